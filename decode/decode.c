@@ -1,4 +1,5 @@
-/* decode.c - the decode worker: messages, engine events and transfer events move one generation each (decode.h). */
+/* decode.c - the decode worker: messages, engine events and transfer events move one generation
+ * each (decode.h). */
 #include "decode/decode.h"
 
 #include "decode/emit.h"
@@ -11,13 +12,14 @@
 
 struct decode_worker {
     struct decode_options o;
-    struct map            by_id;      /* engine id -> generation */
-    struct map            by_request; /* (request, attempt, entry) -> generation, until it is CLOSING */
-    struct list           live;
-    uint32_t              n_live;
-    uint64_t              next_id;
-    struct emit           emit;
-    struct counter       *received_bytes, *received, *failed, *canceled;
+    struct map by_id;      /* engine id -> generation */
+    struct map by_request; /* (request, attempt, entry) -> generation, until it is
+                            * CLOSING */
+    struct list live;
+    uint32_t n_live;
+    uint64_t next_id;
+    struct emit emit;
+    struct counter *received_bytes, *received, *failed, *canceled;
 };
 
 struct request_key {
@@ -35,10 +37,14 @@ struct decode_worker *decode_create(const struct decode_options *o)
     w->o = *o;
     list_init(&w->live);
     emit_init(&w->emit, o->cluster);
-    w->received = metrics_counter(o->metrics, "baton_decode_received_total", "", "Generations whose KV arrived and was verified.");
-    w->received_bytes = metrics_counter(o->metrics, "baton_decode_received_bytes_total", "", "KV bytes received for generations.");
-    w->failed = metrics_counter(o->metrics, "baton_decode_failed_total", "", "Generations that ended with an error on this node.");
-    w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "", "Generations ended because nobody wants them any more.");
+    w->received = metrics_counter(o->metrics, "baton_decode_received_total", "",
+                                  "Generations whose KV arrived and was verified.");
+    w->received_bytes = metrics_counter(o->metrics, "baton_decode_received_bytes_total", "",
+                                        "KV bytes received for generations.");
+    w->failed = metrics_counter(o->metrics, "baton_decode_failed_total", "",
+                                "Generations that ended with an error on this node.");
+    w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "",
+                                  "Generations ended because nobody wants them any more.");
     return w;
 }
 
@@ -52,14 +58,12 @@ void decode_free(struct decode_worker *w)
     mem_free(w);
 }
 
-uint32_t decode_n_live(const struct decode_worker *w)
-{
-    return w->n_live;
-}
+uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
 /* ---- records ---- */
 
-static struct generation *find_request(struct decode_worker *w, const struct cluster_message *m, uint64_t entry)
+static struct generation *find_request(struct decode_worker *w, const struct cluster_message *m,
+                                       uint64_t entry)
 {
     struct request_key k = { m->request, entry, m->attempt };
     return map_get(&w->by_request, key_of(&k));
@@ -71,7 +75,8 @@ static void forget_request(struct decode_worker *w, const struct generation *g)
     if (map_get(&w->by_request, key_of(&k)) == g) map_del(&w->by_request, key_of(&k));
 }
 
-static struct generation *add_generation(struct decode_worker *w, const struct cluster_message *m, enum generation_state state)
+static struct generation *add_generation(struct decode_worker *w, const struct cluster_message *m,
+                                         enum generation_state state)
 {
     struct generation *g = MEM_NEW(struct generation);
     g->id = w->o.id_base + ++w->next_id;
@@ -100,23 +105,29 @@ static void drop_if_over(struct decode_worker *w, struct generation *g)
 
 /* ---- answers ---- */
 
-/* The entry waits for each of these: one that does not fit takes the link with it, so that nobody waits for ever. */
+/* The entry waits for each of these: one that does not fit takes the link with it, so that nobody
+ * waits for ever. */
 static void check_sent(struct decode_worker *w, uint64_t entry, uint64_t request, enum status st)
 {
     if (st == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full");
-    else if (st != OK) log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request, status_name(st));
+    else if (st != OK)
+        log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request,
+                  status_name(st));
 }
 
-static void send_failed(struct decode_worker *w, uint64_t entry, uint64_t request, uint32_t attempt, enum status st, const char *text)
+static void send_failed(struct decode_worker *w, uint64_t entry, uint64_t request, uint32_t attempt,
+                        enum status st, const char *text)
 {
     Baton__Failed f = BATON__FAILED__INIT;
     f.status = st;
     f.text = (char *)text;
     emit_flush_node(&w->emit, entry);
-    check_sent(w, entry, request, cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base));
+    check_sent(w, entry, request,
+               cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base));
 }
 
-/* Stop wanting a generation: engine and transfer are told, the record stays until both have answered. */
+/* Stop wanting a generation: engine and transfer are told, the record stays until both have
+ * answered. */
 static void close_generation(struct decode_worker *w, struct generation *g)
 {
     if (g->state == GENERATION_CLOSING) return;
@@ -125,17 +136,19 @@ static void close_generation(struct decode_worker *w, struct generation *g)
     if (g->in_transfer) kvt_expect_cancel(w->o.kvt, g->id);
     if (g->in_engine) {
         enum status st = engine_cancel(w->o.engine, g->id, !g->in_transfer);
-        ASSERT(st == OK || st == ERR_CANCELED); /* the engine accepts cancels always; CANCELED: it is shutting down */
+        ASSERT(st == OK || st == ERR_CANCELED); /* the engine accepts cancels always; CANCELED: it
+                                                 * is shutting down */
         if (st != OK) g->in_engine = false;
     }
     drop_if_over(w, g);
 }
 
-static void fail_generation(struct decode_worker *w, struct generation *g, enum status st, const char *text)
+static void fail_generation(struct decode_worker *w, struct generation *g, enum status st,
+                            const char *text)
 {
     counter_add(w->failed, 1);
-    log_warn("generation failed", "req=%016llx attempt=%u st=%s why=\"%s\"", (unsigned long long)g->request, g->attempt,
-             status_name(st), text);
+    log_warn("generation failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
+             (unsigned long long)g->request, g->attempt, status_name(st), text);
     send_failed(w, g->entry, g->request, g->attempt, st, text);
     close_generation(w, g);
 }
@@ -143,11 +156,13 @@ static void fail_generation(struct decode_worker *w, struct generation *g, enum 
 /* ---- messages ---- */
 
 /* Unpack a Generation into `arena`; answers FAILED itself when it is malformed. */
-static enum status unpack(struct decode_worker *w, const struct cluster_message *m, const Baton__Generation *pb, struct arena *arena,
+static enum status unpack(struct decode_worker *w, const struct cluster_message *m,
+                          const Baton__Generation *pb, struct arena *arena,
                           struct generation_wire *out)
 {
     struct err err = { 0 };
-    enum status st = pb ? generation_wire_decode(pb, arena, out, &err) : err_set(&err, ERR_FORMAT, "the generation is missing");
+    enum status st = pb ? generation_wire_decode(pb, arena, out, &err)
+                        : err_set(&err, ERR_FORMAT, "the generation is missing");
     if (st != OK) send_failed(w, m->from, m->request, m->attempt, st, err.text);
     return st;
 }
@@ -168,7 +183,8 @@ static struct engine_request engine_request_of(const struct generation_wire *g, 
 static bool has_room(struct decode_worker *w, const struct cluster_message *m)
 {
     if (w->n_live < w->o.max_generations) return true;
-    send_failed(w, m->from, m->request, m->attempt, ERR_BUSY, "the decode node has as many generations as it may hold");
+    send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
+                "the decode node has as many generations as it may hold");
     return false;
 }
 
@@ -176,7 +192,8 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
     if (find_request(w, m, m->from) || !has_room(w, m)) return;
     if (!w->o.kvt) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED, "this node receives no KV: no cache transfer protocol is enabled");
+        send_failed(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED,
+                    "this node receives no KV: no cache transfer protocol is enabled");
         return;
     }
     Baton__Reserve *body = baton__reserve__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
@@ -229,17 +246,23 @@ static void start_if_complete(struct decode_worker *w, struct generation *g)
     if (st != OK) fail_generation(w, g, st, "the decode engine does not take the generation");
 }
 
-/* From a prefill node; the key's entry part is not known to it, so the request is found by walking (few are GRANTED). */
+/* From a prefill node; the key's entry part is not known to it, so the request is found by walking
+ * (few are GRANTED). */
 static void on_prefill_done(struct decode_worker *w, const struct cluster_message *m)
 {
-    Baton__PrefillDone *body = baton__prefill_done__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    struct str records = body ? (struct str){ (const char *)body->first.data, body->first.len } : (struct str){ 0 };
+    Baton__PrefillDone *body = baton__prefill_done__unpack(NULL, m->body.n,
+                                                           (const uint8_t *)m->body.p);
+    struct str records = body ? (struct str){ (const char *)body->first.data, body->first.len }
+                              : (struct str){ 0 };
     struct token_logprobs first;
     uint64_t request;
     uint32_t attempt, index;
     if (body && token_record_next(&records, &request, &attempt, &index, &first) == OK) {
-        LIST_FOREACH(g, &w->live, struct generation, link) {
-            if (g->request != m->request || g->attempt != m->attempt || g->state != GENERATION_GRANTED || g->has_first) continue;
+        LIST_FOREACH(g, &w->live, struct generation, link)
+        {
+            if (g->request != m->request || g->attempt != m->attempt ||
+                g->state != GENERATION_GRANTED || g->has_first)
+                continue;
             g->first = first;
             g->has_first = true;
             start_if_complete(w, g);
@@ -256,13 +279,18 @@ static void on_kvt_hello(struct decode_worker *w, const struct cluster_message *
     struct err err = { 0 };
     struct buf bytes = { 0 };
     enum status st = ERR_FORMAT;
-    if (!w->o.kvt) st = err_set(&err, ERR_UNSUPPORTED, "this node receives no KV: no cache transfer protocol is enabled");
-    else if (body) st = kvt_answer(w->o.kvt, (struct str){ (const char *)body->hello.data, body->hello.len }, &bytes, &err);
+    if (!w->o.kvt)
+        st = err_set(&err, ERR_UNSUPPORTED,
+                     "this node receives no KV: no cache transfer protocol is enabled");
+    else if (body)
+        st = kvt_answer(w->o.kvt, (struct str){ (const char *)body->hello.data, body->hello.len },
+                        &bytes, &err);
     answer.status = st;
     answer.text = err.text;
     answer.answer.data = (uint8_t *)bytes.data;
     answer.answer.len = st == OK ? bytes.len : 0;
-    if (cluster_send_proto(w->o.cluster, m->from, FRAME_KVT_ANSWER, m->request, m->attempt, &answer.base) != OK)
+    if (cluster_send_proto(w->o.cluster, m->from, FRAME_KVT_ANSWER, m->request, m->attempt,
+                           &answer.base) != OK)
         log_debug("kvt answer not sent", "peer=%s", m->from_name);
     if (st != OK) log_warn("kvt peer refused", "peer=%s why=\"%s\"", m->from_name, err.text);
     buf_release(&bytes);
@@ -284,7 +312,10 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     case FRAME_RUN: on_run(w, m); return true;
     case FRAME_PREFILL_DONE: on_prefill_done(w, m); return true;
     case FRAME_KVT_HELLO: on_kvt_hello(w, m); return true;
-    case FRAME_CANCEL: on_cancel(w, m); return false; /* the prefill worker may hold the same request */
+    case FRAME_CANCEL:
+        on_cancel(w, m);
+        return false; /* the prefill worker may hold the same
+                       * request */
     default: return false;
     }
 }
@@ -292,26 +323,31 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
 void decode_on_lost(struct decode_worker *w, uint64_t node)
 {
     LIST_FOREACH(g, &w->live, struct generation, link)
-        if (g->entry == node) close_generation(w, g);
+    if (g->entry == node) close_generation(w, g);
     emit_drop(&w->emit, node);
 }
 
 /* ---- engine ---- */
 
-static void on_reserved(struct decode_worker *w, struct generation *g, const struct engine_event *ev)
+static void on_reserved(struct decode_worker *w, struct generation *g,
+                        const struct engine_event *ev)
 {
     if (ev->status != OK) {
         g->in_engine = false;
         if (g->state == GENERATION_CLOSING) drop_if_over(w, g);
-        else fail_generation(w, g, ev->status, ev->status == ERR_BUSY ? "no free KV blocks on the decode node"
-                                                                      : "the request does not fit in the decode node's KV cache");
+        else
+            fail_generation(w, g, ev->status,
+                            ev->status == ERR_BUSY
+                                ? "no free KV blocks on the decode node"
+                                : "the request does not fit in the decode node's KV cache");
         return;
     }
     if (g->state == GENERATION_CLOSING) return; /* the cancel is on its way to the engine */
     const struct kv_layout *l = engine_kv_layout(w->o.engine);
     Baton__Grant grant = BATON__GRANT__INIT;
     struct buf bytes = { 0 };
-    enum status st = kvt_expect(w->o.kvt, g->id, ev->blocks, ev->n_blocks, ev->n_cached / l->block_tokens, g->n_tokens, &bytes);
+    enum status st = kvt_expect(w->o.kvt, g->id, ev->blocks, ev->n_blocks,
+                                ev->n_cached / l->block_tokens, g->n_tokens, &bytes);
     if (st != OK) {
         fail_generation(w, g, st, "too many KV transfers at once");
     } else {
@@ -321,12 +357,15 @@ static void on_reserved(struct decode_worker *w, struct generation *g, const str
         grant.kvt_grant.data = (uint8_t *)bytes.data;
         grant.kvt_grant.len = bytes.len;
         grant.n_cached = ev->n_cached;
-        if (cluster_send_proto(w->o.cluster, g->entry, FRAME_GRANT, g->request, g->attempt, &grant.base) != OK) close_generation(w, g);
+        if (cluster_send_proto(w->o.cluster, g->entry, FRAME_GRANT, g->request, g->attempt,
+                               &grant.base) != OK)
+            close_generation(w, g);
     }
     buf_release(&bytes);
 }
 
-static void on_finished(struct decode_worker *w, struct generation *g, const struct engine_event *ev)
+static void on_finished(struct decode_worker *w, struct generation *g,
+                        const struct engine_event *ev)
 {
     g->in_engine = false;
     if (g->state != GENERATION_CLOSING) {
@@ -348,7 +387,9 @@ static void on_finished(struct decode_worker *w, struct generation *g, const str
         f.transport = (char *)(g->transport ? g->transport : "");
         f.n_tokens = g->n_sent;
         emit_flush_node(&w->emit, g->entry);
-        check_sent(w, g->entry, g->request, cluster_send_proto(w->o.cluster, g->entry, FRAME_FINISHED, g->request, g->attempt, &f.base));
+        check_sent(w, g->entry, g->request,
+                   cluster_send_proto(w->o.cluster, g->entry, FRAME_FINISHED, g->request,
+                                      g->attempt, &f.base));
     }
     drop_if_over(w, g);
 }
@@ -376,7 +417,9 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
         token_record_add(&one, g->request, g->attempt, ev->index, &ev->lp);
         p.records.data = (uint8_t *)one.data;
         p.records.len = one.len;
-        check_sent(w, g->entry, g->request, cluster_send_proto(w->o.cluster, g->entry, FRAME_PROMPT_LOGPROBS, g->request, g->attempt, &p.base));
+        check_sent(w, g->entry, g->request,
+                   cluster_send_proto(w->o.cluster, g->entry, FRAME_PROMPT_LOGPROBS, g->request,
+                                      g->attempt, &p.base));
         buf_release(&one);
         break;
     }
@@ -406,12 +449,16 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
     case KVT_RECEIVE_FAILED:
         /* Whatever a transfer died of is no fault of the request. */
         if (g->state != GENERATION_CLOSING)
-            fail_generation(w, g, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
+            fail_generation(w, g,
+                            status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
+                            ev->text[0] ? ev->text : "the KV transfer failed");
         break; /* FENCED follows */
     case KVT_FENCED: {
         g->in_transfer = false;
         enum status st = engine_fence(w->o.engine, g->id);
-        if (st != OK) log_error("fence not taken by the engine", "req=%016llx st=%s", (unsigned long long)g->request, status_name(st));
+        if (st != OK)
+            log_error("fence not taken by the engine", "req=%016llx st=%s",
+                      (unsigned long long)g->request, status_name(st));
         drop_if_over(w, g);
         break;
     }
@@ -419,7 +466,4 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
     }
 }
 
-void decode_flush(struct decode_worker *w)
-{
-    emit_flush(&w->emit);
-}
+void decode_flush(struct decode_worker *w) { emit_flush(&w->emit); }

@@ -1,5 +1,5 @@
-/* emit.c - see emit.h. A frame that cannot be queued is dropped on purpose: its link is lost, or cut here, and the entry node then
- * runs the request again from the last token it has. */
+/* emit.c - see emit.h. A frame that cannot be queued is dropped on purpose: its link is lost, or
+ * cut here, and the entry node then runs the request again from the last token it has. */
 #include "decode/emit.h"
 
 #include "shared/base/mem.h"
@@ -43,7 +43,8 @@ static void send_records(struct emit *e, struct emit_target *t)
     buf_clear(&t->records);
 }
 
-void emit_token(struct emit *e, uint64_t node, uint64_t request, uint32_t attempt, uint32_t index, const struct token_logprobs *lp)
+void emit_token(struct emit *e, uint64_t node, uint64_t request, uint32_t attempt, uint32_t index,
+                const struct token_logprobs *lp)
 {
     struct emit_target *t = target_of(e, node);
     token_record_add(&t->records, request, attempt, index, lp);

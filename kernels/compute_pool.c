@@ -1,19 +1,23 @@
 /* compute_pool.c - the compute threads.
  *
- * Threads of one memory node (numa.h) are a group, and of every run each group has a share of the indices: equal ones in every run of as many,
- * so that what a thread wrote first it or its neighbours read later. A group that is done helps the next. On most machines there is one.
+ * Threads of one memory node (numa.h) are a group, and of every run each group has a share of the
+ * indices: equal ones in every run of as many, so that what a thread wrote first it or its
+ * neighbours read later. A group that is done helps the next. On most machines there is one.
  *
- * One word per group, `ticket`, holds the number of the current run (high half) and the indices of its share not yet taken (low half). A thread
- * takes an index by lowering it with a compare-and-swap, so an index can only be taken within the run it belongs to.
- * Before the swap it reads fn, arg and n of that run: a later run overwrites them only after every index of this one is
- * done, and while our index is free it is not, so a successful swap proves that the values read were the right ones.
- * The caller never waits for a thread that took nothing: a descheduled thread costs no time.
+ * One word per group, `ticket`, holds the number of the current run (high half) and the indices of
+ * its share not yet taken (low half). A thread takes an index by lowering it with a
+ * compare-and-swap, so an index can only be taken within the run it belongs to. Before the swap it
+ * reads fn, arg and n of that run: a later run overwrites them only after every index of this one
+ * is done, and while our index is free it is not, so a successful swap proves that the values read
+ * were the right ones. The caller never waits for a thread that took nothing: a descheduled thread
+ * costs no time.
  *
- * Idle threads look at the tickets for SPIN_NS, which bridges the gaps between the kernels of a layer, then sleep on a
- * futex. `n_asleep` and the tickets are accessed sequentially consistent: either the caller sees the sleeper or the
- * sleeper sees the new run.
+ * Idle threads look at the tickets for SPIN_NS, which bridges the gaps between the kernels of a
+ * layer, then sleep on a futex. `n_asleep` and the tickets are accessed sequentially consistent:
+ * either the caller sees the sleeper or the sleeper sees the new run.
  *
- * Thread: compute_pool_run on the engine thread (one run at a time); create and free on the thread that owns the pool. */
+ * Thread: compute_pool_run on the engine thread (one run at a time); create and free on the thread
+ * that owns the pool. */
 #include "kernels/compute_pool.h"
 
 #include <linux/futex.h>
@@ -37,8 +41,8 @@ typedef void pool_fn(void *arg, int index, int thread);
 
 struct compute_worker {
     struct compute_pool *pool;
-    pthread_t            thread;
-    int                  i_thread;
+    pthread_t thread;
+    int i_thread;
 };
 
 struct compute_group {
@@ -46,20 +50,21 @@ struct compute_group {
 };
 
 struct compute_pool {
-    struct compute_group                  groups[NUMA_NODES_MAX];
-    _Alignas(64) _Atomic int      n_done; /* indices finished in this run */
+    struct compute_group groups[NUMA_NODES_MAX];
+    _Alignas(64) _Atomic int n_done;        /* indices finished in this run */
     _Alignas(64) _Atomic uint64_t n_inline; /* indices the caller ran without the others */
-    _Alignas(64) _Atomic uint32_t wake;   /* futex word: changes with every wake-up */
-    _Atomic int                   n_asleep;
-    _Atomic bool                  stop;
-    _Alignas(64) pool_fn *_Atomic fn;     /* of the current run; see above */
-    void *_Atomic                 arg;
-    _Atomic int                   n;
-    int                           n_threads, n_groups;
-    int                           first_thread[NUMA_NODES_MAX + 1]; /* of each group; all of them at the end */
-    struct numa_nodes              nodes;
-    uint32_t                      run;     /* the caller's */
-    struct compute_worker                *workers; /* [n_threads - 1] */
+    _Alignas(64) _Atomic uint32_t wake;     /* futex word: changes with every wake-up */
+    _Atomic int n_asleep;
+    _Atomic bool stop;
+    _Alignas(64) pool_fn *_Atomic fn; /* of the current run; see above */
+    void *_Atomic arg;
+    _Atomic int n;
+    int n_threads, n_groups;
+    /* of each group; all of them at the end */
+    int first_thread[NUMA_NODES_MAX + 1];
+    struct numa_nodes nodes;
+    uint32_t run;                   /* the caller's */
+    struct compute_worker *workers; /* [n_threads - 1] */
 };
 
 static void spin_pause(void) { __builtin_ia32_pause(); }
@@ -74,7 +79,10 @@ static void futex_wake(_Atomic uint32_t *word, int n)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
 
-int compute_pool_share(const struct compute_pool *p, int n, int group) { return (int)((int64_t)n * p->first_thread[group] / p->n_threads); }
+int compute_pool_share(const struct compute_pool *p, int n, int group)
+{
+    return (int)((int64_t)n * p->first_thread[group] / p->n_threads);
+}
 
 static int group_of(const struct compute_pool *p, int i_thread)
 {
@@ -97,11 +105,12 @@ static void work_share(struct compute_pool *p, int group, int i_thread)
     uint64_t ticket = atomic_load(from);
     while ((uint32_t)ticket != 0) {
         pool_fn *fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
-        void    *arg = atomic_load_explicit(&p->arg, memory_order_relaxed);
-        int      n = atomic_load_explicit(&p->n, memory_order_relaxed);
+        void *arg = atomic_load_explicit(&p->arg, memory_order_relaxed);
+        int n = atomic_load_explicit(&p->n, memory_order_relaxed);
         if (!atomic_compare_exchange_weak(from, &ticket, ticket - 1)) continue;
         fn(arg, compute_pool_share(p, n, group + 1) - (int)(uint32_t)ticket, i_thread);
-        atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release); /* pairs with the caller's acquire */
+        /* pairs with the caller's acquire */
+        atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release);
         ticket = atomic_load(from);
     }
 }
@@ -111,7 +120,8 @@ static bool same_run(const struct compute_pool *p, int a, int b)
     return (atomic_load(&p->groups[a].ticket) ^ atomic_load(&p->groups[b].ticket)) >> 32 == 0;
 }
 
-/* The thread's own group first. Shares are published one after the other: another group's is not touched before the own one is there. */
+/* The thread's own group first. Shares are published one after the other: another group's is not
+ * touched before the own one is there. */
 static void work(struct compute_pool *p, int i_thread)
 {
     int own = group_of(p, i_thread);
@@ -151,7 +161,8 @@ static void sleep_until_woken(struct compute_pool *p)
 static void bind_thread(const struct compute_pool *p, int i_thread)
 {
     if (p->n_groups == 1) return;
-    if (pthread_setaffinity_np(pthread_self(), sizeof(cpu_set_t), &p->nodes.cpus[group_of(p, i_thread)]) != 0)
+    if (pthread_setaffinity_np(pthread_self(), sizeof(cpu_set_t),
+                               &p->nodes.cpus[group_of(p, i_thread)]) != 0)
         log_warn("compute thread not bound", "thread=%d group=%d", i_thread, group_of(p, i_thread));
 }
 
@@ -159,9 +170,9 @@ void compute_pool_bind_caller(const struct compute_pool *p) { bind_thread(p, 0);
 
 static void *worker_main(void *arg)
 {
-    struct compute_worker       *w = arg;
+    struct compute_worker *w = arg;
     struct compute_pool *p = w->pool;
-    char                 name[16];
+    char name[16];
     snprintf(name, sizeof name, "compute %d", w->i_thread);
     thread_become(THREAD_COMPUTE, name);
     bind_thread(p, w->i_thread);
@@ -187,16 +198,19 @@ enum status compute_pool_create(int n_threads, struct compute_pool **out, struct
     return compute_pool_create_on(&nodes, n_threads, out, err);
 }
 
-enum status compute_pool_create_on(const struct numa_nodes *nodes, int n_threads, struct compute_pool **out, struct err *err)
+enum status compute_pool_create_on(const struct numa_nodes *nodes, int n_threads,
+                                   struct compute_pool **out, struct err *err)
 {
     if (n_threads < 1 || n_threads > THREADS_MAX)
-        return err_set(err, ERR_INVALID, "%d compute threads were asked for; 1 to %d are possible", n_threads, THREADS_MAX);
+        return err_set(err, ERR_INVALID, "%d compute threads were asked for; 1 to %d are possible",
+                       n_threads, THREADS_MAX);
     struct compute_pool *p = mem_aligned(_Alignof(struct compute_pool), sizeof *p);
     p->n_threads = n_threads;
     p->nodes = *nodes;
     p->n_groups = nodes->n;
     for (int i = 0; i < n_threads; i++) /* of threads before each group, node by node */
-        for (int g = numa_node_of_thread(nodes, i, n_threads) + 1; g <= p->n_groups; g++) p->first_thread[g]++;
+        for (int g = numa_node_of_thread(nodes, i, n_threads) + 1; g <= p->n_groups; g++)
+            p->first_thread[g]++;
     p->workers = MEM_ARRAY(struct compute_worker, (size_t)n_threads);
     for (int i = 0; i < n_threads - 1; i++) {
         p->workers[i] = (struct compute_worker){ .pool = p, .i_thread = i + 1 };
@@ -227,16 +241,19 @@ int compute_pool_groups(const struct compute_pool *p) { return p->n_groups; }
 uint64_t compute_pool_progress(const struct compute_pool *p)
 {
     uint64_t sum = atomic_load_explicit(&p->n_inline, memory_order_relaxed);
-    for (int g = 0; g < p->n_groups; g++) sum += atomic_load_explicit(&p->groups[g].ticket, memory_order_relaxed);
+    for (int g = 0; g < p->n_groups; g++)
+        sum += atomic_load_explicit(&p->groups[g].ticket, memory_order_relaxed);
     return sum;
 }
 
-void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread), void *arg)
+void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread),
+                      void *arg)
 {
     if (n <= 1 || p->n_threads == 1) {
         for (int i = 0; i < n; i++) {
             fn(arg, i, 0);
-            atomic_fetch_add_explicit(&p->n_inline, 1, memory_order_relaxed); /* a count for compute_pool_progress, nothing else */
+            /* a count for compute_pool_progress, nothing else */
+            atomic_fetch_add_explicit(&p->n_inline, 1, memory_order_relaxed);
         }
         return;
     }
@@ -246,7 +263,8 @@ void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int i
     atomic_store_explicit(&p->n, n, memory_order_relaxed);
     atomic_store_explicit(&p->n_done, 0, memory_order_relaxed);
     for (int g = 0; g < p->n_groups; g++) /* publishes the four above */
-        atomic_store(&p->groups[g].ticket, run << 32 | (uint32_t)(compute_pool_share(p, n, g + 1) - compute_pool_share(p, n, g)));
+        atomic_store(&p->groups[g].ticket, run << 32 | (uint32_t)(compute_pool_share(p, n, g + 1) -
+                                                                  compute_pool_share(p, n, g)));
     if (atomic_load(&p->n_asleep) > 0) {
         atomic_fetch_add(&p->wake, 1);
         futex_wake(&p->wake, n - 1);
@@ -254,6 +272,8 @@ void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int i
     work(p, 0);
     for (int spins = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) != n; spins++) {
         spin_pause();
-        if (spins > SPINS_BEFORE_YIELD) sched_yield(); /* more threads than cores: let the last one finish */
+        if (spins > SPINS_BEFORE_YIELD)
+            sched_yield(); /* more threads than cores: let the last one
+                            * finish */
     }
 }

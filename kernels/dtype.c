@@ -1,7 +1,7 @@
 /* dtype.c - sizes of element types and their conversions to f32, in plain C.
  *
- * Conversions of plain types have no branches, so that whole matrices are converted at memory speed; block types go through the
- * integers of dtype_blocks.h. Thread: any. */
+ * Conversions of plain types have no branches, so that whole matrices are converted at memory
+ * speed; block types go through the integers of dtype_blocks.h. Thread: any. */
 #include "kernels/dtype.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@
 
 struct dtype_info {
     const char *name;
-    size_t      block, block_bytes;
+    size_t block, block_bytes;
 };
 
 static const struct dtype_info DTYPES[DTYPE_COUNT] = {
@@ -41,8 +41,8 @@ static const struct dtype_info *info(enum dtype t)
 }
 
 const char *dtype_name(enum dtype t) { return info(t)->name; }
-size_t      dtype_block(enum dtype t) { return info(t)->block; }
-size_t      dtype_block_bytes(enum dtype t) { return info(t)->block_bytes; }
+size_t dtype_block(enum dtype t) { return info(t)->block; }
+size_t dtype_block_bytes(enum dtype t) { return info(t)->block_bytes; }
 
 size_t dtype_row_bytes(enum dtype t, size_t n)
 {
@@ -52,19 +52,21 @@ size_t dtype_row_bytes(enum dtype t, size_t n)
 
 /* ---- single values ---- */
 
-float    dtype_bf16_to_f32(uint16_t h) { return float_from_bf16(h); }
-float    dtype_f16_to_f32(uint16_t h) { return float_from_f16(h); }
-float    dtype_f8_e4m3_to_f32(uint8_t b) { return float_from_f8(b); }
+float dtype_bf16_to_f32(uint16_t h) { return float_from_bf16(h); }
+float dtype_f16_to_f32(uint16_t h) { return float_from_f16(h); }
+float dtype_f8_e4m3_to_f32(uint8_t b) { return float_from_f8(b); }
 uint16_t dtype_f32_to_bf16(float f) { return float_to_bf16(f); }
-uint8_t  dtype_f32_to_f8_e4m3(float f) { return float_to_f8(f); }
+uint8_t dtype_f32_to_f8_e4m3(float f) { return float_to_f8(f); }
 
 uint16_t dtype_f32_to_f16(float f)
 {
     uint32_t b = bits_of_float(f), sign = b >> 16 & 0x8000, magnitude = b & 0x7fffffff;
     if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
-    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more round to infinity */
+    /* 65520 and more round to infinity */
+    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     if (magnitude < 0x38800000) {
-        /* Below 2^-14: adding 0.5 makes the f32 adder round to a multiple of 2^-24, to nearest even. */
+        /* Below 2^-14: adding 0.5 makes the f32 adder round to a multiple of 2^-24, to nearest
+         * even. */
         return (uint16_t)(sign | (bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000));
     }
     uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
@@ -73,7 +75,8 @@ uint16_t dtype_f32_to_f16(float f)
 
 /* ---- rows ---- */
 
-static void blocks_to_f32(const struct dtype_info *t, const struct dtype_blocks *b, const uint8_t *src, float *dst, size_t n)
+static void blocks_to_f32(const struct dtype_info *t, const struct dtype_blocks *b,
+                          const uint8_t *src, float *dst, size_t n)
 {
     struct dtype_unpacked_block ints;
     size_t group = t->block == DTYPE_BLOCK ? DTYPE_BLOCK : DTYPE_GROUP;
@@ -81,8 +84,9 @@ static void blocks_to_f32(const struct dtype_info *t, const struct dtype_blocks 
         b->unpack(&ints, src);
         float d = float_from_f16(ints.d), m = float_from_f16(ints.m);
         for (size_t i = 0; i < t->block; i++) {
-            bool  scaled = group == DTYPE_GROUP;
-            float unit = scaled ? d * (float)ints.scale[i / group] : d, offset = scaled ? -(m * (float)ints.min[i / group]) : m;
+            bool scaled = group == DTYPE_GROUP;
+            float unit = scaled ? d * (float)ints.scale[i / group] : d,
+                  offset = scaled ? -(m * (float)ints.min[i / group]) : m;
             float w = unit * (float)(ints.q[i] - b->zero);
             dst[k + i] = b->has_m ? w + offset : w;
         }

@@ -1,4 +1,5 @@
-/* dtype_blocks.c - one function per block type, from the published layouts (ggml): stored bytes to integers in row order.
+/* dtype_blocks.c - one function per block type, from the published layouts (ggml): stored bytes to
+ * integers in row order.
  *
  * Loops run over bytes with fixed counts, so that a compiler makes vectors of them. Thread: any. */
 #include "kernels/dtype_blocks.h"
@@ -24,7 +25,8 @@ static void unpack_nibbles(uint8_t *q, const uint8_t *qs)
 static void add_fifth_bits(uint8_t *q, const uint8_t *bits)
 {
     for (int i = 0; i < DTYPE_BLOCK / 8; i++) {
-        uint64_t eight, own = bits[i] * 0x0101010101010101u & 0x8040201008040201u; /* byte j is 0 or 1 << j; + 127 moves that to bit 7 */
+        /* byte j is 0 or 1 << j; + 127 moves that to bit 7 */
+        uint64_t eight, own = bits[i] * 0x0101010101010101u & 0x8040201008040201u;
         memcpy(&eight, q + 8 * i, sizeof eight);
         eight |= (own + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
         memcpy(q + 8 * i, &eight, sizeof eight);
@@ -54,7 +56,8 @@ static void unpack_q4_1(struct dtype_unpacked_block *b, const uint8_t *p) /* d |
     unpack_nibbles(b->q, p + 4);
 }
 
-static void unpack_q5_0(struct dtype_unpacked_block *b, const uint8_t *p) /* d | fifth bits[4] | nibbles[16]; q - 16 */
+/* d | fifth bits[4] | nibbles[16]; q - 16 */
+static void unpack_q5_0(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     b->d = load16(p);
     b->m = 0;
@@ -63,7 +66,8 @@ static void unpack_q5_0(struct dtype_unpacked_block *b, const uint8_t *p) /* d |
     for (int i = 0; i < DTYPE_BLOCK; i++) b->q[i] = (uint8_t)(b->q[i] + BYTE_ZERO - 16);
 }
 
-static void unpack_q5_1(struct dtype_unpacked_block *b, const uint8_t *p) /* d | m | fifth bits[4] | nibbles[16] */
+/* d | m | fifth bits[4] | nibbles[16] */
+static void unpack_q5_1(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     b->d = load16(p);
     b->m = load16(p + 2);
@@ -72,7 +76,8 @@ static void unpack_q5_1(struct dtype_unpacked_block *b, const uint8_t *p) /* d |
 }
 
 /* The 16 values of the non-linear types, shifted by BYTE_ZERO. */
-static const uint8_t NON_LINEAR[16] = { 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241 };
+static const uint8_t NON_LINEAR[16] = { 1,   24,  45,  63,  79,  93,  106, 118,
+                                        129, 141, 153, 166, 181, 197, 217, 241 };
 
 static void unpack_non_linear(uint8_t *q, const uint8_t *qs)
 {
@@ -104,7 +109,8 @@ static void add_bits(uint8_t *q, const uint8_t *bits, int to)
         for (int l = 0; l < 32; l++) q[32 * j + l] |= (uint8_t)((bits[l] >> j & 1) << to);
 }
 
-/* 64 bytes hold two bits of each element: byte 32h + l those of 128h + 32j + l for j = 0..3, from the low end on. */
+/* 64 bytes hold two bits of each element: byte 32h + l those of 128h + 32j + l for j = 0..3, from
+ * the low end on. */
 static void unpack_2bit(uint8_t *q, const uint8_t *qs)
 {
     for (int h = 0; h < 2; h++)
@@ -112,7 +118,8 @@ static void unpack_2bit(uint8_t *q, const uint8_t *qs)
             for (int l = 0; l < 32; l++) q[128 * h + 32 * j + l] = qs[32 * h + l] >> 2 * j & 3;
 }
 
-static void unpack_q2_k(struct dtype_unpacked_block *b, const uint8_t *p) /* scale and min nibbles[16] | 2-bit parts[64] | d | dmin */
+/* scale and min nibbles[16] | 2-bit parts[64] | d | dmin */
+static void unpack_q2_k(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     for (int g = 0; g < DTYPE_GROUPS; g++) {
         b->scale[g] = (int8_t)(p[g] & 15);
@@ -123,14 +130,16 @@ static void unpack_q2_k(struct dtype_unpacked_block *b, const uint8_t *p) /* sca
     b->m = load16(p + 82);
 }
 
-/* third bits[32] | 2-bit parts[64] | scales[12] | d. A clear third bit means q - 4: the offset of a group is 4 * scale, in units of d. */
+/* third bits[32] | 2-bit parts[64] | scales[12] | d. A clear third bit means q - 4: the offset of a
+ * group is 4 * scale, in units of d. */
 static void unpack_q3_k(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     const uint8_t *scales = p + 96;
     unpack_2bit(b->q, p + 32);
     add_bits(b->q, p, 2);
     for (int g = 0; g < DTYPE_GROUPS; g++) {
-        int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, high = scales[8 + g % 4] >> 2 * (g / 4) & 3;
+        int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4,
+            high = scales[8 + g % 4] >> 2 * (g / 4) & 3;
         b->scale[g] = (int8_t)((low | high << 4) - 32);
         b->min[g] = (int8_t)(4 * b->scale[g]);
     }
@@ -161,13 +170,15 @@ static void unpack_nibbles_64(uint8_t *q, const uint8_t *qs)
         }
 }
 
-static void unpack_q4_k(struct dtype_unpacked_block *b, const uint8_t *p) /* d | dmin | scales[12] | nibbles[128] */
+/* d | dmin | scales[12] | nibbles[128] */
+static void unpack_q4_k(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     unpack_scales_of_32(b, p);
     unpack_nibbles_64(b->q, p + 16);
 }
 
-static void unpack_q5_k(struct dtype_unpacked_block *b, const uint8_t *p) /* d | dmin | scales[12] | fifth bits[32] | nibbles[128] */
+/* d | dmin | scales[12] | fifth bits[32] | nibbles[128] */
+static void unpack_q5_k(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     unpack_scales_of_32(b, p);
     unpack_nibbles_64(b->q, p + 48);
@@ -175,7 +186,8 @@ static void unpack_q5_k(struct dtype_unpacked_block *b, const uint8_t *p) /* d |
     for (int i = 0; i < DTYPE_SUPERBLOCK; i++) b->q[i] |= BYTE_ZERO;
 }
 
-static void unpack_q6_k(struct dtype_unpacked_block *b, const uint8_t *p) /* low nibbles[128] | upper 2-bit parts[64] | i8 scales[16] | d; q - 32 */
+/* low nibbles[128] | upper 2-bit parts[64] | i8 scales[16] | d; q - 32 */
+static void unpack_q6_k(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     unpack_2bit(b->q, p + 128);
     for (int h = 0; h < 2; h++)
@@ -189,7 +201,8 @@ static void unpack_q6_k(struct dtype_unpacked_block *b, const uint8_t *p) /* low
     clear_mins(b);
 }
 
-static void unpack_iq4_xs(struct dtype_unpacked_block *b, const uint8_t *p) /* d | u16 upper 2 bits of scales | low nibbles[4] | nibbles[128] */
+/* d | u16 upper 2 bits of scales | low nibbles[4] | nibbles[128] */
+static void unpack_iq4_xs(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     uint16_t high = load16(p + 2);
     for (int g = 0; g < 8; g++) {

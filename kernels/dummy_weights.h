@@ -1,8 +1,10 @@
-/* dummy_weights.h - elements of weights that no file holds (--load-format dummy): a fixed function of the tensor's seed and of the element's place in it.
+/* dummy_weights.h - elements of weights that no file holds (--load-format dummy): a fixed function
+ * of the tensor's seed and of the element's place in it.
  *
- * Four bytes of a mixed counter (the finaliser of splitmix64: Steele, Lea, Flood, 2014) added up: nearly normal around 0 with a deviation of
- * DUMMY_WEIGHTS_STDDEV units, never more than 510 of them. Integers, one product and one rounding to bf16, so the processor and a card make
- * the same bits. Thread: any, host and device. */
+ * Four bytes of a mixed counter (the finaliser of splitmix64: Steele, Lea, Flood, 2014) added up:
+ * nearly normal around 0 with a deviation of DUMMY_WEIGHTS_STDDEV units, never more than 510 of
+ * them. Integers, one product and one rounding to bf16, so the processor and a card make the same
+ * bits. Thread: any, host and device. */
 #ifndef BATON_KERNELS_DUMMY_WEIGHTS_H
 #define BATON_KERNELS_DUMMY_WEIGHTS_H
 
@@ -22,7 +24,7 @@ static const float DUMMY_WEIGHTS_STDDEV = 147.8f; /* sqrt(4 (256^2 - 1) / 12) */
 
 struct dummy_weights {
     uint64_t seed, at; /* of the tensor; place of the first element that is meant */
-    float    unit;     /* what the sum is multiplied by; 0: nothing is made up */
+    float unit;        /* what the sum is multiplied by; 0: nothing is made up */
 };
 
 /* The element at a place, as the bits of a bf16. */
@@ -32,9 +34,10 @@ DUMMY_WEIGHTS_FUNCTION uint16_t dummy_weight_bf16(const struct dummy_weights *m,
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
     const uint32_t four = (uint32_t)(x >> 32);
-    const int32_t  sum = (int32_t)((four & 0xff) + (four >> 8 & 0xff) + (four >> 16 & 0xff) + (four >> 24)) - 510;
-    const float    element = (float)sum * m->unit;
-    uint32_t       bits;
+    const int32_t sum =
+        (int32_t)((four & 0xff) + (four >> 8 & 0xff) + (four >> 16 & 0xff) + (four >> 24)) - 510;
+    const float element = (float)sum * m->unit;
+    uint32_t bits;
     memcpy(&bits, &element, sizeof bits);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }

@@ -9,22 +9,27 @@
 
 static const struct kv_row_kernels KERNELS = KV_ROW_KERNELS;
 
-static const struct kv_row_kernels *kernels(void) { return __builtin_cpu_supports("avx2") ? &kv_row_kernels_avx2 : &KERNELS; }
+static const struct kv_row_kernels *kernels(void)
+{
+    return __builtin_cpu_supports("avx2") ? &kv_row_kernels_avx2 : &KERNELS;
+}
 
-bool kv_rows_known(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16 || kv_rows_scaled(t); }
+bool kv_rows_known(enum dtype t)
+{
+    return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16 || kv_rows_scaled(t);
+}
 
 bool kv_rows_scaled(enum dtype t) { return t == DTYPE_I8 || t == DTYPE_F8_E4M3; }
 
 static const struct {
     const char *name;
-    enum dtype  dtype;
+    enum dtype dtype;
 } NAMES[] = {
-    { "bfloat16", DTYPE_BF16 }, { "bf16", DTYPE_BF16 },
-    { "float16", DTYPE_F16 },   { "f16", DTYPE_F16 },   { "fp16", DTYPE_F16 }, { "half", DTYPE_F16 },
-    { "float32", DTYPE_F32 },   { "f32", DTYPE_F32 },   { "fp32", DTYPE_F32 },
-    { "int8", DTYPE_I8 },
-    { "fp8", DTYPE_F8_E4M3 },   { "fp8_e4m3", DTYPE_F8_E4M3 }, { "f8_e4m3", DTYPE_F8_E4M3 }, { "e4m3", DTYPE_F8_E4M3 },
-    { "float8_e4m3fn", DTYPE_F8_E4M3 },
+    { "bfloat16", DTYPE_BF16 },   { "bf16", DTYPE_BF16 },    { "float16", DTYPE_F16 },
+    { "f16", DTYPE_F16 },         { "fp16", DTYPE_F16 },     { "half", DTYPE_F16 },
+    { "float32", DTYPE_F32 },     { "f32", DTYPE_F32 },      { "fp32", DTYPE_F32 },
+    { "int8", DTYPE_I8 },         { "fp8", DTYPE_F8_E4M3 },  { "fp8_e4m3", DTYPE_F8_E4M3 },
+    { "f8_e4m3", DTYPE_F8_E4M3 }, { "e4m3", DTYPE_F8_E4M3 }, { "float8_e4m3fn", DTYPE_F8_E4M3 },
 };
 
 enum status kv_rows_from_name(const char *name, enum dtype *out, struct err *err)
@@ -35,7 +40,9 @@ enum status kv_rows_from_name(const char *name, enum dtype *out, struct err *err
             return OK;
         }
     return err_field(err, ERR_INVALID, "kv-cache-dtype",
-                     "a KV cache cannot be held as \"%s\"; it can as bfloat16, float16, int8, fp8 (which is fp8_e4m3), and float32 with --activations f32", name);
+                     "a KV cache cannot be held as \"%s\"; it can as bfloat16, float16, int8, fp8 "
+                     "(which is fp8_e4m3), and float32 with --activations f32",
+                     name);
 }
 
 const char *kv_rows_name(enum dtype t)

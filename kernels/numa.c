@@ -1,4 +1,5 @@
-/* kernels/numa.c - see numa.h. Source of the format: Documentation/ABI/stable/sysfs-devices-node of Linux. Thread: any. */
+/* kernels/numa.c - see numa.h. Source of the format: Documentation/ABI/stable/sysfs-devices-node of
+ * Linux. Thread: any. */
 #include "kernels/numa.h"
 
 #include <ctype.h>
@@ -13,7 +14,7 @@ static long read_number(const char **at)
 {
     if (!isdigit((unsigned char)**at)) return -1;
     char *end;
-    long  n = strtol(*at, &end, 10);
+    long n = strtol(*at, &end, 10);
     if (end - *at > 6) return -1;
     *at = end;
     return n;
@@ -37,7 +38,7 @@ bool numa_cpu_list_read(const char *text, cpu_set_t *out)
 
 static bool read_list(const char *path, cpu_set_t *out)
 {
-    char  text[LIST_BYTES];
+    char text[LIST_BYTES];
     FILE *f = fopen(path, "re");
     CPU_ZERO(out);
     if (!f) return false;
@@ -49,7 +50,7 @@ static bool read_list(const char *path, cpu_set_t *out)
 
 static bool read_nodes(const char *folder, struct numa_nodes *out)
 {
-    char      path[PATH_BYTES];
+    char path[PATH_BYTES];
     cpu_set_t online, mine;
     out->n = 0;
     snprintf(path, sizeof path, "%s/online", folder);

@@ -1,4 +1,5 @@
-/* convert.c - rows of one element type to another, pieces of one block size to another; see convert.h. No state. */
+/* convert.c - rows of one element type to another, pieces of one block size to another; see
+ * convert.h. No state. */
 #include "kvtransfer/convert.h"
 
 #include <string.h>
@@ -8,7 +9,8 @@
 
 /* ---- rows ---- */
 
-void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst, void *dst_scale, uint32_t n)
+void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst,
+                     void *dst_scale, uint32_t n)
 {
     float x[KV_ROW_MAX];
     ASSERT(n <= KV_ROW_MAX);
@@ -21,7 +23,7 @@ void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint
 
 /* Rows of one (head, part): where they are and how far apart. */
 struct rows {
-    char  *values, *scales;
+    char *values, *scales;
     size_t value_bytes, scale_bytes; /* of one row */
 };
 
@@ -34,10 +36,12 @@ static struct rows rows_after(struct rows r, size_t n)
 
 static struct rows rows_of(const struct kv_layout *l, char *values, char *scales)
 {
-    return (struct rows){ values, scales, l->head_dim * kv_layout_element_bytes(l), kv_layout_scale_bytes(l) };
+    return (struct rows){ values, scales, l->head_dim * kv_layout_element_bytes(l),
+                          kv_layout_scale_bytes(l) };
 }
 
-static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows dst, uint32_t head_dim, uint32_t n)
+static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows dst,
+                      uint32_t head_dim, uint32_t n)
 {
     if (from == to) {
         memcpy(dst.values, src.values, n * dst.value_bytes);
@@ -48,22 +52,29 @@ static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows d
         kvt_convert_row(from, src.values, src.scales, to, dst.values, dst.scales, head_dim);
 }
 
-void kvt_convert_piece(const struct kvt_view *src, const void *pool, const int32_t *src_blocks, const struct kvt_view *dst, uint32_t n_tokens,
-                       uint32_t layer, uint32_t position, void *out)
+void kvt_convert_piece(const struct kvt_view *src, const void *pool, const int32_t *src_blocks,
+                       const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
+                       uint32_t position, void *out)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
-    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position), parts = kv_layout_n_parts(b), n_groups = parts * dst->n_heads;
+    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position), parts = kv_layout_n_parts(b),
+             n_groups = parts * dst->n_heads;
     ASSERT(src->n_heads == dst->n_heads);
     struct rows to = rows_of(b, out, NULL);
     to.scales = to.values + (size_t)n_groups * n_valid * to.value_bytes;
-    for (uint32_t done = 0; done < n_valid;) { /* token ranges that lie in one block of the source */
-        uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens, left = a->block_tokens - within;
+    for (uint32_t done = 0; done < n_valid;) { /* token ranges that lie in one block of the
+                                                * source */
+        uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens,
+                 left = a->block_tokens - within;
         uint32_t n = n_valid - done < left ? n_valid - done : left;
-        char *piece = (char *)(uintptr_t)pool + kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]);
+        char *piece = (char *)(uintptr_t)pool +
+                      kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]);
         struct rows from = rows_of(a, piece, piece + kv_layout_scale_offset(a));
         for (uint32_t g = 0; g < n_groups; g++)
-            move_rows(a->dtype, rows_after(from, (size_t)(parts * src->first_head + g) * a->block_tokens + within), b->dtype,
-                      rows_after(to, (size_t)g * n_valid + done), b->head_dim, n);
+            move_rows(
+                a->dtype,
+                rows_after(from, (size_t)(parts * src->first_head + g) * a->block_tokens + within),
+                b->dtype, rows_after(to, (size_t)g * n_valid + done), b->head_dim, n);
         done += n;
     }
 }

@@ -1,7 +1,9 @@
-/* kvtransfer.c - the public face: creating a kvt, the opaque byte strings, and posting what callers want to the transfer thread.
+/* kvtransfer.c - the public face: creating a kvt, the opaque byte strings, and posting what callers
+ * want to the transfer thread.
  *
- * Nothing here waits for that thread. Grants and tickets are complete when their call returns, because their slots are claimed on the
- * caller's thread (session.h, tickets.h); everything else is a command. Thread: any; create and free: the owner's. */
+ * Nothing here waits for that thread. Grants and tickets are complete when their call returns,
+ * because their slots are claimed on the caller's thread (session.h, tickets.h); everything else is
+ * a command. Thread: any; create and free: the owner's. */
 #include "kvtransfer/kvtransfer.h"
 
 #include <stdio.h>
@@ -21,10 +23,13 @@ enum { TRANSFERS_MAX = 65536 };
 static enum status check_device(const struct kvt_options *o, struct err *err)
 {
     if (o->mem->kind == DEV_MEM_HOST) return OK;
-    if (!o->device) return err_set(err, ERR_INVALID, "the KV pool is in a card's memory, and no device was named");
+    if (!o->device)
+        return err_set(err, ERR_INVALID,
+                       "the KV pool is in a card's memory, and no device was named");
     if (kv_layout_piece_bytes(&o->layout) <= UINT32_MAX) return OK;
     return err_field(err, ERR_UNSUPPORTED, "block_tokens",
-                     "a KV piece of %zu bytes (%u tokens of a layer) cannot be moved from a card's memory: less than 4 GiB can; give a smaller --block-size",
+                     "a KV piece of %zu bytes (%u tokens of a layer) cannot be moved from a card's "
+                     "memory: less than 4 GiB can; give a smaller --block-size",
                      kv_layout_piece_bytes(&o->layout), o->layout.block_tokens);
 }
 
@@ -32,34 +37,50 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
 {
     TRY(kv_layout_check(&o->layout, err));
     if (o->mem->bytes < kv_layout_pool_bytes(&o->layout))
-        return err_set(err, ERR_INVALID, "the KV pool has %zu bytes, its layout needs %zu", o->mem->bytes, kv_layout_pool_bytes(&o->layout));
+        return err_set(err, ERR_INVALID, "the KV pool has %zu bytes, its layout needs %zu",
+                       o->mem->bytes, kv_layout_pool_bytes(&o->layout));
     TRY(check_device(o, err));
     if (o->n_transfers < 1 || o->n_transfers > TRANSFERS_MAX)
-        return err_set(err, ERR_INVALID, "%u KV transfers at once: 1 to %d are possible", o->n_transfers, TRANSFERS_MAX);
+        return err_set(err, ERR_INVALID, "%u KV transfers at once: 1 to %d are possible",
+                       o->n_transfers, TRANSFERS_MAX);
     return OK;
 }
 
-/* Can the row move this pool? One that places bytes can by way of stages; others must know the card's memory, or see at open whether they can. */
-static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults, struct err *err)
+/* Can the row move this pool? One that places bytes can by way of stages; others must know the
+ * card's memory, or see at open whether they can. */
+static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults,
+                             struct err *err)
 {
-    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_PLACES | KVT_CAP_DEVICE_LANDING))) return OK;
+    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_PLACES | KVT_CAP_DEVICE_LANDING)))
+        return OK;
     if (!(ops->caps & KVT_CAP_DEVICE_MEM))
-        return err_set(err, ERR_NODEV, "%s moves KV in the processor's memory alone, and this node's is in a card's: ipc and tcp move that", ops->name);
-    return faults ? err_set(err, ERR_UNSUPPORTED, "a fault plan needs to read the KV that %s pushes from a card's memory", ops->name) : OK;
+        return err_set(err, ERR_NODEV,
+                       "%s moves KV in the processor's memory alone, and this node's is in a "
+                       "card's: ipc and tcp move that",
+                       ops->name);
+    return faults ? err_set(err, ERR_UNSUPPORTED,
+                            "a fault plan needs to read the KV that %s pushes from a card's memory",
+                            ops->name)
+                  : OK;
 }
 
 /* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
-static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, const struct kvt_options *o, struct buf *why, struct err *err)
+static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops,
+                            const struct kvt_options *o, struct buf *why, struct err *err)
 {
     struct kvt_row row = { .ops = ops };
-    if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
+    if (k->n_rows == KVT_ROWS_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
     const char *fault = k->env.tuning.fault;
     struct err reason = { 0 };
     enum status st = fits_pool(k, ops, fault && *fault, &reason);
-    if (st == OK) st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &row.t, &reason) : ops->open(&k->env, &row.t, &reason);
+    if (st == OK)
+        st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &row.t, &reason)
+                             : ops->open(&k->env, &row.t, &reason);
     if (st == ERR_NODEV) {
         buf_printf(why, "%s%s", why->len ? "; " : ": ", reason.text);
-        log_line(o->named ? LOG_WARN : LOG_INFO, "kv transport not available", "transport=%s why=\"%s\"", ops->name, reason.text);
+        log_line(o->named ? LOG_WARN : LOG_INFO, "kv transport not available",
+                 "transport=%s why=\"%s\"", ops->name, reason.text);
         return OK;
     }
     if (st != OK && err) *err = reason;
@@ -78,7 +99,8 @@ static bool names_row(const char *protocols, const struct kvt_transport_ops *ops
     return false;
 }
 
-/* The named rows in the order of the table: which one is best does not depend on how the list was written. */
+/* The named rows in the order of the table: which one is best does not depend on how the list was
+ * written. */
 static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     struct str rest = str_of(o->protocols), item;
@@ -88,10 +110,13 @@ static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct 
         if (str_trim(item).n) TRY(kvt_transport_find(str_trim(item), &ops, err));
     enum status st = OK;
     for (size_t i = 0; kvt_transports[i] && st == OK; i++)
-        if (names_row(o->protocols, kvt_transports[i])) st = open_row(k, kvt_transports[i], o, &why, err);
+        if (names_row(o->protocols, kvt_transports[i]))
+            st = open_row(k, kvt_transports[i], o, &why, err);
     if (st == OK && k->n_rows == 0)
-        st = err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host (ipc and tcp need no device)%s", o->protocols ? o->protocols : "",
-                     why.len ? why.data : "");
+        st = err_set(err, ERR_CONFIG,
+                     "no KV transfer protocol of '%s' is available on this host (ipc and tcp need "
+                     "no device)%s",
+                     o->protocols ? o->protocols : "", why.len ? why.data : "");
     buf_release(&why);
     return st;
 }
@@ -101,16 +126,19 @@ static uint64_t at_least(uint64_t bytes, uint64_t least) { return bytes > least 
 static bool is_allowed(const struct kvt_options *o, unsigned cap)
 {
     for (size_t i = 0; kvt_transports[i]; i++)
-        if ((kvt_transports[i]->caps & cap) && names_row(o->protocols, kvt_transports[i])) return true;
+        if ((kvt_transports[i]->caps & cap) && names_row(o->protocols, kvt_transports[i]))
+            return true;
     return false;
 }
 
-/* Before the rows open: they register it. Room for several pieces of any peer's size. Of a pool in a card's memory, rows that send the processor's
- * and peers of another layout need a stage, and rows that place bytes one for what arrives. */
+/* Before the rows open: they register it. Room for several pieces of any peer's size. Of a pool in
+ * a card's memory, rows that send the processor's and peers of another layout need a stage, and
+ * rows that place bytes one for what arrives. */
 static enum status make_staging(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
-    if (o->mem->kind == DEV_MEM_HOST) return kvt_staging_create(NULL, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err);
+    if (o->mem->kind == DEV_MEM_HOST)
+        return kvt_staging_create(NULL, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err);
     TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
     TRY(kvt_staging_add_card(k->core.staging, err));
     if (!is_allowed(o, KVT_CAP_RECEIVER_PLACES)) return OK;
@@ -121,8 +149,14 @@ static enum status make_staging(struct kvt *k, const struct kvt_options *o, stru
 static enum status make_works(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     if (o->mem->kind == DEV_MEM_HOST) return OK;
-    struct kvt_works_options w = { .device = o->device, .pool = o->mem->ptr, .staging = k->core.staging,
-                                   .max_copies = kvt_plan_max_copies(&o->layout), .notice = kvt_progress_wake, .arg = k };
+    struct kvt_works_options w = {
+        .device = o->device,
+        .pool = o->mem->ptr,
+        .staging = k->core.staging,
+        .max_copies = kvt_plan_max_copies(&o->layout),
+        .notice = kvt_progress_wake,
+        .arg = k,
+    };
     TRY(kvt_works_create(&w, &k->core.leaving, err));
     w.staging = k->core.inbox;
     return kvt_works_create(&w, &k->core.arriving, err);
@@ -140,11 +174,23 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);
-    k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .device = o->mem->kind == DEV_MEM_HOST ? NULL : o->device, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
-                               .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
-                               .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
-                               .staging_card = k->core.staging ? kvt_staging_card(k->core.staging) : NULL,
-                               .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
+    k->env = (struct kvt_env){
+        .layout = o->layout,
+        .mem = o->mem,
+        .device = o->mem->kind == DEV_MEM_HOST ? NULL : o->device,
+        .tuning = o->tuning,
+        .listen_host = k->listen_host,
+        .advertise_host = k->advertise_host,
+        .port = o->port,
+        .max_copies = kvt_plan_max_copies(&o->layout),
+        .max_peers = KVT_PEERS_MAX,
+        .arg = k,
+        .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
+        .staging_card = k->core.staging ? kvt_staging_card(k->core.staging) : NULL,
+        .admit = kvt_progress_admit,
+        .place = kvt_progress_place,
+        .placed = kvt_progress_placed,
+    };
     if (st == OK) st = open_rows(k, o, err);
     if (st == OK) st = kvt_progress_start(k, err);
     if (st != OK) {
@@ -182,7 +228,8 @@ uint16_t kvt_port(const struct kvt *k)
 
 void kvt_available(const struct kvt *k, struct buf *out)
 {
-    for (uint32_t i = 0; i < k->n_rows; i++) buf_printf(out, "%s%s", i ? "," : "", k->rows[i].ops->name);
+    for (uint32_t i = 0; i < k->n_rows; i++)
+        buf_printf(out, "%s%s", i ? "," : "", k->rows[i].ops->name);
 }
 
 /* ---- posting ---- */
@@ -194,23 +241,30 @@ static enum status post(struct kvt *k, struct kvt_command cmd)
     return mailbox_post(k->box, &cmd);
 }
 
-/* Ends and cancels cannot be refused, and nobody waits: when even their places in the box are taken they go onto a list that the thread
- * takes as a whole. It runs them after everything that was in the box then, which is everything their caller had posted before. */
+/* Ends and cancels cannot be refused, and nobody waits: when even their places in the box are taken
+ * they go onto a list that the thread takes as a whole. It runs them after everything that was in
+ * the box then, which is everything their caller had posted before. */
 static void post_surely(struct kvt *k, struct kvt_command cmd)
 {
     if (mailbox_post(k->box, &cmd) != ERR_FULL) return; /* taken, or closed: then everything ends */
     struct kvt_late *late = MEM_NEW(struct kvt_late);
     late->cmd = cmd;
     late->next = atomic_load_explicit(&k->late, memory_order_relaxed);
-    /* release: the thread's exchange sees the command, and the length of the box with what this caller posted before */
-    while (!atomic_compare_exchange_weak_explicit(&k->late, &late->next, late, memory_order_release, memory_order_relaxed)) {}
+    /* release: the thread's exchange sees the command, and the length of the box with what this
+     * caller posted before */
+    while (!atomic_compare_exchange_weak_explicit(&k->late, &late->next, late, memory_order_release,
+                                                  memory_order_relaxed)) {}
 }
 
 /* ---- connecting ---- */
 
 void kvt_hello(const struct kvt *k, struct buf *out)
 {
-    struct kvt_hello_msg m = { .layout = k->core.layout, .checksum = k->core.checksum, .lossy = k->core.lossy };
+    struct kvt_hello_msg m = {
+        .layout = k->core.layout,
+        .checksum = k->core.checksum,
+        .lossy = k->core.lossy,
+    };
     memcpy(m.node, k->node, sizeof m.node);
     kvt_hello_encode(&m, out);
 }
@@ -222,10 +276,16 @@ enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct 
     bool lossy = theirs.lossy || k->core.lossy;
     /* What the sender can stage is the sender's to check. */
     TRY(kvt_plan_check(&k->core.layout, &theirs.layout, false, lossy, UINT64_MAX, err));
-    struct kvt_answer_msg m = { .layout = k->core.layout, .checksum = theirs.checksum && k->core.checksum, .lossy = lossy, .n_rows = k->n_rows };
+    struct kvt_answer_msg m = {
+        .layout = k->core.layout,
+        .checksum = theirs.checksum && k->core.checksum,
+        .lossy = lossy,
+        .n_rows = k->n_rows,
+    };
     memcpy(m.node, theirs.node, sizeof m.node);
     if (kvt_tickets_make(&k->tickets, clock_ms(), m.ticket) != OK)
-        return err_set(err, ERR_FULL, "%d KV connections are being made, the limit", KVT_TICKETS_MAX);
+        return err_set(err, ERR_FULL, "%d KV connections are being made, the limit",
+                       KVT_TICKETS_MAX);
     for (uint32_t i = 0; i < k->n_rows; i++) {
         snprintf(m.rows[i].name, sizeof m.rows[i].name, "%s", k->rows[i].ops->name);
         m.rows[i].address = buf_str(&k->rows[i].address);
@@ -252,9 +312,14 @@ static struct kvt_route *make_route(struct kvt *k, const struct kvt_answer_msg *
 static enum status no_common(const struct kvt *k, const struct kvt_answer_msg *a, struct err *err)
 {
     struct buf mine = { 0 }, theirs = { 0 };
-    for (uint32_t i = 0; i < k->n_rows; i++) buf_printf(&mine, "%s%s", i ? "," : "", k->rows[i].ops->name);
-    for (uint32_t i = 0; i < a->n_rows; i++) buf_printf(&theirs, "%s%s", i ? "," : "", a->rows[i].name);
-    enum status st = err_set(err, ERR_UNSUPPORTED, "no KV transfer protocol in common: this node allows %s, the decode node %s", mine.data, theirs.data);
+    for (uint32_t i = 0; i < k->n_rows; i++)
+        buf_printf(&mine, "%s%s", i ? "," : "", k->rows[i].ops->name);
+    for (uint32_t i = 0; i < a->n_rows; i++)
+        buf_printf(&theirs, "%s%s", i ? "," : "", a->rows[i].name);
+    enum status st = err_set(
+        err, ERR_UNSUPPORTED,
+        "no KV transfer protocol in common: this node allows %s, the decode node %s", mine.data,
+        theirs.data);
     buf_release(&mine);
     buf_release(&theirs);
     return st;
@@ -265,8 +330,10 @@ static uint64_t claim_handle(struct kvt *k)
 {
     uint64_t serial = atomic_fetch_add_explicit(&k->next_handle, 1, memory_order_relaxed) + 1;
     for (uint64_t i = 0; i < KVT_PEERS_MAX; i++) {
-        uint64_t index = (serial + i) % KVT_PEERS_MAX, expected = 0, handle = serial * KVT_PEERS_MAX + index;
-        if (atomic_compare_exchange_strong_explicit(&k->handles[index].handle, &expected, handle, memory_order_acquire, memory_order_relaxed))
+        uint64_t index = (serial + i) % KVT_PEERS_MAX, expected = 0,
+                 handle = serial * KVT_PEERS_MAX + index;
+        if (atomic_compare_exchange_strong_explicit(&k->handles[index].handle, &expected, handle,
+                                                    memory_order_acquire, memory_order_relaxed))
             return handle;
     }
     return 0;
@@ -277,8 +344,11 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
     struct kvt_answer_msg a;
     TRY(kvt_answer_decode(answer, &a, err));
     if (memcmp(a.node, k->node, sizeof a.node) != 0)
-        return err_set(err, ERR_PEER_MISMATCH, "that KV transfer answer was made for another node, or for this one before it restarted");
-    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy, kvt_staging_piece_max(k->core.staging), err));
+        return err_set(err, ERR_PEER_MISMATCH,
+                       "that KV transfer answer was made for another node, or for this one before "
+                       "it restarted");
+    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy,
+                       kvt_staging_piece_max(k->core.staging), err));
     struct kvt_peer *p = MEM_NEW(struct kvt_peer);
     kvt_peer_init(p);
     p->layout = a.layout;
@@ -286,12 +356,14 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
     p->route = make_route(k, &a);
     uint32_t n_routes = p->route->n;
     uint64_t handle = p->handle = n_routes ? claim_handle(k) : 0;
-    enum status st = handle ? post(k, (struct kvt_command){ .kind = KVT_DO_CONNECT, .p = p }) : ERR_FULL;
+    enum status st = handle ? post(k, (struct kvt_command){ .kind = KVT_DO_CONNECT, .p = p })
+                            : ERR_FULL;
     if (st == OK) {
         *peer = handle;
         return OK;
     }
-    if (handle) atomic_store_explicit(&k->handles[handle % KVT_PEERS_MAX].handle, 0, memory_order_release);
+    if (handle)
+        atomic_store_explicit(&k->handles[handle % KVT_PEERS_MAX].handle, 0, memory_order_release);
     kvt_route_free(p->route);
     mem_free(p);
     return n_routes ? err_set(err, st, "too many KV connections") : no_common(k, &a, err);
@@ -306,27 +378,38 @@ const char *kvt_peer_transport(struct kvt *k, uint64_t peer)
 {
     struct kvt_handle *h = &k->handles[peer % KVT_PEERS_MAX];
     const char *name = atomic_load_explicit(&h->transport, memory_order_acquire);
-    /* The name belongs to whoever holds the slot; a slot that changed hands has another handle by now. */
+    /* The name belongs to whoever holds the slot; a slot that changed hands has another handle by
+     * now. */
     return peer && atomic_load_explicit(&h->handle, memory_order_acquire) == peer ? name : NULL;
 }
 
 /* ---- transfers ---- */
 
-enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
-                       struct buf *out)
+enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks,
+                       uint32_t n_skip, uint32_t n_tokens, struct buf *out)
 {
-    return kvt_expect_heads(k, id, 0, k->core.layout.n_kv_heads, blocks, n_blocks, n_skip, n_tokens, out);
+    return kvt_expect_heads(k, id, 0, k->core.layout.n_kv_heads, blocks, n_blocks, n_skip, n_tokens,
+                            out);
 }
 
-enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, uint32_t n_heads, const int32_t *blocks, uint32_t n_blocks,
-                             uint32_t n_skip, uint32_t n_tokens, struct buf *out)
+enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, uint32_t n_heads,
+                             const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip,
+                             uint32_t n_tokens, struct buf *out)
 {
-    struct kvt_expectation e = { .id = id, .first_head = first_head, .n_heads = n_heads, .blocks = blocks, .n_blocks = n_blocks,
-                                 .n_skip = n_skip, .n_tokens = n_tokens };
+    struct kvt_expectation e = {
+        .id = id,
+        .first_head = first_head,
+        .n_heads = n_heads,
+        .blocks = blocks,
+        .n_blocks = n_blocks,
+        .n_skip = n_skip,
+        .n_tokens = n_tokens,
+    };
     return kvt_recv_claim(&k->core, &e, out);
 }
 
-enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *first_head, uint32_t *n_heads, struct err *err)
+enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *first_head,
+                             uint32_t *n_heads, struct err *err)
 {
     struct kvt_hello_msg theirs;
     TRY(kvt_hello_decode(hello, &theirs, err));
@@ -342,7 +425,8 @@ void kvt_expect_cancel(struct kvt *k, uint64_t id)
     post_surely(k, (struct kvt_command){ .kind = KVT_DO_EXPECT_CANCEL, .id = id });
 }
 
-enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant, struct err *err)
+enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant,
+                          struct err *err)
 {
     struct kvt_send *s = NULL;
     TRY(kvt_send_create(&k->core, id, peer, grant, &s, err));
@@ -352,12 +436,14 @@ enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str 
     return err_set(err, st, "the transfer thread is too far behind");
 }
 
-enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                           const int32_t *blocks)
 {
     return kvt_send_ready_after(k, id, layer, begin, end, blocks, 0);
 }
 
-enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
+enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin,
+                                 uint32_t end, const int32_t *blocks, uint64_t mark)
 {
     if (layer >= k->core.layout.n_layers || begin > end) return ERR_INVALID;
     uint32_t n = kvt_plan_n_blocks(&k->core.layout, end);

@@ -14,17 +14,19 @@ bool kvt_plan_direct(const struct kv_layout *from, const struct kv_layout *to)
     return from->dtype == to->dtype && from->block_tokens == to->block_tokens;
 }
 
-static enum status check_types(const struct kv_layout *from, const struct kv_layout *to, bool lossy, struct err *err)
+static enum status check_types(const struct kv_layout *from, const struct kv_layout *to, bool lossy,
+                               struct err *err)
 {
     if (lossy || kv_dtype_keeps(from->dtype, to->dtype)) return OK;
     return err_field(err, ERR_PEER_MISMATCH, "dtype",
-                     "the KV element types differ: %s at the sender does not fit into %s at the receiver without loss; give both the same type, "
+                     "the KV element types differ: %s at the sender does not fit into %s at the "
+                     "receiver without loss; give both the same type, "
                      "or allow answers to differ with BATON_KV_LOSSY=1 on either node",
                      kv_dtype_name(from->dtype), kv_dtype_name(to->dtype));
 }
 
-enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout *theirs, bool i_send, bool lossy, uint64_t staging_bytes,
-                           struct err *err)
+enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout *theirs,
+                           bool i_send, bool lossy, uint64_t staging_bytes, struct err *err)
 {
     const struct kv_layout *from = i_send ? mine : theirs, *to = i_send ? theirs : mine;
     uint32_t first;
@@ -32,22 +34,29 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
     uint32_t n = kv_layout_common_heads(mine, theirs, &first);
     if (n == 0)
         return err_field(err, ERR_PEER_MISMATCH, "tp_rank",
-                         "no KV head in common: rank %" PRIu32 " of %" PRIu32 " here, rank %" PRIu32 " of %" PRIu32 " at the peer", mine->tp_rank,
-                         mine->tp_size, theirs->tp_rank, theirs->tp_size);
+                         "no KV head in common: rank %" PRIu32 " of %" PRIu32 " here, rank %" PRIu32
+                         " of %" PRIu32 " at the peer",
+                         mine->tp_rank, mine->tp_size, theirs->tp_rank, theirs->tp_size);
     TRY(check_types(from, to, lossy, err));
     struct kvt_view slice = { to, 0, n };
     if (!kvt_plan_direct(from, to) && kvt_view_bytes(&slice, to->block_tokens) > staging_bytes)
-        return err_field(err, ERR_UNSUPPORTED, "block_tokens",
-                         "a KV piece of the receiver (%" PRIu32 " tokens, %s) has %" PRIu64 " bytes, more than the %" PRIu64 " in which the sender (%" PRIu32
-                         " tokens, %s) converts; start both with the same --block-size and element type",
-                         to->block_tokens, kv_dtype_name(to->dtype), kvt_view_bytes(&slice, to->block_tokens), staging_bytes, from->block_tokens,
-                         kv_dtype_name(from->dtype));
+        return err_field(
+            err, ERR_UNSUPPORTED, "block_tokens",
+            "a KV piece of the receiver (%" PRIu32 " tokens, %s) has %" PRIu64
+            " bytes, more than the %" PRIu64 " in which the sender (%" PRIu32
+            " tokens, %s) converts; start both with the same --block-size and element type",
+            to->block_tokens, kv_dtype_name(to->dtype), kvt_view_bytes(&slice, to->block_tokens),
+            staging_bytes, from->block_tokens, kv_dtype_name(from->dtype));
     return OK;
 }
 
-struct kvt_view kvt_view_all(const struct kv_layout *l) { return (struct kvt_view){ l, 0, l->n_kv_heads }; }
+struct kvt_view kvt_view_all(const struct kv_layout *l)
+{
+    return (struct kvt_view){ l, 0, l->n_kv_heads };
+}
 
-enum status kvt_view_heads(const struct kv_layout *l, uint32_t first, uint32_t n, struct kvt_view *out)
+enum status kvt_view_heads(const struct kv_layout *l, uint32_t first, uint32_t n,
+                           struct kvt_view *out)
 {
     uint64_t mine = kv_layout_first_head(l);
     if (n == 0 || first < mine || (uint64_t)first + n > mine + l->n_kv_heads) return ERR_INVALID;
@@ -84,10 +93,19 @@ static uint64_t row_bytes(const struct kv_layout *l)
 }
 
 /* (head, part) pairs of a view, and those before it in the piece. */
-static uint32_t n_groups(const struct kvt_view *v) { return v->n_heads * kv_layout_n_parts(v->layout); }
-static uint64_t first_group(const struct kvt_view *v) { return (uint64_t)v->first_head * kv_layout_n_parts(v->layout); }
+static uint32_t n_groups(const struct kvt_view *v)
+{
+    return v->n_heads * kv_layout_n_parts(v->layout);
+}
+static uint64_t first_group(const struct kvt_view *v)
+{
+    return (uint64_t)v->first_head * kv_layout_n_parts(v->layout);
+}
 
-uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid) { return (uint64_t)n_groups(v) * n_valid * row_bytes(v->layout); }
+uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid)
+{
+    return (uint64_t)n_groups(v) * n_valid * row_bytes(v->layout);
+}
 
 uint64_t kvt_plan_span_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_span s)
 {
@@ -100,7 +118,8 @@ uint64_t kvt_view_total_bytes(const struct kvt_view *v, uint32_t n_tokens, uint3
 {
     uint32_t n = kvt_plan_n_blocks(v->layout, n_tokens);
     if (n_skip >= n) return 0;
-    return kvt_plan_span_bytes(v, n_tokens, (struct kvt_span){ 0, n_skip, n - n_skip }) * v->layout->n_layers;
+    return kvt_plan_span_bytes(v, n_tokens, (struct kvt_span){ 0, n_skip, n - n_skip }) *
+           v->layout->n_layers;
 }
 
 uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip)
@@ -123,10 +142,12 @@ struct run {
     uint64_t at, bytes; /* at: from the piece's beginning */
 };
 
-/* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block is full, else one per (head, part). */
+/* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block
+ * is full, else one per (head, part). */
 static uint32_t n_runs(const struct kvt_view *v, uint32_t n_valid)
 {
-    return (n_valid == v->layout->block_tokens ? 1 : n_groups(v)) * (kv_layout_scale_bytes(v->layout) ? 2 : 1);
+    return (n_valid == v->layout->block_tokens ? 1 : n_groups(v)) *
+           (kv_layout_scale_bytes(v->layout) ? 2 : 1);
 }
 
 static struct run run_of(const struct kvt_view *v, uint32_t n_valid, uint32_t i)
@@ -135,7 +156,8 @@ static struct run run_of(const struct kvt_view *v, uint32_t n_valid, uint32_t i)
     bool full = n_valid == l->block_tokens;
     uint32_t per_kind = full ? 1 : n_groups(v);
     bool scales = i >= per_kind;
-    uint64_t unit = scales ? kv_layout_scale_bytes(l) : l->head_dim * kv_layout_element_bytes(l); /* of one token */
+    /* of one token */
+    uint64_t unit = scales ? kv_layout_scale_bytes(l) : l->head_dim * kv_layout_element_bytes(l);
     uint64_t stride = unit * l->block_tokens, base = scales ? kv_layout_scale_offset(l) : 0;
     uint64_t at = base + (first_group(v) + (scales ? i - per_kind : i)) * stride;
     return (struct run){ at, full ? n_groups(v) * stride : n_valid * unit };
@@ -157,8 +179,9 @@ static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
     return n + 1;
 }
 
-uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks, const struct kvt_view *dst, const int32_t *dst_blocks,
-                         uint32_t n_tokens, struct kvt_span s, struct kvt_copy *out)
+uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks,
+                         const struct kvt_view *dst, const int32_t *dst_blocks, uint32_t n_tokens,
+                         struct kvt_span s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
@@ -169,14 +192,16 @@ uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks, 
         uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
         for (uint32_t j = 0; j < n_runs(dst, valid); j++) {
             struct run a = run_of(src, valid, j), b = run_of(dst, valid, j);
-            n = add_copy(out, n, (struct kvt_copy){ .local = from + a.at, .remote = to + b.at, .bytes = b.bytes });
+            n = add_copy(
+                out, n,
+                (struct kvt_copy){ .local = from + a.at, .remote = to + b.at, .bytes = b.bytes });
         }
     }
     return n;
 }
 
-uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const int32_t *dst_blocks, uint32_t n_tokens, struct kvt_span s,
-                              struct kvt_copy *out)
+uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const int32_t *dst_blocks,
+                              uint32_t n_tokens, struct kvt_span s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
@@ -185,19 +210,21 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const 
         uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
         for (uint32_t j = 0; j < n_runs(dst, valid); j++) {
             struct run b = run_of(dst, valid, j);
-            n = add_copy(out, n, (struct kvt_copy){ .local = local, .remote = to + b.at, .bytes = b.bytes });
+            n = add_copy(
+                out, n, (struct kvt_copy){ .local = local, .remote = to + b.at, .bytes = b.bytes });
             local += b.bytes;
         }
     }
     return n;
 }
 
-int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens, struct kvt_span s, uint64_t offset,
-                 struct iovec *iov, int cap)
+int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens,
+                 struct kvt_span s, uint64_t offset, struct iovec *iov, int cap)
 {
     const struct kv_layout *l = v->layout;
     uint64_t piece = kvt_view_bytes(v, l->block_tokens);
-    uint64_t skipped = offset / piece < s.n ? offset / piece : s.n; /* only the last piece can be shorter than `piece` */
+    /* only the last piece can be shorter than `piece` */
+    uint64_t skipped = offset / piece < s.n ? offset / piece : s.n;
     offset -= skipped * piece;
     int n = 0;
     for (uint32_t i = s.first + (uint32_t)skipped; i < s.first + s.n && n < cap; i++) {
@@ -212,49 +239,69 @@ int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, ui
             char *begin = p + r.at + offset;
             uint64_t bytes = r.bytes - offset;
             offset = 0;
-            if (n && (char *)iov[n - 1].iov_base + iov[n - 1].iov_len == begin) iov[n - 1].iov_len += bytes;
+            if (n && (char *)iov[n - 1].iov_base + iov[n - 1].iov_len == begin)
+                iov[n - 1].iov_len += bytes;
             else iov[n++] = (struct iovec){ begin, bytes };
         }
     }
     return n;
 }
 
-uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid, struct kvt_strides out[2])
+uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid,
+                          struct kvt_strides out[2])
 {
     const struct kv_layout *l = v->layout;
     uint64_t pool = kv_layout_offset(l, layer, (uint32_t)block);
     uint32_t per_kind = n_valid == l->block_tokens ? 1 : n_groups(v);
     struct run values = run_of(v, n_valid, 0);
-    out[0] = (struct kvt_strides){ .at = pool + values.at, .run_bytes = values.bytes, .stride = kv_layout_segment_stride(l), .n_runs = per_kind };
+    out[0] = (struct kvt_strides){
+        .at = pool + values.at,
+        .run_bytes = values.bytes,
+        .stride = kv_layout_segment_stride(l),
+        .n_runs = per_kind,
+    };
     if (!kv_layout_scale_bytes(l)) return 1;
     struct run scales = run_of(v, n_valid, per_kind);
     if (per_kind == 1 && scales.at == values.at + values.bytes) { /* all heads of a full block */
         out[0].run_bytes += scales.bytes;
         return 1;
     }
-    out[1] = (struct kvt_strides){ .at = pool + scales.at, .run_bytes = scales.bytes, .stride = kv_layout_scale_bytes(l) * l->block_tokens,
-                                   .n_runs = per_kind };
+    out[1] = (struct kvt_strides){
+        .at = pool + scales.at,
+        .run_bytes = scales.bytes,
+        .stride = kv_layout_scale_bytes(l) * l->block_tokens,
+        .n_runs = per_kind,
+    };
     return 2;
 }
 
-struct kvt_rows kvt_plan_rows(const struct kvt_view *src, const int32_t *src_blocks, const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
+struct kvt_rows kvt_plan_rows(const struct kvt_view *src, const int32_t *src_blocks,
+                              const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
                               uint32_t position, uint32_t done)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
     uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position);
     ASSERT(src->n_heads == dst->n_heads);
     ASSERT(done < n_valid);
-    uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens, left = a->block_tokens - within;
-    uint64_t piece = kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]), row = first_group(src) * a->block_tokens + within;
+    uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens,
+             left = a->block_tokens - within;
+    uint64_t piece = kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]),
+             row = first_group(src) * a->block_tokens + within;
     uint64_t values = b->head_dim * kv_layout_element_bytes(b); /* of a row as it is sent */
-    return (struct kvt_rows){ .from = piece + row * a->head_dim * kv_layout_element_bytes(a),
-                              .from_scales = piece + kv_layout_scale_offset(a) + row * kv_layout_scale_bytes(a), .to = done * values,
-                              .to_scales = (uint64_t)n_groups(dst) * n_valid * values + done * kv_layout_scale_bytes(b),
-                              .n = n_valid - done < left ? n_valid - done : left, .n_groups = n_groups(dst), .from_stride = a->block_tokens,
-                              .to_stride = n_valid };
+    return (struct kvt_rows){
+        .from = piece + row * a->head_dim * kv_layout_element_bytes(a),
+        .from_scales = piece + kv_layout_scale_offset(a) + row * kv_layout_scale_bytes(a),
+        .to = done * values,
+        .to_scales = (uint64_t)n_groups(dst) * n_valid * values + done * kv_layout_scale_bytes(b),
+        .n = n_valid - done < left ? n_valid - done : left,
+        .n_groups = n_groups(dst),
+        .from_stride = a->block_tokens,
+        .to_stride = n_valid
+    };
 }
 
-uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch)
+uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer,
+                           int32_t block, uint32_t n_valid, void *scratch)
 {
     const char *p = (const char *)base + kv_layout_offset(v->layout, layer, (uint32_t)block);
     uint32_t runs = n_runs(v, n_valid);

@@ -1,4 +1,5 @@
-/* progress.c - the loop and the connections; see progress.h. Thread: transfer, but for start and stop. */
+/* progress.c - the loop and the connections; see progress.h. Thread: transfer, but for start and
+ * stop. */
 #include "kvtransfer/progress.h"
 
 #include <errno.h>
@@ -31,12 +32,20 @@ static void free_peer(struct kvt_peer *p)
     mem_free(p);
 }
 
-static struct kvt_handle *handle_of(struct kvt *k, uint64_t handle) { return &k->handles[handle % KVT_PEERS_MAX]; }
+static struct kvt_handle *handle_of(struct kvt *k, uint64_t handle)
+{
+    return &k->handles[handle % KVT_PEERS_MAX];
+}
 
 /* End an outgoing peer: its connection first, so that no source is read when its sends are told. */
 static void end_outgoing(struct kvt *k, struct kvt_peer *p, enum status st, const char *text)
 {
-    struct kvt_event ev = { .kind = KVT_PEER_LOST, .peer = p->handle, .status = st, .transport = p->ops ? p->ops->name : "" };
+    struct kvt_event ev = {
+        .kind = KVT_PEER_LOST,
+        .peer = p->handle,
+        .status = st,
+        .transport = p->ops ? p->ops->name : "",
+    };
     snprintf(ev.text, sizeof ev.text, "%s", text);
     p->lost = true;
     if (p->conn) p->ops->disconnect(p->conn);
@@ -59,19 +68,24 @@ static void connect_next(struct kvt *k, struct kvt_peer *p)
         struct err err = { 0 };
         if (!row->ops->can_reach(row->t, address)) {
             r->status = ERR_PEER_LOST;
-            snprintf(r->why, sizeof r->why, "%s does not reach the peer from this host", row->ops->name);
-        } else if ((r->status = row->ops->connect(row->t, address, &p->layout, r->ticket, &p->conn, &err)) == OK) {
+            snprintf(r->why, sizeof r->why, "%s does not reach the peer from this host",
+                     row->ops->name);
+        } else if ((r->status = row->ops->connect(row->t, address, &p->layout, r->ticket, &p->conn,
+                                                  &err)) == OK) {
             p->ops = row->ops;
             p->conn->peer = p;
             return;
         } else {
             snprintf(r->why, sizeof r->why, "%.150s", err.text);
         }
-        if (r->next < r->n) log_warn("kv transport not used", "peer=%016llx why=\"%s\" next=%s", (unsigned long long)p->handle, r->why, r->rows[r->next]->ops->name);
+        if (r->next < r->n)
+            log_warn("kv transport not used", "peer=%016llx why=\"%s\" next=%s",
+                     (unsigned long long)p->handle, r->why, r->rows[r->next]->ops->name);
     }
     char why[160];
     snprintf(why, sizeof why, "%s", r->why);
-    log_warn("kv peer not reached", "peer=%016llx st=%s why=\"%s\"", (unsigned long long)p->handle, status_name(r->status), why);
+    log_warn("kv peer not reached", "peer=%016llx st=%s why=\"%s\"", (unsigned long long)p->handle,
+             status_name(r->status), why);
     end_outgoing(k, p, r->status, why);
 }
 
@@ -88,12 +102,19 @@ static void on_up(struct kvt *k, struct kvt_conn *c)
     }
     p->up = true;
     if (c->incoming) log_info("kv peer connected", "direction=receive transport=%s", p->ops->name);
-    else log_info("kv peer connected", "direction=send transport=%s peer=%016llx", p->ops->name, (unsigned long long)p->handle);
+    else
+        log_info("kv peer connected", "direction=send transport=%s peer=%016llx", p->ops->name,
+                 (unsigned long long)p->handle);
     uint64_t speed = p->ops->link_speed(c);
     kvt_stats_link(k->core.stats, p->ops->name, speed);
     if (c->incoming) return;
     atomic_store_explicit(&handle_of(k, p->handle)->transport, p->ops->name, memory_order_release);
-    kvt_core_event(&k->core, (struct kvt_event){ .kind = KVT_CONNECTED, .peer = p->handle, .transport = p->ops->name, .link_speed = speed });
+    kvt_core_event(&k->core, (struct kvt_event){
+                                 .kind = KVT_CONNECTED,
+                                 .peer = p->handle,
+                                 .transport = p->ops->name,
+                                 .link_speed = speed,
+                             });
 }
 
 static void lose_incoming(struct kvt *k, struct kvt_peer *p, enum status st, const char *text)
@@ -108,10 +129,12 @@ static void on_down(struct kvt *k, struct kvt_incident *i)
 {
     struct kvt_peer *p = i->conn->peer;
     if (i->conn->incoming) {
-        log_info("kv peer lost", "direction=receive transport=%s st=%s why=\"%s\"", p->ops->name, status_name(i->status), i->text);
+        log_info("kv peer lost", "direction=receive transport=%s st=%s why=\"%s\"", p->ops->name,
+                 status_name(i->status), i->text);
         lose_incoming(k, p, i->status, i->text);
     } else if (p->up) {
-        log_info("kv peer lost", "direction=send peer=%016llx st=%s why=\"%s\"", (unsigned long long)p->handle, status_name(i->status), i->text);
+        log_info("kv peer lost", "direction=send peer=%016llx st=%s why=\"%s\"",
+                 (unsigned long long)p->handle, status_name(i->status), i->text);
         end_outgoing(k, p, i->status, i->text);
     } else {
         p->ops->disconnect(p->conn);
@@ -119,7 +142,8 @@ static void on_down(struct kvt *k, struct kvt_incident *i)
         p->route->status = i->status;
         snprintf(p->route->why, sizeof p->route->why, "%s", i->text);
         if (p->route->next < p->route->n)
-            log_warn("kv transport not used", "peer=%016llx why=\"%s\" next=%s", (unsigned long long)p->handle, i->text,
+            log_warn("kv transport not used", "peer=%016llx why=\"%s\" next=%s",
+                     (unsigned long long)p->handle, i->text,
                      p->route->rows[p->route->next]->ops->name);
         connect_next(k, p);
     }
@@ -166,14 +190,19 @@ static bool poll_rows(struct kvt *k)
     return any;
 }
 
-/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_rows: later incidents may name them. */
+/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_rows: later
+ * incidents may name them. */
 static void sweep_peers(struct kvt *k)
 {
-    LIST_FOREACH(p, &k->peers, struct kvt_peer, link) {
+    LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
+    {
         if (p->condemned && !p->lost) {
-            log_warn("kv peer dropped", "peer=%016llx transport=%s why=\"it broke the protocol or stopped reading\"", (unsigned long long)p->handle, p->ops->name);
+            log_warn("kv peer dropped",
+                     "peer=%016llx transport=%s why=\"it broke the protocol or stopped reading\"",
+                     (unsigned long long)p->handle, p->ops->name);
             if (!p->conn->incoming) {
-                end_outgoing(k, p, ERR_PEER_LOST, "the receiver broke the protocol or stopped reading");
+                end_outgoing(k, p, ERR_PEER_LOST,
+                             "the receiver broke the protocol or stopped reading");
                 continue;
             }
             lose_incoming(k, p, ERR_PEER_LOST, "the sender broke the protocol or stopped reading");
@@ -192,7 +221,7 @@ static void sweep_peers(struct kvt *k)
 static struct kvt_peer *find_peer(struct kvt *k, uint64_t handle)
 {
     LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
-        if (p->handle == handle) return p;
+    if (p->handle == handle) return p;
     return NULL;
 }
 
@@ -210,12 +239,15 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
     switch (cmd->kind) {
     case KVT_DO_CONNECT: do_connect(k, cmd->p); break;
     case KVT_DO_DISCONNECT:
-        if ((peer = find_peer(k, cmd->id)) != NULL) end_outgoing(k, peer, ERR_CANCELED, "disconnected by this node");
+        if ((peer = find_peer(k, cmd->id)) != NULL)
+            end_outgoing(k, peer, ERR_CANCELED, "disconnected by this node");
         break;
     case KVT_DO_EXPECT_CANCEL: kvt_recv_cancel(&k->core, cmd->id); break;
     case KVT_DO_OPEN: kvt_send_begin(&k->core, send, find_peer(k, send->peer_handle)); break;
     case KVT_DO_READY:
-        kvt_send_add(&k->core, ready->id, &(struct kvt_range){ ready->layer, ready->begin, ready->end, ready->mark }, ready->blocks);
+        kvt_send_add(&k->core, ready->id,
+                     &(struct kvt_range){ ready->layer, ready->begin, ready->end, ready->mark },
+                     ready->blocks);
         mem_free(ready);
         break;
     case KVT_DO_FINISH: kvt_send_end(&k->core, cmd->id, cmd->stamp); break;
@@ -230,7 +262,8 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
 static void take_late(struct kvt *k)
 {
     if (k->due) return;
-    /* acquire: see post_surely. What its callers had posted before is in the box now, or was taken out already. */
+    /* acquire: see post_surely. What its callers had posted before is in the box now, or was taken
+     * out already. */
     struct kvt_late *newest = atomic_exchange_explicit(&k->late, NULL, memory_order_acquire);
     while (newest) {
         struct kvt_late *next = newest->next;
@@ -302,14 +335,17 @@ static void wait(struct kvt *k, bool more)
     int n = epoll_wait(k->epoll_fd, events, COUNT_OF(events), more ? 0 : TICK_MS);
     for (int i = 0; i < n; i++) {
         uint64_t count;
-        if (events[i].data.fd == k->wake_fd && read(k->wake_fd, &count, sizeof count) < 0) continue; /* somebody was faster */
+        /* somebody was faster */
+        if (events[i].data.fd == k->wake_fd && read(k->wake_fd, &count, sizeof count) < 0) continue;
     }
 }
 
-/* The driver's own functions and libraries (device_flush_rdma_writes, UCX) want the card's context to be this thread's: the runtime makes it so with any call. */
+/* The driver's own functions and libraries (device_flush_rdma_writes, UCX) want the card's context
+ * to be this thread's: the runtime makes it so with any call. */
 static void meet_card(struct kvt *k)
 {
-    if (k->core.arriving && kvt_works_settle(k->core.arriving) != OK) log_error("kv transfer has no card", "why=\"it has failed\"");
+    if (k->core.arriving && kvt_works_settle(k->core.arriving) != OK)
+        log_error("kv transfer has no card", "why=\"it has failed\"");
 }
 
 static void *run(void *arg)
@@ -343,15 +379,19 @@ enum status kvt_progress_start(struct kvt *k, struct err *err)
     list_init(&k->peers);
     k->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     k->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (k->wake_fd < 0 || k->epoll_fd < 0) return err_set(err, ERR_INTERNAL, "no event descriptors for the transfer thread: %s", strerror(errno));
+    if (k->wake_fd < 0 || k->epoll_fd < 0)
+        return err_set(err, ERR_INTERNAL, "no event descriptors for the transfer thread: %s",
+                       strerror(errno));
     k->box = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake, k);
     for (uint32_t i = 0; i <= k->n_rows; i++) {
         struct epoll_event e = { .events = EPOLLIN };
         e.data.fd = i < k->n_rows ? k->rows[i].ops->wait_fd(k->rows[i].t) : k->wake_fd;
         if (epoll_ctl(k->epoll_fd, EPOLL_CTL_ADD, e.data.fd, &e) != 0)
-            return err_set(err, ERR_INTERNAL, "the transfer thread cannot wait: %s", strerror(errno));
+            return err_set(err, ERR_INTERNAL, "the transfer thread cannot wait: %s",
+                           strerror(errno));
     }
-    if (thread_start(&k->thread, run, k) != OK) return err_set(err, ERR_INTERNAL, "the transfer thread cannot be started");
+    if (thread_start(&k->thread, run, k) != OK)
+        return err_set(err, ERR_INTERNAL, "the transfer thread cannot be started");
     k->started = true;
     return OK;
 }
@@ -373,7 +413,8 @@ void kvt_progress_stop(struct kvt *k)
     k->core.leaving = k->core.arriving = NULL;
     if (k->wake_fd >= 0) close(k->wake_fd);
     if (k->epoll_fd >= 0) close(k->epoll_fd);
-    LIST_FOREACH(p, &k->peers, struct kvt_peer, link) {
+    LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
+    {
         list_remove(&p->sends); /* sessions go with the core */
         list_remove(&p->recvs);
         free_peer(p);
@@ -386,16 +427,19 @@ enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]
 {
     struct kvt *k = arg;
     enum status st = kvt_tickets_take(&k->tickets, clock_ms(), ticket);
-    if (st != OK) log_warn("kv connection refused", "why=\"its ticket is unknown, used or expired\"");
+    if (st != OK)
+        log_warn("kv connection refused", "why=\"its ticket is unknown, used or expired\"");
     return st;
 }
 
-int kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap)
+int kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+                       uint64_t offset, struct iovec *iov, int cap)
 {
     return kvt_recv_place(&((struct kvt *)arg)->core, c->peer, head, offset, iov, cap);
 }
 
-void kvt_progress_placed(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t bytes)
+void kvt_progress_placed(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+                         uint64_t bytes)
 {
     kvt_recv_placed(&((struct kvt *)arg)->core, c->peer, head, bytes);
 }

@@ -1,62 +1,76 @@
-/* progress.h - the transfer thread of a kvt: one loop over its mailbox, its transports, its sessions and their deadlines.
+/* progress.h - the transfer thread of a kvt: one loop over its mailbox, its transports, its
+ * sessions and their deadlines.
  *
  *   caller ──mailbox──▶ commands ─┐
  *   transports ──poll──▶ incidents ├─▶ sessions (session.h) ─▶ puts, messages, events
  *   clock ──every 50 ms──▶ ticks ──┘
  *
- * Connections: kvt_connect makes a peer with a route (the allowed transports that the receiver offers, in our order); a transport
- * that fails before UP is followed by the next, then PEER_LOST. An incoming connection becomes a peer at UP. A lost incoming peer stays
- * until its transport's fence() is OK or none of its sessions needs one.
- * Thread: progress_run is the transfer thread; start and stop are the creator's. */
+ * Connections: kvt_connect makes a peer with a route (the allowed transports that the receiver
+ * offers, in our order); a transport that fails before UP is followed by the next, then PEER_LOST.
+ * An incoming connection becomes a peer at UP. A lost incoming peer stays until its transport's
+ * fence() is OK or none of its sessions needs one. Thread: progress_run is the transfer thread;
+ * start and stop are the creator's. */
 #ifndef BATON_KVTRANSFER_PROGRESS_H
 #define BATON_KVTRANSFER_PROGRESS_H
 
 #include <pthread.h>
 
-#include "kvtransfer/session.h"
 #include "kvtransfer/connect/tickets.h"
+#include "kvtransfer/session.h"
 #include "shared/base/mailbox.h"
 
 enum {
-    KVT_PEERS_MAX = 1024,       /* connections of one node, both directions; also bits of a handle's index */
-    KVT_COMMANDS_SOFT = 16384,  /* beyond it new work is refused ... */
-    KVT_COMMANDS_HARD = 20480,  /* ... and only ends and cancels are taken; what finds no place even here goes to kvt.late */
+    KVT_PEERS_MAX = 1024,      /* connections of one node, both directions; also bits of a handle's
+                                * index */
+    KVT_COMMANDS_SOFT = 16384, /* beyond it new work is refused ... */
+    KVT_COMMANDS_HARD = 20480, /* ... and only ends and cancels are taken; what finds no place even
+                                * here goes to kvt.late */
     KVT_INCIDENTS = 32
 };
 
 struct kvt_row {
     const struct kvt_transport_ops *ops;
-    struct kvt_transport           *t;
-    struct buf                      address; /* exported once; constant */
+    struct kvt_transport *t;
+    struct buf address; /* exported once; constant */
 };
 
 struct kvt_route {
     struct kvt_row *rows[KVT_ROWS_MAX]; /* in order of preference */
-    struct buf      addresses[KVT_ROWS_MAX];
-    uint32_t        n, next;
-    uint8_t         ticket[KVT_TICKET_BYTES];
-    char            why[160]; /* of the last failure */
-    enum status     status;
+    struct buf addresses[KVT_ROWS_MAX];
+    uint32_t n, next;
+    uint8_t ticket[KVT_TICKET_BYTES];
+    char why[160]; /* of the last failure */
+    enum status status;
 };
 
-/* Written at kvt_connect (any thread), CONNECTED and PEER_LOST (transfer thread); read by kvt_peer_transport (any thread). */
+/* Written at kvt_connect (any thread), CONNECTED and PEER_LOST (transfer thread); read by
+ * kvt_peer_transport (any thread). */
 struct kvt_handle {
-    _Atomic uint64_t              handle; /* 0: free */
-    _Atomic(const char *)         transport;
+    _Atomic uint64_t handle; /* 0: free */
+    _Atomic(const char *) transport;
 };
 
-enum kvt_command_kind { KVT_DO_CONNECT, KVT_DO_DISCONNECT, KVT_DO_EXPECT_CANCEL, KVT_DO_OPEN, KVT_DO_READY, KVT_DO_FINISH, KVT_DO_SEND_CANCEL };
+enum kvt_command_kind {
+    KVT_DO_CONNECT,
+    KVT_DO_DISCONNECT,
+    KVT_DO_EXPECT_CANCEL,
+    KVT_DO_OPEN,
+    KVT_DO_READY,
+    KVT_DO_FINISH,
+    KVT_DO_SEND_CANCEL
+};
 
 struct kvt_command {
     enum kvt_command_kind kind;
-    uint64_t              id;    /* of the transfer or peer */
-    uint64_t              stamp; /* FINISH: clock_ns of the call */
-    void                 *p;     /* CONNECT: struct kvt_peer; OPEN: struct kvt_send; READY: struct kvt_ready. Taken. */
+    uint64_t id;    /* of the transfer or peer */
+    uint64_t stamp; /* FINISH: clock_ns of the call */
+    void *p;        /* CONNECT: struct kvt_peer; OPEN: struct kvt_send; READY: struct
+                     * kvt_ready. Taken. */
 };
 
 /* An end or cancel that found the box full. */
 struct kvt_late {
-    struct kvt_late   *next;
+    struct kvt_late *next;
     struct kvt_command cmd;
 };
 
@@ -64,41 +78,45 @@ struct kvt_ready {
     uint64_t id;
     uint32_t layer, begin, end;
     uint64_t mark;
-    int32_t  blocks[];
+    int32_t blocks[];
 };
 
 struct kvt {
-    struct kvt_core     core;
-    struct kvt_env      env;
-    char               *listen_host, *advertise_host;
-    struct kvt_row      rows[KVT_ROWS_MAX];
-    uint32_t            n_rows;
-    uint8_t             node[16];
-    struct kvt_tickets  tickets;
-    struct kvt_handle   handles[KVT_PEERS_MAX];
-    _Atomic uint64_t    next_handle;
-    struct mailbox     *box;
-    _Atomic(struct kvt_late *) late; /* newest first; pushed by any thread, taken as a whole by the transfer thread */
-    int                 wake_fd, epoll_fd;
-    _Atomic bool        stopping;
-    bool                started;
-    pthread_t           thread;
+    struct kvt_core core;
+    struct kvt_env env;
+    char *listen_host, *advertise_host;
+    struct kvt_row rows[KVT_ROWS_MAX];
+    uint32_t n_rows;
+    uint8_t node[16];
+    struct kvt_tickets tickets;
+    struct kvt_handle handles[KVT_PEERS_MAX];
+    _Atomic uint64_t next_handle;
+    struct mailbox *box;
+    _Atomic(struct kvt_late *) late; /* newest first; pushed by any thread, taken as a whole by the
+                                      * transfer thread */
+    int wake_fd, epoll_fd;
+    _Atomic bool stopping;
+    bool started;
+    pthread_t thread;
     /* transfer thread */
-    struct list         peers;
+    struct list peers;
     struct kvt_incident incidents[KVT_INCIDENTS];
-    uint64_t            ticked_ms;
-    struct kvt_late    *due;       /* taken from `late`, oldest first; they run when n_before commands have left the box */
-    size_t              n_before;
+    uint64_t ticked_ms;
+    struct kvt_late *due; /* taken from `late`, oldest first; they run when n_before
+                           * commands have left the box */
+    size_t n_before;
 };
 
 enum status kvt_progress_start(struct kvt *k, struct err *err) MUST_CHECK;
-void        kvt_progress_stop(struct kvt *k); /* joins; frees peers and commands that were left */
+void kvt_progress_stop(struct kvt *k); /* joins; frees peers and commands that were left */
 /* The thread has something to look at. Any thread. */
-void        kvt_progress_wake(void *kvt);
+void kvt_progress_wake(void *kvt);
 /* Env callbacks of the rows; `arg` is the kvt. */
 enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
-int         kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap);
-void        kvt_progress_placed(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t bytes);
-void        kvt_route_free(struct kvt_route *r);
+int kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+                       uint64_t offset, struct iovec *iov, int cap);
+void kvt_progress_placed(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+                         uint64_t bytes);
+void kvt_route_free(struct kvt_route *r);
 
 #endif

@@ -1,4 +1,5 @@
-/* session.c - what both sides of a transfer share: the core's life, events, messages out. States and invariants: session.h. */
+/* session.c - what both sides of a transfer share: the core's life, events, messages out. States
+ * and invariants: session.h. */
 #include "kvtransfer/session.h"
 
 #include <string.h>
@@ -72,10 +73,14 @@ void kvt_peer_init(struct kvt_peer *p)
     list_init(&p->recvs);
 }
 
-void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session, uint64_t generation, uint64_t bytes, enum status st)
+void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,
+                   uint64_t generation, uint64_t bytes, enum status st)
 {
     if (!p->up || p->lost) return;
-    struct kvt_message m = { .kind = kind, .session = session, .generation = generation, .bytes = bytes, .status = st };
+    struct kvt_message m = {
+        .kind = kind, .session = session, .generation = generation, .bytes = bytes, .status = st
+    };
     enum status sent = p->ops->notify(p->conn, &m);
-    if (sent != OK && sent != ERR_PEER_LOST) p->condemned = true; /* it does not read what it is told */
+    /* it does not read what it is told */
+    if (sent != OK && sent != ERR_PEER_LOST) p->condemned = true;
 }

@@ -1,7 +1,8 @@
-/* session_recv.c - the receiver's side of a transfer: grants, arrivals, verification, fences. Diagram and invariants: session.h.
+/* session_recv.c - the receiver's side of a transfer: grants, arrivals, verification, fences.
+ * Diagram and invariants: session.h.
  *
- * A slot holds one transfer. Any thread may claim a free one (kvt_recv_claim); from then on it belongs to the transfer thread, which
- * frees it after RECEIVED, or after FENCED. */
+ * A slot holds one transfer. Any thread may claim a free one (kvt_recv_claim); from then on it
+ * belongs to the transfer thread, which frees it after RECEIVED, or after FENCED. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
@@ -11,9 +12,18 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-static uint32_t state_of(const struct kvt_recv *r) { return atomic_load_explicit(&r->state, memory_order_acquire); }
-static void set_state(struct kvt_recv *r, enum kvt_recv_state s) { atomic_store_explicit(&r->state, s, memory_order_release); }
-static const char *transport_of(const struct kvt_recv *r) { return r->peer ? r->peer->ops->name : ""; }
+static uint32_t state_of(const struct kvt_recv *r)
+{
+    return atomic_load_explicit(&r->state, memory_order_acquire);
+}
+static void set_state(struct kvt_recv *r, enum kvt_recv_state s)
+{
+    atomic_store_explicit(&r->state, s, memory_order_release);
+}
+static const char *transport_of(const struct kvt_recv *r)
+{
+    return r->peer ? r->peer->ops->name : "";
+}
 
 /* ---- claiming: any thread ---- */
 
@@ -22,7 +32,8 @@ static struct kvt_recv *claim_slot(struct kvt_core *c)
     if (atomic_fetch_add_explicit(&c->n_recvs, 1, memory_order_relaxed) < c->n_transfers) {
         for (uint32_t i = 0; i < c->n_slots; i++) {
             uint32_t expected = KVT_RECV_FREE;
-            if (atomic_compare_exchange_strong_explicit(&c->slots[i].state, &expected, KVT_RECV_CLAIMED, memory_order_acquire,
+            if (atomic_compare_exchange_strong_explicit(&c->slots[i].state, &expected,
+                                                        KVT_RECV_CLAIMED, memory_order_acquire,
                                                         memory_order_relaxed))
                 return &c->slots[i];
         }
@@ -33,18 +44,30 @@ static struct kvt_recv *claim_slot(struct kvt_core *c)
 
 static enum status check(const struct kv_layout *l, const struct kvt_expectation *e)
 {
-    if (e->n_heads == 0 || e->first_head >= l->n_kv_heads || e->n_heads > l->n_kv_heads - e->first_head) return ERR_INVALID;
-    if (e->n_blocks > KVT_GRANT_BLOCKS_MAX || e->n_skip > e->n_blocks || kvt_plan_n_blocks(l, e->n_tokens) > e->n_blocks) return ERR_INVALID;
+    if (e->n_heads == 0 || e->first_head >= l->n_kv_heads ||
+        e->n_heads > l->n_kv_heads - e->first_head)
+        return ERR_INVALID;
+    if (e->n_blocks > KVT_GRANT_BLOCKS_MAX || e->n_skip > e->n_blocks ||
+        kvt_plan_n_blocks(l, e->n_tokens) > e->n_blocks)
+        return ERR_INVALID;
     for (uint32_t i = 0; i < e->n_blocks; i++)
         if (e->blocks[i] < 0 || (uint32_t)e->blocks[i] >= l->n_blocks) return ERR_INVALID;
     return OK;
 }
 
-static void write_grant(const struct kvt_core *c, const struct kvt_recv *r, const struct kvt_expectation *e, struct buf *grant)
+static void write_grant(const struct kvt_core *c, const struct kvt_recv *r,
+                        const struct kvt_expectation *e, struct buf *grant)
 {
-    struct kvt_grant_msg m = { .session = r->session, .generation = r->generation, .n_blocks = e->n_blocks, .n_skip = e->n_skip,
-                               .n_tokens = e->n_tokens, .first_head = kv_layout_first_head(&c->layout) + e->first_head,
-                               .n_heads = e->n_heads, .block_tokens = c->layout.block_tokens };
+    struct kvt_grant_msg m = {
+        .session = r->session,
+        .generation = r->generation,
+        .n_blocks = e->n_blocks,
+        .n_skip = e->n_skip,
+        .n_tokens = e->n_tokens,
+        .first_head = kv_layout_first_head(&c->layout) + e->first_head,
+        .n_heads = e->n_heads,
+        .block_tokens = c->layout.block_tokens,
+    };
     kvt_grant_encode(&m, e->blocks, grant);
 }
 
@@ -63,7 +86,8 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     }
     if (e->n_blocks) memcpy(copy, e->blocks, sizeof *copy * e->n_blocks);
     r->id = e->id;
-    r->generation = atomic_fetch_add_explicit(&c->next_generation, 1, memory_order_relaxed); /* unique; order does not matter */
+    /* unique; order does not matter */
+    r->generation = atomic_fetch_add_explicit(&c->next_generation, 1, memory_order_relaxed);
     r->view = (struct kvt_view){ &c->layout, e->first_head, e->n_heads };
     r->blocks = copy;
     r->n_used = n_used;
@@ -91,7 +115,8 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
 
 static void free_slot(struct kvt_core *c, struct kvt_recv *r)
 {
-    if (state_of(r) != KVT_RECV_FENCING) atomic_fetch_sub_explicit(&c->n_recvs, 1, memory_order_relaxed);
+    if (state_of(r) != KVT_RECV_FENCING)
+        atomic_fetch_sub_explicit(&c->n_recvs, 1, memory_order_relaxed);
     list_remove(&r->link);
     mem_free(r->blocks);
     mem_free(r->landed);
@@ -108,22 +133,30 @@ static void fenced(struct kvt_core *c, struct kvt_recv *r)
     kvt_core_event(c, ev);
 }
 
-/* The row writes this transfer's blocks no more; does the card still? False: it has failed, and nobody can say. */
+/* The row writes this transfer's blocks no more; does the card still? False: it has failed, and
+ * nobody can say. */
 static bool stores_over(struct kvt_core *c, const struct kvt_recv *r)
 {
     return r->n_stores == 0 || kvt_works_settle(c->arriving) == OK;
 }
 
-/* End a transfer that cannot be completed. `stopped`: the writer itself said that it has stopped. */
-static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum kvt_failure why, bool stopped, const char *text)
+/* End a transfer that cannot be completed. `stopped`: the writer itself said that it has
+ * stopped. */
+static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum kvt_failure why,
+                    bool stopped, const char *text)
 {
-    struct kvt_event ev = { .kind = KVT_RECEIVE_FAILED, .id = r->id, .status = st, .transport = transport_of(r) };
+    struct kvt_event ev = {
+        .kind = KVT_RECEIVE_FAILED, .id = r->id, .status = st, .transport = transport_of(r)
+    };
     snprintf(ev.text, sizeof ev.text, "%s", text);
     kvt_stats_failed(c->stats, KVT_TAKEN_IN, why);
     if (r->t_doubt_ms && st != ERR_CHECKSUM)
-        log_info("kv transfer ended in doubt of a checksum", "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id, ev.transport,
-                 r->doubt_layer, r->doubt_position, text);
-    if (st == ERR_CHECKSUM) log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"", (unsigned long long)r->id, ev.transport, text);
+        log_info("kv transfer ended in doubt of a checksum",
+                 "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id,
+                 ev.transport, r->doubt_layer, r->doubt_position, text);
+    if (st == ERR_CHECKSUM)
+        log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"",
+                  (unsigned long long)r->id, ev.transport, text);
     kvt_core_event(c, ev);
     if (!r->peer || (stopped && stores_over(c, r))) {
         fenced(c, r);
@@ -134,14 +167,16 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
         fenced(c, r); /* from here on place() finds no such session */
         return;
     }
-    atomic_fetch_sub_explicit(&c->n_recvs, 1, memory_order_relaxed); /* quarantined ones do not count against the limit */
+    /* quarantined ones do not count against the limit */
+    atomic_fetch_sub_explicit(&c->n_recvs, 1, memory_order_relaxed);
     r->t_fence_ms = clock_ms();
     r->n_stops = 1;
     set_state(r, KVT_RECV_FENCING);
     kvt_stats_fence_wait(c->stats);
 }
 
-static void fail(struct kvt_core *c, struct kvt_recv *r, enum status st, bool stopped, const char *text)
+static void fail(struct kvt_core *c, struct kvt_recv *r, enum status st, bool stopped,
+                 const char *text)
 {
     fail_as(c, r, st, kvt_failure_of(st), stopped, text);
 }
@@ -156,12 +191,19 @@ static uint64_t *find_fenced(struct kvt_core *c, uint64_t id)
 
 static void received(struct kvt_core *c, struct kvt_recv *r)
 {
-    struct kvt_event ev = { .kind = KVT_RECEIVED, .id = r->id, .transport = transport_of(r), .bytes = r->bytes,
-                            .ns = clock_ns() - r->t_begin_ns, .link_speed = r->peer->ops->link_speed(r->peer->conn) };
+    struct kvt_event ev = {
+        .kind = KVT_RECEIVED,
+        .id = r->id,
+        .transport = transport_of(r),
+        .bytes = r->bytes,
+        .ns = clock_ns() - r->t_begin_ns,
+        .link_speed = r->peer->ops->link_speed(r->peer->conn),
+    };
     kvt_peer_tell(r->peer, KVT_MSG_DONE, r->session, r->generation, 0, OK);
     kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.bytes, ev.ns, ev.ns);
     free_slot(c, r);
-    for (uint64_t *old; (old = find_fenced(c, ev.id)) != NULL;) *old = UINT64_MAX; /* the caller used that id before */
+    /* the caller used that id before */
+    for (uint64_t *old; (old = find_fenced(c, ev.id)) != NULL;) *old = UINT64_MAX;
     kvt_core_event(c, ev);
 }
 
@@ -171,28 +213,34 @@ void kvt_recv_cancel(struct kvt_core *c, uint64_t id)
         struct kvt_recv *r = &c->slots[i];
         uint32_t s = state_of(r);
         if (s < KVT_RECV_OPEN || r->id != id) continue;
-        if (s != KVT_RECV_FENCING) fail(c, r, ERR_CANCELED, false, "the receiver cancelled the transfer");
+        if (s != KVT_RECV_FENCING)
+            fail(c, r, ERR_CANCELED, false, "the receiver cancelled the transfer");
         return;
     }
-    /* RECEIVED was on its way to a caller that had stopped wanting it: nothing is written any more, and it waits for FENCED. */
-    if (!find_fenced(c, id)) kvt_core_event(c, (struct kvt_event){ .kind = KVT_FENCED, .id = id, .transport = "" });
+    /* RECEIVED was on its way to a caller that had stopped wanting it: nothing is written any more,
+     * and it waits for FENCED. */
+    if (!find_fenced(c, id))
+        kvt_core_event(c, (struct kvt_event){ .kind = KVT_FENCED, .id = id, .transport = "" });
 }
 
 /* ---- arrivals ---- */
 
 /* The live session that this connection may write, or NULL. */
-static struct kvt_recv *bound(struct kvt_core *c, const struct kvt_peer *p, const struct kvt_message *m)
+static struct kvt_recv *bound(struct kvt_core *c, const struct kvt_peer *p,
+                              const struct kvt_message *m)
 {
     if (m->session >= c->n_slots) return NULL;
     struct kvt_recv *r = &c->slots[m->session];
-    return state_of(r) >= KVT_RECV_BOUND && r->generation == m->generation && r->peer == p ? r : NULL;
+    return state_of(r) >= KVT_RECV_BOUND && r->generation == m->generation && r->peer == p ? r
+                                                                                           : NULL;
 }
 
 /* Count a message that found no session: its generation is over, or another connection's. */
 static void dropped(struct kvt_core *c, const struct kvt_message *m)
 {
     struct kvt_recv *r = m->session < c->n_slots ? &c->slots[m->session] : NULL;
-    kvt_stats_dropped(c->stats, r && state_of(r) >= KVT_RECV_OPEN && r->generation == m->generation);
+    kvt_stats_dropped(c->stats,
+                      r && state_of(r) >= KVT_RECV_OPEN && r->generation == m->generation);
 }
 
 static void on_open(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m)
@@ -222,19 +270,23 @@ static void note_movement(struct kvt_recv *r)
 static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
 {
     char text[128];
-    snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s", r->doubt_layer, r->doubt_position, transport_of(r));
+    snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s",
+             r->doubt_layer, r->doubt_position, transport_of(r));
     kvt_stats_checksum_failed(c->stats);
     fail(c, r, ERR_CHECKSUM, false, text);
 }
 
-/* Compare the checksums of the pieces of a NOTE; false when one is wrong, which is a doubt from now on. `sums` are the card's, or NULL: the pool is
- * the processor's. */
-static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m, const uint64_t *sums)
+/* Compare the checksums of the pieces of a NOTE; false when one is wrong, which is a doubt from now
+ * on. `sums` are the card's, or NULL: the pool is the processor's. */
+static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
+                         const uint64_t *sums)
 {
     for (uint32_t i = 0; r->sums && i < m->n; i++) {
         uint32_t position = m->first + i;
         uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, position);
-        uint64_t sum = sums ? sums[i] : kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position], n_valid, c->scratch);
+        uint64_t sum = sums ? sums[i]
+                            : kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position],
+                                                n_valid, c->scratch);
         kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_view_bytes(&r->view, n_valid));
         if (sum == m->sums[i]) continue;
         r->t_doubt_ms = clock_ms();
@@ -248,28 +300,35 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
 /* Pieces are in place, and right as far as that is asked. */
 static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
-    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, (struct kvt_span){ m->layer, m->first, m->n });
+    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens,
+                                         (struct kvt_span){ m->layer, m->first, m->n });
     r->n_left -= m->n;
     r->bytes += bytes;
     kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_TAKEN_IN, bytes);
 }
 
-/* Do pieces [m->first, + m->n) follow what is there, `cursor` being the next one to come? Fails the transfer otherwise. */
-static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m, const uint32_t *cursor)
+/* Do pieces [m->first, + m->n) follow what is there, `cursor` being the next one to come? Fails the
+ * transfer otherwise. */
+static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
+                    const uint32_t *cursor)
 {
-    if (m->layer >= c->layout.n_layers || m->n == 0 || m->first > r->n_used || m->n > r->n_used - m->first) {
+    if (m->layer >= c->layout.n_layers || m->n == 0 || m->first > r->n_used ||
+        m->n > r->n_used - m->first) {
         fail(c, r, ERR_FORMAT, false, "the sender named pieces that the grant does not have");
     } else if (m->first < cursor[m->layer]) {
-        fail_as(c, r, ERR_FORMAT, KVT_FAILED_DUPLICATE, false, "the sender named pieces a second time");
+        fail_as(c, r, ERR_FORMAT, KVT_FAILED_DUPLICATE, false,
+                "the sender named pieces a second time");
     } else if (m->first > cursor[m->layer]) {
-        fail_as(c, r, ERR_FORMAT, KVT_FAILED_REORDERED, false, "the sender named pieces before those in front of them");
+        fail_as(c, r, ERR_FORMAT, KVT_FAILED_REORDERED, false,
+                "the sender named pieces before those in front of them");
     } else {
         return true;
     }
     return false;
 }
 
-/* A work for what arrives. When all are taken, wait for them: they are copies and checksums of a few MiB. May end any transfer. */
+/* A work for what arrives. When all are taken, wait for them: they are copies and checksums of a
+ * few MiB. May end any transfer. */
 static struct kvt_work *take_work(struct kvt_core *c)
 {
     struct kvt_work *k = kvt_works_take(c->arriving);
@@ -278,8 +337,10 @@ static struct kvt_work *take_work(struct kvt_core *c)
     return kvt_works_take(c->arriving);
 }
 
-/* Give the card something of this transfer to do; `k` may be NULL. False: the transfer has ended, the card has failed. */
-static bool begin_task(struct kvt_core *c, struct kvt_recv *r, struct kvt_work *k, const struct kvt_message *m, struct kvt_task task)
+/* Give the card something of this transfer to do; `k` may be NULL. False: the transfer has ended,
+ * the card has failed. */
+static bool begin_task(struct kvt_core *c, struct kvt_recv *r, struct kvt_work *k,
+                       const struct kvt_message *m, struct kvt_task task)
 {
     if (k) {
         k->session = r->session;
@@ -301,7 +362,8 @@ static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt
 {
     struct kvt_peer *p = r->peer;
     struct kvt_work *k = take_work(c);
-    if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_doubt_ms) { /* works that landed meanwhile ended it, or cast doubt */
+    /* works that landed meanwhile ended it, or cast doubt */
+    if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_doubt_ms) {
         kvt_work_give(k);
         return;
     }
@@ -316,11 +378,13 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     if (r->t_doubt_ms) return;
     if (!follows(c, r, m, r->verified)) return;
     if ((ops->caps & KVT_CAP_RECEIVER_PLACES) && m->first + m->n > r->landed[m->layer]) {
-        fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false, "the sender announced pieces that did not arrive");
+        fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false,
+                "the sender announced pieces that did not arrive");
         return;
     }
     if (r->sums && m->bytes != sizeof m->sums[0] * m->n) {
-        fail(c, r, ERR_FORMAT, false, "the sender announced pieces without the checksums it had promised");
+        fail(c, r, ERR_FORMAT, false,
+             "the sender announced pieces without the checksums it had promised");
         return;
     }
     enum status st = ops->flush(r->peer->conn->t);
@@ -349,8 +413,10 @@ static void conclude(struct kvt_core *c, struct kvt_recv *r, uint64_t bytes)
         return;
     }
     char text[128];
-    snprintf(text, sizeof text, "the sender finished with %llu pieces missing", (unsigned long long)r->n_left);
-    fail_as(c, r, ERR_FORMAT, r->n_left ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false, r->n_left ? text : "the sender counts other bytes than arrived");
+    snprintf(text, sizeof text, "the sender finished with %llu pieces missing",
+             (unsigned long long)r->n_left);
+    fail_as(c, r, ERR_FORMAT, r->n_left ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false,
+            r->n_left ? text : "the sender counts other bytes than arrived");
 }
 
 static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
@@ -393,24 +459,29 @@ void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
     if (p && p->frame.n) kvt_staging_give(c->inbox, &p->boxed, &p->frame);
 }
 
-/* Where the frame is read to. When the inbox is full its copies are waited for; what is left then belongs to frames that other peers have begun. */
-static int place_in_stage(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t offset, struct iovec *iov)
+/* Where the frame is read to. When the inbox is full its copies are waited for; what is left then
+ * belongs to frames that other peers have begun. */
+static int place_in_stage(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+                          uint64_t offset, struct iovec *iov)
 {
     if (!p->frame.n && !kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
         if (kvt_works_settle(c->arriving) == OK) kvt_recv_landed(c);
         struct kvt_recv *r = bound(c, p, head);
         if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
         if (!kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
-            fail(c, r, ERR_FULL, false, "no memory to receive KV for the card: too many senders at once");
+            fail(c, r, ERR_FULL, false,
+                 "no memory to receive KV for the card: too many senders at once");
             return 0;
         }
     }
-    iov[0] = (struct iovec){ (char *)kvt_staging_at(c->inbox, p->frame) + offset, head->bytes - offset };
+    iov[0] = (struct iovec){ (char *)kvt_staging_at(c->inbox, p->frame) + offset,
+                             head->bytes - offset };
     return 1;
 }
 
 /* The frame is whole: into the pool with it. */
-static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv *r, const struct kvt_message *head)
+static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv *r,
+                        const struct kvt_message *head)
 {
     struct kvt_work *k = take_work(c);
     if (bound(c, p, head) != r || state_of(r) != KVT_RECV_BOUND) {
@@ -449,7 +520,8 @@ void kvt_recv_landed(struct kvt_core *c)
     }
 }
 
-int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap)
+int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+                   uint64_t offset, struct iovec *iov, int cap)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r && offset == 0) dropped(c, head);
@@ -460,7 +532,8 @@ int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mess
     struct kvt_span span = { head->layer, head->first, head->n };
     uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, span);
     if (head->bytes != bytes || offset >= head->bytes) {
-        fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false, "the sender pushed a frame of another size than its pieces");
+        fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT,
+                false, "the sender pushed a frame of another size than its pieces");
         kvt_recv_drop_frame(c, p);
         return 0;
     }
@@ -468,7 +541,8 @@ int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mess
     return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
 }
 
-void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t bytes)
+void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+                     uint64_t bytes)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r || state_of(r) != KVT_RECV_BOUND) {
@@ -488,19 +562,21 @@ void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
     bool places = p->ops->caps & KVT_CAP_RECEIVER_PLACES;
     kvt_recv_drop_frame(c, p);
     LIST_FOREACH(r, &p->recvs, struct kvt_recv, link)
-        if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, places, text);
+    if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, places, text);
 }
 
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p)
 {
-    LIST_FOREACH(r, &p->recvs, struct kvt_recv, link) {
-        if (state_of(r) == KVT_RECV_BOUND) fail(c, r, ERR_PEER_LOST, true, "the connection to the sender was torn down");
+    LIST_FOREACH(r, &p->recvs, struct kvt_recv, link)
+    {
+        if (state_of(r) == KVT_RECV_BOUND)
+            fail(c, r, ERR_PEER_LOST, true, "the connection to the sender was torn down");
         else fenced(c, r);
     }
 }
 
-/* A writer that has not answered: it may not have heard, or its answer may have been lost. The pauses double, so that one that is stopped
- * for long is not told too often. */
+/* A writer that has not answered: it may not have heard, or its answer may have been lost. The
+ * pauses double, so that one that is stopped for long is not told too often. */
 static void stop_again(struct kvt_recv *r, uint64_t now_ms)
 {
     enum { DOUBLINGS = 32 }; /* more than any process lives to see */
@@ -519,13 +595,19 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
         if (s == KVT_RECV_FENCING) {
             n_quarantined++;
             stop_again(r, now_ms);
-            if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
+            if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) &&
+                now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
                 r->peer->condemned = true;
-        } else if (s == KVT_RECV_BOUND && r->t_doubt_ms && now_ms > r->t_doubt_ms + (KVT_DOUBT_MS < c->stall_ms ? KVT_DOUBT_MS : c->stall_ms)) {
+        } else if (s == KVT_RECV_BOUND && r->t_doubt_ms &&
+                   now_ms >
+                       r->t_doubt_ms + (KVT_DOUBT_MS < c->stall_ms ? KVT_DOUBT_MS : c->stall_ms)) {
             fail_in_doubt(c, r);
-        } else if (s >= KVT_RECV_OPEN && (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
+        } else if (s >= KVT_RECV_OPEN &&
+                   (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];
-            if (now_ms > r->deadline_ms) snprintf(text, sizeof text, "the KV transfer was not over after %llu ms", (unsigned long long)c->deadline_ms);
+            if (now_ms > r->deadline_ms)
+                snprintf(text, sizeof text, "the KV transfer was not over after %llu ms",
+                         (unsigned long long)c->deadline_ms);
             else snprintf(text, sizeof text, "no KV arrived for %u ms", c->stall_ms);
             fail(c, r, ERR_TIMEOUT, false, text);
         }

@@ -1,9 +1,12 @@
-/* session_send.c - the sender's side of a transfer: ready layers to batches of puts and notes. Diagram and invariants: session.h.
+/* session_send.c - the sender's side of a transfer: ready layers to batches of puts and notes.
+ * Diagram and invariants: session.h.
  *
- * A session keeps, per layer, how many tokens are ready and which position goes next; layers with something to go stand in a queue in
- * order of arrival. Each pump takes one batch, so that sessions and connections share the thread and the link. For a peer of another layout
- * a batch is made in staging memory first; it stays made until the row takes it, and its memory comes back with its PUT_DONE. From a pool in a
- * card's memory the card makes such a batch, fetches any into the processor's memory for rows that read that, and makes the checksums. */
+ * A session keeps, per layer, how many tokens are ready and which position goes next; layers with
+ * something to go stand in a queue in order of arrival. Each pump takes one batch, so that sessions
+ * and connections share the thread and the link. For a peer of another layout a batch is made in
+ * staging memory first; it stays made until the row takes it, and its memory comes back with its
+ * PUT_DONE. From a pool in a card's memory the card makes such a batch, fetches any into the
+ * processor's memory for rows that read that, and makes the checksums. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
@@ -40,7 +43,8 @@ static enum status allocate(struct kvt_send *s, uint32_t n_layers)
     return OK;
 }
 
-static void read_grant(struct kvt_send *s, const struct kvt_grant_msg *g, const struct kv_layout *mine)
+static void read_grant(struct kvt_send *s, const struct kvt_grant_msg *g,
+                       const struct kv_layout *mine)
 {
     for (uint32_t i = 0; i < s->n_used; i++) s->dst_blocks[i] = kvt_grant_block(g, i);
     for (uint32_t i = 0; i < s->n_src; i++) s->src_blocks[i] = -1;
@@ -52,22 +56,30 @@ static void read_grant(struct kvt_send *s, const struct kvt_grant_msg *g, const 
     s->n_left = (uint64_t)(s->n_used - s->n_first) * mine->n_layers;
 }
 
-static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_msg *g, struct err *err)
+static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_msg *g,
+                               struct err *err)
 {
     uint32_t n_used = (uint32_t)(((uint64_t)g->n_tokens + g->block_tokens - 1) / g->block_tokens);
-    if (n_used > g->n_blocks) return err_set(err, ERR_FORMAT, "a KV grant of %u blocks cannot hold %u tokens", g->n_blocks, g->n_tokens);
+    if (n_used > g->n_blocks)
+        return err_set(err, ERR_FORMAT, "a KV grant of %u blocks cannot hold %u tokens",
+                       g->n_blocks, g->n_tokens);
     if (kvt_plan_n_blocks(&c->layout, g->n_tokens) > KVT_GRANT_BLOCKS_MAX)
-        return err_set(err, ERR_FORMAT, "a KV grant of %u tokens needs more than %d blocks here", g->n_tokens, KVT_GRANT_BLOCKS_MAX);
+        return err_set(err, ERR_FORMAT, "a KV grant of %u tokens needs more than %d blocks here",
+                       g->n_tokens, KVT_GRANT_BLOCKS_MAX);
     struct kvt_view view;
     if (kvt_view_heads(&c->layout, g->first_head, g->n_heads, &view) != OK) {
         uint32_t mine = kv_layout_first_head(&c->layout);
-        return err_set(err, ERR_PEER_MISMATCH, "the grant names KV heads %u to %llu of the model, this rank holds %u to %u: the receiver grants each sender its own part",
-                       g->first_head, (unsigned long long)g->first_head + g->n_heads - 1, mine, mine + c->layout.n_kv_heads - 1);
+        return err_set(err, ERR_PEER_MISMATCH,
+                       "the grant names KV heads %u to %llu of the model, this rank holds %u to "
+                       "%u: the receiver grants each sender its own part",
+                       g->first_head, (unsigned long long)g->first_head + g->n_heads - 1, mine,
+                       mine + c->layout.n_kv_heads - 1);
     }
     return OK;
 }
 
-enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant, struct kvt_send **out, struct err *err)
+enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant,
+                            struct kvt_send **out, struct err *err)
 {
     struct kvt_grant_msg g;
     TRY(kvt_grant_decode(grant, &g, err));
@@ -84,7 +96,8 @@ enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, stru
     list_init(&s->link);
     s->id = id;
     s->peer_handle = peer;
-    s->serial = atomic_fetch_add_explicit(&c->next_serial, 1, memory_order_relaxed); /* unique; order does not matter */
+    /* unique; order does not matter */
+    s->serial = atomic_fetch_add_explicit(&c->next_serial, 1, memory_order_relaxed);
     s->session = g.session;
     s->generation = g.generation;
     s->first_head = g.first_head;
@@ -112,7 +125,8 @@ static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
     ev.id = s->id;
     ev.transport = s->peer ? s->peer->ops->name : "";
     if (s->peer && s->peer->conn) ev.link_speed = s->peer->ops->link_speed(s->peer->conn);
-    if (ev.kind == KVT_SENT) kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.bytes, ev.ns, ev.busy_ns);
+    if (ev.kind == KVT_SENT)
+        kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.bytes, ev.ns, ev.busy_ns);
     else kvt_stats_failed(c->stats, KVT_SENT_OUT, kvt_failure_of(ev.status));
     list_remove(&s->link);
     map_del(&c->sends, map_key_u64(&s->id));
@@ -154,7 +168,9 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     if (s->state == KVT_SEND_STOPPING) return;
     s->state = KVT_SEND_STOPPING;
     s->status = st;
-    if (st != ERR_TIMEOUT) s->t_moved_ms = clock_ms(); /* now its puts have stall_ms to end; after a stall they have had it */
+    if (st != ERR_TIMEOUT)
+        s->t_moved_ms = clock_ms(); /* now its puts have stall_ms to end; after a
+                                     * stall they have had it */
     s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
     kvt_work_give(s->note_work);
@@ -166,7 +182,8 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
 
 void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
-    LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+    LIST_FOREACH(s, &p->sends, struct kvt_send, link)
+    {
         for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) give_stage(c, s, &s->puts[i]);
         s->unfinished = 0; /* the row reads nothing of a connection that is down */
         if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
@@ -176,27 +193,35 @@ void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 
 /* ---- what the caller says ---- */
 
-/* Why a session cannot begin, or NULL. The receiver hears of none of these: it knows no such session, or knows it as another's. */
-static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const struct kvt_peer *p, enum status *st)
+/* Why a session cannot begin, or NULL. The receiver hears of none of these: it knows no such
+ * session, or knows it as another's. */
+static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const struct kvt_peer *p,
+                           enum status *st)
 {
     *st = ERR_PEER_LOST;
     if (!p || !p->up || p->lost) return "there is no connection to the decode node";
     *st = ERR_FORMAT;
-    if (s->block_tokens != p->layout.block_tokens) return "the grant counts in blocks of another size than the receiver said it has";
-    if (kvt_view_heads(&p->layout, s->first_head, s->n_heads, &s->dst) != OK || kvt_view_heads(&c->layout, s->first_head, s->n_heads, &s->src) != OK)
+    if (s->block_tokens != p->layout.block_tokens)
+        return "the grant counts in blocks of another size than the receiver said it has";
+    if (kvt_view_heads(&p->layout, s->first_head, s->n_heads, &s->dst) != OK ||
+        kvt_view_heads(&c->layout, s->first_head, s->n_heads, &s->src) != OK)
         return "the grant names KV heads that the receiver does not have";
     for (uint32_t i = s->n_first; i < s->n_used; i++)
-        if (s->dst_blocks[i] < 0 || (uint32_t)s->dst_blocks[i] >= p->layout.n_blocks) return "the grant names blocks outside the receiver's pool";
+        if (s->dst_blocks[i] < 0 || (uint32_t)s->dst_blocks[i] >= p->layout.n_blocks)
+            return "the grant names blocks outside the receiver's pool";
     *st = ERR_STALE;
     LIST_FOREACH(it, &p->sends, struct kvt_send, link)
-        if (it->session == s->session && it->generation == s->generation) return "another transfer of this node has that grant";
+    if (it->session == s->session && it->generation == s->generation)
+        return "another transfer of this node has that grant";
     return NULL;
 }
 
 void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
 {
     if (map_get(&c->sends, map_key_u64(&s->id))) {
-        struct kvt_event ev = { .kind = KVT_SEND_FAILED, .id = s->id, .status = ERR_INVALID, .transport = "" };
+        struct kvt_event ev = {
+            .kind = KVT_SEND_FAILED, .id = s->id, .status = ERR_INVALID, .transport = ""
+        };
         snprintf(ev.text, sizeof ev.text, "a KV transfer of this id is being sent already");
         kvt_send_free(c, s);
         kvt_core_event(c, ev);
@@ -224,18 +249,22 @@ static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
     s->queue[(s->q_head + s->q_len++) % c->layout.n_layers] = layer;
 }
 
-void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range, const int32_t *blocks)
+void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range,
+                  const int32_t *blocks)
 {
     uint32_t layer = range->layer, end_token = range->end;
     struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
     if (!s || s->state == KVT_SEND_STOPPING) return; /* its end has been told, or is about to be */
     if (s->finish || range->begin > s->tokens[layer]) {
-        kvt_send_fail(c, s, ERR_INVALID, s->finish ? "KV was offered after the end" : "tokens are missing between two ranges of a layer");
+        kvt_send_fail(c, s, ERR_INVALID,
+                      s->finish ? "KV was offered after the end"
+                                : "tokens are missing between two ranges of a layer");
         return;
     }
     if (end_token > s->n_tokens) end_token = s->n_tokens;
     uint32_t n = kvt_plan_n_blocks(&c->layout, end_token);
-    for (uint32_t i = (uint32_t)((uint64_t)s->n_first * s->block_tokens / c->layout.block_tokens); i < n; i++) {
+    for (uint32_t i = (uint32_t)((uint64_t)s->n_first * s->block_tokens / c->layout.block_tokens);
+         i < n; i++) {
         if (blocks[i] < 0 || (uint32_t)blocks[i] >= c->layout.n_blocks) {
             kvt_send_fail(c, s, ERR_INVALID, "a source block is outside the pool");
             return;
@@ -246,7 +275,9 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range
     s->tokens[layer] = end_token;
     if (range->mark) s->marks[layer] = range->mark;
     if (kvt_plan_complete(s->dst.layout, s->n_tokens, end_token) > s->cursor[layer]) {
-        if (s->q_len == 0) s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins here */
+        if (s->q_len == 0)
+            s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins
+                                         * here */
         enqueue(c, s, layer);
     }
 }
@@ -258,12 +289,14 @@ static void send_finish(struct kvt_send *s)
     kvt_peer_tell(s->peer, KVT_MSG_FINISH, s->session, s->generation, s->bytes, OK);
 }
 
-/* FINISH waits for the last PUT_DONE: a put that is abandoned is over for the row, and a FINISH behind it would be taken by the receiver as
- * the end of a transfer whose bytes never came. */
+/* FINISH waits for the last PUT_DONE: a put that is abandoned is over for the row, and a FINISH
+ * behind it would be taken by the receiver as the end of a transfer whose bytes never came. */
 static void finish_if_complete(struct kvt_core *c, struct kvt_send *s)
 {
     if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits) return;
-    if (s->n_left) kvt_send_fail(c, s, ERR_INVALID, "the transfer was finished before every token of every layer was there");
+    if (s->n_left)
+        kvt_send_fail(c, s, ERR_INVALID,
+                      "the transfer was finished before every token of every layer was there");
     else if (!s->unfinished) send_finish(s);
 }
 
@@ -292,9 +325,10 @@ static bool flush_note(struct kvt_send *s)
     return !s->note_waits;
 }
 
-/* Checksums of what lands, in the receiver's form. They are made after the put was taken: the source is still in cache, and a put that was
- * refused costs nothing. */
-static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head, const struct kvt_batch *b)
+/* Checksums of what lands, in the receiver's form. They are made after the put was taken: the
+ * source is still in cache, and a put that was refused costs nothing. */
+static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head,
+                      const struct kvt_batch *b)
 {
     const char *made = b->stage.n ? kvt_staging_at(c->staging, b->stage) : NULL;
     s->note = *head;
@@ -304,19 +338,24 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     s->note_work = b->work;
     if (!s->sums) return;
     for (uint32_t i = 0; i < head->n && !b->work; i++) {
-        uint32_t position = head->first + i, n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
+        uint32_t position = head->first + i,
+                 n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
         uint64_t bytes = kvt_view_bytes(&s->dst, n_valid);
-        s->note.sums[i] = made ? hash_64(made, bytes, 0) : kvt_plan_checksum(&s->src, c->pool, head->layer, s->src_blocks[position], n_valid, c->scratch);
+        s->note.sums[i] = made ? hash_64(made, bytes, 0)
+                               : kvt_plan_checksum(&s->src, c->pool, head->layer,
+                                                   s->src_blocks[position], n_valid, c->scratch);
         if (made) made += bytes;
     }
     kvt_stats_hashed(c->stats, KVT_SENT_OUT, head->bytes);
 }
 
-/* Staging memory for the pieces of a span, or for the first of them; false while there is no room. */
+/* Staging memory for the pieces of a span, or for the first of them; false while there is no
+ * room. */
 static bool take_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_span *span)
 {
     uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, *span);
-    if (kvt_staging_take(c->staging, bytes, span->n == 1, &s->peer->staged, &s->made.stage)) return true;
+    if (kvt_staging_take(c->staging, bytes, span->n == 1, &s->peer->staged, &s->made.stage))
+        return true;
     if (span->n == 1) return false;
     span->n = 1; /* fragments, or others hold most of it: something always goes on */
     bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, *span);
@@ -332,7 +371,8 @@ static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
     s->made.span = span;
     char *out = kvt_staging_at(c->staging, s->made.stage);
     for (uint32_t i = span.first; i < span.first + span.n; i++) {
-        kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, span.layer, i, out);
+        kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, span.layer, i,
+                          out);
         out += kvt_view_bytes(&s->dst, kvt_plan_tokens(s->dst.layout, s->n_tokens, i));
     }
     kvt_stats_converted(c->stats, bytes);
@@ -346,9 +386,13 @@ static bool must_fetch(const struct kvt_core *c, const struct kvt_send *s)
 }
 
 /* Is a batch put from a stage that the card has filled, whichever of its sides? */
-static bool must_stage(const struct kvt_core *c, const struct kvt_send *s) { return c->leaving && (!s->direct || must_fetch(c, s)); }
+static bool must_stage(const struct kvt_core *c, const struct kvt_send *s)
+{
+    return c->leaving && (!s->direct || must_fetch(c, s));
+}
 
-/* Let the card make a span, fetch it into staging memory, make its checksums, or several of these. False: not yet, or (card_failed) not at all. */
+/* Let the card make a span, fetch it into staging memory, make its checksums, or several of these.
+ * False: not yet, or (card_failed) not at all. */
 static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
     struct kvt_work *work = kvt_works_take(c->leaving);
@@ -360,13 +404,21 @@ static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span s
     s->made.span = span;
     s->made.work = work;
     work->stage = s->made.stage;
-    struct kvt_task task = { .view = &s->src, .blocks = s->src_blocks, .n_tokens = s->n_tokens, .span = span, .mark = s->marks[span.layer],
-                             .sums = s->sums, .move = must_fetch(c, s) ? KVT_TASK_FETCH : KVT_TASK_STAYS,
-                             .as = s->direct ? NULL : &s->dst };
+    struct kvt_task task = {
+        .view = &s->src,
+        .blocks = s->src_blocks,
+        .n_tokens = s->n_tokens,
+        .span = span,
+        .mark = s->marks[span.layer],
+        .sums = s->sums,
+        .move = must_fetch(c, s) ? KVT_TASK_FETCH : KVT_TASK_STAYS,
+        .as = s->direct ? NULL : &s->dst,
+    };
     enum status st = kvt_work_begin(work, &task);
     work->stage.n = 0; /* the batch's, until it is dropped */
     s->card_failed = st != OK;
-    if (st == OK && !s->direct) kvt_stats_converted(c->stats, kvt_plan_span_bytes(&s->dst, s->n_tokens, span));
+    if (st == OK && !s->direct)
+        kvt_stats_converted(c->stats, kvt_plan_span_bytes(&s->dst, s->n_tokens, span));
     return st == OK;
 }
 
@@ -383,18 +435,23 @@ static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span
     return true;
 }
 
-/* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are as large as the row likes. */
+/* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are
+ * as large as the row likes. */
 static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
 {
     if (c->leaving) return must_stage(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
-    return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes : KVT_PUT_BYTES;
+    return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes
+                                                            : KVT_PUT_BYTES;
 }
 
-/* The next batch of the first queued layer, its bytes where they are put from; false while there is no room to make it. */
-static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready, struct kvt_batch *out)
+/* The next batch of the first queued layer, its bytes where they are put from; false while there is
+ * no room to make it. */
+static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
+                       struct kvt_batch *out)
 {
     uint32_t layer = s->queue[s->q_head];
-    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
+    struct kvt_span span = { layer, s->cursor[layer],
+                             kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
     *out = (struct kvt_batch){ .span = span };
     bool by_card = c->leaving && (s->sums || must_stage(c, s));
     if (s->direct && !by_card) return true;
@@ -403,7 +460,8 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready, s
     return true;
 }
 
-static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_span span, uint32_t ready, uint64_t bytes)
+static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_span span, uint32_t ready,
+                    uint64_t bytes)
 {
     s->t_moved_ms = clock_ms();
     s->cursor[span.layer] += span.n;
@@ -419,15 +477,27 @@ static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_span span
 /* Put the next batch of the first queued layer; true when it was taken. */
 static bool put_batch(struct kvt_core *c, struct kvt_send *s)
 {
-    uint32_t layer = s->queue[s->q_head], place = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
-    uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
+    uint32_t layer = s->queue[s->q_head],
+             place = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
+    uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) -
+                     s->cursor[layer];
     struct kvt_batch b;
     if (place >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
-    struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place, .mark = b.stage.n ? 0 : s->marks[layer],
-                           .head = { .kind = KVT_MSG_DATA, .session = s->session, .generation = s->generation, .layer = layer,
-                                     .first = b.span.first, .n = b.span.n, .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span) } };
-    put.n_copies = !b.stage.n ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)
-                             : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies);
+    struct kvt_put put = { .copies = c->copies,
+                           .tag = s->serial * KVT_SEND_PUTS + place,
+                           .mark = b.stage.n ? 0 : s->marks[layer],
+                           .head = { .kind = KVT_MSG_DATA,
+                                     .session = s->session,
+                                     .generation = s->generation,
+                                     .layer = layer,
+                                     .first = b.span.first,
+                                     .n = b.span.n,
+                                     .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span), }, };
+    put.n_copies = !b.stage.n
+                       ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks,
+                                         s->n_tokens, b.span, c->copies)
+                       : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst,
+                                              s->dst_blocks, s->n_tokens, b.span, c->copies);
     uint64_t now = clock_ns();
     if (!s->t_first_ns) s->t_first_ns = now;
     if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
@@ -445,7 +515,8 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
 {
     bool more = false;
     if (!p->up || p->lost) return false;
-    LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+    LIST_FOREACH(s, &p->sends, struct kvt_send, link)
+    {
         if (s->state != KVT_SEND_ACTIVE || !flush_note(s)) continue;
         if (s->q_len && put_batch(c, s)) {
             flush_note(s);
@@ -467,7 +538,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
 {
     struct kvt_send *s = NULL;
     LIST_FOREACH(it, &p->sends, struct kvt_send, link)
-        if (it->serial == tag / KVT_SEND_PUTS) s = it;
+    if (it->serial == tag / KVT_SEND_PUTS) s = it;
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
@@ -488,8 +559,14 @@ static void on_done(struct kvt_core *c, struct kvt_send *s)
         return;
     }
     uint64_t now = clock_ns();
-    end(c, s, (struct kvt_event){ .kind = KVT_SENT, .bytes = s->bytes, .ns = s->t_first_ns ? now - s->t_first_ns : now - s->t_finish_ns,
-                                  .busy_ns = s->busy_ns, .tail_ns = now - s->t_finish_ns });
+    end(c, s,
+        (struct kvt_event){
+            .kind = KVT_SENT,
+            .bytes = s->bytes,
+            .ns = s->t_first_ns ? now - s->t_first_ns : now - s->t_finish_ns,
+            .busy_ns = s->busy_ns,
+            .tail_ns = now - s->t_finish_ns,
+        });
 }
 
 static void on_stop(struct kvt_core *c, struct kvt_send *s, enum status st)
@@ -503,13 +580,15 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
 {
     struct kvt_send *s = NULL;
     LIST_FOREACH(it, &p->sends, struct kvt_send, link)
-        if (it->session == m->session && it->generation == m->generation) s = it;
+    if (it->session == m->session && it->generation == m->generation) s = it;
     if (!s) { /* it ended already */
-        if (m->kind == KVT_MSG_STOP) kvt_peer_tell(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
+        if (m->kind == KVT_MSG_STOP)
+            kvt_peer_tell(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
         else kvt_stats_dropped(c->stats, false);
         return;
     }
-    /* Only what moves the transfer on moves its deadline: a receiver that repeats itself must not keep it alive. */
+    /* Only what moves the transfer on moves its deadline: a receiver that repeats itself must not
+     * keep it alive. */
     if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
     else if (m->kind == KVT_MSG_DONE) on_done(c, s);
     else if (m->kind == KVT_MSG_OPENED && s->state == KVT_SEND_OPENING) {
@@ -527,19 +606,25 @@ static bool awaits_answer(const struct kvt_send *s)
 
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
-    LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+    LIST_FOREACH(s, &p->sends, struct kvt_send, link)
+    {
         bool answer = awaits_answer(s);
         uint32_t patience = answer && c->stall_ms > KVT_ANSWER_MS ? KVT_ANSWER_MS : c->stall_ms;
         /* Waiting for the caller's next layer is not a stall of the transfer. */
         bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished;
         bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
-            p->condemned |= stalls; /* an abandoned put that does not end: only the end of the connection ends it */
+            p->condemned |= stalls; /* an abandoned put that does not end: only the end of the
+                                     * connection ends it */
             continue;
         }
         char text[128];
-        if (late) snprintf(text, sizeof text, "the KV transfer was not over after %llu ms", (unsigned long long)c->deadline_ms);
-        else if (answer) snprintf(text, sizeof text, "the receiver did not answer %s within %u ms", s->state == KVT_SEND_OPENING ? "OPEN" : "FINISH", patience);
+        if (late)
+            snprintf(text, sizeof text, "the KV transfer was not over after %llu ms",
+                     (unsigned long long)c->deadline_ms);
+        else if (answer)
+            snprintf(text, sizeof text, "the receiver did not answer %s within %u ms",
+                     s->state == KVT_SEND_OPENING ? "OPEN" : "FINISH", patience);
         else snprintf(text, sizeof text, "no KV left for %u ms", patience);
         if (stalls || late) kvt_send_fail(c, s, ERR_TIMEOUT, text);
     }

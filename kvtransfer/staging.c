@@ -1,4 +1,5 @@
-/* staging.c - runs of chunks by first fit; see staging.h. There are about a hundred chunks, so that looking at all of them is cheap. */
+/* staging.c - runs of chunks by first fit; see staging.h. There are about a hundred chunks, so that
+ * looking at all of them is cheap. */
 #include "kvtransfer/staging.h"
 
 #include <string.h>
@@ -8,13 +9,14 @@
 
 struct kvt_staging {
     struct device *device;
-    bool           own_device;
+    bool own_device;
     struct dev_mem mem, card; /* card.ptr == NULL: no such side */
-    uint32_t       n, n_free;
-    bool          *taken; /* by chunk */
+    uint32_t n, n_free;
+    bool *taken; /* by chunk */
 };
 
-enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out, struct err *err)
+enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out,
+                               struct err *err)
 {
     struct kvt_staging *s = MEM_NEW(struct kvt_staging);
     s->mem.fd = s->card.fd = -1;
@@ -23,7 +25,9 @@ enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt
     s->device = device;
     s->own_device = !device;
     enum status st = device ? OK : device_open("cpu", &s->device, err);
-    if (st == OK) st = device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, device ? DEVICE_MEM_HOST : DEVICE_MEM_SHARED, &s->mem, err);
+    if (st == OK)
+        st = device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK,
+                              device ? DEVICE_MEM_HOST : DEVICE_MEM_SHARED, &s->mem, err);
     if (st != OK) {
         kvt_staging_free(s);
         return st;
@@ -35,7 +39,8 @@ enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt
 enum status kvt_staging_add_card(struct kvt_staging *s, struct err *err)
 {
     ASSERT(!s->own_device);
-    return device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, DEVICE_MEM_PRIVATE, &s->card, err);
+    return device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, DEVICE_MEM_PRIVATE,
+                            &s->card, err);
 }
 
 void kvt_staging_free(struct kvt_staging *s)
@@ -50,9 +55,15 @@ void kvt_staging_free(struct kvt_staging *s)
 
 const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s) { return &s->mem; }
 
-const struct dev_mem *kvt_staging_card(const struct kvt_staging *s) { return s->card.ptr ? &s->card : NULL; }
+const struct dev_mem *kvt_staging_card(const struct kvt_staging *s)
+{
+    return s->card.ptr ? &s->card : NULL;
+}
 
-uint64_t kvt_staging_piece_max(const struct kvt_staging *s) { return s ? (uint64_t)s->n * KVT_STAGING_CHUNK / 4 : 0; }
+uint64_t kvt_staging_piece_max(const struct kvt_staging *s)
+{
+    return s ? (uint64_t)s->n * KVT_STAGING_CHUNK / 4 : 0;
+}
 
 /* The first run of n free chunks, or s->n. */
 static uint32_t find_run(const struct kvt_staging *s, uint32_t n)
@@ -65,7 +76,8 @@ static uint32_t find_run(const struct kvt_staging *s, uint32_t n)
     return s->n;
 }
 
-bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held, struct kvt_stage *out)
+bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
+                      struct kvt_stage *out)
 {
     uint64_t n = (bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK;
     if (n == 0 || n > s->n_free) return false;
@@ -89,10 +101,19 @@ void kvt_staging_give(struct kvt_staging *s, uint32_t *held, struct kvt_stage *s
     stage->n = 0;
 }
 
-uint64_t kvt_staging_offset(struct kvt_stage stage) { return (uint64_t)stage.first * KVT_STAGING_CHUNK; }
+uint64_t kvt_staging_offset(struct kvt_stage stage)
+{
+    return (uint64_t)stage.first * KVT_STAGING_CHUNK;
+}
 
-void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage) { return (char *)s->mem.ptr + kvt_staging_offset(stage); }
+void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage)
+{
+    return (char *)s->mem.ptr + kvt_staging_offset(stage);
+}
 
-void *kvt_staging_card_at(const struct kvt_staging *s, struct kvt_stage stage) { return (char *)s->card.ptr + kvt_staging_offset(stage); }
+void *kvt_staging_card_at(const struct kvt_staging *s, struct kvt_stage stage)
+{
+    return (char *)s->card.ptr + kvt_staging_offset(stage);
+}
 
 uint32_t kvt_staging_n_free(const struct kvt_staging *s) { return s->n_free; }

@@ -1,5 +1,5 @@
-/* stats.c - names and labels of the KV transfer metrics. All are registered at start, so that a reason that never happened reads 0.
- * Thread: transfer; create and free: the creator's. */
+/* stats.c - names and labels of the KV transfer metrics. All are registered at start, so that a
+ * reason that never happened reads 0. Thread: transfer; create and free: the creator's. */
 #include "kvtransfer/stats.h"
 
 #include "kvtransfer/transport.h"
@@ -10,26 +10,29 @@ enum { ROWS = 8 };
 struct kvt_stats {
     struct metrics *m;
     struct {
-        const char       *transport;
-        struct counter   *bytes[2];
+        const char *transport;
+        struct counter *bytes[2];
         struct histogram *seconds[2], *rate[2];
-        struct gauge     *link;
+        struct gauge *link;
     } rows[ROWS];
-    struct counter *checksum_failed, *fence_waits, *failed[2][KVT_FAILED_COUNT], *dropped[2], *hashed[2], *converted;
-    struct gauge   *in_flight[2], *quarantined;
+    struct counter *checksum_failed, *fence_waits, *failed[2][KVT_FAILED_COUNT], *dropped[2],
+        *hashed[2], *converted;
+    struct gauge *in_flight[2], *quarantined;
 };
 
 static const char *const DIRECTIONS[] = { [KVT_SENT_OUT] = "send", [KVT_TAKEN_IN] = "receive" };
 
 static const char *const FAILURES[KVT_FAILED_COUNT] = {
-    [KVT_FAILED_CHECKSUM] = "checksum",   [KVT_FAILED_STALE] = "stale",         [KVT_FAILED_DUPLICATE] = "duplicate",
-    [KVT_FAILED_REORDERED] = "reordered", [KVT_FAILED_TRUNCATED] = "truncated", [KVT_FAILED_FORMAT] = "format",
-    [KVT_FAILED_TIMEOUT] = "timeout",     [KVT_FAILED_PEER_LOST] = "peer_lost", [KVT_FAILED_CANCELED] = "canceled",
-    [KVT_FAILED_OTHER] = "other",
+    [KVT_FAILED_CHECKSUM] = "checksum",   [KVT_FAILED_STALE] = "stale",
+    [KVT_FAILED_DUPLICATE] = "duplicate", [KVT_FAILED_REORDERED] = "reordered",
+    [KVT_FAILED_TRUNCATED] = "truncated", [KVT_FAILED_FORMAT] = "format",
+    [KVT_FAILED_TIMEOUT] = "timeout",     [KVT_FAILED_PEER_LOST] = "peer_lost",
+    [KVT_FAILED_CANCELED] = "canceled",   [KVT_FAILED_OTHER] = "other",
 };
 
 /* From a modem to 16 links of 400 Gb/s, half a decade apart. */
-static const double RATES[] = { 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11, 3e11, 1e12 };
+static const double RATES[] = { 1e4, 3e4, 1e5, 3e5,  1e6,  3e6,  1e7,  3e7, 1e8,
+                                3e8, 1e9, 3e9, 1e10, 3e10, 1e11, 3e11, 1e12 };
 
 const char *kvt_failure_name(enum kvt_failure f) { return FAILURES[f]; }
 
@@ -63,34 +66,51 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
     for (size_t i = 0; kvt_transports[i] && i < ROWS; i++) {
         const char *name = s->rows[i].transport = kvt_transports[i]->name;
         for (int d = 0; d < 2; d++) {
-            s->rows[i].bytes[d] = metrics_counter(m, "baton_kv_transfer_bytes_total", label(&b, name, d), "KV bytes moved between nodes.");
-            s->rows[i].seconds[d] = metrics_histogram(m, "baton_kv_transfer_seconds", label(&b, name, d),
-                                                      "First byte to acknowledged (send) or verified (receive) of one transfer.",
-                                                      METRICS_SECONDS, METRICS_SECONDS_N);
-            s->rows[i].rate[d] = metrics_histogram(m, "baton_kv_transfer_rate_bytes_per_second", label(&b, name, d),
-                                                   "KV bytes of one transfer over the time they were under way (send) or over its seconds (receive).", RATES, COUNT_OF(RATES));
+            s->rows[i].bytes[d] = metrics_counter(m, "baton_kv_transfer_bytes_total",
+                                                  label(&b, name, d),
+                                                  "KV bytes moved between nodes.");
+            s->rows[i].seconds[d] = metrics_histogram(
+                m, "baton_kv_transfer_seconds", label(&b, name, d),
+                "First byte to acknowledged (send) or verified (receive) of one transfer.",
+                METRICS_SECONDS, METRICS_SECONDS_N);
+            s->rows[i].rate[d] = metrics_histogram(
+                m, "baton_kv_transfer_rate_bytes_per_second", label(&b, name, d),
+                "KV bytes of one transfer over the time they were under way (send) or over its "
+                "seconds (receive).",
+                RATES, COUNT_OF(RATES));
         }
         buf_clear(&b);
         buf_printf(&b, "transport=\"%s\"", name);
-        s->rows[i].link = metrics_gauge(m, "baton_kv_link_speed_bytes_per_second", b.data,
-                                        "Speed of the last connection's link(s) as the hardware says; 0: not known.");
+        s->rows[i].link = metrics_gauge(
+            m, "baton_kv_link_speed_bytes_per_second", b.data,
+            "Speed of the last connection's link(s) as the hardware says; 0: not known.");
     }
     for (int d = 0; d < 2; d++) {
-        s->in_flight[d] = metrics_gauge(m, "baton_kv_transfers_in_flight", label(&b, NULL, d), "KV transfers that have not ended.");
-        s->hashed[d] = metrics_counter(m, "baton_kv_transfer_hashed_bytes_total", label(&b, NULL, d), "KV bytes a checksum was made of.");
+        s->in_flight[d] = metrics_gauge(m, "baton_kv_transfers_in_flight", label(&b, NULL, d),
+                                        "KV transfers that have not ended.");
+        s->hashed[d] = metrics_counter(m, "baton_kv_transfer_hashed_bytes_total",
+                                       label(&b, NULL, d), "KV bytes a checksum was made of.");
         for (int f = 0; f < KVT_FAILED_COUNT; f++) {
             (void)label(&b, NULL, d);
             buf_printf(&b, ",reason=\"%s\"", FAILURES[f]);
-            s->failed[d][f] = metrics_counter(m, "baton_kv_transfer_failures_total", b.data, "KV transfers that failed, by reason.");
+            s->failed[d][f] = metrics_counter(m, "baton_kv_transfer_failures_total", b.data,
+                                              "KV transfers that failed, by reason.");
         }
     }
     for (int foreign = 0; foreign < 2; foreign++)
-        s->dropped[foreign] = metrics_counter(m, "baton_kv_transfer_dropped_total", foreign ? "reason=\"foreign\"" : "reason=\"stale\"",
-                                              "Messages and frames that named no live transfer of their connection.");
-    s->converted = metrics_counter(m, "baton_kv_transfer_converted_bytes_total", "", "KV bytes converted for a peer of another layout.");
-    s->quarantined = metrics_gauge(m, "baton_kv_transfers_quarantined", "", "Failed transfers whose writer may still write: their blocks are held.");
-    s->checksum_failed = metrics_counter(m, "baton_kv_transfer_checksum_failures_total", "", "KV pieces whose checksum disagreed.");
-    s->fence_waits = metrics_counter(m, "baton_kv_transfer_fence_waits_total", "", "Failed transfers that had to wait for their writer's fence.");
+        s->dropped[foreign] = metrics_counter(
+            m, "baton_kv_transfer_dropped_total",
+            foreign ? "reason=\"foreign\"" : "reason=\"stale\"",
+            "Messages and frames that named no live transfer of their connection.");
+    s->converted = metrics_counter(m, "baton_kv_transfer_converted_bytes_total", "",
+                                   "KV bytes converted for a peer of another layout.");
+    s->quarantined = metrics_gauge(
+        m, "baton_kv_transfers_quarantined", "",
+        "Failed transfers whose writer may still write: their blocks are held.");
+    s->checksum_failed = metrics_counter(m, "baton_kv_transfer_checksum_failures_total", "",
+                                         "KV pieces whose checksum disagreed.");
+    s->fence_waits = metrics_counter(m, "baton_kv_transfer_fence_waits_total", "",
+                                     "Failed transfers that had to wait for their writer's fence.");
     buf_release(&b);
     return s;
 }
@@ -104,18 +124,21 @@ static int row_of(const struct kvt_stats *s, const char *transport)
     return -1;
 }
 
-void kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes)
+void kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direction d,
+                     uint64_t bytes)
 {
     int i = row_of(s, transport);
     if (i >= 0) counter_add(s->rows[i].bytes[d], bytes);
 }
 
-void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes, uint64_t ns, uint64_t busy_ns)
+void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d,
+                    uint64_t bytes, uint64_t ns, uint64_t busy_ns)
 {
     int i = row_of(s, transport);
     if (i < 0) return;
     histogram_observe(s->rows[i].seconds[d], (double)ns * 1e-9);
-    if (bytes && busy_ns) histogram_observe(s->rows[i].rate[d], (double)bytes * 1e9 / (double)busy_ns);
+    if (bytes && busy_ns)
+        histogram_observe(s->rows[i].rate[d], (double)bytes * 1e9 / (double)busy_ns);
 }
 
 void kvt_stats_link(struct kvt_stats *s, const char *transport, uint64_t bytes_per_second)
@@ -154,7 +177,8 @@ void kvt_stats_fence_wait(struct kvt_stats *s)
     if (s->m) counter_add(s->fence_waits, 1);
 }
 
-void kvt_stats_gauges(struct kvt_stats *s, uint32_t n_sends, uint32_t n_recvs, uint32_t n_quarantined)
+void kvt_stats_gauges(struct kvt_stats *s, uint32_t n_sends, uint32_t n_recvs,
+                      uint32_t n_quarantined)
 {
     if (!s->m) return;
     gauge_set(s->in_flight[KVT_SENT_OUT], n_sends);

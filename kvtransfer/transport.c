@@ -1,5 +1,5 @@
-/* transport.c - which transports this binary has. A missing library is a missing line here, never a branch elsewhere.
- * Constants only; any thread. */
+/* transport.c - which transports this binary has. A missing library is a missing line here, never a
+ * branch elsewhere. Constants only; any thread. */
 #include "kvtransfer/transport.h"
 
 #include "kvtransfer/transports.h"
@@ -12,12 +12,11 @@ const struct kvt_transport_ops *const kvt_transports[] = {
 #ifdef BATON_HAVE_UCX
     &kvt_ucx_ops,
 #endif
-    &kvt_tcp_ops,
-    &kvt_mem_ops,
-    NULL,
+    &kvt_tcp_ops,  &kvt_mem_ops, NULL,
 };
 
-enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out, struct err *err)
+enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out,
+                               struct err *err)
 {
     struct buf names = { 0 };
     for (size_t i = 0; kvt_transports[i]; i++) {
@@ -28,7 +27,9 @@ enum status kvt_transport_find(struct str name, const struct kvt_transport_ops *
         }
         buf_printf(&names, "%s%s", i ? ", " : "", kvt_transports[i]->name);
     }
-    enum status st = err_set(err, ERR_UNSUPPORTED, "KV transfer protocol '%.*s' is not in this build, which has %s", STR_ARG(name), names.data);
+    enum status st = err_set(err, ERR_UNSUPPORTED,
+                             "KV transfer protocol '%.*s' is not in this build, which has %s",
+                             STR_ARG(name), names.data);
     buf_release(&names);
     return st;
 }

@@ -1,18 +1,24 @@
-/* transport.h - the ops table of a transport: what a row must do to carry KV bytes from a sender's pool to a receiver's.
+/* transport.h - the ops table of a transport: what a row must do to carry KV bytes from a sender's
+ * pool to a receiver's.
  *
- * A row moves bytes and small messages over connections; it knows no transfers. What a transfer is (grants, generations,
- * checksums, fences, deadlines) is session.h, the same for every row. Rows of two kinds fit:
- *   one-sided        put() writes into the receiver's memory (mem, ipc; rdma, ucx): the receiver's threads never see the bytes
- *   receiver places  put() streams; the receiving row asks env->place where they go and writes them itself (tcp)
- * To add a row: write its file, add one line to kvt_transports[] in transport.c, pass tests/conformance/test_transports.c.
+ * A row moves bytes and small messages over connections; it knows no transfers. What a transfer is
+ * (grants, generations, checksums, fences, deadlines) is session.h, the same for every row. Rows of
+ * two kinds fit:
+ *   one-sided        put() writes into the receiver's memory (mem, ipc; rdma, ucx): the receiver's
+ *                    threads never see the bytes
+ *   receiver places put() streams; the receiving row asks env->place where they go and writes them
+ *   itself (tcp)
+ * To add a row: write its file, add one line to kvt_transports[] in transport.c, pass
+ * tests/conformance/test_transports.c.
  *
- * What the session layer guarantees a row: a put names only blocks of a grant that the receiver confirmed on this connection,
- * copies lie inside both pools, the source stays valid until PUT_DONE or DOWN.
- * What a row guarantees
- *  1 An UP connection presented a ticket that env->admit took; before that its peer can neither read nor write anything.
- *  2 A message is seen by the peer after every earlier put on that connection has landed, messages in order, or not at all.
- *  3 After DOWN, and after the PUT_DONE of a put, the row reads nothing of that source any more.
- *  4 fence() answers OK only when no write of that peer can land any more in this process's pool.
+ * What the session layer guarantees a row: a put names only blocks of a grant that the receiver
+ * confirmed on this connection, copies lie inside both pools, the source stays valid until PUT_DONE
+ * or DOWN. What a row guarantees
+ *  1 An UP connection presented a ticket that env->admit took; before that its peer can neither
+ *  read nor write anything. 2 A message is seen by the peer after every earlier put on that
+ *  connection has landed, messages in order, or not at all. 3 After DOWN, and after the PUT_DONE of
+ *  a put, the row reads nothing of that source any more. 4 fence() answers OK only when no write of
+ *  that peer can land any more in this process's pool.
  * Thread: every slot runs on the transfer thread; none blocks. */
 #ifndef BATON_KVTRANSFER_TRANSPORT_H
 #define BATON_KVTRANSFER_TRANSPORT_H
@@ -27,30 +33,41 @@
 #include "shared/kv/kv_layout.h"
 
 enum kvt_cap {
-    KVT_CAP_SAME_PROCESS = 1,     /* reaches only within one process */
-    KVT_CAP_SAME_HOST = 2,        /* reaches only within one host */
-    KVT_CAP_RECEIVER_PLACES = 4,  /* env->place is used: forgetting a session is its fence */
-    KVT_CAP_FENCE_TEARDOWN = 8,   /* disconnecting takes the peer's access away (rdma: queue pair in error, key invalid) */
-    KVT_CAP_DEVICE_MEM = 16,      /* puts from GPU memory into GPU memory, behind their marks */
-    KVT_CAP_DEVICE_LANDING = 32   /* peers write into GPU memory where open finds that they can; puts are made from staging memory */
+    KVT_CAP_SAME_PROCESS = 1,    /* reaches only within one process */
+    KVT_CAP_SAME_HOST = 2,       /* reaches only within one host */
+    KVT_CAP_RECEIVER_PLACES = 4, /* env->place is used: forgetting a session is its fence */
+    KVT_CAP_FENCE_TEARDOWN = 8,  /* disconnecting takes the peer's access away (rdma: queue pair in
+                                  * error, key invalid) */
+    KVT_CAP_DEVICE_MEM = 16,     /* puts from GPU memory into GPU memory, behind their marks */
+    KVT_CAP_DEVICE_LANDING = 32  /* peers write into GPU memory where open finds that they can;
+                                  * puts are made from staging memory */
 };
 
-enum { KVT_IOV_MAX = 64, KVT_CONNECT_MS = 3000, KVT_QUEUE_BYTES = 64 * 1024, KVT_QUEUE_LIMIT = 1024 * 1024 };
+enum {
+    KVT_IOV_MAX = 64,
+    KVT_CONNECT_MS = 3000,
+    KVT_QUEUE_BYTES = 64 * 1024,
+    KVT_QUEUE_LIMIT = 1024 * 1024
+};
 
-/* Source offsets from here on lie in the staging memory (pieces converted for a peer of another layout), below it in the pool. */
+/* Source offsets from here on lie in the staging memory (pieces converted for a peer of another
+ * layout), below it in the pool. */
 #define KVT_STAGING (UINT64_C(1) << 62)
 
-/* One contiguous copy: offset in the sender's sources (pool or staging) and in the receiver's pool. */
+/* One contiguous copy: offset in the sender's sources (pool or staging) and in the receiver's
+ * pool. */
 struct kvt_copy {
     uint64_t local, remote, bytes;
 };
 
 struct kvt_put {
-    struct kvt_message     head;    /* kind DATA: session, generation, layer, first, n, bytes: enough for the receiver to place it */
-    const struct kvt_copy *copies;  /* in the order of the bytes; copied by the row */
-    uint32_t               n_copies; /* 1..env->max_copies */
-    uint64_t               mark;     /* the pool's device has the bytes when it has come to it (device_record_event); 0: they are there */
-    uint64_t               tag;
+    struct kvt_message head;       /* kind DATA: session, generation, layer, first, n, bytes:
+                                    * enough for the receiver to place it */
+    const struct kvt_copy *copies; /* in the order of the bytes; copied by the row */
+    uint32_t n_copies;             /* 1..env->max_copies */
+    uint64_t mark;                 /* the pool's device has the bytes when it has come to it
+                                    * (device_record_event); 0: they are there */
+    uint64_t tag;
 };
 
 struct kvt_transport {
@@ -58,93 +75,111 @@ struct kvt_transport {
 };
 
 struct kvt_conn {
-    struct kvt_transport *t;        /* first member of every row's connection */
-    bool                  incoming; /* the peer connected to us */
-    void                 *peer;     /* the session layer's; NULL until it sets it */
+    struct kvt_transport *t; /* first member of every row's connection */
+    bool incoming;           /* the peer connected to us */
+    void *peer;              /* the session layer's; NULL until it sets it */
 };
 
 enum kvt_incident_kind {
-    KVT_UP,       /* conn may be used; incoming ones appear here for the first time */
-    KVT_DOWN,     /* conn ended or never came up; err says why. Nothing more about it; disconnect() frees it */
-    KVT_MESSAGE,  /* message */
-    KVT_PUT_DONE  /* tag: the source is not read any more */
+    KVT_UP,      /* conn may be used; incoming ones appear here for the first time */
+    KVT_DOWN,    /* conn ended or never came up; err says why. Nothing more about it; disconnect()
+                  * frees it */
+    KVT_MESSAGE, /* message */
+    KVT_PUT_DONE /* tag: the source is not read any more */
 };
 
 struct kvt_incident {
     enum kvt_incident_kind kind;
-    struct kvt_conn       *conn;
-    uint64_t               tag;
-    struct kvt_message     message;
-    enum status            status; /* DOWN */
-    char                   text[120];
+    struct kvt_conn *conn;
+    uint64_t tag;
+    struct kvt_message message;
+    enum status status; /* DOWN */
+    char text[120];
 };
 
 /* What a row may use; borrowed until close. */
 struct kvt_env {
-    struct kv_layout      layout;
+    struct kv_layout layout;
     const struct dev_mem *mem;     /* the pool: read by puts, written by peers */
-    struct device        *device;  /* whose memory the pool is, when that is not the processor's; else NULL */
+    struct device *device;         /* whose memory the pool is, when that is not the processor's;
+                                    * else NULL */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
-    const struct dev_mem *staging_card; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the device's memory, and what such rows put from */
-    struct kvt_tuning     tuning;
-    const char           *listen_host, *advertise_host;
-    uint16_t              port;    /* tcp */
-    uint32_t              max_copies;
-    uint32_t              max_peers; /* connections, both directions */
-    void                 *arg;
+    const struct dev_mem *staging_card; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the
+                                         * device's memory, and what such rows put from */
+    struct kvt_tuning tuning;
+    const char *listen_host, *advertise_host;
+    uint16_t port; /* tcp */
+    uint32_t max_copies;
+    uint32_t max_peers; /* connections, both directions */
+    void *arg;
     /* Take a one-time ticket: OK, or ERR_UNAUTHORIZED (unknown, used, expired). */
     enum status (*admit)(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
-    /* Where the bytes of DATA frame `head` go from its byte `offset` on: fills at most `cap` pieces and returns how many; 0: nowhere
-     * (no live grant of that generation on this connection): the row reads the rest of the frame and drops it. */
-    int (*place)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap);
+    /* Where the bytes of DATA frame `head` go from its byte `offset` on: fills at most `cap` pieces
+     * and returns how many; 0: nowhere (no live grant of that generation on this connection): the
+     * row reads the rest of the frame and drops it. */
+    int (*place)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset,
+                 struct iovec *iov, int cap);
     /* The first `bytes` of the frame are in place now. */
     void (*placed)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t bytes);
 };
 
 struct kvt_transport_ops {
     const char *name; /* as in options.protocols, logs, metrics */
-    unsigned    caps;
-    uint32_t    put_bytes; /* of one put whose bytes nobody on this side reads (no checksum, no conversion); 0: as any other, KVT_PUT_BYTES */
-    /* ERR_NODEV: this host has no such hardware; ERR_CONFIG: port taken, memory of the wrong kind. Loop thread, at start. */
+    unsigned caps;
+    uint32_t put_bytes; /* of one put whose bytes nobody on this side reads (no checksum, no
+                         * conversion); 0: as any other, KVT_PUT_BYTES */
+    /* ERR_NODEV: this host has no such hardware; ERR_CONFIG: port taken, memory of the wrong kind.
+     * Loop thread, at start. */
     enum status (*open)(const struct kvt_env *env, struct kvt_transport **out, struct err *err);
-    void        (*close)(struct kvt_transport *t); /* disconnects what is left */
-    int         (*wait_fd)(struct kvt_transport *t); /* readable when poll has something to do */
-    uint16_t    (*port)(struct kvt_transport *t);    /* 0: does not listen on one */
-    /* Append what a peer needs to reach this side (address, region, key); at most KVT_ADDRESS_MAX bytes. Any thread: constant. */
-    void        (*export_address)(const struct kvt_transport *t, struct buf *out);
-    bool        (*can_reach)(struct kvt_transport *t, struct str address); /* malformed: false */
-    /* Begin; UP or DOWN follows exactly when OK. No step (the control connection, then each answer that the row's own set-up waits for, at
-     * most two) takes longer than KVT_CONNECT_MS; a peer whose process ends is noticed at once.
-     * Errors: ERR_PEER_LOST, ERR_UNSUPPORTED, ERR_FULL, ERR_IO. */
-    enum status (*connect)(struct kvt_transport *t, struct str address, const struct kv_layout *theirs,
-                           const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err);
-    /* OK: PUT_DONE(tag) or DOWN follows. ERR_BUSY: nothing was taken, try again after the next poll. ERR_PEER_LOST: DOWN follows. */
+    void (*close)(struct kvt_transport *t);    /* disconnects what is left */
+    int (*wait_fd)(struct kvt_transport *t);   /* readable when poll has something to do */
+    uint16_t (*port)(struct kvt_transport *t); /* 0: does not listen on one */
+    /* Append what a peer needs to reach this side (address, region, key); at most KVT_ADDRESS_MAX
+     * bytes. Any thread: constant. */
+    void (*export_address)(const struct kvt_transport *t, struct buf *out);
+    bool (*can_reach)(struct kvt_transport *t, struct str address); /* malformed: false */
+    /* Begin; UP or DOWN follows exactly when OK. No step (the control connection, then each answer
+     * that the row's own set-up waits for, at most two) takes longer than KVT_CONNECT_MS; a peer
+     * whose process ends is noticed at once. Errors: ERR_PEER_LOST, ERR_UNSUPPORTED, ERR_FULL,
+     * ERR_IO. */
+    enum status (*connect)(struct kvt_transport *t, struct str address,
+                           const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
+                           struct kvt_conn **out, struct err *err);
+    /* OK: PUT_DONE(tag) or DOWN follows. ERR_BUSY: nothing was taken, try again after the next
+     * poll. ERR_PEER_LOST: DOWN follows. */
     enum status (*put)(struct kvt_conn *c, const struct kvt_put *p);
-    /* Stop reading the source of this session's unfinished puts as soon as the row can; their PUT_DONE still come. */
-    void        (*abandon)(struct kvt_conn *c, uint32_t session, uint64_t generation);
-    /* OK, ERR_BUSY (NOTE only, as for put), ERR_PEER_LOST (DOWN follows). Control messages are bounded by KVT_QUEUE_LIMIT. */
+    /* Stop reading the source of this session's unfinished puts as soon as the row can; their
+     * PUT_DONE still come. */
+    void (*abandon)(struct kvt_conn *c, uint32_t session, uint64_t generation);
+    /* OK, ERR_BUSY (NOTE only, as for put), ERR_PEER_LOST (DOWN follows). Control messages are
+     * bounded by KVT_QUEUE_LIMIT. */
     enum status (*notify)(struct kvt_conn *c, const struct kvt_message *m);
     /* Make arrivals visible to who reads the pool (GPU memory); host memory: OK at once. */
     enum status (*flush)(struct kvt_transport *t);
-    /* End the peer's access (no incident follows): OK when no write of it can land any more, or ERR_BUSY: not proven yet, ask again.
-     * After the first call only fence and disconnect are called for this connection. */
+    /* End the peer's access (no incident follows): OK when no write of it can land any more, or
+     * ERR_BUSY: not proven yet, ask again. After the first call only fence and disconnect are
+     * called for this connection. */
     enum status (*fence)(struct kvt_conn *c);
-    size_t      (*poll)(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
-    /* Bytes per second of the link(s) this connection uses, as their hardware says; 0: not known (loopback, memory). */
-    uint64_t    (*link_speed)(const struct kvt_conn *c);
-    /* Close orderly and free; sources are not read any more, no incident follows. The peer is told that this side has stopped. */
-    void        (*disconnect)(struct kvt_conn *c);
+    size_t (*poll)(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
+    /* Bytes per second of the link(s) this connection uses, as their hardware says; 0: not known
+     * (loopback, memory). */
+    uint64_t (*link_speed)(const struct kvt_conn *c);
+    /* Close orderly and free; sources are not read any more, no incident follows. The peer is told
+     * that this side has stopped. */
+    void (*disconnect)(struct kvt_conn *c);
 };
 
 /* Where the bytes of a copy begin in this process. */
 static inline char *kvt_source(const struct kvt_env *env, uint64_t local)
 {
-    return local < KVT_STAGING ? (char *)env->mem->ptr + local : (char *)env->staging->ptr + (local - KVT_STAGING);
+    return local < KVT_STAGING ? (char *)env->mem->ptr + local
+                               : (char *)env->staging->ptr + (local - KVT_STAGING);
 }
 
 /* The rows, best first; NULL ends. */
 extern const struct kvt_transport_ops *const kvt_transports[];
 /* ERR_UNSUPPORTED names the protocol and the rows there are. */
-enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out, struct err *err) MUST_CHECK;
+enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out,
+                               struct err *err) MUST_CHECK;
 
 #endif

@@ -1,10 +1,12 @@
-/* wire.c - encoding and strict decoding of everything two kvt exchange; see wire.h. Values in, values out, no state. */
+/* wire.c - encoding and strict decoding of everything two kvt exchange; see wire.h. Values in,
+ * values out, no state. */
 #include "kvtransfer/wire.h"
 
 #include <assert.h>
 #include <string.h>
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "structs go over the wire as they lie in memory");
 
 static const uint32_t HELLO_MAGIC = 0x4b565448;    /* "HTVK" */
 static const uint32_t ANSWER_MAGIC = 0x4b565441;   /* "ATVK" */
@@ -15,23 +17,23 @@ enum { FLAG_CHECKSUM = 1, FLAG_LOSSY = 2, FLAGS = FLAG_CHECKSUM | FLAG_LOSSY };
 struct wire_hello {
     uint32_t magic;
     uint16_t version, flags;
-    uint8_t  node[16];
-    uint8_t  layout[KV_LAYOUT_WIRE_BYTES];
+    uint8_t node[16];
+    uint8_t layout[KV_LAYOUT_WIRE_BYTES];
 };
 static_assert(sizeof(struct wire_hello) == 68, "wire size");
 
 struct wire_answer {
     uint32_t magic;
     uint16_t version;
-    uint8_t  n_rows, flags;
-    uint8_t  ticket[KVT_TICKET_BYTES];
-    uint8_t  layout[KV_LAYOUT_WIRE_BYTES];
-    uint8_t  node[16];
+    uint8_t n_rows, flags;
+    uint8_t ticket[KVT_TICKET_BYTES];
+    uint8_t layout[KV_LAYOUT_WIRE_BYTES];
+    uint8_t node[16];
 };
 static_assert(sizeof(struct wire_answer) == 84, "wire size");
 
 struct wire_row { /* then name, then address */
-    uint8_t  name_len, zero;
+    uint8_t name_len, zero;
     uint16_t address_len;
 };
 static_assert(sizeof(struct wire_row) == 4, "wire size");
@@ -48,13 +50,13 @@ static_assert(sizeof(struct wire_grant) == 48, "wire size");
 struct wire_preamble {
     uint32_t magic;
     uint16_t version, kind;
-    uint8_t  ticket[KVT_TICKET_BYTES];
+    uint8_t ticket[KVT_TICKET_BYTES];
     uint64_t value;
 };
 static_assert(sizeof(struct wire_preamble) == KVT_PREAMBLE_BYTES, "wire size");
 
-struct wire_message { /* then n checksums of a NOTE */
-    uint8_t  kind, status; /* status: its number without the sign */
+struct wire_message {     /* then n checksums of a NOTE */
+    uint8_t kind, status; /* status: its number without the sign */
     uint16_t n;
     uint32_t session;
     uint64_t generation, bytes;
@@ -62,19 +64,28 @@ struct wire_message { /* then n checksums of a NOTE */
 };
 static_assert(sizeof(struct wire_message) == KVT_MESSAGE_BYTES, "wire size");
 
-static uint8_t flags_of(bool checksum, bool lossy) { return (uint8_t)((checksum ? FLAG_CHECKSUM : 0) | (lossy ? FLAG_LOSSY : 0)); }
+static uint8_t flags_of(bool checksum, bool lossy)
+{
+    return (uint8_t)((checksum ? FLAG_CHECKSUM : 0) | (lossy ? FLAG_LOSSY : 0));
+}
 
 static enum status bad_version(struct err *err, const char *what, uint32_t version)
 {
-    return err_set(err, ERR_PEER_MISMATCH, "the %s speaks KV transfer version %u, this node version %d: run the same release on both", what,
-                   version, KVT_VERSION);
+    return err_set(
+        err, ERR_PEER_MISMATCH,
+        "the %s speaks KV transfer version %u, this node version %d: run the same release on both",
+        what, version, KVT_VERSION);
 }
 
 /* ---- hello ---- */
 
 void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 {
-    struct wire_hello w = { .magic = HELLO_MAGIC, .version = KVT_VERSION, .flags = flags_of(m->checksum, m->lossy) };
+    struct wire_hello w = {
+        .magic = HELLO_MAGIC,
+        .version = KVT_VERSION,
+        .flags = flags_of(m->checksum, m->lossy),
+    };
     memcpy(w.node, m->node, sizeof w.node);
     struct buf layout = { 0 };
     kv_layout_encode(&m->layout, &layout);
@@ -86,7 +97,8 @@ void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct err *err)
 {
     struct wire_hello w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer hello");
+    if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC)
+        return err_set(err, ERR_FORMAT, "not a KV transfer hello");
     if (w.version != KVT_VERSION) return bad_version(err, "sender", w.version);
     if ((w.flags & ~FLAGS) || in.n) return err_set(err, ERR_FORMAT, "malformed KV transfer hello");
     struct kvt_hello_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY };
@@ -100,8 +112,12 @@ enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct er
 
 void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
 {
-    struct wire_answer w = { .magic = ANSWER_MAGIC, .version = KVT_VERSION, .n_rows = (uint8_t)m->n_rows,
-                             .flags = flags_of(m->checksum, m->lossy) };
+    struct wire_answer w = {
+        .magic = ANSWER_MAGIC,
+        .version = KVT_VERSION,
+        .n_rows = (uint8_t)m->n_rows,
+        .flags = flags_of(m->checksum, m->lossy),
+    };
     memcpy(w.ticket, m->ticket, sizeof w.ticket);
     memcpy(w.node, m->node, sizeof w.node);
     struct buf layout = { 0 };
@@ -110,7 +126,10 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
     buf_release(&layout);
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_rows; i++) {
-        struct wire_row r = { .name_len = (uint8_t)strlen(m->rows[i].name), .address_len = (uint16_t)m->rows[i].address.n };
+        struct wire_row r = {
+            .name_len = (uint8_t)strlen(m->rows[i].name),
+            .address_len = (uint16_t)m->rows[i].address.n,
+        };
         buf_add(out, &r, sizeof r);
         buf_add(out, m->rows[i].name, r.name_len);
         buf_add(out, m->rows[i].address.p, r.address_len);
@@ -120,7 +139,9 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
 static bool take_row(struct str *in, struct kvt_answer_row *out)
 {
     struct wire_row r;
-    if (!str_take(in, &r, sizeof r) || r.zero || r.name_len == 0 || r.name_len > KVT_NAME_MAX || r.address_len > KVT_ADDRESS_MAX) return false;
+    if (!str_take(in, &r, sizeof r) || r.zero || r.name_len == 0 || r.name_len > KVT_NAME_MAX ||
+        r.address_len > KVT_ADDRESS_MAX)
+        return false;
     memset(out->name, 0, sizeof out->name);
     if (!str_take(in, out->name, r.name_len) || strlen(out->name) != r.name_len) return false;
     if (in->n < r.address_len) return false;
@@ -133,17 +154,24 @@ static bool take_row(struct str *in, struct kvt_answer_row *out)
 enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct err *err)
 {
     struct wire_answer w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer answer");
+    if (!str_take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC)
+        return err_set(err, ERR_FORMAT, "not a KV transfer answer");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
-    struct kvt_answer_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY, .n_rows = w.n_rows };
+    struct kvt_answer_msg m = {
+        .checksum = w.flags & FLAG_CHECKSUM,
+        .lossy = w.flags & FLAG_LOSSY,
+        .n_rows = w.n_rows,
+    };
     if ((w.flags & ~FLAGS) || m.n_rows == 0 || m.n_rows > KVT_ROWS_MAX)
         return err_set(err, ERR_FORMAT, "malformed KV transfer answer");
     memcpy(m.ticket, w.ticket, sizeof m.ticket);
     memcpy(m.node, w.node, sizeof m.node);
     TRY(kv_layout_decode((struct str){ (const char *)w.layout, sizeof w.layout }, &m.layout, err));
     for (uint32_t i = 0; i < m.n_rows; i++)
-        if (!take_row(&in, &m.rows[i])) return err_set(err, ERR_FORMAT, "malformed transport %u in a KV transfer answer", i);
-    if (in.n) return err_set(err, ERR_FORMAT, "%zu bytes too many after a KV transfer answer", in.n);
+        if (!take_row(&in, &m.rows[i]))
+            return err_set(err, ERR_FORMAT, "malformed transport %u in a KV transfer answer", i);
+    if (in.n)
+        return err_set(err, ERR_FORMAT, "%zu bytes too many after a KV transfer answer", in.n);
     *out = m;
     return OK;
 }
@@ -152,9 +180,18 @@ enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct 
 
 void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, struct buf *out)
 {
-    struct wire_grant w = { .magic = GRANT_MAGIC, .version = KVT_VERSION, .generation = m->generation, .session = m->session,
-                            .n_blocks = m->n_blocks, .n_skip = m->n_skip, .n_tokens = m->n_tokens, .first_head = m->first_head,
-                            .n_heads = m->n_heads, .block_tokens = m->block_tokens };
+    struct wire_grant w = {
+        .magic = GRANT_MAGIC,
+        .version = KVT_VERSION,
+        .generation = m->generation,
+        .session = m->session,
+        .n_blocks = m->n_blocks,
+        .n_skip = m->n_skip,
+        .n_tokens = m->n_tokens,
+        .first_head = m->first_head,
+        .n_heads = m->n_heads,
+        .block_tokens = m->block_tokens,
+    };
     buf_add(out, &w, sizeof w);
     if (m->n_blocks) buf_add(out, blocks, sizeof *blocks * m->n_blocks);
 }
@@ -162,16 +199,26 @@ void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, stru
 enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct err *err)
 {
     struct wire_grant w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC) return err_set(err, ERR_FORMAT, "not a KV grant");
+    if (!str_take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC)
+        return err_set(err, ERR_FORMAT, "not a KV grant");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
-    if (w.zero || w.zero_too || w.n_blocks > KVT_GRANT_BLOCKS_MAX || w.n_skip > w.n_blocks || w.n_heads == 0 || w.block_tokens == 0 ||
-        w.block_tokens > KVT_BLOCK_TOKENS_MAX)
+    if (w.zero || w.zero_too || w.n_blocks > KVT_GRANT_BLOCKS_MAX || w.n_skip > w.n_blocks ||
+        w.n_heads == 0 || w.block_tokens == 0 || w.block_tokens > KVT_BLOCK_TOKENS_MAX)
         return err_set(err, ERR_FORMAT, "malformed KV grant");
     if (in.n != sizeof(int32_t) * w.n_blocks)
-        return err_set(err, ERR_FORMAT, "a KV grant of %u blocks carries %zu bytes of them", w.n_blocks, in.n);
-    *out = (struct kvt_grant_msg){ .session = w.session, .generation = w.generation, .n_blocks = w.n_blocks, .n_skip = w.n_skip,
-                                   .n_tokens = w.n_tokens, .first_head = w.first_head, .n_heads = w.n_heads,
-                                   .block_tokens = w.block_tokens, .blocks = (const uint8_t *)in.p };
+        return err_set(err, ERR_FORMAT, "a KV grant of %u blocks carries %zu bytes of them",
+                       w.n_blocks, in.n);
+    *out = (struct kvt_grant_msg){
+        .session = w.session,
+        .generation = w.generation,
+        .n_blocks = w.n_blocks,
+        .n_skip = w.n_skip,
+        .n_tokens = w.n_tokens,
+        .first_head = w.first_head,
+        .n_heads = w.n_heads,
+        .block_tokens = w.block_tokens,
+        .blocks = (const uint8_t *)in.p,
+    };
     return OK;
 }
 
@@ -186,7 +233,12 @@ int32_t kvt_grant_block(const struct kvt_grant_msg *m, uint32_t i)
 
 void kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_BYTES])
 {
-    struct wire_preamble w = { .magic = PREAMBLE_MAGIC, .version = KVT_VERSION, .kind = (uint16_t)m->kind, .value = m->value };
+    struct wire_preamble w = {
+        .magic = PREAMBLE_MAGIC,
+        .version = KVT_VERSION,
+        .kind = (uint16_t)m->kind,
+        .value = m->value,
+    };
     memcpy(w.ticket, m->ticket, sizeof w.ticket);
     memcpy(out, &w, sizeof w);
 }
@@ -196,9 +248,12 @@ enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *o
     static const uint8_t no_ticket[KVT_TICKET_BYTES];
     struct wire_preamble w;
     struct str s = { in, n };
-    if (n != sizeof w || !str_take(&s, &w, sizeof w) || w.magic != PREAMBLE_MAGIC || w.version != KVT_VERSION) return ERR_FORMAT;
+    if (n != sizeof w || !str_take(&s, &w, sizeof w) || w.magic != PREAMBLE_MAGIC ||
+        w.version != KVT_VERSION)
+        return ERR_FORMAT;
     if (w.kind < KVT_PREAMBLE_TICKET || w.kind > KVT_PREAMBLE_REFUSED) return ERR_FORMAT;
-    if (w.kind != KVT_PREAMBLE_TICKET && memcmp(w.ticket, no_ticket, sizeof no_ticket) != 0) return ERR_FORMAT;
+    if (w.kind != KVT_PREAMBLE_TICKET && memcmp(w.ticket, no_ticket, sizeof no_ticket) != 0)
+        return ERR_FORMAT;
     if (w.kind != KVT_PREAMBLE_WELCOME && w.value) return ERR_FORMAT;
     out->kind = (enum kvt_preamble_kind)w.kind;
     memcpy(out->ticket, w.ticket, sizeof out->ticket);
@@ -215,8 +270,16 @@ size_t kvt_message_tail(const struct kvt_message *m)
 
 size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX])
 {
-    struct wire_message w = { .kind = (uint8_t)m->kind, .status = (uint8_t)-m->status, .n = (uint16_t)m->n, .session = m->session,
-                              .generation = m->generation, .bytes = m->bytes, .layer = m->layer, .first = m->first };
+    struct wire_message w = {
+        .kind = (uint8_t)m->kind,
+        .status = (uint8_t)-m->status,
+        .n = (uint16_t)m->n,
+        .session = m->session,
+        .generation = m->generation,
+        .bytes = m->bytes,
+        .layer = m->layer,
+        .first = m->first,
+    };
     memcpy(out, &w, sizeof w);
     memcpy(out + sizeof w, m->sums, kvt_message_tail(m));
     return sizeof w + kvt_message_tail(m);
@@ -226,10 +289,12 @@ size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_M
 static bool fields_fit(const struct wire_message *w)
 {
     bool pieces = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_NOTE;
-    bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH || (w->kind == KVT_MSG_OPEN && w->bytes == KVT_OPEN_SUMS) ||
+    bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH ||
+                 (w->kind == KVT_MSG_OPEN && w->bytes == KVT_OPEN_SUMS) ||
                  (w->kind == KVT_MSG_NOTE && w->bytes == sizeof(uint64_t) * w->n);
     bool status = w->kind == KVT_MSG_STOP || w->kind == KVT_MSG_STOPPED;
-    if (pieces ? (w->n == 0 || w->n > KVT_BATCH_PIECES) : (w->n || w->layer || w->first)) return false;
+    if (pieces ? (w->n == 0 || w->n > KVT_BATCH_PIECES) : (w->n || w->layer || w->first))
+        return false;
     if (!bytes && w->bytes) return false;
     if (w->kind == KVT_MSG_DATA && w->bytes == 0) return false;
     if (!status && w->status) return false;
@@ -243,7 +308,7 @@ enum status kvt_message_decode_head(const void *in, struct kvt_message *out)
     if (w.kind < KVT_MSG_OPEN || w.kind >= KVT_MSG_KIND_END || !fields_fit(&w)) return ERR_FORMAT;
     if (w.status > -ERR_INTERNAL) return ERR_FORMAT;
     out->kind = (enum kvt_message_kind)w.kind;
-    out->status = (enum status)-(int)w.status;
+    out->status = (enum status) - (int)w.status;
     out->session = w.session;
     out->generation = w.generation;
     out->layer = w.layer;

@@ -1,15 +1,19 @@
-/* wire.h - every byte that crosses between two kvt: fixed little-endian structs and their strict decoding.
+/* wire.h - every byte that crosses between two kvt: fixed little-endian structs and their strict
+ * decoding.
  *
  *   hello     sender → receiver through the control plane: who asks, with which layout
- *   answer    receiver → sender, for that asker alone: layout, one-time ticket, where each transport is reached
+ *   answer    receiver → sender, for that asker alone: layout, one-time ticket, where each
+ *             transport is reached
  *   grant     receiver → sender: session, generation, heads, blocks
  *   preamble  first thing on a data connection: the ticket; and the reply to it
- *   message   everything after it: 32 bytes, then n checksums (NOTE) or `bytes` of KV data (DATA, stream transports only)
+ *   message   everything after it: 32 bytes, then n checksums (NOTE) or `bytes` of KV data (DATA,
+ *             stream transports only)
  *
- * Invariants
- *  1 Decoding touches no byte outside its input and accepts exactly what encoding produces: known magic and version, zero
+ * Invariants 1 Decoding touches no byte outside its input and accepts exactly what encoding
+ *  produces: known magic and version, zero
  *    padding, no byte left over.
- *  2 A decoded value is in the range its comment names; whether it fits a session is session.c's affair.
+ *  2 A decoded value is in the range its comment names; whether it fits a session is session.c's
+ *  affair.
  * Thread: any (values). */
 #ifndef BATON_KVTRANSFER_WIRE_H
 #define BATON_KVTRANSFER_WIRE_H
@@ -21,7 +25,8 @@
 enum {
     KVT_VERSION = 3,
     KVT_TICKET_BYTES = 16,
-    KVT_BATCH_PIECES = 256, /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below 4 KiB */
+    KVT_BATCH_PIECES = 256, /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a
+                             * message stays below 4 KiB */
     KVT_MESSAGE_BYTES = 32,
     KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,
     KVT_PREAMBLE_BYTES = 32,
@@ -29,90 +34,99 @@ enum {
     KVT_ROWS_MAX = 8,
     KVT_NAME_MAX = 15,
     KVT_BLOCK_TOKENS_MAX = 65536,
-    KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens of 64-token blocks: far above any context length */
+    KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens of 64-token blocks: far above any context
+                                     * length */
     KVT_OPEN_SUMS = 1 /* in `bytes` of OPEN: every NOTE of this transfer carries checksums */
 };
 
 struct kvt_hello_msg {
     struct kv_layout layout;
-    uint8_t          node[16]; /* random, of this kvt: an answer is made for one asker */
-    bool             checksum; /* the sender is willing to make checksums */
-    bool             lossy;    /* the sender allows its values to be narrowed */
+    uint8_t node[16]; /* random, of this kvt: an answer is made for one asker */
+    bool checksum;    /* the sender is willing to make checksums */
+    bool lossy;       /* the sender allows its values to be narrowed */
 };
 
 struct kvt_answer_row {
-    char       name[KVT_NAME_MAX + 1];
+    char name[KVT_NAME_MAX + 1];
     struct str address; /* borrowed from the input */
 };
 
 struct kvt_answer_msg {
-    struct kv_layout      layout;
-    uint8_t               node[16]; /* of the hello that is answered */
-    bool                  checksum; /* both sides want checksums */
-    bool                  lossy;    /* one side at least allows values to be narrowed */
-    uint8_t               ticket[KVT_TICKET_BYTES];
-    uint32_t              n_rows;   /* 1..KVT_ROWS_MAX */
+    struct kv_layout layout;
+    uint8_t node[16]; /* of the hello that is answered */
+    bool checksum;    /* both sides want checksums */
+    bool lossy;       /* one side at least allows values to be narrowed */
+    uint8_t ticket[KVT_TICKET_BYTES];
+    uint32_t n_rows; /* 1..KVT_ROWS_MAX */
     struct kvt_answer_row rows[KVT_ROWS_MAX];
 };
 
 struct kvt_grant_msg {
-    uint32_t       session;
-    uint64_t       generation;
-    uint32_t       n_blocks, n_skip, n_tokens; /* n_skip <= n_blocks <= KVT_GRANT_BLOCKS_MAX */
-    uint32_t       first_head, n_heads;        /* of the whole model; n_heads >= 1 */
-    uint32_t       block_tokens;               /* of the receiver's blocks, 1..KVT_BLOCK_TOKENS_MAX */
-    const uint8_t *blocks;                     /* n_blocks int32, borrowed; kvt_grant_block reads one */
+    uint32_t session;
+    uint64_t generation;
+    uint32_t n_blocks, n_skip, n_tokens; /* n_skip <= n_blocks <= KVT_GRANT_BLOCKS_MAX */
+    uint32_t first_head, n_heads;        /* of the whole model; n_heads >= 1 */
+    uint32_t block_tokens;               /* of the receiver's blocks,
+                                          * 1..KVT_BLOCK_TOKENS_MAX */
+    const uint8_t *blocks;               /* n_blocks int32, borrowed; kvt_grant_block reads
+                                          * one */
 };
 
 enum kvt_preamble_kind { KVT_PREAMBLE_TICKET = 1, KVT_PREAMBLE_WELCOME, KVT_PREAMBLE_REFUSED };
 
 struct kvt_preamble {
     enum kvt_preamble_kind kind;
-    uint8_t                ticket[KVT_TICKET_BYTES]; /* TICKET; zero otherwise */
-    uint64_t               value;                    /* WELCOME: the row's own (pool bytes); otherwise 0 */
+    uint8_t ticket[KVT_TICKET_BYTES]; /* TICKET; zero otherwise */
+    uint64_t value;                   /* WELCOME: the row's own (pool bytes);
+                                       * otherwise 0 */
 };
 
 enum kvt_message_kind {
     KVT_MSG_OPEN = 1, /* sender: may I write into this grant? */
     KVT_MSG_OPENED,   /* receiver: yes, over this connection */
-    KVT_MSG_DATA,     /* sender: `bytes` of pieces [first, first + n) of `layer` follow (stream transports only) */
-    KVT_MSG_NOTE,     /* sender: pieces [first, first + n) of `layer` are in place; their checksums */
+    KVT_MSG_DATA,     /* sender: `bytes` of pieces [first, first + n) of `layer` follow (stream
+                       * transports only) */
+    KVT_MSG_NOTE,     /* sender: pieces [first, first + n) of `layer` are in place; their
+                       * checksums */
     KVT_MSG_FINISH,   /* sender: that was all; `bytes` in total */
     KVT_MSG_DONE,     /* receiver: verified; the source may be reused */
     KVT_MSG_STOP,     /* receiver: stop writing, for `status` */
-    KVT_MSG_STOPPED,  /* sender: nothing of this session will be written any more (answer to STOP, or the sender's own end) */
+    KVT_MSG_STOPPED,  /* sender: nothing of this session will be written any more (answer to STOP,
+                       * or the sender's own end) */
     KVT_MSG_BYE,      /* sender: nothing at all will be written over this connection any more */
     KVT_MSG_KIND_END
 };
 
 struct kvt_message {
     enum kvt_message_kind kind;
-    enum status           status; /* STOP, STOPPED: why; OK otherwise */
-    uint32_t              session;
-    uint64_t              generation;
-    uint32_t              layer, first;
-    uint32_t              n;      /* DATA, NOTE: 1..KVT_BATCH_PIECES pieces; 0 otherwise */
-    uint64_t              bytes;  /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 n or 0 when the
-                                     transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise */
-    uint64_t              sums[KVT_BATCH_PIECES]; /* NOTE: n of them */
+    enum status status; /* STOP, STOPPED: why; OK otherwise */
+    uint32_t session;
+    uint64_t generation;
+    uint32_t layer, first;
+    uint32_t n;                      /* DATA, NOTE: 1..KVT_BATCH_PIECES pieces; 0 otherwise */
+    uint64_t bytes;                  /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of
+                                      *   the checksums, 8 n or 0 when the transfer has none; OPEN:
+                                      *   KVT_OPEN_SUMS or 0; 0 otherwise */
+    uint64_t sums[KVT_BATCH_PIECES]; /* NOTE: n of them */
 };
 
-void        kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out);
+void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out);
 enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct err *err) MUST_CHECK;
-void        kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out);
-enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct err *err) MUST_CHECK;
+void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out);
+enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out,
+                              struct err *err) MUST_CHECK;
 /* `blocks` in host order; m->blocks is not looked at. */
-void        kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, struct buf *out);
+void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, struct buf *out);
 enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct err *err) MUST_CHECK;
-int32_t     kvt_grant_block(const struct kvt_grant_msg *m, uint32_t i);
-void        kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_BYTES]);
+int32_t kvt_grant_block(const struct kvt_grant_msg *m, uint32_t i);
+void kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_BYTES]);
 enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *out) MUST_CHECK;
 /* Bytes written: KVT_MESSAGE_BYTES, and the checksums of a NOTE. */
-size_t      kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX]);
+size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX]);
 /* The fixed part of a message; sums are left alone. ERR_FORMAT. */
 enum status kvt_message_decode_head(const void *in, struct kvt_message *out) MUST_CHECK;
 /* Bytes that follow the head in the same message: checksums of a NOTE. */
-size_t      kvt_message_tail(const struct kvt_message *m);
+size_t kvt_message_tail(const struct kvt_message *m);
 /* Head and tail, exactly `n` bytes. */
 enum status kvt_message_decode(const void *in, size_t n, struct kvt_message *out) MUST_CHECK;
 

@@ -1,4 +1,5 @@
-/* prefill.c - the prefill worker: messages, engine events and transfer events move one prompt each (prefill.h). */
+/* prefill.c - the prefill worker: messages, engine events and transfer events move one prompt each
+ * (prefill.h). */
 #include "prefill/prefill.h"
 
 #include "prefill/prompt.h"
@@ -8,22 +9,23 @@
 #include "shared/base/map.h"
 
 enum {
-    CREDIT_EXPIRES_MS = 15000, /* an entry that never follows up (its decode nodes are full) gives the credit back by then */
+    CREDIT_EXPIRES_MS = 15000, /* an entry that never follows up (its decode nodes are full) gives
+                                * the credit back by then */
     SWEEP_MS = 500
 };
 
 struct prefill_worker {
     struct prefill_options o;
-    struct map             by_id, by_request;
-    struct list            live;
-    struct list            asked;   /* prompt.queue, first come first served */
-    uint32_t               n_live;
-    uint64_t               next_id;
-    uint64_t               credited_tokens;
-    struct routes          routes;
-    struct loop_timer     *sweep;
-    struct counter        *started, *sent, *failed, *canceled;
-    struct gauge          *asked_gauge, *credited_gauge;
+    struct map by_id, by_request;
+    struct list live;
+    struct list asked; /* prompt.queue, first come first served */
+    uint32_t n_live;
+    uint64_t next_id;
+    uint64_t credited_tokens;
+    struct routes routes;
+    struct loop_timer *sweep;
+    struct counter *started, *sent, *failed, *canceled;
+    struct gauge *asked_gauge, *credited_gauge;
 };
 
 struct request_key {
@@ -45,12 +47,18 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
     list_init(&w->asked);
     routes_init(&w->routes, o->kvt, o->cluster);
     w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
-    w->started = metrics_counter(o->metrics, "baton_prefill_started_total", "", "Prompts given to the engine for another node.");
-    w->sent = metrics_counter(o->metrics, "baton_prefill_sent_total", "", "Prompts whose KV a decode node has acknowledged.");
-    w->failed = metrics_counter(o->metrics, "baton_prefill_failed_total", "", "Prompts that ended with an error on this node.");
-    w->canceled = metrics_counter(o->metrics, "baton_prefill_canceled_total", "", "Prompts ended because nobody wants them any more.");
-    w->asked_gauge = metrics_gauge(o->metrics, "baton_prefill_waiting_credit", "", "Prompts waiting for a start credit.");
-    w->credited_gauge = metrics_gauge(o->metrics, "baton_prefill_credited_tokens", "", "Prompt tokens with a start credit and not yet computed.");
+    w->started = metrics_counter(o->metrics, "baton_prefill_started_total", "",
+                                 "Prompts given to the engine for another node.");
+    w->sent = metrics_counter(o->metrics, "baton_prefill_sent_total", "",
+                              "Prompts whose KV a decode node has acknowledged.");
+    w->failed = metrics_counter(o->metrics, "baton_prefill_failed_total", "",
+                                "Prompts that ended with an error on this node.");
+    w->canceled = metrics_counter(o->metrics, "baton_prefill_canceled_total", "",
+                                  "Prompts ended because nobody wants them any more.");
+    w->asked_gauge = metrics_gauge(o->metrics, "baton_prefill_waiting_credit", "",
+                                   "Prompts waiting for a start credit.");
+    w->credited_gauge = metrics_gauge(o->metrics, "baton_prefill_credited_tokens", "",
+                                      "Prompt tokens with a start credit and not yet computed.");
     return w;
 }
 
@@ -58,7 +66,8 @@ void prefill_free(struct prefill_worker *w)
 {
     if (!w) return;
     loop_timer_free(w->sweep);
-    LIST_FOREACH(p, &w->live, struct prompt, link) {
+    LIST_FOREACH(p, &w->live, struct prompt, link)
+    {
         arena_release(&p->arena);
         mem_free(p);
     }
@@ -68,16 +77,15 @@ void prefill_free(struct prefill_worker *w)
     mem_free(w);
 }
 
-uint32_t prefill_n_live(const struct prefill_worker *w)
-{
-    return w->n_live;
-}
+uint32_t prefill_n_live(const struct prefill_worker *w) { return w->n_live; }
 
-void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
+void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                         const int32_t *blocks, uint64_t mark)
 {
     /* A refused piece ends the transfer with SEND_FAILED, which is handled on the loop. */
     enum status st = kvt_send_ready_after(kvt, id, layer, begin, end, blocks, mark);
-    if (st != OK && st != ERR_CANCELED) log_debug("kv piece not taken", "id=%llu st=%s", (unsigned long long)id, status_name(st));
+    if (st != OK && st != ERR_CANCELED)
+        log_debug("kv piece not taken", "id=%llu st=%s", (unsigned long long)id, status_name(st));
 }
 
 /* ---- records ---- */
@@ -136,13 +144,16 @@ static void drop_if_over(struct prefill_worker *w, struct prompt *p)
 
 /* ---- ends ---- */
 
-static void send_failed(struct prefill_worker *w, uint64_t entry, uint64_t request, uint32_t attempt, enum status st, const char *text)
+static void send_failed(struct prefill_worker *w, uint64_t entry, uint64_t request,
+                        uint32_t attempt, enum status st, const char *text)
 {
     Baton__Failed f = BATON__FAILED__INIT;
     f.status = st;
     f.text = (char *)text;
-    enum status sent = cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base);
-    if (sent == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full"); /* it waits for this one */
+    enum status sent = cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt,
+                                          &f.base);
+    /* it waits for this one */
+    if (sent == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full");
     else if (sent != OK) log_debug("answer not sent", "req=%016llx", (unsigned long long)request);
 }
 
@@ -151,7 +162,8 @@ static void release_engine(struct prefill_worker *w, struct prompt *p)
 {
     if (!p->in_engine || !p->computed || p->in_transfer) return;
     enum status st = engine_release(w->o.engine, p->id);
-    if (st != OK && st != ERR_CANCELED) log_error("release not taken by the engine", "req=%016llx", (unsigned long long)p->request);
+    if (st != OK && st != ERR_CANCELED)
+        log_error("release not taken by the engine", "req=%016llx", (unsigned long long)p->request);
     p->in_engine = false;
 }
 
@@ -171,10 +183,12 @@ static void close_prompt(struct prefill_worker *w, struct prompt *p)
     drop_if_over(w, p);
 }
 
-static void fail_prompt(struct prefill_worker *w, struct prompt *p, enum status st, const char *text)
+static void fail_prompt(struct prefill_worker *w, struct prompt *p, enum status st,
+                        const char *text)
 {
     counter_add(w->failed, 1);
-    log_warn("prompt failed", "req=%016llx attempt=%u st=%s why=\"%s\"", (unsigned long long)p->request, p->attempt, status_name(st), text);
+    log_warn("prompt failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
+             (unsigned long long)p->request, p->attempt, status_name(st), text);
     send_failed(w, p->entry, p->request, p->attempt, st, text);
     close_prompt(w, p);
 }
@@ -185,7 +199,8 @@ static void give_credits(struct prefill_worker *w)
 {
     while (!list_empty(&w->asked)) {
         struct prompt *p = LIST_FIRST(&w->asked, struct prompt, queue);
-        bool fits = w->credited_tokens == 0 || w->credited_tokens + p->n_tokens <= 2u * (uint64_t)w->o.step_tokens;
+        bool fits = w->credited_tokens == 0 ||
+                    w->credited_tokens + p->n_tokens <= 2u * (uint64_t)w->o.step_tokens;
         if (!fits) break;
         Baton__Credit c = BATON__CREDIT__INIT;
         list_remove(&p->queue);
@@ -193,8 +208,10 @@ static void give_credits(struct prefill_worker *w)
         p->credited = true;
         p->t_credit_ms = clock_ms();
         w->credited_tokens += p->n_tokens;
-        if (cluster_send_proto(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt, &c.base) != OK)
-            log_debug("credit not sent", "req=%016llx", (unsigned long long)p->request); /* on_lost will close it */
+        if (cluster_send_proto(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt,
+                               &c.base) != OK)
+            log_debug("credit not sent", "req=%016llx",
+                      (unsigned long long)p->request); /* on_lost will close it */
     }
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
 }
@@ -203,12 +220,14 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 {
     if (find_request(w, m)) return;
     if (w->n_live >= w->o.max_prompts) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_BUSY, "the prefill node has as many prompts waiting as it may hold");
+        send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
+                    "the prefill node has as many prompts waiting as it may hold");
         return;
     }
     Baton__AskCredit *ask = baton__ask_credit__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!ask) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_FORMAT, "the credit request is malformed");
+        send_failed(w, m->from, m->request, m->attempt, ERR_FORMAT,
+                    "the credit request is malformed");
         return;
     }
     struct prompt *p = add_prompt(w, m);
@@ -220,7 +239,8 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 
 /* ---- PREFILL ---- */
 
-/* The data connection is up: the transfer is opened before the engine starts, so that the first layer finds it. */
+/* The data connection is up: the transfer is opened before the engine starts, so that the first
+ * layer finds it. */
 static void start_compute(struct prefill_worker *w, struct prompt *p, uint64_t peer)
 {
     struct err err = { 0 };
@@ -254,7 +274,8 @@ static void start_compute(struct prefill_worker *w, struct prompt *p, uint64_t p
 static void start_or_wait(struct prefill_worker *w, struct prompt *p)
 {
     struct route *route = routes_get(&w->routes, p->decode);
-    if (!route) fail_prompt(w, p, ERR_PEER_LOST, "the decode node cannot be reached from the prefill node");
+    if (!route)
+        fail_prompt(w, p, ERR_PEER_LOST, "the decode node cannot be reached from the prefill node");
     else if (route->state == ROUTE_UP) start_compute(w, p, route->peer);
     else list_push(&route->waiting, &p->queue);
 }
@@ -263,10 +284,13 @@ static enum status take_prefill(struct prompt *p, const Baton__Prefill *body, st
 {
     if (!body || !body->generation || !body->decode || body->kvt_grant.len == 0)
         return err_set(err, ERR_FORMAT, "the prefill message is malformed");
-    if (body->decode->port == 0 || body->decode->port > 65535) return err_set(err, ERR_FORMAT, "the decode node's port is out of range");
+    if (body->decode->port == 0 || body->decode->port > 65535)
+        return err_set(err, ERR_FORMAT, "the decode node's port is out of range");
     TRY(generation_wire_decode(body->generation, &p->arena, &p->wire, err));
     p->decode = body->decode->node;
-    p->grant = (struct str){ arena_strndup(&p->arena, (const char *)body->kvt_grant.data, body->kvt_grant.len), body->kvt_grant.len };
+    p->grant = (struct str){ arena_strndup(&p->arena, (const char *)body->kvt_grant.data,
+                                           body->kvt_grant.len),
+                             body->kvt_grant.len };
     return OK;
 }
 
@@ -279,8 +303,10 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
         return;
     }
     Baton__Prefill *body = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    enum status st = w->o.kvt ? take_prefill(p, body, &err)
-                              : err_set(&err, ERR_PEER_REFUSED, "this node sends no KV: no cache transfer protocol is enabled");
+    enum status st = w->o.kvt
+                         ? take_prefill(p, body, &err)
+                         : err_set(&err, ERR_PEER_REFUSED,
+                                   "this node sends no KV: no cache transfer protocol is enabled");
     if (st == OK) {
         p->state = PROMPT_CONNECTING;
         cluster_learn(w->o.cluster, p->decode, body->decode->host, (uint16_t)body->decode->port);
@@ -293,7 +319,8 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
 
 /* ---- routes ---- */
 
-static void fail_route(struct prefill_worker *w, struct route *route, enum status st, const char *text)
+static void fail_route(struct prefill_worker *w, struct route *route, enum status st,
+                       const char *text)
 {
     while (!list_empty(&route->waiting)) {
         struct prompt *p = LIST_FIRST(&route->waiting, struct prompt, queue);
@@ -310,7 +337,8 @@ static void on_answer(struct prefill_worker *w, const struct cluster_message *m)
     if (!route) return;
     enum status st = routes_on_answer(&w->routes, route, m, &err);
     if (st != OK) {
-        log_warn("no kv route", "peer=%s st=%s why=\"%s\"", m->from_name, status_name(st), err.text);
+        log_warn("no kv route", "peer=%s st=%s why=\"%s\"", m->from_name, status_name(st),
+                 err.text);
         fail_route(w, route, st, err.text);
     }
 }
@@ -333,15 +361,17 @@ static void sweep(void *arg)
     struct prefill_worker *w = arg;
     uint64_t now = clock_ms();
     uint32_t n_asked = 0;
-    LIST_FOREACH(p, &w->live, struct prompt, link) {
+    LIST_FOREACH(p, &w->live, struct prompt, link)
+    {
         n_asked += p->state == PROMPT_ASKED;
-        /* Not by a difference: the credit may be younger than `now`, given back by the prompt that has just failed. */
+        /* Not by a difference: the credit may be younger than `now`, given back by the prompt that
+         * has just failed. */
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
     }
     LIST_FOREACH(route, &w->routes.all, struct route, link)
-        if (route->state != ROUTE_UP && now > route->since_ms + ROUTE_CONNECT_MS)
-            fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
+    if (route->state != ROUTE_UP && now > route->since_ms + ROUTE_CONNECT_MS)
+        fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
     gauge_set(w->asked_gauge, n_asked);
 }
 
@@ -368,10 +398,12 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 {
     struct route *route = routes_find(&w->routes, node);
     if (route) fail_route(w, route, ERR_PEER_LOST, "the decode node is gone");
-    LIST_FOREACH(p, &w->live, struct prompt, link) {
+    LIST_FOREACH(p, &w->live, struct prompt, link)
+    {
         if (p->state == PROMPT_CLOSING) continue;
         if (p->entry == node) close_prompt(w, p);
-        else if (p->decode == node && p->state >= PROMPT_CONNECTING) fail_prompt(w, p, ERR_PEER_LOST, "the decode node is gone");
+        else if (p->decode == node && p->state >= PROMPT_CONNECTING)
+            fail_prompt(w, p, ERR_PEER_LOST, "the decode node is gone");
     }
 }
 
@@ -387,20 +419,24 @@ static void send_report(struct prefill_worker *w, struct prompt *p, const struct
     r.kv_tail_ns = ev->tail_ns;
     r.kv_link_speed = ev->link_speed;
     r.transport = (char *)(ev->transport ? ev->transport : "");
-    if (cluster_send_proto(w->o.cluster, p->entry, FRAME_PREFILL_REPORT, p->request, p->attempt, &r.base) != OK)
+    if (cluster_send_proto(w->o.cluster, p->entry, FRAME_PREFILL_REPORT, p->request, p->attempt,
+                           &r.base) != OK)
         log_debug("report not sent", "req=%016llx", (unsigned long long)p->request);
 }
 
-static void on_first_token(struct prefill_worker *w, struct prompt *p, const struct engine_event *ev)
+static void on_first_token(struct prefill_worker *w, struct prompt *p,
+                           const struct engine_event *ev)
 {
     struct buf record = { 0 };
     Baton__PrefillDone done = BATON__PREFILL_DONE__INIT;
     token_record_add(&record, p->request, p->attempt, ev->index, &ev->lp);
     done.first.data = (uint8_t *)record.data;
     done.first.len = record.len;
-    enum status st = cluster_send_proto(w->o.cluster, p->decode, FRAME_PREFILL_DONE, p->request, p->attempt, &done.base);
+    enum status st = cluster_send_proto(w->o.cluster, p->decode, FRAME_PREFILL_DONE, p->request,
+                                        p->attempt, &done.base);
     buf_release(&record);
-    if (st != OK) fail_prompt(w, p, ERR_PEER_LOST, "the first token could not be sent to the decode node");
+    if (st != OK)
+        fail_prompt(w, p, ERR_PEER_LOST, "the first token could not be sent to the decode node");
 }
 
 static void on_computed(struct prefill_worker *w, struct prompt *p, const struct engine_event *ev)
@@ -442,9 +478,12 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
         m.records.data = (uint8_t *)one.data;
         m.records.len = one.len;
         enum status st = OK;
-        if (p->state == PROMPT_COMPUTING) st = cluster_send_proto(w->o.cluster, p->entry, FRAME_PROMPT_LOGPROBS, p->request, p->attempt, &m.base);
+        if (p->state == PROMPT_COMPUTING)
+            st = cluster_send_proto(w->o.cluster, p->entry, FRAME_PROMPT_LOGPROBS, p->request,
+                                    p->attempt, &m.base);
         buf_release(&one);
-        if (st != OK) fail_prompt(w, p, ERR_BUSY, "a prompt logprob could not be sent"); /* the entry waits for all of them */
+        /* the entry waits for all of them */
+        if (st != OK) fail_prompt(w, p, ERR_BUSY, "a prompt logprob could not be sent");
         break;
     }
     case ENGINE_STARTED:
@@ -461,9 +500,11 @@ static void on_send_over(struct prefill_worker *w, struct prompt *p, const struc
         send_report(w, p, ev);
     } else if (p->state != PROMPT_CLOSING) {
         /* Whatever a transfer died of is no fault of the request. */
-        fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
+        fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
+                    ev->text[0] ? ev->text : "the KV transfer failed");
         return;
-    } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfer to stop reading */
+    } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfer to stop
+                                                * reading */
         if (engine_cancel(w->o.engine, p->id, true) != OK) p->in_engine = false;
     }
     release_engine(w, p);
@@ -478,7 +519,9 @@ void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
     }
     if (ev->kind == KVT_PEER_LOST) {
         struct route *route = routes_find_peer(&w->routes, ev->peer);
-        if (route) fail_route(w, route, ev->status, ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
+        if (route)
+            fail_route(w, route, ev->status,
+                       ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
         return;
     }
     struct prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));

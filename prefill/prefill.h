@@ -6,8 +6,8 @@
  *   COMPUTING (layers leave as they finish) ─ last chunk, first token ─▶ DRAINING ─ receiver acknowledged ─▶ gone
  *   CANCEL, loss of the entry or the decode node, failure ─▶ CLOSING ─ engine and transfer let go ─▶ gone
  *
- * Credits bound the decode memory that waits for this node: a decode node reserves only for prompts that start within about
- * two steps. Threads: loop, except prefill_on_kv_ready (engine). */
+ * Credits bound the decode memory that waits for this node: a decode node reserves only for prompts
+ * that start within about two steps. Threads: loop, except prefill_on_kv_ready (engine). */
 #ifndef BATON_PREFILL_PREFILL_H
 #define BATON_PREFILL_PREFILL_H
 
@@ -18,14 +18,16 @@
 struct prefill_worker;
 
 struct prefill_options {
-    struct loop    *loop;            /* all borrowed until prefill_free */
-    struct engine  *engine;
-    struct kvt     *kvt;             /* NULL: no transfer protocol, prompts for another node are refused */
+    struct loop *loop; /* all borrowed until prefill_free */
+    struct engine *engine;
+    struct kvt *kvt; /* NULL: no transfer protocol, prompts for another node are
+                      * refused */
     struct cluster *cluster;
     struct metrics *metrics;
-    uint32_t        step_tokens;     /* rows in one engine step: credits are given for at most twice as many tokens */
-    uint32_t        max_prompts;     /* asked and running; more are refused as busy */
-    uint64_t        id_base;
+    uint32_t step_tokens; /* rows in one engine step: credits are given for at most twice
+                           * as many tokens */
+    uint32_t max_prompts; /* asked and running; more are refused as busy */
+    uint64_t id_base;
 };
 
 struct prefill_worker *prefill_create(const struct prefill_options *o);
@@ -35,8 +37,10 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
 void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev);
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev);
 void prefill_on_lost(struct prefill_worker *w, uint64_t node);
-/* Engine thread: hand finished layers of sequence `id` to kvtransfer (engine_options.on_kv_ready). */
-void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark);
+/* Engine thread: hand finished layers of sequence `id` to kvtransfer
+ * (engine_options.on_kv_ready). */
+void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                         const int32_t *blocks, uint64_t mark);
 uint32_t prefill_n_live(const struct prefill_worker *w);
 
 #endif

@@ -21,14 +21,14 @@ void routes_release(struct routes *r)
 struct route *routes_find(struct routes *r, uint64_t node)
 {
     LIST_FOREACH(route, &r->all, struct route, link)
-        if (route->node == node) return route;
+    if (route->node == node) return route;
     return NULL;
 }
 
 struct route *routes_find_peer(struct routes *r, uint64_t peer)
 {
     LIST_FOREACH(route, &r->all, struct route, link)
-        if (route->state != ROUTE_ASKING && route->peer == peer) return route;
+    if (route->state != ROUTE_ASKING && route->peer == peer) return route;
     return NULL;
 }
 
@@ -53,17 +53,21 @@ struct route *routes_get(struct routes *r, uint64_t node)
     return route;
 }
 
-enum status routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m, struct err *err)
+enum status routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m,
+                             struct err *err)
 {
     Baton__KvtAnswer *a = baton__kvt_answer__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!a) return err_set(err, ERR_FORMAT, "the decode node's transfer answer is malformed");
     enum status st = OK;
     if (a->status != OK) {
-        st = err_set(err, ERR_PEER_MISMATCH, "the decode node refused the KV connection: %s", a->text);
+        st = err_set(err, ERR_PEER_MISMATCH, "the decode node refused the KV connection: %s",
+                     a->text);
     } else if (route->state == ROUTE_ASKING) {
-        st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len }, &route->peer, err);
+        st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len },
+                         &route->peer, err);
         if (st == OK) route->state = ROUTE_CONNECTING;
-        /* Two nodes that do not fit together are no fault of a request: another pair may serve it. */
+        /* Two nodes that do not fit together are no fault of a request: another pair may serve
+         * it. */
         else if (status_class_of(st) == CLASS_REQUEST) st = err->code = ERR_PEER_MISMATCH;
     }
     baton__kvt_answer__free_unpacked(a, NULL);

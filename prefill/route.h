@@ -1,8 +1,8 @@
 /* route.h - data connections to decode nodes, one per node, made when first needed.
  *
  *   NONE ─ KVT_HELLO sent over the cluster link ─▶ ASKING ─ KVT_ANSWER ─▶ CONNECTING ─ KVT_CONNECTED ─▶ UP
- * A refusal or loss at any point drops the route; the next prompt makes a new one. Prompts wait in `waiting`.
- * Thread: loop. Owner: prefill_worker. */
+ * A refusal or loss at any point drops the route; the next prompt makes a new one. Prompts wait in
+ * `waiting`. Thread: loop. Owner: prefill_worker. */
 #ifndef BATON_PREFILL_ROUTE_H
 #define BATON_PREFILL_ROUTE_H
 
@@ -14,31 +14,32 @@
 enum route_state { ROUTE_ASKING, ROUTE_CONNECTING, ROUTE_UP };
 
 struct route {
-    uint64_t         node;
+    uint64_t node;
     enum route_state state;
-    uint64_t         peer;     /* kvtransfer's handle once CONNECTING */
-    uint64_t         since_ms;
-    struct list      waiting;  /* prompt.queue */
-    struct list      link;     /* routes.all */
+    uint64_t peer; /* kvtransfer's handle once CONNECTING */
+    uint64_t since_ms;
+    struct list waiting; /* prompt.queue */
+    struct list link;    /* routes.all */
 };
 
 struct routes {
-    struct kvt     *kvt;       /* borrowed */
-    struct cluster *cluster;   /* borrowed */
-    struct list     all;
+    struct kvt *kvt;         /* borrowed */
+    struct cluster *cluster; /* borrowed */
+    struct list all;
 };
 
 enum { ROUTE_CONNECT_MS = 5000 }; /* from the first hello to UP */
 
-void          routes_init(struct routes *r, struct kvt *kvt, struct cluster *cluster);
-void          routes_release(struct routes *r);
+void routes_init(struct routes *r, struct kvt *kvt, struct cluster *cluster);
+void routes_release(struct routes *r);
 struct route *routes_find(struct routes *r, uint64_t node);
 struct route *routes_find_peer(struct routes *r, uint64_t peer);
 /* The route to `node`, begun if there is none; NULL when the hello could not be sent. */
 struct route *routes_get(struct routes *r, uint64_t node);
 /* The decode node answered: connect, or give the reason in err. */
-enum status   routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m, struct err *err) MUST_CHECK;
+enum status routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m,
+                             struct err *err) MUST_CHECK;
 /* Forget it; its waiting list must be empty. */
-void          routes_drop(struct routes *r, struct route *route);
+void routes_drop(struct routes *r, struct route *route);
 
 #endif

@@ -4,7 +4,8 @@
 #include <string.h>
 
 enum {
-    SLACK_PREFILL_MIN = 64,  /* tokens of load difference that do not matter next to a cached prefix */
+    SLACK_PREFILL_MIN = 64, /* tokens of load difference that do not matter next to a cached
+                             * prefix */
     SLACK_PREFILL_MAX = 512
 };
 
@@ -15,7 +16,8 @@ static bool is_avoided(const struct place_request *r, uint64_t node)
     return false;
 }
 
-static bool is_candidate(const struct node_record *n, const struct place_request *r, enum node_role role)
+static bool is_candidate(const struct node_record *n, const struct place_request *r,
+                         enum node_role role)
 {
     if (n->role != role && n->role != ROLE_MIXED) return false;
     if (n->draining || (r->model && n->model != r->model)) return false;
@@ -38,7 +40,8 @@ static uint32_t blocks_for(const struct node_record *n, uint32_t tokens)
     return n->block_tokens ? (tokens + n->block_tokens - 1) / n->block_tokens : 0;
 }
 
-/* The blocks it begins with: those of the prompt and of the first token, where there is to be one. */
+/* The blocks it begins with: those of the prompt and of the first token, where there is to be
+ * one. */
 static uint32_t first_blocks(const struct node_record *n, const struct place_request *r)
 {
     return blocks_for(n, r->n_tokens < r->n_total ? r->n_tokens + 1 : r->n_tokens);
@@ -63,13 +66,13 @@ static uint64_t affinity(const struct node_record *n, const struct place_request
 
 struct candidates {
     const struct node_record *node[PLACE_SAMPLE + 1];
-    size_t                    n;
-    size_t                    seen; /* all that qualify, sampled or not */
+    size_t n;
+    size_t seen; /* all that qualify, sampled or not */
 };
 
 /* Reservoir sample of those that qualify, plus the one the hash names. */
-static void gather(const struct node_record *nodes, size_t n, const struct place_request *r, enum node_role role, bool need_room,
-                   struct candidates *c)
+static void gather(const struct node_record *nodes, size_t n, const struct place_request *r,
+                   enum node_role role, bool need_room, struct candidates *c)
 {
     const struct node_record *named = NULL;
     uint64_t state = r->random | 1;
@@ -77,11 +80,14 @@ static void gather(const struct node_record *nodes, size_t n, const struct place
     for (size_t i = 0; i < n; i++) {
         const struct node_record *node = &nodes[i];
         if (!is_candidate(node, r, role)) continue;
-        if (role == ROLE_DECODE && (!decode_fits(node, r) || (need_room && !decode_has_room(node, r)))) continue;
+        if (role == ROLE_DECODE &&
+            (!decode_fits(node, r) || (need_room && !decode_has_room(node, r))))
+            continue;
         if (!named || affinity(node, r) > affinity(named, r)) named = node;
         size_t at = c->seen++;
         if (at >= PLACE_SAMPLE) {
-            state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
+            /* Knuth's MMIX generator */
+            state = state * 6364136223846793005u + 1442695040888963407u;
             at = (size_t)(state >> 33) % c->seen;
         }
         if (at < PLACE_SAMPLE) c->node[at] = node;
@@ -92,8 +98,8 @@ static void gather(const struct node_record *nodes, size_t n, const struct place
     if (named && !has_named) c->node[c->n++] = named;
 }
 
-static const struct node_record *pick(const struct candidates *c, const struct place_request *r, uint64_t (*load)(const struct node_record *),
-                                      uint64_t slack)
+static const struct node_record *pick(const struct candidates *c, const struct place_request *r,
+                                      uint64_t (*load)(const struct node_record *), uint64_t slack)
 {
     uint64_t least = UINT64_MAX;
     const struct node_record *close[PLACE_SAMPLE + 1], *named = NULL;
@@ -117,11 +123,13 @@ static uint64_t prefill_slack(const struct place_request *r)
     return slack > SLACK_PREFILL_MAX ? SLACK_PREFILL_MAX : slack;
 }
 
-enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r, struct place_result *out)
+enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
+                         struct place_result *out)
 {
     struct candidates prefill, decode;
     struct place_request any_decode = *r;
-    any_decode.first_block = (struct hash128){ 0 }; /* decode load balance matters more than its prefix cache */
+    any_decode.first_block = (struct hash128){ 0 }; /* decode load balance matters more than its
+                                                     * prefix cache */
     gather(nodes, n, r, ROLE_DECODE, false, &decode);
     if (decode.seen == 0) return ERR_UNAVAILABLE;
     gather(nodes, n, r, ROLE_DECODE, true, &decode);
@@ -129,7 +137,8 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     gather(nodes, n, r, ROLE_PREFILL, false, &prefill);
     *out = (struct place_result){ 0 };
     if (prefill.seen) out->prefill = pick(&prefill, r, prefill_load, prefill_slack(r));
-    if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) && decode_has_room(out->prefill, r)) {
+    if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
+        decode_has_room(out->prefill, r)) {
         out->decode = out->prefill; /* a mixed node keeps its own prompts */
         out->prefill = NULL;
     } else {

@@ -1,4 +1,5 @@
-/* request.c - see request.h. The state is changed by set_state only; every loss goes through request_loss. */
+/* request.c - see request.h. The state is changed by set_state only; every loss goes through
+ * request_loss. */
 #include "scheduler/request.h"
 
 #include <stdio.h>
@@ -12,23 +13,24 @@
 #include "shared/cluster/generation_wire.h"
 
 enum {
-    PAUSE_BUSY_MS = 50,       /* before a refused request is placed again */
+    PAUSE_BUSY_MS = 50, /* before a refused request is placed again */
     PAUSE_MOVE_MS = 0,
     RESERVE_STUCK_MS = 5000,  /* a grant is one round trip and one engine step */
-    SUSPECTS_TRIED_MS = 1000, /* without any other node for this long: the directory still lists them, they may well live */
-    FIRST_STUCK_MS = 60000,   /* KV complete, first token sent: the rest is one step of the decode engine, long on a slow CPU */
-    /* Computing and decoding have no limit of their own: dead and frozen nodes are noticed by their links. */
+    SUSPECTS_TRIED_MS = 1000, /* without any other node for this long: the directory still lists
+                               * them, they may well live */
+    FIRST_STUCK_MS = 60000,   /* KV complete, first token sent: the rest is one step of the decode
+                               * engine, long on a slow CPU */
+    /* Computing and decoding have no limit of their own: dead and frozen nodes are noticed by their
+     * links. */
     NEVER_MS = 0
 };
 
 /* ---- records ---- */
 
-static void *copy(const void *p, size_t bytes)
-{
-    return bytes ? mem_dup(p, bytes) : NULL;
-}
+static void *copy(const void *p, size_t bytes) { return bytes ? mem_dup(p, bytes) : NULL; }
 
-struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *g, const struct gen_sink *sink)
+struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *g,
+                               const struct gen_sink *sink)
 {
     struct request *r = MEM_NEW(struct request);
     uint32_t block_tokens = s->o.block_tokens;
@@ -42,7 +44,8 @@ struct request *request_create(struct scheduler *s, uint64_t id, const struct ge
     memcpy(r->tokens, g->tokens, g->n_tokens * sizeof *r->tokens);
     r->sampling = g->sampling;
     r->sampling.bias = copy(g->sampling.bias, g->sampling.n_bias * sizeof *g->sampling.bias);
-    r->sampling.allowed = NULL; /* token masks come with structured output, which the face refuses */
+    r->sampling.allowed = NULL; /* token masks come with structured output, which the face
+                                 * refuses */
     r->cache_salt = g->cache_salt;
     r->prompt_logprobs = g->prompt_logprobs;
     r->deadline_ms = g->deadline_ms;
@@ -64,26 +67,25 @@ void request_free(struct request *r)
     mem_free(r);
 }
 
-static uint32_t n_out(const struct request *r)
-{
-    return r->n_tokens - r->n_prompt;
-}
+static uint32_t n_out(const struct request *r) { return r->n_tokens - r->n_prompt; }
 
 static void set_state(struct request *r, enum request_state next)
 {
-    log_debug("request", "req=%s from=%s to=%s attempt=%u", r->name, request_state_name(r->state), request_state_name(next), r->attempt);
+    log_debug("request", "req=%s from=%s to=%s attempt=%u", r->name, request_state_name(r->state),
+              request_state_name(next), r->attempt);
     r->state = next;
 }
 
 /* ---- messages out ---- */
 
 /* Send for the current attempt; a failure is the loss of that node. Returns whether it was sent. */
-static bool tell(struct scheduler *s, struct request *r, const struct request_node *node, enum request_loss loss, enum frame_type type,
-                 const ProtobufCMessage *body)
+static bool tell(struct scheduler *s, struct request *r, const struct request_node *node,
+                 enum request_loss loss, enum frame_type type, const ProtobufCMessage *body)
 {
     enum status st = cluster_send_proto(s->o.cluster, node->node, type, r->id, r->attempt, body);
     if (st == OK) return true;
-    request_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node, "the node cannot be reached");
+    request_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node,
+                 "the node cannot be reached");
     return false;
 }
 
@@ -141,8 +143,8 @@ static bool send_prefill(struct scheduler *s, struct request *r, const Baton__Gr
     return sent;
 }
 
-/* The placement ends: at the directory, and in the view of this entry, which otherwise would show its own requests as running
- * until the next snapshot while others wait for their room. */
+/* The placement ends: at the directory, and in the view of this entry, which otherwise would show
+ * its own requests as running until the next snapshot while others wait for their room. */
 static void release_place(struct scheduler *s, struct request *r)
 {
     if (r->placed) directory_release(s->o.directory, r->id);
@@ -151,15 +153,17 @@ static void release_place(struct scheduler *s, struct request *r)
     if (!r->placing) r->counted = (struct placement){ 0 };
 }
 
-/* The nodes of this attempt are told that nobody wants it any more; a lost node needs no telling. */
+/* The nodes of this attempt are told that nobody wants it any more; a lost node needs no
+ * telling. */
 static void abandon_attempt(struct scheduler *s, struct request *r)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
     const struct request_node *nodes[] = { &r->prefill, &r->decode };
     for (size_t i = 0; i < COUNT_OF(nodes); i++) {
         if (!nodes[i]->node || (i == 1 && nodes[1]->node == nodes[0]->node)) continue;
-        if (cluster_knows(s->o.cluster, nodes[i]->node)
-            && cluster_send_proto(s->o.cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt, &m.base) != OK)
+        if (cluster_knows(s->o.cluster, nodes[i]->node) &&
+            cluster_send_proto(s->o.cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt,
+                               &m.base) != OK)
             log_debug("cancel not sent", "req=%s", r->name);
     }
     release_place(s, r);
@@ -168,9 +172,12 @@ static void abandon_attempt(struct scheduler *s, struct request *r)
 
 /* ---- the end ---- */
 
-void request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish, int32_t stop_token, const char *text)
+void request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish,
+                 int32_t stop_token, const char *text)
 {
-    struct gen_end end = { .status = st, .finish = finish, .stop_token = stop_token, .n_output = n_out(r) };
+    struct gen_end end = {
+        .status = st, .finish = finish, .stop_token = stop_token, .n_output = n_out(r)
+    };
     if (st != OK) abandon_attempt(s, r);
     else release_place(s, r);
     set_state(r, REQUEST_ENDED);
@@ -210,16 +217,19 @@ static void place_again(struct scheduler *s, struct request *r, uint64_t pause_m
     scheduler_refresh(s);
 }
 
-void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st, uint64_t culprit, const char *text)
+void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
+                  uint64_t culprit, const char *text)
 {
     enum request_action action = retry_action(r->state, loss);
     if (action == ACTION_IGNORE) return;
     if (r->ends != FINISH_NONE) { /* only the word that it is over got lost */
-        request_end(s, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1, "");
+        request_end(s, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1,
+                    "");
         return;
     }
-    log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%s why=\"%s\"", r->name, request_state_name(r->state),
-             status_name(st), r->attempt, retry_action_name(action), text);
+    log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%s why=\"%s\"", r->name,
+             request_state_name(r->state), status_name(st), r->attempt, retry_action_name(action),
+             text);
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
     switch (action) {
     case ACTION_WAIT:
@@ -272,11 +282,12 @@ static void start_attempt(struct scheduler *s, struct request *r)
     set_state(r, REQUEST_CREDIT);
     Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
     ask.n_tokens = r->n_tokens;
-    if (tell(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base)) counter_add(s->m.split, 1);
+    if (tell(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base))
+        counter_add(s->m.split, 1);
 }
 
-/* The directory has counted the placement, or not. When it cannot be reached the request goes ahead uncounted: what it
- * holds is soft state. */
+/* The directory has counted the placement, or not. When it cannot be reached the request goes ahead
+ * uncounted: what it holds is soft state. */
 static void on_reserved(void *arg, enum status st, uint64_t fence)
 {
     struct request *r = arg;
@@ -288,7 +299,8 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         release_place(s, r);
         list_remove(&r->link);
         request_free(r);
-    } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO || st == ERR_PEER_LOST) {
+    } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO ||
+               st == ERR_PEER_LOST) {
         r->placed = st == OK;
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
@@ -300,7 +312,8 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
     }
 }
 
-/* Nodes of the topic that compute another model than this one: no request of this node may go to them. */
+/* Nodes of the topic that compute another model than this one: no request of this node may go to
+ * them. */
 static size_t n_of_another_model(const struct scheduler *s)
 {
     size_t n = 0;
@@ -308,7 +321,8 @@ static size_t n_of_another_model(const struct scheduler *s)
     return n;
 }
 
-/* No node can take it: wait a little, for a node may be starting or a lease about to end; then say what is missing. */
+/* No node can take it: wait a little, for a node may be starting or a lease about to end; then say
+ * what is missing. */
 static void no_node(struct scheduler *s, struct request *r, enum status st)
 {
     uint64_t now = clock_ms();
@@ -318,10 +332,15 @@ static void no_node(struct scheduler *s, struct request *r, enum status st)
     r->needs_room = st == ERR_BUSY;
     if (st == ERR_BUSY || now - r->unplaced_since_ms < s->o.grace_ms) return;
     size_t others = n_of_another_model(s);
-    snprintf(text, sizeof text, "no pair of nodes can serve this request; topics and roles seen: %.360s", s->topics[0] ? s->topics : "none");
+    snprintf(text, sizeof text,
+             "no pair of nodes can serve this request; topics and roles seen: %.360s",
+             s->topics[0] ? s->topics : "none");
     if (others > 0) {
         size_t n = strlen(text);
-        snprintf(text + n, sizeof text - n, "; nodes of this topic that have loaded another model (or the same at another precision): %zu", others);
+        snprintf(text + n, sizeof text - n,
+                 "; nodes of this topic that have loaded another model (or the same at another "
+                 "precision): %zu",
+                 others);
     }
     request_end(s, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
 }
@@ -347,7 +366,8 @@ static enum status place(struct scheduler *s, struct request *r)
         st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
     }
     /* All are suspects when it was this node that was stopped or cut off. */
-    if (st == ERR_UNAVAILABLE && q.n_avoid && clock_ms() - r->unplaced_since_ms >= SUSPECTS_TRIED_MS) {
+    if (st == ERR_UNAVAILABLE && q.n_avoid &&
+        clock_ms() - r->unplaced_since_ms >= SUSPECTS_TRIED_MS) {
         q.n_avoid = 0;
         st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
     }
@@ -356,7 +376,8 @@ static enum status place(struct scheduler *s, struct request *r)
         no_node(s, r, st);
         return st;
     }
-    /* An echo has nothing to decode, so nothing to transfer; and one whose attempts keep failing goes without a transfer too. */
+    /* An echo has nothing to decode, so nothing to transfer; and one whose attempts keep failing
+     * goes without a transfer too. */
     bool split = r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
     r->next_prefill = split ? node_of(chosen.prefill) : (struct request_node){ 0 };
     r->next_decode = node_of(chosen.decode);
@@ -395,7 +416,8 @@ void request_advance(struct scheduler *s, struct request *r)
     }
     switch (r->state) {
     case REQUEST_PLACING:
-        /* Room that came free in this very tick belongs to the longest waiting: give_room hands it out with the next turn. */
+        /* Room that came free in this very tick belongs to the longest waiting: give_room hands it
+         * out with the next turn. */
         if (!r->placing && now >= r->wait_until_ms && !s->has_room) (void)place(s, r);
         break;
     case REQUEST_CREDIT:
@@ -404,7 +426,8 @@ void request_advance(struct scheduler *s, struct request *r)
     case REQUEST_DECODE:
     case REQUEST_RUN:
         if (r->wait_until_ms && now >= r->wait_until_ms)
-            request_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node, "the attempt made no progress");
+            request_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
+                         "the attempt made no progress");
         break;
     case REQUEST_ENDED:
     case REQUEST_N_STATES: break;
@@ -440,7 +463,8 @@ static void on_grant(struct scheduler *s, struct request *r, const struct cluste
 
 static void on_report(struct request *r, const struct cluster_message *m)
 {
-    Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n,
+                                                            (const uint8_t *)m->body.p);
     if (!p) return; /* a trace only */
     r->trace.queue_ns = p->queue_ns;
     r->trace.prefill_ns = p->prefill_ns;
@@ -451,20 +475,24 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
-    /* The prefill node has forgotten the request: should its first token have been lost on the way, nobody else would notice. */
+    /* The prefill node has forgotten the request: should its first token have been lost on the way,
+     * nobody else would notice. */
     if (r->state == REQUEST_PREFILL) r->wait_until_ms = clock_ms() + FIRST_STUCK_MS;
     baton__prefill_report__free_unpacked(p, NULL);
 }
 
-/* The prefill node's logprobs of the prompt go to the client first, but travel another link than the decode node's tokens. */
+/* The prefill node's logprobs of the prompt go to the client first, but travel another link than
+ * the decode node's tokens. */
 static bool owes_logprobs(const struct request *r)
 {
-    return r->state == REQUEST_PREFILL && r->prompt_logprobs && n_out(r) == 0 && r->n_prompt_lp + 1 < r->n_prompt;
+    return r->state == REQUEST_PREFILL && r->prompt_logprobs && n_out(r) == 0 &&
+           r->n_prompt_lp + 1 < r->n_prompt;
 }
 
 static void on_finished(struct scheduler *s, struct request *r, const struct cluster_message *m)
 {
-    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL) return;
+    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL)
+        return;
     if (owes_logprobs(r)) {
         buf_clear(&r->held_end);
         buf_add_str(&r->held_end, m->body);
@@ -473,8 +501,10 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
     Baton__Finished *f = baton__finished__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
     if (!known) {
-        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's last message is malformed");
-    } else if (f->n_tokens != n_out(r) - r->n_before) { /* a cut answer must not pass for a whole one */
+        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
+                     "the decode node's last message is malformed");
+    } else if (f->n_tokens != n_out(r) - r->n_before) { /* a cut answer must not pass for a whole
+                                                         * one */
         request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
     } else {
         enum finish_reason finish = (enum finish_reason)f->finish;
@@ -484,7 +514,8 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
             r->trace.n_cached = f->n_cached;
             r->trace.queue_ns = f->queue_ns;
             r->trace.prefill_ns = f->prefill_ns;
-        } else if (f->transport[0]) { /* the report may come later than the last token of a short answer */
+        } else if (f->transport[0]) { /* the report may come later than the last token of a short
+                                       * answer */
             r->trace.kv_bytes = f->kv_bytes;
             if (!r->trace.kv_ns) r->trace.kv_ns = f->kv_ns;
             if (!r->trace.kv_link_speed) r->trace.kv_link_speed = f->kv_link_speed;
@@ -498,7 +529,8 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
 static void on_failed(struct scheduler *s, struct request *r, const struct cluster_message *m)
 {
     Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    enum status st = f ? (enum status)f->status : ERR_INTERNAL; /* nonsense is the node's fault, not the request's */
+    /* nonsense is the node's fault, not the request's */
+    enum status st = f ? (enum status)f->status : ERR_INTERNAL;
     char text[ERR_TEXT_MAX];
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
@@ -519,21 +551,31 @@ static void take_held(struct scheduler *s, struct request *r)
         request_on_token(s, r, from, attempt, index, &t);
         r = map_get(&s->by_id, map_key_u64(&request));
     }
-    struct cluster_message m = { .from = from, .type = FRAME_FINISHED, .request = request, .attempt = now, .body = buf_str(&held_end) };
+    struct cluster_message m = {
+        .from = from,
+        .type = FRAME_FINISHED,
+        .request = request,
+        .attempt = now,
+        .body = buf_str(&held_end),
+    };
     if (r && held_end.len) request_on_message(s, r, &m);
     buf_release(&held);
     buf_release(&held_end);
 }
 
-static void on_prompt_logprobs(struct scheduler *s, struct request *r, const struct cluster_message *m)
+static void on_prompt_logprobs(struct scheduler *s, struct request *r,
+                               const struct cluster_message *m)
 {
-    Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    struct str rest = p ? (struct str){ (const char *)p->records.data, p->records.len } : (struct str){ 0 };
+    Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n,
+                                                              (const uint8_t *)m->body.p);
+    struct str rest = p ? (struct str){ (const char *)p->records.data, p->records.len }
+                        : (struct str){ 0 };
     struct token_logprobs t;
     uint64_t request;
     uint32_t attempt, index;
     while (p && token_record_next(&rest, &request, &attempt, &index, &t) == OK) {
-        if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue; /* a moved request repeats the early ones */
+        /* a moved request repeats the early ones */
+        if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue;
         r->n_prompt_lp = index;
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
     }
@@ -574,7 +616,8 @@ static void append_token(struct request *r, int32_t id)
     r->tokens[r->n_tokens++] = id;
 }
 
-void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt, uint32_t index, const struct token_logprobs *t)
+void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt,
+                      uint32_t index, const struct token_logprobs *t)
 {
     if (r->canceled || attempt != r->attempt || from != r->decode.node) return;
     if (owes_logprobs(r)) {

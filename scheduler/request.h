@@ -5,12 +5,12 @@
  *      │ one node does all: RUN ───────────────────────────────────────────────────▶ ENDED
  *      ◀── WAIT (busy, after a pause) and MOVE (loss: next attempt, from the last delivered token) from any of them
  *
- * Invariants
- *  1 A token index is delivered to the sink exactly once and in order: an attempt's records below n_out are dropped, one
+ * Invariants 1 A token index is delivered to the sink exactly once and in order: an attempt's
+ *  records below n_out are dropped, one
  *    above it ends the attempt as a loss.
- *  2 Messages of any attempt but the current one are ignored; nodes of an abandoned attempt get CANCEL.
- *  3 on_end is called exactly once, never from inside submit.
- *  4 What is placed in the directory is released exactly once per attempt.
+ *  2 Messages of any attempt but the current one are ignored; nodes of an abandoned attempt get
+ *  CANCEL. 3 on_end is called exactly once, never from inside submit. 4 What is placed in the
+ *  directory is released exactly once per attempt.
  * What a loss means is decided by retry.h alone. Thread: loop. Owner: scheduler. */
 #ifndef BATON_SCHEDULER_REQUEST_H
 #define BATON_SCHEDULER_REQUEST_H
@@ -27,63 +27,74 @@ enum { REQUEST_AVOID_MAX = 8 };
 struct scheduler;
 
 struct request_node {
-    uint64_t node;          /* 0: none */
-    char     name[NODE_NAME_MAX];
-    char     host[NODE_NAME_MAX];
+    uint64_t node; /* 0: none */
+    char name[NODE_NAME_MAX];
+    char host[NODE_NAME_MAX];
     uint16_t port;
 };
 
 struct request {
-    uint64_t               id;
-    char                   name[64];       /* the client's x-request-id */
-    enum request_state     state;
-    uint32_t               attempt;        /* counts from 1 */
-    uint32_t               n_before;       /* output tokens delivered by earlier attempts */
-    struct scheduler      *owner;
-    struct gen_sink        sink;
+    uint64_t id;
+    char name[64]; /* the client's x-request-id */
+    enum request_state state;
+    uint32_t attempt;  /* counts from 1 */
+    uint32_t n_before; /* output tokens delivered by earlier attempts */
+    struct scheduler *owner;
+    struct gen_sink sink;
     /* what was asked */
-    int32_t               *tokens;         /* prompt, then delivered output; [n_tokens] of cap_tokens */
-    uint32_t               n_prompt, n_tokens, cap_tokens;
-    struct sampling_params sampling;       /* bias and allowed are own copies */
-    uint64_t               cache_salt;
-    bool                   prompt_logprobs;
-    uint32_t               n_prompt_lp;    /* positions delivered so far, counting from 1 */
-    struct buf             held, held_end; /* token records and FINISHED that overtook the prompt's logprobs on another link */
-    uint64_t               deadline_ms;
-    struct hash128         first_block;
+    int32_t *tokens; /* prompt, then delivered output; [n_tokens] of
+                      * cap_tokens */
+    uint32_t n_prompt, n_tokens, cap_tokens;
+    struct sampling_params sampling; /* bias and allowed are own copies */
+    uint64_t cache_salt;
+    bool prompt_logprobs;
+    uint32_t n_prompt_lp;      /* positions delivered so far, counting from 1 */
+    struct buf held, held_end; /* token records and FINISHED that overtook the prompt's
+                                * logprobs on another link */
+    uint64_t deadline_ms;
+    struct hash128 first_block;
     /* where it is */
-    struct request_node    prefill, decode;
-    bool                   placed;         /* a reservation of this attempt is in the directory */
-    bool                   placing;        /* the directory's answer is awaited: it points here, so an ended request
-                                            * stays (scheduler.orphans) until it came */
-    struct request_node    next_prefill, next_decode; /* chosen, while placing */
-    struct placement       counted;        /* what the entry's own view counts for it; request 0: nothing */
-    bool                   needs_room;     /* PLACING: every node that could take it was full */
-    enum finish_reason     ends;           /* the last delivered token said that it is the last: a loss after it changes nothing */
-    uint64_t               avoid[REQUEST_AVOID_MAX];
-    uint32_t               n_avoid;
-    uint64_t               wait_until_ms;  /* PLACING: not before; others: this attempt is stuck after */
-    uint64_t               unplaced_since_ms;
-    uint32_t               n_moves;
-    bool                   canceled;       /* by the face; acted on by the next turn of the loop */
+    struct request_node prefill, decode;
+    bool placed;  /* a reservation of this attempt is in the directory */
+    bool placing; /* the directory's answer is awaited: it points here, so
+                   * an ended request stays (scheduler.orphans) until it
+                   * came */
+    struct request_node next_prefill, next_decode; /* chosen, while placing */
+    struct placement counted; /* what the entry's own view counts for it; request 0:
+                               * nothing */
+    bool needs_room;          /* PLACING: every node that could take it was full */
+    enum finish_reason ends;  /* the last delivered token said that it is the last: a
+                               * loss after it changes nothing */
+    uint64_t avoid[REQUEST_AVOID_MAX];
+    uint32_t n_avoid;
+    uint64_t wait_until_ms; /* PLACING: not before; others: this attempt is stuck
+                             * after */
+    uint64_t unplaced_since_ms;
+    uint32_t n_moves;
+    bool canceled; /* by the face; acted on by the next turn of the loop */
     /* the trace; clock_ns of this process */
-    uint64_t               t_accept, t_credit, t_first, t_last;
-    struct gen_trace       trace;
-    struct list            link;           /* scheduler.live or .orphans */
+    uint64_t t_accept, t_credit, t_first, t_last;
+    struct gen_trace trace;
+    struct list link; /* scheduler.live or .orphans */
 };
 
 /* Copy what was asked; the state is PLACING. */
-struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *r, const struct gen_sink *sink);
-void            request_free(struct request *r);
+struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *r,
+                               const struct gen_sink *sink);
+void request_free(struct request *r);
 /* Do what the state calls for now (timer, new snapshot, after any change). */
-void            request_advance(struct scheduler *s, struct request *r);
+void request_advance(struct scheduler *s, struct request *r);
 /* Room came free: place it if full nodes are what it waits for. False when they still are full. */
-bool            request_take_room(struct scheduler *s, struct request *r);
-/* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next attempt. */
-void            request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st, uint64_t culprit, const char *text);
-void            request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m);
-void            request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt, uint32_t index, const struct token_logprobs *t);
+bool request_take_room(struct scheduler *s, struct request *r);
+/* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next
+ * attempt. */
+void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
+                  uint64_t culprit, const char *text);
+void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m);
+void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt,
+                      uint32_t index, const struct token_logprobs *t);
 /* Uses of r end here: tells nodes, releases the placement, calls on_end, frees. */
-void            request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish, int32_t stop_token, const char *text);
+void request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish,
+                 int32_t stop_token, const char *text);
 
 #endif

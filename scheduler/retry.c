@@ -10,13 +10,10 @@
 
 static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
     /*                   prefill node  decode node  busy  peer  request  node  stuck */
-    [REQUEST_PLACING] = { I,           I,           I,    I,    F,       I,    I },
-    [REQUEST_CREDIT]  = { M,           M,           W,    M,    F,       M,    M },
-    [REQUEST_RESERVE] = { M,           M,           W,    M,    F,       M,    M },
-    [REQUEST_PREFILL] = { M,           M,           W,    M,    F,       M,    M },
-    [REQUEST_DECODE]  = { I,           M,           M,    M,    F,       M,    M },
-    [REQUEST_RUN]     = { I,           M,           W,    M,    F,       M,    M },
-    [REQUEST_ENDED]   = { I,           I,           I,    I,    I,       I,    I },
+    [REQUEST_PLACING] = { I, I, I, I, F, I, I }, [REQUEST_CREDIT] = { M, M, W, M, F, M, M },
+    [REQUEST_RESERVE] = { M, M, W, M, F, M, M }, [REQUEST_PREFILL] = { M, M, W, M, F, M, M },
+    [REQUEST_DECODE] = { I, M, M, M, F, M, M },  [REQUEST_RUN] = { I, M, W, M, F, M, M },
+    [REQUEST_ENDED] = { I, I, I, I, I, I, I },
 };
 
 #undef I
@@ -26,7 +23,8 @@ static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
 
 const char *request_state_name(enum request_state s)
 {
-    static const char *const names[REQUEST_N_STATES] = { "placing", "credit", "reserve", "prefill", "decode", "run", "ended" };
+    static const char *const names[REQUEST_N_STATES] = { "placing", "credit", "reserve", "prefill",
+                                                         "decode",  "run",    "ended" };
     ASSERT(s < REQUEST_N_STATES);
     return names[s];
 }
@@ -40,7 +38,10 @@ enum request_action retry_action(enum request_state state, enum request_loss los
 
 const char *retry_action_name(enum request_action action)
 {
-    static const char *const names[] = { [ACTION_IGNORE] = "ignore", [ACTION_WAIT] = "wait", [ACTION_MOVE] = "move", [ACTION_FAIL] = "fail" };
+    static const char *const names[] = { [ACTION_IGNORE] = "ignore",
+                                         [ACTION_WAIT] = "wait",
+                                         [ACTION_MOVE] = "move",
+                                         [ACTION_FAIL] = "fail" };
     return names[action];
 }
 
@@ -53,6 +54,7 @@ enum request_loss retry_loss_of(enum status st)
     case CLASS_REQUEST:
     case CLASS_OK: break;
     }
-    /* A deadline that passed on a node (an unused credit, say) is that attempt's trouble, not the client's; likewise memory. */
+    /* A deadline that passed on a node (an unused credit, say) is that attempt's trouble, not the
+     * client's; likewise memory. */
     return st == ERR_TIMEOUT || st == ERR_NOMEM || st == ERR_CANCELED ? LOSS_PEER : LOSS_REQUEST;
 }

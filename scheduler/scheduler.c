@@ -1,4 +1,5 @@
-/* scheduler.c - see scheduler.h: the backend, the view of the nodes, and the timers that move requests. */
+/* scheduler.c - see scheduler.h: the backend, the view of the nodes, and the timers that move
+ * requests. */
 #include "scheduler/scheduler.h"
 
 #include <stdio.h>
@@ -32,10 +33,12 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     s->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *s->nodes) : NULL;
     snprintf(s->topics, sizeof s->topics, "%s", snap->topics);
     for (size_t i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].cluster_port) cluster_learn(s->o.cluster, s->nodes[i].node, s->nodes[i].host, s->nodes[i].cluster_port);
+        if (s->nodes[i].cluster_port)
+            cluster_learn(s->o.cluster, s->nodes[i].node, s->nodes[i].host,
+                          s->nodes[i].cluster_port);
     gauge_set(s->m.nodes, (double)s->n_nodes);
     LIST_FOREACH(r, &s->live, struct request, link)
-        if (r->state == REQUEST_PLACING) request_advance(s, r);
+    if (r->state == REQUEST_PLACING) request_advance(s, r);
 }
 
 static void ask_snapshot(struct scheduler *s)
@@ -45,10 +48,7 @@ static void ask_snapshot(struct scheduler *s)
     if (!s->asking) s->t_snapshot_ms = clock_ms();
 }
 
-void scheduler_refresh(struct scheduler *s)
-{
-    s->ask_again = true;
-}
+void scheduler_refresh(struct scheduler *s) { s->ask_again = true; }
 
 struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node)
 {
@@ -74,7 +74,8 @@ static void suspect(struct scheduler *s, uint64_t node)
     s->suspects[i].until_ms = clock_ms() + SUSPECT_MS;
 }
 
-size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out, size_t cap)
+size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out,
+                       size_t cap)
 {
     size_t n = 0;
     uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
@@ -85,21 +86,27 @@ size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint6
 
 void scheduler_count(struct scheduler *s, const struct placement *p)
 {
-    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode), *decode = scheduler_find_node(s, p->decode);
+    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode),
+                       *decode = scheduler_find_node(s, p->decode);
     if (prefill) prefill->placed_tokens += p->tokens;
     if (!decode) return;
     decode->placed_seqs++;
     decode->placed_blocks += p->blocks;
 }
 
-/* A snapshot in between may have been taken before this placement was counted: never below 0. The directory has the last word. */
+/* A snapshot in between may have been taken before this placement was counted: never below 0. The
+ * directory has the last word. */
 void scheduler_uncount(struct scheduler *s, const struct placement *p)
 {
-    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode), *decode = scheduler_find_node(s, p->decode);
-    if (prefill) prefill->placed_tokens -= prefill->placed_tokens < p->tokens ? prefill->placed_tokens : p->tokens;
+    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode),
+                       *decode = scheduler_find_node(s, p->decode);
+    if (prefill)
+        prefill->placed_tokens -= prefill->placed_tokens < p->tokens ? prefill->placed_tokens
+                                                                     : p->tokens;
     if (decode) {
         decode->placed_seqs -= decode->placed_seqs > 0;
-        decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks : p->blocks;
+        decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks
+                                                                   : p->blocks;
     }
     s->has_room = true;
     if (s->tick) kick(s); /* else it was stopped, and the directory's last answers come in */
@@ -107,12 +114,13 @@ void scheduler_uncount(struct scheduler *s, const struct placement *p)
 
 /* ---- timers ---- */
 
-/* The longest waiting first; when that one still finds no room those behind it are not looked at. */
+/* The longest waiting first; when that one still finds no room those behind it are not looked
+ * at. */
 static void give_room(struct scheduler *s)
 {
     s->has_room = false;
     LIST_FOREACH(r, &s->live, struct request, link)
-        if (!request_take_room(s, r)) return;
+    if (!request_take_room(s, r)) return;
 }
 
 static void on_tick(void *arg)
@@ -121,9 +129,11 @@ static void on_tick(void *arg)
     uint64_t since = clock_ms() - s->t_snapshot_ms;
     uint32_t n_placing = 0;
     drop_old_suspects(s);
-    if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS))) ask_snapshot(s);
+    if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS)))
+        ask_snapshot(s);
     if (s->has_room) give_room(s);
-    LIST_FOREACH(r, &s->live, struct request, link) {
+    LIST_FOREACH(r, &s->live, struct request, link)
+    {
         n_placing += r->state == REQUEST_PLACING;
         request_advance(s, r);
     }
@@ -148,16 +158,14 @@ static void on_kick(void *arg)
     on_tick(s);
 }
 
-/* Tick with the next turn of the loop: sink functions must run neither inside submit nor inside cancel. */
+/* Tick with the next turn of the loop: sink functions must run neither inside submit nor inside
+ * cancel. */
 static void kick(struct scheduler *s)
 {
     if (!s->kick) s->kick = loop_timer_start(s->o.loop, 0, 0, on_kick, s);
 }
 
-static void on_renew(void *arg)
-{
-    scheduler_publish(arg);
-}
+static void on_renew(void *arg) { scheduler_publish(arg); }
 
 /* ---- backend ---- */
 
@@ -169,13 +177,18 @@ static uint64_t fresh_id(struct scheduler *s)
     return id;
 }
 
-static enum status backend_submit(void *self, const struct gen_request *g, const struct gen_sink *sink, uint64_t *id, struct err *err)
+static enum status backend_submit(void *self, const struct gen_request *g,
+                                  const struct gen_sink *sink, uint64_t *id, struct err *err)
 {
     struct scheduler *s = self;
-    if (s->draining) return err_set(err, ERR_UNAVAILABLE, "this node is shutting down; send the request to another node");
+    if (s->draining)
+        return err_set(err, ERR_UNAVAILABLE,
+                       "this node is shutting down; send the request to another node");
     if (s->n_live >= s->o.max_requests) {
         counter_add(s->m.rejected, 1);
-        return err_set(err, ERR_FULL, "this node already holds %u requests, its limit; try again shortly", s->o.max_requests);
+        return err_set(err, ERR_FULL,
+                       "this node already holds %u requests, its limit; try again shortly",
+                       s->o.max_requests);
     }
     struct request *r = request_create(s, fresh_id(s), g, sink);
     uint64_t latest = clock_ms() + (uint64_t)s->o.ttl_s * 1000;
@@ -204,7 +217,8 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
     struct scheduler *s = self;
     uint32_t n_decode = 0, n_mixed = 0; /* decode nodes alone can serve: they prefill themselves */
     *out = (struct serve_backend_stats){ 0 };
-    LIST_FOREACH(r, &s->live, struct request, link) {
+    LIST_FOREACH(r, &s->live, struct request, link)
+    {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
         else out->n_running++;
     }
@@ -216,7 +230,8 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
     out->ready = !s->draining && (n_decode || n_mixed);
     if (s->draining) snprintf(out->why, sizeof out->why, "this node is shutting down");
     else if (!out->ready)
-        snprintf(out->why, sizeof out->why, "no node that can decode is in this topic; topics and roles seen: %.380s",
+        snprintf(out->why, sizeof out->why,
+                 "no node that can decode is in this topic; topics and roles seen: %.380s",
                  s->topics[0] ? s->topics : "none");
 }
 
@@ -234,7 +249,11 @@ static void backend_nodes(void *self, struct buf *out)
 struct serve_backend scheduler_backend(struct scheduler *s)
 {
     return (struct serve_backend){
-        .submit = backend_submit, .cancel = backend_cancel, .stats = backend_stats, .nodes = backend_nodes, .self = s,
+        .submit = backend_submit,
+        .cancel = backend_cancel,
+        .stats = backend_stats,
+        .nodes = backend_nodes,
+        .self = s,
     };
 }
 
@@ -251,7 +270,8 @@ static void on_tokens(struct scheduler *s, const struct cluster_message *m)
         struct request *r = map_get(&s->by_id, map_key_u64(&id));
         if (r) request_on_token(s, r, m->from, attempt, index, &t);
     }
-    if (st != ERR_NOT_FOUND) log_warn("malformed tokens", "peer=%s st=%s", m->from_name, status_name(st));
+    if (st != ERR_NOT_FOUND)
+        log_warn("malformed tokens", "peer=%s st=%s", m->from_name, status_name(st));
 }
 
 bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
@@ -276,9 +296,11 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
 {
     suspect(s, node);
     scheduler_refresh(s);
-    LIST_FOREACH(r, &s->live, struct request, link) {
+    LIST_FOREACH(r, &s->live, struct request, link)
+    {
         if (r->decode.node == node) request_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
-        else if (r->prefill.node == node) request_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
+        else if (r->prefill.node == node)
+            request_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
     }
 }
 
@@ -291,48 +313,67 @@ static struct histogram *stage(struct metrics *m, const char *name, const char *
 
 static void register_metrics(struct scheduler_metrics *sm, struct metrics *m)
 {
-    sm->requests = metrics_counter(m, "baton_requests_total", "", "Requests accepted by this entry node.");
-    sm->finished_stop = metrics_counter(m, "baton_request_success_total", "finished_reason=\"stop\"", "Requests that ended well.");
-    sm->finished_length = metrics_counter(m, "baton_request_success_total", "finished_reason=\"length\"", "Requests that ended well.");
-    sm->failed = metrics_counter(m, "baton_request_failed_total", "", "Requests that ended with an error.");
-    sm->canceled = metrics_counter(m, "baton_request_canceled_total", "", "Requests whose client left or had enough.");
-    sm->moves = metrics_counter(m, "baton_request_moves_total", "", "Attempts given up for another node after a loss.");
-    sm->waits = metrics_counter(m, "baton_request_waits_total", "", "Attempts refused as busy and placed again.");
-    sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"", "Requests refused at the door.");
-    sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "", "Prompt tokens accepted by this entry node.");
-    sm->output_tokens = metrics_counter(m, "baton_entry_output_tokens_total", "", "Output tokens delivered by this entry node.");
-    sm->split = metrics_counter(m, "baton_placements_total", "kind=\"split\"", "Attempts started, by kind.");
-    sm->local = metrics_counter(m, "baton_placements_total", "kind=\"one_node\"", "Attempts started, by kind.");
-    sm->live = metrics_gauge(m, "baton_requests_live", "", "Requests this entry node is following.");
+    sm->requests = metrics_counter(m, "baton_requests_total", "",
+                                   "Requests accepted by this entry node.");
+    sm->finished_stop = metrics_counter(m, "baton_request_success_total",
+                                        "finished_reason=\"stop\"", "Requests that ended well.");
+    sm->finished_length = metrics_counter(m, "baton_request_success_total",
+                                          "finished_reason=\"length\"",
+                                          "Requests that ended well.");
+    sm->failed = metrics_counter(m, "baton_request_failed_total", "",
+                                 "Requests that ended with an error.");
+    sm->canceled = metrics_counter(m, "baton_request_canceled_total", "",
+                                   "Requests whose client left or had enough.");
+    sm->moves = metrics_counter(m, "baton_request_moves_total", "",
+                                "Attempts given up for another node after a loss.");
+    sm->waits = metrics_counter(m, "baton_request_waits_total", "",
+                                "Attempts refused as busy and placed again.");
+    sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
+                                   "Requests refused at the door.");
+    sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "",
+                                        "Prompt tokens accepted by this entry node.");
+    sm->output_tokens = metrics_counter(m, "baton_entry_output_tokens_total", "",
+                                        "Output tokens delivered by this entry node.");
+    sm->split = metrics_counter(m, "baton_placements_total", "kind=\"split\"",
+                                "Attempts started, by kind.");
+    sm->local = metrics_counter(m, "baton_placements_total", "kind=\"one_node\"",
+                                "Attempts started, by kind.");
+    sm->live = metrics_gauge(m, "baton_requests_live", "",
+                             "Requests this entry node is following.");
     sm->placing = metrics_gauge(m, "baton_requests_placing", "", "Of those, waiting for a place.");
     sm->nodes = metrics_gauge(m, "baton_nodes_seen", "", "Nodes of this topic in the last view.");
     sm->place_s = stage(m, "baton_request_place_seconds", "Accepted to placed and credited.");
-    sm->queue_s = stage(m, "baton_request_queue_seconds", "Waiting in the computing node's engine.");
+    sm->queue_s = stage(m, "baton_request_queue_seconds",
+                        "Waiting in the computing node's engine.");
     sm->prefill_s = stage(m, "baton_request_prefill_seconds", "Computing the prompt.");
     sm->kv_s = stage(m, "baton_request_kv_transfer_seconds", "First KV byte to acknowledged.");
-    sm->kv_tail_s = stage(m, "baton_request_kv_tail_seconds", "KV transfer left over after the last layer was computed.");
+    sm->kv_tail_s = stage(m, "baton_request_kv_tail_seconds",
+                          "KV transfer left over after the last layer was computed.");
     sm->ttft_s = stage(m, "baton_time_to_first_token_seconds", "Accepted to first token.");
-    sm->tpot_s = stage(m, "baton_time_per_output_token_seconds", "Mean time per output token after the first.");
+    sm->tpot_s = stage(m, "baton_time_per_output_token_seconds",
+                       "Mean time per output token after the first.");
     sm->decode_s = stage(m, "baton_request_decode_seconds", "First to last token.");
     sm->e2e_s = stage(m, "baton_request_seconds", "Accepted to ended.");
 }
 
-static double seconds(uint64_t ns)
-{
-    return (double)ns * 1e-9;
-}
+static double seconds(uint64_t ns) { return (double)ns * 1e-9; }
 
 static void log_end(const struct request *r, const struct gen_end *end)
 {
     const struct gen_trace *t = &end->trace;
     log_info("request end",
-             "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
-             "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_busy_ms=%.1f kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
-             r->name, status_name(end->status), r->n_prompt, end->n_output, t->prefill_node, t->decode_node,
-             t->transport[0] ? t->transport : "none", (unsigned long long)t->kv_bytes,
-             gen_trace_kv_rate(t), (unsigned long long)t->kv_link_speed, t->n_cached, t->n_decode_cached, t->n_recomputed,
-             t->n_moves, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3,
-             seconds(t->kv_busy_ns) * 1e3, seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
+             "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu "
+             "kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
+             "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_busy_ms=%.1f "
+             "kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
+             r->name, status_name(end->status), r->n_prompt, end->n_output, t->prefill_node,
+             t->decode_node, t->transport[0] ? t->transport : "none",
+             (unsigned long long)t->kv_bytes, gen_trace_kv_rate(t),
+             (unsigned long long)t->kv_link_speed, t->n_cached, t->n_decode_cached, t->n_recomputed,
+             t->n_moves, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3,
+             seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3, seconds(t->kv_busy_ns) * 1e3,
+             seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3,
+             seconds(t->decode_ns) * 1e3);
 }
 
 void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end)
@@ -387,16 +428,13 @@ void scheduler_drain(struct scheduler *s)
     s->renew = NULL;
 }
 
-uint32_t scheduler_n_live(const struct scheduler *s)
-{
-    return s->n_live;
-}
+uint32_t scheduler_n_live(const struct scheduler *s) { return s->n_live; }
 
 void scheduler_stop(struct scheduler *s)
 {
     s->draining = true;
     LIST_FOREACH(r, &s->live, struct request, link)
-        request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
+    request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
     loop_timer_free(s->tick);
     loop_timer_free(s->renew);
     loop_timer_free(s->kick);

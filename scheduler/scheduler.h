@@ -1,9 +1,9 @@
 /* scheduler.h - the entry side of a node: takes requests, places them, follows them to their end.
  *
- * It implements serve_backend. It holds this node's view of the others (a directory snapshot about once a second, plus what its
- * own links tell it), and the live requests (request.h). It is not a process: every node has one, so a client may send its
- * request to any node.
- * Life cycle: create (opens nothing but timers), scheduler_backend for the HTTP face, stop (live requests end with
+ * It implements serve_backend. It holds this node's view of the others (a directory snapshot about
+ * once a second, plus what its own links tell it), and the live requests (request.h). It is not a
+ * process: every node has one, so a client may send its request to any node. Life cycle: create
+ * (opens nothing but timers), scheduler_backend for the HTTP face, stop (live requests end with
  * ERR_CANCELED), then the directory is closed, then free. Thread: loop. */
 #ifndef BATON_SCHEDULER_SCHEDULER_H
 #define BATON_SCHEDULER_SCHEDULER_H
@@ -16,22 +16,24 @@
 struct scheduler;
 
 struct scheduler_options {
-    struct loop      *loop;          /* all borrowed until scheduler_free */
-    struct cluster   *cluster;
+    struct loop *loop; /* all borrowed until scheduler_free */
+    struct cluster *cluster;
     struct directory *directory;
-    struct metrics   *metrics;
-    uint32_t          max_requests;  /* live at once; more is ERR_FULL (429) */
-    uint32_t          ttl_s;         /* a request older than this is ended */
-    uint32_t          grace_ms;      /* how long a request waits when no node can take it, before 503 */
-    uint32_t          block_tokens;  /* for the hash that names nodes */
-    /* Fill this node's own record, published every renew_ms. NULL: a router, which has no engine and publishes nothing. */
+    struct metrics *metrics;
+    uint32_t max_requests; /* live at once; more is ERR_FULL (429) */
+    uint32_t ttl_s;        /* a request older than this is ended */
+    uint32_t grace_ms;     /* how long a request waits when no node can take it, before
+                            * 503 */
+    uint32_t block_tokens; /* for the hash that names nodes */
+    /* Fill this node's own record, published every renew_ms. NULL: a router, which has no engine
+     * and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);
-    void             *arg;
+    void *arg;
 };
 
-struct scheduler    *scheduler_create(const struct scheduler_options *o);
-void                 scheduler_stop(struct scheduler *s);
-void                 scheduler_free(struct scheduler *s);
+struct scheduler *scheduler_create(const struct scheduler_options *o);
+void scheduler_stop(struct scheduler *s);
+void scheduler_free(struct scheduler *s);
 struct serve_backend scheduler_backend(struct scheduler *s);
 
 /* True when the message is an answer to this entry. */

@@ -1,4 +1,5 @@
-/* scheduler_internal.h - what scheduler.c and request.c share: the object and the view of nodes. Thread: loop. */
+/* scheduler_internal.h - what scheduler.c and request.c share: the object and the view of nodes.
+ * Thread: loop. */
 #ifndef BATON_SCHEDULER_SCHEDULER_INTERNAL_H
 #define BATON_SCHEDULER_SCHEDULER_INTERNAL_H
 
@@ -9,44 +10,50 @@
 enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000 };
 
 struct scheduler_metrics {
-    struct counter   *requests, *finished_stop, *finished_length, *failed, *canceled, *moves, *waits, *rejected;
-    struct counter   *prompt_tokens, *output_tokens, *split, *local;
-    struct gauge     *live, *placing, *nodes;
-    struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s, *kv_tail_s;
+    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves, *waits,
+        *rejected;
+    struct counter *prompt_tokens, *output_tokens, *split, *local;
+    struct gauge *live, *placing, *nodes;
+    struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,
+        *kv_tail_s;
 };
 
 struct scheduler {
     struct scheduler_options o;
-    struct map               by_id;
-    struct list              live;
-    struct list              orphans;    /* ended requests whose placing answer is still awaited */
-    uint32_t                 n_live;
-    bool                     draining;
-    struct node_record      *nodes;      /* [n_nodes] the last snapshot; kept when the directory is down */
-    size_t                   n_nodes;
-    char                     topics[512];
-    uint64_t                 model;      /* this node's own; requests go to nodes with the same */
-    uint64_t                 t_snapshot_ms;
-    bool                     asking;     /* a snapshot is on its way */
-    bool                     ask_again;
-    bool                     has_room;   /* a placement ended since the last tick */
+    struct map by_id;
+    struct list live;
+    struct list orphans; /* ended requests whose placing answer is still awaited */
+    uint32_t n_live;
+    bool draining;
+    struct node_record *nodes; /* [n_nodes] the last snapshot; kept when the directory is
+                                * down */
+    size_t n_nodes;
+    char topics[512];
+    uint64_t model; /* this node's own; requests go to nodes with the same */
+    uint64_t t_snapshot_ms;
+    bool asking; /* a snapshot is on its way */
+    bool ask_again;
+    bool has_room; /* a placement ended since the last tick */
     struct {
         uint64_t node, until_ms;
-    } suspects[SUSPECTS_MAX];            /* links lost lately: not chosen until the directory had time to notice */
-    size_t                   n_suspects;
-    struct loop_timer       *tick, *renew, *kick; /* kick: a tick as soon as possible; NULL when none is due */
+    } suspects[SUSPECTS_MAX]; /* links lost lately: not chosen until the directory had
+                               * time to notice */
+    size_t n_suspects;
+    struct loop_timer *tick, *renew, *kick; /* kick: a tick as soon as possible; NULL when
+                                             * none is due */
     struct scheduler_metrics m;
 };
 
 /* Nodes that must not be chosen now: suspects and the request's own list; returns the count. */
-size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out, size_t cap);
+size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out,
+                       size_t cap);
 struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node);
-/* Until the next snapshot this entry counts its own placements, and their ends, in the view it has. An end lets the requests that
- * wait for room try again with the next turn of the loop. */
-void   scheduler_count(struct scheduler *s, const struct placement *p);
-void   scheduler_uncount(struct scheduler *s, const struct placement *p);
+/* Until the next snapshot this entry counts its own placements, and their ends, in the view it has.
+ * An end lets the requests that wait for room try again with the next turn of the loop. */
+void scheduler_count(struct scheduler *s, const struct placement *p);
+void scheduler_uncount(struct scheduler *s, const struct placement *p);
 /* Ask the directory for a fresh view soon. */
-void   scheduler_refresh(struct scheduler *s);
-void   scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end);
+void scheduler_refresh(struct scheduler *s);
+void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end);
 
 #endif

@@ -8,7 +8,8 @@
 
 #include "shared/base/mem.h"
 
-/* A round moves this much unless --blocks says otherwise: above the last-level caches that a core has to itself. */
+/* A round moves this much unless --blocks says otherwise: above the last-level caches that a core
+ * has to itself. */
 enum { BULK_BYTES = 128 << 20, BULK_LAYERS = 8, BATCH = 128, WARM_UP = 20 };
 
 static int by_value(const void *a, const void *b)
@@ -30,16 +31,29 @@ static void choose_shape(const struct bench_kv *b, struct bench_cell *cell)
     cell->n_layers = BULK_LAYERS;
     cell->n_blocks = b->n_blocks ? b->n_blocks : per_layer ? per_layer : 1;
     /* Large pieces, many blocks: fewer layers, so that the pool stays in its bounds. */
-    while (cell->n_layers > 1 && (uint64_t)cell->piece_bytes * cell->n_blocks * cell->n_layers > PROBE_POOL_MAX) cell->n_layers /= 2;
+    while (cell->n_layers > 1 &&
+           (uint64_t)cell->piece_bytes * cell->n_blocks * cell->n_layers > PROBE_POOL_MAX)
+        cell->n_layers /= 2;
     cell->round_bytes = (uint64_t)cell->piece_bytes * cell->n_blocks * cell->n_layers;
 }
 
-static struct pair make_pair(const struct bench_kv *b, const struct bench_cell *cell, struct probe_client *sender, struct probe_client *receiver)
+static struct pair make_pair(const struct bench_kv *b, const struct bench_cell *cell,
+                             struct probe_client *sender, struct probe_client *receiver)
 {
-    struct pair p = { .sender = sender, .receiver = receiver, .piece_bytes = cell->piece_bytes, .n_layers = cell->n_layers, .n_blocks = cell->n_blocks,
-                      .copiers = b->copiers, .connections = b->connections, .checksum = b->checksum, .contiguous = b->contiguous };
+    struct pair p = {
+        .sender = sender,
+        .receiver = receiver,
+        .piece_bytes = cell->piece_bytes,
+        .n_layers = cell->n_layers,
+        .n_blocks = cell->n_blocks,
+        .copiers = b->copiers,
+        .connections = b->connections,
+        .checksum = b->checksum,
+        .contiguous = b->contiguous,
+    };
     snprintf(p.transport, sizeof p.transport, "%s", cell->transport);
-    if (cell->to[0]) p.sender_address = probe_peer(receiver)->local; /* the address of this host that faces the peer */
+    /* the address of this host that faces the peer */
+    if (cell->to[0]) p.sender_address = probe_peer(receiver)->local;
     return p;
 }
 
@@ -56,9 +70,11 @@ static void measure_limit(struct pair *p, struct bench_cell *cell, uint32_t i)
     if (rate > cell->best_limit) cell->best_limit = rate;
 }
 
-/* Rounds of limit and transfer in turn. What ran before holds the caches, so each transfer follows one of an eighth that is not counted; of the
- * limits memcpy and ucx_perftest warm up the same way, the other tools run for so long that their start does not count. */
-static enum status measure_bulk(const struct bench_kv *b, struct pair *p, struct bench_cell *cell, struct err *err)
+/* Rounds of limit and transfer in turn. What ran before holds the caches, so each transfer follows
+ * one of an eighth that is not counted; of the limits memcpy and ucx_perftest warm up the same way,
+ * the other tools run for so long that their start does not count. */
+static enum status measure_bulk(const struct bench_kv *b, struct pair *p, struct bench_cell *cell,
+                                struct err *err)
 {
     struct pair_round *r = MEM_NEW(struct pair_round);
     uint64_t cpu_ns = 0, n_bytes = 0;
@@ -74,12 +90,14 @@ static enum status measure_bulk(const struct bench_kv *b, struct pair *p, struct
         n_bytes += r->n_bytes;
         cell->n_rounds = i + 1;
     }
-    if (n_bytes) cell->cpu_s_per_gb = (double)cpu_ns / (double)n_bytes; /* ns per byte is s per GB */
+    /* ns per byte is s per GB */
+    if (n_bytes) cell->cpu_s_per_gb = (double)cpu_ns / (double)n_bytes;
     mem_free(r);
     return st;
 }
 
-static enum status measure_latency(const struct bench_kv *b, struct pair *p, struct bench_cell *cell, struct err *err)
+static enum status measure_latency(const struct bench_kv *b, struct pair *p,
+                                   struct bench_cell *cell, struct err *err)
 {
     struct pair_round *r = MEM_NEW(struct pair_round);
     double *us = MEM_ARRAY(double, b->samples);
@@ -105,12 +123,15 @@ static void measure_limit_latency(struct pair *p, struct bench_cell *cell)
 {
     uint64_t ns[3] = { 0 };
     const char *what = NULL;
-    if (pair_limit_latency(p, ns, &what, NULL) != OK) return; /* no such tool, or not here: the row shows none */
+    /* no such tool, or not here: the row shows none */
+    if (pair_limit_latency(p, ns, &what, NULL) != OK) return;
     cell->limit_p50_us = (double)ns[0] / 1e3;
     cell->limit_p99_us = (double)ns[1] / 1e3;
 }
 
-static enum status measure(const struct bench_kv *b, struct bench_cell *cell, struct probe_client *sender, struct probe_client *receiver, struct err *err)
+static enum status measure(const struct bench_kv *b, struct bench_cell *cell,
+                           struct probe_client *sender, struct probe_client *receiver,
+                           struct err *err)
 {
     struct pair p = make_pair(b, cell, sender, receiver);
     TRY(pair_begin(&p, err));
@@ -126,7 +147,8 @@ static enum status measure(const struct bench_kv *b, struct bench_cell *cell, st
     return st;
 }
 
-void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender, struct probe_client *receiver, const char *transport, uint32_t piece_bytes,
+void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender,
+                   struct probe_client *receiver, const char *transport, uint32_t piece_bytes,
                    struct bench_cell *cell)
 {
     struct err err = { 0 };
@@ -136,5 +158,6 @@ void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender, struct
     memcpy(cell->to, to, sizeof to);
     snprintf(cell->transport, sizeof cell->transport, "%s", transport);
     choose_shape(b, cell);
-    if (measure(b, cell, sender, receiver, &err) != OK) snprintf(cell->error, sizeof cell->error, "%.*s", PROBE_TEXT_MAX - 1, err.text);
+    if (measure(b, cell, sender, receiver, &err) != OK)
+        snprintf(cell->error, sizeof cell->error, "%.*s", PROBE_TEXT_MAX - 1, err.text);
 }

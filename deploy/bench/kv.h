@@ -1,9 +1,10 @@
-/* kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in interleaved rounds; and the table of it.
+/* kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in interleaved
+ * rounds; and the table of it.
  *
- * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per round (and before it one of an eighth, not counted), each round after a round of
- * the limit; the
- * best of the rounds on both sides is what is compared. Latency: `samples` transfers of one piece, one after the other.
- * Thread: main. */
+ * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per
+ * round (and before it one of an eighth, not counted), each round after a round of the limit; the
+ * best of the rounds on both sides is what is compared. Latency: `samples` transfers of one piece,
+ * one after the other. Thread: main. */
 #ifndef BATON_DEPLOY_BENCH_KV_H
 #define BATON_DEPLOY_BENCH_KV_H
 
@@ -13,40 +14,44 @@
 enum { BENCH_ROUNDS_MAX = 100, BENCH_SAMPLES_MAX = 100000, BENCH_TRANSPORTS_MAX = 8 };
 
 struct bench_kv {
-    char               transports[BENCH_TRANSPORTS_MAX][PROBE_NAME_MAX];
-    size_t             n_transports;
+    char transports[BENCH_TRANSPORTS_MAX][PROBE_NAME_MAX];
+    size_t n_transports;
     struct bench_sizes sizes;
-    uint32_t           n_blocks;     /* per layer; 0: as many as make BENCH_BULK_BYTES */
-    uint32_t           rounds, samples, copiers, connections;
-    bool               checksum, contiguous;
+    uint32_t n_blocks; /* per layer; 0: as many as make BENCH_BULK_BYTES */
+    uint32_t rounds, samples, copiers, connections;
+    bool checksum, contiguous;
 };
 
 struct bench_cell {
-    char     to[128];                /* the receiver: "" for a process of this host */
-    char     transport[PROBE_NAME_MAX];
+    char to[128]; /* the receiver: "" for a process of this host */
+    char transport[PROBE_NAME_MAX];
     uint32_t piece_bytes, n_blocks, n_layers;
     uint64_t round_bytes;
-    char     error[PROBE_TEXT_MAX];  /* "": measured */
-    char     limit_error[PROBE_TEXT_MAX];
-    const char *limit_name;          /* static; NULL: no limit was tried */
+    char error[PROBE_TEXT_MAX]; /* "": measured */
+    char limit_error[PROBE_TEXT_MAX];
+    const char *limit_name; /* static; NULL: no limit was tried */
     uint32_t n_rounds;
-    double   rate[BENCH_ROUNDS_MAX], limit[BENCH_ROUNDS_MAX]; /* bytes per second, by round */
-    double   best_rate, best_limit;
-    double   p50_us, p90_us, p99_us, p999_us;
+    double rate[BENCH_ROUNDS_MAX], limit[BENCH_ROUNDS_MAX]; /* bytes per second, by round */
+    double best_rate, best_limit;
+    double p50_us, p90_us, p99_us, p999_us;
     uint32_t n_samples;
-    double   limit_p50_us, limit_p99_us; /* of the trusted tool, one way; 0: none */
-    double   cpu_s_per_gb;
+    double limit_p50_us, limit_p99_us; /* of the trusted tool, one way; 0: none */
+    double cpu_s_per_gb;
     uint64_t link_speed;
 };
 
 /* Measure one cell between two agents. What fails is in cell->error. */
-void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender, struct probe_client *receiver, const char *transport, uint32_t piece_bytes,
+void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender,
+                   struct probe_client *receiver, const char *transport, uint32_t piece_bytes,
                    struct bench_cell *cell);
 /* Sorts; the value below which the share q of the n values lies (nearest rank). n at least 1. */
 double bench_percentile(double *values, size_t n, double q);
 
-void bench_kv_head(const struct bench_kv *b, struct buf *out);                /* the lines above the rows */
-void bench_kv_row(const struct bench_cell *cell, struct buf *out);            /* one row of the table */
-void bench_kv_json(const struct bench_kv *b, const struct bench_cell *cells, size_t n, struct buf *out);
+/* the lines above the rows */
+void bench_kv_head(const struct bench_kv *b, struct buf *out);
+/* one row of the table */
+void bench_kv_row(const struct bench_cell *cell, struct buf *out);
+void bench_kv_json(const struct bench_kv *b, const struct bench_cell *cells, size_t n,
+                   struct buf *out);
 
 #endif

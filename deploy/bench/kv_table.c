@@ -9,11 +9,17 @@ enum { GIGA = 1000000000 };
 
 void bench_kv_head(const struct bench_kv *b, struct buf *out)
 {
-    buf_printf(out, "KV transfers between two processes, %s blocks, checksum %s, best of %u rounds, each round after one of the limit\n",
+    buf_printf(out,
+               "KV transfers between two processes, %s blocks, checksum %s, best of %u rounds, "
+               "each round after one of the limit\n",
                b->contiguous ? "contiguous" : "scattered", b->checksum ? "on" : "off", b->rounds);
-    buf_printf(out, "latency: one piece, opened at the sender to acknowledged by the receiver, %u transfers; CPU: both processes\n\n", b->samples);
-    buf_printf(out, "%-9s %6s %8s %8s  %-22s %6s %9s %9s %9s %9s %9s\n", "transport", "piece", "GB/s", "Gbit/s", "limit GB/s", "ratio", "p50 us", "p90 us",
-               "p99 us", "p99.9 us", "CPU s/GB");
+    buf_printf(out,
+               "latency: one piece, opened at the sender to acknowledged by the receiver, %u "
+               "transfers; CPU: both processes\n\n",
+               b->samples);
+    buf_printf(out, "%-9s %6s %8s %8s  %-22s %6s %9s %9s %9s %9s %9s\n", "transport", "piece",
+               "GB/s", "Gbit/s", "limit GB/s", "ratio", "p50 us", "p90 us", "p99 us", "p99.9 us",
+               "CPU s/GB");
 }
 
 static void add_limit(const struct bench_cell *cell, struct buf *out)
@@ -39,11 +45,15 @@ void bench_kv_row(const struct bench_cell *cell, struct buf *out)
     }
     buf_printf(out, " %8.2f %8.1f", cell->best_rate / GIGA, cell->best_rate * 8 / GIGA);
     add_limit(cell, out);
-    if (cell->n_samples) buf_printf(out, " %9.1f %9.1f %9.1f %9.1f", cell->p50_us, cell->p90_us, cell->p99_us, cell->p999_us);
+    if (cell->n_samples)
+        buf_printf(out, " %9.1f %9.1f %9.1f %9.1f", cell->p50_us, cell->p90_us, cell->p99_us,
+                   cell->p999_us);
     else buf_printf(out, " %9s %9s %9s %9s", "-", "-", "-", "-");
     buf_printf(out, " %9.2f\n", cell->cpu_s_per_gb);
     if (cell->limit_error[0]) buf_printf(out, "%-16s limit: %s\n", "", cell->limit_error);
-    if (cell->limit_p50_us > 0) buf_printf(out, "%-16s limit: one way, p50 %.1f us, p99 %.1f us\n", "", cell->limit_p50_us, cell->limit_p99_us);
+    if (cell->limit_p50_us > 0)
+        buf_printf(out, "%-16s limit: one way, p50 %.1f us, p99 %.1f us\n", "", cell->limit_p50_us,
+                   cell->limit_p99_us);
 }
 
 /* ---- JSON ---- */
@@ -73,7 +83,8 @@ static void add_rounds(struct buf *out, const char *name, const double *v, uint3
 
 static void add_cell(const struct bench_cell *c, struct buf *out)
 {
-    buf_printf(out, "{\"piece_bytes\":%" PRIu32 ",\"blocks\":%" PRIu32 ",\"layers\":%" PRIu32, c->piece_bytes, c->n_blocks, c->n_layers);
+    buf_printf(out, "{\"piece_bytes\":%" PRIu32 ",\"blocks\":%" PRIu32 ",\"layers\":%" PRIu32,
+               c->piece_bytes, c->n_blocks, c->n_layers);
     add_text(out, "to", c->to);
     add_text(out, "transport", c->transport);
     add_text(out, "error", c->error);
@@ -103,10 +114,14 @@ static void add_cell(const struct bench_cell *c, struct buf *out)
     buf_add_char(out, '}');
 }
 
-void bench_kv_json(const struct bench_kv *b, const struct bench_cell *cells, size_t n, struct buf *out)
+void bench_kv_json(const struct bench_kv *b, const struct bench_cell *cells, size_t n,
+                   struct buf *out)
 {
-    buf_printf(out, "{\"checksum\":%s,\"contiguous\":%s,\"n_rounds\":%u,\"copiers\":%u,\"connections\":%u,\"cells\":[", b->checksum ? "true" : "false",
-               b->contiguous ? "true" : "false", b->rounds, b->copiers, b->connections);
+    buf_printf(out,
+               "{\"checksum\":%s,\"contiguous\":%s,\"n_rounds\":%u,\"copiers\":%u,\"connections\":%"
+               "u,\"cells\":[",
+               b->checksum ? "true" : "false", b->contiguous ? "true" : "false", b->rounds,
+               b->copiers, b->connections);
     for (size_t i = 0; i < n; i++) {
         if (i) buf_add_char(out, ',');
         add_cell(&cells[i], out);

@@ -1,4 +1,5 @@
-/* cmd_bench.c - `baton bench kv`: how fast KV moves, beside what the machine can do, in the same run; and the agent for the other host. */
+/* cmd_bench.c - `baton bench kv`: how fast KV moves, beside what the machine can do, in the same
+ * run; and the agent for the other host. */
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,23 +17,27 @@
 enum { CELLS_MAX = 1024, OWN_SECRET = 32 };
 
 static const char INTRO[] =
-    "usage: baton bench kv [--transport ipc,tcp,rdma,ucx,mem] [--piece 4k..4m] [--blocks N] [--rounds R] [--peers host:port] [--json]\n"
+    "usage: baton bench kv [--transport ipc,tcp,rdma,ucx,mem] [--piece 4k..4m] [--blocks N] "
+    "[--rounds R] [--peers host:port] [--json]\n"
     "       baton bench kv --listen host:port\n\n"
-    "Move KV blocks between two processes over each transport and print rate, latency and CPU beside the limit measured in the same rounds:\n"
-    "memcpy for ipc and mem, iperf3 (or a plain socket stream) for tcp, ib_write_bw for rdma, ucx_perftest for ucx. Without --peers both\n"
-    "processes are on this host; with it the receivers are the agents that `baton bench kv --listen` or `baton doctor --listen` started there.\n"
+    "Move KV blocks between two processes over each transport and print rate, latency and CPU "
+    "beside the limit measured in the same rounds:\n"
+    "memcpy for ipc and mem, iperf3 (or a plain socket stream) for tcp, ib_write_bw for rdma, "
+    "ucx_perftest for ucx. Without --peers both\n"
+    "processes are on this host; with it the receivers are the agents that `baton bench kv "
+    "--listen` or `baton doctor --listen` started there.\n"
     "Exit status 0: measured; 1: a transport that was asked for could not be.\n";
 
 struct bench {
-    struct config    *c;
-    struct arena      arena;
-    struct bench_kv   kv;
-    bool              transports_given;
+    struct config *c;
+    struct arena arena;
+    struct bench_kv kv;
+    bool transports_given;
     struct kvt_tuning tuning;
-    struct str        secret;
+    struct str secret;
     struct bench_cell *cells;
-    size_t             n_cells, n_failed;
-    bool               json;
+    size_t n_cells, n_failed;
+    bool json;
 };
 
 /* ---- options ---- */
@@ -45,8 +50,12 @@ static enum status add_transport(struct bench *b, struct str name, struct err *e
     for (size_t i = 0; i < COUNT_OF(known); i++) is_known |= str_eq_c(name, known[i]);
     /* One that exists but is not built in becomes a row that says so. */
     if (!is_known && kvt_transport_find(name, &ops, NULL) != OK)
-        return err_field(err, ERR_CONFIG, "transport", "--transport: '%.*s' is not one of ipc, tcp, rdma, ucx, mem", STR_ARG(str_sub(name, 0, 40)));
-    if (b->kv.n_transports == BENCH_TRANSPORTS_MAX) return err_field(err, ERR_CONFIG, "transport", "--transport names more than %d", BENCH_TRANSPORTS_MAX);
+        return err_field(err, ERR_CONFIG, "transport",
+                         "--transport: '%.*s' is not one of ipc, tcp, rdma, ucx, mem",
+                         STR_ARG(str_sub(name, 0, 40)));
+    if (b->kv.n_transports == BENCH_TRANSPORTS_MAX)
+        return err_field(err, ERR_CONFIG, "transport", "--transport names more than %d",
+                         BENCH_TRANSPORTS_MAX);
     snprintf(b->kv.transports[b->kv.n_transports++], PROBE_NAME_MAX, "%.*s", STR_ARG(name));
     return OK;
 }
@@ -55,9 +64,11 @@ static enum status read_transports(struct bench *b, struct err *err)
 {
     b->transports_given = config_is_set(b->c, "transport");
     const char *item;
-    for (size_t i = 0; (item = config_list(b->c, "transport", i, NULL)); i++) TRY(add_transport(b, str_of(item), err));
+    for (size_t i = 0; (item = config_list(b->c, "transport", i, NULL)); i++)
+        TRY(add_transport(b, str_of(item), err));
     for (size_t i = 0; !b->transports_given && kvt_transports[i]; i++) {
-        bool reaches = !config_is_set(b->c, "peers") || !(kvt_transports[i]->caps & KVT_CAP_SAME_PROCESS);
+        bool reaches = !config_is_set(b->c, "peers") ||
+                       !(kvt_transports[i]->caps & KVT_CAP_SAME_PROCESS);
         if (reaches) TRY(add_transport(b, str_of(kvt_transports[i]->name), err));
     }
     return OK;
@@ -69,23 +80,30 @@ static enum status read_options(struct bench *b, struct err *err)
     const char *item;
     TRY(read_transports(b, err));
     for (size_t i = 0; (item = config_list(c, "piece", i, NULL)); i++)
-        if (bench_sizes_add(&b->kv.sizes, str_of(item), err) != OK) return err_prefix(err, "--piece: ");
+        if (bench_sizes_add(&b->kv.sizes, str_of(item), err) != OK)
+            return err_prefix(err, "--piece: ");
     b->kv.n_blocks = (uint32_t)config_int(c, "blocks");
     b->kv.rounds = (uint32_t)config_int(c, "rounds");
     b->kv.samples = (uint32_t)config_int(c, "samples");
     b->kv.copiers = (uint32_t)config_int(c, "copiers");
     b->kv.connections = (uint32_t)config_int(c, "connections");
-    b->kv.checksum = str_eq_c(str_of(config_string(c, "checksum")), "on") || str_eq_c(str_of(config_string(c, "checksum")), "true");
+    b->kv.checksum = str_eq_c(str_of(config_string(c, "checksum")), "on") ||
+                     str_eq_c(str_of(config_string(c, "checksum")), "true");
     b->kv.contiguous = config_bool(c, "contiguous");
     b->json = config_bool(c, "json");
     for (size_t i = 0; i < b->kv.sizes.n; i++)
         if (b->kv.n_blocks && (uint64_t)b->kv.sizes.v[i] * b->kv.n_blocks > PROBE_POOL_MAX)
-            return err_field(err, ERR_CONFIG, "blocks", "--blocks %u of %u bytes are more than the 1 GiB that a test pool may have", b->kv.n_blocks, b->kv.sizes.v[i]);
+            return err_field(
+                err, ERR_CONFIG, "blocks",
+                "--blocks %u of %u bytes are more than the 1 GiB that a test pool may have",
+                b->kv.n_blocks, b->kv.sizes.v[i]);
     size_t n_peers = 0;
     config_list(c, "peers", 0, &n_peers);
     size_t n = (n_peers ? n_peers : 1) * b->kv.n_transports * b->kv.sizes.n;
     if (n > CELLS_MAX)
-        return err_field(err, ERR_CONFIG, "peers", "%zu transports of %zu sizes to %zu peers are %zu measurements, at most %d can be made at once; name fewer",
+        return err_field(err, ERR_CONFIG, "peers",
+                         "%zu transports of %zu sizes to %zu peers are %zu measurements, at most "
+                         "%d can be made at once; name fewer",
                          b->kv.n_transports, b->kv.sizes.n, n_peers, n, CELLS_MAX);
     return OK;
 }
@@ -93,7 +111,8 @@ static enum status read_options(struct bench *b, struct err *err)
 /* ---- the agent ---- */
 
 /* "host:port", the host numeric or a name of this host; an empty host is every address. */
-static enum status read_listen(const char *text, char *host, size_t cap, uint16_t *port, struct err *err)
+static enum status read_listen(const char *text, char *host, size_t cap, uint16_t *port,
+                               struct err *err)
 {
     const char *colon = strrchr(text, ':');
     int64_t number = 0;
@@ -103,9 +122,12 @@ static enum status read_listen(const char *text, char *host, size_t cap, uint16_
         return err_field(err, ERR_CONFIG, "listen", "--listen %.100s is not host:port", text);
     snprintf(name, sizeof name, "%.*s", (int)(colon - text), text);
     int rc = getaddrinfo(*name ? name : "0.0.0.0", NULL, &hints, &ai);
-    if (rc == 0) rc = getnameinfo(ai->ai_addr, ai->ai_addrlen, host, (socklen_t)cap, NULL, 0, NI_NUMERICHOST);
+    if (rc == 0)
+        rc = getnameinfo(ai->ai_addr, ai->ai_addrlen, host, (socklen_t)cap, NULL, 0,
+                         NI_NUMERICHOST);
     if (ai) freeaddrinfo(ai);
-    if (rc != 0) return err_field(err, ERR_CONFIG, "listen", "--listen %.100s: %s", text, gai_strerror(rc));
+    if (rc != 0)
+        return err_field(err, ERR_CONFIG, "listen", "--listen %.100s: %s", text, gai_strerror(rc));
     *port = (uint16_t)number;
     return OK;
 }
@@ -120,13 +142,17 @@ static enum status listen_with(const struct config *c, struct arena *arena, stru
     TRY(read_listen(config_string(c, "listen"), host, sizeof host, &o.port, err));
     bool everywhere = str_eq_c(str_of(host), "0.0.0.0") || str_eq_c(str_of(host), "::");
     if (o.secret.n == 0 && everywhere) {
-        fprintf(stderr, "note: no cluster secret (BATON_CLUSTER_SECRET): listening on 127.0.0.1 only, so other hosts cannot measure this one\n");
+        fprintf(stderr, "note: no cluster secret (BATON_CLUSTER_SECRET): listening on 127.0.0.1 "
+                        "only, so other hosts cannot measure this one\n");
         snprintf(host, sizeof host, "127.0.0.1");
     }
     o.host = host;
     TRY(agent_create(&o, &a, err));
-    printf("agent on %s:%u, for `baton doctor --peers` and `baton bench kv --peers`; %s; ends with SIGINT or SIGTERM\n", host, agent_port(a),
-           o.secret.n ? "peers must have the same cluster secret" : "no cluster secret, this host only");
+    printf("agent on %s:%u, for `baton doctor --peers` and `baton bench kv --peers`; %s; ends with "
+           "SIGINT or SIGTERM\n",
+           host, agent_port(a),
+           o.secret.n ? "peers must have the same cluster secret"
+                      : "no cluster secret, this host only");
     fflush(stdout);
     agent_run(a);
     agent_free(a);
@@ -154,8 +180,10 @@ static void print(const struct buf *out)
     fflush(stdout);
 }
 
-/* Every cell from `sender` to one receiver. `same`: a second link to the sender's own process, for mem; NULL: the receiver is elsewhere. */
-static void measure(struct bench *b, const char *to, struct probe_client *sender, struct probe_client *receiver, struct probe_client *same)
+/* Every cell from `sender` to one receiver. `same`: a second link to the sender's own process, for
+ * mem; NULL: the receiver is elsewhere. */
+static void measure(struct bench *b, const char *to, struct probe_client *sender,
+                    struct probe_client *receiver, struct probe_client *same)
 {
     for (size_t t = 0; t < b->kv.n_transports; t++)
         for (size_t s = 0; s < b->kv.sizes.n; s++) {
@@ -164,7 +192,8 @@ static void measure(struct bench *b, const char *to, struct probe_client *sender
             struct bench_cell *cell = &b->cells[b->n_cells++];
             struct buf row = { 0 };
             snprintf(cell->to, sizeof cell->to, "%s", to);
-            bench_kv_cell(&b->kv, sender, in_process && same ? same : receiver, transport, b->kv.sizes.v[s], cell);
+            bench_kv_cell(&b->kv, sender, in_process && same ? same : receiver, transport,
+                          b->kv.sizes.v[s], cell);
             b->n_failed += cell->error[0] != 0;
             bench_kv_row(cell, &row);
             if (!b->json) print(&row);
@@ -174,7 +203,8 @@ static void measure(struct bench *b, const char *to, struct probe_client *sender
         }
 }
 
-static enum status measure_here(struct bench *b, struct probe_host *h, struct probe_client *sender, const char *sender_at, const char *receiver_at, struct err *err)
+static enum status measure_here(struct bench *b, struct probe_host *h, struct probe_client *sender,
+                                const char *sender_at, const char *receiver_at, struct err *err)
 {
     struct probe_client *receiver = NULL, *same = NULL;
     enum status st = probe_dial(h, receiver_at, &receiver, err);
@@ -185,7 +215,8 @@ static enum status measure_here(struct bench *b, struct probe_host *h, struct pr
     return st;
 }
 
-static enum status measure_peers(struct bench *b, struct probe_host *h, struct probe_client *sender, struct err *err)
+static enum status measure_peers(struct bench *b, struct probe_host *h, struct probe_client *sender,
+                                 struct err *err)
 {
     const char *where;
     for (size_t i = 0; (where = config_list(b->c, "peers", i, NULL)); i++) {
@@ -198,7 +229,8 @@ static enum status measure_peers(struct bench *b, struct probe_host *h, struct p
     return OK;
 }
 
-static enum status run_with(struct bench *b, const char *sender_at, const char *receiver_at, struct err *err)
+static enum status run_with(struct bench *b, const char *sender_at, const char *receiver_at,
+                            struct err *err)
 {
     struct probe_host *h = NULL;
     struct probe_client *sender = NULL;
@@ -208,7 +240,9 @@ static enum status run_with(struct bench *b, const char *sender_at, const char *
     if (!b->json) print(&out);
     buf_clear(&out);
     enum status st = probe_dial(h, sender_at, &sender, err);
-    if (st == OK) st = config_is_set(b->c, "peers") ? measure_peers(b, h, sender, err) : measure_here(b, h, sender, sender_at, receiver_at, err);
+    if (st == OK)
+        st = config_is_set(b->c, "peers") ? measure_peers(b, h, sender, err)
+                                          : measure_here(b, h, sender, sender_at, receiver_at, err);
     probe_hang_up(sender);
     probe_host_free(h);
     bench_kv_json(&b->kv, b->cells, b->n_cells, &out);
@@ -275,7 +309,8 @@ int cmd_bench(int argc, char **argv)
     struct config *c = command_config("bench", INTRO, argc, argv, words, &n_words, &done);
     if (!c) return done ? 0 : 2;
     int exit_status = 2;
-    if (n_words != 1 || !str_eq_c(str_of(words[0]), "kv")) fprintf(stderr, "baton bench: say what to measure: `baton bench kv` (--help shows all)\n");
+    if (n_words != 1 || !str_eq_c(str_of(words[0]), "kv"))
+        fprintf(stderr, "baton bench: say what to measure: `baton bench kv` (--help shows all)\n");
     else exit_status = config_is_set(c, "listen") ? command_listen(c, "bench") : bench_kv(c);
     config_free(c);
     return exit_status;

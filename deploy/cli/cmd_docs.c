@@ -1,4 +1,5 @@
-/* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are made from tables, so that they cannot fall behind. */
+/* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are made from tables, so that they
+ * cannot fall behind. */
 #include <stdio.h>
 
 #include "deploy/cli/commands.h"
@@ -6,30 +7,44 @@
 #include "deploy/options/options.h"
 #include "kvtransfer/tuning.h"
 
-static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of docs/ that is made from the program's own tables.\n";
+static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of "
+                            "docs/ that is made from the program's own tables.\n";
 
 static const char CONFIGURATION_HEAD[] =
     "# Configuration\n\n"
-    "Every option of every command. A flag beats its environment variable, which beats the default; at start a node prints the\n"
-    "most important values and where they came from. `_` and `-` are equal in names; a flag of one or two letters has one dash. Lists take commas\n"
+    "Every option of every command. A flag beats its environment variable, which beats the "
+    "default; at start a node prints the\n"
+    "most important values and where they came from. `_` and `-` are equal in names; a flag of one "
+    "or two letters has one dash. Lists take commas\n"
     "or repetition. Names are FastDeploy's where it has one; vLLM's and others' are aliases.\n\n"
-    "Effect says whether an option does what it says (works), changes no answer and is said once at start (accepted), or stops the start\n"
-    "with its reason (refused). This page is printed by `baton docs configuration`; a test holds it against the program.\n\n"
+    "Effect says whether an option does what it says (works), changes no answer and is said once "
+    "at start (accepted), or stops the start\n"
+    "with its reason (refused). This page is printed by `baton docs configuration`; a test holds "
+    "it against the program.\n\n"
     "Environment variables that have no flag:\n\n"
     "| Variable | What it is |\n|---|---|\n"
-    "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). Without one node-to-node ports stay on loopback; `launch` makes one for its nodes. |\n"
-    "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. |\n"
-    "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked for; default `~/.cache/huggingface`. |\n"
-    "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n"
-    "| `BATON_CUDA_OVERLAP` | `off`: a kernel on a card is not begun before the one before it is over, as it otherwise is from compute capability 9.0 on. |\n"
-    "| `BATON_CUBLASLT` | cublasLt's file, a folder that has it, or `off`; default: where the loader and CUDA's folder have it. Of --device cuda without --deterministic. |\n"
-    "| `BATON_NCCL_LIBRARY` | NCCL's file; default: libnccl.so.2 where the loader and CUDA's folder have it. |\n\n";
+    "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). "
+    "Without one node-to-node ports stay on loopback; `launch` makes one for its nodes. |\n"
+    "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. "
+    "|\n"
+    "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked "
+    "for; default `~/.cache/huggingface`. |\n"
+    "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default "
+    "`~/.cache/modelscope`. |\n"
+    "| `BATON_CUDA_OVERLAP` | `off`: a kernel on a card is not begun before the one before it is "
+    "over, as it otherwise is from compute capability 9.0 on. |\n"
+    "| `BATON_CUBLASLT` | cublasLt's file, a folder that has it, or `off`; default: where the "
+    "loader and CUDA's folder have it. Of --device cuda without --deterministic. |\n"
+    "| `BATON_NCCL_LIBRARY` | NCCL's file; default: libnccl.so.2 where the loader and CUDA's "
+    "folder have it. |\n\n";
 
 static void tuning_markdown(struct buf *out)
 {
-    buf_add_c(out, "Variables that tune how KV is moved (docs/kv-transfer.md says when to); without one the node chooses:\n\n"
+    buf_add_c(out, "Variables that tune how KV is moved (docs/kv-transfer.md says when to); "
+                   "without one the node chooses:\n\n"
                    "| Variable | Values | What it is |\n|---|---|---|\n");
-    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) buf_printf(out, "| `%s` | %s | %s |\n", n->name, n->values, n->help);
+    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)
+        buf_printf(out, "| `%s` | %s | %s |\n", n->name, n->values, n->help);
     buf_add_c(out, "\n");
 }
 

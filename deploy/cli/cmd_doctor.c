@@ -1,4 +1,5 @@
-/* cmd_doctor.c - `baton doctor`: checks this host with the options of a node that is about to be started. */
+/* cmd_doctor.c - `baton doctor`: checks this host with the options of a node that is about to be
+ * started. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -8,11 +9,15 @@
 #include "shared/base/mem.h"
 
 static const char INTRO[] =
-    "usage: baton doctor [the options of `baton serve` or `baton launch`] [--peers host:port,...] [--json]\n"
+    "usage: baton doctor [the options of `baton serve` or `baton launch`] [--peers host:port,...] "
+    "[--json]\n"
     "       baton doctor --listen host:port\n\n"
-    "Check this host before the first request: CPU, memory, limits, RDMA devices, ports, Redis, the model. Nothing is started or changed.\n"
-    "With --peers also every pair of hosts, this one included, over every transport of --cache-transfer-protocol: connected and measured. Each peer\n"
-    "is an agent that `baton doctor --listen` started there; hosts must share the cluster secret (BATON_CLUSTER_SECRET).\n"
+    "Check this host before the first request: CPU, memory, limits, RDMA devices, ports, Redis, "
+    "the model. Nothing is started or changed.\n"
+    "With --peers also every pair of hosts, this one included, over every transport of "
+    "--cache-transfer-protocol: connected and measured. Each peer\n"
+    "is an agent that `baton doctor --listen` started there; hosts must share the cluster secret "
+    "(BATON_CLUSTER_SECRET).\n"
     "Exit status 0: a node with these options would serve; 1: something fails.\n";
 
 int cmd_doctor(int argc, char **argv)

@@ -1,28 +1,30 @@
-/* cmd_generate.c - `baton generate`: a node without HTTP answers a file of batch lines, or streams the answer to one prompt. */
+/* cmd_generate.c - `baton generate`: a node without HTTP answers a file of batch lines, or streams
+ * the answer to one prompt. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/generate/generate.h"
 #include "deploy/node/node.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
-#include "deploy/generate/generate.h"
 
 static const char INTRO[] =
     "usage: baton generate --model MODEL --input requests.jsonl --output answers.jsonl\n"
     "       baton generate --model MODEL --prompt TEXT\n\n"
-    "Answer OpenAI batch lines (custom_id, method, url, body), or stream the answer to one prompt.\n";
+    "Answer OpenAI batch lines (custom_id, method, url, body), or stream the answer to one "
+    "prompt.\n";
 
 enum { EXIT_INTERRUPTED = 130 /* as a shell reports SIGINT */ };
 
 struct generate {
     const struct config *c;
-    struct node         *node;
-    struct offline      *batch; /* NULL: none is running */
-    uint64_t             call;  /* of --prompt; 0: none */
-    bool                 raw;   /* completions, not chat */
+    struct node *node;
+    struct offline *batch; /* NULL: none is running */
+    uint64_t call;         /* of --prompt; 0: none */
+    bool raw;              /* completions, not chat */
 };
 
 /* ---- one prompt ---- */
@@ -67,7 +69,8 @@ static enum status on_chunk(void *arg, struct str json)
     struct generate *g = arg;
     enum status st = OK;
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
-    const cJSON *error = cJSON_GetObjectItemCaseSensitive(doc, "error"), *choices = cJSON_GetObjectItemCaseSensitive(doc, "choices");
+    const cJSON *error = cJSON_GetObjectItemCaseSensitive(doc, "error"),
+                *choices = cJSON_GetObjectItemCaseSensitive(doc, "choices");
     if (error) {
         fprintf(stderr, "\nbaton generate: %.*s\n", STR_ARG(json));
         node_stop(g->node, 1);
@@ -94,16 +97,18 @@ static void ask(struct generate *g)
     buf_add_c(&body, g->raw ? "{\"prompt\":" : "{\"messages\":[{\"role\":\"user\",\"content\":");
     json_add_string(&body, str_of(prompt));
     buf_add_c(&body, g->raw ? "" : "}]");
-    buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}", (long long)config_int(g->c, "max-tokens"),
-               config_float(g->c, "temperature"));
+    buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}",
+               (long long)config_int(g->c, "max-tokens"), config_float(g->c, "temperature"));
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
-    g->call = serve_submit(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions", buf_str(&body), "generate", &reply);
+    g->call = serve_submit(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions",
+                           buf_str(&body), "generate", &reply);
     buf_release(&body);
 }
 
 /* ---- a file ---- */
 
-static void on_batch_done(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed, const char *text)
+static void on_batch_done(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed,
+                          const char *text)
 {
     struct generate *g = arg;
     (void)n_ok; /* the progress line said it */
@@ -121,8 +126,14 @@ static void on_ready(void *arg)
         return;
     }
     struct offline_options o = {
-        .loop = node_loop(g->node), .serve = node_serve(g->node), .input = config_string(g->c, "input"), .output = config_string(g->c, "output"),
-        .concurrency = (uint32_t)config_int(g->c, "concurrency"), .progress = true, .done = on_batch_done, .arg = g,
+        .loop = node_loop(g->node),
+        .serve = node_serve(g->node),
+        .input = config_string(g->c, "input"),
+        .output = config_string(g->c, "output"),
+        .concurrency = (uint32_t)config_int(g->c, "concurrency"),
+        .progress = true,
+        .done = on_batch_done,
+        .arg = g,
     };
     if (offline_start(&o, &g->batch, &err) == OK) return;
     fprintf(stderr, "baton generate: %s\n", err.text);
@@ -191,7 +202,8 @@ int cmd_generate(int argc, char **argv)
     if (!c) return done ? 0 : 2;
     bool input = config_is_set(c, "input"), prompt = config_is_set(c, "prompt");
     int exit_status = 2;
-    if (input == prompt) fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
+    if (input == prompt)
+        fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
     else if (!input || input_can_be_read(config_string(c, "input"))) exit_status = generate_with(c);
     config_free(c);
     return exit_status;

@@ -1,8 +1,10 @@
-/* cmd_launch.c - `baton launch`: starts the nodes of this host, holds their view, restarts what dies, stops them all.
+/* cmd_launch.c - `baton launch`: starts the nodes of this host, holds their view, restarts what
+ * dies, stops them all.
  *
- * A node that dies is started again at the same port after a pause (0.5 s doubling to 10 s; a node that lived 30 s starts at 0.5 s
- * again). A node that ends with status 2 was told something wrong: then everything stops. Nodes run in sessions of their own, so a
- * Ctrl-C reaches only the launcher, and they end by themselves when the launcher is gone (see cmd_serve.c). */
+ * A node that dies is started again at the same port after a pause (0.5 s doubling to 10 s; a node
+ * that lived 30 s starts at 0.5 s again). A node that ends with status 2 was told something wrong:
+ * then everything stops. Nodes run in sessions of their own, so a Ctrl-C reaches only the launcher,
+ * and they end by themselves when the launcher is gone (see cmd_serve.c). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,35 +25,43 @@
 static const char INTRO[] =
     "usage: baton launch --model MODEL --prefill N --decode M [options]\n"
     "       baton launch --model MODEL --num-servers N [options]      (mixed nodes)\n\n"
-    "Start and supervise nodes on this host. Options of `baton serve` are handed on to every node.\n";
+    "Start and supervise nodes on this host. Options of `baton serve` are handed on to every "
+    "node.\n";
 
-enum { PAUSE_MIN_MS = 500, PAUSE_MAX_MS = 10000, HEALTHY_MS = 30000, POLL_MS = 200, KILL_AFTER_MS = 5000, SECRET_BYTES = 24 };
+enum {
+    PAUSE_MIN_MS = 500,
+    PAUSE_MAX_MS = 10000,
+    HEALTHY_MS = 30000,
+    POLL_MS = 200,
+    KILL_AFTER_MS = 5000,
+    SECRET_BYTES = 24
+};
 
 struct child {
-    struct launcher    *l;
+    struct launcher *l;
     struct launch_node *plan;
-    uv_process_t        process;
-    bool                running, ready, polling;
-    uint64_t            t_start_ms;
-    uint32_t            pause_ms;
-    struct loop_timer  *restart;
+    uv_process_t process;
+    bool running, ready, polling;
+    uint64_t t_start_ms;
+    uint32_t pause_ms;
+    struct loop_timer *restart;
 };
 
 struct launcher {
-    int                      n_gpus; /* with --device cuda: that ranks share out */
-    char                    *gpus;   /* CUDA_VISIBLE_DEVICES as it came; "" for none */
-    struct loop             *loop;
-    const struct config     *c;
-    struct metrics          *metrics;
-    struct directory        *directory;
+    int n_gpus; /* with --device cuda: that ranks share out */
+    char *gpus; /* CUDA_VISIBLE_DEVICES as it came; "" for none */
+    struct loop *loop;
+    const struct config *c;
+    struct metrics *metrics;
+    struct directory *directory;
     struct directory_server *holder;
-    struct http_client      *client;
-    struct launch_plan       plan;
-    struct child            *children;
-    struct loop_timer       *poll, *kill;
-    bool                     stopping, announced;
-    int                      exit_status;
-    const struct child      *culprit; /* whose end ended the launch; NULL: none */
+    struct http_client *client;
+    struct launch_plan plan;
+    struct child *children;
+    struct loop_timer *poll, *kill;
+    bool stopping, announced;
+    int exit_status;
+    const struct child *culprit; /* whose end ended the launch; NULL: none */
 };
 
 static void start_child(struct child *ch);
@@ -96,10 +106,7 @@ static void signal_all(struct launcher *l, int signum)
         if (l->children[i].running) uv_process_kill(&l->children[i].process, signum);
 }
 
-static void kill_all(void *arg)
-{
-    signal_all(arg, SIGKILL);
-}
+static void kill_all(void *arg) { signal_all(arg, SIGKILL); }
 
 static void stop_all(struct launcher *l, int exit_status)
 {
@@ -137,7 +144,9 @@ static void on_restart(void *arg)
 static void plan_restart(struct child *ch)
 {
     bool healthy = clock_ms() - ch->t_start_ms >= HEALTHY_MS;
-    ch->pause_ms = healthy || ch->pause_ms == 0 ? PAUSE_MIN_MS : ch->pause_ms * 2 > PAUSE_MAX_MS ? PAUSE_MAX_MS : ch->pause_ms * 2;
+    ch->pause_ms = healthy || ch->pause_ms == 0      ? PAUSE_MIN_MS
+                   : ch->pause_ms * 2 > PAUSE_MAX_MS ? PAUSE_MAX_MS
+                                                     : ch->pause_ms * 2;
     if (!ch->restart) ch->restart = loop_timer_start(ch->l->loop, ch->pause_ms, 0, on_restart, ch);
 }
 
@@ -159,19 +168,22 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
     struct launcher *l = ch->l;
     ch->ready = false;
     if (!l->stopping)
-        log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port, node_role_name(ch->plan->role), (long long)exit_status, signum);
+        log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port,
+                 node_role_name(ch->plan->role), (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
-    bool hopeless = exit_status == 2 || (exit_status != 0 && !l->announced) || !config_bool(l->c, "restart");
+    bool hopeless = exit_status == 2 || (exit_status != 0 && !l->announced) ||
+                    !config_bool(l->c, "restart");
     if (l->stopping || !hopeless) return;
     l->culprit = ch;
     stop_all(l, exit_status ? (int)exit_status : 1);
 }
 
-/* Ranks take the cards in turn: the i-th of CUDA_VISIBLE_DEVICES, or of all. One card is everyone's. */
+/* Ranks take the cards in turn: the i-th of CUDA_VISIBLE_DEVICES, or of all. One card is
+ * everyone's. */
 static void choose_gpu(const struct launcher *l, size_t i)
 {
-    char       one[64];
-    const int  n = l->n_gpus;
+    char one[64];
+    const int n = l->n_gpus;
     struct str all = str_of(l->gpus), item = { 0 };
     if (n < 2) return;
     snprintf(one, sizeof one, "%zu", i % (size_t)n);
@@ -184,10 +196,17 @@ static void start_child(struct child *ch)
 {
     choose_gpu(ch->l, (size_t)(ch - ch->l->children));
     uv_stdio_container_t stdio[3] = {
-        { .flags = UV_IGNORE }, { .flags = UV_INHERIT_FD, .data.fd = STDOUT_FILENO }, { .flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO },
+        { .flags = UV_IGNORE },
+        { .flags = UV_INHERIT_FD, .data.fd = STDOUT_FILENO },
+        { .flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO },
     };
     uv_process_options_t o = {
-        .exit_cb = on_exit_of_child, .file = "/proc/self/exe", .args = ch->plan->argv, .flags = UV_PROCESS_DETACHED, .stdio_count = 3, .stdio = stdio,
+        .exit_cb = on_exit_of_child,
+        .file = "/proc/self/exe",
+        .args = ch->plan->argv,
+        .flags = UV_PROCESS_DETACHED,
+        .stdio_count = 3,
+        .stdio = stdio,
     };
     ch->t_start_ms = clock_ms();
     ch->process.data = ch;
@@ -204,7 +223,8 @@ static void announce(struct launcher *l)
 {
     l->announced = true;
     for (size_t i = 0; i < l->plan.n; i++)
-        fprintf(stderr, "ready: %-7s http://127.0.0.1:%u/v1\n", node_role_name(l->plan.nodes[i].role), l->plan.nodes[i].port);
+        fprintf(stderr, "ready: %-7s http://127.0.0.1:%u/v1\n",
+                node_role_name(l->plan.nodes[i].role), l->plan.nodes[i].port);
     fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n", l->plan.n);
 }
 
@@ -221,7 +241,8 @@ static void on_cluster_answer(void *arg, enum status st, int http_status, struct
 {
     struct child *ch = arg;
     ch->polling = false;
-    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping || !sees_all(ch->l, body)) return;
+    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping || !sees_all(ch->l, body))
+        return;
     ch->ready = true;
     bool all = true;
     for (size_t i = 0; i < ch->l->plan.n; i++) all &= ch->l->children[i].ready;
@@ -237,15 +258,17 @@ static void on_poll(void *arg)
     for (size_t i = 0; i < l->plan.n; i++) {
         struct child *ch = &l->children[i];
         if (!ch->running || ch->ready || ch->polling) continue;
-        ch->polling = http_client_request(l->client, "GET", "127.0.0.1", ch->plan->port, "/cluster", headers.data, (struct str){ 0 }, 2000,
-                                          on_cluster_answer, ch) == OK;
+        ch->polling = http_client_request(l->client, "GET", "127.0.0.1", ch->plan->port, "/cluster",
+                                          headers.data, (struct str){ 0 }, 2000, on_cluster_answer,
+                                          ch) == OK;
     }
     buf_release(&headers);
 }
 
 /* ---- start ---- */
 
-/* Nodes need a common secret; one that nobody chose is made here and handed down by the environment. */
+/* Nodes need a common secret; one that nobody chose is made here and handed down by the
+ * environment. */
 static void make_secret(const struct config *c)
 {
     uint8_t bytes[SECRET_BYTES];
@@ -254,7 +277,8 @@ static void make_secret(const struct config *c)
     random_bytes(bytes, sizeof bytes);
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
     setenv("BATON_CLUSTER_SECRET", text, 1);
-    setenv("BATON_ADVERTISE_HOST", "127.0.0.1", 0); /* a secret of this launch only: nobody else can join */
+    setenv("BATON_ADVERTISE_HOST", "127.0.0.1", 0); /* a secret of this launch only: nobody else can
+                                                     * join */
 }
 
 static enum status hold_view(struct launcher *l, char *holder, size_t cap, struct err *err)
@@ -262,13 +286,19 @@ static enum status hold_view(struct launcher *l, char *holder, size_t cap, struc
     const char *name = config_string(l->c, "scheduler-name");
     struct arena arena;
     struct str secret;
-    struct directory_options d = { .loop = l->loop, .topic = config_string(l->c, "scheduler-topic"), .metrics = l->metrics };
+    struct directory_options d = {
+        .loop = l->loop,
+        .topic = config_string(l->c, "scheduler-topic"),
+        .metrics = l->metrics,
+    };
     holder[0] = 0;
     if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global")) return OK;
     TRY(directory_open("local", &d, &l->directory, err));
     arena_init(&arena);
-    enum status st = node_options_secret(l->c, &arena, &secret, err); /* as the nodes read it: a file comes before the environment */
-    if (st == OK) st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret, &l->holder, err);
+    /* as the nodes read it: a file comes before the environment */
+    enum status st = node_options_secret(l->c, &arena, &secret, err);
+    if (st == OK)
+        st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret, &l->holder, err);
     arena_release(&arena);
     if (st != OK) return st;
     snprintf(holder, cap, "127.0.0.1:%u", directory_serve_port(l->holder));
@@ -321,7 +351,9 @@ int cmd_launch(int argc, char **argv)
         }
     }
     if (l.culprit) /* its own sentence is further up, among the lines of the others */
-        fprintf(stderr, "baton launch: stopped, because the %s node of port %u ended with status %d; it says why above\n",
+        fprintf(stderr,
+                "baton launch: stopped, because the %s node of port %u ended with status %d; it "
+                "says why above\n",
                 node_role_name(l.culprit->plan->role), l.culprit->plan->port, l.exit_status);
     loop_free(l.loop);
     launch_plan_release(&l.plan);

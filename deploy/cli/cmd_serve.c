@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/options/compatibility.h"
 #include "deploy/node/node.h"
+#include "deploy/options/compatibility.h"
 #include "shared/base/log.h"
 
 static const char INTRO[] =
@@ -56,8 +56,11 @@ int cmd_serve(int argc, char **argv)
     if (!follow_launcher()) return 1;
     struct err err = { 0 };
     int exit_status = 2;
-    if (n_words == 1 && config_is_set(c, "model")) fprintf(stderr, "baton serve: the model was given twice, as '%s' and by --model\n", words[0]);
-    else if (n_words == 1 && config_set(c, "model", words[0], &err) != OK) fprintf(stderr, "baton serve: %s\n", err.text);
+    if (n_words == 1 && config_is_set(c, "model"))
+        fprintf(stderr, "baton serve: the model was given twice, as '%s' and by --model\n",
+                words[0]);
+    else if (n_words == 1 && config_set(c, "model", words[0], &err) != OK)
+        fprintf(stderr, "baton serve: %s\n", err.text);
     else exit_status = serve_with(c);
     config_free(c);
     return exit_status;

@@ -7,15 +7,16 @@
 #include "shared/base/json/json.h"
 #include "shared/net/http/http_client.h"
 
-static const char INTRO[] = "usage: baton status [--url http://host:port] [--json]\n\nAsk a node which nodes it sees and how loaded they are.\n";
+static const char INTRO[] = "usage: baton status [--url http://host:port] [--json]\n\nAsk a node "
+                            "which nodes it sees and how loaded they are.\n";
 
 enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000 };
 
 struct question {
     struct loop *loop;
-    struct buf   answer;
-    enum status  st;
-    int          http_status;
+    struct buf answer;
+    enum status st;
+    int http_status;
 };
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
@@ -48,10 +49,12 @@ static int print_table(struct str json)
         cJSON_Delete(doc);
         return 1;
     }
-    printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting", "free blocks", "waiting tokens");
-    cJSON_ArrayForEach(n, nodes)
-        printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f%s\n", text(n, "name"), text(n, "role"), text(n, "topic"), number(n, "n_running"),
-               number(n, "n_waiting"), number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
+    printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting",
+           "free blocks", "waiting tokens");
+    cJSON_ArrayForEach (n, nodes)
+        printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f%s\n", text(n, "name"),
+               text(n, "role"), text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
+               number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
                cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
     cJSON_Delete(doc);
     return 0;
@@ -61,7 +64,9 @@ static int print_table(struct str json)
 static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
 {
     const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
-    if (strstr(p, "://")) return false; /* a key must not go over what the user thinks is encrypted */
+    if (strstr(p, "://"))
+        return false; /* a key must not go over what the user thinks is
+                       * encrypted */
     size_t n = strcspn(p, ":/");
     long number_ = p[n] == ':' ? strtol(p + n + 1, NULL, 10) : 80;
     if (n == 0 || n >= cap || number_ < 1 || number_ > 65535) return false;
@@ -86,13 +91,27 @@ static int ask(const struct config *c, const char *host, uint16_t port)
     struct http_client *client = http_client_create(&o);
     size_t n_keys = 0;
     const char *key = config_list(c, "api-key", 0, &n_keys);
-    if (n_keys) buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, "\r\n"), key);
-    q.st = http_client_request(client, "GET", host, port, "/cluster", headers.len ? headers.data : NULL, (struct str){ 0 }, TIMEOUT_MS, on_answer, &q);
+    if (n_keys)
+        buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, "\r\n"), key);
+    q.st = http_client_request(client, "GET", host, port, "/cluster",
+                               headers.len ? headers.data : NULL, (struct str){ 0 }, TIMEOUT_MS,
+                               on_answer, &q);
     if (q.st == OK) loop_run(q.loop);
-    if (q.st != OK) fprintf(stderr, "baton status: nothing answers at %s:%u; is a node running there? (--url names another)\n", host, port);
-    else if (q.http_status == 401) fprintf(stderr, "baton status: %s:%u wants a key: give one of its own with --api-key or BATON_API_KEY\n", host, port);
-    else if (q.http_status != 200) fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q.http_status, (int)q.answer.len, q.answer.data);
-    else if (config_bool(c, "json")) exit_status = printf("%.*s\n", (int)q.answer.len, q.answer.data) < 0;
+    if (q.st != OK)
+        fprintf(stderr,
+                "baton status: nothing answers at %s:%u; is a node running there? (--url names "
+                "another)\n",
+                host, port);
+    else if (q.http_status == 401)
+        fprintf(stderr,
+                "baton status: %s:%u wants a key: give one of its own with --api-key or "
+                "BATON_API_KEY\n",
+                host, port);
+    else if (q.http_status != 200)
+        fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q.http_status,
+                (int)q.answer.len, q.answer.data);
+    else if (config_bool(c, "json"))
+        exit_status = printf("%.*s\n", (int)q.answer.len, q.answer.data) < 0;
     else exit_status = print_table(buf_str(&q.answer));
     http_client_free(client);
     loop_stop(q.loop);
@@ -112,7 +131,11 @@ int cmd_status(int argc, char **argv)
     uint16_t port = (uint16_t)config_int(c, "port");
     const char *url = config_string(c, "url");
     int exit_status = 2;
-    if (url && !parse_url(url, host, sizeof host, &port)) fprintf(stderr, "baton status: --url %s is not http://host:port, which is all that is spoken here\n", url);
+    if (url && !parse_url(url, host, sizeof host, &port))
+        fprintf(
+            stderr,
+            "baton status: --url %s is not http://host:port, which is all that is spoken here\n",
+            url);
     else exit_status = ask(c, host, port);
     config_free(c);
     return exit_status;

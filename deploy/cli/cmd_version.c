@@ -13,7 +13,8 @@ static const char INTRO[] = "usage: baton version [--json]\n";
 
 static void add_rows(struct buf *out, const char *quote)
 {
-    for (size_t i = 0; KERNEL_BACKENDS[i]; i++) buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, KERNEL_BACKENDS[i]->name, quote);
+    for (size_t i = 0; KERNEL_BACKENDS[i]; i++)
+        buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, KERNEL_BACKENDS[i]->name, quote);
 }
 
 /* Rows that reach another process: the one of tests is no way for KV between nodes. */
@@ -50,7 +51,8 @@ static void print_json(const char *features, struct buf *out)
     add_rows(out, "\"");
     buf_printf(out, "],\"cpu\":\"%s\",\"transports\":[", features);
     add_transports(out, "\"");
-    buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":%s}\n", truth(has_transport("rdma")), truth(has_transport("ucx")), truth(has_device("cuda")),
+    buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":%s}\n",
+               truth(has_transport("rdma")), truth(has_transport("ucx")), truth(has_device("cuda")),
                truth(ep_nccl_version() >= 0));
 }
 
@@ -70,9 +72,13 @@ static void print_text(const char *features, struct buf *out)
     add_rows(out, "");
     buf_printf(out, "\n  this CPU    %s\n  transports  ", features);
     add_transports(out, "");
-    if (!rdma || !ucx) buf_printf(out, " (%s%s%s: not built in)", rdma ? "" : "rdma", rdma || ucx ? "" : ", ", ucx ? "" : "ucx");
-    buf_printf(out, "\n  devices     cpu%s\n", has_device("cuda") ? ", cuda" : " (cuda: not built in)");
-    buf_printf(out, "  libraries   libuv %s, hiredis %d.%d.%d", uv_version_string(), HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_PATCH);
+    if (!rdma || !ucx)
+        buf_printf(out, " (%s%s%s: not built in)", rdma ? "" : "rdma", rdma || ucx ? "" : ", ",
+                   ucx ? "" : "ucx");
+    buf_printf(out, "\n  devices     cpu%s\n",
+               has_device("cuda") ? ", cuda" : " (cuda: not built in)");
+    buf_printf(out, "  libraries   libuv %s, hiredis %d.%d.%d", uv_version_string(), HIREDIS_MAJOR,
+               HIREDIS_MINOR, HIREDIS_PATCH);
     add_nccl(out);
     buf_add_char(out, '\n');
 }

@@ -24,14 +24,16 @@ static struct config *fail(struct config *c, const char *command, const struct e
     return NULL;
 }
 
-struct config *command_config(const char *command, const char *intro, int argc, char **argv, const char **words, int *n_words, bool *done)
+struct config *command_config(const char *command, const char *intro, int argc, char **argv,
+                              const char **words, int *n_words, bool *done)
 {
     struct err err = { 0 };
     int none = 0;
     *done = false;
     for (int i = 1; i < argc; i++) {
         bool all = str_eq_c(str_of(argv[i]), "--help-all");
-        if (!all && !str_eq_c(str_of(argv[i]), "--help") && !str_eq_c(str_of(argv[i]), "-h")) continue;
+        if (!all && !str_eq_c(str_of(argv[i]), "--help") && !str_eq_c(str_of(argv[i]), "-h"))
+            continue;
         struct buf text = { 0 };
         config_help(OPTIONS, command, intro, all, &text);
         fwrite(text.data, 1, text.len, stdout);
@@ -41,7 +43,8 @@ struct config *command_config(const char *command, const char *intro, int argc, 
     }
     struct config *c = config_create(OPTIONS, command);
     if (config_load_env(c, &err) != OK) return fail(c, command, &err);
-    if (config_load_args(c, argc - 1, argv + 1, words, n_words ? n_words : &none, &err) != OK) return fail(c, command, &err);
+    if (config_load_args(c, argc - 1, argv + 1, words, n_words ? n_words : &none, &err) != OK)
+        return fail(c, command, &err);
     return c;
 }
 

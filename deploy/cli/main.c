@@ -8,9 +8,12 @@
 
 static void usage(FILE *to)
 {
-    fprintf(to, "baton %s: large language models served with prefill and decode on different nodes\n\nusage: baton COMMAND [options]\n\n",
+    fprintf(to,
+            "baton %s: large language models served with prefill and decode on different "
+            "nodes\n\nusage: baton COMMAND [options]\n\n",
             BATON_VERSION);
-    for (const struct command *c = COMMANDS; c->name; c++) fprintf(to, "  %-10s %s\n", c->name, c->summary);
+    for (const struct command *c = COMMANDS; c->name; c++)
+        fprintf(to, "  %-10s %s\n", c->name, c->summary);
     fprintf(to, "\n`baton COMMAND --help` lists the options of a command.\n");
 }
 
@@ -32,8 +35,8 @@ static void say_unknown(const char *name)
             best = c;
         }
     }
-    fprintf(stderr, "baton: there is no command '%s'%s%s%s; `baton --help` lists them\n", name, best ? ", did you mean '" : "",
-            best ? best->name : "", best ? "'?" : "");
+    fprintf(stderr, "baton: there is no command '%s'%s%s%s; `baton --help` lists them\n", name,
+            best ? ", did you mean '" : "", best ? best->name : "", best ? "'?" : "");
 }
 
 int main(int argc, char **argv)
@@ -43,11 +46,13 @@ int main(int argc, char **argv)
         usage(stderr);
         return 2;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         usage(stdout);
         return 0;
     }
-    const char *name = strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0 ? "version" : argv[1];
+    const char *name = strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0 ? "version"
+                                                                                       : argv[1];
     const struct command *c = find(name);
     if (!c) {
         say_unknown(argv[1]);

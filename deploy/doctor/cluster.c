@@ -1,4 +1,5 @@
-/* cluster.c - what a node needs from others: the secret they share, and the process that holds the cluster view. */
+/* cluster.c - what a node needs from others: the secret they share, and the process that holds the
+ * cluster view. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -15,7 +16,8 @@ enum { CONNECT_MS = 2000 };
 
 static bool is_here(const char *host)
 {
-    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "0.0.0.0") == 0;
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
+           strcmp(host, "::1") == 0 || strcmp(host, "0.0.0.0") == 0;
 }
 
 /* Is a secret needed? Nodes of one host meet on loopback; others cannot. */
@@ -24,21 +26,29 @@ static bool has_far_peers(const struct config *c)
     const char *name = config_string(c, "scheduler-name"), *router = config_string(c, "router");
     bool redis = str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global");
     if (redis && !is_here(config_string(c, "scheduler-host"))) return true;
-    return router && strncmp(router, "127.", 4) != 0 && strncmp(router, "localhost", 9) != 0 && strncmp(router, "0.0.0.0", 7) != 0;
+    return router && strncmp(router, "127.", 4) != 0 && strncmp(router, "localhost", 9) != 0 &&
+           strncmp(router, "0.0.0.0", 7) != 0;
 }
 
 static void check_secret(struct doctor *d)
 {
-    const char *file = config_string(d->c, "cluster-secret-file"), *env = getenv("BATON_CLUSTER_SECRET");
+    const char *file = config_string(d->c, "cluster-secret-file"),
+               *env = getenv("BATON_CLUSTER_SECRET");
     if (file && access(file, R_OK) != 0) {
-        doctor_fix(doctor_add(d, "secret", DOCTOR_FAIL, "--cluster-secret-file %s: %s", file, strerror(errno)), "give a file that this user can read");
+        doctor_fix(doctor_add(d, "secret", DOCTOR_FAIL, "--cluster-secret-file %s: %s", file,
+                              strerror(errno)),
+                   "give a file that this user can read");
     } else if (file || (env && *env)) {
-        doctor_add(d, "secret", DOCTOR_OK, "from %s; nodes listen on all addresses", file ? file : "BATON_CLUSTER_SECRET");
+        doctor_add(d, "secret", DOCTOR_OK, "from %s; nodes listen on all addresses",
+                   file ? file : "BATON_CLUSTER_SECRET");
     } else if (has_far_peers(d->c)) {
-        doctor_fix(doctor_add(d, "secret", DOCTOR_FAIL, "none: node-to-node ports stay on 127.0.0.1, so nodes of other hosts cannot reach this one"),
+        doctor_fix(doctor_add(d, "secret", DOCTOR_FAIL,
+                              "none: node-to-node ports stay on 127.0.0.1, so nodes of other hosts "
+                              "cannot reach this one"),
                    "set the same BATON_CLUSTER_SECRET on every host");
     } else {
-        doctor_add(d, "secret", DOCTOR_OK, "none: node-to-node ports stay on 127.0.0.1, enough for one host");
+        doctor_add(d, "secret", DOCTOR_OK,
+                   "none: node-to-node ports stay on 127.0.0.1, enough for one host");
     }
 }
 
@@ -52,7 +62,8 @@ static int try_connect(const char *host, const char *port)
     int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) error = errno;
     else if (connect(fd, ai->ai_addr, ai->ai_addrlen) != 0 && errno != EINPROGRESS) error = errno;
-    else if (poll(&(struct pollfd){ .fd = fd, .events = POLLOUT }, 1, CONNECT_MS) != 1) error = ETIMEDOUT;
+    else if (poll(&(struct pollfd){ .fd = fd, .events = POLLOUT }, 1, CONNECT_MS) != 1)
+        error = ETIMEDOUT;
     else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) != 0) error = errno;
     if (fd >= 0) close(fd);
     freeaddrinfo(ai);
@@ -63,23 +74,28 @@ static void check_holder(struct doctor *d, const char *option, const char *host,
 {
     int error = try_connect(host, port);
     if (error == 0) {
-        doctor_add(d, "cluster view", DOCTOR_OK, "%s:%s (--%s) takes connections", host, port, option);
+        doctor_add(d, "cluster view", DOCTOR_OK, "%s:%s (--%s) takes connections", host, port,
+                   option);
         return;
     }
     /* Any start order is fine, so this is no failure. */
-    doctor_fix(doctor_add(d, "cluster view", DOCTOR_WARN, "%s:%s (--%s): %s", host, port, option, strerror(error)),
+    doctor_fix(doctor_add(d, "cluster view", DOCTOR_WARN, "%s:%s (--%s): %s", host, port, option,
+                          strerror(error)),
                "start the process that holds the view; this node registers as soon as it is there");
 }
 
 void doctor_check_cluster(struct doctor *d)
 {
-    const char *router = config_string(d->c, "router"), *innode = config_list(d->c, "innode-prefill-ports", 0, NULL);
+    const char *router = config_string(d->c, "router"),
+               *innode = config_list(d->c, "innode-prefill-ports", 0, NULL);
     check_secret(d);
     if (innode) check_holder(d, "innode-prefill-ports", "127.0.0.1", innode);
     if (!router) return;
     const char *colon = strrchr(router, ':');
     if (!colon || colon == router) {
-        doctor_fix(doctor_add(d, "cluster view", DOCTOR_FAIL, "--router %s is not host:port", router), "give host:port");
+        doctor_fix(
+            doctor_add(d, "cluster view", DOCTOR_FAIL, "--router %s is not host:port", router),
+            "give host:port");
         return;
     }
     char host[256];

@@ -1,4 +1,5 @@
-/* cpu.c - what computes here: instruction sets, the kernel row they allow, and how many CPUs this process may use. */
+/* cpu.c - what computes here: instruction sets, the kernel row they allow, and how many CPUs this
+ * process may use. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +19,12 @@ static void check_row(struct doctor *d)
         return;
     }
     bool plain = str_eq_c(str_of(ctx->ops->name), "ref");
-    struct doctor_line *line = doctor_add(d, "CPU", plain ? DOCTOR_WARN : DOCTOR_OK, "kernel row %s; this CPU has %s", ctx->ops->name, features);
-    if (plain) doctor_fix(line, "the plain row is for comparison; a CPU with AVX2 and FMA is many times faster");
+    struct doctor_line *line = doctor_add(d, "CPU", plain ? DOCTOR_WARN : DOCTOR_OK,
+                                          "kernel row %s; this CPU has %s", ctx->ops->name,
+                                          features);
+    if (plain)
+        doctor_fix(line,
+                   "the plain row is for comparison; a CPU with AVX2 and FMA is many times faster");
     kernel_ctx_free(ctx);
 }
 
@@ -45,12 +50,17 @@ static void check_count(struct doctor *d)
     double quota = cpu_quota();
     if (threads == 0) threads = n;
     if (quota > 0 && (double)threads > quota + 0.5)
-        doctor_fix(doctor_add(d, "CPUs", DOCTOR_WARN, "%lld compute threads, but a cgroup quota of %.2f CPUs: they would stop each other", (long long)threads, quota),
-                   "use --compute-threads %d", quota < 1 ? 1 : (int)quota);
+        doctor_fix(
+            doctor_add(
+                d, "CPUs", DOCTOR_WARN,
+                "%lld compute threads, but a cgroup quota of %.2f CPUs: they would stop each other",
+                (long long)threads, quota),
+            "use --compute-threads %d", quota < 1 ? 1 : (int)quota);
     else if (threads > n)
-        doctor_fix(doctor_add(d, "CPUs", DOCTOR_WARN, "%lld compute threads on %d CPUs", (long long)threads, n), "use --compute-threads %d", n);
-    else
-        doctor_add(d, "CPUs", DOCTOR_OK, "%d usable, %lld compute threads", n, (long long)threads);
+        doctor_fix(doctor_add(d, "CPUs", DOCTOR_WARN, "%lld compute threads on %d CPUs",
+                              (long long)threads, n),
+                   "use --compute-threads %d", n);
+    else doctor_add(d, "CPUs", DOCTOR_OK, "%d usable, %lld compute threads", n, (long long)threads);
 }
 
 void doctor_check_cpu(struct doctor *d)

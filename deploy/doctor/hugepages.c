@@ -1,4 +1,5 @@
-/* hugepages.c - whether the KV cache may lie on huge pages: fewer address translations for the CPU and for RDMA devices. */
+/* hugepages.c - whether the KV cache may lie on huge pages: fewer address translations for the CPU
+ * and for RDMA devices. */
 #include <stdio.h>
 #include <string.h>
 
@@ -32,13 +33,19 @@ void doctor_check_huge_pages(struct doctor *d)
 {
     if (doctor_on_gpu(d)) return; /* neither weights nor KV cache are in the host's memory */
     char private[32], shared[32], reserved[64] = "none reserved";
-    unsigned long long total = meminfo("HugePages_Total"), left = meminfo("HugePages_Free"), kib = meminfo("Hugepagesize");
+    unsigned long long total = meminfo("HugePages_Total"), left = meminfo("HugePages_Free"),
+                       kib = meminfo("Hugepagesize");
     chosen_word("/sys/kernel/mm/transparent_hugepage/enabled", private, sizeof private);
     chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled", shared, sizeof shared);
-    if (total) snprintf(reserved, sizeof reserved, "%llu of %llu reserved ones of %llu KiB free", left, total, kib);
+    if (total)
+        snprintf(reserved, sizeof reserved, "%llu of %llu reserved ones of %llu KiB free", left,
+                 total, kib);
     bool off = strcmp(private, "never") == 0 || strcmp(private, "not there") == 0;
-    struct doctor_line *line = doctor_add(d, "huge pages", off ? DOCTOR_WARN : DOCTOR_OK, "transparent: %s; for shared memory: %s; %s", private, shared, reserved);
+    struct doctor_line *line = doctor_add(d, "huge pages", off ? DOCTOR_WARN : DOCTOR_OK,
+                                          "transparent: %s; for shared memory: %s; %s", private,
+                                          shared, reserved);
     if (off) doctor_fix(line, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
     else if (strcmp(shared, "never") == 0 || strcmp(shared, "deny") == 0)
-        doctor_fix(line, "the KV cache is shared memory: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled makes it use them");
+        doctor_fix(line, "the KV cache is shared memory: echo advise > "
+                         "/sys/kernel/mm/transparent_hugepage/shmem_enabled makes it use them");
 }

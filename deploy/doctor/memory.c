@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "deploy/node/node_options.h"
 #include "deploy/doctor/doctor.h"
+#include "deploy/node/node_options.h"
 #include "kernels/cpu/host_memory.h"
 #include "kvtransfer/staging.h"
 
@@ -36,15 +36,18 @@ static uint64_t mem_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Limit and use of this process's cgroup: version 2 first, then version 1, whose "no limit" is a huge number. */
+/* Limit and use of this process's cgroup: version 2 first, then version 1, whose "no limit" is a
+ * huge number. */
 static bool cgroup_memory(uint64_t *limit, uint64_t *used)
 {
     static const char *const files[][2] = {
         { "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current" },
-        { "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes" },
+        { "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+          "/sys/fs/cgroup/memory/memory.usage_in_bytes" },
     };
     for (size_t i = 0; i < 2; i++)
-        if (read_number(files[i][0], limit) && read_number(files[i][1], used)) return *limit < (uint64_t)1 << 60;
+        if (read_number(files[i][0], limit) && read_number(files[i][1], used))
+            return *limit < (uint64_t)1 << 60;
     return false;
 }
 
@@ -63,17 +66,22 @@ uint64_t doctor_free_memory(uint64_t *limit)
 static void check_free(struct doctor *d)
 {
     uint64_t limit, left = doctor_free_memory(&limit);
-    double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory") : 0;
+    double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory")
+                                                           : 0;
     char cgroup[64] = "no cgroup limit";
     if (doctor_on_gpu(d)) { /* where the KV cache is */
         if (d->gpu_free && wanted * GIB > (double)d->gpu_free)
-            doctor_fix(doctor_add(d, "GPU memory", DOCTOR_FAIL, "%.1f GiB are free, but --kv-cache-memory is %.1f GiB", (double)d->gpu_free / GIB, wanted),
+            doctor_fix(doctor_add(d, "GPU memory", DOCTOR_FAIL,
+                                  "%.1f GiB are free, but --kv-cache-memory is %.1f GiB",
+                                  (double)d->gpu_free / GIB, wanted),
                        "lower --kv-cache-memory");
         wanted = 0;
     }
     if (limit) snprintf(cgroup, sizeof cgroup, "cgroup limit %.1f GiB", (double)limit / GIB);
     if (wanted * GIB > (double)left) {
-        doctor_fix(doctor_add(d, "memory", DOCTOR_FAIL, "%.1f GiB may be used (%s), but --kv-cache-memory is %.1f GiB", (double)left / GIB, cgroup, wanted),
+        doctor_fix(doctor_add(d, "memory", DOCTOR_FAIL,
+                              "%.1f GiB may be used (%s), but --kv-cache-memory is %.1f GiB",
+                              (double)left / GIB, cgroup, wanted),
                    "lower --kv-cache-memory");
         return;
     }
@@ -82,11 +90,13 @@ static void check_free(struct doctor *d)
 
 uint64_t doctor_kv_bytes(const struct config *c)
 {
-    if (config_is_set(c, "kv-cache-memory")) return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
+    if (config_is_set(c, "kv-cache-memory"))
+        return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
     return host_memory_available() / NODE_KV_SHARE; /* the default, less what the weights take */
 }
 
-/* Does the kernel hold this process to RLIMIT_MEMLOCK? Not with CAP_IPC_LOCK (bit 14 of capability(7)). */
+/* Does the kernel hold this process to RLIMIT_MEMLOCK? Not with CAP_IPC_LOCK (bit 14 of
+ * capability(7)). */
 static bool may_lock_all(void)
 {
     char line[128];
@@ -109,12 +119,15 @@ static bool has_rdma_device(void)
     return found;
 }
 
-/* Devices read and write registered memory by its physical address, so registering locks it: rdma, and ucx over the same cards. */
+/* Devices read and write registered memory by its physical address, so registering locks it: rdma,
+ * and ucx over the same cards. */
 static void check_locked(struct doctor *d)
 {
-    enum doctor_asked rdma = doctor_asked_for(d->c, "rdma"), ucx = doctor_asked_for(d->c, "ucx"), asked = rdma > ucx ? rdma : ucx;
-    const bool   gpu = doctor_on_gpu(d); /* whose pool has no pages to lock, but what puts leave from has */
-    const char  *what = gpu ? "staging memory" : "the KV cache";
+    enum doctor_asked rdma = doctor_asked_for(d->c, "rdma"), ucx = doctor_asked_for(d->c, "ucx"),
+                      asked = rdma > ucx ? rdma : ucx;
+    const bool gpu = doctor_on_gpu(d); /* whose pool has no pages to lock, but what puts leave
+                                        * from has */
+    const char *what = gpu ? "staging memory" : "the KV cache";
     const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)doctor_kv_bytes(d->c);
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
@@ -123,14 +136,21 @@ static void check_locked(struct doctor *d)
     if (r.rlim_cur == RLIM_INFINITY) {
         doctor_add(d, "locked memory", DOCTOR_OK, "unlimited");
     } else if (asked < DOCTOR_ASKED) {
-        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB; rdma and ucx, which need more, are not used", (double)r.rlim_cur / (1 << 20));
+        doctor_add(d, "locked memory", DOCTOR_OK,
+                   "%.1f MiB; rdma and ucx, which need more, are not used",
+                   (double)r.rlim_cur / (1 << 20));
     } else if (enough || may_lock_all()) {
-        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; %s takes %.1f MiB", (double)r.rlim_cur / (1 << 20),
-                   enough ? "" : ", but this process may exceed it (CAP_IPC_LOCK)", what, kv / (1 << 20));
+        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; %s takes %.1f MiB",
+                   (double)r.rlim_cur / (1 << 20),
+                   enough ? "" : ", but this process may exceed it (CAP_IPC_LOCK)", what,
+                   kv / (1 << 20));
     } else {
-        struct doctor_line *line = doctor_add(d, "locked memory", doctor_missing(asked), "%.1f MiB, but %s, which registering locks, takes %.1f MiB",
-                                              (double)r.rlim_cur / (1 << 20), what, kv / (1 << 20));
-        doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container); over rdma a card that pages on "
+        struct doctor_line *line = doctor_add(
+            d, "locked memory", doctor_missing(asked),
+            "%.1f MiB, but %s, which registering locks, takes %.1f MiB",
+            (double)r.rlim_cur / (1 << 20), what, kv / (1 << 20));
+        doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit "
+                         "memlock=-1 for a container); over rdma a card that pages on "
                          "demand does without, slower at first touch");
     }
 }

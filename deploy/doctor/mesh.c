@@ -7,15 +7,24 @@
 
 #include "shared/base/mem.h"
 
-/* Large enough for a rate, small enough that a mesh of ten hosts over a 1 Gbit/s network takes a minute. */
-enum { PIECE = 256 * 1024, LAYERS = 4, BLOCKS = 16, ROUNDS = 3, SMALL_PIECE = 4096, SMALL_TRANSFERS = 64 };
+/* Large enough for a rate, small enough that a mesh of ten hosts over a 1 Gbit/s network takes a
+ * minute. */
+enum {
+    PIECE = 256 * 1024,
+    LAYERS = 4,
+    BLOCKS = 16,
+    ROUNDS = 3,
+    SMALL_PIECE = 4096,
+    SMALL_TRANSFERS = 64
+};
 
 bool mesh_dial(struct mesh *m, const char *where, const char *address)
 {
     if (m->n_hosts == MESH_HOSTS_MAX) return false;
     struct mesh_host *h = &m->hosts[m->n_hosts++];
     snprintf(h->where, sizeof h->where, "%s", where);
-    if (probe_dial(m->dialer, address, &h->client, &h->error) == OK) snprintf(h->name, sizeof h->name, "%s", probe_peer(h->client)->host);
+    if (probe_dial(m->dialer, address, &h->client, &h->error) == OK)
+        snprintf(h->name, sizeof h->name, "%s", probe_peer(h->client)->host);
     else h->client = NULL;
     return true;
 }
@@ -41,27 +50,40 @@ static bool has_transport(const struct mesh_host *h, const char *name)
 }
 
 /* What can be said without trying; MESH_NOT_TRIED when nothing speaks against it. */
-static enum mesh_state foresee(const struct mesh *m, const char *transport, uint32_t from, uint32_t to, struct mesh_cell *c)
+static enum mesh_state foresee(const struct mesh *m, const char *transport, uint32_t from,
+                               uint32_t to, struct mesh_cell *c)
 {
     const struct mesh_host *a = &m->hosts[from], *b = &m->hosts[to];
     c->culprit = has_transport(a, transport) ? to : from;
     if (!has_transport(a, transport) || !has_transport(b, transport)) return MESH_NOT_BUILT;
-    bool one_host = probe_peer(a->client)->boot_id[0] && strcmp(probe_peer(a->client)->boot_id, probe_peer(b->client)->boot_id) == 0;
-    if (str_eq_c(str_of(transport), "mem") || (str_eq_c(str_of(transport), "ipc") && !one_host)) return MESH_OUT_OF_REACH;
+    bool one_host = probe_peer(a->client)->boot_id[0] &&
+                    strcmp(probe_peer(a->client)->boot_id, probe_peer(b->client)->boot_id) == 0;
+    if (str_eq_c(str_of(transport), "mem") || (str_eq_c(str_of(transport), "ipc") && !one_host))
+        return MESH_OUT_OF_REACH;
     return MESH_NOT_TRIED;
 }
 
-static struct pair make_pair(const struct mesh *m, const char *transport, uint32_t from, uint32_t to, bool checksum)
+static struct pair make_pair(const struct mesh *m, const char *transport, uint32_t from,
+                             uint32_t to, bool checksum)
 {
-    struct pair p = { .sender = m->hosts[from].client, .receiver = m->hosts[to].client, .piece_bytes = PIECE, .n_layers = LAYERS, .n_blocks = BLOCKS, .checksum = checksum };
+    struct pair p = {
+        .sender = m->hosts[from].client,
+        .receiver = m->hosts[to].client,
+        .piece_bytes = PIECE,
+        .n_layers = LAYERS,
+        .n_blocks = BLOCKS,
+        .checksum = checksum,
+    };
     snprintf(p.transport, sizeof p.transport, "%s", transport);
-    /* This host is reached at the address that faces the other one; agents know theirs from the connection. */
+    /* This host is reached at the address that faces the other one; agents know theirs from the
+     * connection. */
     if (from == 0) p.sender_address = probe_peer(p.receiver)->local;
     if (to == 0) p.receiver_address = probe_peer(p.sender)->local;
     return p;
 }
 
-static enum status measure_rate(struct pair *p, struct mesh_cell *c, struct pair_round *r, struct err *err)
+static enum status measure_rate(struct pair *p, struct mesh_cell *c, struct pair_round *r,
+                                struct err *err)
 {
     for (int i = 0; i <= ROUNDS; i++) { /* the first warms up */
         TRY(pair_run(p, 1, BLOCKS, r, err));
@@ -77,7 +99,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static enum status measure(struct pair *p, struct mesh_cell *c, struct pair_round *r, struct err *err)
+static enum status measure(struct pair *p, struct mesh_cell *c, struct pair_round *r,
+                           struct err *err)
 {
     TRY(pair_begin(p, err));
     c->link_speed = p->link_speed;
@@ -95,7 +118,8 @@ static enum status measure(struct pair *p, struct mesh_cell *c, struct pair_roun
     return OK;
 }
 
-static void measure_cell(struct mesh *m, const char *transport, uint32_t from, uint32_t to, bool checksum, struct pair_round *r, struct mesh_cell *c)
+static void measure_cell(struct mesh *m, const char *transport, uint32_t from, uint32_t to,
+                         bool checksum, struct pair_round *r, struct mesh_cell *c)
 {
     struct err err = { 0 };
     if (from == to || !m->hosts[from].client || !m->hosts[to].client) return;
@@ -117,6 +141,7 @@ void mesh_measure(struct mesh *m, bool checksum)
     m->cells = MEM_ARRAY(struct mesh_cell, (size_t)m->n_transports * m->n_hosts * m->n_hosts);
     for (uint32_t t = 0; t < m->n_transports; t++)
         for (uint32_t from = 0; from < m->n_hosts; from++)
-            for (uint32_t to = 0; to < m->n_hosts; to++) measure_cell(m, m->transports[t], from, to, checksum, r, mesh_cell(m, t, from, to));
+            for (uint32_t to = 0; to < m->n_hosts; to++)
+                measure_cell(m, m->transports[t], from, to, checksum, r, mesh_cell(m, t, from, to));
     mem_free(r);
 }

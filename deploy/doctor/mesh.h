@@ -1,8 +1,10 @@
-/* mesh.h - every ordered pair of hosts over every allowed transport: connected, measured, and kept as a matrix.
+/* mesh.h - every ordered pair of hosts over every allowed transport: connected, measured, and kept
+ * as a matrix.
  *
- * The doctor talks to one agent per host and relays their hellos and answers; KV bytes go straight from host to host. One pair at a time, so that
- * no measurement disturbs another. Host 0 is this one: an agent in a process of its own.
- * Life cycle: zeroed, mesh_dial, mesh_measure, print, mesh_release. Thread: main. */
+ * The doctor talks to one agent per host and relays their hellos and answers; KV bytes go straight
+ * from host to host. One pair at a time, so that no measurement disturbs another. Host 0 is this
+ * one: an agent in a process of its own. Life cycle: zeroed, mesh_dial, mesh_measure, print,
+ * mesh_release. Thread: main. */
 #ifndef BATON_DEPLOY_DOCTOR_MESH_H
 #define BATON_DEPLOY_DOCTOR_MESH_H
 
@@ -11,46 +13,47 @@
 enum { MESH_HOSTS_MAX = 33, MESH_TRANSPORTS_MAX = 8 };
 
 enum mesh_state {
-    MESH_NOT_TRIED,   /* a host of the pair does not answer */
+    MESH_NOT_TRIED, /* a host of the pair does not answer */
     MESH_MEASURED,
-    MESH_FAILED,      /* both have it and should connect, but do not */
+    MESH_FAILED,       /* both have it and should connect, but do not */
     MESH_OUT_OF_REACH, /* ipc between two hosts */
-    MESH_NOT_BUILT,   /* not in the binary of `culprit` */
-    MESH_UNAVAILABLE  /* `culprit` cannot open it: no device, no such port */
+    MESH_NOT_BUILT,    /* not in the binary of `culprit` */
+    MESH_UNAVAILABLE   /* `culprit` cannot open it: no device, no such port */
 };
 
 struct mesh_host {
-    char                 where[128]; /* as --peers names it; "" for this host */
-    struct probe_client *client;     /* NULL: does not answer, see error */
-    struct err           error;
-    char                 name[64];
+    char where[128];             /* as --peers names it; "" for this host */
+    struct probe_client *client; /* NULL: does not answer, see error */
+    struct err error;
+    char name[64];
 };
 
 struct mesh_cell {
     enum mesh_state state;
-    uint32_t        culprit;     /* index of a host */
-    double          rate;        /* bytes per second, best of the rounds */
-    double          p50_us;      /* one small transfer, opened to acknowledged */
-    uint64_t        link_speed;
-    char            text[PROBE_TEXT_MAX];
+    uint32_t culprit; /* index of a host */
+    double rate;      /* bytes per second, best of the rounds */
+    double p50_us;    /* one small transfer, opened to acknowledged */
+    uint64_t link_speed;
+    char text[PROBE_TEXT_MAX];
 };
 
 struct mesh {
     struct probe_host *dialer;
-    struct mesh_host   hosts[MESH_HOSTS_MAX];
-    uint32_t           n_hosts;
-    char               transports[MESH_TRANSPORTS_MAX][PROBE_NAME_MAX];
-    uint32_t           n_transports;
-    struct mesh_cell  *cells;    /* [transport][from][to] */
+    struct mesh_host hosts[MESH_HOSTS_MAX];
+    uint32_t n_hosts;
+    char transports[MESH_TRANSPORTS_MAX][PROBE_NAME_MAX];
+    uint32_t n_transports;
+    struct mesh_cell *cells; /* [transport][from][to] */
 };
 
 /* Add a host and dial it; what fails is in its `error`. False: there are MESH_HOSTS_MAX already. */
-bool              mesh_dial(struct mesh *m, const char *where, const char *address);
-void              mesh_measure(struct mesh *m, bool checksum);
+bool mesh_dial(struct mesh *m, const char *where, const char *address);
+void mesh_measure(struct mesh *m, bool checksum);
 struct mesh_cell *mesh_cell(const struct mesh *m, uint32_t transport, uint32_t from, uint32_t to);
-void              mesh_release(struct mesh *m);
+void mesh_release(struct mesh *m);
 
 void mesh_print_text(const struct mesh *m, struct buf *out); /* a matrix per transport */
-void mesh_print_json(const struct mesh *m, struct buf *out); /* members of an object: ,"peers":[...],"mesh":[...] */
+/* members of an object: ,"peers":[...],"mesh":[...] */
+void mesh_print_json(const struct mesh *m, struct buf *out);
 
 #endif

@@ -1,14 +1,15 @@
-/* model.c - the model of --model: where it is, what it is, and how much its KV cache takes. Of the weights only headers are read. */
+/* model.c - the model of --model: where it is, what it is, and how much its KV cache takes. Of the
+ * weights only headers are read. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "deploy/node/node_options.h"
 #include "deploy/doctor/doctor.h"
+#include "deploy/node/node_options.h"
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
-#include "shared/model/load/model_files.h"
 #include "shared/model/families/model_registry.h"
+#include "shared/model/load/model_files.h"
 #include "shared/model/load/weights.h"
 
 static const double MIB = 1 << 20;
@@ -29,7 +30,8 @@ static void check_kv(struct doctor *d, const struct model_config *m)
     struct kv_layout l;
     struct err err = { 0 };
     uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
-    struct kernel_ctx kernels = { 0 }; /* nothing computes: what may be depends on the arithmetic alone */
+    struct kernel_ctx kernels = { 0 }; /* nothing computes: what may be depends on the arithmetic
+                                        * alone */
     enum status st = node_options_arithmetic(d->c, &kernels.activations, &kernels.kv, &err);
     if (st == OK) st = kernel_kv_check(&kernels, kernels.kv, model_is_latent(m), &err);
     model_config_kv_layout(m, kernels.kv, (uint32_t)config_int(d->c, "block-size"), 1, &l);
@@ -38,24 +40,36 @@ static void check_kv(struct doctor *d, const struct model_config *m)
         doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
         return;
     }
-    uint64_t context = (uint64_t)config_int(d->c, "max-model-len"), seqs = (uint64_t)config_int(d->c, "max-num-seqs");
+    uint64_t context = (uint64_t)config_int(d->c, "max-model-len"),
+             seqs = (uint64_t)config_int(d->c, "max-num-seqs");
     if (m->max_position && m->max_position < context) {
         if (config_is_set(d->c, "max-model-len"))
-            doctor_fix(doctor_add(d, "context", DOCTOR_FAIL, "--max-model-len %llu is more than the %u positions that the model was trained for",
-                                  (unsigned long long)context, m->max_position), "lower --max-model-len");
+            doctor_fix(doctor_add(d, "context", DOCTOR_FAIL,
+                                  "--max-model-len %llu is more than the %u positions that the "
+                                  "model was trained for",
+                                  (unsigned long long)context, m->max_position),
+                       "lower --max-model-len");
         context = m->max_position;
     }
     uint64_t per_context = (context + l.block_tokens - 1) / l.block_tokens;
-    double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context, all = one * (double)seqs;
-    struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK, "%s: %.2f MiB per block of %u tokens; %.0f MiB for one context of %llu, %.0f MiB for %llu of them",
-                                          kv_dtype_name(l.dtype), block / MIB, l.block_tokens, one / MIB, (unsigned long long)context, all / MIB, (unsigned long long)seqs);
+    double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context,
+           all = one * (double)seqs;
+    struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK,
+                                          "%s: %.2f MiB per block of %u tokens; %.0f MiB for one "
+                                          "context of %llu, %.0f MiB for %llu of them",
+                                          kv_dtype_name(l.dtype), block / MIB, l.block_tokens,
+                                          one / MIB, (unsigned long long)context, all / MIB,
+                                          (unsigned long long)seqs);
     if (doctor_on_gpu(d) && !left) return; /* which was said */
     if (one > (double)left) {
         line->result = DOCTOR_FAIL;
         doctor_fix(line, "%.0f MiB may be used; lower --max-model-len", (double)left / MIB);
     } else if (all > (double)left) {
         line->result = DOCTOR_WARN;
-        doctor_fix(line, "%.0f MiB may be used, so long contexts will wait for each other; lower --max-num-seqs or --max-model-len", (double)left / MIB);
+        doctor_fix(line,
+                   "%.0f MiB may be used, so long contexts will wait for each other; lower "
+                   "--max-num-seqs or --max-model-len",
+                   (double)left / MIB);
     }
 }
 
@@ -63,16 +77,18 @@ static void check_kv(struct doctor *d, const struct model_config *m)
 static bool check_weights(struct doctor *d, const char *path)
 {
     struct weights *w;
-    struct err      err = { 0 };
+    struct err err = { 0 };
     if (strcmp(config_string(d->c, "load-format"), "dummy") == 0) {
-        doctor_add(d, "weights", DOCTOR_WARN, "made up (--load-format dummy): none are read, and answers mean nothing");
+        doctor_add(d, "weights", DOCTOR_WARN,
+                   "made up (--load-format dummy): none are read, and answers mean nothing");
         return true;
     }
     if (weights_open(path, &w, &err) == OK) {
         weights_close(w);
         return true;
     }
-    doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text), "copy the weights there, or give another folder or file");
+    doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text),
+               "copy the weights there, or give another folder or file");
     return false;
 }
 
@@ -85,7 +101,8 @@ void doctor_check_model(struct doctor *d)
     struct stat info;
     if (!name) return;
     if (model_find(name, &path, &err) != OK) {
-        doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text), "put the folder or file there, or give its path");
+        doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text),
+                   "put the folder or file there, or give its path");
         buf_release(&path);
         return;
     }
@@ -93,12 +110,17 @@ void doctor_check_model(struct doctor *d)
     if (st == OK && !model_registry_find(m.arch, &err)) st = ERR_UNSUPPORTED;
     if (st != OK) {
         doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text),
-                   st == ERR_UNSUPPORTED ? "give a checkpoint of a supported architecture" : "copy the model anew, or give another");
+                   st == ERR_UNSUPPORTED ? "give a checkpoint of a supported architecture"
+                                         : "copy the model anew, or give another");
     } else if (!check_weights(d, path.data)) {
     } else {
         bool file = stat(path.data, &info) == 0 && S_ISREG(info.st_mode);
-        struct doctor_line *line = doctor_add(d, "model", DOCTOR_OK, "%s: %s, %u layers, %u of context", path.data, m.arch, m.n_layers, m.max_position);
-        if (file) snprintf(line->text + strlen(line->text), sizeof line->text - strlen(line->text), ", file of %.0f MiB", (double)info.st_size / MIB);
+        struct doctor_line *line = doctor_add(d, "model", DOCTOR_OK,
+                                              "%s: %s, %u layers, %u of context", path.data, m.arch,
+                                              m.n_layers, m.max_position);
+        if (file)
+            snprintf(line->text + strlen(line->text), sizeof line->text - strlen(line->text),
+                     ", file of %.0f MiB", (double)info.st_size / MIB);
         check_kv(d, &m);
     }
     buf_release(&path);

@@ -1,4 +1,5 @@
-/* modules.c - the kernel modules that rdma needs: looked for where they show, since a module may as well be built into the kernel. */
+/* modules.c - the kernel modules that rdma needs: looked for where they show, since a module may as
+ * well be built into the kernel. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,7 +7,8 @@
 #include "deploy/doctor/doctor.h"
 
 struct module {
-    const char *name, *shows, *for_what; /* `shows`: a path that exists when a built-in one is there; NULL: none */
+    const char *name, *shows, *for_what; /* `shows`: a path that exists when a built-in one is
+                                          * there; NULL: none */
 };
 
 static bool is_loaded(const struct module *m)
@@ -18,20 +20,32 @@ static bool is_loaded(const struct module *m)
 
 void doctor_check_modules(struct doctor *d)
 {
-    const struct module uverbs = { "ib_uverbs", "/sys/class/infiniband_verbs", "programs cannot open RDMA devices" };
-    const struct module peermem = { "nvidia_peermem", NULL, "without it RDMA devices reach GPU memory only through dma-buf" };
+    const struct module uverbs = { "ib_uverbs", "/sys/class/infiniband_verbs",
+                                   "programs cannot open RDMA devices" };
+    const struct module peermem = {
+        "nvidia_peermem", NULL, "without it RDMA devices reach GPU memory only through dma-buf"
+    };
     const bool gpus = access("/proc/driver/nvidia/version", F_OK) == 0;
-    struct { const struct module *m; bool needed, wanted; } list[] = { { &uverbs, true, true }, { &peermem, false, gpus } };
+    struct {
+        const struct module *m;
+        bool needed, wanted;
+    } list[] = { { &uverbs, true, true }, { &peermem, false, gpus } };
     enum doctor_asked asked = doctor_asked_for(d->c, "rdma");
     struct buf there = { 0 };
-    if (asked < DOCTOR_ASKED) return; /* by default rdma is used where it works; the RDMA line says whether it does */
+    if (asked < DOCTOR_ASKED)
+        return; /* by default rdma is used where it works; the RDMA line says
+                 * whether it does */
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (is_loaded(list[i].m)) {
             buf_printf(&there, "%s%s", there.len ? ", " : "", list[i].m->name);
         } else if (list[i].needed) {
-            doctor_fix(doctor_add(d, "kernel modules", doctor_missing(asked), "%s is not loaded: %s", list[i].m->name, list[i].m->for_what), "modprobe %s", list[i].m->name);
+            doctor_fix(doctor_add(d, "kernel modules", doctor_missing(asked),
+                                  "%s is not loaded: %s", list[i].m->name, list[i].m->for_what),
+                       "modprobe %s", list[i].m->name);
         } else if (list[i].wanted && list[i].m == &peermem) {
-            doctor_fix(doctor_add(d, "kernel modules", DOCTOR_WARN, "%s is not loaded: %s", list[i].m->name, list[i].m->for_what), "modprobe %s", list[i].m->name);
+            doctor_fix(doctor_add(d, "kernel modules", DOCTOR_WARN, "%s is not loaded: %s",
+                                  list[i].m->name, list[i].m->for_what),
+                       "modprobe %s", list[i].m->name);
         }
     }
     if (there.len) doctor_add(d, "kernel modules", DOCTOR_OK, "loaded: %s", there.data);

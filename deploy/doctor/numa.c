@@ -13,7 +13,8 @@ bool doctor_list_has(const char *list, long n)
 {
     cpu_set_t set; /* of nodes, too: the kernel writes both alike */
     CPU_ZERO(&set);
-    return numa_cpu_list_read(list, &set) && n >= 0 && n < CPU_SETSIZE && CPU_ISSET((size_t)n, &set);
+    return numa_cpu_list_read(list, &set) && n >= 0 && n < CPU_SETSIZE &&
+           CPU_ISSET((size_t)n, &set);
 }
 
 bool doctor_runs_on_node(int node)
@@ -22,7 +23,9 @@ bool doctor_runs_on_node(int node)
     cpu_set_t allowed, cpus;
     CPU_ZERO(&cpus);
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !doctor_read_line(path, list, sizeof list) || !numa_cpu_list_read(list, &cpus)) return false;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
+        !doctor_read_line(path, list, sizeof list) || !numa_cpu_list_read(list, &cpus))
+        return false;
     CPU_AND(&cpus, &cpus, &allowed);
     return CPU_COUNT(&cpus) > 0;
 }

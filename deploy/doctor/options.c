@@ -1,21 +1,27 @@
-/* options.c - do the options make sense together: would a node take them, and is a way left for KV that this host has?
+/* options.c - do the options make sense together: would a node take them, and is a way left for KV
+ * that this host has?
  *
- * The checks before these look at things of the host, each at the options it needs. What only the reader of the options refuses is said
- * here, so that a report without failures means that a node would start. */
+ * The checks before these look at things of the host, each at the options it needs. What only the
+ * reader of the options refuses is said here, so that a report without failures means that a node
+ * would start. */
 #include <string.h>
 
-#include "deploy/node/node_model.h"
 #include "deploy/doctor/doctor.h"
+#include "deploy/node/node_model.h"
 
 void doctor_check_options(struct doctor *d)
 {
-    struct err          err = { 0 };
+    struct err err = { 0 };
     struct node_options o;
-    if (doctor_count(d, DOCTOR_FAIL)) return; /* has its line already, and often it is the same cause */
+    if (doctor_count(d, DOCTOR_FAIL))
+        return; /* has its line already, and often it is the same
+                 * cause */
     if (node_options_check_read(d->c, &o, &err) != OK)
-        doctor_fix(doctor_add(d, "options", DOCTOR_FAIL, "%s", err.text), "correct it: a node would not start with it");
+        doctor_fix(doctor_add(d, "options", DOCTOR_FAIL, "%s", err.text),
+                   "correct it: a node would not start with it");
     else if (config_is_set(d->c, "model") && node_model_check(&o, &err) != OK)
-        doctor_fix(doctor_add(d, "weights", DOCTOR_FAIL, "%s", err.text), "a node would not start with these weights and options");
+        doctor_fix(doctor_add(d, "weights", DOCTOR_FAIL, "%s", err.text),
+                   "a node would not start with these weights and options");
     node_options_release(&o);
 }
 
@@ -29,8 +35,13 @@ static bool has_trouble(const struct doctor *d, const char *what)
 /* rdma and ucx together: each alone may be missing, but not both. */
 void doctor_check_ways(struct doctor *d)
 {
-    bool any = doctor_asked_for(d->c, "ipc") != DOCTOR_NOT_ALLOWED || doctor_asked_for(d->c, "tcp") != DOCTOR_NOT_ALLOWED;
-    bool rdma = doctor_asked_for(d->c, "rdma") != DOCTOR_NOT_ALLOWED, ucx = doctor_asked_for(d->c, "ucx") != DOCTOR_NOT_ALLOWED;
+    bool any = doctor_asked_for(d->c, "ipc") != DOCTOR_NOT_ALLOWED ||
+               doctor_asked_for(d->c, "tcp") != DOCTOR_NOT_ALLOWED;
+    bool rdma = doctor_asked_for(d->c, "rdma") != DOCTOR_NOT_ALLOWED,
+         ucx = doctor_asked_for(d->c, "ucx") != DOCTOR_NOT_ALLOWED;
     if (any || !rdma || !ucx || !has_trouble(d, "RDMA") || !has_trouble(d, "UCX")) return;
-    doctor_fix(doctor_add(d, "KV", DOCTOR_FAIL, "--cache-transfer-protocol names rdma and ucx only, and this host has neither"), "add ipc (same host) or tcp, or mend one of the two");
+    doctor_fix(
+        doctor_add(d, "KV", DOCTOR_FAIL,
+                   "--cache-transfer-protocol names rdma and ucx only, and this host has neither"),
+        "add ipc (same host) or tcp, or mend one of the two");
 }

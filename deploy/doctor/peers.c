@@ -1,12 +1,13 @@
-/* peers.c - the hosts of --peers: does each answer, and does KV get from each to each? The lines; mesh.c measures. */
+/* peers.c - the hosts of --peers: does each answer, and does KV get from each to each? The lines;
+ * mesh.c measures. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/node/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "deploy/doctor/mesh.h"
+#include "deploy/node/node_options.h"
 #include "deploy/probe/agent.h"
 #include "shared/base/log.h"
 
@@ -14,24 +15,40 @@ enum { LINES_MAX = 24 }; /* of one kind; the matrix has them all */
 
 /* ---- what is said of one host ---- */
 
-static const char *host_name(const struct mesh *m, uint32_t i) { return m->hosts[i].where[0] ? m->hosts[i].where : "this host"; }
+static const char *host_name(const struct mesh *m, uint32_t i)
+{
+    return m->hosts[i].where[0] ? m->hosts[i].where : "this host";
+}
 
 static void say_peer(struct doctor *d, const struct mesh_host *h)
 {
     const struct probe_peer *p = h->client ? probe_peer(h->client) : NULL;
     if (p && strcmp(p->version, BATON_VERSION) != 0) {
-        doctor_fix(doctor_add(d, "peer", DOCTOR_WARN, "%s (%s) runs version %s, this host %s", h->where, h->name, p->version, BATON_VERSION), "run the same version everywhere");
+        doctor_fix(doctor_add(d, "peer", DOCTOR_WARN, "%s (%s) runs version %s, this host %s",
+                              h->where, h->name, p->version, BATON_VERSION),
+                   "run the same version everywhere");
         return;
     }
     if (p) {
-        doctor_add(d, "peer", DOCTOR_OK, "%s (%s) answers; it was built with %s", h->where, h->name, p->transports);
+        doctor_add(d, "peer", DOCTOR_OK, "%s (%s) answers; it was built with %s", h->where, h->name,
+                   p->transports);
         return;
     }
     struct doctor_line *line = doctor_add(d, "peer", DOCTOR_FAIL, "%s", h->error.text);
-    if (h->error.code == ERR_UNAUTHORIZED) doctor_fix(line, "set the same BATON_CLUSTER_SECRET (or --cluster-secret-file) on both hosts");
+    if (h->error.code == ERR_UNAUTHORIZED)
+        doctor_fix(line,
+                   "set the same BATON_CLUSTER_SECRET (or --cluster-secret-file) on both hosts");
     else if (h->error.code == ERR_CONFIG) doctor_fix(line, "give --peers as host:port,host:port");
-    else if (h->error.code == ERR_PEER_REFUSED) doctor_fix(line, "start `baton doctor --listen %s` there, on a port that nothing else uses, and name that port", h->where);
-    else doctor_fix(line, "start `baton doctor --listen %s` there, with the same BATON_CLUSTER_SECRET; if it runs, look for a firewall on the way", h->where);
+    else if (h->error.code == ERR_PEER_REFUSED)
+        doctor_fix(line,
+                   "start `baton doctor --listen %s` there, on a port that nothing else uses, and "
+                   "name that port",
+                   h->where);
+    else
+        doctor_fix(line,
+                   "start `baton doctor --listen %s` there, with the same BATON_CLUSTER_SECRET; if "
+                   "it runs, look for a firewall on the way",
+                   h->where);
 }
 
 /* A transport that a host has not, or cannot open: said once per host. */
@@ -40,36 +57,59 @@ static void say_missing(struct doctor *d, const struct mesh *m, uint32_t t)
     for (uint32_t host = 0; host < m->n_hosts; host++)
         for (uint32_t i = 0; i < m->n_hosts * m->n_hosts; i++) {
             const struct mesh_cell *c = mesh_cell(m, t, i / m->n_hosts, i % m->n_hosts);
-            if ((c->state != MESH_NOT_BUILT && c->state != MESH_UNAVAILABLE) || c->culprit != host) continue;
-            enum doctor_result result = config_is_set(d->c, "cache-transfer-protocol") ? DOCTOR_WARN : DOCTOR_OK;
-            struct doctor_line *line = doctor_add(d, "peers", result, "%s is not available on %s: %s", m->transports[t], host_name(m, host),
-                                                  c->state == MESH_NOT_BUILT ? "it was built without it" : c->text);
-            if (result == DOCTOR_WARN) doctor_fix(line, "mend it there (`baton doctor` on that host says more), or take %s out of --cache-transfer-protocol", m->transports[t]);
+            if ((c->state != MESH_NOT_BUILT && c->state != MESH_UNAVAILABLE) || c->culprit != host)
+                continue;
+            enum doctor_result result = config_is_set(d->c, "cache-transfer-protocol") ? DOCTOR_WARN
+                                                                                       : DOCTOR_OK;
+            struct doctor_line *line = doctor_add(
+                d, "peers", result, "%s is not available on %s: %s", m->transports[t],
+                host_name(m, host),
+                c->state == MESH_NOT_BUILT ? "it was built without it" : c->text);
+            if (result == DOCTOR_WARN)
+                doctor_fix(line,
+                           "mend it there (`baton doctor` on that host says more), or take %s out "
+                           "of --cache-transfer-protocol",
+                           m->transports[t]);
             break;
         }
 }
 
 /* ---- what is said of pairs ---- */
 
-static void say_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from, uint32_t to)
+static void say_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
+                       uint32_t to)
 {
     const struct mesh_cell *c = mesh_cell(m, t, from, to);
-    struct doctor_line *line = doctor_add(d, "peers", DOCTOR_FAIL, "%s -> %s over %s: %s", host_name(m, from), host_name(m, to), m->transports[t], c->text);
-    if (str_eq_c(str_of(m->transports[t]), "ipc")) doctor_fix(line, "both must run on one kernel in one network and PID namespace; otherwise leave ipc out");
-    else if (str_eq_c(str_of(m->transports[t]), "tcp")) doctor_fix(line, "let TCP connections to any port through between the two, or fix one with --cache-queue-port");
-    else doctor_fix(line, "`baton doctor` on both hosts shows devices, GIDs and MTU; both must be in one fabric or routed network");
+    struct doctor_line *line = doctor_add(d, "peers", DOCTOR_FAIL, "%s -> %s over %s: %s",
+                                          host_name(m, from), host_name(m, to), m->transports[t],
+                                          c->text);
+    if (str_eq_c(str_of(m->transports[t]), "ipc"))
+        doctor_fix(line, "both must run on one kernel in one network and PID namespace; otherwise "
+                         "leave ipc out");
+    else if (str_eq_c(str_of(m->transports[t]), "tcp"))
+        doctor_fix(line, "let TCP connections to any port through between the two, or fix one with "
+                         "--cache-queue-port");
+    else
+        doctor_fix(line, "`baton doctor` on both hosts shows devices, GIDs and MTU; both must be "
+                         "in one fabric or routed network");
 }
 
 /* Rates far below what the link's hardware says. */
 static void say_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from, uint32_t to)
 {
     const struct mesh_cell *c = mesh_cell(m, t, from, to);
-    struct doctor_line *line = doctor_add(d, "peers", DOCTOR_WARN, "%s -> %s over %s: %.2f GB/s, the link has %.2f", host_name(m, from), host_name(m, to), m->transports[t],
+    struct doctor_line *line = doctor_add(d, "peers", DOCTOR_WARN,
+                                          "%s -> %s over %s: %.2f GB/s, the link has %.2f",
+                                          host_name(m, from), host_name(m, to), m->transports[t],
                                           c->rate / 1e9, (double)c->link_speed / 1e9);
-    doctor_fix(line, "compare MTU and flow control of both ends and the switch, and whether the device is near the memory (NUMA); `baton bench kv --peers` shows the limit");
+    doctor_fix(line, "compare MTU and flow control of both ends and the switch, and whether the "
+                     "device is near the memory (NUMA); `baton bench kv --peers` shows the limit");
 }
 
-static bool is_slow(const struct mesh_cell *c) { return c->state == MESH_MEASURED && c->link_speed && c->rate * 4 < (double)c->link_speed; }
+static bool is_slow(const struct mesh_cell *c)
+{
+    return c->state == MESH_MEASURED && c->link_speed && c->rate * 4 < (double)c->link_speed;
+}
 
 /* One line for what went well, one for each pair that did not, as far as there is room. */
 static void say_transport(struct doctor *d, const struct mesh *m, uint32_t t)
@@ -78,14 +118,20 @@ static void say_transport(struct doctor *d, const struct mesh *m, uint32_t t)
     double least = 0, most = 0;
     for (uint32_t i = 0; i < m->n_hosts * m->n_hosts; i++) {
         const struct mesh_cell *c = mesh_cell(m, t, i / m->n_hosts, i % m->n_hosts);
-        if (c->state == MESH_FAILED && n_bad++ < LINES_MAX) say_failed(d, m, t, i / m->n_hosts, i % m->n_hosts);
+        if (c->state == MESH_FAILED && n_bad++ < LINES_MAX)
+            say_failed(d, m, t, i / m->n_hosts, i % m->n_hosts);
         if (is_slow(c) && n_slow++ < LINES_MAX) say_slow(d, m, t, i / m->n_hosts, i % m->n_hosts);
         if (c->state != MESH_MEASURED) continue;
         if (n_good++ == 0 || c->rate < least) least = c->rate;
         if (c->rate > most) most = c->rate;
     }
-    if (n_bad > LINES_MAX) doctor_add(d, "peers", DOCTOR_FAIL, "%" PRIu32 " more pairs over %s; the matrix has them", n_bad - LINES_MAX, m->transports[t]);
-    if (n_good) doctor_add(d, "peers", DOCTOR_OK, "%s: %" PRIu32 " of %" PRIu32 " pairs that should connect do, %.2f to %.2f GB/s", m->transports[t], n_good, n_good + n_bad, least / 1e9, most / 1e9);
+    if (n_bad > LINES_MAX)
+        doctor_add(d, "peers", DOCTOR_FAIL, "%" PRIu32 " more pairs over %s; the matrix has them",
+                   n_bad - LINES_MAX, m->transports[t]);
+    if (n_good)
+        doctor_add(d, "peers", DOCTOR_OK,
+                   "%s: %" PRIu32 " of %" PRIu32 " pairs that should connect do, %.2f to %.2f GB/s",
+                   m->transports[t], n_good, n_good + n_bad, least / 1e9, most / 1e9);
     say_missing(d, m, t);
 }
 
@@ -95,13 +141,16 @@ static void say_unconnected(struct doctor *d, const struct mesh *m)
     uint32_t n = 0;
     for (uint32_t i = 0; i < m->n_hosts * m->n_hosts; i++) {
         uint32_t from = i / m->n_hosts, to = i % m->n_hosts;
-        bool connects = from == to || !m->hosts[from].client || !m->hosts[to].client, failed = false;
+        bool connects = from == to || !m->hosts[from].client || !m->hosts[to].client,
+             failed = false;
         for (uint32_t t = 0; t < m->n_transports; t++) {
             connects |= mesh_cell(m, t, from, to)->state == MESH_MEASURED;
             failed |= mesh_cell(m, t, from, to)->state == MESH_FAILED; /* has its line */
         }
         if (connects || failed || n++ >= LINES_MAX) continue;
-        doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL, "%s -> %s: none of the allowed transports can be used between them", host_name(m, from), host_name(m, to)),
+        doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL,
+                              "%s -> %s: none of the allowed transports can be used between them",
+                              host_name(m, from), host_name(m, to)),
                    "add one that both have to --cache-transfer-protocol, such as tcp");
     }
 }
@@ -111,9 +160,12 @@ static void say_unconnected(struct doctor *d, const struct mesh *m)
 static void add_transports(struct doctor *d, struct mesh *m)
 {
     const char *p;
-    for (size_t i = 0; (p = config_list(d->c, "cache-transfer-protocol", i, NULL)) && m->n_transports < MESH_TRANSPORTS_MAX; i++) {
+    for (size_t i = 0; (p = config_list(d->c, "cache-transfer-protocol", i, NULL)) &&
+                       m->n_transports < MESH_TRANSPORTS_MAX;
+         i++) {
         bool twice = false;
-        for (uint32_t t = 0; t < m->n_transports; t++) twice |= str_eq_c(str_of(p), m->transports[t]);
+        for (uint32_t t = 0; t < m->n_transports; t++)
+            twice |= str_eq_c(str_of(p), m->transports[t]);
         if (!twice) snprintf(m->transports[m->n_transports++], PROBE_NAME_MAX, "%s", p);
     }
 }
@@ -124,7 +176,11 @@ static void run_mesh(struct doctor *d, struct mesh *m, const char *here)
     mesh_dial(m, "", here);
     for (size_t i = 0; (where = config_list(d->c, "peers", i, NULL)); i++) {
         if (mesh_dial(m, where, where)) say_peer(d, &m->hosts[m->n_hosts - 1]);
-        else doctor_fix(doctor_add(d, "peer", DOCTOR_FAIL, "%s is left out: --peers may name %d hosts", where, MESH_HOSTS_MAX - 1), "measure in groups");
+        else
+            doctor_fix(doctor_add(d, "peer", DOCTOR_FAIL,
+                                  "%s is left out: --peers may name %d hosts", where,
+                                  MESH_HOSTS_MAX - 1),
+                       "measure in groups");
         if (i >= 2 * MESH_HOSTS_MAX) break;
     }
     add_transports(d, m);
@@ -161,6 +217,7 @@ void doctor_check_peers(struct doctor *d)
     log_set_level(LOG_ERROR); /* what an agent meets is in its replies */
     arena_init(&arena);
     if (check(d, &arena, &err) != OK)
-        doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL, "%s", err.text), "mend this first: nothing was measured");
+        doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL, "%s", err.text),
+                   "mend this first: nothing was measured");
     arena_release(&arena);
 }

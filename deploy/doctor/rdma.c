@@ -6,17 +6,20 @@
 
 #include "deploy/doctor/doctor.h"
 
-static const char LOADED[] = "is its driver loaded, and /dev/infiniband there for this user (in a container: --device /dev/infiniband)?";
+static const char LOADED[] = "is its driver loaded, and /dev/infiniband there for this user (in a "
+                             "container: --device /dev/infiniband)?";
 
 static bool is_used(const struct rdma_devices *used, const struct rdma_port *p)
 {
     for (size_t i = 0; i < used->n; i++)
-        if (used->ports[i].number == p->number && strcmp(used->ports[i].device, p->device) == 0) return true;
+        if (used->ports[i].number == p->number && strcmp(used->ports[i].device, p->device) == 0)
+            return true;
     return false;
 }
 
 /* One line for all ports that would not be used: why is seen from state, rate and place. */
-static void add_unused(struct doctor *d, const struct rdma_devices *all, const struct rdma_devices *used)
+static void add_unused(struct doctor *d, const struct rdma_devices *all,
+                       const struct rdma_devices *used)
 {
     char name[RDMA_PORT_TEXT_MAX];
     struct buf out = { 0 };
@@ -24,7 +27,10 @@ static void add_unused(struct doctor *d, const struct rdma_devices *all, const s
     for (size_t i = 0; i < all->n; i++) {
         const struct rdma_port *p = &all->ports[i];
         if (is_used(used, p)) continue;
-        if (n++ < 8) buf_printf(&out, "%s%s (%s%s, NUMA node %d)", n > 1 ? ", " : "", rdma_port_text(p, name), p->state, p->software ? ", emulated" : "", p->numa_node);
+        if (n++ < 8)
+            buf_printf(&out, "%s%s (%s%s, NUMA node %d)", n > 1 ? ", " : "",
+                       rdma_port_text(p, name), p->state, p->software ? ", emulated" : "",
+                       p->numa_node);
     }
     if (n > 8) buf_printf(&out, " and %zu more", n - 8);
     if (n) doctor_add(d, "RDMA", DOCTOR_OK, "not used: %s", out.data);
@@ -35,11 +41,16 @@ static void check_used(struct doctor *d, const struct rdma_devices *all, enum do
 {
     struct rdma_devices used = { 0 };
     struct err err = { 0 };
-    enum status st = rdma_devices_choose(all, &d->tuning.rdma, doctor_only_node(), &used, &err); /* the KV cache will lie on that node */
-    if (st != OK) { /* a wrong KVCACHE_RDMA_NICS is an error; missing links are one when there is no other way */
-        doctor_fix(doctor_add(d, "RDMA", st == ERR_CONFIG ? DOCTOR_FAIL : doctor_missing(asked), "%s", err.text),
-                   st == ERR_CONFIG ? "deploy/get_rdma_nics.sh gpu chooses; without KVCACHE_RDMA_NICS every active port is used"
-                                    : "check cables and switch ports; ibv_devinfo shows each port's state");
+    /* the KV cache will lie on that node */
+    enum status st = rdma_devices_choose(all, &d->tuning.rdma, doctor_only_node(), &used, &err);
+    if (st != OK) { /* a wrong KVCACHE_RDMA_NICS is an error; missing links are one when there is no
+                     * other way */
+        doctor_fix(doctor_add(d, "RDMA", st == ERR_CONFIG ? DOCTOR_FAIL : doctor_missing(asked),
+                              "%s", err.text),
+                   st == ERR_CONFIG
+                       ? "deploy/get_rdma_nics.sh gpu chooses; without KVCACHE_RDMA_NICS every "
+                         "active port is used"
+                       : "check cables and switch ports; ibv_devinfo shows each port's state");
         add_unused(d, all, &used);
         return;
     }
@@ -54,16 +65,20 @@ void doctor_check_rdma(struct doctor *d)
     struct rdma_devices all = { 0 };
     struct err err = { 0 };
     if (asked == DOCTOR_NOT_ALLOWED) {
-        doctor_add(d, "RDMA", DOCTOR_OK, "not asked for: --cache-transfer-protocol does not name rdma");
+        doctor_add(d, "RDMA", DOCTOR_OK,
+                   "not asked for: --cache-transfer-protocol does not name rdma");
         return;
     }
     const char *nics = d->tuning.rdma.nics;
     enum status st = rdma_devices_list(&all, &err);
     if (st != OK || all.n == 0) {
         bool named = nics && nics[0];
-        struct doctor_line *line = doctor_add(d, "RDMA", named ? DOCTOR_FAIL : doctor_missing(asked), "%s%s%s%s",
-                                              st != OK ? err.text : "this host has no RDMA device", named ? "; KVCACHE_RDMA_NICS=" : "", named ? nics : "",
-                                              asked == DOCTOR_ALLOWED && !named ? "; not asked for by name, so KV takes ipc or tcp" : "");
+        struct doctor_line *line = doctor_add(
+            d, "RDMA", named ? DOCTOR_FAIL : doctor_missing(asked), "%s%s%s%s",
+            st != OK ? err.text : "this host has no RDMA device",
+            named ? "; KVCACHE_RDMA_NICS=" : "", named ? nics : "",
+            asked == DOCTOR_ALLOWED && !named ? "; not asked for by name, so KV takes ipc or tcp"
+                                              : "");
         if (line->result != DOCTOR_OK) doctor_fix(line, "%s", LOADED);
     } else {
         check_used(d, &all, asked);

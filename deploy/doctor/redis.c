@@ -1,4 +1,5 @@
-/* redis.c - the Redis of --scheduler-name splitwise: reachable, fast enough, a master that runs scripts and evicts nothing. */
+/* redis.c - the Redis of --scheduler-name splitwise: reachable, fast enough, a master that runs
+ * scripts and evicts nothing. */
 #include <hiredis/hiredis.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,13 +13,15 @@ enum { TIMEOUT_MS = 2000, N_PINGS = 20, VERSION_MIN = 6, SLOW_US = 5000 };
 
 struct probe {
     struct doctor *d;
-    redisContext  *redis;
-    char           at[300]; /* host:port */
+    redisContext *redis;
+    char at[300]; /* host:port */
 };
 
 static struct doctor_line *add_failure(struct probe *p, const char *doing, const redisReply *r)
 {
-    const char *why = r && r->type == REDIS_REPLY_ERROR ? r->str : p->redis->err ? p->redis->errstr : "an answer that is not understood";
+    const char *why = r && r->type == REDIS_REPLY_ERROR ? r->str
+                      : p->redis->err                   ? p->redis->errstr
+                                                        : "an answer that is not understood";
     return doctor_add(p->d, "Redis", DOCTOR_FAIL, "%s: %s: %s", p->at, doing, why);
 }
 
@@ -36,15 +39,20 @@ static bool log_in(struct probe *p)
     if (password && *password) {
         r = redisCommand(p->redis, "AUTH %s", password);
         ok = is_text(r);
-        if (!ok) doctor_fix(add_failure(p, "AUTH", r), "check --scheduler-password (BATON_REDIS_PASSWORD)");
+        if (!ok)
+            doctor_fix(add_failure(p, "AUTH", r),
+                       "check --scheduler-password (BATON_REDIS_PASSWORD)");
         freeReplyObject(r);
     }
     if (!ok) return false;
     r = redisCommand(p->redis, "SELECT %lld", (long long)db);
     ok = is_text(r);
     if (!ok) {
-        bool password_wanted = r && r->type == REDIS_REPLY_ERROR && strncmp(r->str, "NOAUTH", 6) == 0;
-        doctor_fix(add_failure(p, "SELECT", r), password_wanted ? "give --scheduler-password (BATON_REDIS_PASSWORD)" : "choose another --scheduler-db");
+        bool password_wanted = r && r->type == REDIS_REPLY_ERROR &&
+                               strncmp(r->str, "NOAUTH", 6) == 0;
+        doctor_fix(add_failure(p, "SELECT", r),
+                   password_wanted ? "give --scheduler-password (BATON_REDIS_PASSWORD)"
+                                   : "choose another --scheduler-db");
     }
     freeReplyObject(r);
     return ok;
@@ -76,17 +84,23 @@ static void check_info(struct probe *p)
     info_field(r->str, "maxmemory_policy", policy, sizeof policy);
     info_field(r->str, "maxmemory", max, sizeof max);
     freeReplyObject(r);
-    struct doctor_line *line = doctor_add(p->d, "Redis", DOCTOR_OK, "%s: version %s, %s", p->at, version, role);
+    struct doctor_line *line = doctor_add(p->d, "Redis", DOCTOR_OK, "%s: version %s, %s", p->at,
+                                          version, role);
     if (strcmp(role, "master") != 0) {
         line->result = DOCTOR_FAIL;
-        doctor_fix(line, "a replica refuses writes; give --scheduler-host and --scheduler-port of the master");
+        doctor_fix(
+            line,
+            "a replica refuses writes; give --scheduler-host and --scheduler-port of the master");
     } else if (atoi(version) < VERSION_MIN) {
         line->result = DOCTOR_WARN;
         doctor_fix(line, "tested with Redis 7; use %d or newer", VERSION_MIN);
     }
     bool evicts = strcmp(policy, "noeviction") != 0 && strcmp(max, "0") != 0;
-    line = doctor_add(p->d, "Redis memory", evicts ? DOCTOR_WARN : DOCTOR_OK, "maxmemory %s, policy %s", max, policy);
-    if (evicts) doctor_fix(line, "nodes may be evicted from the view until they renew it: CONFIG SET maxmemory-policy noeviction");
+    line = doctor_add(p->d, "Redis memory", evicts ? DOCTOR_WARN : DOCTOR_OK,
+                      "maxmemory %s, policy %s", max, policy);
+    if (evicts)
+        doctor_fix(line, "nodes may be evicted from the view until they renew it: CONFIG SET "
+                         "maxmemory-policy noeviction");
 }
 
 static int by_value(const void *a, const void *b)
@@ -103,27 +117,34 @@ static void check_latency(struct probe *p)
         redisReply *r = redisCommand(p->redis, "EVAL %s 0", "return 1");
         took_ns[i] = clock_ns() - t0;
         bool ok = r && r->type == REDIS_REPLY_INTEGER && r->integer == 1;
-        if (!ok) doctor_fix(add_failure(p, "EVAL", r), "placing requests needs scripts: allow the user EVAL and EVALSHA");
+        if (!ok)
+            doctor_fix(add_failure(p, "EVAL", r),
+                       "placing requests needs scripts: allow the user EVAL and EVALSHA");
         freeReplyObject(r);
         if (!ok) return;
     }
     qsort(took_ns, N_PINGS, sizeof took_ns[0], by_value);
-    double median_us = (double)took_ns[N_PINGS / 2] / 1000, worst_us = (double)took_ns[N_PINGS - 1] / 1000;
-    struct doctor_line *line = doctor_add(p->d, "Redis latency", median_us > SLOW_US ? DOCTOR_WARN : DOCTOR_OK, "a script takes %.0f us (median), %.0f us at worst",
-                                          median_us, worst_us);
-    if (median_us > SLOW_US) doctor_fix(line, "each request waits for one script; put Redis nearer to the nodes");
+    double median_us = (double)took_ns[N_PINGS / 2] / 1000,
+           worst_us = (double)took_ns[N_PINGS - 1] / 1000;
+    struct doctor_line *line = doctor_add(
+        p->d, "Redis latency", median_us > SLOW_US ? DOCTOR_WARN : DOCTOR_OK,
+        "a script takes %.0f us (median), %.0f us at worst", median_us, worst_us);
+    if (median_us > SLOW_US)
+        doctor_fix(line, "each request waits for one script; put Redis nearer to the nodes");
 }
 
 void doctor_check_redis(struct doctor *d)
 {
-    const char *name = config_string(d->c, "scheduler-name"), *host = config_string(d->c, "scheduler-host");
+    const char *name = config_string(d->c, "scheduler-name"),
+               *host = config_string(d->c, "scheduler-host");
     if (strcmp(name, "splitwise") != 0 && strcmp(name, "global") != 0) return;
     struct probe p = { .d = d };
     int port = (int)config_int(d->c, "scheduler-port");
     snprintf(p.at, sizeof p.at, "%s:%d", host, port);
     p.redis = redisConnectWithTimeout(host, port, (struct timeval){ .tv_sec = TIMEOUT_MS / 1000 });
     if (!p.redis || p.redis->err) {
-        doctor_fix(doctor_add(d, "Redis", DOCTOR_FAIL, "%s: %s", p.at, p.redis ? p.redis->errstr : "no memory"),
+        doctor_fix(doctor_add(d, "Redis", DOCTOR_FAIL, "%s: %s", p.at,
+                              p.redis ? p.redis->errstr : "no memory"),
                    "start redis-server, or check --scheduler-host and --scheduler-port");
     } else {
         redisSetTimeout(p.redis, (struct timeval){ .tv_sec = TIMEOUT_MS / 1000 });

@@ -7,9 +7,12 @@
 #include "shared/base/assert.h"
 #include "shared/base/json/json.h"
 
-static const char *const WORDS[] = { [DOCTOR_OK] = "ok", [DOCTOR_WARN] = "warn", [DOCTOR_FAIL] = "fail" };
+static const char *const WORDS[] = {
+    [DOCTOR_OK] = "ok", [DOCTOR_WARN] = "warn", [DOCTOR_FAIL] = "fail"
+};
 
-struct doctor_line *doctor_add(struct doctor *d, const char *what, enum doctor_result result, const char *fmt, ...)
+struct doctor_line *doctor_add(struct doctor *d, const char *what, enum doctor_result result,
+                               const char *fmt, ...)
 {
     va_list args;
     ASSERT(d->n < DOCTOR_LINES_MAX);
@@ -49,14 +52,18 @@ size_t doctor_count(const struct doctor *d, enum doctor_result result)
 void doctor_print_text(const struct doctor *d, bool color, struct buf *out)
 {
     const size_t n_warn = doctor_count(d, DOCTOR_WARN), n_fail = doctor_count(d, DOCTOR_FAIL);
-    static const char *const colors[] = { [DOCTOR_OK] = "\033[32m", [DOCTOR_WARN] = "\033[33m", [DOCTOR_FAIL] = "\033[31m" };
+    static const char *const colors[] = {
+        [DOCTOR_OK] = "\033[32m", [DOCTOR_WARN] = "\033[33m", [DOCTOR_FAIL] = "\033[31m"
+    };
     for (size_t i = 0; i < d->n; i++) {
         const struct doctor_line *line = &d->lines[i];
-        buf_printf(out, "%s%-4s%s  %-14s %s\n", color ? colors[line->result] : "", WORDS[line->result], color ? "\033[0m" : "", line->what, line->text);
+        buf_printf(out, "%s%-4s%s  %-14s %s\n", color ? colors[line->result] : "",
+                   WORDS[line->result], color ? "\033[0m" : "", line->what, line->text);
         if (line->fix[0]) buf_printf(out, "      %-14s -> %s\n", "", line->fix);
     }
     if (d->tables.len) buf_printf(out, "%s\n", d->tables.data);
-    buf_printf(out, "%zu ok, %zu warning%s, %zu failure%s\n", doctor_count(d, DOCTOR_OK), n_warn, n_warn == 1 ? "" : "s", n_fail, n_fail == 1 ? "" : "s");
+    buf_printf(out, "%zu ok, %zu warning%s, %zu failure%s\n", doctor_count(d, DOCTOR_OK), n_warn,
+               n_warn == 1 ? "" : "s", n_fail, n_fail == 1 ? "" : "s");
 }
 
 void doctor_print_json(const struct doctor *d, struct buf *out)

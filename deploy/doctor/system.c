@@ -1,4 +1,5 @@
-/* system.c - what the operating system must give: open files, shared memory without a name, local sockets, the clock. */
+/* system.c - what the operating system must give: open files, shared memory without a name, local
+ * sockets, the clock. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -23,11 +24,14 @@ static void check_files(struct doctor *d)
     rlim_t wanted = (rlim_t)config_int(d->c, "max-concurrency") + FILES_BASE;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     if (r.rlim_cur >= wanted) {
-        doctor_add(d, "open files", DOCTOR_OK, "%llu allowed, %llu wanted", (unsigned long long)r.rlim_cur, (unsigned long long)wanted);
+        doctor_add(d, "open files", DOCTOR_OK, "%llu allowed, %llu wanted",
+                   (unsigned long long)r.rlim_cur, (unsigned long long)wanted);
         return;
     }
-    struct doctor_line *line = doctor_add(d, "open files", r.rlim_cur < FILES_MIN ? DOCTOR_FAIL : DOCTOR_WARN, "%llu allowed, %llu wanted for --max-concurrency",
-                                          (unsigned long long)r.rlim_cur, (unsigned long long)wanted);
+    struct doctor_line *line = doctor_add(
+        d, "open files", r.rlim_cur < FILES_MIN ? DOCTOR_FAIL : DOCTOR_WARN,
+        "%llu allowed, %llu wanted for --max-concurrency", (unsigned long long)r.rlim_cur,
+        (unsigned long long)wanted);
     doctor_fix(line, "ulimit -n %llu, or lower --max-concurrency", (unsigned long long)wanted);
 }
 
@@ -40,10 +44,15 @@ static void check_memfd(struct doctor *d)
     bool ok = fd >= 0;
     if (ok) ok = (step = "ftruncate", ftruncate(fd, PROBE_BYTES) == 0);
     if (ok) ok = (step = "F_ADD_SEALS", fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-    if (ok) ok = (step = "mmap", (p = mmap(NULL, PROBE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    if (ok)
+        ok = (step = "mmap", (p = mmap(NULL, PROBE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                                       0)) != MAP_FAILED);
     int error = errno;
     if (ok) doctor_add(d, "shared memory", DOCTOR_OK, "memfd works; it needs no room in /dev/shm");
-    else doctor_fix(doctor_add(d, "shared memory", DOCTOR_FAIL, "%s: %s; ipc cannot share the KV cache", step, strerror(error)), "use --cache-transfer-protocol tcp");
+    else
+        doctor_fix(doctor_add(d, "shared memory", DOCTOR_FAIL,
+                              "%s: %s; ipc cannot share the KV cache", step, strerror(error)),
+                   "use --cache-transfer-protocol tcp");
     if (p != MAP_FAILED) munmap(p, PROBE_BYTES);
     if (fd >= 0) close(fd);
 }
@@ -62,8 +71,11 @@ static void check_local_sockets(struct doctor *d)
     if (ok) ok = (step = "pidfd_open", (pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0)) >= 0);
     int error = errno;
     if (ok) doctor_add(d, "local sockets", DOCTOR_OK, "bound and listening; pidfd works");
-    else doctor_fix(doctor_add(d, "local sockets", DOCTOR_FAIL, "%s: %s; ipc cannot reach its peers", step, strerror(error)),
-                    "use --cache-transfer-protocol tcp, or a kernel from 5.3 on without a filter for this call");
+    else
+        doctor_fix(doctor_add(d, "local sockets", DOCTOR_FAIL, "%s: %s; ipc cannot reach its peers",
+                              step, strerror(error)),
+                   "use --cache-transfer-protocol tcp, or a kernel from 5.3 on without a filter "
+                   "for this call");
     if (pidfd >= 0) close(pidfd);
     if (fd >= 0) close(fd);
 }
@@ -79,10 +91,14 @@ static void check_clock(struct doctor *d)
     clock_gettime(CLOCK_MONOTONIC, &a);
     for (int i = 0; i < READS; i++) clock_gettime(CLOCK_MONOTONIC, &b);
     double ns = ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / READS;
-    struct doctor_line *line = doctor_add(d, "clock", ns > SLOW_NS ? DOCTOR_WARN : DOCTOR_OK, "source %s, %.0f ns per reading", source, ns);
-    if (ns > SLOW_NS) doctor_fix(line, "the clock is read for every token; choose tsc or kvm-clock as clock source");
+    struct doctor_line *line = doctor_add(d, "clock", ns > SLOW_NS ? DOCTOR_WARN : DOCTOR_OK,
+                                          "source %s, %.0f ns per reading", source, ns);
+    if (ns > SLOW_NS)
+        doctor_fix(line,
+                   "the clock is read for every token; choose tsc or kvm-clock as clock source");
     if (time(NULL) < YEAR_2024)
-        doctor_fix(doctor_add(d, "date", DOCTOR_WARN, "the date of this host is before 2024"), "set it; only logs and the \"created\" fields of answers use it");
+        doctor_fix(doctor_add(d, "date", DOCTOR_WARN, "the date of this host is before 2024"),
+                   "set it; only logs and the \"created\" fields of answers use it");
 }
 
 void doctor_check_system(struct doctor *d)

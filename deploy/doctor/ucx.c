@@ -1,4 +1,5 @@
-/* ucx.c - what UCX finds on this host for the transports that the ucx row may use: its version, and which runs over which device. */
+/* ucx.c - what UCX finds on this host for the transports that the ucx row may use: its version, and
+ * which runs over which device. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,8 @@ static void add_name(char names[NAMES_MAX][NAME_MAX_UCX], size_t *n, struct str 
     if (*n < NAMES_MAX && name.n) snprintf(names[(*n)++], NAME_MAX_UCX, "%.*s", STR_ARG(name));
 }
 
-/* ucp_context_print_info writes "# resource 3 : md 1 dev 1 flags -- rc_verbs/mlx5_0:1": the words after "--". */
+/* ucp_context_print_info writes "# resource 3 : md 1 dev 1 flags -- rc_verbs/mlx5_0:1": the words
+ * after "--". */
 static void add_resources(struct str info, struct buf *out)
 {
     char names[NAMES_MAX][NAME_MAX_UCX];
@@ -32,10 +34,14 @@ static void add_resources(struct str info, struct buf *out)
     for (size_t i = 0; i < n; i++) buf_printf(out, "%s%s", i ? ", " : "", names[i]);
 }
 
-/* The report of a context over the transports `tls`, freed by the caller; NULL and *st when UCX has no device for them. */
+/* The report of a context over the transports `tls`, freed by the caller; NULL and *st when UCX has
+ * no device for them. */
 static char *context_info(const char *tls, ucs_status_t *st)
 {
-    ucp_params_t params = { .field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_RMA | UCP_FEATURE_AM };
+    ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES,
+        .features = UCP_FEATURE_RMA | UCP_FEATURE_AM,
+    };
     ucp_config_t *config = NULL;
     ucp_context_h context = NULL;
     char *text = NULL;
@@ -60,14 +66,19 @@ static void check_transports(struct doctor *d, const char *tls, enum doctor_aske
     ucs_status_t st = UCS_OK;
     struct buf found = { 0 };
     ucp_get_version(&major, &minor, &release);
-    (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal"); /* UCX logs to stdout, where the report goes; the status says enough */
+    (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal"); /* UCX logs to stdout, where the report
+                                                            * goes; the status says enough */
     char *info = context_info(tls, &st);
     if (info) add_resources(str_of(info), &found);
     if (found.len)
-        doctor_add(d, "UCX", DOCTOR_OK, "version %u.%u.%u, of the transports %s: %s", major, minor, release, tls, found.data);
+        doctor_add(d, "UCX", DOCTOR_OK, "version %u.%u.%u, of the transports %s: %s", major, minor,
+                   release, tls, found.data);
     else
-        doctor_fix(doctor_add(d, "UCX", doctor_missing(asked), "version %u.%u.%u has no device for the transports %s: %s", major, minor, release, tls, ucs_status_string(st)),
-                   "ucx_info -d lists what this host has; without an RDMA device use the protocol tcp");
+        doctor_fix(
+            doctor_add(d, "UCX", doctor_missing(asked),
+                       "version %u.%u.%u has no device for the transports %s: %s", major, minor,
+                       release, tls, ucs_status_string(st)),
+            "ucx_info -d lists what this host has; without an RDMA device use the protocol tcp");
     buf_release(&found);
     free(info);
 }
@@ -79,10 +90,11 @@ void doctor_check_ucx(struct doctor *d)
     struct err err = { 0 };
     struct buf tls = { 0 };
     if (asked == DOCTOR_NOT_ALLOWED)
-        doctor_add(d, "UCX", DOCTOR_OK, "not asked for: --cache-transfer-protocol does not name ucx");
+        doctor_add(d, "UCX", DOCTOR_OK,
+                   "not asked for: --cache-transfer-protocol does not name ucx");
     else if (ucx_check_tls(given, &tls, &err) != OK)
-        doctor_fix(doctor_add(d, "UCX", DOCTOR_FAIL, "%s", err.text), "unset %s, or name others", d->tuning.ucx_tls ? "BATON_UCX_TLS" : "UCX_TLS");
-    else
-        check_transports(d, tls.data, asked);
+        doctor_fix(doctor_add(d, "UCX", DOCTOR_FAIL, "%s", err.text), "unset %s, or name others",
+                   d->tuning.ucx_tls ? "BATON_UCX_TLS" : "UCX_TLS");
+    else check_transports(d, tls.data, asked);
     buf_release(&tls);
 }

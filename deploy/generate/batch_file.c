@@ -34,7 +34,8 @@ static enum status open_input(struct batch_file *f, const char *input, struct er
 static enum status open_output(struct batch_file *f, const char *output, struct err *err)
 {
     struct stat s, link;
-    bool exists = stat(output, &s) == 0, in_place = lstat(output, &link) == 0 && !S_ISREG(link.st_mode);
+    bool exists = stat(output, &s) == 0,
+         in_place = lstat(output, &link) == 0 && !S_ISREG(link.st_mode);
     struct buf partial = { 0 };
     if (exists && S_ISDIR(s.st_mode)) return err_set(err, ERR_IO, "%s: is a directory", output);
     f->output = mem_strdup(output);
@@ -49,7 +50,8 @@ static enum status open_output(struct batch_file *f, const char *output, struct 
     return OK;
 }
 
-enum status batch_file_open(struct batch_file *f, const char *input, const char *output, struct err *err)
+enum status batch_file_open(struct batch_file *f, const char *input, const char *output,
+                            struct err *err)
 {
     struct err ignored;
     *f = (struct batch_file){ .in = STDIN_FILENO, .out = STDOUT_FILENO };
@@ -75,7 +77,8 @@ static enum status fill(struct batch_file *f, struct err *err)
 }
 
 /* Give out pending[0, n) and drop it with its line break. */
-static enum status take_line(struct batch_file *f, size_t n, size_t n_break, struct buf *line, struct err *err)
+static enum status take_line(struct batch_file *f, size_t n, size_t n_break, struct buf *line,
+                             struct err *err)
 {
     bool skipped = f->skipping;
     f->skipping = false;
@@ -83,7 +86,8 @@ static enum status take_line(struct batch_file *f, size_t n, size_t n_break, str
     if (!skipped) buf_add(line, f->pending.data, n);
     buf_consume(&f->pending, n + n_break);
     if (line->len && line->data[line->len - 1] == '\r') line->data[--line->len] = 0;
-    return skipped ? err_set(err, ERR_TOO_LONG, "the line is longer than %d bytes", BATCH_LINE_MAX) : OK;
+    return skipped ? err_set(err, ERR_TOO_LONG, "the line is longer than %d bytes", BATCH_LINE_MAX)
+                   : OK;
 }
 
 enum status batch_file_read(struct batch_file *f, struct buf *line, struct err *err)
@@ -91,7 +95,8 @@ enum status batch_file_read(struct batch_file *f, struct buf *line, struct err *
     buf_clear(line);
     for (;;) {
         struct buf *p = &f->pending;
-        char *at = p->len > f->searched ? memchr(p->data + f->searched, '\n', p->len - f->searched) : NULL;
+        char *at = p->len > f->searched ? memchr(p->data + f->searched, '\n', p->len - f->searched)
+                                        : NULL;
         if (at) return take_line(f, (size_t)(at - p->data), 1, line, err);
         f->searched = p->len;
         if (f->eof && p->len == 0 && !f->skipping) return ERR_CANCELED;
@@ -110,7 +115,10 @@ enum status batch_file_write(struct batch_file *f, struct str text, struct err *
     while (text.n > 0) {
         ssize_t n = write(f->out, text.p, text.n);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return io_failed(err, f->partial ? f->partial : f->output ? f->output : "standard output");
+        if (n < 0)
+            return io_failed(err, f->partial  ? f->partial
+                                  : f->output ? f->output
+                                              : "standard output");
         text = str_sub(text, (size_t)n, SIZE_MAX);
     }
     return OK;
@@ -120,8 +128,10 @@ enum status batch_file_close(struct batch_file *f, bool complete, struct err *er
 {
     enum status st = OK;
     if (f->in > STDERR_FILENO) close(f->in);
-    if (f->out > STDERR_FILENO && close(f->out) != 0) st = io_failed(err, f->partial ? f->partial : f->output);
-    if (st == OK && complete && f->partial && rename(f->partial, f->output) != 0) st = io_failed(err, f->output);
+    if (f->out > STDERR_FILENO && close(f->out) != 0)
+        st = io_failed(err, f->partial ? f->partial : f->output);
+    if (st == OK && complete && f->partial && rename(f->partial, f->output) != 0)
+        st = io_failed(err, f->output);
     mem_free(f->input);
     mem_free(f->output);
     mem_free(f->partial);

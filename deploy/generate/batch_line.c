@@ -13,11 +13,13 @@ static enum status take_url(const cJSON *doc, struct batch_line *l, struct err *
     const char *method = "POST", *url = NULL;
     TRY(json_get_str(doc, "method", &method, err));
     TRY(json_get_str(doc, "url", &url, err));
-    if (strcmp(method, "POST") != 0) return err_field(err, ERR_INVALID, "method", "method is '%.40s', but must be POST", method);
+    if (strcmp(method, "POST") != 0)
+        return err_field(err, ERR_INVALID, "method", "method is '%.40s', but must be POST", method);
     for (size_t i = 0; url && i < COUNT_OF(URLS); i++)
         if (strcmp(url, URLS[i]) == 0) l->url = URLS[i];
     if (l->url) return OK;
-    return err_field(err, ERR_INVALID, "url", "url is '%.80s', but must be %s or %s", url ? url : "", URLS[0], URLS[1]);
+    return err_field(err, ERR_INVALID, "url", "url is '%.80s', but must be %s or %s",
+                     url ? url : "", URLS[0], URLS[1]);
 }
 
 static enum status take_body(const cJSON *doc, struct batch_line *l, struct err *err)
@@ -26,7 +28,8 @@ static enum status take_body(const cJSON *doc, struct batch_line *l, struct err 
     bool stream = false;
     if (!cJSON_IsObject(body)) return err_field(err, ERR_INVALID, "body", "body must be an object");
     TRY(json_get_bool(body, "stream", &stream, err));
-    if (stream) return err_field(err, ERR_INVALID, "stream", "a request of a batch cannot be streamed");
+    if (stream)
+        return err_field(err, ERR_INVALID, "stream", "a request of a batch cannot be streamed");
     char *text = cJSON_PrintUnformatted(body);
     if (!text) return err_set(err, ERR_NOMEM, "not enough memory for the request");
     buf_add_c(&l->body, text);
@@ -40,7 +43,9 @@ enum status batch_line_parse(struct str text, struct batch_line *l, struct err *
     const char *id = NULL;
     *l = (struct batch_line){ 0 };
     TRY(json_parse(text, false, &doc, err));
-    enum status st = cJSON_IsObject(doc) ? OK : err_set(err, ERR_INVALID, "the line must be a JSON object");
+    enum status st = cJSON_IsObject(doc)
+                         ? OK
+                         : err_set(err, ERR_INVALID, "the line must be a JSON object");
     if (st == OK) st = json_get_str(doc, "custom_id", &id, err);
     if (id) l->custom_id = mem_strdup(id);
     if (st == OK && !id) st = err_field(err, ERR_INVALID, "custom_id", "custom_id is missing");
@@ -64,10 +69,12 @@ static void add_head(struct buf *out, const char *id, const char *custom_id)
     else buf_add_c(out, "null");
 }
 
-void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status, struct str body)
+void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status,
+                       struct str body)
 {
     add_head(out, id, custom_id);
-    buf_printf(out, ",\"response\":{\"status_code\":%d,\"request_id\":\"%s\",\"body\":", status, id);
+    buf_printf(out, ",\"response\":{\"status_code\":%d,\"request_id\":\"%s\",\"body\":", status,
+               id);
     buf_add_str(out, body);
     buf_add_c(out, "},\"error\":null}\n");
 }

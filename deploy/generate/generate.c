@@ -1,9 +1,10 @@
 /* generate.c - see generate.h: the lines in work, in the order of the input.
  *
- * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread that writes the answers whose
- * turn has come and reads the next lines. offline_advance looks what can be started and is called after everything that happened.
- * A request refused as busy goes back to its place and is tried again a little later.
- * Thread: loop; during a file job the worker owns `file`, `writing` and `job`. */
+ * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread
+ * that writes the answers whose turn has come and reads the next lines. offline_advance looks what
+ * can be started and is called after everything that happened. A request refused as busy goes back
+ * to its place and is tried again a little later. Thread: loop; during a file job the worker owns
+ * `file`, `writing` and `job`. */
 #include "deploy/generate/generate.h"
 
 #include <inttypes.h>
@@ -11,60 +12,62 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/generate/batch_file.h"
+#include "deploy/generate/batch_line.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
-#include "deploy/generate/batch_file.h"
-#include "deploy/generate/batch_line.h"
 
 enum {
     CONCURRENCY = 32,
-    HELD_FACTOR = 4,       /* lines in memory per line in work */
-    READ_BATCH = 64,       /* lines per file job */
-    RETRY_MS = 200, RETRIES_MAX = 600,
-    PROGRESS_TTY_MS = 500, PROGRESS_MS = 5000,
+    HELD_FACTOR = 4, /* lines in memory per line in work */
+    READ_BATCH = 64, /* lines per file job */
+    RETRY_MS = 200,
+    RETRIES_MAX = 600,
+    PROGRESS_TTY_MS = 500,
+    PROGRESS_MS = 5000,
     LINE_ID_MAX = 64
 };
 
 enum line_state { LINE_READ, LINE_WORKING, LINE_DONE };
 
 struct line {
-    struct list       node;
-    struct offline   *owner;
-    enum line_state   state;
+    struct list node;
+    struct offline *owner;
+    enum line_state state;
     struct batch_line request;
-    char              id[LINE_ID_MAX];
-    uint64_t          call;
-    uint32_t          n_tries;
-    struct buf        answer;
+    char id[LINE_ID_MAX];
+    uint64_t call;
+    uint32_t n_tries;
+    struct buf answer;
 };
 
 /* What a file job is asked and what it found. */
 struct file_job {
-    uint32_t    n_wanted, n_read, n_bad;
+    uint32_t n_wanted, n_read, n_bad;
     struct list lines;
-    uint64_t    n_lines;              /* of the input so far */
-    bool        eof;
+    uint64_t n_lines; /* of the input so far */
+    bool eof;
     enum status st;
-    struct err  err;
+    struct err err;
 };
 
 struct offline {
     struct offline_options o;
-    uint32_t           concurrency;
-    struct batch_file  file;
-    struct file_job    job;
-    struct list        lines;         /* in order */
-    uint32_t           n_held, n_working;
-    struct buf         ready, writing;
-    bool               file_busy, eof, advancing, again, stopping;
-    enum status        st;            /* of the run */
-    struct err         err;
-    uint64_t           n_ok, n_failed, t_start_ms;
-    char               batch[17];
+    uint32_t concurrency;
+    struct batch_file file;
+    struct file_job job;
+    struct list lines; /* in order */
+    uint32_t n_held, n_working;
+    struct buf ready, writing;
+    bool file_busy, eof, advancing, again, stopping;
+    enum status st; /* of the run */
+    struct err err;
+    uint64_t n_ok, n_failed, t_start_ms;
+    char batch[17];
     struct loop_timer *progress, *retry;
 };
 
@@ -126,7 +129,8 @@ static void on_file_done(void *arg)
 {
     struct offline *f = arg;
     f->file_busy = false;
-    LIST_FOREACH(l, &f->job.lines, struct line, node) {
+    LIST_FOREACH(l, &f->job.lines, struct line, node)
+    {
         list_remove(&l->node);
         list_push(&f->lines, &l->node);
     }
@@ -202,17 +206,21 @@ static void on_stream_end(void *arg) { (void)arg; }
 
 static void start_line(struct offline *f, struct line *l)
 {
-    struct serve_reply reply = { .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = l };
+    struct serve_reply reply = {
+        .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = l
+    };
     l->state = LINE_WORKING;
     f->n_working++;
-    uint64_t call = serve_submit(f->o.serve, l->request.url, buf_str(&l->request.body), l->id, &reply);
+    uint64_t call = serve_submit(f->o.serve, l->request.url, buf_str(&l->request.body), l->id,
+                                 &reply);
     if (call) l->call = call; /* 0: answered already */
 }
 
 static void start_lines(struct offline *f)
 {
     if (f->retry || f->stopping || f->st != OK) return; /* not more while the server is full */
-    LIST_FOREACH(l, &f->lines, struct line, node) {
+    LIST_FOREACH(l, &f->lines, struct line, node)
+    {
         if (f->n_working >= f->concurrency || f->retry) return;
         if (l->state == LINE_READ) start_line(f, l);
     }
@@ -237,15 +245,20 @@ static void show_progress(void *arg)
     struct offline *f = arg;
     double s = (double)(clock_ms() - f->t_start_ms) * 1e-3;
     bool tty = isatty(STDERR_FILENO);
-    fprintf(stderr, "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f requests/s%s", tty ? "\r\x1b[K" : "", f->n_ok, f->n_failed,
-            f->n_working, s, s > 0 ? (double)(f->n_ok + f->n_failed) / s : 0, tty ? "" : "\n");
+    fprintf(stderr,
+            "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f requests/s%s",
+            tty ? "\r\x1b[K" : "", f->n_ok, f->n_failed, f->n_working, s,
+            s > 0 ? (double)(f->n_ok + f->n_failed) / s : 0, tty ? "" : "\n");
     fflush(stderr);
 }
 
 static enum status stopped(const struct offline *f, struct err *err)
 {
     const struct batch_file *b = &f->file;
-    return err_set(err, ERR_CANCELED, "interrupted; the answers up to here are in %s", b->partial ? b->partial : b->output ? b->output : "standard output");
+    return err_set(err, ERR_CANCELED, "interrupted; the answers up to here are in %s",
+                   b->partial  ? b->partial
+                   : b->output ? b->output
+                               : "standard output");
 }
 
 static void finish(struct offline *f)
@@ -262,13 +275,16 @@ static void finish(struct offline *f)
     }
     loop_timer_free(f->progress);
     loop_timer_free(f->retry);
-    LIST_FOREACH(l, &f->lines, struct line, node) {
+    LIST_FOREACH(l, &f->lines, struct line, node)
+    {
         if (l->call) serve_cancel(f->o.serve, l->call);
         line_free(l);
     }
     buf_release(&f->ready);
     buf_release(&f->writing);
-    if (st == OK) snprintf(text, sizeof text, "%" PRIu64 " answered, %" PRIu64 " failed", f->n_ok, f->n_failed);
+    if (st == OK)
+        snprintf(text, sizeof text, "%" PRIu64 " answered, %" PRIu64 " failed", f->n_ok,
+                 f->n_failed);
     else snprintf(text, sizeof text, "%s", err.text);
     struct offline_options o = f->o;
     uint64_t n_ok = f->n_ok, n_failed = f->n_failed;
@@ -290,7 +306,8 @@ static void offline_advance(struct offline *f)
     }
     f->advancing = false;
     if (f->file_busy) return;
-    if (f->st != OK || ((f->stopping || (f->eof && list_empty(&f->lines))) && f->ready.len == 0)) finish(f);
+    if (f->st != OK || ((f->stopping || (f->eof && list_empty(&f->lines))) && f->ready.len == 0))
+        finish(f);
 }
 
 void offline_stop(struct offline *f)

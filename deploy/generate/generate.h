@@ -1,10 +1,11 @@
 /* generate.h - batches of requests from a file: OpenAI batch lines in, batch output lines out.
  *
- * Input line:  {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions" | "/v1/completions", "body": {...}}
- * Output line: {"id": "...", "custom_id": "...", "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
- * in the order of the input; a malformed line gives a line with "error" set and does not stop the rest. Lines are read as they are
- * needed and at most `concurrency` are in work, so a file of any length runs in bounded memory (answers that are ready early are
- * held until their turn, at most 4 x concurrency lines).
+ * Input line: {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions" |
+ * "/v1/completions", "body": {...}} Output line: {"id": "...", "custom_id": "...", "response":
+ * {"status_code": 200, "request_id": "...", "body": {...}}, "error": null} in the order of the
+ * input; a malformed line gives a line with "error" set and does not stop the rest. Lines are read
+ * as they are needed and at most `concurrency` are in work, so a file of any length runs in bounded
+ * memory (answers that are ready early are held until their turn, at most 4 x concurrency lines).
  * Thread: loop. Life cycle: start, then `done` exactly once. */
 #ifndef BATON_DEPLOY_GENERATE_GENERATE_H
 #define BATON_DEPLOY_GENERATE_GENERATE_H
@@ -13,21 +14,25 @@
 #include "shared/serve/serve.h"
 
 struct offline_options {
-    struct loop  *loop;
+    struct loop *loop;
     struct serve *serve;
-    const char   *input;        /* path, "-" is standard input */
-    const char   *output;       /* path, "-" is standard output; written to PATH.partial, renamed when complete */
-    uint32_t      concurrency;  /* 32 when 0 */
-    bool          progress;     /* a line on stderr, redrawn on a terminal, else every few seconds */
+    const char *input;    /* path, "-" is standard input */
+    const char *output;   /* path, "-" is standard output; written to PATH.partial, renamed
+                           * when complete */
+    uint32_t concurrency; /* 32 when 0 */
+    bool progress;        /* a line on stderr, redrawn on a terminal, else every few
+                           * seconds */
     void (*done)(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed, const char *text);
-    void         *arg;
+    void *arg;
 };
 
 struct offline;
 
 /* *out is valid until `done`. */
-enum status offline_start(const struct offline_options *o, struct offline **out, struct err *err) MUST_CHECK;
-/* Start nothing more, write the answers that are there in their order, then `done` with ERR_CANCELED. */
-void        offline_stop(struct offline *f);
+enum status offline_start(const struct offline_options *o, struct offline **out,
+                          struct err *err) MUST_CHECK;
+/* Start nothing more, write the answers that are there in their order, then `done` with
+ * ERR_CANCELED. */
+void offline_stop(struct offline *f);
 
 #endif

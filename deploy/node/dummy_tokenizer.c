@@ -8,8 +8,12 @@
 
 enum { BYTES = 256, SPELLING_MAX = 16 };
 
-/* GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on, in order. */
-static bool is_printable(unsigned byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
+/* GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the others for the characters
+ * from 256 on, in order. */
+static bool is_printable(unsigned byte)
+{
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
 
 static unsigned character_of(unsigned byte)
 {
@@ -30,20 +34,25 @@ static void spell_byte(unsigned byte, char *to)
 
 enum status dummy_tokenizer_create(const char *folder, struct tokenizer **out, struct err *err)
 {
-    struct model_config     *c = MEM_NEW(struct model_config);
-    struct model_generation  generation;
-    enum status              st = config_hf_load(folder, c, &generation, err);
-    const size_t             n = st == OK ? c->n_vocab : 0;
-    struct str  *tokens = MEM_ARRAY(struct str, n);
-    char       (*text)[SPELLING_MAX] = mem_calloc(n ? n : 1, sizeof *text);
+    struct model_config *c = MEM_NEW(struct model_config);
+    struct model_generation generation;
+    enum status st = config_hf_load(folder, c, &generation, err);
+    const size_t n = st == OK ? c->n_vocab : 0;
+    struct str *tokens = MEM_ARRAY(struct str, n);
+    char(*text)[SPELLING_MAX] = mem_calloc(n ? n : 1, sizeof *text);
     for (size_t i = 0; i < n; i++) {
         if (i < BYTES) spell_byte((unsigned)i, text[i]);
         else snprintf(text[i], sizeof text[i], "<%zu>", i);
         tokens[i] = str_of(text[i]);
     }
-    const struct tokenizer_vocab v = { .model = "gpt2", .pre = "gpt-2", .tokens = tokens, .n_tokens = n, .bos = -1, .eos = -1 };
+    const struct tokenizer_vocab v = {
+        .model = "gpt2", .pre = "gpt-2", .tokens = tokens, .n_tokens = n, .bos = -1, .eos = -1
+    };
     if (st == OK && n < BYTES)
-        st = err_set(err, ERR_CONFIG, "%s has no tokenizer, and a vocabulary of %zu tokens has no room for one that spells bytes; put a tokenizer there", folder, n);
+        st = err_set(err, ERR_CONFIG,
+                     "%s has no tokenizer, and a vocabulary of %zu tokens has no room for one that "
+                     "spells bytes; put a tokenizer there",
+                     folder, n);
     if (st == OK) st = tokenizer_from_vocab(&v, out, err);
     mem_free(text);
     mem_free(tokens);

@@ -1,5 +1,6 @@
-/* launch_plan.c - see launch_plan.h. Every option of `serve` that was given to `launch` is handed on; what differs from node to node
- * (role, port, rank, share of the CPUs) is added. Environment variables are inherited. */
+/* launch_plan.c - see launch_plan.h. Every option of `serve` that was given to `launch` is handed
+ * on; what differs from node to node (role, port, rank, share of the CPUs) is added. Environment
+ * variables are inherited. */
 #include "deploy/node/launch_plan.h"
 
 #include <netinet/in.h>
@@ -18,7 +19,7 @@ enum { PORT_FIRST = 8000, PORT_END = 10000 };
 struct args {
     struct launch_plan *plan;
     struct launch_node *node;
-    size_t              n;
+    size_t n;
 };
 
 static void add_arg(struct args *a, const char *text)
@@ -49,7 +50,8 @@ static void value_text(const struct config *c, const struct option *o, struct bu
     case OPT_FLOAT: buf_printf(out, "%.17g", config_float(c, o->name)); break;
     case OPT_LIST:
         config_list(c, o->name, 0, &n);
-        for (size_t i = 0; i < n; i++) buf_printf(out, "%s%s", i ? "," : "", config_list(c, o->name, i, NULL));
+        for (size_t i = 0; i < n; i++)
+            buf_printf(out, "%s%s", i ? "," : "", config_list(c, o->name, i, NULL));
         break;
     case OPT_STRING:
     case OPT_ENUM:
@@ -61,7 +63,8 @@ static void hand_on(struct args *a, const struct config *c)
 {
     struct buf value = { 0 };
     for (const struct option *o = OPTIONS; o->name; o++) {
-        if (!takes(o, "serve") || !takes(o, "launch") || config_source(c, o->name) != SOURCE_ARGS) continue;
+        if (!takes(o, "serve") || !takes(o, "launch") || config_source(c, o->name) != SOURCE_ARGS)
+            continue;
         buf_clear(&value);
         value_text(c, o, &value);
         add_option(a, o->name, value.len ? value.data : "");
@@ -71,10 +74,14 @@ static void hand_on(struct args *a, const struct config *c)
 
 static bool is_free(uint16_t port)
 {
-    struct sockaddr_in sa = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY), .sin_port = htons(port) };
+    struct sockaddr_in sa = {
+        .sin_family = AF_INET,
+        .sin_addr.s_addr = htonl(INADDR_ANY),
+        .sin_port = htons(port),
+    };
     int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 && bind(fd, (struct sockaddr *)&sa, sizeof sa) == 0
-              && listen(fd, 1) == 0;
+    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+              bind(fd, (struct sockaddr *)&sa, sizeof sa) == 0 && listen(fd, 1) == 0;
     if (fd >= 0) close(fd);
     return ok;
 }
@@ -86,8 +93,9 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
     return false;
 }
 
-/* The next free port from 8000 on, where people look; these lie below the range the kernel hands out, so that no node's own "any free
- * port" takes one first. Another program may still take it before the node does; the node then says so. */
+/* The next free port from 8000 on, where people look; these lie below the range the kernel hands
+ * out, so that no node's own "any free port" takes one first. Another program may still take it
+ * before the node does; the node then says so. */
 static uint16_t free_port(const struct launch_plan *p)
 {
     for (uint16_t port = PORT_FIRST; port < PORT_END; port++)
@@ -95,13 +103,17 @@ static uint16_t free_port(const struct launch_plan *p)
     return 0;
 }
 
-static enum status listed_port(const struct config *c, const char *name, size_t i, int64_t *out, struct err *err)
+static enum status listed_port(const struct config *c, const char *name, size_t i, int64_t *out,
+                               struct err *err)
 {
     const char *item = config_list(c, name, i, NULL);
     *out = -1;
-    if (!item || str_eq_c(str_of(item), "-1")) return OK; /* FastDeploy writes -1 for "choose one" */
+    if (!item || str_eq_c(str_of(item), "-1"))
+        return OK; /* FastDeploy writes -1 for "choose
+                    * one" */
     if (str_to_i64(str_trim(str_of(item)), out) != OK || *out < 1 || *out > 65535)
-        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (1 to 65535)", name, item);
+        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (1 to 65535)", name,
+                         item);
     return OK;
 }
 
@@ -114,18 +126,22 @@ static int threads_per_node(const struct config *c, size_t n_nodes)
     return n > 0 ? n : 1;
 }
 
-/* Nodes that have a card to themselves take the usual share of it, those of one card so much together. 0: they have been told how much, or have none. */
+/* Nodes that have a card to themselves take the usual share of it, those of one card so much
+ * together. 0: they have been told how much, or have none. */
 static double share_per_node(const struct config *c, size_t n_nodes)
 {
-    static const char *const AMOUNTS[] = { "gpu-memory-utilization", "kv-cache-memory", "num-gpu-blocks-override" };
+    static const char *const AMOUNTS[] = { "gpu-memory-utilization", "kv-cache-memory",
+                                           "num-gpu-blocks-override" };
     const size_t n_cards = (size_t)device_count("cuda");
-    if (strcmp(config_string(c, "device"), "cuda") != 0 || n_cards == 0 || n_nodes <= n_cards) return 0;
+    if (strcmp(config_string(c, "device"), "cuda") != 0 || n_cards == 0 || n_nodes <= n_cards)
+        return 0;
     for (size_t i = 0; i < COUNT_OF(AMOUNTS); i++)
         if (config_is_set(c, AMOUNTS[i])) return 0;
     return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_cards - 1) / n_cards);
 }
 
-static enum status plan_node(const struct config *c, const char *program, const char *holder, size_t i, struct launch_plan *p, struct err *err)
+static enum status plan_node(const struct config *c, const char *program, const char *holder,
+                             size_t i, struct launch_plan *p, struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
     struct args a = { p, node, 0 };
@@ -134,7 +150,8 @@ static enum status plan_node(const struct config *c, const char *program, const 
     TRY(listed_port(c, "ports", i, &port, err));
     TRY(listed_port(c, "metrics-ports", i, &metrics_port, err));
     node->port = port > 0 ? (uint16_t)port : free_port(p);
-    if (node->port == 0) return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
+    if (node->port == 0)
+        return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
     add_arg(&a, program);
     add_arg(&a, "serve");
     hand_on(&a, c);
@@ -161,35 +178,46 @@ static enum status check_counts(const struct config *c, size_t n, struct err *er
         size_t given = 0;
         config_list(c, lists[i], 0, &given);
         if (given > n)
-            return err_field(err, ERR_CONFIG, lists[i], "--%s names %zu ports for %zu nodes; give one per node or fewer", lists[i], given, n);
+            return err_field(err, ERR_CONFIG, lists[i],
+                             "--%s names %zu ports for %zu nodes; give one per node or fewer",
+                             lists[i], given, n);
         for (size_t k = 1; k < given; k++)
             for (size_t j = 0; j < k; j++)
-                if (strcmp(config_list(c, lists[i], k, NULL), config_list(c, lists[i], j, NULL)) == 0)
-                    return err_field(err, ERR_CONFIG, lists[i], "--%s gives %s twice; each node needs its own", lists[i], config_list(c, lists[i], k, NULL));
+                if (strcmp(config_list(c, lists[i], k, NULL), config_list(c, lists[i], j, NULL)) ==
+                    0)
+                    return err_field(err, ERR_CONFIG, lists[i],
+                                     "--%s gives %s twice; each node needs its own", lists[i],
+                                     config_list(c, lists[i], k, NULL));
     }
     return OK;
 }
 
-enum status launch_plan_make(const struct config *c, const char *program, const char *holder, struct launch_plan *out, struct err *err)
+enum status launch_plan_make(const struct config *c, const char *program, const char *holder,
+                             struct launch_plan *out, struct err *err)
 {
-    size_t n_prefill = (size_t)config_int(c, "prefill"), n_decode = (size_t)config_int(c, "decode"), n_mixed = (size_t)config_int(c, "num-servers");
+    size_t n_prefill = (size_t)config_int(c, "prefill"), n_decode = (size_t)config_int(c, "decode"),
+           n_mixed = (size_t)config_int(c, "num-servers");
     *out = (struct launch_plan){ .n = n_prefill + n_decode + n_mixed };
     arena_init(&out->arena);
     if (out->n == 0)
-        return err_field(err, ERR_CONFIG, "prefill", "nothing to launch: give --prefill N and --decode M, or --num-servers N for mixed nodes");
-    if (out->n > LAUNCH_NODES_MAX) return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", out->n, LAUNCH_NODES_MAX);
+        return err_field(err, ERR_CONFIG, "prefill",
+                         "nothing to launch: give --prefill N and --decode M, or --num-servers N "
+                         "for mixed nodes");
+    if (out->n > LAUNCH_NODES_MAX)
+        return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", out->n,
+                         LAUNCH_NODES_MAX);
     if (n_prefill && !n_decode && !n_mixed)
-        return err_field(err, ERR_CONFIG, "decode", "--prefill %zu without a node that decodes; add --decode N", n_prefill);
+        return err_field(err, ERR_CONFIG, "decode",
+                         "--prefill %zu without a node that decodes; add --decode N", n_prefill);
     TRY(check_counts(c, out->n, err));
     out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
     for (size_t i = 0; i < out->n; i++) {
-        out->nodes[i].role = i < n_prefill ? ROLE_PREFILL : i < n_prefill + n_decode ? ROLE_DECODE : ROLE_MIXED;
+        out->nodes[i].role = i < n_prefill              ? ROLE_PREFILL
+                             : i < n_prefill + n_decode ? ROLE_DECODE
+                                                        : ROLE_MIXED;
         TRY(plan_node(c, program, holder, i, out, err));
     }
     return OK;
 }
 
-void launch_plan_release(struct launch_plan *p)
-{
-    arena_release(&p->arena);
-}
+void launch_plan_release(struct launch_plan *p) { arena_release(&p->arena); }

@@ -2,26 +2,29 @@
 #ifndef BATON_DEPLOY_NODE_LAUNCH_PLAN_H
 #define BATON_DEPLOY_NODE_LAUNCH_PLAN_H
 
-#include "scheduler/directory/directory.h"
 #include "deploy/options/config.h"
+#include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
 
 enum { LAUNCH_NODES_MAX = 256, LAUNCH_ARGS_MAX = 256 };
 
 struct launch_node {
     enum node_role role;
-    uint16_t       port;                    /* never 0: a restarted node comes back at its address */
-    char          *argv[LAUNCH_ARGS_MAX];   /* NULL-ended; in the plan's arena */
+    uint16_t port;               /* never 0: a restarted node comes back at its
+                                  * address */
+    char *argv[LAUNCH_ARGS_MAX]; /* NULL-ended; in the plan's arena */
 };
 
 struct launch_plan {
-    struct arena        arena;
+    struct arena arena;
     struct launch_node *nodes;
-    size_t              n;
+    size_t n;
 };
 
-/* `holder` is host:port of the launcher's own directory, NULL when the nodes use Redis. ERR_CONFIG names the option at fault. */
-enum status launch_plan_make(const struct config *c, const char *program, const char *holder, struct launch_plan *out, struct err *err) MUST_CHECK;
-void        launch_plan_release(struct launch_plan *p);
+/* `holder` is host:port of the launcher's own directory, NULL when the nodes use Redis. ERR_CONFIG
+ * names the option at fault. */
+enum status launch_plan_make(const struct config *c, const char *program, const char *holder,
+                             struct launch_plan *out, struct err *err) MUST_CHECK;
+void launch_plan_release(struct launch_plan *p);
 
 #endif

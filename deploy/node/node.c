@@ -20,12 +20,14 @@
 #include "shared/base/thread.h"
 
 enum {
-    EXIT_DEVICE = 70,          /* the GPU failed */
-    EVENTS = 16384,            /* engine and transfer events waiting for the loop; full means the engine waits */
-    EVENTS_PER_TURN = 1024,    /* so that one turn of the loop stays short */
+    EXIT_DEVICE = 70,       /* the GPU failed */
+    EVENTS = 16384,         /* engine and transfer events waiting for the loop; full means the
+                             * engine waits */
+    EVENTS_PER_TURN = 1024, /* so that one turn of the loop stays short */
     MAX_TRANSFERS = 1024,
     DRAIN_POLL_MS = 50,
-    STALL_MS = 60000           /* a transfer may wait for a long chunk of a slow CPU; dead and frozen peers are noticed by their links */
+    STALL_MS = 60000 /* a transfer may wait for a long chunk of a slow CPU; dead and
+                      * frozen peers are noticed by their links */
 };
 #define DECODE_IDS  (UINT64_C(1) << 56)
 #define PREFILL_IDS (UINT64_C(2) << 56)
@@ -37,40 +39,41 @@ struct node_event {
     enum { FROM_ENGINE, FROM_KVT } from;
     union {
         struct engine_event engine;
-        struct kvt_event    kvt;
+        struct kvt_event kvt;
     } u;
     int32_t *blocks; /* own copy of engine.blocks */
 };
 
 struct node {
-    struct node_options      o;
-    enum node_state          state;
-    uint64_t                 id;
-    char                     name[NODE_NAME_MAX];
-    struct loop             *loop;
-    struct metrics          *metrics;
-    struct http_server      *http, *admin;
-    struct node_model        model;        /* text, tokenizer, template, weights; weights move into the engine */
-    struct err               load_err;
-    enum status              load_st;
-    struct engine           *engine;
-    struct mailbox          *events;
-    struct kvt              *kvt;
-    struct cluster          *cluster;
-    struct directory        *directory;
+    struct node_options o;
+    enum node_state state;
+    uint64_t id;
+    char name[NODE_NAME_MAX];
+    struct loop *loop;
+    struct metrics *metrics;
+    struct http_server *http, *admin;
+    struct node_model model; /* text, tokenizer, template, weights; weights move into
+                              * the engine */
+    struct err load_err;
+    enum status load_st;
+    struct engine *engine;
+    struct mailbox *events;
+    struct kvt *kvt;
+    struct cluster *cluster;
+    struct directory *directory;
     struct directory_server *holder;
-    struct decode_worker    *decode;
-    struct prefill_worker   *prefill;
-    struct scheduler        *scheduler;
-    struct serve            *serve;
-    struct loop_timer       *drain, *stopper;
-    uint64_t                 t_start_ms, t_drain_ms;
-    int                      exit_status, n_signals;
-    void                   (*on_ready)(void *arg);
-    void                    *on_ready_arg;
-    void                   (*on_signal)(void *arg);
-    void                    *on_signal_arg;
-    struct gauge            *loop_delay, *ready_gauge;
+    struct decode_worker *decode;
+    struct prefill_worker *prefill;
+    struct scheduler *scheduler;
+    struct serve *serve;
+    struct loop_timer *drain, *stopper;
+    uint64_t t_start_ms, t_drain_ms;
+    int exit_status, n_signals;
+    void (*on_ready)(void *arg);
+    void *on_ready_arg;
+    void (*on_signal)(void *arg);
+    void *on_signal_arg;
+    struct gauge *loop_delay, *ready_gauge;
 };
 
 /* ---- events to the loop ---- */
@@ -80,11 +83,12 @@ static void drain_events(void *arg);
 static void wake_loop(void *arg)
 {
     struct node *n = arg;
-    if (loop_post(n->loop, drain_events, n) != OK) log_error("loop does not take events", "node=%s", n->name);
+    if (loop_post(n->loop, drain_events, n) != OK)
+        log_error("loop does not take events", "node=%s", n->name);
 }
 
-/* Engine or transfer thread. The loop waits for these threads only when it stops, after closing the box, so waiting for it here
- * cannot deadlock. */
+/* Engine or transfer thread. The loop waits for these threads only when it stops, after closing the
+ * box, so waiting for it here cannot deadlock. */
 static void post_event(struct node *n, const struct node_event *ev)
 {
     enum status st;
@@ -99,7 +103,8 @@ static void on_engine_event(void *arg, const struct engine_event *e)
 {
     struct node_event ev = { .from = FROM_ENGINE };
     ev.u.engine = *e;
-    if (e->kind == ENGINE_RESERVED && e->n_blocks) ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->kind == ENGINE_RESERVED && e->n_blocks)
+        ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
     post_event(arg, &ev);
 }
 
@@ -110,10 +115,12 @@ static void on_kvt_event(void *arg, const struct kvt_event *e)
     post_event(arg, &ev);
 }
 
-static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
+static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                        const int32_t *blocks, uint64_t mark)
 {
     struct node *n = arg;
-    if ((id & PREFILL_IDS) && n->kvt) prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks, mark);
+    if ((id & PREFILL_IDS) && n->kvt)
+        prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks, mark);
 }
 
 static void dispatch(struct node *n, struct node_event *ev)
@@ -140,17 +147,21 @@ static void drain_events(void *arg)
         i++;
     }
     if (n->decode) decode_flush(n->decode);
-    if (i == EVENTS_PER_TURN) wake_loop(n); /* the rest in the next turn: a post into a box that is not empty wakes nobody */
+    if (i == EVENTS_PER_TURN)
+        wake_loop(n); /* the rest in the next turn: a post into a box that is
+                       * not empty wakes nobody */
 }
 
 /* ---- cluster ---- */
 
-/* `baton doctor --peers` at this node's cluster port: measuring would disturb the traffic, so it only says who this is. */
+/* `baton doctor --peers` at this node's cluster port: measuring would disturb the traffic, so it
+ * only says who this is. */
 static void refuse_probe(struct node *n, const struct cluster_message *m)
 {
     struct buf body = { 0 };
     probe_refusal_encode(n->name, node_role_name(n->o.role), &body);
-    enum status st = cluster_send(n->cluster, m->from, FRAME_PROBE_REPLY, m->request, m->attempt, buf_str(&body));
+    enum status st = cluster_send(n->cluster, m->from, FRAME_PROBE_REPLY, m->request, m->attempt,
+                                  buf_str(&body));
     (void)st; /* the asker is gone already */
     buf_release(&body);
 }
@@ -182,7 +193,9 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 {
     struct node *n = arg;
     struct engine_stats st = { 0 };
-    if (n->engine) engine_get_stats(n->engine, &st); /* none: being taken down, and links are still up */
+    if (n->engine)
+        engine_get_stats(n->engine, &st); /* none: being taken down, and links are still
+                                           * up */
     *counter = st.n_steps;
     *has_work = st.has_work;
 }
@@ -227,7 +240,8 @@ static void reply_not_ready(struct http_exchange *x, bool loading)
         http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
         return;
     }
-    serve_error_json(&body, ERR_UNAVAILABLE, loading ? "the model is being loaded" : "the node is shutting down", NULL);
+    serve_error_json(&body, ERR_UNAVAILABLE,
+                     loading ? "the model is being loaded" : "the node is shutting down", NULL);
     http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
     buf_release(&body);
 }
@@ -249,7 +263,13 @@ static void on_admin(void *arg, struct http_exchange *x)
 static enum status start_http(struct node *n, struct err *err)
 {
     struct http_server_options o = {
-        .loop = n->loop, .host = n->o.host, .port = n->o.port, .limits = HTTP_LIMITS_DEFAULT, .handler = on_http, .arg = n, .metrics = n->metrics,
+        .loop = n->loop,
+        .host = n->o.host,
+        .port = n->o.port,
+        .limits = HTTP_LIMITS_DEFAULT,
+        .handler = on_http,
+        .arg = n,
+        .metrics = n->metrics,
     };
     if (!n->o.http) return OK;
     TRY(http_server_start(&o, &n->http, err));
@@ -261,8 +281,9 @@ static enum status start_http(struct node *n, struct err *err)
 
 /* ---- ready ---- */
 
-/* Nothing that this process holds on the card can be used again, so it ends at once: its connections close, peers and entries see it in
- * milliseconds and go on elsewhere, and whoever supervises it starts another. Engine thread. */
+/* Nothing that this process holds on the card can be used again, so it ends at once: its
+ * connections close, peers and entries see it in milliseconds and go on elsewhere, and whoever
+ * supervises it starts another. Engine thread. */
 static void on_fault(void *arg, const struct err *err)
 {
     (void)arg;
@@ -321,8 +342,17 @@ static enum status start_kvt(struct node *n, struct err *err)
 static enum status start_cluster(struct node *n, struct err *err)
 {
     struct cluster_options c = {
-        .loop = n->loop, .listen_host = n->o.cluster_host, .port = n->o.cluster_port, .name = n->name, .node = n->id, .secret = n->o.secret,
-        .metrics = n->metrics, .on_message = on_message, .on_lost = on_lost, .progress = report_progress, .arg = n,
+        .loop = n->loop,
+        .listen_host = n->o.cluster_host,
+        .port = n->o.cluster_port,
+        .name = n->name,
+        .node = n->id,
+        .secret = n->o.secret,
+        .metrics = n->metrics,
+        .on_message = on_message,
+        .on_lost = on_lost,
+        .progress = report_progress,
+        .arg = n,
     };
     return cluster_create(&c, &n->cluster, err);
 }
@@ -343,30 +373,57 @@ static void on_directory_down(void *arg, const char *why)
 static enum status start_directory(struct node *n, struct err *err)
 {
     struct directory_options d = {
-        .loop = n->loop, .topic = n->o.topic, .metrics = n->metrics,
-        .http_host = n->o.directory_host, .http_port = n->o.directory_port, .secret = n->o.secret,
-        .redis_host = n->o.redis_host, .redis_port = n->o.redis_port, .redis_db = n->o.redis_db, .redis_password = n->o.redis_password,
-        .on_up = on_directory_up, .on_down = on_directory_down, .arg = n,
+        .loop = n->loop,
+        .topic = n->o.topic,
+        .metrics = n->metrics,
+        .http_host = n->o.directory_host,
+        .http_port = n->o.directory_port,
+        .secret = n->o.secret,
+        .redis_host = n->o.redis_host,
+        .redis_port = n->o.redis_port,
+        .redis_db = n->o.redis_db,
+        .redis_password = n->o.redis_password,
+        .on_up = on_directory_up,
+        .on_down = on_directory_down,
+        .arg = n,
     };
     TRY(directory_open(n->o.directory, &d, &n->directory, err));
     if (!n->o.holds_directory) return OK;
-    return directory_serve_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port, n->o.secret, &n->holder, err);
+    return directory_serve_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port,
+                                 n->o.secret, &n->holder, err);
 }
 
 static void start_workers(struct node *n)
 {
     struct decode_options d = {
-        .engine = n->engine, .kvt = n->kvt, .cluster = n->cluster, .metrics = n->metrics,
-        .max_generations = n->o.max_waiting + n->o.max_seqs, .id_base = DECODE_IDS,
+        .engine = n->engine,
+        .kvt = n->kvt,
+        .cluster = n->cluster,
+        .metrics = n->metrics,
+        .max_generations = n->o.max_waiting + n->o.max_seqs,
+        .id_base = DECODE_IDS,
     };
     struct prefill_options p = {
-        .loop = n->loop, .engine = n->engine, .kvt = n->kvt, .cluster = n->cluster, .metrics = n->metrics,
-        .step_tokens = n->o.max_batched_tokens, .max_prompts = n->o.max_waiting, .id_base = PREFILL_IDS,
+        .loop = n->loop,
+        .engine = n->engine,
+        .kvt = n->kvt,
+        .cluster = n->cluster,
+        .metrics = n->metrics,
+        .step_tokens = n->o.max_batched_tokens,
+        .max_prompts = n->o.max_waiting,
+        .id_base = PREFILL_IDS,
     };
     struct scheduler_options s = {
-        .loop = n->loop, .cluster = n->cluster, .directory = n->directory, .metrics = n->metrics,
-        .max_requests = n->o.max_requests, .ttl_s = n->o.ttl_s, .grace_ms = n->o.grace_ms, .block_tokens = n->o.block_tokens,
-        .describe = describe, .arg = n,
+        .loop = n->loop,
+        .cluster = n->cluster,
+        .directory = n->directory,
+        .metrics = n->metrics,
+        .max_requests = n->o.max_requests,
+        .ttl_s = n->o.ttl_s,
+        .grace_ms = n->o.grace_ms,
+        .block_tokens = n->o.block_tokens,
+        .describe = describe,
+        .arg = n,
     };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
@@ -382,8 +439,11 @@ static void describe_json(void *arg, struct buf *out)
     json_add_string(out, str_of(n->name));
     buf_printf(out, ",\"role\":\"%s\",\"topic\":", node_role_name(n->o.role));
     json_add_string(out, str_of(n->o.topic));
-    buf_printf(out, ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u,\"kv_transports\":\"", cluster_port(n->cluster),
-               n->kvt ? kvt_port(n->kvt) : 0, prefill_n_live(n->prefill), decode_n_live(n->decode));
+    buf_printf(out,
+               ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u,\"kv_"
+               "transports\":\"",
+               cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, prefill_n_live(n->prefill),
+               decode_n_live(n->decode));
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
 }
@@ -413,11 +473,14 @@ static void say_ready(struct node *n)
     struct buf kv_by = { 0 };
     if (n->kvt) kvt_available(n->kvt, &kv_by);
     log_info("node ready",
-             "name=%s role=%s topic=%s model=%s after_s=%.1f kv_type=%s kv_blocks=%u kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
+             "name=%s role=%s topic=%s model=%s after_s=%.1f kv_type=%s kv_blocks=%u "
+             "kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
              "cluster=%s:%u kv_port=%u kv_by=%s directory=%s",
-             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0], (double)(clock_ms() - n->t_start_ms) * 1e-3, kv_dtype_name(l->dtype), l->n_blocks,
-             (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host, n->http ? http_server_port(n->http) : 0,
-             n->o.cluster_host, cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory);
+             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0],
+             (double)(clock_ms() - n->t_start_ms) * 1e-3, kv_dtype_name(l->dtype), l->n_blocks,
+             (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host,
+             n->http ? http_server_port(n->http) : 0, n->o.cluster_host, cluster_port(n->cluster),
+             n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory);
     buf_release(&kv_by);
 }
 
@@ -517,7 +580,8 @@ static void begin_stop(void *arg)
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
 }
 
-/* Callers may be deep inside a part that is about to be freed: the taking down starts with the next turn of the loop. */
+/* Callers may be deep inside a part that is about to be freed: the taking down starts with the next
+ * turn of the loop. */
 void node_stop(struct node *n, int exit_status)
 {
     if (n->state == NODE_STOPPING) return;
@@ -530,7 +594,8 @@ void node_stop(struct node *n, int exit_status)
 static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
-    uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) + prefill_n_live(n->prefill);
+    uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) +
+                    prefill_n_live(n->prefill);
     if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
     if (live) log_warn("stopping with work left", "live=%u", live);
     node_stop(n, 0);
@@ -566,8 +631,10 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
     while (n->id == 0) random_bytes(&n->id, sizeof n->id);
     n->metrics = metrics_create();
     n->events = mailbox_create(sizeof(struct node_event), EVENTS, wake_loop, n);
-    n->ready_gauge = metrics_gauge(n->metrics, "baton_ready", "", "1 when this node takes requests.");
-    n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "", "Longest turn of the loop thread since the last renewal.");
+    n->ready_gauge = metrics_gauge(n->metrics, "baton_ready", "",
+                                   "1 when this node takes requests.");
+    n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "",
+                                  "Longest turn of the loop thread since the last renewal.");
     enum status st = loop_create(&n->loop, err);
     if (st == OK) st = start_http(n, err);
     if (st != OK) {
@@ -625,12 +692,6 @@ void node_on_signal(struct node *n, void (*fn)(void *arg), void *arg)
     n->on_signal_arg = arg;
 }
 
-struct serve *node_serve(struct node *n)
-{
-    return n->serve;
-}
+struct serve *node_serve(struct node *n) { return n->serve; }
 
-struct loop *node_loop(struct node *n)
-{
-    return n->loop;
-}
+struct loop *node_loop(struct node *n) { return n->loop; }

@@ -17,14 +17,20 @@ enum { TEMPLATE_MAX = 1 << 20 };
 static enum status read_template(const char *path, struct buf *out, struct err *err)
 {
     FILE *f = fopen(path, "rb");
-    if (!f) return err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: the file cannot be opened", path);
+    if (!f)
+        return err_field(err, ERR_CONFIG, "chat-template",
+                         "--chat-template %s: the file cannot be opened", path);
     size_t n = fread(buf_reserve(out, TEMPLATE_MAX), 1, TEMPLATE_MAX, f);
     bool whole = feof(f) != 0, failed = ferror(f) != 0;
     fclose(f);
-    if (failed) return err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: the file cannot be read", path);
+    if (failed)
+        return err_field(err, ERR_CONFIG, "chat-template",
+                         "--chat-template %s: the file cannot be read", path);
     out->len += n;
     out->data[out->len] = 0;
-    return whole ? OK : err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: over %d bytes", path, TEMPLATE_MAX);
+    return whole ? OK
+                 : err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: over %d bytes",
+                             path, TEMPLATE_MAX);
 }
 
 static void name_token(const struct tokenizer *tok, int32_t id, char **text)
@@ -36,13 +42,27 @@ static void name_token(const struct tokenizer *tok, int32_t id, char **text)
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, struct err *err)
 {
     struct tokenizer_files f = {
-        .json = buf_str(&t->tokenizer_json), .config = buf_str(&t->tokenizer_config), .model = buf_str(&t->tokenizer_model),
-        .model_name = t->tokenizer_model_name, .added = buf_str(&t->added_tokens), .specials = buf_str(&t->special_tokens),
+        .json = buf_str(&t->tokenizer_json),
+        .config = buf_str(&t->tokenizer_config),
+        .model = buf_str(&t->tokenizer_model),
+        .model_name = t->tokenizer_model_name,
+        .added = buf_str(&t->added_tokens),
+        .specials = buf_str(&t->special_tokens),
     };
     struct tokenizer_vocab v = {
-        .model = t->gguf_model, .pre = t->gguf_pre, .tokens = t->tokens, .kinds = t->kinds, .n_tokens = t->n_tokens,
-        .merges = t->merges, .n_merges = t->n_merges, .bos = t->bos, .eos = t->eos, .add_bos = t->add_bos, .add_eos = t->add_eos,
-        .scores = t->scores, .add_space_prefix = t->add_space_prefix,
+        .model = t->gguf_model,
+        .pre = t->gguf_pre,
+        .tokens = t->tokens,
+        .kinds = t->kinds,
+        .n_tokens = t->n_tokens,
+        .merges = t->merges,
+        .n_merges = t->n_merges,
+        .bos = t->bos,
+        .eos = t->eos,
+        .add_bos = t->add_bos,
+        .add_eos = t->add_eos,
+        .scores = t->scores,
+        .add_space_prefix = t->add_space_prefix,
     };
     TRY(t->n_tokens > 0 ? tokenizer_from_vocab(&v, out, err) : tokenizer_from_files(&f, out, err));
     name_token(*out, tokenizer_bos(*out), &t->bos_text);
@@ -50,21 +70,31 @@ enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, s
     return OK;
 }
 
-/* A model's template is what tells its family; where it has one for tools, that is the one that teaches their form. */
-static void find_formats(struct node_model *m, const struct node_options *o, struct str template, struct str with_tools)
+/* A model's template is what tells its family; where it has one for tools, that is the one that
+ * teaches their form. */
+static void find_formats(struct node_model *m, const struct node_options *o, struct str template,
+                         struct str with_tools)
 {
-    if (strcmp(o->reasoning_parser, "auto") == 0) m->reasoning = reasoning_format_of_template(template);
+    if (strcmp(o->reasoning_parser, "auto") == 0)
+        m->reasoning = reasoning_format_of_template(template);
     else m->reasoning = reasoning_format_find(str_of(o->reasoning_parser)); /* none: NULL */
-    if (strcmp(o->tool_parser, "auto") == 0) m->tools = tool_format_of_template(with_tools.n ? with_tools : template);
+    if (strcmp(o->tool_parser, "auto") == 0)
+        m->tools = tool_format_of_template(with_tools.n ? with_tools : template);
     else m->tools = tool_format_find(str_of(o->tool_parser));
-    log_info("chat answers", "reasoning=%s tool_calls=%s", m->reasoning ? m->reasoning->name : "none", m->tools ? m->tools->name : "none");
+    log_info("chat answers", "reasoning=%s tool_calls=%s",
+             m->reasoning ? m->reasoning->name : "none", m->tools ? m->tools->name : "none");
 }
 
 /* Made-up weights are served without a vocabulary of their own, too. */
-static enum status make_tokenizer(struct model_text *t, const struct node_options *o, struct tokenizer **out, struct err *err)
+static enum status make_tokenizer(struct model_text *t, const struct node_options *o,
+                                  struct tokenizer **out, struct err *err)
 {
-    if (!o->dummy || t->tokenizer_json.len > 0 || t->tokenizer_model.len > 0) return node_model_tokenizer(t, out, err);
-    log_warn("the model has no tokenizer", "path=%s a made-up one spells bytes: give prompts as token ids, or any text, a token a byte", o->model_path);
+    if (!o->dummy || t->tokenizer_json.len > 0 || t->tokenizer_model.len > 0)
+        return node_model_tokenizer(t, out, err);
+    log_warn("the model has no tokenizer",
+             "path=%s a made-up one spells bytes: give prompts as token ids, or any text, a token "
+             "a byte",
+             o->model_path);
     return dummy_tokenizer_create(o->model_path, out, err);
 }
 
@@ -81,8 +111,12 @@ static enum status load_text(struct node_model *m, const struct node_options *o,
     if (st == OK) find_formats(m, o, buf_str(&text.chat_template), buf_str(&text.tool_template));
     if (st == OK && text.chat_template.len) {
         struct chat_source s = {
-            .template = buf_str(&text.chat_template), .tool_template = buf_str(&text.tool_template),
-            .bos = text.bos_text, .eos = text.eos_text, .pad = text.pad_text, .unk = text.unk_text,
+            .template = buf_str(&text.chat_template),
+            .tool_template = buf_str(&text.tool_template),
+            .bos = text.bos_text,
+            .eos = text.eos_text,
+            .pad = text.pad_text,
+            .unk = text.unk_text,
         };
         st = chat_create(&s, &m->chat, err);
         if (st != OK) err_prefix(err, "chat template: ");
@@ -93,7 +127,7 @@ static enum status load_text(struct node_model *m, const struct node_options *o,
 
 struct progress_bar {
     uint64_t t_last_ms;
-    bool     tty;
+    bool tty;
 };
 
 static void show_progress(void *arg, double done)
@@ -103,15 +137,17 @@ static void show_progress(void *arg, double done)
     if (now - bar->t_last_ms < (bar->tty ? 100u : 5000u) && done < 1) return;
     if (!bar->tty && done >= 1) return; /* the log line below says it */
     bar->t_last_ms = now;
-    fprintf(stderr, bar->tty ? "\rloading weights %3.0f%%%s" : "loading weights %3.0f%%%s", done * 100, !bar->tty || done >= 1 ? "\n" : "");
+    fprintf(stderr, bar->tty ? "\rloading weights %3.0f%%%s" : "loading weights %3.0f%%%s",
+            done * 100, !bar->tty || done >= 1 ? "\n" : "");
 }
 
 /* A GPU that is not there is said before anything is loaded. */
-static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out, struct err *err)
+static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out,
+                                struct err *err)
 {
     struct device *d;
-    const bool     cuda = strcmp(o->device, "cuda") == 0;
-    enum status    st = cuda ? device_open("cuda", &d, err) : OK;
+    const bool cuda = strcmp(o->device, "cuda") == 0;
+    enum status st = cuda ? device_open("cuda", &d, err) : OK;
     if (st != OK) return err_prefix(err, "--device cuda: ");
     if (cuda) device_close(d);
     TRY(kernel_ctx_create(cuda ? "cuda" : o->cpu_isa, o->activations, o->n_threads, out, err));
@@ -120,11 +156,19 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     return OK;
 }
 
-static struct model_options model_options_of(const struct node_options *o, struct kernel_ctx *kernels)
+static struct model_options model_options_of(const struct node_options *o,
+                                             struct kernel_ctx *kernels)
 {
     return (struct model_options){
-        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_logits = engine_max_logits(o->max_seqs), .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
-        .default_len = o->max_model_len, .kernels = kernels, .dummy = o->dummy, .quantize = o->quantize, .weight_cache_folder = o->weights_cache,
+        .path = o->model_path,
+        .max_rows = o->max_batched_tokens,
+        .max_logits = engine_max_logits(o->max_seqs),
+        .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
+        .default_len = o->max_model_len,
+        .kernels = kernels,
+        .dummy = o->dummy,
+        .quantize = o->quantize,
+        .weight_cache_folder = o->weights_cache,
     };
 }
 
@@ -150,9 +194,11 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
     TRY(model_load(&mo, &m->weights, err));
     m->generation = m->weights->generation;
     m->n_vocab = m->weights->config.n_vocab;
-    log_info("model loaded", "path=%s arch=%s layers=%u weights_mib=%.0f kernels=%s threads=%d after_ms=%llu", o->model_path,
-             m->weights->config.arch, m->weights->config.n_layers, (double)m->weights->weight_bytes / (1 << 20), m->kernels->ops->name,
-             o->n_threads, (unsigned long long)(clock_ms() - t0));
+    log_info("model loaded",
+             "path=%s arch=%s layers=%u weights_mib=%.0f kernels=%s threads=%d after_ms=%llu",
+             o->model_path, m->weights->config.arch, m->weights->config.n_layers,
+             (double)m->weights->weight_bytes / (1 << 20), m->kernels->ops->name, o->n_threads,
+             (unsigned long long)(clock_ms() - t0));
     return OK;
 }
 
@@ -165,40 +211,55 @@ void node_model_release(struct node_model *m)
     *m = (struct node_model){ 0 };
 }
 
-/* What the pool takes a share of. Not of the pages that are free: after some days nearly all of them hold files that the kernel gives up when
- * asked. Mapped weights are such a file, but they are read at every step. */
+/* What the pool takes a share of. Not of the pages that are free: after some days nearly all of
+ * them hold files that the kernel gives up when asked. Mapped weights are such a file, but they are
+ * read at every step. */
 static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
 {
-    uint64_t available = device_available(m->kernels->device), weights = m->weights_mapped ? m->weight_bytes : 0;
+    uint64_t available = device_available(m->kernels->device),
+             weights = m->weights_mapped ? m->weight_bytes : 0;
     if (available > memory) available = memory;
     return available > weights ? available - weights : 0;
 }
 
-/* A card's: the node's share less what it has taken, which is weights, activations and all else that steps need. Where other processes have the memory, the
- * same share of what there still is: recordings and the driver need some too. */
+/* A card's: the node's share less what it has taken, which is weights, activations and all else
+ * that steps need. Where other processes have the memory, the same share of what there still is:
+ * recordings and the driver need some too. */
 static uint64_t card_for_kv(struct device *device, double share)
 {
-    const uint64_t taken = device_allocated(device), ours = (uint64_t)((double)device_total(device) * share), left = (uint64_t)((double)device_available(device) * share);
+    const uint64_t taken = device_allocated(device),
+                   ours = (uint64_t)((double)device_total(device) * share),
+                   left = (uint64_t)((double)device_available(device) * share);
     const uint64_t room = ours > taken ? ours - taken : 0;
     return room < left ? room : left;
 }
 
 enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err)
 {
-    const struct model_prepare_args s = { .max_seqs = engine_max_attn_seqs(o->max_seqs), .block_tokens = o->block_tokens };
+    const struct model_prepare_args s = {
+        .max_seqs = engine_max_attn_seqs(o->max_seqs),
+        .block_tokens = o->block_tokens,
+    };
     return model_prepare(m, &s, err);
 }
 
 /* Of n blocks of so many GiB on a host (or a card) with so many. */
-static enum status too_much_kv(const struct node_options *o, uint64_t n, double block, double memory, struct err *err)
+static enum status too_much_kv(const struct node_options *o, uint64_t n, double block,
+                               double memory, struct err *err)
 {
     if (o->n_blocks)
-        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "--num-gpu-blocks-override %u asks for %.1f GiB of KV cache, but there are %.1f GiB of memory; ask for less",
+        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override",
+                         "--num-gpu-blocks-override %u asks for %.1f GiB of KV cache, but there "
+                         "are %.1f GiB of memory; ask for less",
                          o->n_blocks, (double)n * block, memory);
-    return err_field(err, ERR_CONFIG, "kv-cache-memory", "--kv-cache-memory %.1f is in GiB, and there are %.1f GiB of memory; ask for less", (double)n * block, memory);
+    return err_field(
+        err, ERR_CONFIG, "kv-cache-memory",
+        "--kv-cache-memory %.1f is in GiB, and there are %.1f GiB of memory; ask for less",
+        (double)n * block, memory);
 }
 
-enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
+enum status node_model_blocks(const struct model *m, const struct node_options *o,
+                              uint32_t *n_blocks, struct err *err)
 {
     struct kv_layout l;
     uint32_t context = o->max_model_len;
@@ -207,19 +268,25 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     model_kv_layout(m, o->block_tokens, 1, &l);
     struct device *device = m->kernels->device;
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
-    uint64_t room = device->is_host ? memory_for_kv(m, memory) / NODE_KV_SHARE : card_for_kv(device, o->gpu_share);
+    uint64_t room = device->is_host ? memory_for_kv(m, memory) / NODE_KV_SHARE
+                                    : card_for_kv(device, o->gpu_share);
     if (o->kv_bytes) room = o->kv_bytes;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
-        return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30), err);
-    if (!o->n_blocks && !o->kv_bytes && device->is_host && n > most) n = most; /* a card has nothing better to do with it than to keep prefixes */
+        return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30),
+                           (double)memory / (1 << 30), err);
+    /* a card has nothing better to do with it than to keep prefixes */
+    if (!o->n_blocks && !o->kv_bytes && device->is_host && n > most) n = most;
     if (n < per_context)
-        return err_field(err, ERR_CONFIG, "max-model-len",
-                         "--max-model-len %u needs %llu KV blocks of %u tokens (%.2f GiB), but there is room for %llu; lower --max-model-len or "
-                         "raise %s",
-                         context, (unsigned long long)per_context, o->block_tokens,
-                         (double)(per_context * kv_layout_block_bytes(&l)) / (1 << 30), (unsigned long long)n,
-                         device->is_host ? "--num-gpu-blocks-override or --kv-cache-memory" : "--gpu-memory-utilization (or --num-gpu-blocks-override)");
+        return err_field(
+            err, ERR_CONFIG, "max-model-len",
+            "--max-model-len %u needs %llu KV blocks of %u tokens (%.2f GiB), but there is room "
+            "for %llu; lower --max-model-len or "
+            "raise %s",
+            context, (unsigned long long)per_context, o->block_tokens,
+            (double)(per_context * kv_layout_block_bytes(&l)) / (1 << 30), (unsigned long long)n,
+            device->is_host ? "--num-gpu-blocks-override or --kv-cache-memory"
+                            : "--gpu-memory-utilization (or --num-gpu-blocks-override)");
     if (n > UINT32_MAX / 2) n = UINT32_MAX / 2;
     *n_blocks = (uint32_t)n;
     return OK;

@@ -27,7 +27,8 @@ static char *dup_in(struct node_options *o, const char *s)
 
 /* ---- lists of ports ---- */
 
-/* The entry of this rank in a list of ports (lists longer than the ranks are fine); 0 when the option is not set. */
+/* The entry of this rank in a list of ports (lists longer than the ranks are fine); 0 when the
+ * option is not set. */
 static enum status port_of(const struct config *c, const char *name, uint16_t *out, struct err *err)
 {
     size_t n = 0, rank = (size_t)config_int(c, "local-data-parallel-id");
@@ -36,57 +37,78 @@ static enum status port_of(const struct config *c, const char *name, uint16_t *o
     config_list(c, name, 0, &n);
     if (n == 0) return OK;
     if (rank >= n)
-        return err_field(err, ERR_CONFIG, name, "--%s has %zu ports, but this is rank %zu; give one port per rank", name, n, rank);
+        return err_field(err, ERR_CONFIG, name,
+                         "--%s has %zu ports, but this is rank %zu; give one port per rank", name,
+                         n, rank);
     const char *item = config_list(c, name, rank, NULL);
     if (str_to_i64(str_trim(str_of(item)), &port) != OK || port < 0 || port > 65535)
-        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (0 to 65535)", name, item);
+        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (0 to 65535)", name,
+                         item);
     *out = (uint16_t)port;
     return OK;
 }
 
 /* ---- the model ---- */
 
-static bool is_gguf(const char *path)
-{
-    return str_ends(str_of(path), ".gguf");
-}
+static bool is_gguf(const char *path) { return str_ends(str_of(path), ".gguf"); }
 
-static enum status read_quantization(const struct config *c, struct node_options *o, struct err *err)
+static enum status read_quantization(const struct config *c, struct node_options *o,
+                                     struct err *err)
 {
     const char *q = config_string(c, "quantization");
     if (!q || !*q || str_eq_c(str_of(q), "none")) return OK;
     if (str_eq_c(str_of(q), "ascend"))
-        return err_field(err, ERR_CONFIG, "quantization", "--quantization ascend is a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file");
+        return err_field(err, ERR_CONFIG, "quantization",
+                         "--quantization ascend is a format of Ascend NPUs; give a checkpoint in "
+                         "bf16 or a GGUF file");
     if (quantize_from_name(q, &o->quantize, err) != OK) return err_prefix(err, "--quantization: ");
     if (!is_gguf(o->model_path)) return OK;
     o->quantize = QUANTIZE_NONE;
-    fprintf(stderr, "note: --quantization %s has no effect on a GGUF file, whose weights are quantised already\n", q);
+    fprintf(stderr,
+            "note: --quantization %s has no effect on a GGUF file, whose weights are quantised "
+            "already\n",
+            q);
     return OK;
 }
 
 static enum status read_format(const struct config *c, struct node_options *o, struct err *err)
 {
-    const char *format = config_string(c, "load-format"), *is = is_gguf(o->model_path) ? "gguf" : "safetensors";
+    const char *format = config_string(c, "load-format"),
+               *is = is_gguf(o->model_path) ? "gguf" : "safetensors";
     o->dummy = strcmp(format, "dummy") == 0;
     if (o->dummy && is_gguf(o->model_path))
-        return err_field(err, ERR_CONFIG, "load-format", "--load-format dummy needs a folder with a config.json, and %s is a file", o->model_path);
-    const bool any = strcmp(format, "auto") == 0 || strcmp(format, "default") == 0 || strcmp(format, "default_v1") == 0;
+        return err_field(err, ERR_CONFIG, "load-format",
+                         "--load-format dummy needs a folder with a config.json, and %s is a file",
+                         o->model_path);
+    const bool any = strcmp(format, "auto") == 0 || strcmp(format, "default") == 0 ||
+                     strcmp(format, "default_v1") == 0;
     if (o->dummy || any || strcmp(format, is) == 0) return OK;
-    return err_field(err, ERR_CONFIG, "load-format", "--load-format %s, but %s is %s; auto recognises it", format, o->model_path, is);
+    return err_field(err, ERR_CONFIG, "load-format",
+                     "--load-format %s, but %s is %s; auto recognises it", format, o->model_path,
+                     is);
 }
 
-static bool is_auto_or_none(const char *name) { return strcmp(name, "auto") == 0 || strcmp(name, "none") == 0; }
+static bool is_auto_or_none(const char *name)
+{
+    return strcmp(name, "auto") == 0 || strcmp(name, "none") == 0;
+}
 
 static enum status read_parsers(const struct config *c, struct node_options *o, struct err *err)
 {
     o->reasoning_parser = config_string(c, "reasoning-parser");
     o->tool_parser = config_string(c, "tool-call-parser");
-    if (!is_auto_or_none(o->reasoning_parser) && !reasoning_format_find(str_of(o->reasoning_parser)))
-        return err_field(err, ERR_CONFIG, "reasoning-parser", "--reasoning-parser %s is not known; auto, none, think and ernie are, and names of peers for them", o->reasoning_parser);
+    if (!is_auto_or_none(o->reasoning_parser) &&
+        !reasoning_format_find(str_of(o->reasoning_parser)))
+        return err_field(err, ERR_CONFIG, "reasoning-parser",
+                         "--reasoning-parser %s is not known; auto, none, think and ernie are, and "
+                         "names of peers for them",
+                         o->reasoning_parser);
     if (is_auto_or_none(o->tool_parser) || tool_format_find(str_of(o->tool_parser))) return OK;
     struct buf names = { 0 };
     for (size_t i = 0; tool_format_at(i); i++) buf_printf(&names, ", %s", tool_format_at(i)->name);
-    enum status st = err_field(err, ERR_CONFIG, "tool-call-parser", "--tool-call-parser %s is not known; auto, none%s are", o->tool_parser, names.data);
+    enum status st = err_field(err, ERR_CONFIG, "tool-call-parser",
+                               "--tool-call-parser %s is not known; auto, none%s are",
+                               o->tool_parser, names.data);
     buf_release(&names);
     return st;
 }
@@ -96,7 +118,9 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     struct buf path = { 0 };
     size_t n = 0;
     o->model = config_string(c, "model");
-    if (!o->model) return err_field(err, ERR_CONFIG, "model", "no model was given; use --model FOLDER, FILE.gguf or org/name");
+    if (!o->model)
+        return err_field(err, ERR_CONFIG, "model",
+                         "no model was given; use --model FOLDER, FILE.gguf or org/name");
     enum status st = model_find(o->model, &path, err);
     if (st == OK) o->model_path = dup_in(o, path.data);
     buf_release(&path);
@@ -104,8 +128,11 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     TRY(read_format(c, o, err));
     o->chat_template = config_string(c, "chat-template");
     config_list(c, "served-model-name", 0, &n);
-    if (n > NODE_NAMES_MAX) return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names were given, at most %d", n, NODE_NAMES_MAX);
-    for (size_t i = 0; i < n && i < NODE_NAMES_MAX; i++) o->names[o->n_names++] = config_list(c, "served-model-name", i, NULL);
+    if (n > NODE_NAMES_MAX)
+        return err_field(err, ERR_CONFIG, "served-model-name",
+                         "%zu served model names were given, at most %d", n, NODE_NAMES_MAX);
+    for (size_t i = 0; i < n && i < NODE_NAMES_MAX; i++)
+        o->names[o->n_names++] = config_list(c, "served-model-name", i, NULL);
     if (o->n_names == 0) o->names[o->n_names++] = o->model;
     const char *cache = config_string(c, "weights-cache");
     o->weights_cache = *cache && strcmp(cache, "off") != 0 ? cache : NULL;
@@ -122,19 +149,25 @@ static int n_cpus(void)
     return n > 0 ? n : 1;
 }
 
-/* Options of GPUs that were given to a node that computes on the processor, and the other way round. */
+/* Options of GPUs that were given to a node that computes on the processor, and the other way
+ * round. */
 static void note_gpu_options(const struct config *c, bool cuda)
 {
-    static const char *const OF_GPUS[] = { "gpu-memory-utilization", "enforce-eager" }, *const OF_CPUS[] = { "weights-cache", "cpu-isa" };
+    static const char *const OF_GPUS[] = { "gpu-memory-utilization", "enforce-eager" },
+                             *const OF_CPUS[] = { "weights-cache", "cpu-isa" };
     const char *const *names = cuda ? OF_CPUS : OF_GPUS;
     for (size_t i = 0; i < COUNT_OF(OF_GPUS); i++)
-        if (config_is_set(c, names[i])) fprintf(stderr, "note: --%s has no effect with --device %s\n", names[i], cuda ? "cuda" : "cpu");
+        if (config_is_set(c, names[i]))
+            fprintf(stderr, "note: --%s has no effect with --device %s\n", names[i],
+                    cuda ? "cuda" : "cpu");
 }
 
-enum status node_options_arithmetic(const struct config *c, enum activations *activations, enum dtype *kv, struct err *err)
+enum status node_options_arithmetic(const struct config *c, enum activations *activations,
+                                    enum dtype *kv, struct err *err)
 {
     const char *type = config_string(c, "kv-cache-dtype");
-    *activations = strcmp(config_string(c, "activations"), "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST;
+    *activations = strcmp(config_string(c, "activations"), "f32") == 0 ? ACTIVATIONS_F32
+                                                                       : ACTIVATIONS_FAST;
     *kv = kernel_kv_default(*activations);
     if (!*type || strcmp(type, "auto") == 0 || kv_rows_from_name(type, kv, err) == OK) return OK;
     return err_prefix(err, "--kv-cache-dtype: ");
@@ -160,10 +193,13 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     note_gpu_options(c, strcmp(o->device, "cuda") == 0);
     if (o->max_batched_tokens < o->max_seqs)
         return err_field(err, ERR_CONFIG, "max-num-batched-tokens",
-                         "--max-num-batched-tokens %u is less than --max-num-seqs %u; every running sequence needs one token per step",
+                         "--max-num-batched-tokens %u is less than --max-num-seqs %u; every "
+                         "running sequence needs one token per step",
                          o->max_batched_tokens, o->max_seqs);
-    if (config_is_set(c, "num-gpu-blocks-override")) o->n_blocks = (uint32_t)config_int(c, "num-gpu-blocks-override");
-    if (config_is_set(c, "kv-cache-memory")) o->kv_bytes = (uint64_t)(config_float(c, "kv-cache-memory") * (double)(1 << 30));
+    if (config_is_set(c, "num-gpu-blocks-override"))
+        o->n_blocks = (uint32_t)config_int(c, "num-gpu-blocks-override");
+    if (config_is_set(c, "kv-cache-memory"))
+        o->kv_bytes = (uint64_t)(config_float(c, "kv-cache-memory") * (double)(1 << 30));
     return OK;
 }
 
@@ -171,20 +207,26 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
 
 enum { SECRET_FAIR = 16 }; /* characters; shorter ones work, with a word of warning */
 
-enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out, struct err *err)
+enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out,
+                                struct err *err)
 {
-    const char *file = config_string(c, "cluster-secret-file"), *env = getenv("BATON_CLUSTER_SECRET");
+    const char *file = config_string(c, "cluster-secret-file"),
+               *env = getenv("BATON_CLUSTER_SECRET");
     char text[SECRET_MAX + 1];
     if (!file) {
         *out = str_of(env);
         return OK;
     }
     FILE *f = fopen(file, "rb");
-    if (!f) return err_field(err, ERR_CONFIG, "cluster-secret-file", "--cluster-secret-file %s cannot be opened", file);
+    if (!f)
+        return err_field(err, ERR_CONFIG, "cluster-secret-file",
+                         "--cluster-secret-file %s cannot be opened", file);
     size_t n = fread(text, 1, SECRET_MAX, f);
     fclose(f);
     struct str s = str_trim((struct str){ text, n });
-    if (s.n == 0) return err_field(err, ERR_CONFIG, "cluster-secret-file", "--cluster-secret-file %s is empty", file);
+    if (s.n == 0)
+        return err_field(err, ERR_CONFIG, "cluster-secret-file",
+                         "--cluster-secret-file %s is empty", file);
     *out = (struct str){ arena_strndup(arena, s.p, s.n), s.n };
     return OK;
 }
@@ -200,7 +242,8 @@ static bool address_facing(const char *host, char *out, size_t cap)
     bool ok = false;
     if (getaddrinfo(host, "9", &hints, &ai) != 0) return false;
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && connect(fd, ai->ai_addr, ai->ai_addrlen) == 0 && getsockname(fd, (struct sockaddr *)&me, &len) == 0)
+    if (fd >= 0 && connect(fd, ai->ai_addr, ai->ai_addrlen) == 0 &&
+        getsockname(fd, (struct sockaddr *)&me, &len) == 0)
         ok = inet_ntop(AF_INET, &me.sin_addr, out, (socklen_t)cap) != NULL;
     if (fd >= 0) close(fd);
     freeaddrinfo(ai);
@@ -215,12 +258,14 @@ static enum status read_addresses(const struct config *c, struct node_options *o
     if (given) snprintf(address, sizeof address, "%s", given);
     else if (o->secret.n) {
         const char *towards = o->directory_host ? o->directory_host : o->redis_host;
-        if (!address_facing(towards, address, sizeof address)) snprintf(address, sizeof address, "127.0.0.1");
+        if (!address_facing(towards, address, sizeof address))
+            snprintf(address, sizeof address, "127.0.0.1");
     }
     struct in_addr v4;
     struct in6_addr v6;
     if (inet_pton(AF_INET, address, &v4) != 1 && inet_pton(AF_INET6, address, &v6) != 1)
-        return err_field(err, ERR_CONFIG, "advertise-host", "--advertise-host %s is not an IP address", address);
+        return err_field(err, ERR_CONFIG, "advertise-host",
+                         "--advertise-host %s is not an IP address", address);
     o->advertise_host = dup_in(o, address);
     return OK;
 }
@@ -230,7 +275,8 @@ static enum status read_addresses(const struct config *c, struct node_options *o
 /* vLLM's JSON names the role; its other members describe the connector it would load. */
 static enum status read_role(const struct config *c, struct node_options *o, struct err *err)
 {
-    const char *name = config_string(c, "splitwise-role"), *json = config_string(c, "kv-transfer-config"), *role = NULL;
+    const char *name = config_string(c, "splitwise-role"),
+               *json = config_string(c, "kv-transfer-config"), *role = NULL;
     for (int r = ROLE_MIXED; r <= ROLE_DECODE; r++)
         if (str_eq_c(str_of(name), node_role_name((enum node_role)r))) o->role = (enum node_role)r;
     if (!json) return OK;
@@ -239,13 +285,20 @@ static enum status read_role(const struct config *c, struct node_options *o, str
     enum status st = json_parse(str_of(json), false, &doc, err);
     if (st == OK) st = json_get_str(doc, "kv_role", &role, err);
     if (st != OK) err_prefix(err, "--kv-transfer-config: ");
-    else if (!role) st = err_field(err, ERR_CONFIG, "kv-transfer-config", "--kv-transfer-config has no kv_role (kv_producer, kv_consumer or kv_both)");
+    else if (!role)
+        st = err_field(err, ERR_CONFIG, "kv-transfer-config",
+                       "--kv-transfer-config has no kv_role (kv_producer, kv_consumer or kv_both)");
     else if (str_eq_c(str_of(role), "kv_producer")) o->role = ROLE_PREFILL;
     else if (str_eq_c(str_of(role), "kv_consumer")) o->role = ROLE_DECODE;
     else if (str_eq_c(str_of(role), "kv_both")) o->role = ROLE_MIXED;
-    else st = err_field(err, ERR_CONFIG, "kv-transfer-config", "kv_role '%s' is not one of kv_producer, kv_consumer, kv_both", role);
+    else
+        st = err_field(err, ERR_CONFIG, "kv-transfer-config",
+                       "kv_role '%s' is not one of kv_producer, kv_consumer, kv_both", role);
     if (st == OK && config_is_set(c, "splitwise-role") && given != o->role)
-        st = err_field(err, ERR_CONFIG, "splitwise-role", "--splitwise-role %s and --kv-transfer-config's kv_role %s contradict each other", name, role);
+        st = err_field(
+            err, ERR_CONFIG, "splitwise-role",
+            "--splitwise-role %s and --kv-transfer-config's kv_role %s contradict each other", name,
+            role);
     cJSON_Delete(doc);
     return st == OK ? OK : ERR_CONFIG;
 }
@@ -257,8 +310,8 @@ static bool is_listed(const struct str *known, size_t n, struct str name)
     return false;
 }
 
-/* Of the allowed protocols, those this binary has; unknown names are errors, known ones that are not built are left out with a word
- * when they were asked for. */
+/* Of the allowed protocols, those this binary has; unknown names are errors, known ones that are
+ * not built are left out with a word when they were asked for. */
 static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
 {
     const struct str known[] = { STR("ipc"), STR("rdma"), STR("ucx"), STR("tcp") };
@@ -270,13 +323,16 @@ static enum status read_protocols(const struct config *c, struct node_options *o
         struct str p = str_trim(str_of(config_list(c, "cache-transfer-protocol", i, NULL)));
         if (!is_listed(known, COUNT_OF(known), p)) {
             buf_release(&kept);
-            return err_field(err, ERR_CONFIG, "cache-transfer-protocol", "--cache-transfer-protocol: '%.*s' is not one of ipc, rdma, ucx, tcp", STR_ARG(p));
+            return err_field(err, ERR_CONFIG, "cache-transfer-protocol",
+                             "--cache-transfer-protocol: '%.*s' is not one of ipc, rdma, ucx, tcp",
+                             STR_ARG(p));
         }
         if (kvt_transport_find(p, &row, NULL) == OK) {
             if (kept.len) buf_add_char(&kept, ',');
             buf_add_str(&kept, p);
         } else if (config_is_set(c, "cache-transfer-protocol")) {
-            fprintf(stderr, "note: --cache-transfer-protocol: %.*s is not built into this binary\n", STR_ARG(p));
+            fprintf(stderr, "note: --cache-transfer-protocol: %.*s is not built into this binary\n",
+                    STR_ARG(p));
         }
     }
     bool none = kept.len == 0;
@@ -285,7 +341,8 @@ static enum status read_protocols(const struct config *c, struct node_options *o
     buf_release(&kept);
     if (none)
         return err_field(err, ERR_CONFIG, "cache-transfer-protocol",
-                         "none of the protocols in --cache-transfer-protocol is built into this binary; add ipc (same host) or tcp");
+                         "none of the protocols in --cache-transfer-protocol is built into this "
+                         "binary; add ipc (same host) or tcp");
     return OK;
 }
 
@@ -299,14 +356,16 @@ enum status node_options_tuning(struct kvt_tuning *t, struct err *err)
     return OK;
 }
 
-static enum status read_host_port(struct node_options *o, const char *name, const char *text, struct err *err)
+static enum status read_host_port(struct node_options *o, const char *name, const char *text,
+                                  struct err *err)
 {
     const char *colon = strrchr(text, ':');
     int64_t port = 0;
     if (!colon || str_to_i64(str_of(colon + 1), &port) != OK || port < 1 || port > 65535)
         return err_field(err, ERR_CONFIG, name, "--%s %s is not host:port", name, text);
     o->directory_host = arena_strndup(&o->arena, text, (size_t)(colon - text));
-    if (str_eq_c(str_of(o->directory_host), "0.0.0.0")) o->directory_host = "127.0.0.1"; /* as the documents write it */
+    /* as the documents write it */
+    if (str_eq_c(str_of(o->directory_host), "0.0.0.0")) o->directory_host = "127.0.0.1";
     o->directory_port = (uint16_t)port;
     o->directory = "http";
     return OK;
@@ -314,7 +373,8 @@ static enum status read_host_port(struct node_options *o, const char *name, cons
 
 static enum status read_directory(const struct config *c, struct node_options *o, struct err *err)
 {
-    const char *scheduler = config_string(c, "scheduler-name"), *router = config_string(c, "router");
+    const char *scheduler = config_string(c, "scheduler-name"),
+               *router = config_string(c, "router");
     const char *innode = config_list(c, "innode-prefill-ports", 0, NULL);
     bool redis = str_eq_c(str_of(scheduler), "splitwise") || str_eq_c(str_of(scheduler), "global");
     o->directory = redis ? "redis" : "local";
@@ -326,17 +386,21 @@ static enum status read_directory(const struct config *c, struct node_options *o
     o->ttl_s = (uint32_t)config_int(c, "scheduler-ttl");
     o->grace_ms = (uint32_t)(config_float(c, "placement-timeout") * 1000);
     if (strlen(o->topic) == 0 || strlen(o->topic) >= NODE_NAME_MAX)
-        return err_field(err, ERR_CONFIG, "scheduler-topic", "--scheduler-topic must have 1 to %d characters", NODE_NAME_MAX - 1);
+        return err_field(err, ERR_CONFIG, "scheduler-topic",
+                         "--scheduler-topic must have 1 to %d characters", NODE_NAME_MAX - 1);
     if (redis && (router || innode))
-        return err_field(err, ERR_CONFIG, router ? "router" : "innode-prefill-ports",
-                         "--scheduler-name %s keeps the cluster view in Redis; --%s names another holder", scheduler, router ? "router" : "innode-prefill-ports");
+        return err_field(
+            err, ERR_CONFIG, router ? "router" : "innode-prefill-ports",
+            "--scheduler-name %s keeps the cluster view in Redis; --%s names another holder",
+            scheduler, router ? "router" : "innode-prefill-ports");
     if (router) return read_host_port(o, "router", router, err);
     if (innode) {
         char text[64];
         snprintf(text, sizeof text, "127.0.0.1:%.32s", innode);
         return read_host_port(o, "innode-prefill-ports", text, err);
     }
-    o->holds_directory = !redis && (o->role == ROLE_PREFILL || config_is_set(c, "engine-worker-queue-port"));
+    o->holds_directory = !redis &&
+                         (o->role == ROLE_PREFILL || config_is_set(c, "engine-worker-queue-port"));
     return OK;
 }
 
@@ -369,21 +433,28 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     o->max_requests = (uint32_t)(max_size > 0 ? max_size : config_int(c, "max-concurrency"));
     o->shutdown_s = (uint32_t)config_int(c, "shutdown-timeout");
     config_list(c, "api-key", 0, &n);
-    if (n > NODE_KEYS_MAX) return err_field(err, ERR_CONFIG, "api-key", "%zu API keys were given, at most %d", n, NODE_KEYS_MAX);
-    for (size_t i = 0; i < n; i++) o->api_keys[o->n_api_keys++] = config_list(c, "api-key", i, NULL);
+    if (n > NODE_KEYS_MAX)
+        return err_field(err, ERR_CONFIG, "api-key", "%zu API keys were given, at most %d", n,
+                         NODE_KEYS_MAX);
+    for (size_t i = 0; i < n; i++)
+        o->api_keys[o->n_api_keys++] = config_list(c, "api-key", i, NULL);
     return OK;
 }
 
 static enum status set_log(const struct config *c, struct err *err)
 {
     static const struct {
-        const char    *name;
+        const char *name;
         enum log_level level;
-    } levels[] = { { "error", LOG_ERROR }, { "warn", LOG_WARN }, { "info", LOG_INFO }, { "debug", LOG_DEBUG } };
+    } levels[] = {
+        { "error", LOG_ERROR }, { "warn", LOG_WARN }, { "info", LOG_INFO }, { "debug", LOG_DEBUG }
+    };
     const char *dir = config_string(c, "log-dir");
     for (size_t i = 0; i < COUNT_OF(levels); i++)
-        if (str_eq_c(str_of(config_string(c, "log-level")), levels[i].name)) log_set_level(levels[i].level);
-    if (dir && log_set_dir(dir) != OK) return err_field(err, ERR_CONFIG, "log-dir", "--log-dir %s cannot be written", dir);
+        if (str_eq_c(str_of(config_string(c, "log-level")), levels[i].name))
+            log_set_level(levels[i].level);
+    if (dir && log_set_dir(dir) != OK)
+        return err_field(err, ERR_CONFIG, "log-dir", "--log-dir %s cannot be written", dir);
     return OK;
 }
 
@@ -404,7 +475,8 @@ enum status node_options_read(const struct config *c, struct node_options *out, 
     return read_model(c, out, err);
 }
 
-enum status node_options_check_read(const struct config *c, struct node_options *out, struct err *err)
+enum status node_options_check_read(const struct config *c, struct node_options *out,
+                                    struct err *err)
 {
     *out = (struct node_options){ 0 };
     arena_init(&out->arena);
@@ -420,19 +492,18 @@ enum status node_options_check(const struct config *c, struct err *err)
     return st;
 }
 
-void node_options_release(struct node_options *o)
-{
-    arena_release(&o->arena);
-}
+void node_options_release(struct node_options *o) { arena_release(&o->arena); }
 
 /* ---- the start page ---- */
 
 static void line(struct buf *out, const char *what, const char *value, const char *source)
 {
-    buf_printf(out, "  %-12s %s%s%s%s\n", what, value, source ? "   (" : "", source ? source : "", source ? ")" : "");
+    buf_printf(out, "  %-12s %s%s%s%s\n", what, value, source ? "   (" : "", source ? source : "",
+               source ? ")" : "");
 }
 
-static void print_port(struct buf *out, const struct config *c, const char *what, const char *host, uint16_t port, const char *option)
+static void print_port(struct buf *out, const struct config *c, const char *what, const char *host,
+                       uint16_t port, const char *option)
 {
     char text[96];
     if (port) snprintf(text, sizeof text, "%s:%u", host, port);
@@ -444,13 +515,16 @@ static void print_directory(const struct node_options *o, const struct config *c
 {
     char text[160];
     if (str_eq_c(str_of(o->directory), "redis"))
-        snprintf(text, sizeof text, "in Redis at %s:%u db %d", o->redis_host, o->redis_port, o->redis_db);
+        snprintf(text, sizeof text, "in Redis at %s:%u db %d", o->redis_host, o->redis_port,
+                 o->redis_db);
     else if (str_eq_c(str_of(o->directory), "http"))
         snprintf(text, sizeof text, "held by %s:%u", o->directory_host, o->directory_port);
     else
-        snprintf(text, sizeof text, "in this process%s", o->holds_directory ? "; others may register on the control port" : "");
+        snprintf(text, sizeof text, "in this process%s",
+                 o->holds_directory ? "; others may register on the control port" : "");
     line(out, "cluster view", text, config_source_text(c, "scheduler-name"));
-    if (o->holds_directory) print_port(out, c, "control", o->cluster_host, o->control_port, "engine-worker-queue-port");
+    if (o->holds_directory)
+        print_port(out, c, "control", o->cluster_host, o->control_port, "engine-worker-queue-port");
 }
 
 void node_options_print(const struct node_options *o, const struct config *c, struct buf *out)
@@ -459,28 +533,45 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     kernel_cpu_features(features, sizeof features);
     buf_printf(out, "baton %s\n", BATON_VERSION);
     line(out, "model", o->model_path, config_source_text(c, "model"));
-    if (o->dummy) line(out, "weights", "MADE UP: answers mean nothing", config_source_text(c, "load-format"));
-    line(out, "role", node_role_name(o->role), config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config" : "splitwise-role"));
+    if (o->dummy)
+        line(out, "weights", "MADE UP: answers mean nothing", config_source_text(c, "load-format"));
+    line(out, "role", node_role_name(o->role),
+         config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config"
+                                                                      : "splitwise-role"));
     line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
     print_port(out, c, "API", o->host, o->port, "port");
     if (o->metrics_port) print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
     print_port(out, c, "nodes", o->cluster_host, o->cluster_port, "pd-comm-port");
     print_port(out, c, "KV", o->cluster_host, o->kv_port, "cache-queue-port");
-    if (config_is_set(c, "rdma-comm-ports")) print_port(out, c, "rdma", o->cluster_host, o->tuning.rdma.port, "rdma-comm-ports");
+    if (config_is_set(c, "rdma-comm-ports"))
+        print_port(out, c, "rdma", o->cluster_host, o->tuning.rdma.port, "rdma-comm-ports");
     line(out, "KV by", o->protocols, config_source_text(c, "cache-transfer-protocol"));
     print_directory(o, c, out);
-    snprintf(text, sizeof text, "%u tokens of context, %u sequences, %u tokens per step, blocks of %u", o->max_model_len, o->max_seqs,
-             o->max_batched_tokens, o->block_tokens);
+    snprintf(text, sizeof text,
+             "%u tokens of context, %u sequences, %u tokens per step, blocks of %u",
+             o->max_model_len, o->max_seqs, o->max_batched_tokens, o->block_tokens);
     line(out, "limits", text, config_source_text(c, "max-model-len"));
-    snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads, o->cpu_isa, config_string(c, "activations"), features);
+    snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads,
+             o->cpu_isa, config_string(c, "activations"), features);
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
     line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
-    line(out, "computes on", strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the processor", config_source_text(c, "device"));
-    line(out, "API keys", o->n_api_keys ? "required" : "none: anyone who reaches the port may use it", config_source_text(c, "api-key"));
+    line(out, "computes on",
+         strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)"
+                                        : "the processor",
+         config_source_text(c, "device"));
+    line(out, "API keys",
+         o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",
+         config_source_text(c, "api-key"));
     if (!o->secret.n)
-        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on 127.0.0.1, so other hosts cannot join\n");
+        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
+                       "127.0.0.1, so other hosts cannot join\n");
     else if (o->secret.n < SECRET_FAIR)
-        buf_printf(out, "  the cluster secret has %zu characters: whoever guesses it can join and read KV; take %d random ones or more\n", o->secret.n, SECRET_FAIR);
-    if (o->role == ROLE_MIXED && (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
-        buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is mixed; was a line of the command lost?\n");
+        buf_printf(out,
+                   "  the cluster secret has %zu characters: whoever guesses it can join and read "
+                   "KV; take %d random ones or more\n",
+                   o->secret.n, SECRET_FAIR);
+    if (o->role == ROLE_MIXED &&
+        (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
+        buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is "
+                       "mixed; was a line of the command lost?\n");
 }

@@ -33,12 +33,14 @@ static const struct option *option_of_env(const char *name)
     return NULL;
 }
 
-bool compatibility_resolve(const struct compat_row *row, enum option_effect *effect, const char **sentence)
+bool compatibility_resolve(const struct compat_row *row, enum option_effect *effect,
+                           const char **sentence)
 {
     *effect = row->effect;
     *sentence = row->sentence;
     if (row->sentence) return true;
-    const struct option *o = row->kind == COMPAT_FLAG ? option_of_flag(row->name + strlen("--")) : option_of_env(row->name);
+    const struct option *o = row->kind == COMPAT_FLAG ? option_of_flag(row->name + strlen("--"))
+                                                      : option_of_env(row->name);
     if (!o) return false;
     *effect = o->effect;
     *sentence = o->effect == EFFECT_WORKS || !o->note ? o->help : o->note;
@@ -49,7 +51,9 @@ bool compatibility_resolve(const struct compat_row *row, enum option_effect *eff
 
 static const char *effect_word(enum option_effect effect)
 {
-    return effect == EFFECT_WORKS ? "works" : effect == EFFECT_ACCEPTED ? "accepted without effect" : "refused";
+    return effect == EFFECT_WORKS      ? "works"
+           : effect == EFFECT_ACCEPTED ? "accepted without effect"
+                                       : "refused";
 }
 
 /* Text in a table cell: '|' would end it, '<' could begin a tag. */
@@ -76,18 +80,28 @@ static void add_row(const struct compat_row *row, struct buf *out)
 
 void compatibility_markdown(struct buf *out)
 {
-    static const char *const headings[COMPAT_N_KINDS] = {
-        [COMPAT_COMMAND] = "Commands", [COMPAT_FLAG] = "Flags", [COMPAT_ENV] = "Environment variables", [COMPAT_VALUE] = "Values and models" };
+    static const char *const headings[COMPAT_N_KINDS] = { [COMPAT_COMMAND] = "Commands",
+                                                          [COMPAT_FLAG] = "Flags",
+                                                          [COMPAT_ENV] = "Environment variables",
+                                                          [COMPAT_VALUE] = "Values and models" };
     buf_add_c(out, "# Compatibility\n\n"
-                   "What becomes of every command, flag, environment variable and value in five documents that our users have in hand:\n"
-                   "000 FastDeploy, data parallel service; 001 the same page, older; 002 vLLM-Ascend, distributed data parallel with large-scale\n"
-                   "expert parallelism; 003 FastDeploy, ERNIE-4.5-21B-A3B; 004 PaddleNLP, static-graph deployment.\n\n"
+                   "What becomes of every command, flag, environment variable and value in five "
+                   "documents that our users have in hand:\n"
+                   "000 FastDeploy, data parallel service; 001 the same page, older; 002 "
+                   "vLLM-Ascend, distributed data parallel with large-scale\n"
+                   "expert parallelism; 003 FastDeploy, ERNIE-4.5-21B-A3B; 004 PaddleNLP, "
+                   "static-graph deployment.\n\n"
                    "* **works**: does what the document says.\n"
-                   "* **accepted without effect**: changes no answer here; a node says so once when it starts.\n"
-                   "* **refused**: cannot be honoured; a flag or value stops the start with its sentence, a command has no counterpart.\n\n"
-                   "This page is printed by `baton docs compatibility`; a test holds it against the documents and the program.\n");
+                   "* **accepted without effect**: changes no answer here; a node says so once "
+                   "when it starts.\n"
+                   "* **refused**: cannot be honoured; a flag or value stops the start with its "
+                   "sentence, a command has no counterpart.\n\n"
+                   "This page is printed by `baton docs compatibility`; a test holds it against "
+                   "the documents and the program.\n");
     for (int kind = 0; kind < COMPAT_N_KINDS; kind++) {
-        buf_printf(out, "\n## %s\n\n| Name | Documents | Effect | What Baton does |\n|---|---|---|---|\n", headings[kind]);
+        buf_printf(
+            out, "\n## %s\n\n| Name | Documents | Effect | What Baton does |\n|---|---|---|---|\n",
+            headings[kind]);
         for (const struct compat_row *row = COMPATIBILITY; row->name; row++)
             if ((int)row->kind == kind) add_row(row, out);
     }
@@ -103,7 +117,9 @@ static const struct compat_row *row_of_env(struct str name)
         if (row->kind != COMPAT_ENV) continue;
         struct str pattern = str_of(row->name);
         if (str_eq(pattern, name)) return row;
-        if (str_ends(pattern, "*") && name.n >= pattern.n && memcmp(name.p, pattern.p, pattern.n - 1) == 0) family = row;
+        if (str_ends(pattern, "*") && name.n >= pattern.n &&
+            memcmp(name.p, pattern.p, pattern.n - 1) == 0)
+            family = row;
     }
     return family;
 }
@@ -111,10 +127,13 @@ static const struct compat_row *row_of_env(struct str name)
 /* Begins like a variable that tunes transfers, but is none: most likely misspelt. */
 static bool is_misspelt(const char *name)
 {
-    static const char *const families[] = { "KVCACHE_", "KV_CACHE_", "BATON_RDMA_", "BATON_UCX_", "BATON_TCP_", "BATON_IPC_", "BATON_KV_" };
+    static const char *const families[] = { "KVCACHE_",   "KV_CACHE_",  "BATON_RDMA_", "BATON_UCX_",
+                                            "BATON_TCP_", "BATON_IPC_", "BATON_KV_" };
     bool ours = false, known = option_of_env(name) != NULL;
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) ours |= str_starts(str_of(name), families[i]);
-    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) known |= strcmp(name, n->name) == 0;
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        ours |= str_starts(str_of(name), families[i]);
+    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)
+        known |= strcmp(name, n->name) == 0;
     return ours && !known;
 }
 
@@ -125,11 +144,12 @@ static void note_of(struct str name, struct buf *out)
     const struct compat_row *row = row_of_env(name);
     buf_add_str(out, name);
     if (!row && is_misspelt(out->data))
-        buf_add_c(out, ": no variable of that name is read; docs/configuration.md lists those that tune transfers");
-    else if (row && !row->quiet && compatibility_resolve(row, &effect, &sentence) && effect != EFFECT_WORKS && !option_of_env(out->data))
+        buf_add_c(out, ": no variable of that name is read; docs/configuration.md lists those that "
+                       "tune transfers");
+    else if (row && !row->quiet && compatibility_resolve(row, &effect, &sentence) &&
+             effect != EFFECT_WORKS && !option_of_env(out->data))
         buf_printf(out, ": %s", sentence);
-    else
-        buf_clear(out); /* nothing to say; or an option reads it, though its family is not read */
+    else buf_clear(out); /* nothing to say; or an option reads it, though its family is not read */
 }
 
 void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void *arg)

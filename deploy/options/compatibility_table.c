@@ -1,17 +1,44 @@
-/* compatibility_table.c - the rows of compatibility.h. Numbers are those of the documents: 000 FastDeploy data parallel service,
- * 001 the same, older, 002 vLLM-Ascend large-scale expert parallelism, 003 ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. */
+/* compatibility_table.c - the rows of compatibility.h. Numbers are those of the documents: 000
+ * FastDeploy data parallel service, 001 the same, older, 002 vLLM-Ascend large-scale expert
+ * parallelism, 003 ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. */
 #include "deploy/options/compatibility.h"
 
 #include <stddef.h>
 
-#define COMMAND(n, s, e, why)    { .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why }
-#define FLAG(n, s)               { .kind = COMPAT_FLAG, .name = n, .seeds = s }
-#define FLAG_OF(o, n, s, e, why) { .kind = COMPAT_FLAG, .name = n, .owner = o, .seeds = s, .effect = EFFECT_##e, .sentence = why }
-#define ENV_OPTION(n, s)         { .kind = COMPAT_ENV, .name = n, .seeds = s }
-#define ENV(n, s, why)           { .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_ACCEPTED, .sentence = why }
-#define ENV_QUIET(n, s, why)     { .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_ACCEPTED, .sentence = why, .quiet = true }
-#define ENV_WORKS(n, s, why)     { .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_WORKS, .sentence = why }
-#define VALUE(n, s, e, why)      { .kind = COMPAT_VALUE, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why }
+#define COMMAND(n, s, e, why)                                                                      \
+    {                                                                                              \
+        .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why       \
+    }
+#define FLAG(n, s)                                                                                 \
+    {                                                                                              \
+        .kind = COMPAT_FLAG, .name = n, .seeds = s                                                 \
+    }
+#define FLAG_OF(o, n, s, e, why)                                                                   \
+    {                                                                                              \
+        .kind = COMPAT_FLAG, .name = n, .owner = o, .seeds = s, .effect = EFFECT_##e,              \
+        .sentence = why                                                                            \
+    }
+#define ENV_OPTION(n, s)                                                                           \
+    {                                                                                              \
+        .kind = COMPAT_ENV, .name = n, .seeds = s                                                  \
+    }
+#define ENV(n, s, why)                                                                             \
+    {                                                                                              \
+        .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_ACCEPTED, .sentence = why      \
+    }
+#define ENV_QUIET(n, s, why)                                                                       \
+    {                                                                                              \
+        .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_ACCEPTED, .sentence = why,     \
+        .quiet = true                                                                              \
+    }
+#define ENV_WORKS(n, s, why)                                                                       \
+    {                                                                                              \
+        .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_WORKS, .sentence = why         \
+    }
+#define VALUE(n, s, e, why)                                                                        \
+    {                                                                                              \
+        .kind = COMPAT_VALUE, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why         \
+    }
 
 #define PROXY  "load_balance_proxy_server_example.py"
 #define FETCH  "download_model.py"
@@ -19,73 +46,136 @@
 #define DOCKER "docker"
 #define ROUTER "fastdeploy.router.launch"
 
-#define NO_PROXY   "no proxy is needed: every node takes requests and shares them with the others by their load"
-#define NO_FETCH   "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local cache by --model"
-#define NO_DOCKER  "there is no image: Baton is one program, built by CMake and started as a process"
-#define NO_STATIC  "static-graph exports (.pdmodel, .pdiparams) are not read: give the model's Hugging Face checkpoint or a GGUF file"
-#define NO_FD_FP8  "FastDeploy's own FP8 files are not read: give the bf16 checkpoint and --quantization block_wise_fp8"
-#define NO_W8A8    "a format of Ascend NPUs: give DeepSeek's own FP8 checkpoint, one in bf16 or a GGUF file"
-#define PADDLE     "the `-Paddle` layout is read as it is, from a folder or a local cache"
-#define NO_ASCEND  "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
-#define NO_HCCL    "it configures Huawei's collective library, which Baton does not use"
-#define NO_NIC     "it names a network card for a library that Baton does not use; peers are found by address (--advertise-host)"
-#define NO_DP      "ranks find each other through the cluster view; `baton launch` starts several nodes"
-#define BENCH_OWN  "it belongs to the client, which runs as it is"
+#define NO_PROXY                                                                                   \
+    "no proxy is needed: every node takes requests and shares them with the others by their load"
+#define NO_FETCH                                                                                   \
+    "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local "     \
+    "cache by --model"
+#define NO_DOCKER "there is no image: Baton is one program, built by CMake and started as a process"
+#define NO_STATIC                                                                                  \
+    "static-graph exports (.pdmodel, .pdiparams) are not read: give the model's Hugging Face "     \
+    "checkpoint or a GGUF file"
+#define NO_FD_FP8                                                                                  \
+    "FastDeploy's own FP8 files are not read: give the bf16 checkpoint and --quantization "        \
+    "block_wise_fp8"
+#define NO_W8A8                                                                                    \
+    "a format of Ascend NPUs: give DeepSeek's own FP8 checkpoint, one in bf16 or a GGUF file"
+#define PADDLE    "the `-Paddle` layout is read as it is, from a folder or a local cache"
+#define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
+#define NO_HCCL   "it configures Huawei's collective library, which Baton does not use"
+#define NO_NIC                                                                                     \
+    "it names a network card for a library that Baton does not use; peers are found by address "   \
+    "(--advertise-host)"
+#define NO_DP     "ranks find each other through the cluster view; `baton launch` starts several nodes"
+#define BENCH_OWN "it belongs to the client, which runs as it is"
 
 const struct compat_row COMPATIBILITY[] = {
     /* ---- commands ---- */
-    COMMAND("python -m fastdeploy.entrypoints.openai.api_server", "001 003", WORKS, "`baton serve` with the same options"),
-    COMMAND("python -m fastdeploy.entrypoints.openai.multi_api_server", "000 001", WORKS, "`baton launch` with the same options"),
+    COMMAND("python -m fastdeploy.entrypoints.openai.api_server", "001 003", WORKS,
+            "`baton serve` with the same options"),
+    COMMAND("python -m fastdeploy.entrypoints.openai.multi_api_server", "000 001", WORKS,
+            "`baton launch` with the same options"),
     COMMAND("python -m fastdeploy.router.launch", "000", REFUSED,
-            "`baton router` is not built yet; `baton launch` and prefill nodes hold the cluster view that --router names, and any node takes requests"),
+            "`baton router` is not built yet; `baton launch` and prefill nodes hold the cluster "
+            "view that --router names, and any node takes requests"),
     COMMAND("LLM(...).generate(prompts, sampling_params)", "001", WORKS,
-            "`baton generate --input requests.jsonl --output answers.jsonl`; it computes in one process, so the scheduler's arguments are left out"),
-    COMMAND("bash scripts/get_rdma_nics.sh", "001", WORKS, "`bash deploy/get_rdma_nics.sh` with the same words and the same output"),
-    COMMAND("vllm serve", "002", WORKS, "`baton serve` with the same options; each option's row says what it does"),
-    COMMAND("run_dp_template.sh", "002", WORKS, "its `vllm serve` becomes `baton serve`; --quantization ascend has to go"),
-    COMMAND("multiprocessing launcher of run_dp_template.sh", "002", WORKS, "`baton launch --num-servers N` (or --prefill N --decode M) starts and supervises the nodes of a host"),
+            "`baton generate --input requests.jsonl --output answers.jsonl`; it computes in one "
+            "process, so the scheduler's arguments are left out"),
+    COMMAND("bash scripts/get_rdma_nics.sh", "001", WORKS,
+            "`bash deploy/get_rdma_nics.sh` with the same words and the same output"),
+    COMMAND("vllm serve", "002", WORKS,
+            "`baton serve` with the same options; each option's row says what it does"),
+    COMMAND("run_dp_template.sh", "002", WORKS,
+            "its `vllm serve` becomes `baton serve`; --quantization ascend has to go"),
+    COMMAND("multiprocessing launcher of run_dp_template.sh", "002", WORKS,
+            "`baton launch --num-servers N` (or --prefill N --decode M) starts and supervises the "
+            "nodes of a host"),
     COMMAND("python load_balance_proxy_server_example.py", "002", REFUSED, NO_PROXY),
     COMMAND("hccn_tool", "002", REFUSED, NO_ASCEND),
     COMMAND("npu-smi info", "002", REFUSED, NO_ASCEND),
     COMMAND("cat /etc/hccn.conf", "002", REFUSED, NO_ASCEND),
-    COMMAND("ifconfig", "002", WORKS, "Linux's own; the start page of a node says which address it uses"),
-    COMMAND("git clone https://gitee.com/aisbench/benchmark.git", "002", WORKS, "AISBench is a client and is installed as its own documents say"),
-    COMMAND("pip3 install -e ./", "002", WORKS, "AISBench is a client and is installed as its own documents say"),
-    COMMAND("ais_bench", "002", WORKS, "its vllm-api-stream-chat client speaks the OpenAI API: host_ip and host_port are those of any node"),
+    COMMAND("ifconfig", "002", WORKS,
+            "Linux's own; the start page of a node says which address it uses"),
+    COMMAND("git clone https://gitee.com/aisbench/benchmark.git", "002", WORKS,
+            "AISBench is a client and is installed as its own documents say"),
+    COMMAND("pip3 install -e ./", "002", WORKS,
+            "AISBench is a client and is installed as its own documents say"),
+    COMMAND("ais_bench", "002", WORKS,
+            "its vllm-api-stream-chat client speaks the OpenAI API: host_ip and host_port are "
+            "those of any node"),
     COMMAND("Nginx", "000", WORKS, "any HTTP proxy may stand before the nodes; none is needed"),
     COMMAND("docker run", "004", REFUSED, NO_DOCKER),
     COMMAND("docker exec", "004", REFUSED, NO_DOCKER),
     COMMAND("docker build", "004", REFUSED, NO_DOCKER),
     COMMAND("git clone https://github.com/PaddlePaddle/PaddleNLP.git", "004", REFUSED, NO_DOCKER),
-    COMMAND("nvidia-smi", "004", REFUSED, "a tool of the GPU's driver; `baton doctor` checks a host"),
+    COMMAND("nvidia-smi", "004", REFUSED,
+            "a tool of the GPU's driver; `baton doctor` checks a host"),
     COMMAND("python download_model.py", "004", REFUSED, NO_FETCH),
-    COMMAND("start_server", "004", REFUSED, "`baton serve --model PATH` starts a node; static-graph exports are not read"),
-    COMMAND("stop_server", "004", REFUSED, "Ctrl-C or SIGTERM stops a node: it finishes what runs, up to --shutdown-timeout"),
-    COMMAND("mpirun start_server", "004", REFUSED, "nodes need no MPI: start `baton serve` on each host with the same --scheduler-host and topic"),
+    COMMAND("start_server", "004", REFUSED,
+            "`baton serve --model PATH` starts a node; static-graph exports are not read"),
+    COMMAND("stop_server", "004", REFUSED,
+            "Ctrl-C or SIGTERM stops a node: it finishes what runs, up to --shutdown-timeout"),
+    COMMAND("mpirun start_server", "004", REFUSED,
+            "nodes need no MPI: start `baton serve` on each host with the same --scheduler-host "
+            "and topic"),
     COMMAND("mpirun stop_server", "004", REFUSED, "nodes need no MPI: SIGTERM stops each"),
     COMMAND("GET /v2/health/live", "004", WORKS, "the same as /live"),
     COMMAND("GET /v2/health/ready", "004", WORKS, "the same as /ready"),
-    COMMAND("openai.Client(base_url=\".../v1/chat/completions\")", "004", WORKS, "the paths that such a client asks for are aliases; .../v1 is the usual base_url"),
+    COMMAND("openai.Client(base_url=\".../v1/chat/completions\")", "004", WORKS,
+            "the paths that such a client asks for are aliases; .../v1 is the usual base_url"),
     COMMAND("requests.post(url, json={\"text\", \"req_id\", \"max_dec_len\"})", "004", REFUSED,
-            "the native fields are not built yet: send messages and max_tokens, as OpenAI's API has them"),
+            "the native fields are not built yet: send messages and max_tokens, as OpenAI's API "
+            "has them"),
 
     /* ---- flags of the servers: their effect is the option's ---- */
-    FLAG("--additional-config", "002"), FLAG("--args", "000 001"), FLAG("--cache-queue-port", "001 003"), FLAG("--cache-transfer-protocol", "001"),
-    FLAG("--data-parallel-size", "000 001"), FLAG("--enable-chunked-prefill", "003"), FLAG("--enable-expert-parallel", "000 001 002"),
-    FLAG("--enable-prefix-caching", "003"), FLAG("--enforce-eager", "002"), FLAG("--engine-worker-queue-port", "000 001 003"),
-    FLAG("--gpu-memory-utilization", "002 003"), FLAG("--host", "002"), FLAG("--innode-prefill-ports", "003"), FLAG("--kv-cache-ratio", "003"),
-    FLAG("--kv-transfer-config", "002"), FLAG("--max-model-len", "000 001 002 003"), FLAG("--max-num-batched-tokens", "002"),
-    FLAG("--max-num-seqs", "000 001 002 003"), FLAG("--metrics-port", "001 003"), FLAG("--metrics-ports", "000 001"), FLAG("--model", "000 001 003"),
-    FLAG("--num-gpu-blocks-override", "000 001 003"), FLAG("--num-servers", "000 001"), FLAG("--pd-comm-port", "001"), FLAG("--port", "001 002 003"),
-    FLAG("--ports", "000 001"), FLAG("--quantization", "002 003"), FLAG("--rdma-comm-ports", "001"), FLAG("--router", "000"),
-    FLAG("--scheduler-host", "001"), FLAG("--scheduler-name", "001"), FLAG("--scheduler-port", "001"), FLAG("--scheduler-topic", "001"),
-    FLAG("--scheduler-ttl", "001"), FLAG("--seed", "002"), FLAG("--served-model-name", "002"), FLAG("--speculative-config", "002 003"),
-    FLAG("--splitwise-role", "001 003"), FLAG("--swap-space", "003"), FLAG("--tensor-parallel-size", "000 001 002 003"),
-    FLAG("--trust-remote-code", "002"), FLAG("--use-cudagraph", "003"),
+    FLAG("--additional-config", "002"),
+    FLAG("--args", "000 001"),
+    FLAG("--cache-queue-port", "001 003"),
+    FLAG("--cache-transfer-protocol", "001"),
+    FLAG("--data-parallel-size", "000 001"),
+    FLAG("--enable-chunked-prefill", "003"),
+    FLAG("--enable-expert-parallel", "000 001 002"),
+    FLAG("--enable-prefix-caching", "003"),
+    FLAG("--enforce-eager", "002"),
+    FLAG("--engine-worker-queue-port", "000 001 003"),
+    FLAG("--gpu-memory-utilization", "002 003"),
+    FLAG("--host", "002"),
+    FLAG("--innode-prefill-ports", "003"),
+    FLAG("--kv-cache-ratio", "003"),
+    FLAG("--kv-transfer-config", "002"),
+    FLAG("--max-model-len", "000 001 002 003"),
+    FLAG("--max-num-batched-tokens", "002"),
+    FLAG("--max-num-seqs", "000 001 002 003"),
+    FLAG("--metrics-port", "001 003"),
+    FLAG("--metrics-ports", "000 001"),
+    FLAG("--model", "000 001 003"),
+    FLAG("--num-gpu-blocks-override", "000 001 003"),
+    FLAG("--num-servers", "000 001"),
+    FLAG("--pd-comm-port", "001"),
+    FLAG("--port", "001 002 003"),
+    FLAG("--ports", "000 001"),
+    FLAG("--quantization", "002 003"),
+    FLAG("--rdma-comm-ports", "001"),
+    FLAG("--router", "000"),
+    FLAG("--scheduler-host", "001"),
+    FLAG("--scheduler-name", "001"),
+    FLAG("--scheduler-port", "001"),
+    FLAG("--scheduler-topic", "001"),
+    FLAG("--scheduler-ttl", "001"),
+    FLAG("--seed", "002"),
+    FLAG("--served-model-name", "002"),
+    FLAG("--speculative-config", "002 003"),
+    FLAG("--splitwise-role", "001 003"),
+    FLAG("--swap-space", "003"),
+    FLAG("--tensor-parallel-size", "000 001 002 003"),
+    FLAG("--trust-remote-code", "002"),
+    FLAG("--use-cudagraph", "003"),
 
     /* ---- flags of other programs ---- */
-    FLAG_OF(ROUTER, "--host", "000", REFUSED, "`baton router` is not built yet; any node takes requests"),
-    FLAG_OF(ROUTER, "--port", "000", REFUSED, "`baton router` is not built yet; any node takes requests"),
+    FLAG_OF(ROUTER, "--host", "000", REFUSED,
+            "`baton router` is not built yet; any node takes requests"),
+    FLAG_OF(ROUTER, "--port", "000", REFUSED,
+            "`baton router` is not built yet; any node takes requests"),
     FLAG_OF(PROXY, "--port", "002", REFUSED, NO_PROXY),
     FLAG_OF(PROXY, "--host", "002", REFUSED, NO_PROXY),
     FLAG_OF(PROXY, "--prefiller-hosts", "002", REFUSED, NO_PROXY),
@@ -106,7 +196,8 @@ const struct compat_row COMPATIBILITY[] = {
     FLAG_OF(FETCH, "--mode", "004", REFUSED, NO_FETCH),
     FLAG_OF(FETCH, "--speculate_model_path", "004", REFUSED, NO_FETCH),
     FLAG_OF(DOCKER, "--gpus", "004", REFUSED, NO_DOCKER),
-    FLAG_OF(DOCKER, "--shm-size", "004", REFUSED, NO_DOCKER "; shared KV memory takes no room in /dev/shm"),
+    FLAG_OF(DOCKER, "--shm-size", "004", REFUSED,
+            NO_DOCKER "; shared KV memory takes no room in /dev/shm"),
     FLAG_OF(DOCKER, "--network", "004", REFUSED, NO_DOCKER),
     FLAG_OF(DOCKER, "--privileged", "004", REFUSED, NO_DOCKER),
     FLAG_OF(DOCKER, "--cap-add", "004", REFUSED, NO_DOCKER),
@@ -116,37 +207,51 @@ const struct compat_row COMPATIBILITY[] = {
     /* ---- environment variables ---- */
     ENV_OPTION("FD_LOG_DIR", "000 001 003"),
     ENV_OPTION("OMP_NUM_THREADS", "002"),
-    ENV("FD_ENABLE_MULTI_API_SERVER", "000 001", "`baton launch` starts several servers without a switch"),
-    ENV_WORKS("CUDA_VISIBLE_DEVICES", "001 003 004", "--device cuda takes the first of them; without --device cuda no GPU is used"),
-    ENV_WORKS("KVCACHE_RDMA_NICS", "001", "the RDMA devices to use, in this order; without it every active port near the memory"),
+    ENV("FD_ENABLE_MULTI_API_SERVER", "000 001",
+        "`baton launch` starts several servers without a switch"),
+    ENV_WORKS("CUDA_VISIBLE_DEVICES", "001 003 004",
+              "--device cuda takes the first of them; without --device cuda no GPU is used"),
+    ENV_WORKS(
+        "KVCACHE_RDMA_NICS", "001",
+        "the RDMA devices to use, in this order; without it every active port near the memory"),
     ENV("ENABLE_V1_KVCACHE_SCHEDULER", "003", "KV blocks are always managed for the whole node"),
-    ENV("FD_SAMPLING_CLASS", "003", "it chooses how to sample on a GPU; the distribution is the one asked for either way"),
-    ENV("FD_ATTENTION_BACKEND", "003", "it chooses a GPU kernel; --cpu-isa chooses the kernels of this build"),
+    ENV("FD_SAMPLING_CLASS", "003",
+        "it chooses how to sample on a GPU; the distribution is the one asked for either way"),
+    ENV("FD_ATTENTION_BACKEND", "003",
+        "it chooses a GPU kernel; --cpu-isa chooses the kernels of this build"),
     ENV("FD_USE_DEEP_GEMM", "003", "it chooses a GPU library for FP8"),
-    ENV("FLAGS_max_partition_size", "003", "it tunes a GPU attention kernel; attention here goes by KV blocks"),
-    ENV("INFERENCE_MSG_QUEUE_ID", "003", "there is no System V message queue to tell apart: nodes talk over sockets"),
+    ENV("FLAGS_max_partition_size", "003",
+        "it tunes a GPU attention kernel; attention here goes by KV blocks"),
+    ENV("INFERENCE_MSG_QUEUE_ID", "003",
+        "there is no System V message queue to tell apart: nodes talk over sockets"),
     ENV("HCCL_IF_IP", "002", NO_HCCL),
     ENV("HCCL_SOCKET_IFNAME", "002", NO_HCCL),
     ENV("HCCL_BUFFSIZE", "002", NO_HCCL),
     ENV("GLOO_SOCKET_IFNAME", "002", NO_NIC),
     ENV("TP_SOCKET_IFNAME", "002", NO_NIC),
-    ENV("OMP_PROC_BIND", "002", "OpenMP is not used; compute threads go where the system puts them"),
+    ENV("OMP_PROC_BIND", "002",
+        "OpenMP is not used; compute threads go where the system puts them"),
     ENV("VLLM_DP_SIZE", "002", NO_DP),
     ENV("VLLM_DP_SIZE_LOCAL", "002", NO_DP),
     ENV("VLLM_DP_RANK", "002", NO_DP),
     ENV("VLLM_DP_RANK_LOCAL", "002", NO_DP),
     ENV("VLLM_DP_MASTER_IP", "002", NO_DP),
     ENV("VLLM_DP_MASTER_PORT", "002", NO_DP),
-    ENV("VLLM_USE_MODELSCOPE", "002", "org/name is looked for in ModelScope's cache as well as in Hugging Face's, whatever this says"),
+    ENV("VLLM_USE_MODELSCOPE", "002",
+        "org/name is looked for in ModelScope's cache as well as in Hugging Face's, whatever this "
+        "says"),
     ENV("VLLM_WORKER_MULTIPROC_METHOD", "002", "a node is one process"),
-    ENV("VLLM_ASCEND_EXTERNAL_DP_LB_ENABLED", "002", "every node shares requests with the others; a balancer before them is welcome and not needed"),
+    ENV("VLLM_ASCEND_EXTERNAL_DP_LB_ENABLED", "002",
+        "every node shares requests with the others; a balancer before them is welcome and not "
+        "needed"),
     ENV("PYTORCH_NPU_ALLOC_CONF", "002", "it tunes PyTorch, which Baton does not use"),
     ENV("TASK_QUEUE_ENABLE", "002", "it tunes PyTorch on Ascend, which Baton does not use"),
     ENV_QUIET("http_proxy", "002", "nodes reach each other directly; clients may need it unset"),
     ENV_QUIET("https_proxy", "002", "nodes reach each other directly; clients may need it unset"),
     ENV("MODEL_PATH", "004", "not read: give the path by --model or BATON_MODEL"),
     ENV("MODEL_DIR", "004", "not read: give the path by --model or BATON_MODEL"),
-    ENV("model_name", "004", "not read: nothing is downloaded at start; give the model by --model or BATON_MODEL"),
+    ENV("model_name", "004",
+        "not read: nothing is downloaded at start; give the model by --model or BATON_MODEL"),
     ENV("tag", "004", "not read: it chose the version of a download"),
     ENV("quant_type", "003", "a variable of the script; it reaches a node as --quantization"),
     ENV("MP_NUM", "004", "not read: one process computes; see --tensor-parallel-size"),
@@ -167,15 +272,18 @@ const struct compat_row COMPATIBILITY[] = {
     ENV("INFER_QUEUE_PORT", "004", "not read: a node is one process"),
     ENV("DISABLE_STREAMING", "004", "not read: a request streams when it says so"),
     ENV("MAX_SEQ_LEN", "004", "not read: use --max-model-len"),
-    ENV("MAX_DEC_LEN", "004", "not read: a request's max_tokens limits its answer, --max-model-len all"),
+    ENV("MAX_DEC_LEN", "004",
+        "not read: a request's max_tokens limits its answer, --max-model-len all"),
     ENV("BATCH_SIZE", "004", "not read: use --max-num-seqs"),
     ENV("BLOCK_BS", "004", "not read: use --kv-cache-memory or --num-gpu-blocks-override"),
     ENV("BLOCK_RATIO", "004", "not read: prompts and answers share one pool of KV blocks"),
     ENV("MAX_CACHED_TASK_NUM", "004", "not read: use --max-waiting and --max-concurrency"),
     ENV("USE_WARMUP", "004", "not read: nothing has to be warmed up on the CPU"),
-    ENV("USE_HF_TOKENIZER", "004", "not read: the tokenizer is always the one that comes with the model"),
+    ENV("USE_HF_TOKENIZER", "004",
+        "not read: the tokenizer is always the one that comes with the model"),
     ENV("USE_CACHE_KV_INT8", "004", "not read: use --kv-cache-dtype int8"),
-    ENV("OUTPUT_LOG_TO_CONSOLE", "004", "not read: the log goes to standard error, and to --log-dir when given"),
+    ENV("OUTPUT_LOG_TO_CONSOLE", "004",
+        "not read: the log goes to standard error, and to --log-dir when given"),
     /* Others of the same systems, which no document here shows. */
     ENV("VLLM_*", "", "a setting of vLLM that Baton does not read"),
     ENV("HCCL_*", "", NO_HCCL),
@@ -184,21 +292,35 @@ const struct compat_row COMPATIBILITY[] = {
     ENV("BKCL_*", "", "it configures Baidu's collective library, which Baton does not use"),
 
     /* ---- values, members and models ---- */
-    VALUE("--quantization ascend", "002", REFUSED, "a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file"),
-    VALUE("--quantization wint4", "003", WORKS, "a checkpoint is quantised while it is loaded, by FastDeploy's rules; with a GGUF file, whose weights are quantised, the option has no effect"),
+    VALUE("--quantization ascend", "002", REFUSED,
+          "a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file"),
+    VALUE("--quantization wint4", "003", WORKS,
+          "a checkpoint is quantised while it is loaded, by FastDeploy's rules; with a GGUF file, "
+          "whose weights are quantised, the option has no effect"),
     VALUE("--quantization wint8", "003", WORKS, "as wint4"),
     VALUE("--quantization block_wise_fp8", "003", WORKS, "as wint4"),
-    VALUE("--cache-transfer-protocol rdma", "001", WORKS, "KV goes through RDMA queue pairs; with \"rdma,ipc\" shared memory is used inside a host, whatever the order"),
-    VALUE("--additional-config enable_weight_nz_layout", "002", ACCEPTED, "it tunes Ascend kernels"),
-    VALUE("--additional-config enable_prefill_optimizations", "002", ACCEPTED, "it tunes Ascend kernels"),
-    VALUE("--kv-transfer-config kv_role", "002", WORKS, "kv_producer is --splitwise-role prefill, kv_consumer decode, kv_both mixed"),
-    VALUE("--kv-transfer-config kv_connector", "002", ACCEPTED, "KV takes what --cache-transfer-protocol names"),
-    VALUE("--kv-transfer-config kv_buffer_device", "002", ACCEPTED, "KV is where --device computes"),
-    VALUE("--kv-transfer-config kv_parallel_size", "002", ACCEPTED, "nodes find each other through the cluster view, however many there are"),
-    VALUE("--kv-transfer-config kv_port", "002", ACCEPTED, "not read: --cache-queue-port fixes the port for KV, any free one otherwise"),
+    VALUE("--cache-transfer-protocol rdma", "001", WORKS,
+          "KV goes through RDMA queue pairs; with \"rdma,ipc\" shared memory is used inside a "
+          "host, whatever the order"),
+    VALUE("--additional-config enable_weight_nz_layout", "002", ACCEPTED,
+          "it tunes Ascend kernels"),
+    VALUE("--additional-config enable_prefill_optimizations", "002", ACCEPTED,
+          "it tunes Ascend kernels"),
+    VALUE("--kv-transfer-config kv_role", "002", WORKS,
+          "kv_producer is --splitwise-role prefill, kv_consumer decode, kv_both mixed"),
+    VALUE("--kv-transfer-config kv_connector", "002", ACCEPTED,
+          "KV takes what --cache-transfer-protocol names"),
+    VALUE("--kv-transfer-config kv_buffer_device", "002", ACCEPTED,
+          "KV is where --device computes"),
+    VALUE("--kv-transfer-config kv_parallel_size", "002", ACCEPTED,
+          "nodes find each other through the cluster view, however many there are"),
+    VALUE("--kv-transfer-config kv_port", "002", ACCEPTED,
+          "not read: --cache-queue-port fixes the port for KV, any free one otherwise"),
     VALUE("--kv-transfer-config engine_id", "002", ACCEPTED, "nodes name themselves"),
-    VALUE("--speculative-config deepseek_mtp", "002", ACCEPTED, "tokens are decoded one by one, with the same answers"),
-    VALUE("--speculative-config mtp", "003", ACCEPTED, "tokens are decoded one by one, with the same answers"),
+    VALUE("--speculative-config deepseek_mtp", "002", ACCEPTED,
+          "tokens are decoded one by one, with the same answers"),
+    VALUE("--speculative-config mtp", "003", ACCEPTED,
+          "tokens are decoded one by one, with the same answers"),
     VALUE("ERNIE-4_5-300B-A47B-FP8-Paddle", "000 001", REFUSED, NO_FD_FP8),
     VALUE("baidu/ERNIE-4.5-21B-A3B-Paddle", "003", WORKS, PADDLE),
     VALUE("vllm-ascend/DeepSeek-R1-W8A8", "002", REFUSED, NO_W8A8),

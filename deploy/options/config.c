@@ -1,9 +1,9 @@
 /* config.c - reads values for the option table from the environment and the command line.
  *
- * Every value is checked when it is given, with the flag or variable in the sentence, and kept as text (lists as their
- * items); the getters convert text that is known to be good. An empty environment variable counts as absent. In names
- * '_' equals '-'. A later flag replaces an earlier one, except that a repeated list grows.
- * Thread: loop, at start; read-only afterwards. */
+ * Every value is checked when it is given, with the flag or variable in the sentence, and kept as
+ * text (lists as their items); the getters convert text that is known to be good. An empty
+ * environment variable counts as absent. In names '_' equals '-'. A later flag replaces an earlier
+ * one, except that a repeated list grows. Thread: loop, at start; read-only afterwards. */
 #include "deploy/options/config.h"
 
 #include <ctype.h>
@@ -11,8 +11,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "shared/base/assert.h"
 #include "deploy/options/config_internal.h"
+#include "shared/base/assert.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
@@ -20,23 +20,23 @@ enum { ITEMS_MAX = 4096 };
 
 struct value {
     enum option_source source;
-    char  *given_as; /* "--port" or "BATON_PORT"; NULL: the default */
-    char  *text;     /* NULL: not set; not used by lists */
-    char **items;    /* OPT_LIST */
+    char *given_as; /* "--port" or "BATON_PORT"; NULL: the default */
+    char *text;     /* NULL: not set; not used by lists */
+    char **items;   /* OPT_LIST */
     size_t n_items;
 };
 
 struct config {
     const struct option *table;
-    const char          *command;
-    size_t               n_rows;
-    struct value        *values; /* [n_rows] */
+    const char *command;
+    size_t n_rows;
+    struct value *values; /* [n_rows] */
 };
 
 /* Where a value comes from, for the parser and its sentences. */
 struct origin {
     enum option_source source;
-    const char        *given_as; /* as the person wrote it */
+    const char *given_as; /* as the person wrote it */
 };
 
 bool row_word(struct str *rest, struct str *word)
@@ -64,7 +64,9 @@ bool row_has_range(const struct option *row)
 
 static bool parse_bool(struct str s, bool *out)
 {
-    static const char *const words[][2] = { { "true", "false" }, { "1", "0" }, { "yes", "no" }, { "on", "off" } };
+    static const char *const words[][2] = {
+        { "true", "false" }, { "1", "0" }, { "yes", "no" }, { "on", "off" }
+    };
     for (size_t i = 0; i < COUNT_OF(words); i++)
         for (int no = 0; no < 2; no++)
             if (s.n == strlen(words[i][no]) && strncasecmp(s.p, words[i][no], s.n) == 0) {
@@ -82,18 +84,22 @@ static bool in_choices(const char *choices, struct str value)
     return false;
 }
 
-static enum status check_number(const struct option *row, const char *given_as, const char *value, struct err *err)
+static enum status check_number(const struct option *row, const char *given_as, const char *value,
+                                struct err *err)
 {
     const char *kind = row->type == OPT_INT ? "a whole number" : "a number";
     int64_t i = 0;
     double v = 0;
-    enum status st = row->type == OPT_INT ? str_to_i64(str_of(value), &i) : str_to_f64(str_of(value), &v);
+    enum status st = row->type == OPT_INT ? str_to_i64(str_of(value), &i)
+                                          : str_to_f64(str_of(value), &v);
     if (row->type == OPT_INT) v = (double)i;
     if (st == OK && (!row_has_range(row) || (v >= row->min && v <= row->max))) return OK;
     if (row_has_range(row))
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s from %.15g to %.15g", given_as, value,
+        return err_field(err, ERR_CONFIG, row->name,
+                         "%s is \"%.80s\", but must be %s from %.15g to %.15g", given_as, value,
                          kind, row->min, row->max);
-    return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s", given_as, value, kind);
+    return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s", given_as, value,
+                     kind);
 }
 
 /* "a, b or c" */
@@ -106,57 +112,67 @@ static void add_choices(struct buf *b, const char *choices)
     }
 }
 
-static enum status check_enum(const struct option *row, const char *given_as, const char *value, struct err *err)
+static enum status check_enum(const struct option *row, const char *given_as, const char *value,
+                              struct err *err)
 {
     if (in_choices(row->choices, str_of(value))) return OK;
     struct buf choices = { 0 };
     add_choices(&choices, row->choices);
-    enum status st = err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s", given_as, value,
-                               buf_str(&choices).p);
+    enum status st = err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s",
+                               given_as, value, buf_str(&choices).p);
     buf_release(&choices);
     return st;
 }
 
-static enum status check_json(const struct option *row, const char *given_as, const char *value, struct err *err)
+static enum status check_json(const struct option *row, const char *given_as, const char *value,
+                              struct err *err)
 {
     cJSON *doc = NULL;
     struct err cause = { 0 };
     if (json_parse(str_of(value), false, &doc, &cause) != OK)
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be JSON: %s", given_as, value, cause.text);
+        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be JSON: %s",
+                         given_as, value, cause.text);
     cJSON_Delete(doc);
     return OK;
 }
 
-static enum status check_value(const struct option *row, const char *given_as, const char *value, struct err *err)
+static enum status check_value(const struct option *row, const char *given_as, const char *value,
+                               struct err *err)
 {
     bool flag;
     switch (row->type) {
     case OPT_BOOL:
         if (parse_bool(str_of(value), &flag)) return OK;
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be true or false", given_as, value);
+        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be true or false",
+                         given_as, value);
     case OPT_INT:
     case OPT_FLOAT: return check_number(row, given_as, value, err);
     case OPT_ENUM: return check_enum(row, given_as, value, err);
     case OPT_JSON: return check_json(row, given_as, value, err);
     case OPT_LIST:
-        /* Not as if it was not given: an unset shell variable would open a server that was to ask for a key. */
+        /* Not as if it was not given: an unset shell variable would open a server that was to ask
+         * for a key. */
         if (value[strspn(value, ", \t")]) return OK;
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", which names nothing", given_as, value);
+        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", which names nothing",
+                         given_as, value);
     case OPT_STRING: break;
     }
     return OK;
 }
 
-/* Does the checked `value` of a refused option ask for nothing? "1" is neutral where "1.0" or "true" is. */
+/* Does the checked `value` of a refused option ask for nothing? "1" is neutral where "1.0" or
+ * "true" is. */
 static bool is_neutral(const struct option *row, const char *value)
 {
     if (!row->neutral) return false;
     bool flag, neutral_flag;
     double v, neutral_v;
     if (row->type == OPT_BOOL)
-        return parse_bool(str_of(value), &flag) && parse_bool(str_of(row->neutral), &neutral_flag) && flag == neutral_flag;
+        return parse_bool(str_of(value), &flag) &&
+               parse_bool(str_of(row->neutral), &neutral_flag) && flag == neutral_flag;
     if (row->type == OPT_INT || row->type == OPT_FLOAT)
-        return str_to_f64(str_of(value), &v) == OK && str_to_f64(str_of(row->neutral), &neutral_v) == OK && v == neutral_v;
+        return str_to_f64(str_of(value), &v) == OK &&
+               str_to_f64(str_of(row->neutral), &neutral_v) == OK && v == neutral_v;
     return strcmp(value, row->neutral) == 0;
 }
 
@@ -171,14 +187,16 @@ static void value_clear(struct value *v)
     *v = (struct value){ 0 };
 }
 
-static enum status add_items(struct value *v, const struct option *row, struct str text, struct err *err)
+static enum status add_items(struct value *v, const struct option *row, struct str text,
+                             struct err *err)
 {
     struct str item;
     while (str_split(&text, ',', &item)) {
         item = str_trim(item);
         if (!item.n) continue;
         if (v->n_items == ITEMS_MAX)
-            return err_field(err, ERR_CONFIG, row->name, "--%s has more than %d items", row->name, ITEMS_MAX);
+            return err_field(err, ERR_CONFIG, row->name, "--%s has more than %d items", row->name,
+                             ITEMS_MAX);
         v->items = mem_realloc(v->items, v->n_items + 1, sizeof *v->items);
         v->items[v->n_items++] = mem_strndup(item.p, item.n);
     }
@@ -186,13 +204,15 @@ static enum status add_items(struct value *v, const struct option *row, struct s
 }
 
 /* Check and keep. `grow`: add to a list that the same source has begun. */
-static enum status store(struct config *c, size_t i_row, struct origin from, const char *value, bool grow, struct err *err)
+static enum status store(struct config *c, size_t i_row, struct origin from, const char *value,
+                         bool grow, struct err *err)
 {
     const struct option *row = &c->table[i_row];
     struct value *v = &c->values[i_row];
     TRY(check_value(row, from.given_as, value, err));
     if (row->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT && !is_neutral(row, value))
-        return err_field(err, ERR_CONFIG, row->name, "%s: %s", from.given_as, row->note ? row->note : "not supported");
+        return err_field(err, ERR_CONFIG, row->name, "%s: %s", from.given_as,
+                         row->note ? row->note : "not supported");
     if (row->type != OPT_LIST || !grow || v->source != from.source) value_clear(v);
     v->source = from.source;
     mem_free(v->given_as);
@@ -229,7 +249,8 @@ enum status config_load_env(struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->n_rows; i++) {
         const struct option *row = &c->table[i];
-        if (!row->env || !row_takes(row, c->command) || c->values[i].source == SOURCE_ARGS) continue;
+        if (!row->env || !row_takes(row, c->command) || c->values[i].source == SOURCE_ARGS)
+            continue;
         struct str rest = str_of(row->env), word;
         while (row_word(&rest, &word)) {
             char *name = mem_strndup(word.p, word.n);
@@ -264,11 +285,14 @@ static bool row_is_called(const struct option *row, struct str name, bool aliase
     return false;
 }
 
-/* Row of the flag `name`, SIZE_MAX when there is none. Rows of other commands only with `any_command`. */
-static size_t find_flag(const struct config *c, struct str name, bool aliases_only, bool any_command)
+/* Row of the flag `name`, SIZE_MAX when there is none. Rows of other commands only with
+ * `any_command`. */
+static size_t find_flag(const struct config *c, struct str name, bool aliases_only,
+                        bool any_command)
 {
     for (size_t i = 0; i < c->n_rows; i++)
-        if ((any_command || row_takes(&c->table[i], c->command)) && row_is_called(&c->table[i], name, aliases_only))
+        if ((any_command || row_takes(&c->table[i], c->command)) &&
+            row_is_called(&c->table[i], name, aliases_only))
             return i;
     return SIZE_MAX;
 }
@@ -293,17 +317,19 @@ static const char *nearest_name(const struct config *c, struct str name)
     return nearest;
 }
 
-static enum status unknown_flag(const struct config *c, struct str word, struct str name, struct err *err)
+static enum status unknown_flag(const struct config *c, struct str word, struct str name,
+                                struct err *err)
 {
     size_t other = find_flag(c, name, false, true);
     if (other != SIZE_MAX && !row_takes(&c->table[other], c->command))
-        return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; these take it: %s", c->table[other].name,
-                       c->command, c->table[other].commands);
+        return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; these take it: %s",
+                       c->table[other].name, c->command, c->table[other].commands);
     const char *nearest = nearest_name(c, name);
     if (nearest)
-        return err_set(err, ERR_CONFIG, "there is no option %.*s; did you mean --%s?", STR_ARG(str_sub(word, 0, 80)),
-                       nearest);
-    return err_set(err, ERR_CONFIG, "there is no option %.*s; --help shows all", STR_ARG(str_sub(word, 0, 80)));
+        return err_set(err, ERR_CONFIG, "there is no option %.*s; did you mean --%s?",
+                       STR_ARG(str_sub(word, 0, 80)), nearest);
+    return err_set(err, ERR_CONFIG, "there is no option %.*s; --help shows all",
+                   STR_ARG(str_sub(word, 0, 80)));
 }
 
 /* Is this word a flag rather than a value? "-", "-1" and "-.5" are values. */
@@ -313,11 +339,12 @@ static bool looks_like_flag(const char *word)
 }
 
 struct args {
-    int    argc, i; /* i: the next word */
+    int argc, i; /* i: the next word */
     char **argv;
 };
 
-static enum status take_list(struct config *c, size_t i_row, struct origin from, struct args *a, struct err *err)
+static enum status take_list(struct config *c, size_t i_row, struct origin from, struct args *a,
+                             struct err *err)
 {
     bool any = false;
     for (; a->i < a->argc && a->argv[a->i][0] != '-'; a->i++, any = true)
@@ -327,14 +354,16 @@ static enum status take_list(struct config *c, size_t i_row, struct origin from,
 }
 
 /* Store the value of the flag just read; `value` is NULL unless it was written with '='. */
-static enum status take_value(struct config *c, size_t i_row, const char *flag, const char *value, struct args *a,
-                              struct err *err)
+static enum status take_value(struct config *c, size_t i_row, const char *flag, const char *value,
+                              struct args *a, struct err *err)
 {
     const struct option *row = &c->table[i_row];
     struct origin from = { SOURCE_ARGS, flag };
     if (value) return store(c, i_row, from, value, true, err);
-    bool flag_word; /* "--kv-checksum off": a word that says yes or no is the flag's, no model is called so */
-    if (row->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word)) return store(c, i_row, from, a->argv[a->i++], false, err);
+    bool flag_word; /* "--kv-checksum off": a word that says yes or no is the flag's, no model is
+                     * called so */
+    if (row->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word))
+        return store(c, i_row, from, a->argv[a->i++], false, err);
     if (row->type == OPT_BOOL) return store(c, i_row, from, "true", false, err);
     if (row->type == OPT_LIST) return take_list(c, i_row, from, a, err);
     if (a->i == a->argc || looks_like_flag(a->argv[a->i]))
@@ -360,13 +389,13 @@ static enum status take_flag(struct config *c, const char *word, struct args *a,
     enum status st;
     if (negated && value)
         st = err_field(err, ERR_CONFIG, c->table[i_row].name, "%s takes no value", flag);
-    else
-        st = take_value(c, i_row, flag, negated ? "false" : value, a, err);
+    else st = take_value(c, i_row, flag, negated ? "false" : value, a, err);
     mem_free(flag);
     return st;
 }
 
-enum status config_load_args(struct config *c, int argc, char **argv, const char **positional, int *n, struct err *err)
+enum status config_load_args(struct config *c, int argc, char **argv, const char **positional,
+                             int *n, struct err *err)
 {
     struct args a = { argc, 0, argv };
     int n_found = 0, limit = n ? *n : 0;
@@ -378,7 +407,8 @@ enum status config_load_args(struct config *c, int argc, char **argv, const char
         } else if (!flags_end && looks_like_flag(word)) {
             TRY(take_flag(c, word, &a, err));
         } else {
-            if (n_found == limit) return err_set(err, ERR_CONFIG, "unexpected word \"%.80s\"", word);
+            if (n_found == limit)
+                return err_set(err, ERR_CONFIG, "unexpected word \"%.80s\"", word);
             positional[n_found++] = word;
         }
     }
@@ -411,9 +441,15 @@ enum status config_set(struct config *c, const char *name, const char *value, st
     return st;
 }
 
-bool config_is_set(const struct config *c, const char *name) { return config_source(c, name) != SOURCE_DEFAULT; }
+bool config_is_set(const struct config *c, const char *name)
+{
+    return config_source(c, name) != SOURCE_DEFAULT;
+}
 
-enum option_source config_source(const struct config *c, const char *name) { return c->values[row_index(c, name)].source; }
+enum option_source config_source(const struct config *c, const char *name)
+{
+    return c->values[row_index(c, name)].source;
+}
 
 const char *config_source_text(const struct config *c, const char *name)
 {
@@ -476,7 +512,8 @@ void config_notes(const struct config *c, void (*say)(void *arg, const char *sen
         const struct option *row = &c->table[i];
         if (row->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT) continue;
         buf_clear(&b);
-        buf_printf(&b, "%s: %s", c->values[i].given_as, row->note ? row->note : "accepted, has no effect here");
+        buf_printf(&b, "%s: %s", c->values[i].given_as,
+                   row->note ? row->note : "accepted, has no effect here");
         say(arg, b.data);
     }
     buf_release(&b);

@@ -1,4 +1,5 @@
-/* config_help.c - what people read about the option table: --help and the tables of docs/configuration.md. Thread: any. */
+/* config_help.c - what people read about the option table: --help and the tables of
+ * docs/configuration.md. Thread: any. */
 #include "deploy/options/config.h"
 #include "deploy/options/config_internal.h"
 
@@ -44,7 +45,7 @@ static bool begins_group(const struct option *table, const struct option *row,
 
 struct help_scope {
     const char *command;
-    bool        all;
+    bool all;
 };
 
 static bool shown_in_help(const struct option *row, const void *arg)
@@ -80,7 +81,8 @@ static void add_wrapped(struct buf *out, struct str text)
     size_t column = HELP_WIDTH;
     while (row_word(&text, &word)) {
         if (column + 1 + word.n > HELP_WIDTH) {
-            buf_printf(out, "%s%*s", out->len && out->data[out->len - 1] != '\n' ? "\n" : "", HELP_INDENT, "");
+            buf_printf(out, "%s%*s", out->len && out->data[out->len - 1] != '\n' ? "\n" : "",
+                       HELP_INDENT, "");
             column = HELP_INDENT;
         } else {
             buf_add_char(out, ' ');
@@ -104,8 +106,10 @@ static void add_help_row(const struct option *row, struct buf *out)
     buf_add_char(out, '\n');
     struct buf text = { 0 };
     buf_add_c(&text, row->help);
-    if (row->effect == EFFECT_ACCEPTED) buf_printf(&text, " Accepted: %s", row->note ? row->note : "has no effect here.");
-    if (row->effect == EFFECT_REFUSED) buf_printf(&text, " Refused: %s", row->note ? row->note : "not supported.");
+    if (row->effect == EFFECT_ACCEPTED)
+        buf_printf(&text, " Accepted: %s", row->note ? row->note : "has no effect here.");
+    if (row->effect == EFFECT_REFUSED)
+        buf_printf(&text, " Refused: %s", row->note ? row->note : "not supported.");
     if (row_has_range(row)) buf_printf(&text, " From %.15g to %.15g.", row->min, row->max);
     if (row->def) buf_printf(&text, " Default: %s.", *row->def ? row->def : "empty");
     if (row->env) {
@@ -117,15 +121,18 @@ static void add_help_row(const struct option *row, struct buf *out)
     buf_release(&text);
 }
 
-void config_help(const struct option *table, const char *command, const char *intro, bool all, struct buf *out)
+void config_help(const struct option *table, const char *command, const char *intro, bool all,
+                 struct buf *out)
 {
     struct help_scope scope = { command, all };
     if (intro) buf_add_c(out, intro);
     for (const struct option *first = table; first->name; first++) {
-        if (!shown_in_help(first, &scope) || !begins_group(table, first, shown_in_help, &scope)) continue;
+        if (!shown_in_help(first, &scope) || !begins_group(table, first, shown_in_help, &scope))
+            continue;
         buf_printf(out, "\n%s\n", first->group);
         for (const struct option *row = first; row->name; row++)
-            if (shown_in_help(row, &scope) && strcmp(row->group, first->group) == 0) add_help_row(row, out);
+            if (shown_in_help(row, &scope) && strcmp(row->group, first->group) == 0)
+                add_help_row(row, out);
     }
 }
 
@@ -205,7 +212,8 @@ void config_markdown(const struct option *table, struct buf *out)
     for (const struct option *first = table; first->name; first++) {
         if (!begins_group(table, first, shown_in_docs, NULL)) continue;
         buf_printf(out, "%s## %s\n\n", first == table ? "" : "\n", first->group);
-        buf_add_c(out, "| Option | Aliases | Environment | Type and range | Default | What it does | Effect |\n"
+        buf_add_c(out, "| Option | Aliases | Environment | Type and range | Default | What it does "
+                       "| Effect |\n"
                        "|---|---|---|---|---|---|---|\n");
         for (const struct option *row = first; row->name; row++)
             if (strcmp(row->group, first->group) == 0) add_markdown_row(row, out);

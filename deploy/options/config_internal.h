@@ -1,4 +1,5 @@
-/* config_internal.h - what the parser (config.c) and the texts (config_help.c) both ask of an option row; those two only. */
+/* config_internal.h - what the parser (config.c) and the texts (config_help.c) both ask of an
+ * option row; those two only. */
 #ifndef BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 #define BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 
@@ -7,7 +8,8 @@
 #include "deploy/options/config.h"
 #include "shared/base/str.h"
 
-/* Next of the words in a space separated list (NULL is empty); *rest starts as str_of(list). False at the end. */
+/* Next of the words in a space separated list (NULL is empty); *rest starts as str_of(list). False
+ * at the end. */
 bool row_word(struct str *rest, struct str *word);
 /* Is `command` among those that take the row? A NULL command stands for all. */
 bool row_takes(const struct option *row, const char *command);

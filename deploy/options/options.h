@@ -1,4 +1,5 @@
-/* options.h - the one table of every option (deploy/options/config.h says what a row holds). Thread: any (constant). */
+/* options.h - the one table of every option (deploy/options/config.h says what a row holds).
+ * Thread: any (constant). */
 #ifndef BATON_DEPLOY_OPTIONS_OPTIONS_H
 #define BATON_DEPLOY_OPTIONS_OPTIONS_H
 

@@ -13,20 +13,20 @@
 enum { QUEUE_BYTES = 64 << 20 };
 
 struct probe_host {
-    struct loop     *loop;
+    struct loop *loop;
     struct link_host host;
-    struct list      links, clients;
+    struct list links, clients;
 };
 
 struct probe_client {
     struct probe_host *h;
-    struct list        link;
-    struct link       *connection;
-    struct probe_peer  peer;
-    uint64_t           i_request;
-    bool               up, waiting, answered, expired;
-    uint64_t           limit_ms; /* of the step that is waited for */
-    struct buf         reply; /* body of the answer */
+    struct list link;
+    struct link *connection;
+    struct probe_peer peer;
+    uint64_t i_request;
+    bool up, waiting, answered, expired;
+    uint64_t limit_ms; /* of the step that is waited for */
+    struct buf reply;  /* body of the answer */
 };
 
 /* ---- link events ---- */
@@ -34,7 +34,7 @@ struct probe_client {
 static struct probe_client *find_client(struct probe_host *h, const struct link *l)
 {
     LIST_FOREACH(c, &h->clients, struct probe_client, link)
-        if (c->connection == l) return c;
+    if (c->connection == l) return c;
     return NULL;
 }
 
@@ -76,8 +76,17 @@ enum status probe_host_create(struct str secret, struct probe_host **out, struct
     while (self == 0) random_bytes(&self, sizeof self);
     list_init(&h->links);
     list_init(&h->clients);
-    h->host = (struct link_host){ .loop = h->loop, .self = self, .name = "doctor", .secret = secret, .queue_bytes = QUEUE_BYTES, .on_up = on_up,
-                                  .on_frame = on_frame, .on_dead = on_dead, .arg = h };
+    h->host = (struct link_host){
+        .loop = h->loop,
+        .self = self,
+        .name = "doctor",
+        .secret = secret,
+        .queue_bytes = QUEUE_BYTES,
+        .on_up = on_up,
+        .on_frame = on_frame,
+        .on_dead = on_dead,
+        .arg = h,
+    };
     *out = h;
     return OK;
 }
@@ -110,22 +119,28 @@ static void wait_for(struct probe_client *c, const bool *flag, uint64_t limit_ms
 
 /* ---- dialing ---- */
 
-static enum status look_up(const char *where, char *address, size_t cap, uint16_t *port, struct err *err)
+static enum status look_up(const char *where, char *address, size_t cap, uint16_t *port,
+                           struct err *err)
 {
     const char *colon = strrchr(where, ':');
     int64_t number = 0;
     char host[128];
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *ai = NULL;
-    if (!colon || colon == where || str_to_i64(str_of(colon + 1), &number) != OK || number < 1 || number > 65535)
+    if (!colon || colon == where || str_to_i64(str_of(colon + 1), &number) != OK || number < 1 ||
+        number > 65535)
         return err_set(err, ERR_CONFIG, "'%.100s' is not host:port", where);
     size_t n = (size_t)(colon - where);
     bool brackets = where[0] == '[' && n > 2 && where[n - 1] == ']';
     snprintf(host, sizeof host, "%.*s", (int)(brackets ? n - 2 : n), where + brackets);
     int rc = getaddrinfo(host, NULL, &hints, &ai);
-    if (rc != 0) return err_set(err, ERR_PEER_LOST, "the host '%s' is not known: %s", host, gai_strerror(rc));
+    if (rc != 0)
+        return err_set(err, ERR_PEER_LOST, "the host '%s' is not known: %s", host,
+                       gai_strerror(rc));
     rc = getnameinfo(ai->ai_addr, ai->ai_addrlen, address, (socklen_t)cap, NULL, 0, NI_NUMERICHOST);
     freeaddrinfo(ai);
-    if (rc != 0) return err_set(err, ERR_PEER_LOST, "the host '%s' has no address that can be used: %s", host, gai_strerror(rc));
+    if (rc != 0)
+        return err_set(err, ERR_PEER_LOST, "the host '%s' has no address that can be used: %s",
+                       host, gai_strerror(rc));
     *port = (uint16_t)number;
     return OK;
 }
@@ -133,17 +148,24 @@ static enum status look_up(const char *where, char *address, size_t cap, uint16_
 static enum status why_not_up(const struct probe_client *c, struct err *err)
 {
     const char *where = c->peer.where, *why = c->connection->why;
-    if (!c->connection->dead) return err_set(err, ERR_TIMEOUT, "%s takes connections but does not answer within %d s", where, PROBE_DIAL_MS / 1000);
-    if (strstr(why, "another cluster secret")) return err_set(err, ERR_UNAUTHORIZED, "%s has another cluster secret than this host", where);
+    if (!c->connection->dead)
+        return err_set(err, ERR_TIMEOUT, "%s takes connections but does not answer within %d s",
+                       where, PROBE_DIAL_MS / 1000);
+    if (strstr(why, "another cluster secret"))
+        return err_set(err, ERR_UNAUTHORIZED, "%s has another cluster secret than this host",
+                       where);
     if (strncmp(why, "connect", 7) == 0) return err_set(err, ERR_PEER_LOST, "%s: %s", where, why);
-    return err_set(err, ERR_PEER_REFUSED, "%s is no agent and no node's cluster port: %s", where, why);
+    return err_set(err, ERR_PEER_REFUSED, "%s is no agent and no node's cluster port: %s", where,
+                   why);
 }
 
 static void local_address(const struct link *l, char *out, size_t cap)
 {
     struct sockaddr_storage sa;
     int len = sizeof sa, st = uv_tcp_getsockname(&l->tcp, (struct sockaddr *)&sa, &len);
-    if (st == 0) st = sa.ss_family == AF_INET6 ? uv_ip6_name((struct sockaddr_in6 *)&sa, out, cap) : uv_ip4_name((struct sockaddr_in *)&sa, out, cap);
+    if (st == 0)
+        st = sa.ss_family == AF_INET6 ? uv_ip6_name((struct sockaddr_in6 *)&sa, out, cap)
+                                      : uv_ip4_name((struct sockaddr_in *)&sa, out, cap);
     if (st != 0) out[0] = 0;
 }
 
@@ -156,18 +178,21 @@ static enum status ask_who(struct probe_client *c, struct err *err)
         snprintf(c->peer.host, sizeof c->peer.host, "%s", reply->host);
         snprintf(c->peer.boot_id, sizeof c->peer.boot_id, "%s", reply->boot_id);
         snprintf(c->peer.version, sizeof c->peer.version, "%s", reply->version);
-        snprintf(c->peer.transports, sizeof c->peer.transports, "%.*s", STR_ARG(buf_str(&reply->data)));
+        snprintf(c->peer.transports, sizeof c->peer.transports, "%.*s",
+                 STR_ARG(buf_str(&reply->data)));
     } else if (reply->status == ERR_PEER_REFUSED) {
         st = err_set(err, ERR_PEER_REFUSED, "%s is %s", c->peer.where, reply->text);
     } else if (c->connection->dead) {
-        st = err_set(err, ERR_PEER_REFUSED, "%s is '%s', which is no agent: %s", c->peer.where, c->connection->name, c->connection->why);
+        st = err_set(err, ERR_PEER_REFUSED, "%s is '%s', which is no agent: %s", c->peer.where,
+                     c->connection->name, c->connection->why);
     }
     probe_reply_release(reply);
     mem_free(reply);
     return st;
 }
 
-enum status probe_dial(struct probe_host *h, const char *where, struct probe_client **out, struct err *err)
+enum status probe_dial(struct probe_host *h, const char *where, struct probe_client **out,
+                       struct err *err)
 {
     char address[PROBE_ADDRESS_MAX];
     uint16_t port = 0;
@@ -213,30 +238,41 @@ enum status probe_begin(struct probe_client *c, const struct probe_request *r, s
 {
     struct buf body = { 0 };
     probe_request_encode(r, &body);
-    struct frame_header h = { .type = FRAME_PROBE, .length = (uint32_t)body.len, .request = ++c->i_request, .incarnation = c->connection->node };
-    enum status st = body.len > FRAME_BODY_MAX ? ERR_TOO_LONG : link_send(c->connection, &h, buf_str(&body));
+    struct frame_header h = {
+        .type = FRAME_PROBE,
+        .length = (uint32_t)body.len,
+        .request = ++c->i_request,
+        .incarnation = c->connection->node,
+    };
+    enum status st = body.len > FRAME_BODY_MAX ? ERR_TOO_LONG
+                                               : link_send(c->connection, &h, buf_str(&body));
     buf_release(&body);
     c->answered = false;
     c->waiting = st == OK;
     c->limit_ms = limit_of(r->step);
     if (st == OK) return OK;
-    return err_set(err, st, "%s: the step %s cannot be sent: %s", c->peer.where, probe_step_name(r->step), c->connection->why[0] ? c->connection->why : status_text(st));
+    return err_set(err, st, "%s: the step %s cannot be sent: %s", c->peer.where,
+                   probe_step_name(r->step),
+                   c->connection->why[0] ? c->connection->why : status_text(st));
 }
 
 enum status probe_end_ask(struct probe_client *c, struct probe_reply *reply, struct err *err)
 {
     memset(reply, 0, sizeof *reply);
     wait_for(c, &c->answered, c->limit_ms);
-    if (!c->answered && c->connection->dead) return err_set(err, ERR_PEER_LOST, "%s: %s", c->peer.where, c->connection->why);
+    if (!c->answered && c->connection->dead)
+        return err_set(err, ERR_PEER_LOST, "%s: %s", c->peer.where, c->connection->why);
     if (!c->answered) {
-        link_fail(c->connection, "it did not answer within %d s", (int)(c->limit_ms / 1000)); /* nothing more is asked of it */
+        /* nothing more is asked of it */
+        link_fail(c->connection, "it did not answer within %d s", (int)(c->limit_ms / 1000));
         return err_set(err, ERR_TIMEOUT, "%s: %s", c->peer.where, c->connection->why);
     }
     TRY(probe_reply_decode(buf_str(&c->reply), reply, err));
     return reply->status == OK ? OK : err_set(err, reply->status, "%s", reply->text);
 }
 
-enum status probe_ask(struct probe_client *c, const struct probe_request *r, struct probe_reply *reply, struct err *err)
+enum status probe_ask(struct probe_client *c, const struct probe_request *r,
+                      struct probe_reply *reply, struct err *err)
 {
     memset(reply, 0, sizeof *reply);
     TRY(probe_begin(c, r, err));

@@ -9,16 +9,17 @@
 enum { CALL_BYTES = 1 << 20 };
 
 struct copier {
-    pthread_t          thread;
+    pthread_t thread;
     pthread_barrier_t *gate;
-    const char        *from;
-    char              *to;
-    size_t             n;
+    const char *from;
+    char *to;
+    size_t n;
 };
 
 static void copy_all(const struct copier *c)
 {
-    for (size_t at = 0; at < c->n; at += CALL_BYTES) memcpy(c->to + at, c->from + at, c->n - at < CALL_BYTES ? c->n - at : CALL_BYTES);
+    for (size_t at = 0; at < c->n; at += CALL_BYTES)
+        memcpy(c->to + at, c->from + at, c->n - at < CALL_BYTES ? c->n - at : CALL_BYTES);
 }
 
 static void *copier_main(void *arg)
@@ -54,7 +55,8 @@ static enum status make_areas(struct probe_copy *c, uint64_t n_bytes, struct err
     return st;
 }
 
-enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_threads, uint64_t *ns, struct err *err)
+enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_threads, uint64_t *ns,
+                           struct err *err)
 {
     struct copier copiers[PROBE_THREADS_MAX];
     pthread_barrier_t gate;
@@ -65,10 +67,17 @@ enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_th
     size_t share = (size_t)n_bytes / n_threads;
     for (uint32_t i = 0; i < n_threads; i++) {
         size_t n = i + 1 == n_threads ? (size_t)n_bytes - share * i : share;
-        copiers[i] = (struct copier){ .gate = &gate, .from = (const char *)c->from.ptr + share * i, .to = (char *)c->to.ptr + share * i, .n = n };
+        copiers[i] = (struct copier){
+            .gate = &gate,
+            .from = (const char *)c->from.ptr + share * i,
+            .to = (char *)c->to.ptr + share * i,
+            .n = n,
+        };
     }
-    /* A thread that cannot be started would leave the others at the gate: none can be done without. */
-    for (uint32_t i = 1; i < n_threads; i++) ASSERT(thread_start(&copiers[i].thread, copier_main, &copiers[i]) == OK);
+    /* A thread that cannot be started would leave the others at the gate: none can be done
+     * without. */
+    for (uint32_t i = 1; i < n_threads; i++)
+        ASSERT(thread_start(&copiers[i].thread, copier_main, &copiers[i]) == OK);
     pthread_barrier_wait(&gate);
     uint64_t t = clock_ns();
     copy_all(&copiers[0]);

@@ -15,22 +15,23 @@ enum { PATTERN = 0x5a, EVENTS = 4096, STALL_MS = 15000 };
 
 struct stamped {
     struct kvt_event ev;
-    uint64_t         t_ns; /* when the transfer thread said it */
+    uint64_t t_ns; /* when the transfer thread said it */
 };
 
 struct probe_end {
     struct kv_layout layout;
-    struct device   *device;
-    struct dev_mem   mem;
-    struct kvt      *kvt;
-    struct mailbox  *events;
-    int32_t         *table;      /* [n_blocks] of the pool: in order, or shuffled */
-    uint64_t         next_id, peer;
-    uint32_t         n_expected_blocks;
-    char             host[PROBE_ADDRESS_MAX];
+    struct device *device;
+    struct dev_mem mem;
+    struct kvt *kvt;
+    struct mailbox *events;
+    int32_t *table; /* [n_blocks] of the pool: in order, or shuffled */
+    uint64_t next_id, peer;
+    uint32_t n_expected_blocks;
+    char host[PROBE_ADDRESS_MAX];
 };
 
-/* The largest divisor of n that is at most `limit`, powers of two preferred by starting from `wish`. */
+/* The largest divisor of n that is at most `limit`, powers of two preferred by starting from
+ * `wish`. */
 static uint32_t divisor(uint32_t n, uint32_t wish, uint32_t limit)
 {
     if (n % wish == 0) return wish;
@@ -39,15 +40,27 @@ static uint32_t divisor(uint32_t n, uint32_t wish, uint32_t limit)
     return 1;
 }
 
-enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blocks, struct kv_layout *out, struct err *err)
+enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blocks,
+                         struct kv_layout *out, struct err *err)
 {
     /* K and V of two bytes an element: tokens * heads * head size elements each. */
     uint32_t n = piece_bytes / 4, tokens = divisor(n, 64, 256), dim = divisor(n / tokens, 128, 256);
     if (n / tokens < 128 && (n / tokens) * tokens == n && n / tokens <= 256) dim = n / tokens;
-    struct kv_layout l = { .model_fingerprint = 1, .dtype = DTYPE_BF16, .block_tokens = tokens, .n_layers = n_layers, .n_kv_heads = n / tokens / dim,
-                           .head_dim = dim, .tp_size = 1, .n_blocks = n_blocks };
+    struct kv_layout l = {
+        .model_fingerprint = 1,
+        .dtype = DTYPE_BF16,
+        .block_tokens = tokens,
+        .n_layers = n_layers,
+        .n_kv_heads = n / tokens / dim,
+        .head_dim = dim,
+        .tp_size = 1,
+        .n_blocks = n_blocks,
+    };
     if (kv_layout_piece_bytes(&l) != piece_bytes || kv_layout_check(&l, err) != OK)
-        return err_set(err, ERR_INVALID, "no KV layout has pieces of %" PRIu32 " bytes: give a multiple of 1024, such as 4k or 96k", piece_bytes);
+        return err_set(err, ERR_INVALID,
+                       "no KV layout has pieces of %" PRIu32
+                       " bytes: give a multiple of 1024, such as 4k or 96k",
+                       piece_bytes);
     *out = l;
     return OK;
 }
@@ -55,7 +68,8 @@ enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blo
 static void on_event(void *arg, const struct kvt_event *ev)
 {
     struct stamped s = { *ev, clock_ns() };
-    /* Far more places than events of the transfers at once; one that is lost ends as a timeout with a sentence. */
+    /* Far more places than events of the transfers at once; one that is lost ends as a timeout with
+     * a sentence. */
     enum status st = mailbox_post(arg, &s);
     (void)st;
 }
@@ -74,7 +88,8 @@ static int32_t *make_table(uint32_t n, bool contiguous, uint64_t key)
     return t;
 }
 
-enum status probe_end_open(const struct probe_request *r, const char *host, const struct kvt_tuning *tuning, struct probe_end **out, struct err *err)
+enum status probe_end_open(const struct probe_request *r, const char *host,
+                           const struct kvt_tuning *tuning, struct probe_end **out, struct err *err)
 {
     struct kv_layout layout;
     TRY(probe_layout(r->piece_bytes, r->n_layers, r->n_blocks, &layout, err));
@@ -84,12 +99,25 @@ enum status probe_end_open(const struct probe_request *r, const char *host, cons
     snprintf(e->host, sizeof e->host, "%s", host);
     e->events = mailbox_create(sizeof(struct stamped), EVENTS, NULL, NULL);
     e->table = make_table(layout.n_blocks, r->contiguous, clock_ns());
-    struct kvt_options o = { .layout = layout, .mem = &e->mem, .protocols = r->transport, .listen_host = e->host, .advertise_host = e->host, .checksum = r->checksum,
-                             .n_transfers = PROBE_TRANSFERS_MAX, .stall_ms = STALL_MS, .tuning = *tuning, .on_event = on_event, .arg = e->events };
+    struct kvt_options o = {
+        .layout = layout,
+        .mem = &e->mem,
+        .protocols = r->transport,
+        .listen_host = e->host,
+        .advertise_host = e->host,
+        .checksum = r->checksum,
+        .n_transfers = PROBE_TRANSFERS_MAX,
+        .stall_ms = STALL_MS,
+        .tuning = *tuning,
+        .on_event = on_event,
+        .arg = e->events,
+    };
     if (r->copiers) o.tuning.copiers = r->copiers;
     if (r->connections) o.tuning.tcp_connections = r->connections;
     enum status st = device_open("cpu", &e->device, err);
-    if (st == OK) st = device_mem_alloc(e->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED, &e->mem, err);
+    if (st == OK)
+        st = device_mem_alloc(e->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED, &e->mem,
+                              err);
     if (st == OK) {
         memset(e->mem.ptr, 0, e->mem.bytes); /* touched: page faults are not the subject */
         st = kvt_create(&o, &e->kvt, err);
@@ -110,20 +138,27 @@ void probe_end_close(struct probe_end *e)
     mem_free(e);
 }
 
-uint64_t probe_end_bytes(const struct probe_end *e, uint32_t n_blocks) { return (uint64_t)kv_layout_block_bytes(&e->layout) * n_blocks; }
+uint64_t probe_end_bytes(const struct probe_end *e, uint32_t n_blocks)
+{
+    return (uint64_t)kv_layout_block_bytes(&e->layout) * n_blocks;
+}
 
 /* The next event that matters, until `deadline_ms`. */
-static enum status next_event(struct probe_end *e, uint64_t deadline_ms, struct stamped *s, const char *what, struct err *err)
+static enum status next_event(struct probe_end *e, uint64_t deadline_ms, struct stamped *s,
+                              const char *what, struct err *err)
 {
     for (;;) {
         while (mailbox_take(e->events, s)) {
             if (s->ev.kind == KVT_FENCED) continue;
-            if (s->ev.kind == KVT_PEER_LOST || s->ev.kind == KVT_SEND_FAILED || s->ev.kind == KVT_RECEIVE_FAILED)
-                return err_set(err, s->ev.status == OK ? ERR_PEER_LOST : s->ev.status, "%s", s->ev.text[0] ? s->ev.text : status_text(s->ev.status));
+            if (s->ev.kind == KVT_PEER_LOST || s->ev.kind == KVT_SEND_FAILED ||
+                s->ev.kind == KVT_RECEIVE_FAILED)
+                return err_set(err, s->ev.status == OK ? ERR_PEER_LOST : s->ev.status, "%s",
+                               s->ev.text[0] ? s->ev.text : status_text(s->ev.status));
             return OK;
         }
         uint64_t now = clock_ms();
-        if (now >= deadline_ms || !mailbox_wait(e->events, (int)(deadline_ms - now))) return err_set(err, ERR_TIMEOUT, "%s: nothing happened in time", what);
+        if (now >= deadline_ms || !mailbox_wait(e->events, (int)(deadline_ms - now)))
+            return err_set(err, ERR_TIMEOUT, "%s: nothing happened in time", what);
     }
 }
 
@@ -131,15 +166,21 @@ static enum status next_event(struct probe_end *e, uint64_t deadline_ms, struct 
 
 void probe_end_hello(const struct probe_end *e, struct buf *out) { kvt_hello(e->kvt, out); }
 
-enum status probe_end_answer(struct probe_end *e, struct str hello, struct buf *out, struct err *err) { return kvt_answer(e->kvt, hello, out, err); }
+enum status probe_end_answer(struct probe_end *e, struct str hello, struct buf *out,
+                             struct err *err)
+{
+    return kvt_answer(e->kvt, hello, out, err);
+}
 
-enum status probe_end_connect(struct probe_end *e, struct str answer, const char **transport, uint64_t *link_speed, struct err *err)
+enum status probe_end_connect(struct probe_end *e, struct str answer, const char **transport,
+                              uint64_t *link_speed, struct err *err)
 {
     struct stamped s;
     if (e->peer) return err_set(err, ERR_INVALID, "this end is connected already");
     TRY(kvt_connect(e->kvt, answer, &e->peer, err));
     TRY(next_event(e, clock_ms() + PROBE_CONNECT_MS, &s, "connecting", err));
-    if (s.ev.kind != KVT_CONNECTED) return err_set(err, ERR_INTERNAL, "an unexpected event while connecting");
+    if (s.ev.kind != KVT_CONNECTED)
+        return err_set(err, ERR_INTERNAL, "an unexpected event while connecting");
     *transport = s.ev.transport;
     *link_speed = s.ev.link_speed;
     memset(e->mem.ptr, PATTERN, e->mem.bytes); /* what a sender sends */
@@ -151,20 +192,25 @@ enum status probe_end_connect(struct probe_end *e, struct str answer, const char
 static enum status check_blocks(const struct probe_end *e, uint32_t n_blocks, struct err *err)
 {
     if (n_blocks >= 1 && n_blocks <= e->layout.n_blocks) return OK;
-    return err_set(err, ERR_INVALID, "a transfer of %" PRIu32 " blocks: this pool has %" PRIu32, n_blocks, e->layout.n_blocks);
+    return err_set(err, ERR_INVALID, "a transfer of %" PRIu32 " blocks: this pool has %" PRIu32,
+                   n_blocks, e->layout.n_blocks);
 }
 
-enum status probe_end_expect(struct probe_end *e, uint32_t n, uint32_t n_blocks, struct buf *grants, struct err *err)
+enum status probe_end_expect(struct probe_end *e, uint32_t n, uint32_t n_blocks, struct buf *grants,
+                             struct err *err)
 {
     struct buf one = { 0 };
     TRY(check_blocks(e, n_blocks, err));
     e->n_expected_blocks = n_blocks;
     for (uint32_t i = 0; i < n; i++) {
         buf_clear(&one);
-        enum status st = kvt_expect(e->kvt, ++e->next_id, e->table, n_blocks, 0, n_blocks * e->layout.block_tokens, &one);
+        enum status st = kvt_expect(e->kvt, ++e->next_id, e->table, n_blocks, 0,
+                                    n_blocks * e->layout.block_tokens, &one);
         if (st != OK) {
             buf_release(&one);
-            return err_set(err, st, "the receiver could not make grant %" PRIu32 " of %" PRIu32 ": %s", i + 1, n, status_text(st));
+            return err_set(err, st,
+                           "the receiver could not make grant %" PRIu32 " of %" PRIu32 ": %s",
+                           i + 1, n, status_text(st));
         }
         buf_add_u32le(grants, (uint32_t)one.len);
         buf_add(grants, one.data, one.len);
@@ -180,9 +226,13 @@ static enum status look_at_pieces(const struct probe_end *e, struct err *err)
     size_t piece = kv_layout_piece_bytes(&e->layout);
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
         for (uint32_t i = 0; i < e->n_expected_blocks; i++) {
-            const unsigned char *p = pool + kv_layout_offset(&e->layout, layer, (uint32_t)e->table[i]);
+            const unsigned char *p = pool +
+                                     kv_layout_offset(&e->layout, layer, (uint32_t)e->table[i]);
             if (p[0] != PATTERN || p[piece - 1] != PATTERN)
-                return err_set(err, ERR_CHECKSUM, "a transfer was reported complete, but block %d of layer %" PRIu32 " does not hold what was sent", e->table[i], layer);
+                return err_set(err, ERR_CHECKSUM,
+                               "a transfer was reported complete, but block %d of layer %" PRIu32
+                               " does not hold what was sent",
+                               e->table[i], layer);
         }
     return OK;
 }
@@ -200,14 +250,18 @@ enum status probe_end_take(struct probe_end *e, uint32_t n, struct err *err)
 
 /* ---- sending ---- */
 
-static enum status send_one(struct probe_end *e, uint32_t n_blocks, struct str grant, uint64_t deadline, uint64_t *ns, struct err *err)
+static enum status send_one(struct probe_end *e, uint32_t n_blocks, struct str grant,
+                            uint64_t deadline, uint64_t *ns, struct err *err)
 {
     struct stamped s;
     uint64_t id = ++e->next_id, t = clock_ns();
     TRY(kvt_send_open(e->kvt, id, e->peer, grant, err));
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++) {
-        enum status st = kvt_send_ready(e->kvt, id, layer, 0, n_blocks * e->layout.block_tokens, e->table);
-        if (st != OK) return err_set(err, st, "layer %" PRIu32 " could not be handed over: %s", layer, status_text(st));
+        enum status st = kvt_send_ready(e->kvt, id, layer, 0, n_blocks * e->layout.block_tokens,
+                                        e->table);
+        if (st != OK)
+            return err_set(err, st, "layer %" PRIu32 " could not be handed over: %s", layer,
+                           status_text(st));
     }
     kvt_send_finish(e->kvt, id);
     do TRY(next_event(e, deadline, &s, "sending the blocks", err));
@@ -227,14 +281,17 @@ static bool take_grant(struct str *rest, struct str *grant)
     return true;
 }
 
-enum status probe_end_send(struct probe_end *e, uint32_t n, uint32_t n_blocks, struct str grants, uint64_t *ns, struct err *err)
+enum status probe_end_send(struct probe_end *e, uint32_t n, uint32_t n_blocks, struct str grants,
+                           uint64_t *ns, struct err *err)
 {
     uint64_t deadline = clock_ms() + PROBE_WAIT_MS;
     struct str grant;
     if (!e->peer) return err_set(err, ERR_INVALID, "this end is not connected");
     TRY(check_blocks(e, n_blocks, err));
     for (uint32_t i = 0; i < n; i++) {
-        if (!take_grant(&grants, &grant)) return err_set(err, ERR_FORMAT, "grant %" PRIu32 " of %" PRIu32 " is cut off", i + 1, n);
+        if (!take_grant(&grants, &grant))
+            return err_set(err, ERR_FORMAT, "grant %" PRIu32 " of %" PRIu32 " is cut off", i + 1,
+                           n);
         TRY(send_one(e, n_blocks, grant, deadline, &ns[i], err));
     }
     return OK;

@@ -1,8 +1,10 @@
-/* limits.h - what the machine can do without Baton, measured beside it: memcpy, a plain stream, and the tools that others trust.
+/* limits.h - what the machine can do without Baton, measured beside it: memcpy, a plain stream, and
+ * the tools that others trust.
  *
- * A stream is k plain TCP connections from one agent to another, each presenting a random ticket first, read into one reused buffer per
- * connection. A tool is a program of the table in tools.c, run with arguments made from checked numbers only.
- * Life cycle: a sink between open and close, a server between start and stop. Thread: an agent's worker; every call is bounded in time. */
+ * A stream is k plain TCP connections from one agent to another, each presenting a random ticket
+ * first, read into one reused buffer per connection. A tool is a program of the table in tools.c,
+ * run with arguments made from checked numbers only. Life cycle: a sink between open and close, a
+ * server between start and stop. Thread: an agent's worker; every call is bounded in time. */
 #ifndef BATON_DEPLOY_PROBE_LIMITS_H
 #define BATON_DEPLOY_PROBE_LIMITS_H
 
@@ -20,34 +22,44 @@ struct probe_copy {
     struct dev_mem from, to;
 };
 
-/* memcpy of n_bytes (at most PROBE_POOL_MAX) in calls of 1 MiB by `n_threads`; the areas are made at first use. */
-enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_threads, uint64_t *ns, struct err *err) MUST_CHECK;
-void        probe_copy_release(struct probe_copy *c);
+/* memcpy of n_bytes (at most PROBE_POOL_MAX) in calls of 1 MiB by `n_threads`; the areas are made
+ * at first use. */
+enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_threads, uint64_t *ns,
+                           struct err *err) MUST_CHECK;
+void probe_copy_release(struct probe_copy *c);
 
 struct probe_sink {
-    int     fd; /* -1: closed */
+    int fd; /* -1: closed */
     uint8_t ticket[PROBE_STREAM_TICKET];
 };
 
-enum status probe_sink_open(struct probe_sink *s, const char *host, uint16_t *port, struct err *err) MUST_CHECK;
+enum status probe_sink_open(struct probe_sink *s, const char *host, uint16_t *port,
+                            struct err *err) MUST_CHECK;
 /* Take n connections and n_bytes in all; *ns from the first byte to the last. */
-enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes, uint64_t *ns, struct err *err) MUST_CHECK;
-void        probe_sink_close(struct probe_sink *s);
-enum status probe_stream(const char *address, uint16_t port, struct str ticket, uint32_t n, uint64_t n_bytes, struct err *err) MUST_CHECK;
+enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes, uint64_t *ns,
+                             struct err *err) MUST_CHECK;
+void probe_sink_close(struct probe_sink *s);
+enum status probe_stream(const char *address, uint16_t port, struct str ticket, uint32_t n,
+                         uint64_t n_bytes, struct err *err) MUST_CHECK;
 
 struct probe_server {
     pid_t pid; /* 0: none */
-    int   fd;  /* its output */
+    int fd;    /* its output */
 };
 
 const char *probe_tool_name(enum probe_tool tool);
-/* Start the tool's server side; *port is free when it is chosen. ERR_UNSUPPORTED: not installed; ERR_NODEV: no device for it. */
-enum status probe_server_start(struct probe_server *s, const struct probe_request *r, const char *host, const struct kvt_tuning *tuning, uint16_t *port,
+/* Start the tool's server side; *port is free when it is chosen. ERR_UNSUPPORTED: not installed;
+ * ERR_NODEV: no device for it. */
+enum status probe_server_start(struct probe_server *s, const struct probe_request *r,
+                               const char *host, const struct kvt_tuning *tuning, uint16_t *port,
                                struct err *err) MUST_CHECK;
-void        probe_server_stop(struct probe_server *s);
-/* Run the client side. Rates go to reply->n_bytes (bytes per second), latencies to reply->ns (p50, p99, p99.9; 0: the tool does not say). */
-enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning, struct probe_reply *reply, struct err *err) MUST_CHECK;
+void probe_server_stop(struct probe_server *s);
+/* Run the client side. Rates go to reply->n_bytes (bytes per second), latencies to reply->ns (p50,
+ * p99, p99.9; 0: the tool does not say). */
+enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning,
+                           struct probe_reply *reply, struct err *err) MUST_CHECK;
 /* Parse what the client side printed; for tests. ERR_FORMAT. */
-enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const char *output, struct probe_reply *reply, struct err *err) MUST_CHECK;
+enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const char *output,
+                             struct probe_reply *reply, struct err *err) MUST_CHECK;
 
 #endif

@@ -11,14 +11,23 @@
 
 static struct probe_request base_request(const struct pair *p, enum probe_step step)
 {
-    struct probe_request r = { .step = step, .piece_bytes = p->piece_bytes, .n_layers = p->n_layers, .n_blocks = p->n_blocks, .checksum = p->checksum,
-                               .contiguous = p->contiguous, .copiers = p->copiers, .connections = p->connections };
+    struct probe_request r = {
+        .step = step,
+        .piece_bytes = p->piece_bytes,
+        .n_layers = p->n_layers,
+        .n_blocks = p->n_blocks,
+        .checksum = p->checksum,
+        .contiguous = p->contiguous,
+        .copiers = p->copiers,
+        .connections = p->connections,
+    };
     snprintf(r.transport, sizeof r.transport, "%s", p->transport);
     return r;
 }
 
 /* Ask one side; `data` goes out with it, and the reply's data comes back in *data. */
-static enum status exchange(struct pair *p, bool sender, struct probe_request *r, struct buf *data, struct probe_reply *reply, struct err *err)
+static enum status exchange(struct pair *p, bool sender, struct probe_request *r, struct buf *data,
+                            struct probe_reply *reply, struct err *err)
 {
     r->data = *data;
     enum status st = probe_ask(sender ? p->sender : p->receiver, r, reply, err);
@@ -30,7 +39,8 @@ static enum status exchange(struct pair *p, bool sender, struct probe_request *r
     return st;
 }
 
-static enum status open_side(struct pair *p, bool sender, struct buf *hello, struct probe_reply *reply, struct err *err)
+static enum status open_side(struct pair *p, bool sender, struct buf *hello,
+                             struct probe_reply *reply, struct err *err)
 {
     struct probe_request r = base_request(p, PROBE_OPEN);
     const char *address = sender ? p->sender_address : p->receiver_address;
@@ -41,7 +51,8 @@ static enum status open_side(struct pair *p, bool sender, struct buf *hello, str
 static enum status connect_sides(struct pair *p, struct probe_reply *reply, struct err *err)
 {
     struct buf data = { 0 };
-    struct probe_request answer = base_request(p, PROBE_ANSWER), connect = base_request(p, PROBE_CONNECT);
+    struct probe_request answer = base_request(p, PROBE_ANSWER),
+                         connect = base_request(p, PROBE_CONNECT);
     enum status st = open_side(p, false, &data, reply, err);
     buf_clear(&data);
     if (st == OK) st = open_side(p, true, &data, reply, err);
@@ -80,10 +91,12 @@ void pair_end(struct pair *p)
     mem_free(reply);
 }
 
-enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_round *out, struct err *err)
+enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_round *out,
+                     struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
-    struct probe_request expect = base_request(p, PROBE_EXPECT), send = base_request(p, PROBE_SEND), take = base_request(p, PROBE_TAKE);
+    struct probe_request expect = base_request(p, PROBE_EXPECT), send = base_request(p, PROBE_SEND),
+                         take = base_request(p, PROBE_TAKE);
     struct buf data = { 0 };
     expect.n_transfers = send.n_transfers = take.n_transfers = n;
     expect.n_blocks = send.n_blocks = n_blocks;
@@ -107,7 +120,8 @@ enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_
 
 /* ---- the limit ---- */
 
-static enum status limit_copy(struct pair *p, uint64_t n_bytes, double *rate, struct probe_reply *reply, struct err *err)
+static enum status limit_copy(struct pair *p, uint64_t n_bytes, double *rate,
+                              struct probe_reply *reply, struct err *err)
 {
     struct probe_request r = base_request(p, PROBE_COPY);
     r.n_bytes = n_bytes < PROBE_POOL_MAX / 2 ? n_bytes : PROBE_POOL_MAX / 2;
@@ -120,13 +134,17 @@ static enum status limit_copy(struct pair *p, uint64_t n_bytes, double *rate, st
 
 static const char *receiver_address(const struct pair *p)
 {
-    return p->receiver_address && p->receiver_address[0] ? p->receiver_address : probe_peer(p->receiver)->address;
+    return p->receiver_address && p->receiver_address[0] ? p->receiver_address
+                                                         : probe_peer(p->receiver)->address;
 }
 
 /* The built-in stream: the sender writes while the receiver reads. */
-static enum status limit_stream(struct pair *p, uint64_t n_bytes, double *rate, struct probe_reply *reply, struct err *err)
+static enum status limit_stream(struct pair *p, uint64_t n_bytes, double *rate,
+                                struct probe_reply *reply, struct err *err)
 {
-    struct probe_request listen = base_request(p, PROBE_LISTEN), stream = base_request(p, PROBE_STREAM), drain = base_request(p, PROBE_DRAIN);
+    struct probe_request listen = base_request(p, PROBE_LISTEN),
+                         stream = base_request(p, PROBE_STREAM),
+                         drain = base_request(p, PROBE_DRAIN);
     struct buf ticket = { 0 };
     struct err second = { 0 };
     snprintf(listen.address, sizeof listen.address, "%s", receiver_address(p));
@@ -148,9 +166,11 @@ static enum status limit_stream(struct pair *p, uint64_t n_bytes, double *rate, 
     return OK;
 }
 
-static enum status run_tool(struct pair *p, enum probe_tool tool, uint64_t n_bytes, struct probe_reply *reply, struct err *err)
+static enum status run_tool(struct pair *p, enum probe_tool tool, uint64_t n_bytes,
+                            struct probe_reply *reply, struct err *err)
 {
-    struct probe_request serve = base_request(p, PROBE_TOOL_SERVE), run = base_request(p, PROBE_TOOL_RUN);
+    struct probe_request serve = base_request(p, PROBE_TOOL_SERVE),
+                         run = base_request(p, PROBE_TOOL_RUN);
     serve.tool = run.tool = tool;
     serve.n_bytes = run.n_bytes = n_bytes;
     snprintf(serve.address, sizeof serve.address, "%s", receiver_address(p));
@@ -161,7 +181,8 @@ static enum status run_tool(struct pair *p, enum probe_tool tool, uint64_t n_byt
     return probe_ask(p->sender, &run, reply, err);
 }
 
-static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, const char **what, struct probe_reply *reply, struct err *err)
+static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, const char **what,
+                            struct probe_reply *reply, struct err *err)
 {
     struct str row = str_of(p->transport);
     if (str_eq_c(row, "mem") || str_eq_c(row, "ipc")) {
@@ -172,7 +193,8 @@ static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, cons
                            : str_eq_c(row, "rdma") ? PROBE_IB_WRITE_BW
                            : str_eq_c(row, "ucx")  ? PROBE_UCX_PUT_BW
                                                    : PROBE_TOOL_END;
-    if (tool == PROBE_TOOL_END) return err_set(err, ERR_UNSUPPORTED, "no tool is known for %s", p->transport);
+    if (tool == PROBE_TOOL_END)
+        return err_set(err, ERR_UNSUPPORTED, "no tool is known for %s", p->transport);
     enum status st = run_tool(p, tool, n_bytes, reply, err);
     *what = probe_tool_name(tool);
     *rate = (double)reply->n_bytes;
@@ -182,7 +204,8 @@ static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, cons
     return limit_stream(p, n_bytes, rate, reply, err);
 }
 
-enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const char **what, struct err *err)
+enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const char **what,
+                       struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
     enum status st = limit_of(p, n_bytes, rate, what, reply, err);
@@ -194,8 +217,11 @@ enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const cha
 enum status pair_limit_latency(struct pair *p, uint64_t ns[3], const char **what, struct err *err)
 {
     struct str row = str_of(p->transport);
-    enum probe_tool tool = str_eq_c(row, "rdma") ? PROBE_IB_WRITE_LAT : str_eq_c(row, "ucx") ? PROBE_UCX_PUT_LAT : PROBE_TOOL_END;
-    if (tool == PROBE_TOOL_END) return err_set(err, ERR_UNSUPPORTED, "no latency tool is known for %s", p->transport);
+    enum probe_tool tool = str_eq_c(row, "rdma")  ? PROBE_IB_WRITE_LAT
+                           : str_eq_c(row, "ucx") ? PROBE_UCX_PUT_LAT
+                                                  : PROBE_TOOL_END;
+    if (tool == PROBE_TOOL_END)
+        return err_set(err, ERR_UNSUPPORTED, "no latency tool is known for %s", p->transport);
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
     enum status st = run_tool(p, tool, (uint64_t)p->piece_bytes * 1000, reply, err);
     *what = probe_tool_name(tool);

@@ -1,8 +1,8 @@
 /* pair.h - one measurement: two agents, one transport, one piece size; and the limit beside it.
  *
- *   begin: OPEN on both, the hello to the receiver, its answer to the sender, CONNECT      the bytes are relayed by this process
- *   round: EXPECT, SEND, TAKE                                                              timed at the sender, by its own clock
- *   end:   CLOSE on both
+ *   begin: OPEN on both, the hello to the receiver, its answer to the sender, CONNECT the bytes are
+ *   relayed by this process round: EXPECT, SEND, TAKE timed at the sender, by its own clock end:
+ *   CLOSE on both
  * Thread: main (it waits). */
 #ifndef BATON_DEPLOY_PROBE_PAIR_H
 #define BATON_DEPLOY_PROBE_PAIR_H
@@ -11,30 +11,39 @@
 
 struct pair {
     struct probe_client *sender, *receiver;
-    const char          *sender_address, *receiver_address; /* to listen on and to tell; "" lets the agent choose */
-    char                 transport[PROBE_NAME_MAX];
-    uint32_t             piece_bytes, n_layers, n_blocks, copiers, connections;
-    bool                 checksum, contiguous;
-    uint64_t             link_speed;                         /* after begin: bytes per second, 0 not known */
-    bool                 at_sender;                          /* after a failure: which side said it, */
-    enum probe_step      step;                               /* and at which step */
+    const char *sender_address, *receiver_address; /* to listen on and to tell; "" lets the
+                                                    * agent choose */
+    char transport[PROBE_NAME_MAX];
+    uint32_t piece_bytes, n_layers, n_blocks, copiers, connections;
+    bool checksum, contiguous;
+    /* after begin: bytes per second, 0 not known */
+    uint64_t link_speed;
+    /* after a failure: which side said it, */
+    bool at_sender;
+    enum probe_step step; /* and at which step */
 };
 
 /* ERR_* with the agents' sentence; both are CLOSEd then. */
 enum status pair_begin(struct pair *p, struct err *err) MUST_CHECK;
-void        pair_end(struct pair *p);
+void pair_end(struct pair *p);
 
 struct pair_round {
-    uint64_t ns[PROBE_TRANSFERS_MAX]; /* each transfer: opened at the sender to acknowledged by the receiver */
+    uint64_t ns[PROBE_TRANSFERS_MAX]; /* each transfer: opened at the sender to acknowledged by the
+                                       * receiver */
     uint32_t n;
     uint64_t total_ns, n_bytes, cpu_ns; /* cpu_ns: of both processes, once when they are one */
 };
 /* n transfers of n_blocks blocks, one after the other. */
-enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_round *out, struct err *err) MUST_CHECK;
+enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_round *out,
+                     struct err *err) MUST_CHECK;
 
-/* Rate in bytes per second of `n_bytes` beside the transport, between the same agents. *what gets the limit's name (static). */
-enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const char **what, struct err *err) MUST_CHECK;
-/* One-way latencies p50, p99, p99.9 of the trusted tool, in ns; 0 where it does not say. ERR_UNSUPPORTED: no such tool for this transport. */
-enum status pair_limit_latency(struct pair *p, uint64_t ns[3], const char **what, struct err *err) MUST_CHECK;
+/* Rate in bytes per second of `n_bytes` beside the transport, between the same agents. *what gets
+ * the limit's name (static). */
+enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const char **what,
+                       struct err *err) MUST_CHECK;
+/* One-way latencies p50, p99, p99.9 of the trusted tool, in ns; 0 where it does not say.
+ * ERR_UNSUPPORTED: no such tool for this transport. */
+enum status pair_limit_latency(struct pair *p, uint64_t ns[3], const char **what,
+                               struct err *err) MUST_CHECK;
 
 #endif

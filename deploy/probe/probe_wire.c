@@ -1,4 +1,5 @@
-/* probe_wire.c - see probe_wire.h. Protobuf carries the fields; the ranges are held here, before anything else sees a value. */
+/* probe_wire.c - see probe_wire.h. Protobuf carries the fields; the ranges are held here, before
+ * anything else sees a value. */
 #include "deploy/probe/probe_wire.h"
 
 #include <arpa/inet.h>
@@ -10,9 +11,20 @@
 #include "shared/cluster/proto/node.pb-c.h"
 
 static const char *const STEPS[PROBE_STEP_END] = {
-    [PROBE_WHO] = "who",       [PROBE_OPEN] = "open",     [PROBE_ANSWER] = "answer",         [PROBE_CONNECT] = "connect",   [PROBE_EXPECT] = "expect",
-    [PROBE_SEND] = "send",     [PROBE_TAKE] = "take",     [PROBE_CLOSE] = "close",           [PROBE_LISTEN] = "listen",     [PROBE_STREAM] = "stream",
-    [PROBE_DRAIN] = "drain",   [PROBE_COPY] = "copy",     [PROBE_TOOL_SERVE] = "tool_serve", [PROBE_TOOL_RUN] = "tool_run",
+    [PROBE_WHO] = "who",
+    [PROBE_OPEN] = "open",
+    [PROBE_ANSWER] = "answer",
+    [PROBE_CONNECT] = "connect",
+    [PROBE_EXPECT] = "expect",
+    [PROBE_SEND] = "send",
+    [PROBE_TAKE] = "take",
+    [PROBE_CLOSE] = "close",
+    [PROBE_LISTEN] = "listen",
+    [PROBE_STREAM] = "stream",
+    [PROBE_DRAIN] = "drain",
+    [PROBE_COPY] = "copy",
+    [PROBE_TOOL_SERVE] = "tool_serve",
+    [PROBE_TOOL_RUN] = "tool_run",
 };
 
 const char *probe_step_name(enum probe_step step)
@@ -46,10 +58,12 @@ void probe_request_encode(const struct probe_request *r, struct buf *out)
     out->len += n;
 }
 
-static enum status in_range(const char *what, uint64_t v, uint64_t min, uint64_t max, struct err *err)
+static enum status in_range(const char *what, uint64_t v, uint64_t min, uint64_t max,
+                            struct err *err)
 {
     if (v >= min && v <= max) return OK;
-    return err_field(err, ERR_INVALID, what, "%s is %" PRIu64 ", not between %" PRIu64 " and %" PRIu64, what, v, min, max);
+    return err_field(err, ERR_INVALID, what,
+                     "%s is %" PRIu64 ", not between %" PRIu64 " and %" PRIu64, what, v, min, max);
 }
 
 /* A transport's name: what the table of transports could hold. */
@@ -76,7 +90,8 @@ static enum status check_open(const Baton__Probe *m, struct err *err)
     TRY(in_range("n_layers", m->n_layers, 1, PROBE_LAYERS_MAX, err));
     TRY(in_range("n_blocks", m->n_blocks, 1, PROBE_BLOCKS_MAX, err));
     /* Below 2^26 * 2^7 * 2^18: no overflow. */
-    return in_range("bytes of the pool", (uint64_t)m->piece_bytes * m->n_layers * m->n_blocks, 1, PROBE_POOL_MAX, err);
+    return in_range("bytes of the pool", (uint64_t)m->piece_bytes * m->n_layers * m->n_blocks, 1,
+                    PROBE_POOL_MAX, err);
 }
 
 static enum status check_step(const Baton__Probe *m, struct err *err)
@@ -125,9 +140,18 @@ enum status probe_request_decode(struct str in, struct probe_request *out, struc
     enum status st = check_request(m, err);
     if (st == OK) {
         *out = (struct probe_request){
-            .step = (enum probe_step)m->step, .piece_bytes = m->piece_bytes, .n_layers = m->n_layers, .n_blocks = m->n_blocks, .checksum = m->checksum,
-            .contiguous = m->contiguous, .copiers = m->copiers, .connections = m->connections, .n_transfers = m->n_transfers,
-            .tool = (enum probe_tool)m->tool, .port = (uint16_t)m->port, .n_bytes = m->n_bytes,
+            .step = (enum probe_step)m->step,
+            .piece_bytes = m->piece_bytes,
+            .n_layers = m->n_layers,
+            .n_blocks = m->n_blocks,
+            .checksum = m->checksum,
+            .contiguous = m->contiguous,
+            .copiers = m->copiers,
+            .connections = m->connections,
+            .n_transfers = m->n_transfers,
+            .tool = (enum probe_tool)m->tool,
+            .port = (uint16_t)m->port,
+            .n_bytes = m->n_bytes,
         };
         snprintf(out->transport, sizeof out->transport, "%s", m->transport);
         snprintf(out->address, sizeof out->address, "%s", m->address);
@@ -178,7 +202,8 @@ enum status probe_reply_decode(struct str in, struct probe_reply *out, struct er
     if (!m) return err_set(err, ERR_FORMAT, "a malformed probe reply");
     enum status st = in_range("port", m->port, 0, UINT16_MAX, err);
     if (st == OK) st = in_range("n_ns", m->n_ns, 0, PROBE_TRANSFERS_MAX, err);
-    if (st == OK && (m->status > 0 || m->status < ERR_INTERNAL)) st = err_set(err, ERR_FORMAT, "a probe reply with the unknown status %d", m->status);
+    if (st == OK && (m->status > 0 || m->status < ERR_INTERNAL))
+        st = err_set(err, ERR_FORMAT, "a probe reply with the unknown status %d", m->status);
     if (st == OK) {
         out->status = (enum status)m->status;
         out->n_ns = (uint32_t)m->n_ns;
@@ -202,7 +227,8 @@ void probe_refusal_encode(const char *node, const char *role, struct buf *out)
 {
     struct probe_reply *r = MEM_NEW(struct probe_reply);
     r->status = ERR_PEER_REFUSED;
-    snprintf(r->text, sizeof r->text, "the running %s node %s, which does not measure while it serves", role, node);
+    snprintf(r->text, sizeof r->text,
+             "the running %s node %s, which does not measure while it serves", role, node);
     probe_reply_encode(r, out);
     mem_free(r);
 }

@@ -1,7 +1,9 @@
-/* probe_wire.h - what `baton doctor --peers` and `baton bench kv` ask of an agent, one step at a time, and what it answers.
+/* probe_wire.h - what `baton doctor --peers` and `baton bench kv` ask of an agent, one step at a
+ * time, and what it answers.
  *
- * Requests and replies are bodies of FRAME_PROBE and FRAME_PROBE_REPLY on an authenticated link (shared/cluster/link.h); the frame's request
- * number comes back with the reply. One test transfer, with agent S sending and agent R receiving:
+ * Requests and replies are bodies of FRAME_PROBE and FRAME_PROBE_REPLY on an authenticated link
+ * (shared/cluster/link.h); the frame's request number comes back with the reply. One test transfer,
+ * with agent S sending and agent R receiving:
  *
  *     both  OPEN      a pool and a kvt that allows one transport      reply: S's hello in data
  *     R     ANSWER    data: S's hello                                 reply: the answer in data
@@ -10,10 +12,12 @@
  *     S     SEND      the same, data: the grants                      reply: ns of each, opened to acknowledged; cpu_ns, n_bytes
  *     R     TAKE      n_transfers                                     reply: cpu_ns since EXPECT
  *     both  CLOSE
- * A plain stream:  R LISTEN → port, ticket in data;  S STREAM to address:port with that data while R does DRAIN → ns.
- * A tool's limit:  R TOOL_SERVE → port;  S TOOL_RUN against address:port → rate or latency in ns / n_bytes, text.
+ * A plain stream: R LISTEN → port, ticket in data; S STREAM to address:port with that data while R
+ * does DRAIN → ns. A tool's limit: R TOOL_SERVE → port; S TOOL_RUN against address:port → rate or
+ * latency in ns / n_bytes, text.
  *
- * Invariants: a decoded request is in the ranges below; nothing in it is used before it is.  Thread: any (values). */
+ * Invariants: a decoded request is in the ranges below; nothing in it is used before it is. Thread:
+ * any (values). */
 #ifndef BATON_DEPLOY_PROBE_PROBE_WIRE_H
 #define BATON_DEPLOY_PROBE_PROBE_WIRE_H
 
@@ -23,12 +27,33 @@
 #include "shared/base/err.h"
 
 enum probe_step {
-    PROBE_WHO = 1, PROBE_OPEN, PROBE_ANSWER, PROBE_CONNECT, PROBE_EXPECT, PROBE_SEND, PROBE_TAKE, PROBE_CLOSE, PROBE_LISTEN, PROBE_STREAM,
-    PROBE_DRAIN, PROBE_COPY, PROBE_TOOL_SERVE, PROBE_TOOL_RUN, PROBE_STEP_END
+    PROBE_WHO = 1,
+    PROBE_OPEN,
+    PROBE_ANSWER,
+    PROBE_CONNECT,
+    PROBE_EXPECT,
+    PROBE_SEND,
+    PROBE_TAKE,
+    PROBE_CLOSE,
+    PROBE_LISTEN,
+    PROBE_STREAM,
+    PROBE_DRAIN,
+    PROBE_COPY,
+    PROBE_TOOL_SERVE,
+    PROBE_TOOL_RUN,
+    PROBE_STEP_END
 };
 
-/* Programs that an agent may run: these, with arguments made here from checked numbers, and no others. */
-enum probe_tool { PROBE_IPERF3 = 1, PROBE_IB_WRITE_BW, PROBE_IB_WRITE_LAT, PROBE_UCX_PUT_BW, PROBE_UCX_PUT_LAT, PROBE_TOOL_END };
+/* Programs that an agent may run: these, with arguments made here from checked numbers, and no
+ * others. */
+enum probe_tool {
+    PROBE_IPERF3 = 1,
+    PROBE_IB_WRITE_BW,
+    PROBE_IB_WRITE_LAT,
+    PROBE_UCX_PUT_BW,
+    PROBE_UCX_PUT_LAT,
+    PROBE_TOOL_END
+};
 
 enum {
     PROBE_NAME_MAX = 16,
@@ -46,42 +71,49 @@ enum {
 
 struct probe_request {
     enum probe_step step;
-    char            transport[PROBE_NAME_MAX];
-    char            address[PROBE_ADDRESS_MAX]; /* OPEN, LISTEN: own address to listen on and to tell; STREAM, TOOL_RUN: whom to reach. Numeric, "" allowed */
-    uint32_t        piece_bytes;                /* OPEN, COPY, TOOL_*: PROBE_PIECE_MIN..MAX */
-    uint32_t        n_layers, n_blocks;         /* OPEN: of the pool; EXPECT, SEND: n_blocks of each transfer */
-    bool            checksum, contiguous;
-    uint32_t        copiers, connections;       /* 0..PROBE_THREADS_MAX; 0: choose */
-    uint32_t        n_transfers;                /* EXPECT, SEND, TAKE: 1..PROBE_TRANSFERS_MAX */
+    char transport[PROBE_NAME_MAX];
+    char address[PROBE_ADDRESS_MAX]; /* OPEN, LISTEN: own address to listen on and to
+                                      * tell; STREAM, TOOL_RUN: whom to reach. Numeric,
+                                      * "" allowed */
+    uint32_t piece_bytes;            /* OPEN, COPY, TOOL_*: PROBE_PIECE_MIN..MAX */
+    uint32_t n_layers, n_blocks;     /* OPEN: of the pool; EXPECT, SEND: n_blocks of each
+                                      * transfer */
+    bool checksum, contiguous;
+    uint32_t copiers, connections; /* 0..PROBE_THREADS_MAX; 0: choose */
+    uint32_t n_transfers;          /* EXPECT, SEND, TAKE: 1..PROBE_TRANSFERS_MAX */
     enum probe_tool tool;
-    uint16_t        port;
-    uint64_t        n_bytes;                    /* COPY, STREAM, DRAIN, TOOL_*: 1..PROBE_STREAM_MAX */
-    struct buf      data;                       /* owned */
+    uint16_t port;
+    uint64_t n_bytes; /* COPY, STREAM, DRAIN, TOOL_*:
+                       * 1..PROBE_STREAM_MAX */
+    struct buf data;  /* owned */
 };
 
 struct probe_reply {
     enum status status;
-    char        text[PROBE_TEXT_MAX];
-    struct buf  data; /* owned */
-    uint64_t    ns[PROBE_TRANSFERS_MAX];
-    uint32_t    n_ns;
-    uint64_t    cpu_ns, n_bytes, link_speed;
-    uint16_t    port;
-    char        transport[PROBE_NAME_MAX];
-    char        host[64], boot_id[40], version[32];
+    char text[PROBE_TEXT_MAX];
+    struct buf data; /* owned */
+    uint64_t ns[PROBE_TRANSFERS_MAX];
+    uint32_t n_ns;
+    uint64_t cpu_ns, n_bytes, link_speed;
+    uint16_t port;
+    char transport[PROBE_NAME_MAX];
+    char host[64], boot_id[40], version[32];
 };
 
 const char *probe_step_name(enum probe_step step);
 
-void        probe_request_encode(const struct probe_request *r, struct buf *out);
-/* ERR_FORMAT: not a request; ERR_INVALID: a value outside its range, named. *out is empty then; else probe_request_release. */
-enum status probe_request_decode(struct str in, struct probe_request *out, struct err *err) MUST_CHECK;
-void        probe_request_release(struct probe_request *r);
+void probe_request_encode(const struct probe_request *r, struct buf *out);
+/* ERR_FORMAT: not a request; ERR_INVALID: a value outside its range, named. *out is empty then;
+ * else probe_request_release. */
+enum status probe_request_decode(struct str in, struct probe_request *out,
+                                 struct err *err) MUST_CHECK;
+void probe_request_release(struct probe_request *r);
 
-void        probe_reply_encode(const struct probe_reply *r, struct buf *out);
+void probe_reply_encode(const struct probe_reply *r, struct buf *out);
 enum status probe_reply_decode(struct str in, struct probe_reply *out, struct err *err) MUST_CHECK;
-void        probe_reply_release(struct probe_reply *r);
-/* The reply of a running node, which does not measure: ERR_PEER_REFUSED with a sentence that names it. */
-void        probe_refusal_encode(const char *node, const char *role, struct buf *out);
+void probe_reply_release(struct probe_reply *r);
+/* The reply of a running node, which does not measure: ERR_PEER_REFUSED with a sentence that names
+ * it. */
+void probe_refusal_encode(const char *node, const char *role, struct buf *out);
 
 #endif

@@ -1,4 +1,5 @@
-/* stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3 is not installed. See limits.h. */
+/* stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3 is
+ * not installed. See limits.h. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -19,10 +20,10 @@ enum { BUFFER_BYTES = 256 * 1024, SILENCE_S = 5 };
 
 struct lane {
     pthread_t thread;
-    int       fd;
-    uint64_t  n_bytes;           /* to move */
-    uint64_t  t_first, t_last;   /* sink: when the first and the last byte came */
-    int       error;             /* errno, or 0 */
+    int fd;
+    uint64_t n_bytes;         /* to move */
+    uint64_t t_first, t_last; /* sink: when the first and the last byte came */
+    int error;                /* errno, or 0 */
 };
 
 static socklen_t make_address(const char *host, uint16_t port, struct sockaddr_storage *sa)
@@ -56,12 +57,15 @@ enum status probe_sink_open(struct probe_sink *s, const char *host, uint16_t *po
     socklen_t len = make_address(host, 0, &sa);
     probe_sink_close(s);
     int fd = len ? socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
-    if (fd < 0 || bind(fd, (struct sockaddr *)&sa, len) != 0 || listen(fd, PROBE_THREADS_MAX) != 0 || getsockname(fd, (struct sockaddr *)&sa, &len) != 0) {
+    if (fd < 0 || bind(fd, (struct sockaddr *)&sa, len) != 0 ||
+        listen(fd, PROBE_THREADS_MAX) != 0 || getsockname(fd, (struct sockaddr *)&sa, &len) != 0) {
         int error = errno;
         if (fd >= 0) close(fd);
-        return err_set(err, ERR_CONFIG, "cannot listen on %s for the plain stream: %s", host, strerror(error));
+        return err_set(err, ERR_CONFIG, "cannot listen on %s for the plain stream: %s", host,
+                       strerror(error));
     }
-    *port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port : ((struct sockaddr_in *)&sa)->sin_port);
+    *port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
+                                           : ((struct sockaddr_in *)&sa)->sin_port);
     s->fd = fd;
     random_bytes(s->ticket, sizeof s->ticket);
     return OK;
@@ -100,7 +104,9 @@ static int accept_lane(const struct probe_sink *s, uint64_t deadline_ms)
         int fd = accept4(s->fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0) continue;
         set_limits(fd);
-        if (recv(fd, ticket, sizeof ticket, MSG_WAITALL) == sizeof ticket && equal_constant_time(ticket, s->ticket, sizeof ticket)) return fd;
+        if (recv(fd, ticket, sizeof ticket, MSG_WAITALL) == sizeof ticket &&
+            equal_constant_time(ticket, s->ticket, sizeof ticket))
+            return fd;
         close(fd);
     }
 }
@@ -110,7 +116,8 @@ static int run_lanes(struct lane *lanes, uint32_t n, void *(*work)(void *))
 {
     int error = 0;
     uint32_t started = 1;
-    while (started < n && thread_start(&lanes[started].thread, work, &lanes[started]) == OK) started++;
+    while (started < n && thread_start(&lanes[started].thread, work, &lanes[started]) == OK)
+        started++;
     if (started == n) work(&lanes[0]);
     for (uint32_t i = 1; i < started; i++) pthread_join(lanes[i].thread, NULL);
     if (started < n) return EAGAIN;
@@ -119,7 +126,8 @@ static int run_lanes(struct lane *lanes, uint32_t n, void *(*work)(void *))
     return error;
 }
 
-enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes, uint64_t *ns, struct err *err)
+enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes, uint64_t *ns,
+                             struct err *err)
 {
     struct lane lanes[PROBE_THREADS_MAX] = { 0 };
     uint64_t deadline = clock_ms() + SILENCE_S * 1000, first = UINT64_MAX, last = 0;
@@ -151,7 +159,8 @@ static void *lane_write(void *arg)
     memset(buffer, 1, BUFFER_BYTES);
     for (uint64_t sent = 0; sent < l->n_bytes && !l->error;) {
         uint64_t left = l->n_bytes - sent;
-        ssize_t n = send(l->fd, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES, MSG_NOSIGNAL);
+        ssize_t n = send(l->fd, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES,
+                         MSG_NOSIGNAL);
         if (n <= 0) l->error = errno;
         else sent += (uint64_t)n;
     }
@@ -167,27 +176,36 @@ static int connect_lane(const char *address, uint16_t port, struct str ticket)
     if (fd < 0) return -1;
     set_limits(fd); /* SO_SNDTIMEO bounds connect too */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(fd, (struct sockaddr *)&sa, len) == 0 && send(fd, ticket.p, ticket.n, MSG_NOSIGNAL) == (ssize_t)ticket.n) return fd;
+    if (connect(fd, (struct sockaddr *)&sa, len) == 0 &&
+        send(fd, ticket.p, ticket.n, MSG_NOSIGNAL) == (ssize_t)ticket.n)
+        return fd;
     int error = errno;
     close(fd);
     errno = error;
     return -1;
 }
 
-enum status probe_stream(const char *address, uint16_t port, struct str ticket, uint32_t n, uint64_t n_bytes, struct err *err)
+enum status probe_stream(const char *address, uint16_t port, struct str ticket, uint32_t n,
+                         uint64_t n_bytes, struct err *err)
 {
     struct lane lanes[PROBE_THREADS_MAX] = { 0 };
     uint32_t n_open = 0;
     int error = 0;
     if (n < 1) n = 1;
-    if (ticket.n != PROBE_STREAM_TICKET) return err_set(err, ERR_INVALID, "a stream's ticket has %d bytes", PROBE_STREAM_TICKET);
+    if (ticket.n != PROBE_STREAM_TICKET)
+        return err_set(err, ERR_INVALID, "a stream's ticket has %d bytes", PROBE_STREAM_TICKET);
     for (; n_open < n && !error; n_open++) {
-        lanes[n_open] = (struct lane){ .fd = connect_lane(address, port, ticket), .n_bytes = n_bytes / n };
+        lanes[n_open] = (struct lane){
+            .fd = connect_lane(address, port, ticket),
+            .n_bytes = n_bytes / n,
+        };
         if (lanes[n_open].fd < 0) error = errno ? errno : EINVAL;
     }
     if (!error) error = run_lanes(lanes, n, lane_write);
     for (uint32_t i = 0; i < n_open; i++)
         if (lanes[i].fd >= 0) close(lanes[i].fd);
-    if (error) return err_set(err, ERR_IO, "the plain stream to %s:%u: %s", address, port, strerror(error));
+    if (error)
+        return err_set(err, ERR_IO, "the plain stream to %s:%u: %s", address, port,
+                       strerror(error));
     return OK;
 }

@@ -27,7 +27,8 @@ static void add_devices(struct tool_settings *s, const char *nics)
     struct buf *out = add(s);
     buf_printf(out, "UCX_NET_DEVICES=");
     for (const char *comma = ""; str_split(&rest, ',', &item); comma = ",")
-        buf_printf(out, "%s%.*s%s", comma, STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
+        buf_printf(out, "%s%.*s%s", comma, STR_ARG(item),
+                   str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
 }
 
 void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
@@ -39,11 +40,13 @@ void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning
     /* A list that is not allowed is refused by the row, which opens before any tool runs. */
     if (ucx_check_tls(tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), &tls, &err) == OK) {
         buf_printf(add(s), "UCX_TLS=%s", tls.data);
-        if (tuning->rdma.nics && !strstr(tls.data, "tcp") && !getenv("UCX_NET_DEVICES")) add_devices(s, tuning->rdma.nics);
+        if (tuning->rdma.nics && !strstr(tls.data, "tcp") && !getenv("UCX_NET_DEVICES"))
+            add_devices(s, tuning->rdma.nics);
     }
     buf_release(&tls);
     if (!getenv("UCX_KEEPALIVE_INTERVAL")) buf_printf(add(s), "UCX_KEEPALIVE_INTERVAL=inf");
-    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(&tuning->rdma, &gid)) buf_printf(add(s), "UCX_IB_GID_INDEX=%u", gid);
+    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(&tuning->rdma, &gid))
+        buf_printf(add(s), "UCX_IB_GID_INDEX=%u", gid);
 }
 #else
 void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)

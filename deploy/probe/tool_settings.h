@@ -1,7 +1,9 @@
-/* tool_settings.h - the environment in which ucx_perftest measures what the ucx row measures: the same transports, devices, GID.
+/* tool_settings.h - the environment in which ucx_perftest measures what the ucx row measures: the
+ * same transports, devices, GID.
  *
- * The row gives these to UCX in code (kvtransfer/ucx/setup.c); a program takes them from UCX_* variables. The operator's own variables stay,
- * but for UCX_TLS, whose names the row translates. Thread: any. */
+ * The row gives these to UCX in code (kvtransfer/ucx/setup.c); a program takes them from UCX_*
+ * variables. The operator's own variables stay, but for UCX_TLS, whose names the row translates.
+ * Thread: any. */
 #ifndef BATON_DEPLOY_PROBE_TOOL_SETTINGS_H
 #define BATON_DEPLOY_PROBE_TOOL_SETTINGS_H
 
@@ -13,13 +15,14 @@ enum { TOOL_SETTINGS_MAX = 4 };
 
 struct tool_settings {
     struct buf text[TOOL_SETTINGS_MAX]; /* NAME=value */
-    int        n;
+    int n;
 };
 
 /* None in a build without UCX. Released by tool_settings_release. */
-void   tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning);
-void   tool_settings_release(struct tool_settings *s);
-/* This process's environment with the settings in it, NULL-terminated. The array is the caller's (mem_free); its strings are `s`'s and ours. */
+void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning);
+void tool_settings_release(struct tool_settings *s);
+/* This process's environment with the settings in it, NULL-terminated. The array is the caller's
+ * (mem_free); its strings are `s`'s and ours. */
 char **tool_settings_environment(const struct tool_settings *s);
 
 #endif

@@ -1,8 +1,11 @@
-/* tools.c - the programs that the field trusts, run for the limit: iperf3, perftest, ucx_perftest. See limits.h.
+/* tools.c - the programs that the field trusts, run for the limit: iperf3, perftest, ucx_perftest.
+ * See limits.h.
  *
- * Both sides run the same program on the same device as the transport would: iperf3 with the same number of connections, ib_write_bw and
- * ib_write_lat on the device of KVCACHE_RDMA_NICS (or the first one) with a RoCE v2 GID, ucx_perftest with the UCX transports that the ucx
- * row may use. Only their printed results are read; formats are those of iperf3 3.12 (-J), perftest 6 and ucx_perftest 1.13. */
+ * Both sides run the same program on the same device as the transport would: iperf3 with the same
+ * number of connections, ib_write_bw and ib_write_lat on the device of KVCACHE_RDMA_NICS (or the
+ * first one) with a RoCE v2 GID, ucx_perftest with the UCX transports that the ucx row may use.
+ * Only their printed results are read; formats are those of iperf3 3.12 (-J), perftest 6 and
+ * ucx_perftest 1.13. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -38,10 +41,10 @@ enum {
 };
 
 struct command {
-    char  text[ARGS_MAX][ARG_MAX_CHARS];
+    char text[ARGS_MAX][ARG_MAX_CHARS];
     char *argv[ARGS_MAX + 1];
-    int   n;
-    char  path[PATH_CHARS];
+    int n;
+    char path[PATH_CHARS];
 };
 
 static void add_arg(struct command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -59,7 +62,10 @@ static void add_arg(struct command *c, const char *fmt, ...)
 const char *probe_tool_name(enum probe_tool tool)
 {
     static const char *const names[PROBE_TOOL_END] = {
-        [PROBE_IPERF3] = "iperf3", [PROBE_IB_WRITE_BW] = "ib_write_bw", [PROBE_IB_WRITE_LAT] = "ib_write_lat", [PROBE_UCX_PUT_BW] = "ucx_perftest",
+        [PROBE_IPERF3] = "iperf3",
+        [PROBE_IB_WRITE_BW] = "ib_write_bw",
+        [PROBE_IB_WRITE_LAT] = "ib_write_lat",
+        [PROBE_UCX_PUT_BW] = "ucx_perftest",
         [PROBE_UCX_PUT_LAT] = "ucx_perftest",
     };
     return tool > 0 && tool < PROBE_TOOL_END ? names[tool] : "unknown";
@@ -79,10 +85,11 @@ static bool find_program(const char *program, char path[PATH_CHARS])
 
 struct ib_device {
     char name[48];
-    int  port, gid; /* gid -1: not RoCE, none is given */
+    int port, gid; /* gid -1: not RoCE, none is given */
 };
 
-static bool read_line(char *out, size_t cap, const char *fmt, const char *device, int port, int index)
+static bool read_line(char *out, size_t cap, const char *fmt, const char *device, int port,
+                      int index)
 {
     char path[256];
     snprintf(path, sizeof path, fmt, device, port, index);
@@ -98,16 +105,22 @@ static int find_gid(const char *device, int port)
     char line[64];
     int found = -1;
     for (int i = 0; i < 256; i++) {
-        bool v2 = read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gid_attrs/types/%d", device, port, i) && strncmp(line, "RoCE v2", 7) == 0;
+        bool v2 = read_line(line, sizeof line,
+                            "/sys/class/infiniband/%s/ports/%d/gid_attrs/types/%d", device, port,
+                            i) &&
+                  strncmp(line, "RoCE v2", 7) == 0;
         if (!v2) continue;
         if (found < 0) found = i;
-        if (!read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gids/%d", device, port, i)) continue;
+        if (!read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gids/%d", device, port,
+                       i))
+            continue;
         if (strncmp(line, "0000:0000:0000:0000:0000:ffff:", 30) == 0) return i;
     }
     return found;
 }
 
-static enum status find_device(const struct kvt_tuning *tuning, struct ib_device *d, struct err *err)
+static enum status find_device(const struct kvt_tuning *tuning, struct ib_device *d,
+                               struct err *err)
 {
     struct str rest = str_of(tuning->rdma.nics), first, name;
     *d = (struct ib_device){ .port = 1, .gid = -1 };
@@ -122,7 +135,8 @@ static enum status find_device(const struct kvt_tuning *tuning, struct ib_device
         DIR *dir = opendir("/sys/class/infiniband");
         struct dirent *entry;
         while (dir && (entry = readdir(dir)))
-            if (entry->d_name[0] != '.' && (!d->name[0] || strcmp(entry->d_name, d->name) < 0)) snprintf(d->name, sizeof d->name, "%.47s", entry->d_name);
+            if (entry->d_name[0] != '.' && (!d->name[0] || strcmp(entry->d_name, d->name) < 0))
+                snprintf(d->name, sizeof d->name, "%.47s", entry->d_name);
         if (dir) closedir(dir);
     }
     if (!d->name[0]) return err_set(err, ERR_NODEV, "this host has no RDMA device");
@@ -139,7 +153,8 @@ static uint64_t iterations(const struct probe_request *r, uint64_t most)
 }
 
 /* `server`: NULL on the serving side. */
-static void add_iperf3(struct command *c, const struct probe_request *r, const char *host, const char *server, uint16_t port)
+static void add_iperf3(struct command *c, const struct probe_request *r, const char *host,
+                       const char *server, uint16_t port)
 {
     add_arg(c, "-p");
     add_arg(c, "%u", port);
@@ -160,7 +175,9 @@ static void add_iperf3(struct command *c, const struct probe_request *r, const c
     add_arg(c, "-J");
 }
 
-static enum status add_perftest(struct command *c, const struct probe_request *r, const char *server, uint16_t port, const struct kvt_tuning *tuning, struct err *err)
+static enum status add_perftest(struct command *c, const struct probe_request *r,
+                                const char *server, uint16_t port, const struct kvt_tuning *tuning,
+                                struct err *err)
 {
     struct ib_device d;
     TRY(find_device(tuning, &d, err));
@@ -188,7 +205,8 @@ static enum status add_perftest(struct command *c, const struct probe_request *r
     return OK;
 }
 
-static void add_ucx(struct command *c, const struct probe_request *r, const char *server, uint16_t port)
+static void add_ucx(struct command *c, const struct probe_request *r, const char *server,
+                    uint16_t port)
 {
     bool latency = r->tool == PROBE_UCX_PUT_LAT;
     if (server) add_arg(c, "%s", server);
@@ -205,12 +223,14 @@ static void add_ucx(struct command *c, const struct probe_request *r, const char
     add_arg(c, "20");
 }
 
-static enum status make_command(struct command *c, const struct probe_request *r, const char *host, const char *server, uint16_t port,
-                                const struct kvt_tuning *tuning, struct err *err)
+static enum status make_command(struct command *c, const struct probe_request *r, const char *host,
+                                const char *server, uint16_t port, const struct kvt_tuning *tuning,
+                                struct err *err)
 {
     const char *name = probe_tool_name(r->tool);
     *c = (struct command){ 0 };
-    if (!find_program(name, c->path)) return err_set(err, ERR_UNSUPPORTED, "%s is not installed", name);
+    if (!find_program(name, c->path))
+        return err_set(err, ERR_UNSUPPORTED, "%s is not installed", name);
     add_arg(c, "%s", name);
     switch (r->tool) {
     case PROBE_IPERF3: add_iperf3(c, r, host, server, port); return OK;
@@ -226,23 +246,29 @@ static enum status make_command(struct command *c, const struct probe_request *r
 /* ---- processes ---- */
 
 /* The child's part, between fork and exec: system calls only. */
-static _Noreturn void become(const char *path, char *const *argv, char **env, int output, pid_t parent)
+static _Noreturn void become(const char *path, char *const *argv, char **env, int output,
+                             pid_t parent)
 {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL); /* workers run with signals blocked */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);      /* a server whose client never comes must not outlive us */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);      /* a server whose client never comes must not outlive
+                                            * us */
     int null = open("/dev/null", O_RDONLY);
-    if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(output, 1) >= 0 && dup2(output, 2) >= 0) execve(path, argv, env);
+    if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(output, 1) >= 0 &&
+        dup2(output, 2) >= 0)
+        execve(path, argv, env);
     _exit(127);
 }
 
 /* Start the program with stdout and stderr in a pipe; *fd reads it. */
-static enum status start(const struct command *c, const struct kvt_tuning *tuning, pid_t *pid, int *fd, struct err *err)
+static enum status start(const struct command *c, const struct kvt_tuning *tuning, pid_t *pid,
+                         int *fd, struct err *err)
 {
     int pipe_fds[2];
     struct tool_settings settings;
-    if (pipe2(pipe_fds, O_CLOEXEC) != 0) return err_set(err, ERR_IO, "no pipe for %s: %s", c->argv[0], strerror(errno));
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0)
+        return err_set(err, ERR_IO, "no pipe for %s: %s", c->argv[0], strerror(errno));
     tool_settings_make(&settings, tuning);
     char **env = tool_settings_environment(&settings);
     pid_t me = getpid();
@@ -265,7 +291,9 @@ static bool read_output(int fd, uint64_t deadline_ms, struct buf *out)
     for (;;) {
         uint64_t now = clock_ms();
         struct pollfd p = { .fd = fd, .events = POLLIN };
-        if (now >= deadline_ms || out->len > OUTPUT_MAX || poll(&p, 1, (int)(deadline_ms - now)) != 1) return false;
+        if (now >= deadline_ms || out->len > OUTPUT_MAX ||
+            poll(&p, 1, (int)(deadline_ms - now)) != 1)
+            return false;
         char *at = buf_reserve(out, 4096);
         ssize_t n = read(fd, at, 4095);
         if (n <= 0) return true;
@@ -303,13 +331,16 @@ static uint16_t free_port(const char *host)
     if (sa.ss_family == AF_INET) v4->sin_addr.s_addr = htonl(INADDR_ANY);
     int fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     uint16_t port = 0;
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&sa, sa.ss_family == AF_INET ? sizeof *v4 : sizeof *v6) == 0 && getsockname(fd, (struct sockaddr *)&sa, &len) == 0)
+    if (fd >= 0 &&
+        bind(fd, (struct sockaddr *)&sa, sa.ss_family == AF_INET ? sizeof *v4 : sizeof *v6) == 0 &&
+        getsockname(fd, (struct sockaddr *)&sa, &len) == 0)
         port = ntohs(sa.ss_family == AF_INET6 ? v6->sin6_port : v4->sin_port);
     if (fd >= 0) close(fd);
     return port;
 }
 
-/* Is anybody of this host listening on the port? Read, not tried: a connection would be the tool's only client. */
+/* Is anybody of this host listening on the port? Read, not tried: a connection would be the tool's
+ * only client. */
 static bool is_listening(uint16_t port)
 {
     static const char *const tables[] = { "/proc/net/tcp", "/proc/net/tcp6" };
@@ -319,14 +350,17 @@ static bool is_listening(uint16_t port)
         FILE *f = fopen(tables[i], "re");
         bool found = false;
         while (f && !found && fgets(line, sizeof line, f))
-            found = sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x", &local, &state) == 2 && local == port && state == 0x0a;
+            found = sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x", &local, &state) ==
+                        2 &&
+                    local == port && state == 0x0a;
         if (f) fclose(f);
         if (found) return true;
     }
     return false;
 }
 
-enum status probe_server_start(struct probe_server *s, const struct probe_request *r, const char *host, const struct kvt_tuning *tuning, uint16_t *port,
+enum status probe_server_start(struct probe_server *s, const struct probe_request *r,
+                               const char *host, const struct kvt_tuning *tuning, uint16_t *port,
                                struct err *err)
 {
     struct command c;
@@ -342,7 +376,8 @@ enum status probe_server_start(struct probe_server *s, const struct probe_reques
         }
         if (read_output(s->fd, clock_ms() + 20, &out)) break;
     }
-    enum status st = err_set(err, ERR_IO, "%s does not serve: %.*s", c.argv[0], STR_ARG(last_line(&out)));
+    enum status st = err_set(err, ERR_IO, "%s does not serve: %.*s", c.argv[0],
+                             STR_ARG(last_line(&out)));
     probe_server_stop(s);
     buf_release(&out);
     return st;
@@ -367,7 +402,8 @@ static enum status parse_iperf3(const char *output, struct probe_reply *reply, s
     cJSON *doc = NULL;
     double bits = 0;
     TRY(json_parse(str_of(output), false, &doc, err));
-    const cJSON *end = json_member(doc, "end"), *sum = end ? json_member(end, "sum_received") : NULL;
+    const cJSON *end = json_member(doc, "end"),
+                *sum = end ? json_member(end, "sum_received") : NULL;
     const char *error = NULL;
     enum status st = json_get_str(doc, "error", &error, err);
     if (st == OK && error) st = err_set(err, ERR_IO, "iperf3: %.120s", error);
@@ -385,7 +421,9 @@ static int numbers_after(const char *output, const char *first, double *v, int c
     int n = 0;
     while (rest.n && str_split(&rest, '\n', &line)) {
         line = str_trim(line);
-        if (!str_starts(line, first) || line.n == strlen(first) || !strchr(" \t", line.p[strlen(first)])) continue;
+        if (!str_starts(line, first) || line.n == strlen(first) ||
+            !strchr(" \t", line.p[strlen(first)]))
+            continue;
         char text[512], *at = text, *next;
         snprintf(text, sizeof text, "%.*s", STR_ARG(str_sub(line, strlen(first), 500)));
         for (n = 0; n < cap; n++, at = next) {
@@ -398,7 +436,8 @@ static int numbers_after(const char *output, const char *first, double *v, int c
 
 static uint64_t ns_of(double us) { return us > 0 && us < 1e9 ? (uint64_t)(us * 1000) : 0; }
 
-enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const char *output, struct probe_reply *reply, struct err *err)
+enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const char *output,
+                             struct probe_reply *reply, struct err *err)
 {
     double v[10] = { 0 };
     char first[16];
@@ -408,9 +447,11 @@ enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const c
     switch (tool) {
     case PROBE_IPERF3: return parse_iperf3(output, reply, err);
     case PROBE_IB_WRITE_BW: /* iterations, peak, average Gbit/s, Mpps */
-        if (numbers_after(output, first, v, 10) >= 3 && v[2] > 0 && v[2] < 1e6) reply->n_bytes = (uint64_t)(v[2] * 1e9 / 8);
+        if (numbers_after(output, first, v, 10) >= 3 && v[2] > 0 && v[2] < 1e6)
+            reply->n_bytes = (uint64_t)(v[2] * 1e9 / 8);
         break;
-    case PROBE_IB_WRITE_LAT: /* iterations, min, max, typical, average, deviation, 99 %, 99.9 % in us */
+    case PROBE_IB_WRITE_LAT: /* iterations, min, max, typical, average, deviation, 99 %, 99.9 % in
+                              * us */
         if (numbers_after(output, first, v, 10) < 8) break;
         reply->n_ns = 3;
         reply->ns[0] = ns_of(v[3]);
@@ -418,7 +459,8 @@ enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const c
         reply->ns[2] = ns_of(v[7]);
         break;
     case PROBE_UCX_PUT_BW: /* iterations, 50 %, average, overall us, average, overall MiB/s */
-        if (numbers_after(output, "Final:", v, 10) >= 6 && v[5] > 0 && v[5] < 1e9) reply->n_bytes = (uint64_t)(v[5] * MIB);
+        if (numbers_after(output, "Final:", v, 10) >= 6 && v[5] > 0 && v[5] < 1e9)
+            reply->n_bytes = (uint64_t)(v[5] * MIB);
         break;
     case PROBE_UCX_PUT_LAT:
         if (numbers_after(output, "Final:", v, 10) < 6) break;
@@ -431,7 +473,8 @@ enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const c
     return err_set(err, ERR_FORMAT, "%s printed no result", probe_tool_name(tool));
 }
 
-enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning, struct probe_reply *reply, struct err *err)
+enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning,
+                           struct probe_reply *reply, struct err *err)
 {
     struct command c;
     struct buf out = { 0 };
@@ -443,8 +486,11 @@ enum status probe_tool_run(const struct probe_request *r, const struct kvt_tunin
     int exit_status = finish(pid, ended);
     close(fd);
     enum status st;
-    if (!ended) st = err_set(err, ERR_TIMEOUT, "%s did not end within %d s", c.argv[0], PROBE_TOOL_MS / 1000);
-    else if (exit_status != 0 && r->tool != PROBE_IPERF3) st = err_set(err, ERR_IO, "%s: %.*s", c.argv[0], STR_ARG(last_line(&out)));
+    if (!ended)
+        st = err_set(err, ERR_TIMEOUT, "%s did not end within %d s", c.argv[0],
+                     PROBE_TOOL_MS / 1000);
+    else if (exit_status != 0 && r->tool != PROBE_IPERF3)
+        st = err_set(err, ERR_IO, "%s: %.*s", c.argv[0], STR_ARG(last_line(&out)));
     else st = probe_tool_parse(r->tool, r->piece_bytes, out.data ? out.data : "", reply, err);
     buf_release(&out);
     return st;

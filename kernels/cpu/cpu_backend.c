@@ -1,6 +1,8 @@
-/* cpu_backend.c - the slots of the cpu rows that work row by row: how a call is split over the compute pool.
+/* cpu_backend.c - the slots of the cpu rows that work row by row: how a call is split over the
+ * compute pool.
  *
- * Work items are made of whole rows; calls too small to be worth waking a thread run on the caller. Thread: engine, pool. */
+ * Work items are made of whole rows; calls too small to be worth waking a thread run on the caller.
+ * Thread: engine, pool. */
 #include "kernels/cpu/cpu_backend.h"
 #include "shared/base/arith.h"
 
@@ -11,19 +13,22 @@ enum { ELEMENTS_PER_ITEM = 16384 }; /* some 5 us of work */
 
 struct cpu_rows_job {
     const struct cpu_microkernels *kernels;
-    float                  *out;
-    const float            *x, *y;
-    const int32_t          *pos;
-    size_t                  n_rows, rows_per_item, n, x_stride, y_stride, n_heads, head_dim, rot_dim;
-    float                   eps;
-    bool                    interleaved;
+    float *out;
+    const float *x, *y;
+    const int32_t *pos;
+    size_t n_rows, rows_per_item, n, x_stride, y_stride, n_heads, head_dim, rot_dim;
+    float eps;
+    bool interleaved;
 };
 
 /* Run fn on items of job->rows_per_item rows, `elements` floats each. */
-static void run_rows(struct kernel_ctx *c, struct cpu_rows_job *job, size_t elements, void (*fn)(void *, int, int))
+static void run_rows(struct kernel_ctx *c, struct cpu_rows_job *job, size_t elements,
+                     void (*fn)(void *, int, int))
 {
     job->kernels = cpu_microkernels_of(c);
-    job->rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / (elements ? elements : 1);
+    job->rows_per_item = elements >= ELEMENTS_PER_ITEM
+                             ? 1
+                             : ELEMENTS_PER_ITEM / (elements ? elements : 1);
     compute_pool_run(c->pool, (int)div_up(job->n_rows, job->rows_per_item), fn, job);
 }
 
@@ -36,24 +41,27 @@ static void rows_of_item(const struct cpu_rows_job *job, int index, size_t *begi
 /* The slots compute where the host writes. */
 void cpu_upload_step(struct kernel_ctx *c, struct kernel_step *s) { (void)c, (void)s; }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 struct embed_job {
     const struct weight *w;
-    const int32_t       *ids;
-    float               *x;
+    const int32_t *ids;
+    float *x;
 };
 
 static void embed_item(void *arg, int row, int thread)
 {
     const struct embed_job *job = arg;
     (void)thread;
-    weight_layout_dequantize_row(job->w, (size_t)job->ids[row], job->x + (size_t)row * job->w->n_in);
+    weight_layout_dequantize_row(job->w, (size_t)job->ids[row],
+                                 job->x + (size_t)row * job->w->n_in);
 }
 
-void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
+void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
+               size_t n_rows)
 {
-    compute_pool_run(c->pool, (int)n_rows, embed_item, &(struct embed_job){ .w = w, .ids = ids, .x = x });
+    compute_pool_run(c->pool, (int)n_rows, embed_item,
+                     &(struct embed_job){ .w = w, .ids = ids, .x = x });
 }
 
 static void rms_norm_item(void *arg, int index, int thread)
@@ -64,14 +72,24 @@ static void rms_norm_item(void *arg, int index, int thread)
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const float *x = job->x + i * job->x_stride;
-        job->kernels->rms_apply(job->out + i * job->y_stride, x, job->y, job->kernels->rms_factor(x, job->n, job->eps), job->n);
+        job->kernels->rms_apply(job->out + i * job->y_stride, x, job->y,
+                                job->kernels->rms_factor(x, job->n, job->eps), job->n);
     }
 }
 
-void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
-                  float eps)
+void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride,
+                  const float *weight, size_t n_rows, size_t n, float eps)
 {
-    struct cpu_rows_job job = { .out = y, .y_stride = y_stride, .x = x, .x_stride = x_stride, .y = weight, .n_rows = n_rows, .n = n, .eps = eps };
+    struct cpu_rows_job job = {
+        .out = y,
+        .y_stride = y_stride,
+        .x = x,
+        .x_stride = x_stride,
+        .y = weight,
+        .n_rows = n_rows,
+        .n = n,
+        .eps = eps,
+    };
     run_rows(c, &job, n, rms_norm_item);
 }
 
@@ -96,12 +114,21 @@ static void copy_item(void *arg, int index, int thread)
     const struct cpu_rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
-    for (size_t i = begin; i < end; i++) memcpy(job->out + i * job->y_stride, job->x + i * job->x_stride, job->n * sizeof *job->out);
+    for (size_t i = begin; i < end; i++)
+        memcpy(job->out + i * job->y_stride, job->x + i * job->x_stride, job->n * sizeof *job->out);
 }
 
-void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
+                   size_t from_stride, size_t n_rows, size_t n)
 {
-    struct cpu_rows_job job = { .out = to, .y_stride = to_stride, .x = from, .x_stride = from_stride, .n_rows = n_rows, .n = n };
+    struct cpu_rows_job job = {
+        .out = to,
+        .y_stride = to_stride,
+        .x = from,
+        .x_stride = from_stride,
+        .n_rows = n_rows,
+        .n = n,
+    };
     run_rows(c, &job, n, copy_item);
 }
 
@@ -113,9 +140,12 @@ static void rope_item(void *arg, int index, int thread)
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const float *cs = job->x + (size_t)job->pos[i] * job->rot_dim;
-        float       *x = job->out + i * job->x_stride;
+        float *x = job->out + i * job->x_stride;
         for (size_t h = 0; h < job->n_heads; h++, x += job->head_dim) {
-            if (job->y) job->kernels->rms_apply(x, x, job->y, job->kernels->rms_factor(x, job->head_dim, job->eps), job->head_dim);
+            if (job->y)
+                job->kernels->rms_apply(x, x, job->y,
+                                        job->kernels->rms_factor(x, job->head_dim, job->eps),
+                                        job->head_dim);
             job->kernels->rope(x, cs, job->rot_dim, job->interleaved);
         }
     }
@@ -125,9 +155,21 @@ void cpu_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
     for (size_t i = 0; i < a->n_heads; i++) {
         const struct rope_heads *h = &a->heads[i];
-        struct cpu_rows_job job = { .out = h->x, .x = a->cos_sin, .y = h->norm, .pos = a->pos, .n_rows = a->n_rows, .x_stride = h->x_stride, .n_heads = h->n_heads,
-                                .head_dim = h->head_dim, .rot_dim = a->rot_dim, .interleaved = a->interleaved, .eps = a->norm_eps };
-        run_rows(c, &job, h->n_heads * (h->norm ? h->head_dim + a->rot_dim : a->rot_dim), rope_item);
+        struct cpu_rows_job job = {
+            .out = h->x,
+            .x = a->cos_sin,
+            .y = h->norm,
+            .pos = a->pos,
+            .n_rows = a->n_rows,
+            .x_stride = h->x_stride,
+            .n_heads = h->n_heads,
+            .head_dim = h->head_dim,
+            .rot_dim = a->rot_dim,
+            .interleaved = a->interleaved,
+            .eps = a->norm_eps,
+        };
+        run_rows(c, &job, h->n_heads * (h->norm ? h->head_dim + a->rot_dim : a->rot_dim),
+                 rope_item);
     }
 }
 
@@ -139,8 +181,8 @@ static void log_sum_exp_item(void *arg, int index, int thread)
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const float *x = job->x + i * job->x_stride;
-        float        max = job->kernels->max(x, job->n);
-        double       sum = 0;
+        float max = job->kernels->max(x, job->n);
+        double sum = 0;
         if (max == -INFINITY) { /* exp(x - max) would be NaN; log of 0 is what it means */
             job->out[i] = max;
             continue;
@@ -151,37 +193,46 @@ static void log_sum_exp_item(void *arg, int index, int thread)
     }
 }
 
-void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n)
+void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
+                     size_t n_rows, size_t n)
 {
-    struct cpu_rows_job job = { .out = lse, .x = x, .n_rows = n_rows, .n = n, .x_stride = x_stride };
+    struct cpu_rows_job job = {
+        .out = lse, .x = x, .n_rows = n_rows, .n = n, .x_stride = x_stride
+    };
     run_rows(c, &job, 4 * n, log_sum_exp_item);
 }
 
 /* ---- combine ---- */
 
 struct combine_job {
-    const struct cpu_microkernels    *kernels;
+    const struct cpu_microkernels *kernels;
     const struct combine_args *a;
-    size_t                     rows_per_item;
+    size_t rows_per_item;
 };
 
 static void combine_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct combine_job  *job = arg;
+    const struct combine_job *job = arg;
     const struct combine_args *a = job->a;
-    size_t begin = (size_t)index * job->rows_per_item, end = min_size(begin + job->rows_per_item, a->n_rows);
+    size_t begin = (size_t)index * job->rows_per_item,
+           end = min_size(begin + job->rows_per_item, a->n_rows);
     for (size_t i = begin; i < end; i++) {
         float *y = a->y + i * a->n;
         if (!a->add) memset(y, 0, a->n * sizeof *y);
         for (size_t j = 0; j < a->n_used; j++)
-            job->kernels->axpy(y, a->rows + (size_t)a->index[i * a->n_used + j] * a->n, a->weights[i * a->n_used + j], a->n);
+            job->kernels->axpy(y, a->rows + (size_t)a->index[i * a->n_used + j] * a->n,
+                               a->weights[i * a->n_used + j], a->n);
     }
 }
 
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
     size_t elements = a->n * a->n_used + 1;
-    struct combine_job job = { .kernels = cpu_microkernels_of(c), .a = a, .rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / elements };
+    struct combine_job job = {
+        .kernels = cpu_microkernels_of(c),
+        .a = a,
+        .rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / elements,
+    };
     compute_pool_run(c->pool, (int)div_up(a->n_rows, job.rows_per_item), combine_item, &job);
 }

@@ -1,86 +1,117 @@
-/* cpu_backend.h - what the cpu rows of kernels.h share: how work is split (cpu_matmul.c, cpu_backend.c, cpu_attention.c, once for all), and
- * the inner loops that each instruction set writes for itself (struct cpu_microkernels, single threaded).
+/* cpu_backend.h - what the cpu rows of kernels.h share: how work is split (cpu_matmul.c,
+ * cpu_backend.c, cpu_attention.c, once for all), and the inner loops that each instruction set
+ * writes for itself (struct cpu_microkernels, single threaded).
  *
- * The split only decides which thread computes a value, never how: every value is computed by one call of one loop from
- * its own row. That is how the rule of kernels.h holds for any number of rows and threads.
+ * The split only decides which thread computes a value, never how: every value is computed by one
+ * call of one loop from its own row. That is how the rule of kernels.h holds for any number of rows
+ * and threads.
  *
- * All rows give the same bits (bf16 products apart), because the loops are defined down to the order of each sum:
+ * All rows give the same bits (bf16 products apart), because the loops are defined down to the
+ * order of each sum:
  *   chain      acc = fmaf(w[k], x[k], acc), k ascending.
- *   int chain  per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of q_x, in integers (q_x: the 15-bit
- *              numbers of act_quant.h, so i fits 28 bits);
- *              t = (float)i * s; acc = fmaf(t, d, acc), and where the layout has m: acc = fmaf((float)(sum of q_x) * s, m, acc).
- *              C layouts: per block of 32 acc = fmaf((float)i, s, acc), and at the end acc * scale.
- *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8 are added, then l and l+4,
- *              l and l+2, l and l+1. Where an element is a product, it is fused into the addition.
+ *   int chain per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of
+ *              q_x, in integers (q_x: the 15-bit numbers of act_quant.h, so i fits 28 bits); t =
+ *              (float)i * s; acc = fmaf(t, d, acc), and where the layout has m: acc =
+ *              fmaf((float)(sum of q_x) * s, m, acc). C layouts: per block of 32 acc =
+ *              fmaf((float)i, s, acc), and at the end acc * scale.
+ *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8
+ *              are added, then l and l+4, l and l+2, l and l+1. Where an element is a product, it
+ *              is fused into the addition.
  *   exp        kernels/exp.h, one polynomial.
- * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST, layouts BF16 and F8, and queries by keys of a
- * bf16 cache, where the processor has them) round x to bf16 and add the products of k odd and k even of each pair to the lane's chain in the
- * processor's order; F8's scale multiplies the sum of each 128 k's. They equal the definition within 2^-7 of the sum of magnitudes. */
+ * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST,
+ * layouts BF16 and F8, and queries by keys of a bf16 cache, where the processor has them) round x
+ * to bf16 and add the products of k odd and k even of each pair to the lane's chain in the
+ * processor's order; F8's scale multiplies the sum of each 128 k's. They equal the definition
+ * within 2^-7 of the sum of magnitudes. */
 #ifndef BATON_KERNELS_CPU_CPU_BACKEND_H
 #define BATON_KERNELS_CPU_CPU_BACKEND_H
 
 #include "kernels/cpu/matmul/act_quant.h"
 
 enum {
-    GEMV_PANELS = 4,   /* panels whose chains run side by side: hides the latency of a multiply-add */
-    GEMV_ROWS = 2,     /* up to here rows go one by one: a tile this low has too few chains, and the panels stay cached */
-    GEMM_K = UNPACK_K,   /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
+    GEMV_PANELS = 4,   /* panels whose chains run side by side: hides the latency of a
+                        * multiply-add */
+    GEMV_ROWS = 2,     /* up to here rows go one by one: a tile this low has too few chains, and the
+                        * panels stay cached */
+    GEMM_K = UNPACK_K, /* k's of a panel widened at a time: 16 KiB of f32, half a first-level
+                        * cache */
     GEMM_ROWS = 96,    /* rows that share one widening */
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
-    DOT_ROWS = 8,      /* up to here gemv_int and gemv_bf16 take all rows at once: a weight is unpacked once and stays in a register */
-    DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 take at once: a loaded input serves both */
+    DOT_ROWS = 8,      /* up to here gemv_int and gemv_bf16 take all rows at once: a weight is
+                        * unpacked once and stays in a register */
+    DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 take at once: a loaded input serves
+                        * both */
     LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is carried on in f64 */
     MATMUL_UNPACK_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
     MATMUL_SCRATCH_BYTES = MATMUL_UNPACK_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
 enum { CACHE_LINE = 64 }; /* the step of whoever asks for memory ahead */
-_Static_assert(DOT_PANELS * sizeof(struct unpacked_panel) <= MATMUL_UNPACK_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_UNPACK_BYTES, "either kind of widening fits");
+_Static_assert(DOT_PANELS * sizeof(struct unpacked_panel) <= MATMUL_UNPACK_BYTES &&
+                   DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_UNPACK_BYTES,
+               "either kind of widening fits");
 
 /* Keys or values of a tile, wherever they lie: row j is at at[j] + offset bytes. */
 struct kv_row_ptrs {
     const char *const *at; /* [ATTN_TILE] */
-    size_t             offset;
+    size_t offset;
 };
 
 struct cpu_microkernels {
     /* ---- f32 chains: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
-    /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel on. */
-    void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
-    /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of GEMM_K. */
-    void (*dequantize)(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* Carry on the chains acc[n_rows][16] over the n_k next k's: w [n_k][16], x [n_rows] with stride x_stride. */
-    void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
+    /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel
+     * on. */
+    void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel,
+                 size_t n_panels);
+    /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of
+     * GEMM_K. */
+    void (*dequantize)(float *dst, const struct weight *w, size_t i_panel, size_t k_begin,
+                       size_t n_k);
+    /* Carry on the chains acc[n_rows][16] over the n_k next k's: w [n_k][16], x [n_rows] with
+     * stride x_stride. */
+    void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
+                 size_t n_k);
 
     /* ---- int chains: integer layouts of FAST ---- */
-    void (*quantize)(struct act_block *out, const float *x, size_t n); /* one row: act_blocks(n) blocks */
-    /* out[n_rows][16 * n_panels] = chains of all k's, C scale applied, of n_rows <= DOT_ROWS rows of x (x_stride blocks apart) and n_panels
-     * <= GEMV_PANELS panels. */
-    void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
-                     size_t n_panels);
-    void (*unpack_int)(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of `layout`; rows
-     * of x are x_stride blocks apart. */
-    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
-                     int layout, size_t n_k);
+    /* one row: act_blocks(n) blocks */
+    void (*quantize)(struct act_block *out, const float *x, size_t n);
+    /* out[n_rows][16 * n_panels] = chains of all k's, C scale applied, of n_rows <= DOT_ROWS rows
+     * of x (x_stride blocks apart) and n_panels <= GEMV_PANELS panels. */
+    void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                     const struct weight *w, size_t i_panel, size_t n_panels);
+    void (*unpack_int)(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
+                       size_t k_begin, size_t n_k);
+    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels],
+     * n_panels <= DOT_PANELS, of `layout`; rows of x are x_stride blocks apart. */
+    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
+                     const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k);
 
-    /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */
-    void (*round_bf16)(uint16_t *out, const float *x, size_t n); /* filled up to act_bf16_stride(n) with zeros */
+    /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL where the processor has none (f32
+     * chains serve then) ---- */
+    /* filled up to act_bf16_stride(n) with zeros */
+    void (*round_bf16)(uint16_t *out, const float *x, size_t n);
     /* As gemv_int; x_stride in elements. */
-    void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
-    /* F8 only (BF16 pairs lie in the panel as tile_bf16 wants them): dst [n_k / 2][16] pairs; *scale is what the sum of these k's is multiplied
-     * by. n_k <= 128, rounded up to 4 in dst; k_begin a multiple of 128. */
-    void (*upconvert_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. scale NULL (BF16): the chain is carried on over n_k k's (an odd
-     * last one has a zero beside it). Otherwise (F8) acc = acc + scale[p] * (chain from 0 over the n_k k's), one fused multiply-add. */
-    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
-                      const float *scale, size_t n_k);
+    void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows,
+                      const struct weight *w, size_t i_panel, size_t n_panels);
+    /* F8 only (BF16 pairs lie in the panel as tile_bf16 wants them): dst [n_k / 2][16] pairs;
+     * *scale is what the sum of these k's is multiplied by. n_k <= 128, rounded up to 4 in dst;
+     * k_begin a multiple of 128. */
+    void (*upconvert_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel,
+                           size_t k_begin, size_t n_k);
+    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. scale NULL (BF16):
+     * the chain is carried on over n_k k's (an odd last one has a zero beside it). Otherwise (F8)
+     * acc = acc + scale[p] * (chain from 0 over the n_k k's), one fused multiply-add. */
+    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows,
+                      const uint32_t *w, size_t w_stride, size_t n_panels, const float *scale,
+                      size_t n_k);
 
     /* ---- rows ---- */
-    /* rms_norm in two: 1 / sqrt(sum16 of x[i]^2 / n + eps); y[i] = weight[i] * (x[i] * factor), y may be x. */
+    /* rms_norm in two: 1 / sqrt(sum16 of x[i]^2 / n + eps); y[i] = weight[i] * (x[i] * factor), y
+     * may be x. */
     float (*rms_factor)(const float *x, size_t n, float eps);
     void (*rms_apply)(float *y, const float *x, const float *weight, float factor, size_t n);
     void (*add)(float *x, const float *y, size_t n);
-    void (*silu_mul)(float *out, const float *gate, const float *up, size_t n); /* out may be gate */
+    /* out may be gate */
+    void (*silu_mul)(float *out, const float *gate, const float *up, size_t n);
     /* One head; cs [rot_dim/2][2] is the table's row of its position. */
     void (*rope)(float *x, const float *cs, size_t rot_dim, bool interleaved);
     /* y = fmaf(factor, x, y) */
@@ -89,80 +120,107 @@ struct cpu_microkernels {
     float (*max)(const float *x, size_t n);
     /* sum16 of exp(x[i] - max). */
     float (*sum_exp)(const float *x, float max, size_t n);
-    void (*exp_terms)(float *p, const float *x, size_t n, float max, float by); /* the slot's formula */
+    /* the slot's formula */
+    void (*exp_terms)(float *p, const float *x, size_t n, float max, float by);
 
     /* ---- attention (cpu_attention.c has the walk over tiles; attention.h the functions) ---- */
-    /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero, panels
-     * beyond the last key are left alone. */
-    void (*load_keys)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim);
-    /* dst [ceil(dim/16)][ATTN_TILE][16] f32: panels whose lanes are elements, of n_keys rows; lanes from dim on are zero. */
-    void (*load_values)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim);
-    /* Chains over n_k k's, panel p of w at w + p * w_stride, rows of acc and x acc_stride and x_stride floats apart:
-     * acc[i][16p + l] = fmaf(w[p][k][l], x[i][k], acc[i][16p + l]), k ascending; begun from acc[i] * rescale[i], from +0 where rescale is NULL. */
-    void (*fma_tile)(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, size_t n_panels,
-                size_t n_k, const float *rescale);
-    /* Rows of scores s [ATTN_TILE], n_keys (1 at least) of each seen: max = the larger of the old one and the largest s * scale,
-     * p = exp(fmaf(s, scale, -max)) in place, rescale = exp(old max - max), sum = sum * rescale + sum16 of p. Scores that are not seen are
-     * left undefined; scale is above 0. */
-    void (*online_softmax)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale);
-    /* The same chains as load_keys and fma_tile, load_values and fma_tile, for at most ATTN_SKINNY_PAIRS rows: straight from the cache, which is read once and not worth
-     * putting in order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys rows at `prefetch`, which are wanted
-     * next, are brought near. */
-    void (*scores_skinny)(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
-                       enum dtype t, size_t n_keys, size_t dim);
-    void (*accumulate_v_skinny)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *prefetch,
-                      enum dtype t, size_t n_keys, size_t dim, const float *rescale);
+    /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero,
+     * panels beyond the last key are left alone. */
+    void (*load_keys)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
+                      size_t dim);
+    /* dst [ceil(dim/16)][ATTN_TILE][16] f32: panels whose lanes are elements, of n_keys rows; lanes
+     * from dim on are zero. */
+    void (*load_values)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
+                        size_t dim);
+    /* Chains over n_k k's, panel p of w at w + p * w_stride, rows of acc and x acc_stride and
+     * x_stride floats apart: acc[i][16p + l] = fmaf(w[p][k][l], x[i][k], acc[i][16p + l]), k
+     * ascending; begun from acc[i] * rescale[i], from +0 where rescale is NULL. */
+    void (*fma_tile)(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows,
+                     const float *w, size_t w_stride, size_t n_panels, size_t n_k,
+                     const float *rescale);
+    /* Rows of scores s [ATTN_TILE], n_keys (1 at least) of each seen: max = the larger of the old
+     * one and the largest s * scale, p = exp(fmaf(s, scale, -max)) in place, rescale = exp(old max
+     * - max), sum = sum * rescale + sum16 of p. Scores that are not seen are left undefined; scale
+     * is above 0. */
+    void (*online_softmax)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max,
+                           float *sum, float *rescale);
+    /* The same chains as load_keys and fma_tile, load_values and fma_tile, for at most
+     * ATTN_SKINNY_PAIRS rows: straight from the cache, which is read once and not worth putting in
+     * order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys
+     * rows at `prefetch`, which are wanted next, are brought near. */
+    void (*scores_skinny)(float *scores, const float *q, size_t q_stride, size_t n_rows,
+                          const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
+                          enum dtype t, size_t n_keys, size_t dim);
+    void (*accumulate_v_skinny)(float *o, size_t o_stride, const float *p, size_t n_rows,
+                                const struct kv_row_ptrs *values,
+                                const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys,
+                                size_t dim, const float *rescale);
 
-    /* ---- attention's scores as bf16 products: FAST, keys straight from a bf16 cache; all NULL where the processor has none ---- */
-    /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one with a zero beside it: panels whose lanes are keys. Lanes
-     * from n_keys on are undefined, panels beyond the last key are left alone. */
-    void (*load_keys_bf16)(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys, size_t dim);
-    /* scores [n_rows][ATTN_TILE] = chains from +0 over the pairs of dim elements, ascending; q as round_bf16 leaves it, rows q_stride elements
-     * apart; n_panels <= ATTN_TILE/16. */
-    void (*scores_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
+    /* ---- attention's scores as bf16 products: FAST, keys straight from a bf16 cache; all NULL
+     * where the processor has none ---- */
+    /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one with a
+     * zero beside it: panels whose lanes are keys. Lanes from n_keys on are undefined, panels
+     * beyond the last key are left alone. */
+    void (*load_keys_bf16)(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys,
+                           size_t dim);
+    /* scores [n_rows][ATTN_TILE] = chains from +0 over the pairs of dim elements, ascending; q as
+     * round_bf16 leaves it, rows q_stride elements apart; n_panels <= ATTN_TILE/16. */
+    void (*scores_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
+                        const uint32_t *keys, size_t n_panels, size_t dim);
     /* The same chains for at most ATTN_SKINNY_PAIRS rows; as scores_skinny. */
-    void (*scores_skinny_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,
-                            const struct kv_row_ptrs *prefetch, size_t n_keys, size_t dim);
+    void (*scores_skinny_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
+                               const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
+                               size_t n_keys, size_t dim);
 };
 
 struct cpu_backend {
     struct kernel_ops ops; /* first: the context's ops pointer leads to the loops */
-    struct cpu_microkernels  microkernels;
+    struct cpu_microkernels microkernels;
 };
 
-extern const struct cpu_backend cpu_backend_ref, cpu_backend_avx2, cpu_backend_avx512, cpu_backend_avx512_vnni, cpu_backend_avx512_bf16, cpu_backend_amx;
+extern const struct cpu_backend cpu_backend_ref, cpu_backend_avx2, cpu_backend_avx512,
+    cpu_backend_avx512_vnni, cpu_backend_avx512_bf16, cpu_backend_amx;
 
 /* The slots every cpu row fills in the same way. */
-enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
+enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations,
+                           int n_threads, struct kernel_ctx **out, struct err *err);
 void cpu_ctx_free(struct kernel_ctx *c);
 enum status cpu_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 enum status cpu_weights_finish(struct kernel_ctx *c, struct weight_times *out, struct err *err);
 void cpu_upload_step(struct kernel_ctx *c, struct kernel_step *s);
-void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows);
+void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
+               size_t n_rows);
 void cpu_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
-void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
-                  float eps);
+void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride,
+                  const float *weight, size_t n_rows, size_t n, float eps);
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n);
-void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
+void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
+                   size_t from_stride, size_t n_rows, size_t n);
 void cpu_rope(struct kernel_ctx *c, const struct rope_args *a);
 void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a);
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a);
-void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
+void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
+                     size_t n_rows, size_t n);
 int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n);
 void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by);
 /* Bytes of ctx->acts for inputs of n_rows rows of n_in elements in all. */
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
-#define CPU_BACKEND_OPS(name_, available_)                                                                                                    \
-    { .name = (name_), .weight_layouts = "panels of 16", .available = (available_), .create = cpu_ctx_create, .free = cpu_ctx_free,                \
-      .reserve = cpu_ctx_reserve, .weight_plan = weight_layout_plan, .weight_pack = weight_layout_pack, .weights_finish = cpu_weights_finish,                     \
-      .weight_release = weight_layout_release, .upload_step = cpu_upload_step,                                                                                 \
-      .embed = cpu_embed, .matmul = cpu_matmul, .rms_norm = cpu_rms_norm, .add = cpu_add, .copy_rows = cpu_copy_rows, .rope = cpu_rope,    \
-      .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .experts = cpu_experts,         \
-      .log_sum_exp = cpu_log_sum_exp, .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }
+#define CPU_BACKEND_OPS(name_, available_)                                                         \
+    {                                                                                              \
+        .name = (name_), .weight_layouts = "panels of 16", .available = (available_),              \
+        .create = cpu_ctx_create, .free = cpu_ctx_free, .reserve = cpu_ctx_reserve,                \
+        .weight_plan = weight_layout_plan, .weight_pack = weight_layout_pack,                      \
+        .weights_finish = cpu_weights_finish, .weight_release = weight_layout_release,             \
+        .upload_step = cpu_upload_step, .embed = cpu_embed, .matmul = cpu_matmul,                  \
+        .rms_norm = cpu_rms_norm, .add = cpu_add, .copy_rows = cpu_copy_rows, .rope = cpu_rope,    \
+        .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route,                \
+        .combine = cpu_combine, .experts = cpu_experts, .log_sum_exp = cpu_log_sum_exp,            \
+        .argmax = cpu_argmax, .exp_terms = cpu_exp_terms                                           \
+    }
 
 static inline const struct cpu_microkernels *cpu_microkernels_of(const struct kernel_ctx *c)
 {

@@ -1,6 +1,7 @@
 /* cpu_ctx.c - the context of the processor's rows: threads, and memory for what the slots work in.
  *
- * Life cycle: cpu_ctx_create at start, cpu_ctx_free after the last model that uses it. Thread: loading; engine afterwards. */
+ * Life cycle: cpu_ctx_create at start, cpu_ctx_free after the last model that uses it. Thread:
+ * loading; engine afterwards. */
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/pages.h"
@@ -17,7 +18,8 @@ static size_t scratch_bytes(void)
 /* Pages that no call is large enough for stay untouched. */
 static void *map_pages(size_t bytes) { return pages_map(pages_round(bytes)); }
 
-enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
+enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations,
+                           int n_threads, struct kernel_ctx **out, struct err *err)
 {
     struct compute_pool *pool;
     TRY(compute_pool_create(n_threads, &pool, err));
@@ -30,7 +32,8 @@ enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations ac
     c->scratch = map_pages(c->scratch_bytes_per_thread * (size_t)n_threads);
     c->attn = map_pages(attention_workspace_bytes(n_threads));
     enum status st = device_open("cpu", &c->device, err);
-    if (st == OK && (!c->scratch || !c->attn || cpu_ctx_reserve(c, 0, 0) != OK)) st = err_set(err, ERR_NOMEM, "no memory for the tables of the kernels");
+    if (st == OK && (!c->scratch || !c->attn || cpu_ctx_reserve(c, 0, 0) != OK))
+        st = err_set(err, ERR_NOMEM, "no memory for the tables of the kernels");
     if (st == OK) *out = c;
     else cpu_ctx_free(c);
     return st;
@@ -38,7 +41,8 @@ enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations ac
 
 void cpu_ctx_free(struct kernel_ctx *c)
 {
-    pages_unmap(c->scratch, pages_round(c->scratch_bytes_per_thread * (size_t)compute_pool_threads(c->pool)));
+    pages_unmap(c->scratch,
+                pages_round(c->scratch_bytes_per_thread * (size_t)compute_pool_threads(c->pool)));
     pages_unmap(c->attn, pages_round(attention_workspace_bytes(compute_pool_threads(c->pool))));
     compute_pool_free(c->pool);
     pages_unmap(c->acts, c->acts_bytes);

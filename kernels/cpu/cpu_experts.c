@@ -1,8 +1,9 @@
-/* cpu_experts.c - the experts slot of the cpu rows: rows sorted by expert, so that an expert is one product over all rows that chose it, and all
- * experts are one matmul call.
+/* cpu_experts.c - the experts slot of the cpu rows: rows sorted by expert, so that an expert is one
+ * product over all rows that chose it, and all experts are one matmul call.
  *
- * The sort is a counting sort on the calling thread: a step has few thousand rows. A row's result depends on nothing but the row: the order
- * changes where it is computed, not how. Thread: engine. */
+ * The sort is a counting sort on the calling thread: a step has few thousand rows. A row's result
+ * depends on nothing but the row: the order changes where it is computed, not how. Thread:
+ * engine. */
 #include <string.h>
 
 #include "kernels/cpu/cpu_backend.h"
@@ -12,7 +13,8 @@
 static void sort_by_expert(const struct experts_args *a)
 {
     const size_t n = a->n_rows * (size_t)a->n_used;
-    int32_t     *begin = a->begin; /* while slots are given out, begin[i] is the next one of expert i */
+    int32_t *begin = a->begin; /* while slots are given out, begin[i] is the next one of expert
+                                * i */
     memset(begin, 0, ((size_t)a->n_experts + 1) * sizeof *begin);
     for (size_t i = 0; i < n; i++) begin[a->experts[i] + 1]++;
     for (int32_t i = 0; i < a->n_experts; i++) begin[i + 1] += begin[i];
@@ -43,12 +45,28 @@ static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t h
     for (int32_t i = 0; i < a->n_experts; i++) {
         const struct expert_slots s = slots_of(a, i);
         if (s.n == 0) continue;
-        a->jobs[n++] = (struct matmul_args){ .w = &a->gate_up[i], .x = a->h, .x_stride = hidden, .x_rows = a->rows + s.at, .n_rows = s.n,
-                                             .y = a->act + s.at * inner, .quantize_for = &a->down[i], .epilogue = MATMUL_SILU_MUL };
+        a->jobs[n++] = (struct matmul_args){
+            .w = &a->gate_up[i],
+            .x = a->h,
+            .x_stride = hidden,
+            .x_rows = a->rows + s.at,
+            .n_rows = s.n,
+            .y = a->act + s.at * inner,
+            .quantize_for = &a->down[i],
+            .epilogue = MATMUL_SILU_MUL,
+        };
     }
     if (shared->gate_up)
-        a->jobs[n++] = (struct matmul_args){ .w = shared->gate_up, .bias = shared->gate_up_bias, .x = a->h, .x_stride = hidden, .n_rows = a->n_rows,
-                                             .y = shared->act, .quantize_for = shared->down, .epilogue = MATMUL_SILU_MUL };
+        a->jobs[n++] = (struct matmul_args){
+            .w = shared->gate_up,
+            .bias = shared->gate_up_bias,
+            .x = a->h,
+            .x_stride = hidden,
+            .n_rows = a->n_rows,
+            .y = shared->act,
+            .quantize_for = shared->down,
+            .epilogue = MATMUL_SILU_MUL,
+        };
     c->ops->matmul(c, a->jobs, n); /* [rows used, I], [rows, shared I] */
 }
 
@@ -60,22 +78,45 @@ static void down(struct kernel_ctx *c, const struct experts_args *a, size_t hidd
     for (int32_t i = 0; i < a->n_experts; i++) {
         const struct expert_slots s = slots_of(a, i);
         if (s.n == 0) continue;
-        a->jobs[n++] = (struct matmul_args){ .w = &a->down[i], .x = a->act + s.at * inner, .x_prequantized = true, .n_rows = s.n, .y = a->out + s.at * hidden,
-                                             .y_stride = hidden };
+        a->jobs[n++] = (struct matmul_args){
+            .w = &a->down[i],
+            .x = a->act + s.at * inner,
+            .x_prequantized = true,
+            .n_rows = s.n,
+            .y = a->out + s.at * hidden,
+            .y_stride = hidden,
+        };
     }
     if (shared->gate_up)
-        a->jobs[n++] = (struct matmul_args){ .w = shared->down, .bias = shared->down_bias, .x = shared->act, .x_prequantized = true, .n_rows = a->n_rows,
-                                             .y = a->x, .y_stride = hidden, .epilogue = MATMUL_ADD };
+        a->jobs[n++] = (struct matmul_args){
+            .w = shared->down,
+            .bias = shared->down_bias,
+            .x = shared->act,
+            .x_prequantized = true,
+            .n_rows = a->n_rows,
+            .y = a->x,
+            .y_stride = hidden,
+            .epilogue = MATMUL_ADD,
+        };
     c->ops->matmul(c, a->jobs, n); /* [rows used, H], [rows, H] */
 }
 
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
-    const size_t hidden = a->gate_up[0].n_in, inner = round_up(a->down[0].n_in, MATMUL_PREQUANTIZED_ALIGN);
+    const size_t hidden = a->gate_up[0].n_in,
+                 inner = round_up(a->down[0].n_in, MATMUL_PREQUANTIZED_ALIGN);
     sort_by_expert(a);
     gate_up(c, a, hidden, inner);
     down(c, a, hidden, inner);
-    const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
-                                      .n_used = (size_t)a->n_used, .n = hidden, .add = true };
+    const struct combine_args all = {
+        .y = a->x,
+        .rows = a->out,
+        .index = a->index,
+        .weights = a->weights,
+        .n_rows = a->n_rows,
+        .n_used = (size_t)a->n_used,
+        .n = hidden,
+        .add = true,
+    };
     c->ops->combine(c, &all); /* [rows, H] */
 }

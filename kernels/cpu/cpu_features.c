@@ -1,7 +1,8 @@
 /* cpu_features.c - cpuid, and xgetbv for the part the operating system has a say in.
  *
- * A CPU with AVX-512 under a system that does not save zmm registers must not run that row: XCR0 says which register
- * states are saved on a context switch. Bit numbers are those of the Intel and AMD manuals. Thread: any. */
+ * A CPU with AVX-512 under a system that does not save zmm registers must not run that row: XCR0
+ * says which register states are saved on a context switch. Bit numbers are those of the Intel and
+ * AMD manuals. Thread: any. */
 #include "kernels/cpu/cpu_features.h"
 
 #include <cpuid.h>
@@ -30,10 +31,11 @@ void cpu_features_read(struct cpu_features *out)
 {
     uint32_t a, b, c, d;
     memset(out, 0, sizeof *out);
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return; /* 27: OSXSAVE, xgetbv may be used */
+    /* 27: OSXSAVE, xgetbv may be used */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return;
     uint32_t xcr0 = read_xcr0();
-    bool     ymm = (xcr0 & XCR0_YMM) == XCR0_YMM && bit(c, 28);
-    bool     zmm = ymm && (xcr0 & XCR0_ZMM) == XCR0_ZMM;
+    bool ymm = (xcr0 & XCR0_YMM) == XCR0_YMM && bit(c, 28);
+    bool zmm = ymm && (xcr0 & XCR0_ZMM) == XCR0_ZMM;
     out->fma = ymm && bit(c, 12);
     out->f16c = ymm && bit(c, 29);
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
@@ -82,18 +84,30 @@ bool cpu_supports_amx(void)
 {
     struct cpu_features f;
     cpu_features_read(&f);
-    return cpu_supports_bf16() && f.amx_int8 && f.amx_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILES) == 0;
+    return cpu_supports_bf16() && f.amx_int8 && f.amx_bf16 &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILES) == 0;
 }
 
 void kernel_cpu_features(char *out, size_t cap)
 {
     struct cpu_features f;
     cpu_features_read(&f);
-    const struct { bool has; const char *name; } names[] = {
-        { f.avx2, "avx2" },         { f.fma, "fma" },           { f.f16c, "f16c" },
-        { f.avx512f, "avx512f" },   { f.avx512bw, "avx512bw" }, { f.avx512vl, "avx512vl" },
-        { f.avx512dq, "avx512dq" }, { f.avx512_vnni, "avx512_vnni" }, { f.avx512_bf16, "avx512_bf16" },
-        { f.amx_tile, "amx_tile" }, { f.amx_int8, "amx_int8" }, { f.amx_bf16, "amx_bf16" },
+    const struct {
+        bool has;
+        const char *name;
+    } names[] = {
+        { f.avx2, "avx2" },
+        { f.fma, "fma" },
+        { f.f16c, "f16c" },
+        { f.avx512f, "avx512f" },
+        { f.avx512bw, "avx512bw" },
+        { f.avx512vl, "avx512vl" },
+        { f.avx512dq, "avx512dq" },
+        { f.avx512_vnni, "avx512_vnni" },
+        { f.avx512_bf16, "avx512_bf16" },
+        { f.amx_tile, "amx_tile" },
+        { f.amx_int8, "amx_int8" },
+        { f.amx_bf16, "amx_bf16" },
     };
     size_t len = 0;
     if (cap == 0) return;

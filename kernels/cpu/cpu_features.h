@@ -1,14 +1,18 @@
-/* cpu_features.h - what this CPU and its operating system can do, asked of the hardware each time. Thread: any. */
+/* cpu_features.h - what this CPU and its operating system can do, asked of the hardware each time.
+ * Thread: any. */
 #ifndef BATON_KERNELS_CPU_CPU_FEATURES_H
 #define BATON_KERNELS_CPU_CPU_FEATURES_H
 
 #include <stdbool.h>
 
 struct cpu_features {
-    bool avx2, fma, f16c;                         /* usable: the system also saves the ymm registers */
-    bool avx512f, avx512bw, avx512vl, avx512dq;   /* usable: the system also saves zmm and mask registers */
+    bool avx2, fma, f16c;                       /* usable: the system also saves the ymm
+                                                 * registers */
+    bool avx512f, avx512bw, avx512vl, avx512dq; /* usable: the system also saves zmm and mask
+                                                 * registers */
     bool avx512_vnni, avx512_bf16;
-    bool amx_tile, amx_int8, amx_bf16;            /* usable: the system also saves the tiles of those who ask for them */
+    bool amx_tile, amx_int8, amx_bf16; /* usable: the system also saves the tiles of
+                                        * those who ask for them */
 };
 
 void cpu_features_read(struct cpu_features *out);

@@ -1,4 +1,5 @@
-/* cpu_sample.c - the two slots of the cpu rows that go over a whole vocabulary for one token. Thread: engine, pool. */
+/* cpu_sample.c - the two slots of the cpu rows that go over a whole vocabulary for one token.
+ * Thread: engine, pool. */
 #include <math.h>
 
 #include "kernels/cpu/cpu_backend.h"
@@ -10,7 +11,7 @@ enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
 int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)
 {
     const struct cpu_microkernels *kernels = cpu_microkernels_of(c);
-    float  best = -INFINITY;
+    float best = -INFINITY;
     size_t at = n;
     for (size_t i = 0; i < n; i += ARGMAX_CHUNK) {
         float max = kernels->max(x + i, min_size(ARGMAX_CHUNK, n - i));
@@ -25,10 +26,10 @@ int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)
 
 struct exp_terms_job {
     const struct cpu_microkernels *kernels;
-    float                  *p;
-    const float            *x;
-    size_t                  n;
-    float                   max, by;
+    float *p;
+    const float *x;
+    size_t n;
+    float max, by;
 };
 
 static void terms_item(void *arg, int index, int thread)
@@ -41,6 +42,8 @@ static void terms_item(void *arg, int index, int thread)
 
 void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by)
 {
-    struct exp_terms_job job = { .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by };
+    struct exp_terms_job job = {
+        .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by
+    };
     compute_pool_run(c->pool, (int)((n + TERMS_PER_ITEM - 1) / TERMS_PER_ITEM), terms_item, &job);
 }

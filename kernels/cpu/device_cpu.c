@@ -1,7 +1,8 @@
 /* device_cpu.c - host memory as a device: private pages, or a memfd that another process may map.
  *
- * A memfd has no name in any file system, so nothing is left behind however the process ends; its pages exist only once
- * touched. It is sealed at its size: a peer that holds the descriptor cannot shrink it under us. Thread: loop at start. */
+ * A memfd has no name in any file system, so nothing is left behind however the process ends; its
+ * pages exist only once touched. It is sealed at its size: a peer that holds the descriptor cannot
+ * shrink it under us. Thread: loop at start. */
 #include "kernels/cpu/device_cpu.h"
 
 #include <errno.h>
@@ -29,8 +30,10 @@ static void cpu_close(struct device *d) { mem_free(d); }
 
 static enum status no_memory(size_t bytes, int code, struct err *err)
 {
-    return err_set(err, ERR_NOMEM, "cannot get %zu MiB of memory (%s); a lower --num-gpu-blocks-override needs less",
-                   bytes >> 20, strerror(code));
+    return err_set(
+        err, ERR_NOMEM,
+        "cannot get %zu MiB of memory (%s); a lower --num-gpu-blocks-override needs less",
+        bytes >> 20, strerror(code));
 }
 
 static enum status alloc_shared(size_t bytes, struct dev_mem *out, struct err *err)
@@ -38,19 +41,22 @@ static enum status alloc_shared(size_t bytes, struct dev_mem *out, struct err *e
     int fd = memfd_create("baton", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return no_memory(bytes, errno, err);
     void *p = MAP_FAILED;
-    if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+    if (ftruncate(fd, (off_t)bytes) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) {
         int code = errno;
         close(fd);
         return no_memory(bytes, code, err);
     }
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system allows it for shared memory: scattered blocks miss the TLB less */
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system allows it for shared memory:
+                                             * scattered blocks miss the TLB less */
     *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = fd };
     return OK;
 }
 
-static enum status cpu_alloc(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err)
+static enum status cpu_alloc(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out,
+                             struct err *err)
 {
     (void)d;
     size_t rounded = pages_round(bytes);
@@ -96,13 +102,15 @@ static size_t cpu_total(struct device *d)
 
 static int cpu_count(void) { return 1; }
 
-static enum status cpu_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
+static enum status cpu_export(struct device *d, const struct dev_mem *m,
+                              uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
 {
     (void)d, (void)m, (void)handle;
     return err_set(err, ERR_UNSUPPORTED, "CPU memory is shared by its descriptor, not by a handle");
 }
 
-static enum status cpu_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err)
+static enum status cpu_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES],
+                              void **out, struct err *err)
 {
     (void)d, (void)handle, (void)out;
     return err_set(err, ERR_UNSUPPORTED, "CPU memory is shared by its descriptor, not by a handle");

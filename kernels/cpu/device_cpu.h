@@ -7,6 +7,7 @@
 extern const struct device_ops device_cpu_ops;
 
 /* copy_stream_cpu.c */
-enum status copy_stream_cpu_open(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;
+enum status copy_stream_cpu_open(struct device *d, struct copy_stream **out,
+                                 struct err *err) MUST_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* host_memory.h - how much memory this process may still take: the smaller of what the machine has free and what its
- * control group leaves. Thread: any. */
+/* host_memory.h - how much memory this process may still take: the smaller of what the machine has
+ * free and what its control group leaves. Thread: any. */
 #ifndef BATON_KERNELS_CPU_HOST_MEMORY_H
 #define BATON_KERNELS_CPU_HOST_MEMORY_H
 

@@ -1,4 +1,5 @@
-/* microkernels_amx.c - the amx row: tiles for many rows of integers and for all bf16 products; the rest is the avx512-vnni row's. Thread: engine, pool. */
+/* microkernels_amx.c - the amx row: tiles for many rows of integers and for all bf16 products; the
+ * rest is the avx512-vnni row's. Thread: engine, pool. */
 #include "kernels/cpu/microkernels_amx.h"
 
 #include "kernels/cpu/cpu_features.h"
@@ -7,6 +8,8 @@
 
 const struct cpu_backend cpu_backend_amx = {
     .ops = CPU_BACKEND_OPS("amx", cpu_supports_amx),
-    .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
-               .upconvert_bf16 = bf16_upconvert, .tile_bf16 = amx_tile_bf16, BF16_SCORE_MICROKERNELS },
+    .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int,
+                      .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
+                      .upconvert_bf16 = bf16_upconvert, .tile_bf16 = amx_tile_bf16,
+                      BF16_SCORE_MICROKERNELS },
 };

@@ -1,5 +1,5 @@
-/* microkernels_avx2.c - the avx2 row, and its loops over single rows: norm, activation, rotation, sums of exponentials.
- * Equal to microkernels_ref.c bit for bit. Thread: engine, pool. */
+/* microkernels_avx2.c - the avx2 row, and its loops over single rows: norm, activation, rotation,
+ * sums of exponentials. Equal to microkernels_ref.c bit for bit. Thread: engine, pool. */
 #include "kernels/cpu/microkernels_avx2.h"
 
 #include <float.h>
@@ -19,24 +19,29 @@ static float sum_of_squares(const float *x, size_t n)
         s.high = _mm256_fmadd_ps(b, b, s.high);
     }
     if (i < n) {
-        __m256 a = _mm256_maskload_ps(x + i, mask8(n - i)), b = _mm256_maskload_ps(x + i + 8, mask8_from(n - i, 8));
+        __m256 a = _mm256_maskload_ps(x + i, mask8(n - i)),
+               b = _mm256_maskload_ps(x + i + 8, mask8_from(n - i, 8));
         s.low = _mm256_fmadd_ps(a, a, s.low);
         s.high = _mm256_fmadd_ps(b, b, s.high);
     }
     return sum16_tree(s);
 }
 
-static float avx2_rms_factor(const float *x, size_t n, float eps) { return 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps); }
+static float avx2_rms_factor(const float *x, size_t n, float eps)
+{
+    return 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps);
+}
 
 static void avx2_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
 {
     __m256 r = _mm256_set1_ps(factor);
     size_t i = 0;
     for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_loadu_ps(weight + i), _mm256_mul_ps(_mm256_loadu_ps(x + i), r)));
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_loadu_ps(weight + i),
+                                              _mm256_mul_ps(_mm256_loadu_ps(x + i), r)));
     if (i < n) {
         __m256i m = mask8(n - i);
-        __m256  v = _mm256_mul_ps(_mm256_maskload_ps(x + i, m), r);
+        __m256 v = _mm256_mul_ps(_mm256_maskload_ps(x + i, m), r);
         _mm256_maskstore_ps(y + i, m, _mm256_mul_ps(_mm256_maskload_ps(weight + i, m), v));
     }
 }
@@ -44,10 +49,12 @@ static void avx2_rms_apply(float *y, const float *x, const float *weight, float 
 static void avx2_add(float *x, const float *y, size_t n)
 {
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
     if (i < n) {
         __m256i m = mask8(n - i);
-        _mm256_maskstore_ps(x + i, m, _mm256_add_ps(_mm256_maskload_ps(x + i, m), _mm256_maskload_ps(y + i, m)));
+        _mm256_maskstore_ps(
+            x + i, m, _mm256_add_ps(_mm256_maskload_ps(x + i, m), _mm256_maskload_ps(y + i, m)));
     }
 }
 
@@ -60,10 +67,12 @@ static inline __m256 silu_mul8(__m256 gate, __m256 up)
 static void avx2_silu_mul(float *out, const float *gate, const float *up, size_t n)
 {
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, silu_mul8(_mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, silu_mul8(_mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
     if (i < n) {
         __m256i m = mask8(n - i);
-        _mm256_maskstore_ps(out + i, m, silu_mul8(_mm256_maskload_ps(gate + i, m), _mm256_maskload_ps(up + i, m)));
+        _mm256_maskstore_ps(
+            out + i, m, silu_mul8(_mm256_maskload_ps(gate + i, m), _mm256_maskload_ps(up + i, m)));
     }
 }
 
@@ -72,11 +81,12 @@ static void rope_half(float *x, const float *cs, size_t half)
 {
     for (size_t i = 0; i < half; i += 8) {
         __m256i m = mask8(half - i), m0 = mask8(2 * (half - i)), m1 = mask8_from(2 * (half - i), 8);
-        __m256  t0 = _mm256_maskload_ps(cs + 2 * i, m0), t1 = _mm256_maskload_ps(cs + 2 * i + 8, m1);
-        __m256  low = _mm256_permute2f128_ps(t0, t1, 0x20), high = _mm256_permute2f128_ps(t0, t1, 0x31);
+        __m256 t0 = _mm256_maskload_ps(cs + 2 * i, m0), t1 = _mm256_maskload_ps(cs + 2 * i + 8, m1);
+        __m256 low = _mm256_permute2f128_ps(t0, t1, 0x20),
+               high = _mm256_permute2f128_ps(t0, t1, 0x31);
         /* low holds pairs 0 1 | 4 5, high 2 3 | 6 7 */
-        __m256  c = _mm256_shuffle_ps(low, high, 0x88), s = _mm256_shuffle_ps(low, high, 0xdd);
-        __m256  a = _mm256_maskload_ps(x + i, m), b = _mm256_maskload_ps(x + half + i, m);
+        __m256 c = _mm256_shuffle_ps(low, high, 0x88), s = _mm256_shuffle_ps(low, high, 0xdd);
+        __m256 a = _mm256_maskload_ps(x + i, m), b = _mm256_maskload_ps(x + half + i, m);
         _mm256_maskstore_ps(x + i, m, _mm256_fmsub_ps(a, c, _mm256_mul_ps(b, s)));
         _mm256_maskstore_ps(x + half + i, m, _mm256_fmadd_ps(b, c, _mm256_mul_ps(a, s)));
     }
@@ -87,8 +97,8 @@ static void rope_interleaved(float *x, const float *cs, size_t rot_dim)
 {
     for (size_t i = 0; i < rot_dim; i += 8) {
         __m256i m = mask8(rot_dim - i);
-        __m256  t = _mm256_maskload_ps(cs + i, m), v = _mm256_maskload_ps(x + i, m);
-        __m256  cross = _mm256_mul_ps(_mm256_permute_ps(v, 0xb1), _mm256_movehdup_ps(t));
+        __m256 t = _mm256_maskload_ps(cs + i, m), v = _mm256_maskload_ps(x + i, m);
+        __m256 cross = _mm256_mul_ps(_mm256_permute_ps(v, 0xb1), _mm256_movehdup_ps(t));
         _mm256_maskstore_ps(x + i, m, _mm256_fmaddsub_ps(v, _mm256_moveldup_ps(t), cross));
     }
 }
@@ -131,7 +141,7 @@ static float avx2_max(const float *x, size_t n)
 
 static float avx2_sum_exp(const float *x, float max, size_t n)
 {
-    __m256       top = _mm256_set1_ps(max);
+    __m256 top = _mm256_set1_ps(max);
     struct sum16 s = { _mm256_setzero_ps(), _mm256_setzero_ps() };
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
@@ -140,8 +150,8 @@ static float avx2_sum_exp(const float *x, float max, size_t n)
     }
     if (i < n) {
         __m256i m0 = mask8(n - i), m1 = mask8_from(n - i, 8);
-        __m256  e0 = exp8(_mm256_sub_ps(_mm256_maskload_ps(x + i, m0), top));
-        __m256  e1 = exp8(_mm256_sub_ps(_mm256_maskload_ps(x + i + 8, m1), top));
+        __m256 e0 = exp8(_mm256_sub_ps(_mm256_maskload_ps(x + i, m0), top));
+        __m256 e1 = exp8(_mm256_sub_ps(_mm256_maskload_ps(x + i + 8, m1), top));
         s.low = _mm256_add_ps(s.low, _mm256_and_ps(e0, _mm256_castsi256_ps(m0)));
         s.high = _mm256_add_ps(s.high, _mm256_and_ps(e1, _mm256_castsi256_ps(m1)));
     }
@@ -151,7 +161,9 @@ static float avx2_sum_exp(const float *x, float max, size_t n)
 static inline __m256 exp_terms8(__m256 v, __m256 top, __m256 by)
 {
     __m256 number = _mm256_cmp_ps(v, v, _CMP_ORD_Q);
-    return _mm256_and_ps(number, exp8(_mm256_mul_ps(_mm256_sub_ps(_mm256_min_ps(v, _mm256_set1_ps(FLT_MAX)), top), by)));
+    return _mm256_and_ps(
+        number,
+        exp8(_mm256_mul_ps(_mm256_sub_ps(_mm256_min_ps(v, _mm256_set1_ps(FLT_MAX)), top), by)));
 }
 
 static void avx2_exp_terms(float *p, const float *x, size_t n, float max, float by)
@@ -169,18 +181,34 @@ static void avx2_axpy(float *y, const float *x, float factor, size_t n)
 {
     __m256 f = _mm256_set1_ps(factor);
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_fmadd_ps(f, _mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(y + i, _mm256_fmadd_ps(f, _mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
     if (i < n) {
         __m256i m = mask8(n - i);
-        _mm256_maskstore_ps(y + i, m, _mm256_fmadd_ps(f, _mm256_maskload_ps(x + i, m), _mm256_maskload_ps(y + i, m)));
+        _mm256_maskstore_ps(
+            y + i, m,
+            _mm256_fmadd_ps(f, _mm256_maskload_ps(x + i, m), _mm256_maskload_ps(y + i, m)));
     }
 }
 
 const struct cpu_backend cpu_backend_avx2 = {
     .ops = CPU_BACKEND_OPS("avx2", cpu_supports_avx2),
-    .microkernels = { .gemv = avx2_gemv, .dequantize = avx2_dequantize, .tile = avx2_tile, .quantize = avx2_quantize, .gemv_int = avx2_gemv_int,
-               .unpack_int = avx2_unpack_int, .tile_int = avx2_tile_int, .rms_factor = avx2_rms_factor, .rms_apply = avx2_rms_apply, .add = avx2_add,
-               .silu_mul = avx2_silu_mul, .rope = avx2_rope, .axpy = avx2_axpy, .scale = avx2_scale, .max = avx2_max,
-               .sum_exp = avx2_sum_exp, .exp_terms = avx2_exp_terms,
-               ATTENTION_MICROKERNELS(avx2) },
+    .microkernels = { .gemv = avx2_gemv,
+                      .dequantize = avx2_dequantize,
+                      .tile = avx2_tile,
+                      .quantize = avx2_quantize,
+                      .gemv_int = avx2_gemv_int,
+                      .unpack_int = avx2_unpack_int,
+                      .tile_int = avx2_tile_int,
+                      .rms_factor = avx2_rms_factor,
+                      .rms_apply = avx2_rms_apply,
+                      .add = avx2_add,
+                      .silu_mul = avx2_silu_mul,
+                      .rope = avx2_rope,
+                      .axpy = avx2_axpy,
+                      .scale = avx2_scale,
+                      .max = avx2_max,
+                      .sum_exp = avx2_sum_exp,
+                      .exp_terms = avx2_exp_terms,
+                      ATTENTION_MICROKERNELS(avx2), },
 };

@@ -1,5 +1,5 @@
-/* microkernels_avx512.c - the avx512 row, and its loops over single rows. Equal to microkernels_ref.c bit for bit.
- * Thread: engine, pool. */
+/* microkernels_avx512.c - the avx512 row, and its loops over single rows. Equal to
+ * microkernels_ref.c bit for bit. Thread: engine, pool. */
 #include "kernels/cpu/microkernels_avx512.h"
 
 #include <float.h>
@@ -23,7 +23,7 @@ void avx512_rms_apply(float *y, const float *x, const float *weight, float facto
     __m512 r = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
-        __m512    v = _mm512_mul_ps(_mm512_maskz_loadu_ps(m, x + i), r);
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(m, x + i), r);
         _mm512_mask_storeu_ps(y + i, m, _mm512_mul_ps(_mm512_maskz_loadu_ps(m, weight + i), v));
     }
 }
@@ -32,7 +32,9 @@ void avx512_add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
-        _mm512_mask_storeu_ps(x + i, m, _mm512_add_ps(_mm512_maskz_loadu_ps(m, x + i), _mm512_maskz_loadu_ps(m, y + i)));
+        _mm512_mask_storeu_ps(
+            x + i, m,
+            _mm512_add_ps(_mm512_maskz_loadu_ps(m, x + i), _mm512_maskz_loadu_ps(m, y + i)));
     }
 }
 
@@ -40,9 +42,9 @@ void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
-        __m512    g = _mm512_maskz_loadu_ps(m, gate + i);
-        __m512    e = exp16(_mm512_xor_ps(g, _mm512_set1_ps(-0.0f)));
-        __m512    s = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
+        __m512 g = _mm512_maskz_loadu_ps(m, gate + i);
+        __m512 e = exp16(_mm512_xor_ps(g, _mm512_set1_ps(-0.0f)));
+        __m512 s = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
         _mm512_mask_storeu_ps(out + i, m, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(m, up + i)));
     }
 }
@@ -50,14 +52,16 @@ void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
 /* Pairs (i, i + half): the table's (cos, sin) pairs are taken apart into two registers. */
 static void rope_half(float *x, const float *cs, size_t half)
 {
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
+                                           30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     for (size_t i = 0; i < half; i += 16) {
-        size_t    left = half - i;
+        size_t left = half - i;
         __mmask16 m = mask16(left), m1 = mask16(2 * left > 16 ? 2 * left - 16 : 0);
-        __m512    t0 = _mm512_maskz_loadu_ps(mask16(2 * left), cs + 2 * i), t1 = _mm512_maskz_loadu_ps(m1, cs + 2 * i + 16);
-        __m512    c = _mm512_permutex2var_ps(t0, even, t1), s = _mm512_permutex2var_ps(t0, odd, t1);
-        __m512    a = _mm512_maskz_loadu_ps(m, x + i), b = _mm512_maskz_loadu_ps(m, x + half + i);
+        __m512 t0 = _mm512_maskz_loadu_ps(mask16(2 * left), cs + 2 * i),
+               t1 = _mm512_maskz_loadu_ps(m1, cs + 2 * i + 16);
+        __m512 c = _mm512_permutex2var_ps(t0, even, t1), s = _mm512_permutex2var_ps(t0, odd, t1);
+        __m512 a = _mm512_maskz_loadu_ps(m, x + i), b = _mm512_maskz_loadu_ps(m, x + half + i);
         _mm512_mask_storeu_ps(x + i, m, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
         _mm512_mask_storeu_ps(x + half + i, m, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
     }
@@ -68,8 +72,8 @@ static void rope_interleaved(float *x, const float *cs, size_t rot_dim)
 {
     for (size_t i = 0; i < rot_dim; i += 16) {
         __mmask16 m = mask16(rot_dim - i);
-        __m512    t = _mm512_maskz_loadu_ps(m, cs + i), v = _mm512_maskz_loadu_ps(m, x + i);
-        __m512    cross = _mm512_mul_ps(_mm512_permute_ps(v, 0xb1), _mm512_movehdup_ps(t));
+        __m512 t = _mm512_maskz_loadu_ps(m, cs + i), v = _mm512_maskz_loadu_ps(m, x + i);
+        __m512 cross = _mm512_mul_ps(_mm512_permute_ps(v, 0xb1), _mm512_movehdup_ps(t));
         _mm512_mask_storeu_ps(x + i, m, _mm512_fmaddsub_ps(v, _mm512_moveldup_ps(t), cross));
     }
 }
@@ -93,7 +97,8 @@ float avx512_max(const float *x, size_t n)
 {
     __m512 top = _mm512_set1_ps(-INFINITY);
     for (size_t i = 0; i < n; i += 16)
-        top = _mm512_max_ps(_mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), mask16(n - i), x + i), top);
+        top = _mm512_max_ps(_mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), mask16(n - i), x + i),
+                            top);
     return _mm512_reduce_max_ps(top);
 }
 
@@ -102,7 +107,8 @@ float avx512_sum_exp(const float *x, float max, size_t n)
     __m512 top = _mm512_set1_ps(max), sum = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
-        sum = _mm512_mask_add_ps(sum, m, sum, exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, x + i), top)));
+        sum = _mm512_mask_add_ps(sum, m, sum,
+                                 exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(m, x + i), top)));
     }
     return tree16(sum);
 }
@@ -112,9 +118,9 @@ void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
     __m512 top = _mm512_set1_ps(max), f = _mm512_set1_ps(by), most = _mm512_set1_ps(FLT_MAX);
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
-        __m512    v = _mm512_maskz_loadu_ps(m, x + i);
+        __m512 v = _mm512_maskz_loadu_ps(m, x + i);
         __mmask16 number = _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q);
-        __m512    e = exp16(_mm512_mul_ps(_mm512_sub_ps(_mm512_min_ps(v, most), top), f));
+        __m512 e = exp16(_mm512_mul_ps(_mm512_sub_ps(_mm512_min_ps(v, most), top), f));
         _mm512_mask_storeu_ps(p + i, m, _mm512_maskz_mov_ps(number, e));
     }
 }
@@ -124,11 +130,14 @@ void avx512_axpy(float *y, const float *x, float factor, size_t n)
     __m512 f = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
-        _mm512_mask_storeu_ps(y + i, m, _mm512_fmadd_ps(f, _mm512_maskz_loadu_ps(m, x + i), _mm512_maskz_loadu_ps(m, y + i)));
+        _mm512_mask_storeu_ps(
+            y + i, m,
+            _mm512_fmadd_ps(f, _mm512_maskz_loadu_ps(m, x + i), _mm512_maskz_loadu_ps(m, y + i)));
     }
 }
 
 const struct cpu_backend cpu_backend_avx512 = {
     .ops = CPU_BACKEND_OPS("avx512", cpu_supports_avx512),
-    .microkernels = { AVX512_MICROKERNELS, .gemv_int = avx512_gemv_int, .tile_int = avx512_tile_int },
+    .microkernels = { AVX512_MICROKERNELS, .gemv_int = avx512_gemv_int,
+                      .tile_int = avx512_tile_int },
 };

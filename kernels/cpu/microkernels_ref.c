@@ -1,7 +1,8 @@
 /* microkernels_ref.c - the definition of every inner loop, in plain C.
  *
- * Nothing here is fast; it says which operations make up a result and in which order. The other rows do the same
- * operations with more lanes and are held to the same bits by tests/conformance/test_kernels.c. Thread: engine, pool. */
+ * Nothing here is fast; it says which operations make up a result and in which order. The other
+ * rows do the same operations with more lanes and are held to the same bits by
+ * tests/conformance/test_kernels.c. Thread: engine, pool. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -12,26 +13,32 @@
 
 static bool always(void) { return true; }
 
-static void ref_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k)
+static void ref_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
+                     size_t n_k)
 {
     for (size_t i = 0; i < n_rows; i++)
         for (size_t k = 0; k < n_k; k++)
             for (size_t j = 0; j < PANEL; j++)
-                acc[i * PANEL + j] = fmaf(w[k * PANEL + j], x[i * x_stride + k], acc[i * PANEL + j]);
+                acc[i * PANEL + j] = fmaf(w[k * PANEL + j], x[i * x_stride + k],
+                                          acc[i * PANEL + j]);
 }
 
-static void ref_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+static void ref_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin,
+                           size_t n_k)
 {
     for (size_t k = 0; k < n_k; k++)
-        for (size_t j = 0; j < PANEL; j++) dst[k * PANEL + j] = weight_layout_element(w, i_panel, k_begin + k, j);
+        for (size_t j = 0; j < PANEL; j++)
+            dst[k * PANEL + j] = weight_layout_element(w, i_panel, k_begin + k, j);
 }
 
-static void ref_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
+static void ref_gemv(float *out, const float *x, const struct weight *w, size_t i_panel,
+                     size_t n_panels)
 {
     for (size_t i = 0; i < n_panels * PANEL; i++) {
         out[i] = 0;
         for (size_t k = 0; k < w->n_in; k++)
-            out[i] = fmaf(weight_layout_element(w, i_panel + i / PANEL, k, i % PANEL), x[k], out[i]);
+            out[i] = fmaf(weight_layout_element(w, i_panel + i / PANEL, k, i % PANEL), x[k],
+                          out[i]);
     }
 }
 
@@ -41,13 +48,13 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
 {
     for (size_t k0 = 0; k0 < n; k0 += BLOCK_K, out++) {
         size_t left = n - k0 < BLOCK_K ? n - k0 : BLOCK_K;
-        float  most = 0;
-        bool   finite = true;
+        float most = 0;
+        bool finite = true;
         for (size_t k = 0; k < left; k++) {
             most = fabsf(x[k0 + k]) > most ? fabsf(x[k0 + k]) : most;
             finite = finite && isfinite(x[k0 + k]);
         }
-        bool  some = finite && most >= ACT_ABSMAX_MIN;
+        bool some = finite && most >= ACT_ABSMAX_MIN;
         float by = some ? ACT_Q_MAX / most : 0;
         *out = (struct act_block){ .s = some ? most / ACT_Q_MAX : finite ? 0 : NAN };
         for (size_t k = 0; some && k < left; k++) {
@@ -61,14 +68,18 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
 }
 
 /* The int chain of one output over n_k k's, all of one panel taken apart. */
-static float accumulate_int(float acc, const struct act_block *x, const struct unpacked_panel *w, const struct weight_layout_info *f, size_t n_k, size_t lane)
+static float accumulate_int(float acc, const struct act_block *x, const struct unpacked_panel *w,
+                            const struct weight_layout_info *f, size_t n_k, size_t lane)
 {
     size_t group = f->group ? (size_t)f->group : BLOCK_K;
     for (size_t k0 = 0; k0 < n_k; k0 += group) {
         const struct act_block *block = &x[k0 / BLOCK_K];
-        int32_t sum = group == BLOCK_K ? block->sum[0] + block->sum[1] : block->sum[k0 % BLOCK_K / 16], dot = -f->zero * sum;
+        int32_t sum = group == BLOCK_K ? block->sum[0] + block->sum[1]
+                                       : block->sum[k0 % BLOCK_K / 16],
+                dot = -f->zero * sum;
         for (size_t k = k0; k < k0 + group; k++) {
-            int32_t number = block->q[0][k % BLOCK_K] * (1 << ACT_LOW_BITS) + block->q[1][k % BLOCK_K];
+            int32_t number = block->q[0][k % BLOCK_K] * (1 << ACT_LOW_BITS) +
+                             block->q[1][k % BLOCK_K];
             dot += (int32_t)w->q[k / 4][lane][k % 4] * number;
         }
         if (f->group == 0) {
@@ -81,20 +92,23 @@ static float accumulate_int(float acc, const struct act_block *x, const struct u
     return acc;
 }
 
-static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
-                         int layout, size_t n_k)
+static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
+                         const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++)
         for (size_t i = 0; i < n_rows; i++, acc += PANEL)
-            for (size_t j = 0; j < PANEL; j++) acc[j] = accumulate_int(acc[j], x + i * x_stride, &w[p], weight_layout_info(layout), n_k, j);
+            for (size_t j = 0; j < PANEL; j++)
+                acc[j] = accumulate_int(acc[j], x + i * x_stride, &w[p], weight_layout_info(layout),
+                                        n_k, j);
 }
 
 /* One row, one panel. */
-static void ref_dot_int(float *out, const struct act_block *x, const struct weight *w, size_t i_panel)
+static void ref_dot_int(float *out, const struct act_block *x, const struct weight *w,
+                        size_t i_panel)
 {
     struct unpacked_panel unpacked;
-    size_t          n_in = act_blocks(w->n_in) * BLOCK_K;
-    const float    *scale = weight_layout_channel_scale(w, i_panel);
+    size_t n_in = act_blocks(w->n_in) * BLOCK_K;
+    const float *scale = weight_layout_channel_scale(w, i_panel);
     memset(out, 0, PANEL * sizeof *out);
     for (size_t k0 = 0; k0 < n_in; k0 += UNPACK_K) {
         size_t n_k = n_in - k0 < UNPACK_K ? n_in - k0 : UNPACK_K;
@@ -104,11 +118,12 @@ static void ref_dot_int(float *out, const struct act_block *x, const struct weig
     for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
 }
 
-static void ref_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
-                         size_t n_panels)
+static void ref_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                         const struct weight *w, size_t i_panel, size_t n_panels)
 {
     for (size_t i = 0; i < n_rows; i++)
-        for (size_t p = 0; p < n_panels; p++, out += PANEL) ref_dot_int(out, x + i * x_stride, w, i_panel + p);
+        for (size_t p = 0; p < n_panels; p++, out += PANEL)
+            ref_dot_int(out, x + i * x_stride, w, i_panel + p);
 }
 
 /* ---- rows ---- */
@@ -128,7 +143,10 @@ static float dot16(const float *a, const float *b, size_t n)
     return tree16(lane);
 }
 
-static float ref_rms_factor(const float *x, size_t n, float eps) { return 1.0f / sqrtf(dot16(x, x, n) / (float)n + eps); }
+static float ref_rms_factor(const float *x, size_t n, float eps)
+{
+    return 1.0f / sqrtf(dot16(x, x, n) / (float)n + eps);
+}
 
 static void ref_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
 {
@@ -150,7 +168,7 @@ static void ref_rope(float *x, const float *cs, size_t rot_dim, bool interleaved
     size_t half = rot_dim / 2;
     for (size_t i = 0; i < half; i++) {
         float *a = interleaved ? &x[2 * i] : &x[i], *b = interleaved ? &x[2 * i + 1] : &x[i + half];
-        float  cosine = cs[2 * i], sine = cs[2 * i + 1], a0 = *a, b0 = *b;
+        float cosine = cs[2 * i], sine = cs[2 * i + 1], a0 = *a, b0 = *b;
         *a = fmaf(a0, cosine, -(b0 * sine));
         *b = fmaf(b0, cosine, a0 * sine);
     }
@@ -190,8 +208,22 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 
 const struct cpu_backend cpu_backend_ref = {
     .ops = CPU_BACKEND_OPS("ref", always),
-    .microkernels = { .gemv = ref_gemv, .dequantize = ref_dequantize, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
-               .unpack_int = weight_layout_unpack_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
-               .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
-               .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_MICROKERNELS(attention_ref) },
+    .microkernels = { .gemv = ref_gemv,
+                      .dequantize = ref_dequantize,
+                      .tile = ref_tile,
+                      .quantize = ref_quantize,
+                      .gemv_int = ref_gemv_int,
+                      .unpack_int = weight_layout_unpack_int,
+                      .tile_int = ref_tile_int,
+                      .rms_factor = ref_rms_factor,
+                      .rms_apply = ref_rms_apply,
+                      .add = ref_add,
+                      .silu_mul = ref_silu_mul,
+                      .rope = ref_rope,
+                      .axpy = ref_axpy,
+                      .scale = ref_scale,
+                      .max = ref_max,
+                      .sum_exp = ref_sum_exp,
+                      .exp_terms = ref_exp_terms,
+                      ATTENTION_MICROKERNELS(attention_ref), },
 };

@@ -1,5 +1,6 @@
-/* microkernels_vnni.c - the rows of processors with AVX-512 that multiply bytes (avx512-vnni), and bf16 as well (avx512-bf16). They are two rows
- * because their results differ: products of bf16 are not those of f32. All other loops are the avx512 row's. Thread: engine, pool. */
+/* microkernels_vnni.c - the rows of processors with AVX-512 that multiply bytes (avx512-vnni), and
+ * bf16 as well (avx512-bf16). They are two rows because their results differ: products of bf16 are
+ * not those of f32. All other loops are the avx512 row's. Thread: engine, pool. */
 #include "kernels/cpu/microkernels_vnni.h"
 
 #include "kernels/cpu/cpu_features.h"
@@ -12,6 +13,8 @@ const struct cpu_backend cpu_backend_avx512_vnni = {
 
 const struct cpu_backend cpu_backend_avx512_bf16 = {
     .ops = CPU_BACKEND_OPS("avx512-bf16", cpu_supports_bf16),
-    .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
-               .upconvert_bf16 = bf16_upconvert, .tile_bf16 = bf16_tile, BF16_SCORE_MICROKERNELS },
+    .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int,
+                      .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
+                      .upconvert_bf16 = bf16_upconvert, .tile_bf16 = bf16_tile,
+                      BF16_SCORE_MICROKERNELS },
 };

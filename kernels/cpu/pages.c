@@ -1,7 +1,8 @@
 /* pages.c - anonymous mappings for weights and private device memory.
  *
- * Packed weights are read once per token from end to end; 2 MiB pages save most of the address translations of that. They are only asked
- * for where they fit, from the first byte on, so small things cost no more than they hold. Thread: any. */
+ * Packed weights are read once per token from end to end; 2 MiB pages save most of the address
+ * translations of that. They are only asked for where they fit, from the first byte on, so small
+ * things cost no more than they hold. Thread: any. */
 #include "kernels/cpu/pages.h"
 
 #include <stdint.h>
@@ -20,8 +21,10 @@ size_t pages_round(size_t bytes)
 
 void *pages_map(size_t bytes)
 {
-    ASSERT(bytes > 0 && bytes == pages_round(bytes)); /* what lies behind them is unmapped, and must begin on a page */
-    const size_t spare = bytes >= HUGE_PAGE && bytes <= SIZE_MAX - HUGE_PAGE ? HUGE_PAGE : 0; /* to begin on a border of huge pages */
+    ASSERT(bytes > 0 && bytes == pages_round(bytes)); /* what lies behind them is unmapped, and must
+                                                       * begin on a page */
+    /* to begin on a border of huge pages */
+    const size_t spare = bytes >= HUGE_PAGE && bytes <= SIZE_MAX - HUGE_PAGE ? HUGE_PAGE : 0;
     char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     if (!spare) return p;

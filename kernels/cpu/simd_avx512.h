@@ -1,4 +1,5 @@
-/* simd_avx512.h - building blocks on 16 lanes: masks, the tree of sum16, exp. Only for files built with AVX-512. */
+/* simd_avx512.h - building blocks on 16 lanes: masks, the tree of sum16, exp. Only for files built
+ * with AVX-512. */
 #ifndef BATON_KERNELS_CPU_SIMD_AVX512_H
 #define BATON_KERNELS_CPU_SIMD_AVX512_H
 
@@ -28,8 +29,9 @@ static inline __m512 exp16(__m512 x)
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C4));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C3));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_C2));
-    __m512  e = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r), _mm512_set1_ps(1.0f));
-    __m512i scale = _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(t), 23), _mm512_set1_epi32(0x3f800000));
+    __m512 e = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r), _mm512_set1_ps(1.0f));
+    __m512i scale = _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(t), 23),
+                                     _mm512_set1_epi32(0x3f800000));
     return _mm512_maskz_mul_ps(keep, e, _mm512_castsi512_ps(scale));
 }
 

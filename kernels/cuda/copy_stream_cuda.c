@@ -1,7 +1,9 @@
-/* copy_stream_cuda.c - a lane of a card: a stream of the highest priority, so that what is small and awaited does not stand behind the next layer.
+/* copy_stream_cuda.c - a lane of a card: a stream of the highest priority, so that what is small
+ * and awaited does not stand behind the next layer.
  *
- * A lane touches nothing of its device but the marks, which never change after open; what fails is the lane's own to say, and the engine sees
- * the same failure in its next call, since CUDA's errors stay. Source: CUDA Runtime API. Thread: one per lane, any. */
+ * A lane touches nothing of its device but the marks, which never change after open; what fails is
+ * the lane's own to say, and the engine sees the same failure in its next call, since CUDA's errors
+ * stay. Source: CUDA Runtime API. Thread: one per lane, any. */
 #include "kernels/copy_stream.h"
 
 #include "kernels/cuda/device_cuda.h"
@@ -12,13 +14,16 @@
 #include "shared/base/mem.h"
 
 struct cuda_copy_stream {
-    struct copy_stream               base;
+    struct copy_stream base;
     const struct cuda_device *device;
-    cudaStream_t              stream;
-    bool                      failed; /* it was logged */
+    cudaStream_t stream;
+    bool failed; /* it was logged */
 };
 
-static struct cuda_copy_stream *cuda_copy_stream_of(struct copy_stream *s) { return (struct cuda_copy_stream *)s; }
+static struct cuda_copy_stream *cuda_copy_stream_of(struct copy_stream *s)
+{
+    return (struct cuda_copy_stream *)s;
+}
 
 static enum status checked(struct cuda_copy_stream *s, cudaError_t e, const char *what)
 {
@@ -39,18 +44,23 @@ static void close_stream(struct copy_stream *base)
 static enum status wait_event(struct copy_stream *base, uint64_t mark)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, cudaStreamWaitEvent(s->stream, s->device->events[mark % DEVICE_EVENTS_MAX], 0), "waiting for a layer");
+    return checked(s,
+                   cudaStreamWaitEvent(s->stream, s->device->events[mark % DEVICE_EVENTS_MAX], 0),
+                   "waiting for a layer");
 }
 
 static enum status copy(struct copy_stream *base, const struct copy_stream_strided *c)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    cudaError_t e = c->n == 1 ? cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDefault, s->stream)
-                              : cudaMemcpy2DAsync(c->to, c->to_stride, c->from, c->from_stride, c->bytes, c->n, cudaMemcpyDefault, s->stream);
+    cudaError_t e = c->n == 1
+                        ? cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDefault, s->stream)
+                        : cudaMemcpy2DAsync(c->to, c->to_stride, c->from, c->from_stride, c->bytes,
+                                            c->n, cudaMemcpyDefault, s->stream);
     return checked(s, e, "a copy of KV");
 }
 
-static enum status gather(struct copy_stream *base, const struct copy_stream_pair *pairs, uint32_t n)
+static enum status gather(struct copy_stream *base, const struct copy_stream_pair *pairs,
+                          uint32_t n)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
     return checked(s, kv_copy_run(s->stream, pairs, n), "copies of KV");
@@ -62,7 +72,9 @@ static enum status convert(struct copy_stream *base, const struct copy_stream_co
     return checked(s, kv_convert_run(s->stream, c), "KV in another layout");
 }
 
-static enum status checksum(struct copy_stream *base, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *out)
+static enum status checksum(struct copy_stream *base,
+                            const struct copy_stream_checksum_range *pieces, uint32_t n,
+                            uint64_t *out)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
     return checked(s, kv_checksum_run(s->stream, pieces, n, out), "checksums of KV");
@@ -80,8 +92,16 @@ static enum status synchronize(struct copy_stream *base)
     return checked(s, cudaStreamSynchronize(s->stream), "copies of KV");
 }
 
-static const struct copy_stream_ops COPY_STREAM_CUDA_OPS = { .close = close_stream, .wait_event = wait_event, .copy = copy, .gather = gather,
-                                          .convert = convert, .checksum = checksum, .launch_host_fn = launch_host_fn, .synchronize = synchronize };
+static const struct copy_stream_ops COPY_STREAM_CUDA_OPS = {
+    .close = close_stream,
+    .wait_event = wait_event,
+    .copy = copy,
+    .gather = gather,
+    .convert = convert,
+    .checksum = checksum,
+    .launch_host_fn = launch_host_fn,
+    .synchronize = synchronize,
+};
 
 enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err)
 {
@@ -91,10 +111,12 @@ enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, st
     s->device = cuda_device_of(d);
     int least = 0, greatest = 0;
     cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, greatest);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, greatest);
     if (e != cudaSuccess) {
         mem_free(s);
-        return err_set(err, ERR_NODEV, "the GPU has no stream for copies: %s", cudaGetErrorString(e));
+        return err_set(err, ERR_NODEV, "the GPU has no stream for copies: %s",
+                       cudaGetErrorString(e));
     }
     *out = &s->base;
     return OK;

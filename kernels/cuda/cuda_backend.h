@@ -10,18 +10,21 @@
  *   cuda_ops.c    every other slot: arguments to kernels
  *   gemm.h, attention.h, elementwise.h, prepare_inputs.h, sample.h, fill_dummy.h   kernels
  *
- * Slots put work on the device's stream and return. What fails is kept by the device (device_fault); after that work comes to nothing.
- * Life cycle: kernel_ctx_create("cuda"), kernel_ctx_free. Thread: loading thread, then engine. */
+ * Slots put work on the device's stream and return. What fails is kept by the device
+ * (device_fault); after that work comes to nothing. Life cycle: kernel_ctx_create("cuda"),
+ * kernel_ctx_free. Thread: loading thread, then engine. */
 #ifndef BATON_KERNELS_CUDA_CUDA_BACKEND_H
 #define BATON_KERNELS_CUDA_CUDA_BACKEND_H
 
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/weight_upload.h"
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/sampling/sample.h"
+#include "kernels/cuda/weight_upload.h"
 #include "kernels/kernels.h"
 
-enum { CUDA_EDITS_PER_LOGITS = 16 << 10 }; /* bytes of changes to a row of logits: some 1,000 tokens that penalties count, on the average of a step */
+/* bytes of changes to a row of logits: some 1,000 tokens that penalties count, on the average of a
+ * step */
+enum { CUDA_EDITS_PER_LOGITS = 16 << 10 };
 
 /* Rows that a step really has, of those that it is filled up to. */
 struct cuda_step_rows {
@@ -30,111 +33,123 @@ struct cuda_step_rows {
 
 /* Parts of a step in pinned memory, to be written. */
 struct cuda_step_host {
-    struct cuda_step_rows  *real;
-    int32_t           *ids, *pos, *logit_rows;
+    struct cuda_step_rows *real;
+    int32_t *ids, *pos, *logit_rows;
     struct sample_row_params *row_params;
-    char              *variable; /* tables, then sampling's edits and masks */
+    char *variable; /* tables, then sampling's edits and masks */
 };
 struct cuda_list_host {
     struct cuda_attn_counts *counts;
-    struct cuda_attn_seq    *seqs;
-    struct cuda_attn_row    *rows;
+    struct cuda_attn_seq *seqs;
+    struct cuda_attn_row *rows;
 };
 
 struct cuda_step_upload {
-    char                   *host[2];   /* pinned, in turn */
-    cudaEvent_t             copied[2]; /* its last copy is over: it may be written again */
-    int                     parity;
-    struct dev_mem          device_mem;
-    size_t                  bytes, used;
-    struct cuda_attn_list       *lists;     /* [max_lists] */
-    struct cuda_list_host *host_lists;    /* [max_lists] */
-    int32_t                 max_lists;
+    char *host[2];         /* pinned, in turn */
+    cudaEvent_t copied[2]; /* its last copy is over: it may be written again */
+    int parity;
+    struct dev_mem device_mem;
+    size_t bytes, used;
+    struct cuda_attn_list *lists;      /* [max_lists] */
+    struct cuda_list_host *host_lists; /* [max_lists] */
+    int32_t max_lists;
     /* On the card: */
     const struct cuda_step_rows *real;
-    const int32_t          *ids, *pos, *logit_rows;
+    const int32_t *ids, *pos, *logit_rows;
     const struct sample_row_params *row_params;
-    const char             *variable;
+    const char *variable;
 };
 
-/* Steps that a graph serves: of up to n_rows and n_logits, with rows of prompts among them or without. */
+/* Steps that a graph serves: of up to n_rows and n_logits, with rows of prompts among them or
+ * without. */
 struct cuda_captured_graph {
-    int32_t         n_rows, n_logits;
-    bool            has_prefill;
+    int32_t n_rows, n_logits;
+    bool has_prefill;
     struct cuda_attn_counts bounds; /* of its lists */
     cudaGraphExec_t exec;
 };
 
 /* The step between stage and commit. */
 struct cuda_step {
-    int32_t                      n_logits; /* that it really has */
-    int                          parity;     /* of its results */
-    bool                         capturing;
+    int32_t n_logits; /* that it really has */
+    int parity;       /* of its results */
+    bool capturing;
     const struct cuda_captured_graph *graph; /* what computes it; NULL: its slots are called */
 };
 
 struct cuda_sampling {
-    struct dev_mem         results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the kernels work in */
-    struct token_logprobs *fetched[2];               /* [max_logits], pinned, by turn */
-    cudaEvent_t            ready[2];                 /* they are */
-    size_t                 n_rows, n_vocab;          /* that all this is for */
-    size_t                 room;                     /* bytes of a step's edits and masks; with more it is sampled by the host */
-    struct sample_encoder   *encoder;
-    unsigned               work;                     /* of the step: enum sample_work */
+    struct dev_mem results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the
+                                              * kernels work in */
+    struct token_logprobs *fetched[2];       /* [max_logits], pinned, by turn */
+    cudaEvent_t ready[2];                    /* they are */
+    size_t n_rows, n_vocab;                  /* that all this is for */
+    size_t room;                             /* bytes of a step's edits and masks; with more
+                                              * it is sampled by the host */
+    struct sample_encoder *encoder;
+    unsigned work; /* of the step: enum sample_work */
 };
 
 struct cuda_ctx {
-    struct kernel_ctx      base; /* first */
-    struct cuda_device    *device;
-    struct kernel_limits   limits;    /* of cuda_prepare; all 0 without it */
-    struct cuda_step_upload    upload_step;
-    struct weight_upload       upload;      /* while weights are packed */
-    struct cuda_step       step;
-    struct cuda_sampling   sampling;
+    struct kernel_ctx base; /* first */
+    struct cuda_device *device;
+    struct kernel_limits limits; /* of cuda_prepare; all 0 without it */
+    struct cuda_step_upload upload_step;
+    struct weight_upload upload; /* while weights are packed */
+    struct cuda_step step;
+    struct cuda_sampling sampling;
     struct cuda_captured_graph *graphs;
-    int32_t                n_graphs, max_graphs;
-    struct dev_mem         inputs;    /* of the running matmul call: rows made ready */
-    struct dev_mem         products, workspace; /* what products work in, and the library's */
-    struct gemm_cublaslt   *cublaslt;   /* NULL: none, or none wanted */
-    bool                   cublaslt_tried;
-    struct dev_mem         attention; /* attention_scratch_floats */
+    int32_t n_graphs, max_graphs;
+    struct dev_mem inputs;              /* of the running matmul call: rows made ready */
+    struct dev_mem products, workspace; /* what products work in, and the library's */
+    struct gemm_cublaslt *cublaslt;     /* NULL: none, or none wanted */
+    bool cublaslt_tried;
+    struct dev_mem attention; /* attention_scratch_floats */
 };
 
 extern const struct kernel_ops cuda_backend;
 
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
-/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. NULL: all rows are real. */
-static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c) { return c->step.capturing ? &c->upload_step.real->n_rows : NULL; }
+/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be
+ * for nothing. NULL: all rows are real. */
+static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c)
+{
+    return c->step.capturing ? &c->upload_step.real->n_rows : NULL;
+}
 
 /* cuda_ctx.c */
-enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
-void        cuda_ctx_free(struct kernel_ctx *c);
+enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations,
+                            int n_threads, struct kernel_ctx **out, struct err *err);
+void cuda_ctx_free(struct kernel_ctx *c);
 enum status cuda_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 
 enum status cuda_prepare(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
 
 /* cuda_upload_step.c */
-void   cuda_upload_step(struct kernel_ctx *c, struct kernel_step *s);
-void   cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds);
+void cuda_upload_step(struct kernel_ctx *c, struct kernel_step *s);
+void cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s,
+                              const struct cuda_attn_counts *bounds);
 size_t cuda_step_upload_bytes(const struct cuda_ctx *c);
-bool   cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes);
-void   cuda_step_upload_release(struct cuda_ctx *c);
+bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes);
+void cuda_step_upload_release(struct cuda_ctx *c);
 
 /* cuda_graph.c */
-bool   cuda_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+bool cuda_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
 /* What computes this staged step, whose lists are counted; NULL: nothing recorded fits. */
-const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c, const struct kernel_step *s);
-void   cuda_submit(struct kernel_ctx *c);
-void   cuda_graphs_release(struct cuda_ctx *c);
+const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
+                                                 const struct kernel_step *s);
+void cuda_submit(struct kernel_ctx *c);
+void cuda_graphs_release(struct cuda_ctx *c);
 
 /* cuda_sampling.c */
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
-void   cuda_sampling_release(struct cuda_ctx *c);
-/* Stages what n rows want, behind the tables, which are written. False: the host has to sample, since it is too much or wants are NULL. */
-bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_host *to);
-void   cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
-void   cuda_fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
+void cuda_sampling_release(struct cuda_ctx *c);
+/* Stages what n rows want, behind the tables, which are written. False: the host has to sample,
+ * since it is too much or wants are NULL. */
+bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n,
+                         const struct cuda_step_host *to);
+void cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
+void cuda_fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
 
 /* cuda_matmul.c */
 void cuda_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
@@ -143,8 +158,10 @@ void cuda_experts(struct kernel_ctx *c, const struct experts_args *a);
 void cuda_combine(struct kernel_ctx *c, const struct combine_args *a);
 
 /* cuda_weight_pack.c */
-enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
-enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
-void        cuda_weight_release(struct kernel_ctx *c, struct weight *w);
+enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pack_args *a,
+                             struct weight *out, struct err *err);
+enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args *a,
+                             struct weight *out, struct err *err);
+void cuda_weight_release(struct kernel_ctx *c, struct weight *w);
 
 #endif

@@ -1,13 +1,15 @@
-/* cuda_ctx.c - the context of a card: its device, a processor's context for what the host computes, memory to work in. */
+/* cuda_ctx.c - the context of a card: its device, a processor's context for what the host computes,
+ * memory to work in. */
 #include "kernels/cuda/cuda_backend.h"
 
-#include "shared/base/arith.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
+#include "shared/base/arith.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
+enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations,
+                            int n_threads, struct kernel_ctx **out, struct err *err)
 {
     struct kernel_ctx *host;
     TRY(kernel_ctx_create("auto", activations, n_threads, &host, err));
@@ -20,9 +22,13 @@ enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations a
     enum status st = device_open("cuda", &c->base.device, err);
     if (st == OK) c->device = cuda_device_of(c->base.device);
     for (int i = 0; i < 2 && st == OK; i++)
-        if (!cuda_check(c->device, cudaEventCreateWithFlags(&c->upload_step.copied[i], cudaEventDisableTiming), "making an event"))
+        if (!cuda_check(c->device,
+                        cudaEventCreateWithFlags(&c->upload_step.copied[i], cudaEventDisableTiming),
+                        "making an event"))
             st = device_fault(c->base.device, err);
-    if (st == OK) st = device_mem_alloc(c->base.device, gemm_scratch_bytes(), DEVICE_MEM_PRIVATE, &c->products, err);
+    if (st == OK)
+        st = device_mem_alloc(c->base.device, gemm_scratch_bytes(), DEVICE_MEM_PRIVATE,
+                              &c->products, err);
     if (st == OK) *out = &c->base;
     else cuda_ctx_free(&c->base);
     return st;
@@ -51,11 +57,12 @@ void cuda_ctx_free(struct kernel_ctx *base)
 enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const size_t     bytes = n_rows * round_up(n_in, GEMM_STEP) * sizeof(float);
-    struct dev_mem   more;
+    const size_t bytes = n_rows * round_up(n_in, GEMM_STEP) * sizeof(float);
+    struct dev_mem more;
     if (bytes <= c->inputs.bytes) return OK;
     TRY(device_mem_alloc(base->device, bytes, DEVICE_MEM_PRIVATE, &more, NULL));
-    cuda_graphs_release(c); /* they hold the address; another model's, whose engine is yet to come */
+    cuda_graphs_release(c); /* they hold the address; another model's, whose engine is yet to
+                             * come */
     device_mem_free(base->device, &c->inputs);
     c->inputs = more;
     return OK;
@@ -64,7 +71,8 @@ enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in
 static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
 {
     const struct kernel_limits *l = &c->limits;
-    const size_t bytes = sizeof(float) * attention_scratch_floats(l->max_rows, l->n_heads, l->v_dim, l->max_len);
+    const size_t bytes = sizeof(float) *
+                         attention_scratch_floats(l->max_rows, l->n_heads, l->v_dim, l->max_len);
     if (bytes <= c->attention.bytes) return OK;
     device_mem_free(c->base.device, &c->attention);
     return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &c->attention, err);
@@ -74,17 +82,20 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
 static enum status prepare_cublaslt(struct cuda_ctx *c, struct err *err)
 {
     struct err why;
-    if (c->cublaslt_tried || c->base.deterministic || c->base.activations == ACTIVATIONS_F32) return OK;
+    if (c->cublaslt_tried || c->base.deterministic || c->base.activations == ACTIVATIONS_F32)
+        return OK;
     c->cublaslt_tried = true;
     if (gemm_cublaslt_create(&c->cublaslt, &why) != OK) {
         log_info("cublasLt is not used", "why=\"%s\"", why.text);
         return OK;
     }
     log_info("cublasLt for large dense products", "file=%s", gemm_cublaslt_path(c->cublaslt));
-    return device_mem_alloc(c->base.device, GEMM_CUBLASLT_WORKSPACE, DEVICE_MEM_PRIVATE, &c->workspace, err);
+    return device_mem_alloc(c->base.device, GEMM_CUBLASLT_WORKSPACE, DEVICE_MEM_PRIVATE,
+                            &c->workspace, err);
 }
 
-/* Called before the pool is sized and again when it is there: what the first call got serves the second. */
+/* Called before the pool is sized and again when it is there: what the first call got serves the
+ * second. */
 enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
@@ -92,9 +103,11 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
     cuda_graphs_release(c); /* they hold addresses of what is made anew here */
     c->limits = *l;
     TRY(prepare_attention(c, err));
-    (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 }); /* asks the card what it can, which a recording should not */
+    /* asks the card what it can, which a recording should not */
+    (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 });
     TRY(cuda_sampling_prepare(c, err));
     TRY(prepare_cublaslt(c, err));
-    if (!cuda_step_upload_grow(c, cuda_step_upload_bytes(c))) return device_fault(base->device, err);
+    if (!cuda_step_upload_grow(c, cuda_step_upload_bytes(c)))
+        return device_fault(base->device, err);
     return device_fault(base->device, err);
 }

@@ -1,22 +1,31 @@
-/* cuda_graph.c - a step's launches recorded once as a CUDA graph and then put in the queue by one call.
+/* cuda_graph.c - a step's launches recorded once as a CUDA graph and then put in the queue by one
+ * call.
  *
- * A recording serves steps of up to so many rows and rows of logits, of answers alone or with prompts among them; a step takes the smallest that
- * it fits and is filled up to it with rows that count for nothing. What differs from step to step - ids, positions, sequences, block tables, how
- * many rows there really are - kernels read from the staged piece, whose parts lie at the recording's places. All recordings are made before the
- * first request, so that none has to wait for one and no memory is needed later. Steps that fit none run as they are called: long prompts, whose
- * kernels take longer than launching them, and contexts so long that attention needs several waves.
- * Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle: cuda_capture .. cuda_submit, then cuda_graph_for. */
+ * A recording serves steps of up to so many rows and rows of logits, of answers alone or with
+ * prompts among them; a step takes the smallest that it fits and is filled up to it with rows that
+ * count for nothing. What differs from step to step - ids, positions, sequences, block tables, how
+ * many rows there really are - kernels read from the staged piece, whose parts lie at the
+ * recording's places. All recordings are made before the first request, so that none has to wait
+ * for one and no memory is needed later. Steps that fit none run as they are called: long prompts,
+ * whose kernels take longer than launching them, and contexts so long that attention needs several
+ * waves. Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle:
+ * cuda_capture .. cuda_submit, then cuda_graph_for. */
 #include "kernels/cuda/cuda_backend.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-/* Rows that steps are filled up to: less than a third of them for nothing, and a quarter from 16 rows on. */
-static const int32_t SIZES[] = { 1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512 };
+/* Rows that steps are filled up to: less than a third of them for nothing, and a quarter from 16
+ * rows on. */
+static const int32_t SIZES[] = { 1,  2,  4,  6,   8,   12,  16,  20,  24,  32,  40,  48,
+                                 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512 };
 /* Rows of logits beside prompts: how many of a step's rows are answers. */
 static const int32_t LOGITS_SIZES[] = { 4, 32, 128, 512 };
-enum { N_SIZES = sizeof SIZES / sizeof *SIZES, N_LOGITS_SIZES = sizeof LOGITS_SIZES / sizeof *LOGITS_SIZES };
+enum {
+    N_SIZES = sizeof SIZES / sizeof *SIZES,
+    N_LOGITS_SIZES = sizeof LOGITS_SIZES / sizeof *LOGITS_SIZES
+};
 
-/* ---- which there are --------------------------------------------------------------------------------------------- */
+/* ---- which there are ---- */
 
 /* The i-th size of a ladder that ends with `most`; 0: there is none. */
 static int32_t size_of(const int32_t *sizes, int32_t i, int32_t most)
@@ -27,7 +36,8 @@ static int32_t size_of(const int32_t *sizes, int32_t i, int32_t most)
 
 static int32_t less(uint32_t a, uint32_t b) { return (int32_t)(a < b ? a : b); }
 
-/* The i-th of all that could be, answers alone first; its n_rows or n_logits is 0 where the limits leave no use for it. False: there is no i-th. */
+/* The i-th of all that could be, answers alone first; its n_rows or n_logits is 0 where the limits
+ * leave no use for it. False: there is no i-th. */
 static bool shape_of(const struct kernel_limits *l, int32_t i, struct cuda_captured_graph *out)
 {
     const int32_t most_rows = less(l->max_graph_rows, l->max_rows);
@@ -39,7 +49,8 @@ static bool shape_of(const struct kernel_limits *l, int32_t i, struct cuda_captu
     i -= N_SIZES;
     if (i >= N_SIZES * N_LOGITS_SIZES) return false;
     out->n_rows = size_of(SIZES, i / N_LOGITS_SIZES, most_rows);
-    out->n_logits = size_of(LOGITS_SIZES, i % N_LOGITS_SIZES, less((uint32_t)out->n_rows, l->max_logits));
+    out->n_logits = size_of(LOGITS_SIZES, i % N_LOGITS_SIZES,
+                            less((uint32_t)out->n_rows, l->max_logits));
     return true;
 }
 
@@ -54,16 +65,21 @@ static bool nth_wanted(const struct kernel_limits *l, int32_t i, struct cuda_cap
 static struct attention attention_shape(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
-    return (struct attention){ .kv = { .dtype = c->base.kv, .latent = l->latent, .n_heads = (int32_t)l->n_kv_heads,
-                                       .head_dim = (int32_t)l->head_dim, .block_tokens = (int32_t)l->block_tokens },
-                               .n_heads = (int32_t)l->n_heads, .v_dim = (int32_t)l->v_dim, .exact = c->base.activations == ACTIVATIONS_F32 };
+    return (struct attention){ .kv = { .dtype = c->base.kv,
+                                       .latent = l->latent,
+                                       .n_heads = (int32_t)l->n_kv_heads,
+                                       .head_dim = (int32_t)l->head_dim,
+                                       .block_tokens = (int32_t)l->block_tokens, },
+                               .n_heads = (int32_t)l->n_heads,
+                               .v_dim = (int32_t)l->v_dim,
+                               .exact = c->base.activations == ACTIVATIONS_F32, };
 }
 
-/* ---- recording --------------------------------------------------------------------------------------------------- */
+/* ---- recording ---- */
 
 bool cuda_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
 {
-    struct cuda_ctx      *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_ctx_of(base);
     struct cuda_captured_graph r;
     if (!nth_wanted(&c->limits, i, &r) || device_fault(base->device, NULL) != OK) return false;
     if (!cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step")) return false;
@@ -75,19 +91,25 @@ bool cuda_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     s->n_logits = r.n_logits;
     s->graph_launched = false;
     const struct attention shape = attention_shape(c);
-    attention_capture_bounds(&shape, r.n_rows, r.n_rows, r.has_prefill ? r.n_rows : 0, (int32_t)c->limits.max_len, &r.bounds);
+    attention_capture_bounds(&shape, r.n_rows, r.n_rows, r.has_prefill ? r.n_rows : 0,
+                             (int32_t)c->limits.max_len, &r.bounds);
     cuda_upload_step_capture(c, s, &r.bounds);
     c->step = (struct cuda_step){ .capturing = true };
     c->graphs[c->n_graphs] = r;
     /* Relaxed: a kernel that no step has run yet is loaded while it is recorded. */
-    return cuda_check(c->device, cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeRelaxed), "capturing a step");
+    return cuda_check(c->device,
+                      cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeRelaxed),
+                      "capturing a step");
 }
 
 /* A card without room for recordings computes all the same. */
 static void disable_graphs(struct cuda_ctx *c)
 {
     (void)cudaGetLastError(); /* too little memory is no fault of the card */
-    log_warn("steps are not captured as CUDA graphs", "why=\"no GPU memory left for %d graphs; a lower --gpu-memory-utilization leaves some\"", c->n_graphs + 1);
+    log_warn(
+        "steps are not captured as CUDA graphs",
+        "why=\"no GPU memory left for %d graphs; a lower --gpu-memory-utilization leaves some\"",
+        c->n_graphs + 1);
     cuda_graphs_release(c);
     c->limits.max_graph_rows = 0;
 }
@@ -95,15 +117,18 @@ static void disable_graphs(struct cuda_ctx *c)
 static void end_capture(struct cuda_ctx *c)
 {
     struct cuda_captured_graph *r = &c->graphs[c->n_graphs];
-    cudaGraph_t            graph = NULL;
-    size_t                 n_graph_nodes = 0;
-    if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "capturing a step")) return;
-    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_graph_nodes), "capturing a step") && c->n_graphs == 0)
+    cudaGraph_t graph = NULL;
+    size_t n_graph_nodes = 0;
+    if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "capturing a step"))
+        return;
+    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_graph_nodes), "capturing a step") &&
+        c->n_graphs == 0)
         c->base.n_graph_nodes = (uint32_t)n_graph_nodes;
     cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
     if (e == cudaSuccess) {
-        c->n_graphs++; /* to be released from now on */
-        e = cudaGraphUpload(r->exec, c->device->stream); /* what it needs on the card it takes now, not at its first launch */
+        c->n_graphs++;                                   /* to be released from now on */
+        e = cudaGraphUpload(r->exec, c->device->stream); /* what it needs on the card it takes now,
+                                                          * not at its first launch */
     }
     (void)cuda_check(c->device, cudaGraphDestroy(graph), "capturing a step");
     if (e == cudaErrorMemoryAllocation) disable_graphs(c);
@@ -112,14 +137,16 @@ static void end_capture(struct cuda_ctx *c)
 
 void cuda_graphs_release(struct cuda_ctx *c)
 {
-    for (int32_t i = 0; i < c->n_graphs; i++) (void)cuda_check(c->device, cudaGraphExecDestroy(c->graphs[i].exec), "ending a captured graph");
+    for (int32_t i = 0; i < c->n_graphs; i++)
+        (void)cuda_check(c->device, cudaGraphExecDestroy(c->graphs[i].exec),
+                         "ending a captured graph");
     mem_free(c->graphs);
     c->graphs = NULL;
     c->n_graphs = c->max_graphs = 0;
     c->base.n_graph_nodes = 0;
 }
 
-/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+/* ---- choosing ---- */
 
 static bool step_has_prefill(const struct cuda_ctx *c, const struct kernel_step *s)
 {
@@ -128,32 +155,39 @@ static bool step_has_prefill(const struct cuda_ctx *c, const struct kernel_step 
     return false;
 }
 
-static bool lists_fit(const struct cuda_ctx *c, const struct kernel_step *s, const struct cuda_captured_graph *r)
+static bool lists_fit(const struct cuda_ctx *c, const struct kernel_step *s,
+                      const struct cuda_captured_graph *r)
 {
     for (int32_t i = 0; i < s->n_lists; i++)
         if (!attention_fits_capture(&r->bounds, &c->upload_step.lists[i].bounds)) return false;
     return true;
 }
 
-const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c, const struct kernel_step *s)
+const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
+                                                 const struct kernel_step *s)
 {
     const struct cuda_captured_graph *best = NULL;
     if (c->n_graphs == 0 || s->eager || s->n_lists != (int32_t)c->limits.n_lists) return NULL;
     const bool has_prefill = step_has_prefill(c, s);
     for (int32_t i = 0; i < c->n_graphs; i++) {
         const struct cuda_captured_graph *r = &c->graphs[i];
-        if (r->has_prefill != has_prefill || r->n_rows < s->n_rows || r->n_logits < s->n_logits) continue;
-        if (!best || r->n_rows < best->n_rows || (r->n_rows == best->n_rows && r->n_logits < best->n_logits)) best = r;
+        if (r->has_prefill != has_prefill || r->n_rows < s->n_rows || r->n_logits < s->n_logits)
+            continue;
+        if (!best || r->n_rows < best->n_rows ||
+            (r->n_rows == best->n_rows && r->n_logits < best->n_logits))
+            best = r;
     }
     return best && lists_fit(c, s, best) ? best : NULL;
 }
 
-/* ---- running ----------------------------------------------------------------------------------------------------- */
+/* ---- running ---- */
 
 void cuda_submit(struct kernel_ctx *base)
 {
-    struct cuda_ctx        *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_ctx_of(base);
     const struct cuda_step *s = &c->step;
     if (s->capturing) end_capture(c);
-    else if (s->graph && cuda_check(c->device, cudaGraphLaunch(s->graph->exec, c->device->stream), "a step")) base->n_graph_steps++;
+    else if (s->graph &&
+             cuda_check(c->device, cudaGraphLaunch(s->graph->exec, c->device->stream), "a step"))
+        base->n_graph_steps++;
 }

@@ -1,65 +1,88 @@
-/* cuda_matmul.c - the slots matmul and experts: inputs made ready as a product's kernel takes them, then the product, in the stream's order.
+/* cuda_matmul.c - the slots matmul and experts: inputs made ready as a product's kernel takes them,
+ * then the product, in the stream's order.
  *
- * Inputs are f32 as they are, f32, bf16 or f16 made ready in the context's room (gathered, normalised, rounded), rows that the product before left
- * ready for this one, or e4m3 with scales where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but columns -
- * the heads of latent attention - become one product of groups. Thread: engine. */
-#include "shared/base/arith.h"
+ * Inputs are f32 as they are, f32, bf16 or f16 made ready in the context's room (gathered,
+ * normalised, rounded), rows that the product before left ready for this one, or e4m3 with scales
+ * where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but
+ * columns - the heads of latent attention - become one product of groups. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/prepare_inputs.h"
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
-#include "kernels/cuda/elementwise.h"
+#include "shared/base/arith.h"
 
-static enum gemm_weight_layout layout_of(const struct weight *w) { return (enum gemm_weight_layout)w->layout; }
+static enum gemm_weight_layout layout_of(const struct weight *w)
+{
+    return (enum gemm_weight_layout)w->layout;
+}
 static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(layout_of(w)); }
 
-/* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that kernels.h promises. */
+/* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that
+ * kernels.h promises. */
 static size_t prepared_stride(const struct weight *reader)
 {
-    return round_up(reader->n_in, x_type_of(reader) == DTYPE_F32 ? (size_t)MATMUL_PREQUANTIZED_ALIGN : (size_t)GEMM_STEP);
+    return round_up(reader->n_in, x_type_of(reader) == DTYPE_F32 ? (size_t)MATMUL_PREQUANTIZED_ALIGN
+                                                                 : (size_t)GEMM_STEP);
 }
 
 /* SwiGLU's results, ready for a matrix. */
 static enum gemm_epilogue silu_epilogue_for(const struct weight *reader)
 {
-    return x_type_of(reader) == DTYPE_F32 ? GEMM_SILU : x_type_of(reader) == DTYPE_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16;
+    return x_type_of(reader) == DTYPE_F32   ? GEMM_SILU
+           : x_type_of(reader) == DTYPE_F16 ? GEMM_SILU_F16
+                                            : GEMM_SILU_BF16;
 }
 
-/* The library may have to load kernels for a shape, which is no good while launches are recorded. */
+/* The library may have to load kernels for a shape, which is no good while launches are
+ * recorded. */
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
-    return (struct gemm){ .layout = layout_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
-                          .scratch = c->products.ptr, .cublaslt = c->step.capturing ? NULL : c->cublaslt, .workspace = c->workspace.ptr,
-                          .deterministic = c->base.deterministic };
+    return (struct gemm){
+        .layout = layout_of(w),
+        .paired = w->paired,
+        .n_out = w->n_out,
+        .n_in = w->n_in,
+        .w = w->data,
+        .n_groups = 1,
+        .scratch = c->products.ptr,
+        .cublaslt = c->step.capturing ? NULL : c->cublaslt,
+        .workspace = c->workspace.ptr,
+        .deterministic = c->base.deterministic,
+    };
 }
 
-/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+/* ---- inputs ---- */
 
 enum cuda_input_type { INPUT_AS_IS, INPUT_F32, INPUT_BF16, INPUT_F16, INPUT_F8 };
 
 /* Rows of inputs: what is to be made of them, and what was made last. */
 struct cuda_input_spec {
-    enum cuda_input_type     as;
-    const void        *x;
-    bool               bf16;    /* x is: a product left it ready for one that takes it in bf16, or in e4m3 */
-    size_t             x_stride, n_rows, n;
-    const int32_t     *x_rows;
-    const float       *norm;
-    float              eps;
+    enum cuda_input_type as;
+    const void *x;
+    bool bf16; /* x is: a product left it ready for one that takes it in bf16, or
+                * in e4m3 */
+    size_t x_stride, n_rows, n;
+    const int32_t *x_rows;
+    const float *norm;
+    float eps;
 };
 
 static bool same_inputs(const struct cuda_input_spec *a, const struct cuda_input_spec *b)
 {
-    return a->as == b->as && a->x == b->x && a->x_stride == b->x_stride && a->n == b->n && a->x_rows == b->x_rows && a->norm == b->norm &&
-           a->n_rows == b->n_rows && a->bf16 == b->bf16;
+    return a->as == b->as && a->x == b->x && a->x_stride == b->x_stride && a->n == b->n &&
+           a->x_rows == b->x_rows && a->norm == b->norm && a->n_rows == b->n_rows &&
+           a->bf16 == b->bf16;
 }
 
 static size_t f8_bytes(size_t n_rows, size_t n)
 {
-    return n_rows * (round_up(n, PREPARE_INPUTS_F8_BLOCK) + (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK * sizeof(float));
+    return n_rows * (round_up(n, PREPARE_INPUTS_F8_BLOCK) +
+                     (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK * sizeof(float));
 }
 
-static enum cuda_input_type choose_input_type(const struct cuda_ctx *c, const struct gemm *g, const struct cuda_input_spec *in, bool ready)
+static enum cuda_input_type choose_input_type(const struct cuda_ctx *c, const struct gemm *g,
+                                              const struct cuda_input_spec *in, bool ready)
 {
     if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return INPUT_F8;
     if (ready || (g->layout == GEMM_F32 && !in->norm)) return INPUT_AS_IS;
@@ -74,31 +97,59 @@ static float *f8_scales(const struct cuda_ctx *c, const struct cuda_input_spec *
 /* Into c->inputs; the stream's order keeps a call's products from overwriting each other's. */
 static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec *in)
 {
-    const enum dtype    type = in->as == INPUT_F32 ? DTYPE_F32 : in->as == INPUT_F16 ? DTYPE_F16 : DTYPE_BF16;
-    const struct prepare_inputs plain = { .x = in->x, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps, .n_rows = in->n_rows,
-                                  .n = in->n, .y = c->inputs.ptr, .type = type };
-    const struct prepare_inputs_f8 f8 = { .x = in->x, .bf16 = in->bf16, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps,
-                                  .n_rows = in->n_rows, .n = in->n, .y = c->inputs.ptr, .scales = f8_scales(c, in) };
-    (void)cuda_check(c->device, in->as == INPUT_F8 ? prepare_inputs_f8_run(c->device->stream, &f8) : prepare_inputs_run(c->device->stream, &plain), "rounding inputs");
+    const enum dtype type = in->as == INPUT_F32   ? DTYPE_F32
+                            : in->as == INPUT_F16 ? DTYPE_F16
+                                                  : DTYPE_BF16;
+    const struct prepare_inputs plain = {
+        .x = in->x,
+        .x_stride = in->x_stride,
+        .x_rows = in->x_rows,
+        .norm = in->norm,
+        .eps = in->eps,
+        .n_rows = in->n_rows,
+        .n = in->n,
+        .y = c->inputs.ptr,
+        .type = type,
+    };
+    const struct prepare_inputs_f8 f8 = {
+        .x = in->x,
+        .bf16 = in->bf16,
+        .x_stride = in->x_stride,
+        .x_rows = in->x_rows,
+        .norm = in->norm,
+        .eps = in->eps,
+        .n_rows = in->n_rows,
+        .n = in->n,
+        .y = c->inputs.ptr,
+        .scales = f8_scales(c, in),
+    };
+    (void)cuda_check(c->device,
+                     in->as == INPUT_F8 ? prepare_inputs_f8_run(c->device->stream, &f8)
+                                        : prepare_inputs_run(c->device->stream, &plain),
+                     "rounding inputs");
 }
 
 /* Where the product reads what was made. */
 static void set_inputs(const struct cuda_ctx *c, const struct cuda_input_spec *in, struct gemm *g)
 {
     g->x = in->as == INPUT_AS_IS ? in->x : c->inputs.ptr;
-    g->x_stride = in->as == INPUT_AS_IS ? in->x_stride : round_up(in->n, in->as == INPUT_F8 ? PREPARE_INPUTS_F8_BLOCK : GEMM_STEP);
+    g->x_stride = in->as == INPUT_AS_IS
+                      ? in->x_stride
+                      : round_up(in->n, in->as == INPUT_F8 ? PREPARE_INPUTS_F8_BLOCK : GEMM_STEP);
     g->x_rows = in->as == INPUT_AS_IS ? in->x_rows : NULL;
     g->x_scales = in->as == INPUT_F8 ? f8_scales(c, in) : NULL;
 }
 
-/* ---- matmul ------------------------------------------------------------------------------------------------------ */
+/* ---- matmul ---- */
 
 static void set_outputs(const struct matmul_args *a, struct gemm *g)
 {
     g->bias = a->bias;
     g->y = a->y;
     g->y_stride = a->y_stride;
-    g->epilogue = a->epilogue == MATMUL_ADD ? GEMM_ADD : a->epilogue == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
+    g->epilogue = a->epilogue == MATMUL_ADD        ? GEMM_ADD
+                  : a->epilogue == MATMUL_SILU_MUL ? GEMM_SILU
+                                                   : GEMM_STORE;
     if (!a->quantize_for) return;
     g->y_stride = prepared_stride(a->quantize_for);
     g->epilogue = silu_epilogue_for(a->quantize_for);
@@ -110,29 +161,36 @@ static ptrdiff_t between(const void *a, const void *b) { return (const char *)b 
 static bool is_next_group(const struct matmul_args *a, const struct matmul_args *b)
 {
     const struct weight *v = a->w, *w = b->w;
-    return v->layout == w->layout && v->n_out == w->n_out && v->n_in == w->n_in && v->paired == w->paired && a->x_stride == b->x_stride &&
-           a->y_stride == b->y_stride && a->n_rows == b->n_rows && a->epilogue == MATMUL_STORE && b->epilogue == MATMUL_STORE && !a->bias && !b->bias &&
-           !a->x_rows && !b->x_rows && !a->norm && !b->norm && !a->x_prequantized && !b->x_prequantized && between(v->data, w->data) > 0 &&
+    return v->layout == w->layout && v->n_out == w->n_out && v->n_in == w->n_in &&
+           v->paired == w->paired && a->x_stride == b->x_stride && a->y_stride == b->y_stride &&
+           a->n_rows == b->n_rows && a->epilogue == MATMUL_STORE && b->epilogue == MATMUL_STORE &&
+           !a->bias && !b->bias && !a->x_rows && !b->x_rows && !a->norm && !b->norm &&
+           !a->x_prequantized && !b->x_prequantized && between(v->data, w->data) > 0 &&
            between(a->x, b->x) > 0 && between(a->y, b->y) > 0;
 }
 
-/* How many jobs from the first on are one product of groups: equal distances throughout. Rounded inputs of a group are read up to a whole step,
- * which must be its own. */
+/* How many jobs from the first on are one product of groups: equal distances throughout. Rounded
+ * inputs of a group are read up to a whole step, which must be its own. */
 static size_t n_groups_of(const struct matmul_args *jobs, size_t n_jobs)
 {
     size_t n = 1;
     const bool f32 = layout_of(jobs[0].w) == GEMM_F32;
-    if (n_jobs < 2 || !is_next_group(&jobs[0], &jobs[1]) || (!f32 && jobs[0].w->n_in % GEMM_STEP != 0)) return 1;
-    const ptrdiff_t w = between(jobs[0].w->data, jobs[1].w->data), x = between(jobs[0].x, jobs[1].x), y = between(jobs[0].y, jobs[1].y);
+    if (n_jobs < 2 || !is_next_group(&jobs[0], &jobs[1]) ||
+        (!f32 && jobs[0].w->n_in % GEMM_STEP != 0))
+        return 1;
+    const ptrdiff_t w = between(jobs[0].w->data, jobs[1].w->data),
+                    x = between(jobs[0].x, jobs[1].x), y = between(jobs[0].y, jobs[1].y);
     if (!f32 && x % (8 * (ptrdiff_t)sizeof(float)) != 0) return 1;
-    while (n < n_jobs && is_next_group(&jobs[n - 1], &jobs[n]) && between(jobs[n - 1].w->data, jobs[n].w->data) == w &&
+    while (n < n_jobs && is_next_group(&jobs[n - 1], &jobs[n]) &&
+           between(jobs[n - 1].w->data, jobs[n].w->data) == w &&
            between(jobs[n - 1].x, jobs[n].x) == x && between(jobs[n - 1].y, jobs[n].y) == y)
         n++;
     return n;
 }
 
 /* n jobs as one. */
-static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g, struct cuda_input_spec *in)
+static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g,
+                        struct cuda_input_spec *in)
 {
     if (n < 2) return;
     g->n_groups = (int32_t)n;
@@ -145,36 +203,49 @@ static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g
 /* Products that are put in the queue by one call. */
 struct cuda_fused_gemms {
     struct gemm g[GEMM_FUSED_MAX];
-    int         n;
+    int n;
 };
 
 static void flush_fused(struct cuda_ctx *c, struct cuda_fused_gemms *b)
 {
-    if (b->n > 0) (void)cuda_check(c->device, gemm_run_fused(c->device->stream, b->g, b->n), "a product");
+    if (b->n > 0)
+        (void)cuda_check(c->device, gemm_run_fused(c->device->stream, b->g, b->n), "a product");
     b->n = 0;
 }
 
 static void add_fused(struct cuda_ctx *c, struct cuda_fused_gemms *b, const struct gemm *g)
 {
     const struct gemm *first = &b->g[0];
-    const bool         same = b->n > 0 && g->layout == first->layout && g->x == first->x && g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
-                      g->x_scales == first->x_scales && g->n_rows == first->n_rows && g->n_in == first->n_in && g->n_groups == 1 && first->n_groups == 1;
+    const bool same = b->n > 0 && g->layout == first->layout && g->x == first->x &&
+                      g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
+                      g->x_scales == first->x_scales && g->n_rows == first->n_rows &&
+                      g->n_in == first->n_in && g->n_groups == 1 && first->n_groups == 1;
     if (!same || b->n == GEMM_FUSED_MAX) flush_fused(c, b);
     b->g[b->n++] = *g;
 }
 
 /* prepared: what c->inputs holds. */
-static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t n_jobs, struct cuda_input_spec *prepared)
+static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t n_jobs,
+                     struct cuda_input_spec *prepared)
 {
     struct cuda_fused_gemms products = { .n = 0 };
     for (size_t i = 0, n; i < n_jobs; i += n) {
         const struct matmul_args *a = &jobs[i];
-        struct cuda_input_spec in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
-        struct gemm        g = gemm_of(c, a->w);
+        struct cuda_input_spec in = {
+            .x = a->x,
+            .x_stride = a->x_stride,
+            .n_rows = a->n_rows,
+            .n = a->w->n_in,
+            .x_rows = a->x_rows,
+            .norm = a->norm,
+            .eps = a->norm_eps,
+        };
+        struct gemm g = gemm_of(c, a->w);
         n = n_groups_of(a, n_jobs - i);
         if (a->n_rows == 0) continue;
         g.n_rows = a->n_rows;
-        if (a->x_prequantized) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = prepared_stride(a->w);
+        if (a->x_prequantized)
+            in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = prepared_stride(a->w);
         join_groups(a, n, &g, &in);
         set_outputs(a, &g);
         in.as = choose_input_type(c, &g, &in, a->x_prequantized);
@@ -195,28 +266,34 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
     run_jobs(cuda_ctx_of(base), jobs, n_jobs, &prepared);
 }
 
-/* ---- experts ----------------------------------------------------------------------------------------------------- */
+/* ---- experts ---- */
 
-/* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd checkpoints are all. n is 0 behind the last. */
+/* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd
+ * checkpoints are all. n is 0 behind the last. */
 struct cuda_expert_range {
     int32_t first, n;
 };
 
 static struct cuda_expert_range expert_range_from(const struct experts_args *a, int32_t first)
 {
-    struct cuda_expert_range         s = { first, first < a->n_experts };
+    struct cuda_expert_range s = { first, first < a->n_experts };
     const struct weight *gate_up = a->gate_up + first, *down = a->down + first;
-    while (s.n > 0 && first + s.n < a->n_experts && gate_up[s.n].layout == gate_up->layout && down[s.n].layout == down->layout) s.n++;
+    while (s.n > 0 && first + s.n < a->n_experts && gate_up[s.n].layout == gate_up->layout &&
+           down[s.n].layout == down->layout)
+        s.n++;
     return s;
 }
 
-/* g of all n groups: one call where the matrices lie at equal distances, as they do when they are packed one after the other; otherwise one each. */
-static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g, const char *what)
+/* g of all n groups: one call where the matrices lie at equal distances, as they do when they are
+ * packed one after the other; otherwise one each. */
+static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g,
+                      const char *what)
 {
     const char *first = w[0].data;
     g.w_stride = n > 1 ? (size_t)((const char *)w[1].data - first) : 0;
     bool even = true;
-    for (int32_t i = 1; i < n; i++) even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride;
+    for (int32_t i = 1; i < n; i++)
+        even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride;
     if (even) {
         (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
         return;
@@ -230,29 +307,51 @@ static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, str
     }
 }
 
-static void run_shared_gate_up(struct cuda_ctx *c, const struct experts_args *a, struct cuda_input_spec *prepared)
+static void run_shared_gate_up(struct cuda_ctx *c, const struct experts_args *a,
+                               struct cuda_input_spec *prepared)
 {
     const struct shared_expert *s = &a->shared;
     if (!s->gate_up) return;
-    const struct matmul_args gate_up = { .w = s->gate_up, .bias = s->gate_up_bias, .x = a->h, .x_stride = s->gate_up->n_in, .n_rows = a->n_rows, .y = s->act,
-                                         .quantize_for = s->down, .epilogue = MATMUL_SILU_MUL };
+    const struct matmul_args gate_up = {
+        .w = s->gate_up,
+        .bias = s->gate_up_bias,
+        .x = a->h,
+        .x_stride = s->gate_up->n_in,
+        .n_rows = a->n_rows,
+        .y = s->act,
+        .quantize_for = s->down,
+        .epilogue = MATMUL_SILU_MUL,
+    };
     run_jobs(c, &gate_up, 1, prepared);
 }
 
-static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a, struct cuda_input_spec *prepared)
+static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a,
+                            struct cuda_input_spec *prepared)
 {
     const struct shared_expert *s = &a->shared;
     if (!s->gate_up) return;
-    const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_prequantized = true, .n_rows = a->n_rows, .y = a->x,
-                                         .y_stride = s->down->n_out, .epilogue = MATMUL_ADD };
+    const struct matmul_args down = {
+        .w = s->down,
+        .bias = s->down_bias,
+        .x = s->act,
+        .x_prequantized = true,
+        .n_rows = a->n_rows,
+        .y = a->x,
+        .y_stride = s->down->n_out,
+        .epilogue = MATMUL_ADD,
+    };
     run_jobs(c, &down, 1, prepared);
 }
 
-static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const struct cuda_expert_range *of, size_t n_slots, struct cuda_input_spec *prepared)
+static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a,
+                        const struct cuda_expert_range *of, size_t n_slots,
+                        struct cuda_input_spec *prepared)
 {
     const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
-    struct cuda_input_spec   in = { .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in };
-    struct gemm          g = gemm_of(c, w);
+    struct cuda_input_spec in = {
+        .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in
+    };
+    struct gemm g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
     g.n_rows = n_slots;
@@ -269,11 +368,19 @@ static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const 
     run_group(c, w, of->n, g, "gate and up of experts"); /* [rows used, I] */
 }
 
-static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct cuda_expert_range *of, size_t n_slots, struct cuda_input_spec *prepared)
+static void run_down(struct cuda_ctx *c, const struct experts_args *a,
+                     const struct cuda_expert_range *of, size_t n_slots,
+                     struct cuda_input_spec *prepared)
 {
     const struct weight *w = &a->down[of->first];
-    struct cuda_input_spec   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = prepared_stride(w), .n_rows = n_slots, .n = w->n_in };
-    struct gemm          g = gemm_of(c, w);
+    struct cuda_input_spec in = {
+        .x = a->act,
+        .bf16 = x_type_of(w) == DTYPE_BF16,
+        .x_stride = prepared_stride(w),
+        .n_rows = n_slots,
+        .n = w->n_in,
+    };
+    struct gemm g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
     g.n_rows = n_slots;
@@ -288,21 +395,34 @@ static void run_down(struct cuda_ctx *c, const struct experts_args *a, const str
     run_group(c, w, of->n, g, "down of experts"); /* [rows used, H] */
 }
 
-/* Gates and ups of the shared expert and of the others take the same inputs, which the inputs of downs may take the place of. */
+/* Gates and ups of the shared expert and of the others take the same inputs, which the inputs of
+ * downs may take the place of. */
 void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
-    struct cuda_ctx   *c = cuda_ctx_of(base);
-    const size_t       n_slots = a->n_rows * (size_t)a->n_used;
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const size_t n_slots = a->n_rows * (size_t)a->n_used;
     struct cuda_input_spec prepared = { 0 };
     if (a->n_rows == 0) return;
-    if (!a->sorted) (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c)), "sorting rows by expert");
+    if (!a->sorted)
+        (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c)),
+                         "sorting rows by expert");
     run_shared_gate_up(c, a, &prepared);
-    for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0; of = expert_range_from(a, of.first + of.n)) { /* what one leaves ready may lie where another's does */
+    /* what one leaves ready may lie where another's does */
+    for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
+         of = expert_range_from(a, of.first + of.n)) {
         run_gate_up(c, a, &of, n_slots, &prepared);
         if (of.first == 0) run_shared_down(c, a, &prepared);
         run_down(c, a, &of, n_slots, &prepared);
     }
-    const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
-                                      .n_used = (size_t)a->n_used, .n = a->down[0].n_out, .add = true };
+    const struct combine_args all = {
+        .y = a->x,
+        .rows = a->out,
+        .index = a->index,
+        .weights = a->weights,
+        .n_rows = a->n_rows,
+        .n_used = (size_t)a->n_used,
+        .n = a->down[0].n_out,
+        .add = true,
+    };
     cuda_combine(base, &all); /* [rows, H] */
 }

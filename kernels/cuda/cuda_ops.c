@@ -1,4 +1,5 @@
-/* cuda_ops.c - the slots of the cuda row but for products: their arguments to kernels, in the stream's order; and the row itself. */
+/* cuda_ops.c - the slots of the cuda row but for products: their arguments to kernels, in the
+ * stream's order; and the row itself. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/elementwise.h"
 
@@ -8,7 +9,7 @@ void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
     (void)cuda_check(c->device, elementwise_combine(c->device->stream, a), "combining experts");
 }
 
-/* ---- attention --------------------------------------------------------------------------------------------------- */
+/* ---- attention ---- */
 
 static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
 {
@@ -19,14 +20,20 @@ static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
 static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, attention_kv_append(c->device->stream, &a->kv, a->on.uploaded, a->k, a->v, a->rope), "appending to the KV cache");
+    (void)cuda_check(
+        c->device,
+        attention_kv_append(c->device->stream, &a->kv, a->on.uploaded, a->k, a->v, a->rope),
+        "appending to the KV cache");
 }
 
-/* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */
+/* What attention keeps between its two passes; it has a bound, which long contexts of many
+ * sequences soon reach. */
 static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
 {
     const struct cuda_attn_list *on = a->on.uploaded;
-    const size_t            need = sizeof(float) * attention_scratch_floats((size_t)on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)on->bounds.n_keys_max);
+    const size_t need = sizeof(float) *
+                        attention_scratch_floats((size_t)on->bounds.n_rows, (size_t)a->n_heads,
+                                                 (size_t)a->v_dim, (size_t)on->bounds.n_keys_max);
     if (need <= c->attention.bytes) return true;
     device_wait(c->base.device);
     device_mem_free(c->base.device, &c->attention);
@@ -38,26 +45,47 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     if (!attention_room(c, a)) return;
-    const struct attention run = { .kv = a->kv, .on = a->on.uploaded, .q = a->q, .out = a->out, .n_heads = a->n_heads, .v_dim = a->v_dim,
-                                   .scale = a->scale, .exact = base->activations == ACTIVATIONS_F32, .scratch = c->attention.ptr };
+    const struct attention run = {
+        .kv = a->kv,
+        .on = a->on.uploaded,
+        .q = a->q,
+        .out = a->out,
+        .n_heads = a->n_heads,
+        .v_dim = a->v_dim,
+        .scale = a->scale,
+        .exact = base->activations == ACTIVATIONS_F32,
+        .scratch = c->attention.ptr,
+    };
     (void)cuda_check(c->device, attention_run(c->device->stream, &run), "attention");
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
-static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
+static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w,
+                       const int32_t *ids, size_t n_rows)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const struct embed_rows e = { .x = x, .layout = (enum gemm_weight_layout)w->layout, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
-                                  .chosen = c->sampling.chosen.ptr };
+    const struct embed_rows e = {
+        .x = x,
+        .layout = (enum gemm_weight_layout)w->layout,
+        .w = w->data,
+        .n_out = w->n_out,
+        .n_in = w->n_in,
+        .n_rows = n_rows,
+        .ids = ids,
+        .chosen = c->sampling.chosen.ptr,
+    };
     (void)cuda_check(c->device, elementwise_embed(c->device->stream, &e), "embedding");
 }
 
-static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows,
-                          size_t n, float eps)
+static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, const float *x,
+                          size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, elementwise_rms_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps), "a norm");
+    (void)cuda_check(
+        c->device,
+        elementwise_rms_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps),
+        "a norm");
 }
 
 static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n)
@@ -66,10 +94,14 @@ static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n
     (void)cuda_check(c->device, elementwise_add(c->device->stream, x, y, n), "an addition");
 }
 
-static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride, const float *from,
+                           size_t from_stride, size_t n_rows, size_t n)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, elementwise_copy_rows(c->device->stream, to, to_stride, from, from_stride, n_rows, n), "copying rows");
+    (void)cuda_check(
+        c->device,
+        elementwise_copy_rows(c->device->stream, to, to_stride, from, from_stride, n_rows, n),
+        "copying rows");
 }
 
 static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
@@ -81,11 +113,32 @@ static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
 static bool has_device(void) { return cuda_device_count() > 0; }
 
 const struct kernel_ops cuda_backend = {
-    .name = "cuda", .weight_layouts = "cuda rows", .absorbed_only = true, .available = has_device, .create = cuda_ctx_create, .free = cuda_ctx_free,
-    .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_finish = weight_upload_finish,
-    .weight_release = cuda_weight_release, .upload_step = cuda_upload_step, .prepare = cuda_prepare, .capture = cuda_capture, .submit = cuda_submit,
-    .sample = cuda_sample, .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add,
-    .copy_rows = cuda_copy_rows, .rope = cuda_rope, .kv_append = cuda_kv_append, .attention = cuda_attention, .route = cuda_route,
+    .name = "cuda",
+    .weight_layouts = "cuda rows",
+    .absorbed_only = true,
+    .available = has_device,
+    .create = cuda_ctx_create,
+    .free = cuda_ctx_free,
+    .reserve = cuda_ctx_reserve,
+    .weight_plan = cuda_weight_plan,
+    .weight_pack = cuda_weight_pack,
+    .weights_finish = weight_upload_finish,
+    .weight_release = cuda_weight_release,
+    .upload_step = cuda_upload_step,
+    .prepare = cuda_prepare,
+    .capture = cuda_capture,
+    .submit = cuda_submit,
+    .sample = cuda_sample,
+    .fetch = cuda_fetch,
+    .embed = cuda_embed,
+    .matmul = cuda_matmul,
+    .rms_norm = cuda_rms_norm,
+    .add = cuda_add,
+    .copy_rows = cuda_copy_rows,
+    .rope = cuda_rope,
+    .kv_append = cuda_kv_append,
+    .attention = cuda_attention,
+    .route = cuda_route,
     .combine = cuda_combine,
     .experts = cuda_experts,
 };

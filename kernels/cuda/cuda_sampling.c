@@ -1,5 +1,6 @@
-/* cuda_sampling.c - tokens chosen on the card: what a step's rows ask is staged with it, the kernels of sample.h choose behind its head, and the
- * results go to pinned memory, where cuda_fetch waits for them. There are two places for results, by turn: a step can be fetched while the next
+/* cuda_sampling.c - tokens chosen on the card: what a step's rows ask is staged with it, the
+ * kernels of sample.h choose behind its head, and the results go to pinned memory, where cuda_fetch
+ * waits for them. There are two places for results, by turn: a step can be fetched while the next
  * one runs. The ids stay on the card too, for the next step's embedding. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 
@@ -9,24 +10,30 @@
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
-/* ---- room -------------------------------------------------------------------------------------------------------- */
+/* ---- room ---- */
 
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
 {
     struct cuda_sampling *s = &c->sampling;
-    const size_t          n = c->limits.max_logits;
-    struct device        *d = c->base.device;
+    const size_t n = c->limits.max_logits;
+    struct device *d = c->base.device;
     if (s->n_rows == n && s->n_vocab == c->limits.n_vocab) return OK;
     cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
-    if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
+    /* the host samples */
+    if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK;
     s->encoder = sample_encoder_create(c->limits.n_vocab);
     s->room = c->base.sampling_edit_bytes ? c->base.sampling_edit_bytes : n * CUDA_EDITS_PER_LOGITS;
-    TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results, err));
+    TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results,
+                         err));
     TRY(device_mem_alloc(d, n * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->chosen, err));
-    TRY(device_mem_alloc(d, sample_scratch_bytes(n, c->limits.n_vocab), DEVICE_MEM_PRIVATE, &s->scratch, err));
+    TRY(device_mem_alloc(d, sample_scratch_bytes(n, c->limits.n_vocab), DEVICE_MEM_PRIVATE,
+                         &s->scratch, err));
     for (int i = 0; i < 2; i++) {
-        if (!cuda_check(c->device, cudaMallocHost((void **)&s->fetched[i], n * sizeof *s->fetched[i]), "getting pinned memory") ||
-            !cuda_check(c->device, cudaEventCreateWithFlags(&s->ready[i], cudaEventDisableTiming), "making an event"))
+        if (!cuda_check(c->device,
+                        cudaMallocHost((void **)&s->fetched[i], n * sizeof *s->fetched[i]),
+                        "getting pinned memory") ||
+            !cuda_check(c->device, cudaEventCreateWithFlags(&s->ready[i], cudaEventDisableTiming),
+                        "making an event"))
             return device_fault(c->base.device, err);
     }
     s->n_rows = n;
@@ -37,21 +44,24 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
 void cuda_sampling_release(struct cuda_ctx *c)
 {
     struct cuda_sampling *s = &c->sampling;
-    struct dev_mem       *all[] = { &s->results, &s->chosen, &s->scratch };
+    struct dev_mem *all[] = { &s->results, &s->chosen, &s->scratch };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(c->base.device, all[i]);
     for (int i = 0; i < 2; i++) {
-        if (s->fetched[i]) (void)cuda_check(c->device, cudaFreeHost(s->fetched[i]), "freeing pinned memory");
-        if (s->ready[i]) (void)cuda_check(c->device, cudaEventDestroy(s->ready[i]), "ending an event");
+        if (s->fetched[i])
+            (void)cuda_check(c->device, cudaFreeHost(s->fetched[i]), "freeing pinned memory");
+        if (s->ready[i])
+            (void)cuda_check(c->device, cudaEventDestroy(s->ready[i]), "ending an event");
     }
     sample_encoder_free(s->encoder);
     *s = (struct cuda_sampling){ 0 };
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------ */
+/* ---- asking ---- */
 
-/* Edits and masks from `used` on, behind one another; both are counted from where the tables begin, in elements. */
+/* Edits and masks from `used` on, behind one another; both are counted from where the tables begin,
+ * in elements. */
 struct cuda_edits_buffer {
-    char  *begin;
+    char *begin;
     size_t used, bytes;
 };
 
@@ -65,12 +75,14 @@ static size_t add(struct cuda_edits_buffer *r, const void *from, size_t n, size_
     return first;
 }
 
-static bool write_row_params(struct cuda_sampling *s, const struct sample_request *w, struct cuda_edits_buffer *room, struct sample_row_params *to)
+static bool write_row_params(struct cuda_sampling *s, const struct sample_request *w,
+                             struct cuda_edits_buffer *room, struct sample_row_params *to)
 {
     struct sample_encoded encoded;
     sample_encoder_encode(s->encoder, w, &encoded);
     if (encoded.params.n_edits > 0) {
-        const size_t at = add(room, encoded.edits, (size_t)encoded.params.n_edits, sizeof *encoded.edits);
+        const size_t at = add(room, encoded.edits, (size_t)encoded.params.n_edits,
+                              sizeof *encoded.edits);
         if (at == SIZE_MAX) return false;
         encoded.params.edits = (int32_t)at;
     }
@@ -84,11 +96,16 @@ static bool write_row_params(struct cuda_sampling *s, const struct sample_reques
     return true;
 }
 
-bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_host *to)
+bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n,
+                         const struct cuda_step_host *to)
 {
     struct cuda_step_upload *st = &c->upload_step;
-    const size_t         begin = (size_t)(to->variable - st->host[st->parity]);
-    struct cuda_edits_buffer      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->used - begin + c->sampling.room };
+    const size_t begin = (size_t)(to->variable - st->host[st->parity]);
+    struct cuda_edits_buffer room = {
+        .begin = to->variable,
+        .used = st->used - begin,
+        .bytes = st->used - begin + c->sampling.room,
+    };
     if (!wants || !c->sampling.scratch.ptr) return false;
     ASSERT(begin + room.bytes <= st->bytes);
     c->sampling.work = 0;
@@ -98,22 +115,37 @@ bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants,
     return true;
 }
 
-/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+/* ---- choosing ---- */
 
 void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
 {
-    struct cuda_ctx      *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_ctx_of(base);
     struct cuda_sampling *s = &c->sampling;
-    const int             parity = c->step.parity;
-    const size_t          n = (size_t)c->step.n_logits;
-    const struct sample_call call = { .logits = logits, .stride = n_vocab, .n_vocab = (int32_t)n_vocab, .n_rows = (int32_t)n, .work = s->work,
-                                      .row_params = c->upload_step.row_params, .edits = (const void *)c->upload_step.variable, .allowed = (const void *)c->upload_step.variable,
-                                      .results = s->results.ptr, .ids = s->chosen.ptr, .scratch = s->scratch.ptr };
-    if (n > 0 && !cuda_check(c->device, sample_run(c->device->stream, &call), "choosing tokens")) return;
-    if (n > 0 && !cuda_check(c->device, cudaMemcpyAsync(s->fetched[parity], s->results.ptr, n * sizeof *s->fetched[parity], cudaMemcpyDeviceToHost,
-                                                        c->device->stream), "fetching tokens"))
+    const int parity = c->step.parity;
+    const size_t n = (size_t)c->step.n_logits;
+    const struct sample_call call = {
+        .logits = logits,
+        .stride = n_vocab,
+        .n_vocab = (int32_t)n_vocab,
+        .n_rows = (int32_t)n,
+        .work = s->work,
+        .row_params = c->upload_step.row_params,
+        .edits = (const void *)c->upload_step.variable,
+        .allowed = (const void *)c->upload_step.variable,
+        .results = s->results.ptr,
+        .ids = s->chosen.ptr,
+        .scratch = s->scratch.ptr,
+    };
+    if (n > 0 && !cuda_check(c->device, sample_run(c->device->stream, &call), "choosing tokens"))
         return;
-    (void)cuda_check(c->device, cudaEventRecord(s->ready[parity], c->device->stream), "fetching tokens");
+    if (n > 0 && !cuda_check(c->device,
+                             cudaMemcpyAsync(s->fetched[parity], s->results.ptr,
+                                             n * sizeof *s->fetched[parity], cudaMemcpyDeviceToHost,
+                                             c->device->stream),
+                             "fetching tokens"))
+        return;
+    (void)cuda_check(c->device, cudaEventRecord(s->ready[parity], c->device->stream),
+                     "fetching tokens");
 }
 
 void cuda_fetch(struct kernel_ctx *base, int parity, struct token_logprobs *out, size_t n)

@@ -1,12 +1,16 @@
-/* cuda_upload_step.c - what a step's rows are, packed into one piece of pinned memory and sent in one copy:
+/* cuda_upload_step.c - what a step's rows are, packed into one piece of pinned memory and sent in
+ * one copy:
  *
- *   counts of rows, of rows of logits and of every list | ids | positions | rows of logits | what sampling is asked | per list: sequences, rows
- *   | block tables of all lists, then sampling's edits and masks
+ *   counts of rows, of rows of logits and of every list | ids | positions | rows of logits | what
+ *   sampling is asked | per list: sequences, rows | block tables of all lists, then sampling's
+ *   edits and masks
  *
- * All but the last part lie where the numbers of rows, of logits and of lists say, which a recording fixes: the addresses that its launches hold
- * are the same in every step that it serves. There are two pieces on the host, which take turns, so that a step is written while the copy of the
- * one before waits for its turn on the card; the card has one, since its work runs in order.
- * cuda_prepare makes room for the largest step. Without it (tests) room grows with the steps, and nothing can be recorded. */
+ * All but the last part lie where the numbers of rows, of logits and of lists say, which a
+ * recording fixes: the addresses that its launches hold are the same in every step that it serves.
+ * There are two pieces on the host, which take turns, so that a step is written while the copy of
+ * the one before waits for its turn on the card; the card has one, since its work runs in order.
+ * cuda_prepare makes room for the largest step. Without it (tests) room grows with the steps, and
+ * nothing can be recorded. */
 #include "kernels/cuda/cuda_backend.h"
 
 #include <string.h>
@@ -17,38 +21,42 @@
 
 enum { ALIGN = 64, MIN_BYTES = 1 << 20 };
 
-/* ---- room -------------------------------------------------------------------------------------------------------- */
+/* ---- room ---- */
 
 static size_t padded(size_t n, size_t size) { return round_up(n * size, ALIGN); }
 
 static size_t list_bytes(size_t n_seqs, size_t n_rows)
 {
-    return padded(1, sizeof(struct cuda_attn_counts)) + padded(n_seqs, sizeof(struct cuda_attn_seq)) + padded(n_rows, sizeof(struct cuda_attn_row));
+    return padded(1, sizeof(struct cuda_attn_counts)) +
+           padded(n_seqs, sizeof(struct cuda_attn_seq)) +
+           padded(n_rows, sizeof(struct cuda_attn_row));
 }
 
 static size_t rows_bytes(size_t n_rows, size_t n_logits)
 {
-    return padded(1, sizeof(struct cuda_step_rows)) + 2 * padded(n_rows, sizeof(int32_t)) + padded(n_logits, sizeof(int32_t)) +
-           padded(n_logits, sizeof(struct sample_row_params));
+    return padded(1, sizeof(struct cuda_step_rows)) + 2 * padded(n_rows, sizeof(int32_t)) +
+           padded(n_logits, sizeof(int32_t)) + padded(n_logits, sizeof(struct sample_row_params));
 }
 
-
-/* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for every cut, with its table. */
+/* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for
+ * every cut, with its table. */
 size_t cuda_step_upload_bytes(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
     const size_t lists = l->max_lists, times = lists > 1 ? 2 : 1, rows = times * l->max_rows;
     const size_t tables = (times * l->max_seqs + lists) * (l->max_len / l->block_tokens + 1);
-    return rows_bytes(l->max_rows, l->max_logits) + list_bytes(rows + lists, rows) + lists * list_bytes(1, 1) + padded(tables, sizeof(int32_t)) +
-           c->sampling.room;
+    return rows_bytes(l->max_rows, l->max_logits) + list_bytes(rows + lists, rows) +
+           lists * list_bytes(1, 1) + padded(tables, sizeof(int32_t)) + c->sampling.room;
 }
 
 void cuda_step_upload_release(struct cuda_ctx *c)
 {
     struct cuda_step_upload *st = &c->upload_step;
     for (int i = 0; i < 2; i++) {
-        if (st->copied[i]) (void)cuda_check(c->device, cudaEventDestroy(st->copied[i]), "ending an event");
-        if (st->host[i]) (void)cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory");
+        if (st->copied[i])
+            (void)cuda_check(c->device, cudaEventDestroy(st->copied[i]), "ending an event");
+        if (st->host[i])
+            (void)cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory");
     }
     device_mem_free(c->base.device, &st->device_mem);
     mem_free(st->lists);
@@ -60,14 +68,17 @@ void cuda_step_upload_release(struct cuda_ctx *c)
 static bool replace_buffers(struct cuda_ctx *c, size_t bytes)
 {
     struct cuda_step_upload *st = &c->upload_step;
-    struct err           err;
+    struct err err;
     st->bytes = 0;
     device_mem_free(c->base.device, &st->device_mem);
     for (int i = 0; i < 2; i++) {
         void *host = NULL;
-        if (st->host[i] && !cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory")) return false;
+        if (st->host[i] &&
+            !cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory"))
+            return false;
         st->host[i] = NULL;
-        if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory")) return false;
+        if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory"))
+            return false;
         st->host[i] = host;
     }
     if (device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &st->device_mem, &err) != OK)
@@ -82,10 +93,11 @@ bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes)
     if (bytes <= c->upload_step.bytes) return true;
     ASSERT(c->n_graphs == 0); /* they hold addresses; cuda_prepare's room is enough for all steps */
     if (c->limits.max_rows == 0) bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes + bytes / 2;
-    return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") && replace_buffers(c, bytes);
+    return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") &&
+           replace_buffers(c, bytes);
 }
 
-/* ---- places ------------------------------------------------------------------------------------------------------ */
+/* ---- places ---- */
 
 /* The next n elements on both sides; *device gets the card's address. */
 static void *put(struct cuda_step_upload *st, size_t n, size_t size, const void **device)
@@ -105,23 +117,28 @@ static void reserve_lists(struct cuda_step_upload *st, int32_t n)
     st->max_lists = n;
 }
 
-/* Gives every part its place; what `to` and `places` then point at is not written yet. n_seqs and n_rows of lists: `most`, or each list's own. */
-static void lay_out(struct cuda_step_upload *st, const struct kernel_step *s, size_t most, struct cuda_step_host *to)
+/* Gives every part its place; what `to` and `places` then point at is not written yet. n_seqs and
+ * n_rows of lists: `most`, or each list's own. */
+static void lay_out(struct cuda_step_upload *st, const struct kernel_step *s, size_t most,
+                    struct cuda_step_host *to)
 {
     reserve_lists(st, s->n_lists);
     st->used = 0;
     to->real = put(st, 1, sizeof *to->real, (const void **)&st->real);
     to->ids = put(st, (size_t)s->n_rows, sizeof *to->ids, (const void **)&st->ids);
     to->pos = put(st, (size_t)s->n_rows, sizeof *to->pos, (const void **)&st->pos);
-    to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows, (const void **)&st->logit_rows);
-    to->row_params = put(st, (size_t)s->n_logits, sizeof *to->row_params, (const void **)&st->row_params);
+    to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows,
+                         (const void **)&st->logit_rows);
+    to->row_params = put(st, (size_t)s->n_logits, sizeof *to->row_params,
+                         (const void **)&st->row_params);
     for (int32_t i = 0; i < s->n_lists; i++) {
-        struct cuda_attn_list       *l = &st->lists[i];
+        struct cuda_attn_list *l = &st->lists[i];
         struct cuda_list_host *p = &st->host_lists[i];
         size_t n_seqs = most, n_rows = most;
         if (most == 0) {
             n_seqs = (size_t)s->lists[i].n_seqs;
-            for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
+            for (int32_t q = 0; q < s->lists[i].n_seqs; q++)
+                n_rows += (size_t)s->lists[i].seqs[q].n_q;
         }
         p->counts = put(st, 1, sizeof *p->counts, (const void **)&l->counts);
         p->seqs = put(st, n_seqs, sizeof *p->seqs, (const void **)&l->seqs);
@@ -139,7 +156,7 @@ static void point_at_device(const struct cuda_step_upload *st, struct kernel_ste
     for (int32_t i = 0; i < s->n_lists; i++) s->lists[i].uploaded = &st->lists[i];
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------- */
+/* ---- writing ---- */
 
 static size_t table_length(const struct attn_seq *s, int32_t block_tokens)
 {
@@ -150,13 +167,15 @@ static size_t tables_length(const struct kernel_step *s)
 {
     size_t n = 0;
     for (int32_t i = 0; i < s->n_lists; i++)
-        for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n += table_length(&s->lists[i].seqs[q], s->block_tokens);
+        for (int32_t q = 0; q < s->lists[i].n_seqs; q++)
+            n += table_length(&s->lists[i].seqs[q], s->block_tokens);
     return n;
 }
 
 static size_t step_bytes(const struct kernel_step *s)
 {
-    size_t n = rows_bytes((size_t)s->n_rows, (size_t)s->n_logits) + padded(tables_length(s), sizeof(int32_t));
+    size_t n = rows_bytes((size_t)s->n_rows, (size_t)s->n_logits) +
+               padded(tables_length(s), sizeof(int32_t));
     for (int32_t i = 0; i < s->n_lists; i++) {
         size_t n_rows = 0;
         for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
@@ -173,12 +192,15 @@ static void copy_padded(int32_t *to, const int32_t *from, size_t n, size_t n_all
 }
 
 /* From *table on; *table comes back behind the list's last. */
-static void put_list(const struct attn_list *l, int32_t block_tokens, const struct cuda_list_host *to, int32_t *tables, int32_t *table)
+static void put_list(const struct attn_list *l, int32_t block_tokens,
+                     const struct cuda_list_host *to, int32_t *tables, int32_t *table)
 {
     for (int32_t i = 0; i < l->n_seqs; i++) {
         const struct attn_seq *s = &l->seqs[i];
-        const size_t           n = table_length(s, block_tokens);
-        to->seqs[i] = (struct cuda_attn_seq){ .q_begin = s->q_begin, .n_q = s->n_q, .pos_begin = s->pos_begin, .table = *table };
+        const size_t n = table_length(s, block_tokens);
+        to->seqs[i] = (struct cuda_attn_seq){
+            .q_begin = s->q_begin, .n_q = s->n_q, .pos_begin = s->pos_begin, .table = *table
+        };
         if (n > 0) memcpy(tables + *table, s->block_table, n * sizeof *tables);
         *table += (int32_t)n;
     }
@@ -187,31 +209,41 @@ static void put_list(const struct attn_list *l, int32_t block_tokens, const stru
 static bool copy_to_device(struct cuda_ctx *c)
 {
     struct cuda_step_upload *st = &c->upload_step;
-    return cuda_check(c->device, cudaMemcpyAsync(st->device_mem.ptr, st->host[st->parity], st->used, cudaMemcpyHostToDevice, c->device->stream), "uploading a step's rows") &&
-           cuda_check(c->device, cudaEventRecord(st->copied[st->parity], c->device->stream), "uploading a step's rows");
+    return cuda_check(c->device,
+                      cudaMemcpyAsync(st->device_mem.ptr, st->host[st->parity], st->used,
+                                      cudaMemcpyHostToDevice, c->device->stream),
+                      "uploading a step's rows") &&
+           cuda_check(c->device, cudaEventRecord(st->copied[st->parity], c->device->stream),
+                      "uploading a step's rows");
 }
 
-/* Rows and sequences of the lists, whose counts a recording is chosen by. They are numbered before anything has its place: into the lists' bounds. */
+/* Rows and sequences of the lists, whose counts a recording is chosen by. They are numbered before
+ * anything has its place: into the lists' bounds. */
 static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s)
 {
     reserve_lists(st, s->n_lists);
-    for (int32_t i = 0; i < s->n_lists; i++) attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, NULL);
+    for (int32_t i = 0; i < s->n_lists; i++)
+        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs,
+                            s->block_tokens, NULL);
 }
 
 /* True: what its rows want of sampling is part of it. */
-static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const struct kernel_step *padded_step, const struct cuda_captured_graph *r)
+static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
+                       const struct kernel_step *padded_step, const struct cuda_captured_graph *r)
 {
-    struct cuda_step_upload   *st = &c->upload_step;
+    struct cuda_step_upload *st = &c->upload_step;
     struct cuda_step_host to;
-    int32_t                table = 0;
+    int32_t table = 0;
     lay_out(st, padded_step, r ? (size_t)r->n_rows : 0, &to);
     *to.real = (struct cuda_step_rows){ .n_rows = s->n_rows };
     copy_padded(to.ids, s->ids, (size_t)s->n_rows, (size_t)padded_step->n_rows);
     copy_padded(to.pos, s->pos, (size_t)s->n_rows, (size_t)padded_step->n_rows);
     copy_padded(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)padded_step->n_logits);
     for (int32_t i = 0; i < s->n_lists; i++) {
-        put_list(&s->lists[i], s->block_tokens, &st->host_lists[i], (int32_t *)(void *)to.variable, &table);
-        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, st->host_lists[i].rows);
+        put_list(&s->lists[i], s->block_tokens, &st->host_lists[i], (int32_t *)(void *)to.variable,
+                 &table);
+        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs,
+                            s->block_tokens, st->host_lists[i].rows);
         *st->host_lists[i].counts = st->lists[i].bounds;
     }
     st->used += padded((size_t)table, sizeof(int32_t));
@@ -220,13 +252,15 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const st
 
 void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
 {
-    struct cuda_ctx     *c = cuda_ctx_of(base);
+    struct cuda_ctx *c = cuda_ctx_of(base);
     struct cuda_step_upload *st = &c->upload_step;
-    struct kernel_step   padded_step = *s;
+    struct kernel_step padded_step = *s;
     st->parity ^= 1;
     s->graph_launched = false;
     c->step = (struct cuda_step){ .n_logits = s->n_logits, .parity = s->parity };
-    if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->parity]), "a step") || !cuda_step_upload_grow(c, step_bytes(s))) return;
+    if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->parity]), "a step") ||
+        !cuda_step_upload_grow(c, step_bytes(s)))
+        return;
     count_lists(st, s);
     const struct cuda_captured_graph *r = cuda_graph_for(c, s);
     if (r) {
@@ -243,7 +277,8 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
 }
 
 /* Where the parts of a recording's steps will lie. Nothing is sent: its launches are not run. */
-void cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds)
+void cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s,
+                              const struct cuda_attn_counts *bounds)
 {
     struct cuda_step_host unused;
     lay_out(&c->upload_step, s, (size_t)s->n_rows, &unused);

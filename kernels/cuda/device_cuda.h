@@ -1,10 +1,13 @@
-/* device_cuda.h - a card as a device: memory, one stream on which all work of a context runs in order, marks in that stream, and the first fault.
+/* device_cuda.h - a card as a device: memory, one stream on which all work of a context runs in
+ * order, marks in that stream, and the first fault.
  *
- * A call that fails on the card leaves its context broken for good (CUDA calls such errors sticky). So the first failure is kept with what was
- * being done, later ones are ignored, and device_fault tells the engine, which ends the rank. Life cycle: struct device.
- * A mark is an event of a ring, recorded by the engine and waited for by lanes of other threads. When the ring has come round its event is that
- * of a later mark, which is behind the earlier one in the same stream: whoever waits for it waits longer, never too short.
- * Thread: loading thread, then engine; memory is used by any, marks are waited for by any (the CUDA runtime's calls are safe to mix). */
+ * A call that fails on the card leaves its context broken for good (CUDA calls such errors sticky).
+ * So the first failure is kept with what was being done, later ones are ignored, and device_fault
+ * tells the engine, which ends the rank. Life cycle: struct device. A mark is an event of a ring,
+ * recorded by the engine and waited for by lanes of other threads. When the ring has come round its
+ * event is that of a later mark, which is behind the earlier one in the same stream: whoever waits
+ * for it waits longer, never too short. Thread: loading thread, then engine; memory is used by any,
+ * marks are waited for by any (the CUDA runtime's calls are safe to mix). */
 #ifndef BATON_KERNELS_CUDA_DEVICE_CUDA_H
 #define BATON_KERNELS_CUDA_DEVICE_CUDA_H
 
@@ -15,29 +18,36 @@
 
 struct cuda_device {
     struct device base;
-    cudaStream_t  stream;
-    struct err    fault;   /* the first; code OK: none */
-    int           n_multiprocessors;
-    atomic_size_t allocated;   /* bytes of the card that are handed out */
-    int         (*flush_rdma_writes)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
-    cudaEvent_t   events[DEVICE_EVENTS_MAX]; /* made at open */
-    uint64_t      n_events;             /* the engine's: mark m is events[m % DEVICE_EVENTS_MAX], m from 1 on */
+    cudaStream_t stream;
+    struct err fault; /* the first; code OK: none */
+    int n_multiprocessors;
+    atomic_size_t allocated; /* bytes of the card that are handed out */
+    /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
+    int (*flush_rdma_writes)(int target, int scope);
+    cudaEvent_t events[DEVICE_EVENTS_MAX]; /* made at open */
+    uint64_t n_events; /* the engine's: mark m is events[m % DEVICE_EVENTS_MAX], m
+                        * from 1 on */
 };
 
 extern const struct device_ops device_cuda_ops;
 
 /* How many cards this process may use; 0 also without a driver. */
-int  cuda_device_count(void);
+int cuda_device_count(void);
 /* Keeps the first error, with what was being done ("attention"). True: there was none. */
 bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);
 
 /* device_gpudirect.c */
-enum status cuda_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
+enum status cuda_dmabuf(struct device *d, const struct dev_mem *m, int *fd,
+                        struct err *err) MUST_CHECK;
 enum status cuda_flush_rdma(struct device *d) MUST_CHECK;
 
 /* copy_stream_cuda.c */
-enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;
+enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out,
+                                  struct err *err) MUST_CHECK;
 
-static inline struct cuda_device *cuda_device_of(struct device *d) { return (struct cuda_device *)d; }
+static inline struct cuda_device *cuda_device_of(struct device *d)
+{
+    return (struct cuda_device *)d;
+}
 
 #endif

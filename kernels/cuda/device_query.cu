@@ -1,4 +1,5 @@
-/* device_query.cu - what the card can, and a kernel that is there to be asked for: all are compiled for the same cards. Thread: see card.h. */
+/* device_query.cu - what the card can, and a kernel that is there to be asked for: all are compiled
+ * for the same cards. Thread: see card.h. */
 #include "kernels/cuda/device_query.h"
 
 #include <stdlib.h>
@@ -11,22 +12,26 @@ static __global__ void __launch_bounds__(WARP) empty_kernel() { grid_dependency_
 cudaError_t device_query_has_kernels(void)
 {
     cudaFuncAttributes a;
-    const cudaError_t  e = cudaFuncGetAttributes(&a, empty_kernel);
+    const cudaError_t e = cudaFuncGetAttributes(&a, empty_kernel);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the answer, no fault */
-    return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e; /* drivers say one or the other */
+    /* drivers say one or the other */
+    return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e;
 }
 
 enum { PDL_MAJOR = 9, PDL_PTX = 90, PDL_DRIVER = 12030 };
 
-/* Code for older cards, which the driver has translated for this one, does not wait (grid_dependency_sync). */
+/* Code for older cards, which the driver has translated for this one, does not wait
+ * (grid_dependency_sync). */
 static bool query_pdl()
 {
     const char *setting = getenv("BATON_CUDA_OVERLAP");
-    int         device = 0, major = 0, driver = 0;
+    int device = 0, major = 0, driver = 0;
     cudaFuncAttributes a;
     if (setting && strcmp(setting, "off") == 0) return false;
-    if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-        cudaDriverGetVersion(&driver) == cudaSuccess && cudaFuncGetAttributes(&a, empty_kernel) == cudaSuccess)
+    if (cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+        cudaDriverGetVersion(&driver) == cudaSuccess &&
+        cudaFuncGetAttributes(&a, empty_kernel) == cudaSuccess)
         return major >= PDL_MAJOR && driver >= PDL_DRIVER && a.ptxVersion >= PDL_PTX;
     (void)cudaGetLastError(); /* what is wrong shows at the launch */
     return false;

@@ -1,47 +1,79 @@
-/* dtype_convert.cuh - small numbers in device memory, and sums over a warp and a block. bf16, f16 and e4m3 travel as their bits. Thread: device. */
+/* dtype_convert.cuh - small numbers in device memory, and sums over a warp and a block. bf16, f16
+ * and e4m3 travel as their bits. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_DTYPE_CONVERT_CUH
 #define BATON_KERNELS_CUDA_DTYPE_CONVERT_CUH
 
 #include "kernels/cuda/launch.cuh"
 
-static __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
+static __device__ __forceinline__ float bf16_to_float(uint16_t bits)
+{
+    return __uint_as_float((unsigned)bits << 16);
+}
 
 /* To nearest even; a NaN stays one. pack: two of them in a register, the first in the low half. */
-static __device__ __forceinline__ unsigned pack_bf16(float low, float high) { return round_bf16x2(low, high); }
-static __device__ __forceinline__ uint16_t float_to_bf16(float x) { return (uint16_t)round_bf16x2(x, 0.0f); }
-static __device__ __forceinline__ float bf16_low(unsigned pair) { return __uint_as_float(pair << 16); }
-static __device__ __forceinline__ float bf16_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+static __device__ __forceinline__ unsigned pack_bf16(float low, float high)
+{
+    return round_bf16x2(low, high);
+}
+static __device__ __forceinline__ uint16_t float_to_bf16(float x)
+{
+    return (uint16_t)round_bf16x2(x, 0.0f);
+}
+static __device__ __forceinline__ float bf16_low(unsigned pair)
+{
+    return __uint_as_float(pair << 16);
+}
+static __device__ __forceinline__ float bf16_high(unsigned pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
 
-/* To nearest even. f16 ends at 65504: what is larger becomes that, so that a number stays one; infinities and NaNs stay what they are. */
+/* To nearest even. f16 ends at 65504: what is larger becomes that, so that a number stays one;
+ * infinities and NaNs stay what they are. */
 static __device__ __forceinline__ float keep_in_f16(float x)
 {
     const float size = fabsf(x);
     return size > 65504.0f && size < INFINITY ? copysignf(65504.0f, x) : x;
 }
-static __device__ __forceinline__ unsigned pack_f16(float low, float high) { return round_f16x2(keep_in_f16(low), keep_in_f16(high)); }
-static __device__ __forceinline__ uint16_t float_to_f16(float x) { return (uint16_t)pack_f16(x, 0.0f); }
+static __device__ __forceinline__ unsigned pack_f16(float low, float high)
+{
+    return round_f16x2(keep_in_f16(low), keep_in_f16(high));
+}
+static __device__ __forceinline__ uint16_t float_to_f16(float x)
+{
+    return (uint16_t)pack_f16(x, 0.0f);
+}
 
 /* e4m3 "fn": 0x7f and 0xff are NaN. */
 static __device__ __forceinline__ float e4m3_to_float(uint8_t bits)
 {
-    const unsigned sign = (unsigned)(bits & 0x80) << 24, exponent = bits >> 3 & 15, mantissa = bits & 7;
+    const unsigned sign = (unsigned)(bits & 0x80) << 24, exponent = bits >> 3 & 15,
+                   mantissa = bits & 7;
     if ((bits & 0x7f) == 0x7f) return __uint_as_float(0x7fc00000u | sign);
     if (exponent == 0) return __uint_as_float(sign | __float_as_uint((float)mantissa * 0x1p-9f));
     return __uint_as_float(sign | (exponent + 120) << 23 | mantissa << 20);
 }
 
-/* As kernels/float_bits.h: to nearest even, 448 and more is 448, a NaN stays one. Integers do it, as cards before 8.9 have no instruction. */
+/* As kernels/float_bits.h: to nearest even, 448 and more is 448, a NaN stays one. Integers do it,
+ * as cards before 8.9 have no instruction. */
 static __device__ __forceinline__ unsigned float_to_e4m3(float x)
 {
-    const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+    const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu,
+                   sign = bits >> 24 & 0x80u;
     if (magnitude > 0x7f800000u) return sign | 0x7f;
     if (magnitude >= 0x43e00000u) return sign | 0x7e;
-    if (magnitude < 0x3c800000u) return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0x1p14f)) - 0x46800000u);
+    if (magnitude < 0x3c800000u)
+        return sign |
+               (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0x1p14f)) - 0x46800000u);
     return sign | (((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3));
 }
 
-/* As exact as f32 has it: __expf, which is not, is no faster where sums are of a thousand products and more. */
-static __device__ __forceinline__ float silu(float x) { return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x))); }
+/* As exact as f32 has it: __expf, which is not, is no faster where sums are of a thousand products
+ * and more. */
+static __device__ __forceinline__ float silu(float x)
+{
+    return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
+}
 
 /* Over a warp, in a fixed order; every lane gets it. */
 static __device__ __forceinline__ float warp_sum(float x)
@@ -51,12 +83,13 @@ static __device__ __forceinline__ float warp_sum(float x)
 }
 static __device__ __forceinline__ float warp_max(float x)
 {
-    for (int step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    for (int step = WARP / 2; step > 0; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
 
-/* Over a block of whole warps (blockDim.x threads), in a fixed order; every thread gets it. `room`: a float per warp in shared memory, which
- * the next call may use again. */
+/* Over a block of whole warps (blockDim.x threads), in a fixed order; every thread gets it. `room`:
+ * a float per warp in shared memory, which the next call may use again. */
 static __device__ __forceinline__ float block_sum(float x, float *room)
 {
     const unsigned n_warps = blockDim.x / WARP, warp = threadIdx.x / WARP;

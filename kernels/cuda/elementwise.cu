@@ -1,17 +1,18 @@
-/* elementwise.cu - norms, rotation, copies, sums of rows and embedding. All are bound by memory: each element is read and written once, neighbouring
- * threads take neighbouring elements. Thread: device. */
-#include "kernels/cuda/rope.cuh"
+/* elementwise.cu - norms, rotation, copies, sums of rows and embedding. All are bound by memory:
+ * each element is read and written once, neighbouring threads take neighbouring elements. Thread:
+ * device. */
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/rope.cuh"
 
 enum { THREADS = 256 };
 
-/* ---- norm -------------------------------------------------------------------------------------------------------- */
+/* ---- norm ---- */
 
 struct norm_rows {
-    float       *y;
+    float *y;
     const float *x, *weight;
-    size_t       y_stride, x_stride, n;
-    float        eps;
+    size_t y_stride, x_stride, n;
+    float eps;
 };
 
 static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_rows a)
@@ -19,21 +20,23 @@ static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_rows a)
     grid_dependency_sync();
     __shared__ float room[THREADS / WARP];
     const float *x = a.x + blockIdx.x * a.x_stride;
-    float       *y = a.y + blockIdx.x * a.y_stride;
-    float        squares = 0;
+    float *y = a.y + blockIdx.x * a.y_stride;
+    float squares = 0;
     for (size_t i = threadIdx.x; i < a.n; i += THREADS) squares = fmaf(x[i], x[i], squares);
     const float factor = 1.0f / sqrtf(block_sum(squares, room) / (float)a.n + a.eps);
     for (size_t i = threadIdx.x; i < a.n; i += THREADS) y[i] = a.weight[i] * (x[i] * factor);
 }
 
-cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
+cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
+                                 size_t x_stride, const float *weight, size_t n_rows, size_t n,
+                                 float eps)
 {
     if (n_rows == 0) return cudaSuccess;
     const norm_rows a = { y, x, weight, y_stride, x_stride, n, eps };
     return launch(s, norm_kernel, dim3((unsigned)n_rows), dim3(THREADS), 0, a);
 }
 
-/* ---- element by element ------------------------------------------------------------------------------------------ */
+/* ---- element by element ---- */
 
 static __global__ void add_kernel(float *x, const float *y, size_t n)
 {
@@ -44,13 +47,14 @@ static __global__ void add_kernel(float *x, const float *y, size_t n)
 
 cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n)
 {
-    return n ? launch(s, add_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, x, y, n) : cudaSuccess;
+    return n ? launch(s, add_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, x, y, n)
+             : cudaSuccess;
 }
 
 struct copy_rows {
-    float       *to;
+    float *to;
     const float *from;
-    size_t       to_stride, from_stride, n, total;
+    size_t to_stride, from_stride, n, total;
 };
 
 static __global__ void copy_kernel(copy_rows a)
@@ -60,10 +64,12 @@ static __global__ void copy_kernel(copy_rows a)
     if (i < a.total) a.to[row * a.to_stride + at] = a.from[row * a.from_stride + at];
 }
 
-cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from,
+                                  size_t from_stride, size_t n_rows, size_t n)
 {
     const copy_rows a = { to, from, to_stride, from_stride, n, n_rows * n };
-    return a.total ? launch(s, copy_kernel, dim3(blocks_for(a.total, THREADS)), dim3(THREADS), 0, a) : cudaSuccess;
+    return a.total ? launch(s, copy_kernel, dim3(blocks_for(a.total, THREADS)), dim3(THREADS), 0, a)
+                   : cudaSuccess;
 }
 
 static __global__ void combine_kernel(combine_args a)
@@ -82,33 +88,38 @@ static __global__ void combine_kernel(combine_args a)
 cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a)
 {
     const size_t n = a->n_rows * a->n;
-    return n ? launch(s, combine_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, *a) : cudaSuccess;
+    return n ? launch(s, combine_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, *a)
+             : cudaSuccess;
 }
 
-/* ---- rotation ---------------------------------------------------------------------------------------------------- */
+/* ---- rotation ---- */
 
 /* Warps are numbered by rows, then by the heads of all lists. */
 static __global__ void __launch_bounds__(THREADS) rope_kernel(const __grid_constant__ rope_args a)
 {
     grid_dependency_sync();
     const size_t per_row = a.heads[0].n_heads + (a.n_heads > 1 ? a.heads[1].n_heads : 0);
-    const size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) / WARP, row = at / per_row, i = at % per_row;
+    const size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) / WARP, row = at / per_row,
+                 i = at % per_row;
     if (row >= a.n_rows) return;
-    const bool        is_first = i < a.heads[0].n_heads;
+    const bool is_first = i < a.heads[0].n_heads;
     const rope_heads &h = a.heads[is_first ? 0 : 1];
-    rotate_head(a, h, h.x + row * h.x_stride + (is_first ? i : i - a.heads[0].n_heads) * h.head_dim, a.pos[row]);
+    rotate_head(a, h, h.x + row * h.x_stride + (is_first ? i : i - a.heads[0].n_heads) * h.head_dim,
+                a.pos[row]);
 }
 
 cudaError_t elementwise_rope(cudaStream_t s, const struct rope_args *a)
 {
     size_t n = 0;
     for (size_t i = 0; i < a->n_heads; i++) n += a->n_rows * a->heads[i].n_heads;
-    return n ? launch(s, rope_kernel, dim3(blocks_for(n * WARP, THREADS)), dim3(THREADS), 0, *a) : cudaSuccess;
+    return n ? launch(s, rope_kernel, dim3(blocks_for(n * WARP, THREADS)), dim3(THREADS), 0, *a)
+             : cudaSuccess;
 }
 
-/* ---- embedding --------------------------------------------------------------------------------------------------- */
+/* ---- embedding ---- */
 
-static __device__ float element(const embed_rows &e, const unsigned char *row, const float *scales, size_t i_row, size_t k)
+static __device__ float element(const embed_rows &e, const unsigned char *row, const float *scales,
+                                size_t i_row, size_t k)
 {
     const size_t f8_blocks = (e.n_in + 127) / 128;
     switch (e.layout) {
@@ -125,16 +136,17 @@ static __device__ float element(const embed_rows &e, const unsigned char *row, c
 static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scales_at)
 {
     grid_dependency_sync();
-    const int32_t        id = e.ids[blockIdx.x];
-    const size_t         row = (size_t)(id >= 0 ? id : e.chosen[-1 - id]);
+    const int32_t id = e.ids[blockIdx.x];
+    const size_t row = (size_t)(id >= 0 ? id : e.chosen[-1 - id]);
     const unsigned char *w = (const unsigned char *)e.w;
-    const float         *scales = (const float *)(const void *)(w + scales_at);
-    for (size_t k = threadIdx.x; k < e.n_in; k += THREADS) e.x[blockIdx.x * e.n_in + k] = element(e, w + row * row_bytes, scales, row, k);
+    const float *scales = (const float *)(const void *)(w + scales_at);
+    for (size_t k = threadIdx.x; k < e.n_in; k += THREADS)
+        e.x[blockIdx.x * e.n_in + k] = element(e, w + row * row_bytes, scales, row, k);
 }
 
 cudaError_t elementwise_embed(cudaStream_t s, const struct embed_rows *e)
 {
     if (e->n_rows == 0) return cudaSuccess;
-    return launch(s, embed_kernel, dim3((unsigned)e->n_rows), dim3(THREADS), 0, *e, gemm_row_bytes(e->layout, e->n_in),
-                  gemm_scales_at(e->layout, e->n_out, e->n_in));
+    return launch(s, embed_kernel, dim3((unsigned)e->n_rows), dim3(THREADS), 0, *e,
+                  gemm_row_bytes(e->layout, e->n_in), gemm_scales_at(e->layout, e->n_out, e->n_in));
 }

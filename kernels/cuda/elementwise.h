@@ -1,7 +1,7 @@
 /* elementwise.h - the slots that work row by row, on the card; kernels.h says what they compute.
  *
- * All pointers are to device memory. Calls put work on the stream and return. A row's result depends on the row alone, and sums run in a
- * fixed order. Thread: engine. */
+ * All pointers are to device memory. Calls put work on the stream and return. A row's result
+ * depends on the row alone, and sums run in a fixed order. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_ELEMENTWISE_H
 #define BATON_KERNELS_CUDA_ELEMENTWISE_H
 
@@ -13,8 +13,11 @@ extern "C" {
 #endif
 
 /* Strides in floats. */
-cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps);
-cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
+cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
+                                 size_t x_stride, const float *weight, size_t n_rows, size_t n,
+                                 float eps);
+cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from,
+                                  size_t from_stride, size_t n_rows, size_t n);
 cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n);
 cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a);
 
@@ -22,19 +25,20 @@ cudaError_t elementwise_rope(cudaStream_t s, const struct rope_args *a);
 
 /* Rows of a matrix of any layout as f32. */
 struct embed_rows {
-    float         *x;       /* [n_rows, n_in] */
+    float *x; /* [n_rows, n_in] */
     enum gemm_weight_layout layout;
-    const void    *w;
-    size_t         n_out, n_in, n_rows;
-    const int32_t *ids;     /* -1 - i: chosen[i] */
+    const void *w;
+    size_t n_out, n_in, n_rows;
+    const int32_t *ids; /* -1 - i: chosen[i] */
     const int32_t *chosen;
 };
 cudaError_t elementwise_embed(cudaStream_t s, const struct embed_rows *e);
 
 /* With rows, index and begin also what moe_sort_rows does. */
 cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows);
-/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. `n_real_rows`, in device memory:
- * rows from there on get no slots; NULL: all get theirs. */
+/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an
+ * experts call. `n_real_rows`, in device memory: rows from there on get no slots; NULL: all get
+ * theirs. */
 cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
 /* launch.cuh - how kernels are launched, and the instructions that CUDA C has no name for.
  *
- * nvcc compiles the kernels for cards. Where __CUDACC__ is not defined the same files are C++ for the processor, and tests/simt runs them
- * thread by thread: that build is for tests alone. Everything that differs between the two is in this file and, for what only compute capability
- * 9.0 has, in sm90.cuh. Thread: host, one stream each. */
+ * nvcc compiles the kernels for cards. Where __CUDACC__ is not defined the same files are C++ for
+ * the processor, and tests/simt runs them thread by thread: that build is for tests alone.
+ * Everything that differs between the two is in this file and, for what only compute capability 9.0
+ * has, in sm90.cuh. Thread: host, one stream each. */
 #ifndef BATON_KERNELS_CUDA_LAUNCH_CUH
 #define BATON_KERNELS_CUDA_LAUNCH_CUH
 
@@ -17,41 +18,52 @@
 #endif
 
 enum { WARP = 32 };
-enum { SHARED_USUAL = 40 * 1024 }; /* more dynamic shared memory has to be asked for: 48 KiB with what is static */
+/* more dynamic shared memory has to be asked for: 48 KiB with what is static */
+enum { SHARED_USUAL = 40 * 1024 };
 
 #ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
+#define UNROLL            _Pragma("unroll")
 #define UNROLL_TEXT(text) _Pragma(#text)
-#define UNROLL_BY(n) UNROLL_TEXT(unroll n)
-template <class... P> static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, P... args)
+#define UNROLL_BY(n)      UNROLL_TEXT(unroll n)
+template <class... P>
+static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                             size_t shared, P... args)
 {
     void *all[] = { (void *)&args... };
-    if (!device_query_supports_pdl()) return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
+    if (!device_query_supports_pdl())
+        return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
-    how.gridDim = grid, how.blockDim = block, how.dynamicSmemBytes = shared, how.stream = stream, how.attrs = &early, how.numAttrs = 1;
+    how.gridDim = grid, how.blockDim = block, how.dynamicSmemBytes = shared, how.stream = stream,
+    how.attrs = &early, how.numAttrs = 1;
     return cudaLaunchKernelExC(&how, (const void *)kernel, all);
 }
 
-/* n bytes of what no kernel of a step writes - weights - set out for the second cache; p and n are multiples of 16. A block does so before it waits in
- * grid_dependency_sync, which is time that memory would otherwise rest. PREFETCHES_L2: the card can; otherwise nothing is done. */
+/* n bytes of what no kernel of a step writes - weights - set out for the second cache; p and n are
+ * multiples of 16. A block does so before it waits in grid_dependency_sync, which is time that
+ * memory would otherwise rest. PREFETCHES_L2: the card can; otherwise nothing is done. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define PREFETCHES_L2 1
 static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
 {
-    if (n > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(n));
+    if (n > 0)
+        asm volatile(
+            "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)),
+            "r"(n));
 }
 #else
 #define PREFETCHES_L2 0
 static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
-/* What every kernel does before anything else but prefetch_l2: launches overlap (card.h), so that its blocks may be there while the kernel before it in
- * the stream still runs. It waits until that is over and what it wrote can be seen; from then on the next kernel's blocks may come. A kernel that left
- * without waiting would let that one begin too early. What a kernel before may have written is never read by __ldg: PTX allows ld.global.nc for what
- * does not change as long as the kernel is there, which from now on begins earlier; __ldca is as fast. */
+/* What every kernel does before anything else but prefetch_l2: launches overlap (card.h), so that
+ * its blocks may be there while the kernel before it in the stream still runs. It waits until that
+ * is over and what it wrote can be seen; from then on the next kernel's blocks may come. A kernel
+ * that left without waiting would let that one begin too early. What a kernel before may have
+ * written is never read by __ldg: PTX allows ld.global.nc for what does not change as long as the
+ * kernel is there, which from now on begins earlier; __ldca is as fast. */
 static __device__ __forceinline__ void grid_dependency_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -61,10 +73,12 @@ static __device__ __forceinline__ void grid_dependency_sync()
 
 /* What comes back is this launch's own result, not an older error of the thread. */
 template <class... P, class... A>
-static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                          size_t shared, A... args)
 {
     if (shared > SHARED_USUAL) {
-        cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        cudaError_t e = cudaFuncSetAttribute(
+            (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e != cudaSuccess) return e;
     }
     return launch_as<P...>(stream, kernel, grid, block, shared, static_cast<P>(args)...);
@@ -77,46 +91,70 @@ static __device__ __forceinline__ unsigned char *shared_memory()
     return shared_dynamic;
 }
 
-static __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+static __device__ __forceinline__ unsigned shared_address(const void *p)
+{
+    return (unsigned)__cvta_generic_to_shared(p);
+}
 
-/* cp.async: 16 bytes to shared memory, those from n_valid (0 to 16) on zero; nothing is read when it is 0. */
+/* cp.async: 16 bytes to shared memory, those from n_valid (0 to 16) on zero; nothing is read when
+ * it is 0. */
 static __device__ __forceinline__ void copy_async_16(void *shared, const void *global, int n_valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(n_valid) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(n_valid)
+                 : "memory");
 }
 /* 4 bytes, or zero where nothing is valid. */
 static __device__ __forceinline__ void copy_async_4(void *shared, const void *global, int n_valid)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(n_valid) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(n_valid)
+                 : "memory");
 }
-static __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+static __device__ __forceinline__ void copy_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 /* All of the thread's groups but the N latest have landed. */
-template <int N> static __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <int N> static __device__ __forceinline__ void copy_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
-/* Four 8x8 matrices of 16-bit elements: lane 8i + r names row r of matrix i; simt.h draws which lane gets what. */
+/* Four 8x8 matrices of 16-bit elements: lane 8i + r names row r of matrix i; simt.h draws which
+ * lane gets what. */
 static __device__ __forceinline__ void load_matrix_x4(unsigned r[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
 }
 static __device__ __forceinline__ void load_matrix_x4_transposed(unsigned r[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
 }
 
 /* d += a b of bf16, m16n8k16; a [16][16] by rows, b [16][8] by columns. */
-static __device__ __forceinline__ void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2])
+static __device__ __forceinline__ void mma_bf16(float d[4], const unsigned a[4],
+                                                const unsigned b[2])
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, "
+                 "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 /* The same of f16. */
 static __device__ __forceinline__ void mma_f16(float d[4], const unsigned a[4], const unsigned b[2])
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, "
+                 "%7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 /* Two f32 as bf16, to nearest even, the first in the low half; a NaN becomes 0x7fff. */
@@ -165,16 +203,19 @@ static __device__ __forceinline__ unsigned and_or(unsigned a, unsigned b, unsign
     return d;
 }
 
-/* prmt as the hardware has it: byte i of the result is the byte that the selector's nibble i names, of a's four and b's four; bit 3 of a nibble
- * repeats the byte's sign instead. __byte_perm takes that bit away. */
-template <unsigned SELECTOR> static __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b)
+/* prmt as the hardware has it: byte i of the result is the byte that the selector's nibble i names,
+ * of a's four and b's four; bit 3 of a nibble repeats the byte's sign instead. __byte_perm takes
+ * that bit away. */
+template <unsigned SELECTOR>
+static __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b)
 {
     unsigned d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(SELECTOR));
     return d;
 }
 
-/* Words that kernels of several cards tell each other by: a store comes after all that the thread has seen done, a load before all that follows. */
+/* Words that kernels of several cards tell each other by: a store comes after all that the thread
+ * has seen done, a load before all that follows. */
 static __device__ __forceinline__ unsigned load_acquire_system(const unsigned *p)
 {
     unsigned v;
@@ -186,7 +227,8 @@ static __device__ __forceinline__ void store_release_system(unsigned *p, unsigne
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* Nanoseconds of a clock that only goes on, and a short rest of a thread that waits for another card. */
+/* Nanoseconds of a clock that only goes on, and a short rest of a thread that waits for another
+ * card. */
 static __device__ __forceinline__ unsigned long long timer_ns()
 {
     unsigned long long t;
@@ -199,27 +241,53 @@ static __device__ __forceinline__ void poll_backoff() { __nanosleep(100); }
 #define UNROLL
 #define UNROLL_BY(n)
 #define PREFETCHES_L2 1
-static inline void prefetch_l2(const void *p, unsigned n) { if (n > 0) simt_prefetch(p, n); }
+static inline void prefetch_l2(const void *p, unsigned n)
+{
+    if (n > 0) simt_prefetch(p, n);
+}
 static inline void grid_dependency_sync() {}
 template <class... P, class... A>
-static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                          size_t shared, A... args)
 {
     return simt_launch(stream, kernel, grid, block, shared, args...);
 }
-static inline unsigned char *shared_memory() { return static_cast<unsigned char *>(simt_dynamic_shared()); }
-static inline void copy_async_16(void *shared, const void *global, int n_valid) { simt_cp_async(shared, global, 16, n_valid); }
-static inline void copy_async_4(void *shared, const void *global, int n_valid) { simt_cp_async(shared, global, 4, n_valid); }
+static inline unsigned char *shared_memory()
+{
+    return static_cast<unsigned char *>(simt_dynamic_shared());
+}
+static inline void copy_async_16(void *shared, const void *global, int n_valid)
+{
+    simt_cp_async(shared, global, 16, n_valid);
+}
+static inline void copy_async_4(void *shared, const void *global, int n_valid)
+{
+    simt_cp_async(shared, global, 4, n_valid);
+}
 static inline void copy_async_commit() { simt_cp_async_commit(); }
 template <int N> static inline void copy_async_wait() { simt_cp_async_wait(N); }
 static inline void load_matrix_x4(unsigned r[4], const void *row) { simt_ldmatrix_x4(r, row); }
-static inline void load_matrix_x4_transposed(unsigned r[4], const void *row) { simt_ldmatrix_x4_trans(r, row); }
-static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { simt_mma_bf16_m16n8k16(d, a, b, d); }
-static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2]) { simt_mma_f16_m16n8k16(d, a, b, d); }
-static inline unsigned round_f16x2(float low, float high) { return simt_float_to_f16(low) | (unsigned)simt_float_to_f16(high) << 16; }
+static inline void load_matrix_x4_transposed(unsigned r[4], const void *row)
+{
+    simt_ldmatrix_x4_trans(r, row);
+}
+static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2])
+{
+    simt_mma_bf16_m16n8k16(d, a, b, d);
+}
+static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2])
+{
+    simt_mma_f16_m16n8k16(d, a, b, d);
+}
+static inline unsigned round_f16x2(float low, float high)
+{
+    return simt_float_to_f16(low) | (unsigned)simt_float_to_f16(high) << 16;
+}
 static inline float f16_to_float(uint16_t bits) { return simt_f16_to_float(bits); }
 static inline unsigned round_bf16x2(float low, float high)
 {
-    const unsigned l = isnan(low) ? 0x7fff : simt_float_to_bf16(low), h = isnan(high) ? 0x7fff : simt_float_to_bf16(high);
+    const unsigned l = isnan(low) ? 0x7fff : simt_float_to_bf16(low),
+                   h = isnan(high) ? 0x7fff : simt_float_to_bf16(high);
     return l | h << 16;
 }
 static inline float exp2_fast(float x)
@@ -231,7 +299,9 @@ static inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
 {
     unsigned d = 0;
     for (int at = 0; at < 32; at += 16) {
-        float x = simt_bf16_to_float((uint16_t)(a >> at)), y = simt_bf16_to_float((uint16_t)(b >> at)), z = simt_bf16_to_float((uint16_t)(c >> at));
+        float x = simt_bf16_to_float((uint16_t)(a >> at)),
+              y = simt_bf16_to_float((uint16_t)(b >> at)),
+              z = simt_bf16_to_float((uint16_t)(c >> at));
         d |= (unsigned)simt_float_to_bf16(fmaf(x, y, z)) << at;
     }
     return d;
@@ -240,15 +310,21 @@ static inline unsigned and_or(unsigned a, unsigned b, unsigned c) { return (a & 
 template <unsigned SELECTOR> static inline unsigned permute_bytes(unsigned a, unsigned b)
 {
     const uint64_t both = (uint64_t)b << 32 | a;
-    unsigned       d = 0;
+    unsigned d = 0;
     for (int i = 0; i < 4; i++) {
         const unsigned s = SELECTOR >> (4 * i), byte = (unsigned)(both >> (8 * (s & 7))) & 0xff;
         d |= (s & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << (8 * i);
     }
     return d;
 }
-static inline unsigned load_acquire_system(const unsigned *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static inline void store_release_system(unsigned *p, unsigned v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline unsigned load_acquire_system(const unsigned *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+static inline void store_release_system(unsigned *p, unsigned v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 static inline unsigned long long timer_ns() { return __globaltimer(); }
 /* The other card is another process, which needs time. */
 static inline void poll_backoff()
@@ -258,6 +334,9 @@ static inline void poll_backoff()
 }
 #endif
 
-static inline unsigned blocks_for(size_t n, size_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
+static inline unsigned blocks_for(size_t n, size_t per_block)
+{
+    return (unsigned)((n + per_block - 1) / per_block);
+}
 
 #endif

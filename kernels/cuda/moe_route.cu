@@ -1,20 +1,28 @@
 /* moe_route.cu - which experts each token goes to, and the rows sorted by expert.
  *
- * Routing: a warp has a row; its scores lie in shared memory, and the best is found n_used times over. Exponentials are made in f64 and rounded
- * once, as on the processor: near-ties between experts are decided as exactly as f32 logits allow. A few hundred numbers per token: what it
- * costs is the launch. So one block does all for the few rows of a decode step; with more there is a launch for routing and one or two for
- * sorting. Thread: device. */
+ * Routing: a warp has a row; its scores lie in shared memory, and the best is found n_used times
+ * over. Exponentials are made in f64 and rounded once, as on the processor: near-ties between
+ * experts are decided as exactly as f32 logits allow. A few hundred numbers per token: what it
+ * costs is the launch. So one block does all for the few rows of a decode step; with more there is
+ * a launch for routing and one or two for sorting. Thread: device. */
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/cuda/elementwise.h"
 
 enum { ROUTE_WARPS = 4, SORT_THREADS = 256 };
-enum { ONE_BLOCK_WARPS_MIN = 8, ONE_BLOCK_WARPS = 32 /* a row each, where one block does all */, ONE_BLOCK_CHOICES = 1024 /* that one block sorts */ };
-enum { ONE_BLOCK_SHARED = 96 * 1024 /* bytes: what cards from 8.0 on give to a block, 8.6 and 8.9 included */ };
+enum {
+    ONE_BLOCK_WARPS_MIN = 8,
+    ONE_BLOCK_WARPS = 32 /* a row each, where one block does all */,
+    ONE_BLOCK_CHOICES = 1024 /* that one block sorts */
+};
+enum {
+    ONE_BLOCK_SHARED =
+        96 * 1024 /* bytes: what cards from 8.0 on give to a block, 8.6 and 8.9 included */
+};
 
 /* A value and where it is. NaN counts as smallest; of equals the first. */
 struct moe_best {
     float value;
-    int   at;
+    int at;
 };
 
 static __device__ bool beats(moe_best a, moe_best b)
@@ -33,7 +41,8 @@ static __device__ int warp_best(const float *v, int n)
         if (beats(here, b)) b = here;
     }
     for (int step = WARP / 2; step > 0; step /= 2) {
-        const moe_best other = { __shfl_xor_sync(0xffffffffu, b.value, step), __shfl_xor_sync(0xffffffffu, b.at, step) };
+        const moe_best other = { __shfl_xor_sync(0xffffffffu, b.value, step),
+                                 __shfl_xor_sync(0xffffffffu, b.at, step) };
         if (beats(other, b)) b = other;
     }
     return b.at;
@@ -49,15 +58,17 @@ static __device__ double warp_sum_f64(double x)
 static __device__ void score(const route_args &a, const float *logits, float *p)
 {
     const int lane = (int)(threadIdx.x % WARP), n = a.n_experts;
-    float     top = -INFINITY;
-    double    sum = 0;
+    float top = -INFINITY;
+    double sum = 0;
     for (int e = lane; e < n; e += WARP) top = fmaxf(top, logits[e]);
     top = warp_max(top);
     if (a.score == route_args::ROUTE_SOFTMAX)
         for (int e = lane; e < n; e += WARP) sum += exp((double)logits[e] - (double)top);
     sum = warp_sum_f64(sum);
     for (int e = lane; e < n; e += WARP)
-        p[e] = a.score == route_args::ROUTE_SOFTMAX ? (float)(exp((double)logits[e] - (double)top) / sum) : (float)(1.0 / (1.0 + exp(-(double)logits[e])));
+        p[e] = a.score == route_args::ROUTE_SOFTMAX
+                   ? (float)(exp((double)logits[e] - (double)top) / sum)
+                   : (float)(1.0 / (1.0 + exp(-(double)logits[e])));
 }
 
 static __device__ float group_score(const route_args &a, const float *choice, int n)
@@ -74,8 +85,10 @@ static __device__ float group_score(const route_args &a, const float *choice, in
     return a.group_score == route_args::GROUP_TOP2_SUM && n > 1 ? first + second : first;
 }
 
-/* Experts of groups that are not among the best can no longer be chosen. groups, kept [n_groups]. */
-static __device__ void drop_groups(const route_args &a, float *choice, float *groups, float *is_kept)
+/* Experts of groups that are not among the best can no longer be chosen. groups, kept
+ * [n_groups]. */
+static __device__ void drop_groups(const route_args &a, float *choice, float *groups,
+                                   float *is_kept)
 {
     const int lane = (int)(threadIdx.x % WARP), size = a.n_experts / a.n_groups;
     for (int g = lane; g < a.n_groups; g += WARP) {
@@ -101,18 +114,23 @@ static __device__ void normalise(const route_args &a, float *weights)
 {
     float sum = 0;
     for (int j = 0; j < a.n_used; j++) sum += weights[j];
-    const float by = a.norm == route_args::NORM_MAX ? fmaxf(sum, a.norm_min) : a.norm == route_args::NORM_SUM ? sum + a.norm_min : 1.0f;
+    const float by = a.norm == route_args::NORM_MAX   ? fmaxf(sum, a.norm_min)
+                     : a.norm == route_args::NORM_SUM ? sum + a.norm_min
+                                                      : 1.0f;
     for (int j = 0; j < a.n_used; j++) weights[j] = weights[j] / by * a.scale;
 }
 
 /* Floats of a warp's room. */
-static __host__ __device__ __forceinline__ size_t route_floats(const route_args &a) { return 2 * ((size_t)a.n_experts + (size_t)a.n_groups); }
+static __host__ __device__ __forceinline__ size_t route_floats(const route_args &a)
+{
+    return 2 * ((size_t)a.n_experts + (size_t)a.n_groups);
+}
 
 /* By a warp; p: its room: p [n_experts], choice [n_experts], groups [n_groups], kept [n_groups]. */
 static __device__ void route_row(const route_args &a, size_t row, float *p)
 {
     const int lane = (int)(threadIdx.x % WARP);
-    float    *choice = p + a.n_experts, *groups = choice + a.n_experts;
+    float *choice = p + a.n_experts, *groups = choice + a.n_experts;
     score(a, a.logits + row * a.n_experts, p);
     for (int e = lane; e < a.n_experts; e += WARP) choice[e] = a.bias ? p[e] + a.bias[e] : p[e];
     __syncwarp();
@@ -130,30 +148,34 @@ static __device__ void route_row(const route_args &a, size_t row, float *p)
     if (lane == 0) normalise(a, a.weights + row * a.n_used);
 }
 
-static __global__ void __launch_bounds__(ROUTE_WARPS * WARP) route_kernel(route_args a)
+static __global__ void __launch_bounds__(ROUTE_WARPS *WARP) route_kernel(route_args a)
 {
     grid_dependency_sync();
     const size_t warp = threadIdx.x / WARP, row = (size_t)blockIdx.x * ROUTE_WARPS + warp;
-    if (row < a.n_rows) route_row(a, row, (float *)(void *)shared_memory() + warp * route_floats(a));
+    if (row < a.n_rows)
+        route_row(a, row, (float *)(void *)shared_memory() + warp * route_floats(a));
 }
 
-/* ---- sorting ----------------------------------------------------------------------------------------------------- */
+/* ---- sorting ---- */
 
 struct moe_sort_args {
     const int32_t *experts;
-    int32_t       *rows, *index, *begin;
-    int32_t        n_experts, n_used, n; /* n: rows times used */
+    int32_t *rows, *index, *begin;
+    int32_t n_experts, n_used, n; /* n: rows times used */
     const int32_t *n_real_rows;
 };
 
 /* Choices of rows that get slots. */
-static __device__ __forceinline__ int real_choices(const moe_sort_args &a) { return a.n_real_rows ? min(a.n, *a.n_real_rows * a.n_used) : a.n; }
+static __device__ __forceinline__ int real_choices(const moe_sort_args &a)
+{
+    return a.n_real_rows ? min(a.n, *a.n_real_rows * a.n_used) : a.n;
+}
 
 /* count[1 .. n] become sums of all up to there, by the first warp. */
 static __device__ __forceinline__ void sum_up(int *count, int n)
 {
     const int lane = (int)threadIdx.x;
-    int       before = 0;
+    int before = 0;
     for (int first = 1; first <= n; first += WARP) {
         int sum = first + lane <= n ? count[first + lane] : 0;
         for (int step = 1; step < WARP; step *= 2) {
@@ -165,21 +187,27 @@ static __device__ __forceinline__ void sum_up(int *count, int n)
     }
 }
 
-/* By one block: how many slots each expert has, and where they begin, in count [n_experts + 1] too. */
+/* By one block: how many slots each expert has, and where they begin, in count [n_experts + 1]
+ * too. */
 static __device__ __forceinline__ void begin_slots(const moe_sort_args &a, int *count)
 {
     const int step = (int)blockDim.x, n = real_choices(a);
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) count[e] = 0;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < n; i += step) atomicAdd(&count[a.experts[i] + 1], 1);
-    for (int i = n + (int)threadIdx.x; i < a.n; i += step) a.index[i] = 0; /* what is read there is nobody's */
+    /* what is read there is nobody's */
+    for (int i = n + (int)threadIdx.x; i < a.n; i += step) a.index[i] = 0;
     __syncthreads();
     if (threadIdx.x < WARP) sum_up(count, a.n_experts);
     __syncthreads();
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
 }
 
-static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(moe_sort_args a) { grid_dependency_sync(); begin_slots(a, (int *)(void *)shared_memory()); }
+static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(moe_sort_args a)
+{
+    grid_dependency_sync();
+    begin_slots(a, (int *)(void *)shared_memory());
+}
 
 /* By one block: a warp has every so many-th expert and looks for it in all choices. */
 static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, int *count)
@@ -189,22 +217,27 @@ static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, in
     for (int e = (int)(threadIdx.x / WARP); e < a.n_experts; e += (int)(blockDim.x / WARP)) {
         int slot = count[e];
         for (int at = 0; at < n && slot < count[e + 1]; at += WARP) {
-            const bool     mine = at + lane < n && a.experts[at + lane] == e;
+            const bool mine = at + lane < n && a.experts[at + lane] == e;
             const unsigned who = __ballot_sync(0xffffffffu, mine);
-            const int      mine_at = slot + __popc(who & ((1u << lane) - 1));
+            const int mine_at = slot + __popc(who & ((1u << lane) - 1));
             if (mine) a.index[at + lane] = mine_at, a.rows[mine_at] = (at + lane) / a.n_used;
             slot += __popc(who);
         }
     }
 }
 
-static __global__ void __launch_bounds__(ONE_BLOCK_WARPS * WARP) sort_kernel(moe_sort_args a) { grid_dependency_sync(); sort_one_block(a, (int *)(void *)shared_memory()); }
-
-/* A warp for every row. Shared memory: the warps' rooms, then counts. */
-static __global__ void __launch_bounds__(ONE_BLOCK_WARPS * WARP) route_one_block_kernel(route_args a, moe_sort_args sort)
+static __global__ void __launch_bounds__(ONE_BLOCK_WARPS *WARP) sort_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
-    float       *rooms = (float *)(void *)shared_memory();
+    sort_one_block(a, (int *)(void *)shared_memory());
+}
+
+/* A warp for every row. Shared memory: the warps' rooms, then counts. */
+static __global__ void __launch_bounds__(ONE_BLOCK_WARPS *WARP)
+    route_one_block_kernel(route_args a, moe_sort_args sort)
+{
+    grid_dependency_sync();
+    float *rooms = (float *)(void *)shared_memory();
     const size_t warp = threadIdx.x / WARP;
     if (warp < a.n_rows) route_row(a, warp, rooms + warp * route_floats(a));
     __syncthreads();
@@ -216,11 +249,12 @@ static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(moe_sort_arg
 {
     grid_dependency_sync();
     __shared__ int found[SORT_THREADS / WARP];
-    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), end = a.begin[blockIdx.x + 1], n = real_choices(a);
-    int       slot = a.begin[blockIdx.x];
+    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP),
+              end = a.begin[blockIdx.x + 1], n = real_choices(a);
+    int slot = a.begin[blockIdx.x];
     for (int at = 0; at < n && slot < end; at += SORT_THREADS) {
-        const int      i = at + (int)threadIdx.x;
-        const bool     mine = i < n && a.experts[i] == (int)blockIdx.x;
+        const int i = at + (int)threadIdx.x;
+        const bool mine = i < n && a.experts[i] == (int)blockIdx.x;
         const unsigned who = __ballot_sync(0xffffffffu, mine);
         if (lane == 0) found[warp] = __popc(who);
         __syncthreads();
@@ -242,25 +276,45 @@ static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(moe_sort_arg
 static cudaError_t run_sort(cudaStream_t s, const moe_sort_args &a)
 {
     const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
-    if (a.n <= ONE_BLOCK_CHOICES) return launch(s, sort_kernel, dim3(1), dim3(ONE_BLOCK_WARPS * WARP), counts, a);
+    if (a.n <= ONE_BLOCK_CHOICES)
+        return launch(s, sort_kernel, dim3(1), dim3(ONE_BLOCK_WARPS * WARP), counts, a);
     cudaError_t e = launch(s, begin_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
-    return e == cudaSuccess ? launch(s, slots_kernel, dim3((unsigned)a.n_experts), dim3(SORT_THREADS), 0, a) : e;
+    return e == cudaSuccess
+               ? launch(s, slots_kernel, dim3((unsigned)a.n_experts), dim3(SORT_THREADS), 0, a)
+               : e;
 }
 
 cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows)
 {
-    const moe_sort_args sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_real_rows };
+    const moe_sort_args sort = { a->experts,
+                                 a->rows,
+                                 a->index,
+                                 a->begin,
+                                 a->n_experts,
+                                 a->n_used,
+                                 (int32_t)(a->n_rows * (size_t)a->n_used),
+                                 n_real_rows };
     return run_sort(s, sort);
 }
 
 cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows)
 {
     if (a->n_rows == 0) return cudaSuccess;
-    const moe_sort_args sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_real_rows };
-    const size_t    warps = a->n_rows > ONE_BLOCK_WARPS_MIN ? a->n_rows : (size_t)ONE_BLOCK_WARPS_MIN, room = sizeof(float) * route_floats(*a);
-    const size_t    alone = warps * room + sizeof(int) * ((size_t)a->n_experts + 1);
+    const moe_sort_args sort = { a->experts,
+                                 a->rows,
+                                 a->index,
+                                 a->begin,
+                                 a->n_experts,
+                                 a->n_used,
+                                 (int32_t)(a->n_rows * (size_t)a->n_used),
+                                 n_real_rows };
+    const size_t warps = a->n_rows > ONE_BLOCK_WARPS_MIN ? a->n_rows : (size_t)ONE_BLOCK_WARPS_MIN,
+                 room = sizeof(float) * route_floats(*a);
+    const size_t alone = warps * room + sizeof(int) * ((size_t)a->n_experts + 1);
     if (a->rows && a->n_rows <= ONE_BLOCK_WARPS && alone <= ONE_BLOCK_SHARED)
-        return launch(s, route_one_block_kernel, dim3(1), dim3((unsigned)(warps * WARP)), alone, *a, sort);
-    cudaError_t e = launch(s, route_kernel, dim3(blocks_for(a->n_rows, ROUTE_WARPS)), dim3(ROUTE_WARPS * WARP), ROUTE_WARPS * room, *a);
+        return launch(s, route_one_block_kernel, dim3(1), dim3((unsigned)(warps * WARP)), alone, *a,
+                      sort);
+    cudaError_t e = launch(s, route_kernel, dim3(blocks_for(a->n_rows, ROUTE_WARPS)),
+                           dim3(ROUTE_WARPS * WARP), ROUTE_WARPS * room, *a);
     return e == cudaSuccess && a->rows ? run_sort(s, sort) : e;
 }

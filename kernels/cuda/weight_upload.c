@@ -1,8 +1,8 @@
 /* weight_upload.c - see weight_upload.h. */
 #include "kernels/cuda/weight_upload.h"
 
-#include "shared/base/arith.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "shared/base/arith.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
@@ -12,20 +12,28 @@ static bool begin(struct cuda_ctx *c)
 {
     struct weight_upload *s = &c->upload;
     if (s->stream) return true;
-    return cuda_check(c->device, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "making a stream") &&
-           cuda_check(c->device, cudaEventCreateWithFlags(&s->matrix_copied, cudaEventDisableTiming), "making an event");
+    return cuda_check(c->device, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
+                      "making a stream") &&
+           cuda_check(c->device,
+                      cudaEventCreateWithFlags(&s->matrix_copied, cudaEventDisableTiming),
+                      "making an event");
 }
 
-/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+/* ---- buffers ---- */
 
 static bool alloc_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, size_t bytes)
 {
     void *host = NULL;
-    if (b->host && !cuda_check(c->device, cudaFreeHost(b->host), "freeing pinned memory")) return false;
+    if (b->host && !cuda_check(c->device, cudaFreeHost(b->host), "freeing pinned memory"))
+        return false;
     b->host = NULL;
     b->bytes = b->used = 0;
-    if (!b->arrived && !cuda_check(c->device, cudaEventCreateWithFlags(&b->arrived, cudaEventDisableTiming), "making an event")) return false;
-    if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory for weights")) return false;
+    if (!b->arrived &&
+        !cuda_check(c->device, cudaEventCreateWithFlags(&b->arrived, cudaEventDisableTiming),
+                    "making an event"))
+        return false;
+    if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory for weights"))
+        return false;
     b->host = host;
     b->bytes = bytes;
     return true;
@@ -35,10 +43,14 @@ static bool alloc_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, siz
 static bool drain_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, size_t bytes)
 {
     const uint64_t t0 = clock_ns();
-    if (b->used > 0 && !cuda_check(c->device, cudaEventSynchronize(b->arrived), "uploading weights")) return false;
+    if (b->used > 0 &&
+        !cuda_check(c->device, cudaEventSynchronize(b->arrived), "uploading weights"))
+        return false;
     c->upload.wait_ns += clock_ns() - t0;
     b->used = 0;
-    return bytes <= b->bytes || alloc_buffer(c, b, bytes < WEIGHT_UPLOAD_BUFFER_BYTES ? WEIGHT_UPLOAD_BUFFER_BYTES : bytes);
+    return bytes <= b->bytes ||
+           alloc_buffer(c, b,
+                        bytes < WEIGHT_UPLOAD_BUFFER_BYTES ? WEIGHT_UPLOAD_BUFFER_BYTES : bytes);
 }
 
 void *weight_upload_reserve(struct cuda_ctx *c, size_t bytes)
@@ -59,15 +71,18 @@ void *weight_upload_reserve(struct cuda_ctx *c, size_t bytes)
 void weight_upload_copy(struct cuda_ctx *c, void *to, const void *room, size_t bytes)
 {
     struct weight_upload *s = &c->upload;
-    if (cuda_check(c->device, cudaMemcpyAsync(to, room, bytes, cudaMemcpyHostToDevice, s->stream), "uploading weights"))
-        (void)cuda_check(c->device, cudaEventRecord(s->buffers[s->at].arrived, s->stream), "uploading weights");
+    if (cuda_check(c->device, cudaMemcpyAsync(to, room, bytes, cudaMemcpyHostToDevice, s->stream),
+                   "uploading weights"))
+        (void)cuda_check(c->device, cudaEventRecord(s->buffers[s->at].arrived, s->stream),
+                         "uploading weights");
 }
 
 void weight_upload_stream_wait(struct cuda_ctx *c)
 {
     struct weight_upload *s = &c->upload;
     if (cuda_check(c->device, cudaEventRecord(s->matrix_copied, s->stream), "uploading weights"))
-        (void)cuda_check(c->device, cudaStreamWaitEvent(c->device->stream, s->matrix_copied, 0), "uploading weights");
+        (void)cuda_check(c->device, cudaStreamWaitEvent(c->device->stream, s->matrix_copied, 0),
+                         "uploading weights");
 }
 
 bool weight_upload_scratch(struct cuda_ctx *c, size_t n)
@@ -84,18 +99,21 @@ bool weight_upload_scratch(struct cuda_ctx *c, size_t n)
     return true;
 }
 
-/* ---- end --------------------------------------------------------------------------------------------------------- */
+/* ---- end ---- */
 
 void weight_upload_release(struct cuda_ctx *c)
 {
     struct weight_upload *s = &c->upload;
-    if (s->stream) (void)cuda_check(c->device, cudaStreamSynchronize(s->stream), "uploading weights");
+    if (s->stream)
+        (void)cuda_check(c->device, cudaStreamSynchronize(s->stream), "uploading weights");
     for (size_t i = 0; i < WEIGHT_UPLOAD_BUFFERS; i++) {
         struct weight_upload_buffer *b = &s->buffers[i];
         if (b->host) (void)cuda_check(c->device, cudaFreeHost(b->host), "freeing pinned memory");
-        if (b->arrived) (void)cuda_check(c->device, cudaEventDestroy(b->arrived), "ending an event");
+        if (b->arrived)
+            (void)cuda_check(c->device, cudaEventDestroy(b->arrived), "ending an event");
     }
-    if (s->matrix_copied) (void)cuda_check(c->device, cudaEventDestroy(s->matrix_copied), "ending an event");
+    if (s->matrix_copied)
+        (void)cuda_check(c->device, cudaEventDestroy(s->matrix_copied), "ending an event");
     if (s->stream) (void)cuda_check(c->device, cudaStreamDestroy(s->stream), "ending a stream");
     mem_free(s->f32);
     mem_free(s->q);
@@ -105,7 +123,7 @@ void weight_upload_release(struct cuda_ctx *c)
 enum status weight_upload_finish(struct kernel_ctx *base, struct weight_times *out, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const uint64_t   t0 = clock_ns();
+    const uint64_t t0 = clock_ns();
     device_wait(base->device); /* what was made up there, too */
     const uint64_t wait_ns = c->upload.wait_ns + clock_ns() - t0;
     weight_upload_release(c);

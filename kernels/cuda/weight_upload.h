@@ -1,11 +1,13 @@
-/* weight_upload.h - packed weights on their way to the card: pinned buffers that are filled in turn, and a stream of copies beside the device's own.
+/* weight_upload.h - packed weights on their way to the card: pinned buffers that are filled in
+ * turn, and a stream of copies beside the device's own.
  *
- *     room = weight_upload_reserve(c, n); .. write it ..; weight_upload_copy(c, to, room, n);     any number of times
- *     weight_upload_stream_wait(c);                                                  once a matrix is whole
- *     weight_upload_finish(c, ..)                                                   once all are: waits, gives the buffers back
+ *     room = weight_upload_reserve(c, n); .. write it ..; weight_upload_copy(c, to, room, n); any
+ *     number of times weight_upload_stream_wait(c); once a matrix is whole weight_upload_finish(c,
+ *     ..) once all are: waits, gives the buffers back
  *
- * While one buffer travels the next is filled, so packing and copying overlap, and many small matrices share a buffer. The host waits only where
- * a buffer is wanted again that has not arrived. What fails is the device's fault. Thread: loading. */
+ * While one buffer travels the next is filled, so packing and copying overlap, and many small
+ * matrices share a buffer. The host waits only where a buffer is wanted again that has not arrived.
+ * What fails is the device's fault. Thread: loading. */
 #ifndef BATON_KERNELS_CUDA_WEIGHT_UPLOAD_H
 #define BATON_KERNELS_CUDA_WEIGHT_UPLOAD_H
 
@@ -16,38 +18,44 @@
 
 #include "shared/base/err.h"
 
-enum { WEIGHT_UPLOAD_BUFFERS = 3, WEIGHT_UPLOAD_BUFFER_BYTES = 16 << 20 /* some 0.3 ms of a fast link: long beside what a copy costs to begin */ };
+enum {
+    WEIGHT_UPLOAD_BUFFERS = 3,
+    WEIGHT_UPLOAD_BUFFER_BYTES =
+        16 << 20 /* some 0.3 ms of a fast link: long beside what a copy costs to begin */
+};
 
 struct weight_upload_buffer {
-    char       *host;        /* NULL: not wanted so far */
-    size_t      bytes, used;
-    cudaEvent_t arrived;     /* of its last copy */
+    char *host; /* NULL: not wanted so far */
+    size_t bytes, used;
+    cudaEvent_t arrived; /* of its last copy */
 };
 
 struct weight_upload {
-    cudaStream_t       stream;  /* NULL: nothing was sent so far */
-    cudaEvent_t        matrix_copied;   /* the last matrix */
+    cudaStream_t stream;       /* NULL: nothing was sent so far */
+    cudaEvent_t matrix_copied; /* the last matrix */
     struct weight_upload_buffer buffers[WEIGHT_UPLOAD_BUFFERS];
-    int                at;      /* which is being filled */
-    uint64_t           wait_ns; /* for buffers that had not arrived */
+    int at;           /* which is being filled */
+    uint64_t wait_ns; /* for buffers that had not arrived */
     /* What packing works in, kept from matrix to matrix. */
-    float             *f32;
-    uint8_t           *q;
-    size_t             elements; /* of either */
+    float *f32;
+    uint8_t *q;
+    size_t elements; /* of either */
 };
 
 struct cuda_ctx;
 struct kernel_ctx;
 struct weight_times;
 
-/* Pinned memory for what weight_upload_copy is to copy next; an earlier room is not written any more. NULL: the card failed. */
-void       *weight_upload_reserve(struct cuda_ctx *c, size_t bytes);
-void        weight_upload_copy(struct cuda_ctx *c, void *to, const void *room, size_t bytes);
+/* Pinned memory for what weight_upload_copy is to copy next; an earlier room is not written any
+ * more. NULL: the card failed. */
+void *weight_upload_reserve(struct cuda_ctx *c, size_t bytes);
+void weight_upload_copy(struct cuda_ctx *c, void *to, const void *room, size_t bytes);
 /* Work that the device is given from now on finds what was sent so far. */
-void        weight_upload_stream_wait(struct cuda_ctx *c);
+void weight_upload_stream_wait(struct cuda_ctx *c);
 /* `n` elements to work in, of f32 and of bytes. False: no memory. */
-bool        weight_upload_scratch(struct cuda_ctx *c, size_t n);
-void        weight_upload_release(struct cuda_ctx *c);
-enum status weight_upload_finish(struct kernel_ctx *c, struct weight_times *out, struct err *err) MUST_CHECK;
+bool weight_upload_scratch(struct cuda_ctx *c, size_t n);
+void weight_upload_release(struct cuda_ctx *c);
+enum status weight_upload_finish(struct kernel_ctx *c, struct weight_times *out,
+                                 struct err *err) MUST_CHECK;
 
 #endif

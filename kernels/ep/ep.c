@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "shared/base/arith.h"
 #include "kernels/ep/ep_backend.h"
 #include "kernels/kernels.h"
+#include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
@@ -30,17 +30,22 @@ int ep_nccl_version(void)
 #endif
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ---- */
 
 enum { PAD_ELEMENTS = 64, ROW_ALIGN = 128, RESULT_ALIGN = 16 };
 
 struct ep_row_layout ep_row_layout_of(const struct ep_config *c)
 {
-    const size_t filled = round_up((size_t)c->hidden, PAD_ELEMENTS), elements = filled * dtype_block_bytes(c->send);
-    struct ep_row_layout f = { .tail_at = elements, .back_bytes = round_up((size_t)c->hidden * dtype_block_bytes(c->back), RESULT_ALIGN) };
+    const size_t filled = round_up((size_t)c->hidden, PAD_ELEMENTS),
+                 elements = filled * dtype_block_bytes(c->send);
+    struct ep_row_layout f = {
+        .tail_at = elements,
+        .back_bytes = round_up((size_t)c->hidden * dtype_block_bytes(c->back), RESULT_ALIGN),
+    };
     if (c->send == DTYPE_F8_E4M3) {
         f.scales_at = elements;
-        f.tail_at = round_up(elements + sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP), 2 * sizeof(int32_t));
+        f.tail_at = round_up(elements + sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP),
+                             2 * sizeof(int32_t));
     }
     f.row_bytes = round_up(f.tail_at + 2 * sizeof(int32_t), ROW_ALIGN);
     return f;
@@ -54,20 +59,25 @@ size_t ep_max_slots(const struct ep_config *c)
     return c->mode == EP_THROUGHPUT && c->max_slots && c->max_slots < all ? c->max_slots : all;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------------ */
+/* ---- checks ---- */
 
 static enum status check_copies(const struct ep_placement *p, struct err *err)
 {
     if (!p->copies) {
-        if (p->n_physical < p->n_logical) return err_set(err, ERR_INVALID, "ep: %d experts have %d places", p->n_logical, p->n_physical);
+        if (p->n_physical < p->n_logical)
+            return err_set(err, ERR_INVALID, "ep: %d experts have %d places", p->n_logical,
+                           p->n_physical);
         return OK;
     }
     for (int32_t i = 0; i < p->n_logical; i++)
-        if (p->copies[0] != 0 || p->copies[i + 1] <= p->copies[i] || p->copies[i + 1] > p->n_physical)
-            return err_set(err, ERR_INVALID, "ep: expert %d has no place, or all have more than %d", i, p->n_physical);
+        if (p->copies[0] != 0 || p->copies[i + 1] <= p->copies[i] ||
+            p->copies[i + 1] > p->n_physical)
+            return err_set(err, ERR_INVALID, "ep: expert %d has no place, or all have more than %d",
+                           i, p->n_physical);
     for (int32_t i = 0; i < p->copies[p->n_logical]; i++)
         if (p->physical[i] < 0 || p->physical[i] >= p->n_physical)
-            return err_set(err, ERR_INVALID, "ep: an expert's place is %d of 0 to %d", p->physical[i], p->n_physical - 1);
+            return err_set(err, ERR_INVALID, "ep: an expert's place is %d of 0 to %d",
+                           p->physical[i], p->n_physical - 1);
     return OK;
 }
 
@@ -76,36 +86,49 @@ static enum status check_placement(const struct ep_config *c, struct err *err)
     const struct ep_placement *p = &c->placement;
     if (p->n_logical == 0) return OK;
     if (p->n_logical < 0 || p->n_physical < 1 || p->n_physical > KERNEL_EXPERTS_MAX || !p->first)
-        return err_set(err, ERR_INVALID, "ep: %d experts in %d places (at most %d)", p->n_logical, p->n_physical, KERNEL_EXPERTS_MAX);
-    if (p->first[0] != 0 || p->first[c->size] != p->n_physical) return err_set(err, ERR_INVALID, "ep: the ranks' experts are not 0 to %d", p->n_physical - 1);
+        return err_set(err, ERR_INVALID, "ep: %d experts in %d places (at most %d)", p->n_logical,
+                       p->n_physical, KERNEL_EXPERTS_MAX);
+    if (p->first[0] != 0 || p->first[c->size] != p->n_physical)
+        return err_set(err, ERR_INVALID, "ep: the ranks' experts are not 0 to %d",
+                       p->n_physical - 1);
     for (int32_t r = 0; r < c->size; r++)
-        if (p->first[r + 1] < p->first[r]) return err_set(err, ERR_INVALID, "ep: the experts of rank %d end before they begin", r);
-    if (c->max_rows < 1 || c->hidden < 1 || c->n_used < 1 || c->n_used > KERNEL_EXPERTS_USED_MAX || c->n_used > p->n_logical)
-        return err_set(err, ERR_INVALID, "ep: rows %d, hidden size %d, %d of %d experts used", c->max_rows, c->hidden, c->n_used, p->n_logical);
-    if (ep_pair_slots(c) > (size_t)INT32_MAX / (size_t)c->size) return err_set(err, ERR_INVALID, "ep: %d rows of %d ranks, %d times used, are too many",
-                                                                              c->max_rows, c->size, c->n_used);
-    if (c->send != DTYPE_F32 && c->send != DTYPE_BF16 && c->send != DTYPE_F8_E4M3) return err_set(err, ERR_INVALID, "ep: rows do not travel as %s", dtype_name(c->send));
-    if (c->back != DTYPE_F32 && c->back != DTYPE_BF16) return err_set(err, ERR_INVALID, "ep: results do not travel as %s", dtype_name(c->back));
+        if (p->first[r + 1] < p->first[r])
+            return err_set(err, ERR_INVALID, "ep: the experts of rank %d end before they begin", r);
+    if (c->max_rows < 1 || c->hidden < 1 || c->n_used < 1 || c->n_used > KERNEL_EXPERTS_USED_MAX ||
+        c->n_used > p->n_logical)
+        return err_set(err, ERR_INVALID, "ep: rows %d, hidden size %d, %d of %d experts used",
+                       c->max_rows, c->hidden, c->n_used, p->n_logical);
+    if (ep_pair_slots(c) > (size_t)INT32_MAX / (size_t)c->size)
+        return err_set(err, ERR_INVALID, "ep: %d rows of %d ranks, %d times used, are too many",
+                       c->max_rows, c->size, c->n_used);
+    if (c->send != DTYPE_F32 && c->send != DTYPE_BF16 && c->send != DTYPE_F8_E4M3)
+        return err_set(err, ERR_INVALID, "ep: rows do not travel as %s", dtype_name(c->send));
+    if (c->back != DTYPE_F32 && c->back != DTYPE_BF16)
+        return err_set(err, ERR_INVALID, "ep: results do not travel as %s", dtype_name(c->back));
     return check_copies(p, err);
 }
 
 static enum status check(const struct ep_config *c, struct err *err)
 {
     if (c->size < 1 || c->size > EP_RANKS_MAX || c->rank < 0 || c->rank >= c->size)
-        return err_set(err, ERR_INVALID, "ep: rank %d of %d (at most %d)", c->rank, c->size, EP_RANKS_MAX);
-    if (!c->exchange && c->size > 1) return err_set(err, ERR_INVALID, "ep: %d ranks have no way to meet", c->size);
-    if (c->timeout_ms < 1) return err_set(err, ERR_INVALID, "ep: a deadline of %d ms", c->timeout_ms);
+        return err_set(err, ERR_INVALID, "ep: rank %d of %d (at most %d)", c->rank, c->size,
+                       EP_RANKS_MAX);
+    if (!c->exchange && c->size > 1)
+        return err_set(err, ERR_INVALID, "ep: %d ranks have no way to meet", c->size);
+    if (c->timeout_ms < 1)
+        return err_set(err, ERR_INVALID, "ep: a deadline of %d ms", c->timeout_ms);
     return check_placement(c, err);
 }
 
 static const struct ep_ops *find(const char *name, const struct device *d)
 {
     for (size_t i = 0; i < COUNT_OF(BACKENDS); i++)
-        if (strcmp(BACKENDS[i]->name, name) == 0 && BACKENDS[i]->on_host == d->is_host) return BACKENDS[i];
+        if (strcmp(BACKENDS[i]->name, name) == 0 && BACKENDS[i]->on_host == d->is_host)
+            return BACKENDS[i];
     return NULL;
 }
 
-/* ---- base -------------------------------------------------------------------------------------------------------- */
+/* ---- base ---- */
 
 static int32_t *identity(int32_t n)
 {
@@ -121,8 +144,11 @@ void ep_init(struct ep *e, const struct ep_ops *ops, const struct ep_config *c)
     e->config = *c;
     if (p->n_logical == 0) return;
     p->first = mem_dup(p->first, sizeof *p->first * ((size_t)c->size + 1));
-    p->physical = p->copies ? mem_dup(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical]) : identity(p->n_logical);
-    p->copies = p->copies ? mem_dup(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1)) : identity(p->n_logical + 1);
+    p->physical = p->copies
+                      ? mem_dup(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical])
+                      : identity(p->n_logical);
+    p->copies = p->copies ? mem_dup(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1))
+                          : identity(p->n_logical + 1);
     e->n_local = p->first[c->rank + 1] - p->first[c->rank];
 }
 
@@ -135,13 +161,23 @@ void ep_release(struct ep *e)
     mem_free((void *)p->physical);
 }
 
-/* ---- meeting ----------------------------------------------------------------------------------------------------- */
+/* ---- meeting ---- */
 
 static uint64_t config_hash_of(const struct ep_config *c)
 {
     const struct ep_placement *p = &c->placement;
-    const uint64_t numbers[] = { (uint64_t)c->size, c->mode, (uint64_t)c->max_rows, (uint64_t)c->hidden, (uint64_t)c->n_used, (uint64_t)p->n_logical,
-                                 (uint64_t)p->n_physical, c->send, c->back, c->max_slots, c->collective_bytes, (uint64_t)c->timeout_ms };
+    const uint64_t numbers[] = { (uint64_t)c->size,
+                                 c->mode,
+                                 (uint64_t)c->max_rows,
+                                 (uint64_t)c->hidden,
+                                 (uint64_t)c->n_used,
+                                 (uint64_t)p->n_logical,
+                                 (uint64_t)p->n_physical,
+                                 c->send,
+                                 c->back,
+                                 c->max_slots,
+                                 c->collective_bytes,
+                                 (uint64_t)c->timeout_ms };
     uint64_t h = hash_64(numbers, sizeof numbers, hash_64(c->backend, strlen(c->backend), 0));
     if (p->n_logical == 0) return h;
     h = hash_64(p->first, sizeof *p->first * ((size_t)c->size + 1), h);
@@ -149,30 +185,39 @@ static uint64_t config_hash_of(const struct ep_config *c)
     return hash_64(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical], h);
 }
 
-enum status ep_handshake(struct ep *e, enum status mine, const void *payload, size_t bytes, struct ep_hello *hellos, struct err *err)
+enum status ep_handshake(struct ep *e, enum status mine, const void *payload, size_t bytes,
+                         struct ep_hello *hellos, struct err *err)
 {
     const struct ep_config *c = &e->config;
-    struct ep_hello         hello = { .status = mine, .rank = c->rank, .config_hash = config_hash_of(c) };
+    struct ep_hello hello = { .status = mine, .rank = c->rank, .config_hash = config_hash_of(c) };
     ASSERT(bytes <= sizeof hello.payload);
     if (payload) memcpy(hello.payload, payload, bytes);
-    struct err  met_err = { 0 };
+    struct err met_err = { 0 };
     enum status met = c->exchange(c->exchange_arg, &hello, sizeof hello, hellos, &met_err);
     if (mine != OK) return mine;
     if (met != OK) return err_set(err, met, "ep: the ranks did not meet: %s", met_err.text);
     for (int32_t r = 0; r < c->size; r++) {
-        if (hellos[r].rank != r) return err_set(err, ERR_PEER_MISMATCH, "ep: the rank at place %d says that it is rank %d", r, hellos[r].rank);
-        if (hellos[r].config_hash != hello.config_hash) return err_set(err, ERR_PEER_MISMATCH, "ep: rank %d has other sizes or another placement of experts", r);
-        if (hellos[r].status != OK) return err_set(err, ERR_PEER_REFUSED, "ep: rank %d failed: %s", r, status_text((enum status)hellos[r].status));
+        if (hellos[r].rank != r)
+            return err_set(err, ERR_PEER_MISMATCH,
+                           "ep: the rank at place %d says that it is rank %d", r, hellos[r].rank);
+        if (hellos[r].config_hash != hello.config_hash)
+            return err_set(err, ERR_PEER_MISMATCH,
+                           "ep: rank %d has other sizes or another placement of experts", r);
+        if (hellos[r].status != OK)
+            return err_set(err, ERR_PEER_REFUSED, "ep: rank %d failed: %s", r,
+                           status_text((enum status)hellos[r].status));
     }
     return OK;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 enum status ep_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
     const struct ep_ops *ops = find(c->backend, c->device);
-    if (!ops) return err_set(err, ERR_UNSUPPORTED, "ep: this build has no backend \"%s\" for the %s", c->backend, c->device->is_host ? "processor" : "GPU");
+    if (!ops)
+        return err_set(err, ERR_UNSUPPORTED, "ep: this build has no backend \"%s\" for the %s",
+                       c->backend, c->device->is_host ? "processor" : "GPU");
     TRY(check(c, err));
     return ops->create(c, out, err);
 }
@@ -182,11 +227,14 @@ void ep_free(struct ep *e)
     if (e) e->ops->free(e);
 }
 
-enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out, struct err *err)
+enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out,
+                    struct err *err)
 {
     struct ep_counts counts = { 0 };
     ASSERT(e->state == EP_IDLE && e->config.placement.n_logical > 0);
-    if (n_rows > (size_t)e->config.max_rows) return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows, e->config.max_rows);
+    if (n_rows > (size_t)e->config.max_rows)
+        return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows,
+                       e->config.max_rows);
     e->n_rows = n_rows;
     TRY(e->ops->plan(e, experts, &counts, err));
     if (out) *out = counts;
@@ -194,7 +242,8 @@ enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct 
     return OK;
 }
 
-enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
+enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out,
+                        struct err *err)
 {
     ASSERT(e->state == EP_PLANNED);
     TRY(e->ops->dispatch(e, x, x_stride, out, err));
@@ -213,12 +262,14 @@ enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err
 static enum status check_collective(const struct ep *e, size_t bytes, struct err *err)
 {
     if (bytes <= e->config.collective_bytes) return OK;
-    return err_set(err, ERR_TOO_LONG, "ep: %zu bytes of every rank at once, there is room for %zu", bytes, e->config.collective_bytes);
+    return err_set(err, ERR_TOO_LONG, "ep: %zu bytes of every rank at once, there is room for %zu",
+                   bytes, e->config.collective_bytes);
 }
 
 enum status ep_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err)
 {
-    if (dtype != DTYPE_F32 && dtype != DTYPE_BF16) return err_set(err, ERR_UNSUPPORTED, "ep: sums of %s", dtype_name(dtype));
+    if (dtype != DTYPE_F32 && dtype != DTYPE_BF16)
+        return err_set(err, ERR_UNSUPPORTED, "ep: sums of %s", dtype_name(dtype));
     TRY(check_collective(e, n * dtype_block_bytes(dtype), err));
     return n ? e->ops->all_reduce(e, x, n, dtype, err) : OK;
 }

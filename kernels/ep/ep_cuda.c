@@ -1,4 +1,5 @@
-/* ep_cuda.c - what rows of ep.h on cards have in common: the window, memory to work in, a call's arguments, faults. */
+/* ep_cuda.c - what rows of ep.h on cards have in common: the window, memory to work in, a call's
+ * arguments, faults. */
 #include "kernels/ep/ep_cuda.h"
 
 #include <string.h>
@@ -8,7 +9,7 @@
 
 enum { ALIGN = 256 };
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 
 static size_t place(size_t *at, size_t bytes)
 {
@@ -17,8 +18,10 @@ static size_t place(size_t *at, size_t bytes)
     return here;
 }
 
-/* Where the pieces of a window are, in bytes from its beginning. `rows` and `back`: how many of them; `shared`: bytes. */
-static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t back, size_t shared)
+/* Where the pieces of a window are, in bytes from its beginning. `rows` and `back`: how many of
+ * them; `shared`: bytes. */
+static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t back,
+                                  size_t shared)
 {
     const size_t size = (size_t)c->size;
     size_t at = 0;
@@ -43,17 +46,18 @@ static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t
 
 struct ep_cuda_piece {
     const int32_t *from; /* NULL: to work in */
-    size_t         n;
+    size_t n;
     const int32_t **to;
 };
 
 /* Arrays of int32 one after the other in cuda->work. */
 static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct err *err)
 {
-    const struct ep_config    *c = &cuda->base.config;
+    const struct ep_config *c = &cuda->base.config;
     const struct ep_placement *p = &c->placement;
-    struct ep_call            *call = &cuda->call;
-    const size_t n = ep_pair_slots(c), size = (size_t)c->size, n_logical = (size_t)p->n_logical, n_physical = (size_t)p->n_physical;
+    struct ep_call *call = &cuda->call;
+    const size_t n = ep_pair_slots(c), size = (size_t)c->size, n_logical = (size_t)p->n_logical,
+                 n_physical = (size_t)p->n_physical;
     const struct ep_cuda_piece pieces[] = {
         { p->first, size + 1, &call->first },
         { p->copies, n_logical + 1, &call->copies },
@@ -73,9 +77,11 @@ static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct 
     TRY(device_mem_alloc(c->device, bytes, DEVICE_MEM_PRIVATE, &cuda->work, err));
     bytes = 0;
     for (size_t i = 0; i < COUNT_OF(pieces); i++) {
-        int32_t *at = (int32_t *)(void *)((char *)cuda->work.ptr + place(&bytes, pieces[i].n * sizeof(int32_t)));
+        int32_t *at = (int32_t *)(void *)((char *)cuda->work.ptr +
+                                          place(&bytes, pieces[i].n * sizeof(int32_t)));
         *pieces[i].to = at;
-        if (pieces[i].from) device_upload(c->device, at, pieces[i].from, pieces[i].n * sizeof(int32_t));
+        if (pieces[i].from)
+            device_upload(c->device, at, pieces[i].from, pieces[i].n * sizeof(int32_t));
     }
     call->done = call->epochs + EP_FLAGS;
     return OK;
@@ -91,7 +97,7 @@ static int32_t *owners(const struct ep_config *c)
 
 static enum status make_fault_word(struct ep_cuda *cuda, struct err *err)
 {
-    void       *host = NULL, *device = NULL;
+    void *host = NULL, *device = NULL;
     cudaError_t e = cudaHostAlloc(&host, sizeof *cuda->fault, cudaHostAllocMapped);
     if (e == cudaSuccess) {
         cuda->fault = host;
@@ -99,13 +105,15 @@ static enum status make_fault_word(struct ep_cuda *cuda, struct err *err)
         e = cudaHostGetDevicePointer(&device, host, 0);
     }
     cuda->call.host_fault = device;
-    return e == cudaSuccess ? OK : err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
+    return e == cudaSuccess
+               ? OK
+               : err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
 }
 
 static void fill_call(struct ep_cuda *cuda, bool packed)
 {
     const struct ep_config *c = &cuda->base.config;
-    struct ep_call         *call = &cuda->call;
+    struct ep_call *call = &cuda->call;
     call->rank = c->rank;
     call->size = c->size;
     call->n_used = c->n_used;
@@ -122,20 +130,24 @@ static void fill_call(struct ep_cuda *cuda, bool packed)
 
 enum { SORT_SHARED_MAX = 96 * 1024 }; /* what a block has on every card from sm_80 on */
 
-enum status ep_cuda_init(struct ep_cuda *cuda, const struct ep_ops *ops, const struct ep_config *c, bool packed, struct err *err)
+enum status ep_cuda_init(struct ep_cuda *cuda, const struct ep_ops *ops, const struct ep_config *c,
+                         bool packed, struct err *err)
 {
     ep_init(&cuda->base, ops, c);
     cuda->device = cuda_device_of(c->device);
     if (3 * sizeof(int) * ((size_t)c->size * (size_t)cuda->base.n_local + 1) > SORT_SHARED_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "ep: %d experts of one of %d ranks are too many", cuda->base.n_local, c->size);
+        return err_set(err, ERR_UNSUPPORTED, "ep: %d experts of one of %d ranks are too many",
+                       cuda->base.n_local, c->size);
     fill_call(cuda, packed);
     cuda->host_counts = MEM_ARRAY(int32_t, 2 * (size_t)c->placement.n_physical + 1);
-    const size_t size = (size_t)c->size, pairs = ep_pair_slots(c), of_one = round_up(c->collective_bytes, 16);
-    cuda->call.at = layout_of(c, packed ? ep_max_slots(c) : pairs * size, cuda->back_slots ? cuda->back_slots : pairs,
-                              cuda->call.direct ? 2 * size * of_one : of_one + size * sizeof(float));
+    const size_t size = (size_t)c->size, pairs = ep_pair_slots(c),
+                 of_one = round_up(c->collective_bytes, 16);
+    cuda->call.at = layout_of(
+        c, packed ? ep_max_slots(c) : pairs * size, cuda->back_slots ? cuda->back_slots : pairs,
+        cuda->call.direct ? 2 * size * of_one : of_one + size * sizeof(float));
     TRY(device_mem_alloc(c->device, cuda->call.at.bytes, DEVICE_MEM_SHARED, &cuda->window, err));
     cuda->call.own = cuda->window.ptr;
-    int32_t    *owner = owners(c);
+    int32_t *owner = owners(c);
     enum status st = make_work(cuda, owner, err);
     mem_free(owner);
     if (st == OK) st = make_fault_word(cuda, err);
@@ -153,7 +165,7 @@ void ep_cuda_release(struct ep_cuda *cuda)
     mem_free(cuda);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 enum status ep_cuda_check(struct ep_cuda *cuda, cudaError_t e, const char *what, struct err *err)
 {
@@ -164,15 +176,25 @@ enum status ep_cuda_fault(const struct ep_cuda *cuda, struct err *err)
 {
     const struct ep_config *c = &cuda->base.config;
     const unsigned word = *(const volatile unsigned *)cuda->fault;
-    const int      rank = (int)(word & 0xffff) - 1;
+    const int rank = (int)(word & 0xffff) - 1;
     if (word == 0) return OK;
-    if (word >> 16 == EP_FAULT_EXPERT) return err_set(err, ERR_INVALID, "ep: a row of rank %d chose an expert that there is not", rank);
-    return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d gave no sign for %d ms", rank, c->size, c->timeout_ms);
+    if (word >> 16 == EP_FAULT_EXPERT)
+        return err_set(err, ERR_INVALID, "ep: a row of rank %d chose an expert that there is not",
+                       rank);
+    return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d gave no sign for %d ms", rank, c->size,
+                   c->timeout_ms);
 }
 
 struct ep_batch ep_cuda_batch(const struct ep_cuda *cuda, size_t n_slots)
 {
     const struct ep_call *c = &cuda->call;
-    return (struct ep_batch){ .n_slots = n_slots, .n_local = c->n_local, .begin = c->recv_begin, .x_rows = c->x_rows, .x = c->own + c->at.rows,
-                              .row_bytes = c->at.row_bytes, .scales_at = c->at.scales_at };
+    return (struct ep_batch){
+        .n_slots = n_slots,
+        .n_local = c->n_local,
+        .begin = c->recv_begin,
+        .x_rows = c->x_rows,
+        .x = c->own + c->at.rows,
+        .row_bytes = c->at.row_bytes,
+        .scales_at = c->at.scales_at,
+    };
 }

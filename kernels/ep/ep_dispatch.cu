@@ -1,14 +1,15 @@
 /* ep_dispatch.cu - rows on their way out: which slot, which rank; and what arrived, by expert.
  *
- * Slots are sorted by physical expert, so a rank's are one piece and its place in that piece is where a row lies at the receiver. A block sends one
- * (row, choice); the write to the other card is the cost. Thread: device. */
+ * Slots are sorted by physical expert, so a rank's are one piece and its place in that piece is
+ * where a row lies at the receiver. A block sends one (row, choice); the write to the other card is
+ * the cost. Thread: device. */
 #include "kernels/cuda/elementwise.h"
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
 
 enum { PLACE_THREADS = 256, SEND_THREADS = 128, INDEX_THREADS = 1024 };
 
-/* ---- plan -------------------------------------------------------------------------------------------------------- */
+/* ---- plan ---- */
 
 static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
 {
@@ -27,10 +28,26 @@ static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
 cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
 {
     const size_t n = (size_t)c->n_rows * (size_t)c->n_used;
-    const struct experts_args sort = { .gate_up = NULL, .down = NULL, .n_experts = c->n_physical, .n_used = c->n_used, .n_rows = (size_t)c->n_rows, .h = NULL,
-                                       .experts = c->chosen, .weights = NULL, .shared = {}, .x = NULL, .rows = c->rows, .index = c->index, .begin = c->begin,
-                                       .sorted = false, .act = NULL, .out = NULL, .jobs = NULL };
-    cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)), dim3(PLACE_THREADS), 0, *c) : cudaSuccess;
+    const struct experts_args sort = { .gate_up = NULL,
+                                       .down = NULL,
+                                       .n_experts = c->n_physical,
+                                       .n_used = c->n_used,
+                                       .n_rows = (size_t)c->n_rows,
+                                       .h = NULL,
+                                       .experts = c->chosen,
+                                       .weights = NULL,
+                                       .shared = {},
+                                       .x = NULL,
+                                       .rows = c->rows,
+                                       .index = c->index,
+                                       .begin = c->begin,
+                                       .sorted = false,
+                                       .act = NULL,
+                                       .out = NULL,
+                                       .jobs = NULL };
+    cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)),
+                               dim3(PLACE_THREADS), 0, *c)
+                      : cudaSuccess;
     return e == cudaSuccess ? moe_sort_rows(s, &sort, NULL) : e;
 }
 
@@ -38,34 +55,45 @@ static __global__ void counts_kernel(ep_call c)
 {
     grid_dependency_sync();
     int32_t *counts = (int32_t *)(void *)(c.own + c.at.counts) + (size_t)c.rank * c.n_physical;
-    for (int p = (int)threadIdx.x; p < c.n_physical; p += PLACE_THREADS) counts[p] = c.begin[p + 1] - c.begin[p];
+    for (int p = (int)threadIdx.x; p < c.n_physical; p += PLACE_THREADS)
+        counts[p] = c.begin[p + 1] - c.begin[p];
 }
 
-cudaError_t ep_run_counts(cudaStream_t s, const struct ep_call *c) { return launch(s, counts_kernel, dim3(1), dim3(PLACE_THREADS), 0, *c); }
+cudaError_t ep_run_counts(cudaStream_t s, const struct ep_call *c)
+{
+    return launch(s, counts_kernel, dim3(1), dim3(PLACE_THREADS), 0, *c);
+}
 
-/* ---- send -------------------------------------------------------------------------------------------------------- */
+/* ---- send ---- */
 
 /* The whole block; a warp takes 128 elements at a time. */
 static __device__ void write_row(const ep_call &c, const float *x, unsigned char *to)
 {
     const size_t n = (size_t)c.hidden, filled = (n + 63) / 64 * 64, lane = threadIdx.x % WARP;
-    for (size_t g = threadIdx.x / WARP * (size_t)EP_SCALE_STEP; g < filled; g += SEND_THREADS / WARP * EP_SCALE_STEP) {
+    for (size_t g = threadIdx.x / WARP * (size_t)EP_SCALE_STEP; g < filled;
+         g += SEND_THREADS / WARP * EP_SCALE_STEP) {
         const size_t k = g + lane * EP_QUAD;
         const float4 v = quad_from(x, k, n);
-        const float  scale = c.send == DTYPE_F8_E4M3 ? warp_scale(v) : 1.0f;
-        if (c.send == DTYPE_F8_E4M3 && lane == 0 && g < n) ((float *)(void *)(to + c.at.scales_at))[g / EP_SCALE_STEP] = scale;
+        const float scale = c.send == DTYPE_F8_E4M3 ? warp_scale(v) : 1.0f;
+        if (c.send == DTYPE_F8_E4M3 && lane == 0 && g < n)
+            ((float *)(void *)(to + c.at.scales_at))[g / EP_SCALE_STEP] = scale;
         if (k >= filled) continue;
         if (c.send == DTYPE_F32) ((float4 *)(void *)to)[k / EP_QUAD] = v;
-        else if (c.send == DTYPE_BF16) ((uint2 *)(void *)to)[k / EP_QUAD] = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+        else if (c.send == DTYPE_BF16)
+            ((uint2 *)(void *)to)[k / EP_QUAD] = make_uint2(pack_bf16(v.x, v.y),
+                                                            pack_bf16(v.z, v.w));
         else ((unsigned *)(void *)to)[k / EP_QUAD] = quad_to_e4m3(v, scale);
     }
 }
 
 static __device__ void send_one(const ep_call &c, const float *x, size_t x_stride, int i)
 {
-    const int    slot = c.index[i], to_rank = c.owner[c.chosen[i]];
-    const size_t at = (size_t)(slot - c.begin[c.first[to_rank]]), place = c.packed ? (size_t)slot : (size_t)to_rank * c.at.pair_slots + at;
-    unsigned char *to = c.direct ? c.window[to_rank] + c.at.rows + ((size_t)c.rank * c.at.pair_slots + at) * c.at.row_bytes : c.out_rows + place * c.at.row_bytes;
+    const int slot = c.index[i], to_rank = c.owner[c.chosen[i]];
+    const size_t at = (size_t)(slot - c.begin[c.first[to_rank]]),
+                 place = c.packed ? (size_t)slot : (size_t)to_rank * c.at.pair_slots + at;
+    unsigned char *to = c.direct ? c.window[to_rank] + c.at.rows +
+                                       ((size_t)c.rank * c.at.pair_slots + at) * c.at.row_bytes
+                                 : c.out_rows + place * c.at.row_bytes;
     write_row(c, x + (size_t)(i / c.n_used) * x_stride, to);
     if (threadIdx.x != 0) return;
     *(int2 *)(void *)(to + c.at.tail_at) = make_int2(c.rank, i);
@@ -76,10 +104,13 @@ static __device__ void send_one(const ep_call &c, const float *x, size_t x_strid
 static __device__ void write_counts(const ep_call &c)
 {
     for (int p = (int)threadIdx.x; p < c.n_physical; p += SEND_THREADS)
-        ((int32_t *)(void *)(c.window[c.owner[p]] + c.at.counts))[(size_t)c.rank * c.n_physical + p] = c.begin[p + 1] - c.begin[p];
+        ((int32_t *)(void *)(c.window[c.owner[p]] +
+                             c.at.counts))[(size_t)c.rank * c.n_physical + p] = c.begin[p + 1] -
+                                                                                c.begin[p];
 }
 
-static __global__ void __launch_bounds__(SEND_THREADS) send_kernel(ep_call c, const float *x, size_t x_stride)
+static __global__ void __launch_bounds__(SEND_THREADS)
+    send_kernel(ep_call c, const float *x, size_t x_stride)
 {
     grid_dependency_sync();
     if (block_has_fault(c)) return;
@@ -92,10 +123,11 @@ static __global__ void __launch_bounds__(SEND_THREADS) send_kernel(ep_call c, co
 cudaError_t ep_run_send(cudaStream_t s, const struct ep_call *c, const float *x, size_t x_stride)
 {
     const int n = c->n_rows * c->n_used; /* without rows there is one block, which tells so */
-    return launch(s, send_kernel, dim3((unsigned)(n > 0 ? n : 1)), dim3(SEND_THREADS), 0, *c, x, x_stride);
+    return launch(s, send_kernel, dim3((unsigned)(n > 0 ? n : 1)), dim3(SEND_THREADS), 0, *c, x,
+                  x_stride);
 }
 
-/* ---- index ------------------------------------------------------------------------------------------------------- */
+/* ---- index ---- */
 
 /* The whole block: v[i] becomes the sum of those before it; n of them, `room` as many. */
 static __device__ int *sums_before(int *v, int *room, int n)
@@ -103,7 +135,8 @@ static __device__ int *sums_before(int *v, int *room, int n)
     for (int i = (int)threadIdx.x; i < n; i += INDEX_THREADS) room[i] = i > 0 ? v[i - 1] : 0;
     __syncthreads();
     for (int step = 1; step < n; step *= 2) {
-        for (int i = (int)threadIdx.x; i < n; i += INDEX_THREADS) v[i] = room[i] + (i >= step ? room[i - step] : 0);
+        for (int i = (int)threadIdx.x; i < n; i += INDEX_THREADS)
+            v[i] = room[i] + (i >= step ? room[i - step] : 0);
         __syncthreads();
         int *other = v;
         v = room;
@@ -117,7 +150,8 @@ static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
 {
     grid_dependency_sync();
     const int n = c.size * c.n_local, size = c.size, n_local = c.n_local;
-    int *by_rank = (int *)(void *)shared_memory(), *by_expert = by_rank + n + 1, *room = by_expert + n + 1;
+    int *by_rank = (int *)(void *)shared_memory(), *by_expert = by_rank + n + 1,
+        *room = by_expert + n + 1;
     const int32_t *counts = (const int32_t *)(const void *)(c.own + c.at.counts) + c.first_local;
     if (c.direct && !wait_for_all(c, EP_FLAG_ROWS)) {
         for (int e = (int)threadIdx.x; e <= n_local; e += INDEX_THREADS) c.recv_begin[e] = 0;
@@ -131,10 +165,13 @@ static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
     int *a = sums_before(by_rank, room, n + 1);
     int *spare = a == by_rank ? room : by_rank;
     int *b = sums_before(by_expert, spare, n + 1);
-    for (int e = (int)threadIdx.x; e <= n_local; e += INDEX_THREADS) c.recv_begin[e] = n_local ? b[e * size] : 0;
+    for (int e = (int)threadIdx.x; e <= n_local; e += INDEX_THREADS)
+        c.recv_begin[e] = n_local ? b[e * size] : 0;
     for (int pair = (int)threadIdx.x / WARP; pair < n; pair += INDEX_THREADS / WARP) {
-        const int r = pair / n_local, e = pair % n_local, many = a[pair + 1] - a[pair], slot = b[e * size + r];
-        const int from = c.packed ? a[pair] : (int)((size_t)r * c.at.pair_slots) + a[pair] - a[r * n_local];
+        const int r = pair / n_local, e = pair % n_local, many = a[pair + 1] - a[pair],
+                  slot = b[e * size + r];
+        const int from = c.packed ? a[pair]
+                                  : (int)((size_t)r * c.at.pair_slots) + a[pair] - a[r * n_local];
         for (int i = (int)(threadIdx.x % WARP); i < many; i += WARP) c.x_rows[slot + i] = from + i;
     }
 }

@@ -1,19 +1,22 @@
-/* ep_nccl.c - ranks that NCCL connects: rows and results by grouped sends, counts by an all-gather, around the kernels of ep_kernels.h.
+/* ep_nccl.c - ranks that NCCL connects: rows and results by grouped sends, counts by an all-gather,
+ * around the kernels of ep_kernels.h.
  *
- * Throughput: the counts of all ranks come to the host, sends have the size of what there is. Low latency: sends have the size of the room.
- * all_reduce adds in the order of ranks, which NCCL's own does not promise: every rank gets one part from all, adds it up and sends it to all.
- * The communicator does not block: what it does is polled, here and in ep_wait, and aborted when nothing comes for timeout_ms. NCCL does not say
- * which rank was missing. Source: NCCL's user guide, "Fault Tolerance", "Point-to-point communication".
- * LIMIT: in low latency mode pairs exchange all of their room, max_rows * n_used rows, however few are filled. `peer` does not. */
+ * Throughput: the counts of all ranks come to the host, sends have the size of what there is. Low
+ * latency: sends have the size of the room. all_reduce adds in the order of ranks, which NCCL's own
+ * does not promise: every rank gets one part from all, adds it up and sends it to all. The
+ * communicator does not block: what it does is polled, here and in ep_wait, and aborted when
+ * nothing comes for timeout_ms. NCCL does not say which rank was missing. Source: NCCL's user
+ * guide, "Fault Tolerance", "Point-to-point communication". LIMIT: in low latency mode pairs
+ * exchange all of their room, max_rows * n_used rows, however few are filled. `peer` does not. */
 #include <assert.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "shared/base/arith.h"
 #include "kernels/ep/ep_cuda.h"
 #include "kernels/ep/nccl_api.h"
+#include "shared/base/arith.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -26,19 +29,19 @@ struct ep_nccl_span {
 };
 
 struct ep_nccl {
-    struct ep_cuda  cuda;      /* first */
+    struct ep_cuda cuda; /* first */
     struct nccl_api nccl;
-    ncclComm_t      comm;      /* NULL: none, or aborted */
-    struct err      failure;      /* why it was aborted; code OK: it was not */
-    struct dev_mem  out;       /* rows to send, then results to send back */
-    int32_t        *counts;    /* pinned, [size][n_physical] */
-    struct ep_nccl_span     to[EP_RANKS_MAX], from[EP_RANKS_MAX]; /* of the running plan */
-    size_t          n_slots;
+    ncclComm_t comm;    /* NULL: none, or aborted */
+    struct err failure; /* why it was aborted; code OK: it was not */
+    struct dev_mem out; /* rows to send, then results to send back */
+    int32_t *counts;    /* pinned, [size][n_physical] */
+    struct ep_nccl_span to[EP_RANKS_MAX], from[EP_RANKS_MAX]; /* of the running plan */
+    size_t n_slots;
 };
 
 static struct ep_nccl *nccl_of(struct ep *e) { return (struct ep_nccl *)e; }
 
-/* ---- patience ---------------------------------------------------------------------------------------------------- */
+/* ---- patience ---- */
 
 enum { SPIN_NS = 1000000, SLEEP_US = 50 };
 
@@ -48,7 +51,8 @@ struct ep_nccl_deadline {
 
 static struct ep_nccl_deadline deadline_of(const struct ep_nccl *n)
 {
-    return (struct ep_nccl_deadline){ clock_ns(), (uint64_t)n->cuda.base.config.timeout_ms * 1000000 };
+    return (struct ep_nccl_deadline){ clock_ns(),
+                                      (uint64_t)n->cuda.base.config.timeout_ms * 1000000 };
 }
 
 /* False when it has run out. */
@@ -63,7 +67,8 @@ static bool poll_pause(const struct ep_nccl_deadline *p)
 static enum status fail(struct ep_nccl *n, enum status code, const char *why, struct err *err)
 {
     if (n->failure.code == OK) {
-        err_set(&n->failure, code, "ep: NCCL, rank %d of %d: %s", n->cuda.base.config.rank, n->cuda.base.config.size, why);
+        err_set(&n->failure, code, "ep: NCCL, rank %d of %d: %s", n->cuda.base.config.rank,
+                n->cuda.base.config.size, why);
         log_error("ranks lost each other", "why=%s", why);
         if (n->comm) (void)n->nccl.CommAbort(n->comm); /* ends its kernels too */
         n->comm = NULL;
@@ -75,7 +80,8 @@ static enum status fail(struct ep_nccl *n, enum status code, const char *why, st
 static enum status fail_timeout(struct ep_nccl *n, struct err *err)
 {
     char why[80];
-    snprintf(why, sizeof why, "another rank gave no sign for %d ms", n->cuda.base.config.timeout_ms);
+    snprintf(why, sizeof why, "another rank gave no sign for %d ms",
+             n->cuda.base.config.timeout_ms);
     return fail(n, ERR_PEER_LOST, why, err);
 }
 
@@ -107,14 +113,16 @@ static enum status check_healthy(struct ep_nccl *n, struct err *err)
 
 static enum status nccl_wait(struct ep *e, struct err *err)
 {
-    struct ep_nccl       *n = nccl_of(e);
+    struct ep_nccl *n = nccl_of(e);
     const struct ep_nccl_deadline p = deadline_of(n);
-    cudaError_t           c;
+    cudaError_t c;
     TRY(check_healthy(n, err));
     while ((c = cudaStreamQuery(n->cuda.device->stream)) == cudaErrorNotReady) {
         ncclResult_t r = ncclSuccess;
         (void)cudaGetLastError(); /* no error */
-        if (n->nccl.CommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess && r != ncclInProgress) return fail_nccl(n, r, err);
+        if (n->nccl.CommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
+            r != ncclInProgress)
+            return fail_nccl(n, r, err);
         if (!poll_pause(&p)) return fail_timeout(n, err);
     }
     TRY(ep_cuda_check(&n->cuda, c, "expert parallelism", err));
@@ -122,33 +130,39 @@ static enum status nccl_wait(struct ep *e, struct err *err)
     return check_healthy(n, err);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ---- */
 
 static enum status make_memory(struct ep_nccl *n, const struct ep_config *c, struct err *err)
 {
-    const bool   packed = c->mode == EP_THROUGHPUT;
+    const bool packed = c->mode == EP_THROUGHPUT;
     const size_t pairs = ep_pair_slots(c), size = (size_t)c->size;
     n->cuda.back_slots = packed ? pairs : pairs * size;
     TRY(ep_cuda_init(&n->cuda, &ep_nccl_ops, c, packed, err));
     n->cuda.call.window[0] = n->cuda.call.own;
     if (c->placement.n_logical == 0) return OK;
     const struct ep_layout *l = &n->cuda.call.at;
-    const size_t            rows = (packed ? pairs : pairs * size) * l->row_bytes, back = ep_max_slots(c) * l->back_bytes;
-    const cudaError_t       e = cudaHostAlloc((void **)&n->counts, sizeof *n->counts * size * (size_t)c->placement.n_physical, cudaHostAllocDefault);
-    if (e != cudaSuccess) return err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
+    const size_t rows = (packed ? pairs : pairs * size) * l->row_bytes,
+                 back = ep_max_slots(c) * l->back_bytes;
+    const cudaError_t e = cudaHostAlloc((void **)&n->counts,
+                                        sizeof *n->counts * size * (size_t)c->placement.n_physical,
+                                        cudaHostAllocDefault);
+    if (e != cudaSuccess)
+        return err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
     TRY(device_mem_alloc(c->device, rows + back, DEVICE_MEM_PRIVATE, &n->out, err));
     n->cuda.call.out_rows = n->out.ptr;
     n->cuda.call.out_back = n->cuda.call.out_rows + rows;
     return OK;
 }
 
-static enum status connect_ranks(struct ep_nccl *n, enum status st, struct ep_hello *hellos, struct err *err)
+static enum status connect_ranks(struct ep_nccl *n, enum status st, struct ep_hello *hellos,
+                                 struct err *err)
 {
     const struct ep_config *c = &n->cuda.base.config;
-    ncclUniqueId            id;
-    ncclConfig_t            config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     memset(&id, 0, sizeof id);
-    if (st == OK && c->rank == 0 && n->nccl.GetUniqueId(&id) != ncclSuccess) st = err_set(err, ERR_NODEV, "ep: NCCL makes no id");
+    if (st == OK && c->rank == 0 && n->nccl.GetUniqueId(&id) != ncclSuccess)
+        st = err_set(err, ERR_NODEV, "ep: NCCL makes no id");
     TRY(ep_handshake(&n->cuda.base, st, &id, sizeof id, hellos, err));
     memcpy(&id, hellos[0].payload, sizeof id);
     config.blocking = 0;
@@ -166,9 +180,11 @@ static void nccl_release(struct ep_nccl *n)
 static enum status nccl_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
     struct nccl_api api;
-    if (!c->exchange) return err_set(err, ERR_INVALID, "ep: the nccl backend needs an exchange, also for one rank");
+    if (!c->exchange)
+        return err_set(err, ERR_INVALID,
+                       "ep: the nccl backend needs an exchange, also for one rank");
     TRY(nccl_load(&api, err));
-    struct ep_nccl  *n = MEM_NEW(struct ep_nccl);
+    struct ep_nccl *n = MEM_NEW(struct ep_nccl);
     struct ep_hello *hellos = MEM_ARRAY(struct ep_hello, (size_t)c->size);
     n->nccl = api;
     const enum status st = connect_ranks(n, make_memory(n, c, err), hellos, err);
@@ -184,28 +200,34 @@ static enum status nccl_create(const struct ep_config *c, struct ep **out, struc
 static void nccl_free(struct ep *e)
 {
     struct ep_nccl *n = nccl_of(e);
-    struct err      err = { 0 };
-    if (nccl_wait(e, &err) == OK && wait_ready(n, n->nccl.CommFinalize(n->comm), &err) == OK && n->nccl.CommDestroy(n->comm) == ncclSuccess) n->comm = NULL;
+    struct err err = { 0 };
+    if (nccl_wait(e, &err) == OK && wait_ready(n, n->nccl.CommFinalize(n->comm), &err) == OK &&
+        n->nccl.CommDestroy(n->comm) == ncclSuccess)
+        n->comm = NULL;
     else if (err.code != OK) log_warn("ranks did not part together", "why=%s", err.text);
     if (n->comm) (void)n->nccl.CommAbort(n->comm);
     device_wait(e->config.device);
     nccl_release(n);
 }
 
-/* ---- exchanges --------------------------------------------------------------------------------------------------- */
+/* ---- exchanges ---- */
 
 /* Within a group a communicator that does not block may say so at every call. */
 static bool is_good(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
 
 /* Every rank sends and gets pieces; empty ones are left out on both sides. */
-static enum status exchange(struct ep_nccl *n, const unsigned char *from, const struct ep_nccl_span *out, unsigned char *to, const struct ep_nccl_span *in, size_t unit,
-                            struct err *err)
+static enum status exchange(struct ep_nccl *n, const unsigned char *from,
+                            const struct ep_nccl_span *out, unsigned char *to,
+                            const struct ep_nccl_span *in, size_t unit, struct err *err)
 {
     const cudaStream_t stream = n->cuda.device->stream;
-    ncclResult_t       r = n->nccl.GroupStart();
+    ncclResult_t r = n->nccl.GroupStart();
     for (int i = 0; i < n->cuda.base.config.size && is_good(r); i++) {
-        if (out[i].n) r = n->nccl.Send(from + out[i].at * unit, out[i].n * unit, ncclInt8, i, n->comm, stream);
-        if (in[i].n && is_good(r)) r = n->nccl.Recv(to + in[i].at * unit, in[i].n * unit, ncclInt8, i, n->comm, stream);
+        if (out[i].n)
+            r = n->nccl.Send(from + out[i].at * unit, out[i].n * unit, ncclInt8, i, n->comm,
+                             stream);
+        if (in[i].n && is_good(r))
+            r = n->nccl.Recv(to + in[i].at * unit, in[i].n * unit, ncclInt8, i, n->comm, stream);
     }
     const ncclResult_t ended = n->nccl.GroupEnd();
     return wait_ready(n, is_good(r) ? ended : r, err);
@@ -214,10 +236,14 @@ static enum status exchange(struct ep_nccl *n, const unsigned char *from, const 
 static enum status gather_counts(struct ep_nccl *n, struct err *err)
 {
     const struct ep_call *c = &n->cuda.call;
-    int32_t              *counts = (int32_t *)(void *)(c->own + c->at.counts);
-    TRY(ep_cuda_check(&n->cuda, ep_run_counts(n->cuda.device->stream, c), "counting rows of experts", err));
-    return wait_ready(n, n->nccl.AllGather(counts + (size_t)c->rank * (size_t)c->n_physical, counts, (size_t)c->n_physical, ncclInt32, n->comm,
-                                       n->cuda.device->stream), err);
+    int32_t *counts = (int32_t *)(void *)(c->own + c->at.counts);
+    TRY(ep_cuda_check(&n->cuda, ep_run_counts(n->cuda.device->stream, c),
+                      "counting rows of experts", err));
+    return wait_ready(n,
+                      n->nccl.AllGather(counts + (size_t)c->rank * (size_t)c->n_physical, counts,
+                                        (size_t)c->n_physical, ncclInt32, n->comm,
+                                        n->cuda.device->stream),
+                      err);
 }
 
 /* Rows that rank `from` sends to rank `to`. */
@@ -225,7 +251,8 @@ static size_t rows_between(const struct ep_nccl *n, int from, int to)
 {
     const struct ep_placement *p = &n->cuda.base.config.placement;
     size_t many = 0;
-    for (int32_t x = p->first[to]; x < p->first[to + 1]; x++) many += (size_t)n->counts[(size_t)from * (size_t)p->n_physical + (size_t)x];
+    for (int32_t x = p->first[to]; x < p->first[to + 1]; x++)
+        many += (size_t)n->counts[(size_t)from * (size_t)p->n_physical + (size_t)x];
     return many;
 }
 
@@ -236,7 +263,10 @@ static enum status check_room(const struct ep_nccl *n, struct err *err)
     for (int to = 0; to < c->size; to++) {
         size_t many = 0;
         for (int from = 0; from < c->size; from++) many += rows_between(n, from, to);
-        if (many > ep_max_slots(c)) return err_set(err, ERR_FULL, "ep: rank %d would get %zu rows at once, it has room for %zu", to, many, ep_max_slots(c));
+        if (many > ep_max_slots(c))
+            return err_set(err, ERR_FULL,
+                           "ep: rank %d would get %zu rows at once, it has room for %zu", to, many,
+                           ep_max_slots(c));
     }
     return OK;
 }
@@ -244,10 +274,13 @@ static enum status check_room(const struct ep_nccl *n, struct err *err)
 static enum status learn_counts(struct ep_nccl *n, struct ep_counts *out, struct err *err)
 {
     const struct ep_config *c = &n->cuda.base.config;
-    const struct ep_call   *call = &n->cuda.call;
-    const size_t            all = (size_t)c->size * (size_t)c->placement.n_physical;
-    TRY(ep_cuda_check(&n->cuda, cudaMemcpyAsync(n->counts, call->own + call->at.counts, all * sizeof *n->counts, cudaMemcpyDeviceToHost,
-                                                n->cuda.device->stream), "fetching counts", err));
+    const struct ep_call *call = &n->cuda.call;
+    const size_t all = (size_t)c->size * (size_t)c->placement.n_physical;
+    TRY(ep_cuda_check(&n->cuda,
+                      cudaMemcpyAsync(n->counts, call->own + call->at.counts,
+                                      all * sizeof *n->counts, cudaMemcpyDeviceToHost,
+                                      n->cuda.device->stream),
+                      "fetching counts", err));
     TRY(nccl_wait(&n->cuda.base, err));
     TRY(check_room(n, err));
     size_t to = 0, from = 0;
@@ -259,79 +292,105 @@ static enum status learn_counts(struct ep_nccl *n, struct ep_counts *out, struct
     }
     for (int32_t x = 0; x < n->cuda.base.n_local; x++) {
         n->cuda.host_counts[x] = 0;
-        for (int r = 0; r < c->size; r++) n->cuda.host_counts[x] += n->counts[(size_t)r * (size_t)c->placement.n_physical + (size_t)(call->first_local + x)];
+        for (int r = 0; r < c->size; r++)
+            n->cuda.host_counts[x] += n->counts[(size_t)r * (size_t)c->placement.n_physical +
+                                                (size_t)(call->first_local + x)];
     }
     *out = (struct ep_counts){ .n_slots = n->n_slots = from, .by_expert = n->cuda.host_counts };
     return OK;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
-static enum status nccl_plan(struct ep *e, const int32_t *experts, struct ep_counts *out, struct err *err)
+static enum status nccl_plan(struct ep *e, const int32_t *experts, struct ep_counts *out,
+                             struct err *err)
 {
     struct ep_nccl *n = nccl_of(e);
-    const size_t    pairs = ep_pair_slots(&e->config);
+    const size_t pairs = ep_pair_slots(&e->config);
     TRY(check_healthy(n, err));
     n->cuda.call.experts = experts;
     n->cuda.call.n_rows = (int32_t)e->n_rows;
-    TRY(ep_cuda_check(&n->cuda, ep_run_sort(n->cuda.device->stream, &n->cuda.call), "sorting rows by expert", err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_sort(n->cuda.device->stream, &n->cuda.call),
+                      "sorting rows by expert", err));
     TRY(gather_counts(n, err));
     if (e->config.mode == EP_THROUGHPUT) return learn_counts(n, out, err);
-    for (size_t r = 0; r < (size_t)e->config.size; r++) n->to[r] = n->from[r] = (struct ep_nccl_span){ r * pairs, pairs };
+    for (size_t r = 0; r < (size_t)e->config.size; r++)
+        n->to[r] = n->from[r] = (struct ep_nccl_span){ r * pairs, pairs };
     *out = (struct ep_counts){ .n_slots = n->n_slots = ep_max_slots(&e->config) };
     return OK;
 }
 
-static enum status nccl_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
+static enum status nccl_dispatch(struct ep *e, const float *x, size_t x_stride,
+                                 struct ep_batch *out, struct err *err)
 {
-    struct ep_nccl       *n = nccl_of(e);
+    struct ep_nccl *n = nccl_of(e);
     const struct ep_call *c = &n->cuda.call;
     TRY(check_healthy(n, err));
-    TRY(ep_cuda_check(&n->cuda, ep_run_send(n->cuda.device->stream, c, x, x_stride), "packing rows for experts", err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_send(n->cuda.device->stream, c, x, x_stride),
+                      "packing rows for experts", err));
     TRY(exchange(n, c->out_rows, n->to, c->own + c->at.rows, n->from, c->at.row_bytes, err));
-    TRY(ep_cuda_check(&n->cuda, ep_run_index(n->cuda.device->stream, c), "sorting rows that came", err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_index(n->cuda.device->stream, c), "sorting rows that came",
+                      err));
     *out = ep_cuda_batch(&n->cuda, n->n_slots);
     return OK;
 }
 
 static enum status nccl_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
-    struct ep_nccl       *n = nccl_of(e);
+    struct ep_nccl *n = nccl_of(e);
     const struct ep_call *c = &n->cuda.call;
     TRY(check_healthy(n, err));
-    TRY(ep_cuda_check(&n->cuda, ep_run_return(n->cuda.device->stream, c, a->out, n->n_slots), "packing results", err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_return(n->cuda.device->stream, c, a->out, n->n_slots),
+                      "packing results", err));
     TRY(exchange(n, c->out_back, n->from, c->own + c->at.back, n->to, c->at.back_bytes, err));
-    return ep_cuda_check(&n->cuda, ep_run_sum(n->cuda.device->stream, c, a), "adding results up", err);
+    return ep_cuda_check(&n->cuda, ep_run_sum(n->cuda.device->stream, c, a), "adding results up",
+                         err);
 }
 
-static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype dtype, struct err *err)
+static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype dtype,
+                                   struct err *err)
 {
-    struct ep_nccl       *n = nccl_of(e);
+    struct ep_nccl *n = nccl_of(e);
     const struct ep_call *c = &n->cuda.call;
-    const size_t          size = (size_t)e->config.size, rank = (size_t)e->config.rank, unit = dtype_block_bytes(dtype), part = div_up(n_x, size);
-    unsigned char        *parts = c->own + c->at.shared;
-    struct ep_nccl_span           mine[EP_RANKS_MAX], all[EP_RANKS_MAX], gathered[EP_RANKS_MAX];
+    const size_t size = (size_t)e->config.size, rank = (size_t)e->config.rank,
+                 unit = dtype_block_bytes(dtype), part = div_up(n_x, size);
+    unsigned char *parts = c->own + c->at.shared;
+    struct ep_nccl_span mine[EP_RANKS_MAX], all[EP_RANKS_MAX], gathered[EP_RANKS_MAX];
     TRY(check_healthy(n, err));
-    for (size_t r = 0; r < size; r++) all[r] = (struct ep_nccl_span){ min_size(r * part, n_x), min_size(part, n_x - min_size(r * part, n_x)) };
+    for (size_t r = 0; r < size; r++)
+        all[r] = (struct ep_nccl_span){ min_size(r * part, n_x),
+                                        min_size(part, n_x - min_size(r * part, n_x)) };
     for (size_t r = 0; r < size; r++) {
         mine[r] = all[rank];
         gathered[r] = (struct ep_nccl_span){ r * part, all[rank].n };
     }
     TRY(exchange(n, x, all, parts, gathered, unit, err));
     unsigned char *own = (unsigned char *)x + all[rank].at * unit;
-    TRY(ep_cuda_check(&n->cuda, ep_run_reduce(n->cuda.device->stream, c, parts, part * unit, own, all[rank].n, dtype), "a sum over ranks", err));
+    TRY(ep_cuda_check(
+        &n->cuda,
+        ep_run_reduce(n->cuda.device->stream, c, parts, part * unit, own, all[rank].n, dtype),
+        "a sum over ranks", err));
     mine[rank].n = all[rank].n = 0; /* is in its place */
     return exchange(n, x, mine, x, all, unit, err);
 }
 
-static enum status nccl_all_gather(struct ep *e, void *all, const void *mine, size_t bytes, struct err *err)
+static enum status nccl_all_gather(struct ep *e, void *all, const void *mine, size_t bytes,
+                                   struct err *err)
 {
     struct ep_nccl *n = nccl_of(e);
     TRY(check_healthy(n, err));
-    return wait_ready(n, n->nccl.AllGather(mine, all, bytes, ncclInt8, n->comm, n->cuda.device->stream), err);
+    return wait_ready(
+        n, n->nccl.AllGather(mine, all, bytes, ncclInt8, n->comm, n->cuda.device->stream), err);
 }
 
 const struct ep_ops ep_nccl_ops = {
-    .name = "nccl", .create = nccl_create, .free = nccl_free, .plan = nccl_plan, .dispatch = nccl_dispatch, .combine = nccl_combine,
-    .all_reduce = nccl_all_reduce, .all_gather = nccl_all_gather, .wait = nccl_wait,
+    .name = "nccl",
+    .create = nccl_create,
+    .free = nccl_free,
+    .plan = nccl_plan,
+    .dispatch = nccl_dispatch,
+    .combine = nccl_combine,
+    .all_reduce = nccl_all_reduce,
+    .all_gather = nccl_all_gather,
+    .wait = nccl_wait,
 };

@@ -1,9 +1,11 @@
-/* ep_peer.c - ranks on cards of one host: each opens the others' windows by CUDA IPC, kernels do the rest (ep_kernels.h). And one rank on a card, the
- * row self there: its own peer, which never waits long.
+/* ep_peer.c - ranks on cards of one host: each opens the others' windows by CUDA IPC, kernels do
+ * the rest (ep_kernels.h). And one rank on a card, the row self there: its own peer, which never
+ * waits long.
  *
  * Source: CUDA Runtime API, interprocess communication (cudaIpcGetMemHandle, cudaIpcOpenMemHandle).
- * LIMIT: what becomes of memory that a dead process had exported is the driver's affair. Where it stays until the others close it they meet their
- * deadline; where it goes, their next write is a fault of their card. Both are errors of ep_wait; which it is has not been seen on a card. */
+ * LIMIT: what becomes of memory that a dead process had exported is the driver's affair. Where it
+ * stays until the others close it they meet their deadline; where it goes, their next write is a
+ * fault of their card. Both are errors of ep_wait; which it is has not been seen on a card. */
 #include <assert.h>
 #include <string.h>
 
@@ -13,28 +15,32 @@
 
 static_assert(sizeof(cudaIpcMemHandle_t) <= EP_PAYLOAD_BYTES, "the handle's room");
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ---- */
 
 static void close_peer_windows(struct ep_cuda *cuda)
 {
     for (int r = 0; r < cuda->base.config.size; r++) {
-        if (r != cuda->base.config.rank && cuda->call.window[r]) (void)cudaIpcCloseMemHandle(cuda->call.window[r]);
+        if (r != cuda->base.config.rank && cuda->call.window[r])
+            (void)cudaIpcCloseMemHandle(cuda->call.window[r]);
         cuda->call.window[r] = NULL;
     }
 }
 
-static enum status open_peer_windows(struct ep_cuda *cuda, const struct ep_hello *hellos, struct err *err)
+static enum status open_peer_windows(struct ep_cuda *cuda, const struct ep_hello *hellos,
+                                     struct err *err)
 {
     const struct ep_config *c = &cuda->base.config;
     for (int r = 0; r < c->size; r++) {
         cudaIpcMemHandle_t handle;
-        void              *p = NULL;
+        void *p = NULL;
         if (r == c->rank) continue;
         memcpy(&handle, hellos[r].payload, sizeof handle);
         const cudaError_t e = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
         if (e != cudaSuccess) {
             (void)cudaGetLastError(); /* kept for others otherwise */
-            return err_set(err, ERR_UNSUPPORTED, "ep: the GPU memory of rank %d cannot be opened: %s", r, cudaGetErrorString(e));
+            return err_set(err, ERR_UNSUPPORTED,
+                           "ep: the GPU memory of rank %d cannot be opened: %s", r,
+                           cudaGetErrorString(e));
         }
         cuda->call.window[r] = p;
     }
@@ -42,20 +48,24 @@ static enum status open_peer_windows(struct ep_cuda *cuda, const struct ep_hello
 }
 
 /* Twice: to exchange handles, and to learn that all could open them. */
-static enum status exchange_handles(struct ep_cuda *cuda, enum status st, struct ep_hello *hellos, struct err *err)
+static enum status exchange_handles(struct ep_cuda *cuda, enum status st, struct ep_hello *hellos,
+                                    struct err *err)
 {
-    const bool         made = st == OK;
+    const bool made = st == OK;
     cudaIpcMemHandle_t handle;
     memset(&handle, 0, sizeof handle);
     if (made) {
         const cudaError_t e = cudaIpcGetMemHandle(&handle, cuda->window.ptr);
-        if (e != cudaSuccess) st = err_set(err, ERR_NODEV, "ep: the GPU's memory cannot be shared: %s", cudaGetErrorString(e));
+        if (e != cudaSuccess)
+            st = err_set(err, ERR_NODEV, "ep: the GPU's memory cannot be shared: %s",
+                         cudaGetErrorString(e));
     }
     TRY(ep_handshake(&cuda->base, st, &handle, sizeof handle, hellos, err));
     return ep_handshake(&cuda->base, open_peer_windows(cuda, hellos, err), NULL, 0, hellos, err);
 }
 
-static enum status begin(struct ep_cuda *cuda, const struct ep_ops *ops, const struct ep_config *c, struct err *err)
+static enum status begin(struct ep_cuda *cuda, const struct ep_ops *ops, const struct ep_config *c,
+                         struct err *err)
 {
     cuda->call.direct = true;
     const enum status st = ep_cuda_init(cuda, ops, c, false, err);
@@ -66,10 +76,14 @@ static enum status begin(struct ep_cuda *cuda, const struct ep_ops *ops, const s
 static enum status peer_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
     struct ep_hello hellos[EP_PEERS_MAX];
-    if (c->size > EP_PEERS_MAX) return err_set(err, ERR_UNSUPPORTED, "ep: the peer backend has at most %d ranks, not %d", EP_PEERS_MAX, c->size);
-    if (c->mode != EP_LOW_LATENCY) return err_set(err, ERR_UNSUPPORTED, "ep: the peer backend has no throughput mode; nccl has");
+    if (c->size > EP_PEERS_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "ep: the peer backend has at most %d ranks, not %d",
+                       EP_PEERS_MAX, c->size);
+    if (c->mode != EP_LOW_LATENCY)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "ep: the peer backend has no throughput mode; nccl has");
     struct ep_cuda *cuda = MEM_NEW(struct ep_cuda);
-    enum status     st = begin(cuda, &ep_peer_ops, c, err);
+    enum status st = begin(cuda, &ep_peer_ops, c, err);
     if (c->size > 1) st = exchange_handles(cuda, st, hellos, err);
     if (st == OK) *out = &cuda->base;
     if (st != OK) {
@@ -81,69 +95,93 @@ static enum status peer_create(const struct ep_config *c, struct ep **out, struc
 
 static enum status self_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
-    if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the self backend has one rank, not %d", c->size);
-    struct ep_cuda   *cuda = MEM_NEW(struct ep_cuda);
+    if (c->size != 1)
+        return err_set(err, ERR_UNSUPPORTED, "ep: the self backend has one rank, not %d", c->size);
+    struct ep_cuda *cuda = MEM_NEW(struct ep_cuda);
     const enum status st = begin(cuda, &ep_cuda_self_ops, c, err);
     if (st == OK) *out = &cuda->base;
     else ep_cuda_release(cuda);
     return st;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 /* What a single rank gets is what it sends; by_expert has its place behind begin. */
 static enum status learn_counts(struct ep_cuda *cuda, struct ep_counts *out)
 {
     const struct ep_config *c = &cuda->base.config;
     int32_t *begin = cuda->host_counts + c->placement.n_physical;
-    device_download(c->device, begin, cuda->call.begin, sizeof *begin * ((size_t)c->placement.n_physical + 1));
-    for (int32_t x = 0; x < c->placement.n_physical; x++) cuda->host_counts[x] = begin[x + 1] - begin[x];
-    *out = (struct ep_counts){ .n_slots = cuda->base.n_rows * (size_t)c->n_used, .by_expert = cuda->host_counts };
+    device_download(c->device, begin, cuda->call.begin,
+                    sizeof *begin * ((size_t)c->placement.n_physical + 1));
+    for (int32_t x = 0; x < c->placement.n_physical; x++)
+        cuda->host_counts[x] = begin[x + 1] - begin[x];
+    *out = (struct ep_counts){
+        .n_slots = cuda->base.n_rows * (size_t)c->n_used,
+        .by_expert = cuda->host_counts,
+    };
     return OK;
 }
 
-static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_counts *out, struct err *err)
+static enum status peer_plan(struct ep *e, const int32_t *experts, struct ep_counts *out,
+                             struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
     TRY(ep_cuda_fault(cuda, err));
     cuda->call.experts = experts;
     cuda->call.n_rows = (int32_t)e->n_rows;
-    TRY(ep_cuda_check(cuda, ep_run_sort(cuda->device->stream, &cuda->call), "sorting rows by expert", err));
+    TRY(ep_cuda_check(cuda, ep_run_sort(cuda->device->stream, &cuda->call),
+                      "sorting rows by expert", err));
     *out = (struct ep_counts){ .n_slots = ep_max_slots(&e->config) };
     return e->config.mode == EP_THROUGHPUT ? learn_counts(cuda, out) : OK;
 }
 
-static enum status peer_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
+static enum status peer_dispatch(struct ep *e, const float *x, size_t x_stride,
+                                 struct ep_batch *out, struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
-    TRY(ep_cuda_check(cuda, ep_run_send(cuda->device->stream, &cuda->call, x, x_stride), "sending rows to experts", err));
-    TRY(ep_cuda_check(cuda, ep_run_index(cuda->device->stream, &cuda->call), "waiting for rows", err));
-    *out = ep_cuda_batch(cuda, e->config.mode == EP_THROUGHPUT ? e->n_rows * (size_t)e->config.n_used : ep_max_slots(&e->config));
+    TRY(ep_cuda_check(cuda, ep_run_send(cuda->device->stream, &cuda->call, x, x_stride),
+                      "sending rows to experts", err));
+    TRY(ep_cuda_check(cuda, ep_run_index(cuda->device->stream, &cuda->call), "waiting for rows",
+                      err));
+    *out = ep_cuda_batch(cuda, e->config.mode == EP_THROUGHPUT
+                                   ? e->n_rows * (size_t)e->config.n_used
+                                   : ep_max_slots(&e->config));
     return OK;
 }
 
 static enum status peer_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
-    TRY(ep_cuda_check(cuda, ep_run_return(cuda->device->stream, &cuda->call, a->out, ep_max_slots(&e->config)), "returning results", err));
-    return ep_cuda_check(cuda, ep_run_sum(cuda->device->stream, &cuda->call, a), "adding results up", err);
+    TRY(ep_cuda_check(
+        cuda, ep_run_return(cuda->device->stream, &cuda->call, a->out, ep_max_slots(&e->config)),
+        "returning results", err));
+    return ep_cuda_check(cuda, ep_run_sum(cuda->device->stream, &cuda->call, a),
+                         "adding results up", err);
 }
 
-static enum status peer_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err)
+static enum status peer_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype,
+                                   struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
     if (e->config.size == 1) return OK;
     TRY(ep_cuda_fault(cuda, err));
-    TRY(ep_cuda_check(cuda, ep_run_share(cuda->device->stream, &cuda->call, x, n * dtype_block_bytes(dtype)), "a sum over ranks", err));
-    return ep_cuda_check(cuda, ep_run_reduce(cuda->device->stream, &cuda->call, NULL, 0, x, n, dtype), "a sum over ranks", err);
+    TRY(ep_cuda_check(
+        cuda, ep_run_share(cuda->device->stream, &cuda->call, x, n * dtype_block_bytes(dtype)),
+        "a sum over ranks", err));
+    return ep_cuda_check(cuda,
+                         ep_run_reduce(cuda->device->stream, &cuda->call, NULL, 0, x, n, dtype),
+                         "a sum over ranks", err);
 }
 
-static enum status peer_all_gather(struct ep *e, void *all, const void *mine, size_t bytes, struct err *err)
+static enum status peer_all_gather(struct ep *e, void *all, const void *mine, size_t bytes,
+                                   struct err *err)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
     TRY(ep_cuda_fault(cuda, err));
-    TRY(ep_cuda_check(cuda, ep_run_share(cuda->device->stream, &cuda->call, mine, bytes), "gathering from ranks", err));
-    return ep_cuda_check(cuda, ep_run_gather(cuda->device->stream, &cuda->call, all, bytes), "gathering from ranks", err);
+    TRY(ep_cuda_check(cuda, ep_run_share(cuda->device->stream, &cuda->call, mine, bytes),
+                      "gathering from ranks", err));
+    return ep_cuda_check(cuda, ep_run_gather(cuda->device->stream, &cuda->call, all, bytes),
+                         "gathering from ranks", err);
 }
 
 static enum status peer_wait(struct ep *e, struct err *err)
@@ -157,21 +195,36 @@ static enum status peer_wait(struct ep *e, struct err *err)
 static void peer_free(struct ep *e)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);
-    const bool      one = e->config.size == 1;
+    const bool one = e->config.size == 1;
     struct ep_hello hellos[EP_PEERS_MAX];
-    struct err      err = { 0 };
+    struct err err = { 0 };
     const enum status st = peer_wait(e, &err);
     close_peer_windows(cuda);
-    if (!one && st == OK && ep_handshake(e, OK, NULL, 0, hellos, &err) != OK) log_warn("ranks did not part together", "why=%s", err.text);
+    if (!one && st == OK && ep_handshake(e, OK, NULL, 0, hellos, &err) != OK)
+        log_warn("ranks did not part together", "why=%s", err.text);
     ep_cuda_release(cuda);
 }
 
 const struct ep_ops ep_peer_ops = {
-    .name = "peer", .create = peer_create, .free = peer_free, .plan = peer_plan, .dispatch = peer_dispatch, .combine = peer_combine,
-    .all_reduce = peer_all_reduce, .all_gather = peer_all_gather, .wait = peer_wait,
+    .name = "peer",
+    .create = peer_create,
+    .free = peer_free,
+    .plan = peer_plan,
+    .dispatch = peer_dispatch,
+    .combine = peer_combine,
+    .all_reduce = peer_all_reduce,
+    .all_gather = peer_all_gather,
+    .wait = peer_wait,
 };
 
 const struct ep_ops ep_cuda_self_ops = {
-    .name = "self", .create = self_create, .free = peer_free, .plan = peer_plan, .dispatch = peer_dispatch, .combine = peer_combine,
-    .all_reduce = peer_all_reduce, .all_gather = peer_all_gather, .wait = peer_wait,
+    .name = "self",
+    .create = self_create,
+    .free = peer_free,
+    .plan = peer_plan,
+    .dispatch = peer_dispatch,
+    .combine = peer_combine,
+    .all_reduce = peer_all_reduce,
+    .all_gather = peer_all_gather,
+    .wait = peer_wait,
 };

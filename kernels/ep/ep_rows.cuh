@@ -1,4 +1,5 @@
-/* ep_rows.cuh - rows as they travel: f32, bf16, e4m3 with scales. Four elements of a row at a time. Thread: device. */
+/* ep_rows.cuh - rows as they travel: f32, bf16, e4m3 with scales. Four elements of a row at a time.
+ * Thread: device. */
 #ifndef BATON_KERNELS_EP_EP_ROWS_CUH
 #define BATON_KERNELS_EP_EP_ROWS_CUH
 
@@ -10,8 +11,10 @@ enum { EP_QUAD = 4 };
 /* Elements k .. k + 3, zeros from n on. */
 static __device__ __forceinline__ float4 quad_from(const float *x, size_t k, size_t n)
 {
-    if ((uintptr_t)(x + k) % 16 == 0 && k + EP_QUAD <= n) return *(const float4 *)(const void *)(x + k);
-    return make_float4(k < n ? x[k] : 0, k + 1 < n ? x[k + 1] : 0, k + 2 < n ? x[k + 2] : 0, k + 3 < n ? x[k + 3] : 0);
+    if ((uintptr_t)(x + k) % 16 == 0 && k + EP_QUAD <= n)
+        return *(const float4 *)(const void *)(x + k);
+    return make_float4(k < n ? x[k] : 0, k + 1 < n ? x[k + 1] : 0, k + 2 < n ? x[k + 2] : 0,
+                       k + 3 < n ? x[k + 3] : 0);
 }
 
 /* A warp's 128 elements from k on, lane by lane four: their common scale. */
@@ -23,8 +26,8 @@ static __device__ __forceinline__ float warp_scale(float4 v)
 
 static __device__ __forceinline__ unsigned quad_to_e4m3(float4 v, float scale)
 {
-    return float_to_e4m3(__fdiv_rn(v.x, scale)) | float_to_e4m3(__fdiv_rn(v.y, scale)) << 8 | float_to_e4m3(__fdiv_rn(v.z, scale)) << 16 |
-           float_to_e4m3(__fdiv_rn(v.w, scale)) << 24;
+    return float_to_e4m3(__fdiv_rn(v.x, scale)) | float_to_e4m3(__fdiv_rn(v.y, scale)) << 8 |
+           float_to_e4m3(__fdiv_rn(v.z, scale)) << 16 | float_to_e4m3(__fdiv_rn(v.w, scale)) << 24;
 }
 
 #endif

@@ -7,12 +7,13 @@
 #include "shared/base/mem.h"
 
 struct ep_self {
-    struct ep          base; /* first */
+    struct ep base; /* first */
     struct ep_row_layout layout;
-    int32_t           *chosen, *index; /* [max_rows n_used]: the physical expert of a (row, choice), and its slot */
-    int32_t           *begin;          /* [n_physical + 1] */
-    int32_t           *counts, *x_rows;
-    unsigned char     *x;              /* [max_rows n_used] rows as they travel */
+    int32_t *chosen, *index; /* [max_rows n_used]: the physical expert of a (row, choice),
+                              * and its slot */
+    int32_t *begin;          /* [n_physical + 1] */
+    int32_t *counts, *x_rows;
+    unsigned char *x; /* [max_rows n_used] rows as they travel */
 };
 
 static struct ep_self *self_of(struct ep *e) { return (struct ep_self *)e; }
@@ -32,8 +33,9 @@ static void self_free(struct ep *e)
 
 static enum status self_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
-    if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the self backend has one rank, not %d", c->size);
-    const size_t    n = ep_pair_slots(c), n_physical = (size_t)c->placement.n_physical;
+    if (c->size != 1)
+        return err_set(err, ERR_UNSUPPORTED, "ep: the self backend has one rank, not %d", c->size);
+    const size_t n = ep_pair_slots(c), n_physical = (size_t)c->placement.n_physical;
     struct ep_self *s = MEM_NEW(struct ep_self);
     ep_init(&s->base, &ep_self_ops, c);
     *out = &s->base;
@@ -48,14 +50,17 @@ static enum status self_create(const struct ep_config *c, struct ep **out, struc
     return OK;
 }
 
-static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_counts *out, struct err *err)
+static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_counts *out,
+                             struct err *err)
 {
-    struct ep_self            *s = self_of(e);
+    struct ep_self *s = self_of(e);
     const struct ep_placement *p = &e->config.placement;
-    const size_t               used = (size_t)e->config.n_used, n = e->n_rows * used;
+    const size_t used = (size_t)e->config.n_used, n = e->n_rows * used;
     memset(s->counts, 0, sizeof *s->counts * (size_t)p->n_physical);
     for (size_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= p->n_logical) return err_set(err, ERR_INVALID, "ep: a row chose expert %d of %d", experts[i], p->n_logical);
+        if (experts[i] < 0 || experts[i] >= p->n_logical)
+            return err_set(err, ERR_INVALID, "ep: a row chose expert %d of %d", experts[i],
+                           p->n_logical);
         const int32_t at = p->copies[experts[i]], copies = p->copies[experts[i] + 1] - at;
         s->chosen[i] = p->physical[at + (int32_t)(i / used) % copies];
         s->counts[s->chosen[i]]++;
@@ -68,19 +73,22 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
             if (s->chosen[i] == x) s->index[i] = slot++;
     }
     *out = (struct ep_counts){ .n_slots = n, .by_expert = s->counts };
-    if (e->config.mode == EP_LOW_LATENCY) *out = (struct ep_counts){ .n_slots = ep_max_slots(&e->config) };
+    if (e->config.mode == EP_LOW_LATENCY)
+        *out = (struct ep_counts){ .n_slots = ep_max_slots(&e->config) };
     return OK;
 }
 
 /* A row as it travels; bytes behind the elements are zero from the beginning. */
-static void send_row(const struct ep_config *c, const struct ep_row_layout *f, const float *x, unsigned char *to)
+static void send_row(const struct ep_config *c, const struct ep_row_layout *f, const float *x,
+                     unsigned char *to)
 {
     const size_t n = (size_t)c->hidden;
     if (c->send == DTYPE_F32) memcpy(to, x, n * sizeof *x);
-    for (size_t k = 0; c->send == DTYPE_BF16 && k < n; k++) ((uint16_t *)(void *)to)[k] = float_to_bf16(x[k]);
+    for (size_t k = 0; c->send == DTYPE_BF16 && k < n; k++)
+        ((uint16_t *)(void *)to)[k] = float_to_bf16(x[k]);
     for (size_t g = 0; c->send == DTYPE_F8_E4M3 && g < n; g += EP_SCALE_STEP) {
         const size_t end = g + EP_SCALE_STEP < n ? g + EP_SCALE_STEP : n;
-        float        top = 0;
+        float top = 0;
         for (size_t k = g; k < end; k++) top = fmaxf(top, fabsf(x[k]));
         const float scale = top > 0 ? top / 448.0f : 1.0f;
         ((float *)(void *)(to + f->scales_at))[g / EP_SCALE_STEP] = scale;
@@ -88,35 +96,44 @@ static void send_row(const struct ep_config *c, const struct ep_row_layout *f, c
     }
 }
 
-static enum status self_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
+static enum status self_dispatch(struct ep *e, const float *x, size_t x_stride,
+                                 struct ep_batch *out, struct err *err)
 {
     struct ep_self *s = self_of(e);
-    const size_t    used = (size_t)e->config.n_used, n = e->n_rows * used;
+    const size_t used = (size_t)e->config.n_used, n = e->n_rows * used;
     (void)err;
     for (size_t i = 0; i < n; i++) {
         unsigned char *to = s->x + (size_t)s->index[i] * s->layout.row_bytes;
-        const int32_t  tail[2] = { 0, (int32_t)i };
+        const int32_t tail[2] = { 0, (int32_t)i };
         send_row(&e->config, &s->layout, x + i / used * x_stride, to);
         memcpy(to + s->layout.tail_at, tail, sizeof tail);
         s->x_rows[i] = (int32_t)i;
     }
-    *out = (struct ep_batch){ .n_slots = e->config.mode == EP_LOW_LATENCY ? ep_max_slots(&e->config) : n, .n_local = e->n_local, .begin = s->begin,
-                              .x_rows = s->x_rows, .x = s->x, .row_bytes = s->layout.row_bytes, .scales_at = s->layout.scales_at };
+    *out = (struct ep_batch){
+        .n_slots = e->config.mode == EP_LOW_LATENCY ? ep_max_slots(&e->config) : n,
+        .n_local = e->n_local,
+        .begin = s->begin,
+        .x_rows = s->x_rows,
+        .x = s->x,
+        .row_bytes = s->layout.row_bytes,
+        .scales_at = s->layout.scales_at,
+    };
     return OK;
 }
 
 static enum status self_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
     struct ep_self *s = self_of(e);
-    const size_t    used = (size_t)e->config.n_used, hidden = (size_t)e->config.hidden;
-    const bool      rounds = e->config.back == DTYPE_BF16;
+    const size_t used = (size_t)e->config.n_used, hidden = (size_t)e->config.hidden;
+    const bool rounds = e->config.back == DTYPE_BF16;
     (void)err;
     for (size_t i = 0; i < e->n_rows; i++)
         for (size_t k = 0; k < hidden; k++) {
             float sum = a->add ? a->y[i * hidden + k] : 0;
             for (size_t j = 0; j < used; j++) {
                 const float v = a->out[(size_t)s->index[i * used + j] * hidden + k];
-                sum = fmaf(a->weights[i * used + j], rounds ? float_from_bf16(float_to_bf16(v)) : v, sum);
+                sum = fmaf(a->weights[i * used + j], rounds ? float_from_bf16(float_to_bf16(v)) : v,
+                           sum);
             }
             a->y[i * hidden + k] = sum;
         }
@@ -124,13 +141,15 @@ static enum status self_combine(struct ep *e, const struct ep_combine_args *a, s
 }
 
 /* The sum over one rank is what it has. */
-static enum status self_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err)
+static enum status self_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype,
+                                   struct err *err)
 {
     (void)e, (void)x, (void)n, (void)dtype, (void)err;
     return OK;
 }
 
-static enum status self_all_gather(struct ep *e, void *all, const void *mine, size_t bytes, struct err *err)
+static enum status self_all_gather(struct ep *e, void *all, const void *mine, size_t bytes,
+                                   struct err *err)
 {
     (void)e, (void)err;
     memmove(all, mine, bytes);
@@ -144,6 +163,14 @@ static enum status self_wait(struct ep *e, struct err *err)
 }
 
 const struct ep_ops ep_self_ops = {
-    .name = "self", .on_host = true, .create = self_create, .free = self_free, .plan = self_plan, .dispatch = self_dispatch, .combine = self_combine,
-    .all_reduce = self_all_reduce, .all_gather = self_all_gather, .wait = self_wait,
+    .name = "self",
+    .on_host = true,
+    .create = self_create,
+    .free = self_free,
+    .plan = self_plan,
+    .dispatch = self_dispatch,
+    .combine = self_combine,
+    .all_reduce = self_all_reduce,
+    .all_gather = self_all_gather,
+    .wait = self_wait,
 };

@@ -1,18 +1,24 @@
-/* ep_signals.cuh - how kernels of several ranks wait for each other: epochs, flags, a deadline, one fault for all. Thread: device.
+/* ep_signals.cuh - how kernels of several ranks wait for each other: epochs, flags, a deadline, one
+ * fault for all. Thread: device.
  *
- * No block waits for another block: the last of a grid that ends does what comes after all of them, and waiting is for other ranks alone. */
+ * No block waits for another block: the last of a grid that ends does what comes after all of them,
+ * and waiting is for other ranks alone. */
 #ifndef BATON_KERNELS_EP_EP_SIGNALS_CUH
 #define BATON_KERNELS_EP_EP_SIGNALS_CUH
 
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/ep/ep_kernels.h"
 
-static __device__ __forceinline__ unsigned *fault_word(const ep_call &c, int rank) { return (unsigned *)(void *)(c.window[rank] + c.at.fault); }
+static __device__ __forceinline__ unsigned *fault_word(const ep_call &c, int rank)
+{
+    return (unsigned *)(void *)(c.window[rank] + c.at.fault);
+}
 
 /* In the window of rank `to`, written by rank `from`. */
 static __device__ __forceinline__ unsigned *flag_word(const ep_call &c, int kind, int to, int from)
 {
-    return (unsigned *)(void *)(c.window[to] + c.at.flags + ((size_t)kind * c.size + from) * EP_FLAG_BYTES);
+    return (unsigned *)(void *)(c.window[to] + c.at.flags +
+                                ((size_t)kind * c.size + from) * EP_FLAG_BYTES);
 }
 
 /* The first fault of this rank becomes all ranks'. */
@@ -37,7 +43,9 @@ static __device__ __forceinline__ bool has_fault(const ep_call &c)
 /* The whole block, which gets one answer; a glance, which orders nothing. */
 static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
 {
-    return __syncthreads_or(threadIdx.x == 0 && *(const volatile unsigned *)(const void *)(c.own + c.at.fault) != 0) != 0;
+    return __syncthreads_or(threadIdx.x == 0 &&
+                            *(const volatile unsigned *)(const void *)(c.own + c.at.fault) != 0) !=
+           0;
 }
 
 static __device__ inline bool wait_for_flag(const ep_call &c, int kind, int from)
@@ -55,15 +63,18 @@ static __device__ inline bool wait_for_flag(const ep_call &c, int kind, int from
     return true;
 }
 
-/* The whole block: have all ranks done what the flag tells? False after a fault: what they should have written is not there. */
+/* The whole block: have all ranks done what the flag tells? False after a fault: what they should
+ * have written is not there. */
 static __device__ inline bool wait_for_all(const ep_call &c, int kind)
 {
     int good = threadIdx.x != 0 || !has_fault(c);
-    for (int r = (int)threadIdx.x; good && r < c.size; r += (int)blockDim.x) good = wait_for_flag(c, kind, r);
+    for (int r = (int)threadIdx.x; good && r < c.size; r += (int)blockDim.x)
+        good = wait_for_flag(c, kind, r);
     return __syncthreads_and(good) != 0;
 }
 
-/* The whole block, when it has written what it had to: is it the grid's last? Then all of the grid's writes have been made. */
+/* The whole block, when it has written what it had to: is it the grid's last? Then all of the
+ * grid's writes have been made. */
 static __device__ inline bool is_last_block(const ep_call &c)
 {
     int last = 0;
@@ -86,7 +97,8 @@ static __device__ inline void signal_all(const ep_call &c, int kind)
         __threadfence_system();
         c.epochs[kind] = epoch;
     }
-    for (int r = (int)threadIdx.x; r < c.size; r += (int)blockDim.x) store_release_system(flag_word(c, kind, r, c.rank), epoch);
+    for (int r = (int)threadIdx.x; r < c.size; r += (int)blockDim.x)
+        store_release_system(flag_word(c, kind, r, c.rank), epoch);
 }
 
 #endif

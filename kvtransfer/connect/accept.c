@@ -15,7 +15,8 @@ enum { ACCEPT_PAUSE_MS = 100 }; /* somebody has to close something first */
 static void watch(int epoll_fd, int listen_fd, bool yes)
 {
     struct epoll_event e = { .events = yes ? EPOLLIN : 0u };
-    (void)epoll_ctl(epoll_fd, EPOLL_CTL_MOD, listen_fd, &e); /* both descriptors are ours and in place */
+    /* both descriptors are ours and in place */
+    (void)epoll_ctl(epoll_fd, EPOLL_CTL_MOD, listen_fd, &e);
 }
 
 int kvt_accept(const char *row, int epoll_fd, int listen_fd, uint64_t *again_ms)
@@ -24,7 +25,8 @@ int kvt_accept(const char *row, int epoll_fd, int listen_fd, uint64_t *again_ms)
     do fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     while (fd < 0 && (errno == ECONNABORTED || errno == EINTR));
     if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-        log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", row, strerror(errno), ACCEPT_PAUSE_MS);
+        log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", row, strerror(errno),
+                 ACCEPT_PAUSE_MS);
         watch(epoll_fd, listen_fd, false);
         *again_ms = clock_ms() + ACCEPT_PAUSE_MS;
     }

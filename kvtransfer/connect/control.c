@@ -1,9 +1,11 @@
 /* control.c - the hub of control connections; see control.h for the protocol and its invariants.
  *
- * Life of a connection here: CONNECTING → WAITING → OPEN or GREETING → OPEN, then LOST (said, still the row's), then LEAVING: the row has
- * closed it, what it queued goes out, the write side is shut, and what the peer still sends is read away, because closing a socket with
- * unread bytes resets it and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed only at the
- * beginning of control_poll, so that a handler may close any connection while events about it are still in hand. Thread: transfer. */
+ * Life of a connection here: CONNECTING → WAITING → OPEN or GREETING → OPEN, then LOST (said, still
+ * the row's), then LEAVING: the row has closed it, what it queued goes out, the write side is shut,
+ * and what the peer still sends is read away, because closing a socket with unread bytes resets it
+ * and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed only at the
+ * beginning of control_poll, so that a handler may close any connection while events about it are
+ * still in hand. Thread: transfer. */
 #include "kvtransfer/connect/control.h"
 
 #include <assert.h>
@@ -24,50 +26,60 @@
 #include "shared/base/mem.h"
 
 enum {
-    FRAME_MAGIC = 0x4346,   /* "FC" */
+    FRAME_MAGIC = 0x4346, /* "FC" */
     ACCEPTS_PER_POLL = 16,
     LEAVE_MS = 1000,
-    LEAVE_READS = 16,       /* per poll: a peer that goes on sending does not hold the thread */
+    LEAVE_READS = 16, /* per poll: a peer that goes on sending does not hold the thread */
     DEADLINE_CHECK_MS = 50,
-    KEEPALIVE_S = 1,        /* first probe after this long without a byte, and the time between probes */
-    USER_TIMEOUT_MS = 2000, /* with a keepalive: idle and unacknowledged connections alike end 2 s after the host went (tcp(7)) */
+    KEEPALIVE_S = 1,        /* first probe after this long without a byte, and the time between
+                             * probes */
+    USER_TIMEOUT_MS = 2000, /* with a keepalive: idle and unacknowledged connections alike end 2 s
+                             * after the host went (tcp(7)) */
     COMPACT_BYTES = 64 * 1024
 };
 
 struct wire_frame {
     uint16_t magic;
-    uint8_t  kind, zero;
+    uint8_t kind, zero;
     uint32_t length;
     uint64_t after;
 };
 static_assert(sizeof(struct wire_frame) == CONTROL_HEAD_BYTES, "wire size");
 static_assert(CONTROL_HEAD_BYTES + CONTROL_BODY_MAX <= CONTROL_IN_BYTES, "a whole frame fits");
 
-enum conn_state { CONN_CONNECTING, CONN_WAITING, CONN_GREETING, CONN_OPEN, CONN_LOST, CONN_LEAVING };
+enum conn_state {
+    CONN_CONNECTING,
+    CONN_WAITING,
+    CONN_GREETING,
+    CONN_OPEN,
+    CONN_LOST,
+    CONN_LEAVING
+};
 
 struct conn {
     struct control_conn base;
-    struct list         link;
-    enum conn_state     state;
-    int                 fd;
-    uint64_t            deadline_ms; /* CONNECTING, WAITING, GREETING, LEAVING */
-    bool                wants_write, shut, broken; /* broken: the socket takes no more bytes */
-    struct buf          out;
-    size_t              out_sent;    /* bytes of it the kernel has taken */
-    size_t              in_have;
-    uint8_t             in[CONTROL_IN_BYTES];
+    struct list link;
+    enum conn_state state;
+    int fd;
+    uint64_t deadline_ms;           /* CONNECTING, WAITING, GREETING, LEAVING */
+    bool wants_write, shut, broken; /* broken: the socket takes no more bytes */
+    struct buf out;
+    size_t out_sent; /* bytes of it the kernel has taken */
+    size_t in_have;
+    uint8_t in[CONTROL_IN_BYTES];
 };
 
 struct control_hub {
-    const struct kvt_env   *env;
-    const char             *row;
-    int                     epoll_fd, listen_fd;
-    uint16_t                port;
-    const char             *ifname; /* outgoing connections leave from it; NULL: from where the kernel chooses */
-    struct buf              address;
-    struct list             conns;
-    uint32_t                n_conns;
-    uint64_t                checked_ms, accept_again_ms; /* accept_again_ms: 0 while accepting */
+    const struct kvt_env *env;
+    const char *row;
+    int epoll_fd, listen_fd;
+    uint16_t port;
+    const char *ifname; /* outgoing connections leave from it; NULL: from where the
+                         * kernel chooses */
+    struct buf address;
+    struct list conns;
+    uint32_t n_conns;
+    uint64_t checked_ms, accept_again_ms; /* accept_again_ms: 0 while accepting */
 };
 
 /* ---- frames ---- */
@@ -79,14 +91,20 @@ enum status control_frame_decode(const void *in, size_t n, struct control_frame 
     memcpy(&w, in, sizeof w);
     if (w.magic != FRAME_MAGIC || w.zero || w.length > CONTROL_BODY_MAX) return ERR_FORMAT;
     if (n - sizeof w < w.length) return ERR_BUSY;
-    *out = (struct control_frame){ .kind = w.kind, .after = w.after, .body = { (const char *)in + sizeof w, w.length } };
+    *out = (struct control_frame){
+        .kind = w.kind,
+        .after = w.after,
+        .body = { (const char *)in + sizeof w, w.length },
+    };
     *used = sizeof w + w.length;
     return OK;
 }
 
 void control_frame_encode(struct buf *out, uint8_t kind, uint64_t after, const void *body, size_t n)
 {
-    struct wire_frame w = { .magic = FRAME_MAGIC, .kind = kind, .length = (uint32_t)n, .after = after };
+    struct wire_frame w = {
+        .magic = FRAME_MAGIC, .kind = kind, .length = (uint32_t)n, .after = after
+    };
     buf_add(out, &w, sizeof w);
     if (n) buf_add(out, body, n);
 }
@@ -106,7 +124,10 @@ static void want_write(struct conn *c, bool yes)
     watch(c, EPOLL_CTL_MOD);
 }
 
-static void unwatch(struct conn *c) { (void)epoll_ctl(c->base.hub->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL); }
+static void unwatch(struct conn *c)
+{
+    (void)epoll_ctl(c->base.hub->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+}
 
 static void set_options(int fd)
 {
@@ -146,7 +167,8 @@ static void free_conn(struct conn *c)
 static void write_out(struct conn *c)
 {
     while (!c->broken && c->out_sent < c->out.len) {
-        ssize_t n = send(c->fd, c->out.data + c->out_sent, c->out.len - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = send(c->fd, c->out.data + c->out_sent, c->out.len - c->out_sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
         if (n < 0) c->broken = true;
@@ -172,7 +194,8 @@ static void queue_preamble(struct conn *c, const struct kvt_preamble *p)
 /* The row or the protocol has no more use for it. */
 static void leave(struct conn *c)
 {
-    if (c->state == CONN_LOST || c->state == CONN_CONNECTING) { /* nothing can go out any more, or nothing has come in */
+    /* nothing can go out any more, or nothing has come in */
+    if (c->state == CONN_LOST || c->state == CONN_CONNECTING) {
         if (c->state == CONN_CONNECTING) unwatch(c);
         c->broken = true;
     }
@@ -204,8 +227,10 @@ static void say(struct conn *c, control_handler *on_event, void *arg, struct con
     on_event(arg, &ev);
 }
 
-/* End a connection for a reason of this side's or the network's; one that was never announced goes silently. */
-static void lose(struct conn *c, enum status st, const char *text, control_handler *on_event, void *arg)
+/* End a connection for a reason of this side's or the network's; one that was never announced goes
+ * silently. */
+static void lose(struct conn *c, enum status st, const char *text, control_handler *on_event,
+                 void *arg)
 {
     if (c->state >= CONN_LOST) return;
     if (c->state == CONN_GREETING) {
@@ -237,7 +262,9 @@ static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
             return false;
         }
         good = env->admit(env->arg, p.ticket) == OK;
-        queue_preamble(c, &(struct kvt_preamble){ .kind = good ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED });
+        queue_preamble(c, &(struct kvt_preamble){
+                              .kind = good ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED,
+                          });
         if (!good) {
             leave(c);
             return false;
@@ -245,7 +272,9 @@ static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
         write_out(c);
     } else if (!good || p.kind != KVT_PREAMBLE_WELCOME) {
         bool refused = good && p.kind == KVT_PREAMBLE_REFUSED;
-        lose(c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT, refused ? "the receiver refused the ticket" : "the peer does not speak this protocol", on_event, arg);
+        lose(c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT,
+             refused ? "the receiver refused the ticket" : "the peer does not speak this protocol",
+             on_event, arg);
         return false;
     }
     c->state = CONN_OPEN;
@@ -268,14 +297,17 @@ static void parse(struct conn *c, control_handler *on_event, void *arg)
         enum status st = control_frame_decode(c->in + at, c->in_have - at, &f, &used);
         if (st == ERR_FORMAT) lose(c, st, "malformed frame", on_event, arg);
         if (st != OK) break;
-        say(c, on_event, arg, (struct control_event){ .kind = CONTROL_FRAME, .frame = f.kind, .after = f.after, .body = f.body });
+        say(c, on_event, arg,
+            (struct control_event){
+                .kind = CONTROL_FRAME, .frame = f.kind, .after = f.after, .body = f.body });
         at += used;
     }
     memmove(c->in, c->in + at, c->in_have - at);
     c->in_have -= at;
 }
 
-/* One read per connection and poll, so that connections share the thread; epoll tells again what was left. */
+/* One read per connection and poll, so that connections share the thread; epoll tells again what
+ * was left. */
 static void read_in(struct conn *c, control_handler *on_event, void *arg)
 {
     ssize_t n;
@@ -283,7 +315,8 @@ static void read_in(struct conn *c, control_handler *on_event, void *arg)
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (n <= 0) {
-        lose(c, ERR_PEER_LOST, n == 0 ? "the peer closed the connection" : strerror(errno), on_event, arg);
+        lose(c, ERR_PEER_LOST, n == 0 ? "the peer closed the connection" : strerror(errno),
+             on_event, arg);
         return;
     }
     c->in_have += (size_t)n;
@@ -315,12 +348,14 @@ static void accept_conns(struct control_hub *h)
     }
 }
 
-static void check_deadlines(struct control_hub *h, uint64_t now_ms, control_handler *on_event, void *arg)
+static void check_deadlines(struct control_hub *h, uint64_t now_ms, control_handler *on_event,
+                            void *arg)
 {
     if (now_ms < h->checked_ms + DEADLINE_CHECK_MS) return;
     h->checked_ms = now_ms;
     LIST_FOREACH(c, &h->conns, struct conn, link)
-        if (c->state < CONN_OPEN && now_ms > c->deadline_ms) lose(c, ERR_TIMEOUT, "the peer did not answer in time", on_event, arg);
+    if (c->state < CONN_OPEN && now_ms > c->deadline_ms)
+        lose(c, ERR_TIMEOUT, "the peer did not answer in time", on_event, arg);
 }
 
 void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
@@ -328,7 +363,7 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
     uint64_t now_ms = clock_ms();
     kvt_accept_resume(h->epoll_fd, h->listen_fd, &h->accept_again_ms, now_ms);
     LIST_FOREACH(c, &h->conns, struct conn, link)
-        if (c->state == CONN_LEAVING) step_leaving(c, now_ms);
+    if (c->state == CONN_LEAVING) step_leaving(c, now_ms);
     struct epoll_event events[16];
     int n = epoll_wait(h->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
@@ -343,8 +378,8 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
     check_deadlines(h, now_ms, on_event, arg);
 }
 
-enum status control_open(const struct kvt_env *env, const char *row, uint16_t port, const char *ifname, struct control_hub **out,
-                         struct err *err)
+enum status control_open(const struct kvt_env *env, const char *row, uint16_t port,
+                         const char *ifname, struct control_hub **out, struct err *err)
 {
     struct control_hub *h = MEM_NEW(struct control_hub);
     h->env = env;
@@ -353,9 +388,16 @@ enum status control_open(const struct kvt_env *env, const char *row, uint16_t po
     list_init(&h->conns);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     h->ifname = ifname;
-    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = ifname, .port = port, .fd = -1,
-                              .address = &h->address };
-    enum status st = h->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : tcp_address_serve(&l, err);
+    struct tcp_listener l = {
+        .host = env->listen_host,
+        .advertise = env->advertise_host,
+        .ifname = ifname,
+        .port = port,
+        .fd = -1,
+        .address = &h->address,
+    };
+    enum status st = h->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
+                                     : tcp_address_serve(&l, err);
     h->listen_fd = l.fd;
     h->port = l.port;
     if (st != OK) {
@@ -372,7 +414,8 @@ enum status control_open(const struct kvt_env *env, const char *row, uint16_t po
 void control_hub_free(struct control_hub *h)
 {
     if (!h) return;
-    LIST_FOREACH(c, &h->conns, struct conn, link) {
+    LIST_FOREACH(c, &h->conns, struct conn, link)
+    {
         if (c->state == CONN_OPEN || c->state == CONN_LEAVING) {
             write_out(c);
             c->deadline_ms = UINT64_MAX;
@@ -386,8 +429,8 @@ void control_hub_free(struct control_hub *h)
     mem_free(h);
 }
 
-int        control_wait_fd(const struct control_hub *h) { return h->epoll_fd; }
-uint16_t   control_port(const struct control_hub *h) { return h->port; }
+int control_wait_fd(const struct control_hub *h) { return h->epoll_fd; }
+uint16_t control_port(const struct control_hub *h) { return h->port; }
 struct str control_address(const struct control_hub *h) { return buf_str(&h->address); }
 
 bool control_can_reach(struct str address)
@@ -398,25 +441,33 @@ bool control_can_reach(struct str address)
 }
 
 /* A connecting socket. Towards this host the kernel chooses the way. */
-static enum status begin_connect(const struct control_hub *h, struct str address, const struct sockaddr_storage *a, socklen_t n, int *out, struct err *err)
+static enum status begin_connect(const struct control_hub *h, struct str address,
+                                 const struct sockaddr_storage *a, socklen_t n, int *out,
+                                 struct err *err)
 {
     int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return err_set(err, ERR_PEER_LOST, "no socket: %s", strerror(errno));
-    enum status st = tcp_address_is_local(a, n) ? OK : tcp_address_leave_from(fd, h->ifname, a->ss_family, err);
+    enum status st = tcp_address_is_local(a, n)
+                         ? OK
+                         : tcp_address_leave_from(fd, h->ifname, a->ss_family, err);
     if (st == OK && connect(fd, (const struct sockaddr *)a, n) != 0 && errno != EINPROGRESS)
-        st = err_set(err, ERR_PEER_LOST, "cannot connect to %.*s: %s", STR_ARG(address), strerror(errno));
+        st = err_set(err, ERR_PEER_LOST, "cannot connect to %.*s: %s", STR_ARG(address),
+                     strerror(errno));
     if (st == OK) *out = fd;
     else close(fd);
     return st;
 }
 
-enum status control_connect(struct control_hub *h, struct str address, const uint8_t ticket[KVT_TICKET_BYTES], void *owner,
+enum status control_connect(struct control_hub *h, struct str address,
+                            const uint8_t ticket[KVT_TICKET_BYTES], void *owner,
                             struct control_conn **out, struct err *err)
 {
     struct sockaddr_storage a;
     socklen_t n;
-    if (tcp_address_parse(address, &a, &n) != OK) return err_set(err, ERR_FORMAT, "%s: malformed address", h->row);
-    if (h->n_conns >= h->env->max_peers) return err_set(err, ERR_FULL, "%s: too many connections", h->row);
+    if (tcp_address_parse(address, &a, &n) != OK)
+        return err_set(err, ERR_FORMAT, "%s: malformed address", h->row);
+    if (h->n_conns >= h->env->max_peers)
+        return err_set(err, ERR_FULL, "%s: too many connections", h->row);
     int fd = -1;
     if (begin_connect(h, address, &a, n, &fd, err) != OK) {
         err_prefix(err, "%s: ", h->row);
@@ -430,7 +481,8 @@ enum status control_connect(struct control_hub *h, struct str address, const uin
     return OK;
 }
 
-enum status control_send(struct control_conn *base, uint8_t frame, uint64_t after, const void *body, size_t n)
+enum status control_send(struct control_conn *base, uint8_t frame, uint64_t after, const void *body,
+                         size_t n)
 {
     struct conn *c = (struct conn *)base;
     if (c->state != CONN_OPEN || c->broken) return ERR_PEER_LOST;
@@ -448,7 +500,8 @@ size_t control_queued(const struct control_conn *base)
     return c->out.len - c->out_sent;
 }
 
-void control_addresses(const struct control_conn *base, struct sockaddr_storage *local, struct sockaddr_storage *remote)
+void control_addresses(const struct control_conn *base, struct sockaddr_storage *local,
+                       struct sockaddr_storage *remote)
 {
     const struct conn *c = (const struct conn *)base;
     socklen_t n = sizeof *local, m = sizeof *remote;

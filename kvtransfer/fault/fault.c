@@ -1,5 +1,5 @@
-/* fault.c - the wrapper row itself: opening it around another, and the slots that only pass on. Meaning: fault.h; insides: fault_internal.h.
- * Thread: transfer; open and close: as of the row. */
+/* fault.c - the wrapper row itself: opening it around another, and the slots that only pass on.
+ * Meaning: fault.h; insides: fault_internal.h. Thread: transfer; open and close: as of the row. */
 #include "kvtransfer/fault/fault.h"
 
 #include <errno.h>
@@ -23,7 +23,8 @@ static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
     return r->outer->admit(r->outer->arg, ticket);
 }
 
-static int place(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap)
+static int place(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t offset,
+                 struct iovec *iov, int cap)
 {
     struct fault_row *r = arg;
     struct fault_conn *c = inner->peer;
@@ -31,21 +32,32 @@ static int place(void *arg, struct kvt_conn *inner, const struct kvt_message *he
     return r->outer->place(r->outer->arg, &c->base, head, offset, iov, cap);
 }
 
-static void placed(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t bytes)
+static void placed(void *arg, struct kvt_conn *inner, const struct kvt_message *head,
+                   uint64_t bytes)
 {
     struct fault_row *r = arg;
     struct fault_conn *c = inner->peer;
     if (!c || c->silent || c->doomed) return;
-    if (bytes == head->bytes && fault_befall(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT) (void)fault_doom(c);
+    if (bytes == head->bytes && fault_befall(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT)
+        (void)fault_doom(c);
     else r->outer->placed(r->outer->arg, &c->base, head, bytes);
 }
 
 /* ---- the other slots ---- */
 
 static int fault_wait_fd(struct kvt_transport *t) { return ((struct fault_row *)t)->epoll_fd; }
-static uint16_t fault_port(struct kvt_transport *t) { return ((struct fault_row *)t)->inner_ops->port(((struct fault_row *)t)->inner); }
-static enum status fault_flush(struct kvt_transport *t) { return ((struct fault_row *)t)->inner_ops->flush(((struct fault_row *)t)->inner); }
-static bool fault_can_reach(struct kvt_transport *t, struct str address) { return ((struct fault_row *)t)->inner_ops->can_reach(((struct fault_row *)t)->inner, address); }
+static uint16_t fault_port(struct kvt_transport *t)
+{
+    return ((struct fault_row *)t)->inner_ops->port(((struct fault_row *)t)->inner);
+}
+static enum status fault_flush(struct kvt_transport *t)
+{
+    return ((struct fault_row *)t)->inner_ops->flush(((struct fault_row *)t)->inner);
+}
+static bool fault_can_reach(struct kvt_transport *t, struct str address)
+{
+    return ((struct fault_row *)t)->inner_ops->can_reach(((struct fault_row *)t)->inner, address);
+}
 
 static void fault_export_address(const struct kvt_transport *t, struct buf *out)
 {
@@ -59,14 +71,17 @@ static uint64_t fault_link_speed(const struct kvt_conn *base)
     return c->row->inner_ops->link_speed(c->inner);
 }
 
-static enum status fault_connect(struct kvt_transport *t, struct str address, const struct kv_layout *theirs,
-                                 const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
+static enum status fault_connect(struct kvt_transport *t, struct str address,
+                                 const struct kv_layout *theirs,
+                                 const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out,
+                                 struct err *err)
 {
     struct fault_row *r = ((struct fault_row *)t);
     struct kvt_conn *inner = NULL;
     if (fault_befall(r, FAULT_AT_CONNECT, false).kind == FAULT_DISCONNECT) {
         fault_count(r, FAULT_DISCONNECT);
-        return err_set(err, ERR_PEER_LOST, "%s: not connected, as the fault plan says", r->ops.name);
+        return err_set(err, ERR_PEER_LOST, "%s: not connected, as the fault plan says",
+                       r->ops.name);
     }
     TRY(r->inner_ops->connect(r->inner, address, theirs, ticket, &inner, err));
     *out = &fault_new_conn(r, inner)->base;
@@ -117,9 +132,20 @@ static void fault_close(struct kvt_transport *t)
 /* ---- opening ---- */
 
 static const struct kvt_transport_ops SLOT_TABLE = {
-    .close = fault_close, .wait_fd = fault_wait_fd, .port = fault_port, .export_address = fault_export_address, .can_reach = fault_can_reach,
-    .connect = fault_connect, .put = fault_put, .abandon = fault_abandon, .notify = fault_notify, .flush = fault_flush,
-    .fence = fault_fence, .poll = fault_poll, .link_speed = fault_link_speed, .disconnect = fault_disconnect,
+    .close = fault_close,
+    .wait_fd = fault_wait_fd,
+    .port = fault_port,
+    .export_address = fault_export_address,
+    .can_reach = fault_can_reach,
+    .connect = fault_connect,
+    .put = fault_put,
+    .abandon = fault_abandon,
+    .notify = fault_notify,
+    .flush = fault_flush,
+    .fence = fault_fence,
+    .poll = fault_poll,
+    .link_speed = fault_link_speed,
+    .disconnect = fault_disconnect,
 };
 
 static void register_counters(struct fault_row *r, struct metrics *m)
@@ -128,7 +154,8 @@ static void register_counters(struct fault_row *r, struct metrics *m)
     for (int k = 0; m && k < FAULT_KINDS; k++) {
         buf_clear(&labels);
         buf_printf(&labels, "transport=\"%s\",kind=\"%s\"", r->ops.name, kvt_fault_kind_names[k]);
-        r->injected[k] = metrics_counter(m, "baton_kv_fault_injected_total", labels.data, "Faults injected into KV transfers by the fault plan.");
+        r->injected[k] = metrics_counter(m, "baton_kv_fault_injected_total", labels.data,
+                                         "Faults injected into KV transfers by the fault plan.");
     }
     buf_release(&labels);
 }
@@ -157,14 +184,17 @@ static enum status open_inner(struct fault_row *r, struct err *err)
     r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     r->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     struct epoll_event e = { .events = EPOLLIN };
-    if (r->epoll_fd < 0 || r->timer_fd < 0 || epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->timer_fd, &e) != 0 ||
+    if (r->epoll_fd < 0 || r->timer_fd < 0 ||
+        epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->timer_fd, &e) != 0 ||
         epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->inner_ops->wait_fd(r->inner), &e) != 0)
-        return err_set(err, ERR_INTERNAL, "no event descriptors for the fault plan: %s", strerror(errno));
+        return err_set(err, ERR_INTERNAL, "no event descriptors for the fault plan: %s",
+                       strerror(errno));
     return OK;
 }
 
-enum status kvt_fault_open(const struct kvt_transport_ops *inner, const struct kvt_env *env, const char *text, struct metrics *m,
-                           struct kvt_transport **out, struct err *err)
+enum status kvt_fault_open(const struct kvt_transport_ops *inner, const struct kvt_env *env,
+                           const char *text, struct metrics *m, struct kvt_transport **out,
+                           struct err *err)
 {
     struct kvt_fault_plan plan;
     TRY(kvt_fault_parse(str_of(text), &plan, err));
@@ -189,7 +219,8 @@ enum status kvt_fault_open(const struct kvt_transport_ops *inner, const struct k
     register_counters(r, m);
     struct buf said = { 0 };
     kvt_fault_write(&plan, &said);
-    log_warn("KV FAULTS ARE BEING INJECTED ON PURPOSE", "transport=%s plan=\"%s\"", inner->name, said.data);
+    log_warn("KV FAULTS ARE BEING INJECTED ON PURPOSE", "transport=%s plan=\"%s\"", inner->name,
+             said.data);
     buf_release(&said);
     *out = &r->base;
     return OK;

@@ -1,4 +1,5 @@
-/* fault_chance.c - what befalls a put, a message or a step: triggers first, then dice. Thread: transfer. */
+/* fault_chance.c - what befalls a put, a message or a step: triggers first, then dice. Thread:
+ * transfer. */
 #include <errno.h>
 #include <signal.h>
 #include <time.h>
@@ -36,12 +37,13 @@ struct fault_fate fault_befall(struct fault_row *r, enum kvt_fault_step step, bo
         if (r->fired[i] || t->step != step || t->nth != r->passed[step]) continue;
         r->fired[i] = true;
         f = (struct fault_fate){ t->kind, t->ms };
-        log_warn("kv fault injected", "transport=%s step=%s n=%u action=%s ms=%u", r->ops.name, kvt_fault_step_names[step], t->nth,
-                 kvt_fault_kind_names[t->kind], t->ms);
+        log_warn("kv fault injected", "transport=%s step=%s n=%u action=%s ms=%u", r->ops.name,
+                 kvt_fault_step_names[step], t->nth, kvt_fault_kind_names[t->kind], t->ms);
     }
     for (int k = 0; leaves && k < FAULT_KINDS && f.kind == FAULT_NOTHING; k++) {
         if (!r->plan.parts[k] || !kvt_fault_fits(step, (enum kvt_fault_kind)k)) continue;
-        if (fault_draw(r) % FAULT_PARTS < r->plan.parts[k]) f = (struct fault_fate){ (enum kvt_fault_kind)k, r->plan.ms[k] };
+        if (fault_draw(r) % FAULT_PARTS < r->plan.parts[k])
+            f = (struct fault_fate){ (enum kvt_fault_kind)k, r->plan.ms[k] };
     }
     if (f.kind == FAULT_STALE && step == FAULT_AT_PUT && !fault_places(r)) f.kind = FAULT_NOTHING;
     if (f.kind != FAULT_SIGKILL && f.kind != FAULT_SIGSTOP && f.kind != FAULT_PAUSE) return f;

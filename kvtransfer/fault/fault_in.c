@@ -1,4 +1,5 @@
-/* fault_in.c - what the inner row tells: connections, messages, completions, each passed on, changed, or kept waiting. Thread: transfer. */
+/* fault_in.c - what the inner row tells: connections, messages, completions, each passed on,
+ * changed, or kept waiting. Thread: transfer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +38,8 @@ void fault_free_conn(struct fault_conn *c)
 /* Behind what waits already, or before it when that is to be overtaken. */
 static void hold_in(struct fault_conn *c, struct fault_held h, uint32_t ms)
 {
-    struct fault_held *last = list_empty(&c->in) ? NULL : LIST_ENTRY(c->in.prev, struct fault_held, link);
+    struct fault_held *last = list_empty(&c->in) ? NULL
+                                                 : LIST_ENTRY(c->in.prev, struct fault_held, link);
     fault_hold(&c->in, h, ms ? clock_ms() + ms : 0);
     c->n_in++;
     if (!last || !last->overtaken || h.what != HELD_MESSAGE) return;
@@ -60,7 +62,10 @@ static void on_message(struct fault_conn *c, const struct kvt_message *m)
         hold_in(c, h, FAULT_REORDER_MS); /* counted when something overtakes it */
         return;
     case FAULT_DROP: break;
-    case FAULT_DUPLICATE: hold_in(c, h, 0); hold_in(c, h, 0); break;
+    case FAULT_DUPLICATE:
+        hold_in(c, h, 0);
+        hold_in(c, h, 0);
+        break;
     default:
         fault_damage_message(r, &h.message, f.kind);
         hold_in(c, h, f.kind == FAULT_DELAY ? f.ms : 0);
@@ -85,10 +90,11 @@ static void on_put_done(struct fault_row *r, uint64_t tag)
 
 struct incidents {
     struct kvt_incident *v;
-    size_t               n, cap;
+    size_t n, cap;
 };
 
-static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind, struct fault_conn *c)
+static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind,
+                                struct fault_conn *c)
 {
     struct kvt_incident *i = &in->v[in->n++];
     *i = (struct kvt_incident){ .kind = kind, .conn = &c->base };
@@ -153,21 +159,23 @@ static void tell(struct fault_row *r, struct incidents *out, uint64_t now)
         add(out, KVT_PUT_DONE, s->c)->tag = s->tag;
         s->c = NULL;
     }
-    LIST_FOREACH(c, &r->conns, struct fault_conn, link) {
+    LIST_FOREACH(c, &r->conns, struct fault_conn, link)
+    {
         if (c->doomed && !c->silent && out->n < out->cap) tell_down(out, c, NULL);
         deliver(out, c, now);
     }
 }
 
-/* The inner row is polled only when everything it told before and that is due has gone out: bytes that it places follow messages that
- * the session has seen. */
+/* The inner row is polled only when everything it told before and that is due has gone out: bytes
+ * that it places follow messages that the session has seen. */
 size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap)
 {
     struct fault_row *r = ((struct fault_row *)t);
     struct kvt_incident inner[16];
     struct incidents out = { v, 0, cap };
     uint64_t now = clock_ms(), ticks;
-    if (read(r->timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN) log_warn("kv fault timer", "errno=%d", errno);
+    if (read(r->timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN)
+        log_warn("kv fault timer", "errno=%d", errno);
     LIST_FOREACH(c, &r->conns, struct fault_conn, link) fault_flush_out(c, now);
     tell(r, &out, now);
     size_t room = cap - out.n < COUNT_OF(inner) ? cap - out.n : COUNT_OF(inner);

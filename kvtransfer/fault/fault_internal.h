@@ -1,12 +1,14 @@
-/* fault_internal.h - the wrapper row's insides, shared by its files: fault.c (the row), fault_chance.c (what befalls what), fault_out.c (puts and
- * messages that leave, and what waits), fault_in.c (what the inner row tells). Meaning: fault.h.
+/* fault_internal.h - the wrapper row's insides, shared by its files: fault.c (the row),
+ * fault_chance.c (what befalls what), fault_out.c (puts and messages that leave, and what waits),
+ * fault_in.c (what the inner row tells). Meaning: fault.h.
  *
  *   session layer ── put, notify ──▶ befall ──▶ inner row, or c->out (waiting) ──▶ inner row
  *   inner row ── poll ──▶ befall ──▶ c->in (waiting or due) ──▶ session layer
  *
- * Every put given to the inner row has a slot, whose number is the inner tag; a slot knows the session's tag, or that nobody asks for it.
- * Sources the inner row may read: the pool, and `memory`, which is the outer staging's image followed by one window per slot with a few
- * damaged or late bytes. Thread: transfer; open and close: as of the row. */
+ * Every put given to the inner row has a slot, whose number is the inner tag; a slot knows the
+ * session's tag, or that nobody asks for it. Sources the inner row may read: the pool, and
+ * `memory`, which is the outer staging's image followed by one window per slot with a few damaged
+ * or late bytes. Thread: transfer; open and close: as of the row. */
 #ifndef BATON_KVTRANSFER_FAULT_FAULT_INTERNAL_H
 #define BATON_KVTRANSFER_FAULT_FAULT_INTERNAL_H
 
@@ -16,93 +18,99 @@
 enum { FAULT_SLOTS = 512, FAULT_WINDOW = FAULT_LATE_BYTES };
 
 struct fault_slot {
-    struct fault_conn *c;      /* NULL: free */
-    uint64_t           tag, due_ms;
-    bool               silent; /* a repetition: the session layer does not know it */
-    bool               over;   /* PUT_DONE is to be told at due_ms */
+    struct fault_conn *c; /* NULL: free */
+    uint64_t tag, due_ms;
+    bool silent; /* a repetition: the session layer does not know it */
+    bool over;   /* PUT_DONE is to be told at due_ms */
 };
 
-/* Something that waits: a put or message on its way out, a message or the end of the connection on its way in. */
+/* Something that waits: a put or message on its way out, a message or the end of the connection on
+ * its way in. */
 struct fault_held {
-    struct list         link;
-    uint64_t            due_ms;
+    struct list link;
+    uint64_t due_ms;
     enum { HELD_MESSAGE, HELD_PUT, HELD_DOWN } what;
-    bool                overtaken; /* waits for the next thing to pass it; then due */
-    struct kvt_message  message;
+    bool overtaken; /* waits for the next thing to pass it; then due */
+    struct kvt_message message;
     struct kvt_incident down;
-    struct kvt_put      put;       /* copies follow this struct */
-    uint32_t            slot;
+    struct kvt_put put; /* copies follow this struct */
+    uint32_t slot;
 };
 
 struct fault_conn {
-    struct kvt_conn   base;
+    struct kvt_conn base;
     struct fault_row *row;
-    struct kvt_conn  *inner;
-    struct list       link, out, in;
-    struct list       late;        /* puts to be repeated, by time */
-    uint32_t          n_out, n_in;
-    bool              gone;        /* the inner row said DOWN */
-    bool              doomed;      /* `disconnect`: DOWN is to be told */
-    bool              silent;      /* DOWN was told, or fence asked: nothing more is */
-    uint64_t          fence_ms;    /* fence answers ERR_BUSY until then */
+    struct kvt_conn *inner;
+    struct list link, out, in;
+    struct list late; /* puts to be repeated, by time */
+    uint32_t n_out, n_in;
+    bool gone;         /* the inner row said DOWN */
+    bool doomed;       /* `disconnect`: DOWN is to be told */
+    bool silent;       /* DOWN was told, or fence asked: nothing more is */
+    uint64_t fence_ms; /* fence answers ERR_BUSY until then */
 };
 
 struct fault_row {
-    struct kvt_transport            base;
-    struct kvt_transport_ops        ops; /* this row's: the slots below under the inner row's name and capabilities */
+    struct kvt_transport base;
+    struct kvt_transport_ops ops; /* this row's: the slots below under the inner row's name
+                                   * and capabilities */
     const struct kvt_transport_ops *inner_ops;
-    struct kvt_transport           *inner;
-    const struct kvt_env           *outer;
-    struct kvt_env                  env; /* the inner row's */
-    struct dev_mem                  memory;
-    struct kvt_fault_plan           plan;
-    uint64_t                        random;
-    uint32_t                        passed[FAULT_STEPS];
-    bool                            fired[FAULT_TRIGGERS_MAX];
-    struct counter                 *injected[FAULT_KINDS];
-    struct list                     conns;
-    struct fault_slot               slots[FAULT_SLOTS];
-    struct kvt_copy                *copies; /* of the put being made */
-    int                             epoll_fd, timer_fd;
+    struct kvt_transport *inner;
+    const struct kvt_env *outer;
+    struct kvt_env env; /* the inner row's */
+    struct dev_mem memory;
+    struct kvt_fault_plan plan;
+    uint64_t random;
+    uint32_t passed[FAULT_STEPS];
+    bool fired[FAULT_TRIGGERS_MAX];
+    struct counter *injected[FAULT_KINDS];
+    struct list conns;
+    struct fault_slot slots[FAULT_SLOTS];
+    struct kvt_copy *copies; /* of the put being made */
+    int epoll_fd, timer_fd;
 };
 
 struct fault_fate {
     enum kvt_fault_kind kind; /* or FAULT_NOTHING */
-    uint32_t            ms;
+    uint32_t ms;
 };
 
-static inline bool fault_places(const struct fault_row *r) { return r->ops.caps & KVT_CAP_RECEIVER_PLACES; }
+static inline bool fault_places(const struct fault_row *r)
+{
+    return r->ops.caps & KVT_CAP_RECEIVER_PLACES;
+}
 
-/* What befalls the thing that passes `step`; `leaves`: a put or message of this process, which probabilities are for. What this process
- * does to itself is done inside; the rest is the caller's, who counts it. */
-struct fault_fate   fault_befall(struct fault_row *r, enum kvt_fault_step step, bool leaves);
-void                fault_count(struct fault_row *r, enum kvt_fault_kind kind);
-uint64_t            fault_draw(struct fault_row *r);
+/* What befalls the thing that passes `step`; `leaves`: a put or message of this process, which
+ * probabilities are for. What this process does to itself is done inside; the rest is the caller's,
+ * who counts it. */
+struct fault_fate fault_befall(struct fault_row *r, enum kvt_fault_step step, bool leaves);
+void fault_count(struct fault_row *r, enum kvt_fault_kind kind);
+uint64_t fault_draw(struct fault_row *r);
 enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
 /* STALE, FLIP; other kinds leave it as it is. */
-void                fault_damage_message(struct fault_row *r, struct kvt_message *m, enum kvt_fault_kind kind);
+void fault_damage_message(struct fault_row *r, struct kvt_message *m, enum kvt_fault_kind kind);
 
 /* A free slot for a put of c, or NULL. */
 struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool silent);
 /* PUT_DONE is to be told at due_ms. */
-void               fault_end_slot(struct fault_slot *s, uint64_t due_ms);
-void               fault_free_slots(struct fault_conn *c);
+void fault_end_slot(struct fault_slot *s, uint64_t due_ms);
+void fault_free_slots(struct fault_conn *c);
 /* At the end of a list, with a copy of its put's copies. */
 struct fault_held *fault_hold(struct list *l, struct fault_held what, uint64_t due_ms);
-void               fault_free_held(struct fault_held *h);
-void               fault_free_list(struct list *l);
+void fault_free_held(struct fault_held *h);
+void fault_free_list(struct list *l);
 /* Wake the transfer thread when the next waiting thing is due. */
-void               fault_arm(struct fault_row *r);
+void fault_arm(struct fault_row *r);
 /* What waits on its way out and is due, in order. */
-void               fault_flush_out(struct fault_conn *c, uint64_t now);
+void fault_flush_out(struct fault_conn *c, uint64_t now);
 /* The connection is to be DOWN; ERR_PEER_LOST. */
-enum status        fault_doom(struct fault_conn *c);
+enum status fault_doom(struct fault_conn *c);
 /* The row's slots (transport.h). */
-enum status        fault_put(struct kvt_conn *base, const struct kvt_put *p);
-enum status        fault_notify(struct kvt_conn *base, const struct kvt_message *m);
-size_t             fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap);
+enum status fault_put(struct kvt_conn *base, const struct kvt_put *p);
+enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m);
+size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap);
 
 struct fault_conn *fault_new_conn(struct fault_row *r, struct kvt_conn *inner);
-void               fault_free_conn(struct fault_conn *c);
+void fault_free_conn(struct fault_conn *c);
 
 #endif

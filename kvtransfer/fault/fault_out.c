@@ -1,4 +1,5 @@
-/* fault_out.c - puts and messages on their way out: dropped, damaged, repeated, or waiting. Thread: transfer. */
+/* fault_out.c - puts and messages on their way out: dropped, damaged, repeated, or waiting. Thread:
+ * transfer. */
 #include <string.h>
 #include <sys/timerfd.h>
 
@@ -20,7 +21,10 @@ struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool sile
     return NULL;
 }
 
-static uint32_t number_of(const struct fault_row *r, const struct fault_slot *s) { return (uint32_t)(s - r->slots); }
+static uint32_t number_of(const struct fault_row *r, const struct fault_slot *s)
+{
+    return (uint32_t)(s - r->slots);
+}
 
 static uint64_t window_of(const struct fault_row *r, const struct fault_slot *s)
 {
@@ -79,7 +83,8 @@ void fault_arm(struct fault_row *r)
     uint64_t at = UINT64_MAX, now = clock_ms();
     for (uint32_t i = 0; i < FAULT_SLOTS; i++)
         if (r->slots[i].c && r->slots[i].over && r->slots[i].due_ms < at) at = r->slots[i].due_ms;
-    LIST_FOREACH(c, &r->conns, struct fault_conn, link) {
+    LIST_FOREACH(c, &r->conns, struct fault_conn, link)
+    {
         at = sooner(sooner(sooner(at, &c->out), &c->in), &c->late);
         if (c->doomed && !c->silent) at = now;
     }
@@ -122,13 +127,16 @@ void fault_flush_out(struct fault_conn *c, uint64_t now)
     }
 }
 
-/* Give it to the inner row, behind what waits. ERR_BUSY: not taken; a put or NOTE with `must` waits instead. */
+/* Give it to the inner row, behind what waits. ERR_BUSY: not taken; a put or NOTE with `must` waits
+ * instead. */
 static enum status pass_on(struct fault_conn *c, struct fault_held *h, bool must)
 {
-    struct fault_held *first = list_empty(&c->out) ? NULL : LIST_FIRST(&c->out, struct fault_held, link);
+    struct fault_held *first = list_empty(&c->out) ? NULL
+                                                   : LIST_FIRST(&c->out, struct fault_held, link);
     bool overtakes = first && first->overtaken && first->link.next == &c->out;
     bool can_refuse = h->what == HELD_PUT || h->message.kind == KVT_MSG_NOTE;
-    if (first && !overtakes && c->n_out >= FAULT_HELD_MAX) return can_refuse ? ERR_BUSY : give(c, h);
+    if (first && !overtakes && c->n_out >= FAULT_HELD_MAX)
+        return can_refuse ? ERR_BUSY : give(c, h);
     if (!first || overtakes) {
         enum status st = give(c, h);
         if (st == ERR_BUSY && can_refuse && !must) return st;
@@ -166,7 +174,8 @@ static uint32_t cut(struct kvt_copy *copies, uint32_t n, uint64_t keep)
 }
 
 /* Replace a few bytes of one copy by a damaged image of them. */
-static uint32_t flip_bit(struct fault_row *r, const struct fault_slot *s, struct kvt_copy *copies, uint32_t n, uint64_t total)
+static uint32_t flip_bit(struct fault_row *r, const struct fault_slot *s, struct kvt_copy *copies,
+                         uint32_t n, uint64_t total)
 {
     uint64_t at = fault_draw(r) % total;
     uint32_t i = 0;
@@ -179,7 +188,8 @@ static uint32_t flip_bit(struct fault_row *r, const struct fault_slot *s, struct
     image[0] = (char)(image[0] ^ 1 << fault_draw(r) % 8);
     struct kvt_copy parts[3] = { { whole.local, whole.remote, at },
                                  { KVT_STAGING + window, whole.remote + at, bytes },
-                                 { whole.local + at + bytes, whole.remote + at + bytes, whole.bytes - at - bytes } };
+                                 { whole.local + at + bytes, whole.remote + at + bytes,
+                                   whole.bytes - at - bytes } };
     memmove(copies + i + 3, copies + i + 1, (n - i - 1) * sizeof *copies);
     uint32_t to = i;
     for (int k = 0; k < 3; k++)
@@ -202,7 +212,8 @@ static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t
     if (h.put.head.bytes > FAULT_WINDOW) h.put.head.bytes = FAULT_WINDOW;
     h.put.n_copies = cut(copies, p->n_copies, h.put.head.bytes);
     for (uint32_t i = 0; i < h.put.n_copies; i++) {
-        memcpy((char *)r->memory.ptr + window, kvt_source(&r->env, copies[i].local), copies[i].bytes);
+        memcpy((char *)r->memory.ptr + window, kvt_source(&r->env, copies[i].local),
+               copies[i].bytes);
         copies[i].local = KVT_STAGING + window;
         window += copies[i].bytes;
     }
@@ -212,7 +223,8 @@ static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t
 }
 
 /* Do to the put what befell it; its copies are r->copies. */
-static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct kvt_put *p, struct fault_fate f)
+static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct kvt_put *p,
+                            struct fault_fate f)
 {
     struct fault_row *r = c->row;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
@@ -220,9 +232,14 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
     switch (f.kind) {
     case FAULT_DROP: fault_end_slot(s, 0); break;
     case FAULT_DELAY: hold_out(c, &h, f.ms, false); break;
-    case FAULT_REORDER: hold_out(c, &h, FAULT_REORDER_MS, true); return OK; /* counted when something overtakes it */
+    /* counted when something overtakes it */
+    case FAULT_REORDER: hold_out(c, &h, FAULT_REORDER_MS, true); return OK;
     case FAULT_LATE:
-        prepare_late(c, &(struct kvt_put){ .head = p->head, .copies = p->copies, .n_copies = p->n_copies, .tag = s->tag }, f.ms);
+        prepare_late(
+            c,
+            &(struct kvt_put){
+                .head = p->head, .copies = p->copies, .n_copies = p->n_copies, .tag = s->tag },
+            f.ms);
         return pass_on(c, &h, true);
     case FAULT_DUPLICATE:
         again = fault_take_slot(c, s->tag, true);
@@ -235,7 +252,8 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
         if (p->head.bytes < 2) return pass_on(c, &h, true);
         fault_count(r, f.kind);
         h.put.n_copies = cut(r->copies, p->n_copies, 1 + fault_draw(r) % (p->head.bytes - 1));
-        for (uint32_t i = 0; fault_places(r) && i < h.put.n_copies; i++) h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
+        for (uint32_t i = 0; fault_places(r) && i < h.put.n_copies; i++)
+            h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
         return pass_on(c, &h, true);
     case FAULT_FLIP:
         h.put.n_copies = flip_bit(r, s, r->copies, p->n_copies, p->head.bytes);
@@ -276,9 +294,11 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     }
     struct kvt_put mine = *p;
     memcpy(r->copies, p->copies, p->n_copies * sizeof *r->copies);
-    for (uint32_t i = 0; i < p->n_copies; i++) /* the inner row reads staging through our image of it */
+    for (uint32_t i = 0; i < p->n_copies; i++) /* the inner row reads staging through our image of
+                                                * it */
         if (p->copies[i].local >= KVT_STAGING)
-            memcpy((char *)r->memory.ptr + (p->copies[i].local - KVT_STAGING), kvt_source(r->outer, p->copies[i].local), p->copies[i].bytes);
+            memcpy((char *)r->memory.ptr + (p->copies[i].local - KVT_STAGING),
+                   kvt_source(r->outer, p->copies[i].local), p->copies[i].bytes);
     mine.copies = r->copies;
     mine.tag = number_of(r, s);
     enum status st = put_with(c, s, &mine, f);

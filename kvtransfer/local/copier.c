@@ -9,18 +9,18 @@
 #include "shared/base/thread.h"
 
 struct worker {
-    struct copier  *copier;
+    struct copier *copier;
     struct mailbox *box;
-    pthread_t       thread;
-    uint64_t        bytes;  /* handed over and not taken back; the transfer thread's */
-    uint32_t        n_jobs;
+    pthread_t thread;
+    uint64_t bytes; /* handed over and not taken back; the transfer thread's */
+    uint32_t n_jobs;
 };
 
 struct copier {
-    struct worker   workers[COPIER_THREADS_MAX];
-    uint32_t        n_workers;
+    struct worker workers[COPIER_THREADS_MAX];
+    uint32_t n_workers;
     struct mailbox *done;
-    void          (*run)(const struct copier_job *j);
+    void (*run)(const struct copier_job *j);
 };
 
 uint32_t copier_choose(uint32_t wanted)
@@ -44,14 +44,16 @@ static void *work(void *arg)
     return NULL;
 }
 
-enum status copier_create(uint32_t n_threads, uint32_t n_foreign, void (*run)(const struct copier_job *j), void (*wake)(void *arg), void *arg,
-                          struct copier **out, struct err *err)
+enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
+                          void (*run)(const struct copier_job *j), void (*wake)(void *arg),
+                          void *arg, struct copier **out, struct err *err)
 {
     ASSERT(n_threads >= 1 && n_threads <= COPIER_THREADS_MAX);
     struct copier *c = MEM_NEW(struct copier);
     uint32_t n_workers = n_threads - 1;
     c->run = run;
-    c->done = mailbox_create(sizeof(struct copier_job), (size_t)n_workers * COPIER_JOBS_MAX + n_foreign + 1, wake, arg);
+    c->done = mailbox_create(sizeof(struct copier_job),
+                             (size_t)n_workers * COPIER_JOBS_MAX + n_foreign + 1, wake, arg);
     for (; c->n_workers < n_workers; c->n_workers++) {
         struct worker *w = &c->workers[c->n_workers];
         w->copier = c;
@@ -59,7 +61,10 @@ enum status copier_create(uint32_t n_threads, uint32_t n_foreign, void (*run)(co
         if (thread_start(&w->thread, work, w) != OK) {
             mailbox_free(w->box);
             copier_free(c);
-            return err_set(err, ERR_NOMEM, "%u threads to copy KV cannot be started; a lower number of copiers needs fewer", n_workers);
+            return err_set(
+                err, ERR_NOMEM,
+                "%u threads to copy KV cannot be started; a lower number of copiers needs fewer",
+                n_workers);
         }
     }
     *out = c;
@@ -83,7 +88,9 @@ bool copier_offer(struct copier *c, struct copier_job j)
     struct worker *idle = NULL;
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct worker *w = &c->workers[i];
-        if (w->n_jobs < COPIER_JOBS_MAX && w->bytes < COPIER_AHEAD && (!idle || w->bytes < idle->bytes)) idle = w;
+        if (w->n_jobs < COPIER_JOBS_MAX && w->bytes < COPIER_AHEAD &&
+            (!idle || w->bytes < idle->bytes))
+            idle = w;
     }
     if (!idle) return false;
     j.worker = (uint32_t)(idle - c->workers);

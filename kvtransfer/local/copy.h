@@ -1,9 +1,12 @@
-/* copy.h - copying KV bytes that this process will not read again: memcpy as the definition, and rows with non-temporal stores.
+/* copy.h - copying KV bytes that this process will not read again: memcpy as the definition, and
+ * rows with non-temporal stores.
  *
- * A plain store reads the line it is about to overwrite and pushes what was in the cache out; a non-temporal one does neither, which wins
- * for long runs. The receiver verifies from memory then, not from a shared cache: measured, that still wins (docs/performance.md).
- * Every row copies the same bytes for any alignment and length (tests/unit/kvtransfer/test_copier.c), and its stores are ordered before
- * everything the caller does afterwards (the non-temporal rows end with a store fence). Thread: any (no state). */
+ * A plain store reads the line it is about to overwrite and pushes what was in the cache out; a
+ * non-temporal one does neither, which wins for long runs. The receiver verifies from memory then,
+ * not from a shared cache: measured, that still wins (docs/performance.md). Every row copies the
+ * same bytes for any alignment and length (tests/unit/kvtransfer/test_copier.c), and its stores are
+ * ordered before everything the caller does afterwards (the non-temporal rows end with a store
+ * fence). Thread: any (no state). */
 #ifndef BATON_KVTRANSFER_LOCAL_COPY_H
 #define BATON_KVTRANSFER_LOCAL_COPY_H
 
@@ -12,9 +15,9 @@
 
 struct copy_row {
     const char *name;
-    bool        (*runs_here)(void); /* the CPU has what it needs */
-    size_t      from_bytes;         /* shorter copies go to memcpy */
-    void        (*copy)(void *to, const void *from, size_t n); /* ranges do not overlap */
+    bool (*runs_here)(void);                            /* the CPU has what it needs */
+    size_t from_bytes;                                  /* shorter copies go to memcpy */
+    void (*copy)(void *to, const void *from, size_t n); /* ranges do not overlap */
 };
 
 extern const struct copy_row copy_plain, copy_avx2, copy_avx512; /* the last two on x86-64 only */

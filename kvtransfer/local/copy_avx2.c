@@ -1,4 +1,5 @@
-/* copy_avx2.c - copies with 32-byte non-temporal stores. Compiled alone with its flags; see copy.h. Thread: any. */
+/* copy_avx2.c - copies with 32-byte non-temporal stores. Compiled alone with its flags; see copy.h.
+ * Thread: any. */
 #include "kvtransfer/local/copy.h"
 
 #if defined(__x86_64__)
@@ -14,21 +15,27 @@ static void copy(void *to, const void *from, size_t n)
 {
     char *d = to;
     const char *s = from;
-    size_t head = -(uintptr_t)d & (LINE - 1); /* whole lines: a half-written one costs a read of it */
+    size_t head = -(uintptr_t)d & (LINE - 1); /* whole lines: a half-written one costs a read of
+                                               * it */
     if (head > n) head = n;
     memcpy(d, s, head);
     d += head, s += head, n -= head;
     for (; n >= STEP; d += STEP, s += STEP, n -= STEP) {
-        __m256i a = _mm256_loadu_si256((const void *)s), b = _mm256_loadu_si256((const void *)(s + HALF));
-        __m256i e = _mm256_loadu_si256((const void *)(s + 2 * HALF)), f = _mm256_loadu_si256((const void *)(s + 3 * HALF));
+        __m256i a = _mm256_loadu_si256((const void *)s),
+                b = _mm256_loadu_si256((const void *)(s + HALF));
+        __m256i e = _mm256_loadu_si256((const void *)(s + 2 * HALF)),
+                f = _mm256_loadu_si256((const void *)(s + 3 * HALF));
         _mm256_stream_si256((void *)d, a);
         _mm256_stream_si256((void *)(d + HALF), b);
         _mm256_stream_si256((void *)(d + 2 * HALF), e);
         _mm256_stream_si256((void *)(d + 3 * HALF), f);
     }
-    _mm_sfence(); /* streaming stores are not ordered by what follows: the message that announces these bytes must be later */
+    _mm_sfence(); /* streaming stores are not ordered by what follows: the message that announces
+                   * these bytes must be later */
     memcpy(d, s, n);
 }
 
-const struct copy_row copy_avx2 = { .name = "avx2", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy };
+const struct copy_row copy_avx2 = {
+    .name = "avx2", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy
+};
 #endif

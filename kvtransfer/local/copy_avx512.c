@@ -1,4 +1,5 @@
-/* copy_avx512.c - copies with 64-byte non-temporal stores. Compiled alone with its flags; see copy.h. Thread: any. */
+/* copy_avx512.c - copies with 64-byte non-temporal stores. Compiled alone with its flags; see
+ * copy.h. Thread: any. */
 #include "kvtransfer/local/copy.h"
 
 #if defined(__x86_64__)
@@ -26,9 +27,12 @@ static void copy(void *to, const void *from, size_t n)
         _mm512_stream_si512((void *)(d + 2 * LINE), e);
         _mm512_stream_si512((void *)(d + 3 * LINE), f);
     }
-    _mm_sfence(); /* streaming stores are not ordered by what follows: the message that announces these bytes must be later */
+    _mm_sfence(); /* streaming stores are not ordered by what follows: the message that announces
+                   * these bytes must be later */
     memcpy(d, s, n);
 }
 
-const struct copy_row copy_avx512 = { .name = "avx512", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy };
+const struct copy_row copy_avx512 = {
+    .name = "avx512", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy
+};
 #endif

@@ -1,12 +1,14 @@
-/* ipc.c - same host, two processes: a writer with a ticket copies straight into the receiver's pool.
+/* ipc.c - same host, two processes: a writer with a ticket copies straight into the receiver's
+ * pool.
  *
- *   pool in shared memory   the memfd travels with WELCOME (SCM_RIGHTS) and is mapped
- *   pool in private memory, or tuning.cma on   WELCOME carries the pool's address: process_vm_writev (ipc_cma.c)
- *   pool in GPU memory      a handle travels in a descriptor (ipc_device.c)
+ *   pool in shared memory the memfd travels with WELCOME (SCM_RIGHTS) and is mapped pool in private
+ *   memory, or tuning.cma on WELCOME carries the pool's address: process_vm_writev (ipc_cma.c) pool
+ *   in GPU memory a handle travels in a descriptor (ipc_device.c)
  *
- * The receiver chooses, the writer takes what came. The fence is local.h's: BYE after leaving the pool, or the end of the writer's process.
- * LIMIT: the mapping covers the whole pool, so a writer's own bug could write outside its grants; checksums of the pages it hits would
- * tell. Only processes that hold a ticket get there. Thread: transfer. */
+ * The receiver chooses, the writer takes what came. The fence is local.h's: BYE after leaving the
+ * pool, or the end of the writer's process. LIMIT: the mapping covers the whole pool, so a writer's
+ * own bug could write outside its grants; checksums of the pages it hits would tell. Only processes
+ * that hold a ticket get there. Thread: transfer. */
 #include "kvtransfer/local/ipc.h"
 
 #include <errno.h>
@@ -27,15 +29,20 @@ static void offer(const struct local_transport *t, uint64_t *value, int *fd)
     *fd = mem->kind == DEV_MEM_CUDA ? t->offer_fd : by_address ? -1 : mem->fd;
 }
 
-/* A memfd of the size that was promised, which its owner cannot shrink under the mapping (that would be SIGBUS here). */
+/* A memfd of the size that was promised, which its owner cannot shrink under the mapping (that
+ * would be SIGBUS here). */
 static const char *refuse_reason(int fd, uint64_t bytes, size_t need)
 {
     struct stat s;
-    if (ipc_is_device_offer(fd)) return "the receiver's pool is in GPU memory and this node's is not";
-    if (bytes < need || bytes > (uint64_t)PTRDIFF_MAX) return "the receiver's memory is smaller than its layout says";
-    if (fstat(fd, &s) != 0 || s.st_size < 0 || (uint64_t)s.st_size < bytes) return "the receiver's memory is smaller than it says";
+    if (ipc_is_device_offer(fd))
+        return "the receiver's pool is in GPU memory and this node's is not";
+    if (bytes < need || bytes > (uint64_t)PTRDIFF_MAX)
+        return "the receiver's memory is smaller than its layout says";
+    if (fstat(fd, &s) != 0 || s.st_size < 0 || (uint64_t)s.st_size < bytes)
+        return "the receiver's memory is smaller than it says";
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || !(seals & F_SEAL_SHRINK)) return "the receiver's memory is not sealed against shrinking";
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return "the receiver's memory is not sealed against shrinking";
     return NULL;
 }
 
@@ -45,7 +52,11 @@ static void unmap(struct local_conn *c)
     c->remote = NULL;
 }
 
-static const struct local_way MAPPED = { .name = "mapped", .move = local_move_mapped, .detach = unmap };
+static const struct local_way MAPPED = {
+    .name = "mapped",
+    .move = local_move_mapped,
+    .detach = unmap,
+};
 
 static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text, size_t text_max)
 {
@@ -57,8 +68,10 @@ static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text,
         snprintf(text, text_max, "%s", reason);
         return ERR_UNSUPPORTED;
     }
-    (void)madvise(p, bytes, MADV_DONTFORK); /* a child could outlive the fence; without the advice the pidfd still covers this process */
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the owner did: its huge pages are mapped as such here */
+    (void)madvise(p, bytes, MADV_DONTFORK); /* a child could outlive the fence; without the advice
+                                             * the pidfd still covers this process */
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the owner did: its huge pages are mapped as such
+                                             * here */
     c->way = &MAPPED;
     c->remote = p;
     c->remote_bytes = bytes;
@@ -78,11 +91,15 @@ static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **ou
     int offer_fd = -1;
     if (env->mem->kind == DEV_MEM_CUDA) TRY(ipc_device_offer(env, &offer_fd, err));
     if (env->mem->kind == DEV_MEM_HOST && env->mem->fd < 0 && env->tuning.cma == KVT_OFF)
-        return err_set(err, ERR_CONFIG, "ipc needs a KV pool in shared memory or BATON_IPC_CMA not off, and this pool is private");
+        return err_set(err, ERR_CONFIG,
+                       "ipc needs a KV pool in shared memory or BATON_IPC_CMA not off, and this "
+                       "pool is private");
     enum status st = local_open(env, &kvt_ipc_ops, &IPC, out, err);
     if (st == OK) ((struct local_transport *)*out)->offer_fd = offer_fd;
     else if (offer_fd >= 0) close(offer_fd);
     return st;
 }
 
-const struct kvt_transport_ops kvt_ipc_ops = { .name = "ipc", .caps = KVT_CAP_SAME_HOST | KVT_CAP_DEVICE_MEM, .open = ipc_open, LOCAL_SLOTS };
+const struct kvt_transport_ops kvt_ipc_ops = {
+    .name = "ipc", .caps = KVT_CAP_SAME_HOST | KVT_CAP_DEVICE_MEM, .open = ipc_open, LOCAL_SLOTS
+};

@@ -1,10 +1,13 @@
-/* ipc_cma.c - writing into another process's memory by process_vm_writev ("cross memory attach"): for pools that are no shared memory.
+/* ipc_cma.c - writing into another process's memory by process_vm_writev ("cross memory attach"):
+ * for pools that are no shared memory.
  *
- * The kernel asks at every call what ptrace(2) asks for attaching: the same user and, with Yama, a ptrace_scope of 0; both are tried when
- * connecting. The address is the receiver's own word, in its own address space: a wrong one hurts nobody else. The fence is local.h's: after
- * BYE no call is made, and a process that has ended makes none.
- * LIMIT: a process is named by its number; one that ended and whose number was given to another within the microseconds between looking
- * at the pidfd and the call would be written to, if it were this user's and had memory at that address. Thread: transfer and copiers. */
+ * The kernel asks at every call what ptrace(2) asks for attaching: the same user and, with Yama, a
+ * ptrace_scope of 0; both are tried when connecting. The address is the receiver's own word, in its
+ * own address space: a wrong one hurts nobody else. The fence is local.h's: after BYE no call is
+ * made, and a process that has ended makes none. LIMIT: a process is named by its number; one that
+ * ended and whose number was given to another within the microseconds between looking at the pidfd
+ * and the call would be written to, if it were this user's and had memory at that address. Thread:
+ * transfer and copiers. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -30,7 +33,8 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
         struct iovec from[PIECES_MAX], to[PIECES_MAX];
         unsigned long n = 0;
         uint64_t all = 0, at_skip = skip;
-        for (const struct kvt_copy *at = copies; n < PIECES_MAX && all < bytes; at++, n++, at_skip = 0) {
+        for (const struct kvt_copy *at = copies; n < PIECES_MAX && all < bytes;
+             at++, n++, at_skip = 0) {
             uint64_t part = at->bytes - at_skip < bytes - all ? at->bytes - at_skip : bytes - all;
             from[n] = (struct iovec){ kvt_source(c->lt->env, at->local) + at_skip, part };
             to[n] = (struct iovec){ c->remote + at->remote + at_skip, part };
@@ -41,7 +45,8 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
         if (done < 0 && errno == EINTR) continue;
         if (done <= 0) return false;
         bytes -= (uint64_t)done;
-        for (skip += (uint64_t)done; bytes && skip >= copies->bytes; copies++) skip -= copies->bytes;
+        for (skip += (uint64_t)done; bytes && skip >= copies->bytes; copies++)
+            skip -= copies->bytes;
     }
     return true;
 }
@@ -65,7 +70,8 @@ enum status ipc_cma_attach(struct local_conn *c, uint64_t value, char *text, siz
 {
     char first, last;
     struct iovec here[] = { { &first, 1 }, { &last, 1 } };
-    struct iovec there[] = { { (char *)(uintptr_t)value, 1 }, { (char *)(uintptr_t)value + c->need_bytes - 1, 1 } };
+    struct iovec there[] = { { (char *)(uintptr_t)value, 1 },
+                             { (char *)(uintptr_t)value + c->need_bytes - 1, 1 } };
     if (value == 0 || value > UINTPTR_MAX - c->need_bytes) {
         snprintf(text, text_max, "the receiver named no address of its memory");
         return ERR_FORMAT;
@@ -78,8 +84,12 @@ enum status ipc_cma_attach(struct local_conn *c, uint64_t value, char *text, siz
         return OK;
     }
     if (n < 0 && errno == EPERM)
-        snprintf(text, text_max, "not allowed to write into the receiver's memory: same user and ptrace_scope 0 needed, it is %d", yama_scope());
+        snprintf(text, text_max,
+                 "not allowed to write into the receiver's memory: same user and ptrace_scope 0 "
+                 "needed, it is %d",
+                 yama_scope());
     else
-        snprintf(text, text_max, "the receiver's memory cannot be reached: %s", n < 0 ? strerror(errno) : "it is smaller than its layout says");
+        snprintf(text, text_max, "the receiver's memory cannot be reached: %s",
+                 n < 0 ? strerror(errno) : "it is smaller than its layout says");
     return ERR_UNSUPPORTED;
 }

@@ -1,11 +1,14 @@
-/* ipc_device.c - same host, GPU pools: the receiver's memory by an exported handle, opened by the writer, copied into by a lane.
+/* ipc_device.c - same host, GPU pools: the receiver's memory by an exported handle, opened by the
+ * writer, copied into by a lane.
  *
- * The handle travels in a small sealed memfd. A put is its copies on the connection's lane, behind the mark of the layer they come from, and one
- * word of the lane when they have landed, which gives the put back through the copier's box: so PUT_DONE comes when the last byte is there, and the
- * message that waits behind the put is later than its bytes. Detaching waits for the lane before it closes the memory; that is what BYE then
- * says, and the receiver frees its pool only after it (local.c, drain_writers). A receiver that is killed cannot wait: what copies under way then
- * come to is the driver's to say, at worst the end of the writer's context, which ends the writer's node.
- * LIMIT: abandoned puts run to their end; a copy that a lane has cannot be taken back.
+ * The handle travels in a small sealed memfd. A put is its copies on the connection's lane, behind
+ * the mark of the layer they come from, and one word of the lane when they have landed, which gives
+ * the put back through the copier's box: so PUT_DONE comes when the last byte is there, and the
+ * message that waits behind the put is later than its bytes. Detaching waits for the lane before it
+ * closes the memory; that is what BYE then says, and the receiver frees its pool only after it
+ * (local.c, drain_writers). A receiver that is killed cannot wait: what copies under way then come
+ * to is the driver's to say, at worst the end of the writer's context, which ends the writer's
+ * node. LIMIT: abandoned puts run to their end; a copy that a lane has cannot be taken back.
  * Thread: transfer; on_copied on a thread of the driver. */
 #include "kvtransfer/local/ipc.h"
 
@@ -22,13 +25,15 @@
 
 static const uint8_t MAGIC[8] = { 'b', 't', 'n', 'c', 'u', 'd', 'a', '1' };
 
-static_assert(IPC_DEVICE_OFFER_BYTES == sizeof MAGIC + DEVICE_HANDLE_BYTES + sizeof(uint64_t), "magic, handle, bytes");
+static_assert(IPC_DEVICE_OFFER_BYTES == sizeof MAGIC + DEVICE_HANDLE_BYTES + sizeof(uint64_t),
+              "magic, handle, bytes");
 
 bool ipc_is_device_offer(int fd)
 {
     uint8_t bytes[sizeof MAGIC];
     struct stat s;
-    return fd >= 0 && fstat(fd, &s) == 0 && s.st_size == IPC_DEVICE_OFFER_BYTES && pread(fd, bytes, sizeof bytes, 0) == sizeof bytes &&
+    return fd >= 0 && fstat(fd, &s) == 0 && s.st_size == IPC_DEVICE_OFFER_BYTES &&
+           pread(fd, bytes, sizeof bytes, 0) == sizeof bytes &&
            memcmp(bytes, MAGIC, sizeof MAGIC) == 0;
 }
 
@@ -65,7 +70,8 @@ enum { PAIRS_AT_ONCE = 128 };
 /* Pieces of another layout were made on the card, in its own memory. */
 static const char *source(const struct kvt_env *env, uint64_t local)
 {
-    return local < KVT_STAGING ? (const char *)env->mem->ptr + local : (const char *)env->staging_card->ptr + (local - KVT_STAGING);
+    return local < KVT_STAGING ? (const char *)env->mem->ptr + local
+                               : (const char *)env->staging_card->ptr + (local - KVT_STAGING);
 }
 
 static bool begin(struct local_conn *c, struct local_put *p)
@@ -75,13 +81,17 @@ static bool begin(struct local_conn *c, struct local_put *p)
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct copy_stream_pair pairs[PAIRS_AT_ONCE];
         for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
-            pairs[n] = (struct copy_stream_pair){ .to = c->remote + p->copies[i + n].remote, .from = source(c->lt->env, p->copies[i + n].local),
-                                           .bytes = p->copies[i + n].bytes };
+            pairs[n] = (struct copy_stream_pair){
+                .to = c->remote + p->copies[i + n].remote,
+                .from = source(c->lt->env, p->copies[i + n].local),
+                .bytes = p->copies[i + n].bytes,
+            };
         st = copy_stream_gather(lane, pairs, n);
     }
     if (st == OK) st = copy_stream_launch_host_fn(lane, on_copied, p);
     p->n_jobs = st == OK;
-    /* What had begun reads the source no more when DOWN is said; a device that has failed runs nothing. */
+    /* What had begun reads the source no more when DOWN is said; a device that has failed runs
+     * nothing. */
     if (st != OK && copy_stream_synchronize(lane) != OK) p->n_jobs = 0;
     return st == OK;
 }
@@ -93,7 +103,10 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
     return false;
 }
 
-static bool wait_for_lane(struct local_conn *c) { return copy_stream_synchronize(c->way_state) == OK; }
+static bool wait_for_lane(struct local_conn *c)
+{
+    return copy_stream_synchronize(c->way_state) == OK;
+}
 
 static void detach(struct local_conn *c)
 {
@@ -103,7 +116,9 @@ static void detach(struct local_conn *c)
     c->remote = NULL;
 }
 
-static const struct local_way DEVICE = { .name = "device", .move = move, .begin = begin, .wait = wait_for_lane, .detach = detach };
+static const struct local_way DEVICE = {
+    .name = "device", .move = move, .begin = begin, .wait = wait_for_lane, .detach = detach
+};
 
 /* The handle and size of an offer; false: it is none. */
 static bool read_offer(int fd, uint8_t handle[DEVICE_HANDLE_BYTES], uint64_t *n)
@@ -123,7 +138,9 @@ enum status ipc_device_attach(struct local_conn *c, int fd, char *text, size_t t
     bool good = read_offer(fd, handle, &n);
     if (fd >= 0) close(fd);
     if (!good || n < c->need_bytes) {
-        snprintf(text, text_max, "%s", good ? "the receiver's memory is smaller than its layout says" : "this node's pool is in GPU memory and the receiver's is not");
+        snprintf(text, text_max, "%s",
+                 good ? "the receiver's memory is smaller than its layout says"
+                      : "this node's pool is in GPU memory and the receiver's is not");
         return ERR_UNSUPPORTED;
     }
     struct copy_stream *lane = NULL;

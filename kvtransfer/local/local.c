@@ -1,4 +1,5 @@
-/* local.c - connections within one host: tickets, packets, writers' ends. Diagram and invariants: local.h. Thread: transfer. */
+/* local.c - connections within one host: tickets, packets, writers' ends. Diagram and invariants:
+ * local.h. Thread: transfer. */
 #include "kvtransfer/local/local.h"
 
 #include <errno.h>
@@ -22,12 +23,22 @@
 #define SO_PEERPIDFD 77 /* Linux 6.5; older kernels answer ENOPROTOOPT */
 #endif
 
-enum { ACCEPTS_PER_POLL = 16, PACKETS_PER_POLL = 64, BYE_WAIT_MS = 50, DRAIN_MS = 1000, DEADLINE_CHECK_MS = 50 };
+enum {
+    ACCEPTS_PER_POLL = 16,
+    PACKETS_PER_POLL = 64,
+    BYE_WAIT_MS = 50,
+    DRAIN_MS = 1000,
+    DEADLINE_CHECK_MS = 50
+};
 
-static struct local_transport *transport(struct kvt_transport *t) { return (struct local_transport *)t; }
+static struct local_transport *transport(struct kvt_transport *t)
+{
+    return (struct local_transport *)t;
+}
 static struct local_conn *connection(struct kvt_conn *c) { return (struct local_conn *)c; }
 
-/* ---- epoll: the low bit of the pointer marks a connection's pidfd; NULL is the listener, the transport itself its copiers ---- */
+/* ---- epoll: the low bit of the pointer marks a connection's pidfd; NULL is the listener, the
+ * transport itself its copiers ---- */
 
 void local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events)
 {
@@ -52,24 +63,31 @@ static enum status read_boot_id(char out[LOCAL_BOOT_CHARS + 1])
     return OK;
 }
 
-static socklen_t socket_name(const struct local_kind *kind, const char *name, struct sockaddr_un *out)
+static socklen_t socket_name(const struct local_kind *kind, const char *name,
+                             struct sockaddr_un *out)
 {
     memset(out, 0, sizeof *out);
     out->sun_family = AF_UNIX;
-    int n = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "%s%.*s", kind->prefix, LOCAL_NAME_CHARS, name);
+    int n = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "%s%.*s", kind->prefix,
+                     LOCAL_NAME_CHARS, name);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
 static enum status listen_local(struct local_transport *t, struct err *err)
 {
     uint8_t random[LOCAL_NAME_CHARS / 2];
-    if (read_boot_id(t->address) != OK) return err_set(err, ERR_NODEV, "/proc/sys/kernel/random/boot_id cannot be read, so hosts cannot be told apart");
+    if (read_boot_id(t->address) != OK)
+        return err_set(
+            err, ERR_NODEV,
+            "/proc/sys/kernel/random/boot_id cannot be read, so hosts cannot be told apart");
     random_bytes(random, sizeof random);
-    for (size_t i = 0; i < sizeof random; i++) snprintf(t->address + LOCAL_BOOT_CHARS + 2 * i, 3, "%02x", random[i]);
+    for (size_t i = 0; i < sizeof random; i++)
+        snprintf(t->address + LOCAL_BOOT_CHARS + 2 * i, 3, "%02x", random[i]);
     struct sockaddr_un name;
     socklen_t n = socket_name(t->kind, t->address + LOCAL_BOOT_CHARS, &name);
     t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (t->listen_fd < 0 || bind(t->listen_fd, (struct sockaddr *)&name, n) != 0 || listen(t->listen_fd, 64) != 0)
+    if (t->listen_fd < 0 || bind(t->listen_fd, (struct sockaddr *)&name, n) != 0 ||
+        listen(t->listen_fd, 64) != 0)
         return err_set(err, ERR_CONFIG, "no unix socket to receive KV on: %s", strerror(errno));
     local_watch(t, EPOLL_CTL_ADD, t->listen_fd, NULL, EPOLLIN);
     return OK;
@@ -83,8 +101,8 @@ static void wake(void *arg)
     while (write(t->wake_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops, const struct local_kind *kind,
-                       struct kvt_transport **out, struct err *err)
+enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops,
+                       const struct local_kind *kind, struct kvt_transport **out, struct err *err)
 {
     struct local_transport *t = MEM_NEW(struct local_transport);
     t->base.ops = ops;
@@ -95,8 +113,12 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
     list_init(&t->conns);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    enum status st = t->epoll_fd < 0 || t->wake_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : listen_local(t, err);
-    if (st == OK) st = copier_create(copier_choose(env->tuning.copiers), LOCAL_DONE_MAX, local_run_job, wake, t, &t->copier, err);
+    enum status st = t->epoll_fd < 0 || t->wake_fd < 0
+                         ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
+                         : listen_local(t, err);
+    if (st == OK)
+        st = copier_create(copier_choose(env->tuning.copiers), LOCAL_DONE_MAX, local_run_job, wake,
+                           t, &t->copier, err);
     if (st != OK) {
         local_close(&t->base);
         return st;
@@ -173,8 +195,8 @@ static enum status say_bye(struct local_conn *c)
     return local_send_packet(c->fd, bytes, n);
 }
 
-/* A receiver that does not read now (it is stopped, or far behind) still hears BYE when it goes on: without it the blocks we wrote
- * would stay in its quarantine for as long as this process lives. */
+/* A receiver that does not read now (it is stopped, or far behind) still hears BYE when it goes on:
+ * without it the blocks we wrote would stay in its quarantine for as long as this process lives. */
 void local_disconnect(struct kvt_conn *base)
 {
     struct local_conn *c = connection(base);
@@ -194,7 +216,8 @@ void local_disconnect(struct kvt_conn *base)
     base->peer = NULL;
     c->state = LOCAL_DOWN;
     c->silent = c->leaving = true;
-    local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of file */
+    local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of
+                                                        * file */
     local_watch(c->lt, EPOLL_CTL_ADD, c->fd, c, EPOLLOUT);
 }
 
@@ -212,13 +235,15 @@ static void finish_leaving(struct local_conn *c)
     free_conn(c);
 }
 
-/* Writers that were given an address must be out of our pool before its owner frees it: what comes later would land in what the process
- * keeps there next. A mapping of its own does not. CUDA does not say what a write into memory does that its owner has freed.
- * LIMIT: one that is stopped in the middle of a call is waited for DRAIN_MS only: the process is expected to end soon after. */
+/* Writers that were given an address must be out of our pool before its owner frees it: what comes
+ * later would land in what the process keeps there next. A mapping of its own does not. CUDA does
+ * not say what a write into memory does that its owner has freed. LIMIT: one that is stopped in the
+ * middle of a call is waited for DRAIN_MS only: the process is expected to end soon after. */
 static void drain_writers(struct local_transport *t)
 {
     uint64_t deadline = clock_ms() + DRAIN_MS;
-    LIST_FOREACH(c, &t->conns, struct local_conn, link) {
+    LIST_FOREACH(c, &t->conns, struct local_conn, link)
+    {
         if (!c->must_leave || c->said_bye) continue;
         shutdown(c->fd, SHUT_WR);
         for (uint64_t now; (now = clock_ms()) < deadline;) {
@@ -236,9 +261,9 @@ void local_close(struct kvt_transport *base)
     struct local_transport *t = transport(base);
     if (t->listen_fd >= 0) close(t->listen_fd);
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-        if (!c->base.incoming && !c->leaving) local_disconnect(&c->base);
+    if (!c->base.incoming && !c->leaving) local_disconnect(&c->base);
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-        if (c->leaving) finish_leaving(c);
+    if (c->leaving) finish_leaving(c);
     drain_writers(t);
     LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
     copier_free(t->copier);
@@ -249,9 +274,21 @@ void local_close(struct kvt_transport *base)
 }
 
 int local_wait_fd(struct kvt_transport *t) { return transport(t)->epoll_fd; }
-uint64_t local_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
-uint16_t local_port(struct kvt_transport *t) { (void)t; return 0; }
-enum status local_flush(struct kvt_transport *t) { (void)t; return OK; }
+uint64_t local_link_speed(const struct kvt_conn *c)
+{
+    (void)c;
+    return 0;
+}
+uint16_t local_port(struct kvt_transport *t)
+{
+    (void)t;
+    return 0;
+}
+enum status local_flush(struct kvt_transport *t)
+{
+    (void)t;
+    return OK;
+}
 
 /* ---- reaching ---- */
 
@@ -262,15 +299,18 @@ void local_export_address(const struct kvt_transport *t, struct buf *out)
 
 bool local_can_reach(struct kvt_transport *t, struct str address)
 {
-    return address.n == LOCAL_ADDRESS_CHARS && memcmp(address.p, transport(t)->address, LOCAL_BOOT_CHARS) == 0;
+    return address.n == LOCAL_ADDRESS_CHARS &&
+           memcmp(address.p, transport(t)->address, LOCAL_BOOT_CHARS) == 0;
 }
 
-/* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace), ERR_FULL: no descriptor to watch it with. */
+/* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace),
+ * ERR_FULL: no descriptor to watch it with. */
 static enum status identify(const struct local_kind *kind, int fd, int32_t *pid, int *pidfd)
 {
     struct ucred who;
     socklen_t n = sizeof who;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0 || who.pid <= 0) return ERR_UNSUPPORTED;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0 || who.pid <= 0)
+        return ERR_UNSUPPORTED;
     if (kind->same_process && who.pid != getpid()) return ERR_UNSUPPORTED;
     *pid = who.pid;
     n = sizeof *pidfd;
@@ -280,12 +320,15 @@ static enum status identify(const struct local_kind *kind, int fd, int32_t *pid,
     return errno == EMFILE || errno == ENFILE ? ERR_FULL : ERR_UNSUPPORTED;
 }
 
-enum status local_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
-                          const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
+enum status local_connect(struct kvt_transport *base, struct str address,
+                          const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
+                          struct kvt_conn **out, struct err *err)
 {
     struct local_transport *t = transport(base);
-    if (!local_can_reach(base, address)) return err_set(err, ERR_PEER_LOST, "%s: the peer is on another host", base->ops->name);
-    if (t->n_conns >= t->env->max_peers) return err_set(err, ERR_FULL, "%s: too many connections", base->ops->name);
+    if (!local_can_reach(base, address))
+        return err_set(err, ERR_PEER_LOST, "%s: the peer is on another host", base->ops->name);
+    if (t->n_conns >= t->env->max_peers)
+        return err_set(err, ERR_FULL, "%s: too many connections", base->ops->name);
     struct sockaddr_un name;
     socklen_t n = socket_name(t->kind, address.p + LOCAL_BOOT_CHARS, &name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), pidfd = -1;
@@ -293,7 +336,9 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
     if (fd < 0 || connect(fd, (struct sockaddr *)&name, n) != 0) {
         int code = errno;
         if (fd >= 0) close(fd);
-        return err_set(err, ERR_PEER_LOST, "%s: no such receiver on this host (%s): it ended, or lives in another network namespace",
+        return err_set(err, ERR_PEER_LOST,
+                       "%s: no such receiver on this host (%s): it ended, or lives in another "
+                       "network namespace",
                        base->ops->name, strerror(code));
     }
     uint8_t preamble[KVT_PREAMBLE_BYTES];
@@ -306,9 +351,14 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
     if (st != OK) {
         close(fd);
         if (pidfd >= 0) close(pidfd);
-        if (known) return err_set(err, ERR_PEER_LOST, "%s: the receiver closed the connection", base->ops->name);
-        return st == ERR_FULL ? err_set(err, st, "%s: no free file descriptor: raise the limit of open files", base->ops->name)
-                              : err_set(err, st, "%s: the receiver's process is not visible from here", base->ops->name);
+        if (known)
+            return err_set(err, ERR_PEER_LOST, "%s: the receiver closed the connection",
+                           base->ops->name);
+        return st == ERR_FULL
+                   ? err_set(err, st, "%s: no free file descriptor: raise the limit of open files",
+                             base->ops->name)
+                   : err_set(err, st, "%s: the receiver's process is not visible from here",
+                             base->ops->name);
     }
     struct local_conn *c = new_conn(t, fd, false);
     c->pid = pid;
@@ -321,7 +371,8 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
 static void accept_conns(struct local_transport *t)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
-        int fd = kvt_accept(t->base.ops->name, t->epoll_fd, t->listen_fd, &t->accept_again_ms), pidfd = -1;
+        int fd = kvt_accept(t->base.ops->name, t->epoll_fd, t->listen_fd, &t->accept_again_ms),
+            pidfd = -1;
         int32_t pid = 0;
         if (fd < 0) return;
         if (t->n_conns >= t->env->max_peers || identify(t->kind, fd, &pid, &pidfd) != OK) {
@@ -338,10 +389,11 @@ static void accept_conns(struct local_transport *t)
 
 struct incidents {
     struct kvt_incident *v;
-    size_t               n, cap;
+    size_t n, cap;
 };
 
-static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind, struct local_conn *c)
+static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind,
+                                struct local_conn *c)
 {
     struct kvt_incident *i = &in->v[in->n++];
     i->kind = kind;
@@ -360,7 +412,9 @@ static void go_down(struct incidents *in, struct local_conn *c, enum status st, 
     }
     c->state = LOCAL_DOWN;
     local_settle(c); /* invariant 3 */
-    if (c->base.incoming) shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, says BYE; a writer still has to say it */
+    if (c->base.incoming)
+        shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, says
+                                   * BYE; a writer still has to say it */
     if (c->silent) return;
     c->silent = true;
     forget_broken(c);
@@ -373,7 +427,8 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
 {
     struct kvt_preamble p, reply = { .kind = KVT_PREAMBLE_REFUSED };
     const struct kvt_env *env = c->lt->env;
-    bool welcome = n >= 0 && kvt_preamble_decode(bytes, (size_t)n, &p) == OK && p.kind == KVT_PREAMBLE_TICKET && env->admit(env->arg, p.ticket) == OK;
+    bool welcome = n >= 0 && kvt_preamble_decode(bytes, (size_t)n, &p) == OK &&
+                   p.kind == KVT_PREAMBLE_TICKET && env->admit(env->arg, p.ticket) == OK;
     int fd = -1;
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
@@ -383,7 +438,10 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
     uint8_t out[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&reply, out);
     struct iovec iov = { out, sizeof out };
-    union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control = { 0 };
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = { 0 };
     struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
     if (fd >= 0) {
         m.msg_control = control.bytes;
@@ -402,7 +460,8 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
     add(in, KVT_UP, c);
 }
 
-static void on_welcome(struct incidents *in, struct local_conn *c, const uint8_t *bytes, ssize_t n, int fd)
+static void on_welcome(struct incidents *in, struct local_conn *c, const uint8_t *bytes, ssize_t n,
+                       int fd)
 {
     struct kvt_preamble p;
     char text[100] = "malformed reply";
@@ -424,16 +483,26 @@ static void on_welcome(struct incidents *in, struct local_conn *c, const uint8_t
     add(in, KVT_UP, c);
 }
 
-/* recv with a descriptor that may come along. -1 with EMFILE: one came, and this process has no room for it. */
+/* recv with a descriptor that may come along. -1 with EMFILE: one came, and this process has no
+ * room for it. */
 static ssize_t receive(int fd, uint8_t *out, size_t max, int *passed)
 {
     struct iovec iov = { out, max };
-    union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
-    struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr m = {
+        .msg_iov = &iov,
+        .msg_iovlen = 1,
+        .msg_control = control.bytes,
+        .msg_controllen = sizeof control.bytes,
+    };
     ssize_t n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     *passed = -1;
     struct cmsghdr *h = n >= 0 ? CMSG_FIRSTHDR(&m) : NULL;
-    if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof *passed))
+    if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS &&
+        h->cmsg_len == CMSG_LEN(sizeof *passed))
         memcpy(passed, CMSG_DATA(h), sizeof *passed);
     if (n >= 0 && *passed < 0 && (m.msg_flags & MSG_CTRUNC)) {
         errno = EMFILE;
@@ -470,11 +539,14 @@ static void read_conn(struct incidents *in, struct local_conn *c)
         int fd;
         ssize_t n = receive(c->fd, bytes, sizeof bytes, &fd);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        /* The other end closed with packets of ours unread. The kernel says so once, before the packets it had sent, BYE among them. */
+        /* The other end closed with packets of ours unread. The kernel says so once, before the
+         * packets it had sent, BYE among them. */
         if (n < 0 && errno == ECONNRESET) continue;
         /* Without its descriptor the WELCOME would be taken for one by address. */
         if (n < 0 && errno == EMFILE && c->state == LOCAL_WAITING) {
-            go_down(in, c, ERR_FULL, "no free file descriptor for the receiver's memory: raise the limit of open files");
+            go_down(
+                in, c, ERR_FULL,
+                "no free file descriptor for the receiver's memory: raise the limit of open files");
             return;
         }
         if (n > 0 && c->state == LOCAL_WAITING) {
@@ -498,7 +570,7 @@ static void read_conn(struct incidents *in, struct local_conn *c)
 static void end_broken(struct local_transport *t, struct incidents *in)
 {
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-        if (c->broken && in->n < in->cap) go_down(in, c, ERR_PEER_LOST, c->broken);
+    if (c->broken && in->n < in->cap) go_down(in, c, ERR_PEER_LOST, c->broken);
 }
 
 static void check_deadlines(struct local_transport *t, struct incidents *in)
@@ -507,7 +579,8 @@ static void check_deadlines(struct local_transport *t, struct incidents *in)
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct local_conn, link) {
+    LIST_FOREACH(c, &t->conns, struct local_conn, link)
+    {
         if (c->state > LOCAL_WAITING || now <= c->deadline_ms || in->n == in->cap) continue;
         go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
     }

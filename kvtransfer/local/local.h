@@ -1,19 +1,22 @@
-/* local.h - what the transports of one host share: SOCK_SEQPACKET connections over abstract unix sockets, writers that copy.
+/* local.h - what the transports of one host share: SOCK_SEQPACKET connections over abstract unix
+ * sockets, writers that copy.
  *
- * The receiver listens under a random name that vanishes with its process. A writer connects, presents its ticket, and gets WELCOME with
- * what it needs to see the receiver's pool; from then on put() copies into that pool and messages are packets.
- * Copying is done by the transfer thread and, where there are CPUs for it, by a bounded number of copiers (copier.h): a put is cut into jobs,
+ * The receiver listens under a random name that vanishes with its process. A writer connects,
+ * presents its ticket, and gets WELCOME with what it needs to see the receiver's pool; from then on
+ * put() copies into that pool and messages are packets. Copying is done by the transfer thread and,
+ * where there are CPUs for it, by a bounded number of copiers (copier.h): a put is cut into jobs,
  * is over when its last job is, and a message waits in `out` until the puts before it are over.
  *
  *   incoming  GREETING ── ticket good ──▶ UP ── end of file, malformed packet, fence() ──▶ DOWN ── BYE | process ended: fenced
  *   outgoing  WAITING ── WELCOME ──▶ UP ── end of file ──▶ DOWN ── disconnect: BYE (when it fits), close
  *
- * Invariants
- *  1 A writer unmaps (or forgets) the pool before it says BYE, and says BYE before it closes: after BYE nothing of it can land.
- *  2 End of file alone proves nothing (a descriptor can be closed while the mapping stays): without BYE the fence is the end of the
+ * Invariants 1 A writer unmaps (or forgets) the pool before it says BYE, and says BYE before it
+ *  closes: after BYE nothing of it can land. 2 End of file alone proves nothing (a descriptor can
+ *  be closed while the mapping stays): without BYE the fence is the end of the
  *    process, seen through the pidfd taken when it connected, before its ticket was looked at.
- *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread waits for the jobs on their way (at most
- *    COPIER_AHEAD bytes each) before it says either. So 1 holds for every thread.
+ *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread waits
+ *    for the jobs on their way (at most COPIER_AHEAD bytes each) before it says either. So 1 holds
+ *    for every thread.
  * Thread: transfer; `move` of a kind also on copiers, which change nothing of a connection. */
 #ifndef BATON_KVTRANSFER_LOCAL_LOCAL_H
 #define BATON_KVTRANSFER_LOCAL_LOCAL_H
@@ -40,35 +43,43 @@ struct local_transport;
 /* A put that is not over. */
 struct local_put {
     struct local_conn *conn;
-    uint64_t           tag, generation, mark; /* mark: kvt_put's */
-    uint32_t           session, n_copies, n_jobs; /* jobs on their way */
-    bool               whole;                     /* every byte is copied or in a job */
-    _Atomic bool       abandoned; /* relaxed: only makes copiers stop early; that they have stopped is known from their jobs' return */
-    _Atomic bool       failed;    /* relaxed likewise: a copier could not write; read after its job came back */
-    struct kvt_copy   *copies;    /* env->max_copies */
+    uint64_t tag, generation, mark;     /* mark: kvt_put's */
+    uint32_t session, n_copies, n_jobs; /* jobs on their way */
+    bool whole;                         /* every byte is copied or in a job */
+    _Atomic bool abandoned;  /* relaxed: only makes copiers stop early; that they have stopped
+                              * is known from their jobs' return */
+    _Atomic bool failed;     /* relaxed likewise: a copier could not write; read after its job
+                              * came back */
+    struct kvt_copy *copies; /* env->max_copies */
 };
 
 struct local_conn {
-    struct kvt_conn         base;
+    struct kvt_conn base;
     struct local_transport *lt;
-    struct list             link;
-    enum local_state        state;
-    int                     fd, pidfd;
-    int32_t                 pid;          /* of the other end, as this process may name it */
-    const struct local_way *way;          /* outgoing, while attached */
-    char                   *remote;       /* outgoing, while attached: the receiver's pool, as `way` names it */
-    size_t                  remote_bytes, need_bytes; /* need: what their layout says */
-    uint64_t                deadline_ms;  /* GREETING, WAITING */
-    struct local_put       *puts;         /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
-    uint64_t                n_put, n_over; /* puts taken; puts over without a gap */
-    uint32_t                n_jobs;
-    const char             *broken;       /* why the receiver's memory cannot be written any more; NULL: it can */
-    void                   *way_state;    /* the way's, from attach to detach */
-    struct buf              out;          /* packets that wait, for a put or for room: struct local_packet, bytes */
-    bool                    wants_write;
-    bool                    said_bye, ended, silent; /* silent: DOWN is known to the session layer */
-    bool                    must_leave;   /* incoming: its writes go to addresses of this process, or to a card's memory, whatever is there by then */
-    bool                    leaving;      /* outgoing, disconnected: BYE waits for room in the receiver's socket */
+    struct list link;
+    enum local_state state;
+    int fd, pidfd;
+    int32_t pid;                     /* of the other end, as this process may name it */
+    const struct local_way *way;     /* outgoing, while attached */
+    char *remote;                    /* outgoing, while attached: the receiver's pool, as `way`
+                                      * names it */
+    size_t remote_bytes, need_bytes; /* need: what their layout says */
+    uint64_t deadline_ms;            /* GREETING, WAITING */
+    struct local_put *puts;          /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
+    uint64_t n_put, n_over;          /* puts taken; puts over without a gap */
+    uint32_t n_jobs;
+    const char *broken; /* why the receiver's memory cannot be written any more;
+                         * NULL: it can */
+    void *way_state;    /* the way's, from attach to detach */
+    struct buf out;     /* packets that wait, for a put or for room: struct
+                         * local_packet, bytes */
+    bool wants_write;
+    bool said_bye, ended, silent; /* silent: DOWN is known to the session
+                                   * layer */
+    bool must_leave;              /* incoming: its writes go to addresses of this process,
+                                   * or to a card's memory, whatever is there by then */
+    bool leaving;                 /* outgoing, disconnected: BYE waits for room in the
+                                   * receiver's socket */
 };
 
 struct local_packet {
@@ -79,77 +90,95 @@ struct local_packet {
 /* How a connection's writer reaches the receiver's pool; attach chooses. */
 struct local_way {
     const char *name;
-    /* Copy `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's memory cannot be written any more. Transfer
-     * thread and copiers. */
-    bool        (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes);
-    /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs it sets. False as above. */
-    bool        (*begin)(struct local_conn *c, struct local_put *p);
-    /* With `begin`: wait until every copier_done has been called. False: the card has failed, and none will be. */
-    bool        (*wait)(struct local_conn *c);
-    void        (*detach)(struct local_conn *c); /* nothing is under way; afterwards nothing of this process can land */
+    /* Copy `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's
+     * memory cannot be written any more. Transfer thread and copiers. */
+    bool (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
+                 uint64_t bytes);
+    /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs
+     * it sets. False as above. */
+    bool (*begin)(struct local_conn *c, struct local_put *p);
+    /* With `begin`: wait until every copier_done has been called. False: the card has failed, and
+     * none will be. */
+    bool (*wait)(struct local_conn *c);
+    void (*detach)(struct local_conn *c); /* nothing is under way; afterwards nothing of this
+                                           * process can land */
 };
 
 /* How a pool becomes visible to writers: the difference between the rows. */
 struct local_kind {
-    const char *prefix;       /* of the abstract name */
-    bool        same_process; /* both ends must be this process */
+    const char *prefix; /* of the abstract name */
+    bool same_process;  /* both ends must be this process */
     /* Receiver: the WELCOME's value and descriptor (-1: none; stays the caller's). */
-    void        (*offer)(const struct local_transport *t, uint64_t *value, int *fd);
-    /* Writer: fill way, remote and remote_bytes; closes or keeps nothing of `fd` (-1: none came). */
-    enum status (*attach)(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max);
+    void (*offer)(const struct local_transport *t, uint64_t *value, int *fd);
+    /* Writer: fill way, remote and remote_bytes; closes or keeps nothing of `fd` (-1: none
+     * came). */
+    enum status (*attach)(struct local_conn *c, uint64_t value, int fd, char *text,
+                          size_t text_max);
 };
 
 struct local_transport {
-    struct kvt_transport     base;
-    const struct kvt_env    *env;
+    struct kvt_transport base;
+    const struct kvt_env *env;
     const struct local_kind *kind;
-    int                      epoll_fd, listen_fd;
-    char                     address[LOCAL_ADDRESS_CHARS + 1]; /* boot id of this host, then the name */
-    struct list              conns;
-    uint32_t                 n_conns;
-    uint64_t                 checked_ms; /* when deadlines were last looked at */
-    uint64_t                 accept_again_ms; /* 0, or when the listener is looked at again */
-    struct { struct kvt_conn *conn; uint64_t tag; } done[LOCAL_DONE_MAX];
-    uint32_t                 n_done, n_unfinished; /* puts over and to be told; puts not over */
-    struct copier           *copier;
-    int                      wake_fd;    /* readable when copiers have finished jobs */
-    int                      offer_fd;   /* made for offers, or -1 */
-    const struct copy_row   *copy;
-    uint32_t                 n_broken;   /* connections with `broken` whose DOWN has not been said */
+    int epoll_fd, listen_fd;
+    /* boot id of this host, then the name */
+    char address[LOCAL_ADDRESS_CHARS + 1];
+    struct list conns;
+    uint32_t n_conns;
+    uint64_t checked_ms;      /* when deadlines were last looked at */
+    uint64_t accept_again_ms; /* 0, or when the listener is looked at again */
+    struct {
+        struct kvt_conn *conn;
+        uint64_t tag;
+    } done[LOCAL_DONE_MAX];
+    uint32_t n_done, n_unfinished; /* puts over and to be told; puts not over */
+    struct copier *copier;
+    int wake_fd;  /* readable when copiers have finished jobs */
+    int offer_fd; /* made for offers, or -1 */
+    const struct copy_row *copy;
+    uint32_t n_broken; /* connections with `broken` whose DOWN has not been
+                        * said */
 };
 
 /* The slots of both rows; open is called by each row's own. */
-enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops, const struct local_kind *kind,
-                       struct kvt_transport **out, struct err *err) MUST_CHECK;
-void        local_close(struct kvt_transport *t);
-int         local_wait_fd(struct kvt_transport *t);
-uint16_t    local_port(struct kvt_transport *t);
-void        local_export_address(const struct kvt_transport *t, struct buf *out);
-bool        local_can_reach(struct kvt_transport *t, struct str address);
-enum status local_connect(struct kvt_transport *t, struct str address, const struct kv_layout *theirs,
-                          const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err);
+enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops,
+                       const struct local_kind *kind, struct kvt_transport **out,
+                       struct err *err) MUST_CHECK;
+void local_close(struct kvt_transport *t);
+int local_wait_fd(struct kvt_transport *t);
+uint16_t local_port(struct kvt_transport *t);
+void local_export_address(const struct kvt_transport *t, struct buf *out);
+bool local_can_reach(struct kvt_transport *t, struct str address);
+enum status local_connect(struct kvt_transport *t, struct str address,
+                          const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
+                          struct kvt_conn **out, struct err *err);
 enum status local_put(struct kvt_conn *c, const struct kvt_put *p);
-void        local_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
+void local_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
 enum status local_notify(struct kvt_conn *c, const struct kvt_message *m);
 enum status local_flush(struct kvt_transport *t);
 enum status local_fence(struct kvt_conn *c);
-size_t      local_poll(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
-uint64_t    local_link_speed(const struct kvt_conn *c);
-void        local_disconnect(struct kvt_conn *c);
+size_t local_poll(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
+uint64_t local_link_speed(const struct kvt_conn *c);
+void local_disconnect(struct kvt_conn *c);
 
 /* local_put.c: puts and what waits behind them. */
-bool        local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes);
-void        local_run_job(const struct copier_job *j); /* copiers */
-void        local_collect(struct local_transport *t);  /* take finished jobs back; what waited for their puts goes out */
-void        local_settle(struct local_conn *c);        /* abandon its puts and wait until no copier works for it */
-void        local_write_out(struct local_conn *c);     /* packets whose time has come and for which there is room */
-void        local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events);
+bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
+                       uint64_t bytes);
+void local_run_job(const struct copier_job *j); /* copiers */
+void local_collect(struct local_transport *t);  /* take finished jobs back; what waited for
+                                                 * their puts goes out */
+void local_settle(struct local_conn *c);        /* abandon its puts and wait until no copier
+                                                 * works for it */
+void local_write_out(struct local_conn *c);     /* packets whose time has come and for which
+                                                 * there is room */
+void local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events);
 enum status local_send_packet(int fd, const void *p, size_t n);
 
-#define LOCAL_SLOTS                                                                                                              \
-    .close = local_close, .wait_fd = local_wait_fd, .port = local_port, .export_address = local_export_address,                  \
-    .can_reach = local_can_reach, .connect = local_connect, .put = local_put, .abandon = local_abandon, .notify = local_notify,  \
-    .flush = local_flush, .fence = local_fence, .poll = local_poll, .link_speed = local_link_speed,                              \
-    .disconnect = local_disconnect
+#define LOCAL_SLOTS                                                                                \
+    .close = local_close, .wait_fd = local_wait_fd, .port = local_port,                            \
+    .export_address = local_export_address, .can_reach = local_can_reach,                          \
+    .connect = local_connect, .put = local_put, .abandon = local_abandon, .notify = local_notify,  \
+    .flush = local_flush, .fence = local_fence, .poll = local_poll,                                \
+    .link_speed = local_link_speed, .disconnect = local_disconnect
 
 #endif

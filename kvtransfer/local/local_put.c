@@ -1,5 +1,6 @@
-/* local_put.c - puts within one host: cutting them into jobs, collecting what copiers have done, and the messages that wait behind them.
- * Invariants: local.h. Thread: transfer, but for local_run_job and local_move_mapped (copiers too). */
+/* local_put.c - puts within one host: cutting them into jobs, collecting what copiers have done,
+ * and the messages that wait behind them. Invariants: local.h. Thread: transfer, but for
+ * local_run_job and local_move_mapped (copiers too). */
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -10,11 +11,13 @@ enum { SETTLE_LOOK_MS = 10 };
 
 /* ---- copying ---- */
 
-bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
+bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
+                       uint64_t bytes)
 {
     for (const struct kvt_copy *at = copies; bytes; at++, skip = 0) {
         uint64_t n = at->bytes - skip < bytes ? at->bytes - skip : bytes;
-        copy_bytes(c->lt->copy, c->remote + at->remote + skip, kvt_source(c->lt->env, at->local) + skip, n);
+        copy_bytes(c->lt->copy, c->remote + at->remote + skip,
+                   kvt_source(c->lt->env, at->local) + skip, n);
         bytes -= n;
     }
     return true;
@@ -24,12 +27,16 @@ void local_run_job(const struct copier_job *j)
 {
     struct local_put *p = j->put;
     if (atomic_load_explicit(&p->abandoned, memory_order_relaxed)) return;
-    if (!p->conn->way->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes)) atomic_store_explicit(&p->failed, true, memory_order_relaxed);
+    if (!p->conn->way->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes))
+        atomic_store_explicit(&p->failed, true, memory_order_relaxed);
 }
 
 /* ---- ends of puts ---- */
 
-static struct local_put *put_at(struct local_conn *c, uint64_t i) { return &c->puts[i % LOCAL_PUTS_MAX]; }
+static struct local_put *put_at(struct local_conn *c, uint64_t i)
+{
+    return &c->puts[i % LOCAL_PUTS_MAX];
+}
 
 static void say_done(struct local_conn *c, uint64_t tag)
 {
@@ -75,7 +82,8 @@ void local_collect(struct local_transport *t)
 
 void local_settle(struct local_conn *c)
 {
-    for (uint64_t i = c->n_over; i < c->n_put; i++) atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
+    for (uint64_t i = c->n_over; i < c->n_put; i++)
+        atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
     if (c->n_jobs && c->way->wait && !c->way->wait(c)) {
         for (uint64_t i = c->n_over; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
         c->n_jobs = 0;
@@ -160,7 +168,8 @@ void local_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
     struct local_conn *c = (struct local_conn *)base;
     for (uint64_t i = c->n_over; i < c->n_put; i++) {
         struct local_put *p = put_at(c, i);
-        if (p->session == session && p->generation == generation) atomic_store_explicit(&p->abandoned, true, memory_order_relaxed);
+        if (p->session == session && p->generation == generation)
+            atomic_store_explicit(&p->abandoned, true, memory_order_relaxed);
     }
 }
 

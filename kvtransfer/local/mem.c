@@ -1,7 +1,9 @@
-/* mem.c - the definition of a transport: two kvt in one process, bytes moved by memcpy to the receiver's own address.
+/* mem.c - the definition of a transport: two kvt in one process, bytes moved by memcpy to the
+ * receiver's own address.
  *
- * The receiver's WELCOME carries the address of its pool. That is safe because the kernel says on both ends that the other is this very
- * process. For tests; in a cluster two nodes are two processes. Thread: transfer. */
+ * The receiver's WELCOME carries the address of its pool. That is safe because the kernel says on
+ * both ends that the other is this very process. For tests; in a cluster two nodes are two
+ * processes. Thread: transfer. */
 #include "kvtransfer/local/local.h"
 #include "kvtransfer/transports.h"
 
@@ -13,7 +15,11 @@ static void offer(const struct local_transport *t, uint64_t *value, int *fd)
 
 static void detach(struct local_conn *c) { c->remote = NULL; }
 
-static const struct local_way DIRECT = { .name = "direct", .move = local_move_mapped, .detach = detach };
+static const struct local_way DIRECT = {
+    .name = "direct",
+    .move = local_move_mapped,
+    .detach = detach,
+};
 
 static enum status attach(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max)
 {
@@ -24,11 +30,15 @@ static enum status attach(struct local_conn *c, uint64_t value, int fd, char *te
     return OK;
 }
 
-static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .offer = offer, .attach = attach };
+static const struct local_kind MEM = {
+    .prefix = "baton-mem-", .same_process = true, .offer = offer, .attach = attach
+};
 
 static enum status mem_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {
     return local_open(env, &kvt_mem_ops, &MEM, out, err);
 }
 
-const struct kvt_transport_ops kvt_mem_ops = { .name = "mem", .caps = KVT_CAP_SAME_PROCESS | KVT_CAP_SAME_HOST, .open = mem_open, LOCAL_SLOTS };
+const struct kvt_transport_ops kvt_mem_ops = {
+    .name = "mem", .caps = KVT_CAP_SAME_PROCESS | KVT_CAP_SAME_HOST, .open = mem_open, LOCAL_SLOTS
+};

@@ -1,4 +1,5 @@
-/* choose.c - which RDMA ports a node uses: those the operator named, or the active ones nearest to its memory. Pure. Thread: any. */
+/* choose.c - which RDMA ports a node uses: those the operator named, or the active ones nearest to
+ * its memory. Pure. Thread: any. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,16 +11,20 @@
 static void add_ports(const struct rdma_devices *all, struct buf *out)
 {
     char port[RDMA_PORT_TEXT_MAX];
-    for (size_t i = 0; i < all->n; i++) buf_printf(out, "%s%s (%s)", i ? ", " : "", rdma_port_text(&all->ports[i], port), all->ports[i].state);
+    for (size_t i = 0; i < all->n; i++)
+        buf_printf(out, "%s%s (%s)", i ? ", " : "", rdma_port_text(&all->ports[i], port),
+                   all->ports[i].state);
     if (all->n == 0) buf_add_c(out, "none");
 }
 
-static enum status refuse(const struct rdma_devices *all, const struct kvt_rdma_tuning *t, struct str item, const char *why, struct err *err)
+static enum status refuse(const struct rdma_devices *all, const struct kvt_rdma_tuning *t,
+                          struct str item, const char *why, struct err *err)
 {
     struct buf there = { 0 };
     add_ports(all, &there);
-    enum status st = err_field(err, ERR_CONFIG, "KVCACHE_RDMA_NICS", "KVCACHE_RDMA_NICS=%s: '%.*s' %s; RDMA ports here: %s", t->nics, STR_ARG(item), why,
-                               there.data);
+    enum status st = err_field(err, ERR_CONFIG, "KVCACHE_RDMA_NICS",
+                               "KVCACHE_RDMA_NICS=%s: '%.*s' %s; RDMA ports here: %s", t->nics,
+                               STR_ARG(item), why, there.data);
     buf_release(&there);
     return st;
 }
@@ -28,7 +33,8 @@ static enum status refuse(const struct rdma_devices *all, const struct kvt_rdma_
 static void take(struct rdma_devices *out, const struct rdma_port *p)
 {
     for (size_t i = 0; i < out->n; i++)
-        if (out->ports[i].number == p->number && strcmp(out->ports[i].device, p->device) == 0) return;
+        if (out->ports[i].number == p->number && strcmp(out->ports[i].device, p->device) == 0)
+            return;
     if (out->n == RDMA_RAILS_MAX) {
         out->n_left_out++;
         return;
@@ -40,14 +46,17 @@ static void take(struct rdma_devices *out, const struct rdma_port *p)
     out->n++;
 }
 
-static enum status take_named(const struct rdma_devices *all, const struct kvt_rdma_tuning *t, struct str item, struct rdma_devices *out, struct err *err)
+static enum status take_named(const struct rdma_devices *all, const struct kvt_rdma_tuning *t,
+                              struct str item, struct rdma_devices *out, struct err *err)
 {
     struct str rest = item, name;
     int64_t number = 0;
     bool known = false, right_port = false;
     size_t n_active = 0;
-    if (!str_split(&rest, ':', &name) || name.n == 0) return refuse(all, t, item, "is an empty name", err);
-    if (rest.p && (str_to_i64(rest, &number) != OK || number < 1 || number > 255)) return refuse(all, t, item, "has no port number after the colon", err);
+    if (!str_split(&rest, ':', &name) || name.n == 0)
+        return refuse(all, t, item, "is an empty name", err);
+    if (rest.p && (str_to_i64(rest, &number) != OK || number < 1 || number > 255))
+        return refuse(all, t, item, "has no port number after the colon", err);
     for (size_t i = 0; i < all->n; i++) {
         const struct rdma_port *p = &all->ports[i];
         if (!str_eq_c(name, p->device)) continue;
@@ -60,7 +69,8 @@ static enum status take_named(const struct rdma_devices *all, const struct kvt_r
     }
     if (!known) return refuse(all, t, item, "is not an RDMA device of this host", err);
     if (!right_port) return refuse(all, t, item, "is a port that the device does not have", err);
-    if (!n_active) return refuse(all, t, item, number ? "is not active" : "has no active port", err);
+    if (!n_active)
+        return refuse(all, t, item, number ? "is not active" : "has no active port", err);
     return OK;
 }
 
@@ -72,36 +82,47 @@ static int by_speed(const void *a, const void *b)
     return order ? order : x->number - y->number;
 }
 
-/* Every active port but those of emulations (when there is hardware) and those far from the memory (when there are near ones). */
-static enum status take_nearest(const struct rdma_devices *all, int numa_node, struct rdma_devices *out, struct err *err)
+/* Every active port but those of emulations (when there is hardware) and those far from the memory
+ * (when there are near ones). */
+static enum status take_nearest(const struct rdma_devices *all, int numa_node,
+                                struct rdma_devices *out, struct err *err)
 {
     struct buf there = { 0 };
     bool hardware = false, near = false;
     for (size_t i = 0; i < all->n; i++) hardware |= all->ports[i].active && !all->ports[i].software;
     for (size_t i = 0; i < all->n; i++)
-        near |= all->ports[i].active && all->ports[i].software != hardware && numa_node >= 0 && all->ports[i].numa_node == numa_node;
+        near |= all->ports[i].active && all->ports[i].software != hardware && numa_node >= 0 &&
+                all->ports[i].numa_node == numa_node;
     struct rdma_port *sorted = mem_dup(all->ports, all->n * sizeof *all->ports);
     qsort(sorted, all->n, sizeof *sorted, by_speed);
     for (size_t i = 0; i < all->n; i++)
-        if (sorted[i].active && sorted[i].software != hardware && (!near || sorted[i].numa_node == numa_node)) take(out, &sorted[i]);
+        if (sorted[i].active && sorted[i].software != hardware &&
+            (!near || sorted[i].numa_node == numa_node))
+            take(out, &sorted[i]);
     mem_free(sorted);
     if (out->n) return OK;
     add_ports(all, &there);
-    enum status st = err_set(err, ERR_NODEV, "no RDMA port is active; RDMA ports here: %s", there.data);
+    enum status st = err_set(err, ERR_NODEV, "no RDMA port is active; RDMA ports here: %s",
+                             there.data);
     buf_release(&there);
     return st;
 }
 
-enum status rdma_devices_choose(const struct rdma_devices *all, const struct kvt_rdma_tuning *t, int numa_node, struct rdma_devices *out, struct err *err)
+enum status rdma_devices_choose(const struct rdma_devices *all, const struct kvt_rdma_tuning *t,
+                                int numa_node, struct rdma_devices *out, struct err *err)
 {
     struct rdma_devices chosen = { 0 };
     enum status st = OK;
     if (all->n == 0)
-        return t->nics && t->nics[0] ? refuse(all, t, str_of(t->nics), "cannot be had: this host has no RDMA device", err)
-                                     : err_set(err, ERR_NODEV, "this host has no RDMA device (ibv_devices lists them; are its driver and ib_uverbs loaded?)");
+        return t->nics && t->nics[0] ? refuse(all, t, str_of(t->nics),
+                                              "cannot be had: this host has no RDMA device", err)
+                                     : err_set(err, ERR_NODEV,
+                                               "this host has no RDMA device (ibv_devices lists "
+                                               "them; are its driver and ib_uverbs loaded?)");
     if (t->nics && t->nics[0]) {
         struct str rest = str_of(t->nics), item;
-        while (st == OK && str_split(&rest, ',', &item)) st = take_named(all, t, str_trim(item), &chosen, err);
+        while (st == OK && str_split(&rest, ',', &item))
+            st = take_named(all, t, str_trim(item), &chosen, err);
     } else {
         st = take_nearest(all, numa_node, &chosen, err);
     }

@@ -1,4 +1,5 @@
-/* cm.c - ids and events of librdmacm: listeners, calls, answers. What it is for, and its invariants: cm.h. Thread: transfer. */
+/* cm.c - ids and events of librdmacm: listeners, calls, answers. What it is for, and its
+ * invariants: cm.h. Thread: transfer. */
 #include "kvtransfer/rdma/cm.h"
 
 #include <arpa/inet.h>
@@ -15,48 +16,53 @@
 #include "shared/base/mem.h"
 
 enum {
-    LISTENERS = 2 * RDMA_RAILS_MAX, /* a port has more than one when peers reach it by several of its addresses */
+    LISTENERS = 2 * RDMA_RAILS_MAX, /* a port has more than one when peers reach it by several of
+                                     * its addresses */
     BACKLOG = 1024,
-    WAKE_MS = 1000,                 /* a port that is active again has its routes again */
-    EVENTS_AT_ONCE = 64             /* then the rest of the thread has its turn */
+    WAKE_MS = 1000,     /* a port that is active again has its routes again */
+    EVENTS_AT_ONCE = 64 /* then the rest of the thread has its turn */
 };
 
 struct listener {
-    struct rdma_cm_id      *id; /* NULL: none; its context is NULL, that of all others their queue pair */
+    struct rdma_cm_id *id; /* NULL: none; its context is NULL, that of all others their queue
+                            * pair */
     struct sockaddr_storage address; /* without a port */
 };
 
-/* The id of a queue pair that is gone, over a port that is down. Destroying it sends word to the peer: over a port that carries nothing that is
- * lost at best, and Soft-RoCE (Linux 6.1) never again hears a connection manager's message on a port that had no route for one. */
+/* The id of a queue pair that is gone, over a port that is down. Destroying it sends word to the
+ * peer: over a port that carries nothing that is lost at best, and Soft-RoCE (Linux 6.1) never
+ * again hears a connection manager's message on a port that had no route for one. */
 struct sleeper {
-    struct rdma_cm_id     *id;
+    struct rdma_cm_id *id;
     const struct rdma_end *end;
-    uint64_t               wake_ms; /* 0: its port is down */
+    uint64_t wake_ms; /* 0: its port is down */
 };
 
 struct rdma_cm {
     struct rdma_event_channel *channel;
-    struct sleeper            *sleepers; /* no more than queue pairs over a port when it went down: none is connected while it is */
-    size_t                     n_sleepers;
-    struct listener            listeners[LISTENERS];
-    uint32_t                   next; /* to be replaced when all are taken */
+    struct sleeper *sleepers; /* no more than queue pairs over a port when it went down:
+                               * none is connected while it is */
+    size_t n_sleepers;
+    struct listener listeners[LISTENERS];
+    uint32_t next; /* to be replaced when all are taken */
 };
 
 /* An event, after it was acknowledged. */
 struct event {
     enum rdma_cm_event_type type;
-    struct rdma_cm_id      *id;
-    int                     status;
-    uint32_t                qp_num;
-    uint8_t                 data[64];
-    size_t                  n;
+    struct rdma_cm_id *id;
+    int status;
+    uint32_t qp_num;
+    uint8_t data[64];
+    size_t n;
 };
 
 static const char *port_name(const struct rdma_rail *r) { return rdma_rail_end(r)->port->device; }
 
 static enum status fail(struct rdma_rail *r, const char *what)
 {
-    snprintf(r->why, sizeof r->why, "%.24s: librdmacm: %s: %s", port_name(r), what, strerror(errno));
+    snprintf(r->why, sizeof r->why, "%.24s: librdmacm: %s: %s", port_name(r), what,
+             strerror(errno));
     return ERR_IO;
 }
 
@@ -64,18 +70,28 @@ static enum status fail(struct rdma_rail *r, const char *what)
 
 enum status rdma_cm_open(struct rdma_transport *t, struct err *err)
 {
-    static const char path[] = "/dev/infiniband/rdma_cm"; /* looked for first: librdmacm waits seconds for it to appear */
+    static const char path[] = "/dev/infiniband/rdma_cm"; /* looked for first: librdmacm waits
+                                                           * seconds for it to appear */
     if (access(path, R_OK | W_OK) != 0)
-        return err_set(err, ERR_CONFIG, "BATON_RDMA_CM=1: %s cannot be opened: %s; %s", path, strerror(errno),
-                       errno == ENOENT ? "load the connection manager (modprobe rdma_ucm), or leave the variable out" : "this user needs to read and write it");
+        return err_set(
+            err, ERR_CONFIG, "BATON_RDMA_CM=1: %s cannot be opened: %s; %s", path, strerror(errno),
+            errno == ENOENT
+                ? "load the connection manager (modprobe rdma_ucm), or leave the variable out"
+                : "this user needs to read and write it");
     struct rdma_event_channel *channel = rdma_create_event_channel();
-    if (!channel) return err_set(err, ERR_CONFIG, "BATON_RDMA_CM=1: librdmacm does not start: %s; is rdma_ucm loaded (modprobe rdma_ucm)?", strerror(errno));
+    if (!channel)
+        return err_set(err, ERR_CONFIG,
+                       "BATON_RDMA_CM=1: librdmacm does not start: %s; is rdma_ucm loaded "
+                       "(modprobe rdma_ucm)?",
+                       strerror(errno));
     t->cm = MEM_NEW(struct rdma_cm);
     t->cm->channel = channel;
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = t->cm };
     int flags = fcntl(channel->fd, F_GETFL);
-    if (flags < 0 || fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK) != 0 || epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, channel->fd, &e) != 0)
-        return err_set(err, ERR_IO, "rdma: cannot wait for events of librdmacm: %s", strerror(errno));
+    if (flags < 0 || fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, channel->fd, &e) != 0)
+        return err_set(err, ERR_IO, "rdma: cannot wait for events of librdmacm: %s",
+                       strerror(errno));
     return OK;
 }
 
@@ -129,7 +145,8 @@ void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms)
 static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
 {
     const struct rdma_port *p = rdma_rail_end(r)->port;
-    return id->verbs && id->port_num == p->number && strcmp(ibv_get_device_name(id->verbs->device), p->device) == 0;
+    return id->verbs && id->port_num == p->number &&
+           strcmp(ibv_get_device_name(id->verbs->device), p->device) == 0;
 }
 
 /* The address of r's port, from which it speaks from now on. */
@@ -138,7 +155,8 @@ static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
     struct rdma_place mine;
     TRY(rdma_queue_settle(r, &mine, NULL));
     if (rdma_cm_address(rdma_rail_end(r)->port, &mine, out)) return OK;
-    snprintf(r->why, sizeof r->why, "%.24s: BATON_RDMA_CM=1 needs an IP address of its network interface", port_name(r));
+    snprintf(r->why, sizeof r->why,
+             "%.24s: BATON_RDMA_CM=1 needs an IP address of its network interface", port_name(r));
     return ERR_NODEV;
 }
 
@@ -158,7 +176,8 @@ static struct listener *listener_at(struct rdma_cm *cm, const struct sockaddr_st
     return vacant;
 }
 
-static enum status open_listener(struct rdma_rail *r, struct listener *l, struct sockaddr_storage *address)
+static enum status open_listener(struct rdma_rail *r, struct listener *l,
+                                 struct sockaddr_storage *address)
 {
     struct rdma_cm *cm = r->conn->t->cm;
     enum status st = OK;
@@ -167,9 +186,12 @@ static enum status open_listener(struct rdma_rail *r, struct listener *l, struct
         return fail(r, "no listener");
     }
     l->address = *address;
-    if (rdma_bind_addr(l->id, (struct sockaddr *)address) != 0) st = fail(r, "its address cannot be listened on");
+    if (rdma_bind_addr(l->id, (struct sockaddr *)address) != 0)
+        st = fail(r, "its address cannot be listened on");
     else if (!on_port_of(l->id, r)) {
-        snprintf(r->why, sizeof r->why, "%.24s: the connection manager takes its address for another port's", port_name(r));
+        snprintf(r->why, sizeof r->why,
+                 "%.24s: the connection manager takes its address for another port's",
+                 port_name(r));
         st = ERR_NODEV;
     } else if (rdma_listen(l->id, BACKLOG) != 0) st = fail(r, "its address cannot be listened on");
     if (st != OK) end_listener(l);
@@ -197,16 +219,22 @@ static enum status transit(struct rdma_qp *q, enum ibv_qp_state state)
 {
     struct ibv_qp_attr a = { .qp_state = state };
     int mask = 0;
-    if (rdma_init_qp_attr(q->id, &a, &mask) != 0) return fail(q->rail, "no attributes for a queue pair");
+    if (rdma_init_qp_attr(q->id, &a, &mask) != 0)
+        return fail(q->rail, "no attributes for a queue pair");
     if (state == IBV_QPS_INIT) {
-        if (!(mask & IBV_QP_PKEY_INDEX) || a.pkey_index == 0) return OK; /* where queue.c has put it */
+        /* where queue.c has put it */
+        if (!(mask & IBV_QP_PKEY_INDEX) || a.pkey_index == 0) return OK;
         mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX;
     }
     return mask ? rdma_queue_transit(q, &a, mask) : OK;
 }
 
-/* iWARP: no attributes; the kernel itself connects the queue pair, and says ESTABLISHED on both sides. */
-static bool is_iwarp(const struct rdma_cm_id *id) { return id->verbs->device->transport_type == IBV_TRANSPORT_IWARP; }
+/* iWARP: no attributes; the kernel itself connects the queue pair, and says ESTABLISHED on both
+ * sides. */
+static bool is_iwarp(const struct rdma_cm_id *id)
+{
+    return id->verbs->device->transport_type == IBV_TRANSPORT_IWARP;
+}
 
 static enum status to_send(struct rdma_qp *q)
 {
@@ -219,8 +247,13 @@ static enum status to_send(struct rdma_qp *q)
 static struct rdma_conn_param parameters(const struct rdma_qp *q)
 {
     const struct kvt_rdma_tuning *t = &q->rail->conn->t->env->tuning.rdma;
-    return (struct rdma_conn_param){ .responder_resources = 1, .initiator_depth = 1, .retry_count = rdma_retries(t),
-                                     .rnr_retry_count = 7, .qp_num = q->qp->qp_num };
+    return (struct rdma_conn_param){
+        .responder_resources = 1,
+        .initiator_depth = 1,
+        .retry_count = rdma_retries(t),
+        .rnr_retry_count = 7,
+        .qp_num = q->qp->qp_num,
+    };
 }
 
 /* ---- receiver: being called ---- */
@@ -230,10 +263,12 @@ static struct rdma_rail *rail_of(struct rdma_transport *t, const struct rdma_cal
 {
     struct rdma_rail *found = NULL;
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-        for (uint32_t i = 0; c->base.incoming && !c->failed && i < c->n_rails; i++) {
-            struct rdma_rail *r = &c->rails[i];
-            if (r->state == RDMA_RAIL_BINDING && equal_constant_time(r->token, call->token, sizeof r->token)) found = r;
-        }
+    for (uint32_t i = 0; c->base.incoming && !c->failed && i < c->n_rails; i++) {
+        struct rdma_rail *r = &c->rails[i];
+        if (r->state == RDMA_RAIL_BINDING &&
+            equal_constant_time(r->token, call->token, sizeof r->token))
+            found = r;
+    }
     return found;
 }
 
@@ -242,7 +277,9 @@ static struct rdma_qp *called(struct rdma_transport *t, const struct event *e)
     struct rdma_call call;
     if (rdma_call_decode((struct str){ (const char *)e->data, e->n }, &call) != OK) return NULL;
     struct rdma_rail *r = rail_of(t, &call);
-    if (!r || r->index != call.rail || r->epoch != call.epoch || call.i_qp >= r->n_qps || !on_port_of(e->id, r)) return NULL;
+    if (!r || r->index != call.rail || r->epoch != call.epoch || call.i_qp >= r->n_qps ||
+        !on_port_of(e->id, r))
+        return NULL;
     struct rdma_qp *q = &r->qps[call.i_qp];
     return q->qp && !q->id && q->peer == e->qp_num ? q : NULL;
 }
@@ -272,12 +309,16 @@ static void set_options(const struct rdma_qp *q)
 {
     const struct kvt_rdma_tuning *t = &q->rail->conn->t->env->tuning.rdma;
     uint8_t tos = t->traffic_class, timeout = rdma_timeout(t);
-    /* For the peer's half of the path, and for iWARP; an older kernel knows less of them. Our own half: rdma_queue_transit. */
-    if (t->traffic_class_given) (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
-    (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+    /* For the peer's half of the path, and for iWARP; an older kernel knows less of them. Our own
+     * half: rdma_queue_transit. */
+    if (t->traffic_class_given)
+        (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
+    (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,
+                          sizeof timeout);
 }
 
-static enum status call_one(struct rdma_qp *q, struct sockaddr_storage *from, struct sockaddr_storage *to)
+static enum status call_one(struct rdma_qp *q, struct sockaddr_storage *from,
+                            struct sockaddr_storage *to)
 {
     struct rdma_rail *r = q->rail;
     if (rdma_create_id(r->conn->t->cm->channel, &q->id, q, RDMA_PS_TCP) != 0) {
@@ -285,8 +326,10 @@ static enum status call_one(struct rdma_qp *q, struct sockaddr_storage *from, st
         return fail(r, "no id for a queue pair");
     }
     set_options(q);
-    if (rdma_bind_addr(q->id, (struct sockaddr *)from) != 0) return fail(r, "its address cannot be used");
-    if (rdma_resolve_addr(q->id, NULL, (struct sockaddr *)to, RDMA_SETUP_MS) != 0) return fail(r, "the peer's address cannot be resolved");
+    if (rdma_bind_addr(q->id, (struct sockaddr *)from) != 0)
+        return fail(r, "its address cannot be used");
+    if (rdma_resolve_addr(q->id, NULL, (struct sockaddr *)to, RDMA_SETUP_MS) != 0)
+        return fail(r, "the peer's address cannot be resolved");
     return OK;
 }
 
@@ -295,7 +338,9 @@ enum status rdma_cm_call(struct rdma_rail *r, const struct rdma_invite *m)
     struct sockaddr_storage from, to;
     TRY(my_address(r, &from));
     if (m->ipv6 != (from.ss_family == AF_INET6)) {
-        snprintf(r->why, sizeof r->why, "%.24s and the peer's port have addresses of different families (IPv4, IPv6)", port_name(r));
+        snprintf(r->why, sizeof r->why,
+                 "%.24s and the peer's port have addresses of different families (IPv4, IPv6)",
+                 port_name(r));
         return ERR_CONFIG;
     }
     rdma_cm_address_of(rdma_rail_end(r)->port, m, &to);
@@ -308,7 +353,9 @@ static enum status on_address(struct rdma_qp *q)
 {
     struct rdma_rail *r = q->rail;
     if (!on_port_of(q->id, r)) {
-        snprintf(r->why, sizeof r->why, "%.24s: the connection manager goes to the peer through another port", port_name(r));
+        snprintf(r->why, sizeof r->why,
+                 "%.24s: the connection manager goes to the peer through another port",
+                 port_name(r));
         return ERR_NODEV;
     }
     return rdma_resolve_route(q->id, RDMA_SETUP_MS) == 0 ? OK : fail(r, "no route to the peer");
@@ -360,7 +407,8 @@ static void on_event(struct rdma_transport *t, const struct event *e)
         on_request(t, e);
         return;
     }
-    if (!q) { /* a listener's: one is made when it is needed again; or a sleeper's, which nobody needs */
+    if (!q) { /* a listener's: one is made when it is needed again; or a sleeper's, which nobody
+               * needs */
         for (size_t i = 0; i < LISTENERS && what; i++)
             if (t->cm->listeners[i].id == e->id) end_listener(&t->cm->listeners[i]);
         for (size_t i = t->cm->n_sleepers; i-- > 0 && e->type == RDMA_CM_EVENT_DEVICE_REMOVAL;)
@@ -376,8 +424,10 @@ static void on_event(struct rdma_transport *t, const struct event *e)
     if (st != OK) rdma_rail_break(q->rail, q->rail->why);
     if (!what) return;
     char why[RDMA_REASON_MAX];
-    if (e->status < 0) snprintf(why, sizeof why, "%.24s: %s: %s", port_name(q->rail), what, strerror(-e->status));
-    else if (e->status) snprintf(why, sizeof why, "%.24s: %s (code %d)", port_name(q->rail), what, e->status);
+    if (e->status < 0)
+        snprintf(why, sizeof why, "%.24s: %s: %s", port_name(q->rail), what, strerror(-e->status));
+    else if (e->status)
+        snprintf(why, sizeof why, "%.24s: %s (code %d)", port_name(q->rail), what, e->status);
     else snprintf(why, sizeof why, "%.24s: %s", port_name(q->rail), what);
     rdma_rail_break(q->rail, why);
 }
@@ -389,7 +439,8 @@ void rdma_cm_take(struct rdma_transport *t)
         struct event e = { .type = ev->event, .id = ev->id, .status = ev->status };
         if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
             e.qp_num = ev->param.conn.qp_num;
-            e.n = ev->param.conn.private_data_len < sizeof e.data ? ev->param.conn.private_data_len : sizeof e.data;
+            e.n = ev->param.conn.private_data_len < sizeof e.data ? ev->param.conn.private_data_len
+                                                                  : sizeof e.data;
             if (e.n) memcpy(e.data, ev->param.conn.private_data, e.n);
         }
         rdma_ack_cm_event(ev);

@@ -1,4 +1,5 @@
-/* cm_address.c - which IP address stands for a port. Asks the kernel for the addresses of interfaces; keeps nothing. Thread: any. */
+/* cm_address.c - which IP address stands for a port. Asks the kernel for the addresses of
+ * interfaces; keeps nothing. Thread: any. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <ifaddrs.h>
@@ -27,7 +28,8 @@ static void ipv6(const void *bytes, const char *netdev, struct sockaddr_storage 
     memcpy(out, &a, sizeof a);
 }
 
-/* The interface of a port whose GIDs name none: of those of the same PCI function, the one with the port's number. */
+/* The interface of a port whose GIDs name none: of those of the same PCI function, the one with the
+ * port's number. */
 static void find_netdev(const struct rdma_port *p, char out[IF_NAMESIZE])
 {
     char path[512];
@@ -37,7 +39,8 @@ static void find_netdev(const struct rdma_port *p, char out[IF_NAMESIZE])
         unsigned number = 0;
         snprintf(path, sizeof path, "/sys/class/net/%.32s/dev_port", e->d_name);
         FILE *f = e->d_name[0] != '.' ? fopen(path, "re") : NULL;
-        if (f && fscanf(f, "%u", &number) == 1 && number + 1 == p->number) snprintf(out, IF_NAMESIZE, "%.*s", IF_NAMESIZE - 1, e->d_name);
+        if (f && fscanf(f, "%u", &number) == 1 && number + 1 == p->number)
+            snprintf(out, IF_NAMESIZE, "%.*s", IF_NAMESIZE - 1, e->d_name);
         if (f) fclose(f);
     }
     if (d) closedir(d);
@@ -50,16 +53,22 @@ static bool address_of_interface(const char *netdev, struct sockaddr_storage *ou
     if (!netdev[0] || getifaddrs(&all) != 0) return false;
     for (int family = 0; family < 2 && !found; family++)
         for (const struct ifaddrs *a = all; a && !found; a = a->ifa_next) {
-            if (!a->ifa_addr || strcmp(a->ifa_name, netdev) != 0 || a->ifa_addr->sa_family != (family == 0 ? AF_INET : AF_INET6)) continue;
-            if (family == 0) ipv4(&((const struct sockaddr_in *)(const void *)a->ifa_addr)->sin_addr, out);
-            else ipv6(&((const struct sockaddr_in6 *)(const void *)a->ifa_addr)->sin6_addr, netdev, out);
+            if (!a->ifa_addr || strcmp(a->ifa_name, netdev) != 0 ||
+                a->ifa_addr->sa_family != (family == 0 ? AF_INET : AF_INET6))
+                continue;
+            if (family == 0)
+                ipv4(&((const struct sockaddr_in *)(const void *)a->ifa_addr)->sin_addr, out);
+            else
+                ipv6(&((const struct sockaddr_in6 *)(const void *)a->ifa_addr)->sin6_addr, netdev,
+                     out);
             found = true;
         }
     freeifaddrs(all);
     return found;
 }
 
-bool rdma_cm_address(const struct rdma_port *p, const struct rdma_place *mine, struct sockaddr_storage *out)
+bool rdma_cm_address(const struct rdma_port *p, const struct rdma_place *mine,
+                     struct sockaddr_storage *out)
 {
     static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
     char netdev[IF_NAMESIZE];
@@ -73,7 +82,8 @@ bool rdma_cm_address(const struct rdma_port *p, const struct rdma_place *mine, s
     return address_of_interface(netdev, out);
 }
 
-void rdma_cm_address_of(const struct rdma_port *p, const struct rdma_invite *m, struct sockaddr_storage *out)
+void rdma_cm_address_of(const struct rdma_port *p, const struct rdma_invite *m,
+                        struct sockaddr_storage *out)
 {
     if (m->ipv6) {
         ipv6(m->address, p->netdev, out);

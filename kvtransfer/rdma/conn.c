@@ -1,4 +1,5 @@
-/* conn.c - one connection: frames in and out, messages that wait for the puts before them, its beginning and its end. Thread: transfer. */
+/* conn.c - one connection: frames in and out, messages that wait for the puts before them, its
+ * beginning and its end. Thread: transfer. */
 #include <stdio.h>
 #include <string.h>
 
@@ -43,7 +44,8 @@ static void forget_incidents(struct rdma_conn *c)
 
 /* ---- life ---- */
 
-struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *control, bool incoming)
+struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *control,
+                                bool incoming)
 {
     struct rdma_conn *c = MEM_NEW(struct rdma_conn);
     c->base.t = &t->base;
@@ -95,7 +97,8 @@ void rdma_conn_fail(struct rdma_conn *c, enum status st, const char *text)
     if (c->failed) return;
     c->failed = true;
     c->status = st;
-    snprintf(c->text, sizeof c->text, "%s%.113s", str_starts(str_of(text), "rdma: ") ? "" : "rdma: ", text);
+    snprintf(c->text, sizeof c->text, "%s%.113s",
+             str_starts(str_of(text), "rdma: ") ? "" : "rdma: ", text);
 }
 
 void rdma_conn_end(struct rdma_conn *c, enum status st, const char *text)
@@ -117,7 +120,8 @@ void rdma_conn_end(struct rdma_conn *c, enum status st, const char *text)
 
 /* ---- out ---- */
 
-static enum status send_after(struct rdma_conn *c, enum rdma_frame frame, uint64_t after, const void *body, size_t n)
+static enum status send_after(struct rdma_conn *c, enum rdma_frame frame, uint64_t after,
+                              const void *body, size_t n)
 {
     if (!c->control || c->failed) return ERR_PEER_LOST;
     return control_send(c->control, (uint8_t)frame, after, body, n);
@@ -126,7 +130,9 @@ static enum status send_after(struct rdma_conn *c, enum rdma_frame frame, uint64
 void rdma_conn_send(struct rdma_conn *c, enum rdma_frame frame, const struct buf *body)
 {
     enum status st = send_after(c, frame, 0, body ? body->data : NULL, body ? body->len : 0);
-    if (st != OK && st != ERR_PEER_LOST) rdma_conn_fail(c, ERR_PEER_LOST, "the peer does not read what it is told"); /* LOST says the rest */
+    /* LOST says the rest */
+    if (st != OK && st != ERR_PEER_LOST)
+        rdma_conn_fail(c, ERR_PEER_LOST, "the peer does not read what it is told");
 }
 
 enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
@@ -134,11 +140,13 @@ enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
     if (c->state != RDMA_CONN_UP || !c->control) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && control_queued(c->control) > KVT_QUEUE_BYTES) return ERR_BUSY;
     uint8_t bytes[KVT_MESSAGE_MAX];
-    return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->landed.upto : c->issued, bytes, kvt_message_encode(m, bytes));
+    return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->landed.upto : c->issued, bytes,
+                      kvt_message_encode(m, bytes));
 }
 
-/* How every port is spoken to. One that cannot be now (its address is gone) is named all the same, without one: the rails over the others carry,
- * and those over it are tried until it has one again. False, and the connection fails, when no port can be spoken to. */
+/* How every port is spoken to. One that cannot be now (its address is gone) is named all the same,
+ * without one: the rails over the others carry, and those over it are tried until it has one again.
+ * False, and the connection fails, when no port can be spoken to. */
 static bool places(struct rdma_conn *c, struct rdma_place out[RDMA_RAILS_MAX])
 {
     struct err err = { 0 };
@@ -146,8 +154,13 @@ static bool places(struct rdma_conn *c, struct rdma_place out[RDMA_RAILS_MAX])
     for (uint32_t i = 0; i < c->t->ports.n; i++) {
         const struct rdma_port *p = c->t->ends[i].port;
         if (rdma_queue_place(c, i, &out[i], NULL, &err) == OK) any = true;
-        else out[i] = (struct rdma_place){ .link = (uint8_t)p->link, .gid_type = p->link == RDMA_LINK_INFINIBAND ? RDMA_GID_IB : RDMA_GID_ROCE_V2,
-                                           .mtu = 256, .bytes_per_s = p->bytes_per_s };
+        else
+            out[i] = (struct rdma_place){
+                .link = (uint8_t)p->link,
+                .gid_type = p->link == RDMA_LINK_INFINIBAND ? RDMA_GID_IB : RDMA_GID_ROCE_V2,
+                .mtu = 256,
+                .bytes_per_s = p->bytes_per_s,
+            };
     }
     if (!any) rdma_conn_fail(c, ERR_IO, err.text);
     return any;
@@ -157,8 +170,14 @@ static void say_hello(struct rdma_conn *c)
 {
     const struct kvt_env *env = c->t->env;
     const struct kvt_rdma_tuning *t = &env->tuning.rdma;
-    struct rdma_hello m = { .pool_base = (uintptr_t)env->mem->ptr, .pool_bytes = env->mem->bytes, .mtu_asked = t->mtu,
-                            .reads = t->flush_read || t->verify_read, .cm = c->t->cm != NULL, .n_ports = (uint32_t)c->t->ports.n };
+    struct rdma_hello m = {
+        .pool_base = (uintptr_t)env->mem->ptr,
+        .pool_bytes = env->mem->bytes,
+        .mtu_asked = t->mtu,
+        .reads = t->flush_read || t->verify_read,
+        .cm = c->t->cm != NULL,
+        .n_ports = (uint32_t)c->t->ports.n,
+    };
     struct buf body = { 0 };
     if (!places(c, m.ports)) return;
     rdma_hello_encode(&m, &body);
@@ -169,12 +188,16 @@ static void say_hello(struct rdma_conn *c)
 /* ---- messages ---- */
 
 /* Puts that are done, as messages count them. */
-static uint64_t done_upto(const struct rdma_conn *c) { return c->base.incoming ? c->landed.upto : c->acked; }
+static uint64_t done_upto(const struct rdma_conn *c)
+{
+    return c->base.incoming ? c->landed.upto : c->acked;
+}
 
 static void hand_on(struct rdma_conn *c, struct str bytes)
 {
     struct kvt_message m;
-    if (kvt_message_decode(bytes.p, bytes.n, &m) != OK) rdma_conn_fail(c, ERR_FORMAT, "malformed message");
+    if (kvt_message_decode(bytes.p, bytes.n, &m) != OK)
+        rdma_conn_fail(c, ERR_FORMAT, "malformed message");
     else rdma_conn_incident(c, KVT_MESSAGE)->message = m;
 }
 
@@ -217,7 +240,8 @@ static void on_message(struct rdma_conn *c, uint64_t after, struct str body)
 
 void rdma_conn_landed(struct rdma_conn *c, uint32_t immediate)
 {
-    if (rdma_landing_mark(&c->landed, immediate) != OK) rdma_conn_fail(c, ERR_FORMAT, "an immediate that names no put");
+    if (rdma_landing_mark(&c->landed, immediate) != OK)
+        rdma_conn_fail(c, ERR_FORMAT, "an immediate that names no put");
 }
 
 void rdma_conn_report(struct rdma_conn *c)
@@ -237,13 +261,19 @@ static void on_hello(struct rdma_conn *c, struct str body)
 {
     enum status st = c->greeted ? ERR_FORMAT : rdma_hello_decode(body, &c->theirs);
     if (st != OK) {
-        rdma_conn_fail(c, st, st == ERR_PEER_MISMATCH ? "the peer sets queue pairs up in another way: run the same release on both" : "malformed hello");
+        rdma_conn_fail(
+            c, st,
+            st == ERR_PEER_MISMATCH
+                ? "the peer sets queue pairs up in another way: run the same release on both"
+                : "malformed hello");
         return;
     }
     c->greeted = true;
     if (c->theirs.cm != (c->t->cm != NULL)) {
-        rdma_conn_fail(c, ERR_PEER_MISMATCH, c->t->cm ? "BATON_RDMA_CM is 1 here and 0 at the peer: set it alike on both nodes"
-                                                      : "BATON_RDMA_CM is 0 here and 1 at the peer: set it alike on both nodes");
+        rdma_conn_fail(
+            c, ERR_PEER_MISMATCH,
+            c->t->cm ? "BATON_RDMA_CM is 1 here and 0 at the peer: set it alike on both nodes"
+                     : "BATON_RDMA_CM is 0 here and 1 at the peer: set it alike on both nodes");
         return;
     }
     if (c->base.incoming) return;
@@ -254,8 +284,11 @@ static void on_hello(struct rdma_conn *c, struct str body)
     struct rdma_place mine[RDMA_RAILS_MAX];
     struct rdma_pair pairs[RDMA_RAILS_MAX];
     if (!places(c, mine)) return;
-    c->n_rails = rdma_schedule_pair(mine, (uint32_t)c->t->ports.n, c->theirs.ports, c->theirs.n_ports, pairs);
-    if (!c->n_rails) rdma_conn_fail(c, ERR_PEER_LOST, "the peer's ports are InfiniBand and ours Ethernet, or the other way round");
+    c->n_rails = rdma_schedule_pair(mine, (uint32_t)c->t->ports.n, c->theirs.ports,
+                                    c->theirs.n_ports, pairs);
+    if (!c->n_rails)
+        rdma_conn_fail(c, ERR_PEER_LOST,
+                       "the peer's ports are InfiniBand and ours Ethernet, or the other way round");
     for (uint32_t i = 0; i < c->n_rails; i++) {
         struct rdma_rail *r = &c->rails[i];
         r->my_port = pairs[i].mine;
@@ -271,7 +304,8 @@ static void on_landed(struct rdma_conn *c, struct str body)
 {
     uint64_t upto;
     if (body.n == sizeof upto) memcpy(&upto, body.p, sizeof upto);
-    if (body.n != sizeof upto || upto < c->reported || upto > c->issued) rdma_conn_fail(c, ERR_FORMAT, "a report of puts that were not made");
+    if (body.n != sizeof upto || upto < c->reported || upto > c->issued)
+        rdma_conn_fail(c, ERR_FORMAT, "a report of puts that were not made");
     else c->reported = upto;
 }
 
@@ -279,7 +313,8 @@ static void on_half(struct rdma_conn *c, enum rdma_frame frame, struct str body)
 {
     struct rdma_half m;
     bool offer = frame == RDMA_FRAME_OFFER;
-    if (offer != c->base.incoming || !c->greeted || rdma_half_decode(body, &m) != OK || (!offer && m.rail >= c->n_rails))
+    if (offer != c->base.incoming || !c->greeted || rdma_half_decode(body, &m) != OK ||
+        (!offer && m.rail >= c->n_rails))
         rdma_conn_fail(c, ERR_FORMAT, "malformed offer of queue pairs, or answer to one");
     else if (offer) rdma_rail_on_offer(c, &m);
     else rdma_rail_on_accept(&c->rails[m.rail], &m);
@@ -297,7 +332,8 @@ static void on_verdict(struct rdma_conn *c, enum rdma_frame frame, struct str bo
 {
     struct rdma_verdict m;
     bool of_sender = frame == RDMA_FRAME_BROKEN;
-    if (of_sender != c->base.incoming || rdma_verdict_decode(frame, body, &m) != OK || m.rail >= c->n_rails)
+    if (of_sender != c->base.incoming || rdma_verdict_decode(frame, body, &m) != OK ||
+        m.rail >= c->n_rails)
         rdma_conn_fail(c, ERR_FORMAT, "malformed word about a rail");
     else rdma_rail_on_verdict(&c->rails[m.rail], frame, &m);
 }
@@ -332,7 +368,8 @@ static void on_frame(struct rdma_conn *c, enum rdma_frame frame, uint64_t after,
     rdma_conn_fail(c, ERR_FORMAT, "a frame of no known kind");
 }
 
-/* What the peer wrote before it closed is still taken: completions first, then the messages that waited for them. */
+/* What the peer wrote before it closed is still taken: completions first, then the messages that
+ * waited for them. */
 static void on_lost(struct rdma_conn *c, enum status st, const char *text)
 {
     for (uint32_t i = 0; i < c->n_rails; i++)
@@ -369,6 +406,8 @@ void rdma_conn_tick(struct rdma_conn *c, uint64_t now_ms)
         if (now_ms > c->opened_ms + KVT_CONNECT_MS) rdma_conn_fail(c, ERR_TIMEOUT, why);
     } else if (!c->base.incoming) {
         if (rdma_rail_is_up(c)) c->last_up_ms = now_ms;
-        else if (now_ms > c->last_up_ms + RDMA_ALONE_MS) rdma_conn_fail(c, ERR_PEER_LOST, c->rails[0].why[0] ? c->rails[0].why : "all rails are broken");
+        else if (now_ms > c->last_up_ms + RDMA_ALONE_MS)
+            rdma_conn_fail(c, ERR_PEER_LOST,
+                           c->rails[0].why[0] ? c->rails[0].why : "all rails are broken");
     }
 }

@@ -1,5 +1,5 @@
-/* device.c - asks libibverbs and sysfs what RDMA devices this host has. Opens each device for a moment; keeps nothing open.
- * Thread: any; blocks for milliseconds per device. */
+/* device.c - asks libibverbs and sysfs what RDMA devices this host has. Opens each device for a
+ * moment; keeps nothing open. Thread: any; blocks for milliseconds per device. */
 #include "kvtransfer/rdma/device.h"
 
 #include <assert.h>
@@ -13,7 +13,13 @@
 
 #include "shared/base/mem.h"
 
-enum { GIDS_MAX = 1024 /* the answer of ibv_query_gid_table is one ioctl attribute: at most 65,535 bytes of 32 each */, NUMA_SAMPLES = 16 };
+enum {
+    GIDS_MAX =
+        1024 /* the answer of ibv_query_gid_table is one ioctl attribute: at most 65,535 bytes of 32
+              * each */
+    ,
+    NUMA_SAMPLES = 16
+};
 
 /* First line of a file of sysfs, without its end; "" when there is none. */
 static const char *read_line(const char *path, char *out, size_t cap)
@@ -25,7 +31,8 @@ static const char *read_line(const char *path, char *out, size_t cap)
     return out;
 }
 
-/* Where the device is plugged in: the target of its `device` link ends in the PCI address. Emulations have no such link. */
+/* Where the device is plugged in: the target of its `device` link ends in the PCI address.
+ * Emulations have no such link. */
 static void read_place(const char *ibdev_path, struct rdma_port *p)
 {
     char path[512], text[512];
@@ -38,7 +45,9 @@ static void read_place(const char *ibdev_path, struct rdma_port *p)
     text[n] = 0;
     const char *name = strrchr(text, '/');
     name = name ? name + 1 : text;
-    if (sscanf(name, "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4 || strlen(name) >= sizeof p->pci) return;
+    if (sscanf(name, "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4 ||
+        strlen(name) >= sizeof p->pci)
+        return;
     p->software = false;
     snprintf(p->pci, sizeof p->pci, "%.*s", (int)sizeof p->pci - 1, name);
     snprintf(path, sizeof path, "%s/device/numa_node", ibdev_path);
@@ -59,29 +68,39 @@ static void read_abilities(struct ibv_context *ctx, struct rdma_port *p)
     p->max_rd_atomic = (uint32_t)a.orig_attr.max_qp_rd_atom;
     p->max_mr_bytes = a.orig_attr.max_mr_size;
     p->windows = (a.orig_attr.device_cap_flags & windows) != 0 && a.orig_attr.max_mw > 0;
-    uint32_t odp = a.odp_caps.general_caps & IBV_ODP_SUPPORT ? a.odp_caps.per_transport_caps.rc_odp_caps : 0;
+    uint32_t odp = a.odp_caps.general_caps & IBV_ODP_SUPPORT
+                       ? a.odp_caps.per_transport_caps.rc_odp_caps
+                       : 0;
     p->odp_write = odp & IBV_ODP_SUPPORT_WRITE;
     p->odp_read = odp & IBV_ODP_SUPPORT_READ;
 }
 
-/* Speeds that the eight bits of active_speed cannot hold (XDR and on) stand in sysfs: "800 Gb/sec (4X XDR)". */
+/* Speeds that the eight bits of active_speed cannot hold (XDR and on) stand in sysfs: "800 Gb/sec
+ * (4X XDR)". */
 static uint64_t sysfs_rate(const char *ibdev_path, unsigned number)
 {
     char path[512], text[64];
     double gbit = 0;
     snprintf(path, sizeof path, "%s/ports/%u/rate", ibdev_path, number);
-    return sscanf(read_line(path, text, sizeof text), "%lf Gb/sec", &gbit) == 1 && gbit > 0 ? (uint64_t)(gbit * 1e9 / 8) : 0;
+    return sscanf(read_line(path, text, sizeof text), "%lf Gb/sec", &gbit) == 1 && gbit > 0
+               ? (uint64_t)(gbit * 1e9 / 8)
+               : 0;
 }
 
 static void read_port(struct ibv_context *ctx, const char *ibdev_path, struct rdma_port *p)
 {
-    static const char *const states[] = { "NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER" };
+    static const char *const states[] = {
+        "NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"
+    };
     struct ibv_port_attr a = { 0 };
     snprintf(p->state, sizeof p->state, "%s", "unreadable");
     if (ibv_query_port(ctx, p->number, &a) != 0) return;
-    snprintf(p->state, sizeof p->state, "%s", (unsigned)a.state < COUNT_OF(states) ? states[a.state] : "unknown");
+    snprintf(p->state, sizeof p->state, "%s",
+             (unsigned)a.state < COUNT_OF(states) ? states[a.state] : "unknown");
     p->active = a.state == IBV_PORT_ACTIVE;
-    p->link = a.link_layer == IBV_LINK_LAYER_ETHERNET ? RDMA_LINK_ETHERNET : a.link_layer == IBV_LINK_LAYER_INFINIBAND ? RDMA_LINK_INFINIBAND : RDMA_LINK_UNKNOWN;
+    p->link = a.link_layer == IBV_LINK_LAYER_ETHERNET     ? RDMA_LINK_ETHERNET
+              : a.link_layer == IBV_LINK_LAYER_INFINIBAND ? RDMA_LINK_INFINIBAND
+                                                          : RDMA_LINK_UNKNOWN;
     p->mtu = rdma_mtu_bytes(a.active_mtu);
     p->mtu_max = rdma_mtu_bytes(a.max_mtu);
     p->lid = p->link == RDMA_LINK_INFINIBAND ? a.lid : 0;
@@ -95,9 +114,12 @@ static void take_gid(const struct ibv_gid_entry *e, struct rdma_gid *g)
     static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
     memcpy(g->raw, e->gid.raw, 16);
     g->index = e->gid_index;
-    g->type = e->gid_type == IBV_GID_TYPE_IB ? RDMA_GID_IB : e->gid_type == IBV_GID_TYPE_ROCE_V1 ? RDMA_GID_ROCE_V1 : RDMA_GID_ROCE_V2;
+    g->type = e->gid_type == IBV_GID_TYPE_IB        ? RDMA_GID_IB
+              : e->gid_type == IBV_GID_TYPE_ROCE_V1 ? RDMA_GID_ROCE_V1
+                                                    : RDMA_GID_ROCE_V2;
     g->ipv4 = memcmp(g->raw, mapped, sizeof mapped) == 0;
-    g->link_local = g->ipv4 ? g->raw[12] == 169 && g->raw[13] == 254 : g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80;
+    g->link_local = g->ipv4 ? g->raw[12] == 169 && g->raw[13] == 254
+                            : g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80;
     if (e->ndev_ifindex) if_indextoname(e->ndev_ifindex, g->netdev);
 }
 
@@ -109,10 +131,12 @@ static void read_gids(struct ibv_context *ctx, const char *ibdev_path, struct rd
     p->gids = MEM_ARRAY(struct rdma_gid, n > 0 ? n : 0);
     for (ssize_t i = 0; i < n; i++)
         if (entries[i].port_num == p->number) take_gid(&entries[i], &p->gids[p->n_gids++]);
-    for (size_t i = 0; i < p->n_gids && !p->netdev[0]; i++) memcpy(p->netdev, p->gids[i].netdev, sizeof p->netdev);
+    for (size_t i = 0; i < p->n_gids && !p->netdev[0]; i++)
+        memcpy(p->netdev, p->gids[i].netdev, sizeof p->netdev);
     if (!p->netdev[0]) { /* no address yet; emulations name their interface all the same */
         snprintf(path, sizeof path, "%s/parent", ibdev_path);
-        snprintf(p->netdev, sizeof p->netdev, "%.*s", IF_NAMESIZE - 1, read_line(path, parent, sizeof parent));
+        snprintf(p->netdev, sizeof p->netdev, "%.*s", IF_NAMESIZE - 1,
+                 read_line(path, parent, sizeof parent));
     }
     mem_free(entries);
 }
@@ -146,7 +170,8 @@ enum status rdma_devices_list(struct rdma_devices *out, struct err *err)
     const char *refused = NULL;
     char name[RDMA_NAME_MAX];
     *out = (struct rdma_devices){ 0 };
-    struct ibv_device **list = ibv_get_device_list(&n); /* NULL, too, when the kernel has no ib_uverbs: then there are none */
+    struct ibv_device **list = ibv_get_device_list(&n); /* NULL, too, when the kernel has no
+                                                         * ib_uverbs: then there are none */
     for (int i = 0; list && i < n; i++) {
         struct ibv_context *ctx = ibv_open_device(list[i]);
         if (!ctx && !refused) {
@@ -160,8 +185,10 @@ enum status rdma_devices_list(struct rdma_devices *out, struct err *err)
     }
     if (list) ibv_free_device_list(list);
     if (out->n == 0 && refused)
-        return err_set(err, ERR_NODEV, "the RDMA device %s cannot be opened: %s; this user needs to read and write /dev/infiniband/uverbs*", refused,
-                       strerror(error));
+        return err_set(err, ERR_NODEV,
+                       "the RDMA device %s cannot be opened: %s; this user needs to read and write "
+                       "/dev/infiniband/uverbs*",
+                       refused, strerror(error));
     if (out->n) qsort(out->ports, out->n, sizeof *out->ports, by_name);
     return OK;
 }
@@ -173,7 +200,8 @@ void rdma_devices_release(struct rdma_devices *d)
     *d = (struct rdma_devices){ 0 };
 }
 
-enum status rdma_devices_find(const struct kvt_rdma_tuning *t, int numa_node, struct rdma_devices *out, struct err *err)
+enum status rdma_devices_find(const struct kvt_rdma_tuning *t, int numa_node,
+                              struct rdma_devices *out, struct err *err)
 {
     struct rdma_devices all;
     TRY(rdma_devices_list(&all, err));
@@ -192,7 +220,9 @@ enum status rdma_port_open(const struct rdma_port *p, struct ibv_context **out, 
     int error = errno;
     if (list) ibv_free_device_list(list);
     if (!found) return err_set(err, ERR_NODEV, "the RDMA device %s is gone", p->device);
-    if (!ctx) return err_set(err, ERR_NODEV, "the RDMA device %s cannot be opened: %s", p->device, strerror(error));
+    if (!ctx)
+        return err_set(err, ERR_NODEV, "the RDMA device %s cannot be opened: %s", p->device,
+                       strerror(error));
     *out = ctx;
     return OK;
 }
@@ -203,8 +233,10 @@ int rdma_numa_node_of(const void *p, size_t bytes)
     int status[NUMA_SAMPLES], node = -1;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     if (bytes == 0) return -1;
-    for (size_t i = 0; i < NUMA_SAMPLES; i++) pages[i] = (void *)(((uintptr_t)p + (bytes - 1) / NUMA_SAMPLES * i) & ~(page - 1));
-    if (syscall(SYS_move_pages, 0, (unsigned long)NUMA_SAMPLES, pages, NULL, status, 0) != 0) return -1;
+    for (size_t i = 0; i < NUMA_SAMPLES; i++)
+        pages[i] = (void *)(((uintptr_t)p + (bytes - 1) / NUMA_SAMPLES * i) & ~(page - 1));
+    if (syscall(SYS_move_pages, 0, (unsigned long)NUMA_SAMPLES, pages, NULL, status, 0) != 0)
+        return -1;
     for (size_t i = 0; i < NUMA_SAMPLES; i++) {
         if (status[i] < 0) continue; /* a page that nobody has touched yet */
         if (node >= 0 && node != status[i]) return -1;

@@ -1,9 +1,11 @@
-/* device.h - the RDMA devices of this host: what there is (rdma_devices_list), which ports to use (rdma_devices_choose), and by which
- * address (GID) each is spoken to (rdma_gid_choose). Not for queue pairs or memory: that is rdma.c.
+/* device.h - the RDMA devices of this host: what there is (rdma_devices_list), which ports to use
+ * (rdma_devices_choose), and by which address (GID) each is spoken to (rdma_gid_choose). Not for
+ * queue pairs or memory: that is rdma.c.
  *
- * Listing opens every device for a moment and keeps none open; choosing is pure, so that it is tested with tables written by hand.
- * Ports are plain values: the list may be copied, and outlives nothing.
- * Thread: any; listing takes milliseconds per device (loop thread at start, main for the doctor). */
+ * Listing opens every device for a moment and keeps none open; choosing is pure, so that it is
+ * tested with tables written by hand. Ports are plain values: the list may be copied, and outlives
+ * nothing. Thread: any; listing takes milliseconds per device (loop thread at start, main for the
+ * doctor). */
 #ifndef BATON_KVTRANSFER_RDMA_DEVICE_H
 #define BATON_KVTRANSFER_RDMA_DEVICE_H
 
@@ -16,8 +18,8 @@
 #include "shared/base/err.h"
 
 enum {
-    RDMA_NAME_MAX = 64,    /* IBV_SYSFS_NAME_MAX */
-    RDMA_RAILS_MAX = 8,    /* ports used at once; FastDeploy's limit for KVCACHE_RDMA_NICS */
+    RDMA_NAME_MAX = 64, /* IBV_SYSFS_NAME_MAX */
+    RDMA_RAILS_MAX = 8, /* ports used at once; FastDeploy's limit for KVCACHE_RDMA_NICS */
     RDMA_DEVICES_MAX = 64,
     RDMA_PORT_TEXT_MAX = RDMA_NAME_MAX + 8,
     RDMA_GID_TEXT_MAX = 96
@@ -27,81 +29,95 @@ enum rdma_link { RDMA_LINK_UNKNOWN, RDMA_LINK_INFINIBAND, RDMA_LINK_ETHERNET };
 enum rdma_gid_type { RDMA_GID_IB, RDMA_GID_ROCE_V1, RDMA_GID_ROCE_V2 };
 
 struct rdma_gid {
-    uint8_t            raw[16];
-    uint32_t           index; /* in the port's table */
+    uint8_t raw[16];
+    uint32_t index; /* in the port's table */
     enum rdma_gid_type type;
-    bool               ipv4;       /* ::ffff:a.b.c.d */
-    bool               link_local; /* fe80::/10, or 169.254/16 */
-    char               netdev[IF_NAMESIZE]; /* "" when the kernel names none (InfiniBand) */
+    bool ipv4;                /* ::ffff:a.b.c.d */
+    bool link_local;          /* fe80::/10, or 169.254/16 */
+    char netdev[IF_NAMESIZE]; /* "" when the kernel names none (InfiniBand) */
 };
 
 struct rdma_port {
-    char           device[RDMA_NAME_MAX]; /* "mlx5_0" */
-    uint8_t        number;                /* from 1 */
+    char device[RDMA_NAME_MAX]; /* "mlx5_0" */
+    uint8_t number;             /* from 1 */
     enum rdma_link link;
-    bool           active;
-    char           state[24]; /* "ACTIVE", "DOWN", "INIT", ...: for sentences */
-    uint64_t       bytes_per_s; /* of the link, one direction, as the hardware says; 0: not known, or an emulation's guess */
-    uint32_t       mtu, mtu_max; /* bytes: active, and what the port could do */
-    uint16_t       lid;        /* InfiniBand; 0 on Ethernet */
-    char           netdev[IF_NAMESIZE]; /* of the first GID that has one; "" when none */
-    int            numa_node;  /* -1: not known */
-    char           pci[16];    /* "0000:3b:00.0"; "" for emulations */
-    bool           software;   /* no PCI device below it: rdma_rxe, siw */
-    struct rdma_gid *gids;     /* valid entries, in the table's order; owned by the list */
-    size_t         n_gids;
+    bool active;
+    char state[24];           /* "ACTIVE", "DOWN", "INIT", ...: for sentences */
+    uint64_t bytes_per_s;     /* of the link, one direction, as the hardware says; 0: not known,
+                               * or an emulation's guess */
+    uint32_t mtu, mtu_max;    /* bytes: active, and what the port could do */
+    uint16_t lid;             /* InfiniBand; 0 on Ethernet */
+    char netdev[IF_NAMESIZE]; /* of the first GID that has one; "" when none */
+    int numa_node;            /* -1: not known */
+    char pci[16];             /* "0000:3b:00.0"; "" for emulations */
+    bool software;            /* no PCI device below it: rdma_rxe, siw */
+    struct rdma_gid *gids;    /* valid entries, in the table's order; owned by the list */
+    size_t n_gids;
     /* Limits and abilities of the device (the same for its ports). */
-    uint32_t       max_sge, max_qp_wr, max_cqe, max_rd_atomic;
-    uint64_t       max_mr_bytes;
-    bool           windows;    /* type 2 memory windows (2A or 2B) */
-    bool           odp_write, odp_read; /* on-demand paging for RDMA WRITE, READ (no registration by locking) */
+    uint32_t max_sge, max_qp_wr, max_cqe, max_rd_atomic;
+    uint64_t max_mr_bytes;
+    bool windows;             /* type 2 memory windows (2A or 2B) */
+    bool odp_write, odp_read; /* on-demand paging for RDMA WRITE, READ (no registration by
+                               * locking) */
 };
 
 struct rdma_devices {
     struct rdma_port *ports;
-    size_t            n;
-    size_t            n_left_out; /* of a choice: ports beyond RDMA_RAILS_MAX */
+    size_t n;
+    size_t n_left_out; /* of a choice: ports beyond RDMA_RAILS_MAX */
 };
 
-/* Every port of every device, sorted by device name, then number. OK with n = 0: the host has none (or no /dev/infiniband/uverbs* may be
- * opened). ERR_NODEV: devices are there, but this process may not open any; err names the first and why. */
+/* Every port of every device, sorted by device name, then number. OK with n = 0: the host has none
+ * (or no /dev/infiniband/uverbs* may be opened). ERR_NODEV: devices are there, but this process may
+ * not open any; err names the first and why. */
 enum status rdma_devices_list(struct rdma_devices *out, struct err *err) MUST_CHECK;
-void        rdma_devices_release(struct rdma_devices *d);
+void rdma_devices_release(struct rdma_devices *d);
 
-/* The ports to use, at most RDMA_RAILS_MAX (out->n_left_out counts the rest, for the caller to say): those that t->nics names, in its order ("mlx5_0" means every active port of it, "mlx5_0:2"
- * that one; repeated names count once); without t->nics every active port, of hardware before emulations, and when several, those on
- * `numa_node` (-1: not known) if any lie there, fastest first. `out` has copies; release it as well.
- * ERR_CONFIG: a name that is not here, a port that is not active, a malformed list. ERR_NODEV: no device, or no active port.
- * Each sentence names what is there. */
-enum status rdma_devices_choose(const struct rdma_devices *all, const struct kvt_rdma_tuning *t, int numa_node, struct rdma_devices *out,
+/* The ports to use, at most RDMA_RAILS_MAX (out->n_left_out counts the rest, for the caller to
+ * say): those that t->nics names, in its order ("mlx5_0" means every active port of it, "mlx5_0:2"
+ * that one; repeated names count once); without t->nics every active port, of hardware before
+ * emulations, and when several, those on `numa_node` (-1: not known) if any lie there, fastest
+ * first. `out` has copies; release it as well. ERR_CONFIG: a name that is not here, a port that is
+ * not active, a malformed list. ERR_NODEV: no device, or no active port. Each sentence names what
+ * is there. */
+enum status rdma_devices_choose(const struct rdma_devices *all, const struct kvt_rdma_tuning *t,
+                                int numa_node, struct rdma_devices *out,
                                 struct err *err) MUST_CHECK;
 /* List, then choose. */
-enum status rdma_devices_find(const struct kvt_rdma_tuning *t, int numa_node, struct rdma_devices *out, struct err *err) MUST_CHECK;
+enum status rdma_devices_find(const struct kvt_rdma_tuning *t, int numa_node,
+                              struct rdma_devices *out, struct err *err) MUST_CHECK;
 
-/* The GID a queue pair of this port speaks from. With t->gid_given that index, which must exist. Else, on Ethernet, RoCE v2 before v1
- * (v1 cannot be routed), then the address of `local` (NULL: none; the control connection's own address, so that the peer is known to
- * reach it), then IPv4, then routable before link-local; on InfiniBand the first entry. The same table gives the same choice.
- * *out points into p. ERR_CONFIG: no such index. ERR_NODEV: the port has no GID at all (its network interface has no address). */
-enum status rdma_gid_choose(const struct rdma_port *p, const struct sockaddr *local, const struct kvt_rdma_tuning *t,
-                            const struct rdma_gid **out, struct err *err) MUST_CHECK;
+/* The GID a queue pair of this port speaks from. With t->gid_given that index, which must exist.
+ * Else, on Ethernet, RoCE v2 before v1 (v1 cannot be routed), then the address of `local` (NULL:
+ * none; the control connection's own address, so that the peer is known to reach it), then IPv4,
+ * then routable before link-local; on InfiniBand the first entry. The same table gives the same
+ * choice. *out points into p. ERR_CONFIG: no such index. ERR_NODEV: the port has no GID at all (its
+ * network interface has no address). */
+enum status rdma_gid_choose(const struct rdma_port *p, const struct sockaddr *local,
+                            const struct kvt_rdma_tuning *t, const struct rdma_gid **out,
+                            struct err *err) MUST_CHECK;
 
-/* Bytes per second of a link from its width and speed codes (IBA 1.6 vol. 1, PortInfo: LinkWidthActive, LinkSpeedActive and the
- * extended speeds): what is left after line coding on InfiniBand; on Ethernet, where drivers choose the codes whose product is the
- * interface's rate, lanes times the nominal lane rate. 0 for codes that are not known. */
-uint64_t    rdma_link_speed(enum rdma_link link, unsigned width, unsigned speed);
+/* Bytes per second of a link from its width and speed codes (IBA 1.6 vol. 1, PortInfo:
+ * LinkWidthActive, LinkSpeedActive and the extended speeds): what is left after line coding on
+ * InfiniBand; on Ethernet, where drivers choose the codes whose product is the interface's rate,
+ * lanes times the nominal lane rate. 0 for codes that are not known. */
+uint64_t rdma_link_speed(enum rdma_link link, unsigned width, unsigned speed);
 /* MTU code (1: 256 ... 5: 4096) to bytes and back; 0 for anything else. */
-uint32_t    rdma_mtu_bytes(unsigned code);
-unsigned    rdma_mtu_code(uint32_t bytes);
+uint32_t rdma_mtu_bytes(unsigned code);
+unsigned rdma_mtu_code(uint32_t bytes);
 
 /* "mlx5_0:1", and "3 (RoCE v2 10.0.0.1)": for sentences and reports. Return `out`. */
 const char *rdma_port_text(const struct rdma_port *p, char out[RDMA_PORT_TEXT_MAX]);
 const char *rdma_gid_text(const struct rdma_gid *g, char out[RDMA_GID_TEXT_MAX]);
 
-/* The device of a port, opened; the caller closes it with ibv_close_device. ERR_NODEV: gone since, or not permitted. */
+/* The device of a port, opened; the caller closes it with ibv_close_device. ERR_NODEV: gone since,
+ * or not permitted. */
 struct ibv_context;
-enum status rdma_port_open(const struct rdma_port *p, struct ibv_context **out, struct err *err) MUST_CHECK;
+enum status rdma_port_open(const struct rdma_port *p, struct ibv_context **out,
+                           struct err *err) MUST_CHECK;
 
-/* The NUMA node on which [p, p + bytes) lies, asked of a sample of its pages; -1: several, none yet, or not known. */
-int         rdma_numa_node_of(const void *p, size_t bytes);
+/* The NUMA node on which [p, p + bytes) lies, asked of a sample of its pages; -1: several, none
+ * yet, or not known. */
+int rdma_numa_node_of(const void *p, size_t bytes);
 
 #endif

@@ -1,5 +1,6 @@
-/* events.c - what devices tell asynchronously: completion events, ports going and coming, addresses changing, fatal errors.
- * ibv_get_async_event(3) names every event and what it carries. Thread: transfer. */
+/* events.c - what devices tell asynchronously: completion events, ports going and coming, addresses
+ * changing, fatal errors. ibv_get_async_event(3) names every event and what it carries. Thread:
+ * transfer. */
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -7,19 +8,22 @@
 #include "shared/base/log.h"
 
 /* Every rail over this port (0: any of the device's) is broken. */
-static void break_rails(struct rdma_transport *t, const struct rdma_device *d, int port, const char *why)
+static void break_rails(struct rdma_transport *t, const struct rdma_device *d, int port,
+                        const char *why)
 {
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-        for (uint32_t i = 0; i < c->n_rails; i++) {
-            const struct rdma_end *e = rdma_rail_end(&c->rails[i]);
-            if (e->device == d && (!port || e->port->number == port)) rdma_rail_break(&c->rails[i], why);
-        }
+    for (uint32_t i = 0; i < c->n_rails; i++) {
+        const struct rdma_end *e = rdma_rail_end(&c->rails[i]);
+        if (e->device == d && (!port || e->port->number == port))
+            rdma_rail_break(&c->rails[i], why);
+    }
 }
 
 /* A port carries again: rails that are down are tried now, whichever side may try them. */
 static void retry_rails(struct rdma_transport *t, const struct rdma_device *d, int port)
 {
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link) {
+    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
+    {
         bool any = false;
         for (uint32_t i = 0; i < c->n_rails; i++) {
             struct rdma_rail *r = &c->rails[i];
@@ -28,7 +32,8 @@ static void retry_rails(struct rdma_transport *t, const struct rdma_device *d, i
             any = true;
             if (r->state == RDMA_RAIL_DOWN && !c->base.incoming) r->deadline_ms = 0;
         }
-        if (any && c->base.incoming && c->state == RDMA_CONN_UP) rdma_conn_send(c, RDMA_FRAME_RETRY, NULL);
+        if (any && c->base.incoming && c->state == RDMA_CONN_UP)
+            rdma_conn_send(c, RDMA_FRAME_RETRY, NULL);
     }
 }
 
@@ -37,14 +42,17 @@ static void on_port(struct rdma_transport *t, struct rdma_device *d, int port, b
     for (size_t i = 0; i < t->ports.n; i++) {
         struct rdma_end *e = &t->ends[i];
         if (e->device != d || e->port->number != port) continue;
-        if (active != e->active) log_line(active ? LOG_INFO : LOG_WARN, "rdma port", "device=%s port=%d state=%s", d->port->device, port, active ? "active" : "down");
+        if (active != e->active)
+            log_line(active ? LOG_INFO : LOG_WARN, "rdma port", "device=%s port=%d state=%s",
+                     d->port->device, port, active ? "active" : "down");
         e->active = active;
         if (active) retry_rails(t, d, port);
         else break_rails(t, d, port, "its port went down");
     }
 }
 
-/* The table of addresses may have moved under our indices: take it as it is now. A port that is gone keeps what it had. */
+/* The table of addresses may have moved under our indices: take it as it is now. A port that is
+ * gone keeps what it had. */
 static void refresh_gids(struct rdma_transport *t)
 {
     struct rdma_devices now = { 0 };
@@ -56,7 +64,9 @@ static void refresh_gids(struct rdma_transport *t)
     for (size_t i = 0; i < t->ports.n; i++)
         for (size_t j = 0; j < now.n; j++) {
             struct rdma_port *mine = &t->ports.ports[i], *theirs = &now.ports[j], old = *mine;
-            if (strcmp(mine->device, theirs->device) != 0 || mine->number != theirs->number || !theirs->n_gids) continue;
+            if (strcmp(mine->device, theirs->device) != 0 || mine->number != theirs->number ||
+                !theirs->n_gids)
+                continue;
             mine->gids = theirs->gids;
             mine->n_gids = theirs->n_gids;
             theirs->gids = old.gids;
@@ -65,20 +75,24 @@ static void refresh_gids(struct rdma_transport *t)
     rdma_devices_release(&now);
 }
 
-/* Rails that speak from an address that the port does not have any more are broken; the others do not notice. */
-static void address_changed(struct rdma_transport *t, struct rdma_device *d, int port, const char *what)
+/* Rails that speak from an address that the port does not have any more are broken; the others do
+ * not notice. */
+static void address_changed(struct rdma_transport *t, struct rdma_device *d, int port,
+                            const char *what)
 {
     refresh_gids(t);
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-        for (uint32_t i = 0; i < c->n_rails; i++) {
-            struct rdma_rail *r = &c->rails[i];
-            const struct rdma_end *e = rdma_rail_end(r);
-            struct rdma_place now;
-            struct err err = { 0 };
-            if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN || !c->control) continue;
-            if (rdma_queue_place(c, r->my_port, &now, NULL, &err) != OK || memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
-                rdma_rail_break(r, what);
-        }
+    for (uint32_t i = 0; i < c->n_rails; i++) {
+        struct rdma_rail *r = &c->rails[i];
+        const struct rdma_end *e = rdma_rail_end(r);
+        struct rdma_place now;
+        struct err err = { 0 };
+        if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN || !c->control)
+            continue;
+        if (rdma_queue_place(c, r->my_port, &now, NULL, &err) != OK ||
+            memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
+            rdma_rail_break(r, what);
+    }
 }
 
 static void lose_device(struct rdma_transport *t, struct rdma_device *d, const char *why)
@@ -89,18 +103,22 @@ static void lose_device(struct rdma_transport *t, struct rdma_device *d, const c
     break_rails(t, d, 0, why);
 }
 
-static void on_device_event(struct rdma_transport *t, struct rdma_device *d, const struct ibv_async_event *ev)
+static void on_device_event(struct rdma_transport *t, struct rdma_device *d,
+                            const struct ibv_async_event *ev)
 {
     const char *what = ibv_event_type_str(ev->event_type);
     switch (ev->event_type) {
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
-    case IBV_EVENT_PATH_MIG_ERR: rdma_rail_break(((struct rdma_qp *)ev->element.qp->qp_context)->rail, what); break;
+    case IBV_EVENT_PATH_MIG_ERR:
+        rdma_rail_break(((struct rdma_qp *)ev->element.qp->qp_context)->rail, what);
+        break;
     case IBV_EVENT_CQ_ERR: rdma_rail_break(ev->element.cq->cq_context, what); break;
     case IBV_EVENT_PORT_ERR: on_port(t, d, ev->element.port_num, false); break;
     case IBV_EVENT_PORT_ACTIVE: on_port(t, d, ev->element.port_num, true); break;
-    case IBV_EVENT_GID_CHANGE: /* what queue pairs speak from may be another's address now: new ones take the table as it is */
+    case IBV_EVENT_GID_CHANGE: /* what queue pairs speak from may be another's address now: new ones
+                                * take the table as it is */
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_PKEY_CHANGE: address_changed(t, d, ev->element.port_num, what); break;
     case IBV_EVENT_DEVICE_FATAL: lose_device(t, d, what); break;
@@ -129,7 +147,8 @@ void rdma_events_take(struct rdma_device *d)
 void rdma_events_end(struct rdma_device *d)
 {
     rdma_events_take(d); /* what it said before */
-    /* A closed descriptor polls as an error for ever (Linux, ib_uverbs_event_poll): the thread would never sleep again. */
+    /* A closed descriptor polls as an error for ever (Linux, ib_uverbs_event_poll): the thread
+     * would never sleep again. */
     (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->channel->fd, NULL);
     (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->ctx->async_fd, NULL);
     lose_device(d->t, d, "the kernel has taken it away");

@@ -1,9 +1,12 @@
-/* memory.c - what devices may touch: protection domains, the pool's one registration per device, and the peers' keys to it.
+/* memory.c - what devices may touch: protection domains, the pool's one registration per device,
+ * and the peers' keys to it.
  *
- * The pool's region of a device lets that device read it (puts) and binds windows; its own rkey grants nothing, because the region has no
- * remote access. A peer's key is a window bound to one queue pair, or a region in a domain of the rail's own: either dies with the rail.
- * A pool in a card's memory is registered by a dma-buf (GPUDirect RDMA): where driver, card or device cannot, the row is not available. It is locked
- * by nature and never paged. Compiled and not yet run with a card. Thread: transfer; open: loop. */
+ * The pool's region of a device lets that device read it (puts) and binds windows; its own rkey
+ * grants nothing, because the region has no remote access. A peer's key is a window bound to one
+ * queue pair, or a region in a domain of the rail's own: either dies with the rail. A pool in a
+ * card's memory is registered by a dma-buf (GPUDirect RDMA): where driver, card or device cannot,
+ * the row is not available. It is locked by nature and never paged. Compiled and not yet run with a
+ * card. Thread: transfer; open: loop. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <errno.h>
@@ -19,15 +22,20 @@
 
 /* ---- regions ---- */
 
-static enum status no_region(const struct rdma_device *d, const char *what, size_t bytes, int code, struct err *err)
+static enum status no_region(const struct rdma_device *d, const char *what, size_t bytes, int code,
+                             struct err *err)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
-        return err_set(err, ERR_CONFIG,
-                       "rdma: %s cannot register the %s: it has %zu bytes, and RLIMIT_MEMLOCK lets this process lock %llu: raise it (ulimit -l unlimited, "
-                       "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container)",
-                       d->port->device, what, bytes, (unsigned long long)limit.rlim_cur);
-    return err_set(err, ERR_CONFIG, "rdma: %s cannot register the %s of %zu bytes: %s", d->port->device, what, bytes, strerror(code));
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < bytes)
+        return err_set(
+            err, ERR_CONFIG,
+            "rdma: %s cannot register the %s: it has %zu bytes, and RLIMIT_MEMLOCK lets this "
+            "process lock %llu: raise it (ulimit -l unlimited, "
+            "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container)",
+            d->port->device, what, bytes, (unsigned long long)limit.rlim_cur);
+    return err_set(err, ERR_CONFIG, "rdma: %s cannot register the %s of %zu bytes: %s",
+                   d->port->device, what, bytes, strerror(code));
 }
 
 /* Can the device do what is asked of it with memory that is not locked? */
@@ -44,37 +52,51 @@ static bool may_page(const struct rdma_device *d)
     return t->odp != KVT_OFF && t->key != KVT_RDMA_KEY_WINDOW && can_page(d);
 }
 
-/* Addresses in it are the card's, as peers' keys and window bounds name them. The region keeps the memory; the descriptor is not needed after. */
-static enum status register_card(struct rdma_device *d, struct ibv_pd *pd, int access, struct ibv_mr **out, struct err *err)
+/* Addresses in it are the card's, as peers' keys and window bounds name them. The region keeps the
+ * memory; the descriptor is not needed after. */
+static enum status register_card(struct rdma_device *d, struct ibv_pd *pd, int access,
+                                 struct ibv_mr **out, struct err *err)
 {
     const struct kvt_env *env = d->t->env;
     struct err why = { 0 };
     int fd = -1;
-    if (device_mem_dmabuf(env->device, env->mem, &fd, &why) != OK) return err_set(err, ERR_NODEV, "rdma: %s", why.text);
+    if (device_mem_dmabuf(env->device, env->mem, &fd, &why) != OK)
+        return err_set(err, ERR_NODEV, "rdma: %s", why.text);
     *out = ibv_reg_dmabuf_mr(pd, 0, env->mem->bytes, (uintptr_t)env->mem->ptr, fd, access);
     int code = errno;
     close(fd);
-    return *out ? OK : err_set(err, ERR_NODEV, "rdma: %s cannot register the card's memory: %s", d->port->device, strerror(code));
+    return *out ? OK
+                : err_set(err, ERR_NODEV, "rdma: %s cannot register the card's memory: %s",
+                          d->port->device, strerror(code));
 }
 
-static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, const char *what, void *p, size_t bytes, int access, struct ibv_mr **out,
+static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, const char *what,
+                                   void *p, size_t bytes, int access, struct ibv_mr **out,
                                    struct err *err)
 {
     /* An optional flag: providers that cannot order loosely ignore it. */
     if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
-    if (d->t->env->device && p == d->t->env->mem->ptr) return register_card(d, pd, access, out, err);
-    struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes, access | (d->on_demand ? IBV_ACCESS_ON_DEMAND : 0));
+    if (d->t->env->device && p == d->t->env->mem->ptr)
+        return register_card(d, pd, access, out, err);
+    struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes,
+                                   access | (d->on_demand ? IBV_ACCESS_ON_DEMAND : 0));
     int code = errno;
     if (!mr && !d->on_demand && may_page(d) && !(access & IBV_ACCESS_MW_BIND)) {
         mr = ibv_reg_mr(pd, p, bytes, access | IBV_ACCESS_ON_DEMAND);
-        if (mr) log_warn("rdma memory is not locked but paged on demand, slower at first touch", "device=%s what=\"%s\" bytes=%zu why=\"%s\"", d->port->device, what, bytes, strerror(code));
+        if (mr)
+            log_warn("rdma memory is not locked but paged on demand, slower at first touch",
+                     "device=%s what=\"%s\" bytes=%zu why=\"%s\"", d->port->device, what, bytes,
+                     strerror(code));
     }
     if (!mr) return no_region(d, what, bytes, code, err);
     *out = mr;
     return OK;
 }
 
-uint32_t rdma_memory_key(const struct rdma_device *d, uint64_t local) { return local < KVT_STAGING ? d->pool->lkey : d->staging->lkey; }
+uint32_t rdma_memory_key(const struct rdma_device *d, uint64_t local)
+{
+    return local < KVT_STAGING ? d->pool->lkey : d->staging->lkey;
+}
 
 /* ---- devices ---- */
 
@@ -82,19 +104,27 @@ static enum status watch(struct rdma_transport *t, int fd, struct rdma_device *d
 {
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = d };
     int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0)
-        return err_set(err, ERR_IO, "rdma: cannot wait for events of %s: %s", d->port->device, strerror(errno));
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0)
+        return err_set(err, ERR_IO, "rdma: cannot wait for events of %s: %s", d->port->device,
+                       strerror(errno));
     return OK;
 }
 
-/* What the row itself reads and writes of a device's memory. The pool is bound to windows, or else only read: a peer's region is its own. */
+/* What the row itself reads and writes of a device's memory. The pool is bound to windows, or else
+ * only read: a peer's region is its own. */
 static enum status register_all(struct rdma_transport *t, struct rdma_device *d, struct err *err)
 {
     const struct kvt_env *env = t->env;
     int access = d->windows ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND : 0;
-    TRY(register_region(d, d->pd, "KV pool", env->mem->ptr, env->mem->bytes, access, &d->pool, err));
-    if (env->staging) TRY(register_region(d, d->pd, "staging memory", env->staging->ptr, env->staging->bytes, 0, &d->staging, err));
-    if (t->scratch) TRY(register_region(d, d->pd, "scratch memory", t->scratch, t->scratch_bytes, IBV_ACCESS_LOCAL_WRITE, &d->scratch, err));
+    TRY(register_region(d, d->pd, "KV pool", env->mem->ptr, env->mem->bytes, access, &d->pool,
+                        err));
+    if (env->staging)
+        TRY(register_region(d, d->pd, "staging memory", env->staging->ptr, env->staging->bytes, 0,
+                            &d->staging, err));
+    if (t->scratch)
+        TRY(register_region(d, d->pd, "scratch memory", t->scratch, t->scratch_bytes,
+                            IBV_ACCESS_LOCAL_WRITE, &d->scratch, err));
     return OK;
 }
 
@@ -113,18 +143,28 @@ static enum status choose_keys(struct rdma_device *d, struct err *err)
     const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
     bool on_demand = t->odp == KVT_ON;
     if (on_demand && !can_page(d))
-        return err_set(err, ERR_CONFIG, "rdma: BATON_RDMA_ODP=on: %s cannot page on demand: leave it out, and let this process lock its KV memory", d->port->device);
+        return err_set(err, ERR_CONFIG,
+                       "rdma: BATON_RDMA_ODP=on: %s cannot page on demand: leave it out, and let "
+                       "this process lock its KV memory",
+                       d->port->device);
     if (on_demand && t->key == KVT_RDMA_KEY_WINDOW)
-        return err_set(err, ERR_CONFIG, "rdma: BATON_RDMA_KEY=window needs locked memory, BATON_RDMA_ODP=on does not lock it: leave one of them out");
+        return err_set(err, ERR_CONFIG,
+                       "rdma: BATON_RDMA_KEY=window needs locked memory, BATON_RDMA_ODP=on does "
+                       "not lock it: leave one of them out");
     if (t->key == KVT_RDMA_KEY_WINDOW && !d->port->windows)
-        return err_set(err, ERR_CONFIG, "rdma: %s has no type 2 memory windows: let each peer have a region of its own instead", d->port->device);
+        return err_set(
+            err, ERR_CONFIG,
+            "rdma: %s has no type 2 memory windows: let each peer have a region of its own instead",
+            d->port->device);
     d->on_demand = on_demand;
     d->windows = !on_demand && d->port->windows && t->key != KVT_RDMA_KEY_REGION;
     return OK;
 }
 
-/* Locked memory is faster, so it is tried first unless paging was asked for: with windows, then without, where paging may step in. */
-static enum status register_somehow(struct rdma_transport *t, struct rdma_device *d, struct err *err)
+/* Locked memory is faster, so it is tried first unless paging was asked for: with windows, then
+ * without, where paging may step in. */
+static enum status register_somehow(struct rdma_transport *t, struct rdma_device *d,
+                                    struct err *err)
 {
     TRY(choose_keys(d, err));
     enum status st = register_all(t, d, err);
@@ -134,7 +174,8 @@ static enum status register_somehow(struct rdma_transport *t, struct rdma_device
     return register_all(t, d, err);
 }
 
-static enum status open_device(struct rdma_transport *t, struct rdma_device *d, const struct rdma_port *p, struct err *err)
+static enum status open_device(struct rdma_transport *t, struct rdma_device *d,
+                               const struct rdma_port *p, struct err *err)
 {
     d->t = t;
     d->port = p;
@@ -142,7 +183,8 @@ static enum status open_device(struct rdma_transport *t, struct rdma_device *d, 
     d->pd = ibv_alloc_pd(d->ctx);
     d->channel = ibv_create_comp_channel(d->ctx);
     if (!d->pd || !d->channel)
-        return err_set(err, ERR_IO, "rdma: %s gives no protection domain or completion channel: %s", p->device, strerror(errno));
+        return err_set(err, ERR_IO, "rdma: %s gives no protection domain or completion channel: %s",
+                       p->device, strerror(errno));
     TRY(watch(t, d->channel->fd, d, err));
     TRY(watch(t, d->ctx->async_fd, d, err));
     return register_somehow(t, d, err);
@@ -184,7 +226,10 @@ void rdma_memory_close(struct rdma_transport *t)
 
 /* ---- keys ---- */
 
-static int remote_access(bool reads) { return IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0); }
+static int remote_access(bool reads)
+{
+    return IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0);
+}
 
 enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **out)
 {
@@ -196,9 +241,13 @@ enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **
     const struct dev_mem *pool = d->t->env->mem;
     struct err err = { 0 };
     r->pd = ibv_alloc_pd(d->ctx);
-    enum status st = r->pd ? register_region(d, r->pd, "KV pool", pool->ptr, pool->bytes, IBV_ACCESS_LOCAL_WRITE | remote_access(reads), &r->region, &err) : ERR_IO;
+    enum status st = r->pd ? register_region(d, r->pd, "KV pool", pool->ptr, pool->bytes,
+                                             IBV_ACCESS_LOCAL_WRITE | remote_access(reads),
+                                             &r->region, &err)
+                           : ERR_IO;
     if (st != OK) {
-        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, r->pd ? err.text : "no protection domain for another connection");
+        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX,
+                 r->pd ? err.text : "no protection domain for another connection");
         rdma_memory_forget(r);
         return st;
     }
@@ -216,12 +265,20 @@ enum status rdma_memory_grant(struct rdma_qp *q, bool reads)
     const struct dev_mem *pool = d->t->env->mem;
     q->window = ibv_alloc_mw(d->pd, IBV_MW_TYPE_2);
     if (!q->window) return ERR_IO;
-    q->key = ibv_inc_rkey(q->window->rkey); /* the low byte of a type 2 key is the owner's to choose, and must change with each bind */
-    struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_BIND, 1, 0, false), .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    q->key = ibv_inc_rkey(q->window->rkey); /* the low byte of a type 2 key is the owner's to
+                                             * choose, and must change with each bind */
+    struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_BIND, 1, 0, false),
+                              .opcode = IBV_WR_BIND_MW,
+                              .send_flags = IBV_SEND_SIGNALED, },
+                       *bad;
     wr.bind_mw.mw = q->window;
     wr.bind_mw.rkey = q->key;
-    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = d->pool, .addr = (uintptr_t)pool->ptr, .length = pool->bytes,
-                                                      .mw_access_flags = (unsigned)remote_access(reads) };
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
+        .mr = d->pool,
+        .addr = (uintptr_t)pool->ptr,
+        .length = pool->bytes,
+        .mw_access_flags = (unsigned)remote_access(reads),
+    };
     return ibv_post_send(q->qp, &wr, &bad) == 0 ? ERR_BUSY : ERR_IO;
 }
 

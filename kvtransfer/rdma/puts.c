@@ -1,7 +1,9 @@
-/* puts.c - puts become chains of work requests: chosen queue pair, scatter lists, selective signalling, completion, a second posting.
+/* puts.c - puts become chains of work requests: chosen queue pair, scatter lists, selective
+ * signalling, completion, a second posting.
  *
- * A put is a slot in a ring of RDMA_WINDOW, by its number. On its queue pair it is posted in one chain where the send queue has room, in
- * several otherwise; the last work request of each chain is signalled, the very last writes with immediate. Thread: transfer. */
+ * A put is a slot in a ring of RDMA_WINDOW, by its number. On its queue pair it is posted in one
+ * chain where the send queue has room, in several otherwise; the last work request of each chain is
+ * signalled, the very last writes with immediate. Thread: transfer. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <arpa/inet.h>
@@ -12,12 +14,15 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-enum { MESSAGE_BYTES_MAX = RDMA_CHAIN_BYTES }; /* of one work request: far below every device's limit (2^31 by IBA; Soft-RoCE has 8 MiB) */
+/* of one work request: far below every device's limit (2^31 by IBA; Soft-RoCE has 8 MiB) */
+enum { MESSAGE_BYTES_MAX = RDMA_CHAIN_BYTES };
 
 /* ---- posting ---- */
 
-/* The next work request of p: bytes for one stretch of remote memory, gathered from up to max_sge places; how many. `back`: read into the scratch. */
-static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr, struct ibv_sge *sge, bool back)
+/* The next work request of p: bytes for one stretch of remote memory, gathered from up to max_sge
+ * places; how many. `back`: read into the scratch. */
+static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr,
+                             struct ibv_sge *sge, bool back)
 {
     const struct rdma_rail *r = q->rail;
     struct rdma_transport *t = r->conn->t;
@@ -27,9 +32,14 @@ static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_s
     do {
         const struct kvt_copy *c = &p->copies[p->i_copy];
         uint64_t left = c->bytes - p->copy_at;
-        uint32_t now = left < MESSAGE_BYTES_MAX - total ? (uint32_t)left : MESSAGE_BYTES_MAX - total;
-        if (back) sge[n++] = (struct ibv_sge){ (uintptr_t)t->scratch + p->read_at, now, d->scratch->lkey };
-        else sge[n++] = (struct ibv_sge){ (uintptr_t)kvt_source(t->env, c->local) + p->copy_at, now, rdma_memory_key(d, c->local) };
+        uint32_t now = left < MESSAGE_BYTES_MAX - total ? (uint32_t)left
+                                                        : MESSAGE_BYTES_MAX - total;
+        if (back)
+            sge[n++] = (struct ibv_sge){ (uintptr_t)t->scratch + p->read_at, now,
+                                         d->scratch->lkey };
+        else
+            sge[n++] = (struct ibv_sge){ (uintptr_t)kvt_source(t->env, c->local) + p->copy_at, now,
+                                         rdma_memory_key(d, c->local) };
         if (back) p->read_at += now;
         total += now;
         p->copy_at += now;
@@ -37,9 +47,15 @@ static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_s
             p->i_copy++;
             p->copy_at = 0;
         }
-    } while (p->i_copy < p->n_copies && p->copy_at == 0 && n < r->max_sge && total < MESSAGE_BYTES_MAX && p->copies[p->i_copy].remote == remote + total);
-    *wr = (struct ibv_send_wr){ .sg_list = sge, .num_sge = (int)n, .opcode = back ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-                                .send_flags = !back && total <= r->max_inline ? IBV_SEND_INLINE : 0, .wr.rdma = { q->base + remote, q->key } };
+    } while (p->i_copy < p->n_copies && p->copy_at == 0 && n < r->max_sge &&
+             total < MESSAGE_BYTES_MAX && p->copies[p->i_copy].remote == remote + total);
+    *wr = (struct ibv_send_wr){
+        .sg_list = sge,
+        .num_sge = (int)n,
+        .opcode = back ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+        .send_flags = !back && total <= r->max_inline ? IBV_SEND_INLINE : 0,
+        .wr.rdma = { q->base + remote, q->key },
+    };
     return total;
 }
 
@@ -51,14 +67,21 @@ static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
     struct rdma_transport *t = q->rail->conn->t;
     const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
     if (tuning->flush_read && n && !p->abandoned) {
-        /* A read pushes the writes before it out of the bridges on the receiver's side; the fence holds the immediate until it was answered. */
+        /* A read pushes the writes before it out of the bridges on the receiver's side; the fence
+         * holds the immediate until it was answered. */
         const struct ibv_send_wr *last = &t->wrs[n - 1];
         struct ibv_sge *sge = &t->sges[n * RDMA_SGE_MAX];
         uint64_t end = last->wr.rdma.remote_addr;
         for (int i = 0; i < last->num_sge; i++) end += last->sg_list[i].length;
-        *sge = (struct ibv_sge){ (uintptr_t)t->scratch, 1, rdma_rail_end(q->rail)->device->scratch->lkey };
-        t->wrs[n++] = (struct ibv_send_wr){ .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .wr.rdma = { end - 1, q->key } };
-        t->wrs[n++] = (struct ibv_send_wr){ .send_flags = IBV_SEND_FENCE, .wr.rdma = { q->base, q->key } };
+        *sge = (struct ibv_sge){ (uintptr_t)t->scratch, 1,
+                                 rdma_rail_end(q->rail)->device->scratch->lkey };
+        t->wrs[n++] = (struct ibv_send_wr){
+            .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .wr.rdma = { end - 1, q->key }
+        };
+        t->wrs[n++] = (struct ibv_send_wr){
+            .send_flags = IBV_SEND_FENCE,
+            .wr.rdma = { q->base, q->key },
+        };
     } else if (n == 0) {
         t->wrs[n++] = (struct ibv_send_wr){ .wr.rdma = { q->base, q->key } };
     }
@@ -68,7 +91,8 @@ static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
     return n;
 }
 
-/* Post what fits of p; false: it has to wait (for room, or for its bytes to be read back), or the rail broke. */
+/* Post what fits of p; false: it has to wait (for room, or for its bytes to be read back), or the
+ * rail broke. */
 static bool post_some(struct rdma_qp *q, struct rdma_put *p)
 {
     struct rdma_rail *r = q->rail;
@@ -96,7 +120,8 @@ static bool post_some(struct rdma_qp *q, struct rdma_put *p)
     int code = ibv_post_send(q->qp, t->wrs, &bad);
     if (code == 0) return true;
     char why[RDMA_REASON_MAX];
-    snprintf(why, sizeof why, "%s takes no work request: %s", rdma_rail_end(r)->port->device, strerror(code));
+    snprintf(why, sizeof why, "%s takes no work request: %s", rdma_rail_end(r)->port->device,
+             strerror(code));
     rdma_rail_break(r, why);
     return false;
 }
@@ -123,7 +148,8 @@ static struct rdma_qp *choose(struct rdma_conn *c, uint64_t bytes)
         if (r->state != RDMA_RAIL_UP) continue;
         for (uint32_t j = 0; j < r->n_qps; j++, n++) {
             struct rdma_qp *q = of[n] = &r->qps[j];
-            lanes[n] = (struct rdma_lane){ q->in_flight, r->bytes_per_s / r->n_qps, q->in_flight < RDMA_LANE_BYTES };
+            lanes[n] = (struct rdma_lane){ q->in_flight, r->bytes_per_s / r->n_qps,
+                                           q->in_flight < RDMA_LANE_BYTES };
         }
     }
     if (!n) return NULL;
@@ -147,11 +173,12 @@ static void assign(struct rdma_put *p, struct rdma_qp *q)
     pump_qp(q);
 }
 
-/* verify_read: the scratch is the transport's, so one put of all its connections is under way at a time. */
+/* verify_read: the scratch is the transport's, so one put of all its connections is under way at a
+ * time. */
 static bool scratch_is_free(const struct rdma_transport *t)
 {
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-        if (!c->base.incoming && c->issued != c->acked) return false;
+    if (!c->base.incoming && c->issued != c->acked) return false;
     return true;
 }
 
@@ -160,7 +187,9 @@ enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
     uint64_t oldest = c->acked < c->reported ? c->acked : c->reported;
     if (c->state != RDMA_CONN_UP) return ERR_PEER_LOST;
     if (c->issued - oldest >= RDMA_WINDOW || !list_empty(&c->homeless)) return ERR_BUSY;
-    if (c->t->env->tuning.rdma.verify_read && (!scratch_is_free(c->t) || p->head.bytes > c->t->scratch_bytes)) return ERR_BUSY;
+    if (c->t->env->tuning.rdma.verify_read &&
+        (!scratch_is_free(c->t) || p->head.bytes > c->t->scratch_bytes))
+        return ERR_BUSY;
     struct rdma_qp *q = choose(c, p->head.bytes);
     if (!q) return ERR_BUSY;
     struct rdma_put *s = &c->puts[c->issued % RDMA_WINDOW];
@@ -182,7 +211,8 @@ enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
 
 void rdma_puts_pump(struct rdma_conn *c)
 {
-    LIST_FOREACH(p, &c->homeless, struct rdma_put, link) {
+    LIST_FOREACH(p, &c->homeless, struct rdma_put, link)
+    {
         struct rdma_qp *q = choose(c, p->bytes);
         if (!q) return;
         list_remove(&p->link);
@@ -192,7 +222,8 @@ void rdma_puts_pump(struct rdma_conn *c)
 
 void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generation)
 {
-    /* What is not posted yet is left out; the immediate still goes, since later messages count it. */
+    /* What is not posted yet is left out; the immediate still goes, since later messages count
+     * it. */
     for (uint64_t n = c->acked; n < c->issued; n++) {
         struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
         if (p->session == session && p->generation == generation) p->abandoned = true;
@@ -207,12 +238,14 @@ static void done(struct rdma_conn *c, struct rdma_put *p)
     list_remove(&p->link);
     p->state = RDMA_PUT_ACKED;
     rdma_conn_incident(c, KVT_PUT_DONE)->tag = p->tag;
-    while (c->acked < c->issued && c->puts[c->acked % RDMA_WINDOW].state == RDMA_PUT_ACKED) c->acked++;
+    while (c->acked < c->issued && c->puts[c->acked % RDMA_WINDOW].state == RDMA_PUT_ACKED)
+        c->acked++;
     rdma_conn_release_held(c);
 }
 
-/* A chain without the immediate: room was short, or bytes are being verified. Several chains of a put are under way at once; verify_read goes
- * on when the last of them is complete, and has no other put on this queue pair. */
+/* A chain without the immediate: room was short, or bytes are being verified. Several chains of a
+ * put are under way at once; verify_read goes on when the last of them is complete, and has no
+ * other put on this queue pair. */
 static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
 {
     const struct kvt_env *env = q->rail->conn->t->env;
@@ -228,8 +261,10 @@ static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
     const char *back = q->rail->conn->t->scratch;
     for (uint32_t i = 0; i < p->n_copies; back += p->copies[i++].bytes) {
         if (memcmp(back, kvt_source(env, p->copies[i].local), p->copies[i].bytes) == 0) continue;
-        rdma_conn_fail(q->rail->conn, ERR_CHECKSUM, "bytes read back from the receiver are not those that were written");
-        p->waits = true; /* for the end of the connection: the receiver is not told that it landed */
+        rdma_conn_fail(q->rail->conn, ERR_CHECKSUM,
+                       "bytes read back from the receiver are not those that were written");
+        p->waits = true; /* for the end of the connection: the receiver is not told that it
+                          * landed */
         return;
     }
 }
@@ -255,13 +290,16 @@ enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_landing *lan
     struct rdma_conn *c = r->conn;
     for (uint64_t n = c->reported; n < c->issued; n++) {
         const struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
-        if (p->state == RDMA_PUT_ACKED && p->rail == r->index && p->epoch == r->epoch && !rdma_landing_has(landed, n)) return ERR_FORMAT;
+        if (p->state == RDMA_PUT_ACKED && p->rail == r->index && p->epoch == r->epoch &&
+            !rdma_landing_has(landed, n))
+            return ERR_FORMAT;
     }
     for (uint32_t i = 0; i < r->n_qps; i++) {
         struct rdma_qp *q = &r->qps[i];
         q->in_flight = 0;
         q->next = NULL;
-        LIST_FOREACH(p, &q->puts, struct rdma_put, link) {
+        LIST_FOREACH(p, &q->puts, struct rdma_put, link)
+        {
             if (rdma_landing_has(landed, p->number)) {
                 done(c, p);
                 continue;

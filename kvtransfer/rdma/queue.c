@@ -1,5 +1,5 @@
-/* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition needs which attribute:
- * ibv_modify_qp(3). Thread: transfer. */
+/* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition
+ * needs which attribute: ibv_modify_qp(3). Thread: transfer. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <errno.h>
@@ -17,13 +17,15 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static enum status fail(struct rdma_rail *r, const char *what)
 {
-    snprintf(r->why, sizeof r->why, "%.24s: %s: %s", rdma_rail_end(r)->port->device, what, strerror(errno));
+    snprintf(r->why, sizeof r->why, "%.24s: %s: %s", rdma_rail_end(r)->port->device, what,
+             strerror(errno));
     return ERR_IO;
 }
 
 /* ---- where ---- */
 
-enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_place *out, uint8_t *gid_index, struct err *err)
+enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
+                             uint8_t *gid_index, struct err *err)
 {
     const struct rdma_port *p = c->t->ends[port].port;
     struct ibv_context *ctx = c->t->ends[port].device->ctx;
@@ -33,11 +35,19 @@ enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_pla
     union ibv_gid raw;
     control_addresses(c->control, &local, &remote);
     TRY(rdma_gid_choose(p, (struct sockaddr *)&local, &c->t->env->tuning.rdma, &g, err));
-    /* The list was made at start; an address that changed under the same index is taken as it is now. */
-    if (ibv_query_gid(ctx, p->number, (int)g->index, &raw) != 0 || ibv_query_port(ctx, p->number, &now) != 0)
-        return err_set(err, ERR_NODEV, "%s does not answer any more: %s", p->device, strerror(errno));
-    *out = (struct rdma_place){ .lid = now.lid, .link = (uint8_t)p->link, .gid_type = (uint8_t)g->type, .bytes_per_s = p->bytes_per_s,
-                                .mtu = rdma_mtu_bytes((unsigned)now.active_mtu) };
+    /* The list was made at start; an address that changed under the same index is taken as it is
+     * now. */
+    if (ibv_query_gid(ctx, p->number, (int)g->index, &raw) != 0 ||
+        ibv_query_port(ctx, p->number, &now) != 0)
+        return err_set(err, ERR_NODEV, "%s does not answer any more: %s", p->device,
+                       strerror(errno));
+    *out = (struct rdma_place){
+        .lid = now.lid,
+        .link = (uint8_t)p->link,
+        .gid_type = (uint8_t)g->type,
+        .bytes_per_s = p->bytes_per_s,
+        .mtu = rdma_mtu_bytes((unsigned)now.active_mtu),
+    };
     if (!out->mtu) out->mtu = 256;
     memcpy(out->gid, raw.raw, sizeof out->gid);
     if (gid_index) *gid_index = (uint8_t)g->index;
@@ -63,9 +73,17 @@ enum status rdma_queue_settle(struct rdma_rail *r, struct rdma_place *out, uint8
 static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct rdma_qp *q)
 {
     bool receiver = r->conn->base.incoming;
-    struct ibv_qp_init_attr a = { .qp_context = q, .send_cq = r->cq, .recv_cq = r->cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 0,
-                                  .cap = { .max_send_wr = r->send_wrs, .max_recv_wr = receiver ? RDMA_WINDOW : 1, .max_recv_sge = 1, /* providers size entries by it: not 0 */
-                                           .max_send_sge = receiver ? 1 : r->max_sge, .max_inline_data = receiver ? 0 : RDMA_INLINE_BYTES } };
+    struct ibv_qp_init_attr a = { .qp_context = q,
+                                  .send_cq = r->cq,
+                                  .recv_cq = r->cq,
+                                  .qp_type = IBV_QPT_RC,
+                                  .sq_sig_all = 0,
+                                  /* providers size entries by it: not 0 */
+                                  .cap = { .max_send_wr = r->send_wrs,
+                                           .max_recv_wr = receiver ? RDMA_WINDOW : 1,
+                                           .max_recv_sge = 1,
+                                           .max_send_sge = receiver ? 1 : r->max_sge,
+                                           .max_inline_data = receiver ? 0 : RDMA_INLINE_BYTES, }, };
     struct ibv_qp_init_attr again = a;
     struct ibv_qp *qp = ibv_create_qp(pd, &a);
     if (!qp && again.cap.max_inline_data) {
@@ -73,7 +91,8 @@ static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct r
         a = again;
         qp = ibv_create_qp(pd, &a);
     }
-    if (qp) r->max_inline = smaller(r->max_inline, a.cap.max_inline_data); /* of all its queue pairs */
+    /* of all its queue pairs */
+    if (qp) r->max_inline = smaller(r->max_inline, a.cap.max_inline_data);
     return qp;
 }
 
@@ -83,11 +102,20 @@ static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdm
     q->qp = create_qp(r, pd, q);
     if (!q->qp) return fail(r, "no queue pair");
     random_bytes(&psn, sizeof psn);
-    q->psn = psn & 0xffffff; /* packets of an earlier connection with the same number fall outside the window */
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .pkey_index = 0, .port_num = rdma_rail_end(r)->port->number };
-    if (r->conn->base.incoming) a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0u);
-    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0) return fail(r, "queue pair not to INIT");
-    if (r->conn->base.incoming && rdma_queue_receives(q, RDMA_WINDOW) != OK) return fail(r, "no receives");
+    q->psn = psn & 0xffffff; /* packets of an earlier connection with the same number fall outside
+                              * the window */
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_INIT,
+        .pkey_index = 0,
+        .port_num = rdma_rail_end(r)->port->number,
+    };
+    if (r->conn->base.incoming)
+        a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0u);
+    if (ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0)
+        return fail(r, "queue pair not to INIT");
+    if (r->conn->base.incoming && rdma_queue_receives(q, RDMA_WINDOW) != OK)
+        return fail(r, "no receives");
     return OK;
 }
 
@@ -102,10 +130,13 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
     r->max_inline = receiver ? 0 : RDMA_INLINE_BYTES;
     r->n_qps = 0;
     TRY(rdma_memory_domain(r, reads, &pd));
-    /* Room for everything that is posted: also what is not signalled completes when it is flushed. */
+    /* Room for everything that is posted: also what is not signalled completes when it is
+     * flushed. */
     uint32_t entries = n * (r->send_wrs + (receiver ? RDMA_WINDOW : 1));
-    r->cq = ibv_create_cq(e->device->ctx, (int)smaller(entries, e->port->max_cqe), r, e->device->channel, 0);
-    enum status st = r->cq && ibv_req_notify_cq(r->cq, 0) == 0 ? OK : fail(r, "no completion queue");
+    r->cq = ibv_create_cq(e->device->ctx, (int)smaller(entries, e->port->max_cqe), r,
+                          e->device->channel, 0);
+    enum status st = r->cq && ibv_req_notify_cq(r->cq, 0) == 0 ? OK
+                                                               : fail(r, "no completion queue");
     for (uint32_t i = 0; i < n && st == OK; i++) {
         struct rdma_qp *q = &r->qps[i];
         *q = (struct rdma_qp){ .rail = r };
@@ -123,15 +154,20 @@ enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
 {
     struct ibv_recv_wr *v = q->rail->conn->t->recvs, *bad = v;
     for (uint32_t i = 0; i < n; i++)
-        v[i] = (struct ibv_recv_wr){ .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false), .next = i + 1 < n ? &v[i + 1] : NULL };
+        v[i] = (struct ibv_recv_wr){
+            .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false),
+            .next = i + 1 < n ? &v[i + 1] : NULL,
+        };
     enum status st = n && ibv_post_recv(q->qp, v, &bad) != 0 ? ERR_IO : OK;
-    q->n_recvs += st == OK ? n : (uint32_t)(bad - v); /* those before it were taken, and come back when the queue pair is flushed */
+    q->n_recvs += st == OK ? n : (uint32_t)(bad - v); /* those before it were taken, and come back
+                                                       * when the queue pair is flushed */
     return st;
 }
 
 /* ---- connected ---- */
 
-/* What both transitions have whoever sets the queue pair up; the mask takes what belongs to one of them. */
+/* What both transitions have whoever sets the queue pair up; the mask takes what belongs to one of
+ * them. */
 static void set_limits(struct ibv_qp_attr *a, const struct kvt_rdma_tuning *t)
 {
     a->max_dest_rd_atomic = a->max_rd_atomic = 1;
@@ -141,19 +177,34 @@ static void set_limits(struct ibv_qp_attr *a, const struct kvt_rdma_tuning *t)
     a->rnr_retry = 7;
 }
 
-static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_half *m, const struct rdma_qp_name *peer, uint8_t gid_index)
+static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_half *m,
+                               const struct rdma_qp_name *peer, uint8_t gid_index)
 {
     const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu), .dest_qp_num = peer->number, .rq_psn = peer->psn };
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu),
+        .dest_qp_num = peer->number,
+        .rq_psn = peer->psn,
+    };
     set_limits(&a, t);
-    a.ah_attr = (struct ibv_ah_attr){ .dlid = m->place.lid, .sl = t->service_level, .is_global = 1, .port_num = rdma_rail_end(r)->port->number,
-                                      .grh = { .sgid_index = gid_index, .hop_limit = 255, .traffic_class = t->traffic_class } };
+    a.ah_attr = (struct ibv_ah_attr){
+        .dlid = m->place.lid,
+        .sl = t->service_level,
+        .is_global = 1,
+        .port_num = rdma_rail_end(r)->port->number,
+        .grh = { .sgid_index = gid_index, .hop_limit = 255, .traffic_class = t->traffic_class }
+    };
     memcpy(a.ah_attr.grh.dgid.raw, m->place.gid, sizeof m->place.gid);
-    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0)
+    if (ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0)
         return fail(r, "queue pair not to RTR");
     a.qp_state = IBV_QPS_RTS;
     a.sq_psn = q->psn;
-    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) != 0)
+    if (ibv_modify_qp(q->qp, &a,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                          IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) != 0)
         return fail(r, "queue pair not to RTS");
     q->connected = true;
     return OK;
@@ -164,7 +215,8 @@ enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *thei
     struct rdma_place mine;
     uint8_t gid_index;
     TRY(rdma_queue_settle(r, &mine, &gid_index));
-    for (uint32_t i = 0; i < r->n_qps; i++) TRY(connect_one(r, &r->qps[i], theirs, &theirs->qps[i], gid_index));
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        TRY(connect_one(r, &r->qps[i], theirs, &theirs->qps[i], gid_index));
     return OK;
 }
 
@@ -184,7 +236,8 @@ enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mas
     set_limits(a, t);
     if (ibv_modify_qp(q->qp, a, mask) == 0) return OK;
     if (a->qp_state == IBV_QPS_INIT) return fail(r, "queue pair not to another partition");
-    return a->qp_state == IBV_QPS_RTR ? fail(r, "queue pair not to RTR") : fail(r, "queue pair not to RTS");
+    return a->qp_state == IBV_QPS_RTR ? fail(r, "queue pair not to RTR")
+                                      : fail(r, "queue pair not to RTS");
 }
 
 /* ---- ended ---- */
@@ -198,7 +251,9 @@ static bool into_error(struct ibv_qp *qp)
 void rdma_queue_error(struct rdma_rail *r)
 {
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (r->qps[i].qp) (void)into_error(r->qps[i].qp); /* tried again, and looked at, by rdma_queue_destroy */
+        if (r->qps[i].qp)
+            (void)into_error(r->qps[i].qp); /* tried again, and looked at, by
+                                             * rdma_queue_destroy */
 }
 
 void rdma_queue_destroy(struct rdma_rail *r)
@@ -206,10 +261,13 @@ void rdma_queue_destroy(struct rdma_rail *r)
     for (uint32_t i = 0; i < r->n_qps; i++) {
         struct rdma_qp *q = &r->qps[i];
         bool ended = !q->qp || into_error(q->qp);
-        rdma_memory_revoke(q); /* before its queue pair, which it refers to: Soft-RoCE would wait for it in vain */
-        int code = q->qp ? ibv_destroy_qp(q->qp) : 0; /* OK of a device that is gone (rdma-core, verbs_is_destroy_err) */
+        rdma_memory_revoke(q); /* before its queue pair, which it refers to: Soft-RoCE would wait
+                                * for it in vain */
+        int code = q->qp ? ibv_destroy_qp(q->qp) : 0; /* OK of a device that is gone (rdma-core,
+                                                       * verbs_is_destroy_err) */
         if (code && !ended) {
-            log_error("rdma queue pair cannot be ended", "device=%s why=\"%s\"", rdma_rail_end(r)->port->device, strerror(code));
+            log_error("rdma queue pair cannot be ended", "device=%s why=\"%s\"",
+                      rdma_rail_end(r)->port->device, strerror(code));
             r->conn->unfenced = true;
         }
         q->qp = NULL;

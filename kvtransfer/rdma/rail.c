@@ -1,7 +1,8 @@
 /* rail.c - the states of a rail on both sides; diagram and invariants: rdma.h.
  *
- * Nothing here destroys queue pairs while completions are being taken: a broken rail is put into error at once, and destroyed by the next
- * tick, frame or end of its connection. Thread: transfer. */
+ * Nothing here destroys queue pairs while completions are being taken: a broken rail is put into
+ * error at once, and destroyed by the next tick, frame or end of its connection. Thread:
+ * transfer. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <arpa/inet.h>
@@ -43,12 +44,14 @@ static void rest(struct rdma_rail *r)
     r->deadline_ms = clock_ms() + rdma_schedule_rest_ms(r->n_failed++, rdma_rail_is_up(r->conn));
 }
 
-/* OFFERED or PROBING came to nothing. A connection none of whose rails can come up says so at once. */
+/* OFFERED or PROBING came to nothing. A connection none of whose rails can come up says so at
+ * once. */
 static void attempt_failed(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
     rdma_queue_error(r);
-    log_debug("rdma rail not up", "device=%s rail=%u try=%u why=\"%s\"", port_name(r), r->index, r->n_failed, r->why);
+    log_debug("rdma rail not up", "device=%s rail=%u try=%u why=\"%s\"", port_name(r), r->index,
+              r->n_failed, r->why);
     rest(r);
     if (c->state != RDMA_CONN_OPENING) return;
     for (uint32_t i = 0; i < c->n_rails; i++)
@@ -56,15 +59,21 @@ static void attempt_failed(struct rdma_rail *r)
     rdma_conn_fail(c, ERR_PEER_LOST, r->why);
 }
 
-/* A path MTU that `asked` forbids or the port cannot carry is the operator's mistake; false with the sentence in r->why. */
-static bool mtu_fits(struct rdma_rail *r, const struct rdma_place *mine, uint32_t mine_asked, uint32_t theirs_asked)
+/* A path MTU that `asked` forbids or the port cannot carry is the operator's mistake; false with
+ * the sentence in r->why. */
+static bool mtu_fits(struct rdma_rail *r, const struct rdma_place *mine, uint32_t mine_asked,
+                     uint32_t theirs_asked)
 {
     if (mine_asked > mine->mtu)
-        snprintf(r->why, sizeof r->why, "MTU %u was asked for here, but %.24s carries %u", mine_asked, port_name(r), mine->mtu);
+        snprintf(r->why, sizeof r->why, "MTU %u was asked for here, but %.24s carries %u",
+                 mine_asked, port_name(r), mine->mtu);
     else if (theirs_asked > mine->mtu)
-        snprintf(r->why, sizeof r->why, "MTU %u was asked for by the peer, but %.24s here carries %u", theirs_asked, port_name(r), mine->mtu);
+        snprintf(r->why, sizeof r->why,
+                 "MTU %u was asked for by the peer, but %.24s here carries %u", theirs_asked,
+                 port_name(r), mine->mtu);
     else if (mine_asked && theirs_asked && mine_asked != theirs_asked)
-        snprintf(r->why, sizeof r->why, "MTU %u was asked for here, %u by the peer: set both alike", mine_asked, theirs_asked);
+        snprintf(r->why, sizeof r->why, "MTU %u was asked for here, %u by the peer: set both alike",
+                 mine_asked, theirs_asked);
     else return true;
     return false;
 }
@@ -73,8 +82,13 @@ void rdma_rail_offer(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
     const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
-    struct rdma_half m = { .rail = r->index, .epoch = ++r->epoch, .sender_port = r->my_port, .receiver_port = r->their_port,
-                           .reads = t->flush_read || t->verify_read };
+    struct rdma_half m = {
+        .rail = r->index,
+        .epoch = ++r->epoch,
+        .sender_port = r->my_port,
+        .receiver_port = r->their_port,
+        .reads = t->flush_read || t->verify_read,
+    };
     struct err err = { 0 };
     r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
     r->state = RDMA_RAIL_OFFERED;
@@ -86,14 +100,20 @@ void rdma_rail_offer(struct rdma_rail *r)
     else if (!mtu_fits(r, &m.place, t->mtu, c->theirs.mtu_asked)) {
         rdma_conn_fail(c, ERR_CONFIG, r->why);
         return;
-    } else st = rdma_queue_create(r, t->qps_per_rail ? t->qps_per_rail < RDMA_QPS_MAX ? t->qps_per_rail : RDMA_QPS_MAX : RDMA_QPS_DEFAULT, false);
+    } else
+        st = rdma_queue_create(r,
+                               t->qps_per_rail
+                                   ? t->qps_per_rail < RDMA_QPS_MAX ? t->qps_per_rail : RDMA_QPS_MAX
+                                   : RDMA_QPS_DEFAULT,
+                               false);
     if (st != OK) {
         attempt_failed(r);
         return;
     }
     m.mtu = t->mtu ? t->mtu : m.place.mtu;
     m.n_qps = r->n_qps;
-    for (uint32_t i = 0; i < r->n_qps; i++) m.qps[i] = (struct rdma_qp_name){ .number = r->qps[i].qp->qp_num, .psn = r->qps[i].psn };
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        m.qps[i] = (struct rdma_qp_name){ .number = r->qps[i].qp->qp_num, .psn = r->qps[i].psn };
     struct buf body = { 0 };
     rdma_half_encode(&m, &body);
     rdma_conn_send(c, RDMA_FRAME_OFFER, &body);
@@ -103,8 +123,11 @@ void rdma_rail_offer(struct rdma_rail *r)
 /* A write of no bytes: acknowledged only by a queue pair that is there, over a path that works. */
 static enum status probe(struct rdma_qp *q)
 {
-    struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_PROBE, 1, 0, false), .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
-                              .wr.rdma = { .remote_addr = q->base, .rkey = q->key } }, *bad;
+    struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_PROBE, 1, 0, false),
+                              .opcode = IBV_WR_RDMA_WRITE,
+                              .send_flags = IBV_SEND_SIGNALED,
+                              .wr.rdma = { .remote_addr = q->base, .rkey = q->key }, },
+                       *bad;
     if (ibv_post_send(q->qp, &wr, &bad) != 0) return ERR_IO;
     q->n_wrs++;
     return OK;
@@ -119,14 +142,17 @@ static void probe_when_connected(struct rdma_rail *r)
         if (!r->qps[i].connected) return;
     for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
         st = probe(&r->qps[i]);
-        if (st != OK) snprintf(r->why, sizeof r->why, "%s takes no work request: %s", port_name(r), strerror(errno));
+        if (st != OK)
+            snprintf(r->why, sizeof r->why, "%s takes no work request: %s", port_name(r),
+                     strerror(errno));
     }
     if (st != OK) {
         attempt_failed(r);
         return;
     }
     r->state = RDMA_RAIL_PROBING;
-    snprintf(r->why, sizeof r->why, "%.24s: the peer's queue pair does not acknowledge", port_name(r));
+    snprintf(r->why, sizeof r->why, "%.24s: the peer's queue pair does not acknowledge",
+             port_name(r));
 }
 
 void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
@@ -134,7 +160,8 @@ void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
     struct rdma_conn *c = r->conn;
     if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return; /* of an attempt given up */
     if (m->n_qps != r->n_qps) {
-        rdma_conn_fail(c, ERR_FORMAT, "it accepted another number of queue pairs than were offered");
+        rdma_conn_fail(c, ERR_FORMAT,
+                       "it accepted another number of queue pairs than were offered");
         return;
     }
     r->mtu = m->mtu;
@@ -166,22 +193,29 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_landing *landed)
         attempt_failed(r);
     }
     if (r->state != RDMA_RAIL_UP && r->state != RDMA_RAIL_FENCING) return;
-    if (r->state == RDMA_RAIL_UP) log_warn("rdma rail broken", "device=%s rail=%u why=\"the receiver says so\"", port_name(r), r->index);
+    if (r->state == RDMA_RAIL_UP)
+        log_warn("rdma rail broken", "device=%s rail=%u why=\"the receiver says so\"", port_name(r),
+                 r->index);
     r->state = RDMA_RAIL_FENCING; /* completions below are of a rail that has ended */
     rdma_queue_error(r);
-    (void)rdma_rail_poll(r);      /* acknowledged before it broke */
+    (void)rdma_rail_poll(r); /* acknowledged before it broke */
     rdma_queue_destroy(r);
     rest(r);
-    log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu", port_name(r), r->index, (unsigned long long)c->issued,
-              (unsigned long long)c->acked, (unsigned long long)landed->upto);
-    if (rdma_puts_return(r, landed) != OK) rdma_conn_fail(c, ERR_IO, "a put was acknowledged by a queue pair that never showed it to the receiver");
+    log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu",
+              port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
+              (unsigned long long)landed->upto);
+    if (rdma_puts_return(r, landed) != OK)
+        rdma_conn_fail(
+            c, ERR_IO,
+            "a put was acknowledged by a queue pair that never showed it to the receiver");
     rdma_puts_pump(c);
 }
 
 /* ---- receiver ---- */
 
 /* Why this offer cannot be taken, or NULL. *final: not by trying again either. */
-static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struct rdma_place *mine, bool *final)
+static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struct rdma_place *mine,
+                           bool *final)
 {
     const struct rdma_conn *c = r->conn;
     const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
@@ -193,22 +227,33 @@ static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struc
         return r->why;
     }
     *final = true;
-    if (m->reads && !(t->flush_read || t->verify_read)) return "reading back (KVCACHE_GDRCOPY_FLUSH_ENABLE, KVCACHE_VERIFY_READ) has to be on here too";
+    if (m->reads && !(t->flush_read || t->verify_read))
+        return "reading back (KVCACHE_GDRCOPY_FLUSH_ENABLE, KVCACHE_VERIFY_READ) has to be on here "
+               "too";
     if (!mtu_fits(r, mine, t->mtu, c->theirs.mtu_asked)) return r->why;
     return NULL;
 }
 
 static void accept_offer(struct rdma_rail *r)
 {
-    struct rdma_half m = { .rail = r->index, .epoch = r->epoch, .sender_port = r->their_port, .receiver_port = r->my_port, .mtu = r->mtu, .n_qps = r->n_qps };
+    struct rdma_half m = {
+        .rail = r->index,
+        .epoch = r->epoch,
+        .sender_port = r->their_port,
+        .receiver_port = r->my_port,
+        .mtu = r->mtu,
+        .n_qps = r->n_qps,
+    };
     struct err err = { 0 };
     if (rdma_queue_place(r->conn, r->my_port, &m.place, NULL, &err) != OK) {
         rdma_rail_break(r, err.text);
         return;
     }
-    for (uint32_t i = 0; i < r->n_qps; i++) m.qps[i] = (struct rdma_qp_name){ r->qps[i].qp->qp_num, r->qps[i].psn, r->qps[i].key };
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        m.qps[i] = (struct rdma_qp_name){ r->qps[i].qp->qp_num, r->qps[i].psn, r->qps[i].key };
     r->state = RDMA_RAIL_UP;
-    log_debug("rdma rail up", "device=%s rail=%u side=receiver qps=%u mtu=%u key=%s", port_name(r), r->index, r->n_qps, r->mtu, r->region ? "region" : "window");
+    log_debug("rdma rail up", "device=%s rail=%u side=receiver qps=%u mtu=%u key=%s", port_name(r),
+              r->index, r->n_qps, r->mtu, r->region ? "region" : "window");
     struct buf body = { 0 };
     rdma_half_encode(&m, &body);
     rdma_conn_send(r->conn, RDMA_FRAME_ACCEPT, &body);
@@ -249,8 +294,10 @@ static enum status invite(struct rdma_rail *r, const struct rdma_half *offer)
 void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
 {
     struct rdma_rail *r = &c->rails[m->rail];
-    if (m->epoch <= r->epoch || m->receiver_port >= c->t->ports.n || m->sender_port >= c->theirs.n_ports) {
-        rdma_conn_fail(c, ERR_FORMAT, "it offered queue pairs out of order, or of a port that there is not");
+    if (m->epoch <= r->epoch || m->receiver_port >= c->t->ports.n ||
+        m->sender_port >= c->theirs.n_ports) {
+        rdma_conn_fail(c, ERR_FORMAT,
+                       "it offered queue pairs out of order, or of a port that there is not");
         return;
     }
     if (r->cq) (void)rdma_rail_poll(r);
@@ -295,7 +342,8 @@ static void end_draining(struct rdma_rail *r, bool now)
         rdma_conn_fail(r->conn, ERR_IO, "a queue pair cannot be ended");
         return;
     }
-    log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r), r->index, (unsigned long long)r->conn->landed.upto, left);
+    log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r),
+              r->index, (unsigned long long)r->conn->landed.upto, left);
     say(r, RDMA_FRAME_FENCED, NULL, false);
 }
 
@@ -328,7 +376,8 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
     case RDMA_RAIL_FENCING:
     case RDMA_RAIL_DRAINING: return;
     }
-    log_warn("rdma rail broken", "device=%s rail=%u side=%s why=\"%s\"", port_name(r), r->index, r->conn->base.incoming ? "receiver" : "sender", r->why);
+    log_warn("rdma rail broken", "device=%s rail=%u side=%s why=\"%s\"", port_name(r), r->index,
+             r->conn->base.incoming ? "receiver" : "sender", r->why);
     rdma_queue_error(r);
     if (r->conn->base.incoming) {
         r->state = RDMA_RAIL_DRAINING;
@@ -365,7 +414,9 @@ static void rail_up(struct rdma_rail *r)
     if (r->state != RDMA_RAIL_PROBING) return;
     r->state = RDMA_RAIL_UP;
     r->why[0] = 0;
-    if (r->epoch > 1) log_info("rdma rail up again", "device=%s rail=%u tries=%u", port_name(r), r->index, r->n_failed);
+    if (r->epoch > 1)
+        log_info("rdma rail up again", "device=%s rail=%u tries=%u", port_name(r), r->index,
+                 r->n_failed);
     r->n_failed = 0;
     rdma_conn_up(r->conn);
     rdma_puts_pump(r->conn);
@@ -386,7 +437,8 @@ static void on_completion(struct rdma_rail *r, const struct ibv_wc *wc)
     if (kind == RDMA_WR_RECV) q->n_recvs--;
     if (wc->status != IBV_WC_SUCCESS) {
         char why[RDMA_REASON_MAX];
-        snprintf(why, sizeof why, "%s: %s (vendor code %u)", port_name(r), ibv_wc_status_str(wc->status), wc->vendor_err);
+        snprintf(why, sizeof why, "%s: %s (vendor code %u)", port_name(r),
+                 ibv_wc_status_str(wc->status), wc->vendor_err);
         rdma_rail_break(r, why);
         return;
     }
@@ -407,12 +459,14 @@ static void on_completion(struct rdma_rail *r, const struct ibv_wc *wc)
     }
 }
 
-/* Receives for the puts that have used one. Before anything tells the sender that it may use another. */
+/* Receives for the puts that have used one. Before anything tells the sender that it may use
+ * another. */
 static void post_receives(struct rdma_rail *r)
 {
     if (r->state != RDMA_RAIL_UP) return;
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (rdma_queue_receives(&r->qps[i], RDMA_WINDOW - r->qps[i].n_recvs) != OK) rdma_rail_break(r, "no receive can be posted");
+        if (rdma_queue_receives(&r->qps[i], RDMA_WINDOW - r->qps[i].n_recvs) != OK)
+            rdma_rail_break(r, "no receive can be posted");
 }
 
 bool rdma_rail_poll(struct rdma_rail *r)
@@ -428,10 +482,12 @@ bool rdma_rail_poll(struct rdma_rail *r)
             continue;
         }
         if (n < 0) rdma_rail_break(r, "its completion queue cannot be read");
-        /* Armed before the last look: a completion in between is either seen by it or makes an event. */
+        /* Armed before the last look: a completion in between is either seen by it or makes an
+         * event. */
         if (n < 0 || armed) break;
         armed = true;
-        if (ibv_req_notify_cq(r->cq, 0) != 0) rdma_rail_break(r, "its completion queue gives no events");
+        if (ibv_req_notify_cq(r->cq, 0) != 0)
+            rdma_rail_break(r, "its completion queue gives no events");
     }
     list_remove(&r->link);
     if (r->conn->base.incoming) {
@@ -450,7 +506,8 @@ static void check_progress(struct rdma_rail *r, uint64_t now_ms)
         const struct rdma_qp *q = &r->qps[i];
         if (list_empty(&q->puts) || now_ms <= q->moved_ms + limit) continue;
         char why[RDMA_REASON_MAX];
-        snprintf(why, sizeof why, "%s: nothing was acknowledged for %llu ms", port_name(r), (unsigned long long)(now_ms - q->moved_ms));
+        snprintf(why, sizeof why, "%s: nothing was acknowledged for %llu ms", port_name(r),
+                 (unsigned long long)(now_ms - q->moved_ms));
         rdma_rail_break(r, why);
         return;
     }
@@ -462,23 +519,34 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
     switch (r->state) {
     case RDMA_RAIL_DOWN:
         if (r->cq) rdma_queue_destroy(r);
-        if (!r->conn->base.incoming && late && rdma_rail_end(r)->active && !rdma_rail_end(r)->device->dead) rdma_rail_offer(r);
+        if (!r->conn->base.incoming && late && rdma_rail_end(r)->active &&
+            !rdma_rail_end(r)->device->dead)
+            rdma_rail_offer(r);
         break;
     case RDMA_RAIL_OFFERED:
-        if (late) rdma_rail_break(r, r->qps[0].id ? "the connection manager did not connect the queue pairs in time" : "the peer did not answer an offer of queue pairs");
+        if (late)
+            rdma_rail_break(
+                r, r->qps[0].id ? "the connection manager did not connect the queue pairs in time"
+                                : "the peer did not answer an offer of queue pairs");
         break;
     case RDMA_RAIL_PROBING:
         if (late) rdma_rail_break(r, r->why);
         break;
     case RDMA_RAIL_BINDING:
-        if (late) rdma_rail_break(r, r->conn->t->cm ? "the queue pairs were not connected and their windows bound in time" : "memory windows were not bound in time");
+        if (late)
+            rdma_rail_break(
+                r, r->conn->t->cm
+                       ? "the queue pairs were not connected and their windows bound in time"
+                       : "memory windows were not bound in time");
         break;
     case RDMA_RAIL_UP:
         if (r->hung_up_ms && now_ms > r->hung_up_ms + RDMA_HANGUP_MS) rdma_rail_break(r, HUNG_UP);
         else if (!r->conn->base.incoming) check_progress(r, now_ms);
         break;
     case RDMA_RAIL_DRAINING:
-        if (late) (void)rdma_rail_poll(r); /* the last look at what has landed; may find it drained */
+        if (late)
+            (void)rdma_rail_poll(r); /* the last look at what has landed; may find it
+                                      * drained */
         if (r->state == RDMA_RAIL_DRAINING) end_draining(r, late);
         break;
     case RDMA_RAIL_FENCING: break; /* the control connection ends before this can last */

@@ -1,5 +1,6 @@
-/* rdma.c - the slots of the rdma row: opening, the poll over events of devices and control connections, ends. Contract: transport.h; how it
- * works: rdma.h. Thread: transfer, open and close the owner's. */
+/* rdma.c - the slots of the rdma row: opening, the poll over events of devices and control
+ * connections, ends. Contract: transport.h; how it works: rdma.h. Thread: transfer, open and close
+ * the owner's. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <errno.h>
@@ -33,20 +34,26 @@ static void rdma_close(struct kvt_transport *base)
 static enum status open_all(struct rdma_transport *t, struct err *err)
 {
     const struct kvt_tuning *tuning = &t->env->tuning;
-    TRY(rdma_devices_find(&tuning->rdma, rdma_numa_node_of(t->env->mem->ptr, t->env->mem->bytes), &t->ports, err));
+    TRY(rdma_devices_find(&tuning->rdma, rdma_numa_node_of(t->env->mem->ptr, t->env->mem->bytes),
+                          &t->ports, err));
     if (t->ports.n_left_out)
-        log_warn("rdma ports not used", "limit=%d left_out=%zu%s%s", RDMA_RAILS_MAX, t->ports.n_left_out, tuning->rdma.nics ? " KVCACHE_RDMA_NICS=" : "",
+        log_warn("rdma ports not used", "limit=%d left_out=%zu%s%s", RDMA_RAILS_MAX,
+                 t->ports.n_left_out, tuning->rdma.nics ? " KVCACHE_RDMA_NICS=" : "",
                  tuning->rdma.nics ? tuning->rdma.nics : "");
     for (size_t i = 0; i < t->ports.n; i++)
         if (tuning->rdma.mtu > t->ports.ports[i].mtu_max)
-            return err_set(err, ERR_CONFIG, "rdma: MTU %u was asked for, but %s carries %u at most", tuning->rdma.mtu, t->ports.ports[i].device,
-                           t->ports.ports[i].mtu_max);
+            return err_set(err, ERR_CONFIG, "rdma: MTU %u was asked for, but %s carries %u at most",
+                           tuning->rdma.mtu, t->ports.ports[i].device, t->ports.ports[i].mtu_max);
     const struct rdma_gid *gid;
-    for (size_t i = 0; i < t->ports.n && tuning->rdma.gid_given; i++) /* an index that is not there is not found out by the first peer */
+    /* an index that is not there is not found out by the first peer */
+    for (size_t i = 0; i < t->ports.n && tuning->rdma.gid_given; i++)
         TRY(rdma_gid_choose(&t->ports.ports[i], NULL, &tuning->rdma, &gid, err));
     if (tuning->rdma.flush_read || tuning->rdma.verify_read) {
-        uint64_t piece = 4 * (uint64_t)kv_layout_piece_bytes(&t->env->layout); /* a peer's elements are four times as wide at most */
-        t->scratch_bytes = !tuning->rdma.verify_read ? 4096 : piece > RDMA_LANE_BYTES ? piece : RDMA_LANE_BYTES;
+        /* a peer's elements are four times as wide at most */
+        uint64_t piece = 4 * (uint64_t)kv_layout_piece_bytes(&t->env->layout);
+        t->scratch_bytes = !tuning->rdma.verify_read ? 4096
+                           : piece > RDMA_LANE_BYTES ? piece
+                                                     : RDMA_LANE_BYTES;
         t->scratch = mem_aligned(4096, t->scratch_bytes);
     }
     TRY(rdma_memory_open(t, err));
@@ -54,7 +61,8 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
     TRY(control_open(t->env, "rdma", tuning->rdma.port, tuning->socket_ifname, &t->hub, err));
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = NULL };
     if (epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, control_wait_fd(t->hub), &e) != 0)
-        return err_set(err, ERR_IO, "rdma: cannot wait for control connections: %s", strerror(errno));
+        return err_set(err, ERR_IO, "rdma: cannot wait for control connections: %s",
+                       strerror(errno));
     return OK;
 }
 
@@ -66,7 +74,9 @@ static enum status rdma_open(const struct kvt_env *env, struct kvt_transport **o
     list_init(&t->conns);
     list_init(&t->ready);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "rdma: no epoll: %s", strerror(errno)) : open_all(t, err);
+    enum status st = t->epoll_fd < 0
+                         ? err_set(err, ERR_CONFIG, "rdma: no epoll: %s", strerror(errno))
+                         : open_all(t, err);
     if (st != OK) {
         rdma_close(&t->base);
         return st;
@@ -76,7 +86,10 @@ static enum status rdma_open(const struct kvt_env *env, struct kvt_transport **o
 }
 
 static int rdma_wait_fd(struct kvt_transport *t) { return ((struct rdma_transport *)t)->epoll_fd; }
-static uint16_t rdma_port_number(struct kvt_transport *t) { return control_port(((struct rdma_transport *)t)->hub); }
+static uint16_t rdma_port_number(struct kvt_transport *t)
+{
+    return control_port(((struct rdma_transport *)t)->hub);
+}
 
 static void rdma_export_address(const struct kvt_transport *t, struct buf *out)
 {
@@ -89,11 +102,14 @@ static bool rdma_can_reach(struct kvt_transport *t, struct str address)
     return control_can_reach(address);
 }
 
-static enum status rdma_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
-                                struct kvt_conn **out, struct err *err)
+static enum status rdma_connect(struct kvt_transport *base, struct str address,
+                                const struct kv_layout *theirs,
+                                const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out,
+                                struct err *err)
 {
     struct rdma_transport *t = (struct rdma_transport *)base;
-    if (t->n_conns >= t->env->max_peers) return err_set(err, ERR_FULL, "rdma: too many connections");
+    if (t->n_conns >= t->env->max_peers)
+        return err_set(err, ERR_FULL, "rdma: too many connections");
     struct rdma_conn *c = rdma_conn_new(t, NULL, false);
     c->need_bytes = kv_layout_pool_bytes(theirs);
     enum status st = control_connect(t->hub, address, ticket, c, &c->control, err);
@@ -107,23 +123,30 @@ static enum status rdma_connect(struct kvt_transport *base, struct str address, 
 
 /* ---- data and messages ---- */
 
-static enum status rdma_put(struct kvt_conn *c, const struct kvt_put *p) { return rdma_puts_add((struct rdma_conn *)c, p); }
-static enum status rdma_notify(struct kvt_conn *c, const struct kvt_message *m) { return rdma_conn_notify((struct rdma_conn *)c, m); }
+static enum status rdma_put(struct kvt_conn *c, const struct kvt_put *p)
+{
+    return rdma_puts_add((struct rdma_conn *)c, p);
+}
+static enum status rdma_notify(struct kvt_conn *c, const struct kvt_message *m)
+{
+    return rdma_conn_notify((struct rdma_conn *)c, m);
+}
 
 static void rdma_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation)
 {
     rdma_puts_abandon((struct rdma_conn *)c, session, generation);
 }
 
-/* Host memory: a polled completion is the proof already (rdma.h, 1 to 4). The completion is in host memory too when the data are a card's: it has to
- * be asked to let them be seen. */
+/* Host memory: a polled completion is the proof already (rdma.h, 1 to 4). The completion is in host
+ * memory too when the data are a card's: it has to be asked to let them be seen. */
 static enum status rdma_flush(struct kvt_transport *t)
 {
     struct device *card = ((struct rdma_transport *)t)->env->device;
     return card ? device_flush_rdma_writes(card) : OK;
 }
 
-/* Destroyed queue pairs take no packet, and their windows and regions are gone: nothing of the peer can land. */
+/* Destroyed queue pairs take no packet, and their windows and regions are gone: nothing of the peer
+ * can land. */
 static enum status rdma_fence(struct kvt_conn *base)
 {
     struct rdma_conn *c = (struct rdma_conn *)base;
@@ -139,7 +162,8 @@ static uint64_t rdma_speed(const struct kvt_conn *base)
     for (uint32_t i = 0; i < c->n_rails; i++) {
         const struct rdma_rail *r = &c->rails[i];
         if (r->state != RDMA_RAIL_UP) continue;
-        uint64_t mine = rdma_rail_end(r)->port->bytes_per_s, other = c->theirs.ports[r->their_port].bytes_per_s;
+        uint64_t mine = rdma_rail_end(r)->port->bytes_per_s,
+                 other = c->theirs.ports[r->their_port].bytes_per_s;
         sum += mine < other ? mine : other;
     }
     return sum;
@@ -152,7 +176,7 @@ static void rdma_disconnect(struct kvt_conn *c) { rdma_conn_free((struct rdma_co
 static void end_failed(struct rdma_transport *t)
 {
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-        if (c->failed) rdma_conn_end(c, c->status, c->text);
+    if (c->failed) rdma_conn_end(c, c->status, c->text);
 }
 
 static void tick(struct rdma_transport *t)
@@ -178,7 +202,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, si
         else rdma_events_take(events[i].data.ptr);
     }
     /* Completions before frames: a message usually finds its puts landed. */
-    LIST_FOREACH(r, &t->ready, struct rdma_rail, link) (void)rdma_rail_poll(r);
+    LIST_FOREACH(r, &t->ready, struct rdma_rail, link)(void) rdma_rail_poll(r);
     if (cm) rdma_cm_take(t);
     if (control) control_poll(t->hub, rdma_conn_on_control, t);
     tick(t);

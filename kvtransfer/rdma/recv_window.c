@@ -24,4 +24,7 @@ bool rdma_landing_has(const struct rdma_landing *l, uint64_t number)
     return number - l->upto < RDMA_WINDOW && (l->bits[word_of(number)] & bit_of(number));
 }
 
-bool rdma_landing_is_valid(const struct rdma_landing *l) { return !(l->bits[word_of(l->upto)] & bit_of(l->upto)); }
+bool rdma_landing_is_valid(const struct rdma_landing *l)
+{
+    return !(l->bits[word_of(l->upto)] & bit_of(l->upto));
+}

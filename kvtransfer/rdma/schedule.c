@@ -10,17 +10,20 @@ static uint32_t common_bits(const uint8_t *a, const uint8_t *b)
     return n;
 }
 
-/* How well two ports suit each other; -1: not at all. A GID type in common and a common prefix weigh more than any distance of indices. */
+/* How well two ports suit each other; -1: not at all. A GID type in common and a common prefix
+ * weigh more than any distance of indices. */
 static int score(const struct rdma_place *a, uint32_t i, const struct rdma_place *b, uint32_t j)
 {
     if (a->link != b->link) return -1;
     uint32_t prefix = common_bits(a->gid, b->gid);
     uint32_t far = i > j ? i - j : j - i;
-    return (a->gid_type == b->gid_type ? 1 << 16 : 0) + (int)(prefix << 4) + (int)(RDMA_RAILS_MAX - far);
+    return (a->gid_type == b->gid_type ? 1 << 16 : 0) + (int)(prefix << 4) +
+           (int)(RDMA_RAILS_MAX - far);
 }
 
 /* The best pair whose `mine` has no partner yet, and whose `theirs` has `uses` partners. */
-static bool best_pair(const struct rdma_place *mine, uint32_t n_mine, const struct rdma_place *theirs, uint32_t n_theirs, const uint32_t *of_mine,
+static bool best_pair(const struct rdma_place *mine, uint32_t n_mine,
+                      const struct rdma_place *theirs, uint32_t n_theirs, const uint32_t *of_mine,
                       const uint32_t *of_theirs, bool exclusive, struct rdma_pair *out)
 {
     int best = -1;
@@ -35,13 +38,15 @@ static bool best_pair(const struct rdma_place *mine, uint32_t n_mine, const stru
     return best >= 0;
 }
 
-uint32_t rdma_schedule_pair(const struct rdma_place *mine, uint32_t n_mine, const struct rdma_place *theirs, uint32_t n_theirs,
+uint32_t rdma_schedule_pair(const struct rdma_place *mine, uint32_t n_mine,
+                            const struct rdma_place *theirs, uint32_t n_theirs,
                             struct rdma_pair out[RDMA_RAILS_MAX])
 {
     uint32_t of_mine[RDMA_RAILS_MAX] = { 0 }, of_theirs[RDMA_RAILS_MAX] = { 0 }, n = 0;
     struct rdma_pair p;
     for (int exclusive = 1; exclusive >= 0; exclusive--)
-        while (n < RDMA_RAILS_MAX && best_pair(mine, n_mine, theirs, n_theirs, of_mine, of_theirs, exclusive, &p)) {
+        while (n < RDMA_RAILS_MAX &&
+               best_pair(mine, n_mine, theirs, n_theirs, of_mine, of_theirs, exclusive, &p)) {
             of_mine[p.mine]++;
             of_theirs[p.theirs]++;
             uint32_t at = n++;
@@ -59,7 +64,8 @@ uint32_t rdma_schedule_pick(const struct rdma_lane *lanes, uint32_t n, uint64_t 
     double least = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (!lanes[i].usable) continue;
-        double when = (double)(lanes[i].in_flight + bytes) / (double)(lanes[i].bytes_per_s ? lanes[i].bytes_per_s : 1);
+        double when = (double)(lanes[i].in_flight + bytes) /
+                      (double)(lanes[i].bytes_per_s ? lanes[i].bytes_per_s : 1);
         if (best == n || when < least) {
             best = i;
             least = when;

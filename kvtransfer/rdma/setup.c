@@ -1,18 +1,20 @@
-/* setup.c - encoding and strict decoding of the frames of setup.h. Values in, values out, no state. */
+/* setup.c - encoding and strict decoding of the frames of setup.h. Values in, values out, no
+ * state. */
 #include "kvtransfer/rdma/setup.h"
 
 #include <assert.h>
 #include <string.h>
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "structs go over the wire as they lie in memory");
 
 static const uint32_t HELLO_MAGIC = 0x41445248; /* "HRDA" */
 static const uint32_t CALL_MAGIC = 0x43445248;  /* "HRDC" */
 
 struct wire_place {
-    uint8_t  gid[16];
+    uint8_t gid[16];
     uint16_t lid;
-    uint8_t  link, gid_type;
+    uint8_t link, gid_type;
     uint32_t mtu;
     uint64_t bytes_per_s;
 };
@@ -21,10 +23,10 @@ static_assert(sizeof(struct wire_place) == 32, "wire size");
 struct wire_hello { /* then n_ports places */
     uint32_t magic;
     uint16_t version;
-    uint8_t  n_ports, reads;
+    uint8_t n_ports, reads;
     uint64_t pool_base, pool_bytes;
     uint32_t mtu_asked;
-    uint8_t  cm, zero[3];
+    uint8_t cm, zero[3];
 };
 static_assert(sizeof(struct wire_hello) == 32, "wire size");
 
@@ -33,15 +35,15 @@ struct wire_qp {
 };
 
 struct wire_half { /* then n_qps of wire_qp */
-    uint8_t           rail, sender_port, receiver_port, n_qps;
-    uint32_t          epoch, mtu;
-    uint8_t           reads, zero[3];
+    uint8_t rail, sender_port, receiver_port, n_qps;
+    uint32_t epoch, mtu;
+    uint8_t reads, zero[3];
     struct wire_place place;
 };
 static_assert(sizeof(struct wire_half) == 48, "wire size");
 
 struct wire_verdict { /* REFUSE: then the reason. FENCED: then wire_landed */
-    uint8_t  rail, final, zero[2];
+    uint8_t rail, final, zero[2];
     uint32_t epoch;
 };
 static_assert(sizeof(struct wire_verdict) == 8, "wire size");
@@ -51,18 +53,18 @@ struct wire_landed {
 };
 
 struct wire_invite {
-    uint8_t  rail, family; /* 4 or 6 */
+    uint8_t rail, family; /* 4 or 6 */
     uint16_t port;
     uint32_t epoch, mtu, zero;
-    uint8_t  address[16], token[RDMA_TOKEN_BYTES];
+    uint8_t address[16], token[RDMA_TOKEN_BYTES];
 };
 static_assert(sizeof(struct wire_invite) == 48, "wire size");
 
 struct wire_call {
     uint32_t magic;
-    uint8_t  rail, i_qp, zero[2];
+    uint8_t rail, i_qp, zero[2];
     uint32_t epoch;
-    uint8_t  token[RDMA_TOKEN_BYTES];
+    uint8_t token[RDMA_TOKEN_BYTES];
 };
 static_assert(sizeof(struct wire_call) == RDMA_CALL_BYTES, "wire size");
 
@@ -70,14 +72,27 @@ static_assert(sizeof(struct wire_call) == RDMA_CALL_BYTES, "wire size");
 
 static void place_encode(const struct rdma_place *p, struct wire_place *w)
 {
-    *w = (struct wire_place){ .lid = p->lid, .link = p->link, .gid_type = p->gid_type, .mtu = p->mtu, .bytes_per_s = p->bytes_per_s };
+    *w = (struct wire_place){
+        .lid = p->lid,
+        .link = p->link,
+        .gid_type = p->gid_type,
+        .mtu = p->mtu,
+        .bytes_per_s = p->bytes_per_s,
+    };
     memcpy(w->gid, p->gid, sizeof w->gid);
 }
 
 static bool place_decode(const struct wire_place *w, struct rdma_place *p)
 {
-    if (w->link > RDMA_LINK_ETHERNET || w->gid_type > RDMA_GID_ROCE_V2 || !rdma_mtu_code(w->mtu)) return false;
-    *p = (struct rdma_place){ .lid = w->lid, .link = w->link, .gid_type = w->gid_type, .mtu = w->mtu, .bytes_per_s = w->bytes_per_s };
+    if (w->link > RDMA_LINK_ETHERNET || w->gid_type > RDMA_GID_ROCE_V2 || !rdma_mtu_code(w->mtu))
+        return false;
+    *p = (struct rdma_place){
+        .lid = w->lid,
+        .link = w->link,
+        .gid_type = w->gid_type,
+        .mtu = w->mtu,
+        .bytes_per_s = w->bytes_per_s,
+    };
     memcpy(p->gid, w->gid, sizeof p->gid);
     return true;
 }
@@ -86,8 +101,16 @@ static bool place_decode(const struct wire_place *w, struct rdma_place *p)
 
 void rdma_hello_encode(const struct rdma_hello *m, struct buf *out)
 {
-    struct wire_hello w = { .magic = HELLO_MAGIC, .version = RDMA_SETUP_VERSION, .n_ports = (uint8_t)m->n_ports, .reads = m->reads,
-                            .pool_base = m->pool_base, .pool_bytes = m->pool_bytes, .mtu_asked = m->mtu_asked, .cm = m->cm };
+    struct wire_hello w = {
+        .magic = HELLO_MAGIC,
+        .version = RDMA_SETUP_VERSION,
+        .n_ports = (uint8_t)m->n_ports,
+        .reads = m->reads,
+        .pool_base = m->pool_base,
+        .pool_bytes = m->pool_bytes,
+        .mtu_asked = m->mtu_asked,
+        .cm = m->cm,
+    };
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_ports; i++) {
         struct wire_place p;
@@ -102,11 +125,19 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
     struct rdma_hello m = { 0 };
     if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return ERR_FORMAT;
     if (w.version != RDMA_SETUP_VERSION) return ERR_PEER_MISMATCH;
-    if (w.zero[0] || w.zero[1] || w.zero[2] || w.cm > 1 || w.reads > 1 || w.n_ports < 1 || w.n_ports > RDMA_RAILS_MAX) return ERR_FORMAT;
+    if (w.zero[0] || w.zero[1] || w.zero[2] || w.cm > 1 || w.reads > 1 || w.n_ports < 1 ||
+        w.n_ports > RDMA_RAILS_MAX)
+        return ERR_FORMAT;
     if (w.mtu_asked && !rdma_mtu_code(w.mtu_asked)) return ERR_FORMAT;
     if (w.pool_bytes > UINT64_MAX - w.pool_base) return ERR_FORMAT;
-    m = (struct rdma_hello){ .pool_base = w.pool_base, .pool_bytes = w.pool_bytes, .mtu_asked = w.mtu_asked, .reads = w.reads, .cm = w.cm,
-                             .n_ports = w.n_ports };
+    m = (struct rdma_hello){
+        .pool_base = w.pool_base,
+        .pool_bytes = w.pool_bytes,
+        .mtu_asked = w.mtu_asked,
+        .reads = w.reads,
+        .cm = w.cm,
+        .n_ports = w.n_ports,
+    };
     for (uint32_t i = 0; i < m.n_ports; i++) {
         struct wire_place p;
         if (!str_take(&in, &p, sizeof p) || !place_decode(&p, &m.ports[i])) return ERR_FORMAT;
@@ -120,8 +151,15 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
 
 void rdma_half_encode(const struct rdma_half *m, struct buf *out)
 {
-    struct wire_half w = { .rail = (uint8_t)m->rail, .sender_port = (uint8_t)m->sender_port, .receiver_port = (uint8_t)m->receiver_port,
-                           .n_qps = (uint8_t)m->n_qps, .epoch = m->epoch, .mtu = m->mtu, .reads = m->reads };
+    struct wire_half w = {
+        .rail = (uint8_t)m->rail,
+        .sender_port = (uint8_t)m->sender_port,
+        .receiver_port = (uint8_t)m->receiver_port,
+        .n_qps = (uint8_t)m->n_qps,
+        .epoch = m->epoch,
+        .mtu = m->mtu,
+        .reads = m->reads,
+    };
     place_encode(&m->place, &w.place);
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_qps; i++) {
@@ -133,11 +171,22 @@ void rdma_half_encode(const struct rdma_half *m, struct buf *out)
 enum status rdma_half_decode(struct str in, struct rdma_half *out)
 {
     struct wire_half w;
-    if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.sender_port >= RDMA_RAILS_MAX || w.receiver_port >= RDMA_RAILS_MAX) return ERR_FORMAT;
-    if (w.n_qps < 1 || w.n_qps > RDMA_QPS_MAX || w.epoch == 0 || !rdma_mtu_code(w.mtu) || w.reads > 1) return ERR_FORMAT;
+    if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX ||
+        w.sender_port >= RDMA_RAILS_MAX || w.receiver_port >= RDMA_RAILS_MAX)
+        return ERR_FORMAT;
+    if (w.n_qps < 1 || w.n_qps > RDMA_QPS_MAX || w.epoch == 0 || !rdma_mtu_code(w.mtu) ||
+        w.reads > 1)
+        return ERR_FORMAT;
     if (w.zero[0] || w.zero[1] || w.zero[2]) return ERR_FORMAT;
-    struct rdma_half m = { .rail = w.rail, .sender_port = w.sender_port, .receiver_port = w.receiver_port, .n_qps = w.n_qps, .epoch = w.epoch,
-                           .mtu = w.mtu, .reads = w.reads };
+    struct rdma_half m = {
+        .rail = w.rail,
+        .sender_port = w.sender_port,
+        .receiver_port = w.receiver_port,
+        .n_qps = w.n_qps,
+        .epoch = w.epoch,
+        .mtu = w.mtu,
+        .reads = w.reads,
+    };
     if (!place_decode(&w.place, &m.place)) return ERR_FORMAT;
     for (uint32_t i = 0; i < m.n_qps; i++) {
         struct wire_qp q;
@@ -165,7 +214,9 @@ void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, st
 enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdma_verdict *out)
 {
     struct wire_verdict w;
-    if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] || w.zero[1]) return ERR_FORMAT;
+    if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] ||
+        w.zero[1])
+        return ERR_FORMAT;
     if (w.final > (frame == RDMA_FRAME_REFUSE)) return ERR_FORMAT;
     struct rdma_verdict m = { .rail = w.rail, .epoch = w.epoch, .final = w.final };
     if (frame == RDMA_FRAME_REFUSE) {
@@ -190,7 +241,13 @@ enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdm
 
 void rdma_invite_encode(const struct rdma_invite *m, struct buf *out)
 {
-    struct wire_invite w = { .rail = (uint8_t)m->rail, .family = m->ipv6 ? 6 : 4, .port = m->port, .epoch = m->epoch, .mtu = m->mtu };
+    struct wire_invite w = {
+        .rail = (uint8_t)m->rail,
+        .family = m->ipv6 ? 6 : 4,
+        .port = m->port,
+        .epoch = m->epoch,
+        .mtu = m->mtu,
+    };
     memcpy(w.address, m->address, sizeof w.address);
     memcpy(w.token, m->token, sizeof w.token);
     buf_add(out, &w, sizeof w);
@@ -200,9 +257,15 @@ enum status rdma_invite_decode(struct str in, struct rdma_invite *out)
 {
     static const uint8_t none[12];
     struct wire_invite w;
-    if (!str_take(&in, &w, sizeof w) || in.n || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero || w.port == 0 || !rdma_mtu_code(w.mtu)) return ERR_FORMAT;
-    if ((w.family != 4 && w.family != 6) || (w.family == 4 && memcmp(w.address + 4, none, sizeof none) != 0)) return ERR_FORMAT;
-    *out = (struct rdma_invite){ .rail = w.rail, .epoch = w.epoch, .mtu = w.mtu, .ipv6 = w.family == 6, .port = w.port };
+    if (!str_take(&in, &w, sizeof w) || in.n || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 ||
+        w.zero || w.port == 0 || !rdma_mtu_code(w.mtu))
+        return ERR_FORMAT;
+    if ((w.family != 4 && w.family != 6) ||
+        (w.family == 4 && memcmp(w.address + 4, none, sizeof none) != 0))
+        return ERR_FORMAT;
+    *out = (struct rdma_invite){
+        .rail = w.rail, .epoch = w.epoch, .mtu = w.mtu, .ipv6 = w.family == 6, .port = w.port
+    };
     memcpy(out->address, w.address, sizeof out->address);
     memcpy(out->token, w.token, sizeof out->token);
     return OK;
@@ -210,7 +273,9 @@ enum status rdma_invite_decode(struct str in, struct rdma_invite *out)
 
 void rdma_call_encode(const struct rdma_call *m, uint8_t out[RDMA_CALL_BYTES])
 {
-    struct wire_call w = { .magic = CALL_MAGIC, .rail = (uint8_t)m->rail, .i_qp = (uint8_t)m->i_qp, .epoch = m->epoch };
+    struct wire_call w = {
+        .magic = CALL_MAGIC, .rail = (uint8_t)m->rail, .i_qp = (uint8_t)m->i_qp, .epoch = m->epoch
+    };
     memcpy(w.token, m->token, sizeof w.token);
     memcpy(out, &w, sizeof w);
 }
@@ -218,7 +283,9 @@ void rdma_call_encode(const struct rdma_call *m, uint8_t out[RDMA_CALL_BYTES])
 enum status rdma_call_decode(struct str in, struct rdma_call *out)
 {
     struct wire_call w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != CALL_MAGIC || w.rail >= RDMA_RAILS_MAX || w.i_qp >= RDMA_QPS_MAX || w.epoch == 0) return ERR_FORMAT;
+    if (!str_take(&in, &w, sizeof w) || w.magic != CALL_MAGIC || w.rail >= RDMA_RAILS_MAX ||
+        w.i_qp >= RDMA_QPS_MAX || w.epoch == 0)
+        return ERR_FORMAT;
     if (w.zero[0] || w.zero[1]) return ERR_FORMAT;
     *out = (struct rdma_call){ .rail = w.rail, .epoch = w.epoch, .i_qp = w.i_qp };
     memcpy(out->token, w.token, sizeof out->token);

@@ -1,7 +1,8 @@
-/* tcp.c - any two hosts: KV bytes leave by sendmsg straight from the sender's pool and are read straight into the granted blocks.
+/* tcp.c - any two hosts: KV bytes leave by sendmsg straight from the sender's pool and are read
+ * straight into the granted blocks.
  *
- * Here: the transport, connections and their links, and the poll. What leaves is tcp_out.c, what arrives tcp_in.c; the protocol and the
- * invariants are in tcp.h. Thread: transfer. */
+ * Here: the transport, connections and their links, and the poll. What leaves is tcp_out.c, what
+ * arrives tcp_in.c; the protocol and the invariants are in tcp.h. Thread: transfer. */
 #include "kvtransfer/tcp/tcp.h"
 
 #include <errno.h>
@@ -13,8 +14,8 @@
 #include <unistd.h>
 
 #include "kvtransfer/connect/accept.h"
-#include "kvtransfer/transports.h"
 #include "kvtransfer/connect/address.h"
+#include "kvtransfer/transports.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
@@ -22,8 +23,10 @@
 enum {
     ACCEPTS_PER_POLL = 16,
     DEADLINE_CHECK_MS = 50,
-    USER_TIMEOUT_MS = 5000,    /* unacknowledged bytes older than this end the connection: a host that vanished says nothing */
-    LINKS_REMOTE = 4           /* per peer on another host: what one core can push through one stream is below fast cards' speed */
+    USER_TIMEOUT_MS = 5000, /* unacknowledged bytes older than this end the connection: a host
+                             * that vanished says nothing */
+    LINKS_REMOTE = 4        /* per peer on another host: what one core can push through one
+                             * stream is below fast cards' speed */
 };
 
 /* ---- links ---- */
@@ -45,11 +48,13 @@ static void set_options(struct tcp_link *l, bool same_host)
     (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
     (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
     (void)setsockopt(l->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
-    /* Nothing is lost inside a host, and a congestion control that paces (bbr) halves the rate there. Must come before connect. */
+    /* Nothing is lost inside a host, and a congestion control that paces (bbr) halves the rate
+     * there. Must come before connect. */
     if (same_host) (void)setsockopt(l->fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-static struct tcp_link *new_link(struct tcp_transport *t, struct tcp_conn *c, uint32_t index, int fd)
+static struct tcp_link *new_link(struct tcp_transport *t, struct tcp_conn *c, uint32_t index,
+                                 int fd)
 {
     struct tcp_link *l = MEM_NEW(struct tcp_link);
     l->tt = t;
@@ -83,7 +88,8 @@ void tcp_link_free(struct tcp_link *l)
     mem_free(l);
 }
 
-/* Nothing of the link's sources is read after this. What MSG_ZEROCOPY left pinned in the send queue goes with a reset. */
+/* Nothing of the link's sources is read after this. What MSG_ZEROCOPY left pinned in the send queue
+ * goes with a reset. */
 static void cut_off(struct tcp_link *l)
 {
     (void)epoll_ctl(l->tt->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
@@ -93,22 +99,27 @@ static void cut_off(struct tcp_link *l)
 }
 
 /* A socket to the receiver, its connect begun. */
-static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket[KVT_TICKET_BYTES], struct err *err)
+static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket[KVT_TICKET_BYTES],
+                        struct err *err)
 {
     struct sockaddr_storage a;
     socklen_t n;
-    if (tcp_address_parse(buf_str(&c->address), &a, &n) != OK) return err_set(err, ERR_FORMAT, "tcp: malformed address");
+    if (tcp_address_parse(buf_str(&c->address), &a, &n) != OK)
+        return err_set(err, ERR_FORMAT, "tcp: malformed address");
     c->same_host = tcp_address_is_local(&a, n);
     int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return err_set(err, ERR_PEER_LOST, "tcp: no socket: %s", strerror(errno));
     struct tcp_link *l = new_link(c->tt, c, index, fd);
-    enum status st = c->same_host ? OK : tcp_address_leave_from(fd, c->tt->env->tuning.socket_ifname, a.ss_family, err);
+    enum status st = c->same_host ? OK
+                                  : tcp_address_leave_from(fd, c->tt->env->tuning.socket_ifname,
+                                                           a.ss_family, err);
     if (st != OK) {
         err_prefix(err, "tcp: ");
         return st;
     }
     if (connect(fd, (struct sockaddr *)&a, n) != 0 && errno != EINPROGRESS)
-        return err_set(err, ERR_PEER_LOST, "tcp: cannot connect to %.*s: %s", STR_ARG(buf_str(&c->address)), strerror(errno));
+        return err_set(err, ERR_PEER_LOST, "tcp: cannot connect to %.*s: %s",
+                       STR_ARG(buf_str(&c->address)), strerror(errno));
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     tcp_queue_preamble(l, &p);
@@ -117,7 +128,8 @@ static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket
 
 /* ---- connections ---- */
 
-static struct tcp_conn *new_conn(struct tcp_transport *t, bool incoming, const uint8_t ticket[KVT_TICKET_BYTES])
+static struct tcp_conn *new_conn(struct tcp_transport *t, bool incoming,
+                                 const uint8_t ticket[KVT_TICKET_BYTES])
 {
     struct tcp_conn *c = MEM_NEW(struct tcp_conn);
     c->base.t = &t->base;
@@ -179,12 +191,15 @@ enum status tcp_make_links(struct tcp_conn *c, uint32_t n, struct err *err)
     return OK;
 }
 
-static enum status tcp_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
-                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
+static enum status tcp_connect(struct kvt_transport *base, struct str address,
+                               const struct kv_layout *theirs,
+                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out,
+                               struct err *err)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     (void)theirs;
-    if (t->n_conns + t->n_greeting >= t->env->max_peers) return err_set(err, ERR_FULL, "tcp: too many connections");
+    if (t->n_conns + t->n_greeting >= t->env->max_peers)
+        return err_set(err, ERR_FULL, "tcp: too many connections");
     struct tcp_conn *c = new_conn(t, false, ticket);
     buf_add_str(&c->address, address);
     enum status st = dial(c, 0, ticket, err);
@@ -196,7 +211,8 @@ static enum status tcp_connect(struct kvt_transport *base, struct str address, c
     return OK;
 }
 
-/* Sockets per peer: the operator's number; one within a host, where more only share the same cores. */
+/* Sockets per peer: the operator's number; one within a host, where more only share the same
+ * cores. */
 static uint32_t choose_links(const struct tcp_conn *c)
 {
     uint32_t wanted = c->tt->env->tuning.tcp_connections;
@@ -216,8 +232,10 @@ static void adopt(struct tcp_conn *c, struct tcp_link *l, uint32_t index)
 struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_BYTES])
 {
     struct tcp_transport *t = l->tt;
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link) {
-        for (uint32_t i = 1; c->base.incoming && c->state == TCP_ASSEMBLING && i < c->n_links; i++) {
+    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
+    {
+        for (uint32_t i = 1; c->base.incoming && c->state == TCP_ASSEMBLING && i < c->n_links;
+             i++) {
             uint8_t expected[KVT_TICKET_BYTES];
             if (c->links[i]) continue;
             join_ticket(c, i, expected);
@@ -251,7 +269,8 @@ void tcp_link_is_up(struct tcp_incidents *in, struct tcp_link *l)
 
 /* ---- incidents ---- */
 
-struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind, struct tcp_conn *c)
+struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind,
+                             struct tcp_conn *c)
 {
     struct kvt_incident *i = &in->v[in->n++];
     i->kind = kind;
@@ -317,23 +336,25 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_incidents *in)
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
     LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting)
-        if (now > l->deadline_ms) tcp_link_free(l);
+    if (now > l->deadline_ms) tcp_link_free(l);
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-        if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && in->n < in->cap) tcp_go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
+    if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && in->n < in->cap)
+        tcp_go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
 }
 
 /* Not inside the loop over events: later ones may name their links. */
 static void free_nobodys(struct tcp_transport *t)
 {
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-        if (c->nobodys) tcp_disconnect(&c->base);
+    if (c->nobodys) tcp_disconnect(&c->base);
     t->n_nobodys = 0;
 }
 
 /* Bytes that were read ahead and had to wait. */
 static void go_on_reading(struct tcp_transport *t, struct tcp_incidents *in)
 {
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link) {
+    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
+    {
         if (!c->backlog) continue;
         c->backlog = false;
         t->n_backlog--;
@@ -353,12 +374,16 @@ static void on_event(struct tcp_incidents *in, struct tcp_link *l, uint32_t even
     bool ended = events & (EPOLLHUP | EPOLLRDHUP), reads = l->events & EPOLLIN;
     int code = 0;
     socklen_t n = sizeof code;
-    if (!reads && (events & EPOLLERR)) ended |= getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code;
+    if (!reads && (events & EPOLLERR))
+        ended |= getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code;
     if (!reads && ended) {
-        if (in->n < in->cap) tcp_go_down(in, c, ERR_PEER_LOST, code ? strerror(code) : "the peer closed the connection");
+        if (in->n < in->cap)
+            tcp_go_down(in, c, ERR_PEER_LOST,
+                        code ? strerror(code) : "the peer closed the connection");
         return;
     }
-    /* Reading first: a put that completes below is told by the next poll, before any answer to it can be read. */
+    /* Reading first: a put that completes below is told by the next poll, before any answer to it
+     * can be read. */
     bool writes = (events & EPOLLOUT) && l->state != TCP_GREETING;
     if (!(events & ~(uint32_t)EPOLLOUT)) {
         (void)tcp_write_out(l);
@@ -376,7 +401,8 @@ static void tell_done(struct tcp_transport *t, struct tcp_incidents *in)
 {
     while (t->n_done && in->n < in->cap) {
         t->n_done--;
-        tcp_add(in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag = t->done[t->n_done].tag;
+        tcp_add(in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag =
+            t->done[t->n_done].tag;
     }
 }
 
@@ -427,9 +453,17 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     t->trash = mem_calloc(1, TCP_TRASH_BYTES);
     t->zeros = mem_calloc(1, TCP_TRASH_BYTES);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : OK;
-    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = env->tuning.socket_ifname, .port = env->port,
-                              .port_option = "--cache-queue-port", .fd = -1, .address = &t->address };
+    enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
+                                     : OK;
+    struct tcp_listener l = {
+        .host = env->listen_host,
+        .advertise = env->advertise_host,
+        .ifname = env->tuning.socket_ifname,
+        .port = env->port,
+        .port_option = "--cache-queue-port",
+        .fd = -1,
+        .address = &t->address,
+    };
     if (st == OK) st = tcp_address_serve(&l, err);
     t->listen_fd = l.fd;
     t->port = l.port;
@@ -444,9 +478,16 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
 }
 
 static int tcp_wait_fd(struct kvt_transport *t) { return ((struct tcp_transport *)t)->epoll_fd; }
-static uint64_t tcp_link_speed(const struct kvt_conn *c) { return ((const struct tcp_conn *)c)->link_speed; }
+static uint64_t tcp_link_speed(const struct kvt_conn *c)
+{
+    return ((const struct tcp_conn *)c)->link_speed;
+}
 static uint16_t tcp_port(struct kvt_transport *t) { return ((struct tcp_transport *)t)->port; }
-static enum status tcp_flush(struct kvt_transport *t) { (void)t; return OK; }
+static enum status tcp_flush(struct kvt_transport *t)
+{
+    (void)t;
+    return OK;
+}
 
 static void tcp_export_address(const struct kvt_transport *t, struct buf *out)
 {

@@ -1,20 +1,24 @@
-/* tcp.h - what the files of the tcp transport share: a peer's connection and the sockets it is made of.
+/* tcp.h - what the files of the tcp transport share: a peer's connection and the sockets it is made
+ * of.
  *
- * A connection (`struct tcp_conn`, what sessions see) is 1 to TCP_LINKS_MAX sockets (`struct tcp_link`). The receiver says in the WELCOME of
- * the first how many; each other socket presents a ticket derived from the first one's. The connection is UP when all are.
+ * A connection (`struct tcp_conn`, what sessions see) is 1 to TCP_LINKS_MAX sockets (`struct
+ * tcp_link`). The receiver says in the WELCOME of the first how many; each other socket presents a
+ * ticket derived from the first one's. The connection is UP when all are.
  *
  *   outgoing  CONNECTING ── connected: ticket ──▶ WAITING ── WELCOME(n) ──▶ UP; the first then makes the other n - 1
  *   incoming  GREETING ── ticket good: WELCOME(n) ──▶ UP
  *
- * Messages and DATA heads travel on the first link alone. The payload of a DATA of TCP_STRIPE_MIN bytes per link or more is cut into n equal
- * slices, one per link, which are nothing but bytes there; a smaller one stays whole on the first link. The receiver reads slices only of
- * the DATA whose head it has read last, and nothing behind it on the first link before all its slices are in place: so puts land in the
- * order they were made, and a message is seen after every put before it, whatever the sockets do to each other.
+ * Messages and DATA heads travel on the first link alone. The payload of a DATA of TCP_STRIPE_MIN
+ * bytes per link or more is cut into n equal slices, one per link, which are nothing but bytes
+ * there; a smaller one stays whole on the first link. The receiver reads slices only of the DATA
+ * whose head it has read last, and nothing behind it on the first link before all its slices are in
+ * place: so puts land in the order they were made, and a message is seen after every put before it,
+ * whatever the sockets do to each other.
  *
- * Invariants
- *  1 The loss of one link is the loss of the connection.
- *  2 A source is read until its put's slices were given to the kernel; with MSG_ZEROCOPY until the kernel said that it let go of them.
- *  3 This process's own transfer thread writes the pool on behalf of a peer: not reading any more is the fence.
+ * Invariants 1 The loss of one link is the loss of the connection. 2 A source is read until its
+ *  put's slices were given to the kernel; with MSG_ZEROCOPY until the kernel said that it let go of
+ *  them. 3 This process's own transfer thread writes the pool on behalf of a peer: not reading any
+ *  more is the fence.
  * Thread: transfer. */
 #ifndef BATON_KVTRANSFER_TCP_TCP_H
 #define BATON_KVTRANSFER_TCP_TCP_H
@@ -24,14 +28,18 @@
 
 enum {
     TCP_LINKS_MAX = 16,
-    TCP_STRIPE_MIN = 32 * 1024, /* bytes of a slice: a segment offload's worth */
-    TCP_PUTS_MAX = 4,           /* per connection: leaving, ready behind it, being noted */
-    TCP_TURN_BYTES = 4 << 20,   /* read or written per link and poll, so that connections share the thread */
-    TCP_TRASH_BYTES = 64 * 1024, /* where bytes of dead sessions go; zeros of abandoned puts come from a second one */
+    TCP_STRIPE_MIN = 32 * 1024,  /* bytes of a slice: a segment offload's worth */
+    TCP_PUTS_MAX = 4,            /* per connection: leaving, ready behind it, being noted */
+    TCP_TURN_BYTES = 4 << 20,    /* read or written per link and poll, so that connections share the
+                                  * thread */
+    TCP_TRASH_BYTES = 64 * 1024, /* where bytes of dead sessions go; zeros of abandoned puts come
+                                  * from a second one */
     TCP_IOV_MAX = 256,
-    TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX, /* read together with the end of a payload: usually the NOTE behind it and the next head */
+    TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX, /* read together with the end of a payload: usually the
+                                            * NOTE behind it and the next head */
     TCP_ZEROCOPY_MIN = 32 * 1024,
-    TCP_ZEROCOPY_CALLS = 1024 /* of one link that the kernel has not let go of; beyond it bytes are copied. A power of two */
+    TCP_ZEROCOPY_CALLS = 1024 /* of one link that the kernel has not let go of; beyond it bytes are
+                               * copied. A power of two */
 };
 
 enum tcp_link_state { TCP_CONNECTING, TCP_WAITING, TCP_GREETING, TCP_LINK_UP };
@@ -39,24 +47,27 @@ enum tcp_conn_state { TCP_ASSEMBLING, TCP_IS_UP, TCP_IS_DOWN };
 
 struct tcp_link {
     struct tcp_transport *tt;
-    struct tcp_conn      *conn;     /* NULL: accepted, its ticket not read yet */
-    struct list           greeting; /* in tt->greeting while conn is NULL */
-    enum tcp_link_state   state;
-    uint32_t              index, events; /* events: what epoll watches for */
-    int                   fd;
-    uint64_t              deadline_ms;
+    struct tcp_conn *conn; /* NULL: accepted, its ticket not read yet */
+    struct list greeting;  /* in tt->greeting while conn is NULL */
+    enum tcp_link_state state;
+    uint32_t index, events; /* events: what epoll watches for */
+    int fd;
+    uint64_t deadline_ms;
     /* out */
-    struct buf            queue;      /* small bytes; payloads are gaps in it */
-    uint64_t              queue_base; /* stream position of queue.data[0], payloads not counted */
-    size_t                queue_sent;
-    uint64_t              put_seq;    /* first put whose slice of this link is not given to the kernel in full */
-    uint32_t              zc_sent, zc_done; /* MSG_ZEROCOPY calls; of which the kernel let go, without a gap */
-    uint64_t              zc_early[TCP_ZEROCOPY_CALLS / 64]; /* a bit per call from zc_done on: let go of before one in front of it */
-    bool                  zerocopy;
+    struct buf queue;    /* small bytes; payloads are gaps in it */
+    uint64_t queue_base; /* stream position of queue.data[0], payloads not counted */
+    size_t queue_sent;
+    uint64_t put_seq;          /* first put whose slice of this link is not given to the
+                                * kernel in full */
+    uint32_t zc_sent, zc_done; /* MSG_ZEROCOPY calls; of which the kernel let go,
+                                * without a gap */
+    /* a bit per call from zc_done on: let go of before one in front of it */
+    uint64_t zc_early[TCP_ZEROCOPY_CALLS / 64];
+    bool zerocopy;
     /* in */
-    uint8_t               in[TCP_AHEAD_BYTES];
-    size_t                in_at, in_have; /* bytes [in_at, in_have) are to be looked at */
-    uint64_t              slice_left;     /* of conn->frame */
+    uint8_t in[TCP_AHEAD_BYTES];
+    size_t in_at, in_have; /* bytes [in_at, in_have) are to be looked at */
+    uint64_t slice_left;   /* of conn->frame */
 };
 
 /* A link's share of a put. */
@@ -68,61 +79,64 @@ struct tcp_slice {
 };
 
 struct tcp_put {
-    uint64_t         tag, generation;
-    uint32_t         session, n_copies, n_slices;
-    bool             abandoned;
+    uint64_t tag, generation;
+    uint32_t session, n_copies, n_slices;
+    bool abandoned;
     struct kvt_copy *copies; /* env->max_copies */
     struct tcp_slice slices[TCP_LINKS_MAX];
 };
 
 struct tcp_conn {
-    struct kvt_conn        base;
-    struct tcp_transport  *tt;
-    struct list            link;
-    enum tcp_conn_state    state;
-    struct tcp_link       *links[TCP_LINKS_MAX];
-    uint32_t               n_links, n_links_up; /* n_links: agreed, 1 until WELCOME */
-    uint64_t               deadline_ms;
-    bool                   silent, same_host;
-    bool                   nobodys; /* ended before it was announced: the poll frees it */
-    uint8_t                ticket[KVT_TICKET_BYTES];
-    struct buf             address;    /* outgoing: of the receiver */
-    uint64_t               link_speed;
+    struct kvt_conn base;
+    struct tcp_transport *tt;
+    struct list link;
+    enum tcp_conn_state state;
+    struct tcp_link *links[TCP_LINKS_MAX];
+    uint32_t n_links, n_links_up; /* n_links: agreed, 1 until WELCOME */
+    uint64_t deadline_ms;
+    bool silent, same_host;
+    bool nobodys; /* ended before it was announced: the poll frees it */
+    uint8_t ticket[KVT_TICKET_BYTES];
+    struct buf address; /* outgoing: of the receiver */
+    uint64_t link_speed;
     /* out */
-    struct tcp_put         puts[TCP_PUTS_MAX];
-    uint64_t               n_put, n_over; /* puts taken; puts over */
+    struct tcp_put puts[TCP_PUTS_MAX];
+    uint64_t n_put, n_over; /* puts taken; puts over */
     /* in */
-    bool                   in_frame, dropping, backlog; /* backlog: bytes were read that no event will tell of */
-    struct kvt_message     frame;
-    uint32_t               slices_left;
+    bool in_frame, dropping, backlog; /* backlog: bytes were read that no event
+                                       * will tell of */
+    struct kvt_message frame;
+    uint32_t slices_left;
 };
 
 struct tcp_done {
     struct kvt_conn *conn;
-    uint64_t         tag;
+    uint64_t tag;
 };
 
 struct tcp_transport {
-    struct kvt_transport  base;
+    struct kvt_transport base;
     const struct kvt_env *env;
-    int                   epoll_fd, listen_fd;
-    uint16_t              port;
-    struct buf            address;
-    struct list           conns, greeting;
-    uint32_t              n_conns, n_greeting, n_backlog, n_nobodys;
-    uint64_t              checked_ms, accept_again_ms; /* accept_again_ms: 0, or when the listener is looked at again */
-    struct tcp_done      *done;
-    uint32_t              n_done, n_unfinished; /* together at most TCP_PUTS_MAX per connection */
-    uint8_t              *trash, *zeros;
+    int epoll_fd, listen_fd;
+    uint16_t port;
+    struct buf address;
+    struct list conns, greeting;
+    uint32_t n_conns, n_greeting, n_backlog, n_nobodys;
+    uint64_t checked_ms, accept_again_ms; /* accept_again_ms: 0, or when the listener
+                                           * is looked at again */
+    struct tcp_done *done;
+    uint32_t n_done, n_unfinished; /* together at most TCP_PUTS_MAX per connection */
+    uint8_t *trash, *zeros;
 };
 
 struct tcp_incidents {
     struct kvt_incident *v;
-    size_t               n, cap;
+    size_t n, cap;
 };
 
 /* tcp.c */
-struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind, struct tcp_conn *c);
+struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind,
+                             struct tcp_conn *c);
 /* End the connection. Nothing of it is read or written afterwards. */
 void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, const char *text);
 void tcp_watch(struct tcp_link *l, uint32_t events);
@@ -135,18 +149,28 @@ struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_B
 void tcp_link_free(struct tcp_link *l);
 
 /* tcp_out.c */
-void        tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p);
-enum status tcp_write_out(struct tcp_link *l); /* as much as the socket takes; ERR_PEER_LOST: reading will tell */
-void        tcp_read_notices(struct tcp_link *l); /* the error queue: buffers the kernel let go of */
-void        tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last); /* one notice: of the MSG_ZEROCOPY calls first..last */
+void tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p);
+enum status tcp_write_out(struct tcp_link *l); /* as much as the socket takes; ERR_PEER_LOST:
+                                                * reading will tell */
+void tcp_read_notices(struct tcp_link *l);     /* the error queue: buffers the kernel let go
+                                                * of */
+/* one notice: of the MSG_ZEROCOPY calls first..last */
+void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last);
 enum status tcp_put(struct kvt_conn *c, const struct kvt_put *p);
-void        tcp_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
+void tcp_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
 enum status tcp_notify(struct kvt_conn *c, const struct kvt_message *m);
 
 /* tcp_in.c */
-void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l); /* frees a link that has no connection and ends */
+/* frees a link that has no connection and ends */
+void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l);
 /* Where slice i of n of `bytes` begins; i == n: the end. */
-static inline uint64_t tcp_slice_begin(uint64_t bytes, uint32_t n, uint32_t i) { return bytes / n * i + (i < bytes % n ? i : bytes % n); }
-static inline uint32_t tcp_n_slices(uint64_t bytes, uint32_t n_links) { return bytes >= (uint64_t)TCP_STRIPE_MIN * n_links ? n_links : 1; }
+static inline uint64_t tcp_slice_begin(uint64_t bytes, uint32_t n, uint32_t i)
+{
+    return bytes / n * i + (i < bytes % n ? i : bytes % n);
+}
+static inline uint32_t tcp_n_slices(uint64_t bytes, uint32_t n_links)
+{
+    return bytes >= (uint64_t)TCP_STRIPE_MIN * n_links ? n_links : 1;
+}
 
 #endif

@@ -1,7 +1,9 @@
-/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->place says. See tcp.h.
+/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->place says. See
+ * tcp.h.
  *
- * place is asked again before every read, so that a session that has just ended gets no further byte. On the first link the end of a
- * payload is read together with the small bytes behind it; those wait in `in`. Thread: transfer. */
+ * place is asked again before every read, so that a session that has just ended gets no further
+ * byte. On the first link the end of a payload is read together with the small bytes behind it;
+ * those wait in `in`. Thread: transfer. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -20,7 +22,8 @@ static void begin_frame(struct tcp_conn *c, const struct kvt_message *m)
     c->slices_left = tcp_n_slices(m->bytes, c->n_links);
     for (uint32_t i = 0; i < c->slices_left; i++) {
         struct tcp_link *l = c->links[i];
-        l->slice_left = tcp_slice_begin(m->bytes, c->slices_left, i + 1) - tcp_slice_begin(m->bytes, c->slices_left, i);
+        l->slice_left = tcp_slice_begin(m->bytes, c->slices_left, i + 1) -
+                        tcp_slice_begin(m->bytes, c->slices_left, i);
         if (i) tcp_watch(l, l->events | EPOLLIN);
     }
 }
@@ -35,7 +38,8 @@ static void end_slice(struct tcp_link *l)
     }
     c->in_frame = false;
     if (l->index) tcp_watch(l, l->events & ~(uint32_t)EPOLLIN);
-    tcp_watch(c->links[0], c->links[0]->events | EPOLLIN); /* what it read ahead is in the backlog */
+    tcp_watch(c->links[0], c->links[0]->events | EPOLLIN); /* what it read ahead is in the
+                                                            * backlog */
 }
 
 /* Bytes from the frame's begin that are in place without a gap. */
@@ -124,7 +128,10 @@ static bool on_preamble(struct tcp_incidents *in, struct tcp_link *l)
     l->in_at += KVT_PREAMBLE_BYTES;
     if (l->state == TCP_GREETING) {
         struct tcp_conn *c = good && p.kind == KVT_PREAMBLE_TICKET ? tcp_admit(l, p.ticket) : NULL;
-        tcp_queue_preamble(l, &(struct kvt_preamble){ .kind = c ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED, .value = c ? c->n_links : 0 });
+        tcp_queue_preamble(l, &(struct kvt_preamble){
+                                  .kind = c ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED,
+                                  .value = c ? c->n_links : 0,
+                              });
         bool sent = tcp_write_out(l) == OK;
         if (c && sent) {
             tcp_link_is_up(in, l);
@@ -137,7 +144,9 @@ static bool on_preamble(struct tcp_incidents *in, struct tcp_link *l)
     struct tcp_conn *c = l->conn;
     if (!good || p.kind != KVT_PREAMBLE_WELCOME || p.value < 1 || p.value > TCP_LINKS_MAX) {
         bool refused = good && p.kind == KVT_PREAMBLE_REFUSED;
-        tcp_go_down(in, c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT, refused ? "the receiver refused the ticket" : "the peer does not speak this protocol");
+        tcp_go_down(in, c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT,
+                    refused ? "the receiver refused the ticket"
+                            : "the peer does not speak this protocol");
         return false;
     }
     if (l->index == 0 && tcp_make_links(c, (uint32_t)p.value, &err) != OK) {
@@ -148,7 +157,8 @@ static bool on_preamble(struct tcp_incidents *in, struct tcp_link *l)
     return true;
 }
 
-/* The receiver has everything of a transfer, but the kernel has not said that it let go of the source: sessions hear that first. */
+/* The receiver has everything of a transfer, but the kernel has not said that it let go of the
+ * source: sessions hear that first. */
 static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
 {
     if (m->kind != KVT_MSG_DONE || c->base.incoming) return false;
@@ -159,7 +169,8 @@ static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
     return c->tt->n_done > 0;
 }
 
-/* Take one message out of what was read. False: not complete, to be looked at again (*wait), or the connection is over. */
+/* Take one message out of what was read. False: not complete, to be looked at again (*wait), or the
+ * connection is over. */
 static bool take_message(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
 {
     size_t have = l->in_have - l->in_at;
@@ -191,7 +202,8 @@ static void keep_backlog(struct tcp_conn *c)
     c->backlog = true;
 }
 
-/* Handle what was read already. False: the link is over. *wait: nothing may be read before the next poll. */
+/* Handle what was read already. False: the link is over. *wait: nothing may be read before the next
+ * poll. */
 static bool use_bytes(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
 {
     *wait = false;
@@ -201,8 +213,10 @@ static bool use_bytes(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
             if (l->in_have - l->in_at < KVT_PREAMBLE_BYTES) break;
             if (in->n == in->cap) *wait = true;
             else if (!on_preamble(in, l)) return false;
-        } else if (c->state == TCP_ASSEMBLING || (c->in_frame && (l->slice_left == 0 || in->n)) || in->n == in->cap) {
-            *wait = true; /* for other links, or for sessions to see the messages before this payload */
+        } else if (c->state == TCP_ASSEMBLING || (c->in_frame && (l->slice_left == 0 || in->n)) ||
+                   in->n == in->cap) {
+            *wait = true; /* for other links, or for sessions to see the messages before this
+                           * payload */
         } else if (c->in_frame) {
             place_ahead(l);
         } else if (!take_message(in, l, wait)) {
@@ -241,16 +255,21 @@ void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l)
 {
     for (uint64_t turn = 0; turn < TCP_TURN_BYTES && in->n < in->cap;) {
         bool wait;
-        if (!use_bytes(in, l, &wait) || wait || in->n == in->cap) return; /* full: an end of file needs room for its DOWN */
+        /* full: an end of file needs room for its DOWN */
+        if (!use_bytes(in, l, &wait) || wait || in->n == in->cap) return;
         struct tcp_conn *c = l->conn;
         bool up = l->state == TCP_LINK_UP, payload = up && c->in_frame && l->slice_left;
-        if (payload && in->n) return; /* messages that wait in `in` come before the payload behind them */
-        if (up && !payload && c->base.incoming && (l->index || c->in_frame)) return; /* nothing is due here before other links go on */
+        if (payload && in->n)
+            return; /* messages that wait in `in` come before the payload behind
+                     * them */
+        /* nothing is due here before other links go on */
+        if (up && !payload && c->base.incoming && (l->index || c->in_frame)) return;
         ssize_t got = payload ? read_slice(l) : read_small(l);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got <= 0) {
-            lose(in, l, ERR_PEER_LOST, got == 0 ? "the peer closed the connection" : strerror(errno));
+            lose(in, l, ERR_PEER_LOST,
+                 got == 0 ? "the peer closed the connection" : strerror(errno));
             return;
         }
         if (up && l->index && !c->base.incoming) {

@@ -1,7 +1,8 @@
-/* tcp_out.c - what leaves: messages, heads, and the slices of puts straight from the pool; MSG_ZEROCOPY and its notices. See tcp.h.
+/* tcp_out.c - what leaves: messages, heads, and the slices of puts straight from the pool;
+ * MSG_ZEROCOPY and its notices. See tcp.h.
  *
- * A link's stream is its queue with a gap per slice. One sendmsg covers as many small stretches and slices as fit into an iovec. Thread:
- * transfer. */
+ * A link's stream is its queue with a gap per slice. One sendmsg covers as many small stretches and
+ * slices as fit into an iovec. Thread: transfer. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -13,7 +14,10 @@
 #include "kvtransfer/tcp/tcp.h"
 #include "shared/base/mem.h"
 
-static struct tcp_put *put_at(struct tcp_conn *c, uint64_t seq) { return &c->puts[seq % TCP_PUTS_MAX]; }
+static struct tcp_put *put_at(struct tcp_conn *c, uint64_t seq)
+{
+    return &c->puts[seq % TCP_PUTS_MAX];
+}
 
 /* The first put from `seq` on that has a slice on this link, or n_put. */
 static uint64_t next_put(const struct tcp_link *l, uint64_t seq)
@@ -26,14 +30,17 @@ static uint64_t next_put(const struct tcp_link *l, uint64_t seq)
 
 /* ---- gathering ---- */
 
-static int slice_iov(const struct tcp_transport *t, const struct tcp_put *p, const struct tcp_slice *s, struct iovec *iov, int cap)
+static int slice_iov(const struct tcp_transport *t, const struct tcp_put *p,
+                     const struct tcp_slice *s, struct iovec *iov, int cap)
 {
     int n = 0;
     uint64_t left = s->left, skip = s->copy_sent;
     for (uint32_t i = s->i_copy; left && n < cap; i++, n++, skip = 0) {
         uint64_t bytes = p->abandoned ? TCP_TRASH_BYTES : p->copies[i].bytes - skip;
         if (bytes > left) bytes = left;
-        iov[n] = (struct iovec){ p->abandoned ? (char *)t->zeros : kvt_source(t->env, p->copies[i].local) + skip, bytes };
+        iov[n] = (struct iovec){ p->abandoned ? (char *)t->zeros
+                                              : kvt_source(t->env, p->copies[i].local) + skip,
+                                 bytes };
         left -= bytes;
     }
     return n;
@@ -50,7 +57,8 @@ static int gather(struct tcp_link *l, struct iovec *iov, bool *zerocopy)
         struct tcp_put *p = c && seq < c->n_put ? put_at(c, seq) : NULL;
         struct tcp_slice *s = p ? &p->slices[l->index] : NULL;
         size_t end = s ? (size_t)(s->at - l->queue_base) : l->queue.len;
-        bool pins = s && l->zerocopy && !p->abandoned && s->left >= TCP_ZEROCOPY_MIN && l->zc_sent - l->zc_done < TCP_ZEROCOPY_CALLS;
+        bool pins = s && l->zerocopy && !p->abandoned && s->left >= TCP_ZEROCOPY_MIN &&
+                    l->zc_sent - l->zc_done < TCP_ZEROCOPY_CALLS;
         if (end > at) iov[n++] = (struct iovec){ l->queue.data + at, end - at };
         at = end;
         if (!s || n >= TCP_IOV_MAX - 1 || (pins && n)) return n;
@@ -69,7 +77,8 @@ static void advance_slice(const struct tcp_put *p, struct tcp_slice *s, uint64_t
 {
     s->left -= bytes;
     while (!p->abandoned && bytes) {
-        uint64_t left = p->copies[s->i_copy].bytes - s->copy_sent, now = bytes < left ? bytes : left;
+        uint64_t left = p->copies[s->i_copy].bytes - s->copy_sent,
+                 now = bytes < left ? bytes : left;
         s->copy_sent += now;
         bytes -= now;
         if (now == left) {
@@ -85,7 +94,8 @@ static void finish_puts(struct tcp_conn *c)
     for (; c->n_over < c->n_put; c->n_over++) {
         struct tcp_put *p = put_at(c, c->n_over);
         for (uint32_t i = 0; i < p->n_slices; i++)
-            if (p->slices[i].left || (int32_t)(c->links[i]->zc_done - p->slices[i].zc_until) < 0) return;
+            if (p->slices[i].left || (int32_t)(c->links[i]->zc_done - p->slices[i].zc_until) < 0)
+                return;
         c->tt->n_unfinished--;
         c->tt->done[c->tt->n_done++] = (struct tcp_done){ &c->base, p->tag };
     }
@@ -135,15 +145,18 @@ enum status tcp_write_out(struct tcp_link *l)
         int n = gather(l, iov, &zerocopy);
         if (n == 0) break;
         struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
-        ssize_t sent = sendmsg(l->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT | (zerocopy ? MSG_ZEROCOPY : 0));
-        if (sent < 0 && errno == ENOBUFS && zerocopy) { /* the notices' memory is used up: this one is copied */
+        ssize_t sent = sendmsg(l->fd, &m,
+                               MSG_NOSIGNAL | MSG_DONTWAIT | (zerocopy ? MSG_ZEROCOPY : 0));
+        if (sent < 0 && errno == ENOBUFS && zerocopy) { /* the notices' memory is used up: this one
+                                                         * is copied */
             zerocopy = false;
             sent = sendmsg(l->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         }
         if (sent < 0 && errno == EINTR) continue;
         full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         if (sent < 0 && !full) {
-            shutdown(l->fd, SHUT_RDWR); /* not every such error ends the socket, and nobody would try again: reading finds an end */
+            shutdown(l->fd, SHUT_RDWR); /* not every such error ends the socket, and nobody would
+                                         * try again: reading finds an end */
             return ERR_PEER_LOST;
         }
         if (!full) account_sent(l, (uint64_t)sent, zerocopy);
@@ -153,8 +166,9 @@ enum status tcp_write_out(struct tcp_link *l)
     return OK;
 }
 
-/* Notices may overtake each other after a retransmission (Linux, Documentation/networking/msg_zerocopy.rst, "Notification Parsing"): a
- * call counts when all before it do, so that zc_done says of every source below it that nobody reads it. */
+/* Notices may overtake each other after a retransmission (Linux,
+ * Documentation/networking/msg_zerocopy.rst, "Notification Parsing"): a call counts when all before
+ * it do, so that zc_done says of every source below it that nobody reads it. */
 void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i - l->zc_done < TCP_ZEROCOPY_CALLS && (int32_t)(last - i) >= 0; i++)
@@ -170,7 +184,10 @@ void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last)
 void tcp_read_notices(struct tcp_link *l)
 {
     for (;;) {
-        union { struct cmsghdr align; char bytes[256]; } control;
+        union {
+            struct cmsghdr align;
+            char bytes[256];
+        } control;
         struct msghdr m = { .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
         if (recvmsg(l->fd, &m, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) break;
         for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
@@ -201,8 +218,13 @@ static void cut(struct tcp_conn *c, struct tcp_put *p, uint64_t bytes)
         uint64_t begin = tcp_slice_begin(bytes, p->n_slices, i);
         while (before + p->copies[i_copy].bytes <= begin) before += p->copies[i_copy++].bytes;
         struct tcp_link *l = c->links[i];
-        p->slices[i] = (struct tcp_slice){ .at = l->queue_base + l->queue.len, .left = tcp_slice_begin(bytes, p->n_slices, i + 1) - begin,
-                                           .i_copy = i_copy, .copy_sent = begin - before, .zc_until = l->zc_done };
+        p->slices[i] = (struct tcp_slice){
+            .at = l->queue_base + l->queue.len,
+            .left = tcp_slice_begin(bytes, p->n_slices, i + 1) - begin,
+            .i_copy = i_copy,
+            .copy_sent = begin - before,
+            .zc_until = l->zc_done,
+        };
     }
 }
 
@@ -233,7 +255,8 @@ enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
     return OK;
 }
 
-/* The stream needs the bytes that its heads announce: zeros take the place of the source. The session is over on both sides. */
+/* The stream needs the bytes that its heads announce: zeros take the place of the source. The
+ * session is over on both sides. */
 void tcp_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
 {
     struct tcp_conn *c = (struct tcp_conn *)base;

@@ -6,7 +6,8 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-enum { CLOSE_MS = 50 }; /* a forced close is complete after some progress; destroying the worker does what is left of it */
+/* a forced close is complete after some progress; destroying the worker does what is left of it */
+enum { CLOSE_MS = 50 };
 
 /* ---- callbacks: they only note; ucx_conn_turn acts ---- */
 
@@ -15,7 +16,8 @@ static void fail(struct ucx_conn *c, ucs_status_t st)
     if (st != UCS_OK && c->failed == UCS_OK) c->failed = st;
 }
 
-static ucs_status_t on_mark(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes, const ucp_am_recv_param_t *param)
+static ucs_status_t on_mark(void *arg, const void *header, size_t header_bytes, void *data,
+                            size_t bytes, const ucp_am_recv_param_t *param)
 {
     struct ucx_conn *c = arg;
     uint64_t mark;
@@ -64,10 +66,18 @@ static uint32_t pending(struct ucx_conn *c, ucs_status_ptr_t r)
 
 enum status ucx_conn_worker(struct ucx_conn *c, struct err *err)
 {
-    ucp_worker_params_t p = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS, .thread_mode = UCS_THREAD_MODE_SINGLE,
-                              .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK };
-    ucp_am_handler_param_t am = { .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-                                  .id = UCX_MARK_ID, .cb = on_mark, .arg = c };
+    ucp_worker_params_t p = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
+    };
+    ucp_am_handler_param_t am = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = UCX_MARK_ID,
+        .cb = on_mark,
+        .arg = c,
+    };
     ucs_status_t st = ucp_worker_create(c->rail->context, &p, &c->worker);
     if (st == UCS_OK) st = ucp_worker_set_am_recv_handler(c->worker, &am);
     else c->worker = NULL;
@@ -90,39 +100,62 @@ enum status ucx_conn_offer(struct ucx_conn *c, const struct dev_mem *pool, struc
     size_t n = 0;
     ucs_status_t got = ucp_worker_get_address(c->worker, &address, &n);
     if (got != UCS_OK) return err_set(err, ERR_IO, "no UCX address: %s", ucs_status_string(got));
-    struct ucx_region r = { .base = (uint64_t)(uintptr_t)pool->ptr, .bytes = pool->bytes, .address_bytes = (uint32_t)n, .key = { c->rail->key, c->rail->key_bytes } };
+    struct ucx_region r = {
+        .base = (uint64_t)(uintptr_t)pool->ptr,
+        .bytes = pool->bytes,
+        .address_bytes = (uint32_t)n,
+        .key = { c->rail->key, c->rail->key_bytes },
+    };
     struct buf region = { 0 };
     ucx_region_encode(&r, &region);
-    enum status st = n <= UCX_ADDRESS_MAX ? send_address(c, (const char *)address, n) : ERR_TOO_LONG;
+    enum status st = n <= UCX_ADDRESS_MAX ? send_address(c, (const char *)address, n)
+                                          : ERR_TOO_LONG;
     if (st == OK) st = control_send(c->control, UCX_FRAME_REGION, 0, region.data, region.len);
     ucp_worker_release_address(c->worker, address);
     buf_release(&region);
-    return st == OK ? OK : err_set(err, st, "the UCX address (%zu bytes) cannot be told: %s", n, status_text(st));
+    return st == OK ? OK
+                    : err_set(err, st, "the UCX address (%zu bytes) cannot be told: %s", n,
+                              status_text(st));
 }
 
 static enum status make_endpoint(struct ucx_conn *c, struct err *err)
 {
-    ucp_ep_params_t p = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                          .address = (const ucp_address_t *)c->address.data, .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                          .err_handler = { .cb = on_error, .arg = c } };
+    ucp_ep_params_t p = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = (const ucp_address_t *)c->address.data,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = { .cb = on_error, .arg = c },
+    };
     ucs_status_t st = ucp_ep_create(c->worker, &p, &c->ep);
     if (st == UCS_OK) return OK;
     c->ep = NULL;
-    return err_set(err, ERR_IO, "the allowed UCX transports do not reach the peer: %s", ucs_status_string(st));
+    return err_set(err, ERR_IO, "the allowed UCX transports do not reach the peer: %s",
+                   ucs_status_string(st));
 }
 
 static void send_mark(struct ucx_conn *c, uint64_t mark)
 {
-    ucp_request_param_t p = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
-                              .flags = UCP_AM_SEND_FLAG_EAGER, .cb.send = on_mark_sent, .user_data = c };
+    ucp_request_param_t p = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_EAGER,
+        .cb.send = on_mark_sent,
+        .user_data = c,
+    };
     c->mark = c->mark_out = mark;
-    c->mark_busy = pending(c, ucp_am_send_nbx(c->ep, UCX_MARK_ID, &c->mark_out, sizeof c->mark_out, NULL, 0, &p));
+    c->mark_busy = pending(
+        c, ucp_am_send_nbx(c->ep, UCX_MARK_ID, &c->mark_out, sizeof c->mark_out, NULL, 0, &p));
 }
 
 /* Flush what the endpoint was given so far, as the last request of slot p. */
 static void flush(struct ucx_conn *c, struct ucx_put *p)
 {
-    ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA, .cb.send = on_done, .user_data = p };
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = on_done,
+        .user_data = p,
+    };
     p->n_pending += pending(c, ucp_ep_flush_nbx(c->ep, &param));
 }
 
@@ -130,10 +163,14 @@ enum status ucx_conn_wire(struct ucx_conn *c, const struct ucx_region *r, struct
 {
     if (r->address_bytes != c->address.len) return err_set(err, ERR_FORMAT, "malformed set-up");
     if (r->bytes < c->need_bytes)
-        return err_set(err, ERR_PEER_MISMATCH, "the peer's pool has %llu bytes, its layout needs %llu", (unsigned long long)r->bytes, (unsigned long long)c->need_bytes);
+        return err_set(err, ERR_PEER_MISMATCH,
+                       "the peer's pool has %llu bytes, its layout needs %llu",
+                       (unsigned long long)r->bytes, (unsigned long long)c->need_bytes);
     TRY(make_endpoint(c, err));
     ucs_status_t st = ucp_ep_rkey_unpack(c->ep, r->key.p, &c->key);
-    if (st != UCS_OK) return err_set(err, ERR_IO, "the key of the peer's pool is of no use here: %s", ucs_status_string(st));
+    if (st != UCS_OK)
+        return err_set(err, ERR_IO, "the key of the peer's pool is of no use here: %s",
+                       ucs_status_string(st));
     c->remote_base = r->base;
     c->n_put = 1;
     struct ucx_put *p = &c->puts[1];
@@ -151,15 +188,22 @@ void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kv
     struct ucx_put *p = &c->puts[++c->n_put % UCX_PUTS_MAX];
     *p = (struct ucx_put){ .c = c, .tag = put->tag, .bytes = put->head.bytes };
     c->in_flight += p->bytes;
-    ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-                                                  UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_MULTI_SEND,
-                                  .cb.send = on_done, .user_data = p, .memory_type = UCS_MEMORY_TYPE_HOST };
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH |
+                        UCP_OP_ATTR_FLAG_MULTI_SEND,
+        .cb.send = on_done,
+        .user_data = p,
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+    };
     for (uint32_t i = 0; i < put->n_copies; i++) {
         const struct kvt_copy *k = &put->copies[i];
         param.memh = k->local < KVT_STAGING ? c->rail->pool : c->rail->staging;
         for (uint64_t at = 0; at < k->bytes && c->failed == UCS_OK; at += UCX_COPY_BYTES) {
             uint64_t bytes = k->bytes - at < UCX_COPY_BYTES ? k->bytes - at : UCX_COPY_BYTES;
-            p->n_pending += pending(c, ucp_put_nbx(c->ep, kvt_source(env, k->local) + at, bytes, c->remote_base + k->remote + at, c->key, &param));
+            p->n_pending += pending(c,
+                                    ucp_put_nbx(c->ep, kvt_source(env, k->local) + at, bytes,
+                                                c->remote_base + k->remote + at, c->key, &param));
         }
     }
     if (c->failed == UCS_OK) flush(c, p);
@@ -193,8 +237,9 @@ bool ucx_conn_arm(struct ucx_conn *c)
 {
     if (c->armed) return true;
     if (ucp_worker_arm(c->worker) != UCS_OK) return false;
-    /* A completion that came between the last look at the queue and the request for an event makes no event (ibv_req_notify_cq(3); cards
-     * that compare indices make one all the same, Soft-RoCE does not). UCX does not look again, so this does. */
+    /* A completion that came between the last look at the queue and the request for an event makes
+     * no event (ibv_req_notify_cq(3); cards that compare indices make one all the same, Soft-RoCE
+     * does not). UCX does not look again, so this does. */
     c->armed = ucp_worker_progress(c->worker) == 0 && c->failed == UCS_OK;
     return c->armed;
 }
@@ -203,12 +248,18 @@ void ucx_conn_tear_down(struct ucx_conn *c)
 {
     if (c->key) ucp_rkey_destroy(c->key);
     c->key = NULL;
-    /* An endpoint whose wiring is under way is left to the worker: closing it by force trips an assertion in UCX 1.13 (a request for
-     * connection in the UD endpoint's queue); nothing reads or writes memory over it yet. */
+    /* An endpoint whose wiring is under way is left to the worker: closing it by force trips an
+     * assertion in UCX 1.13 (a request for connection in the UD endpoint's queue); nothing reads or
+     * writes memory over it yet. */
     if (c->ep && c->n_flushed) {
-        ucp_request_param_t p = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };
+        ucp_request_param_t p = {
+            .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+            .flags = UCP_EP_CLOSE_FLAG_FORCE,
+        };
         ucs_status_ptr_t r = ucp_ep_close_nbx(c->ep, &p);
-        for (uint64_t end = clock_ms() + CLOSE_MS; UCS_PTR_IS_PTR(r) && ucp_request_check_status(r) == UCS_INPROGRESS && clock_ms() < end;)
+        for (uint64_t end = clock_ms() + CLOSE_MS; UCS_PTR_IS_PTR(r) &&
+                                                   ucp_request_check_status(r) == UCS_INPROGRESS &&
+                                                   clock_ms() < end;)
             (void)ucp_worker_progress(c->worker);
         if (UCS_PTR_IS_PTR(r)) ucp_request_free(r);
     }

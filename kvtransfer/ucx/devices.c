@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char DEVICES[] = "/sys/class/infiniband"; /* Linux, Documentation/ABI/stable/sysfs-class-infiniband */
+static const char DEVICES[] = "/sys/class/infiniband"; /* Linux,
+                                                        * Documentation/ABI/stable/sysfs-class-infiniband */
 
 static void only_any(struct ucx_devices *out)
 {
@@ -27,7 +28,8 @@ void ucx_devices_of_list(struct str list, struct ucx_devices *out)
             only_any(out);
             return;
         }
-        snprintf(out->name[out->n++], UCX_DEVICE_NAME_MAX, "%.*s%s", STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
+        snprintf(out->name[out->n++], UCX_DEVICE_NAME_MAX, "%.*s%s", STR_ARG(item),
+                 str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
     }
     if (out->n == 0) only_any(out);
 }
@@ -37,7 +39,8 @@ bool ucx_device_active(const char *name)
     char path[2 * UCX_DEVICE_NAME_MAX], state[32] = "";
     const char *colon = strrchr(name, ':');
     if (!colon) return true;
-    snprintf(path, sizeof path, "%s/%.*s/ports/%s/state", DEVICES, (int)(colon - name), name, colon + 1);
+    snprintf(path, sizeof path, "%s/%.*s/ports/%s/state", DEVICES, (int)(colon - name), name,
+             colon + 1);
     FILE *f = fopen(path, "re");
     bool known = f && fgets(state, sizeof state, f);
     if (f) fclose(f);
@@ -54,7 +57,8 @@ static void add_ports(const char *device, struct ucx_devices *out)
     DIR *d = opendir(path);
     for (const struct dirent *e; d && (e = readdir(d)) != NULL && out->n < UCX_DEVICES_MAX;) {
         char *name = out->name[out->n];
-        if (e->d_name[0] == '.' || strlen(device) + strlen(e->d_name) + 2 > UCX_DEVICE_NAME_MAX) continue;
+        if (e->d_name[0] == '.' || strlen(device) + strlen(e->d_name) + 2 > UCX_DEVICE_NAME_MAX)
+            continue;
         memcpy(name, device, strlen(device));
         name[strlen(device)] = ':';
         memcpy(name + strlen(device) + 1, e->d_name, strlen(e->d_name) + 1);

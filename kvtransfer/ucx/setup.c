@@ -1,4 +1,5 @@
-/* setup.c - the UCP contexts and the registered pool of the ucx row; see setup.h. Thread: creator's. */
+/* setup.c - the UCP contexts and the registered pool of the ucx row; see setup.h. Thread:
+ * creator's. */
 #include "kvtransfer/ucx/setup.h"
 
 #include <assert.h>
@@ -18,13 +19,15 @@
 
 /* ---- what UCX does to a process ---- */
 
-/* Loading libucs installs handlers for these signals (backtraces, and HUP for a debugger). Signals are the program's affair: they are put
- * back before main, unless the operator asked UCX for them. */
+/* Loading libucs installs handlers for these signals (backtraces, and HUP for a debugger). Signals
+ * are the program's affair: they are put back before main, unless the operator asked UCX for
+ * them. */
 __attribute__((constructor)) static void keep_signals(void)
 {
     static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };
     struct sigaction now;
-    if (getenv("UCX_HANDLE_ERRORS") || getenv("UCX_ERROR_SIGNALS") || getenv("UCX_DEBUG_SIGNO")) return;
+    if (getenv("UCX_HANDLE_ERRORS") || getenv("UCX_ERROR_SIGNALS") || getenv("UCX_DEBUG_SIGNO"))
+        return;
     for (size_t i = 0; i < COUNT_OF(signals); i++) ucs_debug_disable_signal(signals[i]);
     if (sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
         now.sa_handler = SIG_DFL;
@@ -33,7 +36,8 @@ __attribute__((constructor)) static void keep_signals(void)
     }
 }
 
-/* Every failure that matters comes back as a status and is said by this program; UCX's own lines are for its operator. */
+/* Every failure that matters comes back as a status and is said by this program; UCX's own lines
+ * are for its operator. */
 static void keep_quiet(void)
 {
     if (!getenv("UCX_LOG_LEVEL")) (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
@@ -42,8 +46,11 @@ static void keep_quiet(void)
 /* ---- which transports ---- */
 
 /* Names of UCX 1.13 (`ucx_info -d`, and the aliases of `ucx_info -cf` UCX_TLS). */
-static const char *const ALLOWED[] = { "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "ib", "tcp" };
-static const char *const SHARED[] = { "sm", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem", "self", "all" };
+static const char *const ALLOWED[] = { "rc",   "rc_v",     "rc_x",    "rc_verbs", "rc_mlx5",
+                                       "dc",   "dc_x",     "dc_mlx5", "ud",       "ud_v",
+                                       "ud_x", "ud_verbs", "ud_mlx5", "ib",       "tcp" };
+static const char *const SHARED[] = { "sm",    "shm", "mm",   "posix", "sysv",
+                                      "xpmem", "cma", "knem", "self",  "all" };
 
 static const char DEFAULT_TLS[] = "rc,dc";
 
@@ -62,19 +69,29 @@ enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err)
         item = str_trim(item);
         if (item.n == 0) continue;
         if (is_in(item, SHARED, COUNT_OF(SHARED)))
-            return err_set(err, ERR_CONFIG, "ucx: the UCX transport '%.*s' is or includes shared memory, whose writes cannot be stopped when a peer is lost; "
-                           "between processes of one host use the protocol ipc", STR_ARG(item));
+            return err_set(err, ERR_CONFIG,
+                           "ucx: the UCX transport '%.*s' is or includes shared memory, whose "
+                           "writes cannot be stopped when a peer is lost; "
+                           "between processes of one host use the protocol ipc",
+                           STR_ARG(item));
         if (!is_in(item, ALLOWED, COUNT_OF(ALLOWED)))
-            return err_set(err, ERR_CONFIG, "ucx: '%.*s' is not a UCX transport that may be used here; possible are rc, dc, ud (also with _v, _x, _verbs, _mlx5), ib, tcp", STR_ARG(item));
-        if (str_eq_c(item, "rc_verbs")) item = STR("rc_v"); /* the short names bring the datagrams that wire the queue pairs up */
+            return err_set(err, ERR_CONFIG,
+                           "ucx: '%.*s' is not a UCX transport that may be used here; possible are "
+                           "rc, dc, ud (also with _v, _x, _verbs, _mlx5), ib, tcp",
+                           STR_ARG(item));
+        if (str_eq_c(item, "rc_verbs"))
+            item = STR("rc_v"); /* the short names bring the datagrams
+                                 * that wire the queue pairs up */
         else if (str_eq_c(item, "rc_mlx5")) item = STR("rc_x");
         else if (str_eq_c(item, "dc_mlx5")) item = STR("dc_x");
         buf_printf(out, "%s%.*s", out->len > before ? "," : "", STR_ARG(item));
     }
-    return out->len > before ? OK : err_set(err, ERR_CONFIG, "ucx: the list of UCX transports is empty");
+    return out->len > before ? OK
+                             : err_set(err, ERR_CONFIG, "ucx: the list of UCX transports is empty");
 }
 
-/* Are all RDMA devices of this host Soft-RoCE? Their driver alone shows the network interface they sit on as `parent`. */
+/* Are all RDMA devices of this host Soft-RoCE? Their driver alone shows the network interface they
+ * sit on as `parent`. */
 static bool only_soft_roce(void)
 {
     DIR *d = opendir("/sys/class/infiniband");
@@ -100,7 +117,8 @@ static void set(ucp_config_t *config, const char *name, const char *value)
 {
     char variable[64];
     snprintf(variable, sizeof variable, "UCX_%s", name);
-    if (!getenv(variable)) (void)ucp_config_modify(config, name, value); /* a name this build of UCX does not have changes nothing */
+    /* a name this build of UCX does not have changes nothing */
+    if (!getenv(variable)) (void)ucp_config_modify(config, name, value);
 }
 
 static void set_number(ucp_config_t *config, const char *name, unsigned value)
@@ -110,33 +128,41 @@ static void set_number(ucp_config_t *config, const char *name, unsigned value)
     set(config, name, text);
 }
 
-/* How long an unanswered packet takes to end a queue pair: 0.13 s, sent 8 times in all, is 1.1 s (UCX's own 1 s each is 8 s). */
+/* How long an unanswered packet takes to end a queue pair: 0.13 s, sent 8 times in all, is 1.1 s
+ * (UCX's own 1 s each is 8 s). */
 static void set_retries(ucp_config_t *config, const struct kvt_rdma_tuning *rdma)
 {
     enum { TIMEOUT = 15, RETRIES = 7 };
     char text[32];
     unsigned exponent = rdma->timeout ? rdma->timeout : TIMEOUT;
-    snprintf(text, sizeof text, "%.0fus", 4.096 * (double)(UINT64_C(1) << (exponent & 31))); /* IBA vol. 1, 9.7.6.1.3 */
+    /* IBA vol. 1, 9.7.6.1.3 */
+    snprintf(text, sizeof text, "%.0fus", 4.096 * (double)(UINT64_C(1) << (exponent & 31)));
     set(config, "RC_TIMEOUT", text);
     set_number(config, "RC_RETRY_COUNT", rdma->retries ? rdma->retries : RETRIES);
 }
 
-/* What this program knows and UCX does not; the operator's own UCX_* variables win, except over TLS and what one rail of a list is. */
-static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, const char *tls, const char *device)
+/* What this program knows and UCX does not; the operator's own UCX_* variables win, except over TLS
+ * and what one rail of a list is. */
+static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, const char *tls,
+                      const char *device)
 {
     (void)ucp_config_modify(config, "TLS", tls);
     if (device[0]) (void)ucp_config_modify(config, "NET_DEVICES", device);
     set_retries(config, rdma);
     /* A mark follows the bytes it vouches for: PCIe must not reorder them. */
-    if (!getenv("UCX_IB_PCI_RELAXED_ORDERING")) set(config, "PCI_RELAXED_ORDERING", "off"); /* of a memory domain: named without its prefix */
-    /* The control connection notices a peer's death. UCX's own keepalive adds a UD endpoint that it also wires up over, and
-     * closing that half-way trips an assertion in UCX 1.13, which ends the process. */
+    /* of a memory domain: named without its prefix */
+    if (!getenv("UCX_IB_PCI_RELAXED_ORDERING")) set(config, "PCI_RELAXED_ORDERING", "off");
+    /* The control connection notices a peer's death. UCX's own keepalive adds a UD endpoint that it
+     * also wires up over, and closing that half-way trips an assertion in UCX 1.13, which ends the
+     * process. */
     set(config, "KEEPALIVE_INTERVAL", "inf");
-    /* Interfaces that UCX holds for unused wait for an event without looking again after asking for it (see ucx_conn_arm): a wire-up message
-     * may then lie there until it is sent again. A worker has two or three interfaces here; looking at all of them costs nothing. */
+    /* Interfaces that UCX holds for unused wait for an event without looking again after asking for
+     * it (see ucx_conn_arm): a wire-up message may then lie there until it is sent again. A worker
+     * has two or three interfaces here; looking at all of them costs nothing. */
     set(config, "ADAPTIVE_PROGRESS", "n");
-    /* Workers get marks and wire-up messages only: default queues (4,096 buffers of 8 KiB per worker) and pools (1,024 and more at once, 32 MiB
-     * of registered memory per worker) would be mostly idle, and registering them is most of what making a worker costs. */
+    /* Workers get marks and wire-up messages only: default queues (4,096 buffers of 8 KiB per
+     * worker) and pools (1,024 and more at once, 32 MiB of registered memory per worker) would be
+     * mostly idle, and registering them is most of what making a worker costs. */
     set(config, "RC_RX_QUEUE_LEN", "256");
     set(config, "UD_RX_QUEUE_LEN", "256");
     set(config, "RC_RX_BUFS_GROW", "256");
@@ -144,7 +170,9 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
     set(config, "RC_TX_BUFS_GROW", "128");
     set(config, "UD_TX_BUFS_GROW", "128");
     unsigned gid;
-    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(rdma, &gid)) set_number(config, "GID_INDEX", gid); /* of a memory domain, as above */
+    /* of a memory domain, as above */
+    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(rdma, &gid))
+        set_number(config, "GID_INDEX", gid);
     if (rdma->traffic_class_given) set_number(config, "IB_TRAFFIC_CLASS", rdma->traffic_class);
     if (rdma->service_level) set_number(config, "IB_SL", rdma->service_level);
 }
@@ -152,38 +180,59 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
 /* ---- context and memory ---- */
 
 /* UCX is told whose memory it is: what it would find out by itself is the same, where it can. */
-static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h *out, struct err *err)
+static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h *out,
+                       struct err *err)
 {
     bool card = m->kind == DEV_MEM_CUDA;
-    ucp_mem_map_params_t p = { .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
-                               .address = m->ptr, .length = m->bytes, .memory_type = card ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST };
+    ucp_mem_map_params_t p = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = m->ptr,
+        .length = m->bytes,
+        .memory_type = card ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
+    };
     ucs_status_t st = ucp_mem_map(context, &p, out);
     if (st == UCS_OK) return OK;
-    if (card) return err_set(err, ERR_NODEV, "ucx: %zu bytes of KV in a card's memory cannot be registered: %s", m->bytes, ucs_status_string(st));
-    return err_set(err, ERR_CONFIG, "ucx: %zu bytes of KV memory cannot be registered: %s (the locked-memory limit, ulimit -l, may be too low)", m->bytes, ucs_status_string(st));
+    if (card)
+        return err_set(err, ERR_NODEV,
+                       "ucx: %zu bytes of KV in a card's memory cannot be registered: %s", m->bytes,
+                       ucs_status_string(st));
+    return err_set(err, ERR_CONFIG,
+                   "ucx: %zu bytes of KV memory cannot be registered: %s (the locked-memory limit, "
+                   "ulimit -l, may be too low)",
+                   m->bytes, ucs_status_string(st));
 }
 
-static enum status open_context(const struct kvt_env *env, const char *tls, const char *device, ucp_context_h *out, struct err *err)
+static enum status open_context(const struct kvt_env *env, const char *tls, const char *device,
+                                ucp_context_h *out, struct err *err)
 {
     ucp_config_t *config;
     ucs_status_t st = ucp_config_read(NULL, NULL, &config);
-    if (st != UCS_OK) return err_set(err, ERR_CONFIG, "ucx: the UCX_* variables cannot be read: %s", ucs_status_string(st));
+    if (st != UCS_OK)
+        return err_set(err, ERR_CONFIG, "ucx: the UCX_* variables cannot be read: %s",
+                       ucs_status_string(st));
     configure(config, &env->tuning.rdma, tls, device);
-    ucp_params_t p = { .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME, .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-                       .name = "baton" };
+    ucp_params_t p = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+        .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .name = "baton",
+    };
     st = ucp_init(&p, config, out);
     ucp_config_release(config);
     if (st == UCS_OK) return OK;
     *out = NULL;
-    return err_set(err, ERR_NODEV, "ucx: no device of this host can be used with the UCX transports %s: %s%s", tls, ucs_status_string(st),
+    return err_set(err, ERR_NODEV,
+                   "ucx: no device of this host can be used with the UCX transports %s: %s%s", tls,
+                   ucs_status_string(st),
                    strstr(tls, "tcp") ? "" : "; without RDMA devices use the protocol tcp");
 }
 
 /* ---- a pool in a card's memory ---- */
 
-/* A context that knows the card's memory: cuda_copy moves nothing here, but brings that knowledge. Alone it would open on a host without any network
- * device: so one without it has to open first. */
-static enum status open_card_context(const struct kvt_env *env, const char *tls, const char *device, ucp_context_h *out, struct err *err)
+/* A context that knows the card's memory: cuda_copy moves nothing here, but brings that knowledge.
+ * Alone it would open on a host without any network device: so one without it has to open first. */
+static enum status open_card_context(const struct kvt_env *env, const char *tls, const char *device,
+                                     ucp_context_h *out, struct err *err)
 {
     ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
     struct buf with_card = { 0 };
@@ -193,45 +242,61 @@ static enum status open_card_context(const struct kvt_env *env, const char *tls,
     enum status st = open_context(env, with_card.data, device, out, err);
     buf_release(&with_card);
     TRY(st);
-    if (ucp_context_query(*out, &attr) == UCS_OK && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))) return OK;
-    return err_set(err, ERR_NODEV, "ucx: this UCX (%s) was built without CUDA, or its module for it is not installed: it cannot register a card's memory; "
-                   "rdma does without, and ipc and tcp move KV of cards on any host", ucp_get_version_string());
+    if (ucp_context_query(*out, &attr) == UCS_OK &&
+        (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
+        return OK;
+    return err_set(err, ERR_NODEV,
+                   "ucx: this UCX (%s) was built without CUDA, or its module for it is not "
+                   "installed: it cannot register a card's memory; "
+                   "rdma does without, and ipc and tcp move KV of cards on any host",
+                   ucp_get_version_string());
 }
 
-/* What network cards write has to be made visible to the card, as for rdma: the driver that gives the pool's dma-buf is asked how, once. */
+/* What network cards write has to be made visible to the card, as for rdma: the driver that gives
+ * the pool's dma-buf is asked how, once. */
 static enum status check_card(const struct kvt_env *env, struct err *err)
 {
     struct err why = { 0 };
     int fd = -1;
-    if (device_mem_dmabuf(env->device, env->mem, &fd, &why) != OK) return err_set(err, ERR_NODEV, "ucx: %s", why.text);
+    if (device_mem_dmabuf(env->device, env->mem, &fd, &why) != OK)
+        return err_set(err, ERR_NODEV, "ucx: %s", why.text);
     close(fd);
     return OK;
 }
 
-/* UCX registers memory with the devices that can and says nothing of the others, and puts without a device's key are made by software in the peer's worker.
- * A key has the parts of all devices, of 8 bytes at least each, so that of the processor's memory shows how long the pool's has to be. */
+/* UCX registers memory with the devices that can and says nothing of the others, and puts without a
+ * device's key are made by software in the peer's worker. A key has the parts of all devices, of 8
+ * bytes at least each, so that of the processor's memory shows how long the pool's has to be. */
 static enum status check_key(const struct ucx_rail *r, struct err *err)
 {
     enum { DEVICE_KEY_BYTES = 8 };
     void *host = NULL;
     size_t n = 0;
     ucs_status_t st = ucp_rkey_pack(r->context, r->staging, &host, &n);
-    if (st != UCS_OK) return err_set(err, ERR_CONFIG, "ucx: no key for staging memory: %s", ucs_status_string(st));
+    if (st != UCS_OK)
+        return err_set(err, ERR_CONFIG, "ucx: no key for staging memory: %s",
+                       ucs_status_string(st));
     ucp_rkey_buffer_release(host);
     if (n < r->key_bytes + DEVICE_KEY_BYTES) return OK;
-    return err_set(err, ERR_NODEV, "ucx: %s cannot register the card's memory: that needs the module nvidia_peermem, or a UCX and a driver with dma-buf",
+    return err_set(err, ERR_NODEV,
+                   "ucx: %s cannot register the card's memory: that needs the module "
+                   "nvidia_peermem, or a UCX and a driver with dma-buf",
                    r->device[0] ? r->device : "the network device");
 }
 
-static enum status open_rail(const struct kvt_env *env, const char *tls, struct ucx_rail *r, struct err *err)
+static enum status open_rail(const struct kvt_env *env, const char *tls, struct ucx_rail *r,
+                             struct err *err)
 {
-    TRY(env->device ? open_card_context(env, tls, r->device, &r->context, err) : open_context(env, tls, r->device, &r->context, err));
+    TRY(env->device ? open_card_context(env, tls, r->device, &r->context, err)
+                    : open_context(env, tls, r->device, &r->context, err));
     if (env->device) TRY(check_card(env, err));
     TRY(map(r->context, env->mem, &r->pool, err));
     if (env->staging) TRY(map(r->context, env->staging, &r->staging, err));
     ucs_status_t packed = ucp_rkey_pack(r->context, r->pool, &r->key, &r->key_bytes);
-    if (packed == UCS_OK && r->key_bytes <= UCX_KEY_MAX) return env->device ? check_key(r, err) : OK;
-    return err_set(err, ERR_CONFIG, "ucx: no key for the KV pool: %s", packed == UCS_OK ? "it is too long" : ucs_status_string(packed));
+    if (packed == UCS_OK && r->key_bytes <= UCX_KEY_MAX)
+        return env->device ? check_key(r, err) : OK;
+    return err_set(err, ERR_CONFIG, "ucx: no key for the KV pool: %s",
+                   packed == UCS_OK ? "it is too long" : ucs_status_string(packed));
 }
 
 /* What is left has its name and number. */
@@ -246,7 +311,8 @@ static void close_rail(struct ucx_rail *r)
     r->context = NULL;
 }
 
-static enum status open_rails(const struct kvt_env *env, const char *tls, struct ucx_setup *s, struct err *err)
+static enum status open_rails(const struct kvt_env *env, const char *tls, struct ucx_setup *s,
+                              struct err *err)
 {
     struct ucx_devices devices;
     enum status st = OK;
@@ -258,7 +324,9 @@ static enum status open_rails(const struct kvt_env *env, const char *tls, struct
         st = open_rail(env, tls, &s->rails[i], err);
         some |= st == OK;
         if (st == ERR_NODEV) close_rail(&s->rails[i]);
-        if (st == ERR_NODEV && devices.n > 1) log_warn("ucx device not used", "device=%s why=\"%s\"", devices.name[i], err ? err->text : "");
+        if (st == ERR_NODEV && devices.n > 1)
+            log_warn("ucx device not used", "device=%s why=\"%s\"", devices.name[i],
+                     err ? err->text : "");
     }
     return some && st == ERR_NODEV ? OK : st;
 }
@@ -267,7 +335,8 @@ enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err
 {
     struct buf tls = { 0 };
     keep_quiet();
-    enum status st = ucx_check_tls(env->tuning.ucx_tls ? env->tuning.ucx_tls : getenv("UCX_TLS"), &tls, err);
+    enum status st = ucx_check_tls(env->tuning.ucx_tls ? env->tuning.ucx_tls : getenv("UCX_TLS"),
+                                   &tls, err);
     if (st == OK) st = open_rails(env, tls.data, s, err);
     buf_release(&tls);
     return st;
@@ -282,7 +351,10 @@ void ucx_release(struct ucx_setup *s)
 /* ---- which rail ---- */
 
 /* When a connection over it failed, unless that is forgiven: 0. */
-static uint64_t blame(const struct ucx_rail *r, uint64_t now) { return r->failed_ms && now - r->failed_ms < UCX_FORGIVE_MS ? r->failed_ms : 0; }
+static uint64_t blame(const struct ucx_rail *r, uint64_t now)
+{
+    return r->failed_ms && now - r->failed_ms < UCX_FORGIVE_MS ? r->failed_ms : 0;
+}
 
 static bool is_better(const struct ucx_rail *a, const struct ucx_rail *b, uint64_t now)
 {
@@ -297,7 +369,8 @@ struct ucx_rail *ucx_rail_choose(struct ucx_setup *s)
     struct ucx_rail *best = NULL;
     uint64_t now = clock_ms();
     for (uint32_t i = 0; i < s->n_rails; i++)
-        if (s->rails[i].context && (!best || is_better(&s->rails[i], best, now))) best = &s->rails[i];
+        if (s->rails[i].context && (!best || is_better(&s->rails[i], best, now)))
+            best = &s->rails[i];
     ASSERT(best); /* ucx_setup has opened one */
     best->n_begun++;
     return best;
@@ -306,7 +379,8 @@ struct ucx_rail *ucx_rail_choose(struct ucx_setup *s)
 struct ucx_rail *ucx_rail_numbered(struct ucx_setup *s, uint32_t number)
 {
     uint32_t i = number % s->n_rails;
-    for (uint32_t tried = 1; !s->rails[i].context; tried++, i = (i + 1) % s->n_rails) ASSERT(tried < s->n_rails);
+    for (uint32_t tried = 1; !s->rails[i].context; tried++, i = (i + 1) % s->n_rails)
+        ASSERT(tried < s->n_rails);
     return &s->rails[i];
 }
 
@@ -321,7 +395,12 @@ static_assert(sizeof(struct wire_region) + UCX_KEY_MAX <= 4096, "one control fra
 
 void ucx_region_encode(const struct ucx_region *r, struct buf *out)
 {
-    struct wire_region w = { .base = r->base, .bytes = r->bytes, .address_bytes = r->address_bytes, .key_bytes = (uint32_t)r->key.n };
+    struct wire_region w = {
+        .base = r->base,
+        .bytes = r->bytes,
+        .address_bytes = r->address_bytes,
+        .key_bytes = (uint32_t)r->key.n,
+    };
     buf_add(out, &w, sizeof w);
     buf_add_str(out, r->key);
 }
@@ -331,8 +410,16 @@ enum status ucx_region_decode(struct str in, struct ucx_region *out)
     struct wire_region w;
     if (in.n < sizeof w) return ERR_FORMAT;
     memcpy(&w, in.p, sizeof w);
-    if (w.key_bytes == 0 || w.key_bytes > UCX_KEY_MAX || in.n - sizeof w != w.key_bytes) return ERR_FORMAT;
-    if (w.address_bytes == 0 || w.address_bytes > UCX_ADDRESS_MAX || w.bytes == 0 || w.base + w.bytes < w.base) return ERR_FORMAT;
-    *out = (struct ucx_region){ .base = w.base, .bytes = w.bytes, .address_bytes = w.address_bytes, .key = { in.p + sizeof w, w.key_bytes } };
+    if (w.key_bytes == 0 || w.key_bytes > UCX_KEY_MAX || in.n - sizeof w != w.key_bytes)
+        return ERR_FORMAT;
+    if (w.address_bytes == 0 || w.address_bytes > UCX_ADDRESS_MAX || w.bytes == 0 ||
+        w.base + w.bytes < w.base)
+        return ERR_FORMAT;
+    *out = (struct ucx_region){
+        .base = w.base,
+        .bytes = w.bytes,
+        .address_bytes = w.address_bytes,
+        .key = { in.p + sizeof w, w.key_bytes },
+    };
     return OK;
 }

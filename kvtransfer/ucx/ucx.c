@@ -1,11 +1,14 @@
-/* ucx.c - KV over whatever UCX (UCP) finds fit for remote writes: InfiniBand and RoCE by rc, dc and ud. The ops table and the poll.
+/* ucx.c - KV over whatever UCX (UCP) finds fit for remote writes: InfiniBand and RoCE by rc, dc and
+ * ud. The ops table and the poll.
  *
- * conn.h has the states of a connection, the ordering argument and the fence; control.h carries tickets, set-up and messages; setup.h says
- * which of UCX's transports may be used. This file turns control events and progress into incidents.
+ * conn.h has the states of a connection, the ordering argument and the fence; control.h carries
+ * tickets, set-up and messages; setup.h says which of UCX's transports may be used. This file turns
+ * control events and progress into incidents.
  *
- * Waiting: one epoll descriptor over the hub's, each worker's, and `more_fd`, which is readable while something is left to be done at once.
- * A worker's descriptor tells only when armed (ucp.h, ucp_worker_arm); a poll arms every worker it leaves.
- * Incidents are queued: one turn can yield more than a caller's array takes. Thread: transfer. */
+ * Waiting: one epoll descriptor over the hub's, each worker's, and `more_fd`, which is readable
+ * while something is left to be done at once. A worker's descriptor tells only when armed (ucp.h,
+ * ucp_worker_arm); a poll arms every worker it leaves. Incidents are queued: one turn can yield
+ * more than a caller's array takes. Thread: transfer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,16 +24,16 @@
 enum { EVENTS = 64, DEADLINE_CHECK_MS = 50 };
 
 struct ucx_transport {
-    struct kvt_transport  base;
+    struct kvt_transport base;
     const struct kvt_env *env;
-    struct control_hub   *hub;
-    struct ucx_setup      setup;
-    struct list           conns;
-    int                   epoll_fd, more_fd;
-    bool                  more;        /* more_fd is readable */
-    uint64_t              checked_ms;
-    struct kvt_incident  *queue;       /* [q_head, q_len) are to be handed out */
-    size_t                q_head, q_len, q_cap;
+    struct control_hub *hub;
+    struct ucx_setup setup;
+    struct list conns;
+    int epoll_fd, more_fd;
+    bool more; /* more_fd is readable */
+    uint64_t checked_ms;
+    struct kvt_incident *queue; /* [q_head, q_len) are to be handed out */
+    size_t q_head, q_len, q_cap;
 };
 
 /* ---- incidents ---- */
@@ -113,8 +116,9 @@ static void free_conn(struct ucx_conn *c)
     mem_free(c);
 }
 
-/* The end of a connection, told to the session layer if that knows of it. An outgoing one stops reading its sources first; an incoming
- * one keeps its worker until fence(), where the session layer wants to hear of it. May free a connection that was never announced. */
+/* The end of a connection, told to the session layer if that knows of it. An outgoing one stops
+ * reading its sources first; an incoming one keeps its worker until fence(), where the session
+ * layer wants to hear of it. May free a connection that was never announced. */
 static void go_down(struct ucx_conn *c, enum status st, const char *text)
 {
     if (c->state == UCX_DOWN) return;
@@ -133,14 +137,17 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "ucx: ", 5) == 0 ? "" : "ucx: ", text);
 }
 
-/* Not over a port that is down: what UCX wires up over, a UD queue pair, goes into the error state when Soft-RoCE cannot route a packet, and
- * UCX 1.13 ends the process then ("receive completion with error"). */
+/* Not over a port that is down: what UCX wires up over, a UD queue pair, goes into the error state
+ * when Soft-RoCE cannot route a packet, and UCX 1.13 ends the process then ("receive completion
+ * with error"). */
 static enum status start_worker(struct ucx_conn *c, struct err *err)
 {
-    if (!ucx_device_active(c->rail->device)) return err_set(err, ERR_PEER_LOST, "the port %s is down", c->rail->device);
+    if (!ucx_device_active(c->rail->device))
+        return err_set(err, ERR_PEER_LOST, "the port %s is down", c->rail->device);
     TRY(ucx_conn_worker(c, err));
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = c };
-    if (epoll_ctl(c->t->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &e) != 0) return err_set(err, ERR_IO, "cannot wait for a UCX worker: %s", strerror(errno));
+    if (epoll_ctl(c->t->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &e) != 0)
+        return err_set(err, ERR_IO, "cannot wait for a UCX worker: %s", strerror(errno));
     want_more(c->t, true);
     return OK;
 }
@@ -203,7 +210,9 @@ static void learn(struct ucx_conn *c, const struct control_event *ev)
     }
     snprintf(err.text, sizeof err.text, "malformed set-up");
     if (ev->frame == UCX_FRAME_REGION) st = ucx_region_decode(ev->body, &r);
-    if (st == OK && !ucx_device_active(c->rail->device)) st = err_set(&err, ERR_PEER_LOST, "the port %s is down", c->rail->device); /* see start_worker */
+    /* see start_worker */
+    if (st == OK && !ucx_device_active(c->rail->device))
+        st = err_set(&err, ERR_PEER_LOST, "the port %s is down", c->rail->device);
     if (st == OK) st = ucx_conn_wire(c, &r, &err);
     allow_time(c);
     if (st == OK) c->state = UCX_WIRING;
@@ -223,9 +232,11 @@ static void hold(struct ucx_conn *c, uint64_t after, const struct kvt_message *m
 static void on_message(struct ucx_conn *c, const struct control_event *ev)
 {
     struct kvt_message m;
-    if (kvt_message_decode(ev->body.p, ev->body.n, &m) != OK || m.kind == KVT_MSG_DATA || (ev->after && !c->base.incoming))
+    if (kvt_message_decode(ev->body.p, ev->body.n, &m) != OK || m.kind == KVT_MSG_DATA ||
+        (ev->after && !c->base.incoming))
         go_down(c, ERR_FORMAT, "malformed message");
-    else if (c->state != UCX_UP || c->n_held || ev->after > c->landed) hold(c, ev->after, &m); /* none before UP: the session layer knows no such connection */
+    /* none before UP: the session layer knows no such connection */
+    else if (c->state != UCX_UP || c->n_held || ev->after > c->landed) hold(c, ev->after, &m);
     else add(c, KVT_MESSAGE)->message = m;
 }
 
@@ -235,11 +246,15 @@ static void on_control(void *arg, const struct control_event *ev)
     if (ev->kind == CONTROL_OPENED) on_opened(arg, ev->conn);
     else if (ev->kind == CONTROL_LOST) go_down(c, ev->status, ev->text);
     else if (c->state == UCX_LEARNING) learn(c, ev);
-    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_RAIL && !c->rail && ev->body.n == sizeof(uint32_t)) offer(c, ev->body);
-    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_READY && c->worker && !c->ready && ev->body.n == 0) {
+    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_RAIL && !c->rail &&
+             ev->body.n == sizeof(uint32_t))
+        offer(c, ev->body);
+    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_READY && c->worker && !c->ready &&
+             ev->body.n == 0) {
         c->ready = true;
         if (c->landed) go_up(c);
-    } else if ((c->state == UCX_UP || c->ready) && ev->frame == UCX_FRAME_MESSAGE) on_message(c, ev);
+    } else if ((c->state == UCX_UP || c->ready) && ev->frame == UCX_FRAME_MESSAGE)
+        on_message(c, ev);
     else go_down(c, ERR_FORMAT, "malformed set-up");
 }
 
@@ -278,10 +293,14 @@ static void check_deadlines(struct ucx_transport *t)
     uint64_t now = clock_ms();
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct ucx_conn, link) {
-        if (c->state < UCX_UP && now > c->deadline_ms) go_down(c, ERR_TIMEOUT, "the peer's UCX did not answer in time");
+    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
+    {
+        if (c->state < UCX_UP && now > c->deadline_ms)
+            go_down(c, ERR_TIMEOUT, "the peer's UCX did not answer in time");
         else if (c->state == UCX_UP && ucx_conn_is_stalled(c, now))
-            go_down(c, ERR_TIMEOUT, c->base.incoming ? "bytes that the peer has sent do not come" : "puts are under way and none of them ends");
+            go_down(c, ERR_TIMEOUT,
+                    c->base.incoming ? "bytes that the peer has sent do not come"
+                                     : "puts are under way and none of them ends");
     }
 }
 
@@ -294,12 +313,12 @@ static size_t ucx_poll(struct kvt_transport *base, struct kvt_incident *out, siz
     for (int i = 0; i < n; i++) /* the hub's and more_fd have no connection */
         if (events[i].data.ptr) ((struct ucx_conn *)events[i].data.ptr)->armed = false;
     LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
-        if (c->worker && !c->armed && c->state != UCX_DOWN) turn(c);
+    if (c->worker && !c->armed && c->state != UCX_DOWN) turn(c);
     control_poll(t->hub, on_control, t);
     check_deadlines(t);
     bool more = false;
     LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
-        if (c->worker && c->state != UCX_DOWN && !ucx_conn_arm(c)) more = true;
+    if (c->worker && c->state != UCX_DOWN && !ucx_conn_arm(c)) more = true;
     want_more(t, more || t->q_len > cap);
     return hand_out(t, out, cap);
 }
@@ -310,15 +329,20 @@ static enum status ucx_put(struct kvt_conn *base, const struct kvt_put *p)
 {
     struct ucx_conn *c = (struct ucx_conn *)base;
     if (c->state != UCX_UP || c->failed != UCS_OK) return ERR_PEER_LOST;
-    if (c->n_put - c->n_flushed == UCX_PUTS_MAX || c->in_flight >= UCX_IN_FLIGHT_BYTES) return ERR_BUSY;
+    if (c->n_put - c->n_flushed == UCX_PUTS_MAX || c->in_flight >= UCX_IN_FLIGHT_BYTES)
+        return ERR_BUSY;
     ucx_conn_put(c, c->t->env, p);
     c->armed = false;
     want_more(c->t, true);
     return OK; /* a failure shows as DOWN */
 }
 
-/* Remote writes that were given to UCX cannot be taken back one by one: they end on their own, or with the connection. */
-static void ucx_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation) { (void)c, (void)session, (void)generation; }
+/* Remote writes that were given to UCX cannot be taken back one by one: they end on their own, or
+ * with the connection. */
+static void ucx_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation)
+{
+    (void)c, (void)session, (void)generation;
+}
 
 static enum status ucx_notify(struct kvt_conn *base, const struct kvt_message *m)
 {
@@ -326,7 +350,8 @@ static enum status ucx_notify(struct kvt_conn *base, const struct kvt_message *m
     uint8_t bytes[KVT_MESSAGE_MAX];
     if (c->state != UCX_UP) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && control_queued(c->control) > KVT_QUEUE_BYTES) return ERR_BUSY;
-    return control_send(c->control, UCX_FRAME_MESSAGE, c->n_put, bytes, kvt_message_encode(m, bytes));
+    return control_send(c->control, UCX_FRAME_MESSAGE, c->n_put, bytes,
+                        kvt_message_encode(m, bytes));
 }
 
 static enum status ucx_fence(struct kvt_conn *base)
@@ -341,8 +366,10 @@ static enum status ucx_fence(struct kvt_conn *base)
 
 static void ucx_disconnect(struct kvt_conn *base) { free_conn((struct ucx_conn *)base); }
 
-static enum status ucx_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
-                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
+static enum status ucx_connect(struct kvt_transport *base, struct str address,
+                               const struct kv_layout *theirs,
+                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out,
+                               struct err *err)
 {
     struct ucx_transport *t = (struct ucx_transport *)base;
     struct ucx_conn *c = new_conn(t, false, UCX_DIALLING);
@@ -376,9 +403,14 @@ static enum status ucx_open(const struct kvt_env *env, struct kvt_transport **ou
     list_init(&t->conns);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     t->more_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    enum status st = t->epoll_fd < 0 || t->more_fd < 0 ? err_set(err, ERR_CONFIG, "ucx: no event descriptors: %s", strerror(errno)) : OK;
+    enum status st = t->epoll_fd < 0 || t->more_fd < 0
+                         ? err_set(err, ERR_CONFIG, "ucx: no event descriptors: %s",
+                                   strerror(errno))
+                         : OK;
     if (st == OK) st = ucx_setup(env, &t->setup, err);
-    if (st == OK) st = control_open(env, "ucx", env->tuning.ucx_port, env->tuning.socket_ifname, &t->hub, err);
+    if (st == OK)
+        st = control_open(env, "ucx", env->tuning.ucx_port, env->tuning.socket_ifname, &t->hub,
+                          err);
     if (st != OK) {
         ucx_close(&t->base);
         return st;
@@ -391,9 +423,13 @@ static enum status ucx_open(const struct kvt_env *env, struct kvt_transport **ou
 }
 
 static int ucx_wait_fd(struct kvt_transport *t) { return ((struct ucx_transport *)t)->epoll_fd; }
-static uint16_t ucx_port(struct kvt_transport *t) { return control_port(((struct ucx_transport *)t)->hub); }
+static uint16_t ucx_port(struct kvt_transport *t)
+{
+    return control_port(((struct ucx_transport *)t)->hub);
+}
 
-/* As rdma's: a mark is in the processor's memory when the data are a card's, which has to be asked to let them be seen. */
+/* As rdma's: a mark is in the processor's memory when the data are a card's, which has to be asked
+ * to let them be seen. */
 static enum status ucx_flush(struct kvt_transport *t)
 {
     struct device *card = ((struct ucx_transport *)t)->env->device;
@@ -401,7 +437,11 @@ static enum status ucx_flush(struct kvt_transport *t)
 }
 
 /* UCX 1.13 does not tell which device an endpoint uses. */
-static uint64_t ucx_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
+static uint64_t ucx_link_speed(const struct kvt_conn *c)
+{
+    (void)c;
+    return 0;
+}
 
 static void ucx_export_address(const struct kvt_transport *t, struct buf *out)
 {

@@ -1,4 +1,5 @@
-/* directory.c - the rows of the directory table and the calls through it (directory.h). Thread: loop. */
+/* directory.c - the rows of the directory table and the calls through it (directory.h). Thread:
+ * loop. */
 #include "scheduler/directory/directory.h"
 
 #include <string.h>
@@ -7,9 +8,11 @@
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
 
-enum { RENEW_MS = 700, LEASE_MS = 2400 }; /* three renewals fit into a lease; a dead node is gone within 3 s */
+/* three renewals fit into a lease; a dead node is gone within 3 s */
+enum { RENEW_MS = 700, LEASE_MS = 2400 };
 
-const struct directory_ops *const DIRECTORY_ROWS[] = { &directory_local_ops, &directory_http_ops, &directory_redis_ops, NULL };
+const struct directory_ops *const DIRECTORY_ROWS[] = { &directory_local_ops, &directory_http_ops,
+                                                       &directory_redis_ops, NULL };
 
 const char *node_role_name(enum node_role r)
 {
@@ -18,17 +21,22 @@ const char *node_role_name(enum node_role r)
     return names[r];
 }
 
-enum status directory_open(const char *row, const struct directory_options *o, struct directory **out, struct err *err)
+enum status directory_open(const char *row, const struct directory_options *o,
+                           struct directory **out, struct err *err)
 {
     struct directory_options filled = *o;
     if (!filled.renew_ms) filled.renew_ms = RENEW_MS;
     if (!filled.lease_ms) filled.lease_ms = LEASE_MS;
     if (!directory_topic_is_valid(filled.topic))
-        return err_field(err, ERR_CONFIG, "topic", "the topic \"%s\" must be 1 to %d printable characters without blanks and braces",
-                         filled.topic ? filled.topic : "", NODE_NAME_MAX - 1);
+        return err_field(
+            err, ERR_CONFIG, "topic",
+            "the topic \"%s\" must be 1 to %d printable characters without blanks and braces",
+            filled.topic ? filled.topic : "", NODE_NAME_MAX - 1);
     for (size_t i = 0; DIRECTORY_ROWS[i]; i++)
-        if (strcmp(DIRECTORY_ROWS[i]->name, row) == 0) return DIRECTORY_ROWS[i]->open(&filled, out, err);
-    return err_set(err, ERR_CONFIG, "there is no directory \"%s\"; it is local, http or redis", row);
+        if (strcmp(DIRECTORY_ROWS[i]->name, row) == 0)
+            return DIRECTORY_ROWS[i]->open(&filled, out, err);
+    return err_set(err, ERR_CONFIG, "there is no directory \"%s\"; it is local, http or redis",
+                   row);
 }
 
 void directory_close(struct directory *d)
@@ -44,9 +52,13 @@ void directory_publish(struct directory *d, const struct node_record *me)
 
 void directory_leave(struct directory *d, uint64_t node) { d->ops->leave(d, node); }
 
-enum status directory_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg) { return d->ops->snapshot(d, cb, arg); }
+enum status directory_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg)
+{
+    return d->ops->snapshot(d, cb, arg);
+}
 
-enum status directory_reserve(struct directory *d, const struct placement *p, directory_reserve_fn *cb, void *arg)
+enum status directory_reserve(struct directory *d, const struct placement *p,
+                              directory_reserve_fn *cb, void *arg)
 {
     return d->ops->reserve(d, p, cb, arg);
 }

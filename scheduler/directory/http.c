@@ -1,14 +1,16 @@
-/* http.c - the row `http`: the view is held by another process (server.h), asked by small POST requests.
+/* http.c - the row `http`: the view is held by another process (server.h), asked by small POST
+ * requests.
  *
- * Several connections are in use at once, so requests may overtake one another. What must not: a renewal is sent only when the
- * one before is answered (the latest record wins), and leave waits for it; reservations have ids of their own
- * (remote.h). While the holder does not answer it is asked every renew_ms, so that on_up comes even when nobody calls.
- * Life: a call on its way holds a pointer to the directory; close frees the client, which ends all calls. Thread: loop. */
+ * Several connections are in use at once, so requests may overtake one another. What must not: a
+ * renewal is sent only when the one before is answered (the latest record wins), and leave waits
+ * for it; reservations have ids of their own (remote.h). While the holder does not answer it is
+ * asked every renew_ms, so that on_up comes even when nobody calls. Life: a call on its way holds a
+ * pointer to the directory; close frees the client, which ends all calls. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
 
-#include "scheduler/directory/remote.h"
 #include "scheduler/directory/backends.h"
+#include "scheduler/directory/remote.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -19,38 +21,38 @@ enum { IDLE_CONNECTIONS = 4, LEAVING_MAX = 64 };
 enum http_verb { VERB_PUBLISH, VERB_LEAVE, VERB_SNAPSHOT, VERB_RESERVE, VERB_RELEASE };
 
 struct directory_http {
-    struct directory    base;
-    struct remote       remote;
-    struct loop        *loop;
-    char                topic[NODE_NAME_MAX];
-    char               *host;
-    uint16_t            port;
-    struct buf          secret;
+    struct directory base;
+    struct remote remote;
+    struct loop *loop;
+    char topic[NODE_NAME_MAX];
+    char *host;
+    uint16_t port;
+    struct buf secret;
     struct http_client *client;
-    struct loop_timer  *probe;
-    bool                publishing;  /* a renewal is on its way */
-    struct buf          next_record; /* the renewal after it; empty: none */
-    struct buf          leaving;     /* ids of nodes that leave when the renewal is answered */
-    uint32_t            n_holds;     /* callbacks under way */
-    bool                closed;
+    struct loop_timer *probe;
+    bool publishing;        /* a renewal is on its way */
+    struct buf next_record; /* the renewal after it; empty: none */
+    struct buf leaving;     /* ids of nodes that leave when the renewal is answered */
+    uint32_t n_holds;       /* callbacks under way */
+    bool closed;
 };
 
 struct http_call {
     struct directory_http *d;
-    enum http_verb         verb;
+    enum http_verb verb;
     directory_snapshot_fn *snapshot; /* NULL: a probe */
-    directory_reserve_fn  *reserve;
-    void                  *arg;
-    uint64_t               request, id;
+    directory_reserve_fn *reserve;
+    void *arg;
+    uint64_t request, id;
 };
 
 /* What an answer says, parsed. */
 struct http_answer {
-    enum status               st;
-    uint64_t                  fence;
-    struct node_record       *nodes;
+    enum status st;
+    uint64_t fence;
+    struct node_record *nodes;
     struct directory_snapshot snapshot;
-    char                      why[ERR_TEXT_MAX];
+    char why[ERR_TEXT_MAX];
 };
 
 static void http_free(struct directory_http *d)
@@ -74,8 +76,9 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 
 static enum status send_call(struct directory_http *d, struct http_call call, struct str body)
 {
-    static const char *const paths[] = { DIRECTORY_PATH "publish", DIRECTORY_PATH "leave", DIRECTORY_PATH "snapshot",
-                                         DIRECTORY_PATH "reserve", DIRECTORY_PATH "release" };
+    static const char *const paths[] = { DIRECTORY_PATH "publish", DIRECTORY_PATH "leave",
+                                         DIRECTORY_PATH "snapshot", DIRECTORY_PATH "reserve",
+                                         DIRECTORY_PATH "release" };
     const char *path = paths[call.verb];
     char proof[DIRECTORY_PROOF_MAX], headers[DIRECTORY_PROOF_MAX + 80];
     int n = snprintf(headers, sizeof headers, "Content-Type: application/json\r\n");
@@ -87,7 +90,8 @@ static enum status send_call(struct directory_http *d, struct http_call call, st
     if (!c) return ERR_NOMEM;
     *c = call;
     c->d = d;
-    enum status st = http_client_request(d->client, "POST", d->host, d->port, path, headers, body, REMOTE_TIMEOUT_MS, on_answer, c);
+    enum status st = http_client_request(d->client, "POST", d->host, d->port, path, headers, body,
+                                         REMOTE_TIMEOUT_MS, on_answer, c);
     if (st != OK) mem_free(c);
     return st;
 }
@@ -141,9 +145,11 @@ static void send_owed(struct directory_http *d)
     if (n == 0) return;
     begin_body(d, &body);
     buf_add_c(&body, ",\"ids\":[");
-    for (size_t i = 0; i < n; i++) buf_printf(&body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
+    for (size_t i = 0; i < n; i++)
+        buf_printf(&body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
     buf_add_c(&body, "]}");
-    if (send_call(d, (struct http_call){ .verb = VERB_RELEASE }, buf_str(&body)) != OK) remote_sent(&d->remote, false);
+    if (send_call(d, (struct http_call){ .verb = VERB_RELEASE }, buf_str(&body)) != OK)
+        remote_sent(&d->remote, false);
     buf_release(&body);
 }
 
@@ -154,7 +160,8 @@ static enum status send_snapshot(struct directory_http *d, directory_snapshot_fn
     buf_add_c(&body, ",\"topic\":");
     json_add_string(&body, str_of(d->topic));
     buf_add_char(&body, '}');
-    enum status st = send_call(d, (struct http_call){ .verb = VERB_SNAPSHOT, .snapshot = cb, .arg = arg }, buf_str(&body));
+    enum status st = send_call(
+        d, (struct http_call){ .verb = VERB_SNAPSHOT, .snapshot = cb, .arg = arg }, buf_str(&body));
     buf_release(&body);
     return st;
 }
@@ -172,7 +179,7 @@ static void read_snapshot(const cJSON *doc, struct http_answer *a)
         return;
     }
     a->nodes = mem_calloc((size_t)n, sizeof *a->nodes);
-    cJSON_ArrayForEach(one, list) {
+    cJSON_ArrayForEach (one, list) {
         if (node_record_from_json(one, &a->nodes[a->snapshot.n], &err) == OK) a->snapshot.n++;
         else log_warn("malformed node record", "why=\"%s\"", err.text);
     }
@@ -183,16 +190,18 @@ static void read_snapshot(const cJSON *doc, struct http_answer *a)
 static void read_reserved(const cJSON *doc, struct http_answer *a)
 {
     const char *text = "";
-    bool is_well_formed = json_get_str(doc, "status", &text, NULL) == OK && directory_get_id(doc, "fence", &a->fence, NULL) == OK;
+    bool is_well_formed = json_get_str(doc, "status", &text, NULL) == OK &&
+                          directory_get_id(doc, "fence", &a->fence, NULL) == OK;
     if (is_well_formed && strcmp(text, "ok") == 0) return;
     if (is_well_formed && strcmp(text, "busy") == 0) a->st = ERR_BUSY;
     else if (is_well_formed && strcmp(text, "not_found") == 0) a->st = ERR_NOT_FOUND;
     else a->st = ERR_FORMAT;
 }
 
-/* True when the holder was reached, whatever it answered: a call refused as such (malformed, a limit) says nothing about others. */
-static bool read_answer(const struct directory_http *d, const struct http_call *c, enum status st, int http_status, struct str body,
-                        struct http_answer *a)
+/* True when the holder was reached, whatever it answered: a call refused as such (malformed, a
+ * limit) says nothing about others. */
+static bool read_answer(const struct directory_http *d, const struct http_call *c, enum status st,
+                        int http_status, struct str body, struct http_answer *a)
 {
     struct err err = { 0 };
     cJSON *doc = NULL;
@@ -201,18 +210,26 @@ static bool read_answer(const struct directory_http *d, const struct http_call *
     if (st == OK) a->st = json_parse(body, false, &doc, &err);
     if (a->st == OK && http_status != 200) {
         if (json_get_str(doc, "error", &said, NULL) != OK) said = "";
-        snprintf(a->why, sizeof a->why, "%s:%u answered %d: %.300s", d->host, d->port, http_status, said);
-        a->st = http_status == 401 ? ERR_UNAUTHORIZED : http_status == 429 ? ERR_FULL : http_status == 400 ? ERR_INVALID : ERR_IO;
+        snprintf(a->why, sizeof a->why, "%s:%u answered %d: %.300s", d->host, d->port, http_status,
+                 said);
+        a->st = http_status == 401   ? ERR_UNAUTHORIZED
+                : http_status == 429 ? ERR_FULL
+                : http_status == 400 ? ERR_INVALID
+                                     : ERR_IO;
     } else if (a->st == OK) {
         if (c->verb == VERB_SNAPSHOT) read_snapshot(doc, a);
         if (c->verb == VERB_RESERVE) read_reserved(doc, a);
-        if (a->st == ERR_FORMAT) snprintf(a->why, sizeof a->why, "%s:%u sent a malformed answer", d->host, d->port);
+        if (a->st == ERR_FORMAT)
+            snprintf(a->why, sizeof a->why, "%s:%u sent a malformed answer", d->host, d->port);
     } else {
-        snprintf(a->why, sizeof a->why, "%s:%u: %.400s", d->host, d->port, err.text[0] ? err.text : status_text(a->st));
+        snprintf(a->why, sizeof a->why, "%s:%u: %.400s", d->host, d->port,
+                 err.text[0] ? err.text : status_text(a->st));
     }
     cJSON_Delete(doc);
-    if (a->st == ERR_FULL || a->st == ERR_INVALID) log_warn("directory call refused", "why=\"%s\"", a->why);
-    return a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND || a->st == ERR_FULL || a->st == ERR_INVALID;
+    if (a->st == ERR_FULL || a->st == ERR_INVALID)
+        log_warn("directory call refused", "why=\"%s\"", a->why);
+    return a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND || a->st == ERR_FULL ||
+           a->st == ERR_INVALID;
 }
 
 /* The caller's function; after close none is called any more. */
@@ -221,7 +238,8 @@ static void give(struct directory_http *d, const struct http_call *c, struct htt
     bool is_said = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
     if (d->closed) return;
     if (c->verb == VERB_RESERVE) c->reserve(c->arg, is_said ? a->st : ERR_UNAVAILABLE, a->fence);
-    if (c->verb == VERB_SNAPSHOT && c->snapshot) c->snapshot(c->arg, is_said ? OK : ERR_UNAVAILABLE, is_said ? &a->snapshot : NULL);
+    if (c->verb == VERB_SNAPSHOT && c->snapshot)
+        c->snapshot(c->arg, is_said ? OK : ERR_UNAVAILABLE, is_said ? &a->snapshot : NULL);
 }
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
@@ -255,7 +273,8 @@ static void on_probe(void *arg)
 {
     struct directory_http *d = arg;
     if (d->remote.state == REMOTE_UP) return;
-    if (send_snapshot(d, NULL, NULL) != OK) log_debug("probe not sent", "host=%s port=%u", d->host, d->port);
+    if (send_snapshot(d, NULL, NULL) != OK)
+        log_debug("probe not sent", "host=%s port=%u", d->host, d->port);
 }
 
 /* ---- the row ---- */
@@ -270,12 +289,18 @@ static void http_close(struct directory *base)
     unhold(d);
 }
 
-static enum status http_open(const struct directory_options *o, struct directory **out, struct err *err)
+static enum status http_open(const struct directory_options *o, struct directory **out,
+                             struct err *err)
 {
     if (!o->http_host || !o->http_host[0] || o->http_port == 0)
-        return err_set(err, ERR_CONFIG, "the directory \"http\" needs the address of the process that holds it");
+        return err_set(err, ERR_CONFIG,
+                       "the directory \"http\" needs the address of the process that holds it");
     struct directory_http *d = MEM_NEW(struct directory_http);
-    struct http_client_options c = { .loop = o->loop, .body_max = DIRECTORY_ANSWER_MAX, .n_idle = IDLE_CONNECTIONS };
+    struct http_client_options c = {
+        .loop = o->loop,
+        .body_max = DIRECTORY_ANSWER_MAX,
+        .n_idle = IDLE_CONNECTIONS,
+    };
     d->base.ops = &directory_http_ops;
     d->loop = o->loop;
     remote_init(&d->remote, o, "http");
@@ -310,12 +335,16 @@ static enum status http_snapshot(struct directory *base, directory_snapshot_fn *
     return send_snapshot((struct directory_http *)base, cb, arg);
 }
 
-static enum status http_reserve(struct directory *base, const struct placement *p, directory_reserve_fn *cb, void *arg)
+static enum status http_reserve(struct directory *base, const struct placement *p,
+                                directory_reserve_fn *cb, void *arg)
 {
     struct directory_http *d = (struct directory_http *)base;
-    struct http_call call = { .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request };
+    struct http_call call = {
+        .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request
+    };
     struct buf body = { 0 };
-    if (d->remote.state == REMOTE_DOWN) return ERR_UNAVAILABLE; /* no request waits for a deadline known to pass */
+    /* no request waits for a deadline known to pass */
+    if (d->remote.state == REMOTE_DOWN) return ERR_UNAVAILABLE;
     TRY(remote_reserve(&d->remote, p->request, &call.id));
     begin_body(d, &body);
     buf_add_char(&body, ',');
@@ -324,10 +353,12 @@ static enum status http_reserve(struct directory *base, const struct placement *
     directory_add_id(&body, "prefill", p->prefill);
     buf_add_char(&body, ',');
     directory_add_id(&body, "decode", p->decode);
-    buf_printf(&body, ",\"tokens\":%u,\"blocks\":%u,\"ttl_ms\":%u}", p->tokens, p->blocks, p->ttl_ms);
+    buf_printf(&body, ",\"tokens\":%u,\"blocks\":%u,\"ttl_ms\":%u}", p->tokens, p->blocks,
+               p->ttl_ms);
     enum status st = send_call(d, call, buf_str(&body));
     buf_release(&body);
-    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0); /* it was never asked for */
+    /* it was never asked for */
+    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
 }
 

@@ -1,9 +1,11 @@
-/* directory/local.c - the row `local`: the definition of what a directory does, in plain structs on one thread.
+/* directory/local.c - the row `local`: the definition of what a directory does, in plain structs on
+ * one thread.
  *
- * Nodes, reservations and owners (entries in other processes) end by this process's monotonic clock; what has ended is taken out
- * at the start of every operation, so nothing that has ended is ever seen. Load is kept per node id apart from the record:
- * a node whose lease lapsed for a moment comes back with the load that is still placed on it.
- * Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations, CALLS_MAX answers on their way. Thread: loop. */
+ * Nodes, reservations and owners (entries in other processes) end by this process's monotonic
+ * clock; what has ended is taken out at the start of every operation, so nothing that has ended is
+ * ever seen. Load is kept per node id apart from the record: a node whose lease lapsed for a moment
+ * comes back with the load that is still placed on it. Bounds: DIRECTORY_NODES_MAX nodes and
+ * owners, RESERVATIONS_MAX reservations, CALLS_MAX answers on their way. Thread: loop. */
 #include "scheduler/directory/local.h"
 
 #include <stdio.h>
@@ -21,9 +23,9 @@
 enum { RESERVATIONS_MAX = 1 << 18, CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
 
 struct local_node {
-    struct list        link; /* by_lease: the first to end is the first */
+    struct list link; /* by_lease: the first to end is the first */
     struct node_record record;
-    uint64_t           end_ms;
+    uint64_t end_ms;
 };
 
 /* What reservations count on one node; lives while there are any. */
@@ -34,39 +36,39 @@ struct local_load {
 
 struct local_owner {
     struct list link; /* owners_by_lease */
-    uint64_t    id, end_ms;
+    uint64_t id, end_ms;
     struct list owned;
 };
 
 struct local_reservation {
-    struct list        link;  /* by_end */
-    struct list        owned; /* local_owner.owned; alone for this process's own */
-    uint64_t           id, end_ms;
-    uint32_t           tokens, blocks;
+    struct list link;  /* by_end */
+    struct list owned; /* local_owner.owned; alone for this process's own */
+    uint64_t id, end_ms;
+    uint32_t tokens, blocks;
     struct local_load *prefill, *decode;
 };
 
 /* An answer that the next turn of the loop gives; neither function: on_up. */
 struct local_call {
-    struct list            link;
+    struct list link;
     directory_snapshot_fn *snapshot;
-    directory_reserve_fn  *reserve;
-    void                  *arg;
-    enum status            st;
-    uint64_t               fence;
+    directory_reserve_fn *reserve;
+    void *arg;
+    enum status st;
+    uint64_t fence;
 };
 
 struct directory_local {
-    struct directory         base;
+    struct directory base;
     struct directory_options o;
-    char                     topic[NODE_NAME_MAX];
-    struct map               nodes, loads, reservations, owners; /* by id */
-    struct list              by_lease, by_end, owners_by_lease, calls;
-    size_t                   n_calls;
-    uint64_t                 fence;
-    struct loop_timer       *kick; /* NULL: no answer is due */
-    bool                     answering, closed;
-    struct gauge            *m_nodes, *m_reservations;
+    char topic[NODE_NAME_MAX];
+    struct map nodes, loads, reservations, owners; /* by id */
+    struct list by_lease, by_end, owners_by_lease, calls;
+    size_t n_calls;
+    uint64_t fence;
+    struct loop_timer *kick; /* NULL: no answer is due */
+    bool answering, closed;
+    struct gauge *m_nodes, *m_reservations;
 };
 
 static struct directory_local *self_of(struct directory *d)
@@ -123,19 +125,23 @@ static void node_drop(struct directory_local *d, struct local_node *n)
 
 static void owner_drop(struct directory_local *d, struct local_owner *o)
 {
-    while (!list_empty(&o->owned)) reservation_drop(d, LIST_FIRST(&o->owned, struct local_reservation, owned));
+    while (!list_empty(&o->owned))
+        reservation_drop(d, LIST_FIRST(&o->owned, struct local_reservation, owned));
     list_remove(&o->link);
     map_del(&d->owners, map_key_u64(&o->id));
     mem_free(o);
 }
 
-/* Take out what has ended; the lists are in order of the end, so this looks at one entry more than it takes out. */
+/* Take out what has ended; the lists are in order of the end, so this looks at one entry more than
+ * it takes out. */
 static void sweep(struct directory_local *d)
 {
     uint64_t now = clock_ms();
-    LIST_FOREACH(n, &d->by_lease, struct local_node, link) {
+    LIST_FOREACH(n, &d->by_lease, struct local_node, link)
+    {
         if (n->end_ms > now) break;
-        log_info("node lease ended", "node=%s topic=%s role=%s", n->record.name, n->record.topic, node_role_name(n->record.role));
+        log_info("node lease ended", "node=%s topic=%s role=%s", n->record.name, n->record.topic,
+                 node_role_name(n->record.role));
         node_drop(d, n);
     }
     while (!list_empty(&d->owners_by_lease)) {
@@ -185,7 +191,8 @@ enum status directory_local_publish(struct directory *base, const struct node_re
         n = MEM_NEW(struct local_node);
         list_init(&n->link);
         map_put(&d->nodes, map_key_u64(&r->node), n);
-        log_info("node announced", "node=%s topic=%s role=%s", r->name, r->topic, node_role_name(r->role));
+        log_info("node announced", "node=%s topic=%s role=%s", r->name, r->topic,
+                 node_role_name(r->role));
     }
     n->record = *r;
     n->end_ms = clock_ms() + d->o.lease_ms;
@@ -204,10 +211,12 @@ void directory_local_leave(struct directory *base, uint64_t node)
 void directory_local_raise_fence(struct directory *base, uint64_t seen)
 {
     struct directory_local *d = self_of(base);
-    if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen; /* a number nobody could have been given is no news */
+    /* a number nobody could have been given is no news */
+    if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen;
 }
 
-static bool has_room(const struct directory_local *d, const struct local_node *decode, uint32_t blocks)
+static bool has_room(const struct directory_local *d, const struct local_node *decode,
+                     uint32_t blocks)
 {
     const struct local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
     uint64_t seqs = l ? l->seqs : 0, placed = l ? l->blocks : 0;
@@ -218,11 +227,13 @@ static bool has_room(const struct directory_local *d, const struct local_node *d
 static void link_by_end(struct directory_local *d, struct local_reservation *r)
 {
     struct list *at = d->by_end.prev;
-    while (at != &d->by_end && LIST_ENTRY(at, struct local_reservation, link)->end_ms > r->end_ms) at = at->prev;
+    while (at != &d->by_end && LIST_ENTRY(at, struct local_reservation, link)->end_ms > r->end_ms)
+        at = at->prev;
     list_insert_after(at, &r->link);
 }
 
-static void reservation_add(struct directory_local *d, const struct placement *p, struct local_owner *o)
+static void reservation_add(struct directory_local *d, const struct placement *p,
+                            struct local_owner *o)
 {
     struct local_reservation *r = MEM_NEW(struct local_reservation);
     r->id = p->request;
@@ -240,14 +251,16 @@ static void reservation_add(struct directory_local *d, const struct placement *p
     map_put(&d->reservations, map_key_u64(&r->id), r);
 }
 
-enum status directory_local_reserve(struct directory *base, const struct placement *p, uint64_t owner, uint64_t *fence)
+enum status directory_local_reserve(struct directory *base, const struct placement *p,
+                                    uint64_t owner, uint64_t *fence)
 {
     struct directory_local *d = self_of(base);
     sweep(d);
     struct local_reservation *earlier = map_get(&d->reservations, map_key_u64(&p->request));
     if (earlier) reservation_drop(d, earlier);
     struct local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
-    if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill)))) return ERR_NOT_FOUND;
+    if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill))))
+        return ERR_NOT_FOUND;
     if (!has_room(d, decode, p->blocks)) return ERR_BUSY;
     struct local_owner *o = map_get(&d->owners, map_key_u64(&owner));
     if (d->reservations.len >= RESERVATIONS_MAX || (owner != OWN_PROCESS && !o)) return ERR_FULL;
@@ -263,14 +276,16 @@ void directory_local_release(struct directory *base, uint64_t id)
     if (r) reservation_drop(d, r);
 }
 
-struct node_record *directory_local_view(struct directory *base, const char *topic, size_t *n, char topics[512])
+struct node_record *directory_local_view(struct directory *base, const char *topic, size_t *n,
+                                         char topics[512])
 {
     struct directory_local *d = self_of(base);
     struct directory_topic seen[DIRECTORY_TOPICS_MAX];
     size_t n_seen = 0, at = 0;
     sweep(d);
     struct node_record *out = mem_calloc(d->nodes.len, sizeof *out);
-    LIST_FOREACH(node, &d->by_lease, struct local_node, link) {
+    LIST_FOREACH(node, &d->by_lease, struct local_node, link)
+    {
         directory_topics_add(seen, &n_seen, node->record.topic, node->record.role, 1);
         if (strcmp(node->record.topic, topic) != 0) continue;
         const struct local_load *l = map_get(&d->loads, map_key_u64(&node->record.node));
@@ -316,7 +331,8 @@ static void answer(struct directory_local *d, const struct local_call *c)
     }
 }
 
-/* Answers that callbacks ask for are given in the next turn, so a callback that asks again does not hold the loop. */
+/* Answers that callbacks ask for are given in the next turn, so a callback that asks again does not
+ * hold the loop. */
 static void on_kick(void *arg)
 {
     struct directory_local *d = arg;
@@ -348,7 +364,8 @@ static enum status later(struct directory_local *d, struct local_call call)
 
 /* ---- the row ---- */
 
-static enum status local_open(const struct directory_options *o, struct directory **out, struct err *err)
+static enum status local_open(const struct directory_options *o, struct directory **out,
+                              struct err *err)
 {
     struct directory_local *d = MEM_NEW(struct directory_local);
     d->base.ops = &directory_local_ops;
@@ -359,8 +376,10 @@ static enum status local_open(const struct directory_options *o, struct director
     list_init(&d->owners_by_lease);
     list_init(&d->calls);
     if (o->metrics) {
-        d->m_nodes = metrics_gauge(o->metrics, "baton_directory_nodes", "", "Live nodes of all topics, in the view held by this process.");
-        d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "", "Placements counted in the view held by this process.");
+        d->m_nodes = metrics_gauge(o->metrics, "baton_directory_nodes", "",
+                                   "Live nodes of all topics, in the view held by this process.");
+        d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "",
+                                          "Placements counted in the view held by this process.");
     }
     if (later(d, (struct local_call){ 0 }) != OK) {
         local_free(d);
@@ -388,7 +407,8 @@ static enum status local_snapshot(struct directory *base, directory_snapshot_fn 
     return later(self_of(base), (struct local_call){ .snapshot = cb, .arg = arg });
 }
 
-static enum status local_reserve(struct directory *base, const struct placement *p, directory_reserve_fn *cb, void *arg)
+static enum status local_reserve(struct directory *base, const struct placement *p,
+                                 directory_reserve_fn *cb, void *arg)
 {
     struct local_call call = { .reserve = cb, .arg = arg };
     call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);

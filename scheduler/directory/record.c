@@ -1,8 +1,9 @@
 /* record.c - a node's record as a JSON object, and back with every bound checked.
  *
- * Ids (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every reader keeps them exactly. Members a reader
- * does not know are ignored and absent ones are 0, so that nodes of neighbouring versions understand each other; without
- * node, topic and role there is no record. Thread: any (pure functions). */
+ * Ids (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every reader
+ * keeps them exactly. Members a reader does not know are ignored and absent ones are 0, so that
+ * nodes of neighbouring versions understand each other; without node, topic and role there is no
+ * record. Thread: any (pure functions). */
 #include <string.h>
 
 #include "scheduler/directory/wire.h"
@@ -36,22 +37,30 @@ void node_record_write(const struct node_record *r, struct buf *out)
     add_text(out, "host", r->host);
     buf_printf(out, ",\"cluster_port\":%u,\"http_port\":%u,", r->cluster_port, r->http_port);
     directory_add_id(out, "model", r->model);
-    buf_printf(out, ",\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,\"draining\":%s", r->max_seqs, r->n_blocks,
-               r->block_tokens, r->max_model_len, r->draining ? "true" : "false");
-    buf_printf(out, ",\"n_running\":%u,\"n_waiting\":%u,\"n_blocks_free\":%u,\"waiting_tokens\":%llu,\"progress\":%llu,\"has_work\":%s",
-               r->n_running, r->n_waiting, r->n_blocks_free, quantity(r->waiting_tokens), quantity(r->progress),
-               r->has_work ? "true" : "false");
-    buf_printf(out, ",\"placed_tokens\":%llu,\"placed_seqs\":%u,\"placed_blocks\":%u}", quantity(r->placed_tokens), r->placed_seqs,
-               r->placed_blocks);
+    buf_printf(
+        out,
+        ",\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,\"draining\":%s",
+        r->max_seqs, r->n_blocks, r->block_tokens, r->max_model_len,
+        r->draining ? "true" : "false");
+    buf_printf(out,
+               ",\"n_running\":%u,\"n_waiting\":%u,\"n_blocks_free\":%u,\"waiting_tokens\":%llu,"
+               "\"progress\":%llu,\"has_work\":%s",
+               r->n_running, r->n_waiting, r->n_blocks_free, quantity(r->waiting_tokens),
+               quantity(r->progress), r->has_work ? "true" : "false");
+    buf_printf(out, ",\"placed_tokens\":%llu,\"placed_seqs\":%u,\"placed_blocks\":%u}",
+               quantity(r->placed_tokens), r->placed_seqs, r->placed_blocks);
 }
 
-static enum status get_text(const cJSON *o, const char *name, char out[NODE_NAME_MAX], struct err *err)
+static enum status get_text(const cJSON *o, const char *name, char out[NODE_NAME_MAX],
+                            struct err *err)
 {
     const char *text = NULL;
     TRY(json_get_str(o, name, &text, err));
     if (!text) return OK;
     size_t n = strlen(text);
-    if (n >= NODE_NAME_MAX) return err_field(err, ERR_INVALID, name, "%s has %zu bytes; the limit is %d", name, n, NODE_NAME_MAX - 1);
+    if (n >= NODE_NAME_MAX)
+        return err_field(err, ERR_INVALID, name, "%s has %zu bytes; the limit is %d", name, n,
+                         NODE_NAME_MAX - 1);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
             return err_field(err, ERR_INVALID, name, "%s contains a control character", name);
@@ -79,9 +88,13 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
     TRY(get_text(o, "topic", r->topic, err));
     TRY(get_text(o, "host", r->host, err));
     TRY(get_role(o, &r->role, err));
-    if (r->node == 0) return err_field(err, ERR_INVALID, "node", "a node record needs node, 16 hexadecimal digits that are not all 0");
+    if (r->node == 0)
+        return err_field(err, ERR_INVALID, "node",
+                         "a node record needs node, 16 hexadecimal digits that are not all 0");
     if (!directory_topic_is_valid(r->topic))
-        return err_field(err, ERR_INVALID, "topic", "topic must be 1 to %d printable characters without blanks and braces", NODE_NAME_MAX - 1);
+        return err_field(err, ERR_INVALID, "topic",
+                         "topic must be 1 to %d printable characters without blanks and braces",
+                         NODE_NAME_MAX - 1);
     return OK;
 }
 
@@ -89,18 +102,25 @@ static enum status get_numbers(const cJSON *o, struct node_record *r, struct err
 {
     struct {
         const char *name;
-        int64_t     max;
-        uint16_t   *u16;
-        uint32_t   *u32;
-        uint64_t   *u64;
+        int64_t max;
+        uint16_t *u16;
+        uint32_t *u32;
+        uint64_t *u64;
     } const fields[] = {
-        { "cluster_port", UINT16_MAX, .u16 = &r->cluster_port },   { "http_port", UINT16_MAX, .u16 = &r->http_port },
-        { "max_seqs", SEQS_MAX, .u32 = &r->max_seqs },             { "n_blocks", TOKENS_MAX, .u32 = &r->n_blocks },
-        { "block_tokens", TOKENS_MAX, .u32 = &r->block_tokens },   { "max_model_len", TOKENS_MAX, .u32 = &r->max_model_len },
-        { "n_running", TOKENS_MAX, .u32 = &r->n_running },         { "n_waiting", TOKENS_MAX, .u32 = &r->n_waiting },
-        { "n_blocks_free", TOKENS_MAX, .u32 = &r->n_blocks_free }, { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
-        { "progress", QUANTITY_MAX, .u64 = &r->progress },         { "placed_tokens", QUANTITY_MAX, .u64 = &r->placed_tokens },
-        { "placed_seqs", TOKENS_MAX, .u32 = &r->placed_seqs },     { "placed_blocks", TOKENS_MAX, .u32 = &r->placed_blocks },
+        { "cluster_port", UINT16_MAX, .u16 = &r->cluster_port },
+        { "http_port", UINT16_MAX, .u16 = &r->http_port },
+        { "max_seqs", SEQS_MAX, .u32 = &r->max_seqs },
+        { "n_blocks", TOKENS_MAX, .u32 = &r->n_blocks },
+        { "block_tokens", TOKENS_MAX, .u32 = &r->block_tokens },
+        { "max_model_len", TOKENS_MAX, .u32 = &r->max_model_len },
+        { "n_running", TOKENS_MAX, .u32 = &r->n_running },
+        { "n_waiting", TOKENS_MAX, .u32 = &r->n_waiting },
+        { "n_blocks_free", TOKENS_MAX, .u32 = &r->n_blocks_free },
+        { "waiting_tokens", QUANTITY_MAX, .u64 = &r->waiting_tokens },
+        { "progress", QUANTITY_MAX, .u64 = &r->progress },
+        { "placed_tokens", QUANTITY_MAX, .u64 = &r->placed_tokens },
+        { "placed_seqs", TOKENS_MAX, .u32 = &r->placed_seqs },
+        { "placed_blocks", TOKENS_MAX, .u32 = &r->placed_blocks },
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         int64_t v = 0;

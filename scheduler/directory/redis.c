@@ -1,15 +1,17 @@
-/* directory/redis.c - the row `redis`: the view lives in a Redis server that all nodes of a cluster reach.
+/* directory/redis.c - the row `redis`: the view lives in a Redis server that all nodes of a cluster
+ * reach.
  *
- * Each operation is one script call (scripts.h) on the keys of keys.h. Calls on one connection are carried out
- * in order. Leases end by the server's clock. A server that was restarted or flushed knows nothing: nodes publish at their next
- * renewal, reservations are simply gone, the fence is raised above what this entry has seen.
- * Life: a call on its way holds a pointer to the directory; close frees the connection, which ends all calls. Thread: loop. */
+ * Each operation is one script call (scripts.h) on the keys of keys.h. Calls on one connection are
+ * carried out in order. Leases end by the server's clock. A server that was restarted or flushed
+ * knows nothing: nodes publish at their next renewal, reservations are simply gone, the fence is
+ * raised above what this entry has seen. Life: a call on its way holds a pointer to the directory;
+ * close frees the connection, which ends all calls. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/directory/backends.h"
 #include "scheduler/directory/keys.h"
 #include "scheduler/directory/remote.h"
-#include "scheduler/directory/backends.h"
 #include "scheduler/directory/scripts.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/log.h"
@@ -24,21 +26,21 @@ enum redis_verb { VERB_PUBLISH, VERB_LEAVE, VERB_SNAPSHOT, VERB_RESERVE, VERB_RE
 
 struct directory_redis {
     struct directory base;
-    struct remote    remote;
-    char             topic[NODE_NAME_MAX];
-    char             owner[ID_TEXT], lease[NUMBER_TEXT];
-    struct redis    *redis;
-    uint32_t         n_holds; /* callbacks under way */
-    bool             closed;
+    struct remote remote;
+    char topic[NODE_NAME_MAX];
+    char owner[ID_TEXT], lease[NUMBER_TEXT];
+    struct redis *redis;
+    uint32_t n_holds; /* callbacks under way */
+    bool closed;
 };
 
 struct redis_call {
     struct directory_redis *d;
-    enum redis_verb         verb;
-    directory_snapshot_fn  *snapshot;
-    directory_reserve_fn   *reserve;
-    void                   *arg;
-    uint64_t                request, id;
+    enum redis_verb verb;
+    directory_snapshot_fn *snapshot;
+    directory_reserve_fn *reserve;
+    void *arg;
+    uint64_t request, id;
 };
 
 static void redis_row_free(struct directory_redis *d)
@@ -56,9 +58,11 @@ static void unhold(struct directory_redis *d)
 
 static void on_reply(void *arg, enum status st, const redisReply *reply);
 
-/* One call: the topic's prefix and key2 (may be NULL) are the keys; the entry, the lease and args the arguments. */
-static enum status call_script(struct directory_redis *d, struct redis_call call, const char *script, const char *topic, const char *key2,
-                               int n_args, const char *const *args)
+/* One call: the topic's prefix and key2 (may be NULL) are the keys; the entry, the lease and args
+ * the arguments. */
+static enum status call_script(struct directory_redis *d, struct redis_call call,
+                               const char *script, const char *topic, const char *key2, int n_args,
+                               const char *const *args)
 {
     const char *argv[4 + DIRECTORY_RELEASE_MAX];
     char prefix[KEY_MAX];
@@ -80,7 +84,10 @@ static enum status call_script(struct directory_redis *d, struct redis_call call
 
 static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
 
-static void number_text(char out[NUMBER_TEXT], uint64_t v) { snprintf(out, NUMBER_TEXT, "%" PRIu64, v); }
+static void number_text(char out[NUMBER_TEXT], uint64_t v)
+{
+    snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
+}
 
 static void send_owed(struct directory_redis *d)
 {
@@ -95,7 +102,8 @@ static void send_owed(struct directory_redis *d)
         args[i] = text[i];
     }
     struct redis_call call = { .verb = VERB_RELEASE };
-    if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK) remote_sent(&d->remote, false);
+    if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK)
+        remote_sent(&d->remote, false);
 }
 
 /* ---- replies ---- */
@@ -147,7 +155,8 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
         snprintf(name, sizeof name, "%.*s", STR_ARG(text_at(list, i)));
         if (!directory_topic_is_valid(name)) continue;
         str_split(&rest, ' ', &word); /* its end, which the script has looked at */
-        for (enum node_role role = ROLE_MIXED; role <= ROLE_DECODE && str_split(&rest, ' ', &word); role++) {
+        for (enum node_role role = ROLE_MIXED; role <= ROLE_DECODE && str_split(&rest, ' ', &word);
+             role++) {
             int64_t v = 0;
             if (str_to_i64(word, &v) != OK || v < 0 || v > DIRECTORY_NODES_MAX) v = 0;
             directory_topics_add(topics, &n, name, role, (uint32_t)v);
@@ -159,8 +168,9 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
 static void give_snapshot(const struct redis_call *c, enum status st, const redisReply *reply)
 {
     struct directory_snapshot s = { 0 };
-    bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2
-                          && reply->element[0]->type == REDIS_REPLY_ARRAY && reply->element[1]->type == REDIS_REPLY_ARRAY;
+    bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
+                          reply->element[0]->type == REDIS_REPLY_ARRAY &&
+                          reply->element[1]->type == REDIS_REPLY_ARRAY;
     if (!is_well_formed) {
         c->snapshot(c->arg, ERR_UNAVAILABLE, NULL);
         return;
@@ -186,7 +196,8 @@ static enum status read_reserved(enum status st, const redisReply *reply, uint64
     return OK;
 }
 
-static void give(struct directory_redis *d, const struct redis_call *c, enum status st, const redisReply *reply)
+static void give(struct directory_redis *d, const struct redis_call *c, enum status st,
+                 const redisReply *reply)
 {
     uint64_t fence = 0;
     switch (c->verb) {
@@ -213,8 +224,10 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
         d->n_holds++;
         give(d, c, st, reply);
         if (!d->closed && st == OK) remote_up(&d->remote);
-        /* Losing the connection is said by on_down; a server that answers with errors (read-only, out of memory) is no use either. */
-        if (!d->closed && st == ERR_IO) remote_down(&d->remote, "the server refuses the directory's scripts");
+        /* Losing the connection is said by on_down; a server that answers with errors (read-only,
+         * out of memory) is no use either. */
+        if (!d->closed && st == ERR_IO)
+            remote_down(&d->remote, "the server refuses the directory's scripts");
         if (!d->closed && st == OK) send_owed(d);
         unhold(d);
     }
@@ -225,15 +238,18 @@ static void on_loaded(void *arg, enum status st, const redisReply *reply)
 {
     (void)arg;
     (void)reply;
-    if (st != OK && st != ERR_CANCELED) log_debug("script not loaded", "st=%s", status_name(st)); /* the lease ends by itself */
+    /* the lease ends by itself */
+    if (st != OK && st != ERR_CANCELED) log_debug("script not loaded", "st=%s", status_name(st));
 }
 
-/* The leave script runs once, when the process is about to end: a first try that Redis does not know would have no second. */
+/* The leave script runs once, when the process is about to end: a first try that Redis does not
+ * know would have no second. */
 static void load_leave_script(struct directory_redis *d)
 {
     const char *args[] = { "SCRIPT", "LOAD", DIRECTORY_SCRIPT_LEAVE };
     const size_t lengths[] = { strlen(args[0]), strlen(args[1]), strlen(args[2]) };
-    if (redis_command(d->redis, on_loaded, NULL, 3, args, lengths) != OK) log_debug("script not sent", "topic=%s", d->topic);
+    if (redis_command(d->redis, on_loaded, NULL, 3, args, lengths) != OK)
+        log_debug("script not sent", "topic=%s", d->topic);
 }
 
 static void on_up(void *arg)
@@ -256,12 +272,20 @@ static void on_down(void *arg, const char *why)
 
 /* ---- the row ---- */
 
-static enum status redis_row_open(const struct directory_options *o, struct directory **out, struct err *err)
+static enum status redis_row_open(const struct directory_options *o, struct directory **out,
+                                  struct err *err)
 {
     struct directory_redis *d = MEM_NEW(struct directory_redis);
     struct redis_options r = {
-        .loop = o->loop, .host = o->redis_host, .port = o->redis_port, .db = o->redis_db, .password = o->redis_password,
-        .timeout_ms = REMOTE_TIMEOUT_MS, .on_up = on_up, .on_down = on_down, .arg = d,
+        .loop = o->loop,
+        .host = o->redis_host,
+        .port = o->redis_port,
+        .db = o->redis_db,
+        .password = o->redis_password,
+        .timeout_ms = REMOTE_TIMEOUT_MS,
+        .on_up = on_up,
+        .on_down = on_down,
+        .arg = d,
     };
     d->base.ops = &directory_redis_ops;
     remote_init(&d->remote, o, "redis");
@@ -289,7 +313,8 @@ static void redis_row_close(struct directory *base)
 static void redis_row_publish(struct directory *base, const struct node_record *me)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    char node[ID_TEXT], max_seqs[NUMBER_TEXT], n_blocks[NUMBER_TEXT], fence[NUMBER_TEXT], limit[NUMBER_TEXT];
+    char node[ID_TEXT], max_seqs[NUMBER_TEXT], n_blocks[NUMBER_TEXT], fence[NUMBER_TEXT],
+        limit[NUMBER_TEXT];
     struct buf record = { 0 };
     if (!redis_is_up(d->redis)) return; /* the next renewal */
     node_record_write(me, &record);
@@ -298,8 +323,10 @@ static void redis_row_publish(struct directory *base, const struct node_record *
     number_text(n_blocks, me->n_blocks);
     number_text(fence, d->remote.fence);
     number_text(limit, DIRECTORY_NODES_MAX);
-    const char *args[] = { node, record.data, node_role_name(me->role), max_seqs, n_blocks, fence, limit };
-    if (call_script(d, (struct redis_call){ .verb = VERB_PUBLISH }, DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, COUNT_OF(args), args) != OK)
+    const char *args[] = { node,  record.data, node_role_name(me->role), max_seqs, n_blocks,
+                           fence, limit };
+    if (call_script(d, (struct redis_call){ .verb = VERB_PUBLISH }, DIRECTORY_SCRIPT_PUBLISH,
+                    me->topic, NULL, COUNT_OF(args), args) != OK)
         log_debug("publish not sent", "node=%s", me->name);
     buf_release(&record);
 }
@@ -310,7 +337,8 @@ static void redis_row_leave(struct directory *base, uint64_t node)
     char text[ID_TEXT];
     const char *args[] = { text };
     id_text(text, node);
-    if (call_script(d, (struct redis_call){ .verb = VERB_LEAVE }, DIRECTORY_SCRIPT_LEAVE, d->topic, NULL, 1, args) != OK)
+    if (call_script(d, (struct redis_call){ .verb = VERB_LEAVE }, DIRECTORY_SCRIPT_LEAVE, d->topic,
+                    NULL, 1, args) != OK)
         log_debug("leave not sent", "node=%s", text);
 }
 
@@ -321,14 +349,19 @@ static enum status redis_row_snapshot(struct directory *base, directory_snapshot
     const char *args[] = { d->topic, limit };
     struct redis_call call = { .verb = VERB_SNAPSHOT, .snapshot = cb, .arg = arg };
     number_text(limit, DIRECTORY_TOPICS_MAX);
-    return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS, COUNT_OF(args), args);
+    return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS,
+                       COUNT_OF(args), args);
 }
 
-static enum status redis_row_reserve(struct directory *base, const struct placement *p, directory_reserve_fn *cb, void *arg)
+static enum status redis_row_reserve(struct directory *base, const struct placement *p,
+                                     directory_reserve_fn *cb, void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    struct redis_call call = { .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request };
-    char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT], ttl[NUMBER_TEXT], fence[NUMBER_TEXT];
+    struct redis_call call = {
+        .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request
+    };
+    char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT],
+        ttl[NUMBER_TEXT], fence[NUMBER_TEXT];
     if (!redis_is_up(d->redis)) return ERR_UNAVAILABLE;
     TRY(remote_reserve(&d->remote, p->request, &call.id));
     id_text(id, call.id);
@@ -339,8 +372,10 @@ static enum status redis_row_reserve(struct directory *base, const struct placem
     number_text(ttl, p->ttl_ms);
     number_text(fence, d->remote.fence);
     const char *args[] = { id, prefill, decode, tokens, blocks, ttl, fence };
-    enum status st = call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL, COUNT_OF(args), args);
-    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0); /* it was never asked for */
+    enum status st = call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL, COUNT_OF(args),
+                                 args);
+    /* it was never asked for */
+    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
 }
 

@@ -10,9 +10,10 @@
 /* In `held` while the request lives, then in `owed` or `sending`. */
 struct remote_reservation {
     struct list link;
-    uint64_t    request, id;
-    bool        awaited; /* the holder's answer is not here yet */
-    bool        over;    /* dropped while awaited: owed when the answer comes, so that the release cannot overtake it */
+    uint64_t request, id;
+    bool awaited; /* the holder's answer is not here yet */
+    bool over;    /* dropped while awaited: owed when the answer comes, so that the release
+                   * cannot overtake it */
 };
 
 void remote_init(struct remote *r, const struct directory_options *o, const char *row)
@@ -25,9 +26,12 @@ void remote_init(struct remote *r, const struct directory_options *o, const char
     list_init(&r->sending);
     if (!o->metrics) return;
     snprintf(labels, sizeof labels, "row=\"%s\"", row);
-    r->m_up = metrics_gauge(o->metrics, "baton_directory_up", labels, "1 while the holder of the directory answers.");
-    r->m_owed = metrics_gauge(o->metrics, "baton_directory_owed_releases", labels, "Releases that the holder has not confirmed yet.");
-    r->m_failures = metrics_counter(o->metrics, "baton_directory_failures_total", labels, "Calls to the holder of the directory that failed.");
+    r->m_up = metrics_gauge(o->metrics, "baton_directory_up", labels,
+                            "1 while the holder of the directory answers.");
+    r->m_owed = metrics_gauge(o->metrics, "baton_directory_owed_releases", labels,
+                              "Releases that the holder has not confirmed yet.");
+    r->m_failures = metrics_counter(o->metrics, "baton_directory_failures_total", labels,
+                                    "Calls to the holder of the directory that failed.");
 }
 
 static void list_free(struct list *l)
@@ -105,7 +109,8 @@ enum status remote_reserve(struct remote *r, uint64_t request, uint64_t *id)
     return OK;
 }
 
-void remote_reserved(struct remote *r, uint64_t request, uint64_t id, enum status st, uint64_t fence)
+void remote_reserved(struct remote *r, uint64_t request, uint64_t id, enum status st,
+                     uint64_t fence)
 {
     struct remote_reservation *one = map_get(&r->held, map_key_u64(&request));
     ASSERT(one);
@@ -133,7 +138,8 @@ size_t remote_take_owed(struct remote *r, uint64_t *ids, size_t cap)
 
 void remote_sent(struct remote *r, bool confirmed)
 {
-    LIST_FOREACH(one, &r->sending, struct remote_reservation, link) {
+    LIST_FOREACH(one, &r->sending, struct remote_reservation, link)
+    {
         list_remove(&one->link);
         if (confirmed) forget(r, one);
         else list_push_front(&r->owed, &one->link);

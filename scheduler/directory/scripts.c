@@ -1,49 +1,55 @@
-/* scripts.c - see scripts.h. The shared part is put before each script: Redis has no modules for scripts. */
+/* scripts.c - see scripts.h. The shared part is put before each script: Redis has no modules for
+ * scripts. */
 #include "scheduler/directory/scripts.h"
 
-/* now: the server's time in ms. keep: let a key live at least ms more. count: add to a node's placed load, which goes when nothing is
- * placed. drop: end one reservation. hear: renew the entry's lease. sweep: end what is past its end. raise: lift the fence.
- * Differences are written 0 - x, since HINCRBY refuses "-0". */
-#define COMMON \
-    "local P = KEYS[1]\n" \
-    "local time = redis.call('TIME')\n" \
-    "local now = time[1] * 1000 + math.floor(time[2] / 1000)\n" \
-    "local function keep(key, ms)\n" \
-    "  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end\n" \
-    "end\n" \
-    "local function count(node, tokens, seqs, blocks)\n" \
-    "  local key = P .. 'load:' .. node\n" \
-    "  local t = redis.call('HINCRBY', key, 'tokens', tokens)\n" \
-    "  local s = redis.call('HINCRBY', key, 'seqs', seqs)\n" \
-    "  redis.call('HINCRBY', key, 'blocks', blocks)\n" \
-    "  if t <= 0 and s <= 0 then redis.call('DEL', key) end\n" \
-    "  return key\n" \
-    "end\n" \
-    "local function drop(id)\n" \
-    "  local text = redis.call('HGET', P .. 'res', id)\n" \
-    "  redis.call('ZREM', P .. 'res_end', id)\n" \
-    "  if not text then return 0 end\n" \
-    "  redis.call('HDEL', P .. 'res', id)\n" \
-    "  local p, d, t, b, o = string.match(text, '^(%x+) (%x+) (%d+) (%d+) (%x+)$')\n" \
-    "  if not p then return 0 end\n" \
-    "  redis.call('SREM', P .. 'owned:' .. o, id)\n" \
-    "  count(p, 0 - t, 0, 0)\n" \
-    "  count(d, 0, -1, 0 - b)\n" \
-    "  return 1\n" \
-    "end\n" \
-    "local function hear()\n" \
-    "  redis.call('ZADD', P .. 'owners', now + ARGV[2], ARGV[1])\n" \
-    "  keep(P .. 'owners', 10 * ARGV[2])\n" \
-    "end\n" \
-    "local function sweep()\n" \
-    "  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'res_end', '-inf', now, 'LIMIT', 0, 256)) do drop(id) end\n" \
-    "  for _, o in ipairs(redis.call('ZRANGEBYSCORE', P .. 'owners', '-inf', now, 'LIMIT', 0, 1)) do\n" \
-    "    for _, id in ipairs(redis.call('SPOP', P .. 'owned:' .. o, 256)) do drop(id) end\n" \
-    "    if redis.call('SCARD', P .. 'owned:' .. o) == 0 then redis.call('ZREM', P .. 'owners', o) end\n" \
-    "  end\n" \
-    "end\n" \
-    "local function raise(seen)\n" \
-    "  if tonumber(redis.call('GET', P .. 'fence') or '0') < tonumber(seen) then redis.call('SET', P .. 'fence', seen) end\n" \
+/* now: the server's time in ms. keep: let a key live at least ms more. count: add to a node's
+ * placed load, which goes when nothing is placed. drop: end one reservation. hear: renew the
+ * entry's lease. sweep: end what is past its end. raise: lift the fence. Differences are written 0
+ * - x, since HINCRBY refuses "-0". */
+#define COMMON                                                                                     \
+    "local P = KEYS[1]\n"                                                                          \
+    "local time = redis.call('TIME')\n"                                                            \
+    "local now = time[1] * 1000 + math.floor(time[2] / 1000)\n"                                    \
+    "local function keep(key, ms)\n"                                                               \
+    "  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end\n"                  \
+    "end\n"                                                                                        \
+    "local function count(node, tokens, seqs, blocks)\n"                                           \
+    "  local key = P .. 'load:' .. node\n"                                                         \
+    "  local t = redis.call('HINCRBY', key, 'tokens', tokens)\n"                                   \
+    "  local s = redis.call('HINCRBY', key, 'seqs', seqs)\n"                                       \
+    "  redis.call('HINCRBY', key, 'blocks', blocks)\n"                                             \
+    "  if t <= 0 and s <= 0 then redis.call('DEL', key) end\n"                                     \
+    "  return key\n"                                                                               \
+    "end\n"                                                                                        \
+    "local function drop(id)\n"                                                                    \
+    "  local text = redis.call('HGET', P .. 'res', id)\n"                                          \
+    "  redis.call('ZREM', P .. 'res_end', id)\n"                                                   \
+    "  if not text then return 0 end\n"                                                            \
+    "  redis.call('HDEL', P .. 'res', id)\n"                                                       \
+    "  local p, d, t, b, o = string.match(text, '^(%x+) (%x+) (%d+) (%d+) (%x+)$')\n"              \
+    "  if not p then return 0 end\n"                                                               \
+    "  redis.call('SREM', P .. 'owned:' .. o, id)\n"                                               \
+    "  count(p, 0 - t, 0, 0)\n"                                                                    \
+    "  count(d, 0, -1, 0 - b)\n"                                                                   \
+    "  return 1\n"                                                                                 \
+    "end\n"                                                                                        \
+    "local function hear()\n"                                                                      \
+    "  redis.call('ZADD', P .. 'owners', now + ARGV[2], ARGV[1])\n"                                \
+    "  keep(P .. 'owners', 10 * ARGV[2])\n"                                                        \
+    "end\n"                                                                                        \
+    "local function sweep()\n"                                                                     \
+    "  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'res_end', '-inf', now, 'LIMIT', 0, "  \
+    "256)) do drop(id) end\n"                                                                      \
+    "  for _, o in ipairs(redis.call('ZRANGEBYSCORE', P .. 'owners', '-inf', now, 'LIMIT', 0, "    \
+    "1)) do\n"                                                                                     \
+    "    for _, id in ipairs(redis.call('SPOP', P .. 'owned:' .. o, 256)) do drop(id) end\n"       \
+    "    if redis.call('SCARD', P .. 'owned:' .. o) == 0 then redis.call('ZREM', P .. 'owners', "  \
+    "o) end\n"                                                                                     \
+    "  end\n"                                                                                      \
+    "end\n"                                                                                        \
+    "local function raise(seen)\n"                                                                 \
+    "  if tonumber(redis.call('GET', P .. 'fence') or '0') < tonumber(seen) then "                 \
+    "redis.call('SET', P .. 'fence', seen) end\n"                                                  \
     "end\n"
 
 /* The set of ids is bounded; ids of nodes that are gone make room at the next snapshot. */
@@ -51,14 +57,17 @@ const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
     "hear()\n"
     "raise(ARGV[8])\n"
     "local key = P .. 'node:' .. ARGV[3]\n"
-    "if redis.call('SCARD', P .. 'nodes') >= tonumber(ARGV[9]) and redis.call('SISMEMBER', P .. 'nodes', ARGV[3]) == 0 then return 0 end\n"
+    "if redis.call('SCARD', P .. 'nodes') >= tonumber(ARGV[9]) and redis.call('SISMEMBER', P .. "
+    "'nodes', ARGV[3]) == 0 then return 0 end\n"
     "redis.call('SADD', P .. 'nodes', ARGV[3])\n"
     "keep(P .. 'nodes', 10 * ARGV[2])\n"
-    "redis.call('HSET', key, 'record', ARGV[4], 'role', ARGV[5], 'max_seqs', ARGV[6], 'n_blocks', ARGV[7])\n"
+    "redis.call('HSET', key, 'record', ARGV[4], 'role', ARGV[5], 'max_seqs', ARGV[6], 'n_blocks', "
+    "ARGV[7])\n"
     "redis.call('PEXPIRE', key, ARGV[2])\n"
     "return 1\n";
 
-/* The registry's field of a topic is written by whoever takes a snapshot of that topic, and is true for one lease. */
+/* The registry's field of a topic is written by whoever takes a snapshot of that topic, and is true
+ * for one lease. */
 const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "hear()\n"
     "sweep()\n"
@@ -69,7 +78,8 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "  local node = redis.call('HMGET', P .. 'node:' .. id, 'record', 'role')\n"
     "  if node[1] then\n"
     "    local load = redis.call('HMGET', P .. 'load:' .. id, 'tokens', 'seqs', 'blocks')\n"
-    "    nodes[n + 1], nodes[n + 2], nodes[n + 3], nodes[n + 4] = node[1], load[1] or '0', load[2] or '0', load[3] or '0'\n"
+    "    nodes[n + 1], nodes[n + 2], nodes[n + 3], nodes[n + 4] = node[1], load[1] or '0', load[2] "
+    "or '0', load[3] or '0'\n"
     "    n = n + 4\n"
     "    if roles[node[2]] then roles[node[2]] = roles[node[2]] + 1 end\n"
     "  else\n"
@@ -78,8 +88,10 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "end\n"
     "if n == 0 then\n"
     "  redis.call('HDEL', KEYS[2], ARGV[3])\n"
-    "elseif redis.call('HLEN', KEYS[2]) < tonumber(ARGV[4]) or redis.call('HEXISTS', KEYS[2], ARGV[3]) == 1 then\n"
-    "  redis.call('HSET', KEYS[2], ARGV[3], string.format('%.0f %d %d %d', now + ARGV[2], roles.mixed, roles.prefill, roles.decode))\n"
+    "elseif redis.call('HLEN', KEYS[2]) < tonumber(ARGV[4]) or redis.call('HEXISTS', KEYS[2], "
+    "ARGV[3]) == 1 then\n"
+    "  redis.call('HSET', KEYS[2], ARGV[3], string.format('%.0f %d %d %d', now + ARGV[2], "
+    "roles.mixed, roles.prefill, roles.decode))\n"
     "  keep(KEYS[2], 10 * ARGV[2])\n"
     "end\n"
     "local all = redis.call('HGETALL', KEYS[2])\n"
@@ -93,9 +105,11 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "end\n"
     "return { nodes, topics }\n";
 
-/* Both nodes are checked and counted in this one step, so two entries cannot both take the last place. */
+/* Both nodes are checked and counted in this one step, so two entries cannot both take the last
+ * place. */
 const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
-    "local id, p, d, tokens, blocks, ttl = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])\n"
+    "local id, p, d, tokens, blocks, ttl = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], "
+    "tonumber(ARGV[8])\n"
     "hear()\n"
     "sweep()\n"
     "drop(id)\n"
@@ -103,7 +117,8 @@ const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
     "if not limits[1] or redis.call('EXISTS', P .. 'node:' .. p) == 0 then return 'gone' end\n"
     "local load = redis.call('HMGET', P .. 'load:' .. d, 'seqs', 'blocks')\n"
     "local seqs, placed = tonumber(load[1] or '0'), tonumber(load[2] or '0')\n"
-    "if seqs >= tonumber(limits[1]) or placed + blocks > tonumber(limits[2]) then return 'busy' end\n"
+    "if seqs >= tonumber(limits[1]) or placed + blocks > tonumber(limits[2]) then return 'busy' "
+    "end\n"
     "raise(ARGV[9])\n"
     "local fence = redis.call('INCR', P .. 'fence')\n"
     "redis.call('HSET', P .. 'res', id, table.concat({ p, d, tokens, blocks, ARGV[1] }, ' '))\n"
@@ -119,12 +134,10 @@ const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
     "keep(at, life)\n"
     "return string.format('%.0f', fence)\n";
 
-const char DIRECTORY_SCRIPT_RELEASE[] = COMMON
-    "hear()\n"
-    "local n = 0\n"
-    "for i = 3, #ARGV do n = n + drop(ARGV[i]) end\n"
-    "return n\n";
+const char DIRECTORY_SCRIPT_RELEASE[] = COMMON "hear()\n"
+                                               "local n = 0\n"
+                                               "for i = 3, #ARGV do n = n + drop(ARGV[i]) end\n"
+                                               "return n\n";
 
-const char DIRECTORY_SCRIPT_LEAVE[] = COMMON
-    "redis.call('SREM', P .. 'nodes', ARGV[3])\n"
-    "return redis.call('DEL', P .. 'node:' .. ARGV[3])\n";
+const char DIRECTORY_SCRIPT_LEAVE[] = COMMON "redis.call('SREM', P .. 'nodes', ARGV[3])\n"
+                                             "return redis.call('DEL', P .. 'node:' .. ARGV[3])\n";

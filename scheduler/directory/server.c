@@ -1,8 +1,8 @@
 /* server.c - see server.h; the bodies are described in directory/wire.h.
  *
- * Every request is answered inside its handler: the view is in this process's memory. Nothing of a request is read before its
- * proof was checked, except its length. After stop the view is not touched any more, requests still open get 503.
- * Thread: loop. */
+ * Every request is answered inside its handler: the view is in this process's memory. Nothing of a
+ * request is read before its proof was checked, except its length. After stop the view is not
+ * touched any more, requests still open get 503. Thread: loop. */
 #include "scheduler/directory/server.h"
 
 #include <stdio.h>
@@ -19,16 +19,17 @@
 enum { TTL_MAX_MS = 24 * 3600 * 1000 };
 
 struct directory_server {
-    struct directory   *local; /* NULL: stopped */
+    struct directory *local; /* NULL: stopped */
     struct http_server *http;
-    uint16_t            port;
-    struct buf          secret;
+    uint16_t port;
+    struct buf secret;
     void (*done)(void *arg);
-    void               *done_arg;
+    void *done_arg;
 };
 
 /* Fills `out` (one JSON object) and returns OK, or says in err why not. */
-typedef enum status serve_fn(struct directory_server *s, const cJSON *body, struct buf *out, struct err *err);
+typedef enum status serve_fn(struct directory_server *s, const cJSON *body, struct buf *out,
+                             struct err *err);
 
 static enum status need_id(const cJSON *o, const char *name, uint64_t *out, struct err *err)
 {
@@ -37,7 +38,8 @@ static enum status need_id(const cJSON *o, const char *name, uint64_t *out, stru
     return *out ? OK : err_field(err, ERR_INVALID, name, "%s is missing or 0", name);
 }
 
-static enum status get_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out, struct err *err)
+static enum status get_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out,
+                           struct err *err)
 {
     int64_t v = 0;
     TRY(json_get_i64(o, name, 0, max, &v, err));
@@ -45,20 +47,23 @@ static enum status get_u32(const cJSON *o, const char *name, uint32_t max, uint3
     return OK;
 }
 
-static enum status serve_publish(struct directory_server *s, const cJSON *body, struct buf *out, struct err *err)
+static enum status serve_publish(struct directory_server *s, const cJSON *body, struct buf *out,
+                                 struct err *err)
 {
     struct node_record r;
     uint64_t fence = 0;
     TRY(directory_get_id(body, "fence", &fence, err));
     TRY(node_record_from_json(json_member(body, "record"), &r, err));
     if (directory_local_publish(s->local, &r) != OK)
-        return err_set(err, ERR_FULL, "the directory already lists %d nodes, its limit", DIRECTORY_NODES_MAX);
+        return err_set(err, ERR_FULL, "the directory already lists %d nodes, its limit",
+                       DIRECTORY_NODES_MAX);
     directory_local_raise_fence(s->local, fence);
     buf_add_c(out, "{}");
     return OK;
 }
 
-static enum status serve_leave(struct directory_server *s, const cJSON *body, struct buf *out, struct err *err)
+static enum status serve_leave(struct directory_server *s, const cJSON *body, struct buf *out,
+                               struct err *err)
 {
     uint64_t node;
     TRY(need_id(body, "node", &node, err));
@@ -67,7 +72,8 @@ static enum status serve_leave(struct directory_server *s, const cJSON *body, st
     return OK;
 }
 
-static enum status serve_snapshot(struct directory_server *s, const cJSON *body, struct buf *out, struct err *err)
+static enum status serve_snapshot(struct directory_server *s, const cJSON *body, struct buf *out,
+                                  struct err *err)
 {
     const char *topic = "";
     char topics[512];
@@ -86,7 +92,8 @@ static enum status serve_snapshot(struct directory_server *s, const cJSON *body,
     return OK;
 }
 
-static enum status serve_reserve(struct directory_server *s, const cJSON *body, struct buf *out, struct err *err)
+static enum status serve_reserve(struct directory_server *s, const cJSON *body, struct buf *out,
+                                 struct err *err)
 {
     struct placement p = { 0 };
     uint64_t owner, fence = 0;
@@ -101,20 +108,23 @@ static enum status serve_reserve(struct directory_server *s, const cJSON *body, 
     directory_local_raise_fence(s->local, fence);
     fence = 0;
     enum status st = directory_local_reserve(s->local, &p, owner, &fence);
-    if (st == ERR_FULL) return err_set(err, ERR_FULL, "the directory counts as many placements as it can");
+    if (st == ERR_FULL)
+        return err_set(err, ERR_FULL, "the directory counts as many placements as it can");
     buf_printf(out, "{\"status\":\"%s\",", st == OK ? "ok" : st == ERR_BUSY ? "busy" : "not_found");
     directory_add_id(out, "fence", fence);
     buf_add_char(out, '}');
     return OK;
 }
 
-static enum status serve_release(struct directory_server *s, const cJSON *body, struct buf *out, struct err *err)
+static enum status serve_release(struct directory_server *s, const cJSON *body, struct buf *out,
+                                 struct err *err)
 {
     const cJSON *ids = json_member(body, "ids"), *one;
     uint64_t id;
     if (!cJSON_IsArray(ids) || cJSON_GetArraySize(ids) > DIRECTORY_RELEASE_MAX)
-        return err_field(err, ERR_INVALID, "ids", "ids must be an array of at most %d ids", DIRECTORY_RELEASE_MAX);
-    cJSON_ArrayForEach(one, ids) {
+        return err_field(err, ERR_INVALID, "ids", "ids must be an array of at most %d ids",
+                         DIRECTORY_RELEASE_MAX);
+    cJSON_ArrayForEach (one, ids) {
         if (!cJSON_IsString(one) || directory_read_id(str_of(one->valuestring), &id) != OK)
             return err_field(err, ERR_INVALID, "ids", "every id must be 16 hexadecimal digits");
         directory_local_release(s->local, id);
@@ -125,10 +135,11 @@ static enum status serve_release(struct directory_server *s, const cJSON *body, 
 
 static const struct {
     const char *path;
-    serve_fn   *fn;
+    serve_fn *fn;
 } CALLS[] = {
-    { DIRECTORY_PATH "publish", serve_publish }, { DIRECTORY_PATH "leave", serve_leave },     { DIRECTORY_PATH "snapshot", serve_snapshot },
-    { DIRECTORY_PATH "reserve", serve_reserve }, { DIRECTORY_PATH "release", serve_release },
+    { DIRECTORY_PATH "publish", serve_publish },   { DIRECTORY_PATH "leave", serve_leave },
+    { DIRECTORY_PATH "snapshot", serve_snapshot }, { DIRECTORY_PATH "reserve", serve_reserve },
+    { DIRECTORY_PATH "release", serve_release },
 };
 
 static bool is_member(const struct directory_server *s, const struct http_exchange *x)
@@ -140,7 +151,8 @@ static bool is_member(const struct directory_server *s, const struct http_exchan
     return got.n == strlen(want) && equal_constant_time(got.p, want, got.n);
 }
 
-static enum status serve_call(struct directory_server *s, serve_fn *fn, struct str text, struct buf *out, struct err *err)
+static enum status serve_call(struct directory_server *s, serve_fn *fn, struct str text,
+                              struct buf *out, struct err *err)
 {
     cJSON *body = NULL;
     uint64_t owner = 0;
@@ -154,17 +166,26 @@ static enum status serve_call(struct directory_server *s, serve_fn *fn, struct s
     return st;
 }
 
-static enum status serve_any(struct directory_server *s, const struct http_exchange *x, struct buf *out, struct err *err)
+static enum status serve_any(struct directory_server *s, const struct http_exchange *x,
+                             struct buf *out, struct err *err)
 {
-    if (!s->local) return err_set(err, ERR_UNAVAILABLE, "this node is shutting down and holds the directory no longer");
+    if (!s->local)
+        return err_set(err, ERR_UNAVAILABLE,
+                       "this node is shutting down and holds the directory no longer");
     if (!is_member(s, x)) {
-        log_warn("directory call refused", "peer=%s why=\"the cluster secret does not match\"", http_peer(x));
-        return err_set(err, ERR_UNAUTHORIZED, "the cluster secret does not match the one of this node");
+        log_warn("directory call refused", "peer=%s why=\"the cluster secret does not match\"",
+                 http_peer(x));
+        return err_set(err, ERR_UNAUTHORIZED,
+                       "the cluster secret does not match the one of this node");
     }
-    if (strcmp(http_method(x), "POST") != 0) return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
+    if (strcmp(http_method(x), "POST") != 0)
+        return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
     for (size_t i = 0; i < COUNT_OF(CALLS); i++)
-        if (str_eq_c(http_path(x), CALLS[i].path)) return serve_call(s, CALLS[i].fn, http_body(x), out, err);
-    return err_set(err, ERR_NOT_FOUND, "there is no such call; the paths are " DIRECTORY_PATH "publish, leave, snapshot, reserve, release");
+        if (str_eq_c(http_path(x), CALLS[i].path))
+            return serve_call(s, CALLS[i].fn, http_body(x), out, err);
+    return err_set(err, ERR_NOT_FOUND,
+                   "there is no such call; the paths are " DIRECTORY_PATH
+                   "publish, leave, snapshot, reserve, release");
 }
 
 static void on_request(void *arg, struct http_exchange *x)
@@ -182,13 +203,19 @@ static void on_request(void *arg, struct http_exchange *x)
     buf_release(&out);
 }
 
-enum status directory_serve_start(struct loop *loop, struct directory *local, const char *host, uint16_t port, struct str secret,
-                                  struct directory_server **out, struct err *err)
+enum status directory_serve_start(struct loop *loop, struct directory *local, const char *host,
+                                  uint16_t port, struct str secret, struct directory_server **out,
+                                  struct err *err)
 {
     ASSERT(directory_is_local(local));
     struct directory_server *s = MEM_NEW(struct directory_server);
     struct http_server_options o = {
-        .loop = loop, .host = host, .port = port, .limits = HTTP_LIMITS_DEFAULT, .handler = on_request, .arg = s,
+        .loop = loop,
+        .host = host,
+        .port = port,
+        .limits = HTTP_LIMITS_DEFAULT,
+        .handler = on_request,
+        .arg = s,
     };
     o.limits.body_bytes = DIRECTORY_BODY_MAX;
     o.limits.write_queue_bytes = 2 * DIRECTORY_ANSWER_MAX;

@@ -7,7 +7,8 @@
 
 #include "shared/base/hash/hash.h"
 
-void directory_prove(struct str secret, const char *method, struct str path, struct str body, char out[DIRECTORY_PROOF_MAX])
+void directory_prove(struct str secret, const char *method, struct str path, struct str body,
+                     char out[DIRECTORY_PROOF_MAX])
 {
     struct buf message = { 0 };
     uint8_t mac[32];
@@ -17,7 +18,8 @@ void directory_prove(struct str secret, const char *method, struct str path, str
     hmac_sha256(secret.p, secret.n, message.data, message.len, mac);
     buf_release(&message);
     size_t at = (size_t)snprintf(out, DIRECTORY_PROOF_MAX, "Baton ");
-    for (size_t i = 0; i < sizeof mac; i++, at += 2) snprintf(out + at, DIRECTORY_PROOF_MAX - at, "%02x", mac[i]);
+    for (size_t i = 0; i < sizeof mac; i++, at += 2)
+        snprintf(out + at, DIRECTORY_PROOF_MAX - at, "%02x", mac[i]);
 }
 
 void directory_add_id(struct buf *b, const char *name, uint64_t id)
@@ -47,7 +49,8 @@ enum status directory_get_id(const cJSON *o, const char *name, uint64_t *out, st
     const char *text = NULL;
     TRY(json_get_str(o, name, &text, err));
     if (!text) return OK;
-    if (directory_read_id(str_of(text), out) != OK) return err_field(err, ERR_INVALID, name, "%s must be 16 hexadecimal digits", name);
+    if (directory_read_id(str_of(text), out) != OK)
+        return err_field(err, ERR_INVALID, name, "%s must be 16 hexadecimal digits", name);
     return OK;
 }
 
@@ -62,7 +65,8 @@ bool directory_topic_is_valid(const char *topic)
     return true;
 }
 
-void directory_topics_add(struct directory_topic *t, size_t *n, const char *name, enum node_role role, uint32_t count)
+void directory_topics_add(struct directory_topic *t, size_t *n, const char *name,
+                          enum node_role role, uint32_t count)
 {
     size_t i = 0;
     while (i < *n && strcmp(t[i].name, name) != 0) i++;
@@ -77,15 +81,18 @@ void directory_topics_add(struct directory_topic *t, size_t *n, const char *name
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct directory_topic *)a)->name, ((const struct directory_topic *)b)->name);
+    return strcmp(((const struct directory_topic *)a)->name,
+                  ((const struct directory_topic *)b)->name);
 }
 
-/* A topic of mixed nodes lacks nothing; in any other the reader wants to see which of the two roles is missing. */
+/* A topic of mixed nodes lacks nothing; in any other the reader wants to see which of the two roles
+ * is missing. */
 static void write_one(const struct directory_topic *t, struct buf *b)
 {
     buf_printf(b, "%s (", t->name);
     if (t->n_role[ROLE_PREFILL] || t->n_role[ROLE_DECODE])
-        buf_printf(b, "%u prefill, %u decode%s", t->n_role[ROLE_PREFILL], t->n_role[ROLE_DECODE], t->n_role[ROLE_MIXED] ? ", " : "");
+        buf_printf(b, "%u prefill, %u decode%s", t->n_role[ROLE_PREFILL], t->n_role[ROLE_DECODE],
+                   t->n_role[ROLE_MIXED] ? ", " : "");
     if (t->n_role[ROLE_MIXED]) buf_printf(b, "%u mixed", t->n_role[ROLE_MIXED]);
     buf_add_char(b, ')');
 }

@@ -1,4 +1,5 @@
-/* assert.c - the end of the process after a bug of ours: what failed, where, and the way there. Thread: any. */
+/* assert.c - the end of the process after a bug of ours: what failed, where, and the way there.
+ * Thread: any. */
 #include "shared/base/assert.h"
 
 #include <execinfo.h>
@@ -11,7 +12,8 @@ enum { STACK_DEPTH_MAX = 64 };
 _Noreturn void assert_fail(const char *expr, const char *file, int line, const char *func)
 {
     char text[512];
-    int n = snprintf(text, sizeof text, "assertion failed: %s at %s:%d in %s\n", expr, file, line, func);
+    int n = snprintf(text, sizeof text, "assertion failed: %s at %s:%d in %s\n", expr, file, line,
+                     func);
     if (n >= (int)sizeof text) n = (int)sizeof text - 1;
     /* The sentence goes out first and without allocating: the heap may be what is broken. */
     if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) abort();

@@ -1,4 +1,5 @@
-/* assert.h - ASSERT is for our own bugs, in every build. Input, peers and the network are never asserted on. */
+/* assert.h - ASSERT is for our own bugs, in every build. Input, peers and the network are never
+ * asserted on. */
 #ifndef BATON_BASE_ASSERT_H
 #define BATON_BASE_ASSERT_H
 

@@ -1,4 +1,5 @@
-/* buf.c - the growable byte buffer. Capacity doubles, so that appending n bytes costs O(n) in all. Thread: its owner's. */
+/* buf.c - the growable byte buffer. Capacity doubles, so that appending n bytes costs O(n) in all.
+ * Thread: its owner's. */
 #include "shared/base/buf.h"
 
 #include <stdarg.h>
@@ -88,7 +89,10 @@ void buf_consume(struct buf *b, size_t n)
     b->data[b->len] = 0;
 }
 
-struct str buf_str(const struct buf *b) { return b->data ? (struct str){ b->data, b->len } : STR(""); }
+struct str buf_str(const struct buf *b)
+{
+    return b->data ? (struct str){ b->data, b->len } : STR("");
+}
 
 char *buf_take(struct buf *b)
 {

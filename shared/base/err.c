@@ -1,12 +1,13 @@
-/* err.c - fills struct err. Text is formatted beside the struct first, so that arguments may point into it.
- * Thread: the caller's. */
+/* err.c - fills struct err. Text is formatted beside the struct first, so that arguments may point
+ * into it. Thread: the caller's. */
 #include "shared/base/err.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Copy `s` into out[cap]; what does not fit is cut before the UTF-8 character that would be split. */
+/* Copy `s` into out[cap]; what does not fit is cut before the UTF-8 character that would be
+ * split. */
 static void copy_cut(char *out, size_t cap, const char *s)
 {
     size_t n = strlen(s);
@@ -19,9 +20,11 @@ static void copy_cut(char *out, size_t cap, const char *s)
     out[n] = 0;
 }
 
-static void err_fill(struct err *e, enum status code, const char *field, const char *fmt, va_list ap)
+static void err_fill(struct err *e, enum status code, const char *field, const char *fmt,
+                     va_list ap)
 {
-    /* Longer than the text, so that the cut is copy_cut's, on a character boundary, and not vsnprintf's. */
+    /* Longer than the text, so that the cut is copy_cut's, on a character boundary, and not
+     * vsnprintf's. */
     char text[ERR_TEXT_MAX + 64], name[ERR_FIELD_MAX];
     if (vsnprintf(text, sizeof text, fmt, ap) < 0) text[0] = 0;
     copy_cut(name, sizeof name, field);

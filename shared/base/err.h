@@ -1,8 +1,8 @@
 /* err.h - a status with the sentence a person reads.
  *
- * Functions at edges (configuration, model files, requests, peers) take `struct err *` and fill it when they fail. Hot
- * paths return the status alone. The caller owns the struct, usually on its stack; it holds no pointers.
- * Thread: the caller's. */
+ * Functions at edges (configuration, model files, requests, peers) take `struct err *` and fill it
+ * when they fail. Hot paths return the status alone. The caller owns the struct, usually on its
+ * stack; it holds no pointers. Thread: the caller's. */
 #ifndef BATON_BASE_ERR_H
 #define BATON_BASE_ERR_H
 
@@ -12,13 +12,15 @@ enum { ERR_TEXT_MAX = 512, ERR_FIELD_MAX = 64 };
 
 struct err {
     enum status code;
-    char        field[ERR_FIELD_MAX]; /* the option, JSON member or tensor at fault; "" when none */
-    char        text[ERR_TEXT_MAX];   /* one sentence, no trailing newline; what, which value, what would be right */
+    char field[ERR_FIELD_MAX]; /* the option, JSON member or tensor at fault; "" when none */
+    char text[ERR_TEXT_MAX];   /* one sentence, no trailing newline; what, which value, what
+                                * would be right */
 };
 
-/* Fill `e` (may be NULL) and return `code`, so that `return err_set(e, ERR_INVALID, "...")` is the usual form.
- * Text that does not fit is cut on a character boundary. */
-enum status err_set(struct err *e, enum status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Fill `e` (may be NULL) and return `code`, so that `return err_set(e, ERR_INVALID, "...")` is the
+ * usual form. Text that does not fit is cut on a character boundary. */
+enum status err_set(struct err *e, enum status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* As err_set, and names the field at fault. */
 enum status err_field(struct err *e, enum status code, const char *field, const char *fmt, ...)

@@ -1,4 +1,5 @@
-/* list.h - intrusive doubly linked list. The head is a node; nodes are members of their owners. Thread: its owner's. */
+/* list.h - intrusive doubly linked list. The head is a node; nodes are members of their owners.
+ * Thread: its owner's. */
 #ifndef BATON_BASE_LIST_H
 #define BATON_BASE_LIST_H
 
@@ -18,8 +19,15 @@ static inline void list_insert_after(struct list *at, struct list *n)
     at->next->prev = n;
     at->next = n;
 }
-static inline void list_push(struct list *head, struct list *n) { list_insert_after(head->prev, n); } /* at the end */
-static inline void list_push_front(struct list *head, struct list *n) { list_insert_after(head, n); }
+/* at the end */
+static inline void list_push(struct list *head, struct list *n)
+{
+    list_insert_after(head->prev, n);
+}
+static inline void list_push_front(struct list *head, struct list *n)
+{
+    list_insert_after(head, n);
+}
 /* Unlink; n becomes a list of its own, so removing twice is harmless. */
 static inline void list_remove(struct list *n)
 {
@@ -28,12 +36,12 @@ static inline void list_remove(struct list *n)
     list_init(n);
 }
 
-#define LIST_ENTRY(node, type, member) ((type *)(void *)((char *)(node) - offsetof(type, member)))
+#define LIST_ENTRY(node, type, member) ((type *)(void *)((char *)(node)-offsetof(type, member)))
 #define LIST_FIRST(head, type, member) LIST_ENTRY((head)->next, type, member)
 /* Walk; the current entry may be removed inside the loop. */
-#define LIST_FOREACH(it, head, type, member)                                                   \
-    for (type *it = LIST_FIRST(head, type, member), *it##_next_;                               \
-         &it->member != (head) && (it##_next_ = LIST_ENTRY(it->member.next, type, member), 1); \
+#define LIST_FOREACH(it, head, type, member)                                                       \
+    for (type *it = LIST_FIRST(head, type, member), *it##_next_;                                   \
+         &it->member != (head) && (it##_next_ = LIST_ENTRY(it->member.next, type, member), 1);     \
          it = it##_next_)
 
 #endif

@@ -2,9 +2,10 @@
  *
  *     2026-01-31T12:00:00.123Z warn prefill-0 kvt peer lost req=7 peer=10.0.0.2
  *
- * A warning or error that repeats is cut to RATE_PER_S lines of the same event per second; the number held back is said
- * by the first line that is written afterwards. This file holds the log's global state, all of it behind one lock
- * except the level and the file, which are atomics because they are read before the lock. Thread: any. */
+ * A warning or error that repeats is cut to RATE_PER_S lines of the same event per second; the
+ * number held back is said by the first line that is written afterwards. This file holds the log's
+ * global state, all of it behind one lock except the level and the file, which are atomics because
+ * they are read before the lock. Thread: any. */
 #include "shared/base/log.h"
 
 #include <errno.h>
@@ -24,22 +25,29 @@
 
 #include "shared/base/clock.h"
 
-enum { LINE_MAX_BYTES = 4096, NAME_MAX_BYTES = 64, EVENT_MAX_BYTES = 64, RATE_PER_S = 20, RATE_SLOTS = 64 };
+enum {
+    LINE_MAX_BYTES = 4096,
+    NAME_MAX_BYTES = 64,
+    EVENT_MAX_BYTES = 64,
+    RATE_PER_S = 20,
+    RATE_SLOTS = 64
+};
 
-/* How often one event was said in the running second. When more than RATE_SLOTS events repeat within one second, the
- * newcomers share a slot and its limit: the log stays bounded whatever is said. */
+/* How often one event was said in the running second. When more than RATE_SLOTS events repeat
+ * within one second, the newcomers share a slot and its limit: the log stays bounded whatever is
+ * said. */
 struct rate {
-    char     event[EVENT_MAX_BYTES];
+    char event[EVENT_MAX_BYTES];
     uint64_t second;
     uint32_t n_written, n_dropped;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char            node_name[NAME_MAX_BYTES] = "-";
-static struct rate     rates[RATE_SLOTS];
-static uint32_t        n_dropped_all; /* over all slots, not yet reported */
-static atomic_int      level_now = -1; /* -1: BATON_LOG_LEVEL was not read yet */
-static atomic_int      file_fd = -1;
+static char node_name[NAME_MAX_BYTES] = "-";
+static struct rate rates[RATE_SLOTS];
+static uint32_t n_dropped_all;    /* over all slots, not yet reported */
+static atomic_int level_now = -1; /* -1: BATON_LOG_LEVEL was not read yet */
+static atomic_int file_fd = -1;
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
 
@@ -63,7 +71,10 @@ enum log_level log_level(void)
     return (enum log_level)level;
 }
 
-void log_set_level(enum log_level level) { atomic_store_explicit(&level_now, (int)level, memory_order_relaxed); }
+void log_set_level(enum log_level level)
+{
+    atomic_store_explicit(&level_now, (int)level, memory_order_relaxed);
+}
 
 void log_set_name(const char *name)
 {
@@ -105,7 +116,8 @@ enum status log_set_dir(const char *dir)
 
 static void write_whole(int fd, const char *p, size_t n)
 {
-    /* Short writes happen on full pipes only; there is nobody to tell about a log that cannot be written. */
+    /* Short writes happen on full pipes only; there is nobody to tell about a log that cannot be
+     * written. */
     while (n > 0) {
         ssize_t w = write(fd, p, n);
         if (w < 0 && errno == EINTR) continue;
@@ -123,8 +135,8 @@ static size_t line_head(char *line, size_t cap, enum log_level level, const char
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
     size_t n = strftime(line, cap, "%Y-%m-%dT%H:%M:%S", &utc);
-    int m = snprintf(line + n, cap - n, ".%03dZ %s %s %.*s ", (int)(now.tv_nsec / 1000000), level_names[level],
-                     node_name, EVENT_MAX_BYTES, event);
+    int m = snprintf(line + n, cap - n, ".%03dZ %s %s %.*s ", (int)(now.tv_nsec / 1000000),
+                     level_names[level], node_name, EVENT_MAX_BYTES, event);
     return m > 0 ? n + (size_t)m : n;
 }
 

@@ -2,9 +2,10 @@
  *
  *     log_warn("kvt peer lost", "req=%s peer=%s after_ms=%d", id, peer, ms);
  *
- * error: an operator must act; warn: degraded; info: per node event; debug: per request. Written to stderr, one write
- * per line, RFC 3339 time first. Who detects an error logs it, once. Level from BATON_LOG_LEVEL or log_set_level.
- * With FD_LOG_DIR (log_set_dir) lines also go to DIR/baton.log. Thread: any. */
+ * error: an operator must act; warn: degraded; info: per node event; debug: per request. Written to
+ * stderr, one write per line, RFC 3339 time first. Who detects an error logs it, once. Level from
+ * BATON_LOG_LEVEL or log_set_level. With FD_LOG_DIR (log_set_dir) lines also go to DIR/baton.log.
+ * Thread: any. */
 #ifndef BATON_BASE_LOG_H
 #define BATON_BASE_LOG_H
 
@@ -18,12 +19,15 @@ enum log_level log_level(void);
 void log_set_name(const char *name);
 /* Also append to DIR/baton.log, created with its parents; ERR_IO when that is not possible. */
 enum status log_set_dir(const char *dir) MUST_CHECK;
-void log_line(enum log_level level, const char *event, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void log_line(enum log_level level, const char *event, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #define log_error(event, ...) log_line(LOG_ERROR, event, __VA_ARGS__)
 #define log_warn(event, ...)  log_line(LOG_WARN, event, __VA_ARGS__)
 #define log_info(event, ...)  log_line(LOG_INFO, event, __VA_ARGS__)
-#define log_debug(event, ...) \
-    do { if (log_level() >= LOG_DEBUG) log_line(LOG_DEBUG, event, __VA_ARGS__); } while (0)
+#define log_debug(event, ...)                                                                      \
+    do {                                                                                           \
+        if (log_level() >= LOG_DEBUG) log_line(LOG_DEBUG, event, __VA_ARGS__);                     \
+    } while (0)
 
 #endif

@@ -1,8 +1,8 @@
 /* mailbox.c - a ring of fixed-size messages behind one mutex.
  *
- * The lock is held for one memcpy at most, so posters wait nanoseconds, never for the owner. `wake` is called after the
- * lock is released: it may be slow, or may itself look at the box. Invariants under the lock: len <= capacity; the
- * message i-th from the oldest is at (first + i) % capacity.
+ * The lock is held for one memcpy at most, so posters wait nanoseconds, never for the owner. `wake`
+ * is called after the lock is released: it may be slow, or may itself look at the box. Invariants
+ * under the lock: len <= capacity; the message i-th from the oldest is at (first + i) % capacity.
  * Thread: see mailbox.h. */
 #include "shared/base/mailbox.h"
 
@@ -17,15 +17,16 @@
 
 struct mailbox {
     pthread_mutex_t lock;
-    pthread_cond_t  filled; /* something came in, or the box was closed; on the monotonic clock */
-    char           *items;
-    size_t          item_size, capacity, first, len;
-    bool            closed;
-    void          (*wake)(void *arg);
-    void           *arg;
+    pthread_cond_t filled; /* something came in, or the box was closed; on the monotonic clock */
+    char *items;
+    size_t item_size, capacity, first, len;
+    bool closed;
+    void (*wake)(void *arg);
+    void *arg;
 };
 
-struct mailbox *mailbox_create(size_t item_size, size_t capacity, void (*wake)(void *arg), void *arg)
+struct mailbox *mailbox_create(size_t item_size, size_t capacity, void (*wake)(void *arg),
+                               void *arg)
 {
     ASSERT(item_size > 0);
     ASSERT(capacity > 0);
@@ -62,7 +63,8 @@ enum status mailbox_post(struct mailbox *m, const void *item)
         size_t at = (m->first + m->len) % m->capacity;
         memcpy(m->items + at * m->item_size, item, m->item_size);
         m->len++;
-        /* One owner waits at most; it looks again before it sleeps, so only the first message must signal. */
+        /* One owner waits at most; it looks again before it sleeps, so only the first message must
+         * signal. */
         if (was_empty) pthread_cond_signal(&m->filled);
     }
     pthread_mutex_unlock(&m->lock);

@@ -1,9 +1,10 @@
 /* mailbox.h - how threads talk: a bounded queue of small messages by value, and a wake-up.
  *
- * Many threads post, one thread (the owner) takes. mailbox_post never blocks: a full box is ERR_FULL and the sender
- * decides. After a post into an empty box `wake` is called (on the poster's thread; it must be safe there: uv_async_send,
- * an eventfd write, or the built-in condition variable that mailbox_wait uses). Order of one poster's messages is kept.
- * Life cycle: create, post/take, close (later posts fail with ERR_CANCELED; what is inside can still be taken), free by
+ * Many threads post, one thread (the owner) takes. mailbox_post never blocks: a full box is
+ * ERR_FULL and the sender decides. After a post into an empty box `wake` is called (on the poster's
+ * thread; it must be safe there: uv_async_send, an eventfd write, or the built-in condition
+ * variable that mailbox_wait uses). Order of one poster's messages is kept. Life cycle: create,
+ * post/take, close (later posts fail with ERR_CANCELED; what is inside can still be taken), free by
  * the owner after all posters have stopped. */
 #ifndef BATON_BASE_MAILBOX_H
 #define BATON_BASE_MAILBOX_H
@@ -15,16 +16,19 @@
 
 struct mailbox;
 
-/* `item_size` bytes per message, `capacity` messages. wake may be NULL (the owner polls or uses mailbox_wait). */
-struct mailbox *mailbox_create(size_t item_size, size_t capacity, void (*wake)(void *arg), void *arg);
-void            mailbox_free(struct mailbox *m);
+/* `item_size` bytes per message, `capacity` messages. wake may be NULL (the owner polls or uses
+ * mailbox_wait). */
+struct mailbox *mailbox_create(size_t item_size, size_t capacity, void (*wake)(void *arg),
+                               void *arg);
+void mailbox_free(struct mailbox *m);
 /* Copy one message in. ERR_FULL or ERR_CANCELED (closed); any thread. */
-enum status     mailbox_post(struct mailbox *m, const void *item) MUST_CHECK;
+enum status mailbox_post(struct mailbox *m, const void *item) MUST_CHECK;
 /* Copy the oldest message out; false when empty. Owner only. */
-bool            mailbox_take(struct mailbox *m, void *item);
-/* Sleep until something is inside, the box is closed or timeout_ms passed (-1: no limit); true when not empty. */
-bool            mailbox_wait(struct mailbox *m, int timeout_ms);
-void            mailbox_close(struct mailbox *m);
-size_t          mailbox_len(struct mailbox *m);
+bool mailbox_take(struct mailbox *m, void *item);
+/* Sleep until something is inside, the box is closed or timeout_ms passed (-1: no limit); true when
+ * not empty. */
+bool mailbox_wait(struct mailbox *m, int timeout_ms);
+void mailbox_close(struct mailbox *m);
+size_t mailbox_len(struct mailbox *m);
 
 #endif

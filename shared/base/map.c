@@ -1,8 +1,10 @@
-/* map.c - open addressing with linear probing over a power of two of slots, at most three quarters used.
+/* map.c - open addressing with linear probing over a power of two of slots, at most three quarters
+ * used.
  *
- * A slot is empty (value NULL), deleted (value DELETED, key NULL) or live. Lookups stop at the first empty slot, so
- * deleted slots stay until the table is rebuilt. Keys may come from clients: the hash is seeded per process, so that
- * nobody outside can choose keys that collide. Thread: a map its owner's. */
+ * A slot is empty (value NULL), deleted (value DELETED, key NULL) or live. Lookups stop at the
+ * first empty slot, so deleted slots stay until the table is rebuilt. Keys may come from clients:
+ * the hash is seeded per process, so that nobody outside can choose keys that collide. Thread: a
+ * map its owner's. */
 #include "shared/base/map.h"
 
 #include <stdatomic.h>
@@ -15,16 +17,17 @@
 enum { MAP_CAP_MIN = 16 };
 
 struct map_slot {
-    char    *key;
-    size_t   key_len;
+    char *key;
+    size_t key_len;
     uint64_t hash;
-    void    *value;
+    void *value;
 };
 
 static char deleted_mark;
 #define DELETED ((void *)&deleted_mark)
 
-/* The process's seed; 0 until first use. Two threads may both draw one: the first to store it wins. */
+/* The process's seed; 0 until first use. Two threads may both draw one: the first to store it
+ * wins. */
 static uint64_t map_seed(void)
 {
     static _Atomic uint64_t seed;
@@ -39,7 +42,8 @@ static uint64_t map_seed(void)
 static bool is_live(const struct map_slot *s) { return s->value && s->value != DELETED; }
 
 /* The live slot of `key`, or NULL; *free_slot (may be NULL) is where it would go. */
-static struct map_slot *map_find(const struct map *m, struct str key, uint64_t hash, struct map_slot **free_slot)
+static struct map_slot *map_find(const struct map *m, struct str key, uint64_t hash,
+                                 struct map_slot **free_slot)
 {
     struct map_slot *reuse = NULL;
     for (size_t i = hash & (m->cap - 1);; i = (i + 1) & (m->cap - 1)) {
@@ -50,13 +54,15 @@ static struct map_slot *map_find(const struct map *m, struct str key, uint64_t h
         }
         if (s->value == DELETED) {
             if (!reuse) reuse = s;
-        } else if (s->hash == hash && s->key_len == key.n && (key.n == 0 || memcmp(s->key, key.p, key.n) == 0)) {
+        } else if (s->hash == hash && s->key_len == key.n &&
+                   (key.n == 0 || memcmp(s->key, key.p, key.n) == 0)) {
             return s;
         }
     }
 }
 
-/* Move to a table with room for one more; the same size when deleted slots were what filled the old one. */
+/* Move to a table with room for one more; the same size when deleted slots were what filled the old
+ * one. */
 static void map_rebuild(struct map *m)
 {
     size_t cap = MAP_CAP_MIN;

@@ -1,4 +1,5 @@
-/* map.h - the one hash map: byte-string keys (copied) to pointers (not owned). Open addressing, grows by doubling.
+/* map.h - the one hash map: byte-string keys (copied) to pointers (not owned). Open addressing,
+ * grows by doubling.
  *
  * { 0 } is a valid empty map. Keys of fixed size (u64, hashes) are passed as their bytes.
  * Thread: its owner's. */
@@ -9,19 +10,22 @@
 
 struct map {
     struct map_slot *slots;
-    size_t           cap, len, tombs;
+    size_t cap, len, tombs;
 };
 
-void  map_release(struct map *m); /* frees the keys and the table, not the values */
+void map_release(struct map *m); /* frees the keys and the table, not the values */
 void *map_get(const struct map *m, struct str key);
 /* Insert or replace; returns the previous value or NULL. `value` must not be NULL. */
 void *map_put(struct map *m, struct str key, void *value);
 /* Remove; returns the value or NULL. */
 void *map_del(struct map *m, struct str key);
-/* Walk in no order: start with *pos = 0; false at the end. The map must not change meanwhile, except that the entry
- * just returned may be deleted. */
-bool  map_next(const struct map *m, size_t *pos, struct str *key, void **value);
+/* Walk in no order: start with *pos = 0; false at the end. The map must not change meanwhile,
+ * except that the entry just returned may be deleted. */
+bool map_next(const struct map *m, size_t *pos, struct str *key, void **value);
 
-static inline struct str map_key_u64(const uint64_t *v) { return (struct str){ (const char *)v, sizeof *v }; }
+static inline struct str map_key_u64(const uint64_t *v)
+{
+    return (struct str){ (const char *)v, sizeof *v };
+}
 
 #endif

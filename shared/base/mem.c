@@ -1,7 +1,7 @@
 /* mem.c - allocation that either succeeds or ends the process with a sentence, and arenas.
  *
- * mem_try_* is the exception for request paths; mem_fail_nth makes one of them fail so that tests reach those paths.
- * Thread: mem_* any; an arena its owner's. */
+ * mem_try_* is the exception for request paths; mem_fail_nth makes one of them fail so that tests
+ * reach those paths. Thread: mem_* any; an arena its owner's. */
 #include "shared/base/mem.h"
 
 #include <stdalign.h>
@@ -18,7 +18,7 @@ enum { ARENA_CHUNK_MIN = 4096, ARENA_CHUNK_MAX = 65536, ARENA_ALIGN = 16 };
 
 struct arena_chunk {
     struct arena_chunk *next;
-    size_t              used, cap;
+    size_t used, cap;
     alignas(ARENA_ALIGN) char data[];
 };
 
@@ -35,8 +35,8 @@ static bool fails_now(void)
 {
     long left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
     while (left > 0)
-        if (atomic_compare_exchange_weak_explicit(&fail_countdown, &left, left - 1, memory_order_relaxed,
-                                                  memory_order_relaxed))
+        if (atomic_compare_exchange_weak_explicit(&fail_countdown, &left, left - 1,
+                                                  memory_order_relaxed, memory_order_relaxed))
             return left == 1;
     return false;
 }
@@ -53,7 +53,8 @@ void *mem_calloc(size_t n, size_t size)
 
 void *mem_try_calloc(size_t n, size_t size)
 {
-    /* Requests decide these sizes: one that cannot be is an answer, not an error of the allocator. */
+    /* Requests decide these sizes: one that cannot be is an answer, not an error of the
+     * allocator. */
     if (fails_now() || (size && n > PTRDIFF_MAX / size)) return NULL;
     return n && size ? calloc(n, size) : calloc(1, 1);
 }
@@ -99,8 +100,11 @@ void arena_init(struct arena *a) { *a = (struct arena){ 0 }; }
 
 static struct arena_chunk *arena_grow(struct arena *a, size_t size)
 {
-    /* Chunks grow with the arena, so that a small request costs one page and a large one few calls. */
-    size_t cap = a->used < ARENA_CHUNK_MIN ? ARENA_CHUNK_MIN : a->used > ARENA_CHUNK_MAX ? ARENA_CHUNK_MAX : a->used;
+    /* Chunks grow with the arena, so that a small request costs one page and a large one few
+     * calls. */
+    size_t cap = a->used < ARENA_CHUNK_MIN   ? ARENA_CHUNK_MIN
+                 : a->used > ARENA_CHUNK_MAX ? ARENA_CHUNK_MAX
+                                             : a->used;
     cap &= ~(size_t)(ARENA_ALIGN - 1);
     bool large = size > cap;
     if (large) cap = size;

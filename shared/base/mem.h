@@ -1,15 +1,16 @@
 /* mem.h - the one allocation discipline.
  *
- * mem_* abort the process with a sentence when memory is gone, except mem_try_*, which return NULL; request paths use
- * mem_try_* and answer ERR_NOMEM. Tests make the i-th mem_try_* fail. An arena serves memory that lives exactly as long
- * as one request or one parse and is freed as a whole.
+ * mem_* abort the process with a sentence when memory is gone, except mem_try_*, which return NULL;
+ * request paths use mem_try_* and answer ERR_NOMEM. Tests make the i-th mem_try_* fail. An arena
+ * serves memory that lives exactly as long as one request or one parse and is freed as a whole.
  * Thread: mem_* any; an arena belongs to one thread at a time. */
 #ifndef BATON_BASE_MEM_H
 #define BATON_BASE_MEM_H
 
 #include <stddef.h>
 
-/* Zeroed memory of n * size bytes (overflow checked); freed with mem_free. Never NULL; n * size may be 0. */
+/* Zeroed memory of n * size bytes (overflow checked); freed with mem_free. Never NULL; n * size may
+ * be 0. */
 void *mem_calloc(size_t n, size_t size);
 /* Like realloc for n * size bytes; new bytes are not zeroed. Never NULL. */
 void *mem_realloc(void *p, size_t n, size_t size);
@@ -20,24 +21,25 @@ char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 void *mem_dup(const void *p, size_t n);
 /* Free; NULL is accepted. */
-void  mem_free(void *p);
+void mem_free(void *p);
 /* Memory aligned to `align` (a power of two), zeroed; freed with mem_free. */
 void *mem_aligned(size_t align, size_t size);
 
-/* Make the n-th following mem_try_calloc of this process fail (1 = the next); 0 switches it off. Tests only. */
+/* Make the n-th following mem_try_calloc of this process fail (1 = the next); 0 switches it off.
+ * Tests only. */
 void mem_fail_nth(long n);
 
 struct arena {
     struct arena_chunk *head; /* newest chunk first */
-    size_t              used; /* bytes handed out in all chunks */
+    size_t used;              /* bytes handed out in all chunks */
 };
 
-void  arena_init(struct arena *a);
+void arena_init(struct arena *a);
 /* Zeroed, aligned to 16. Never NULL. */
 void *arena_alloc(struct arena *a, size_t size);
 char *arena_strndup(struct arena *a, const char *s, size_t n);
 /* Free everything; the arena may be used again. */
-void  arena_release(struct arena *a);
+void arena_release(struct arena *a);
 
 #define MEM_NEW(type)           ((type *)mem_calloc(1, sizeof(type)))
 #define MEM_ARRAY(type, n)      ((type *)mem_calloc((n), sizeof(type)))

@@ -1,9 +1,9 @@
 /* metrics.c - the registry of metrics and its Prometheus text.
  *
- * A family (one name: HELP and TYPE) holds series (one set of labels each). Registering takes the lock; an update is an
- * atomic on the series itself and takes none. Families and series are only ever added, at the end of their lists, so a
- * pointer handed out stays good until metrics_free. All atomics are relaxed: a number orders nothing else.
- * Thread: any. */
+ * A family (one name: HELP and TYPE) holds series (one set of labels each). Registering takes the
+ * lock; an update is an atomic on the series itself and takes none. Families and series are only
+ * ever added, at the end of their lists, so a pointer handed out stays good until metrics_free. All
+ * atomics are relaxed: a number orders nothing else. Thread: any. */
 #include "shared/base/metrics.h"
 
 #include <math.h>
@@ -28,40 +28,41 @@ struct gauge {
 };
 
 struct histogram {
-    const double     *bounds;
-    size_t            n;
-    _Atomic uint64_t *buckets;  /* [n + 1], not cumulative; the last is above all bounds */
-    _Atomic uint64_t  sum_bits; /* of a double */
+    const double *bounds;
+    size_t n;
+    _Atomic uint64_t *buckets; /* [n + 1], not cumulative; the last is above all bounds */
+    _Atomic uint64_t sum_bits; /* of a double */
 };
 
 struct series {
     struct list in_family;
-    char       *labels;
+    char *labels;
     union {
-        struct counter   counter;
-        struct gauge     gauge;
+        struct counter counter;
+        struct gauge gauge;
         struct histogram histogram;
     };
 };
 
 struct family {
-    struct list      in_registry;
-    char            *name, *help;
+    struct list in_registry;
+    char *name, *help;
     enum metric_type type;
-    double          *bounds;
-    size_t           n_bounds;
-    struct list      series;
-    struct map       by_labels;
+    double *bounds;
+    size_t n_bounds;
+    struct list series;
+    struct map by_labels;
 };
 
 struct metrics {
     pthread_mutex_t lock;
-    struct list     families;
-    struct map      by_name;
+    struct list families;
+    struct map by_name;
 };
 
-const double METRICS_SECONDS[] = { 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
-                                   0.5,    1,       2.5,    5,     10,     30,    60,   120,   300,  600 };
+const double METRICS_SECONDS[] = { 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+                                   0.025,  0.05,    0.1,    0.25,  0.5,    1,     2.5,
+                                   5,      10,      30,     60,    120,    300,   600 };
 const size_t METRICS_SECONDS_N = COUNT_OF(METRICS_SECONDS);
 
 static uint64_t bits_of(double v)
@@ -88,7 +89,8 @@ struct metrics *metrics_create(void)
 
 static void family_free(struct family *f)
 {
-    LIST_FOREACH(s, &f->series, struct series, in_family) {
+    LIST_FOREACH(s, &f->series, struct series, in_family)
+    {
         if (f->type == METRIC_HISTOGRAM) mem_free((void *)s->histogram.buckets);
         mem_free(s->labels);
         mem_free(s);
@@ -110,8 +112,8 @@ void metrics_free(struct metrics *m)
 }
 
 /* Lock held. The same name with another type or other bounds is our own bug. */
-static struct family *family_get(struct metrics *m, enum metric_type type, const char *name, const char *help,
-                                 const double *bounds, size_t n)
+static struct family *family_get(struct metrics *m, enum metric_type type, const char *name,
+                                 const char *help, const double *bounds, size_t n)
 {
     struct family *f = map_get(&m->by_name, str_of(name));
     if (f) {
@@ -132,8 +134,9 @@ static struct family *family_get(struct metrics *m, enum metric_type type, const
     return f;
 }
 
-static struct series *series_get(struct metrics *m, enum metric_type type, const char *name, const char *labels,
-                                 const char *help, const double *bounds, size_t n)
+static struct series *series_get(struct metrics *m, enum metric_type type, const char *name,
+                                 const char *labels, const char *help, const double *bounds,
+                                 size_t n)
 {
     pthread_mutex_lock(&m->lock);
     struct family *f = family_get(m, type, name, help, bounds, n);
@@ -153,27 +156,38 @@ static struct series *series_get(struct metrics *m, enum metric_type type, const
     return s;
 }
 
-struct counter *metrics_counter(struct metrics *m, const char *name, const char *labels, const char *help)
+struct counter *metrics_counter(struct metrics *m, const char *name, const char *labels,
+                                const char *help)
 {
     return &series_get(m, METRIC_COUNTER, name, labels, help, NULL, 0)->counter;
 }
 
-struct gauge *metrics_gauge(struct metrics *m, const char *name, const char *labels, const char *help)
+struct gauge *metrics_gauge(struct metrics *m, const char *name, const char *labels,
+                            const char *help)
 {
     return &series_get(m, METRIC_GAUGE, name, labels, help, NULL, 0)->gauge;
 }
 
-struct histogram *metrics_histogram(struct metrics *m, const char *name, const char *labels, const char *help,
-                                    const double *bounds, size_t n)
+struct histogram *metrics_histogram(struct metrics *m, const char *name, const char *labels,
+                                    const char *help, const double *bounds, size_t n)
 {
     return &series_get(m, METRIC_HISTOGRAM, name, labels, help, bounds, n)->histogram;
 }
 
-void counter_add(struct counter *c, uint64_t n) { atomic_fetch_add_explicit(&c->value, n, memory_order_relaxed); }
+void counter_add(struct counter *c, uint64_t n)
+{
+    atomic_fetch_add_explicit(&c->value, n, memory_order_relaxed);
+}
 
-uint64_t counter_value(const struct counter *c) { return atomic_load_explicit(&c->value, memory_order_relaxed); }
+uint64_t counter_value(const struct counter *c)
+{
+    return atomic_load_explicit(&c->value, memory_order_relaxed);
+}
 
-void gauge_set(struct gauge *g, double v) { atomic_store_explicit(&g->bits, bits_of(v), memory_order_relaxed); }
+void gauge_set(struct gauge *g, double v)
+{
+    atomic_store_explicit(&g->bits, bits_of(v), memory_order_relaxed);
+}
 
 double gauge_value(const struct gauge *g)
 {
@@ -188,8 +202,7 @@ void histogram_observe(struct histogram *h, double v)
     atomic_fetch_add_explicit(&h->buckets[i], 1, memory_order_relaxed);
     uint64_t old = atomic_load_explicit(&h->sum_bits, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&h->sum_bits, &old, bits_of(double_of(old) + v),
-                                                  memory_order_relaxed, memory_order_relaxed)) {
-    }
+                                                  memory_order_relaxed, memory_order_relaxed)) {}
 }
 
 static void write_number(struct buf *out, double v)
@@ -199,14 +212,16 @@ static void write_number(struct buf *out, double v)
 }
 
 /* name{labels} with an optional suffix of the name. */
-static void write_name(const struct family *f, const struct series *s, const char *suffix, struct buf *out)
+static void write_name(const struct family *f, const struct series *s, const char *suffix,
+                       struct buf *out)
 {
     buf_printf(out, "%s%s", f->name, suffix);
     if (*s->labels) buf_printf(out, "{%s}", s->labels);
     buf_add_char(out, ' ');
 }
 
-static void write_bucket(const struct family *f, const struct series *s, double bound, uint64_t count, struct buf *out)
+static void write_bucket(const struct family *f, const struct series *s, double bound,
+                         uint64_t count, struct buf *out)
 {
     buf_printf(out, "%s_bucket{%s%sle=\"", f->name, s->labels, *s->labels ? "," : "");
     write_number(out, bound);
@@ -248,7 +263,8 @@ static void write_series(const struct family *f, const struct series *s, struct 
         return;
     }
     write_name(f, s, "", out);
-    if (f->type == METRIC_COUNTER) buf_printf(out, "%llu", (unsigned long long)counter_value(&s->counter));
+    if (f->type == METRIC_COUNTER)
+        buf_printf(out, "%llu", (unsigned long long)counter_value(&s->counter));
     else write_number(out, gauge_value(&s->gauge));
     buf_add_char(out, '\n');
 }
@@ -256,7 +272,8 @@ static void write_series(const struct family *f, const struct series *s, struct 
 void metrics_write(struct metrics *m, struct buf *out)
 {
     pthread_mutex_lock(&m->lock);
-    LIST_FOREACH(f, &m->families, struct family, in_registry) {
+    LIST_FOREACH(f, &m->families, struct family, in_registry)
+    {
         write_head(f, out);
         LIST_FOREACH(s, &f->series, struct series, in_family) write_series(f, s, out);
     }

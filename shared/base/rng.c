@@ -1,5 +1,5 @@
-/* rng.c - Philox4x32 with 10 rounds, from "Parallel Random Numbers: As Easy as 1, 2, 3" (Salmon et al., SC'11).
- * Thread: any. */
+/* rng.c - Philox4x32 with 10 rounds, from "Parallel Random Numbers: As Easy as 1, 2, 3" (Salmon et
+ * al., SC'11). Thread: any. */
 #include "shared/base/rng.h"
 
 /* The paper's multipliers and Weyl increments (section 4.4). */

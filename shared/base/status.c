@@ -1,16 +1,17 @@
-/* status.c - names, texts, classes and HTTP statuses, all made from STATUS_TABLE. Constants only; any thread. */
+/* status.c - names, texts, classes and HTTP statuses, all made from STATUS_TABLE. Constants only;
+ * any thread. */
 #include "shared/base/status.h"
 
 struct status_row {
-    const char       *name, *text;
+    const char *name, *text;
     enum status_class class_;
-    int               http;
+    int http;
 };
 
 static struct status_row status_row(enum status st)
 {
     switch (st) {
-#define X(code, number, text, class_, http) \
+#define X(code, number, text, class_, http)                                                        \
     case code: return (struct status_row){ #code, text, class_, http };
         STATUS_TABLE(X)
 #undef X

@@ -1,4 +1,5 @@
-/* str.c - looking at borrowed text: comparing, searching, splitting, numbers. Owns nothing; any thread. */
+/* str.c - looking at borrowed text: comparing, searching, splitting, numbers. Owns nothing; any
+ * thread. */
 #include "shared/base/str.h"
 
 #include <math.h>
@@ -9,7 +10,10 @@ enum { NUMBER_LEN_MAX = 255, DISTANCE_LEN_MAX = 127 };
 
 struct str str_of(const char *c) { return c ? (struct str){ c, strlen(c) } : STR(""); }
 
-bool str_eq(struct str a, struct str b) { return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, a.n) == 0); }
+bool str_eq(struct str a, struct str b)
+{
+    return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, a.n) == 0);
+}
 
 bool str_eq_c(struct str a, const char *b) { return str_eq(a, str_of(b)); }
 
@@ -91,7 +95,8 @@ enum status str_to_i64(struct str s, int64_t *out)
     for (; i < s.n; i++) {
         if (s.p[i] < '0' || s.p[i] > '9') return ERR_FORMAT;
         /* Counted downwards: the negative range is the larger one. */
-        if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, s.p[i] - '0', &v)) return ERR_FORMAT;
+        if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, s.p[i] - '0', &v))
+            return ERR_FORMAT;
     }
     if (!negative && __builtin_sub_overflow((int64_t)0, v, &v)) return ERR_FORMAT;
     *out = v;
@@ -102,7 +107,8 @@ enum status str_to_f64(struct str s, double *out)
 {
     char text[NUMBER_LEN_MAX + 1];
     if (s.n == 0 || s.n > NUMBER_LEN_MAX) return ERR_FORMAT;
-    /* Only what decimal numbers are made of: strtod alone would take blanks, hexadecimal, "inf" and "nan" too. */
+    /* Only what decimal numbers are made of: strtod alone would take blanks, hexadecimal, "inf" and
+     * "nan" too. */
     for (size_t i = 0; i < s.n; i++)
         if (!s.p[i] || !strchr("0123456789+-.eE", s.p[i])) return ERR_FORMAT;
     memcpy(text, s.p, s.n);

@@ -1,4 +1,5 @@
-/* thread.c - what the calling thread said it is, and starting threads that leave signals to the main one. */
+/* thread.c - what the calling thread said it is, and starting threads that leave signals to the
+ * main one. */
 #include "shared/base/thread.h"
 
 #include <signal.h>
@@ -14,7 +15,8 @@ void thread_become(enum thread_kind kind, const char *name)
 {
     char cut[THREAD_NAME_MAX];
     snprintf(cut, sizeof cut, "%s", name);
-    if (gettid() != getpid()) pthread_setname_np(pthread_self(), cut); /* the first one's is the process's, as ps and killall know it */
+    /* the first one's is the process's, as ps and killall know it */
+    if (gettid() != getpid()) pthread_setname_np(pthread_self(), cut);
     thread_kind = kind;
 }
 
@@ -27,7 +29,8 @@ enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
 {
     sigset_t all, before;
     sigfillset(&all);
-    /* The new thread inherits the mask; between the two calls this thread takes no signal either. */
+    /* The new thread inherits the mask; between the two calls this thread takes no signal
+     * either. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(out, NULL, fn, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

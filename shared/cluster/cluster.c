@@ -15,41 +15,47 @@
 #include "shared/cluster/proto/node.pb-c.h"
 
 enum {
-    PING_MS = 500, DEFAULT_LOST_MS = 2500, DEFAULT_QUEUE = 64 << 20, DEFAULT_FORGET_MS = 60000, PEER_HOST_MAX = 64, BACKLOG = 512,
-    HANDSHAKES_MAX = 512 /* connections that have proved nothing yet; more are closed, so that strangers do not use up the descriptors */
+    PING_MS = 500,
+    DEFAULT_LOST_MS = 2500,
+    DEFAULT_QUEUE = 64 << 20,
+    DEFAULT_FORGET_MS = 60000,
+    PEER_HOST_MAX = 64,
+    BACKLOG = 512,
+    HANDSHAKES_MAX = 512 /* connections that have proved nothing yet; more are closed, so that
+                          * strangers do not use up the descriptors */
 };
 
 struct peer {
-    uint64_t     node;
-    char         host[PEER_HOST_MAX];
-    uint16_t     port;             /* 0: it connected to us and was never introduced */
-    uint64_t     t_learned_ms;
-    struct link *link;             /* the one we send on; NULL: none yet */
-    struct list  pending;          /* messages waiting for the link to come up */
-    size_t       pending_bytes;
+    uint64_t node;
+    char host[PEER_HOST_MAX];
+    uint16_t port; /* 0: it connected to us and was never introduced */
+    uint64_t t_learned_ms;
+    struct link *link;   /* the one we send on; NULL: none yet */
+    struct list pending; /* messages waiting for the link to come up */
+    size_t pending_bytes;
 };
 
 struct queued {
     struct frame_header h;
-    struct list         link;
-    size_t              n;
-    char                bytes[];
+    struct list link;
+    size_t n;
+    char bytes[];
 };
 
 struct cluster {
     struct cluster_options o;
-    struct link_host       host;
-    char                   name[LINK_NAME_MAX];
-    struct buf             secret;
-    uv_tcp_t              *listener;
-    uint16_t               port;
-    struct map             peers;      /* node -> struct peer */
-    struct list            links;
-    struct list            to_self;    /* struct queued */
-    struct loop_timer     *ping, *kick;
-    uint64_t               t_ping_ms;
-    struct counter        *sent, *received, *lost, *refused;
-    struct gauge          *links_up;
+    struct link_host host;
+    char name[LINK_NAME_MAX];
+    struct buf secret;
+    uv_tcp_t *listener;
+    uint16_t port;
+    struct map peers; /* node -> struct peer */
+    struct list links;
+    struct list to_self; /* struct queued */
+    struct loop_timer *ping, *kick;
+    uint64_t t_ping_ms;
+    struct counter *sent, *received, *lost, *refused;
+    struct gauge *links_up;
 };
 
 static void kick(struct cluster *c);
@@ -113,11 +119,14 @@ static void on_link_up(void *arg, struct link *l)
     struct cluster *c = arg;
     struct peer *p = get_peer(c, l->node);
     log_info("link up", "peer=%s side=%s", l->name, l->dialed ? "dialed" : "accepted");
-    if (p->link && p->link != l && p->link->state == LINK_UP) return; /* both dialed: the first one up is used for sending */
+    /* both dialed: the first one up is used for sending */
+    if (p->link && p->link != l && p->link->state == LINK_UP) return;
     p->link = l;
-    LIST_FOREACH(q, &p->pending, struct queued, link) {
+    LIST_FOREACH(q, &p->pending, struct queued, link)
+    {
         list_remove(&q->link);
-        if (link_send(l, &q->h, (struct str){ q->bytes, q->n }) != OK) link_fail(l, "messages did not fit in the queue");
+        if (link_send(l, &q->h, (struct str){ q->bytes, q->n }) != OK)
+            link_fail(l, "messages did not fit in the queue");
         mem_free(q);
     }
     p->pending_bytes = 0;
@@ -126,7 +135,8 @@ static void on_link_up(void *arg, struct link *l)
 static void on_link_frame(void *arg, struct link *l, const struct frame_header *h, struct str body)
 {
     struct cluster *c = arg;
-    struct cluster_message m = { l->node, l->name, (enum frame_type)h->type, h->request, h->attempt, body };
+    struct cluster_message m = { l->node,    l->name,    (enum frame_type)h->type,
+                                 h->request, h->attempt, body };
     counter_add(c->received, 1);
     c->o.on_message(c->o.arg, &m);
 }
@@ -137,7 +147,8 @@ static void on_link_dead(void *arg, struct link *l)
     kick(arg);
 }
 
-/* The peer of a dead link is lost, unless the link never came up and another one serves the peer. */
+/* The peer of a dead link is lost, unless the link never came up and another one serves the
+ * peer. */
 static void bury(struct cluster *c, struct link *dead)
 {
     struct peer *p = dead->node ? find_peer(c, dead->node) : NULL;
@@ -157,7 +168,7 @@ static void bury(struct cluster *c, struct link *dead)
     map_del(&c->peers, map_key_u64(&node));
     free_peer(p);
     LIST_FOREACH(l, &c->links, struct link, link)
-        if (l->node == node) link_close(l);
+    if (l->node == node) link_close(l);
     counter_add(c->lost, 1);
     log_warn("peer lost", "peer=%s why=\"%s\"", name, why);
     c->o.on_lost(c->o.arg, node, why);
@@ -173,7 +184,8 @@ static void deliver_to_self(struct cluster *c)
     list_init(&c->to_self);
     while (!list_empty(&batch)) {
         struct queued *q = LIST_FIRST(&batch, struct queued, link);
-        struct cluster_message m = { c->o.node, c->name, (enum frame_type)q->h.type, q->h.request, q->h.attempt, { q->bytes, q->n } };
+        struct cluster_message m = { c->o.node,    c->name,      (enum frame_type)q->h.type,
+                                     q->h.request, q->h.attempt, { q->bytes, q->n } };
         list_remove(&q->link);
         c->o.on_message(c->o.arg, &m);
         mem_free(q);
@@ -190,12 +202,13 @@ static void on_kick(void *arg)
     do { /* burying one may close others: start over each time */
         dead = NULL;
         LIST_FOREACH(l, &c->links, struct link, link)
-            if (l->dead) dead = l;
+        if (l->dead) dead = l;
         if (dead) bury(c, dead);
     } while (dead);
 }
 
-/* Messages to oneself and dead links are handled by the next turn of the loop, never deep inside a caller. */
+/* Messages to oneself and dead links are handled by the next turn of the loop, never deep inside a
+ * caller. */
 static void kick(struct cluster *c)
 {
     if (!c->kick) c->kick = loop_timer_start(c->o.loop, 0, 0, on_kick, c);
@@ -213,7 +226,8 @@ static struct queued *make_queued(const struct frame_header *h, struct str body)
     return q;
 }
 
-static enum status send_pending(struct cluster *c, struct peer *p, const struct frame_header *h, struct str body)
+static enum status send_pending(struct cluster *c, struct peer *p, const struct frame_header *h,
+                                struct str body)
 {
     if (!p->link) {
         if (!p->port) return ERR_PEER_LOST;
@@ -227,7 +241,8 @@ static enum status send_pending(struct cluster *c, struct peer *p, const struct 
     return OK;
 }
 
-enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt, struct str body)
+enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request,
+                         uint32_t attempt, struct str body)
 {
     struct frame_header h = { (uint16_t)type, (uint32_t)body.n, attempt, request, node };
     ASSERT_THREAD(THREAD_LOOP);
@@ -247,11 +262,11 @@ enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type,
 void cluster_cut(struct cluster *c, uint64_t node, const char *why)
 {
     LIST_FOREACH(l, &c->links, struct link, link)
-        if (l->node == node) link_fail(l, "%s", why);
+    if (l->node == node) link_fail(l, "%s", why);
 }
 
-enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt,
-                               const ProtobufCMessage *body)
+enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type,
+                               uint64_t request, uint32_t attempt, const ProtobufCMessage *body)
 {
     size_t n = protobuf_c_message_get_packed_size(body);
     struct buf b = { 0 };
@@ -278,7 +293,8 @@ static void send_ping(struct link *l, uint64_t progress, bool has_work)
 static void check_link(struct cluster *c, struct link *l, uint64_t now)
 {
     if (l->state != LINK_UP) {
-        if (now > l->t_start_ms + LINK_HANDSHAKE_MS) link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
+        if (now > l->t_start_ms + LINK_HANDSHAKE_MS)
+            link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
     } else if (now > l->t_heard_ms + c->o.lost_ms) {
         link_fail(l, "nothing heard for %u ms", c->o.lost_ms);
     } else if (l->has_work && now > l->t_progress_ms + c->o.lost_ms) {
@@ -300,7 +316,8 @@ static void on_ping_timer(void *arg)
     uint32_t n_up = 0;
     c->t_ping_ms = now;
     if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
-    LIST_FOREACH(l, &c->links, struct link, link) {
+    LIST_FOREACH(l, &c->links, struct link, link)
+    {
         if (l->dead) continue;
         if (slept) { /* this process was stopped: what peers sent meanwhile has not been read yet */
             l->t_heard_ms = shifted(l->t_heard_ms, since, now);
@@ -323,17 +340,16 @@ static void on_connection(uv_stream_t *listener, int st)
     struct cluster *c = listener->data;
     size_t n_handshakes = 0;
     if (st < 0) return;
-    LIST_FOREACH(other, &c->links, struct link, link) n_handshakes += !other->dialed && other->state != LINK_UP;
+    LIST_FOREACH(other, &c->links, struct link, link)
+    n_handshakes += !other->dialed && other->state != LINK_UP;
     struct link *l = link_accept(&c->host, listener);
     list_push(&c->links, &l->link);
-    if (n_handshakes >= HANDSHAKES_MAX) link_fail(l, "%d other connections have not finished their handshake", HANDSHAKES_MAX);
+    if (n_handshakes >= HANDSHAKES_MAX)
+        link_fail(l, "%d other connections have not finished their handshake", HANDSHAKES_MAX);
     if (l->dead) kick(c);
 }
 
-static void on_listener_closed(uv_handle_t *h)
-{
-    mem_free(h);
-}
+static void on_listener_closed(uv_handle_t *h) { mem_free(h); }
 
 static enum status start_listening(struct cluster *c, struct err *err)
 {
@@ -348,9 +364,11 @@ static enum status start_listening(struct cluster *c, struct err *err)
     if (st == 0) st = uv_listen((uv_stream_t *)c->listener, BACKLOG, on_connection);
     if (st == 0) st = uv_tcp_getsockname(c->listener, (struct sockaddr *)&sa, &len);
     if (st < 0)
-        return err_set(err, ERR_CONFIG, "cannot listen for other nodes on %s:%u (--pd-comm-port): %s", c->o.listen_host, c->o.port,
-                       uv_strerror(st));
-    c->port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port : ((struct sockaddr_in *)&sa)->sin_port);
+        return err_set(err, ERR_CONFIG,
+                       "cannot listen for other nodes on %s:%u (--pd-comm-port): %s",
+                       c->o.listen_host, c->o.port, uv_strerror(st));
+    c->port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
+                                             : ((struct sockaddr_in *)&sa)->sin_port);
     return OK;
 }
 
@@ -367,13 +385,24 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
     list_init(&c->links);
     list_init(&c->to_self);
     c->host = (struct link_host){
-        .loop = o->loop, .self = o->node, .name = c->name, .secret = buf_str(&c->secret), .queue_bytes = c->o.queue_bytes,
-        .on_up = on_link_up, .on_frame = on_link_frame, .on_dead = on_link_dead, .arg = c,
+        .loop = o->loop,
+        .self = o->node,
+        .name = c->name,
+        .secret = buf_str(&c->secret),
+        .queue_bytes = c->o.queue_bytes,
+        .on_up = on_link_up,
+        .on_frame = on_link_frame,
+        .on_dead = on_link_dead,
+        .arg = c,
     };
-    c->sent = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"out\"", "Messages between nodes.");
-    c->received = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"in\"", "Messages between nodes.");
-    c->lost = metrics_counter(o->metrics, "baton_cluster_peers_lost_total", "", "Peers whose link was lost.");
-    c->refused = metrics_counter(o->metrics, "baton_cluster_links_refused_total", "", "Connections that did not pass the handshake.");
+    c->sent = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"out\"",
+                              "Messages between nodes.");
+    c->received = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"in\"",
+                                  "Messages between nodes.");
+    c->lost = metrics_counter(o->metrics, "baton_cluster_peers_lost_total", "",
+                              "Peers whose link was lost.");
+    c->refused = metrics_counter(o->metrics, "baton_cluster_links_refused_total", "",
+                                 "Connections that did not pass the handshake.");
     c->links_up = metrics_gauge(o->metrics, "baton_cluster_links", "", "Links that are up.");
     enum status st = start_listening(c, err);
     if (st != OK) {
@@ -386,15 +415,9 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
     return OK;
 }
 
-uint16_t cluster_port(const struct cluster *c)
-{
-    return c->port;
-}
+uint16_t cluster_port(const struct cluster *c) { return c->port; }
 
-uint64_t cluster_self(const struct cluster *c)
-{
-    return c->o.node;
-}
+uint64_t cluster_self(const struct cluster *c) { return c->o.node; }
 
 void cluster_free(struct cluster *c)
 {

@@ -4,10 +4,11 @@
  *   8  u32 body length      12  u32 attempt    16  u64 request id
  *  24  u64 incarnation of the node the sender means to reach (0 only in LINK_HELLO)
  *
- * Bodies are protobuf (proto/node.proto), except TOKENS: token records one after the other.
- * Token record: u32 bytes of this record, u32 index, i32 id, i32 rank, f32 logprob, u32 n_top, u32 attempt, u32 ends,
- * u64 request id, then n_top times { i32 id, f32 logprob }.
- * Everything is checked before use; a frame that does not check ends the connection. Thread: any (pure functions). */
+ * Bodies are protobuf (proto/node.proto), except TOKENS: token records one after the other. Token
+ * record: u32 bytes of this record, u32 index, i32 id, i32 rank, f32 logprob, u32 n_top, u32
+ * attempt, u32 ends, u64 request id, then n_top times { i32 id, f32 logprob }. Everything is
+ * checked before use; a frame that does not check ends the connection. Thread: any (pure
+ * functions). */
 #ifndef BATON_CLUSTER_FRAME_H
 #define BATON_CLUSTER_FRAME_H
 
@@ -15,14 +16,36 @@
 #include "shared/base/err.h"
 #include "shared/base/sampling.h"
 
-enum { FRAME_HEADER_BYTES = 32, FRAME_VERSION = 1, FRAME_BODY_MAX = 16 << 20, TOKEN_RECORD_BYTES = 40 };
+enum {
+    FRAME_HEADER_BYTES = 32,
+    FRAME_VERSION = 1,
+    FRAME_BODY_MAX = 16 << 20,
+    TOKEN_RECORD_BYTES = 40
+};
 #define FRAME_MAGIC 0x314e5442u /* "BTN1" little endian */
 
 enum frame_type {
-    FRAME_LINK_HELLO = 1, FRAME_LINK_PROOF = 2, FRAME_LINK_READY = 3, FRAME_PING = 4,
-    FRAME_ASK_CREDIT = 10, FRAME_CREDIT, FRAME_RESERVE, FRAME_GRANT, FRAME_PREFILL, FRAME_PREFILL_DONE, FRAME_PREFILL_REPORT,
-    FRAME_PROMPT_LOGPROBS, FRAME_RUN, FRAME_TOKENS, FRAME_FINISHED, FRAME_FAILED, FRAME_CANCEL, FRAME_KVT_HELLO, FRAME_KVT_ANSWER,
-    FRAME_PROBE, FRAME_PROBE_REPLY,
+    FRAME_LINK_HELLO = 1,
+    FRAME_LINK_PROOF = 2,
+    FRAME_LINK_READY = 3,
+    FRAME_PING = 4,
+    FRAME_ASK_CREDIT = 10,
+    FRAME_CREDIT,
+    FRAME_RESERVE,
+    FRAME_GRANT,
+    FRAME_PREFILL,
+    FRAME_PREFILL_DONE,
+    FRAME_PREFILL_REPORT,
+    FRAME_PROMPT_LOGPROBS,
+    FRAME_RUN,
+    FRAME_TOKENS,
+    FRAME_FINISHED,
+    FRAME_FAILED,
+    FRAME_CANCEL,
+    FRAME_KVT_HELLO,
+    FRAME_KVT_ANSWER,
+    FRAME_PROBE,
+    FRAME_PROBE_REPLY,
     FRAME_TYPE_END
 };
 
@@ -35,12 +58,15 @@ struct frame_header {
 };
 
 const char *frame_type_name(unsigned type);
-void        frame_header_encode(const struct frame_header *h, uint8_t out[FRAME_HEADER_BYTES]);
+void frame_header_encode(const struct frame_header *h, uint8_t out[FRAME_HEADER_BYTES]);
 /* ERR_FORMAT with a sentence: magic, version, unknown type, length over FRAME_BODY_MAX. */
-enum status frame_header_decode(const uint8_t in[FRAME_HEADER_BYTES], struct frame_header *h, struct err *err) MUST_CHECK;
+enum status frame_header_decode(const uint8_t in[FRAME_HEADER_BYTES], struct frame_header *h,
+                                struct err *err) MUST_CHECK;
 
-void        token_record_add(struct buf *out, uint64_t request, uint32_t attempt, uint32_t index, const struct token_logprobs *t);
+void token_record_add(struct buf *out, uint64_t request, uint32_t attempt, uint32_t index,
+                      const struct token_logprobs *t);
 /* Take one record off the front of *rest. ERR_NOT_FOUND at the end, ERR_FORMAT when malformed. */
-enum status token_record_next(struct str *rest, uint64_t *request, uint32_t *attempt, uint32_t *index, struct token_logprobs *t) MUST_CHECK;
+enum status token_record_next(struct str *rest, uint64_t *request, uint32_t *attempt,
+                              uint32_t *index, struct token_logprobs *t) MUST_CHECK;
 
 #endif

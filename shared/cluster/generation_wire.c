@@ -1,11 +1,13 @@
-/* generation_wire.c - see generation_wire.h. Tokens and masks travel as byte strings in the byte order of x86 and Arm
- * (little endian), checked at compile time, so that a long prompt is one copy. */
+/* generation_wire.c - see generation_wire.h. Tokens and masks travel as byte strings in the byte
+ * order of x86 and Arm (little endian), checked at compile time, so that a long prompt is one
+ * copy. */
 #include "shared/cluster/generation_wire.h"
 
 #include <math.h>
 #include <string.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token ids are copied as little-endian int32");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "token ids are copied as little-endian int32");
 
 static Baton__Sampling *encode_sampling(const struct sampling_params *p, struct arena *arena)
 {
@@ -53,7 +55,7 @@ static enum status check_numbers(const Baton__Sampling *s, struct err *err)
 {
     const struct {
         const char *name;
-        float       value, min, max;
+        float value, min, max;
     } rows[] = {
         { "temperature", s->temperature, 0, 1e6f },
         { "top_p", s->top_p, 0, 1 },
@@ -64,19 +66,26 @@ static enum status check_numbers(const Baton__Sampling *s, struct err *err)
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++)
         if (!(rows[i].value >= rows[i].min && rows[i].value <= rows[i].max)) /* NaN fails too */
-            return err_field(err, ERR_FORMAT, rows[i].name, "%s is %g, outside %g to %g", rows[i].name, (double)rows[i].value,
-                             (double)rows[i].min, (double)rows[i].max);
+            return err_field(err, ERR_FORMAT, rows[i].name, "%s is %g, outside %g to %g",
+                             rows[i].name, (double)rows[i].value, (double)rows[i].min,
+                             (double)rows[i].max);
     if (s->n_logprobs < -1 || s->n_logprobs > SAMPLER_LOGPROBS_MAX)
-        return err_field(err, ERR_FORMAT, "n_logprobs", "n_logprobs is %d, outside -1 to %d", s->n_logprobs, SAMPLER_LOGPROBS_MAX);
+        return err_field(err, ERR_FORMAT, "n_logprobs", "n_logprobs is %d, outside -1 to %d",
+                         s->n_logprobs, SAMPLER_LOGPROBS_MAX);
     if (s->n_stop_ids > SAMPLER_STOP_IDS_MAX)
-        return err_field(err, ERR_FORMAT, "stop_ids", "%zu stop ids, at most %d", s->n_stop_ids, SAMPLER_STOP_IDS_MAX);
+        return err_field(err, ERR_FORMAT, "stop_ids", "%zu stop ids, at most %d", s->n_stop_ids,
+                         SAMPLER_STOP_IDS_MAX);
     if (s->n_bias > SAMPLER_BIAS_MAX)
-        return err_field(err, ERR_FORMAT, "bias", "%zu logit biases, at most %d", s->n_bias, SAMPLER_BIAS_MAX);
-    if (s->allowed.len) return err_field(err, ERR_UNSUPPORTED, "allowed", "token masks are not supported by this node");
+        return err_field(err, ERR_FORMAT, "bias", "%zu logit biases, at most %d", s->n_bias,
+                         SAMPLER_BIAS_MAX);
+    if (s->allowed.len)
+        return err_field(err, ERR_UNSUPPORTED, "allowed",
+                         "token masks are not supported by this node");
     return OK;
 }
 
-static enum status decode_sampling(const Baton__Sampling *s, struct arena *arena, struct sampling_params *p, struct err *err)
+static enum status decode_sampling(const Baton__Sampling *s, struct arena *arena,
+                                   struct sampling_params *p, struct err *err)
 {
     TRY(check_numbers(s, err));
     *p = (struct sampling_params){
@@ -99,26 +108,36 @@ static enum status decode_sampling(const Baton__Sampling *s, struct arena *arena
     if (s->n_bias == 0) return OK;
     struct logit_bias *bias = ARENA_ARRAY(arena, struct logit_bias, s->n_bias);
     for (size_t i = 0; i < s->n_bias; i++) {
-        if (!isfinite(s->bias[i]->bias)) return err_field(err, ERR_FORMAT, "bias", "a logit bias is not a finite number");
+        if (!isfinite(s->bias[i]->bias))
+            return err_field(err, ERR_FORMAT, "bias", "a logit bias is not a finite number");
         bias[i] = (struct logit_bias){ s->bias[i]->id, s->bias[i]->bias };
     }
     p->bias = bias;
     return OK;
 }
 
-enum status generation_wire_decode(const Baton__Generation *m, struct arena *arena, struct generation_wire *out, struct err *err)
+enum status generation_wire_decode(const Baton__Generation *m, struct arena *arena,
+                                   struct generation_wire *out, struct err *err)
 {
     size_t n = m->tokens.len / sizeof(int32_t);
-    struct generation_wire g = { .cache_salt = m->cache_salt, .prompt_logprobs = m->prompt_logprobs, .n_prompt = m->n_prompt };
+    struct generation_wire g = {
+        .cache_salt = m->cache_salt,
+        .prompt_logprobs = m->prompt_logprobs,
+        .n_prompt = m->n_prompt,
+    };
     if (m->tokens.len % sizeof(int32_t) || n == 0 || n > GENERATION_TOKENS_MAX)
         return err_field(err, ERR_FORMAT, "tokens", "%zu bytes of tokens", m->tokens.len);
-    if (m->n_prompt == 0 || m->n_prompt > n) return err_field(err, ERR_FORMAT, "n_prompt", "%u of %zu tokens are the prompt", m->n_prompt, n);
-    if (!m->sampling) return err_field(err, ERR_FORMAT, "sampling", "the sampling parameters are missing");
+    if (m->n_prompt == 0 || m->n_prompt > n)
+        return err_field(err, ERR_FORMAT, "n_prompt", "%u of %zu tokens are the prompt",
+                         m->n_prompt, n);
+    if (!m->sampling)
+        return err_field(err, ERR_FORMAT, "sampling", "the sampling parameters are missing");
     TRY(decode_sampling(m->sampling, arena, &g.sampling, err));
     int32_t *tokens = ARENA_ARRAY(arena, int32_t, n);
     memcpy(tokens, m->tokens.data, m->tokens.len);
     for (size_t i = 0; i < n; i++)
-        if (tokens[i] < 0) return err_field(err, ERR_FORMAT, "tokens", "token %zu is %d", i, tokens[i]);
+        if (tokens[i] < 0)
+            return err_field(err, ERR_FORMAT, "tokens", "token %zu is %d", i, tokens[i]);
     g.tokens = tokens;
     g.n_tokens = (uint32_t)n;
     *out = g;

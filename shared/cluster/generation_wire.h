@@ -1,5 +1,5 @@
-/* generation_wire.h - a generation request as its message: tokens and sampling to protobuf and back, every bound checked.
- * Thread: any. */
+/* generation_wire.h - a generation request as its message: tokens and sampling to protobuf and
+ * back, every bound checked. Thread: any. */
 #ifndef BATON_CLUSTER_GENERATION_WIRE_H
 #define BATON_CLUSTER_GENERATION_WIRE_H
 
@@ -10,16 +10,17 @@
 enum { GENERATION_TOKENS_MAX = 2 << 20 };
 
 struct generation_wire {
-    const int32_t         *tokens;
-    uint32_t               n_tokens, n_prompt;
+    const int32_t *tokens;
+    uint32_t n_tokens, n_prompt;
     struct sampling_params sampling;
-    uint64_t               cache_salt;
-    bool                   prompt_logprobs;
+    uint64_t cache_salt;
+    bool prompt_logprobs;
 };
 
 /* Build the message in `arena` (which must live until it was packed). */
 Baton__Generation *generation_wire_encode(const struct generation_wire *g, struct arena *arena);
 /* Everything *out points to lives in `arena`. ERR_FORMAT names the field. */
-enum status generation_wire_decode(const Baton__Generation *m, struct arena *arena, struct generation_wire *out, struct err *err) MUST_CHECK;
+enum status generation_wire_decode(const Baton__Generation *m, struct arena *arena,
+                                   struct generation_wire *out, struct err *err) MUST_CHECK;
 
 #endif

@@ -27,7 +27,7 @@ void link_fail(struct link *l, const char *fmt, ...)
 struct write_job {
     uv_write_t req;
     struct link *l;
-    char       bytes[];
+    char bytes[];
 };
 
 static void on_written(uv_write_t *req, int st)
@@ -46,7 +46,8 @@ enum status link_send(struct link *l, const struct frame_header *h, struct str b
     if (uv_stream_get_write_queue_size(stream) + total > l->host->queue_bytes) return ERR_FULL;
     frame_header_encode(h, head);
     if (uv_stream_get_write_queue_size(stream) == 0) {
-        uv_buf_t bufs[2] = { uv_buf_init((char *)head, sizeof head), uv_buf_init((char *)body.p, (unsigned)body.n) };
+        uv_buf_t bufs[2] = { uv_buf_init((char *)head, sizeof head),
+                             uv_buf_init((char *)body.p, (unsigned)body.n) };
         int n = uv_try_write(stream, bufs, 2);
         if (n > 0) done = (size_t)n;
         if (done == total) return OK;
@@ -68,19 +69,26 @@ enum status link_send(struct link *l, const struct frame_header *h, struct str b
     return ERR_PEER_LOST;
 }
 
-static void send_proto(struct link *l, enum frame_type type, uint64_t incarnation, const ProtobufCMessage *m)
+static void send_proto(struct link *l, enum frame_type type, uint64_t incarnation,
+                       const ProtobufCMessage *m)
 {
     size_t n = protobuf_c_message_get_packed_size(m);
     struct buf body = { 0 };
     protobuf_c_message_pack(m, (uint8_t *)buf_reserve(&body, n));
-    struct frame_header h = { .type = (uint16_t)type, .length = (uint32_t)n, .incarnation = incarnation };
-    if (link_send(l, &h, (struct str){ body.data, n }) != OK) link_fail(l, "the handshake could not be sent");
+    struct frame_header h = {
+        .type = (uint16_t)type,
+        .length = (uint32_t)n,
+        .incarnation = incarnation,
+    };
+    if (link_send(l, &h, (struct str){ body.data, n }) != OK)
+        link_fail(l, "the handshake could not be sent");
     buf_release(&body);
 }
 
 /* ---- handshake ---- */
 
-static void make_mac(const struct link *l, const char *side, uint64_t dialer, uint64_t acceptor, uint8_t mac[32])
+static void make_mac(const struct link *l, const char *side, uint64_t dialer, uint64_t acceptor,
+                     uint8_t mac[32])
 {
     struct buf m = { 0 };
     buf_add_c(&m, side);
@@ -204,12 +212,16 @@ static void on_ping(struct link *l, struct str body)
 
 static void on_frame(struct link *l, const struct frame_header *h, struct str body)
 {
-    bool for_me = h->incarnation == l->host->self || (h->type == FRAME_LINK_HELLO && h->incarnation == 0);
+    bool for_me = h->incarnation == l->host->self ||
+                  (h->type == FRAME_LINK_HELLO && h->incarnation == 0);
     if (!for_me) link_fail(l, "a message for an earlier process at this address");
     else if (h->type == FRAME_LINK_HELLO && l->state == LINK_HELLO) on_hello(l, body);
-    else if (h->type == FRAME_LINK_PROOF && l->state == LINK_PROVING && !l->proved) on_proof(l, body);
-    else if (h->type == FRAME_LINK_READY && l->state == LINK_PROVING && l->dialed && l->proved) come_up(l);
-    else if (l->state != LINK_UP || h->type < FRAME_PING) link_fail(l, "unexpected %s message", frame_type_name(h->type));
+    else if (h->type == FRAME_LINK_PROOF && l->state == LINK_PROVING && !l->proved)
+        on_proof(l, body);
+    else if (h->type == FRAME_LINK_READY && l->state == LINK_PROVING && l->dialed && l->proved)
+        come_up(l);
+    else if (l->state != LINK_UP || h->type < FRAME_PING)
+        link_fail(l, "unexpected %s message", frame_type_name(h->type));
     else if (h->type == FRAME_PING) on_ping(l, body);
     else l->host->on_frame(l->host->arg, l, h, body);
 }
@@ -231,7 +243,8 @@ static void parse(struct link *l)
             return;
         }
         if (h.length > body_limit(l)) {
-            link_fail(l, "a %s message of %u bytes before the handshake is over", frame_type_name(h.type), h.length);
+            link_fail(l, "a %s message of %u bytes before the handshake is over",
+                      frame_type_name(h.type), h.length);
             return;
         }
         if (l->in.len - at - FRAME_HEADER_BYTES < h.length) {
@@ -299,7 +312,8 @@ static void on_connected(uv_connect_t *req, int st)
     if (!l->dead) send_hello(l);
 }
 
-struct link *link_dial(const struct link_host *host, uint64_t node, const char *address, uint16_t port)
+struct link *link_dial(const struct link_host *host, uint64_t node, const char *address,
+                       uint16_t port)
 {
     struct link *l = make_link(host, true);
     struct sockaddr_storage sa;
@@ -307,7 +321,8 @@ struct link *link_dial(const struct link_host *host, uint64_t node, const char *
     l->connect.data = l;
     int st = uv_ip4_addr(address, port, (struct sockaddr_in *)&sa);
     if (st < 0) st = uv_ip6_addr(address, port, (struct sockaddr_in6 *)&sa);
-    if (st == 0) st = uv_tcp_connect(&l->connect, &l->tcp, (const struct sockaddr *)&sa, on_connected);
+    if (st == 0)
+        st = uv_tcp_connect(&l->connect, &l->tcp, (const struct sockaddr *)&sa, on_connected);
     if (st < 0) link_fail(l, "connect to %s:%u: %s", address, port, uv_strerror(st));
     return l;
 }

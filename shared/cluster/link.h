@@ -6,10 +6,11 @@
  *            checks mac, LINK_PROOF (mac) ──▶   checks mac
  *   UP       ◀── LINK_READY                     UP
  *
- * mac = HMAC-SHA256(secret, side || dialer's nonce || acceptor's nonce || dialer's id || acceptor's id): each side proves that it
- * knows the secret, for these two processes and this connection only. Nothing but the handshake is parsed before UP.
- * A failed link is marked dead at once and closed by link_close from the owner's next turn, so that callers deep in a callback
- * are never left with freed memory. Thread: loop. Owner: struct cluster. */
+ * mac = HMAC-SHA256(secret, side || dialer's nonce || acceptor's nonce || dialer's id || acceptor's
+ * id): each side proves that it knows the secret, for these two processes and this connection only.
+ * Nothing but the handshake is parsed before UP. A failed link is marked dead at once and closed by
+ * link_close from the owner's next turn, so that callers deep in a callback are never left with
+ * freed memory. Thread: loop. Owner: struct cluster. */
 #ifndef BATON_CLUSTER_LINK_H
 #define BATON_CLUSTER_LINK_H
 
@@ -25,42 +26,43 @@ struct link;
 /* What a link needs to know of this node, and whom it tells. All borrowed while links live. */
 struct link_host {
     struct loop *loop;
-    uint64_t     self;
-    const char  *name;
-    struct str   secret;
-    size_t       queue_bytes;
+    uint64_t self;
+    const char *name;
+    struct str secret;
+    size_t queue_bytes;
     void (*on_up)(void *arg, struct link *l);
     void (*on_frame)(void *arg, struct link *l, const struct frame_header *h, struct str body);
     /* The link just died; close it soon. Called once. */
     void (*on_dead)(void *arg, struct link *l);
-    void        *arg;
+    void *arg;
 };
 
 struct link {
     const struct link_host *host;
-    uv_tcp_t        tcp;
-    uv_connect_t    connect;
+    uv_tcp_t tcp;
+    uv_connect_t connect;
     enum link_state state;
-    bool            dialed, dead, closing;
-    bool            proved;          /* the peer's mac was right */
-    uint64_t        node;            /* the peer's incarnation; wanted one while dialing */
-    char            name[LINK_NAME_MAX];
-    uint8_t         nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
-    struct buf      in;              /* bytes of an incomplete frame */
-    uint64_t        t_start_ms, t_heard_ms;
-    uint64_t        progress, t_progress_ms; /* of the peer's engine, from PING */
-    bool            has_work;
-    char            why[160];        /* reason of death */
-    struct list     link;            /* cluster.links */
+    bool dialed, dead, closing;
+    bool proved;   /* the peer's mac was right */
+    uint64_t node; /* the peer's incarnation; wanted one while dialing */
+    char name[LINK_NAME_MAX];
+    uint8_t nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
+    struct buf in; /* bytes of an incomplete frame */
+    uint64_t t_start_ms, t_heard_ms;
+    uint64_t progress, t_progress_ms; /* of the peer's engine, from PING */
+    bool has_work;
+    char why[160];    /* reason of death */
+    struct list link; /* cluster.links */
 };
 
 /* Begin connecting; failures are reported by on_dead. */
-struct link *link_dial(const struct link_host *host, uint64_t node, const char *address, uint16_t port);
+struct link *link_dial(const struct link_host *host, uint64_t node, const char *address,
+                       uint16_t port);
 struct link *link_accept(const struct link_host *host, uv_stream_t *listener);
 /* Queue one frame. ERR_FULL: queue_bytes are waiting; ERR_PEER_LOST: the link is dead. */
-enum status  link_send(struct link *l, const struct frame_header *h, struct str body) MUST_CHECK;
-void         link_fail(struct link *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+enum status link_send(struct link *l, const struct frame_header *h, struct str body) MUST_CHECK;
+void link_fail(struct link *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Close and free; no callback comes after this. */
-void         link_close(struct link *l);
+void link_close(struct link *l);
 
 #endif

@@ -1,5 +1,6 @@
-/* batch.c - see batch.h for the rules. Two passes over the running list: the first settles who takes part (and may preempt), the
- * second writes rows, so that nobody loses blocks after its rows are in. Thread: engine. */
+/* batch.c - see batch.h for the rules. Two passes over the running list: the first settles who
+ * takes part (and may preempt), the second writes rows, so that nobody loses blocks after its rows
+ * are in. Thread: engine. */
 #include "shared/engine/batch.h"
 
 #include "shared/base/assert.h"
@@ -32,19 +33,21 @@ void batch_release(struct batch *b)
 
 /* ---- preemption ---- */
 
-/* The newest running sequence whose blocks nobody else reads: those of a prefill_only one may be on their way to a peer. */
+/* The newest running sequence whose blocks nobody else reads: those of a prefill_only one may be on
+ * their way to a peer. */
 static struct seq *newest_running(struct engine *e)
 {
     struct seq *newest = NULL;
     LIST_FOREACH(s, &e->running, struct seq, node)
-        if (!s->prefill_only && (!newest || s->order > newest->order)) newest = s;
+    if (!s->prefill_only && (!newest || s->order > newest->order)) newest = s;
     return newest;
 }
 
 static void preempt(struct engine *e, struct seq *s)
 {
     ASSERT(s->n_future == 0); /* engine_step lands what is under way when blocks may not do */
-    log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id, s->n_tokens, s->n_blocks);
+    log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id,
+              s->n_tokens, s->n_blocks);
     engine_unlist(e, s);
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;
@@ -72,13 +75,11 @@ static bool ensure_block(struct engine *e, struct seq *s)
 
 /* ---- choosing decodes ---- */
 
-static bool is_decode(const struct seq *s)
-{
-    return seq_n_pending(s) == 1 && seq_has_work(s);
-}
+static bool is_decode(const struct seq *s) { return seq_n_pending(s) == 1 && seq_has_work(s); }
 
-/* Mark the decodes of this step. Making room for one may preempt others, marked or not yet reached; the walk goes on from the
- * links of `s`, which is then known to be in the list, or starts again when `s` itself had to go (rare). */
+/* Mark the decodes of this step. Making room for one may preempt others, marked or not yet reached;
+ * the walk goes on from the links of `s`, which is then known to be in the list, or starts again
+ * when `s` itself had to go (rare). */
 static void choose_decodes(struct engine *e)
 {
     struct batch *b = engine_batch(e);
@@ -107,9 +108,11 @@ static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
-/* Positions [begin, end) of s, whose rows begin at `row`, as attention sees them. A row's form is its token's, whatever it is computed with:
- * a request that was moved or preempted computes its generated tokens again as they were generated. */
-static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint32_t end, uint32_t row)
+/* Positions [begin, end) of s, whose rows begin at `row`, as attention sees them. A row's form is
+ * its token's, whatever it is computed with: a request that was moved or preempted computes its
+ * generated tokens again as they were generated. */
+static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint32_t end,
+                     uint32_t row)
 {
     for (uint32_t n; begin < end; begin += n, row += n) {
         bool generated = begin >= s->n_prompt;
@@ -161,14 +164,16 @@ static void add_decodes(struct engine *e)
 {
     struct list served;
     list_init(&served);
-    LIST_FOREACH(s, &e->running, struct seq, node) {
+    LIST_FOREACH(s, &e->running, struct seq, node)
+    {
         if (!s->in_step) continue;
         s->in_step = false;
         add_pending(engine_batch(e), s);
         list_remove(&s->node);
         list_push(&served, &s->node);
     }
-    LIST_FOREACH(s, &served, struct seq, node) {
+    LIST_FOREACH(s, &served, struct seq, node)
+    {
         list_remove(&s->node);
         list_push(&e->running, &s->node);
     }
@@ -176,7 +181,8 @@ static void add_decodes(struct engine *e)
 
 /* ---- admission ---- */
 
-/* Blocks for all known tokens and, when tokens will be generated here, for the next one: a sequence that starts also moves. */
+/* Blocks for all known tokens and, when tokens will be generated here, for the next one: a sequence
+ * that starts also moves. */
 static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
 {
     uint32_t n = s->n_tokens;
@@ -191,9 +197,12 @@ static void announce_start(struct engine *e, struct seq *s)
     s->t_start_ns = clock_ns();
     s->n_cached = s->n_computed;
     counter_add(e->metrics.prompt_tokens, s->n_prompt);
-    engine_emit(e, &(struct engine_event){ .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
+    engine_emit(
+        e, &(struct engine_event){
+               .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
     if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
-    /* What the cache already has, the receiver may still lack. The step that made it is over: no mark. */
+    /* What the cache already has, the receiver may still lack. The step that made it is over: no
+     * mark. */
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
         e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }
@@ -205,12 +214,14 @@ bool batch_next_needs_completion(struct engine *e)
     return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
 }
 
-/* Move the head of the waiting queue to running; NULL when there is none or no room. Nobody overtakes it. */
+/* Move the head of the waiting queue to running; NULL when there is none or no room. Nobody
+ * overtakes it. */
 static struct seq *admit(struct engine *e)
 {
     if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return NULL;
     struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
-    if (s->prefill_only && engine_has_inflight(e)) return NULL; /* its cached blocks go to a peer at once: they must be there */
+    /* its cached blocks go to a peer at once: they must be there */
+    if (s->prefill_only && engine_has_inflight(e)) return NULL;
     if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
     engine_unlist(e, s);
     s->state = SEQ_RUNNING;
@@ -228,11 +239,13 @@ void batch_build(struct engine *e)
     b->preempted = false;
     choose_decodes(e);
     add_decodes(e);
-    LIST_FOREACH(s, &e->running, struct seq, node) {
+    LIST_FOREACH(s, &e->running, struct seq, node)
+    {
         if (!has_space(b)) break;
         if (!is_decode(s)) add_pending(b, s);
     }
-    /* Blocks were just taken from the newest: starting anything now would take them from it again. */
+    /* Blocks were just taken from the newest: starting anything now would take them from it
+     * again. */
     while (!b->preempted && has_space(b)) {
         struct seq *s = admit(e);
         if (!s) break;

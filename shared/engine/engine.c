@@ -1,8 +1,9 @@
 /* engine.c - life cycle, the public calls and the thread of the engine.
  *
- * The calls check and copy on the caller's thread, then post a small command; what happens next is in engine_command.c.
- * The thread alternates between commands and steps and sleeps in mailbox_wait when neither has anything to do.
- * engine_free is called by the owner after everyone who posts has stopped. */
+ * The calls check and copy on the caller's thread, then post a small command; what happens next is
+ * in engine_command.c. The thread alternates between commands and steps and sleeps in mailbox_wait
+ * when neither has anything to do. engine_free is called by the owner after everyone who posts has
+ * stopped. */
 #include "shared/engine/engine.h"
 
 #include "kernels/copy_stream.h"
@@ -10,8 +11,10 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
-enum { IDLE_CHECK_MS = 1000 }; /* how soon a card that is gone is noticed while there is nothing to do */
-/* Commands of one sequence in flight: one to enter, then activate, cancel, fence or release; some room to spare. */
+/* how soon a card that is gone is noticed while there is nothing to do */
+enum { IDLE_CHECK_MS = 1000 };
+/* Commands of one sequence in flight: one to enter, then activate, cancel, fence or release; some
+ * room to spare. */
 enum { COMMANDS_PER_SEQ = 4, COMMANDS_SPARE = 4096 };
 
 /* ---- the thread ---- */
@@ -20,7 +23,7 @@ static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     struct engine_command c;
-    struct err     err;
+    struct err err;
     thread_become(THREAD_ENGINE, "engine");
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
@@ -35,7 +38,9 @@ static void *engine_main(void *arg)
         }
         if (worked) continue;
         engine_update_metrics(e);
-        if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS)) (void)device_available(e->device); /* a card that is gone says so */
+        /* a card that is gone says so */
+        if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS))
+            (void)device_available(e->device);
     }
     device_wait(e->device); /* a step under way writes to the pool */
     return NULL;
@@ -47,16 +52,20 @@ static enum status check_options(const struct engine_options *o, struct err *err
 {
     ASSERT(o->model && o->metrics && o->on_event);
     if (o->block_tokens < 1 || o->block_tokens > KERNEL_BLOCK_TOKENS_MAX)
-        return err_field(err, ERR_CONFIG, "block-size", "block-size is %u; it must be between 1 and %d tokens.", o->block_tokens,
+        return err_field(err, ERR_CONFIG, "block-size",
+                         "block-size is %u; it must be between 1 and %d tokens.", o->block_tokens,
                          KERNEL_BLOCK_TOKENS_MAX);
-    if (o->n_blocks < 1) return err_set(err, ERR_CONFIG, "The KV cache has no blocks; it needs at least 1.");
+    if (o->n_blocks < 1)
+        return err_set(err, ERR_CONFIG, "The KV cache has no blocks; it needs at least 1.");
     if (o->max_seqs < 1 || o->max_waiting < 1 || o->max_batched_tokens < 1)
         return err_set(err, ERR_CONFIG,
-                       "The limits of sequences per step (%u), waiting sequences (%u) and tokens per step (%u) must be at least 1.",
+                       "The limits of sequences per step (%u), waiting sequences (%u) and tokens "
+                       "per step (%u) must be at least 1.",
                        o->max_seqs, o->max_waiting, o->max_batched_tokens);
     if (o->max_batched_tokens > o->model->max_rows)
-        return err_set(err, ERR_CONFIG, "Steps of %u tokens were asked for, but the model was loaded for %u.", o->max_batched_tokens,
-                       o->model->max_rows);
+        return err_set(err, ERR_CONFIG,
+                       "Steps of %u tokens were asked for, but the model was loaded for %u.",
+                       o->max_batched_tokens, o->model->max_rows);
     return OK;
 }
 
@@ -77,13 +86,19 @@ static enum status alloc_kv(struct engine *e, struct err *err)
 {
     model_kv_layout(e->opt.model, e->opt.block_tokens, e->opt.n_blocks, &e->layout);
     TRY(kv_layout_check(&e->layout, err));
-    return device_mem_alloc(e->device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv, err);
+    return device_mem_alloc(e->device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv,
+                            err);
 }
 
 static enum status prepare_model(struct engine *e, struct err *err)
 {
-    const struct model_prepare_args s = { .max_seqs = engine_max_attn_seqs(e->opt.max_seqs), .block_tokens = e->opt.block_tokens, .n_blocks = e->opt.n_blocks, .kv = e->kv.ptr,
-                                   .capture_graphs = !e->opt.eager };
+    const struct model_prepare_args s = {
+        .max_seqs = engine_max_attn_seqs(e->opt.max_seqs),
+        .block_tokens = e->opt.block_tokens,
+        .n_blocks = e->opt.n_blocks,
+        .kv = e->kv.ptr,
+        .capture_graphs = !e->opt.eager,
+    };
     return model_prepare(e->opt.model, &s, err);
 }
 
@@ -133,8 +148,9 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     list_init(&e->waiting);
     list_init(&e->running);
     for (int i = 0; i < 2; i++) batch_init(&e->batches[i], o->max_batched_tokens, o->max_seqs);
-    e->commands = mailbox_create(sizeof(struct engine_command),
-                                 COMMANDS_SPARE + COMMANDS_PER_SEQ * ((size_t)o->max_waiting + o->max_seqs), NULL, NULL);
+    e->commands = mailbox_create(
+        sizeof(struct engine_command),
+        COMMANDS_SPARE + COMMANDS_PER_SEQ * ((size_t)o->max_waiting + o->max_seqs), NULL, NULL);
     enum status st = alloc_kv(e, err);
     if (st == OK) st = prepare_model(e, err);
     if (st == OK) st = device_copy_stream(e->device, &e->progress_stream, err);
@@ -192,7 +208,8 @@ enum status engine_submit(struct engine *e, const struct engine_request *r)
 {
     struct engine_command c = { .kind = ENGINE_COMMAND_SUBMIT, .id = r->id };
     TRY(seq_create(r, &e->limits, &c.seq));
-    if (atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed) >= e->opt.max_waiting) {
+    if (atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed) >=
+        e->opt.max_waiting) {
         atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
         engine_command_drop(&c);
         return ERR_FULL;
@@ -220,8 +237,14 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r)
 
 enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
 {
-    if (first->id < 0 || (uint32_t)first->id >= e->limits.n_vocab || first->n_top > SAMPLER_LOGPROBS_MAX) return ERR_INVALID;
-    struct engine_command c = { .kind = ENGINE_COMMAND_ACTIVATE, .id = id, .first = mem_try_calloc(1, sizeof *first) };
+    if (first->id < 0 || (uint32_t)first->id >= e->limits.n_vocab ||
+        first->n_top > SAMPLER_LOGPROBS_MAX)
+        return ERR_INVALID;
+    struct engine_command c = {
+        .kind = ENGINE_COMMAND_ACTIVATE,
+        .id = id,
+        .first = mem_try_calloc(1, sizeof *first),
+    };
     if (!c.first) return ERR_NOMEM;
     *c.first = *first;
     return post(e, &c);
@@ -229,7 +252,8 @@ enum status engine_activate(struct engine *e, uint64_t id, const struct token_lo
 
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced)
 {
-    return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_CANCEL, .id = id, .fenced = fenced });
+    return post(
+        e, &(struct engine_command){ .kind = ENGINE_COMMAND_CANCEL, .id = id, .fenced = fenced });
 }
 
 enum status engine_fence(struct engine *e, uint64_t id)
@@ -253,24 +277,18 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .n_reserved = atomic_load_explicit(&l->n_reserved, memory_order_relaxed),
         .n_blocks = e->layout.n_blocks,
         .n_blocks_free = atomic_load_explicit(&l->n_blocks_free, memory_order_relaxed),
-        .n_steps = atomic_load_explicit(&l->n_progress, memory_order_relaxed) + compute_pool_progress(e->opt.model->kernels->pool),
+        .n_steps = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
+                   compute_pool_progress(e->opt.model->kernels->pool),
         .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),
-        /* A command not yet taken is work too: a thread that hangs in its callback shows that way. */
-        .has_work = atomic_load_explicit(&l->stepping, memory_order_relaxed) || mailbox_len(e->commands) > 0,
+        /* A command not yet taken is work too: a thread that hangs in its callback shows that
+         * way. */
+        .has_work = atomic_load_explicit(&l->stepping, memory_order_relaxed) ||
+                    mailbox_len(e->commands) > 0,
     };
 }
 
-const struct kv_layout *engine_kv_layout(const struct engine *e)
-{
-    return &e->layout;
-}
+const struct kv_layout *engine_kv_layout(const struct engine *e) { return &e->layout; }
 
-const struct dev_mem *engine_kv_memory(const struct engine *e)
-{
-    return &e->kv;
-}
+const struct dev_mem *engine_kv_memory(const struct engine *e) { return &e->kv; }
 
-struct device *engine_device(const struct engine *e)
-{
-    return e->device;
-}
+struct device *engine_device(const struct engine *e) { return e->device; }

@@ -1,5 +1,7 @@
-/* engine_command.c - what each command does. All run on the engine thread between building two steps. A step may be under
- * way: a sequence that is canceled leaves it, and its blocks stay taken until it has landed (engine_end.c); blocks that are free are nobody's. A command for an id that is not live (it finished a moment ago) does nothing. */
+/* engine_command.c - what each command does. All run on the engine thread between building two
+ * steps. A step may be under way: a sequence that is canceled leaves it, and its blocks stay taken
+ * until it has landed (engine_end.c); blocks that are free are nobody's. A command for an id that
+ * is not live (it finished a moment ago) does nothing. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -19,7 +21,8 @@ static struct seq *find(const struct engine *e, uint64_t id)
     return map_get(&e->seqs, map_key_u64(&id));
 }
 
-/* Make the sequence live. Two live ones with one id cannot be told apart in events, so the second is turned away. */
+/* Make the sequence live. Two live ones with one id cannot be told apart in events, so the second
+ * is turned away. */
 static bool enter(struct engine *e, struct seq *s)
 {
     if (find(e, s->id)) {
@@ -41,12 +44,18 @@ static void do_submit(struct engine *e, struct seq *s)
         engine_set_remaining(e, s, 0);
         seq_free(s);
         engine_emit(e, &(struct engine_event){
-                           .kind = ENGINE_FINISHED, .id = id, .status = ERR_INVALID, .finish = FINISH_ERROR, .stop_token = -1 });
+                           .kind = ENGINE_FINISHED,
+                           .id = id,
+                           .status = ERR_INVALID,
+                           .finish = FINISH_ERROR,
+                           .stop_token = -1,
+                       });
         return;
     }
     list_push(&e->waiting, &s->node);
     /* A moved request may have all its tokens already. */
-    if (!seq_wants_token(s) && s->lp_next >= s->n_prompt) engine_finish(e, s, OK, FINISH_LENGTH, -1);
+    if (!seq_wants_token(s) && s->lp_next >= s->n_prompt)
+        engine_finish(e, s, OK, FINISH_LENGTH, -1);
 }
 
 static enum status try_reserve(struct engine *e, struct seq *s)
@@ -56,7 +65,8 @@ static enum status try_reserve(struct engine *e, struct seq *s)
     e->n_reserved++;
     s->lp_next = s->n_prompt; /* scored where the prompt is computed */
     s->prefill_only = false;
-    enum status st = seq_take_blocks(s, e->pool, e->opt.block_tokens, seq_blocks_for(s->n_tokens, e->opt.block_tokens));
+    enum status st = seq_take_blocks(s, e->pool, e->opt.block_tokens,
+                                     seq_blocks_for(s->n_tokens, e->opt.block_tokens));
     s->n_cached = s->n_computed;
     return st;
 }
@@ -105,7 +115,9 @@ static void do_cancel(struct engine *e, uint64_t id, bool fenced)
     } else {
         engine_forget(e, s);
     }
-    engine_emit(e, &(struct engine_event){ .kind = ENGINE_CANCELED, .id = id, .status = ERR_CANCELED, .stop_token = -1 });
+    engine_emit(e,
+                &(struct engine_event){
+                    .kind = ENGINE_CANCELED, .id = id, .status = ERR_CANCELED, .stop_token = -1 });
 }
 
 static void do_fence(struct engine *e, uint64_t id)

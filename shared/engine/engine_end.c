@@ -1,7 +1,8 @@
 /* engine_end.c - how sequences leave: their blocks go back, their end is told.
  *
- * A sequence can end while the step ahead has a row of it, since only its last token told, and be canceled while a step under way has one. That row
- * counts for nothing, but what it writes lands in the sequence's blocks: those stay taken until that step has landed, since a free block may be
+ * A sequence can end while the step ahead has a row of it, since only its last token told, and be
+ * canceled while a step under way has one. That row counts for nothing, but what it writes lands in
+ * the sequence's blocks: those stay taken until that step has landed, since a free block may be
  * granted to a peer, who writes when it likes. Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -16,7 +17,8 @@ void engine_emit(struct engine *e, const struct engine_event *ev)
 void engine_unlist(struct engine *e, struct seq *s)
 {
     list_remove(&s->node);
-    if (s->state == SEQ_WAITING) atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
+    if (s->state == SEQ_WAITING)
+        atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
     if (s->state == SEQ_RUNNING) e->n_running--;
     if (s->state == SEQ_RESERVED) e->n_reserved--;
 }
@@ -40,7 +42,10 @@ static bool leave_step(struct batch *b, const struct seq *s)
 static void defer_free(struct engine *e, struct seq *s)
 {
     ASSERT(e->n_deferred_free < e->opt.max_seqs); /* those of one step */
-    e->deferred_free[e->n_deferred_free++] = (struct deferred_blocks){ .blocks = s->blocks, .n = s->n_blocks };
+    e->deferred_free[e->n_deferred_free++] = (struct deferred_blocks){
+        .blocks = s->blocks,
+        .n = s->n_blocks,
+    };
     s->blocks = NULL;
     s->n_blocks = 0;
 }
@@ -49,7 +54,8 @@ void engine_free_deferred(struct engine *e)
 {
     while (e->n_deferred_free > 0) {
         struct deferred_blocks *k = &e->deferred_free[--e->n_deferred_free];
-        while (k->n > 0) kv_pool_unref(e->pool, k->blocks[--k->n]); /* last first, as seq_drop_blocks */
+        /* last first, as seq_drop_blocks */
+        while (k->n > 0) kv_pool_unref(e->pool, k->blocks[--k->n]);
         mem_free(k->blocks);
     }
 }
@@ -87,7 +93,8 @@ static void fill_times(const struct seq *s, struct engine_event *ev)
     ev->decode_ns = now - first;
 }
 
-void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why, int32_t stop_token)
+void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why,
+                   int32_t stop_token)
 {
     struct engine_event ev = {
         .kind = ENGINE_FINISHED,
@@ -108,4 +115,3 @@ void engine_finish(struct engine *e, struct seq *s, enum status status, enum fin
     }
     engine_emit(e, &ev);
 }
-

@@ -1,31 +1,48 @@
-/* engine_metrics.c - the engine's metrics and the load that other threads read. Thread: engine (engine_set_remaining also before a
- * sequence is posted). */
+/* engine_metrics.c - the engine's metrics and the load that other threads read. Thread: engine
+ * (engine_set_remaining also before a sequence is posted). */
 #include "shared/engine/engine_state.h"
 
 void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
 {
     *m = (struct engine_metrics){
         .steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine."),
-        .ahead = metrics_counter(r, "baton_engine_steps_ahead_total", "", "Steps that were given to the GPU while the one before was running."),
-        .host_sampled = metrics_counter(r, "baton_engine_steps_host_sampled_total", "", "Steps on a GPU whose tokens the host chose, from all their logits."),
-        .graph_steps = metrics_counter(r, "baton_engine_steps_recorded_total", "", "Steps that recorded launches computed (CUDA graphs)."),
-        .preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
-                                       "Sequences whose KV blocks were taken away for an older sequence."),
-        .recomputed = metrics_counter(r, "baton_engine_recomputed_tokens_total", "",
-                                      "Positions computed here although a peer had transferred them."),
-        .prompt_tokens = metrics_counter(r, "baton_prompt_tokens_total", "", "Prompt tokens of sequences started here, cached ones included."),
-        .generated = metrics_counter(r, "baton_generation_tokens_total", "", "Output tokens given out."),
-        .queried = metrics_counter(r, "baton_prefix_cache_query_tokens_total", "", "Tokens looked up in the prefix cache."),
-        .hit = metrics_counter(r, "baton_prefix_cache_hit_tokens_total", "", "Tokens found in the prefix cache."),
-        .evicted = metrics_counter(r, "baton_kv_evictions_total", "", "Cached KV blocks given to another sequence."),
+        .ahead = metrics_counter(
+            r, "baton_engine_steps_ahead_total", "",
+            "Steps that were given to the GPU while the one before was running."),
+        .host_sampled = metrics_counter(
+            r, "baton_engine_steps_host_sampled_total", "",
+            "Steps on a GPU whose tokens the host chose, from all their logits."),
+        .graph_steps = metrics_counter(r, "baton_engine_steps_recorded_total", "",
+                                       "Steps that recorded launches computed (CUDA graphs)."),
+        .preemptions = metrics_counter(
+            r, "baton_engine_preemptions_total", "",
+            "Sequences whose KV blocks were taken away for an older sequence."),
+        .recomputed = metrics_counter(
+            r, "baton_engine_recomputed_tokens_total", "",
+            "Positions computed here although a peer had transferred them."),
+        .prompt_tokens = metrics_counter(
+            r, "baton_prompt_tokens_total", "",
+            "Prompt tokens of sequences started here, cached ones included."),
+        .generated = metrics_counter(r, "baton_generation_tokens_total", "",
+                                     "Output tokens given out."),
+        .queried = metrics_counter(r, "baton_prefix_cache_query_tokens_total", "",
+                                   "Tokens looked up in the prefix cache."),
+        .hit = metrics_counter(r, "baton_prefix_cache_hit_tokens_total", "",
+                               "Tokens found in the prefix cache."),
+        .evicted = metrics_counter(r, "baton_kv_evictions_total", "",
+                                   "Cached KV blocks given to another sequence."),
         .running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed."),
-        .waiting = metrics_gauge(r, "baton_engine_waiting", "", "Sequences waiting for a place in a step."),
-        .reserved = metrics_gauge(r, "baton_engine_reserved", "", "Sequences whose KV is being written by a peer."),
+        .waiting = metrics_gauge(r, "baton_engine_waiting", "",
+                                 "Sequences waiting for a place in a step."),
+        .reserved = metrics_gauge(r, "baton_engine_reserved", "",
+                                  "Sequences whose KV is being written by a peer."),
         .free = metrics_gauge(r, "baton_kv_blocks", "state=\"free\"", "KV blocks by state."),
         .held = metrics_gauge(r, "baton_kv_blocks", "state=\"held\"", "KV blocks by state."),
         .cached = metrics_gauge(r, "baton_kv_blocks", "state=\"cached\"", "KV blocks by state."),
-        .quarantine = metrics_gauge(r, "baton_kv_blocks", "state=\"quarantine\"", "KV blocks by state."),
-        .step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "", "Time of one step of the engine.", METRICS_SECONDS,
+        .quarantine = metrics_gauge(r, "baton_kv_blocks", "state=\"quarantine\"",
+                                    "KV blocks by state."),
+        .step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "",
+                                          "Time of one step of the engine.", METRICS_SECONDS,
                                           METRICS_SECONDS_N),
     };
 }
@@ -59,6 +76,7 @@ void engine_update_metrics(struct engine *e)
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n)
 {
     /* Unsigned wrap-around makes one addition serve both directions. */
-    atomic_fetch_add_explicit(&e->load.waiting_tokens, (uint64_t)n - (uint64_t)s->n_remaining, memory_order_relaxed);
+    atomic_fetch_add_explicit(&e->load.waiting_tokens, (uint64_t)n - (uint64_t)s->n_remaining,
+                              memory_order_relaxed);
     s->n_remaining = n;
 }

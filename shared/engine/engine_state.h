@@ -7,8 +7,8 @@
  *   engine_end.c      sequences ended: taken out, forgotten, their blocks given back
  *   engine_metrics.c   metrics and the load others read
  *
- * Owner: the engine thread, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any thread), `commands`
- * (a mailbox) and `load` (atomics). */
+ * Owner: the engine thread, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read
+ * by any thread), `commands` (a mailbox) and `load` (atomics). */
 #ifndef BATON_ENGINE_ENGINE_STATE_H
 #define BATON_ENGINE_ENGINE_STATE_H
 
@@ -22,41 +22,51 @@
 #include "shared/engine/sampler_batch.h"
 #include "shared/engine/seq.h"
 
-enum engine_command_kind { ENGINE_COMMAND_SUBMIT, ENGINE_COMMAND_RESERVE, ENGINE_COMMAND_ACTIVATE, ENGINE_COMMAND_CANCEL, ENGINE_COMMAND_FENCE, ENGINE_COMMAND_RELEASE };
+enum engine_command_kind {
+    ENGINE_COMMAND_SUBMIT,
+    ENGINE_COMMAND_RESERVE,
+    ENGINE_COMMAND_ACTIVATE,
+    ENGINE_COMMAND_CANCEL,
+    ENGINE_COMMAND_FENCE,
+    ENGINE_COMMAND_RELEASE
+};
 
 /* By value through the mailbox; the receiver owns what the pointers point at. */
 struct engine_command {
-    enum engine_command_kind      kind;
-    bool                   fenced; /* CANCEL */
-    uint64_t               id;
-    struct seq            *seq;    /* SUBMIT, RESERVE */
-    struct token_logprobs *first;  /* ACTIVATE */
+    enum engine_command_kind kind;
+    bool fenced; /* CANCEL */
+    uint64_t id;
+    struct seq *seq;              /* SUBMIT, RESERVE */
+    struct token_logprobs *first; /* ACTIVATE */
 };
 
-/* Written by the engine thread (n_waiting and waiting_tokens also by those who submit), read by anyone. All relaxed: each is
- * a figure of its own, nothing is published through them. */
+/* Written by the engine thread (n_waiting and waiting_tokens also by those who submit), read by
+ * anyone. All relaxed: each is a figure of its own, nothing is published through them. */
 struct engine_load {
     _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
     _Atomic uint64_t n_progress, waiting_tokens;
-    _Atomic bool     stepping;
+    _Atomic bool stepping;
 };
 
 struct engine_metrics {
-    struct counter   *steps, *ahead, *graph_steps, *host_sampled, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
-    struct gauge     *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
+    struct counter *steps, *ahead, *graph_steps, *host_sampled, *preemptions, *prompt_tokens,
+        *generated, *recomputed, *queried, *hit, *evicted;
+    struct gauge *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
-    uint64_t          last_queried, last_hit, last_evicted; /* the pool's totals at the last update */
+    uint64_t last_queried, last_hit, last_evicted; /* the pool's totals at the last
+                                                    * update */
 };
 
-/* A step between submission and landing, when its tokens are taken. Where the device chooses the tokens the next step is submitted before this
- * one lands; elsewhere it lands at once. */
+/* A step between submission and landing, when its tokens are taken. Where the device chooses the
+ * tokens the next step is submitted before this one lands; elsewhere it lands at once. */
 struct inflight_step {
-    bool     active;
-    bool     sampled;  /* by the device */
+    bool active;
+    bool sampled; /* by the device */
     uint64_t begin_ns;
 };
 
-/* Blocks of a sequence that ended while the step ahead still writes to them: given back when that lands. */
+/* Blocks of a sequence that ended while the step ahead still writes to them: given back when that
+ * lands. */
 struct deferred_blocks {
     int32_t *blocks; /* owned */
     uint32_t n;
@@ -64,42 +74,47 @@ struct deferred_blocks {
 
 struct engine {
     struct engine_options opt;
-    struct device        *device; /* the model's kernels' */
-    struct copy_stream          *progress_stream;  /* says when a card has done a layer: the progress of a step that this thread has only handed over */
-    struct kv_layout      layout;
-    struct dev_mem        kv;
-    struct seq_limits     limits;
+    struct device *device;               /* the model's kernels' */
+    struct copy_stream *progress_stream; /* says when a card has done a layer: the
+                                          * progress of a step that this thread has only
+                                          * handed over */
+    struct kv_layout layout;
+    struct dev_mem kv;
+    struct seq_limits limits;
 
     struct mailbox *commands;
-    pthread_t       thread;
-    bool            joined; /* by engine_stop */
-    _Atomic bool    stop; /* release by engine_free, acquire by the thread */
+    pthread_t thread;
+    bool joined;       /* by engine_stop */
+    _Atomic bool stop; /* release by engine_free, acquire by the thread */
 
     struct kv_pool *pool;
     struct sampler_batch *sampler;
-    struct sampler_row   *rows; /* [max_logits] */
-    struct map      seqs;    /* id → struct seq: every live sequence, whatever its state */
-    struct list     waiting; /* first in, first out; preempted ones at the front */
-    struct list     running; /* holding blocks, computing */
-    uint32_t        n_running, n_reserved;
-    uint64_t        last_order;
-    struct batch    batches[2]; /* by turn */
-    struct inflight_step   inflight[2];
-    int             parity;   /* of the step that is being built, or was submitted last */
-    uint64_t        t_completed_ns; /* the last step did */
-    float          *logits; /* [max_logits, n_vocab]: where the host samples */
-    float          *lse;    /* [max_logits] */
-    struct sample_request    *sample_requests;   /* [max_logits] */
-    struct token_logprobs *fetched; /* [max_logits]: what the device chose */
-    struct deferred_blocks    *deferred_free;    /* [max_seqs] */
-    uint32_t               n_deferred_free;
+    struct sampler_row *rows; /* [max_logits] */
+    struct map seqs;          /* id → struct seq: every live sequence, whatever its state */
+    struct list waiting;      /* first in, first out; preempted ones at the front */
+    struct list running;      /* holding blocks, computing */
+    uint32_t n_running, n_reserved;
+    uint64_t last_order;
+    struct batch batches[2]; /* by turn */
+    struct inflight_step inflight[2];
+    int parity;              /* of the step that is being built, or was submitted last */
+    uint64_t t_completed_ns; /* the last step did */
+    float *logits;           /* [max_logits, n_vocab]: where the host samples */
+    float *lse;              /* [max_logits] */
+    struct sample_request *sample_requests; /* [max_logits] */
+    struct token_logprobs *fetched;         /* [max_logits]: what the device chose */
+    struct deferred_blocks *deferred_free;  /* [max_seqs] */
+    uint32_t n_deferred_free;
 
-    struct engine_load   load;
+    struct engine_load load;
     struct engine_metrics metrics;
 };
 
 static inline struct batch *engine_batch(struct engine *e) { return &e->batches[e->parity]; }
-static inline bool          engine_has_inflight(const struct engine *e) { return e->inflight[0].active || e->inflight[1].active; }
+static inline bool engine_has_inflight(const struct engine *e)
+{
+    return e->inflight[0].active || e->inflight[1].active;
+}
 
 /* engine_command.c */
 void engine_command_run(struct engine *e, const struct engine_command *c);
@@ -108,12 +123,15 @@ void engine_command_drop(struct engine_command *c); /* free what an undelivered 
 /* engine_step.c */
 /* Compute one step. False: nothing can be computed until a command changes something. */
 bool engine_step(struct engine *e);
-/* Append output token lp->id, send it, and end the sequence when it is the last one (the sequence is gone then). */
+/* Append output token lp->id, send it, and end the sequence when it is the last one (the sequence
+ * is gone then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
 
 /* engine_end.c */
-/* Give back the blocks, send FINISHED, forget the sequence; a prefill_only one keeps both until it is released. */
-void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why, int32_t stop_token);
+/* Give back the blocks, send FINISHED, forget the sequence; a prefill_only one keeps both until it
+ * is released. */
+void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why,
+                   int32_t stop_token);
 /* Take the sequence out of its list and count, whatever its state; blocks stay. */
 void engine_unlist(struct engine *e, struct seq *s);
 /* Unlist, drop the blocks, forget and free. */

@@ -1,12 +1,14 @@
 /* engine_step.c - steps: submitted, then landed when their tokens are there.
  *
- * Where the device chooses the tokens, step n + 1 is submitted before step n lands: its answer rows read the tokens of step n on the device, so
- * that the device never waits for the host. What the host learns late is that a sequence has ended: its row of step n + 1 is then thrown away
- * (engine_end.c). Penalties count that token too, on the device. A step is not run ahead when a peer is to be sent KV that is not there yet, or when
- * blocks may not do without taking some from a running sequence. Where the host chooses the tokens, a step lands at once.
+ * Where the device chooses the tokens, step n + 1 is submitted before step n lands: its answer rows
+ * read the tokens of step n on the device, so that the device never waits for the host. What the
+ * host learns late is that a sequence has ended: its row of step n + 1 is then thrown away
+ * (engine_end.c). Penalties count that token too, on the device. A step is not run ahead when a
+ * peer is to be sent KV that is not there yet, or when blocks may not do without taking some from a
+ * running sequence. Where the host chooses the tokens, a step lands at once.
  *
- * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens are taken, because a token may end its sequence
- * and free it. Thread: engine. */
+ * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens
+ * are taken, because a token may end its sequence and free it. Thread: engine. */
 #include "kernels/copy_stream.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
@@ -30,7 +32,9 @@ static bool is_stop(const struct engine *e, const struct seq *s, int32_t id)
 
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp)
 {
-    struct engine_event ev = { .kind = ENGINE_TOKEN, .id = s->id, .stop_token = -1, .index = seq_n_out(s), .lp = *lp };
+    struct engine_event ev = {
+        .kind = ENGINE_TOKEN, .id = s->id, .stop_token = -1, .index = seq_n_out(s), .lp = *lp
+    };
     ASSERT(!seq_is_full(s));
     s->tokens[s->n_tokens++] = lp->id;
     if (!s->t_first_ns) s->t_first_ns = clock_ns();
@@ -44,9 +48,12 @@ void engine_take_token(struct engine *e, struct seq *s, const struct token_logpr
     else if (ev.lp.ends != FINISH_NONE) engine_finish(e, s, OK, ev.lp.ends, stops ? lp->id : -1);
 }
 
-static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const struct token_logprobs *lp)
+static void score_prompt(struct engine *e, struct seq *s, uint32_t pos,
+                         const struct token_logprobs *lp)
 {
-    struct engine_event ev = { .kind = ENGINE_PROMPT_LOGPROB, .id = s->id, .stop_token = -1, .index = pos + 1, .lp = *lp };
+    struct engine_event ev = {
+        .kind = ENGINE_PROMPT_LOGPROB, .id = s->id, .stop_token = -1, .index = pos + 1, .lp = *lp
+    };
     s->lp_next = pos + 2;
     engine_emit(e, &ev);
 }
@@ -59,15 +66,19 @@ static void count_layer(void *arg)
     atomic_fetch_add_explicit(&((struct engine *)arg)->load.n_progress, 1, memory_order_relaxed);
 }
 
-/* This thread goes on with the next layer at once: whoever pushes the layer waits for its event in the device's order, and so does the word that the
- * step of a long prompt is getting on. One of single rows is over before anybody asks. */
+/* This thread goes on with the next layer at once: whoever pushes the layer waits for its event in
+ * the device's order, and so does the word that the step of a long prompt is getting on. One of
+ * single rows is over before anybody asks. */
 static void on_layer(void *arg, uint32_t layer)
 {
-    struct engine      *e = arg;
+    struct engine *e = arg;
     const struct batch *b = engine_batch(e);
-    uint64_t            event = b->n_rows > b->n_chunks ? device_record_event(e->device) : 0;
+    uint64_t event = b->n_rows > b->n_chunks ? device_record_event(e->device) : 0;
     if (!event) count_layer(e);
-    else if (copy_stream_wait_event(e->progress_stream, event) != OK || copy_stream_launch_host_fn(e->progress_stream, count_layer, e) != OK) count_layer(e); /* a device that failed is seen at landing */
+    /* a device that failed is seen at landing */
+    else if (copy_stream_wait_event(e->progress_stream, event) != OK ||
+             copy_stream_launch_host_fn(e->progress_stream, count_layer, e) != OK)
+        count_layer(e);
     if (!e->opt.on_kv_ready) return;
     for (uint32_t i = 0; i < b->n_chunks; i++) {
         const struct batch_chunk *p = &b->chunks[i];
@@ -85,24 +96,34 @@ static bool has_prefill_only(const struct batch *b)
 }
 
 /* The known token whose logprobs a row is for; -1: one is to be chosen. */
-static int32_t score_of(const struct batch_logit *l) { return l->sample ? -1 : l->seq->tokens[l->pos + 1]; }
+static int32_t score_of(const struct batch_logit *l)
+{
+    return l->sample ? -1 : l->seq->tokens[l->pos + 1];
+}
 
 static void fill_sample_requests(struct engine *e)
 {
     const struct model_config *c = &e->opt.model->config;
-    const struct batch        *b = engine_batch(e);
+    const struct batch *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct seq *s = b->logits[i].seq;
         e->sample_requests[i] = (struct sample_request){
-            .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_future,
-            .future_token = s->n_future ? -1 - (int32_t)s->future_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
+            .params = &s->sampling,
+            .tokens = s->tokens,
+            .n_tokens = s->n_tokens,
+            .n_prompt = s->n_prompt,
+            .n_out = seq_n_out(s) + s->n_future,
+            .future_token = s->n_future ? -1 - (int32_t)s->future_row : 0,
+            .eos = c->eos,
+            .n_eos = c->n_eos,
+            .score = score_of(&b->logits[i]),
         };
     }
 }
 
 static bool submit(struct engine *e)
 {
-    struct batch      *b = engine_batch(e);
+    struct batch *b = engine_batch(e);
     struct model_batch mb = {
         .n_rows = (int32_t)b->n_rows,
         .ids = b->ids,
@@ -141,7 +162,8 @@ static void count_computed(struct engine *e)
         s->n_recomputed += again;
         counter_add(e->metrics.recomputed, again);
         s->n_computed = p->end;
-        engine_set_remaining(e, s, s->n_remaining > p->end - p->begin ? s->n_remaining - (p->end - p->begin) : 0);
+        engine_set_remaining(
+            e, s, s->n_remaining > p->end - p->begin ? s->n_remaining - (p->end - p->begin) : 0);
     }
 }
 
@@ -158,14 +180,15 @@ static void count_future(struct engine *e)
 static void launch_step(struct engine *e)
 {
     const struct kernel_ctx *k = e->opt.model->kernels;
-    const uint64_t           n_graph_steps = k->n_graph_steps;
-    struct inflight_step           *f = &e->inflight[e->parity];
+    const uint64_t n_graph_steps = k->n_graph_steps;
+    struct inflight_step *f = &e->inflight[e->parity];
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
     f->sampled = submit(e);
     f->active = true;
     counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
-    if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->metrics.host_sampled, 1);
+    if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0)
+        counter_add(e->metrics.host_sampled, 1);
     count_computed(e);
     count_future(e);
 }
@@ -203,7 +226,8 @@ static struct sampler_row row_of(const struct engine *e, const struct batch_logi
     return (struct sampler_row){ .in = in, .score = score_of(l) };
 }
 
-/* The host chooses, for the sequences that the step before has not ended: all rows first, since what comes of them may free sequences. */
+/* The host chooses, for the sequences that the step before has not ended: all rows first, since
+ * what comes of them may free sequences. */
 static void sample(struct engine *e, const struct batch *b)
 {
     uint32_t n = 0, at = 0;
@@ -221,13 +245,14 @@ static void publish_blocks(struct engine *e, const struct batch *b)
         if (b->chunks[i].seq) seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens);
 }
 
-/* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position. The others' chunks are cleared
- * here: taking their tokens may free them. */
+/* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position.
+ * The others' chunks are cleared here: taking their tokens may free them. */
 static void keep_tokenless_chunks(const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_chunks; i++) {
         const struct seq *s = b->chunks[i].seq;
-        if (s && !(b->chunks[i].end == s->n_tokens && s->n_future == 0 && seq_is_full(s))) b->chunks[i].seq = NULL;
+        if (s && !(b->chunks[i].end == s->n_tokens && s->n_future == 0 && seq_is_full(s)))
+            b->chunks[i].seq = NULL;
     }
 }
 
@@ -262,7 +287,7 @@ static void observe_time(struct engine *e, const struct inflight_step *f)
 static void complete_step(struct engine *e, int parity)
 {
     const struct batch *b = &e->batches[parity];
-    struct inflight_step      *f = &e->inflight[parity];
+    struct inflight_step *f = &e->inflight[parity];
     if (f->sampled) model_fetch(e->opt.model, parity, e->fetched, b->n_logits);
     if (!has_results(e)) return;
     f->active = false;
@@ -285,20 +310,22 @@ static bool may_launch_ahead(struct engine *e)
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e)) return false;
     LIST_FOREACH(s, &e->running, struct seq, node)
-        if (s->prefill_only) return false;
+    if (s->prefill_only) return false;
     return true;
 }
 
 bool engine_step(struct engine *e)
 {
     const int before = e->parity;
-    bool      worked = e->inflight[before].active;
+    bool worked = e->inflight[before].active;
     if (worked && !may_launch_ahead(e)) complete_step(e, before);
     if (!has_results(e)) return false;
     e->parity = before ^ 1;
     batch_build(e);
     if (engine_batch(e)->n_rows > 0) launch_step(e);
     if (e->inflight[before].active) complete_step(e, before);
-    if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled) complete_step(e, e->parity);
-    return has_results(e) && (worked || engine_batch(e)->n_rows > 0 || engine_batch(e)->preempted); /* what was freed may let somebody start */
+    if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled)
+        complete_step(e, e->parity);
+    /* what was freed may let somebody start */
+    return has_results(e) && (worked || engine_batch(e)->n_rows > 0 || engine_batch(e)->preempted);
 }

@@ -1,14 +1,16 @@
 /* sampler.c - one row of logits to one token.
  *
- * Greedy and drawn tokens share the steps up to the temperature, done on a scratch copy (skipped when nothing changes the
- * logits). A draw then works on p[i] = exp((x[i] - max) / T), unnormalised, max p = 1. Truncation never sorts the vocabulary:
- * min_p is one threshold, top_k and top_p are found by a quickselect over the candidates that can still be in the set: for
- * top_k those above a value that enough entries are known to reach. All three end as one `struct cutoff`, the last kept entry
- * in the order (larger p first, then smaller id), and the draw walks the vocabulary in index order. Sums are in double and in a
- * fixed order (chunks of SUM_CHUNK entries, each in SUM_LANES partial sums, so that a compiler can add several at once), exp is the
- * kernels' own: the same logits, parameters, seed and index give the same token on every host.
- * Logits that are NaN count as -inf, +inf as the largest float.
- * Thread: that of the call; several samplers may work at once. */
+ * Greedy and drawn tokens share the steps up to the temperature, done on a scratch copy (skipped
+ * when nothing changes the logits). A draw then works on p[i] = exp((x[i] - max) / T),
+ * unnormalised, max p = 1. Truncation never sorts the vocabulary: min_p is one threshold, top_k and
+ * top_p are found by a quickselect over the candidates that can still be in the set: for top_k
+ * those above a value that enough entries are known to reach. All three end as one `struct cutoff`,
+ * the last kept entry in the order (larger p first, then smaller id), and the draw walks the
+ * vocabulary in index order. Sums are in double and in a fixed order (chunks of SUM_CHUNK entries,
+ * each in SUM_LANES partial sums, so that a compiler can add several at once), exp is the kernels'
+ * own: the same logits, parameters, seed and index give the same token on every host. Logits that
+ * are NaN count as -inf, +inf as the largest float. Thread: that of the call; several samplers may
+ * work at once. */
 #include "shared/engine/sampler.h"
 
 #include <float.h>
@@ -26,22 +28,24 @@
 enum { SUM_CHUNK = 1024, SUM_LANES = 8, PIECES_PER_KEPT = 4, PIECE_MIN = 16 };
 
 struct cand {
-    float   p;
+    float p;
     int32_t id;
 };
 
-/* Kept are the entries that come before `p, id` in the order (larger p, then smaller id), and this one. */
+/* Kept are the entries that come before `p, id` in the order (larger p, then smaller id), and this
+ * one. */
 struct cutoff {
-    float   p;
+    float p;
     int32_t id;
 };
 
 struct sampler {
     struct kernel_ctx *kernels;
-    uint32_t     n_vocab;
-    double      *sums;  /* [n_vocab / SUM_CHUNK + 1] kept mass of each chunk, from the last call of mass */
-    float       *x;     /* [n_vocab] processed logits, then p */
-    uint32_t    *count; /* [n_vocab] occurrences while penalties are applied; all 0 between calls */
+    uint32_t n_vocab;
+    double *sums;       /* [n_vocab / SUM_CHUNK + 1] kept mass of each chunk, from the last call of
+                         * mass */
+    float *x;           /* [n_vocab] processed logits, then p */
+    uint32_t *count;    /* [n_vocab] occurrences while penalties are applied; all 0 between calls */
     struct cand *cands; /* [n_vocab] */
 };
 
@@ -166,15 +170,17 @@ static bool is_kept(struct cutoff c, float p, int32_t id)
     return p > c.p || (p == c.p && id <= c.id);
 }
 
-/* Smallest head of c, in the order of comes_before, whose weight (count, or mass of p) reaches `target`: its last entry.
- * Reorders c. Quickselect: the half that cannot hold the border is counted whole, never sorted. */
+/* Smallest head of c, in the order of comes_before, whose weight (count, or mass of p) reaches
+ * `target`: its last entry. Reorders c. Quickselect: the half that cannot hold the border is
+ * counted whole, never sorted. */
 static struct cand select_border(struct cand *c, uint32_t n, double target, bool by_count)
 {
     uint32_t lo = 0, hi = n, mix = 0x9e3779b9u;
     double before = 0; /* weight of c[0..lo) */
     ASSERT(n > 0);
     while (hi - lo > 1) {
-        mix = mix * 1664525u + 1013904223u; /* a fixed sequence of pivots: no order of the vocabulary is a bad one */
+        mix = mix * 1664525u + 1013904223u; /* a fixed sequence of pivots: no order of the
+                                             * vocabulary is a bad one */
         struct cand pivot = c[lo + (uint32_t)((uint64_t)mix * (hi - lo) >> 32)];
         uint32_t m = lo;
         double weight = 0;
@@ -208,14 +214,16 @@ static uint32_t gather(struct sampler *s, struct cutoff keep, float above)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_vocab; i++)
-        if (s->x[i] > above && is_kept(keep, s->x[i], (int32_t)i)) s->cands[n++] = (struct cand){ s->x[i], (int32_t)i };
+        if (s->x[i] > above && is_kept(keep, s->x[i], (int32_t)i))
+            s->cands[n++] = (struct cand){ s->x[i], (int32_t)i };
     return n;
 }
 
 /* Entries of one chunk that are kept: their mass and how many. */
-static double chunk_mass(const float *p, uint32_t first, uint32_t n, struct cutoff keep, uint32_t *count)
+static double chunk_mass(const float *p, uint32_t first, uint32_t n, struct cutoff keep,
+                         uint32_t *count)
 {
-    double   lane[SUM_LANES] = { 0 };
+    double lane[SUM_LANES] = { 0 };
     uint32_t kept[SUM_LANES] = { 0 };
     uint32_t i = 0;
     for (; i + SUM_LANES <= n; i += SUM_LANES)
@@ -230,7 +238,8 @@ static double chunk_mass(const float *p, uint32_t first, uint32_t n, struct cuto
         kept[l] += in;
     }
     for (uint32_t l = 0; l < SUM_LANES; l++) *count += kept[l];
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
 static double mass(struct sampler *s, struct cutoff keep, uint32_t *count)
@@ -244,12 +253,14 @@ static double mass(struct sampler *s, struct cutoff keep, uint32_t *count)
     return sum;
 }
 
-/* The kept entry at which the running mass passes u; the chunk sums of mass say in which chunk that is. */
+/* The kept entry at which the running mass passes u; the chunk sums of mass say in which chunk that
+ * is. */
 static int32_t entry_at(const struct sampler *s, struct cutoff keep, double u, int32_t otherwise)
 {
-    double   sum = 0;
+    double sum = 0;
     uint32_t first = 0;
-    for (; first < s->n_vocab && sum + s->sums[first / SUM_CHUNK] <= u; first += SUM_CHUNK) sum += s->sums[first / SUM_CHUNK];
+    for (; first < s->n_vocab && sum + s->sums[first / SUM_CHUNK] <= u; first += SUM_CHUNK)
+        sum += s->sums[first / SUM_CHUNK];
     for (uint32_t i = first; i < s->n_vocab; i++) {
         if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
         sum += (double)s->x[i];
@@ -259,12 +270,13 @@ static int32_t entry_at(const struct sampler *s, struct cutoff keep, double u, i
     return otherwise;
 }
 
-/* A value that at least k entries reach, as high as is cheap to find: the k-th largest of the maxima of equal pieces. Nothing below it is
- * among the k largest. 0 where the pieces would be too small to be worth it. */
+/* A value that at least k entries reach, as high as is cheap to find: the k-th largest of the
+ * maxima of equal pieces. Nothing below it is among the k largest. 0 where the pieces would be too
+ * small to be worth it. */
 static float floor_of_top(struct sampler *s, uint32_t k)
 {
     const uint32_t piece = s->n_vocab / PIECES_PER_KEPT / k;
-    uint32_t       n = 0;
+    uint32_t n = 0;
     if (piece < PIECE_MIN) return 0;
     for (uint32_t first = 0; first + piece <= s->n_vocab; first += piece) {
         float max = 0;
@@ -280,14 +292,16 @@ static struct cutoff truncate(struct sampler *s, const struct sampling_params *p
     struct cutoff keep = { FLT_MIN, INT32_MAX }; /* all with a probability */
     if (p->min_p > keep.p) keep.p = p->min_p < 1 ? p->min_p : 1;
     if (p->top_k > 0 && (uint32_t)p->top_k < s->n_vocab) {
-        float    reached = floor_of_top(s, (uint32_t)p->top_k);
+        float reached = floor_of_top(s, (uint32_t)p->top_k);
         uint32_t n = gather(s, keep, reached > 0 ? nextafterf(reached, 0) : 0);
-        if ((uint32_t)p->top_k <= n) keep.p = select_border(s->cands, n, p->top_k, true).p; /* values equal to the k-th stay */
+        /* values equal to the k-th stay */
+        if ((uint32_t)p->top_k <= n) keep.p = select_border(s->cands, n, p->top_k, true).p;
     }
     if (p->top_p < 1) {
         uint32_t n;
         double total = mass(s, keep, &n), top_p = p->top_p > 0 ? (double)p->top_p : 0;
-        /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none of them is needed. */
+        /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none
+         * of them is needed. */
         float needless = (float)((1 - top_p) * total / (double)n * 0.999);
         n = gather(s, keep, needless);
         struct cand border = select_border(s->cands, n, top_p * total, false);
@@ -309,7 +323,8 @@ static int32_t draw(struct sampler *s, const struct sampler_input *in, const flo
     return entry_at(s, keep, rng_uniform(p->seed, 0, in->n_tokens - in->n_prompt) * total, best);
 }
 
-int32_t sampler_sample(struct sampler *s, const struct sampler_input *in, struct token_logprobs *out)
+int32_t sampler_sample(struct sampler *s, const struct sampler_input *in,
+                       struct token_logprobs *out)
 {
     ASSERT(in->n_tokens >= in->n_prompt);
     const struct sampling_params *p = in->params;
@@ -329,7 +344,8 @@ static float logprob_of(float logit, float lse)
     return isnan(lp) ? -INFINITY : lp;
 }
 
-static void top_logits(const struct sampler *s, const float *logits, float lse, uint32_t n_top, struct token_logprobs *out)
+static void top_logits(const struct sampler *s, const float *logits, float lse, uint32_t n_top,
+                       struct token_logprobs *out)
 {
     float best[SAMPLER_LOGPROBS_MAX];
     uint32_t n = 0;
@@ -349,7 +365,8 @@ static void top_logits(const struct sampler *s, const float *logits, float lse, 
     out->n_top = n;
 }
 
-void sampler_logprobs(struct sampler *s, const float *logits, float lse, int32_t id, int32_t n_top, struct token_logprobs *out)
+void sampler_logprobs(struct sampler *s, const float *logits, float lse, int32_t id, int32_t n_top,
+                      struct token_logprobs *out)
 {
     ASSERT(in_vocab(s, id));
     *out = (struct token_logprobs){ .id = id, .logprob = logprob_of(logits[id], lse) };

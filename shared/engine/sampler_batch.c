@@ -5,17 +5,20 @@
 
 struct sampler_batch {
     struct kernel_ctx *kernels;
-    /* The same with a pool of one: a row that is on a compute thread already stays there. All threads use it at once, and it does not learn
-     * of kernel_ctx_reserve: good for argmax and exp_terms, which touch no scratch of a context. */
-    struct kernel_ctx  alone;
-    struct sampler    *single; /* for a row that has all threads to itself */
-    struct sampler   **side;   /* [threads of the pool]; their scratch costs memory only once it is used */
+    /* The same with a pool of one: a row that is on a compute thread already stays there. All
+     * threads use it at once, and it does not learn of kernel_ctx_reserve: good for argmax and
+     * exp_terms, which touch no scratch of a context. */
+    struct kernel_ctx alone;
+    struct sampler *single; /* for a row that has all threads to itself */
+    struct sampler **side;  /* [threads of the pool]; their scratch costs memory only once it is
+                             * used */
 };
 
-enum status sampler_batch_create(uint32_t n_vocab, struct kernel_ctx *kernels, struct sampler_batch **out, struct err *err)
+enum status sampler_batch_create(uint32_t n_vocab, struct kernel_ctx *kernels,
+                                 struct sampler_batch **out, struct err *err)
 {
     struct compute_pool *one;
-    const int            n_threads = compute_pool_threads(kernels->pool);
+    const int n_threads = compute_pool_threads(kernels->pool);
     TRY(compute_pool_create(1, &one, err));
     struct sampler_batch *b = MEM_NEW(struct sampler_batch);
     b->kernels = kernels;
@@ -46,7 +49,7 @@ static void run_row(struct sampler *s, struct sampler_row *r)
 
 struct sampler_batch_job {
     const struct sampler_batch *b;
-    struct sampler_row         *rows;
+    struct sampler_row *rows;
 };
 
 static void run_item(void *arg, int index, int thread)

@@ -1,4 +1,5 @@
-/* seq.c - creating a sequence from a request, and its dealings with the KV pool. See seq.h for states and owner. */
+/* seq.c - creating a sequence from a request, and its dealings with the KV pool. See seq.h for
+ * states and owner. */
 #include "shared/engine/seq.h"
 
 #include <string.h>
@@ -8,29 +9,18 @@
 #include "shared/base/mem.h"
 #include "shared/kv/kv_prefix.h"
 
-uint32_t seq_n_out(const struct seq *s)
-{
-    return s->n_tokens - s->n_prompt;
-}
+uint32_t seq_n_out(const struct seq *s) { return s->n_tokens - s->n_prompt; }
 
-uint32_t seq_n_pending(const struct seq *s)
-{
-    return s->n_tokens + s->n_future - s->n_computed;
-}
+uint32_t seq_n_pending(const struct seq *s) { return s->n_tokens + s->n_future - s->n_computed; }
 
-bool seq_wants_token(const struct seq *s)
-{
-    return s->n_tokens + s->n_future < s->n_limit;
-}
+bool seq_wants_token(const struct seq *s) { return s->n_tokens + s->n_future < s->n_limit; }
 
-bool seq_is_full(const struct seq *s)
-{
-    return s->n_tokens >= s->n_limit;
-}
+bool seq_is_full(const struct seq *s) { return s->n_tokens >= s->n_limit; }
 
 bool seq_has_work(const struct seq *s)
 {
-    return seq_n_pending(s) > 0 && (s->n_future == 0 || seq_wants_token(s)); /* its last token is not computed */
+    /* its last token is not computed */
+    return seq_n_pending(s) > 0 && (s->n_future == 0 || seq_wants_token(s));
 }
 
 uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens)
@@ -42,7 +32,8 @@ static enum status check_request(const struct engine_request *r, const struct se
 {
     const struct sampling_params *p = &r->sampling;
     if (!r->tokens || r->n_prompt == 0 || r->n_prompt > r->n_tokens) return ERR_INVALID;
-    if (p->n_stop_ids > SAMPLER_STOP_IDS_MAX || p->n_bias > SAMPLER_BIAS_MAX || p->n_logprobs > SAMPLER_LOGPROBS_MAX)
+    if (p->n_stop_ids > SAMPLER_STOP_IDS_MAX || p->n_bias > SAMPLER_BIAS_MAX ||
+        p->n_logprobs > SAMPLER_LOGPROBS_MAX)
         return ERR_INVALID;
     if (r->n_tokens > l->max_len) return ERR_TOO_LONG;
     if (r->n_tokens == l->max_len && p->max_tokens > r->n_tokens - r->n_prompt) return ERR_TOO_LONG;
@@ -91,7 +82,9 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     list_init(&s->node);
     uint64_t end = (uint64_t)r->n_prompt + r->sampling.max_tokens;
     s->n_limit = end < l->max_len ? (uint32_t)end : l->max_len;
-    if (s->n_limit < r->n_tokens) s->n_limit = r->n_tokens; /* a moved request that already has all its tokens */
+    if (s->n_limit < r->n_tokens)
+        s->n_limit = r->n_tokens; /* a moved request that already has all
+                                   * its tokens */
     enum status st = copy_sampling(s, &r->sampling, l->n_vocab);
     if (st == OK) st = size_tables(s, l->block_tokens);
     if (st != OK) {
@@ -126,13 +119,19 @@ void seq_free(struct seq *s)
 static void hash_to(struct seq *s, uint32_t block_tokens, uint32_t n_full)
 {
     if (n_full <= s->n_hashed) return;
-    if (s->two_attention_paths) kv_prefix_hashes_generated(s->seed, s->tokens, block_tokens, s->n_prompt, s->n_hashed, n_full, s->hashes);
+    if (s->two_attention_paths)
+        kv_prefix_hashes_generated(s->seed, s->tokens, block_tokens, s->n_prompt, s->n_hashed,
+                                   n_full, s->hashes);
     else kv_prefix_hashes(s->seed, s->tokens, block_tokens, s->n_hashed, n_full, s->hashes);
     s->n_hashed = n_full;
 }
 
-/* Blocks to ask the prefix cache for. The logits of prompt positions that are still owed exist only if those positions are computed. */
-static uint32_t n_to_ask(const struct seq *s, uint32_t block_tokens) { return s->lp_next < s->n_prompt ? 0 : (s->n_tokens - 1) / block_tokens; }
+/* Blocks to ask the prefix cache for. The logits of prompt positions that are still owed exist only
+ * if those positions are computed. */
+static uint32_t n_to_ask(const struct seq *s, uint32_t block_tokens)
+{
+    return s->lp_next < s->n_prompt ? 0 : (s->n_tokens - 1) / block_tokens;
+}
 
 bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
 {
@@ -142,12 +141,14 @@ bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32
     return n_blocks - n_found <= kv_pool_available(pool) - n_idle;
 }
 
-enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
+enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
+                            uint32_t n_blocks)
 {
     ASSERT(s->n_blocks == 0 && s->n_computed == 0);
     ASSERT(n_blocks <= s->cap_blocks);
     const uint32_t n_ask = n_to_ask(s, block_tokens);
-    /* Before taking anything, so that a sequence that waits for blocks is not counted, and refreshes no block, at every step. */
+    /* Before taking anything, so that a sequence that waits for blocks is not counted, and
+     * refreshes no block, at every step. */
     if (!seq_fits(s, pool, block_tokens, n_blocks)) return ERR_BUSY;
     uint32_t n_hit = kv_pool_match(pool, s->hashes, n_ask, s->blocks);
     if (kv_pool_alloc(pool, n_blocks - n_hit, s->blocks + n_hit) != OK) {
@@ -190,5 +191,6 @@ void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_toke
 {
     uint32_t n_full = (s->n_computed < s->n_tokens ? s->n_computed : s->n_tokens) / block_tokens;
     hash_to(s, block_tokens, n_full);
-    for (; s->n_published < n_full; s->n_published++) kv_pool_publish(pool, s->blocks[s->n_published], s->hashes[s->n_published]);
+    for (; s->n_published < n_full; s->n_published++)
+        kv_pool_publish(pool, s->blocks[s->n_published], s->hashes[s->n_published]);
 }

@@ -1,12 +1,17 @@
-/* kv_layout.h - what a KV block is: the small value that says where every byte lies, and that peers compare.
+/* kv_layout.h - what a KV block is: the small value that says where every byte lies, and that peers
+ * compare.
  *
- * A pool is n_layers equal regions, one after the other; a region is n_blocks pieces of `piece_bytes`. There are two kinds of pieces:
- *   heads   [kv_head][k|v][token][head_dim]: a (layer, block) is contiguous, and so is each head of it; ranks hold different heads
- *   latent  [token][head_dim]: one vector per token stands for the keys and values of all heads (MLA), and every rank holds it whole
- * The parts of a head are what lies side by side in it: k and v, or the latent alone.
- * What a row of head_dim values is held as is kernels/kv_rows.h's affair; of a type with scales (int8, e4m3) a piece's values are followed by one
- * f32 scale per row, [kv_head][part][token], unaligned where the shape makes it so.
- * Which two pools can exchange KV, and how, is kvtransfer/plan.h's affair. Thread: any (a value). */
+ * A pool is n_layers equal regions, one after the other; a region is n_blocks pieces of
+ * `piece_bytes`. There are two kinds of pieces:
+ *   heads   [kv_head][k|v][token][head_dim]: a (layer, block) is contiguous, and so is each head of
+ *           it; ranks hold different heads
+ *   latent  [token][head_dim]: one vector per token stands for the keys and values of all heads
+ *           (MLA), and every rank holds it whole
+ * The parts of a head are what lies side by side in it: k and v, or the latent alone. What a row of
+ * head_dim values is held as is kernels/kv_rows.h's affair; of a type with scales (int8, e4m3) a
+ * piece's values are followed by one f32 scale per row, [kv_head][part][token], unaligned where the
+ * shape makes it so. Which two pools can exchange KV, and how, is kvtransfer/plan.h's affair.
+ * Thread: any (a value). */
 #ifndef BATON_KV_KV_LAYOUT_H
 #define BATON_KV_KV_LAYOUT_H
 
@@ -17,20 +22,28 @@
 #include "shared/base/err.h"
 
 struct kv_layout {
-    uint64_t model_fingerprint; /* of the weights' identity and the arithmetic that fills the cache (kernel row) */
+    uint64_t model_fingerprint; /* of the weights' identity and the arithmetic that fills the cache
+                                 * (kernel row) */
     uint32_t dtype;             /* enum dtype, of those that kv_rows.h knows */
     uint32_t block_tokens;
     uint32_t n_layers;
-    uint32_t n_kv_heads;        /* of this rank: heads [tp_rank * n_kv_heads, (tp_rank + 1) * n_kv_heads) of the model */
+    uint32_t n_kv_heads; /* of this rank: heads [tp_rank * n_kv_heads, (tp_rank + 1) *
+                          * n_kv_heads) of the model */
     uint32_t head_dim;
     uint32_t tp_size, tp_rank;
-    uint32_t n_blocks;          /* of this pool; peers may differ here */
-    uint32_t latent;            /* 0: heads; 1: latent, n_kv_heads is 1 */
+    uint32_t n_blocks; /* of this pool; peers may differ here */
+    uint32_t latent;   /* 0: heads; 1: latent, n_kv_heads is 1 */
 };
 
-enum { KV_LAYOUT_WIRE_BYTES = 44, KV_HEAD_DIM_MAX = 256, KV_LATENT_DIM_MAX = 1024, KV_ROW_MAX = KV_LATENT_DIM_MAX };
+enum {
+    KV_LAYOUT_WIRE_BYTES = 44,
+    KV_HEAD_DIM_MAX = 256,
+    KV_LATENT_DIM_MAX = 1024,
+    KV_ROW_MAX = KV_LATENT_DIM_MAX
+};
 
-/* Bytes of one (layer, block), of one token in it, of one block over all layers, of the whole pool. */
+/* Bytes of one (layer, block), of one token in it, of one block over all layers, of the whole
+ * pool. */
 size_t kv_layout_piece_bytes(const struct kv_layout *l);
 size_t kv_layout_token_bytes(const struct kv_layout *l); /* one layer */
 size_t kv_layout_block_bytes(const struct kv_layout *l);
@@ -41,29 +54,36 @@ size_t kv_layout_offset(const struct kv_layout *l, uint32_t layer, uint32_t bloc
 uint32_t kv_layout_n_parts(const struct kv_layout *l);
 /* This rank's first head as a number of the whole model; a latent is number 0 on every rank. */
 uint32_t kv_layout_first_head(const struct kv_layout *l);
-/* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * n_parts runs of n_tokens * head_dim
- * elements, one run per (head, part), `stride` bytes apart. */
+/* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * n_parts
+ * runs of n_tokens * head_dim elements, one run per (head, part), `stride` bytes apart. */
 size_t kv_layout_segment_bytes(const struct kv_layout *l, uint32_t n_tokens);
 size_t kv_layout_segment_stride(const struct kv_layout *l);
 uint32_t kv_layout_n_segments(const struct kv_layout *l);
-/* Bytes of one element, and of the scale of one row of head_dim elements: 0 where the type has none. */
+/* Bytes of one element, and of the scale of one row of head_dim elements: 0 where the type has
+ * none. */
 size_t kv_layout_element_bytes(const struct kv_layout *l);
 size_t kv_layout_scale_bytes(const struct kv_layout *l);
 /* Where the scales of a piece begin: behind all its values. */
 size_t kv_layout_scale_offset(const struct kv_layout *l);
 /* Sizes in range, dtype known, products that do not overflow. */
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
-/* The same cache of the same model: kind, layers, head_dim, KV heads over all ranks, fingerprint. ERR_PEER_MISMATCH with a sentence that names
- * the first difference and both values. Block size, element type and ranks may differ. */
-enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err) MUST_CHECK;
-/* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0 when there is none. Of a latent always 1,
- * whatever the ranks: any rank of a sender can write it for any rank of a receiver. */
-uint32_t    kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b, uint32_t *first);
-/* Does `to` keep what `from` says: equal types, and all of them in f32. int8 and e4m3 stand for q * scale as f32 rounds it (kv_rows.h), so that what f32 holds
- * is what is computed on, though the product of two such numbers has more bits. */
-bool        kv_dtype_keeps(uint32_t from, uint32_t to);
+/* The same cache of the same model: kind, layers, head_dim, KV heads over all ranks, fingerprint.
+ * ERR_PEER_MISMATCH with a sentence that names the first difference and both values. Block size,
+ * element type and ranks may differ. */
+enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs,
+                                 struct err *err) MUST_CHECK;
+/* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0
+ * when there is none. Of a latent always 1, whatever the ranks: any rank of a sender can write it
+ * for any rank of a receiver. */
+uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b,
+                                uint32_t *first);
+/* Does `to` keep what `from` says: equal types, and all of them in f32. int8 and e4m3 stand for q *
+ * scale as f32 rounds it (kv_rows.h), so that what f32 holds is what is computed on, though the
+ * product of two such numbers has more bits. */
+bool kv_dtype_keeps(uint32_t from, uint32_t to);
 const char *kv_dtype_name(uint32_t dtype); /* "unknown" for others */
-void        kv_layout_encode(const struct kv_layout *l, struct buf *out); /* KV_LAYOUT_WIRE_BYTES, little endian */
+/* KV_LAYOUT_WIRE_BYTES, little endian */
+void kv_layout_encode(const struct kv_layout *l, struct buf *out);
 enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *err) MUST_CHECK;
 
 #endif

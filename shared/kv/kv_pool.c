@@ -1,10 +1,11 @@
 /* kv_pool.c - block states as two intrusive lists, a reference count and a name table.
  *
- * FREE blocks lie in `free`, CACHED ones in `idle` (oldest first: the front is evicted next); HELD and QUARANTINE ones are in
- * neither. A name maps a chained hash to the one block that holds those tokens; only HELD and CACHED blocks have names.
- * Invariants: (1) n_free + n_held + n_cached + n_quarantine == n_blocks; (2) ref > 0 exactly for HELD; (3) CACHED blocks are
- * named; (4) names and blocks point at each other. kv_pool_verify checks all four.
- * Life cycle: create, use, free. Thread: engine. */
+ * FREE blocks lie in `free`, CACHED ones in `idle` (oldest first: the front is evicted next); HELD
+ * and QUARANTINE ones are in neither. A name maps a chained hash to the one block that holds those
+ * tokens; only HELD and CACHED blocks have names. Invariants: (1) n_free + n_held + n_cached +
+ * n_quarantine == n_blocks; (2) ref > 0 exactly for HELD; (3) CACHED blocks are named; (4) names
+ * and blocks point at each other. kv_pool_verify checks all four. Life cycle: create, use, free.
+ * Thread: engine. */
 #include "shared/kv/kv_pool.h"
 
 #include "shared/base/assert.h"
@@ -15,21 +16,21 @@
 enum kv_pool_block_state { BLOCK_FREE, BLOCK_HELD, BLOCK_CACHED, BLOCK_QUARANTINE, BLOCK_STATES };
 
 struct kv_pool_block {
-    struct list      node; /* in free or idle, else alone */
+    struct list node; /* in free or idle, else alone */
     enum kv_pool_block_state state;
-    uint32_t         ref;
-    bool             published;
-    struct hash128   hash; /* when named */
+    uint32_t ref;
+    bool published;
+    struct hash128 hash; /* when named */
 };
 
 struct kv_pool {
     struct kv_pool_block *blocks;
-    uint32_t      n_blocks, block_tokens;
-    uint32_t      n_in[BLOCK_STATES];
-    bool          prefix_cache;
-    struct list   free, idle;
-    struct map    published; /* hash128 → struct kv_pool_block */
-    uint64_t      prefix_queries, prefix_hits, evictions;
+    uint32_t n_blocks, block_tokens;
+    uint32_t n_in[BLOCK_STATES];
+    bool prefix_cache;
+    struct list free, idle;
+    struct map published; /* hash128 → struct kv_pool_block */
+    uint64_t prefix_queries, prefix_hits, evictions;
 };
 
 static struct str hash_key(const struct hash128 *h)
@@ -146,10 +147,13 @@ void kv_pool_fence(struct kv_pool *p, int32_t block)
     block_move(p, b, BLOCK_FREE);
 }
 
-uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n, uint32_t *n_idle)
+uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n,
+                      uint32_t *n_idle)
 {
     uint32_t found = 0, idle = 0;
-    for (const struct kv_pool_block *b; p->prefix_cache && found < n && (b = map_get(&p->published, hash_key(&hashes[found]))); found++)
+    for (const struct kv_pool_block *b;
+         p->prefix_cache && found < n && (b = map_get(&p->published, hash_key(&hashes[found])));
+         found++)
         idle += b->state == BLOCK_CACHED;
     if (n_idle) *n_idle = idle;
     return found;

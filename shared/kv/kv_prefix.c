@@ -1,4 +1,5 @@
-/* kv_prefix.c - see kv_prefix.h. The seed is hashed as 16 little-endian bytes, so all hosts agree. Thread: any. */
+/* kv_prefix.c - see kv_prefix.h. The seed is hashed as 16 little-endian bytes, so all hosts agree.
+ * Thread: any. */
 #include "shared/kv/kv_prefix.h"
 
 static void put_u64le(uint8_t *p, uint64_t v)
@@ -14,8 +15,8 @@ struct hash128 kv_prefix_seed(uint64_t model_fingerprint, uint64_t cache_salt)
     return hash_128(bytes, sizeof bytes);
 }
 
-void kv_prefix_hashes(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens, uint32_t first, uint32_t end,
-                      struct hash128 *out)
+void kv_prefix_hashes(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens,
+                      uint32_t first, uint32_t end, struct hash128 *out)
 {
     kv_prefix_hashes_generated(seed, tokens, block_tokens, UINT32_MAX, first, end, out);
 }
@@ -30,12 +31,14 @@ static struct hash128 mark_generated(struct hash128 name, uint32_t first)
     return hash_128(bytes, sizeof bytes);
 }
 
-void kv_prefix_hashes_generated(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens, uint32_t n_prompt, uint32_t first,
-                                uint32_t end, struct hash128 *out)
+void kv_prefix_hashes_generated(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens,
+                                uint32_t n_prompt, uint32_t first, uint32_t end,
+                                struct hash128 *out)
 {
     for (uint32_t i = first; i < end; i++) {
         uint32_t begin = i * block_tokens;
         out[i] = hash_block(i ? out[i - 1] : seed, tokens + (size_t)begin, block_tokens);
-        if (begin + block_tokens > n_prompt) out[i] = mark_generated(out[i], n_prompt > begin ? n_prompt - begin : 0);
+        if (begin + block_tokens > n_prompt)
+            out[i] = mark_generated(out[i], n_prompt > begin ? n_prompt - begin : 0);
     }
 }

@@ -1,4 +1,5 @@
-/* attention_mla.c - latent attention (DeepSeek-V2, 2024, section 2.1): the cache holds one vector per token for all heads.
+/* attention_mla.c - latent attention (DeepSeek-V2, 2024, section 2.1): the cache holds one vector
+ * per token for all heads.
  *
  *     q          = Wq h, or Wqb norm(Wqa h)               per head: nope elements | rope elements, the latter rotated
  *     c | r      = Wkva h;  c = norm(c), r = rope(r)      kept: kv_lora + rope elements
@@ -6,10 +7,11 @@
  *     score_h    = (q_nope k_h + q_rope r) * scale        scale = (nope + rope)^-1/2, times the square of YaRN's mscale
  *     x         += Wo (softmax(score_h) v_h over all h)
  *
- * Two forms of one computation. Naive, as written: k_h and v_h are made from every cached c; best where many rows share them, so prompt
- * tokens take it. Absorbed, since q k_h = (Wk_h^T q) c: queries of kv_lora elements meet c itself, and Wv_h is applied to the softmax's
- * mean of c; best for one row at a time, so answer tokens take it. They are equal up to rounding, so which one a token takes depends on
- * the token (attn_seq.is_decode), never on the batch. */
+ * Two forms of one computation. Naive, as written: k_h and v_h are made from every cached c; best
+ * where many rows share them, so prompt tokens take it. Absorbed, since q k_h = (Wk_h^T q) c:
+ * queries of kv_lora elements meet c itself, and Wv_h is applied to the softmax's mean of c; best
+ * for one row at a time, so answer tokens take it. They are equal up to rounding, so which one a
+ * token takes depends on the token (attn_seq.is_decode), never on the batch. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +20,8 @@
 #include "shared/base/mem.h"
 #include "shared/model/sublayers.h"
 
-enum { ABSORBED_ROWS = 256 }; /* in the absorbed form at a time: a row of DeepSeek-V3 takes 544 KiB there */
+/* in the absorbed form at a time: a row of DeepSeek-V3 takes 544 KiB there */
+enum { ABSORBED_ROWS = 256 };
 
 struct widths {
     size_t key, latent, q, out, q_absorbed, out_absorbed;
@@ -27,26 +30,40 @@ struct widths {
 static struct widths widths_of(const struct model_config *c)
 {
     const struct mla_config *m = &c->mla;
-    const size_t heads = c->n_heads, latent = (size_t)m->kv_lora + m->rope, key = (size_t)m->nope + m->rope;
-    return (struct widths){ .key = key, .latent = latent, .q = heads * key, .out = heads * m->v, .q_absorbed = heads * latent,
-                            .out_absorbed = heads * m->kv_lora };
+    const size_t heads = c->n_heads, latent = (size_t)m->kv_lora + m->rope,
+                 key = (size_t)m->nope + m->rope;
+    return (struct widths){
+        .key = key,
+        .latent = latent,
+        .q = heads * key,
+        .out = heads * m->v,
+        .q_absorbed = heads * latent,
+        .out_absorbed = heads * m->kv_lora,
+    };
 }
 
-size_t attention_mla_range_rows(const struct model *m) { return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS; }
+size_t attention_mla_range_rows(const struct model *m)
+{
+    return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS;
+}
 
-/* ---- bind -------------------------------------------------------------------------------------------------------- */
+/* ---- bind ---- */
 
 static bool is_plain(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16; }
 
-/* A source that can be cut by rows and read across: other types are written out, in f32 where the arithmetic is exact. */
+/* A source that can be cut by rows and read across: other types are written out, in f32 where the
+ * arithmetic is exact. */
 static enum status make_plain(struct binder *b, struct weight_src *s, void **copy)
 {
     const enum dtype type = b->m->kernels->activations == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16;
     *copy = NULL;
     if (is_plain(s->dtype)) return OK;
     if (b->converting && !(*copy = bind_plain_copy(b->m->kernels, s, type)))
-        return err_set(b->err, ERR_NOMEM, "no memory to convert kv_b_proj (%zu x %zu)", s->n_out, s->n_in);
-    *s = (struct weight_src){ .dtype = type, .data = *copy ? *copy : s->data, .n_out = s->n_out, .n_in = s->n_in };
+        return err_set(b->err, ERR_NOMEM, "no memory to convert kv_b_proj (%zu x %zu)", s->n_out,
+                       s->n_in);
+    *s = (struct weight_src){
+        .dtype = type, .data = *copy ? *copy : s->data, .n_out = s->n_out, .n_in = s->n_in
+    };
     return OK;
 }
 
@@ -66,14 +83,17 @@ static struct weight_src outputs(const struct weight_src *s, size_t first, size_
 {
     struct weight_src part = *s;
     part.n_out = n;
-    if (!part.row_bytes) part.row_bytes = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in);
-    const size_t skipped = s->transposed ? dtype_row_bytes(s->dtype, first) : first * part.row_bytes;
+    if (!part.row_bytes)
+        part.row_bytes = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in);
+    const size_t skipped = s->transposed ? dtype_row_bytes(s->dtype, first)
+                                         : first * part.row_bytes;
     if (weight_src_is_dummy(s)) part.dummy.at += skipped / dtype_block_bytes(s->dtype);
     else part.data = (const char *)s->data + skipped;
     return part;
 }
 
-static enum status bind_head(struct binder *b, const struct weight_src *k_up, const struct weight_src *v_up, struct attention_mla *a, uint32_t head)
+static enum status bind_head(struct binder *b, const struct weight_src *k_up,
+                             const struct weight_src *v_up, struct attention_mla *a, uint32_t head)
 {
     const struct weight_src across = transpose(k_up);
     TRY(bind_source(b, k_up, "kv_b_proj", &a->k_up[head]));
@@ -85,15 +105,18 @@ static enum status bind_head(struct binder *b, const struct weight_src *k_up, co
 static enum status bind_kv_b(struct binder *b, const char *prefix, struct attention_mla *a)
 {
     const struct mla_config *c = &b->m->config.mla;
-    const size_t             per_head = (size_t)c->nope + c->v;
-    const struct matrix_spec spec = { .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora };
-    struct weight_src        src;
-    void                    *copy;
+    const size_t per_head = (size_t)c->nope + c->v;
+    const struct matrix_spec spec = {
+        .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora
+    };
+    struct weight_src src;
+    void *copy;
     TRY(bind_lookup(b, &spec, &src));
-    void       *scales = (void *)src.scales;
+    void *scales = (void *)src.scales;
     enum status st = make_plain(b, &src, &copy);
     for (uint32_t i = 0; i < a->n_heads && st == OK; i++) {
-        const struct weight_src k_up = outputs(&src, i * per_head, c->nope), v_up = outputs(&src, i * per_head + c->nope, c->v);
+        const struct weight_src k_up = outputs(&src, i * per_head, c->nope),
+                                v_up = outputs(&src, i * per_head + c->nope, c->v);
         st = bind_head(b, &k_up, &v_up, a, i);
     }
     mem_free(scales);
@@ -102,10 +125,11 @@ static enum status bind_kv_b(struct binder *b, const char *prefix, struct attent
 }
 
 /* Newer GGUF files: one matrix per head, k_b the other way round. */
-static enum status bind_head_split(struct binder *b, const struct matrix_spec *k_b, const struct matrix_spec *v_b, struct attention_mla *a)
+static enum status bind_head_split(struct binder *b, const struct matrix_spec *k_b,
+                                   const struct matrix_spec *v_b, struct attention_mla *a)
 {
     struct weight_src k, v;
-    void             *k_copy = NULL, *v_copy = NULL;
+    void *k_copy = NULL, *v_copy = NULL;
     TRY(bind_lookup(b, k_b, &k));
     TRY(bind_lookup(b, v_b, &v));
     enum status st = make_plain(b, &k, &k_copy);
@@ -122,21 +146,34 @@ static enum status bind_head_split(struct binder *b, const struct matrix_spec *k
 static enum status bind_up(struct binder *b, const char *prefix, struct attention_mla *a)
 {
     const struct mla_config *c = &b->m->config.mla;
-    struct matrix_spec k_b = { .prefix = prefix, .leaf = "k_b_proj", .n_out = c->kv_lora, .n_in = c->nope, .n_experts = a->n_heads };
-    struct matrix_spec v_b = { .prefix = prefix, .leaf = "v_b_proj", .n_out = c->v, .n_in = c->kv_lora, .n_experts = a->n_heads };
+    struct matrix_spec k_b = {
+        .prefix = prefix,
+        .leaf = "k_b_proj",
+        .n_out = c->kv_lora,
+        .n_in = c->nope,
+        .n_experts = a->n_heads,
+    };
+    struct matrix_spec v_b = {
+        .prefix = prefix,
+        .leaf = "v_b_proj",
+        .n_out = c->v,
+        .n_in = c->kv_lora,
+        .n_experts = a->n_heads,
+    };
     if (!weights_has_matrix(b->m->weights, &k_b)) return bind_kv_b(b, prefix, a);
     char joint[TENSOR_NAME_BYTES_MAX];
     snprintf(joint, sizeof joint, "%skv_b_proj.weight", prefix);
     (void)weights_take(b->m->weights, joint); /* some files have both; they are equal */
-    for (k_b.i_expert = v_b.i_expert = 0; k_b.i_expert < a->n_heads; k_b.i_expert++, v_b.i_expert++) TRY(bind_head_split(b, &k_b, &v_b, a));
+    for (k_b.i_expert = v_b.i_expert = 0; k_b.i_expert < a->n_heads; k_b.i_expert++, v_b.i_expert++)
+        TRY(bind_head_split(b, &k_b, &v_b, a));
     return OK;
 }
 
 enum status attention_mla_bind(struct binder *b, const char *layer, struct attention_mla *a)
 {
     const struct model_config *c = &b->m->config;
-    const struct widths        n = widths_of(c);
-    const size_t               hidden = c->hidden, q_lora = c->mla.q_lora;
+    const struct widths n = widths_of(c);
+    const size_t hidden = c->hidden, q_lora = c->mla.q_lora;
     char prefix[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     a->n_heads = c->n_heads;
@@ -144,11 +181,21 @@ enum status attention_mla_bind(struct binder *b, const char *layer, struct atten
     if (!a->v_up) a->v_up = MEM_ARRAY(struct weight, a->n_heads);
     if (!a->k_up_transposed) a->k_up_transposed = MEM_ARRAY(struct weight, a->n_heads);
 
-    const struct matrix_spec q = { .prefix = prefix, .leaf = "q_proj", .n_out = n.q, .n_in = hidden };
-    const struct matrix_spec q_a = { .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden };
-    const struct matrix_spec q_b = { .prefix = prefix, .leaf = "q_b_proj", .n_out = n.q, .n_in = q_lora };
-    const struct matrix_spec kv_a = { .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = hidden };
-    const struct matrix_spec o = { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = n.out };
+    const struct matrix_spec q = {
+        .prefix = prefix, .leaf = "q_proj", .n_out = n.q, .n_in = hidden
+    };
+    const struct matrix_spec q_a = {
+        .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden
+    };
+    const struct matrix_spec q_b = {
+        .prefix = prefix, .leaf = "q_b_proj", .n_out = n.q, .n_in = q_lora
+    };
+    const struct matrix_spec kv_a = {
+        .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = hidden
+    };
+    const struct matrix_spec o = {
+        .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = n.out
+    };
     if (q_lora) {
         TRY(bind_matrix(b, &q_a, BIND_QUANTIZED, &a->q_a));
         TRY(bind_matrix(b, &q_b, BIND_QUANTIZED, &a->q_b));
@@ -165,8 +212,8 @@ enum status attention_mla_bind(struct binder *b, const char *layer, struct atten
 void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
 {
     const struct model_config *c = &b->m->config;
-    const struct widths        n = widths_of(c);
-    const size_t               rows = b->m->max_rows, some = attention_mla_range_rows(b->m);
+    const struct widths n = widths_of(c);
+    const size_t rows = b->m->max_rows, some = attention_mla_range_rows(b->m);
     bind_floats(b, rows, c->mla.q_lora, &w->q_a);
     bind_floats(b, rows, n.q, &w->q);
     bind_floats(b, rows, n.latent, &w->latent);
@@ -184,7 +231,8 @@ void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
 
 void attention_mla_release(struct kernel_ctx *k, struct attention_mla *a)
 {
-    struct weight *weights[] = { &a->q, &a->q_a, &a->q_b, &a->kv_a, &a->o }, *per_head[] = { a->k_up, a->v_up, a->k_up_transposed };
+    struct weight *weights[] = { &a->q, &a->q_a, &a->q_b, &a->kv_a, &a->o },
+                  *per_head[] = { a->k_up, a->v_up, a->k_up_transposed };
     for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(k, weights[i]);
     for (size_t i = 0; i < COUNT_OF(per_head); i++) {
         for (uint32_t h = 0; per_head[i] && h < a->n_heads; h++) weight_release(k, &per_head[i][h]);
@@ -192,29 +240,62 @@ void attention_mla_release(struct kernel_ctx *k, struct attention_mla *a)
     }
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------- */
+/* ---- forward ---- */
 
-static void queries_and_latents(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm)
+static void queries_and_latents(const struct decoder_step *s, const struct attention_mla *a,
+                                const struct attention_mla_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
-    const struct widths        n = widths_of(c);
-    struct kernel_ctx         *k = s->m->kernels;
-    const size_t               rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora, kv_lora = c->mla.kv_lora;
-    const struct matmul_args   h = { .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows };
-    struct matmul_args         jobs[] = { h, h };
-    jobs[0].w = q_lora ? &a->q_a : &a->q, jobs[0].y = q_lora ? w->q_a : w->q, jobs[0].y_stride = q_lora ? q_lora : n.q; /* [R, q_lora] or [R, q] */
-    jobs[1].w = &a->kv_a, jobs[1].y = w->latent, jobs[1].y_stride = n.latent;                            /* [R, kv_lora + rope] */
+    const struct widths n = widths_of(c);
+    struct kernel_ctx *k = s->m->kernels;
+    const size_t rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora,
+                 kv_lora = c->mla.kv_lora;
+    const struct matmul_args h = {
+        .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows
+    };
+    struct matmul_args jobs[] = { h, h };
+    /* [R, q_lora] or [R, q] */
+    jobs[0].w = q_lora ? &a->q_a : &a->q, jobs[0].y = q_lora ? w->q_a : w->q,
+    jobs[0].y_stride = q_lora ? q_lora : n.q;
+    /* [R, kv_lora + rope] */
+    jobs[1].w = &a->kv_a, jobs[1].y = w->latent, jobs[1].y_stride = n.latent;
     k->ops->matmul(k, jobs, COUNT_OF(jobs));
     if (q_lora) {
-        const struct matmul_args q = { .w = &a->q_b, .x = w->q_a, .x_stride = q_lora, .norm = a->q_a_norm, .norm_eps = c->rms_eps, .n_rows = rows,
-                                       .y = w->q, .y_stride = n.q };
-        k->ops->matmul(k, &q, 1);                                                                        /* [R, n_heads (nope + rope)] */
+        const struct matmul_args q = {
+            .w = &a->q_b,
+            .x = w->q_a,
+            .x_stride = q_lora,
+            .norm = a->q_a_norm,
+            .norm_eps = c->rms_eps,
+            .n_rows = rows,
+            .y = w->q,
+            .y_stride = n.q,
+        };
+        /* [R, n_heads (nope + rope)] */
+        k->ops->matmul(k, &q, 1);
     }
-    k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora, c->rms_eps);
-    const struct rope_args rope = { .heads = { { .x = w->q + c->mla.nope, .x_stride = n.q, .n_heads = c->n_heads, .head_dim = n.key },
-                                               { .x = w->latent + kv_lora, .x_stride = n.latent, .n_heads = 1, .head_dim = c->mla.rope } },
-                                    .n_heads = 2, .n_rows = rows, .rot_dim = c->mla.rope, .cos_sin = s->cos_sin, .pos = s->pos,
-                                    .interleaved = c->rope_interleaved };
+    k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora,
+                     c->rms_eps);
+    const struct rope_args rope = {
+        .heads = { {
+                       .x = w->q + c->mla.nope,
+                       .x_stride = n.q,
+                       .n_heads = c->n_heads,
+                       .head_dim = n.key,
+                   },
+                   {
+                       .x = w->latent + kv_lora,
+                       .x_stride = n.latent,
+                       .n_heads = 1,
+                       .head_dim = c->mla.rope,
+                   } },
+        .n_heads = 2,
+        .n_rows = rows,
+        .rot_dim = c->mla.rope,
+        .cos_sin = s->cos_sin,
+        .pos = s->pos,
+        .interleaved = c->rope_interleaved,
+    };
     k->ops->rope(k, &rope);
 }
 
@@ -226,22 +307,29 @@ static float score_scale(const struct model_config *c)
 
 /* ---- which rows take which form ---- */
 
-static bool is_absorbed(const struct model *m, const struct attn_seq *s) { return s->is_decode || m->kernels->ops->absorbed_only; }
+static bool is_absorbed(const struct model *m, const struct attn_seq *s)
+{
+    return s->is_decode || m->kernels->ops->absorbed_only;
+}
 
-static void add_range(struct attention_mla_work *w, struct attn_list *lists, size_t begin, const struct attn_seq *seqs)
+static void add_range(struct attention_mla_work *w, struct attn_list *lists, size_t begin,
+                      const struct attn_seq *seqs)
 {
     lists[1 + w->n_ranges] = (struct attn_list){ .seqs = seqs };
     w->ranges[w->n_ranges++] = (struct mla_range){ .begin = begin };
 }
 
-/* Generated rows in ranges that lie one after the other, at most ABSORBED_ROWS each; a long sequence is cut. */
-static void list_absorbed(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists, struct attn_seq *to)
+/* Generated rows in ranges that lie one after the other, at most ABSORBED_ROWS each; a long
+ * sequence is cut. */
+static void list_absorbed(const struct model *m, const struct model_batch *b,
+                          struct attention_mla_work *w, struct attn_list *lists,
+                          struct attn_seq *to)
 {
     const size_t limit = attention_mla_range_rows(m);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         const struct attn_seq *from = &b->seqs[i];
         for (int32_t done = 0, part; is_absorbed(m, from) && done < from->n_q; done += part) {
-            const size_t    at = (size_t)(from->q_begin + done);
+            const size_t at = (size_t)(from->q_begin + done);
             struct mla_range *range = w->n_ranges ? &w->ranges[w->n_ranges - 1] : NULL;
             if (!range || range->n == limit || at != range->begin + range->n) {
                 add_range(w, lists, at, to);
@@ -249,15 +337,21 @@ static void list_absorbed(const struct model *m, const struct model_batch *b, st
             }
             const int32_t left = (int32_t)(limit - range->n);
             part = from->n_q - done < left ? from->n_q - done : left;
-            *to++ = (struct attn_seq){ .q_begin = (int32_t)range->n, .n_q = part, .pos_begin = from->pos_begin + done, .block_table = from->block_table,
-                                       .is_decode = true };
+            *to++ = (struct attn_seq){
+                .q_begin = (int32_t)range->n,
+                .n_q = part,
+                .pos_begin = from->pos_begin + done,
+                .block_table = from->block_table,
+                .is_decode = true,
+            };
             lists[w->n_ranges].n_seqs++;
             range->n += (size_t)part;
         }
     }
 }
 
-int32_t attention_mla_lists(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists)
+int32_t attention_mla_lists(const struct model *m, const struct model_batch *b,
+                            struct attention_mla_work *w, struct attn_list *lists)
 {
     int32_t n = 0;
     for (int32_t i = 0; i < b->n_seqs; i++)
@@ -280,51 +374,94 @@ int32_t attention_mla_capture_lists(struct attention_mla_work *w, struct attn_li
 
 /* ---- the two forms ---- */
 
-static void attend_naive(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
+static void attend_naive(const struct decoder_step *s, const struct attention_mla *a,
+                         const struct attention_mla_work *w, struct kv_layer kv)
 {
     const struct model_config *c = &s->m->config;
     if (w->lists[0].n_seqs == 0) return;
-    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .on = w->lists[0], .n_heads = (int32_t)c->n_heads,
-                                      .v_dim = (int32_t)c->mla.v, .scale = score_scale(c), .k_up = a->k_up, .v_up = a->v_up };
+    const struct attn_args attend = {
+        .q = w->q,
+        .out = w->out,
+        .kv = kv,
+        .on = w->lists[0],
+        .n_heads = (int32_t)c->n_heads,
+        .v_dim = (int32_t)c->mla.v,
+        .scale = score_scale(c),
+        .k_up = a->k_up,
+        .v_up = a->v_up,
+    };
     s->m->kernels->ops->attention(s->m->kernels, &attend); /* [R, n_heads v] */
 }
 
 /* n rows. */
-static void attend_absorbed(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv,
+static void attend_absorbed(const struct decoder_step *s, const struct attention_mla *a,
+                            const struct attention_mla_work *w, struct kv_layer kv,
                             const struct mla_range *range, struct attn_list on)
 {
     const struct model_config *c = &s->m->config;
-    const struct widths        wide = widths_of(c);
-    struct kernel_ctx         *k = s->m->kernels;
-    const size_t               n = range->n, heads = a->n_heads, rope = c->mla.rope;
-    const float               *q = w->q + range->begin * wide.q;
-    float                     *out = w->out + range->begin * wide.out;
+    const struct widths wide = widths_of(c);
+    struct kernel_ctx *k = s->m->kernels;
+    const size_t n = range->n, heads = a->n_heads, rope = c->mla.rope;
+    const float *q = w->q + range->begin * wide.q;
+    float *out = w->out + range->begin * wide.out;
     for (size_t h = 0; h < heads; h++)
-        w->jobs[h] = (struct matmul_args){ .w = &a->k_up_transposed[h], .x = q + h * wide.key, .x_stride = wide.q, .n_rows = n,
-                                           .y = w->q_absorbed + h * wide.latent, .y_stride = wide.q_absorbed };
+        w->jobs[h] = (struct matmul_args){
+            .w = &a->k_up_transposed[h],
+            .x = q + h * wide.key,
+            .x_stride = wide.q,
+            .n_rows = n,
+            .y = w->q_absorbed + h * wide.latent,
+            .y_stride = wide.q_absorbed,
+        };
     k->ops->matmul(k, w->jobs, heads);
     /* The rotated part of a row's queries goes behind the absorbed part. */
-    k->ops->copy_rows(k, w->q_absorbed + c->mla.kv_lora, wide.latent, q + c->mla.nope, wide.key, n * heads, rope); /* [n, n_heads (kv_lora + rope)] */
-    const struct attn_args attend = { .q = w->q_absorbed, .out = w->out_absorbed, .kv = kv, .on = on, .n_heads = (int32_t)heads,
-                                      .v_dim = (int32_t)c->mla.kv_lora, .scale = score_scale(c) };
-    k->ops->attention(k, &attend);                                                           /* [n, n_heads kv_lora] */
+    /* [n, n_heads (kv_lora + rope)] */
+    k->ops->copy_rows(k, w->q_absorbed + c->mla.kv_lora, wide.latent, q + c->mla.nope, wide.key,
+                      n * heads, rope);
+    const struct attn_args attend = {
+        .q = w->q_absorbed,
+        .out = w->out_absorbed,
+        .kv = kv,
+        .on = on,
+        .n_heads = (int32_t)heads,
+        .v_dim = (int32_t)c->mla.kv_lora,
+        .scale = score_scale(c),
+    };
+    /* [n, n_heads kv_lora] */
+    k->ops->attention(k, &attend);
     for (size_t h = 0; h < heads; h++)
-        w->jobs[h] = (struct matmul_args){ .w = &a->v_up[h], .x = w->out_absorbed + h * c->mla.kv_lora, .x_stride = wide.out_absorbed, .n_rows = n,
-                                           .y = out + h * c->mla.v, .y_stride = wide.out };
-    k->ops->matmul(k, w->jobs, heads);                                                       /* [n, n_heads v] */
+        w->jobs[h] = (struct matmul_args){
+            .w = &a->v_up[h],
+            .x = w->out_absorbed + h * c->mla.kv_lora,
+            .x_stride = wide.out_absorbed,
+            .n_rows = n,
+            .y = out + h * c->mla.v,
+            .y_stride = wide.out,
+        };
+    /* [n, n_heads v] */
+    k->ops->matmul(k, w->jobs, heads);
 }
 
-void attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
+void attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a,
+                           const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
 {
-    struct kernel_ctx    *k = s->m->kernels;
+    struct kernel_ctx *k = s->m->kernels;
     const struct kv_layer kv = decoder_kv_layer(s, i_layer);
     queries_and_latents(s, a, w, norm);
     const struct kv_append_args append = { .k = w->latent, .kv = kv, .on = s->all };
     k->ops->kv_append(k, &append);
     decoder_kv_written(s, i_layer);
     attend_naive(s, a, w, kv);
-    for (int32_t i = 0; i < w->n_ranges; i++) attend_absorbed(s, a, w, kv, &w->ranges[i], w->lists[1 + i]);
-    const struct matmul_args out = { .w = &a->o, .x = w->out, .x_stride = widths_of(&s->m->config).out, .n_rows = s->n_rows, .y = s->x,
-                                     .y_stride = s->m->config.hidden, .epilogue = MATMUL_ADD };
+    for (int32_t i = 0; i < w->n_ranges; i++)
+        attend_absorbed(s, a, w, kv, &w->ranges[i], w->lists[1 + i]);
+    const struct matmul_args out = {
+        .w = &a->o,
+        .x = w->out,
+        .x_stride = widths_of(&s->m->config).out,
+        .n_rows = s->n_rows,
+        .y = s->x,
+        .y_stride = s->m->config.hidden,
+        .epilogue = MATMUL_ADD,
+    };
     k->ops->matmul(k, &out, 1); /* [R, H] */
 }

@@ -1,4 +1,5 @@
-/* model.c - loading, the memory a model takes, the fingerprint. Thread: load on any; forward on the engine thread. */
+/* model.c - loading, the memory a model takes, the fingerprint. Thread: load on any; forward on the
+ * engine thread. */
 #include "shared/model/model.h"
 
 #include <inttypes.h>
@@ -12,9 +13,9 @@
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
+#include "shared/model/families/model_registry.h"
 #include "shared/model/load/file_map.h"
 #include "shared/model/load/model_files.h"
-#include "shared/model/families/model_registry.h"
 #include "shared/model/load/weight_cache.h"
 #include "shared/model/load/weights.h"
 
@@ -27,37 +28,53 @@ static enum status read_config(struct model *m, const char *path, struct err *er
 
 static uint32_t at_most(uint32_t n, uint32_t limit) { return limit > 0 && limit < n ? limit : n; }
 
-/* The table of angles is as long as the contexts that are served, and windows matter to those alone. */
-static enum status choose_length(struct model *m, uint32_t asked, uint32_t default_len, struct err *err)
+/* The table of angles is as long as the contexts that are served, and windows matter to those
+ * alone. */
+static enum status choose_length(struct model *m, uint32_t asked, uint32_t default_len,
+                                 struct err *err)
 {
     const struct model_config *c = &m->config;
     if (asked > c->max_position)
-        return err_field(err, ERR_CONFIG, "max-model-len", "--max-model-len %" PRIu32 " is more than the %" PRIu32 " positions of this model",
+        return err_field(err, ERR_CONFIG, "max-model-len",
+                         "--max-model-len %" PRIu32 " is more than the %" PRIu32
+                         " positions of this model",
                          asked, c->max_position);
     m->max_len = asked ? asked : at_most(c->max_position, default_len);
     if (!asked && default_len) m->max_len = at_most(m->max_len, c->window);
     if (c->window > 0 && m->max_len > c->window)
-        return err_field(err, ERR_UNSUPPORTED, "sliding_window", "\"sliding_window\" is %" PRIu32 " and contexts of %" PRIu32
-                         " were asked for; only contexts that fit in the window are supported: give --max-model-len %" PRIu32, c->window, m->max_len, c->window);
+        return err_field(err, ERR_UNSUPPORTED, "sliding_window",
+                         "\"sliding_window\" is %" PRIu32 " and contexts of %" PRIu32
+                         " were asked for; only contexts that fit in the window are supported: "
+                         "give --max-model-len %" PRIu32,
+                         c->window, m->max_len, c->window);
     return OK;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 
 static double mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
 static double gib(uint64_t bytes) { return mib(bytes) / 1024.0; }
 
 /* What the plan came to. The KV pool is not in the sum: its owner knows what it asks for. */
-static uint64_t needed(const struct model *m) { return (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes; }
+static uint64_t needed(const struct model *m)
+{
+    return (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes;
+}
 
 static void log_plan(const struct model *m, const struct model_options *o, const char *path)
 {
     struct kv_layout kv;
     model_kv_layout(m, 1, 1, &kv);
-    if (o->dummy) log_warn("dummy weights", "path=%s why=\"--load-format dummy: no weights are read, answers mean nothing\"", path);
-    log_info("model memory", "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32 " rope_table_mib=%.1f positions=%" PRIu32
-             " kv_bytes_per_token=%zu available_mib=%.0f", mib(needed(m)), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows, mib(m->rope_bytes),
-             m->max_len, kv_layout_block_bytes(&kv), mib(device_available(m->kernels->device)));
+    if (o->dummy)
+        log_warn("dummy weights",
+                 "path=%s why=\"--load-format dummy: no weights are read, answers mean nothing\"",
+                 path);
+    log_info("model memory",
+             "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32
+             " rope_table_mib=%.1f positions=%" PRIu32 " kv_bytes_per_token=%zu available_mib=%.0f",
+             mib(needed(m)), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows,
+             mib(m->rope_bytes), m->max_len, kv_layout_block_bytes(&kv),
+             mib(device_available(m->kernels->device)));
 }
 
 static enum status check_memory(const struct model *m, struct err *err)
@@ -65,34 +82,42 @@ static enum status check_memory(const struct model *m, struct err *err)
     uint64_t need = needed(m), have = device_available(m->kernels->device);
     if (need <= have) return OK;
     return err_set(err, ERR_NOMEM,
-                   "the model needs %.2f GiB (weights %.2f, %" PRIu32 " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "
-                   "lower --max-num-batched-tokens or --max-model-len, give --quantization, or take a smaller model",
-                   gib(need), gib(m->weight_bytes), m->max_rows, gib(m->buffer_bytes), m->max_len, gib(m->rope_bytes), gib(have));
+                   "the model needs %.2f GiB (weights %.2f, %" PRIu32
+                   " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "
+                   "lower --max-num-batched-tokens or --max-model-len, give --quantization, or "
+                   "take a smaller model",
+                   gib(need), gib(m->weight_bytes), m->max_rows, gib(m->buffer_bytes), m->max_len,
+                   gib(m->rope_bytes), gib(have));
 }
 
-/* ---- fingerprint ------------------------------------------------------------------------------------------------- */
+/* ---- fingerprint ---- */
 
 static void print_config(struct buf *b, const struct model_config *c)
 {
     const struct rope_config *r = &c->rope;
-    const struct mla_config  *l = &c->mla;
-    const struct moe_config  *e = &c->moe;
-    buf_printf(b, "|%u %u %u %u %u %u %u|%a %a", c->n_layers, c->hidden, c->n_heads, c->n_kv_heads, c->head_dim, c->intermediate, c->n_vocab,
-               (double)c->rms_eps, c->rope_theta);
-    buf_printf(b, "|%d %a %a %a %a %a %a %d %a %a", (int)r->kind, r->factor, r->original_max, r->low_freq_factor, r->high_freq_factor, r->beta_fast,
-               r->beta_slow, r->no_truncate, r->cos_sin_factor, r->score_factor);
-    buf_printf(b, "|%d %d %d %d %d %d|%u %u %u %u %u", c->rope_interleaved, c->tied, c->attention_bias, c->mlp_bias, c->qkv_bias, c->qk_norm,
-               l->q_lora, l->kv_lora, l->nope, l->rope, l->v);
-    buf_printf(b, "|%u %u %u %u %u %u|%d %d %d %a %a %d|", e->n_experts, e->n_used, e->intermediate, e->shared_intermediate, e->n_groups,
-               e->topk_groups, e->score, e->group_score, e->norm, (double)e->norm_min, (double)e->scale, e->selection_bias);
+    const struct mla_config *l = &c->mla;
+    const struct moe_config *e = &c->moe;
+    buf_printf(b, "|%u %u %u %u %u %u %u|%a %a", c->n_layers, c->hidden, c->n_heads, c->n_kv_heads,
+               c->head_dim, c->intermediate, c->n_vocab, (double)c->rms_eps, c->rope_theta);
+    buf_printf(b, "|%d %a %a %a %a %a %a %d %a %a", (int)r->kind, r->factor, r->original_max,
+               r->low_freq_factor, r->high_freq_factor, r->beta_fast, r->beta_slow, r->no_truncate,
+               r->cos_sin_factor, r->score_factor);
+    buf_printf(b, "|%d %d %d %d %d %d|%u %u %u %u %u", c->rope_interleaved, c->tied,
+               c->attention_bias, c->mlp_bias, c->qkv_bias, c->qk_norm, l->q_lora, l->kv_lora,
+               l->nope, l->rope, l->v);
+    buf_printf(b, "|%u %u %u %u %u %u|%d %d %d %a %a %d|", e->n_experts, e->n_used, e->intermediate,
+               e->shared_intermediate, e->n_groups, e->topk_groups, e->score, e->group_score,
+               e->norm, (double)e->norm_min, (double)e->scale, e->selection_bias);
     buf_add(b, e->sparse, (c->n_layers + 7) / 8);
 }
 
-/* Everything that decides which bits the KV cache holds. max_len is not part of it: peers may serve different lengths. */
+/* Everything that decides which bits the KV cache holds. max_len is not part of it: peers may serve
+ * different lengths. */
 static uint64_t fingerprint(const struct model *m)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "%s|%d|%d|%d|%d|%s", m->kernels->ops->name, KERNEL_REVISION, (int)m->kernels->activations, (int)kernel_is_deterministic(m->kernels),
+    buf_printf(&b, "%s|%d|%d|%d|%d|%s", m->kernels->ops->name, KERNEL_REVISION,
+               (int)m->kernels->activations, (int)kernel_is_deterministic(m->kernels),
                (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
     uint64_t h = weights_fingerprint(m->weights, hash_64(b.data, b.len, 0));
@@ -100,49 +125,63 @@ static uint64_t fingerprint(const struct model *m)
     return h;
 }
 
-/* What packed bytes depend on. The configuration is part of it: it decides which tensors become which matrices. */
+/* What packed bytes depend on. The configuration is part of it: it decides which tensors become
+ * which matrices. */
 static struct weight_cache_key weight_cache_key_of(const struct model *m)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->weight_layouts, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
+    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->weight_layouts,
+               (int)m->kernels->activations, (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
-    struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)), weights_files_state(m->weights) };
+    struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)),
+                                    weights_files_state(m->weights) };
     buf_release(&b);
     return key;
 }
 
-/* ---- load -------------------------------------------------------------------------------------------------------- */
+/* ---- load ---- */
 
-static enum status open_weights(struct model *m, const struct model_options *o, const char *path, struct err *err)
+static enum status open_weights(struct model *m, const struct model_options *o, const char *path,
+                                struct err *err)
 {
     if (!o->dummy) return weights_open(path, &m->weights, err);
     if (!file_is_folder(path))
-        return err_set(err, ERR_CONFIG, "weights are made up (--load-format dummy) for a folder with a config.json, and %s is a file", path);
+        return err_set(err, ERR_CONFIG,
+                       "weights are made up (--load-format dummy) for a folder with a config.json, "
+                       "and %s is a file",
+                       path);
     weights_create_dummy(&m->weights);
     return OK;
 }
 
 /* All that is known without looking at the weights' data. */
-static enum status plan(struct model *m, const struct model_options *o, const char *path, struct err *err)
+static enum status plan(struct model *m, const struct model_options *o, const char *path,
+                        struct err *err)
 {
     TRY(open_weights(m, o, path, err));
-    if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* such files are quantised where their makers wanted it */
+    if (m->weights->gguf)
+        m->quantize = QUANTIZE_NONE; /* such files are quantised where their
+                                      * makers wanted it */
     TRY(read_config(m, path, err));
     m->weights->n_layers = m->config.n_layers;
     m->ops = model_registry_find(m->config.arch, err);
     if (!m->ops) return err->code;
     m->weights->names.aliases = m->ops->aliases;
-    m->two_attention_paths = kernel_has_two_attention_paths(m->kernels, model_is_latent(&m->config));
+    m->two_attention_paths = kernel_has_two_attention_paths(m->kernels,
+                                                            model_is_latent(&m->config));
     TRY(kernel_kv_check(m->kernels, m->kernels->kv, model_is_latent(&m->config), err));
     TRY(choose_length(m, o->max_model_len, o->default_len, err));
     enum status st = decoder_plan(m, err);
     return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
 }
 
-static enum status pack(struct model *m, const struct model_options *o, const char *path, struct err *err)
+static enum status pack(struct model *m, const struct model_options *o, const char *path,
+                        struct err *err)
 {
     log_plan(m, o, path);
-    const struct weight_cache_key key = decoder_uses_weight_cache(m, o) ? weight_cache_key_of(m) : (struct weight_cache_key){ 0 };
+    const struct weight_cache_key key = decoder_uses_weight_cache(m, o)
+                                            ? weight_cache_key_of(m)
+                                            : (struct weight_cache_key){ 0 };
     enum status st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
@@ -153,7 +192,8 @@ static enum status pack(struct model *m, const struct model_options *o, const ch
 }
 
 /* *out is planned, or NULL. */
-static enum status open_model(const struct model_options *o, struct buf *path, struct model **out, struct err *err)
+static enum status open_model(const struct model_options *o, struct buf *path, struct model **out,
+                              struct err *err)
 {
     *out = NULL;
     if (o->max_rows == 0) return err_set(err, ERR_INVALID, "a step of 0 rows can compute nothing");
@@ -171,9 +211,9 @@ static enum status open_model(const struct model_options *o, struct buf *path, s
 
 enum status model_check(const struct model_options *o, struct err *err)
 {
-    struct buf    path = { 0 };
+    struct buf path = { 0 };
     struct model *m;
-    enum status   st = open_model(o, &path, &m, err);
+    enum status st = open_model(o, &path, &m, err);
     buf_release(&path);
     model_free(m);
     return st;
@@ -181,8 +221,8 @@ enum status model_check(const struct model_options *o, struct err *err)
 
 enum status model_load(const struct model_options *o, struct model **out, struct err *err)
 {
-    struct err    ignored;
-    struct buf    path = { 0 };
+    struct err ignored;
+    struct buf path = { 0 };
     struct model *m;
     if (!err) err = &ignored;
     enum status st = open_model(o, &path, &m, err);
@@ -201,35 +241,48 @@ void model_free(struct model *m)
     mem_free(m);
 }
 
-/* ---- use --------------------------------------------------------------------------------------------------------- */
+/* ---- use ---- */
 
-void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out)
+void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens,
+                            uint32_t n_blocks, struct kv_layout *out)
 {
-    *out = (struct kv_layout){ .dtype = kv, .block_tokens = block_tokens, .n_layers = c->n_layers, .n_kv_heads = c->n_kv_heads,
-                               .head_dim = c->head_dim, .tp_size = 1, .tp_rank = 0, .n_blocks = n_blocks };
+    *out = (struct kv_layout){
+        .dtype = kv,
+        .block_tokens = block_tokens,
+        .n_layers = c->n_layers,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .tp_size = 1,
+        .tp_rank = 0,
+        .n_blocks = n_blocks,
+    };
     if (!model_is_latent(c)) return;
     out->latent = 1;
     out->n_kv_heads = 1;
     out->head_dim = c->mla.kv_lora + c->mla.rope;
 }
 
-void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out)
+void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks,
+                     struct kv_layout *out)
 {
     model_config_kv_layout(&m->config, m->kernels->kv, block_tokens, n_blocks, out);
     out->model_fingerprint = m->fingerprint;
 }
 
-/* Ids and positions were checked where the request came in; a wrong one here would read past a table. */
+/* Ids and positions were checked where the request came in; a wrong one here would read past a
+ * table. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {
     ASSERT(b->n_rows >= 1 && (uint32_t)b->n_rows <= m->max_rows);
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);
     ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows && (uint32_t)b->n_logits <= m->max_logits);
     for (int32_t i = 0; i < b->n_rows; i++) {
-        ASSERT(b->ids[i] < 0 ? b->sample_requests && (uint32_t)(-1 - b->ids[i]) < m->max_logits : (uint32_t)b->ids[i] < m->config.n_vocab);
+        ASSERT(b->ids[i] < 0 ? b->sample_requests && (uint32_t)(-1 - b->ids[i]) < m->max_logits
+                             : (uint32_t)b->ids[i] < m->config.n_vocab);
         ASSERT(b->pos[i] >= 0 && (uint32_t)b->pos[i] < m->max_len);
     }
-    for (int32_t i = 0; i < b->n_logits; i++) ASSERT(b->logit_rows[i] >= 0 && b->logit_rows[i] < b->n_rows);
+    for (int32_t i = 0; i < b->n_logits; i++)
+        ASSERT(b->logit_rows[i] >= 0 && b->logit_rows[i] < b->n_rows);
 }
 
 void model_forward(struct model *m, const struct model_batch *b)
@@ -246,7 +299,10 @@ bool model_submit(struct model *m, const struct model_batch *b)
     return decoder_forward(m, b);
 }
 
-void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n) { m->kernels->ops->fetch(m->kernels, parity, out, n); }
+void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
+{
+    m->kernels->ops->fetch(m->kernels, parity, out, n);
+}
 
 enum status model_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)
 {

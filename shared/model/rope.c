@@ -5,21 +5,26 @@
 
 #include "shared/base/mem.h"
 
-uint32_t rope_dim(const struct model_config *c) { return model_is_latent(c) ? c->mla.rope : c->head_dim; }
+uint32_t rope_dim(const struct model_config *c)
+{
+    return model_is_latent(c) ? c->mla.rope : c->head_dim;
+}
 
 static double scale_llama3(const struct model_config *c, double inv)
 {
     double wavelength = 2.0 * M_PI / inv, original = c->rope.original_max;
     if (wavelength < original / c->rope.high_freq_factor) return inv;
     if (wavelength > original / c->rope.low_freq_factor) return inv / c->rope.factor;
-    double s = (original / wavelength - c->rope.low_freq_factor) / (c->rope.high_freq_factor - c->rope.low_freq_factor);
+    double s = (original / wavelength - c->rope.low_freq_factor) /
+               (c->rope.high_freq_factor - c->rope.low_freq_factor);
     return (1.0 - s) * inv / c->rope.factor + s * inv;
 }
 
 /* Which frequency turns `beta` times over the original context. */
 static double yarn_index(const struct model_config *c, double beta)
 {
-    return (double)rope_dim(c) * log(c->rope.original_max / (beta * 2.0 * M_PI)) / (2.0 * log(c->rope_theta));
+    return (double)rope_dim(c) * log(c->rope.original_max / (beta * 2.0 * M_PI)) /
+           (2.0 * log(c->rope_theta));
 }
 
 static double scale_yarn(const struct model_config *c, double inv, uint32_t i)
@@ -57,9 +62,9 @@ size_t rope_table_bytes(const struct model_config *c, uint32_t n_positions)
 
 struct rope_table_job {
     const double *inv;
-    size_t        half;
-    double        factor;
-    float        *table;
+    size_t half;
+    double factor;
+    float *table;
 };
 
 static void fill_position(void *arg, int pos, int thread)
@@ -74,11 +79,16 @@ static void fill_position(void *arg, int pos, int thread)
     }
 }
 
-void rope_table(const struct model_config *c, const float *factors, uint32_t n_positions, struct compute_pool *pool, float *to)
+void rope_table(const struct model_config *c, const float *factors, uint32_t n_positions,
+                struct compute_pool *pool, float *to)
 {
-    double       *inv = MEM_ARRAY(double, rope_dim(c) / 2);
-    struct rope_table_job a = { .inv = inv, .half = rope_dim(c) / 2, .factor = c->rope.cos_sin_factor > 0 ? c->rope.cos_sin_factor : 1,
-                        .table = to };
+    double *inv = MEM_ARRAY(double, rope_dim(c) / 2);
+    struct rope_table_job a = {
+        .inv = inv,
+        .half = rope_dim(c) / 2,
+        .factor = c->rope.cos_sin_factor > 0 ? c->rope.cos_sin_factor : 1,
+        .table = to,
+    };
     rope_inv_freq(c, factors, inv);
     compute_pool_run(pool, (int)n_positions, fill_position, &a);
     mem_free(inv);

@@ -1,9 +1,9 @@
 /* loop.c - see loop.h.
  *
- * Posts travel in a mailbox whose wake-up is uv_async_send. Stopping closes the mailbox, runs what was posted before, waits
- * for slow work that is still on a worker (its `done` is promised), then closes timers, signals and the delay probe. The
- * wake-up handle stays until loop_free, because a poster may be between its post and its wake-up.
- * Thread: as loop.h says. */
+ * Posts travel in a mailbox whose wake-up is uv_async_send. Stopping closes the mailbox, runs what
+ * was posted before, waits for slow work that is still on a worker (its `done` is promised), then
+ * closes timers, signals and the delay probe. The wake-up handle stays until loop_free, because a
+ * poster may be between its post and its wake-up. Thread: as loop.h says. */
 #include "shared/net/loop.h"
 
 #include <signal.h>
@@ -23,36 +23,37 @@ struct loop_post_item {
 };
 
 struct loop {
-    uv_loop_t       uv;
-    uv_async_t      wake;
-    uv_prepare_t    probe;      /* once per turn, for the longest delay */
-    uv_signal_t     signals[2]; /* SIGINT, SIGTERM */
-    bool            has_signals;
-    void          (*on_signal)(void *arg, int signum);
-    void           *signal_arg;
+    uv_loop_t uv;
+    uv_async_t wake;
+    uv_prepare_t probe;     /* once per turn, for the longest delay */
+    uv_signal_t signals[2]; /* SIGINT, SIGTERM */
+    bool has_signals;
+    void (*on_signal)(void *arg, int signum);
+    void *signal_arg;
     struct mailbox *posts;
-    struct list     timers;
-    uint32_t        n_work;
-    uint32_t        n_closing;  /* handles of the loop itself whose close is under way */
-    uint64_t        turn_ns, turn_idle_ns, delay_ns;
-    bool            ended;
-    atomic_bool     stopping;   /* relaxed: the mailbox orders it against posts, uv_async_send against the loop */
+    struct list timers;
+    uint32_t n_work;
+    uint32_t n_closing; /* handles of the loop itself whose close is under way */
+    uint64_t turn_ns, turn_idle_ns, delay_ns;
+    bool ended;
+    atomic_bool stopping; /* relaxed: the mailbox orders it against posts, uv_async_send
+                           * against the loop */
 };
 
 struct loop_timer {
-    uv_timer_t   uv; /* first: the close callback frees through it */
-    struct list  link;
+    uv_timer_t uv; /* first: the close callback frees through it */
+    struct list link;
     struct loop *loop;
-    void       (*fn)(void *arg);
-    void        *arg;
+    void (*fn)(void *arg);
+    void *arg;
 };
 
 struct loop_work_item {
-    uv_work_t    uv;
+    uv_work_t uv;
     struct loop *loop;
-    void       (*work)(void *arg);
-    void       (*done)(void *arg);
-    void        *arg;
+    void (*work)(void *arg);
+    void (*done)(void *arg);
+    void *arg;
 };
 
 static void loop_wake(void *arg)
@@ -61,7 +62,8 @@ static void loop_wake(void *arg)
     uv_async_send(&l->wake);
 }
 
-/* At most one full box per turn, so that a function that posts itself again does not hold the loop. */
+/* At most one full box per turn, so that a function that posts itself again does not hold the
+ * loop. */
 static void loop_run_posts(struct loop *l, size_t n)
 {
     struct loop_post_item item;
@@ -76,7 +78,8 @@ static void loop_on_wake(uv_async_t *wake)
     if (atomic_load_explicit(&l->stopping, memory_order_relaxed)) uv_stop(&l->uv);
 }
 
-/* A turn is what lies between two polls; the time spent waiting inside the poll is not the loop's delay. */
+/* A turn is what lies between two polls; the time spent waiting inside the poll is not the loop's
+ * delay. */
 static void loop_on_turn(uv_prepare_t *probe)
 {
     struct loop *l = probe->data;
@@ -100,7 +103,8 @@ enum status loop_create(struct loop **out, struct err *err)
     if (rc != 0) {
         uv_loop_close(&l->uv);
         mem_free(l);
-        return err_set(err, ERR_NOMEM, "cannot make the wake-up of the event loop: %s", uv_strerror(rc));
+        return err_set(err, ERR_NOMEM, "cannot make the wake-up of the event loop: %s",
+                       uv_strerror(rc));
     }
     /* A write to a closed socket must be an error of that write, not the end of the process. */
     signal(SIGPIPE, SIG_IGN);
@@ -129,7 +133,8 @@ static void loop_close_own(struct loop *l, uv_handle_t *h)
     uv_close(h, loop_on_own_closed);
 }
 
-/* Owed work first: posts accepted before the stop and `done` of slow work. Then the handles of the loop itself. */
+/* Owed work first: posts accepted before the stop and `done` of slow work. Then the handles of the
+ * loop itself. */
 static void loop_end(struct loop *l)
 {
     if (l->ended) return;
@@ -139,7 +144,8 @@ static void loop_end(struct loop *l)
     while (l->n_work > 0) uv_run(&l->uv, UV_RUN_ONCE);
     LIST_FOREACH(t, &l->timers, struct loop_timer, link) loop_timer_free(t);
     loop_close_own(l, (uv_handle_t *)&l->probe);
-    for (size_t i = 0; l->has_signals && i < COUNT_OF(l->signals); i++) loop_close_own(l, (uv_handle_t *)&l->signals[i]);
+    for (size_t i = 0; l->has_signals && i < COUNT_OF(l->signals); i++)
+        loop_close_own(l, (uv_handle_t *)&l->signals[i]);
     while (l->n_closing > 0) uv_run(&l->uv, UV_RUN_NOWAIT);
 }
 
@@ -157,7 +163,8 @@ void loop_free(struct loop *l)
     loop_end(l);
     loop_close_own(l, (uv_handle_t *)&l->wake);
     uv_walk(&l->uv, loop_check_foreign, l);
-    /* Owners may have begun to close their handles after loop_run came back: let those closes finish. */
+    /* Owners may have begun to close their handles after loop_run came back: let those closes
+     * finish. */
     uv_run(&l->uv, UV_RUN_DEFAULT);
     int rc = uv_loop_close(&l->uv);
     ASSERT(rc == 0);
@@ -168,7 +175,8 @@ void loop_free(struct loop *l)
 void loop_run(struct loop *l)
 {
     thread_become(THREAD_LOOP, "loop");
-    while (!atomic_load_explicit(&l->stopping, memory_order_relaxed)) uv_run(&l->uv, UV_RUN_DEFAULT);
+    while (!atomic_load_explicit(&l->stopping, memory_order_relaxed))
+        uv_run(&l->uv, UV_RUN_DEFAULT);
     loop_end(l);
 }
 
@@ -224,7 +232,8 @@ static void loop_on_timer(uv_timer_t *uv)
     t->fn(t->arg);
 }
 
-struct loop_timer *loop_timer_start(struct loop *l, uint64_t delay_ms, uint64_t repeat_ms, void (*fn)(void *arg), void *arg)
+struct loop_timer *loop_timer_start(struct loop *l, uint64_t delay_ms, uint64_t repeat_ms,
+                                    void (*fn)(void *arg), void *arg)
 {
     ASSERT_THREAD(THREAD_LOOP);
     struct loop_timer *t = MEM_NEW(struct loop_timer);

@@ -1,17 +1,16 @@
-/* kvt_peer.c - one node's KV transfer as a process of its own, driven by lines: what kill_rounds.py kills, stops and looks into.
+/* kvt_peer.c - one node's KV transfer as a process of its own, driven by lines: what kill_rounds.py
+ * kills, stops and looks into.
  *
- * usage: kvt_peer PROTOCOLS [FAULT_PLAN]
- * One command per line on stdin; each is answered by one line "ok ..." or "error ..."; in between come "event KIND ID STATUS TEXT".
- *     hello | answer HEX | connect HEX | disconnect PEER
- *     expect ID TOKENS BLOCK...            → ok GRANT-HEX
- *     cancel ID
- *     send ID PEER GRANT-HEX TOKENS UPTO BLOCK...   fill the blocks with ID's pattern, push tokens 0..UPTO, finish when UPTO = TOKENS
- *     unsend ID
- *     canary BLOCK...                      fill them with the canary
- *     canaries BLOCK...                    → ok, or error naming the first block that holds something else
- *     holds ID TOKENS BLOCK...             → ok, or error: the pattern of ID in every valid byte
+ * usage: kvt_peer PROTOCOLS [FAULT_PLAN] One command per line on stdin; each is answered by one
+ * line "ok ..." or "error ..."; in between come "event KIND ID STATUS TEXT".
+ *     hello | answer HEX | connect HEX | disconnect PEER expect ID TOKENS BLOCK... → ok GRANT-HEX
+ *     cancel ID send ID PEER GRANT-HEX TOKENS UPTO BLOCK... fill the blocks with ID's pattern, push
+ *     tokens 0..UPTO, finish when UPTO = TOKENS unsend ID canary BLOCK... fill them with the canary
+ *     canaries BLOCK... → ok, or error naming the first block that holds something else holds ID
+ *     TOKENS BLOCK... → ok, or error: the pattern of ID in every valid byte
  *     state                                → ok fds=N send=N receive=N quarantined=N
- * It ends with its input, and with its parent. Threads: main reads and answers; the transfer thread prints events (a lock keeps lines whole). */
+ * It ends with its input, and with its parent. Threads: main reads and answers; the transfer thread
+ * prints events (a lock keeps lines whole). */
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
@@ -29,24 +28,28 @@
 enum { BLOCKS = 96, TOKENS_PER_BLOCK = 16, CANARY = 0xee, WORDS_MAX = 128, STALL_MS = 20000 };
 
 struct peer {
-    struct kvt      *kvt;
-    struct device   *device;
-    struct dev_mem   mem;
+    struct kvt *kvt;
+    struct device *device;
+    struct dev_mem mem;
     struct kv_layout layout;
-    struct metrics  *metrics;
-    pthread_mutex_t  lock; /* of stdout */
+    struct metrics *metrics;
+    pthread_mutex_t lock; /* of stdout */
 };
 
-static const char *const KINDS[] = { [KVT_CONNECTED] = "connected", [KVT_PEER_LOST] = "peer_lost", [KVT_RECEIVED] = "received",
-                                     [KVT_RECEIVE_FAILED] = "receive_failed", [KVT_FENCED] = "fenced", [KVT_SENT] = "sent",
-                                     [KVT_SEND_FAILED] = "send_failed" };
+static const char *const KINDS[] = {
+    [KVT_CONNECTED] = "connected",    [KVT_PEER_LOST] = "peer_lost",
+    [KVT_RECEIVED] = "received",      [KVT_RECEIVE_FAILED] = "receive_failed",
+    [KVT_FENCED] = "fenced",          [KVT_SENT] = "sent",
+    [KVT_SEND_FAILED] = "send_failed"
+};
 
 static void on_event(void *arg, const struct kvt_event *ev)
 {
     struct peer *p = arg;
     bool of_peer = ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST;
     pthread_mutex_lock(&p->lock);
-    printf("event %s %llu %s %s\n", KINDS[ev->kind], (unsigned long long)(of_peer ? ev->peer : ev->id), status_name(ev->status), ev->text);
+    printf("event %s %llu %s %s\n", KINDS[ev->kind],
+           (unsigned long long)(of_peer ? ev->peer : ev->id), status_name(ev->status), ev->text);
     fflush(stdout);
     pthread_mutex_unlock(&p->lock);
 }
@@ -89,7 +92,8 @@ static uint8_t pattern(uint64_t id, uint32_t layer, uint32_t position, size_t i)
     return (uint8_t)(id * 131 + layer * 17 + position * 7 + i * 3 + (i >> 8));
 }
 
-/* A thread sanitizer would watch every byte of the next two; they are one thread's, and the driver waits for them. */
+/* A thread sanitizer would watch every byte of the next two; they are one thread's, and the driver
+ * waits for them. */
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 
 UNWATCHED static void fill_piece(uint8_t *to, size_t n, uint64_t id, uint32_t layer, uint32_t block)
@@ -97,14 +101,16 @@ UNWATCHED static void fill_piece(uint8_t *to, size_t n, uint64_t id, uint32_t la
     for (size_t i = 0; i < n; i++) to[i] = pattern(id, layer, block, i);
 }
 
-/* No memset, which is watched: what ends the reading of a page reaches this thread by way of another process. */
+/* No memset, which is watched: what ends the reading of a page reaches this thread by way of
+ * another process. */
 UNWATCHED static void fill_canary(volatile uint8_t *to, size_t n)
 {
     for (size_t i = 0; i < n; i++) to[i] = CANARY;
 }
 
 /* The first `valid` of each `stride` bytes. */
-UNWATCHED static bool piece_holds(const uint8_t *piece, size_t n, size_t stride, size_t valid, uint64_t id, uint32_t layer, uint32_t block)
+UNWATCHED static bool piece_holds(const uint8_t *piece, size_t n, size_t stride, size_t valid,
+                                  uint64_t id, uint32_t layer, uint32_t block)
 {
     for (size_t run = 0; run < n; run += stride)
         for (size_t i = run; i < run + valid; i++)
@@ -115,16 +121,20 @@ UNWATCHED static bool piece_holds(const uint8_t *piece, size_t n, size_t stride,
 static void fill(struct peer *p, uint64_t id, const int32_t *blocks, uint32_t n)
 {
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
-        for (uint32_t b = 0; b < n; b++) fill_piece(piece(p, layer, blocks[b]), kv_layout_piece_bytes(&p->layout), id, layer, b);
+        for (uint32_t b = 0; b < n; b++)
+            fill_piece(piece(p, layer, blocks[b]), kv_layout_piece_bytes(&p->layout), id, layer, b);
 }
 
-static void check_holds(struct peer *p, uint64_t id, uint32_t n_tokens, const int32_t *blocks, uint32_t n)
+static void check_holds(struct peer *p, uint64_t id, uint32_t n_tokens, const int32_t *blocks,
+                        uint32_t n)
 {
     size_t bytes = kv_layout_piece_bytes(&p->layout), stride = kv_layout_segment_stride(&p->layout);
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
         for (uint32_t b = 0; b < n; b++) {
-            size_t valid = stride / p->layout.block_tokens * kvt_plan_tokens(&p->layout, n_tokens, b);
-            if (piece_holds(piece(p, layer, blocks[b]), bytes, stride, valid, id, layer, b)) continue;
+            size_t valid = stride / p->layout.block_tokens *
+                           kvt_plan_tokens(&p->layout, n_tokens, b);
+            if (piece_holds(piece(p, layer, blocks[b]), bytes, stride, valid, id, layer, b))
+                continue;
             answer_error(p, "a received block does not hold what was sent");
             return;
         }
@@ -141,13 +151,14 @@ UNWATCHED static size_t first_written(const uint8_t *piece, size_t n)
 
 static void check_canaries(struct peer *p, const int32_t *blocks, uint32_t n)
 {
-    char   line[80];
+    char line[80];
     size_t bytes = kv_layout_piece_bytes(&p->layout);
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
         for (uint32_t b = 0; b < n; b++) {
             size_t i = first_written(piece(p, layer, blocks[b]), bytes);
             if (i == bytes) continue;
-            snprintf(line, sizeof line, "block %d was written in layer %u at byte %zu", blocks[b], layer, i);
+            snprintf(line, sizeof line, "block %d was written in layer %u at byte %zu", blocks[b],
+                     layer, i);
             answer_error(p, line);
             return;
         }
@@ -168,7 +179,8 @@ static uint32_t numbers(char **words, int n, int32_t *out)
 static struct buf from_hex(const char *text)
 {
     struct buf b = { 0 };
-    for (unsigned byte; text[0] && text[1] && sscanf(text, "%2x", &byte) == 1; text += 2) buf_add_char(&b, (char)byte);
+    for (unsigned byte; text[0] && text[1] && sscanf(text, "%2x", &byte) == 1; text += 2)
+        buf_add_char(&b, (char)byte);
     return b;
 }
 
@@ -176,12 +188,14 @@ static void do_send(struct peer *p, char **w, int n)
 {
     int32_t blocks[WORDS_MAX];
     uint64_t id = strtoull(w[1], NULL, 10), to = strtoull(w[2], NULL, 10);
-    uint32_t n_tokens = (uint32_t)atoi(w[4]), upto = (uint32_t)atoi(w[5]), n_blocks = numbers(w + 6, n - 6, blocks);
+    uint32_t n_tokens = (uint32_t)atoi(w[4]), upto = (uint32_t)atoi(w[5]),
+             n_blocks = numbers(w + 6, n - 6, blocks);
     struct buf grant = from_hex(w[3]);
     struct err err = { 0 };
     fill(p, id, blocks, n_blocks);
     enum status st = kvt_send_open(p->kvt, id, to, buf_str(&grant), &err);
-    for (uint32_t layer = 0; st == OK && layer < p->layout.n_layers; layer++) st = kvt_send_ready(p->kvt, id, layer, 0, upto, blocks);
+    for (uint32_t layer = 0; st == OK && layer < p->layout.n_layers; layer++)
+        st = kvt_send_ready(p->kvt, id, layer, 0, upto, blocks);
     if (st == OK && upto == n_tokens) kvt_send_finish(p->kvt, id);
     buf_release(&grant);
     if (st == OK) answer(p, "ok");
@@ -193,7 +207,8 @@ static void do_expect(struct peer *p, char **w, int n)
     int32_t blocks[WORDS_MAX];
     struct buf grant = { 0 };
     uint32_t n_blocks = numbers(w + 3, n - 3, blocks);
-    enum status st = kvt_expect(p->kvt, strtoull(w[1], NULL, 10), blocks, n_blocks, 0, (uint32_t)atoi(w[2]), &grant);
+    enum status st = kvt_expect(p->kvt, strtoull(w[1], NULL, 10), blocks, n_blocks, 0,
+                                (uint32_t)atoi(w[2]), &grant);
     if (st == OK) answer_hex(p, &grant);
     else answer_error(p, status_name(st));
 }
@@ -227,10 +242,14 @@ static void do_state(struct peer *p)
     DIR *d = opendir("/proc/self/fd");
     while (d && readdir(d)) n_fds++;
     if (d) closedir(d);
-    double send = gauge_value(metrics_gauge(p->metrics, "baton_kv_transfers_in_flight", "direction=\"send\"", ""));
-    double receive = gauge_value(metrics_gauge(p->metrics, "baton_kv_transfers_in_flight", "direction=\"receive\"", ""));
-    double quarantined = gauge_value(metrics_gauge(p->metrics, "baton_kv_transfers_quarantined", "", ""));
-    snprintf(line, sizeof line, "ok fds=%d send=%.0f receive=%.0f quarantined=%.0f", n_fds, send, receive, quarantined);
+    double send = gauge_value(
+        metrics_gauge(p->metrics, "baton_kv_transfers_in_flight", "direction=\"send\"", ""));
+    double receive = gauge_value(
+        metrics_gauge(p->metrics, "baton_kv_transfers_in_flight", "direction=\"receive\"", ""));
+    double quarantined = gauge_value(
+        metrics_gauge(p->metrics, "baton_kv_transfers_quarantined", "", ""));
+    snprintf(line, sizeof line, "ok fds=%d send=%.0f receive=%.0f quarantined=%.0f", n_fds, send,
+             receive, quarantined);
     answer(p, line);
 }
 
@@ -246,8 +265,10 @@ static void do_line(struct peer *p, char **w, int n)
     else if (strcmp(w[0], "connect") == 0 && n == 2) do_connect(p, w[1]);
     else if (strcmp(w[0], "expect") == 0 && n > 2) do_expect(p, w, n);
     else if (strcmp(w[0], "send") == 0 && n > 5) do_send(p, w, n);
-    else if (strcmp(w[0], "holds") == 0 && n > 2) check_holds(p, id, (uint32_t)atoi(w[2]), blocks, numbers(w + 3, n - 3, blocks));
-    else if (strcmp(w[0], "canaries") == 0) check_canaries(p, blocks, numbers(w + 1, n - 1, blocks));
+    else if (strcmp(w[0], "holds") == 0 && n > 2)
+        check_holds(p, id, (uint32_t)atoi(w[2]), blocks, numbers(w + 3, n - 3, blocks));
+    else if (strcmp(w[0], "canaries") == 0)
+        check_canaries(p, blocks, numbers(w + 1, n - 1, blocks));
     else if (strcmp(w[0], "state") == 0) do_state(p);
     else {
         if (strcmp(w[0], "disconnect") == 0) kvt_disconnect(p->kvt, id);
@@ -256,7 +277,8 @@ static void do_line(struct peer *p, char **w, int n)
         else if (strcmp(w[0], "canary") == 0) {
             uint32_t n_blocks = numbers(w + 1, n - 1, blocks);
             for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
-                for (uint32_t b = 0; b < n_blocks; b++) fill_canary(piece(p, layer, blocks[b]), kv_layout_piece_bytes(&p->layout));
+                for (uint32_t b = 0; b < n_blocks; b++)
+                    fill_canary(piece(p, layer, blocks[b]), kv_layout_piece_bytes(&p->layout));
         } else {
             answer_error(p, "no such command");
             return;
@@ -268,17 +290,37 @@ static void do_line(struct peer *p, char **w, int n)
 int main(int argc, char **argv)
 {
     static char line[65536];
-    struct peer p = { .layout = { .model_fingerprint = 9, .dtype = DTYPE_BF16, .block_tokens = TOKENS_PER_BLOCK, .n_layers = 4, .n_kv_heads = 2,
-                                  .head_dim = 64, .tp_size = 1, .n_blocks = BLOCKS } };
+    struct peer p = { .layout = { .model_fingerprint = 9,
+                                  .dtype = DTYPE_BF16,
+                                  .block_tokens = TOKENS_PER_BLOCK,
+                                  .n_layers = 4,
+                                  .n_kv_heads = 2,
+                                  .head_dim = 64,
+                                  .tp_size = 1,
+                                  .n_blocks = BLOCKS, }, };
     struct err err = { 0 };
     if (argc < 2) return 2;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     pthread_mutex_init(&p.lock, NULL);
     p.metrics = metrics_create();
-    if (device_open("cpu", &p.device, &err) != OK || device_mem_alloc(p.device, kv_layout_pool_bytes(&p.layout), DEVICE_MEM_SHARED, &p.mem, &err) != OK) return 2;
+    if (device_open("cpu", &p.device, &err) != OK ||
+        device_mem_alloc(p.device, kv_layout_pool_bytes(&p.layout), DEVICE_MEM_SHARED, &p.mem,
+                         &err) != OK)
+        return 2;
     memset(p.mem.ptr, CANARY, kv_layout_pool_bytes(&p.layout));
-    struct kvt_options o = { .layout = p.layout, .mem = &p.mem, .protocols = argv[1], .listen_host = "127.0.0.1", .checksum = true, .n_transfers = 16,
-                             .stall_ms = STALL_MS, .tuning = { .fault = argc > 2 ? argv[2] : NULL }, .metrics = p.metrics, .on_event = on_event, .arg = &p };
+    struct kvt_options o = {
+        .layout = p.layout,
+        .mem = &p.mem,
+        .protocols = argv[1],
+        .listen_host = "127.0.0.1",
+        .checksum = true,
+        .n_transfers = 16,
+        .stall_ms = STALL_MS,
+        .tuning = { .fault = argc > 2 ? argv[2] : NULL },
+        .metrics = p.metrics,
+        .on_event = on_event,
+        .arg = &p,
+    };
     const char *host = getenv("KVT_PEER_HOST");
     if (host) o.listen_host = host;
     if (kvt_create(&o, &p.kvt, &err) != OK) {

@@ -1,7 +1,9 @@
-/* ep_fixture.h - ranks of an expert-parallel group as processes, what they are given, and what must come out by ep.h's definition.
+/* ep_fixture.h - ranks of an expert-parallel group as processes, what they are given, and what must
+ * come out by ep.h's definition.
  *
- * A case forks its ranks before anything speaks CUDA. They meet through shared memory. Everything a rank holds is made from numbers that all
- * can make, so each checks what it got from the others. Thread: one per process. */
+ * A case forks its ranks before anything speaks CUDA. They meet through shared memory. Everything a
+ * rank holds is made from numbers that all can make, so each checks what it got from the others.
+ * Thread: one per process. */
 #ifndef BATON_TESTS_CONFORMANCE_EP_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_EP_FIXTURE_H
 
@@ -20,18 +22,27 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-enum { RANKS = 8, ROUNDS = 16, BLOB = 256, HIDDEN_MAX = 400, USED_MAX = 8, NO_CARD = 77, MEET_MS = 20000, LINK_MS = 20000 };
+enum {
+    RANKS = 8,
+    ROUNDS = 16,
+    BLOB = 256,
+    HIDDEN_MAX = 400,
+    USED_MAX = 8,
+    NO_CARD = 77,
+    MEET_MS = 20000,
+    LINK_MS = 20000
+};
 
 /* ---- ranks ---- */
 
 struct meeting {
-    atomic_int    arrived[ROUNDS];
+    atomic_int arrived[ROUNDS];
     unsigned char blobs[ROUNDS][RANKS][BLOB];
 };
 
 struct world {
     struct meeting *meeting; /* in memory of all ranks */
-    int             rank, size, round;
+    int rank, size, round;
 };
 
 static inline long long now_ns(void)
@@ -42,11 +53,12 @@ static inline long long now_ns(void)
 }
 static inline long long now_ms(void) { return now_ns() / 1000000; }
 
-static inline enum status world_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err)
+static inline enum status world_exchange(void *arg, const void *mine, size_t bytes, void *all,
+                                         struct err *err)
 {
-    struct world   *w = arg;
+    struct world *w = arg;
     const long long until = now_ms() + MEET_MS;
-    const int       round = w->round++;
+    const int round = w->round++;
     CHECK(round < ROUNDS && bytes <= BLOB);
     memcpy(w->meeting->blobs[round][w->rank], mine, bytes);
     atomic_fetch_add(&w->meeting->arrived[round], 1);
@@ -54,17 +66,20 @@ static inline enum status world_exchange(void *arg, const void *mine, size_t byt
         if (now_ms() > until) return err_set(err, ERR_PEER_LOST, "not all ranks came");
         usleep(200);
     }
-    for (int r = 0; r < w->size; r++) memcpy((char *)all + (size_t)r * bytes, w->meeting->blobs[round][r], bytes);
+    for (int r = 0; r < w->size; r++)
+        memcpy((char *)all + (size_t)r * bytes, w->meeting->blobs[round][r], bytes);
     return OK;
 }
 
-/* Runs `rank` in a process for each of `size` ranks. Those in `may_die` are expected to be killed. Skips the case when one says that there is
- * nothing to run on. */
-static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned may_die, const char *what)
+/* Runs `rank` in a process for each of `size` ranks. Those in `may_die` are expected to be killed.
+ * Skips the case when one says that there is nothing to run on. */
+static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned may_die,
+                             const char *what)
 {
     pid_t pids[RANKS];
-    bool  lacks = false;
-    struct meeting *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bool lacks = false;
+    struct meeting *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                             -1, 0);
     CHECK(m != MAP_FAILED);
     for (int r = 0; r < size; r++) {
         pids[r] = fork();
@@ -104,11 +119,12 @@ static inline int n_cards(void)
 }
 #endif
 
-/* The device, or the end of the rank where there is none. Ranks have a card each if there are as many; otherwise all have the first. */
+/* The device, or the end of the rank where there is none. Ranks have a card each if there are as
+ * many; otherwise all have the first. */
 static inline struct device *rank_device(const char *name, const struct world *w)
 {
     struct device *d;
-    char           own[12];
+    char own[12];
     snprintf(own, sizeof own, "%d", w->rank);
     if (w->size > 1 && n_cards() >= w->size) setenv("CUDA_VISIBLE_DEVICES", own, 1);
     const enum status st = device_open(name, &d, NULL);
@@ -136,9 +152,9 @@ static inline void *from_device(struct device *d, const void *at, size_t bytes)
 /* ---- what rows are ---- */
 
 struct shape {
-    struct ep_config c;    /* without rank, device and exchange */
-    int              call; /* which of several calls: other numbers, other counts of rows */
-    bool             add;
+    struct ep_config c; /* without rank, device and exchange */
+    int call;           /* which of several calls: other numbers, other counts of rows */
+    bool add;
 };
 
 static inline uint64_t draw(uint64_t what, uint64_t a, uint64_t b, uint64_t c)
@@ -154,19 +170,25 @@ static inline float draw_float(uint64_t what, uint64_t a, uint64_t b, uint64_t c
 /* Some ranks have no rows, some have all. */
 static inline size_t rows_of(const struct shape *s, int rank)
 {
-    const size_t max = (size_t)s->c.max_rows, n = draw(1, (uint64_t)rank, (uint64_t)s->call, max) % (max + 2);
+    const size_t max = (size_t)s->c.max_rows,
+                 n = draw(1, (uint64_t)rank, (uint64_t)s->call, max) % (max + 2);
     return (rank + s->call) % 3 == 2 ? 0 : n > max ? max : n;
 }
 
 /* The seed of a row names its rank; `place` of experts are its choices. */
-static inline uint64_t row_seed(const struct shape *s, int rank, size_t row) { return ((uint64_t)s->call << 40) + ((uint64_t)rank << 20) + row; }
+static inline uint64_t row_seed(const struct shape *s, int rank, size_t row)
+{
+    return ((uint64_t)s->call << 40) + ((uint64_t)rank << 20) + row;
+}
 
 static inline void row_x(const struct shape *s, int rank, size_t row, float *x)
 {
     const uint64_t seed = row_seed(s, rank, row);
-    const float    by = ldexpf(1, (int)(seed % 7) - 3);
-    for (int k = 0; k < s->c.hidden; k++) x[k] = k % 11 == 10 ? 0 : draw_float(2, seed, (uint64_t)k, 0) * by;
-    for (int k = 128; row % 4 == 1 && k < 256 && k < s->c.hidden; k++) x[k] = 0; /* a group of which nothing is left */
+    const float by = ldexpf(1, (int)(seed % 7) - 3);
+    for (int k = 0; k < s->c.hidden; k++)
+        x[k] = k % 11 == 10 ? 0 : draw_float(2, seed, (uint64_t)k, 0) * by;
+    /* a group of which nothing is left */
+    for (int k = 128; row % 4 == 1 && k < 256 && k < s->c.hidden; k++) x[k] = 0;
 }
 
 static inline void row_experts(const struct shape *s, int rank, size_t row, int32_t *experts)
@@ -176,14 +198,16 @@ static inline void row_experts(const struct shape *s, int rank, size_t row, int3
         bool taken = true;
         for (uint64_t t = 0; taken; t++) {
             experts[j] = (int32_t)(draw(3, row_seed(s, rank, row), (uint64_t)j, t) % (uint64_t)n);
-            if (row % 5 == 4 && t < (uint64_t)n) experts[j] = (int32_t)t; /* many rows at the first experts */
+            /* many rows at the first experts */
+            if (row % 5 == 4 && t < (uint64_t)n) experts[j] = (int32_t)t;
             taken = false;
             for (int i = 0; i < j; i++) taken = taken || experts[i] == experts[j];
         }
     }
 }
 
-static inline int32_t physical_of(const struct ep_placement *p, int rank, size_t row, int32_t expert)
+static inline int32_t physical_of(const struct ep_placement *p, int rank, size_t row,
+                                  int32_t expert)
 {
     if (!p->copies) return expert;
     const int32_t at = p->copies[expert], n = p->copies[expert + 1] - at;
@@ -211,24 +235,33 @@ static inline void row_sent(const struct shape *s, const float *x, float *got)
 {
     for (int g = 0; g < s->c.hidden; g += EP_SCALE_STEP) {
         float top = 0;
-        for (int k = g; k < g + EP_SCALE_STEP && k < s->c.hidden; k++) top = fmaxf(top, fabsf(x[k]));
-        for (int k = g; k < g + EP_SCALE_STEP && k < s->c.hidden; k++) got[k] = as_sent(x[k], s->c.send, top > 0 ? top / 448.0f : 1.0f);
+        for (int k = g; k < g + EP_SCALE_STEP && k < s->c.hidden; k++)
+            top = fmaxf(top, fabsf(x[k]));
+        for (int k = g; k < g + EP_SCALE_STEP && k < s->c.hidden; k++)
+            got[k] = as_sent(x[k], s->c.send, top > 0 ? top / 448.0f : 1.0f);
     }
 }
 
 /* An expert, such as it is. */
 static inline void expert_of(int32_t expert, const float *x, int hidden, float *out)
 {
-    for (int k = 0; k < hidden; k++) out[k] = x[k] * (1.0f + (float)expert * 0.375f) + x[(k + 1) % hidden] * 0.3f;
+    for (int k = 0; k < hidden; k++)
+        out[k] = x[k] * (1.0f + (float)expert * 0.375f) + x[(k + 1) % hidden] * 0.3f;
 }
 
-static inline float row_weight(const struct shape *s, int rank, size_t row, int j) { return draw_float(4, row_seed(s, rank, row), (uint64_t)j, 0); }
-static inline float row_before(const struct shape *s, int rank, size_t row, int k) { return draw_float(5, row_seed(s, rank, row), (uint64_t)k, 0); }
+static inline float row_weight(const struct shape *s, int rank, size_t row, int j)
+{
+    return draw_float(4, row_seed(s, rank, row), (uint64_t)j, 0);
+}
+static inline float row_before(const struct shape *s, int rank, size_t row, int k)
+{
+    return draw_float(5, row_seed(s, rank, row), (uint64_t)k, 0);
+}
 
 /* y of one row, by the definition. */
 static inline void row_y(const struct shape *s, int rank, size_t row, float *y)
 {
-    float   x[HIDDEN_MAX], sent[HIDDEN_MAX], out[HIDDEN_MAX];
+    float x[HIDDEN_MAX], sent[HIDDEN_MAX], out[HIDDEN_MAX];
     int32_t experts[USED_MAX];
     row_x(s, rank, row, x);
     row_sent(s, x, sent);
@@ -236,7 +269,8 @@ static inline void row_y(const struct shape *s, int rank, size_t row, float *y)
     for (int k = 0; k < s->c.hidden; k++) y[k] = s->add ? row_before(s, rank, row, k) : 0;
     for (int j = 0; j < s->c.n_used; j++) {
         expert_of(experts[j], sent, s->c.hidden, out);
-        for (int k = 0; k < s->c.hidden; k++) y[k] = fmaf(row_weight(s, rank, row, j), as_sent(out[k], s->c.back, 1), y[k]);
+        for (int k = 0; k < s->c.hidden; k++)
+            y[k] = fmaf(row_weight(s, rank, row, j), as_sent(out[k], s->c.back, 1), y[k]);
     }
 }
 

@@ -1,8 +1,10 @@
-/* ep_nccl_fake.c - NCCL's functions between processes on the emulated card, for the row nccl of ep.h. It proves that row's calls, order and sizes
- * and its patience with ranks that do not come; it tells nothing about NCCL.
+/* ep_nccl_fake.c - NCCL's functions between processes on the emulated card, for the row nccl of
+ * ep.h. It proves that row's calls, order and sizes and its patience with ranks that do not come;
+ * it tells nothing about NCCL.
  *
- * Ranks share boxes in a memfd of rank 0, a box for every ordered pair, each with a piece of a message at a time. A communicator never blocks: what
- * is under way goes on whenever somebody asks for its state (ncclCommGetAsyncError). Pieces are matched by order, and their message's size is
+ * Ranks share boxes in a memfd of rank 0, a box for every ordered pair, each with a piece of a
+ * message at a time. A communicator never blocks: what is under way goes on whenever somebody asks
+ * for its state (ncclCommGetAsyncError). Pieces are matched by order, and their message's size is
  * compared, as a card would not. One communicator at a time. Thread: one. */
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -18,8 +20,8 @@ enum { RANKS = 8, BOX = 4096, OPS = 64 };
 
 struct box {
     atomic_int full;
-    size_t     total, bytes; /* of the message; of this piece */
-    char       data[BOX];
+    size_t total, bytes; /* of the message; of this piece */
+    char data[BOX];
 };
 
 struct boxes {
@@ -28,21 +30,21 @@ struct boxes {
 };
 
 struct op {
-    char        *send;  /* in host memory, NULL: a receive */
-    char        *recv;
-    void        *to;
-    size_t       bytes, done;
-    int          peer;
+    char *send; /* in host memory, NULL: a receive */
+    char *recv;
+    void *to;
+    size_t bytes, done;
+    int peer;
     cudaStream_t stream;
 };
 
 struct ncclComm {
     struct boxes *boxes;
-    int           rank, size, n_ops, n_grouped;
-    struct op     ops[OPS];
+    int rank, size, n_ops, n_grouped;
+    struct op ops[OPS];
 };
 
-static int              group_depth;
+static int group_depth;
 static struct ncclComm *grouped; /* whose operations the open group has */
 
 ncclResult_t ncclGetVersion(int *version)
@@ -51,7 +53,10 @@ ncclResult_t ncclGetVersion(int *version)
     return ncclSuccess;
 }
 
-const char *ncclGetErrorString(ncclResult_t r) { return r == ncclSuccess ? "no error" : r == ncclInvalidUsage ? "invalid usage" : "an error"; }
+const char *ncclGetErrorString(ncclResult_t r)
+{
+    return r == ncclSuccess ? "no error" : r == ncclInvalidUsage ? "invalid usage" : "an error";
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
@@ -61,7 +66,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
 {
     if (n_ranks > RANKS || config->blocking) return ncclInvalidArgument;
     int fd = open(id.internal, O_RDWR | O_CLOEXEC);
@@ -98,7 +104,7 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
     return ncclSuccess;
 }
 
-/* ---- operations -------------------------------------------------------------------------------------------------- */
+/* ---- operations ---- */
 
 ncclResult_t ncclGroupStart(void)
 {
@@ -106,11 +112,14 @@ ncclResult_t ncclGroupStart(void)
     return ncclSuccess;
 }
 
-/* Is an earlier operation of the same kind with the same peer under way? Messages keep their order. */
+/* Is an earlier operation of the same kind with the same peer under way? Messages keep their
+ * order. */
 static int waits_for_another(const struct ncclComm *c, int i)
 {
     for (int j = 0; j < i; j++)
-        if (c->ops[j].peer == c->ops[i].peer && !c->ops[j].send == !c->ops[i].send && c->ops[j].done < c->ops[j].bytes) return 1;
+        if (c->ops[j].peer == c->ops[i].peer && !c->ops[j].send == !c->ops[i].send &&
+            c->ops[j].done < c->ops[j].bytes)
+            return 1;
     return 0;
 }
 
@@ -137,7 +146,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error)
     *error = ncclInProgress;
     if (atomic_load(&c->boxes->came) < c->size) return ncclSuccess;
     for (int i = 0; i < c->n_ops; i++) {
-        const ncclResult_t r = c->ops[i].done < c->ops[i].bytes && !waits_for_another(c, i) ? move(c, &c->ops[i]) : ncclSuccess;
+        const ncclResult_t r = c->ops[i].done < c->ops[i].bytes && !waits_for_another(c, i)
+                                   ? move(c, &c->ops[i])
+                                   : ncclSuccess;
         if (r != ncclSuccess) *error = r;
         if (r != ncclSuccess) return ncclSuccess;
         left += c->ops[i].done < c->ops[i].bytes;
@@ -145,8 +156,11 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error)
     if (left) return ncclSuccess;
     for (int i = 0; i < c->n_ops; i++) {
         struct op *o = &c->ops[i];
-        if (o->recv && cudaMemcpyAsync(o->to, o->recv, o->bytes, cudaMemcpyHostToDevice, o->stream) != cudaSuccess) return ncclUnhandledCudaError;
-        if (o->recv && cudaStreamSynchronize(o->stream) != cudaSuccess) return ncclUnhandledCudaError;
+        if (o->recv && cudaMemcpyAsync(o->to, o->recv, o->bytes, cudaMemcpyHostToDevice,
+                                       o->stream) != cudaSuccess)
+            return ncclUnhandledCudaError;
+        if (o->recv && cudaStreamSynchronize(o->stream) != cudaSuccess)
+            return ncclUnhandledCudaError;
         free(o->send);
         free(o->recv);
     }
@@ -163,39 +177,57 @@ ncclResult_t ncclGroupEnd(void)
     for (int i = 0; i < c->n_ops; i++) { /* what is sent is what the stream has made by then */
         struct op *o = &c->ops[i];
         if (!o->send) continue;
-        if (cudaMemcpyAsync(o->send, o->to, o->bytes, cudaMemcpyDeviceToHost, o->stream) != cudaSuccess) return ncclUnhandledCudaError;
+        if (cudaMemcpyAsync(o->send, o->to, o->bytes, cudaMemcpyDeviceToHost, o->stream) !=
+            cudaSuccess)
+            return ncclUnhandledCudaError;
         if (cudaStreamSynchronize(o->stream) != cudaSuccess) return ncclUnhandledCudaError;
     }
     return ncclInProgress;
 }
 
-static ncclResult_t add(ncclComm_t c, int is_send, void *at, size_t bytes, int peer, cudaStream_t stream)
+static ncclResult_t add(ncclComm_t c, int is_send, void *at, size_t bytes, int peer,
+                        cudaStream_t stream)
 {
     if (c->n_ops == OPS || peer < 0 || peer >= c->size || bytes == 0) return ncclInvalidArgument;
     char *host = malloc(bytes);
-    c->ops[c->n_ops++] = (struct op){ .send = is_send ? host : NULL, .recv = is_send ? NULL : host, .to = at, .bytes = bytes, .peer = peer, .stream = stream };
+    c->ops[c->n_ops++] = (struct op){
+        .send = is_send ? host : NULL,
+        .recv = is_send ? NULL : host,
+        .to = at,
+        .bytes = bytes,
+        .peer = peer,
+        .stream = stream,
+    };
     grouped = c;
     return ncclInProgress; /* as NCCL's may say within a group */
 }
 
-static size_t bytes_of(size_t count, ncclDataType_t type) { return type == ncclInt32 ? 4 * count : count; }
-
-ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream)
+static size_t bytes_of(size_t count, ncclDataType_t type)
 {
-    return group_depth ? add(c, 1, (void *)from, bytes_of(count, type), peer, stream) : ncclInvalidUsage;
+    return type == ncclInt32 ? 4 * count : count;
 }
 
-ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream)
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t stream)
+{
+    return group_depth ? add(c, 1, (void *)from, bytes_of(count, type), peer, stream)
+                       : ncclInvalidUsage;
+}
+
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t stream)
 {
     return group_depth ? add(c, 0, to, bytes_of(count, type), peer, stream) : ncclInvalidUsage;
 }
 
-ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream)
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type,
+                           ncclComm_t c, cudaStream_t stream)
 {
     ncclResult_t r = ncclGroupStart();
     for (int i = 0; i < c->size && (r == ncclSuccess || r == ncclInProgress); i++) {
         r = ncclSend(from, count, type, i, c, stream);
-        if (r == ncclInProgress) r = ncclRecv((char *)to + (size_t)i * bytes_of(count, type), count, type, i, c, stream);
+        if (r == ncclInProgress)
+            r = ncclRecv((char *)to + (size_t)i * bytes_of(count, type), count, type, i, c, stream);
     }
     return r == ncclInProgress ? ncclGroupEnd() : r;
 }

@@ -1,4 +1,5 @@
-/* kernel_fixture.h - what the conformance tests of the kernel table share: numbers, contexts, comparison of bits, matrices of every type. */
+/* kernel_fixture.h - what the conformance tests of the kernel table share: numbers, contexts,
+ * comparison of bits, matrices of every type. */
 #ifndef BATON_TESTS_CONFORMANCE_KERNEL_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_KERNEL_FIXTURE_H
 
@@ -20,7 +21,10 @@ static inline uint32_t random_u32(void)
     return rng_state;
 }
 
-static inline float random_float(float range) { return ((float)(random_u32() >> 8) * 0x1p-23f - 1.0f) * range; }
+static inline float random_float(float range)
+{
+    return ((float)(random_u32() >> 8) * 0x1p-23f - 1.0f) * range;
+}
 
 static inline float *random_floats(size_t n, float range)
 {
@@ -29,24 +33,28 @@ static inline float *random_floats(size_t n, float range)
     return x;
 }
 
-/* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_ROW(T) is T(name, isa) of each, EVERY_ROW_CASES(C) the C(name). A
- * row that this machine cannot run is skipped under its name; test_kernels holds the list against the table. EVERY_HOST_ROW: those that
- * compute on the processor, where all of them give the same bits. */
-#define EVERY_HOST_ROW(T) \
-    T(ref, "ref") T(avx2, "avx2") T(avx512, "avx512") T(avx512_vnni, "avx512-vnni") T(avx512_bf16, "avx512-bf16") T(amx, "amx")
+/* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_ROW(T) is T(name,
+ * isa) of each, EVERY_ROW_CASES(C) the C(name). A row that this machine cannot run is skipped under
+ * its name; test_kernels holds the list against the table. EVERY_HOST_ROW: those that compute on
+ * the processor, where all of them give the same bits. */
+#define EVERY_HOST_ROW(T)                                                                          \
+    T(ref, "ref")                                                                                  \
+    T(avx2, "avx2")                                                                                \
+    T(avx512, "avx512") T(avx512_vnni, "avx512-vnni") T(avx512_bf16, "avx512-bf16") T(amx, "amx")
 #define EVERY_HOST_ROW_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
 #ifdef BATON_HAVE_CUDA_KERNELS
 #define EVERY_ROW(T)       EVERY_HOST_ROW(T) T(cuda, "cuda")
 #define EVERY_ROW_CASES(C) EVERY_HOST_ROW_CASES(C), C(cuda)
 #else
-#define EVERY_ROW          EVERY_HOST_ROW
-#define EVERY_ROW_CASES    EVERY_HOST_ROW_CASES
+#define EVERY_ROW       EVERY_HOST_ROW
+#define EVERY_ROW_CASES EVERY_HOST_ROW_CASES
 #endif
 
 /* Skips the running test by name when this machine cannot run the row. */
-static inline struct kernel_ctx *open_row(const char *isa, enum activations activations, int n_threads)
+static inline struct kernel_ctx *open_row(const char *isa, enum activations activations,
+                                          int n_threads)
 {
-    struct err         err;
+    struct err err;
     struct kernel_ctx *c;
     for (const struct kernel_ops *const *row = KERNEL_BACKENDS; *row; row++) {
         static char why[64];
@@ -58,12 +66,13 @@ static inline struct kernel_ctx *open_row(const char *isa, enum activations acti
     return c;
 }
 
-static inline void check_bits(const float *got, const float *want, size_t n, const char *what, size_t a, size_t b)
+static inline void check_bits(const float *got, const float *want, size_t n, const char *what,
+                              size_t a, size_t b)
 {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)
-            test_fail(__FILE__, __LINE__, "%s (%zu, %zu): element %zu is %.9g, not %.9g", what, a, b, i, (double)got[i],
-                      (double)want[i]);
+            test_fail(__FILE__, __LINE__, "%s (%zu, %zu): element %zu is %.9g, not %.9g", what, a,
+                      b, i, (double)got[i], (double)want[i]);
 }
 
 /* ---- matrices ---- */
@@ -72,15 +81,19 @@ static inline void check_bits(const float *got, const float *want, size_t n, con
 static inline void scale_places(enum dtype t, size_t *scale, size_t *min)
 {
     *scale = t == DTYPE_Q2_K ? 80 : t == DTYPE_Q3_K ? 108 : t == DTYPE_Q6_K ? 208 : 0;
-    *min = t == DTYPE_Q4_1 || t == DTYPE_Q5_1 || t == DTYPE_Q4_K || t == DTYPE_Q5_K ? 2 : t == DTYPE_Q2_K ? 82 : 0;
+    *min = t == DTYPE_Q4_1 || t == DTYPE_Q5_1 || t == DTYPE_Q4_K || t == DTYPE_Q5_K ? 2
+           : t == DTYPE_Q2_K                                                        ? 82
+                                                                                    : 0;
 }
 
 /* One element or block of plausible size; everything but the scales is random bits. */
 static inline void random_block(enum dtype t, uint8_t *p)
 {
-    float    value = random_float(random_u32() % 16 ? 0.05f : 3e-7f); /* now and then a subnormal f16 */
-    uint16_t half = t == DTYPE_BF16 ? dtype_f32_to_bf16(value) : dtype_f32_to_f16(value), low = dtype_f32_to_f16(random_float(0.3f));
-    size_t   scale, min;
+    /* now and then a subnormal f16 */
+    float value = random_float(random_u32() % 16 ? 0.05f : 3e-7f);
+    uint16_t half = t == DTYPE_BF16 ? dtype_f32_to_bf16(value) : dtype_f32_to_f16(value),
+             low = dtype_f32_to_f16(random_float(0.3f));
+    size_t scale, min;
     if (t == DTYPE_F32) memcpy(p, &value, 4);
     else if (t == DTYPE_F16 || t == DTYPE_BF16) memcpy(p, &half, 2);
     else if (t == DTYPE_F8_E4M3) *p = dtype_f32_to_f8_e4m3(random_float(8));
@@ -94,23 +107,31 @@ static inline void random_block(enum dtype t, uint8_t *p)
 
 /* One matrix at an odd address, and its f32 meaning beside it. */
 struct matrix {
-    uint8_t          *bytes;
-    float            *scales; /* of F8_E4M3 */
+    uint8_t *bytes;
+    float *scales; /* of F8_E4M3 */
     struct weight_src src;
-    float            *wide;   /* [n_out, n_in] */
+    float *wide; /* [n_out, n_in] */
 };
 
 static inline struct matrix make_matrix(enum dtype t, size_t n_out, size_t n_in)
 {
-    size_t        row_bytes = dtype_row_bytes(t, n_in), cols = (n_in + F8_BLOCK - 1) / F8_BLOCK, rows = (n_out + F8_BLOCK - 1) / F8_BLOCK;
-    struct matrix m = { .bytes = mem_calloc(n_out * row_bytes + 1, 1), .wide = MEM_ARRAY(float, n_out * n_in) };
+    size_t row_bytes = dtype_row_bytes(t, n_in), cols = (n_in + F8_BLOCK - 1) / F8_BLOCK,
+           rows = (n_out + F8_BLOCK - 1) / F8_BLOCK;
+    struct matrix m = {
+        .bytes = mem_calloc(n_out * row_bytes + 1, 1),
+        .wide = MEM_ARRAY(float, n_out *n_in),
+    };
     if (t == DTYPE_F8_E4M3) m.scales = random_floats(rows * cols, 0.01f);
-    m.src = (struct weight_src){ .dtype = t, .data = m.bytes + 1, .n_out = n_out, .n_in = n_in, .scales = m.scales };
-    for (size_t i = 0; i < n_out * n_in / dtype_block(t); i++) random_block(t, m.bytes + 1 + i * dtype_block_bytes(t));
+    m.src = (struct weight_src){
+        .dtype = t, .data = m.bytes + 1, .n_out = n_out, .n_in = n_in, .scales = m.scales
+    };
+    for (size_t i = 0; i < n_out * n_in / dtype_block(t); i++)
+        random_block(t, m.bytes + 1 + i * dtype_block_bytes(t));
     for (size_t i = 0; i < n_out; i++) {
         float *row = m.wide + i * n_in;
         dtype_to_f32(t, m.bytes + 1 + i * row_bytes, row, n_in);
-        for (size_t k = 0; k < n_in && m.scales; k++) row[k] *= m.scales[i / F8_BLOCK * cols + k / F8_BLOCK];
+        for (size_t k = 0; k < n_in && m.scales; k++)
+            row[k] *= m.scales[i / F8_BLOCK * cols + k / F8_BLOCK];
     }
     return m;
 }
@@ -125,7 +146,7 @@ static inline void free_matrix(struct matrix *m)
 /* Packed, and held to say what its source says. */
 static inline struct weight pack_one(struct kernel_ctx *c, const struct matrix *m)
 {
-    struct weight                 w;
+    struct weight w;
     const struct weight_pack_args a = { .parts = &m->src, .n_parts = 1 };
     CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
     float *row = MEM_ARRAY(float, m->src.n_in);

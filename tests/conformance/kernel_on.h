@@ -1,7 +1,9 @@
-/* kernel_on.h - the slots of the kernel table with arguments in host memory, whatever device the context computes on.
+/* kernel_on.h - the slots of the kernel table with arguments in host memory, whatever device the
+ * context computes on.
  *
- * On a device with memory of its own every array goes there before the call, in pieces of exactly the size that the call may touch, and what
- * the call writes comes back after it, with what lies between its rows. On the processor the slot is called as it is. */
+ * On a device with memory of its own every array goes there before the call, in pieces of exactly
+ * the size that the call may touch, and what the call writes comes back after it, with what lies
+ * between its rows. On the processor the slot is called as it is. */
 #ifndef BATON_TESTS_CONFORMANCE_KERNEL_ON_H
 #define BATON_TESTS_CONFORMANCE_KERNEL_ON_H
 
@@ -10,16 +12,16 @@
 enum { MIRRORS_MAX = 512 };
 
 struct mirror {
-    const void    *host;
-    size_t         bytes;
-    bool           out;
+    const void *host;
+    size_t bytes;
+    bool out;
     struct dev_mem mem;
 };
 
 struct mirrors {
     struct kernel_ctx *c;
-    size_t             n;
-    struct mirror      at[MIRRORS_MAX];
+    size_t n;
+    struct mirror at[MIRRORS_MAX];
 };
 
 /* An array of the call; the same twice is one, of the larger size. */
@@ -39,7 +41,8 @@ static inline void note(struct mirrors *m, const void *host, size_t bytes, bool 
 static inline void send(struct mirrors *m)
 {
     for (size_t i = 0; i < m->n; i++) {
-        CHECK_OK(device_mem_alloc(m->c->device, m->at[i].bytes, DEVICE_MEM_PRIVATE, &m->at[i].mem, NULL));
+        CHECK_OK(device_mem_alloc(m->c->device, m->at[i].bytes, DEVICE_MEM_PRIVATE, &m->at[i].mem,
+                                  NULL));
         device_upload(m->c->device, m->at[i].mem.ptr, m->at[i].host, m->at[i].bytes);
     }
 }
@@ -55,24 +58,30 @@ static inline void fetch(struct mirrors *m)
 {
     struct err err;
     for (size_t i = 0; i < m->n; i++) {
-        if (m->at[i].out) device_download(m->c->device, (void *)m->at[i].host, m->at[i].mem.ptr, m->at[i].bytes);
+        if (m->at[i].out)
+            device_download(m->c->device, (void *)m->at[i].host, m->at[i].mem.ptr, m->at[i].bytes);
         device_mem_free(m->c->device, &m->at[i].mem);
     }
     if (device_fault(m->c->device, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
 /* Bytes of rows of n elements whose beginnings are `stride` apart. */
-static inline size_t span(size_t n_rows, size_t stride, size_t n, size_t size) { return n_rows ? ((n_rows - 1) * stride + n) * size : 0; }
+static inline size_t span(size_t n_rows, size_t stride, size_t n, size_t size)
+{
+    return n_rows ? ((n_rows - 1) * stride + n) * size : 0;
+}
 static inline size_t floats(size_t n) { return n * sizeof(float); }
 
-static inline void on_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *w, size_t n_rows, size_t n, float eps)
+static inline void on_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x,
+                               size_t x_stride, const float *w, size_t n_rows, size_t n, float eps)
 {
     struct mirrors m = { .c = c };
     note(&m, x, span(n_rows, x_stride, n, sizeof *x), false);
     note(&m, w, floats(n), false);
     note(&m, y, span(n_rows, y_stride, n, sizeof *y), true);
     send(&m);
-    c->ops->rms_norm(c, there(&m, y), y_stride, there(&m, x), x_stride, there(&m, w), n_rows, n, eps);
+    c->ops->rms_norm(c, there(&m, y), y_stride, there(&m, x), x_stride, there(&m, w), n_rows, n,
+                     eps);
     fetch(&m);
 }
 
@@ -86,7 +95,8 @@ static inline void on_add(struct kernel_ctx *c, float *x, const float *y, size_t
     fetch(&m);
 }
 
-static inline void on_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+static inline void on_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride,
+                                const float *from, size_t from_stride, size_t n_rows, size_t n)
 {
     struct mirrors m = { .c = c };
     note(&m, to, span(n_rows, to_stride, n, sizeof *to), true);
@@ -110,7 +120,8 @@ static inline void note_rope(struct mirrors *m, const struct rope_args *a, size_
 
 static inline struct rope_args rope_there(const struct mirrors *m, struct rope_args a)
 {
-    for (size_t i = 0; i < a.n_heads; i++) a.heads[i].x = there(m, a.heads[i].x), a.heads[i].norm = there(m, a.heads[i].norm);
+    for (size_t i = 0; i < a.n_heads; i++)
+        a.heads[i].x = there(m, a.heads[i].x), a.heads[i].norm = there(m, a.heads[i].norm);
     a.cos_sin = there(m, a.cos_sin);
     a.pos = there(m, a.pos);
     return a;
@@ -127,18 +138,25 @@ static inline void on_rope(struct kernel_ctx *c, const struct rope_args *a, size
 }
 
 /* append->rope is done too; k is one of its heads. */
-static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_append_args *append, size_t n_pos, void *pool, size_t pool_bytes)
+static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_append_args *append,
+                                     size_t n_pos, void *pool, size_t pool_bytes)
 {
-    struct mirrors     m = { .c = c };
-    struct attn_list   list = append->on;
-    struct kernel_step step = { .lists = &list, .n_lists = 1, .block_tokens = append->kv.block_tokens };
+    struct mirrors m = { .c = c };
+    struct attn_list list = append->on;
+    struct kernel_step step = {
+        .lists = &list,
+        .n_lists = 1,
+        .block_tokens = append->kv.block_tokens,
+    };
     note(&m, pool, pool_bytes, true);
-    note(&m, append->v, floats(append->rope->n_rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim), false);
+    note(&m, append->v,
+         floats(append->rope->n_rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim),
+         false);
     note_rope(&m, append->rope, n_pos);
     send(&m);
     c->ops->upload_step(c, &step);
     const struct rope_args rope = rope_there(&m, *append->rope);
-    struct kv_append_args  a = *append;
+    struct kv_append_args a = *append;
     a.k = rope.heads[1].x;
     a.v = there(&m, a.v);
     a.kv.data = there(&m, pool);
@@ -168,7 +186,7 @@ static inline void on_combine(struct kernel_ctx *c, struct combine_args a, size_
 static inline void on_route(struct kernel_ctx *c, struct route_args a)
 {
     struct mirrors m = { .c = c };
-    const size_t   used = a.n_rows * (size_t)a.n_used;
+    const size_t used = a.n_rows * (size_t)a.n_used;
     note(&m, a.logits, floats(a.n_rows * (size_t)a.n_experts), false);
     note(&m, a.bias, floats((size_t)a.n_experts), false);
     note(&m, a.experts, used * sizeof *a.experts, true);
@@ -188,7 +206,8 @@ static inline void on_route(struct kernel_ctx *c, struct route_args a)
     fetch(&m);
 }
 
-static inline void on_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
+static inline void on_embed(struct kernel_ctx *c, float *x, const struct weight *w,
+                            const int32_t *ids, size_t n_rows)
 {
     struct mirrors m = { .c = c };
     note(&m, x, floats(n_rows * w->n_in), true);
@@ -200,24 +219,34 @@ static inline void on_embed(struct kernel_ctx *c, float *x, const struct weight 
 
 /* ---- products ---- */
 
-static inline size_t ready_floats(size_t n_rows, size_t n) { return n_rows * ((n + MATMUL_PREQUANTIZED_ALIGN - 1) / MATMUL_PREQUANTIZED_ALIGN * MATMUL_PREQUANTIZED_ALIGN); }
+static inline size_t ready_floats(size_t n_rows, size_t n)
+{
+    return n_rows * ((n + MATMUL_PREQUANTIZED_ALIGN - 1) / MATMUL_PREQUANTIZED_ALIGN *
+                     MATMUL_PREQUANTIZED_ALIGN);
+}
 
 static inline void note_job(struct mirrors *m, const struct matmul_args *a)
 {
     const size_t n_out = a->epilogue == MATMUL_SILU_MUL ? a->w->n_out / 2 : a->w->n_out;
-    size_t       x_rows = a->n_rows;
+    size_t x_rows = a->n_rows;
     for (size_t i = 0; a->x_rows && i < a->n_rows; i++)
         if ((size_t)a->x_rows[i] >= x_rows) x_rows = (size_t)a->x_rows[i] + 1;
-    note(m, a->x, a->x_prequantized ? floats(ready_floats(x_rows, a->w->n_in)) : span(x_rows, a->x_stride, a->w->n_in, sizeof *a->x), false);
+    note(m, a->x,
+         a->x_prequantized ? floats(ready_floats(x_rows, a->w->n_in))
+                           : span(x_rows, a->x_stride, a->w->n_in, sizeof *a->x),
+         false);
     note(m, a->x_rows, a->n_rows * sizeof *a->x_rows, false);
     note(m, a->bias, floats(a->w->n_out), false);
     note(m, a->norm, floats(a->w->n_in), false);
-    note(m, a->y, a->quantize_for ? floats(ready_floats(a->n_rows, n_out)) : span(a->n_rows, a->y_stride, n_out, sizeof *a->y), true);
+    note(m, a->y,
+         a->quantize_for ? floats(ready_floats(a->n_rows, n_out))
+                         : span(a->n_rows, a->y_stride, n_out, sizeof *a->y),
+         true);
 }
 
 static inline void on_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs)
 {
-    struct mirrors      m = { .c = c };
+    struct mirrors m = { .c = c };
     struct matmul_args *moved = mem_dup(jobs, (n_jobs ? n_jobs : 1) * sizeof *jobs);
     for (size_t i = 0; i < n_jobs; i++) note_job(&m, &jobs[i]);
     send(&m);
@@ -237,19 +266,21 @@ static inline void on_matmul(struct kernel_ctx *c, const struct matmul_args *job
 static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
 {
     struct mirrors m = { .c = c };
-    const size_t   used = a.n_rows * (size_t)a.n_used, hidden = a.gate_up[0].n_in, inner = a.down[0].n_in, one = used ? used : 1;
+    const size_t used = a.n_rows * (size_t)a.n_used, hidden = a.gate_up[0].n_in,
+                 inner = a.down[0].n_in, one = used ? used : 1;
     a.rows = MEM_ARRAY(int32_t, one);
     a.index = MEM_ARRAY(int32_t, one);
     a.begin = MEM_ARRAY(int32_t, (size_t)a.n_experts + 1);
     a.act = MEM_ARRAY(float, ready_floats(one, inner));
-    a.out = MEM_ARRAY(float, one * hidden);
-    a.shared.act = a.shared.gate_up ? MEM_ARRAY(float, ready_floats(a.n_rows, a.shared.down->n_in)) : NULL;
+    a.out = MEM_ARRAY(float, one *hidden);
+    a.shared.act = a.shared.gate_up ? MEM_ARRAY(float, ready_floats(a.n_rows, a.shared.down->n_in))
+                                    : NULL;
     a.jobs = MEM_ARRAY(struct matmul_args, (size_t)a.n_experts + 1);
     struct experts_args on = a;
     const struct {
         const void *host, **to;
-        size_t      bytes;
-        bool        out;
+        size_t bytes;
+        bool out;
     } arrays[] = {
         { a.h, (const void **)&on.h, floats(a.n_rows * hidden), false },
         { a.experts, (const void **)&on.experts, used * sizeof(int32_t), false },
@@ -260,40 +291,55 @@ static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
         { a.begin, (const void **)&on.begin, ((size_t)a.n_experts + 1) * sizeof(int32_t), false },
         { a.act, (const void **)&on.act, floats(ready_floats(one, inner)), false },
         { a.out, (const void **)&on.out, floats(one * hidden), false },
-        { a.shared.act, (const void **)&on.shared.act, a.shared.act ? floats(ready_floats(a.n_rows, a.shared.down->n_in)) : 0, false },
-        { a.shared.gate_up_bias, (const void **)&on.shared.gate_up_bias, a.shared.gate_up ? floats(a.shared.gate_up->n_out) : 0, false },
+        { a.shared.act, (const void **)&on.shared.act,
+          a.shared.act ? floats(ready_floats(a.n_rows, a.shared.down->n_in)) : 0, false },
+        { a.shared.gate_up_bias, (const void **)&on.shared.gate_up_bias,
+          a.shared.gate_up ? floats(a.shared.gate_up->n_out) : 0, false },
         { a.shared.down_bias, (const void **)&on.shared.down_bias, floats(hidden), false },
     };
-    for (size_t i = 0; i < COUNT_OF(arrays); i++) note(&m, arrays[i].host, arrays[i].bytes, arrays[i].out);
+    for (size_t i = 0; i < COUNT_OF(arrays); i++)
+        note(&m, arrays[i].host, arrays[i].bytes, arrays[i].out);
     send(&m);
     for (size_t i = 0; i < COUNT_OF(arrays); i++) *arrays[i].to = there(&m, arrays[i].host);
     c->ops->experts(c, &on);
     fetch(&m);
-    mem_free(a.rows), mem_free(a.index), mem_free(a.begin), mem_free(a.act), mem_free(a.out), mem_free(a.shared.act), mem_free(a.jobs);
+    mem_free(a.rows), mem_free(a.index), mem_free(a.begin), mem_free(a.act), mem_free(a.out),
+        mem_free(a.shared.act), mem_free(a.jobs);
 }
 
 /* ---- attention ---- */
 
-/* One step: what append stores, then attention. The pool of both is `pool`, of pool_bytes; NULL: only the other of the two. */
-static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *append, struct attn_args *attend, void *pool, size_t pool_bytes)
+/* One step: what append stores, then attention. The pool of both is `pool`, of pool_bytes; NULL:
+ * only the other of the two. */
+static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *append,
+                                struct attn_args *attend, void *pool, size_t pool_bytes)
 {
-    struct mirrors   m = { .c = c };
+    struct mirrors m = { .c = c };
     struct attn_list list = append ? append->on : attend->on;
-    int32_t          n_rows = 0;
+    int32_t n_rows = 0;
     for (int32_t i = 0; i < list.n_seqs; i++) n_rows += list.seqs[i].n_q;
     const size_t rows = (size_t)n_rows;
     note(&m, pool, pool_bytes, true);
     if (append) {
-        note(&m, append->k, floats(rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim), false);
-        note(&m, append->v, floats(rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim), false);
+        note(&m, append->k, floats(rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim),
+             false);
+        note(&m, append->v, floats(rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim),
+             false);
     }
     if (attend) {
-        const size_t q_dim = (size_t)(attend->k_up ? attend->k_up[0].n_out + (size_t)attend->kv.head_dim - attend->k_up[0].n_in : (size_t)attend->kv.head_dim);
+        const size_t q_dim = (size_t)(attend->k_up
+                                          ? attend->k_up[0].n_out + (size_t)attend->kv.head_dim -
+                                                attend->k_up[0].n_in
+                                          : (size_t)attend->kv.head_dim);
         note(&m, attend->q, floats(rows * (size_t)attend->n_heads * q_dim), false);
         note(&m, attend->out, floats(rows * (size_t)attend->n_heads * (size_t)attend->v_dim), true);
     }
     send(&m);
-    struct kernel_step step = { .lists = &list, .n_lists = 1, .block_tokens = append ? append->kv.block_tokens : attend->kv.block_tokens };
+    struct kernel_step step = {
+        .lists = &list,
+        .n_lists = 1,
+        .block_tokens = append ? append->kv.block_tokens : attend->kv.block_tokens,
+    };
     c->ops->upload_step(c, &step);
     if (append) {
         struct kv_append_args a = *append;
@@ -316,8 +362,10 @@ static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *app
 
 /* ---- comparison ---- */
 
-/* A row of the processor gives the bits of ref. A card's sums run in another order: within `bound` of it, or of what is `scale` large. */
-static inline void check_row(const struct kernel_ctx *c, const float *got, const float *want, size_t n, double bound, const char *what, size_t a, size_t b)
+/* A row of the processor gives the bits of ref. A card's sums run in another order: within `bound`
+ * of it, or of what is `scale` large. */
+static inline void check_row(const struct kernel_ctx *c, const float *got, const float *want,
+                             size_t n, double bound, const char *what, size_t a, size_t b)
 {
     if (c->device->is_host) {
         check_bits(got, want, n, what, a, b);
@@ -326,7 +374,9 @@ static inline void check_row(const struct kernel_ctx *c, const float *got, const
     for (size_t i = 0; i < n; i++) {
         const double x = (double)got[i], y = (double)want[i];
         if (isnan(x) && isnan(y)) continue;
-        if (!(x == y) && !(fabs(x - y) <= bound * (1 + fabs(y)))) test_fail(__FILE__, __LINE__, "%s (%zu, %zu): element %zu is %.9g, not %.9g", what, a, b, i, x, y);
+        if (!(x == y) && !(fabs(x - y) <= bound * (1 + fabs(y))))
+            test_fail(__FILE__, __LINE__, "%s (%zu, %zu): element %zu is %.9g, not %.9g", what, a,
+                      b, i, x, y);
     }
 }
 

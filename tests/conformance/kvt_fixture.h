@@ -1,4 +1,5 @@
-/* kvt_fixture.h - nodes, pools and event logs for tests of the KV transfer. Included by one test program each. */
+/* kvt_fixture.h - nodes, pools and event logs for tests of the KV transfer. Included by one test
+ * program each. */
 #ifndef BATON_TESTS_CONFORMANCE_KVT_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_KVT_FIXTURE_H
 
@@ -21,14 +22,15 @@
 enum { EVENTS_MAX = 4096 };
 
 struct node {
-    struct kvt      *kvt;
-    struct device   *device;
-    struct dev_mem   mem;
-    char            *image; /* the pool's bytes as the test sees them: the pool, or what node_push and node_pull copy */
+    struct kvt *kvt;
+    struct device *device;
+    struct dev_mem mem;
+    char *image; /* the pool's bytes as the test sees them: the pool, or what node_push
+                  * and node_pull copy */
     struct kv_layout layout;
-    pthread_mutex_t  lock;
+    pthread_mutex_t lock;
     struct kvt_event events[EVENTS_MAX];
-    size_t           n_events;
+    size_t n_events;
 };
 
 static inline void node_on_event(void *arg, const struct kvt_event *ev)
@@ -41,62 +43,80 @@ static inline void node_on_event(void *arg, const struct kvt_event *ev)
 
 static inline struct kv_layout small_layout(uint32_t n_blocks)
 {
-    return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = 16, .n_layers = 4, .n_kv_heads = 2, .head_dim = 32,
-                               .tp_size = 1, .n_blocks = n_blocks };
+    return (struct kv_layout){
+        .model_fingerprint = 7,
+        .dtype = DTYPE_BF16,
+        .block_tokens = 16,
+        .n_layers = 4,
+        .n_kv_heads = 2,
+        .head_dim = 32,
+        .tp_size = 1,
+        .n_blocks = n_blocks,
+    };
 }
 
 struct node_options {
     struct kv_layout layout;
-    const char      *protocols;
-    uint16_t         port;
-    uint32_t         stall_ms;
-    uint32_t         deadline_ms;
-    bool             no_checksum, lossy;
-    struct metrics  *metrics;
-    const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
-    const char      *device; /* where the pool is; NULL: as BATON_TEST_KV_DEVICES says */
-    void           (*opened)(struct device *d); /* called before anything is asked of it; NULL: nothing */
+    const char *protocols;
+    uint16_t port;
+    uint32_t stall_ms;
+    uint32_t deadline_ms;
+    bool no_checksum, lossy;
+    struct metrics *metrics;
+    const char *fault;  /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be
+                         * run over a wrapped row */
+    const char *device; /* where the pool is; NULL: as BATON_TEST_KV_DEVICES says */
+    void (*opened)(struct device *d); /* called before anything is asked of it; NULL:
+                                       * nothing */
 };
 
-/* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA device, whatever keeps the row from using
- * it is a failure. */
+/* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA
+ * device, whatever keeps the row from using it is a failure. */
 static inline void need_row(const char *row)
 {
     const struct kvt_transport_ops *ops;
-    if (kvt_transport_find(str_of(row), &ops, NULL) != OK) SKIP("built without the library of that row: it is NOT tested");
+    if (kvt_transport_find(str_of(row), &ops, NULL) != OK)
+        SKIP("built without the library of that row: it is NOT tested");
     if (strcmp(row, "rdma") != 0 && strcmp(row, "ucx") != 0) return;
     DIR *d = opendir("/sys/class/infiniband");
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
     if (d) closedir(d);
-    /* UCX has a tcp of its own, which the row uses only when told to; UCX 1.13 aborts when a peer vanishes in the middle of its puts. */
+    /* UCX has a tcp of its own, which the row uses only when told to; UCX 1.13 aborts when a peer
+     * vanishes in the middle of its puts. */
     if (!n && strcmp(row, "ucx") == 0 && getenv("UCX_TLS")) return;
     if (!n) SKIP("this host has no RDMA device: the rows rdma and ucx are NOT tested");
 }
 
-/* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several connections, copiers, a wrapped row. */
+/* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several
+ * connections, copiers, a wrapped row. */
 static inline struct kvt_tuning tuning_of_environment(const char *fault)
 {
     struct kvt_tuning t = { 0 };
     struct err err = { 0 };
     bool known;
     for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)
-        if (getenv(n->name) && kvt_tuning_set(&t, n->name, getenv(n->name), &known, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (getenv(n->name) && kvt_tuning_set(&t, n->name, getenv(n->name), &known, &err) != OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
     if (fault) t.fault = fault;
     return t;
 }
 
-/* BATON_TEST_KV_DEVICES: where the pools of a test's nodes are, in the order in which they start, again from the first when the list is over:
- * "cuda", "cuda,cpu". Within one process such pools can be reached by tcp alone, so other rows' cases are skipped. */
-static bool nodes_are_apart; /* set by cases whose nodes are in processes of their own, before this one speaks to the card */
+/* BATON_TEST_KV_DEVICES: where the pools of a test's nodes are, in the order in which they start,
+ * again from the first when the list is over: "cuda", "cuda,cpu". Within one process such pools can
+ * be reached by tcp alone, so other rows' cases are skipped. */
+static bool nodes_are_apart; /* set by cases whose nodes are in processes of their own, before this
+                              * one speaks to the card */
 
 static inline const char *device_of_next_node(const char *protocols)
 {
     static int n_nodes;
     const char *list = getenv("BATON_TEST_KV_DEVICES");
     if (!list) return "cpu";
-    if (strcmp(protocols, "tcp") != 0 && !(nodes_are_apart && strcmp(protocols, "ipc") == 0)) SKIP("BATON_TEST_KV_DEVICES: in one process pools on a card are reached by tcp alone");
-    if (device_count("cuda") == 0) SKIP("no card: KV between pools in a card's memory is NOT tested");
+    if (strcmp(protocols, "tcp") != 0 && !(nodes_are_apart && strcmp(protocols, "ipc") == 0))
+        SKIP("BATON_TEST_KV_DEVICES: in one process pools on a card are reached by tcp alone");
+    if (device_count("cuda") == 0)
+        SKIP("no card: KV between pools in a card's memory is NOT tested");
     int n_items = strchr(list, ',') ? 2 : 1;
     const char *item = n_nodes++ % n_items ? strchr(list, ',') + 1 : list;
     return strncmp(item, "cuda", 4) == 0 ? "cuda" : "cpu";
@@ -105,11 +125,13 @@ static inline const char *device_of_next_node(const char *protocols)
 /* The test's image of the pool into the pool, and back. */
 static inline void node_push(struct node *n)
 {
-    if (n->image != n->mem.ptr) device_upload(n->device, n->mem.ptr, n->image, kv_layout_pool_bytes(&n->layout));
+    if (n->image != n->mem.ptr)
+        device_upload(n->device, n->mem.ptr, n->image, kv_layout_pool_bytes(&n->layout));
 }
 static inline void node_pull(struct node *n)
 {
-    if (n->image != n->mem.ptr) device_download(n->device, n->image, n->mem.ptr, kv_layout_pool_bytes(&n->layout));
+    if (n->image != n->mem.ptr)
+        device_download(n->device, n->image, n->mem.ptr, kv_layout_pool_bytes(&n->layout));
 }
 
 static inline void pool_set(struct node *n, int byte)
@@ -121,7 +143,8 @@ static inline void pool_set(struct node *n, int byte)
 static inline void pool_is(struct node *n, int byte)
 {
     node_pull(n);
-    for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout); i++) CHECK_EQ_INT((uint8_t)n->image[i], byte);
+    for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout); i++)
+        CHECK_EQ_INT((uint8_t)n->image[i], byte);
 }
 
 static inline struct node *node_start(struct node_options o)
@@ -132,16 +155,31 @@ static inline struct node *node_start(struct node_options o)
     n->layout = o.layout;
     CHECK_OK(device_open(o.device ? o.device : device_of_next_node(o.protocols), &n->device, &err));
     if (o.opened) o.opened(n->device);
-    CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
+    CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED,
+                              &n->mem, &err));
     n->image = n->device->is_host ? n->mem.ptr : calloc(1, n->mem.bytes);
-    struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .device = n->device, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
-                              .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
-                              .tuning = tuning_of_environment(o.fault), .on_event = node_on_event, .arg = n };
-    if (strcmp(o.protocols, "rdma") == 0) ko.tuning.rdma.port = o.port; /* that row has a listener of its own */
-    if (strcmp(o.protocols, "ucx") == 0) ko.tuning.ucx_port = o.port;   /* and so has this one */
+    struct kvt_options ko = {
+        .layout = o.layout,
+        .mem = &n->mem,
+        .device = n->device,
+        .protocols = o.protocols,
+        .listen_host = "127.0.0.1",
+        .port = o.port,
+        .checksum = !o.no_checksum,
+        .n_transfers = 64,
+        .stall_ms = o.stall_ms,
+        .metrics = o.metrics,
+        .tuning = tuning_of_environment(o.fault),
+        .on_event = node_on_event,
+        .arg = n,
+    };
+    /* that row has a listener of its own */
+    if (strcmp(o.protocols, "rdma") == 0) ko.tuning.rdma.port = o.port;
+    if (strcmp(o.protocols, "ucx") == 0) ko.tuning.ucx_port = o.port; /* and so has this one */
     ko.deadline_ms = o.deadline_ms;
     ko.tuning.lossy |= o.lossy;
-    if (kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
+    if (kvt_create(&ko, &n->kvt, &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
     return n;
 }
 
@@ -165,7 +203,8 @@ static inline size_t node_count(struct node *n, enum kvt_event_kind kind, uint64
     size_t count = 0;
     pthread_mutex_lock(&n->lock);
     for (size_t i = 0; i < n->n_events; i++) {
-        uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer : n->events[i].id;
+        uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer
+                                                                      : n->events[i].id;
         count += n->events[i].kind == kind && who == id;
     }
     pthread_mutex_unlock(&n->lock);
@@ -179,12 +218,14 @@ static inline void pause_ms(long ms)
 }
 
 /* The first event of that kind and id within timeout_ms; the test fails otherwise. */
-static inline struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint64_t id, int timeout_ms)
+static inline struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint64_t id,
+                                         int timeout_ms)
 {
     for (uint64_t end = clock_ms() + (uint64_t)timeout_ms;;) {
         pthread_mutex_lock(&n->lock);
         for (size_t i = 0; i < n->n_events; i++) {
-            uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer : n->events[i].id;
+            uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer
+                                                                          : n->events[i].id;
             if (n->events[i].kind != kind || who != id) continue;
             struct kvt_event ev = n->events[i];
             pthread_mutex_unlock(&n->lock);
@@ -193,8 +234,10 @@ static inline struct kvt_event node_wait(struct node *n, enum kvt_event_kind kin
         struct kvt_event last = n->n_events ? n->events[n->n_events - 1] : (struct kvt_event){ 0 };
         pthread_mutex_unlock(&n->lock);
         if (clock_ms() > end)
-            test_fail(__FILE__, __LINE__, "no event %d of %llu; last was %d of %llu, status %d, '%s'", kind, (unsigned long long)id, last.kind,
-                      (unsigned long long)last.id, last.status, last.text);
+            test_fail(__FILE__, __LINE__,
+                      "no event %d of %llu; last was %d of %llu, status %d, '%s'", kind,
+                      (unsigned long long)id, last.kind, (unsigned long long)last.id, last.status,
+                      last.text);
         pause_ms(1);
     }
 }
@@ -206,8 +249,10 @@ static inline uint64_t node_connect(struct node *from, struct node *to)
     struct err err = { 0 };
     uint64_t peer = 0;
     kvt_hello(from->kvt, &hello);
-    if (kvt_answer(to->kvt, buf_str(&hello), &answer, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_answer: %s", err.text);
-    if (kvt_connect(from->kvt, buf_str(&answer), &peer, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_connect: %s", err.text);
+    if (kvt_answer(to->kvt, buf_str(&hello), &answer, &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_answer: %s", err.text);
+    if (kvt_connect(from->kvt, buf_str(&answer), &peer, &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_connect: %s", err.text);
     buf_release(&hello);
     buf_release(&answer);
     node_wait(from, KVT_CONNECTED, peer, 5000);
@@ -262,32 +307,41 @@ static inline char *piece_of(struct node *n, uint32_t layer, int32_t block)
 }
 
 /* What a piece holds: the pattern in its first n_valid tokens, and `other` everywhere else. */
-static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32_t layer, uint32_t position, uint32_t n_valid, uint8_t other, uint8_t *out)
+static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32_t layer,
+                                uint32_t position, uint32_t n_valid, uint8_t other, uint8_t *out)
 {
-    size_t stride = kv_layout_segment_stride(l), valid = stride / l->block_tokens * n_valid, n = kv_layout_piece_bytes(l);
+    size_t stride = kv_layout_segment_stride(l), valid = stride / l->block_tokens * n_valid,
+           n = kv_layout_piece_bytes(l);
     uint8_t first = pattern(seed, layer, position, 0);
     memset(out, other, n);
     for (size_t run = 0; run < n; run += stride)
-        for (size_t i = run; i < run + valid && i < n; i++) out[i] = (uint8_t)(first + i * 3 + (i >> 8));
+        for (size_t i = run; i < run + valid && i < n; i++)
+            out[i] = (uint8_t)(first + i * 3 + (i >> 8));
 }
 
 /* The test's image of one piece into the pool. */
 static inline void piece_push(struct node *n, uint32_t layer, int32_t block)
 {
     size_t at = kv_layout_offset(&n->layout, layer, (uint32_t)block);
-    if (n->image != n->mem.ptr) device_upload(n->device, (char *)n->mem.ptr + at, n->image + at, kv_layout_piece_bytes(&n->layout));
+    if (n->image != n->mem.ptr)
+        device_upload(n->device, (char *)n->mem.ptr + at, n->image + at,
+                      kv_layout_piece_bytes(&n->layout));
 }
 
-static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
+static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks,
+                              uint32_t first, uint32_t end)
 {
     for (uint32_t b = first; b < end; b++) {
-        expect_piece(&n->layout, seed, layer, b, n->layout.block_tokens, 0, (uint8_t *)piece_of(n, layer, blocks[b]));
+        expect_piece(&n->layout, seed, layer, b, n->layout.block_tokens, 0,
+                     (uint8_t *)piece_of(n, layer, blocks[b]));
         piece_push(n, layer, blocks[b]);
     }
 }
 
-/* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere else. */
-static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks, uint32_t first, uint32_t n_tokens, uint8_t other)
+/* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere
+ * else. */
+static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks,
+                                     uint32_t first, uint32_t n_tokens, uint8_t other)
 {
     size_t n_bytes = kv_layout_piece_bytes(&n->layout);
     uint8_t *want = malloc(n_bytes);
@@ -295,10 +349,14 @@ static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
         for (uint32_t b = first; b < kvt_plan_n_blocks(&n->layout, n_tokens); b++) {
             const uint8_t *p = (const uint8_t *)piece_of(n, layer, blocks[b]);
-            expect_piece(&n->layout, seed, layer, b, kvt_plan_tokens(&n->layout, n_tokens, b), other, want);
+            expect_piece(&n->layout, seed, layer, b, kvt_plan_tokens(&n->layout, n_tokens, b),
+                         other, want);
             if (memcmp(p, want, n_bytes) == 0) continue;
             for (size_t i = 0; i < n_bytes; i++)
-                if (p[i] != want[i]) test_fail(__FILE__, __LINE__, "layer %u position %u byte %zu is %u, expected %u", layer, b, i, p[i], want[i]);
+                if (p[i] != want[i])
+                    test_fail(__FILE__, __LINE__,
+                              "layer %u position %u byte %zu is %u, expected %u", layer, b, i, p[i],
+                              want[i]);
         }
     free(want);
 }

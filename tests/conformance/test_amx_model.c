@@ -1,13 +1,15 @@
-/* test_amx_model.c - the loops of the amx row on processors without tiles: amx_int8.c and amx_bf16.c are built into this program with the
- * tile instructions in plain C (tests/harness/tile_model.h) and take the place of those in the library. What this cannot show is the
- * processor's own rounding and speed: test_matmul runs the row itself where there is one. */
+/* test_amx_model.c - the loops of the amx row on processors without tiles: amx_int8.c and
+ * amx_bf16.c are built into this program with the tile instructions in plain C
+ * (tests/harness/tile_model.h) and take the place of those in the library. What this cannot show is
+ * the processor's own rounding and speed: test_matmul runs the row itself where there is one. */
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/harness/tile_model.h"
 
 _Thread_local struct tile_model tile_model;
 
-/* A context of the amx row, which this CPU need not have; its vector loops do need the avx512-bf16 row's instructions. */
+/* A context of the amx row, which this CPU need not have; its vector loops do need the avx512-bf16
+ * row's instructions. */
 static struct kernel_ctx *open_amx(void)
 {
     struct kernel_ctx *c = open_row("avx512-bf16", ACTIVATIONS_FAST, 2);
@@ -19,7 +21,11 @@ static float *product(struct kernel_ctx *c, const struct weight *w, const float 
 {
     float *y = MEM_ARRAY(float, n_rows * w->n_out);
     CHECK_OK(kernel_ctx_reserve(c, n_rows, w->n_in));
-    c->ops->matmul(c, &(struct matmul_args){ .w = w, .x = x, .x_stride = w->n_in, .n_rows = n_rows, .y = y, .y_stride = w->n_out }, 1);
+    c->ops->matmul(
+        c,
+        &(struct matmul_args){
+            .w = w, .x = x, .x_stride = w->n_in, .n_rows = n_rows, .y = y, .y_stride = w->n_out },
+        1);
     CHECK(!tile_model.on);
     return y;
 }
@@ -28,12 +34,13 @@ static const size_t ROWS[] = { 1, 3, 8, 9, 16, 17, 35, 100 };
 
 TEST(integers_have_the_bits_of_ref)
 {
-    static const enum dtype TYPES[] = { DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_1, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_XS };
+    static const enum dtype TYPES[] = { DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_1,
+                                        DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_XS };
     struct kernel_ctx *c = open_amx(), *ref = open_row("ref", ACTIVATIONS_FAST, 1);
     for (size_t t = 0; t < COUNT_OF(TYPES); t++) {
         struct matrix m = make_matrix(TYPES[t], 70, 512);
         struct weight w = pack_one(c, &m);
-        float        *x = random_floats(100 * 512, 2), *want = product(ref, &w, x, 100);
+        float *x = random_floats(100 * 512, 2), *want = product(ref, &w, x, 100);
         for (size_t i = 0; i < COUNT_OF(ROWS); i++) {
             float *got = product(c, &w, x, ROWS[i]);
             check_bits(got, want, ROWS[i] * 70, dtype_name(TYPES[t]), ROWS[i], 512);
@@ -59,24 +66,28 @@ static void check_bf16(const struct matrix *m, const float *x, const float *y, s
             size += fabs(p);
         }
         if (!(fabs((double)y[i] - sum) <= size * 0x1p-8))
-            test_fail(__FILE__, __LINE__, "%s, n_in %zu: element %zu is %.9g, not %.9g", dtype_name(m->src.dtype), n_in, i, (double)y[i], sum);
+            test_fail(__FILE__, __LINE__, "%s, n_in %zu: element %zu is %.9g, not %.9g",
+                      dtype_name(m->src.dtype), n_in, i, (double)y[i], sum);
     }
 }
 
 TEST(bf16_rows_do_not_depend_on_their_neighbours)
 {
     static const enum dtype TYPES[] = { DTYPE_BF16, DTYPE_F8_E4M3 };
-    static const size_t     SIZES[][2] = { { 33, 1 }, { 5, 7 }, { 48, 257 }, { 129, 300 }, { 20, 544 } };
+    static const size_t SIZES[][2] = {
+        { 33, 1 }, { 5, 7 }, { 48, 257 }, { 129, 300 }, { 20, 544 }
+    };
     struct kernel_ctx *c = open_amx();
     for (size_t t = 0; t < COUNT_OF(TYPES); t++)
         for (size_t s = 0; s < COUNT_OF(SIZES); s++) {
             struct matrix m = make_matrix(TYPES[t], SIZES[s][0], SIZES[s][1]);
             struct weight w = pack_one(c, &m);
-            float        *x = random_floats(100 * w.n_in, 2), *want = product(c, &w, x, 100);
+            float *x = random_floats(100 * w.n_in, 2), *want = product(c, &w, x, 100);
             check_bf16(&m, x, want, 100);
             for (size_t i = 0; i < COUNT_OF(ROWS); i++) {
                 float *got = product(c, &w, x + (100 - ROWS[i]) * w.n_in, ROWS[i]);
-                check_bits(got, want + (100 - ROWS[i]) * w.n_out, ROWS[i] * w.n_out, dtype_name(TYPES[t]), ROWS[i], w.n_in);
+                check_bits(got, want + (100 - ROWS[i]) * w.n_out, ROWS[i] * w.n_out,
+                           dtype_name(TYPES[t]), ROWS[i], w.n_in);
                 mem_free(got);
             }
             weight_release(c, &w);

@@ -1,15 +1,16 @@
-/* test_append_rope.c - appending that rotates first is rotating, then appending: the same bytes in the pool and the same queries, of every row of the
- * kernel table and every type that its pools may have. */
+/* test_append_rope.c - appending that rotates first is rotating, then appending: the same bytes in
+ * the pool and the same queries, of every row of the kernel table and every type that its pools may
+ * have. */
 #include "kernels/kv_rows.h"
 #include "tests/conformance/kernel_on.h"
 
 enum { ROWS = 13, POSITIONS = 40, Q_HEADS = 6, KV_HEADS = 2, BLOCK = 16, BLOCKS = 8 };
 
 struct world {
-    int32_t          tables[2][3], pos[ROWS];
-    struct attn_seq  seqs[2];
-    float           *q, *k, *v, *norm, *angles;
-    size_t           dim, pool_bytes;
+    int32_t tables[2][3], pos[ROWS];
+    struct attn_seq seqs[2];
+    float *q, *k, *v, *norm, *angles;
+    size_t dim, pool_bytes;
 };
 
 /* An answer's row at position 20, then a prompt's from 3 on. */
@@ -28,23 +29,53 @@ static struct world make_world(size_t dim)
     return w;
 }
 
-static void free_world(struct world *w) { mem_free(w->q), mem_free(w->k), mem_free(w->v), mem_free(w->norm), mem_free(w->angles); }
+static void free_world(struct world *w)
+{
+    mem_free(w->q), mem_free(w->k), mem_free(w->v), mem_free(w->norm), mem_free(w->angles);
+}
 
 static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms, bool interleaved)
 {
     struct world w = make_world(dim);
-    float       *q[2], *k[2];
-    char        *pools[2];
+    float *q[2], *k[2];
+    char *pools[2];
     for (int i = 0; i < 2; i++) {
-        q[i] = mem_dup(w.q, ROWS * Q_HEADS * dim * sizeof(float)), k[i] = mem_dup(w.k, ROWS * KV_HEADS * dim * sizeof(float));
+        q[i] = mem_dup(w.q, ROWS * Q_HEADS * dim * sizeof(float)),
+        k[i] = mem_dup(w.k, ROWS * KV_HEADS * dim * sizeof(float));
         pools[i] = mem_calloc(1, w.pool_bytes);
         for (int s = 0; s < 2; s++) w.seqs[s].block_table = w.tables[s];
-        const struct rope_args rope = { .heads = { { .x = q[i], .x_stride = Q_HEADS * dim, .n_heads = Q_HEADS, .head_dim = dim, .norm = norms ? w.norm : NULL },
-                                                   { .x = k[i], .x_stride = KV_HEADS * dim, .n_heads = KV_HEADS, .head_dim = dim, .norm = norms ? w.norm : NULL } },
-                                        .n_heads = 2, .n_rows = ROWS, .rot_dim = dim / 2 * 2, .cos_sin = w.angles, .pos = w.pos, .interleaved = interleaved,
-                                        .norm_eps = 1e-5f };
-        struct kv_append_args append = { .k = k[i], .v = w.v, .on = { .seqs = w.seqs, .n_seqs = 2 }, .rope = i ? &rope : NULL,
-                                         .kv = { .dtype = type, .n_heads = KV_HEADS, .head_dim = (int32_t)dim, .block_tokens = BLOCK, .data = pools[i] } };
+        const struct rope_args rope = {
+            .heads = { {
+                           .x = q[i],
+                           .x_stride = Q_HEADS * dim,
+                           .n_heads = Q_HEADS,
+                           .head_dim = dim,
+                           .norm = norms ? w.norm : NULL,
+                       },
+                       {
+                           .x = k[i],
+                           .x_stride = KV_HEADS * dim,
+                           .n_heads = KV_HEADS,
+                           .head_dim = dim,
+                           .norm = norms ? w.norm : NULL,
+                       } },
+            .n_heads = 2,
+            .n_rows = ROWS,
+            .rot_dim = dim / 2 * 2,
+            .cos_sin = w.angles,
+            .pos = w.pos,
+            .interleaved = interleaved,
+            .norm_eps = 1e-5f,
+        };
+        struct kv_append_args append = { .k = k[i],
+                                         .v = w.v,
+                                         .on = { .seqs = w.seqs, .n_seqs = 2 },
+                                         .rope = i ? &rope : NULL,
+                                         .kv = { .dtype = type,
+                                                 .n_heads = KV_HEADS,
+                                                 .head_dim = (int32_t)dim,
+                                                 .block_tokens = BLOCK,
+                                                 .data = pools[i], }, };
         if (!i) on_rope(c, &rope, POSITIONS);
         if (i) on_append_rotated(c, &append, POSITIONS, pools[i], w.pool_bytes);
         else on_attention(c, &append, NULL, pools[i], w.pool_bytes);
@@ -61,7 +92,7 @@ static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms,
 static void append_cases(const char *isa)
 {
     static const enum dtype TYPES[] = { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, DTYPE_F8_E4M3 };
-    static const size_t     DIMS[] = { 64, 128, 20, 18 };
+    static const size_t DIMS[] = { 64, 128, 20, 18 };
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
     for (size_t t = 0; t < COUNT_OF(TYPES); t++)
         for (size_t d = 0; d < COUNT_OF(DIMS); d++)
@@ -69,7 +100,8 @@ static void append_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define ROW_TESTS(name, isa) TEST(name##_append_after_rope) { append_cases(isa); }
+#define ROW_TESTS(name, isa)                                                                       \
+    TEST(name##_append_after_rope) { append_cases(isa); }
 #define ROW_CASES(name) CASE(name##_append_after_rope)
 EVERY_ROW(ROW_TESTS)
 TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))

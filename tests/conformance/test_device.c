@@ -1,4 +1,5 @@
-/* test_device.c - every row of the device table: zeroed memory, copies there and back, sharing, refusals; lanes: copies, marks, checksums. */
+/* test_device.c - every row of the device table: zeroed memory, copies there and back, sharing,
+ * refusals; lanes: copies, marks, checksums. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -8,10 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/copy_stream.h"
 #include "kernels/float_bits.h"
 #include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
-#include "kernels/copy_stream.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
@@ -19,8 +20,8 @@
 static struct device *open_device(const char *name)
 {
     struct device *d;
-    struct err     err;
-    enum status    st = device_open(name, &d, &err);
+    struct err err;
+    enum status st = device_open(name, &d, &err);
     if (st == ERR_NODEV || (st == ERR_UNSUPPORTED && strcmp(name, "cuda") == 0)) {
         static char why[ERR_TEXT_MAX + 64];
         snprintf(why, sizeof why, "the device %s was NOT tested: %s", name, err.text);
@@ -35,13 +36,13 @@ static struct device *open_device(const char *name)
 static void memory_cases(const char *name)
 {
     static const size_t sizes[] = { 1, 4096, 4097, 5 << 20 };
-    struct device      *d = open_device(name);
+    struct device *d = open_device(name);
     for (unsigned flags = 0; flags <= DEVICE_MEM_SHARED; flags++)
         for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
             struct dev_mem m;
-            struct err     err;
-            const size_t   n = sizes[s];
-            char          *host = calloc(1, n + 1);
+            struct err err;
+            const size_t n = sizes[s];
+            char *host = calloc(1, n + 1);
             CHECK_OK(device_mem_alloc(d, n, flags, &m, &err));
             CHECK(m.bytes >= n && (uintptr_t)m.ptr % 64 == 0);
             CHECK((m.fd >= 0) == (flags == DEVICE_MEM_SHARED && d->is_host));
@@ -65,12 +66,13 @@ static void memory_cases(const char *name)
     device_close(d);
 }
 
-/* What an allocation takes and gives back is seen; the processor's pages come only when they are touched. */
+/* What an allocation takes and gives back is seen; the processor's pages come only when they are
+ * touched. */
 static void available_cases(const char *name)
 {
     struct device *d = open_device(name);
     struct dev_mem m;
-    size_t         before = device_available(d);
+    size_t before = device_available(d);
     CHECK(before > 0);
     CHECK_OK(device_mem_alloc(d, 64 << 20, DEVICE_MEM_PRIVATE, &m, NULL));
     if (!d->is_host) CHECK(device_available(d) + (64 << 20) <= before);
@@ -84,7 +86,7 @@ static void refusal_cases(const char *name)
     struct device *d = open_device(name);
     for (unsigned flags = 0; flags <= DEVICE_MEM_SHARED; flags++) {
         struct dev_mem m = { .fd = -1 };
-        struct err     err = { 0 };
+        struct err err = { 0 };
         CHECK_STATUS(device_mem_alloc(d, 0, flags, &m, &err), ERR_INVALID);
         CHECK_STATUS(device_mem_alloc(d, SIZE_MAX, flags, &m, &err), ERR_NOMEM);
         CHECK_STATUS(device_mem_alloc(d, (size_t)1 << 62, flags, &m, &err), ERR_NOMEM);
@@ -100,7 +102,7 @@ static void refusal_cases(const char *name)
 static struct dev_mem memory_of(struct device *d, size_t bytes, unsigned flags)
 {
     struct dev_mem m;
-    struct err     err;
+    struct err err;
     CHECK_OK(device_mem_alloc(d, bytes, flags, &m, &err));
     return m;
 }
@@ -108,31 +110,43 @@ static struct dev_mem memory_of(struct device *d, size_t bytes, unsigned flags)
 static struct copy_stream *open_lane(struct device *d)
 {
     struct copy_stream *l;
-    struct err   err;
+    struct err err;
     CHECK_OK(device_copy_stream(d, &l, &err));
     return l;
 }
 
 static void count_up(void *arg) { atomic_fetch_add((atomic_int *)arg, 1); }
 
-/* Host memory, up by runs that lie apart, on to another place of the device, down again: in order, and told when it is over. */
+/* Host memory, up by runs that lie apart, on to another place of the device, down again: in order,
+ * and told when it is over. */
 static void lane_copy_cases(const char *name)
 {
     enum { N = 4096, RUN = 96, RUNS = 20, APART = 160 };
     struct device *d = open_device(name);
-    struct copy_stream   *l = open_lane(d);
-    struct dev_mem host = memory_of(d, 2 * N, DEVICE_MEM_HOST), far = memory_of(d, 2 * N, DEVICE_MEM_PRIVATE);
+    struct copy_stream *l = open_lane(d);
+    struct dev_mem host = memory_of(d, 2 * N, DEVICE_MEM_HOST),
+                   far = memory_of(d, 2 * N, DEVICE_MEM_PRIVATE);
     CHECK_EQ_INT(host.kind, DEV_MEM_HOST);
-    char      *bytes = host.ptr, *there = far.ptr;
+    char *bytes = host.ptr, *there = far.ptr;
     atomic_int told = 0;
     for (int i = 0; i < N; i++) CHECK_EQ_INT(bytes[i], 0);
     for (int i = 0; i < N; i++) bytes[i] = (char)(i * 7 + (i >> 8));
     CHECK_OK(copy_stream_wait_event(l, 0));
-    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = there, .from = bytes, .to_stride = APART, .from_stride = RUN, .bytes = RUN, .n = RUNS }));
-    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = there + N, .from = there, .bytes = N, .n = 1 }));
-    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = bytes + N, .from = there + N, .bytes = N, .n = 1 }));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){
+                                     .to = there,
+                                     .from = bytes,
+                                     .to_stride = APART,
+                                     .from_stride = RUN,
+                                     .bytes = RUN,
+                                     .n = RUNS,
+                                 }));
+    CHECK_OK(copy_stream_copy(
+        l, &(struct copy_stream_strided){ .to = there + N, .from = there, .bytes = N, .n = 1 }));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){
+                                     .to = bytes + N, .from = there + N, .bytes = N, .n = 1 }));
     CHECK_OK(copy_stream_launch_host_fn(l, count_up, &told));
-    for (int ms = 0; atomic_load(&told) == 0 && ms < 5000; ms++) usleep(1000); /* nobody waits for the lane: it runs by itself */
+    /* nobody waits for the lane: it runs by itself */
+    for (int ms = 0; atomic_load(&told) == 0 && ms < 5000; ms++) usleep(1000);
     CHECK_EQ_INT(atomic_load(&told), 1);
     for (int i = 0; i < N; i++) {
         int run = i / APART, at = i % APART;
@@ -153,27 +167,37 @@ static void lane_copy_cases(const char *name)
 static void lane_gather_cases(const char *name)
 {
     enum { N = 300, ROOM = 1 << 20 };
-    struct device   *d = open_device(name);
-    struct copy_stream     *l = open_lane(d);
-    struct dev_mem   host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST), from = memory_of(d, ROOM, DEVICE_MEM_PRIVATE), to = memory_of(d, ROOM, DEVICE_MEM_PRIVATE);
-    unsigned char   *sent = host.ptr, *got = sent + ROOM;
+    struct device *d = open_device(name);
+    struct copy_stream *l = open_lane(d);
+    struct dev_mem host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST),
+                   from = memory_of(d, ROOM, DEVICE_MEM_PRIVATE),
+                   to = memory_of(d, ROOM, DEVICE_MEM_PRIVATE);
+    unsigned char *sent = host.ptr, *got = sent + ROOM;
     struct copy_stream_pair pairs[N];
-    size_t           at = 0, lengths[] = { 0, 1, 15, 16, 17, 48, 4096, 5000 };
+    size_t at = 0, lengths[] = { 0, 1, 15, 16, 17, 48, 4096, 5000 };
     for (size_t i = 0; i < ROOM; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9));
     for (int i = 0; i < N; i++) {
-        size_t bytes = i == 7 ? 150000 : lengths[i % 8], place = at + (size_t)(i % 3 == 0 ? i % 16 : 0);
-        pairs[i] = (struct copy_stream_pair){ .to = (char *)to.ptr + place, .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? i % 16 : 0), .bytes = bytes };
+        size_t bytes = i == 7 ? 150000 : lengths[i % 8],
+               place = at + (size_t)(i % 3 == 0 ? i % 16 : 0);
+        pairs[i] = (struct copy_stream_pair){
+            .to = (char *)to.ptr + place,
+            .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? i % 16 : 0),
+            .bytes = bytes
+        };
         at = (place + bytes + 16) / 16 * 16;
         CHECK(at < ROOM - 320000);
     }
-    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = from.ptr, .from = sent, .bytes = ROOM, .n = 1 }));
+    CHECK_OK(copy_stream_copy(
+        l, &(struct copy_stream_strided){ .to = from.ptr, .from = sent, .bytes = ROOM, .n = 1 }));
     CHECK_OK(copy_stream_gather(l, pairs, N));
     CHECK_OK(copy_stream_gather(l, pairs, 0));
-    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
+    CHECK_OK(copy_stream_copy(
+        l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
     CHECK_OK(copy_stream_synchronize(l));
     size_t next = 0; /* what no copy wrote is 0 still */
     for (int i = 0; i < N; i++) {
-        size_t place = (size_t)((char *)pairs[i].to - (char *)to.ptr), source = (size_t)((const char *)pairs[i].from - (char *)from.ptr);
+        size_t place = (size_t)((char *)pairs[i].to - (char *)to.ptr),
+               source = (size_t)((const char *)pairs[i].from - (char *)from.ptr);
         for (; next < place; next++) CHECK_EQ_INT(got[next], 0);
         CHECK(memcmp(got + place, sent + source, pairs[i].bytes) == 0);
         next = place + pairs[i].bytes;
@@ -187,14 +211,16 @@ static void lane_gather_cases(const char *name)
     device_close(d);
 }
 
-/* A copy behind a mark sees the work before it, also when the ring of marks has come round since. */
+/* A copy behind a mark sees the work before it, also when the ring of marks has come round
+ * since. */
 static void lane_mark_cases(const char *name)
 {
     enum { N = 64 };
     struct device *d = open_device(name);
-    struct copy_stream   *l = open_lane(d);
-    struct dev_mem host = memory_of(d, N, DEVICE_MEM_HOST), far = memory_of(d, N, DEVICE_MEM_PRIVATE);
-    uint64_t       before = 0;
+    struct copy_stream *l = open_lane(d);
+    struct dev_mem host = memory_of(d, N, DEVICE_MEM_HOST),
+                   far = memory_of(d, N, DEVICE_MEM_PRIVATE);
+    uint64_t before = 0;
     for (int round = 1; round <= 2 * DEVICE_EVENTS_MAX + 3; round++) {
         char value[N];
         memset(value, round, N);
@@ -204,7 +230,8 @@ static void lane_mark_cases(const char *name)
         if (round % 100 == 1) before = mark; /* an old mark now and then */
         CHECK_OK(copy_stream_wait_event(l, before));
         CHECK_OK(copy_stream_wait_event(l, mark));
-        CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = host.ptr, .from = far.ptr, .bytes = N, .n = 1 }));
+        CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){
+                                         .to = host.ptr, .from = far.ptr, .bytes = N, .n = 1 }));
         CHECK_OK(copy_stream_synchronize(l));
         CHECK_EQ_INT(memcmp(host.ptr, value, N), 0);
     }
@@ -214,46 +241,64 @@ static void lane_mark_cases(const char *name)
     device_close(d);
 }
 
-/* Pieces of every length up to a few stripes, around whole blocks, and larger ones; in one run and in several; aligned and not. */
+/* Pieces of every length up to a few stripes, around whole blocks, and larger ones; in one run and
+ * in several; aligned and not. */
 static void lane_sum_cases(const char *name)
 {
     enum { POOL = 300000, PIECES = 700 };
     struct device *d = open_device(name);
-    struct copy_stream   *l = open_lane(d);
+    struct copy_stream *l = open_lane(d);
     struct dev_mem far = memory_of(d, POOL, DEVICE_MEM_PRIVATE);
-    struct dev_mem in = memory_of(d, PIECES * sizeof(struct copy_stream_checksum_range), DEVICE_MEM_HOST), out = memory_of(d, PIECES * sizeof(uint64_t), DEVICE_MEM_HOST);
-    char          *bytes = malloc(POOL), *all = malloc(POOL);
-    uint64_t       want[PIECES], *sums = out.ptr;
+    struct dev_mem in = memory_of(d, PIECES * sizeof(struct copy_stream_checksum_range),
+                                  DEVICE_MEM_HOST),
+                   out = memory_of(d, PIECES * sizeof(uint64_t), DEVICE_MEM_HOST);
+    char *bytes = malloc(POOL), *all = malloc(POOL);
+    uint64_t want[PIECES], *sums = out.ptr;
     struct copy_stream_checksum_range *pieces = in.ptr;
     srand(3);
     for (int i = 0; i < POOL; i++) bytes[i] = (char)rand();
     device_upload(d, far.ptr, bytes, POOL);
     for (uint32_t i = 0; i < PIECES; i++) {
-        static const uint32_t large[] = { 1023, 1024, 1025, 1087, 1088, 1089, 2048, 2049, 4096, 8192, 65535, 65536, 65537, 66560, 131072, 131073, 1u << 17 };
-        struct copy_stream_checksum_range p = { .n_runs = 1, .run_bytes = i < 600 ? i + 1 : large[i % COUNT_OF(large)] };
-        size_t            at = i % 3 ? i % 3 * 16u : (size_t)(rand() % 64);
+        static const uint32_t large[] = { 1023,  1024,  1025,   1087,   1088,    1089,
+                                          2048,  2049,  4096,   8192,   65535,   65536,
+                                          65537, 66560, 131072, 131073, 1u << 17 };
+        struct copy_stream_checksum_range p = {
+            .n_runs = 1,
+            .run_bytes = i < 600 ? i + 1 : large[i % COUNT_OF(large)],
+        };
+        size_t at = i % 3 ? i % 3 * 16u : (size_t)(rand() % 64);
         if (i >= 650) { /* runs: the heads of a partly filled block */
             p.n_runs = 2 + i % 7;
-            p.run_bytes = i % 2 ? 16u * (uint32_t)(1 + rand() % 300) : (uint32_t)(1 + rand() % 5000);
-            p.stride = i % 2 ? 16u * (p.run_bytes / 16 + (uint32_t)(rand() % 9)) : p.run_bytes + (uint32_t)(rand() % 77);
+            p.run_bytes = i % 2 ? 16u * (uint32_t)(1 + rand() % 300)
+                                : (uint32_t)(1 + rand() % 5000);
+            p.stride = i % 2 ? 16u * (p.run_bytes / 16 + (uint32_t)(rand() % 9))
+                             : p.run_bytes + (uint32_t)(rand() % 77);
         }
         p.at = (char *)far.ptr + at;
         if (i % 5 == 1) { /* runs behind those: the scales of rows */
-            p.tail = (struct copy_stream_checksum_tail){ .n_runs = 1 + i % 4, .run_bytes = i % 2 ? 1 + i % 70 : 4 * (1 + i % 50) };
+            p.tail = (struct copy_stream_checksum_tail){
+                .n_runs = 1 + i % 4,
+                .run_bytes = i % 2 ? 1 + i % 70 : 4 * (1 + i % 50),
+            };
             p.tail.stride = p.tail.run_bytes + i % 9;
             p.tail.at = (char *)far.ptr + 200000 + i;
         }
         size_t n = 0;
-        for (uint32_t r = 0; r < p.n_runs; r++, n += p.run_bytes) memcpy(all + n, bytes + at + r * p.stride, p.run_bytes);
-        for (uint32_t r = 0; r < p.tail.n_runs; r++, n += p.tail.run_bytes) memcpy(all + n, bytes + 200000 + i + r * p.tail.stride, p.tail.run_bytes);
+        for (uint32_t r = 0; r < p.n_runs; r++, n += p.run_bytes)
+            memcpy(all + n, bytes + at + r * p.stride, p.run_bytes);
+        for (uint32_t r = 0; r < p.tail.n_runs; r++, n += p.tail.run_bytes)
+            memcpy(all + n, bytes + 200000 + i + r * p.tail.stride, p.tail.run_bytes);
         want[i] = hash_64(all, n, 0);
         pieces[i] = p;
     }
     CHECK_OK(copy_stream_checksum(l, pieces, PIECES, sums));
     CHECK_OK(copy_stream_synchronize(l));
     for (uint32_t i = 0; i < PIECES; i++)
-        if (sums[i] != want[i]) test_fail(__FILE__, __LINE__, "piece %u of %u runs of %u bytes: %016llx, hash_64 says %016llx", i, pieces[i].n_runs,
-                                          pieces[i].run_bytes, (unsigned long long)sums[i], (unsigned long long)want[i]);
+        if (sums[i] != want[i])
+            test_fail(__FILE__, __LINE__,
+                      "piece %u of %u runs of %u bytes: %016llx, hash_64 says %016llx", i,
+                      pieces[i].n_runs, pieces[i].run_bytes, (unsigned long long)sums[i],
+                      (unsigned long long)want[i]);
     free(bytes);
     free(all);
     device_mem_free(d, &far);
@@ -264,23 +309,33 @@ static void lane_sum_cases(const char *name)
     device_close(d);
 }
 
-/* One row of a type: any bits, and now and then zeros, values that are large or small, or the row of what is no number (scale NaN, values 0). */
-static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values, unsigned char *scale)
+/* One row of a type: any bits, and now and then zeros, values that are large or small, or the row
+ * of what is no number (scale NaN, values 0). */
+static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values,
+                    unsigned char *scale)
 {
     size_t bytes = kv_rows_bytes(t, width);
-    float  s = i % 9 == 4 ? float_of_bits(0x7fc00000) : i % 9 == 5 ? 0x1p-149f : (float)(rand() % 1000 + 1) * 0x1p-12f;
-    for (size_t b = 0; b < bytes; b++) values[b] = (unsigned char)(i % 9 == 3 || (kv_rows_scaled(t) && i % 9 == 4) ? 0 : rand());
+    float s = i % 9 == 4   ? float_of_bits(0x7fc00000)
+              : i % 9 == 5 ? 0x1p-149f
+                           : (float)(rand() % 1000 + 1) * 0x1p-12f;
+    for (size_t b = 0; b < bytes; b++)
+        values[b] = (unsigned char)(i % 9 == 3 || (kv_rows_scaled(t) && i % 9 == 4) ? 0 : rand());
     if (kv_rows_scaled(t)) memcpy(scale, &s, sizeof s);
     if (kv_rows_scaled(t) || i % 9 < 4) return;
-    float x[KERNEL_LATENT_MAX]; /* numbers that have a scale, not the infinities and NaNs among any bits */
-    for (uint32_t k = 0; k < width; k++) x[k] = ldexpf((float)(rand() - RAND_MAX / 2), i % 9 == 5 ? -180 : i % 9 == 6 ? 90 : -38 + rand() % 12);
+    float x[KERNEL_LATENT_MAX]; /* numbers that have a scale, not the infinities and NaNs among any
+                                 * bits */
+    for (uint32_t k = 0; k < width; k++)
+        x[k] = ldexpf((float)(rand() - RAND_MAX / 2), i % 9 == 5   ? -180
+                                                      : i % 9 == 6 ? 90
+                                                                   : -38 + rand() % 12);
     kv_row_store(t, x, values, NULL, width);
 }
 
 enum { CONVERT_ROOM = 1 << 20, CONVERT_HALF = CONVERT_ROOM / 2 }; /* values, then scales */
 
 /* What the definition makes of c in `image`, whose addresses are `far`'s. */
-static void convert_by_rows(const struct copy_stream_conversion *c, const struct dev_mem *from, char *from_image, const struct dev_mem *to, char *to_image)
+static void convert_by_rows(const struct copy_stream_conversion *c, const struct dev_mem *from,
+                            char *from_image, const struct dev_mem *to, char *to_image)
 {
     size_t from_bytes = kv_rows_bytes(c->from, c->width), to_bytes = kv_rows_bytes(c->to, c->width);
     for (uint32_t i = 0; i < c->n; i++)
@@ -288,24 +343,39 @@ static void convert_by_rows(const struct copy_stream_conversion *c, const struct
             for (uint32_t k = 0; k < c->rows[i].n; k++) {
                 const struct copy_stream_kv_rows *r = &c->rows[i];
                 size_t a = (size_t)g * r->from_stride + k, b = (size_t)g * r->to_stride + k;
-                char *x = from_image + ((const char *)r->from - (char *)from->ptr) + a * from_bytes, *y = to_image + ((char *)r->to - (char *)to->ptr) + b * to_bytes;
-                char *x_scale = from_image + ((const char *)r->from_scales - (char *)from->ptr) + 4 * a, *y_scale = to_image + ((char *)r->to_scales - (char *)to->ptr) + 4 * b;
+                char *x = from_image + ((const char *)r->from - (char *)from->ptr) + a * from_bytes,
+                     *y = to_image + ((char *)r->to - (char *)to->ptr) + b * to_bytes;
+                char *x_scale = from_image + ((const char *)r->from_scales - (char *)from->ptr) +
+                                4 * a,
+                     *y_scale = to_image + ((char *)r->to_scales - (char *)to->ptr) + 4 * b;
                 float row[KERNEL_LATENT_MAX];
                 kv_row_load(c->from, x, x_scale, row, c->width);
                 if (c->from != c->to) kv_row_store(c->to, row, y, y_scale, c->width);
-                else memcpy(y, x, to_bytes), kv_rows_scaled(c->to) ? memcpy(y_scale, x_scale, 4) : NULL;
+                else
+                    memcpy(y, x, to_bytes),
+                        kv_rows_scaled(c->to) ? memcpy(y_scale, x_scale, 4) : NULL;
             }
 }
 
-/* Places of 1 to 7 rows in 1 to 3 groups, at whole and at odd addresses; more of them than fit a launch where rows are short. */
-static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width, const struct dev_mem *a, const struct dev_mem *b, struct copy_stream_kv_rows *out, uint32_t max)
+/* Places of 1 to 7 rows in 1 to 3 groups, at whole and at odd addresses; more of them than fit a
+ * launch where rows are short. */
+static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width,
+                               const struct dev_mem *a, const struct dev_mem *b,
+                               struct copy_stream_kv_rows *out, uint32_t max)
 {
     size_t from_at = 0, to_at = 0, from_row = 0, to_row = 0; /* in values, in rows of scales */
     uint32_t n = 0;
     for (; n < max; n++) {
-        struct copy_stream_kv_rows r = { .n = 1 + n % 7, .n_groups = 1 + n % 3, .from_stride = 7 + n % 2, .to_stride = 1 + n % 7 + n % 4 };
+        struct copy_stream_kv_rows r = {
+            .n = 1 + n % 7,
+            .n_groups = 1 + n % 3,
+            .from_stride = 7 + n % 2,
+            .to_stride = 1 + n % 7 + n % 4,
+        };
         size_t rows = 24, odd = n % 2 ? n % 16 : 0; /* 3 groups, at most 8 rows apart */
-        if (from_at + rows * kv_rows_bytes(from, width) + 16 > CONVERT_HALF || to_at + 32 * kv_rows_bytes(to, width) + 16 > CONVERT_HALF) break;
+        if (from_at + rows * kv_rows_bytes(from, width) + 16 > CONVERT_HALF ||
+            to_at + 32 * kv_rows_bytes(to, width) + 16 > CONVERT_HALF)
+            break;
         r.from = (char *)a->ptr + from_at + odd;
         r.to = (char *)b->ptr + to_at + odd;
         r.from_scales = (char *)a->ptr + CONVERT_HALF + 4 * from_row + odd;
@@ -323,25 +393,32 @@ static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width, c
 static void lane_convert_cases(const char *name)
 {
     static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
-    static const uint32_t   widths[] = { 1, 5, 24, 64, 80, 128, 200, 576, KERNEL_LATENT_MAX };
+    static const uint32_t widths[] = { 1, 5, 24, 64, 80, 128, 200, 576, KERNEL_LATENT_MAX };
     enum { MOST = 150 };
-    struct device   *d = open_device(name);
-    struct copy_stream     *l = open_lane(d);
-    struct dev_mem   from = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE), far = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE);
-    struct dev_mem   host = memory_of(d, CONVERT_ROOM, DEVICE_MEM_HOST);
-    char            *image = malloc(CONVERT_ROOM), *want = malloc(CONVERT_ROOM), *got = malloc(CONVERT_ROOM);
+    struct device *d = open_device(name);
+    struct copy_stream *l = open_lane(d);
+    struct dev_mem from = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE),
+                   far = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE);
+    struct dev_mem host = memory_of(d, CONVERT_ROOM, DEVICE_MEM_HOST);
+    char *image = malloc(CONVERT_ROOM), *want = malloc(CONVERT_ROOM), *got = malloc(CONVERT_ROOM);
     struct copy_stream_kv_rows rows[MOST];
     srand(11);
     for (uint32_t i = 0; i < COUNT_OF(types) * COUNT_OF(types) * COUNT_OF(widths); i++) {
-        struct copy_stream_conversion c = { .from = types[i % 5], .to = types[i / 5 % 5], .width = widths[i / 25], .rows = rows };
-        struct dev_mem        *to = i % 2 ? &host : &far;
-        c.n = convert_places(c.from, c.to, c.width, &from, to, rows, c.width < 30 ? (uint32_t)MOST : 14);
+        struct copy_stream_conversion c = {
+            .from = types[i % 5], .to = types[i / 5 % 5], .width = widths[i / 25], .rows = rows
+        };
+        struct dev_mem *to = i % 2 ? &host : &far;
+        c.n = convert_places(c.from, c.to, c.width, &from, to, rows,
+                             c.width < 30 ? (uint32_t)MOST : 14);
         CHECK(c.n >= 2);
         memset(image, 0, CONVERT_ROOM);
         for (uint32_t p = 0; p < c.n; p++)
             for (uint32_t r = 0; r < rows[p].n_groups * rows[p].from_stride; r++)
-                any_row(c.from, c.width, (int)(p + r), (unsigned char *)image + ((const char *)rows[p].from - (char *)from.ptr) + r * kv_rows_bytes(c.from, c.width),
-                        (unsigned char *)image + ((const char *)rows[p].from_scales - (char *)from.ptr) + 4 * r);
+                any_row(c.from, c.width, (int)(p + r),
+                        (unsigned char *)image + ((const char *)rows[p].from - (char *)from.ptr) +
+                            r * kv_rows_bytes(c.from, c.width),
+                        (unsigned char *)image +
+                            ((const char *)rows[p].from_scales - (char *)from.ptr) + 4 * r);
         memset(want, 0x5a, CONVERT_ROOM);
         device_upload(d, from.ptr, image, CONVERT_ROOM);
         if (i % 2) memcpy(to->ptr, want, CONVERT_ROOM);
@@ -352,7 +429,10 @@ static void lane_convert_cases(const char *name)
         if (i % 2) memcpy(got, to->ptr, CONVERT_ROOM);
         else device_download(d, got, to->ptr, CONVERT_ROOM);
         for (size_t b = 0; memcmp(got, want, CONVERT_ROOM) != 0 && b < CONVERT_ROOM; b++)
-            if (got[b] != want[b]) test_fail(__FILE__, __LINE__, "type %d to %d, rows of %u: byte %zu is %02x, not %02x", c.from, c.to, c.width, b, (uint8_t)got[b], (uint8_t)want[b]);
+            if (got[b] != want[b])
+                test_fail(__FILE__, __LINE__,
+                          "type %d to %d, rows of %u: byte %zu is %02x, not %02x", c.from, c.to,
+                          c.width, b, (uint8_t)got[b], (uint8_t)want[b]);
     }
     free(image);
     free(want);
@@ -369,13 +449,16 @@ static void lane_convert_cases(const char *name)
 static void sharing_cases(const char *name)
 {
     struct device *d = open_device(name);
-    struct dev_mem m = memory_of(d, 5000, DEVICE_MEM_SHARED), host = memory_of(d, 5000, DEVICE_MEM_HOST);
-    uint8_t        handle[DEVICE_HANDLE_BYTES] = { 0 }, other[DEVICE_HANDLE_BYTES] = { 0 };
-    struct err     err = { 0 };
-    void          *p = NULL;
-    CHECK_STATUS(device_mem_import(d, handle, &p, &err), d->is_host ? ERR_UNSUPPORTED : ERR_PEER_LOST);
+    struct dev_mem m = memory_of(d, 5000, DEVICE_MEM_SHARED),
+                   host = memory_of(d, 5000, DEVICE_MEM_HOST);
+    uint8_t handle[DEVICE_HANDLE_BYTES] = { 0 }, other[DEVICE_HANDLE_BYTES] = { 0 };
+    struct err err = { 0 };
+    void *p = NULL;
+    CHECK_STATUS(device_mem_import(d, handle, &p, &err),
+                 d->is_host ? ERR_UNSUPPORTED : ERR_PEER_LOST);
     CHECK(err.text[0] && p == NULL);
-    CHECK_STATUS(device_mem_export(d, &host, handle, &err), d->is_host ? ERR_UNSUPPORTED : ERR_NODEV);
+    CHECK_STATUS(device_mem_export(d, &host, handle, &err),
+                 d->is_host ? ERR_UNSUPPORTED : ERR_NODEV);
     CHECK_STATUS(device_mem_export(d, &m, handle, &err), d->is_host ? ERR_UNSUPPORTED : OK);
     CHECK((memcmp(handle, other, sizeof handle) == 0) == d->is_host);
     int fd = -1;
@@ -386,26 +469,30 @@ static void sharing_cases(const char *name)
     CHECK_OK(device_flush_rdma_writes(d));
     CHECK_OK(device_fault(d, NULL));
     device_mem_free(d, &m);
-    if (!d->is_host) CHECK_STATUS(device_mem_import(d, handle, &p, &err), ERR_PEER_LOST); /* freed */
+    /* freed */
+    if (!d->is_host) CHECK_STATUS(device_mem_import(d, handle, &p, &err), ERR_PEER_LOST);
     device_mem_free(d, &host);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
 }
 
-#define DEVICE_TESTS(name)                                                                            \
-    TEST(name##_memory_is_zeroed_and_holds_what_was_put_there) { memory_cases(#name); }               \
-    TEST(name##_impossible_sizes_are_refused_with_a_sentence) { refusal_cases(#name); }               \
-    TEST(name##_memory_that_is_available) { available_cases(#name); }                                 \
-    TEST(name##_lane_copies_in_order) { lane_copy_cases(#name); }                                     \
-    TEST(name##_lane_gathers) { lane_gather_cases(#name); }                                           \
-    TEST(name##_lane_waits_for_marks) { lane_mark_cases(#name); }                                     \
-    TEST(name##_lane_sums_are_the_hosts) { lane_sum_cases(#name); }                                   \
-    TEST(name##_lane_converts_rows) { lane_convert_cases(#name); }                                    \
+#define DEVICE_TESTS(name)                                                                         \
+    TEST(name##_memory_is_zeroed_and_holds_what_was_put_there) { memory_cases(#name); }            \
+    TEST(name##_impossible_sizes_are_refused_with_a_sentence) { refusal_cases(#name); }            \
+    TEST(name##_memory_that_is_available) { available_cases(#name); }                              \
+    TEST(name##_lane_copies_in_order) { lane_copy_cases(#name); }                                  \
+    TEST(name##_lane_gathers) { lane_gather_cases(#name); }                                        \
+    TEST(name##_lane_waits_for_marks) { lane_mark_cases(#name); }                                  \
+    TEST(name##_lane_sums_are_the_hosts) { lane_sum_cases(#name); }                                \
+    TEST(name##_lane_converts_rows) { lane_convert_cases(#name); }                                 \
     TEST(name##_memory_of_others) { sharing_cases(#name); }
-#define DEVICE_CASES(name)                                                                                               \
-    CASE(name##_memory_is_zeroed_and_holds_what_was_put_there), CASE(name##_impossible_sizes_are_refused_with_a_sentence), \
-        CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order), CASE(name##_lane_gathers), CASE(name##_lane_waits_for_marks), \
-        CASE(name##_lane_sums_are_the_hosts), CASE(name##_lane_converts_rows), CASE(name##_memory_of_others)
+#define DEVICE_CASES(name)                                                                         \
+    CASE(name##_memory_is_zeroed_and_holds_what_was_put_there),                                    \
+        CASE(name##_impossible_sizes_are_refused_with_a_sentence),                                 \
+        CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order),                  \
+        CASE(name##_lane_gathers), CASE(name##_lane_waits_for_marks),                              \
+        CASE(name##_lane_sums_are_the_hosts), CASE(name##_lane_converts_rows),                     \
+        CASE(name##_memory_of_others)
 
 DEVICE_TESTS(cpu)
 DEVICE_TESTS(cuda)
@@ -415,7 +502,7 @@ TEST(another_process_writes_into_shared_memory)
 {
     struct device *d = open_device("cpu");
     struct dev_mem m;
-    struct err     err;
+    struct err err;
     CHECK_OK(device_mem_alloc(d, 100000, DEVICE_MEM_SHARED, &m, &err));
     pid_t child = fork();
     if (child == 0) {
@@ -434,7 +521,7 @@ TEST(another_process_writes_into_shared_memory)
 TEST(unknown_devices_are_named)
 {
     struct device *d = NULL;
-    struct err     err = { 0 };
+    struct err err = { 0 };
     CHECK_STATUS(device_open("abacus", &d, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "abacus") != NULL && d == NULL);
     device_close(NULL);
@@ -444,8 +531,8 @@ TEST(unknown_devices_are_named)
 TEST(a_card_without_kernels_is_refused)
 {
     struct device *d = NULL;
-    struct err     err = { 0 };
-    char           text[256];
+    struct err err = { 0 };
+    char text[256];
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
     CHECK_OK(device_open("cuda", &d, &err));
     device_describe(d, text, sizeof text);
@@ -463,5 +550,5 @@ TEST(a_card_without_kernels_is_refused)
     device_close(d);
 }
 
-TEST_MAIN(DEVICE_CASES(cpu), DEVICE_CASES(cuda), CASE(another_process_writes_into_shared_memory), CASE(unknown_devices_are_named),
-          CASE(a_card_without_kernels_is_refused))
+TEST_MAIN(DEVICE_CASES(cpu), DEVICE_CASES(cuda), CASE(another_process_writes_into_shared_memory),
+          CASE(unknown_devices_are_named), CASE(a_card_without_kernels_is_refused))

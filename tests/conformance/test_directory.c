@@ -1,5 +1,6 @@
-/* test_directory.c - every row of the directory table passes the same cases; then what only a holder elsewhere can do: vanish,
- * come back empty, refuse. The row http talks to a holder in this process, redis to a server started here on a free port. */
+/* test_directory.c - every row of the directory table passes the same cases; then what only a
+ * holder elsewhere can do: vanish, come back empty, refuse. The row http talks to a holder in this
+ * process, redis to a server started here on a free port. */
 #include <fcntl.h>
 #include <hiredis/hiredis.h>
 #include <netinet/in.h>
@@ -19,25 +20,26 @@
 enum { NODES = 32, LEASE_LONG_MS = 20000, LEASE_SHORT_MS = 400, WAIT_MS = 8000, CASE_S = 60 };
 
 struct rig {
-    const char              *row;
-    struct loop             *loop;
-    struct directory        *a, *b; /* two entries; the same one for local */
-    struct directory        *held;  /* http: the holder's own */
+    const char *row;
+    struct loop *loop;
+    struct directory *a, *b; /* two entries; the same one for local */
+    struct directory *held;  /* http: the holder's own */
     struct directory_server *server;
-    uint16_t                 port;
-    pid_t                    redis;
-    uint32_t                 lease_ms;
-    int                      n_up, n_down; /* of a */
+    uint16_t port;
+    pid_t redis;
+    uint32_t lease_ms;
+    int n_up, n_down; /* of a */
 };
 
 struct answer {
-    int                n_calls;
-    bool               inside; /* set while the asking call is under way: no callback may come then */
-    enum status        st;
-    uint64_t           fence;
-    size_t             n;
+    int n_calls;
+    bool inside; /* set while the asking call is under way: no callback may come
+                  * then */
+    enum status st;
+    uint64_t fence;
+    size_t n;
     struct node_record nodes[NODES];
-    char               topics[512];
+    char topics[512];
 };
 
 /* ---- the loop ---- */
@@ -56,11 +58,11 @@ static void run_for(struct rig *r, uint64_t ms)
     for (uint64_t end = clock_ms() + ms; clock_ms() < end;) turn(r);
 }
 
-#define WAIT_FOR(r, cond)                                              \
-    do {                                                               \
-        uint64_t end_ = clock_ms() + WAIT_MS;                          \
-        while (!(cond) && clock_ms() < end_) turn(r);                  \
-        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond); \
+#define WAIT_FOR(r, cond)                                                                          \
+    do {                                                                                           \
+        uint64_t end_ = clock_ms() + WAIT_MS;                                                      \
+        while (!(cond) && clock_ms() < end_) turn(r);                                              \
+        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond);                 \
     } while (0)
 
 /* ---- redis ---- */
@@ -100,7 +102,8 @@ static void redis_run(struct rig *r)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         int null = open("/dev/null", O_WRONLY);
         dup2(null, STDOUT_FILENO);
-        execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir, NULL);
+        execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "",
+               "--appendonly", "no", "--dir", dir, NULL);
         _exit(127);
     }
     redisFree(redis_dial(r));
@@ -136,19 +139,29 @@ static void on_down(void *arg, const char *why)
     ((struct rig *)arg)->n_down++;
 }
 
-static struct directory *open_entry(struct rig *r, const char *topic, const char *secret, bool counted)
+static struct directory *open_entry(struct rig *r, const char *topic, const char *secret,
+                                    bool counted)
 {
     struct directory *d = NULL;
     struct err err = { 0 };
     struct directory_options o = {
-        .loop = r->loop, .topic = topic, .renew_ms = 100, .lease_ms = r->lease_ms, .http_host = "127.0.0.1", .http_port = r->port,
-        .secret = str_of(secret), .redis_host = "127.0.0.1", .redis_port = r->port, .arg = r,
+        .loop = r->loop,
+        .topic = topic,
+        .renew_ms = 100,
+        .lease_ms = r->lease_ms,
+        .http_host = "127.0.0.1",
+        .http_port = r->port,
+        .secret = str_of(secret),
+        .redis_host = "127.0.0.1",
+        .redis_port = r->port,
+        .arg = r,
     };
     if (counted) {
         o.on_up = on_up;
         o.on_down = on_down;
     }
-    if (directory_open(r->row, &o, &d, &err) != OK) test_fail(__FILE__, __LINE__, "open: %s", err.text);
+    if (directory_open(r->row, &o, &d, &err) != OK)
+        test_fail(__FILE__, __LINE__, "open: %s", err.text);
     return d;
 }
 
@@ -157,7 +170,8 @@ static void holder_start(struct rig *r, uint16_t port)
     struct directory_options o = { .loop = r->loop, .topic = "default", .lease_ms = r->lease_ms };
     struct err err = { 0 };
     CHECK_OK(directory_open("local", &o, &r->held, &err));
-    if (directory_serve_start(r->loop, r->held, "127.0.0.1", port, STR("s3cret"), &r->server, &err) != OK)
+    if (directory_serve_start(r->loop, r->held, "127.0.0.1", port, STR("s3cret"), &r->server,
+                              &err) != OK)
         test_fail(__FILE__, __LINE__, "serve: %s", err.text);
     r->port = directory_serve_port(r->server);
 }
@@ -179,7 +193,8 @@ static void rig_open(struct rig *r, const char *row, uint32_t lease_ms)
 {
     *r = (struct rig){ .row = row, .lease_ms = lease_ms };
     bool is_redis = strcmp(row, "redis") == 0, is_local = strcmp(row, "local") == 0;
-    if (is_redis && !has_redis()) SKIP("redis-server is not installed; the row redis is NOT tested");
+    if (is_redis && !has_redis())
+        SKIP("redis-server is not installed; the row redis is NOT tested");
     CHECK_OK(loop_create(&r->loop, NULL));
     if (is_redis) {
         r->port = free_port();
@@ -207,9 +222,23 @@ static void rig_close(struct rig *r)
 static struct node_record record(uint64_t node, enum node_role role)
 {
     struct node_record n = {
-        .node = node, .role = role, .topic = "default", .host = "10.0.0.7", .cluster_port = 7001, .http_port = 8000,
-        .model = 0xfedcba9876543210u, .max_seqs = 4, .n_blocks = 100, .block_tokens = 64, .max_model_len = 32768,
-        .n_running = 3, .n_waiting = 2, .n_blocks_free = 90, .waiting_tokens = 1234, .progress = 77, .has_work = true,
+        .node = node,
+        .role = role,
+        .topic = "default",
+        .host = "10.0.0.7",
+        .cluster_port = 7001,
+        .http_port = 8000,
+        .model = 0xfedcba9876543210u,
+        .max_seqs = 4,
+        .n_blocks = 100,
+        .block_tokens = 64,
+        .max_model_len = 32768,
+        .n_running = 3,
+        .n_waiting = 2,
+        .n_blocks_free = 90,
+        .waiting_tokens = 1234,
+        .progress = 77,
+        .has_work = true,
     };
     snprintf(n.name, sizeof n.name, "%s-\"%u\"", node_role_name(role), (unsigned)(node & 0xff));
     return n;
@@ -251,7 +280,8 @@ static const struct node_record *find(const struct answer *a, uint64_t node)
     return NULL;
 }
 
-/* Look until the view has n nodes: renewals over several connections may arrive after a snapshot asked later. */
+/* Look until the view has n nodes: renewals over several connections may arrive after a snapshot
+ * asked later. */
 static void look_for(struct rig *r, struct directory *d, struct answer *a, size_t n)
 {
     for (uint64_t end = clock_ms() + WAIT_MS; clock_ms() < end; turn(r))
@@ -263,8 +293,10 @@ static void look_for_seqs(struct rig *r, uint64_t node, uint32_t seqs)
 {
     struct answer a = { 0 };
     for (uint64_t end = clock_ms() + WAIT_MS; clock_ms() < end; turn(r))
-        if (look(r, r->a, &a) == OK && find(&a, node) && find(&a, node)->placed_seqs == seqs) return;
-    test_fail(__FILE__, __LINE__, "%u sequences are placed, not %u", find(&a, node) ? find(&a, node)->placed_seqs : 9999, seqs);
+        if (look(r, r->a, &a) == OK && find(&a, node) && find(&a, node)->placed_seqs == seqs)
+            return;
+    test_fail(__FILE__, __LINE__, "%u sequences are placed, not %u",
+              find(&a, node) ? find(&a, node)->placed_seqs : 9999, seqs);
 }
 
 static void on_reserve(void *arg, enum status st, uint64_t fence)
@@ -278,7 +310,14 @@ static void on_reserve(void *arg, enum status st, uint64_t fence)
 
 static struct placement placement(uint64_t request, uint64_t prefill, uint64_t decode)
 {
-    return (struct placement){ .request = request, .prefill = prefill, .decode = decode, .tokens = 1000, .blocks = 16, .ttl_ms = 60000 };
+    return (struct placement){
+        .request = request,
+        .prefill = prefill,
+        .decode = decode,
+        .tokens = 1000,
+        .blocks = 16,
+        .ttl_ms = 60000,
+    };
 }
 
 static enum status reserve(struct rig *r, struct directory *d, struct placement p, struct answer *a)
@@ -321,7 +360,8 @@ static void case_published_nodes_are_seen(struct rig *r)
 static void case_topics_are_apart(struct rig *r)
 {
     struct answer a, b;
-    struct directory *other = strcmp(r->row, "local") == 0 ? r->a : open_entry(r, "test", "s3cret", false);
+    struct directory *other = strcmp(r->row, "local") == 0 ? r->a
+                                                           : open_entry(r, "test", "s3cret", false);
     struct node_record n = record(3, ROLE_PREFILL);
     run_for(r, 100);
     snprintf(n.topic, sizeof n.topic, "test");
@@ -410,7 +450,8 @@ static void case_full_nodes_are_refused(struct rig *r)
     CHECK_STATUS(reserve(r, r->b, placement(21, 1, 2), &a), ERR_BUSY);
     directory_release(r->a, 20);
     look_for_seqs(r, 2, 0);
-    for (uint64_t i = 0; i < 4; i++) CHECK_OK(reserve(r, i & 1 ? r->b : r->a, placement(30 + i, 1, 2), &a));
+    for (uint64_t i = 0; i < 4; i++)
+        CHECK_OK(reserve(r, i & 1 ? r->b : r->a, placement(30 + i, 1, 2), &a));
     CHECK_STATUS(reserve(r, r->b, placement(40, 1, 2), &a), ERR_BUSY);
     CHECK_STATUS(reserve(r, r->b, placement(41, 77, 2), &a), ERR_NOT_FOUND);
     CHECK_STATUS(reserve(r, r->b, placement(42, 1, 77), &a), ERR_NOT_FOUND);
@@ -439,7 +480,8 @@ static void case_last_place_is_given_once(struct rig *r)
         WAIT_FOR(r, answers[i].n_calls == 1);
         n_ok += answers[i].st == OK;
         n_busy += answers[i].st == ERR_BUSY;
-        for (int k = 0; k < i; k++) CHECK(answers[i].st != OK || answers[k].fence != answers[i].fence);
+        for (int k = 0; k < i; k++)
+            CHECK(answers[i].st != OK || answers[k].fence != answers[i].fence);
     }
     CHECK_EQ_INT(n_ok, PLACES);
     CHECK_EQ_INT(n_busy, TRIES - PLACES);
@@ -469,7 +511,8 @@ static void case_release_may_come_twice(struct rig *r)
     CHECK_EQ_INT(find(&a, 1)->placed_tokens, 0);
 }
 
-/* A request that moves releases and reserves again in the same turn of the loop; the two must not get crossed. */
+/* A request that moves releases and reserves again in the same turn of the loop; the two must not
+ * get crossed. */
 static void case_moving_requests_count_once(struct rig *r)
 {
     struct answer a;
@@ -571,7 +614,8 @@ static void case_a_dead_entry_holds_nothing(struct rig *r)
     CHECK_EQ_INT(find(&a, 2)->placed_tokens, 1000);
 }
 
-static void lose_and_find(struct rig *r, void (*lose)(struct rig *), void (*find_again)(struct rig *))
+static void lose_and_find(struct rig *r, void (*lose)(struct rig *),
+                          void (*find_again)(struct rig *))
 {
     struct answer a;
     publish(r->a, 2, ROLE_DECODE);
@@ -661,7 +705,8 @@ TEST(paused_redis_gets_the_releases_later)
     CHECK_OK(reserve(&r, r.a, placement(10, 0, 2), &a));
     kill(r.redis, SIGSTOP);
     directory_release(r.a, 10);
-    CHECK_STATUS(reserve(&r, r.a, placement(11, 0, 2), &a), ERR_UNAVAILABLE); /* counted or not: it is taken back as well */
+    /* counted or not: it is taken back as well */
+    CHECK_STATUS(reserve(&r, r.a, placement(11, 0, 2), &a), ERR_UNAVAILABLE);
     WAIT_FOR(&r, r.n_down == 1);
     kill(r.redis, SIGCONT);
     WAIT_FOR(&r, r.n_up == 2);
@@ -681,12 +726,14 @@ TEST(every_key_of_redis_is_bounded_in_time)
     CHECK_OK(look(&r, r.a, &a));
     redisContext *c = redis_dial(&r);
     redisReply *keys = redisCommand(c, "KEYS *");
-    CHECK_EQ_INT(keys->elements, 11); /* nodes, 2 node:, 2 load:, res, res_end, owners, owned:, fence, baton:topics */
+    CHECK_EQ_INT(keys->elements, 11); /* nodes, 2 node:, 2 load:, res, res_end, owners, owned:,
+                                       * fence, baton:topics */
     for (size_t i = 0; i < keys->elements; i++) {
         const char *key = keys->element[i]->str;
         redisReply *ttl = redisCommand(c, "PTTL %s", key);
         CHECK(strncmp(key, "baton:{default}:", 16) == 0 || strcmp(key, "baton:topics") == 0);
-        if ((ttl->integer < 0) != (strcmp(key, "baton:{default}:fence") == 0)) test_fail(__FILE__, __LINE__, "%s has a PTTL of %lld", key, ttl->integer);
+        if ((ttl->integer < 0) != (strcmp(key, "baton:{default}:fence") == 0))
+            test_fail(__FILE__, __LINE__, "%s has a PTTL of %lld", key, ttl->integer);
         freeReplyObject(ttl);
     }
     freeReplyObject(keys);
@@ -699,7 +746,8 @@ TEST(strangers_are_refused)
     struct rig r;
     struct answer a;
     rig_open(&r, "http", LEASE_LONG_MS);
-    struct directory *stranger = open_entry(&r, "default", "guessed", true), *nobody = open_entry(&r, "default", "", false);
+    struct directory *stranger = open_entry(&r, "default", "guessed", true),
+                     *nobody = open_entry(&r, "default", "", false);
     WAIT_FOR(&r, r.n_down == 1);
     publish(stranger, 1, ROLE_MIXED);
     publish(nobody, 2, ROLE_MIXED);
@@ -741,11 +789,11 @@ static void run(const char *row, uint32_t lease_ms, void (*fn)(struct rig *))
     rig_close(&r);
 }
 
-#define REMOTE_ROWS(name, lease)                                  \
-    TEST(name##_http) { run("http", lease, case_##name); }        \
+#define REMOTE_ROWS(name, lease)                                                                   \
+    TEST(name##_http) { run("http", lease, case_##name); }                                         \
     TEST(name##_redis) { run("redis", lease, case_##name); }
-#define ALL_ROWS(name, lease)                                     \
-    TEST(name##_local) { run("local", lease, case_##name); }      \
+#define ALL_ROWS(name, lease)                                                                      \
+    TEST(name##_local) { run("local", lease, case_##name); }                                       \
     REMOTE_ROWS(name, lease)
 #define REMOTE_CASES(name) CASE_T(name##_http, CASE_S), CASE_T(name##_redis, CASE_S)
 #define ALL_CASES(name)    CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
@@ -764,10 +812,14 @@ ALL_ROWS(close_ends_all_callbacks, LEASE_LONG_MS)
 ALL_ROWS(close_inside_a_callback, LEASE_LONG_MS)
 REMOTE_ROWS(a_dead_entry_holds_nothing, LEASE_SHORT_MS)
 
-TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_CASES(leases_end), ALL_CASES(leave_removes_at_once),
-          ALL_CASES(reserve_counts_both_nodes), ALL_CASES(full_nodes_are_refused), ALL_CASES(last_place_is_given_once),
-          ALL_CASES(release_may_come_twice), ALL_CASES(moving_requests_count_once), ALL_CASES(reservations_end_by_ttl),
-          ALL_CASES(close_ends_all_callbacks), ALL_CASES(close_inside_a_callback), REMOTE_CASES(a_dead_entry_holds_nothing),
+TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_CASES(leases_end),
+          ALL_CASES(leave_removes_at_once), ALL_CASES(reserve_counts_both_nodes),
+          ALL_CASES(full_nodes_are_refused), ALL_CASES(last_place_is_given_once),
+          ALL_CASES(release_may_come_twice), ALL_CASES(moving_requests_count_once),
+          ALL_CASES(reservations_end_by_ttl), ALL_CASES(close_ends_all_callbacks),
+          ALL_CASES(close_inside_a_callback), REMOTE_CASES(a_dead_entry_holds_nothing),
           CASE_T(killed_redis_comes_back, CASE_S), CASE_T(restarted_holder_is_filled_again, CASE_S),
-          CASE_T(flushed_redis_is_filled_again, CASE_S), CASE_T(paused_redis_gets_the_releases_later, CASE_S),
-          CASE_T(every_key_of_redis_is_bounded_in_time, CASE_S), CASE(strangers_are_refused), CASE(open_says_what_is_wrong))
+          CASE_T(flushed_redis_is_filled_again, CASE_S),
+          CASE_T(paused_redis_gets_the_releases_later, CASE_S),
+          CASE_T(every_key_of_redis_is_bounded_in_time, CASE_S), CASE(strangers_are_refused),
+          CASE(open_says_what_is_wrong))

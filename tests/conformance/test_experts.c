@@ -1,7 +1,9 @@
-/* test_experts.c - the experts slot of every row of the kernel table, against the same made of one product per row and choice.
+/* test_experts.c - the experts slot of every row of the kernel table, against the same made of one
+ * product per row and choice.
  *
- * The processor's rows give the bits of that: which rows share a product changes nothing. A card's are within the rounding of bf16 rows, and a
- * row alone gives the bits that it gives among others. Experts that nobody chose, one that all chose and no rows at all are among the cases. */
+ * The processor's rows give the bits of that: which rows share a product changes nothing. A card's
+ * are within the rounding of bf16 rows, and a row alone gives the bits that it gives among others.
+ * Experts that nobody chose, one that all chose and no rows at all are among the cases. */
 #include "tests/conformance/kernel_on.h"
 
 enum { HIDDEN = 64, EXPERTS = 6, USED = 3, ROWS_MAX = 40 };
@@ -9,13 +11,13 @@ enum { HIDDEN = 64, EXPERTS = 6, USED = 3, ROWS_MAX = 40 };
 struct layer {
     struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS], shared_gate, shared_up, shared_down;
     struct weight gate_up[EXPERTS], last[EXPERTS], shared_gate_up, shared_last;
-    size_t        inner;
-    float        *bias; /* of the shared one's gate and up */
+    size_t inner;
+    float *bias; /* of the shared one's gate and up */
 };
 
 static struct weight pair(struct kernel_ctx *c, const struct matrix *gate, const struct matrix *up)
 {
-    const struct weight_src       parts[] = { gate->src, up->src };
+    const struct weight_src parts[] = { gate->src, up->src };
     const struct weight_pack_args a = { .parts = parts, .n_parts = 2, .join = JOIN_PAIRED };
     struct weight w;
     CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
@@ -38,11 +40,13 @@ static struct layer *make_layer(struct kernel_ctx *c, enum dtype t, enum dtype o
     l->bias = random_floats(2 * inner, 1);
     for (size_t e = 0; e < EXPERTS; e++) {
         const enum dtype in = e % 2 ? other : t, out = e % 3 == 2 ? other : t;
-        l->gate[e] = make_matrix(in, inner, HIDDEN), l->up[e] = make_matrix(in, inner, HIDDEN), l->down[e] = make_matrix(out, HIDDEN, inner);
+        l->gate[e] = make_matrix(in, inner, HIDDEN), l->up[e] = make_matrix(in, inner, HIDDEN),
+        l->down[e] = make_matrix(out, HIDDEN, inner);
         l->gate_up[e] = pair(c, &l->gate[e], &l->up[e]);
         l->last[e] = single(c, &l->down[e]);
     }
-    l->shared_gate = make_matrix(t, inner, HIDDEN), l->shared_up = make_matrix(t, inner, HIDDEN), l->shared_down = make_matrix(t, HIDDEN, inner);
+    l->shared_gate = make_matrix(t, inner, HIDDEN), l->shared_up = make_matrix(t, inner, HIDDEN),
+    l->shared_down = make_matrix(t, HIDDEN, inner);
     l->shared_gate_up = pair(c, &l->shared_gate, &l->shared_up);
     l->shared_last = single(c, &l->shared_down);
     CHECK_OK(kernel_ctx_reserve(c, ROWS_MAX * (USED + 1), HIDDEN > inner ? HIDDEN : inner));
@@ -62,17 +66,30 @@ static void free_layer(struct kernel_ctx *c, struct layer *l)
 }
 
 /* One row through one expert: out [HIDDEN]. */
-static void through(struct kernel_ctx *c, const struct weight *gate_up, const struct weight *down, const float *bias, const float *h, float *out)
+static void through(struct kernel_ctx *c, const struct weight *gate_up, const struct weight *down,
+                    const float *bias, const float *h, float *out)
 {
     float *act = MEM_ARRAY(float, ready_floats(1, down->n_in));
-    const struct matmul_args first = { .w = gate_up, .bias = bias, .x = h, .x_stride = HIDDEN, .n_rows = 1, .y = act, .quantize_for = down, .epilogue = MATMUL_SILU_MUL };
-    const struct matmul_args then = { .w = down, .x = act, .x_prequantized = true, .n_rows = 1, .y = out, .y_stride = HIDDEN };
+    const struct matmul_args first = {
+        .w = gate_up,
+        .bias = bias,
+        .x = h,
+        .x_stride = HIDDEN,
+        .n_rows = 1,
+        .y = act,
+        .quantize_for = down,
+        .epilogue = MATMUL_SILU_MUL,
+    };
+    const struct matmul_args then = {
+        .w = down, .x = act, .x_prequantized = true, .n_rows = 1, .y = out, .y_stride = HIDDEN
+    };
     on_matmul(c, &first, 1);
     on_matmul(c, &then, 1);
     mem_free(act);
 }
 
-static void want_row(struct kernel_ctx *c, const struct layer *l, bool shared, const float *h, const int32_t *experts, const float *weights, float *x)
+static void want_row(struct kernel_ctx *c, const struct layer *l, bool shared, const float *h,
+                     const int32_t *experts, const float *weights, float *x)
 {
     float out[HIDDEN];
     if (shared) {
@@ -85,18 +102,36 @@ static void want_row(struct kernel_ctx *c, const struct layer *l, bool shared, c
     }
 }
 
-static struct experts_args args_of(const struct layer *l, bool shared, const float *h, const int32_t *experts, const float *weights, float *x, size_t n)
+static struct experts_args args_of(const struct layer *l, bool shared, const float *h,
+                                   const int32_t *experts, const float *weights, float *x, size_t n)
 {
-    struct experts_args a = { .gate_up = l->gate_up, .down = l->last, .n_experts = EXPERTS, .n_used = USED, .n_rows = n, .h = h, .experts = experts,
-                              .weights = weights, .x = x };
-    if (shared) a.shared = (struct shared_expert){ .gate_up = &l->shared_gate_up, .down = &l->shared_last, .gate_up_bias = l->bias };
+    struct experts_args a = {
+        .gate_up = l->gate_up,
+        .down = l->last,
+        .n_experts = EXPERTS,
+        .n_used = USED,
+        .n_rows = n,
+        .h = h,
+        .experts = experts,
+        .weights = weights,
+        .x = x,
+    };
+    if (shared)
+        a.shared = (struct shared_expert){
+            .gate_up = &l->shared_gate_up,
+            .down = &l->shared_last,
+            .gate_up_bias = l->bias,
+        };
     return a;
 }
 
-static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bool shared, double bound)
+static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bool shared,
+                       double bound)
 {
-    float  *h = random_floats(n * HIDDEN + 1, 2), *x = random_floats(n * HIDDEN + 1, 1), *weights = random_floats(n * USED + 1, 1);
-    float  *got = mem_dup(x, (n * HIDDEN + 1) * sizeof *x), *want = mem_dup(x, (n * HIDDEN + 1) * sizeof *x);
+    float *h = random_floats(n * HIDDEN + 1, 2), *x = random_floats(n * HIDDEN + 1, 1),
+          *weights = random_floats(n * USED + 1, 1);
+    float *got = mem_dup(x, (n * HIDDEN + 1) * sizeof *x),
+          *want = mem_dup(x, (n * HIDDEN + 1) * sizeof *x);
     int32_t experts[ROWS_MAX * USED + 1];
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < USED; j++) /* expert 0 by all, 5 by none */
@@ -104,9 +139,11 @@ static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bo
     on_experts(c, args_of(l, shared, h, experts, weights, got, n));
     for (size_t i = 0; i < n; i++) {
         float alone[HIDDEN];
-        want_row(c, l, shared, h + i * HIDDEN, experts + i * USED, weights + i * USED, want + i * HIDDEN);
+        want_row(c, l, shared, h + i * HIDDEN, experts + i * USED, weights + i * USED,
+                 want + i * HIDDEN);
         memcpy(alone, x + i * HIDDEN, sizeof alone);
-        on_experts(c, args_of(l, shared, h + i * HIDDEN, experts + i * USED, weights + i * USED, alone, 1));
+        on_experts(c, args_of(l, shared, h + i * HIDDEN, experts + i * USED, weights + i * USED,
+                              alone, 1));
         check_bits(alone, got + i * HIDDEN, HIDDEN, "a row alone", n, i);
     }
     check_row(c, got, want, n * HIDDEN, bound, "experts", n, shared);
@@ -116,27 +153,33 @@ static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bo
 static void experts_cases(const char *isa)
 {
     static const struct {
-        enum dtype       t, other;
-        size_t           inner;
+        enum dtype t, other;
+        size_t inner;
         enum activations activations;
-    } cases[] = { { DTYPE_F32, DTYPE_F32, 40, ACTIVATIONS_F32 },    { DTYPE_BF16, DTYPE_BF16, 40, ACTIVATIONS_FAST },
-                  { DTYPE_F16, DTYPE_F16, 40, ACTIVATIONS_FAST },   { DTYPE_Q8_0, DTYPE_Q8_0, 96, ACTIVATIONS_FAST },
-                  { DTYPE_F8_E4M3, DTYPE_F8_E4M3, 72, ACTIVATIONS_FAST }, { DTYPE_Q4_1, DTYPE_Q4_1, 64, ACTIVATIONS_F32 },
-                  { DTYPE_F16, DTYPE_BF16, 40, ACTIVATIONS_FAST },  { DTYPE_BF16, DTYPE_F32, 40, ACTIVATIONS_FAST } };
+    } cases[] = { { DTYPE_F32, DTYPE_F32, 40, ACTIVATIONS_F32 },
+                  { DTYPE_BF16, DTYPE_BF16, 40, ACTIVATIONS_FAST },
+                  { DTYPE_F16, DTYPE_F16, 40, ACTIVATIONS_FAST },
+                  { DTYPE_Q8_0, DTYPE_Q8_0, 96, ACTIVATIONS_FAST },
+                  { DTYPE_F8_E4M3, DTYPE_F8_E4M3, 72, ACTIVATIONS_FAST },
+                  { DTYPE_Q4_1, DTYPE_Q4_1, 64, ACTIVATIONS_F32 },
+                  { DTYPE_F16, DTYPE_BF16, 40, ACTIVATIONS_FAST },
+                  { DTYPE_BF16, DTYPE_F32, 40, ACTIVATIONS_FAST } };
     static const size_t counts[] = { 0, 1, 2, 17, ROWS_MAX };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct kernel_ctx *c = open_row(isa, cases[i].activations, 2);
-        struct layer      *l = make_layer(c, cases[i].t, cases[i].other, cases[i].inner);
+        struct layer *l = make_layer(c, cases[i].t, cases[i].other, cases[i].inner);
         for (size_t k = 0; k < COUNT_OF(counts); k++)
             for (int shared = 0; shared < 2; shared++)
                 if (cases[i].other == cases[i].t || counts[k] == 17) /* the emulated card is slow */
-                    check_rows(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k], shared != 0, 1e-6);
+                    check_rows(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k],
+                               shared != 0, 1e-6);
         free_layer(c, l);
         kernel_ctx_free(c);
     }
 }
 
-#define ROW_TESTS(name, isa) TEST(name##_experts) { experts_cases(isa); }
+#define ROW_TESTS(name, isa)                                                                       \
+    TEST(name##_experts) { experts_cases(isa); }
 #define ROW_CASES(name) CASE_T(name##_experts, 200)
 EVERY_ROW(ROW_TESTS)
 

@@ -1,7 +1,8 @@
 /* test_gguf_layouts.c - every architecture as a GGUF file gives the answers of its reference.
  *
- * The golden folders are rewritten as converters write them: names, metadata, experts of a layer in one tensor, rows of q and k reordered for
- * the llama architecture, rope factors as a tensor, vectors in f32; where converters of different ages differ, in both ways. */
+ * The golden folders are rewritten as converters write them: names, metadata, experts of a layer in
+ * one tensor, rows of q and k reordered for the llama architecture, rope factors as a tensor,
+ * vectors in f32; where converters of different ages differ, in both ways. */
 #include "shared/model/rope.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/fixtures/model_rig.h"
@@ -10,10 +11,10 @@
 /* What one file is made with. */
 struct form {
     const char *golden, *arch;
-    bool        interleave;    /* q and k rows */
-    bool        single_experts;/* Mixtral's first converter: a tensor per expert */
-    bool        split_kv_b;    /* DeepSeek's newer converter */
-    bool        draft;         /* keep the layer that predicts further tokens */
+    bool interleave;     /* q and k rows */
+    bool single_experts; /* Mixtral's first converter: a tensor per expert */
+    bool split_kv_b;     /* DeepSeek's newer converter */
+    bool draft;          /* keep the layer that predicts further tokens */
 };
 
 static const struct form FORMS[] = {
@@ -33,7 +34,7 @@ static const struct form FORMS[] = {
     { .golden = "deepseek_v2_grouped", .arch = "deepseek2", .split_kv_b = true },
 };
 
-/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 static const char *const NAMES[][2] = {
     { "model.embed_tokens.weight", "token_embd.weight" },
@@ -77,18 +78,23 @@ static const char *const NAMES[][2] = {
 
 /* Matrices of experts, as checkpoints call them. */
 static const char *const EXPERT_NAMES[][2] = {
-    { "mlp.experts.0.gate_proj.weight", "ffn_gate" },       { "mlp.experts.0.up_proj.weight", "ffn_up" },
-    { "mlp.experts.0.down_proj.weight", "ffn_down" },       { "block_sparse_moe.experts.0.w1.weight", "ffn_gate" },
-    { "block_sparse_moe.experts.0.w3.weight", "ffn_up" },   { "block_sparse_moe.experts.0.w2.weight", "ffn_down" },
+    { "mlp.experts.0.gate_proj.weight", "ffn_gate" },
+    { "mlp.experts.0.up_proj.weight", "ffn_up" },
+    { "mlp.experts.0.down_proj.weight", "ffn_down" },
+    { "block_sparse_moe.experts.0.w1.weight", "ffn_gate" },
+    { "block_sparse_moe.experts.0.w3.weight", "ffn_up" },
+    { "block_sparse_moe.experts.0.w2.weight", "ffn_down" },
 };
 
-/* What the converter does to q and k of the llama architecture: the two halves of a head are interleaved. */
+/* What the converter does to q and k of the llama architecture: the two halves of a head are
+ * interleaved. */
 static void interleave(struct sheet_tensor *t, size_t head_dim)
 {
-    size_t   rows = (size_t)t->shape[0], row = t->bytes / rows, half = head_dim / 2;
+    size_t rows = (size_t)t->shape[0], row = t->bytes / rows, half = head_dim / 2;
     uint8_t *out = mem_calloc(1, t->bytes);
     for (size_t i = 0; i < rows; i++) {
-        size_t head = i / head_dim, j = i % head_dim, to = head * head_dim + (j < half ? 2 * j : 2 * (j - half) + 1);
+        size_t head = i / head_dim, j = i % head_dim,
+               to = head * head_dim + (j < half ? 2 * j : 2 * (j - half) + 1);
         memcpy(out + to * row, t->data + i * row, row);
     }
     mem_free(t->data);
@@ -98,7 +104,7 @@ static void interleave(struct sheet_tensor *t, size_t head_dim)
 static void put(struct gguf_write *w, const char *name, const struct sheet_tensor *t)
 {
     uint64_t ne[2] = { t->shape[t->n_dims - 1], t->shape[0] };
-    bool     vector = t->n_dims == 1 || t->shape[0] == 1, f32 = t->dtype == DTYPE_F32;
+    bool vector = t->n_dims == 1 || t->shape[0] == 1, f32 = t->dtype == DTYPE_F32;
     if (vector && !f32) {
         float *v = sheet_values(t);
         gguf_write_tensor(w, name, 0, 1, ne, v, ne[0] * sizeof *v);
@@ -117,12 +123,13 @@ static const char *part_of(const char *name, uint32_t *layer)
 }
 
 /* All experts of one matrix; `t` is that of expert 0. */
-static void put_experts(struct gguf_write *w, struct sheet *s, const struct sheet_tensor *t, const char *name, uint32_t layer, bool single)
+static void put_experts(struct gguf_write *w, struct sheet *s, const struct sheet_tensor *t,
+                        const char *name, uint32_t layer, bool single)
 {
     struct buf all = { 0 };
-    char       from[160], to[160], head[160];
+    char from[160], to[160], head[160];
     const char *zero = strstr(t->name, ".0.") ? strstr(strstr(t->name, "experts"), ".0.") : NULL;
-    uint64_t   n = 0;
+    uint64_t n = 0;
     CHECK(zero != NULL);
     sheet_print(head, sizeof head, "%.*s", (int)(zero - t->name), t->name);
     for (;; n++) {
@@ -134,18 +141,23 @@ static void put_experts(struct gguf_write *w, struct sheet *s, const struct shee
         buf_add(&all, one->data, one->bytes);
     }
     sheet_print(to, sizeof to, "blk.%u.%s_exps.weight", layer, name);
-    if (!single) gguf_write_tensor(w, to, 30, 3, (uint64_t[]){ t->shape[1], t->shape[0], n }, all.data, all.len);
+    if (!single)
+        gguf_write_tensor(w, to, 30, 3, (uint64_t[]){ t->shape[1], t->shape[0], n }, all.data,
+                          all.len);
     buf_release(&all);
 }
 
-/* kv_b [n_heads (nope + v), kv_lora] → k_b [n_heads][kv_lora][nope] and v_b [n_heads][v][kv_lora]. */
-static void put_split_kv_b(struct gguf_write *w, const struct sheet_tensor *t, const struct model_config *c, uint32_t layer)
+/* kv_b [n_heads (nope + v), kv_lora] → k_b [n_heads][kv_lora][nope] and v_b
+ * [n_heads][v][kv_lora]. */
+static void put_split_kv_b(struct gguf_write *w, const struct sheet_tensor *t,
+                           const struct model_config *c, uint32_t layer)
 {
     const struct mla_config *m = &c->mla;
     const size_t per_head = m->nope + m->v, row = (size_t)m->kv_lora;
     const uint16_t *from = (const uint16_t *)t->data;
-    uint16_t *k = MEM_ARRAY(uint16_t, c->n_heads * row * m->nope), *v = MEM_ARRAY(uint16_t, c->n_heads * row * m->v);
-    char      name[64];
+    uint16_t *k = MEM_ARRAY(uint16_t, c->n_heads * row * m->nope),
+             *v = MEM_ARRAY(uint16_t, c->n_heads * row * m->v);
+    char name[64];
     for (size_t h = 0; h < c->n_heads; h++)
         for (size_t i = 0; i < per_head; i++)
             for (size_t j = 0; j < row; j++) {
@@ -154,23 +166,28 @@ static void put_split_kv_b(struct gguf_write *w, const struct sheet_tensor *t, c
                 else v[(h * m->v + (i - m->nope)) * row + j] = x;
             }
     sheet_print(name, sizeof name, "blk.%u.attn_k_b.weight", layer);
-    gguf_write_tensor(w, name, 30, 3, (uint64_t[]){ m->nope, row, c->n_heads }, k, c->n_heads * row * m->nope * 2);
+    gguf_write_tensor(w, name, 30, 3, (uint64_t[]){ m->nope, row, c->n_heads }, k,
+                      c->n_heads * row * m->nope * 2);
     sheet_print(name, sizeof name, "blk.%u.attn_v_b.weight", layer);
-    gguf_write_tensor(w, name, 30, 3, (uint64_t[]){ row, m->v, c->n_heads }, v, c->n_heads * row * m->v * 2);
+    gguf_write_tensor(w, name, 30, 3, (uint64_t[]){ row, m->v, c->n_heads }, v,
+                      c->n_heads * row * m->v * 2);
     mem_free(k);
     mem_free(v);
 }
 
-static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tensor *t, const struct form *f, const struct model_config *c)
+static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tensor *t,
+                       const struct form *f, const struct model_config *c)
 {
-    uint32_t    layer = 0;
-    char        name[160];
+    uint32_t layer = 0;
+    char name[160];
     const char *part = part_of(t->name, &layer);
     if (strstr(t->name, "mtp_") || (part && layer >= c->n_layers && !f->draft)) return;
     for (size_t i = 0; part && i < COUNT_OF(EXPERT_NAMES); i++)
-        if (strcmp(part, EXPERT_NAMES[i][0]) == 0) put_experts(w, s, t, EXPERT_NAMES[i][1], layer, f->single_experts);
+        if (strcmp(part, EXPERT_NAMES[i][0]) == 0)
+            put_experts(w, s, t, EXPERT_NAMES[i][1], layer, f->single_experts);
     if (part && strstr(part, "experts.") && !strstr(part, "shared_experts")) return;
-    if (f->interleave && part && (strstr(part, "q_proj") || strstr(part, "k_proj"))) interleave(t, c->head_dim);
+    if (f->interleave && part && (strstr(part, "q_proj") || strstr(part, "k_proj")))
+        interleave(t, c->head_dim);
     if (f->split_kv_b && part && strstr(part, "kv_b_proj")) {
         put_split_kv_b(w, t, c, layer);
         return;
@@ -185,7 +202,7 @@ static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tenso
     test_fail(__FILE__, __LINE__, "%s: no name in GGUF", t->name);
 }
 
-/* ---- metadata ---------------------------------------------------------------------------------------------------- */
+/* ---- metadata ---- */
 
 static void put_u32(struct gguf_write *w, const struct form *f, const char *key, uint32_t v)
 {
@@ -204,7 +221,7 @@ static void put_f32(struct gguf_write *w, const struct form *f, const char *key,
 static void put_latent(struct gguf_write *w, const struct form *f, const struct model_config *c)
 {
     const struct mla_config *m = &c->mla;
-    char                     key[64];
+    char key[64];
     if (m->q_lora) put_u32(w, f, "attention.q_lora_rank", m->q_lora);
     put_u32(w, f, "attention.kv_lora_rank", m->kv_lora);
     put_u32(w, f, "rope.dimension_count", m->rope);
@@ -219,17 +236,20 @@ static void put_latent(struct gguf_write *w, const struct form *f, const struct 
     gguf_write_text(w, key, "yarn");
     put_f32(w, f, "rope.scaling.factor", c->rope.factor);
     put_u32(w, f, "rope.scaling.original_context_length", (uint32_t)c->rope.original_max);
-    put_f32(w, f, "rope.scaling.yarn_log_multiplier", (sqrt(c->rope.score_factor) - 1) / log(c->rope.factor));
+    put_f32(w, f, "rope.scaling.yarn_log_multiplier",
+            (sqrt(c->rope.score_factor) - 1) / log(c->rope.factor));
     if (f->draft) put_u32(w, f, "nextn_predict_layers", 1);
 }
 
 static void put_moe(struct gguf_write *w, const struct form *f, const struct model_config *c)
 {
     const struct moe_config *m = &c->moe;
-    char                     key[64];
+    char key[64];
     put_u32(w, f, "expert_count", m->n_experts);
     put_u32(w, f, "expert_used_count", m->n_used);
-    if (strcmp(f->arch, "llama") == 0) return; /* Mixtral's experts have the size of feed_forward_length */
+    if (strcmp(f->arch, "llama") == 0)
+        return; /* Mixtral's experts have the size of
+                 * feed_forward_length */
     put_u32(w, f, "expert_feed_forward_length", m->intermediate);
     if (!model_is_latent(c)) return;
     put_u32(w, f, "expert_shared_count", m->shared_intermediate / m->intermediate);
@@ -245,14 +265,15 @@ static void put_moe(struct gguf_write *w, const struct form *f, const struct mod
 /* llama3 scaling as factors: how much each frequency was divided. */
 static void put_factors(struct gguf_write *w, const struct model_config *c)
 {
-    double              scaled[KERNEL_HEAD_DIM_MAX], plain[KERNEL_HEAD_DIM_MAX];
-    float               factors[KERNEL_HEAD_DIM_MAX];
+    double scaled[KERNEL_HEAD_DIM_MAX], plain[KERNEL_HEAD_DIM_MAX];
+    float factors[KERNEL_HEAD_DIM_MAX];
     struct model_config none = *c;
     none.rope.kind = ROPE_PLAIN;
     rope_inv_freq(c, NULL, scaled);
     rope_inv_freq(&none, NULL, plain);
     for (uint32_t i = 0; i < c->head_dim / 2; i++) factors[i] = (float)(plain[i] / scaled[i]);
-    gguf_write_tensor(w, "rope_freqs.weight", 0, 1, (uint64_t[]){ c->head_dim / 2 }, factors, c->head_dim / 2 * 4);
+    gguf_write_tensor(w, "rope_freqs.weight", 0, 1, (uint64_t[]){ c->head_dim / 2 }, factors,
+                      c->head_dim / 2 * 4);
 }
 
 static void put_metadata(struct gguf_write *w, const struct form *f, const struct model_config *c)
@@ -275,14 +296,14 @@ static void put_metadata(struct gguf_write *w, const struct form *f, const struc
     if (c->moe.n_experts) put_moe(w, f, c);
 }
 
-/* ---- the test ---------------------------------------------------------------------------------------------------- */
+/* ---- the test ---- */
 
 static void check_form(const struct form *f, size_t i)
 {
-    struct rig        r;
+    struct rig r;
     struct gguf_write w = { 0 };
-    struct buf        file = { 0 };
-    char              path[4096], name[64];
+    struct buf file = { 0 };
+    char path[4096], name[64];
     rig_open(&r, golden(f->golden, "model").text, "auto");
     struct sheet *s = sheet_read(golden(f->golden, "model").text);
     put_metadata(&w, f, &r.m->config);

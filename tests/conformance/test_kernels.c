@@ -1,19 +1,23 @@
-/* test_kernels.c - the slots of the kernel table that work row by row, products of plain types in FAST, and the context.
+/* test_kernels.c - the slots of the kernel table that work row by row, products of plain types in
+ * FAST, and the context.
  *
- * The bound of the former is zero: each row gives the bits of ref, for any number of rows and threads. ref itself is held to formulas
- * written out here, in f64 where rounding is not part of the definition. Buffers have exactly the size a call may touch,
- * so that a sanitizer build sees every stray access. A row that this CPU cannot run is skipped by name. */
+ * The bound of the former is zero: each row gives the bits of ref, for any number of rows and
+ * threads. ref itself is held to formulas written out here, in f64 where rounding is not part of
+ * the definition. Buffers have exactly the size a call may touch, so that a sanitizer build sees
+ * every stray access. A row that this CPU cannot run is skipped by name. */
 #include "tests/conformance/kernel_on.h"
 
 static const size_t LENGTHS[] = { 1, 2, 5, 8, 9, 15, 16, 17, 24, 31, 33, 96, 576, 1000, 4099 };
 
 static void norm_cases(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2), *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2),
+                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         size_t n = LENGTHS[l], n_rows = 41;
         float *x = random_floats(n_rows * n, 4), *w = random_floats(n, 2);
-        float *y = MEM_ARRAY(float, n_rows * n), *want = MEM_ARRAY(float, n_rows * n), *alone = MEM_ARRAY(float, n);
+        float *y = MEM_ARRAY(float, n_rows *n), *want = MEM_ARRAY(float, n_rows *n),
+              *alone = MEM_ARRAY(float, n);
         on_rms_norm(c, y, n, x, n, w, n_rows, n, 1e-5f);
         ref->ops->rms_norm(ref, want, n, x, n, w, n_rows, n, 1e-5f);
         check_row(c, y, want, n_rows * n, 1e-6, "rms_norm", n, n_rows);
@@ -21,16 +25,20 @@ static void norm_cases(const char *isa)
             double squares = 0;
             for (size_t j = 0; j < n; j++) squares += (double)x[i * n + j] * (double)x[i * n + j];
             double r = 1 / sqrt(squares / (double)n + (double)1e-5f);
-            for (size_t j = 0; j < n; j++) CHECK_NEAR(want[i * n + j], (double)w[j] * (double)x[i * n + j] * r, 1e-5);
+            for (size_t j = 0; j < n; j++)
+                CHECK_NEAR(want[i * n + j], (double)w[j] * (double)x[i * n + j] * r, 1e-5);
             on_rms_norm(c, alone, n, x + i * n, n, w, 1, n, 1e-5f);
             check_bits(alone, y + i * n, n, "rms_norm of one row", n, i);
         }
-        float *wide = random_floats(n_rows * (n + 5) - 5, 4), *kept = mem_dup(wide, (n_rows * (n + 5) - 5) * sizeof *wide);
+        float *wide = random_floats(n_rows * (n + 5) - 5, 4),
+              *kept = mem_dup(wide, (n_rows * (n + 5) - 5) * sizeof *wide);
         for (size_t i = 0; i < n_rows; i++) memcpy(wide + i * (n + 5), x + i * n, n * sizeof *x);
         on_rms_norm(c, wide, n + 5, wide, n + 5, w, n_rows, n, 1e-5f);
         for (size_t i = 0; i < n_rows; i++) {
             check_bits(wide + i * (n + 5), y + i * n, n, "rms_norm in place, rows apart", n, i);
-            if (i + 1 < n_rows) check_bits(wide + i * (n + 5) + n, kept + i * (n + 5) + n, 5, "between the rows", n, i);
+            if (i + 1 < n_rows)
+                check_bits(wide + i * (n + 5) + n, kept + i * (n + 5) + n, 5, "between the rows", n,
+                           i);
         }
         mem_free(wide), mem_free(kept);
         mem_free(x), mem_free(w), mem_free(y), mem_free(want), mem_free(alone);
@@ -59,8 +67,11 @@ static void copy_cases(const char *isa)
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         enum { ROWS = 37 };
         size_t n = LENGTHS[l], to_stride = n + 3, from_stride = n + 1;
-        float *to = random_floats(ROWS * to_stride - 3, 1), *from = random_floats(ROWS * from_stride - 1, 1), *want = mem_dup(to, (ROWS * to_stride - 3) * sizeof *to);
-        for (size_t i = 0; i < ROWS; i++) memcpy(want + i * to_stride, from + i * from_stride, n * sizeof *to);
+        float *to = random_floats(ROWS * to_stride - 3, 1),
+              *from = random_floats(ROWS * from_stride - 1, 1),
+              *want = mem_dup(to, (ROWS * to_stride - 3) * sizeof *to);
+        for (size_t i = 0; i < ROWS; i++)
+            memcpy(want + i * to_stride, from + i * from_stride, n * sizeof *to);
         on_copy_rows(c, to, to_stride, from, from_stride, ROWS, n);
         check_bits(to, want, ROWS * to_stride - 3, "copy_rows", n, 0);
         on_copy_rows(c, to, to_stride, from, from_stride, 0, n);
@@ -72,11 +83,13 @@ static void copy_cases(const char *isa)
 enum { ROPE_ROWS = 19, ROPE_POS = 50 };
 
 /* What element `at` of a head b becomes: (its norm, then) its turn. */
-static double turned(const struct rope_args *a, const float *b, size_t dim, const float *norm, const float *cs, size_t at)
+static double turned(const struct rope_args *a, const float *b, size_t dim, const float *norm,
+                     const float *cs, size_t at)
 {
     const size_t half = a->rot_dim / 2, pair = a->interleaved ? at / 2 : at % (half ? half : 1);
-    const size_t i0 = a->interleaved ? 2 * pair : pair, i1 = a->interleaved ? 2 * pair + 1 : pair + half;
-    double       squares = 0, factor = 1;
+    const size_t i0 = a->interleaved ? 2 * pair : pair,
+                 i1 = a->interleaved ? 2 * pair + 1 : pair + half;
+    double squares = 0, factor = 1;
     for (size_t i = 0; i < dim; i++) squares += (double)b[i] * (double)b[i];
     if (norm) factor = 1 / sqrt(squares / (double)dim + (double)a->norm_eps);
 #define ELEMENT(i) ((double)b[i] * factor * (norm ? (double)norm[i] : 1))
@@ -87,30 +100,49 @@ static double turned(const struct rope_args *a, const float *b, size_t dim, cons
 }
 
 /* Two lists of heads in one call: 3 of head_dim, and `others` of another length. */
-static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_dim, size_t rot_dim, bool interleaved, size_t others)
+static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_dim, size_t rot_dim,
+                      bool interleaved, size_t others)
 {
-    const size_t     dims[] = { head_dim, head_dim + 4 }, n_heads[] = { 3, others };
-    float           *x[2], *want[2], *before[2], *norm[2], *table = random_floats(ROPE_POS * rot_dim, 1);
-    int32_t          pos[ROPE_ROWS];
-    struct rope_args a = { .n_heads = others ? 2 : 1, .n_rows = ROPE_ROWS, .rot_dim = rot_dim, .cos_sin = table, .pos = pos, .interleaved = interleaved,
-                           .norm_eps = 1e-5f };
+    const size_t dims[] = { head_dim, head_dim + 4 }, n_heads[] = { 3, others };
+    float *x[2], *want[2], *before[2], *norm[2], *table = random_floats(ROPE_POS * rot_dim, 1);
+    int32_t pos[ROPE_ROWS];
+    struct rope_args a = {
+        .n_heads = others ? 2 : 1,
+        .n_rows = ROPE_ROWS,
+        .rot_dim = rot_dim,
+        .cos_sin = table,
+        .pos = pos,
+        .interleaved = interleaved,
+        .norm_eps = 1e-5f,
+    };
     for (int i = 0; i < ROPE_ROWS; i++) pos[i] = (int32_t)(random_u32() % ROPE_POS);
     for (size_t l = 0; l < a.n_heads; l++) {
         const size_t stride = n_heads[l] * dims[l] + 5, n = ROPE_ROWS * stride - 5;
-        x[l] = random_floats(n, 2), want[l] = mem_dup(x[l], n * sizeof **x), before[l] = mem_dup(x[l], n * sizeof **x);
-        norm[l] = others && (l == 0) == interleaved ? NULL : random_floats(dims[l], 1); /* one of two */
-        a.heads[l] = (struct rope_heads){ .x = x[l], .x_stride = stride, .n_heads = n_heads[l], .head_dim = dims[l], .norm = norm[l] };
+        x[l] = random_floats(n, 2), want[l] = mem_dup(x[l], n * sizeof **x),
+        before[l] = mem_dup(x[l], n * sizeof **x);
+        /* one of two */
+        norm[l] = others && (l == 0) == interleaved ? NULL : random_floats(dims[l], 1);
+        a.heads[l] = (struct rope_heads){
+            .x = x[l],
+            .x_stride = stride,
+            .n_heads = n_heads[l],
+            .head_dim = dims[l],
+            .norm = norm[l],
+        };
     }
     on_rope(c, &a, ROPE_POS);
     for (size_t l = 0; l < a.n_heads; l++) a.heads[l].x = want[l];
     ref->ops->rope(ref, &a);
     for (size_t l = 0; l < a.n_heads; l++) {
         const size_t stride = a.heads[l].x_stride, dim = dims[l];
-        check_row(c, x[l], want[l], ROPE_ROWS * stride - 5, 2e-6, interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
+        check_row(c, x[l], want[l], ROPE_ROWS * stride - 5, 2e-6,
+                  interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
         for (size_t i = 0; i < ROPE_ROWS; i++)
             for (size_t d = 0; d < n_heads[l] * dim; d++)
                 CHECK_NEAR(want[l][i * stride + d],
-                           turned(&a, before[l] + i * stride + d / dim * dim, dim, norm[l], table + (size_t)pos[i] * rot_dim, d % dim), 2e-6);
+                           turned(&a, before[l] + i * stride + d / dim * dim, dim, norm[l],
+                                  table + (size_t)pos[i] * rot_dim, d % dim),
+                           2e-6);
         mem_free(x[l]), mem_free(want[l]), mem_free(before[l]), mem_free(norm[l]);
     }
     mem_free(table);
@@ -118,11 +150,14 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
 
 static void rope_cases(const char *isa)
 {
-    static const size_t dims[][2] = { { 2, 2 }, { 8, 6 }, { 16, 16 }, { 24, 24 }, { 20, 12 }, { 64, 64 }, { 80, 40 }, { 128, 128 } };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2), *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    static const size_t dims[][2] = { { 2, 2 },   { 8, 6 },   { 16, 16 }, { 24, 24 },
+                                      { 20, 12 }, { 64, 64 }, { 80, 40 }, { 128, 128 } };
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2),
+                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
     for (size_t i = 0; i < COUNT_OF(dims); i++)
         for (int interleaved = 0; interleaved < 2; interleaved++)
-            for (size_t others = 0; others < 3; others++) rope_case(c, ref, dims[i][0], dims[i][1], interleaved, others);
+            for (size_t others = 0; others < 3; others++)
+                rope_case(c, ref, dims[i][0], dims[i][1], interleaved, others);
     kernel_ctx_free(c);
     kernel_ctx_free(ref);
 }
@@ -130,7 +165,8 @@ static void rope_cases(const char *isa)
 static void lse_cases(const char *isa)
 {
     static const size_t lengths[] = { 1, 5, 16, 17, 100, 1023, 1024, 1025, 5000, 49152 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2), *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2),
+                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
     for (size_t l = 0; l < COUNT_OF(lengths); l++) {
         size_t n = lengths[l], n_rows = 4, stride = n + 7;
         float *x = random_floats(n_rows * stride - 7, 15), got[4], want[4], alone;
@@ -157,8 +193,9 @@ static void lse_cases(const char *isa)
 static void vocabulary_cases(const char *isa)
 {
     static const size_t lengths[] = { 1, 7, 16, 17, 4095, 4096, 4097, 40000, 151936 };
-    static const float  odd[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 0, -0.0f };
-    struct kernel_ctx  *c = open_row(isa, ACTIVATIONS_F32, 3), *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    static const float odd[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 0, -0.0f };
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 3),
+                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
     for (size_t l = 0; l < COUNT_OF(lengths); l++) {
         size_t n = lengths[l], first = 0;
         float *x = random_floats(n, 20), *got = MEM_ARRAY(float, n), *want = MEM_ARRAY(float, n);
@@ -167,7 +204,8 @@ static void vocabulary_cases(const char *isa)
         c->ops->exp_terms(c, got, x, n, x[first], 1.25f);
         ref->ops->exp_terms(ref, want, x, n, x[first], 1.25f);
         check_bits(got, want, n, "exp_terms", n, 0);
-        for (size_t i = 0; i < n; i++) CHECK_NEAR(want[i], exp(((double)x[i] - (double)x[first]) * 1.25), 4e-6);
+        for (size_t i = 0; i < n; i++)
+            CHECK_NEAR(want[i], exp(((double)x[i] - (double)x[first]) * 1.25), 4e-6);
         for (size_t i = 0; i < n && i < COUNT_OF(odd); i++) x[n - 1 - i] = odd[i];
         c->ops->exp_terms(c, x, memcpy(got, x, n * sizeof *x), n, 20, 0.5f);
         ref->ops->exp_terms(ref, want, got, n, 20, 0.5f);
@@ -188,8 +226,9 @@ static void combine_cases(const char *isa)
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         enum { ROWS = 23, USED = 5, SOURCE = 40 };
-        size_t  n = LENGTHS[l];
-        float  *rows = random_floats(SOURCE * n, 3), *weights = random_floats(ROWS * USED, 1), *y = random_floats(ROWS * n, 2);
+        size_t n = LENGTHS[l];
+        float *rows = random_floats(SOURCE * n, 3), *weights = random_floats(ROWS * USED, 1),
+              *y = random_floats(ROWS * n, 2);
         int32_t index[ROWS * USED];
         for (size_t i = 0; i < COUNT_OF(index); i++) index[i] = (int32_t)(random_u32() % SOURCE);
         for (int add = 0; add < 2; add++) {
@@ -197,11 +236,23 @@ static void combine_cases(const char *isa)
             for (size_t i = 0; i < ROWS; i++)
                 for (size_t d = 0; d < n; d++) {
                     float sum = add ? want[i * n + d] : 0;
-                    for (size_t j = 0; j < USED; j++) sum = fmaf(weights[i * USED + j], rows[(size_t)index[i * USED + j] * n + d], sum);
+                    for (size_t j = 0; j < USED; j++)
+                        sum = fmaf(weights[i * USED + j], rows[(size_t)index[i * USED + j] * n + d],
+                                   sum);
                     want[i * n + d] = sum;
                 }
-            on_combine(c, (struct combine_args){ .y = got, .rows = rows, .index = index, .weights = weights, .n_rows = ROWS, .n_used = USED, .n = n,
-                                                       .add = add != 0 }, SOURCE);
+            on_combine(c,
+                       (struct combine_args){
+                           .y = got,
+                           .rows = rows,
+                           .index = index,
+                           .weights = weights,
+                           .n_rows = ROWS,
+                           .n_used = USED,
+                           .n = n,
+                           .add = add != 0,
+                       },
+                       SOURCE);
             check_bits(got, want, ROWS * n, "combine", n, (size_t)add);
             mem_free(got), mem_free(want);
         }
@@ -220,7 +271,8 @@ TEST(every_row_has_its_tests)
     size_t n = 0;
     for (; KERNEL_BACKENDS[n]; n++) {
         bool found = false;
-        for (size_t i = 0; i < COUNT_OF(tested); i++) found |= strcmp(tested[i], KERNEL_BACKENDS[n]->name) == 0;
+        for (size_t i = 0; i < COUNT_OF(tested); i++)
+            found |= strcmp(tested[i], KERNEL_BACKENDS[n]->name) == 0;
         if (!found) test_fail(__FILE__, __LINE__, "EVERY_ROW lacks %s", KERNEL_BACKENDS[n]->name);
     }
     CHECK_EQ_INT(n, COUNT_OF(tested));
@@ -230,9 +282,9 @@ TEST(every_row_has_its_tests)
 
 TEST(context_names_what_this_machine_has)
 {
-    struct err         err = { 0 };
+    struct err err = { 0 };
     struct kernel_ctx *c = NULL;
-    char               features[128];
+    char features[128];
     CHECK_STATUS(kernel_ctx_create("sse9", ACTIVATIONS_FAST, 1, &c, &err), ERR_INVALID);
     CHECK(strstr(err.text, "sse9") && strstr(err.text, "ref"));
     CHECK_STATUS(kernel_ctx_create("ref", ACTIVATIONS_FAST, 0, &c, &err), ERR_INVALID);
@@ -247,7 +299,9 @@ TEST(context_names_what_this_machine_has)
     kernel_cpu_features(features, 7);
     CHECK(strlen(features) < 7);
     for (const struct kernel_ops *const *row = KERNEL_BACKENDS; *row; row++)
-        if (!(*row)->available()) CHECK_STATUS(kernel_ctx_create((*row)->name, ACTIVATIONS_FAST, 1, &c, &err), ERR_UNSUPPORTED);
+        if (!(*row)->available())
+            CHECK_STATUS(kernel_ctx_create((*row)->name, ACTIVATIONS_FAST, 1, &c, &err),
+                         ERR_UNSUPPORTED);
 }
 
 /* ---- products of plain types ---- */
@@ -255,7 +309,8 @@ TEST(context_names_what_this_machine_has)
 enum { PRODUCT_ROWS = 70 };
 static const enum dtype PRODUCT_TYPES[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16 };
 
-static struct weight pack_parts(struct kernel_ctx *c, const struct weight_src *parts, size_t n, enum weight_join join)
+static struct weight pack_parts(struct kernel_ctx *c, const struct weight_src *parts, size_t n,
+                                enum weight_join join)
 {
     const struct weight_pack_args a = { .parts = parts, .n_parts = n, .join = join };
     struct weight w;
@@ -263,34 +318,44 @@ static struct weight pack_parts(struct kernel_ctx *c, const struct weight_src *p
     return w;
 }
 
-/* How far one product of a type may be off the exact one in FAST: inputs are rounded to its bits at most, sums are chains in f32. */
+/* How far one product of a type may be off the exact one in FAST: inputs are rounded to its bits at
+ * most, sums are chains in f32. */
 static void check_product(const struct matrix *m, const float *x, const float *y, size_t n_rows)
 {
     const size_t n_out = m->src.n_out, n_in = m->src.n_in;
-    const double rounding = m->src.dtype == DTYPE_BF16 ? 0x1p-8 : m->src.dtype == DTYPE_F16 ? 0x1p-11 : 0;
+    const double rounding = m->src.dtype == DTYPE_BF16  ? 0x1p-8
+                            : m->src.dtype == DTYPE_F16 ? 0x1p-11
+                                                        : 0;
     for (size_t i = 0; i < n_rows * n_out; i++) {
         double exact = 0, magnitude = 0, weights = 0;
         for (size_t k = 0; k < n_in; k++) {
-            const double w = (double)m->wide[i % n_out * n_in + k], term = w * (double)x[i / n_out * n_in + k];
+            const double w = (double)m->wide[i % n_out * n_in + k],
+                         term = w * (double)x[i / n_out * n_in + k];
             exact += term, magnitude += fabs(term), weights += fabs(w);
         }
-        const double bound = magnitude * (rounding + (double)(n_in + 8) * 0x1p-24) + (m->src.dtype == DTYPE_F16 ? weights * 0x1p-25 : 0);
+        const double bound = magnitude * (rounding + (double)(n_in + 8) * 0x1p-24) +
+                             (m->src.dtype == DTYPE_F16 ? weights * 0x1p-25 : 0);
         if (!(fabs((double)y[i] - exact) <= bound))
-            test_fail(__FILE__, __LINE__, "%s, %zu rows of %zu x %zu: element %zu is %g off, the bound is %g", dtype_name(m->src.dtype), n_rows, n_out, n_in,
-                      i, fabs((double)y[i] - exact), bound);
+            test_fail(__FILE__, __LINE__,
+                      "%s, %zu rows of %zu x %zu: element %zu is %g off, the bound is %g",
+                      dtype_name(m->src.dtype), n_rows, n_out, n_in, i, fabs((double)y[i] - exact),
+                      bound);
     }
 }
 
-/* Stored elements as they are; and products of the same rows by matrices of all types in one call, each as it is alone. */
+/* Stored elements as they are; and products of the same rows by matrices of all types in one call,
+ * each as it is alone. */
 static void product_cases(const char *isa)
 {
     enum { N_OUT = 50, N_IN = 150, JOBS = 6 };
-    static const enum dtype TYPES[JOBS] = { DTYPE_F16, DTYPE_F16, DTYPE_BF16, DTYPE_F16, DTYPE_F32, DTYPE_BF16 };
+    static const enum dtype TYPES[JOBS] = { DTYPE_F16, DTYPE_F16, DTYPE_BF16,
+                                            DTYPE_F16, DTYPE_F32, DTYPE_BF16 };
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
-    struct matrix      m[JOBS];
-    struct weight      w[JOBS];
+    struct matrix m[JOBS];
+    struct weight w[JOBS];
     struct matmul_args jobs[JOBS];
-    float             *x = random_floats(PRODUCT_ROWS * N_IN, 2), *alone = MEM_ARRAY(float, PRODUCT_ROWS * N_OUT);
+    float *x = random_floats(PRODUCT_ROWS * N_IN, 2),
+          *alone = MEM_ARRAY(float, PRODUCT_ROWS *N_OUT);
     CHECK_OK(kernel_ctx_reserve(c, JOBS * PRODUCT_ROWS, N_IN));
     for (size_t j = 0; j < JOBS; j++) {
         float wide[N_IN];
@@ -298,12 +363,20 @@ static void product_cases(const char *isa)
         w[j] = pack_parts(c, &m[j].src, 1, JOIN_STACKED);
         for (int32_t i = 0; i < N_OUT; i++) {
             on_embed(c, wide, &w[j], &i, 1);
-            check_bits(wide, m[j].wide + (size_t)i * N_IN, N_IN, dtype_name(m[j].src.dtype), j, (size_t)i);
+            check_bits(wide, m[j].wide + (size_t)i * N_IN, N_IN, dtype_name(m[j].src.dtype), j,
+                       (size_t)i);
         }
     }
     for (size_t n = 1; n <= PRODUCT_ROWS; n += 23) {
         for (size_t j = 0; j < JOBS; j++)
-            jobs[j] = (struct matmul_args){ .w = &w[j], .x = x, .x_stride = N_IN, .n_rows = n, .y = MEM_ARRAY(float, n * N_OUT), .y_stride = N_OUT };
+            jobs[j] = (struct matmul_args){
+                .w = &w[j],
+                .x = x,
+                .x_stride = N_IN,
+                .n_rows = n,
+                .y = MEM_ARRAY(float, n *N_OUT),
+                .y_stride = N_OUT,
+            };
         on_matmul(c, jobs, JOBS);
         for (size_t j = 0; j < JOBS; j++) {
             struct matmul_args one = jobs[j];
@@ -322,17 +395,31 @@ static void product_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-/* SwiGLU's rows left ready have the values of the way over f32, whatever types follow each other. */
+/* SwiGLU's rows left ready have the values of the way over f32, whatever types follow each
+ * other. */
 static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then, size_t n)
 {
     enum { HIDDEN = 70, INNER = 90, OUT = 30 };
-    struct matrix gate = make_matrix(first, INNER, HIDDEN), up = make_matrix(first, INNER, HIDDEN), down = make_matrix(then, OUT, INNER);
+    struct matrix gate = make_matrix(first, INNER, HIDDEN), up = make_matrix(first, INNER, HIDDEN),
+                  down = make_matrix(then, OUT, INNER);
     const struct weight_src parts[] = { gate.src, up.src };
-    struct weight pair = pack_parts(c, parts, 2, JOIN_PAIRED), last = pack_parts(c, &down.src, 1, JOIN_STACKED);
-    float        *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, ready_floats(n, INNER)), *wide = MEM_ARRAY(float, n * INNER);
-    float        *y = MEM_ARRAY(float, n * OUT), *want = MEM_ARRAY(float, n * OUT);
-    struct matmul_args a = { .w = &pair, .x = x, .x_stride = HIDDEN, .n_rows = n, .y = act, .quantize_for = &last, .epilogue = MATMUL_SILU_MUL };
-    struct matmul_args b = { .w = &last, .x = act, .x_prequantized = true, .n_rows = n, .y = y, .y_stride = OUT };
+    struct weight pair = pack_parts(c, parts, 2, JOIN_PAIRED),
+                  last = pack_parts(c, &down.src, 1, JOIN_STACKED);
+    float *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, ready_floats(n, INNER)),
+          *wide = MEM_ARRAY(float, n *INNER);
+    float *y = MEM_ARRAY(float, n *OUT), *want = MEM_ARRAY(float, n *OUT);
+    struct matmul_args a = {
+        .w = &pair,
+        .x = x,
+        .x_stride = HIDDEN,
+        .n_rows = n,
+        .y = act,
+        .quantize_for = &last,
+        .epilogue = MATMUL_SILU_MUL,
+    };
+    struct matmul_args b = {
+        .w = &last, .x = act, .x_prequantized = true, .n_rows = n, .y = y, .y_stride = OUT
+    };
     on_matmul(c, &a, 1);
     on_matmul(c, &b, 1);
     a.y = wide, a.y_stride = INNER, a.quantize_for = NULL;
@@ -352,28 +439,31 @@ static void ready_cases(const char *isa)
     CHECK_OK(kernel_ctx_reserve(c, PRODUCT_ROWS, 100));
     for (size_t i = 0; i < COUNT_OF(PRODUCT_TYPES); i++)
         for (size_t j = 0; j < COUNT_OF(PRODUCT_TYPES); j++)
-            for (size_t n = 1; n <= PRODUCT_ROWS; n += 23) check_ready(c, PRODUCT_TYPES[i], PRODUCT_TYPES[j], n);
+            for (size_t n = 1; n <= PRODUCT_ROWS; n += 23)
+                check_ready(c, PRODUCT_TYPES[i], PRODUCT_TYPES[j], n);
     kernel_ctx_free(c);
 }
 
-#define ROW_TESTS(name, isa)                       \
-    TEST(name##_products) { product_cases(isa); }  \
-    TEST(name##_ready_rows) { ready_cases(isa); }  \
-    TEST(name##_rms_norm) { norm_cases(isa); }     \
-    TEST(name##_add) { add_cases(isa); }           \
-    TEST(name##_copy_rows) { copy_cases(isa); }    \
-    TEST(name##_rope) { rope_cases(isa); }         \
+#define ROW_TESTS(name, isa)                                                                       \
+    TEST(name##_products) { product_cases(isa); }                                                  \
+    TEST(name##_ready_rows) { ready_cases(isa); }                                                  \
+    TEST(name##_rms_norm) { norm_cases(isa); }                                                     \
+    TEST(name##_add) { add_cases(isa); }                                                           \
+    TEST(name##_copy_rows) { copy_cases(isa); }                                                    \
+    TEST(name##_rope) { rope_cases(isa); }                                                         \
     TEST(name##_combine) { combine_cases(isa); }
-#define ROW_CASES(name) \
-    CASE(name##_products), CASE(name##_ready_rows), CASE(name##_rms_norm), CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
+#define ROW_CASES(name)                                                                            \
+    CASE(name##_products), CASE(name##_ready_rows), CASE(name##_rms_norm), CASE(name##_add),       \
+        CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
 
 /* What sampling takes from the processor. */
-#define HOST_ROW_TESTS(name, isa)                      \
-    TEST(name##_vocabulary) { vocabulary_cases(isa); } \
+#define HOST_ROW_TESTS(name, isa)                                                                  \
+    TEST(name##_vocabulary) { vocabulary_cases(isa); }                                             \
     TEST(name##_log_sum_exp) { lse_cases(isa); }
 #define HOST_ROW_CASES(name) CASE(name##_vocabulary), CASE(name##_log_sum_exp)
 
 EVERY_ROW(ROW_TESTS)
 EVERY_HOST_ROW(HOST_ROW_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), EVERY_HOST_ROW_CASES(HOST_ROW_CASES), CASE(every_row_has_its_tests), CASE(context_names_what_this_machine_has))
+TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), EVERY_HOST_ROW_CASES(HOST_ROW_CASES),
+          CASE(every_row_has_its_tests), CASE(context_names_what_this_machine_has))

@@ -1,5 +1,6 @@
-/* test_kv_cards.c - pools in a card's memory whose peer has another layout, or a type with scales: what arrives is what kvt_convert_piece makes of the
- * sender's bytes, by CUDA IPC between two processes and by tcp; damage on the way is noticed; what cannot be is refused with a sentence. */
+/* test_kv_cards.c - pools in a card's memory whose peer has another layout, or a type with scales:
+ * what arrives is what kvt_convert_piece makes of the sender's bytes, by CUDA IPC between two
+ * processes and by tcp; damage on the way is noticed; what cannot be is refused with a sentence. */
 #include <sys/wait.h>
 
 #include "kernels/kv_rows.h"
@@ -14,8 +15,16 @@ struct form {
 
 static struct kv_layout layout_of(struct form f, uint32_t n_heads, uint32_t head_dim)
 {
-    return (struct kv_layout){ .model_fingerprint = 3, .dtype = f.dtype, .block_tokens = f.block_tokens, .n_layers = LAYERS, .n_kv_heads = n_heads,
-                               .head_dim = head_dim, .tp_size = 1, .n_blocks = BLOCKS * 64 / f.block_tokens };
+    return (struct kv_layout){
+        .model_fingerprint = 3,
+        .dtype = f.dtype,
+        .block_tokens = f.block_tokens,
+        .n_layers = LAYERS,
+        .n_kv_heads = n_heads,
+        .head_dim = head_dim,
+        .tp_size = 1,
+        .n_blocks = BLOCKS * 64 / f.block_tokens,
+    };
 }
 
 /* Every row of the pool as kv_row_store leaves one, the same for the same seed. */
@@ -26,15 +35,20 @@ static void fill(const struct kv_layout *l, char *image, unsigned seed)
     for (uint32_t i = 0; i < l->n_layers * l->n_blocks; i++) {
         char *piece = image + i * kv_layout_piece_bytes(l);
         for (uint32_t row = 0; row < kv_layout_n_segments(l) * l->block_tokens; row++) {
-            for (uint32_t k = 0; k < l->head_dim; k++) x[k] = (float)(rand() % 20001 - 10000) * (row % 17 == 3 ? 0x1p-14f : 0x1p-9f);
-            kv_row_store((enum dtype)l->dtype, x, piece + (size_t)row * l->head_dim * kv_layout_element_bytes(l),
-                         piece + kv_layout_scale_offset(l) + row * kv_layout_scale_bytes(l), l->head_dim);
+            for (uint32_t k = 0; k < l->head_dim; k++)
+                x[k] = (float)(rand() % 20001 - 10000) * (row % 17 == 3 ? 0x1p-14f : 0x1p-9f);
+            kv_row_store((enum dtype)l->dtype, x,
+                         piece + (size_t)row * l->head_dim * kv_layout_element_bytes(l),
+                         piece + kv_layout_scale_offset(l) + row * kv_layout_scale_bytes(l),
+                         l->head_dim);
         }
     }
 }
 
-/* The receiver's pool after tokens from n_skip blocks on have come from `from`'s image; the rest is LEFT_ALONE. */
-static char *expected(const struct kv_layout *from, const char *image, const int32_t *src, const struct kv_layout *to, const int32_t *dst, uint32_t n_skip)
+/* The receiver's pool after tokens from n_skip blocks on have come from `from`'s image; the rest is
+ * LEFT_ALONE. */
+static char *expected(const struct kv_layout *from, const char *image, const int32_t *src,
+                      const struct kv_layout *to, const int32_t *dst, uint32_t n_skip)
 {
     struct kvt_view a = kvt_view_all(from), b = kvt_view_all(to);
     char *want = malloc(kv_layout_pool_bytes(to)), *piece = malloc(kv_layout_piece_bytes(to));
@@ -43,8 +57,10 @@ static char *expected(const struct kv_layout *from, const char *image, const int
     for (uint32_t layer = 0; layer < to->n_layers; layer++)
         for (uint32_t i = n_skip; i < kvt_plan_n_blocks(to, TOKENS); i++) {
             kvt_convert_piece(&a, image, src, &b, TOKENS, layer, i, piece);
-            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_span){ layer, i, 1 }, copies);
-            for (uint32_t k = 0; k < n; k++) memcpy(want + copies[k].remote, piece + copies[k].local, copies[k].bytes);
+            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_span){ layer, i, 1 },
+                                              copies);
+            for (uint32_t k = 0; k < n; k++)
+                memcpy(want + copies[k].remote, piece + copies[k].local, copies[k].bytes);
         }
     free(piece);
     free(copies);
@@ -55,25 +71,32 @@ static void check_pool(struct node *n, const char *want, const char *what)
 {
     node_pull(n);
     for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout); i++)
-        if (n->image[i] != want[i]) test_fail(__FILE__, __LINE__, "%s: byte %zu is %02x, not %02x", what, i, (uint8_t)n->image[i], (uint8_t)want[i]);
+        if (n->image[i] != want[i])
+            test_fail(__FILE__, __LINE__, "%s: byte %zu is %02x, not %02x", what, i,
+                      (uint8_t)n->image[i], (uint8_t)want[i]);
 }
 
 static void send_all(struct node *n, uint64_t id, const int32_t *table)
 {
     for (uint32_t begin = 0; begin < TOKENS; begin += 130)
         for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
-            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, begin, begin + 130 < TOKENS ? begin + 130 : TOKENS, table, device_record_event(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, begin,
+                                          begin + 130 < TOKENS ? begin + 130 : TOKENS, table,
+                                          device_record_event(n->device)));
     kvt_send_finish(n->kvt, id);
 }
 
-/* What is moved between two cards: other blocks, wider, narrower, with scales on one side and on both; the same layout, with scales. */
+/* What is moved between two cards: other blocks, wider, narrower, with scales on one side and on
+ * both; the same layout, with scales. */
 static const struct form FORMS[][2] = {
-    { { DTYPE_BF16, 64 }, { DTYPE_BF16, 16 } },    { { DTYPE_BF16, 16 }, { DTYPE_F32, 64 } }, { { DTYPE_F32, 32 }, { DTYPE_I8, 64 } },
-    { { DTYPE_F8_E4M3, 16 }, { DTYPE_BF16, 16 } }, { { DTYPE_I8, 64 }, { DTYPE_I8, 32 } },    { { DTYPE_I8, 16 }, { DTYPE_F8_E4M3, 64 } },
-    { { DTYPE_I8, 64 }, { DTYPE_I8, 64 } },        { { DTYPE_F8_E4M3, 16 }, { DTYPE_F8_E4M3, 16 } },
+    { { DTYPE_BF16, 64 }, { DTYPE_BF16, 16 } }, { { DTYPE_BF16, 16 }, { DTYPE_F32, 64 } },
+    { { DTYPE_F32, 32 }, { DTYPE_I8, 64 } },    { { DTYPE_F8_E4M3, 16 }, { DTYPE_BF16, 16 } },
+    { { DTYPE_I8, 64 }, { DTYPE_I8, 32 } },     { { DTYPE_I8, 16 }, { DTYPE_F8_E4M3, 64 } },
+    { { DTYPE_I8, 64 }, { DTYPE_I8, 64 } },     { { DTYPE_F8_E4M3, 16 }, { DTYPE_F8_E4M3, 16 } },
 };
 
-static void tables(const struct kv_layout *from, const struct kv_layout *to, unsigned seed, int32_t *src, int32_t *dst)
+static void tables(const struct kv_layout *from, const struct kv_layout *to, unsigned seed,
+                   int32_t *src, int32_t *dst)
 {
     srand(seed);
     random_table(from->n_blocks, kvt_plan_n_blocks(from, TOKENS), src);
@@ -84,7 +107,13 @@ static void tables(const struct kv_layout *from, const struct kv_layout *to, uns
 
 static struct node *card_node(const struct kv_layout *l, const char *row, bool checksum)
 {
-    return node_start((struct node_options){ .layout = *l, .protocols = row, .lossy = true, .no_checksum = !checksum, .device = "cuda" });
+    return node_start((struct node_options){
+        .layout = *l,
+        .protocols = row,
+        .lossy = true,
+        .no_checksum = !checksum,
+        .device = "cuda",
+    });
 }
 
 static _Noreturn void ipc_sender(int in, int out, bool checksum)
@@ -103,7 +132,8 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
         kvt_hello(n->kvt, &b);
         pipe_put(out, &b);
         pipe_take(in, &b);
-        if (kvt_connect(n->kvt, buf_str(&b), &peer, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (kvt_connect(n->kvt, buf_str(&b), &peer, &err) != OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
         node_wait(n, KVT_CONNECTED, peer, 5000);
         pipe_take(in, &b);
         CHECK_OK(kvt_send_open(n->kvt, 1, peer, buf_str(&b), &err));
@@ -128,14 +158,17 @@ static void ipc_receive(unsigned i, int in, int out, bool checksum)
     fill(&from, image, i);
     pool_set(n, LEFT_ALONE);
     pipe_take(in, &b);
-    if (kvt_answer(n->kvt, buf_str(&b), &answer, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (kvt_answer(n->kvt, buf_str(&b), &answer, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
     pipe_put(out, &answer);
     buf_clear(&b);
     CHECK_OK(kvt_expect(n->kvt, 1, dst, kvt_plan_n_blocks(&to, TOKENS), n_skip, TOKENS, &b));
     pipe_put(out, &b);
-    CHECK_EQ_INT(node_wait(n, KVT_RECEIVED, 1, 30000).bytes, kvt_plan_total_bytes(&to, TOKENS, n_skip));
+    CHECK_EQ_INT(node_wait(n, KVT_RECEIVED, 1, 30000).bytes,
+                 kvt_plan_total_bytes(&to, TOKENS, n_skip));
     char *want = expected(&from, image, src, &to, dst, n_skip);
-    snprintf(what, sizeof what, "%s of %u to %s of %u", kv_dtype_name(from.dtype), from.block_tokens, kv_dtype_name(to.dtype), to.block_tokens);
+    snprintf(what, sizeof what, "%s of %u to %s of %u", kv_dtype_name(from.dtype),
+             from.block_tokens, kv_dtype_name(to.dtype), to.block_tokens);
     check_pool(n, want, what);
     free(want);
     free(image);
@@ -157,7 +190,8 @@ static void by_ipc(bool checksum)
     }
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
-    if (!has) SKIP("no card: KV of another layout between the cards of two processes is NOT tested");
+    if (!has)
+        SKIP("no card: KV of another layout between the cards of two processes is NOT tested");
     for (unsigned i = 0; i < COUNT_OF(FORMS); i++) ipc_receive(i, up[0], down[1], checksum);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
@@ -169,16 +203,26 @@ TEST(other_layouts_of_cards_by_ipc_without_checksums) { by_ipc(false); }
 
 static void need_card(void)
 {
-    if (device_count("cuda") == 0) SKIP("no card: KV of another layout from a card's memory is NOT tested");
+    if (device_count("cuda") == 0)
+        SKIP("no card: KV of another layout from a card's memory is NOT tested");
 }
 
 /* One transfer; `end` is what the receiver says of it. */
-static void by_tcp(struct form f, struct form t, bool checksum, const char *fault, enum kvt_event_kind end, struct metrics *sent)
+static void by_tcp(struct form f, struct form t, bool checksum, const char *fault,
+                   enum kvt_event_kind end, struct metrics *sent)
 {
     struct kv_layout from = layout_of(f, 4, 128), to = layout_of(t, 4, 128);
-    struct node *a = node_start((struct node_options){ .layout = from, .protocols = "tcp", .lossy = true, .no_checksum = !checksum, .device = "cuda",
-                                                       .fault = fault, .metrics = sent });
-    struct node *b = node_start((struct node_options){ .layout = to, .protocols = "tcp", .device = "cpu" });
+    struct node *a = node_start((struct node_options){
+        .layout = from,
+        .protocols = "tcp",
+        .lossy = true,
+        .no_checksum = !checksum,
+        .device = "cuda",
+        .fault = fault,
+        .metrics = sent,
+    });
+    struct node *b = node_start(
+        (struct node_options){ .layout = to, .protocols = "tcp", .device = "cpu" });
     int32_t src[TOKENS], dst[TOKENS];
     struct buf grant = { 0 };
     struct err err = { 0 };
@@ -228,7 +272,8 @@ TEST(other_layouts_from_a_card_by_tcp)
             struct kv_layout l = layout_of(to, 4, 128);
             bool direct = from.dtype == to.dtype && from.block_tokens == to.block_tokens;
             by_tcp(from, to, checksum, NULL, KVT_RECEIVED, m);
-            CHECK(value_of(m, "baton_kv_transfer_converted_bytes_total") == (direct ? 0 : (double)kvt_plan_total_bytes(&l, TOKENS, 1)));
+            CHECK(value_of(m, "baton_kv_transfer_converted_bytes_total") ==
+                  (direct ? 0 : (double)kvt_plan_total_bytes(&l, TOKENS, 1)));
             metrics_free(m);
         }
 }
@@ -236,8 +281,10 @@ TEST(other_layouts_from_a_card_by_tcp)
 TEST(a_flip_on_the_way_from_a_card_is_noticed)
 {
     need_card();
-    by_tcp((struct form){ DTYPE_BF16, 64 }, (struct form){ DTYPE_F32, 16 }, true, "at=put:3:flip", KVT_RECEIVE_FAILED, NULL);
-    by_tcp((struct form){ DTYPE_I8, 64 }, (struct form){ DTYPE_I8, 64 }, true, "at=put:2:flip", KVT_RECEIVE_FAILED, NULL);
+    by_tcp((struct form){ DTYPE_BF16, 64 }, (struct form){ DTYPE_F32, 16 }, true, "at=put:3:flip",
+           KVT_RECEIVE_FAILED, NULL);
+    by_tcp((struct form){ DTYPE_I8, 64 }, (struct form){ DTYPE_I8, 64 }, true, "at=put:2:flip",
+           KVT_RECEIVE_FAILED, NULL);
 }
 
 /* ---- refused ---- */
@@ -249,20 +296,26 @@ TEST(a_piece_beyond_the_stage_is_refused_with_both_sizes)
     to.dtype = DTYPE_F32;
     to.block_tokens = 256;
     from.n_blocks = to.n_blocks = 1;
-    struct node *a = node_start((struct node_options){ .layout = from, .protocols = "tcp", .device = "cuda" });
-    struct node *b = node_start((struct node_options){ .layout = to, .protocols = "tcp", .device = "cpu" });
+    struct node *a = node_start(
+        (struct node_options){ .layout = from, .protocols = "tcp", .device = "cuda" });
+    struct node *b = node_start(
+        (struct node_options){ .layout = to, .protocols = "tcp", .device = "cpu" });
     struct buf hello = { 0 }, answer = { 0 };
     struct err err = { 0 };
     uint64_t peer;
     kvt_hello(a->kvt, &hello);
     CHECK_OK(kvt_answer(b->kvt, buf_str(&hello), &answer, &err));
     CHECK_STATUS(kvt_connect(a->kvt, buf_str(&answer), &peer, &err), ERR_UNSUPPORTED);
-    CHECK(strstr(err.text, "256 tokens, f32") && strstr(err.text, "16 tokens, bf16") && strstr(err.text, "--block-size"));
+    CHECK(strstr(err.text, "256 tokens, f32") && strstr(err.text, "16 tokens, bf16") &&
+          strstr(err.text, "--block-size"));
     buf_release(&hello);
     buf_release(&answer);
     node_stop(a);
     node_stop(b);
 }
 
-TEST_MAIN(CASE_T(other_layouts_of_cards_by_ipc, 60), CASE_T(other_layouts_of_cards_by_ipc_without_checksums, 60), CASE_T(other_layouts_from_a_card_by_tcp, 60),
-          CASE(a_flip_on_the_way_from_a_card_is_noticed), CASE(a_piece_beyond_the_stage_is_refused_with_both_sizes))
+TEST_MAIN(CASE_T(other_layouts_of_cards_by_ipc, 60),
+          CASE_T(other_layouts_of_cards_by_ipc_without_checksums, 60),
+          CASE_T(other_layouts_from_a_card_by_tcp, 60),
+          CASE(a_flip_on_the_way_from_a_card_is_noticed),
+          CASE(a_piece_beyond_the_stage_is_refused_with_both_sizes))

@@ -1,7 +1,8 @@
-/* test_kv_cards_ucx.c - the ucx row and pools in a card's memory: on an emulated card, whose memory is the processor's, with a UCX that is made to say that
- * it knows such memory. What UCX is asked is real, and so are the bytes on their way; what UCX writes into the card's memory, which the emulated card keeps
- * from everybody but itself, is let through as a network card's would be. By UCX's own tcp, which needs no device. Also what a UCX or a card that cannot
- * is refused for. */
+/* test_kv_cards_ucx.c - the ucx row and pools in a card's memory: on an emulated card, whose memory
+ * is the processor's, with a UCX that is made to say that it knows such memory. What UCX is asked
+ * is real, and so are the bytes on their way; what UCX writes into the card's memory, which the
+ * emulated card keeps from everybody but itself, is let through as a network card's would be. By
+ * UCX's own tcp, which needs no device. Also what a UCX or a card that cannot is refused for. */
 #include "kvtransfer/convert.h"
 #include "tests/conformance/kvt_fixture.h"
 
@@ -16,10 +17,11 @@ enum { TOKENS = 9 * 16 + 5, BLOCKS = 24 };
 
 /* ---- a UCX that knows cards ---- */
 
-static bool knows_cards;                      /* what it says of itself */
-static bool forgets_device;                   /* its keys of a card's memory lack the network device's part */
-static struct iovec card_pools[2];            /* mapped as a card's */
-static int  n_card_pools, n_host_maps, n_arrivals, n_exports;
+static bool knows_cards;           /* what it says of itself */
+static bool forgets_device;        /* its keys of a card's memory lack the network
+                                    * device's part */
+static struct iovec card_pools[2]; /* mapped as a card's */
+static int n_card_pools, n_host_maps, n_arrivals, n_exports;
 static bool has_dmabuf;
 
 static void real(const char *name, void *function) /* pointers to functions are not objects to C */
@@ -34,15 +36,19 @@ ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *attr)
     ucs_status_t (*query)(ucp_context_h, ucp_context_attr_t *);
     real("ucp_context_query", &query);
     ucs_status_t st = query(context, attr);
-    if (st == UCS_OK && (attr->field_mask & UCP_ATTR_FIELD_MEMORY_TYPES) && knows_cards) attr->memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+    if (st == UCS_OK && (attr->field_mask & UCP_ATTR_FIELD_MEMORY_TYPES) && knows_cards)
+        attr->memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
     return st;
 }
 
-/* The emulated card closes its memory to others with this; what a network card may write stays open. */
+/* The emulated card closes its memory to others with this; what a network card may write stays
+ * open. */
 int mprotect(void *at, size_t n, int access)
 {
     for (int i = 0; i < n_card_pools; i++)
-        if ((char *)card_pools[i].iov_base >= (char *)at && (char *)card_pools[i].iov_base < (char *)at + n) access = PROT_READ | PROT_WRITE;
+        if ((char *)card_pools[i].iov_base >= (char *)at &&
+            (char *)card_pools[i].iov_base < (char *)at + n)
+            access = PROT_READ | PROT_WRITE;
     return (int)syscall(SYS_mprotect, at, n, access);
 }
 
@@ -52,13 +58,15 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t *para
     ucp_mem_map_params_t p = *params;
     real("ucp_mem_map", &map);
     CHECK(p.field_mask & UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE);
-    if (p.memory_type == UCS_MEMORY_TYPE_CUDA && n_card_pools < 2) card_pools[n_card_pools++] = (struct iovec){ p.address, p.length };
+    if (p.memory_type == UCS_MEMORY_TYPE_CUDA && n_card_pools < 2)
+        card_pools[n_card_pools++] = (struct iovec){ p.address, p.length };
     n_host_maps += p.memory_type == UCS_MEMORY_TYPE_HOST;
     p.memory_type = UCS_MEMORY_TYPE_HOST; /* which it is */
     return map(context, &p, out);
 }
 
-/* The second of two keys, which is the staging memory's, as a device that cannot register the pool would make them. */
+/* The second of two keys, which is the staging memory's, as a device that cannot register the pool
+ * would make them. */
 ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **key, size_t *n)
 {
     static int calls;
@@ -74,7 +82,9 @@ ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **key, 
 static enum status give_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err)
 {
     (void)d;
-    if (!has_dmabuf) return err_set(err, ERR_UNSUPPORTED, "network cards cannot write into this GPU's memory: a test says so");
+    if (!has_dmabuf)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "network cards cannot write into this GPU's memory: a test says so");
     CHECK_EQ_INT(m->kind, DEV_MEM_CUDA);
     *fd = memfd_create("test", 0);
     n_exports++;
@@ -104,7 +114,8 @@ static void need_all(void)
     ucp_params_t p = { .field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_RMA };
     ucp_context_h context;
 #ifdef __SANITIZE_THREAD__
-    SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): the row ucx is NOT tested");
+    SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): "
+         "the row ucx is NOT tested");
 #endif
 #ifndef BATON_EMULATED_CARD
     SKIP("no emulated card: what ucx does with pools in a card's memory is NOT tested");
@@ -112,7 +123,8 @@ static void need_all(void)
     CHECK_EQ_INT(ucp_init(&p, NULL, &context), UCS_OK);
     CHECK_EQ_INT(ucp_context_query(context, &attr), UCS_OK);
     ucp_cleanup(context);
-    if (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) SKIP("a UCX that knows cards: this test pretends to be one");
+    if (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))
+        SKIP("a UCX that knows cards: this test pretends to be one");
     setenv("BATON_UCX_TLS", "tcp", 1);
 }
 
@@ -121,11 +133,13 @@ static struct node *start(const char *device, uint32_t dtype, uint32_t block_tok
     struct kv_layout l = small_layout(BLOCKS);
     l.dtype = dtype;
     l.block_tokens = block_tokens;
-    return node_start((struct node_options){ .layout = l, .protocols = "ucx", .lossy = true, .device = device, .opened = make_direct });
+    return node_start((struct node_options){
+        .layout = l, .protocols = "ucx", .lossy = true, .device = device, .opened = make_direct });
 }
 
 /* The receiver's blocks hold what kvt_convert_piece makes of the sender's. */
-static void check_converted(struct node *from, const int32_t *src, struct node *to, const int32_t *dst)
+static void check_converted(struct node *from, const int32_t *src, struct node *to,
+                            const int32_t *dst)
 {
     struct kvt_view a = kvt_view_all(&from->layout), b = kvt_view_all(&to->layout);
     char *piece = malloc(kv_layout_piece_bytes(&to->layout));
@@ -134,8 +148,11 @@ static void check_converted(struct node *from, const int32_t *src, struct node *
     for (uint32_t layer = 0; layer < to->layout.n_layers; layer++)
         for (uint32_t i = 0; i < kvt_plan_n_blocks(&to->layout, TOKENS); i++) {
             kvt_convert_piece(&a, from->image, src, &b, TOKENS, layer, i, piece);
-            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_span){ layer, i, 1 }, copies);
-            for (uint32_t k = 0; k < n; k++) CHECK(memcmp(to->image + copies[k].remote, piece + copies[k].local, copies[k].bytes) == 0);
+            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_span){ layer, i, 1 },
+                                              copies);
+            for (uint32_t k = 0; k < n; k++)
+                CHECK(memcmp(to->image + copies[k].remote, piece + copies[k].local,
+                             copies[k].bytes) == 0);
         }
     free(piece);
     free(copies);
@@ -149,33 +166,42 @@ static void move(struct node *from, struct node *to, uint64_t id)
     random_table(BLOCKS, kvt_plan_n_blocks(&from->layout, TOKENS), src);
     random_table(BLOCKS, kvt_plan_n_blocks(&to->layout, TOKENS), dst);
     pool_set(to, 0xee);
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) fill_layer(from, id, layer, src, 0, kvt_plan_n_blocks(&from->layout, TOKENS));
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        fill_layer(from, id, layer, src, 0, kvt_plan_n_blocks(&from->layout, TOKENS));
     uint64_t peer = node_connect(from, to);
-    CHECK_OK(kvt_expect(to->kvt, id, dst, kvt_plan_n_blocks(&to->layout, TOKENS), 0, TOKENS, &grant));
+    CHECK_OK(
+        kvt_expect(to->kvt, id, dst, kvt_plan_n_blocks(&to->layout, TOKENS), 0, TOKENS, &grant));
     CHECK_OK(kvt_send_open(from->kvt, id, peer, buf_str(&grant), &err));
     for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
-        CHECK_OK(kvt_send_ready_after(from->kvt, id, layer, 0, TOKENS, src, device_record_event(from->device)));
+        CHECK_OK(kvt_send_ready_after(from->kvt, id, layer, 0, TOKENS, src,
+                                      device_record_event(from->device)));
     kvt_send_finish(from->kvt, id);
-    CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 20000).bytes, kvt_plan_total_bytes(&to->layout, TOKENS, 0));
+    CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 20000).bytes,
+                 kvt_plan_total_bytes(&to->layout, TOKENS, 0));
     node_wait(from, KVT_SENT, id, 5000);
     check_converted(from, src, to, dst);
     buf_release(&grant);
 }
 
-/* Between a card and the processor both ways, and between cards: pools are mapped as what they are, and what came is made visible to the card. */
+/* Between a card and the processor both ways, and between cards: pools are mapped as what they are,
+ * and what came is made visible to the card. */
 TEST(pools_in_a_cards_memory_by_ucx)
 {
-    static const char *const ends[][2] = { { "cuda", "cpu" }, { "cpu", "cuda" }, { "cuda", "cuda" } };
+    static const char *const ends[][2] = { { "cuda", "cpu" },
+                                           { "cpu", "cuda" },
+                                           { "cuda", "cuda" } };
     need_all();
     knows_cards = has_dmabuf = true;
     for (size_t i = 0; i < COUNT_OF(ends); i++) {
         n_card_pools = n_arrivals = n_exports = n_host_maps = 0;
-        struct node *from = start(ends[i][0], DTYPE_BF16, 16), *to = start(ends[i][1], DTYPE_BF16, 16);
+        struct node *from = start(ends[i][0], DTYPE_BF16, 16),
+                    *to = start(ends[i][1], DTYPE_BF16, 16);
         int n_cards = !from->device->is_host + !to->device->is_host;
         CHECK_EQ_INT(n_card_pools, n_cards);
         CHECK_EQ_INT(n_exports, n_cards);
         CHECK_EQ_INT(n_host_maps, 2 + 2 - n_cards); /* staging of both, pools of the processor */
-        for (int k = 0; k < n_cards; k++) CHECK(card_pools[k].iov_base == from->mem.ptr || card_pools[k].iov_base == to->mem.ptr);
+        for (int k = 0; k < n_cards; k++)
+            CHECK(card_pools[k].iov_base == from->mem.ptr || card_pools[k].iov_base == to->mem.ptr);
         move(from, to, i + 1);
         CHECK((__atomic_load_n(&n_arrivals, __ATOMIC_RELAXED) > 0) == !to->device->is_host);
         node_stop(from);
@@ -198,11 +224,21 @@ static void check_refused(const char *says)
 {
     struct kvt *k = NULL;
     struct err err = { 0 };
-    struct node *n = node_start((struct node_options){ .layout = small_layout(4), .protocols = "tcp", .device = "cuda", .opened = make_direct });
-    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .device = n->device, .protocols = "ucx", .n_transfers = 1,
-                             .tuning = tuning_of_environment(NULL), .on_event = node_on_event, .arg = n };
+    struct node *n = node_start((struct node_options){
+        .layout = small_layout(4), .protocols = "tcp", .device = "cuda", .opened = make_direct });
+    struct kvt_options o = {
+        .layout = n->layout,
+        .mem = &n->mem,
+        .device = n->device,
+        .protocols = "ucx",
+        .n_transfers = 1,
+        .tuning = tuning_of_environment(NULL),
+        .on_event = node_on_event,
+        .arg = n,
+    };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
-    if (!strstr(err.text, says) || !strstr(err.text, "ucx: ")) test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, says) || !strstr(err.text, "ucx: "))
+        test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
     CHECK(k == NULL);
     node_stop(n);
 }
@@ -229,9 +265,14 @@ TEST(a_device_that_cannot_register_the_card_is_refused)
     check_refused("nvidia_peermem");
 }
 
-TEST_MAIN(CASE(pools_in_a_cards_memory_by_ucx), CASE(another_layout_from_a_card_by_ucx), CASE(a_ucx_without_cuda_is_refused),
-          CASE(a_card_that_network_cards_cannot_write_is_refused), CASE(a_device_that_cannot_register_the_card_is_refused))
+TEST_MAIN(CASE(pools_in_a_cards_memory_by_ucx), CASE(another_layout_from_a_card_by_ucx),
+          CASE(a_ucx_without_cuda_is_refused),
+          CASE(a_card_that_network_cards_cannot_write_is_refused),
+          CASE(a_device_that_cannot_register_the_card_is_refused))
 #else
-TEST(ucx_is_built) { SKIP("built without UCX: KV by ucx from and to a card's memory is NOT tested"); }
+TEST(ucx_is_built)
+{
+    SKIP("built without UCX: KV by ucx from and to a card's memory is NOT tested");
+}
 TEST_MAIN(CASE(ucx_is_built))
 #endif

@@ -1,15 +1,25 @@
-/* test_kv_faults.c - thousands of transfers over every row while a fault plan damages 1 % of what is sent.
+/* test_kv_faults.c - thousands of transfers over every row while a fault plan damages 1 % of what
+ * is sent.
  *
- * What must hold, whatever is injected: a transfer that ends with RECEIVED has every byte right; one that nothing befell is RECEIVED; every
- * id ends exactly once on both sides; a block whose transfer has ended (RECEIVED or FENCED) is never written again; blocks that were never
- * granted are never written. Where the fault changes what decode would read (flip, truncate, stale), every transfer that it befell fails,
- * and the failures in the metrics are as many as the transfers damaged.
- * Rows that this build or this host does not have are skipped by name. BATON_FAULT_TRANSFERS sets the number per plan. */
+ * What must hold, whatever is injected: a transfer that ends with RECEIVED has every byte right;
+ * one that nothing befell is RECEIVED; every id ends exactly once on both sides; a block whose
+ * transfer has ended (RECEIVED or FENCED) is never written again; blocks that were never granted
+ * are never written. Where the fault changes what decode would read (flip, truncate, stale), every
+ * transfer that it befell fails, and the failures in the metrics are as many as the transfers
+ * damaged. Rows that this build or this host does not have are skipped by name.
+ * BATON_FAULT_TRANSFERS sets the number per plan. */
 #include "kvtransfer/fault/fault.h"
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
 
-enum { POOL_BLOCKS = 64, GUARD = 8 /* the first blocks are never granted */, MOST_BLOCKS = 6, LANES = 8, STALL_MS = 700 /* longer than a starved test process may be without the CPU */, CANARY = 0xee };
+enum {
+    POOL_BLOCKS = 64,
+    GUARD = 8 /* the first blocks are never granted */,
+    MOST_BLOCKS = 6,
+    LANES = 8,
+    STALL_MS = 700 /* longer than a starved test process may be without the CPU */,
+    CANARY = 0xee
+};
 
 static uint32_t n_transfers(void)
 {
@@ -18,21 +28,27 @@ static uint32_t n_transfers(void)
 }
 
 struct side {
-    struct node    *node;
+    struct node *node;
     struct metrics *metrics;
 };
 
 struct bed {
     const char *row;
     struct side from, to;
-    uint64_t    peer, next_id;
-    uint32_t    n_received, n_failed, n_damaged, n_reconnects;
+    uint64_t peer, next_id;
+    uint32_t n_received, n_failed, n_damaged, n_reconnects;
 };
 
 static struct side side_start(const char *row, const char *plan)
 {
     struct side s = { .metrics = metrics_create() };
-    s.node = node_start((struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = row, .stall_ms = STALL_MS, .metrics = s.metrics, .fault = plan });
+    s.node = node_start((struct node_options){
+        .layout = small_layout(POOL_BLOCKS),
+        .protocols = row,
+        .stall_ms = STALL_MS,
+        .metrics = s.metrics,
+        .fault = plan,
+    });
     return s;
 }
 
@@ -63,7 +79,8 @@ static double total(struct metrics *m, const char *name, const char *label)
 
 static uint64_t injected(const struct bed *b)
 {
-    return (uint64_t)(total(b->from.metrics, "baton_kv_fault_injected_total", "") + total(b->to.metrics, "baton_kv_fault_injected_total", ""));
+    return (uint64_t)(total(b->from.metrics, "baton_kv_fault_injected_total", "") +
+                      total(b->to.metrics, "baton_kv_fault_injected_total", ""));
 }
 
 static void clear_events(struct node *n)
@@ -104,7 +121,11 @@ static void check_canaries(struct node *n, uint64_t live)
             const uint8_t *p = (const uint8_t *)piece_of(n, layer, b);
             if (live >> b & 1 || memcmp(p, canary, n_bytes) == 0) continue;
             for (size_t i = 0; i < n_bytes; i++)
-                if (p[i] != CANARY) test_fail(__FILE__, __LINE__, "block %d of layer %u, which nobody may write, was written at byte %zu", b, layer, i);
+                if (p[i] != CANARY)
+                    test_fail(
+                        __FILE__, __LINE__,
+                        "block %d of layer %u, which nobody may write, was written at byte %zu", b,
+                        layer, i);
         }
     free(canary);
 }
@@ -112,7 +133,7 @@ static void check_canaries(struct node *n, uint64_t live)
 struct lane {
     uint64_t id;
     uint32_t n_tokens, n_used;
-    int32_t  src[MOST_BLOCKS], dst[MOST_BLOCKS];
+    int32_t src[MOST_BLOCKS], dst[MOST_BLOCKS];
 };
 
 static void lane_begin(struct bed *b, struct lane *l, const int32_t *blocks)
@@ -124,18 +145,22 @@ static void lane_begin(struct bed *b, struct lane *l, const int32_t *blocks)
     l->n_used = kvt_plan_n_blocks(&to->layout, l->n_tokens);
     memcpy(l->dst, blocks, l->n_used * sizeof l->dst[0]);
     memcpy(l->src, blocks, l->n_used * sizeof l->src[0]);
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) fill_layer(from, l->id, layer, l->src, 0, l->n_used);
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        fill_layer(from, l->id, layer, l->src, 0, l->n_used);
     CHECK_OK(kvt_expect(to->kvt, l->id, l->dst, l->n_used, 0, l->n_tokens, &grant));
     CHECK_OK(kvt_send_open(from->kvt, l->id, b->peer, buf_str(&grant), &err));
     buf_release(&grant);
     uint32_t chunk = 1 + (uint32_t)rand() % l->n_tokens;
     for (uint32_t begin = 0; begin < l->n_tokens; begin += chunk)
         for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
-            CHECK_OK(kvt_send_ready(from->kvt, l->id, layer, begin, begin + chunk < l->n_tokens ? begin + chunk : l->n_tokens, l->src));
+            CHECK_OK(kvt_send_ready(from->kvt, l->id, layer, begin,
+                                    begin + chunk < l->n_tokens ? begin + chunk : l->n_tokens,
+                                    l->src));
     kvt_send_finish(from->kvt, l->id);
 }
 
-/* Wait for both ends; true: RECEIVED, and every byte is right. Afterwards the blocks are filled with the canary. */
+/* Wait for both ends; true: RECEIVED, and every byte is right. Afterwards the blocks are filled
+ * with the canary. */
 static bool lane_end(struct bed *b, struct lane *l)
 {
     struct node *from = b->from.node, *to = b->to.node;
@@ -143,17 +168,20 @@ static bool lane_end(struct bed *b, struct lane *l)
     bool received = either(to, KVT_RECEIVED, KVT_RECEIVE_FAILED, l->id);
     if (received) check_blocks_hold(to, l->id, l->dst, 0, l->n_tokens, CANARY);
     else node_wait(to, KVT_FENCED, l->id, 20000);
-    CHECK_EQ_INT(node_count(to, KVT_RECEIVED, l->id) + node_count(to, KVT_RECEIVE_FAILED, l->id), 1);
+    CHECK_EQ_INT(node_count(to, KVT_RECEIVED, l->id) + node_count(to, KVT_RECEIVE_FAILED, l->id),
+                 1);
     CHECK_EQ_INT(node_count(to, KVT_FENCED, l->id), !received);
     CHECK_EQ_INT(node_count(from, KVT_SENT, l->id) + node_count(from, KVT_SEND_FAILED, l->id), 1);
-    CHECK(received || node_count(from, KVT_SENT, l->id) == 0); /* never "acknowledged" what was not verified */
+    /* never "acknowledged" what was not verified */
+    CHECK(received || node_count(from, KVT_SENT, l->id) == 0);
     fill_canary(to, l->dst, l->n_used);
     b->n_received += received;
     b->n_failed += !received;
     return received;
 }
 
-/* One transfer after the other, so that each is known to be hit or not. `damages`: the fault changes what decode would read. */
+/* One transfer after the other, so that each is known to be hit or not. `damages`: the fault
+ * changes what decode would read. */
 static void one_by_one(struct bed *b, bool damages)
 {
     int32_t blocks[MOST_BLOCKS];
@@ -165,8 +193,12 @@ static void one_by_one(struct bed *b, bool damages)
         lane_begin(b, &l, blocks);
         bool received = lane_end(b, &l), hit = injected(b) > before;
         b->n_damaged += hit;
-        if (!hit && !received) test_fail(__FILE__, __LINE__, "transfer %llu failed though nothing befell it", (unsigned long long)l.id);
-        if (hit && received && damages) test_fail(__FILE__, __LINE__, "transfer %llu was damaged and nobody noticed", (unsigned long long)l.id);
+        if (!hit && !received)
+            test_fail(__FILE__, __LINE__, "transfer %llu failed though nothing befell it",
+                      (unsigned long long)l.id);
+        if (hit && received && damages)
+            test_fail(__FILE__, __LINE__, "transfer %llu was damaged and nobody noticed",
+                      (unsigned long long)l.id);
         check_canaries(b->to.node, 0);
         clear_events(b->from.node);
         clear_events(b->to.node);
@@ -188,10 +220,14 @@ static struct bed bed_start(const char *row, const char *sender, const char *rec
 static void bed_stop(struct bed *b, const char *what)
 {
     double sent = total(b->to.metrics, "baton_kv_transfer_failures_total", "direction=\"receive\"");
-    printf("  %-4s %-10s %u transfers: %u received, %u failed, %llu faults in %u of them, %u connections\n", b->row, what, b->n_received + b->n_failed, b->n_received,
-           b->n_failed, (unsigned long long)injected(b), b->n_damaged, b->n_reconnects + 1);
+    printf("  %-4s %-10s %u transfers: %u received, %u failed, %llu faults in %u of them, %u "
+           "connections\n",
+           b->row, what, b->n_received + b->n_failed, b->n_received, b->n_failed,
+           (unsigned long long)injected(b), b->n_damaged, b->n_reconnects + 1);
     CHECK_EQ_INT((long long)sent, b->n_failed); /* each counted, each once */
-    for (uint64_t end = clock_ms() + 5000; total(b->to.metrics, "baton_kv_transfers_quarantined", "") > 0; pause_ms(10)) /* a gauge of every tick */
+    /* a gauge of every tick */
+    for (uint64_t end = clock_ms() + 5000;
+         total(b->to.metrics, "baton_kv_transfers_quarantined", "") > 0; pause_ms(10))
         CHECK(clock_ms() < end);
     side_stop(b->from);
     side_stop(b->to);
@@ -205,21 +241,29 @@ static void damage(const char *row, const char *kind, bool detected)
     one_by_one(&b, detected);
     CHECK(b.n_damaged >= n_transfers() / 100);
     if (detected) CHECK_EQ_INT(b.n_failed, b.n_damaged);
-    if (strcmp(kind, "flip") == 0) CHECK(total(b.to.metrics, "baton_kv_transfer_failures_total", "reason=\"checksum\"") > 0.5 * b.n_failed);
+    if (strcmp(kind, "flip") == 0)
+        CHECK(total(b.to.metrics, "baton_kv_transfer_failures_total", "reason=\"checksum\"") >
+              0.5 * b.n_failed);
     bed_stop(&b, kind);
 }
 
-/* Everything at once on both sides, many transfers at a time, connections lost. Late writes only where the receiver places: on the other
- * rows they would break what those rows promise, and nothing could tell. */
+/* Everything at once on both sides, many transfers at a time, connections lost. Late writes only
+ * where the receiver places: on the other rows they would break what those rows promise, and
+ * nothing could tell. */
 static void everything(const char *row)
 {
     const struct kvt_transport_ops *ops = NULL;
     char plan[220];
     need_row(row);
     CHECK_OK(kvt_transport_find(str_of(row), &ops, NULL));
-    snprintf(plan, sizeof plan, "seed=5,drop=0.002,delay=0.01:2,duplicate=0.01,truncate=0.01,flip=0.01,stale=0.003,disconnect=0.0005%s%s",
-             ops->caps & KVT_CAP_SAME_PROCESS ? "" : ",reorder=0.01", ops->caps & KVT_CAP_RECEIVER_PLACES ? ",late=0.01:3" : "");
-    struct bed b = bed_start(row, plan, "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");
+    snprintf(plan, sizeof plan,
+             "seed=5,drop=0.002,delay=0.01:2,duplicate=0.01,truncate=0.01,flip=0.01,stale=0.003,"
+             "disconnect=0.0005%s%s",
+             ops->caps & KVT_CAP_SAME_PROCESS ? "" : ",reorder=0.01",
+             ops->caps & KVT_CAP_RECEIVER_PLACES ? ",late=0.01:3" : "");
+    struct bed b = bed_start(
+        row, plan,
+        "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");
     for (uint32_t i = 0; i < n_transfers() / LANES; i++) {
         struct lane lanes[LANES];
         int32_t blocks[LANES * MOST_BLOCKS];
@@ -242,10 +286,12 @@ static void everything(const char *row)
     bed_stop(&b, "everything");
 }
 
-/* The receiver ends the connection while its writer lives and writes: the writer hears of it, stops, and the blocks come back. */
+/* The receiver ends the connection while its writer lives and writes: the writer hears of it,
+ * stops, and the blocks come back. */
 static void dropped_writer(const char *row)
 {
-    struct bed b = bed_start(row, NULL, "at=note:3:disconnect,at=opened:2:disconnect,at=open:3:disconnect");
+    struct bed b = bed_start(row, NULL,
+                             "at=note:3:disconnect,at=opened:2:disconnect,at=open:3:disconnect");
     for (int i = 0; i < 4; i++) {
         struct lane l;
         int32_t blocks[MOST_BLOCKS] = { 10, 11, 12, 13, 14, 15 };
@@ -260,16 +306,17 @@ static void dropped_writer(const char *row)
     bed_stop(&b, "dropped");
 }
 
-#define ROW(row)                                                              \
-    TEST(flips_are_noticed_##row) { damage(#row, "flip", true); }             \
-    TEST(truncation_is_noticed_##row) { damage(#row, "truncate", true); }     \
-    TEST(stale_generations_are_noticed_##row) { damage(#row, "stale", true); } \
-    TEST(drops_are_noticed_##row) { damage(#row, "drop", true); }             \
-    TEST(duplicates_do_no_harm_##row) { damage(#row, "duplicate", false); }   \
-    TEST(everything_at_once_##row) { everything(#row); }                      \
+#define ROW(row)                                                                                   \
+    TEST(flips_are_noticed_##row) { damage(#row, "flip", true); }                                  \
+    TEST(truncation_is_noticed_##row) { damage(#row, "truncate", true); }                          \
+    TEST(stale_generations_are_noticed_##row) { damage(#row, "stale", true); }                     \
+    TEST(drops_are_noticed_##row) { damage(#row, "drop", true); }                                  \
+    TEST(duplicates_do_no_harm_##row) { damage(#row, "duplicate", false); }                        \
+    TEST(everything_at_once_##row) { everything(#row); }                                           \
     TEST(a_dropped_writer_stops_##row) { dropped_writer(#row); }
 
-/* Not mem: in one process a write that its NOTE overtakes is a data race of the test's own making. */
+/* Not mem: in one process a write that its NOTE overtakes is a data race of the test's own
+ * making. */
 TEST(reordering_does_no_harm_ipc) { damage("ipc", "reorder", false); }
 TEST(reordering_does_no_harm_tcp) { damage("tcp", "reorder", false); }
 TEST(reordering_does_no_harm_rdma) { damage("rdma", "reorder", false); }
@@ -281,10 +328,12 @@ ROW(tcp)
 ROW(rdma)
 ROW(ucx)
 
-#define CASES(row)                                                                                                                        \
-    CASE_T(flips_are_noticed_##row, 250), CASE_T(truncation_is_noticed_##row, 250), CASE_T(stale_generations_are_noticed_##row, 250),     \
-        CASE_T(drops_are_noticed_##row, 250), CASE_T(duplicates_do_no_harm_##row, 250),                                                       \
-        CASE_T(everything_at_once_##row, 250), CASE(a_dropped_writer_stops_##row)
+#define CASES(row)                                                                                 \
+    CASE_T(flips_are_noticed_##row, 250), CASE_T(truncation_is_noticed_##row, 250),                \
+        CASE_T(stale_generations_are_noticed_##row, 250), CASE_T(drops_are_noticed_##row, 250),    \
+        CASE_T(duplicates_do_no_harm_##row, 250), CASE_T(everything_at_once_##row, 250),           \
+        CASE(a_dropped_writer_stops_##row)
 
-TEST_MAIN(CASES(mem), CASES(ipc), CASES(tcp), CASES(rdma), CASES(ucx), CASE_T(reordering_does_no_harm_ipc, 250), CASE_T(reordering_does_no_harm_tcp, 250),
+TEST_MAIN(CASES(mem), CASES(ipc), CASES(tcp), CASES(rdma), CASES(ucx),
+          CASE_T(reordering_does_no_harm_ipc, 250), CASE_T(reordering_does_no_harm_tcp, 250),
           CASE_T(reordering_does_no_harm_rdma, 250), CASE_T(reordering_does_no_harm_ucx, 250))

@@ -1,5 +1,6 @@
-/* test_kv_layouts.c - peers whose pools differ in tensor-parallel size, block size and element type, against a plain conversion: random
- * layouts, prompts, skips and chunks; what was granted holds what the definition says, and no other byte of the pool has changed; pools in the
+/* test_kv_layouts.c - peers whose pools differ in tensor-parallel size, block size and element
+ * type, against a plain conversion: random layouts, prompts, skips and chunks; what was granted
+ * holds what the definition says, and no other byte of the pool has changed; pools in the
  * processor's memory and in a card's. Also what such peers are refused for. */
 #include <math.h>
 
@@ -11,21 +12,30 @@ enum { LAYERS = 2, HEADS = 4, DIM = 24, TOKENS_MAX = 300, SENDERS_MAX = 4 };
 /* ---- the definition: one value at a time, written for nothing but to be read ---- */
 
 static uint32_t n_parts(const struct kv_layout *l) { return l->latent ? 1 : 2; }
-static uint32_t rank_head(const struct kv_layout *l) { return l->latent ? 0 : l->tp_rank * l->n_kv_heads; }
+static uint32_t rank_head(const struct kv_layout *l)
+{
+    return l->latent ? 0 : l->tp_rank * l->n_kv_heads;
+}
 
 static bool is_scaled(uint32_t dtype) { return dtype == DTYPE_I8 || dtype == DTYPE_F8_E4M3; }
 
 /* The row of (head of the rank, part, token of the block): its values, and its scale. */
-static uint8_t *row_values(struct node *n, uint32_t layer, int32_t block, uint32_t head, uint32_t kv, uint32_t token)
+static uint8_t *row_values(struct node *n, uint32_t layer, int32_t block, uint32_t head,
+                           uint32_t kv, uint32_t token)
 {
     size_t element = n->layout.dtype == DTYPE_F32 ? 4 : is_scaled(n->layout.dtype) ? 1 : 2;
-    return (uint8_t *)piece_of(n, layer, block) + ((((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * DIM) * element;
+    return (uint8_t *)piece_of(n, layer, block) +
+           ((((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * DIM) *
+               element;
 }
 
-static uint8_t *row_scale(struct node *n, uint32_t layer, int32_t block, uint32_t head, uint32_t kv, uint32_t token)
+static uint8_t *row_scale(struct node *n, uint32_t layer, int32_t block, uint32_t head, uint32_t kv,
+                          uint32_t token)
 {
-    size_t values = (size_t)n->layout.n_kv_heads * n_parts(&n->layout) * n->layout.block_tokens * DIM;
-    return (uint8_t *)piece_of(n, layer, block) + values + (((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * 4;
+    size_t values = (size_t)n->layout.n_kv_heads * n_parts(&n->layout) * n->layout.block_tokens *
+                    DIM;
+    return (uint8_t *)piece_of(n, layer, block) + values +
+           (((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * 4;
 }
 
 static void read_row(uint32_t dtype, const uint8_t *values, const uint8_t *scale, float *x)
@@ -37,7 +47,9 @@ static void read_row(uint32_t dtype, const uint8_t *values, const uint8_t *scale
         if (dtype == DTYPE_F32) {
             memcpy(&x[i], values + 4 * i, 4);
         } else if (is_scaled(dtype)) {
-            x[i] = (dtype == DTYPE_I8 ? (float)(int8_t)values[i] : dtype_f8_e4m3_to_f32(values[i])) * s;
+            x[i] = (dtype == DTYPE_I8 ? (float)(int8_t)values[i]
+                                      : dtype_f8_e4m3_to_f32(values[i])) *
+                   s;
         } else {
             memcpy(&h, values + 2 * i, 2);
             x[i] = dtype == DTYPE_F16 ? dtype_f16_to_f32(h) : dtype_bf16_to_f32(h);
@@ -72,16 +84,16 @@ static float truth(uint32_t layer, uint32_t head, uint32_t kv, uint32_t token, u
 
 struct pair {
     struct kv_layout from, to; /* from: of every sender, but for its rank */
-    const char      *row, *from_device, *to_device;
-    uint32_t         n_tokens, n_skip, chunk; /* n_skip: of the receiver's blocks */
-    bool             no_checksum;
+    const char *row, *from_device, *to_device;
+    uint32_t n_tokens, n_skip, chunk; /* n_skip: of the receiver's blocks */
+    bool no_checksum;
 };
 
 struct sending {
     struct node *node;
-    uint32_t     first_head, n_heads; /* of the receiver's */
-    uint64_t     peer, id;
-    int32_t      blocks[TOKENS_MAX / 16 + 1];
+    uint32_t first_head, n_heads; /* of the receiver's */
+    uint64_t peer, id;
+    int32_t blocks[TOKENS_MAX / 16 + 1];
 };
 
 static void fill_sender(struct sending *s, uint32_t n_tokens)
@@ -95,28 +107,35 @@ static void fill_sender(struct sending *s, uint32_t n_tokens)
                 for (uint32_t t = 0; t < n_tokens; t++) {
                     float x[DIM];
                     int32_t block = s->blocks[t / l->block_tokens];
-                    for (uint32_t i = 0; i < DIM; i++) x[i] = truth(layer, rank_head(l) + head, kv, t, i);
-                    write_row(l->dtype, x, row_values(s->node, layer, block, head, kv, t % l->block_tokens),
+                    for (uint32_t i = 0; i < DIM; i++)
+                        x[i] = truth(layer, rank_head(l) + head, kv, t, i);
+                    write_row(l->dtype, x,
+                              row_values(s->node, layer, block, head, kv, t % l->block_tokens),
                               row_scale(s->node, layer, block, head, kv, t % l->block_tokens));
                 }
     node_push(s->node);
 }
 
-/* What the receiver's pool is to hold after `s`: its heads, row by row through f32. Written into `to`'s image. */
-static void expect_from(struct sending *s, struct node *to, const int32_t *blocks, const struct pair *p)
+/* What the receiver's pool is to hold after `s`: its heads, row by row through f32. Written into
+ * `to`'s image. */
+static void expect_from(struct sending *s, struct node *to, const int32_t *blocks,
+                        const struct pair *p)
 {
     const struct kv_layout *a = &s->node->layout, *b = &to->layout;
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (uint32_t h = 0; h < s->n_heads; h++)
             for (uint32_t kv = 0; kv < n_parts(b); kv++)
                 for (uint32_t t = p->n_skip * b->block_tokens; t < p->n_tokens; t++) {
-                    uint32_t to_head = s->first_head + h, head = rank_head(b) + to_head - rank_head(a);
-                    int32_t  from = s->blocks[t / a->block_tokens], at = blocks[t / b->block_tokens];
-                    uint8_t *values = row_values(s->node, layer, from, head, kv, t % a->block_tokens);
+                    uint32_t to_head = s->first_head + h,
+                             head = rank_head(b) + to_head - rank_head(a);
+                    int32_t from = s->blocks[t / a->block_tokens], at = blocks[t / b->block_tokens];
+                    uint8_t *values = row_values(s->node, layer, from, head, kv,
+                                                 t % a->block_tokens);
                     uint8_t *scale = row_scale(s->node, layer, from, head, kv, t % a->block_tokens);
-                    uint8_t *to_values = row_values(to, layer, at, to_head, kv, t % b->block_tokens);
+                    uint8_t *to_values = row_values(to, layer, at, to_head, kv,
+                                                    t % b->block_tokens);
                     uint8_t *to_scale = row_scale(to, layer, at, to_head, kv, t % b->block_tokens);
-                    float    x[DIM];
+                    float x[DIM];
                     read_row(a->dtype, values, scale, x);
                     if (is_scaled(a->dtype) && a->dtype == b->dtype) { /* as it is, scale and all */
                         memcpy(to_values, values, DIM);
@@ -137,33 +156,46 @@ static void connect_sender(struct sending *s, struct node *to)
     s->peer = node_connect(s->node, to);
 }
 
-static void grant_and_send(struct sending *s, struct node *to, const int32_t *blocks, const struct pair *p)
+static void grant_and_send(struct sending *s, struct node *to, const int32_t *blocks,
+                           const struct pair *p)
 {
     struct buf grant = { 0 };
     struct err err = { 0 };
     uint32_t n_blocks = kvt_plan_n_blocks(&to->layout, p->n_tokens);
-    CHECK_OK(kvt_expect_heads(to->kvt, s->id, s->first_head, s->n_heads, blocks, n_blocks, p->n_skip, p->n_tokens, &grant));
-    if (kvt_send_open(s->node->kvt, s->id, s->peer, buf_str(&grant), &err) != OK) test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
+    CHECK_OK(kvt_expect_heads(to->kvt, s->id, s->first_head, s->n_heads, blocks, n_blocks,
+                              p->n_skip, p->n_tokens, &grant));
+    if (kvt_send_open(s->node->kvt, s->id, s->peer, buf_str(&grant), &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
     for (uint32_t begin = 0; begin < p->n_tokens; begin += p->chunk)
         for (uint32_t layer = 0; layer < LAYERS; layer++)
-            CHECK_OK(kvt_send_ready(s->node->kvt, s->id, layer, begin, begin + p->chunk < p->n_tokens ? begin + p->chunk : p->n_tokens, s->blocks));
+            CHECK_OK(kvt_send_ready(s->node->kvt, s->id, layer, begin,
+                                    begin + p->chunk < p->n_tokens ? begin + p->chunk : p->n_tokens,
+                                    s->blocks));
     kvt_send_finish(s->node->kvt, s->id);
     buf_release(&grant);
 }
 
 static const char *describe(const struct pair *p, char out[200])
 {
-    snprintf(out, 200, "%s%s: tp %u rank %u, blocks of %u, %s -> tp %u rank %u, blocks of %u, %s; %u tokens, %u blocks skipped, chunks of %u", p->row, p->to.latent ? ", latent" : "",
-             p->from.tp_size, p->from.tp_rank, p->from.block_tokens, kv_dtype_name(p->from.dtype), p->to.tp_size, p->to.tp_rank, p->to.block_tokens,
-             kv_dtype_name(p->to.dtype), p->n_tokens, p->n_skip, p->chunk);
+    snprintf(out, 200,
+             "%s%s: tp %u rank %u, blocks of %u, %s -> tp %u rank %u, blocks of %u, %s; %u tokens, "
+             "%u blocks skipped, chunks of %u",
+             p->row, p->to.latent ? ", latent" : "", p->from.tp_size, p->from.tp_rank,
+             p->from.block_tokens, kv_dtype_name(p->from.dtype), p->to.tp_size, p->to.tp_rank,
+             p->to.block_tokens, kv_dtype_name(p->to.dtype), p->n_tokens, p->n_skip, p->chunk);
     return out;
 }
 
 /* Every sender that shares heads with the receiver sends its part, all at once. */
 static void move_between(const struct pair *p)
 {
-    struct node *to = node_start((struct node_options){ .layout = p->to, .protocols = p->row, .lossy = true, .device = p->to_device,
-                                                        .no_checksum = p->no_checksum });
+    struct node *to = node_start((struct node_options){
+        .layout = p->to,
+        .protocols = p->row,
+        .lossy = true,
+        .device = p->to_device,
+        .no_checksum = p->no_checksum,
+    });
     struct sending s[SENDERS_MAX];
     int32_t blocks[TOKENS_MAX / 16 + 1];
     uint32_t n = 0, n_heads = 0, first;
@@ -172,8 +204,14 @@ static void move_between(const struct pair *p)
         struct kv_layout l = p->from;
         l.tp_rank = rank;
         if (!kv_layout_common_heads(&l, &p->to, &first)) continue;
-        if (l.latent && rank != p->from.tp_rank) continue; /* each rank has all of it: any one will do */
-        s[n] = (struct sending){ .node = node_start((struct node_options){ .layout = l, .protocols = p->row, .device = p->from_device }), .id = 100 + rank };
+        if (l.latent && rank != p->from.tp_rank)
+            continue; /* each rank has all of it: any one will
+                       * do */
+        s[n] = (struct sending){
+            .node = node_start((struct node_options){
+                .layout = l, .protocols = p->row, .device = p->from_device }),
+            .id = 100 + rank,
+        };
         fill_sender(&s[n], p->n_tokens);
         connect_sender(&s[n], to);
         n_heads += s[n++].n_heads;
@@ -195,7 +233,8 @@ static void move_between(const struct pair *p)
     for (size_t i = 0; i < bytes; i++)
         if (want[i] != ((uint8_t *)to->image)[i]) {
             char text[200];
-            test_fail(__FILE__, __LINE__, "byte %zu of %zu is %u, not %u; %s", i, bytes, ((uint8_t *)to->image)[i], want[i], describe(p, text));
+            test_fail(__FILE__, __LINE__, "byte %zu of %zu is %u, not %u; %s", i, bytes,
+                      ((uint8_t *)to->image)[i], want[i], describe(p, text));
         }
     mem_free(want);
     for (uint32_t i = 0; i < n; i++) node_stop(s[i].node);
@@ -206,9 +245,17 @@ static uint32_t one_of(const uint32_t *values, uint32_t n) { return values[(uint
 
 static struct kv_layout random_layout(void)
 {
-    const uint32_t tp[] = { 1, 2, 4 }, blocks[] = { 16, 32, 64 }, types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
-    struct kv_layout l = { .model_fingerprint = 9, .dtype = one_of(types, COUNT_OF(types)), .block_tokens = one_of(blocks, 3), .n_layers = LAYERS,
-                           .head_dim = DIM, .tp_size = one_of(tp, 3), .n_blocks = 20 + (uint32_t)rand() % 9 };
+    const uint32_t tp[] = { 1, 2, 4 }, blocks[] = { 16, 32, 64 },
+                   types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
+    struct kv_layout l = {
+        .model_fingerprint = 9,
+        .dtype = one_of(types, COUNT_OF(types)),
+        .block_tokens = one_of(blocks, 3),
+        .n_layers = LAYERS,
+        .head_dim = DIM,
+        .tp_size = one_of(tp, 3),
+        .n_blocks = 20 + (uint32_t)rand() % 9,
+    };
     l.n_kv_heads = HEADS / l.tp_size;
     l.tp_rank = (uint32_t)rand() % l.tp_size;
     return l;
@@ -221,12 +268,19 @@ static void make_latent(struct kv_layout *l)
     l->n_kv_heads = 1;
 }
 
-static void random_pairs_on(const char *row, int rounds, const char *from_device, const char *to_device)
+static void random_pairs_on(const char *row, int rounds, const char *from_device,
+                            const char *to_device)
 {
     for (int i = 0; i < rounds; i++) {
         srand((unsigned)i + 1);
-        struct pair p = { .from = random_layout(), .to = random_layout(), .row = row, .from_device = from_device, .to_device = to_device,
-                          .n_tokens = 1 + (uint32_t)rand() % TOKENS_MAX };
+        struct pair p = {
+            .from = random_layout(),
+            .to = random_layout(),
+            .row = row,
+            .from_device = from_device,
+            .to_device = to_device,
+            .n_tokens = 1 + (uint32_t)rand() % TOKENS_MAX,
+        };
         if (i % 3 == 2) make_latent(&p.from), make_latent(&p.to);
         p.n_skip = rand() % 3 ? 0 : (uint32_t)rand() % (kvt_plan_n_blocks(&p.to, p.n_tokens) + 1);
         p.chunk = 1 + (uint32_t)rand() % p.n_tokens;
@@ -240,7 +294,8 @@ static void random_pairs(const char *row, int rounds) { random_pairs_on(row, rou
 /* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_cards.c. */
 static void random_pairs_with_a_card(const char *from, const char *to)
 {
-    if (device_count("cuda") == 0) SKIP("no card: KV of another layout from and to a card's memory is NOT tested");
+    if (device_count("cuda") == 0)
+        SKIP("no card: KV of another layout from and to a card's memory is NOT tested");
     random_pairs_on("tcp", 40, from, to);
 }
 
@@ -255,30 +310,43 @@ TEST(any_two_layouts_tcp) { random_pairs("tcp", 60); }
 
 static struct kv_layout plain(void)
 {
-    return (struct kv_layout){ .model_fingerprint = 9, .dtype = DTYPE_BF16, .block_tokens = 16, .n_layers = LAYERS, .n_kv_heads = HEADS,
-                               .head_dim = DIM, .tp_size = 1, .n_blocks = 20 };
+    return (struct kv_layout){
+        .model_fingerprint = 9,
+        .dtype = DTYPE_BF16,
+        .block_tokens = 16,
+        .n_layers = LAYERS,
+        .n_kv_heads = HEADS,
+        .head_dim = DIM,
+        .tp_size = 1,
+        .n_blocks = 20,
+    };
 }
 
-/* Both sides say no: the receiver to the hello, and the sender to an answer that a receiver without the check would have given. */
+/* Both sides say no: the receiver to the hello, and the sender to an answer that a receiver without
+ * the check would have given. */
 static void check_refused(struct kv_layout from, struct kv_layout to, bool lossy, const char *says)
 {
-    struct node *a = node_start((struct node_options){ .layout = from, .protocols = "mem", .lossy = lossy });
+    struct node *a = node_start(
+        (struct node_options){ .layout = from, .protocols = "mem", .lossy = lossy });
     struct node *b = node_start((struct node_options){ .layout = to, .protocols = "mem" });
-    struct node *twin = node_start((struct node_options){ .layout = from, .protocols = "mem" }); /* fits a, so that there is an answer to bend */
+    /* fits a, so that there is an answer to bend */
+    struct node *twin = node_start((struct node_options){ .layout = from, .protocols = "mem" });
     struct buf hello = { 0 }, answer = { 0 }, bent = { 0 };
     struct err err = { 0 };
     struct kvt_answer_msg m;
     uint64_t peer;
     kvt_hello(a->kvt, &hello);
     CHECK_STATUS(kvt_answer(b->kvt, buf_str(&hello), &answer, &err), ERR_PEER_MISMATCH);
-    if (!strstr(err.text, says)) test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, says))
+        test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
     CHECK_EQ_INT(answer.len, 0);
     CHECK_OK(kvt_answer(twin->kvt, buf_str(&hello), &answer, &err));
     CHECK_OK(kvt_answer_decode(buf_str(&answer), &m, &err));
     m.layout = to;
     kvt_answer_encode(&m, &bent);
     CHECK_STATUS(kvt_connect(a->kvt, buf_str(&bent), &peer, &err), ERR_PEER_MISMATCH);
-    if (!strstr(err.text, says)) test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, says))
+        test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
     struct buf *all[] = { &hello, &answer, &bent };
     for (size_t i = 0; i < COUNT_OF(all); i++) buf_release(all[i]);
     node_stop(a);
@@ -330,7 +398,8 @@ TEST(narrowing_needs_leave)
                 check_refused(a, b, false, "BATON_KV_LOSSY=1");
                 continue;
             }
-            struct node *from = node_start((struct node_options){ .layout = a, .protocols = "mem" });
+            struct node *from = node_start(
+                (struct node_options){ .layout = a, .protocols = "mem" });
             struct node *to = node_start((struct node_options){ .layout = b, .protocols = "mem" });
             (void)node_connect(from, to);
             node_stop(from);
@@ -344,8 +413,10 @@ TEST(narrowing_with_leave_of_one_side)
     struct kv_layout a = plain(), b = plain();
     a.dtype = DTYPE_F32;
     for (int who = 0; who < 2; who++) {
-        struct node *from = node_start((struct node_options){ .layout = a, .protocols = "mem", .lossy = who == 0 });
-        struct node *to = node_start((struct node_options){ .layout = b, .protocols = "mem", .lossy = who == 1 });
+        struct node *from = node_start(
+            (struct node_options){ .layout = a, .protocols = "mem", .lossy = who == 0 });
+        struct node *to = node_start(
+            (struct node_options){ .layout = b, .protocols = "mem", .lossy = who == 1 });
         (void)node_connect(from, to);
         node_stop(from);
         node_stop(to);
@@ -391,7 +462,8 @@ TEST(an_answer_is_for_one_asker)
     node_stop(to);
 }
 
-/* A receiver of smaller tensor-parallel size that grants all its heads to a sender of one half: the sender says no. */
+/* A receiver of smaller tensor-parallel size that grants all its heads to a sender of one half: the
+ * sender says no. */
 TEST(a_sender_refuses_heads_it_does_not_have)
 {
     struct kv_layout half = plain();
@@ -409,14 +481,17 @@ TEST(a_sender_refuses_heads_it_does_not_have)
     CHECK(strstr(err.text, "KV heads 0 to 3") && strstr(err.text, "2 to 3"));
     CHECK_STATUS(kvt_expect_heads(to->kvt, 2, 2, 3, blocks, 1, 0, 16, &grant), ERR_INVALID);
     CHECK_STATUS(kvt_expect_heads(to->kvt, 2, 2, 0, blocks, 1, 0, 16, &grant), ERR_INVALID);
-    CHECK_STATUS(kvt_expect_heads(to->kvt, 2, UINT32_MAX, 2, blocks, 1, 0, 16, &grant), ERR_INVALID);
+    CHECK_STATUS(kvt_expect_heads(to->kvt, 2, UINT32_MAX, 2, blocks, 1, 0, 16, &grant),
+                 ERR_INVALID);
     buf_release(&grant);
     node_stop(from);
     node_stop(to);
 }
 
-TEST_MAIN(CASE_T(any_two_layouts_mem, 120), CASE_T(any_two_layouts_ipc, 120), CASE_T(any_two_layouts_tcp, 120),
-          CASE_T(any_two_layouts_card_to_host, 120), CASE_T(any_two_layouts_host_to_card, 120), CASE_T(any_two_layouts_card_to_card, 120),
-          CASE(another_model_is_refused),
-          CASE(ranks_without_a_common_head_are_refused), CASE(narrowing_needs_leave), CASE(narrowing_with_leave_of_one_side),
-          CASE(another_release_is_refused), CASE(an_answer_is_for_one_asker), CASE(a_sender_refuses_heads_it_does_not_have))
+TEST_MAIN(CASE_T(any_two_layouts_mem, 120), CASE_T(any_two_layouts_ipc, 120),
+          CASE_T(any_two_layouts_tcp, 120), CASE_T(any_two_layouts_card_to_host, 120),
+          CASE_T(any_two_layouts_host_to_card, 120), CASE_T(any_two_layouts_card_to_card, 120),
+          CASE(another_model_is_refused), CASE(ranks_without_a_common_head_are_refused),
+          CASE(narrowing_needs_leave), CASE(narrowing_with_leave_of_one_side),
+          CASE(another_release_is_refused), CASE(an_answer_is_for_one_asker),
+          CASE(a_sender_refuses_heads_it_does_not_have))

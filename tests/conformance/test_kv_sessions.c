@@ -1,39 +1,51 @@
-/* test_kv_sessions.c - what the session layer promises over every row: references that are unknown, out of range, used up or stale give an
- * error and never touch a byte; late writes land nowhere; slow peers hold up themselves alone; checksums can be off; calls never wait.
+/* test_kv_sessions.c - what the session layer promises over every row: references that are unknown,
+ * out of range, used up or stale give an error and never touch a byte; late writes land nowhere;
+ * slow peers hold up themselves alone; checksums can be off; calls never wait.
  *
- * The first five cases are those with which a public server returned another prompt's answer (see docs/kv-transfer.md). Cases named *_tcp,
- * *_ipc, ... run one body per row; a row that this build or this host does not have is skipped by name. */
+ * The first five cases are those with which a public server returned another prompt's answer (see
+ * docs/kv-transfer.md). Cases named *_tcp, *_ipc, ... run one body per row; a row that this build
+ * or this host does not have is skipped by name. */
 #include "kvtransfer/progress.h"
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
 
 enum { POOL_BLOCKS = 64, TABLE_MAX = 48 };
 
-static struct node_options options(const char *row) { return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = row }; }
+static struct node_options options(const char *row)
+{
+    return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = row };
+}
 
-static void grant_of(struct node *to, uint64_t id, const int32_t *blocks, uint32_t n_tokens, struct buf *out)
+static void grant_of(struct node *to, uint64_t id, const int32_t *blocks, uint32_t n_tokens,
+                     struct buf *out)
 {
     buf_clear(out);
-    CHECK_OK(kvt_expect(to->kvt, id, blocks, kvt_plan_n_blocks(&to->layout, n_tokens), 0, n_tokens, out));
+    CHECK_OK(kvt_expect(to->kvt, id, blocks, kvt_plan_n_blocks(&to->layout, n_tokens), 0, n_tokens,
+                        out));
 }
 
 static void open_send(struct node *from, uint64_t id, uint64_t peer, const struct buf *grant)
 {
     struct err err = { 0 };
-    if (kvt_send_open(from->kvt, id, peer, buf_str(grant), &err) != OK) test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
+    if (kvt_send_open(from->kvt, id, peer, buf_str(grant), &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
 }
 
-static void ready(struct node *from, uint64_t id, const int32_t *blocks, uint32_t begin, uint32_t end)
+static void ready(struct node *from, uint64_t id, const int32_t *blocks, uint32_t begin,
+                  uint32_t end)
 {
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(from->kvt, id, layer, begin, end, blocks));
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        CHECK_OK(kvt_send_ready(from->kvt, id, layer, begin, end, blocks));
 }
 
 static void fill(struct node *from, uint64_t seed, const int32_t *blocks, uint32_t n)
 {
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) fill_layer(from, seed, layer, blocks, 0, n);
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        fill_layer(from, seed, layer, blocks, 0, n);
 }
 
-static void send_all(struct node *from, uint64_t id, uint64_t peer, const struct buf *grant, const int32_t *blocks, uint32_t n_tokens)
+static void send_all(struct node *from, uint64_t id, uint64_t peer, const struct buf *grant,
+                     const int32_t *blocks, uint32_t n_tokens)
 {
     open_send(from, id, peer, grant);
     ready(from, id, blocks, 0, n_tokens);
@@ -44,18 +56,20 @@ static void check_untouched(struct node *n, const uint8_t *before)
 {
     const uint8_t *now = n->mem.ptr;
     for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout); i++)
-        if (now[i] != before[i]) test_fail(__FILE__, __LINE__, "byte %zu of the pool changed from %u to %u", i, before[i], now[i]);
+        if (now[i] != before[i])
+            test_fail(__FILE__, __LINE__, "byte %zu of the pool changed from %u to %u", i,
+                      before[i], now[i]);
 }
 
 /* ---- the five references ---- */
 
 struct bed {
-    struct node    *from, *other, *to;
-    uint64_t        peer, other_peer;
-    struct buf      grant, again;
+    struct node *from, *other, *to;
+    uint64_t peer, other_peer;
+    struct buf grant, again;
     struct metrics *metrics; /* of `to` */
-    int32_t         src[8], dst[8];
-    uint8_t        *before;
+    int32_t src[8], dst[8];
+    uint8_t *before;
 };
 
 enum { BED_TOKENS = 8 * 16 };
@@ -106,7 +120,8 @@ static void fails_with(struct bed *b, struct node *from, uint64_t id, enum statu
 
 static uint64_t dropped_stale(struct bed *b)
 {
-    return counter_value(metrics_counter(b->metrics, "baton_kv_transfer_dropped_total", "reason=\"stale\"", ""));
+    return counter_value(
+        metrics_counter(b->metrics, "baton_kv_transfer_dropped_total", "reason=\"stale\"", ""));
 }
 
 /* 1: a session, a generation, a peer that nobody knows. */
@@ -117,8 +132,10 @@ static void unknown_reference(const char *row)
     bed_snapshot(&b);
     grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
     CHECK_OK(kvt_grant_decode(buf_str(&b.grant), &g, NULL));
-    const struct kvt_grant_msg wrong[] = { { .session = g.session + 1, .generation = g.generation }, { .session = UINT32_MAX, .generation = g.generation },
-                                           { .session = g.session, .generation = g.generation + 1 }, { .session = g.session, .generation = 0 } };
+    const struct kvt_grant_msg wrong[] = { { .session = g.session + 1, .generation = g.generation },
+                                           { .session = UINT32_MAX, .generation = g.generation },
+                                           { .session = g.session, .generation = g.generation + 1 },
+                                           { .session = g.session, .generation = 0 } };
     for (uint64_t i = 0; i < COUNT_OF(wrong); i++) {
         struct kvt_grant_msg m = g;
         struct buf bent = { 0 };
@@ -159,7 +176,8 @@ static void blocks_out_of_range(const char *row)
         fails_with(&b, b.from, 10 + i, ERR_FORMAT);
         memcpy(bad, b.src, sizeof bad);
         bad[i] = values[i];
-        send_all(b.from, 20 + i, b.peer, &b.grant, bad, BED_TOKENS); /* the true grant, a source that is not there */
+        /* the true grant, a source that is not there */
+        send_all(b.from, 20 + i, b.peer, &b.grant, bad, BED_TOKENS);
         fails_with(&b, b.from, 20 + i, ERR_INVALID);
         node_wait(b.to, KVT_RECEIVE_FAILED, 10 + i, 5000);
         node_wait(b.to, KVT_FENCED, 10 + i, 5000);
@@ -177,7 +195,8 @@ static void consumed_reference(const char *row)
     send_all(b.from, 1, b.peer, &b.grant, b.src, BED_TOKENS);
     node_wait(b.to, KVT_RECEIVED, 1, 5000);
     bed_snapshot(&b);
-    send_all(b.other, 2, b.other_peer, &b.grant, b.src, BED_TOKENS); /* by another, with other bytes */
+    /* by another, with other bytes */
+    send_all(b.other, 2, b.other_peer, &b.grant, b.src, BED_TOKENS);
     fails_with(&b, b.other, 2, ERR_STALE);
     fill(b.from, 3, b.src, 8);
     send_all(b.from, 3, b.peer, &b.grant, b.src, BED_TOKENS); /* and by the same */
@@ -186,14 +205,16 @@ static void consumed_reference(const char *row)
     bed_free(&b);
 }
 
-/* 4: a grant whose blocks are another transfer's by now: before it begins, in its middle, after it. */
+/* 4: a grant whose blocks are another transfer's by now: before it begins, in its middle, after
+ * it. */
 static void stale_reference_after_reuse(const char *row)
 {
     struct bed b = bed_make(row);
     grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
     kvt_expect_cancel(b.to->kvt, 1);
     node_wait(b.to, KVT_FENCED, 1, 5000);
-    grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again); /* the same blocks, and as a rule the same slot */
+    grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again); /* the same blocks, and as a rule the same
+                                                     * slot */
     send_all(b.from, 10, b.peer, &b.grant, b.src, BED_TOKENS);
     fails_with(&b, b.from, 10, ERR_STALE);
     open_send(b.other, 2, b.other_peer, &b.again);
@@ -225,8 +246,9 @@ static void hold(struct node *n, uint64_t id)
 
 static void release(struct node *n) { pthread_mutex_unlock(&n->lock); }
 
-/* 5: the late write. A writer that is not running when its transfer is cancelled goes on afterwards, with everything it had to send. Its
- * blocks are given to another only after FENCED, and hold that other's bytes in the end. */
+/* 5: the late write. A writer that is not running when its transfer is cancelled goes on
+ * afterwards, with everything it had to send. Its blocks are given to another only after FENCED,
+ * and hold that other's bytes in the end. */
 static void late_write(const char *row, bool fenced_without_writer)
 {
     struct bed b = bed_make(row);
@@ -245,7 +267,8 @@ static void late_write(const char *row, bool fenced_without_writer)
         release(b.from);
         node_wait(b.to, KVT_FENCED, 1, 5000);
     }
-    memset(b.to->mem.ptr, 0xcc, kv_layout_pool_bytes(&b.to->layout)); /* from FENCED on it is ours */
+    /* from FENCED on it is ours */
+    memset(b.to->mem.ptr, 0xcc, kv_layout_pool_bytes(&b.to->layout));
     grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again);
     send_all(b.other, 2, b.other_peer, &b.again, b.src, BED_TOKENS);
     node_wait(b.to, KVT_RECEIVED, 2, 5000);
@@ -309,22 +332,34 @@ enum { BIG_TOKENS = 1024 };
 /* 16 MiB of KV: more than sockets hold. */
 static struct kv_layout big_layout(uint32_t block_tokens)
 {
-    return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = block_tokens, .n_layers = 4, .n_kv_heads = 8,
-                               .head_dim = 128, .tp_size = 1, .n_blocks = BIG_TOKENS / block_tokens };
+    return (struct kv_layout){
+        .model_fingerprint = 7,
+        .dtype = DTYPE_BF16,
+        .block_tokens = block_tokens,
+        .n_layers = 4,
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .tp_size = 1,
+        .n_blocks = BIG_TOKENS / block_tokens,
+    };
 }
 
-/* One sender, receivers of which all but the last do not read: the last one's transfers go through, and when the others read, theirs do. */
+/* One sender, receivers of which all but the last do not read: the last one's transfers go through,
+ * and when the others read, theirs do. */
 static void slow_receivers(uint32_t their_block_tokens, uint32_t n_slow)
 {
     enum { SLOW_MAX = 6 };
-    struct node *from = node_start((struct node_options){ .layout = big_layout(16), .protocols = "tcp", .stall_ms = 30000 }), *to[SLOW_MAX + 1];
+    struct node *from = node_start((struct node_options){
+                    .layout = big_layout(16), .protocols = "tcp", .stall_ms = 30000 }),
+                *to[SLOW_MAX + 1];
     uint64_t peers[SLOW_MAX + 1];
     struct buf grant = { 0 };
     int32_t table[BIG_TOKENS / 16];
     for (int32_t i = 0; i < BIG_TOKENS / 16; i++) table[i] = i;
     fill(from, 1, table, BIG_TOKENS / 16);
     for (uint32_t i = 0; i <= n_slow; i++) {
-        to[i] = node_start((struct node_options){ .layout = big_layout(their_block_tokens), .protocols = "tcp", .stall_ms = 30000 });
+        to[i] = node_start((struct node_options){
+            .layout = big_layout(their_block_tokens), .protocols = "tcp", .stall_ms = 30000 });
         peers[i] = node_connect(from, to[i]);
     }
     for (uint32_t i = 0; i < n_slow; i++) {
@@ -350,7 +385,8 @@ static void slow_receivers(uint32_t their_block_tokens, uint32_t n_slow)
     }
     for (uint32_t i = 0; i < n_slow; i++) {
         node_wait(to[i], KVT_RECEIVED, 1 + i, 20000);
-        for (size_t at = 0; their_block_tokens == 16 && at < kv_layout_pool_bytes(&from->layout); at += 64)
+        for (size_t at = 0; their_block_tokens == 16 && at < kv_layout_pool_bytes(&from->layout);
+             at += 64)
             CHECK_EQ_INT(((uint8_t *)to[i]->mem.ptr)[at], ((uint8_t *)from->mem.ptr)[at]);
     }
     for (uint32_t i = 0; i <= n_slow; i++) node_stop(to[i]);
@@ -360,12 +396,15 @@ static void slow_receivers(uint32_t their_block_tokens, uint32_t n_slow)
 
 TEST(a_receiver_that_does_not_read_holds_up_itself_alone) { slow_receivers(16, 1); }
 /* The staging memory is shared: those who do not drain leave the others their part. */
-TEST(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone) { slow_receivers(64, 5); }
+TEST(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone)
+{
+    slow_receivers(64, 5);
+}
 
 /* ---- calls that never wait ---- */
 
-/* The transfer thread stands still and its box is full to the brim: ends and cancels return all the same, and are carried out later, after
- * what their caller had said before them. */
+/* The transfer thread stands still and its box is full to the brim: ends and cancels return all the
+ * same, and are carried out later, after what their caller had said before them. */
 TEST(ends_and_cancels_never_wait)
 {
     struct node *from = node_start(options("mem")), *to = node_start(options("mem"));
@@ -383,7 +422,8 @@ TEST(ends_and_cancels_never_wait)
     while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) n++; /* said again: harmless */
     CHECK(n > 1000);
     CHECK_STATUS(kvt_send_open(from->kvt, 3, peer, buf_str(&grant), &err), ERR_FULL);
-    for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++) kvt_send_cancel(from->kvt, 1000000 + i);
+    for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++)
+        kvt_send_cancel(from->kvt, 1000000 + i);
     kvt_send_finish(from->kvt, 1);
     kvt_expect_cancel(from->kvt, 2);
     kvt_disconnect(from->kvt, 424242);
@@ -395,7 +435,8 @@ TEST(ends_and_cancels_never_wait)
     /* and a kvt that is freed with such calls on its list leaves nothing behind */
     hold(from, 98);
     while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) {}
-    for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++) kvt_send_cancel(from->kvt, 1000000 + i);
+    for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++)
+        kvt_send_cancel(from->kvt, 1000000 + i);
     release(from);
     node_stop(from);
     node_stop(to);
@@ -448,12 +489,16 @@ TEST(rate_and_bytes_are_counted_per_transport)
     node_wait(to, KVT_RECEIVED, 1, 5000);
     node_wait(from, KVT_SENT, 1, 5000);
     metrics_write(b.metrics, &out);
-    CHECK(strstr(out.data, "baton_kv_transfer_rate_bytes_per_second_count{transport=\"tcp\",direction=\"receive\"} 1"));
+    CHECK(strstr(out.data, "baton_kv_transfer_rate_bytes_per_second_count{transport=\"tcp\","
+                           "direction=\"receive\"} 1"));
     CHECK(strstr(out.data, "baton_kv_link_speed_bytes_per_second{transport=\"tcp\"}"));
-    CHECK(strstr(out.data, "baton_kv_transfer_failures_total{direction=\"receive\",reason=\"duplicate\"} 0"));
+    CHECK(strstr(out.data,
+                 "baton_kv_transfer_failures_total{direction=\"receive\",reason=\"duplicate\"} 0"));
     buf_clear(&out);
     metrics_write(a.metrics, &out);
-    CHECK(strstr(out.data, "baton_kv_transfer_rate_bytes_per_second_count{transport=\"tcp\",direction=\"send\"} 1"));
+    CHECK(strstr(
+        out.data,
+        "baton_kv_transfer_rate_bytes_per_second_count{transport=\"tcp\",direction=\"send\"} 1"));
     buf_release(&out);
     buf_release(&grant);
     node_stop(from);
@@ -462,13 +507,14 @@ TEST(rate_and_bytes_are_counted_per_transport)
     metrics_free(b.metrics);
 }
 
-#define PER_ROW(body)                      \
-    TEST(body##_mem) { body("mem"); }      \
-    TEST(body##_ipc) { body("ipc"); }      \
-    TEST(body##_tcp) { body("tcp"); }      \
-    TEST(body##_rdma) { body("rdma"); }    \
+#define PER_ROW(body)                                                                              \
+    TEST(body##_mem) { body("mem"); }                                                              \
+    TEST(body##_ipc) { body("ipc"); }                                                              \
+    TEST(body##_tcp) { body("tcp"); }                                                              \
+    TEST(body##_rdma) { body("rdma"); }                                                            \
     TEST(body##_ucx) { body("ucx"); }
-#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
+#define ROWS(body)                                                                                 \
+    CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
 PER_ROW(unknown_reference)
 PER_ROW(blocks_out_of_range)
@@ -479,7 +525,10 @@ TEST(late_write_mem) { late_write("mem", false); }
 TEST(late_write_ipc) { late_write("ipc", false); }
 TEST(late_write_tcp) { late_write("tcp", true); }
 
-TEST_MAIN(ROWS(unknown_reference), ROWS(blocks_out_of_range), ROWS(consumed_reference), ROWS(stale_reference_after_reuse), CASE(late_write_mem),
-          CASE(late_write_ipc), CASE(late_write_tcp), ROWS(checksums_off), CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
-          CASE(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone), CASE(ends_and_cancels_never_wait),
-          CASE(a_transfer_has_a_deadline), CASE(rate_and_bytes_are_counted_per_transport))
+TEST_MAIN(ROWS(unknown_reference), ROWS(blocks_out_of_range), ROWS(consumed_reference),
+          ROWS(stale_reference_after_reuse), CASE(late_write_mem), CASE(late_write_ipc),
+          CASE(late_write_tcp), ROWS(checksums_off),
+          CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
+          CASE(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone),
+          CASE(ends_and_cancels_never_wait), CASE(a_transfer_has_a_deadline),
+          CASE(rate_and_bytes_are_counted_per_transport))

@@ -1,29 +1,33 @@
-/* test_layouts.c - the same weights in every layout that folders have give the same bits as in the plainest one.
+/* test_layouts.c - the same weights in every layout that folders have give the same bits as in the
+ * plainest one.
  *
- * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's layout, with the experts of a layer in one
- * tensor, with other prefixes, in several types at once, in f16, and as f8 with block scales beside the f32 numbers that those mean. And a folder
+ * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's
+ * layout, with the experts of a layer in one tensor, with other prefixes, in several types at once,
+ * in f16, and as f8 with block scales beside the f32 numbers that those mean. And a folder
  * quantised while it is loaded equals one that holds what the quantised numbers mean. */
 #include "kernels/quantize.h"
 #include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/tensor_sheet.h"
 
-/* ---- rewriting --------------------------------------------------------------------------------------------------- */
+/* ---- rewriting ---- */
 
 static struct str config_of(const char *name, struct buf *b)
 {
     struct err err;
     buf_clear(b);
-    if (file_read(golden(name, "model/config.json").text, 1 << 20, b, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (file_read(golden(name, "model/config.json").text, 1 << 20, b, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
     return buf_str(b);
 }
 
 /* [rows, columns] → [columns, rows] */
 static void transpose(struct sheet_tensor *t)
 {
-    size_t   rows = t->shape[0], columns = t->shape[1], element = dtype_block_bytes(t->dtype);
+    size_t rows = t->shape[0], columns = t->shape[1], element = dtype_block_bytes(t->dtype);
     uint8_t *to = mem_calloc(1, t->bytes);
     for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < columns; c++) memcpy(to + (c * rows + r) * element, t->data + (r * columns + c) * element, element);
+        for (size_t c = 0; c < columns; c++)
+            memcpy(to + (c * rows + r) * element, t->data + (r * columns + c) * element, element);
     mem_free(t->data);
     t->data = to;
     t->shape[0] = columns;
@@ -31,11 +35,12 @@ static void transpose(struct sheet_tensor *t)
 }
 
 /* Rows of the parts "<stem><part>.weight", one after the other, as "<stem><whole>.weight". */
-static void join(struct sheet *s, const char *stem, const char *const *parts, size_t n, const char *whole)
+static void join(struct sheet *s, const char *stem, const char *const *parts, size_t n,
+                 const char *whole)
 {
     struct sheet_tensor *from[3];
-    uint64_t             shape[2] = { 0, 0 };
-    char                 name[160];
+    uint64_t shape[2] = { 0, 0 };
+    char name[160];
     for (size_t i = 0; i < n; i++) {
         sheet_print(name, sizeof name, "%s%s.weight", stem, parts[i]);
         from[i] = sheet_find(s, name);
@@ -45,7 +50,7 @@ static void join(struct sheet *s, const char *stem, const char *const *parts, si
     }
     sheet_print(name, sizeof name, "%s%s.weight", stem, whole);
     struct sheet_tensor *to = sheet_add(s, name, from[0]->type, from[0]->dtype, 2, shape);
-    uint8_t             *at = to->data;
+    uint8_t *at = to->data;
     for (size_t i = 0; i < n; at += from[i]->bytes, i++) {
         memcpy(at, from[i]->data, from[i]->bytes);
         sheet_drop(from[i]);
@@ -54,7 +59,9 @@ static void join(struct sheet *s, const char *stem, const char *const *parts, si
 
 static void to_paddle(struct sheet *s, bool u16)
 {
-    static const char *const QKV[] = { "q_proj", "k_proj", "v_proj" }, *const GATE_UP[] = { "gate_proj", "up_proj" };
+    static const char *const QKV[] = { "q_proj", "k_proj", "v_proj" }, *const GATE_UP[] = {
+        "gate_proj", "up_proj"
+    };
     char stem[160];
     for (size_t i = 0, n = s->n; i < n; i++) {
         sheet_print(stem, sizeof stem, "%s", s->t[i].name);
@@ -68,14 +75,16 @@ static void to_paddle(struct sheet *s, bool u16)
     }
     for (size_t i = 0; i < s->n; i++) {
         struct sheet_tensor *t = &s->t[i];
-        bool matrix = t->name[0] && t->n_dims == 2 && !strstr(t->name, "embed_tokens") && !strstr(t->name, "correction_bias");
+        bool matrix = t->name[0] && t->n_dims == 2 && !strstr(t->name, "embed_tokens") &&
+                      !strstr(t->name, "correction_bias");
         if (matrix) transpose(t);
         if (u16 && t->dtype == DTYPE_BF16) sheet_print(t->type, sizeof t->type, "U16");
         if (str_starts(str_of(t->name), "model.")) sheet_rename(t, "model.", "ernie.");
     }
 }
 
-/* "<stem>experts.<i>.gate_proj.weight" .. → "<stem>experts.gate_up_proj" [E, 2 I, H] and "<stem>experts.down_proj" [E, H, I] */
+/* "<stem>experts.<i>.gate_proj.weight" .. → "<stem>experts.gate_up_proj" [E, 2 I, H] and
+ * "<stem>experts.down_proj" [E, H, I] */
 static void fuse_layer(struct sheet *s, const char *stem)
 {
     struct sheet_tensor *gate_up = NULL, *down = NULL, *part[3];
@@ -87,19 +96,24 @@ static void fuse_layer(struct sheet *s, const char *stem)
     n--;
     for (uint64_t i = 0; i < n; i++) {
         for (size_t p = 0; p < 3; p++) {
-            sheet_print(name, sizeof name, "%s%llu.%s.weight", stem, (unsigned long long)i, PARTS[p]);
+            sheet_print(name, sizeof name, "%s%llu.%s.weight", stem, (unsigned long long)i,
+                        PARTS[p]);
             part[p] = sheet_find(s, name);
             CHECK(part[p] != NULL);
         }
         if (i == 0) {
             char whole[200];
             sheet_print(whole, sizeof whole, "%sgate_up_proj", stem);
-            gate_up = sheet_add(s, whole, part[0]->type, part[0]->dtype, 3, (uint64_t[]){ n, 2 * part[0]->shape[0], part[0]->shape[1] });
+            gate_up = sheet_add(s, whole, part[0]->type, part[0]->dtype, 3,
+                                (uint64_t[]){ n, 2 * part[0]->shape[0], part[0]->shape[1] });
             sheet_print(whole, sizeof whole, "%sdown_proj", stem);
-            down = sheet_add(s, whole, part[2]->type, part[2]->dtype, 3, (uint64_t[]){ n, part[2]->shape[0], part[2]->shape[1] });
+            down = sheet_add(s, whole, part[2]->type, part[2]->dtype, 3,
+                             (uint64_t[]){ n, part[2]->shape[0], part[2]->shape[1] });
         }
-        memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes), part[0]->data, part[0]->bytes);
-        memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes) + part[0]->bytes, part[1]->data, part[1]->bytes);
+        memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes), part[0]->data,
+               part[0]->bytes);
+        memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes) + part[0]->bytes,
+               part[1]->data, part[1]->bytes);
         memcpy(down->data + i * part[2]->bytes, part[2]->data, part[2]->bytes);
         for (size_t p = 0; p < 3; p++) sheet_drop(part[p]);
     }
@@ -128,7 +142,8 @@ static void add_prefix(struct sheet *s, const char *prefix, bool drop_model)
     for (size_t i = 0; i < s->n; i++) {
         char name[160];
         bool inside = str_starts(str_of(s->t[i].name), "model.");
-        sheet_print(name, sizeof name, "%s%s", prefix, inside && drop_model ? s->t[i].name + 6 : s->t[i].name);
+        sheet_print(name, sizeof name, "%s%s", prefix,
+                    inside && drop_model ? s->t[i].name + 6 : s->t[i].name);
         sheet_print(s->t[i].name, sizeof s->t[i].name, "%s", name);
     }
 }
@@ -139,19 +154,24 @@ static void mix_types(struct sheet *s)
     for (size_t i = 0; i < s->n; i += 3) sheet_make_f32(&s->t[i], sheet_values(&s->t[i]));
 }
 
-/* ---- comparing --------------------------------------------------------------------------------------------------- */
+/* ---- comparing ---- */
 
-enum { N_IDS = TEST_IS_SANITIZED ? 12 : 40, N_ANSWER = TEST_IS_SANITIZED ? 2 : 5 }; /* the emulated card is slow */
+/* the emulated card is slow */
+enum { N_IDS = TEST_IS_SANITIZED ? 12 : 40, N_ANSWER = TEST_IS_SANITIZED ? 2 : 5 };
 
 /* Logits of a prompt and of some tokens after it. */
-static float *answers_as(const char *path, const char *isa, enum activations activations, enum quantize quantize, struct rig *r)
+static float *answers_as(const char *path, const char *isa, enum activations activations,
+                         enum quantize quantize, struct rig *r)
 {
     int32_t ids[N_IDS + N_ANSWER];
     rig_open_as(r, path, isa, activations, quantize);
     float *out = MEM_ARRAY(float, (N_IDS + N_ANSWER) * (size_t)r->n_vocab);
     for (int32_t i = 0; i < N_IDS + N_ANSWER; i++) ids[i] = (7 + 31 * i) % (int32_t)r->n_vocab;
     feed_all(r, &(struct feed){ .table = 1, .ids = ids, .n = N_IDS }, 1, out);
-    feed_all(r, &(struct feed){ .table = 1, .ids = ids + N_IDS, .n = N_ANSWER, .pos = N_IDS, .generated = true }, 1, out + N_IDS * (size_t)r->n_vocab);
+    feed_all(r,
+             &(struct feed){
+                 .table = 1, .ids = ids + N_IDS, .n = N_ANSWER, .pos = N_IDS, .generated = true },
+             1, out + N_IDS * (size_t)r->n_vocab);
     return out;
 }
 
@@ -160,14 +180,17 @@ static float *answers(const char *path, const char *isa, enum quantize quantize,
     return answers_as(path, isa, ACTIVATIONS_F32, quantize, r);
 }
 
-static void check_same(const char *want_path, const char *path, enum quantize quantize, const char *what)
+static void check_same(const char *want_path, const char *path, enum quantize quantize,
+                       const char *what)
 {
     for (size_t row = 0; KERNEL_BACKENDS[row]; row++) {
         if (!KERNEL_BACKENDS[row]->available()) continue;
         struct rig a, b;
-        float *want = answers(want_path, KERNEL_BACKENDS[row]->name, QUANTIZE_NONE, &a), *have = answers(path, KERNEL_BACKENDS[row]->name, quantize, &b);
+        float *want = answers(want_path, KERNEL_BACKENDS[row]->name, QUANTIZE_NONE, &a),
+              *have = answers(path, KERNEL_BACKENDS[row]->name, quantize, &b);
         if (memcmp(want, have, (N_IDS + N_ANSWER) * (size_t)a.n_vocab * sizeof *want) != 0)
-            test_fail(__FILE__, __LINE__, "%s: the logits on %s differ", what, KERNEL_BACKENDS[row]->name);
+            test_fail(__FILE__, __LINE__, "%s: the logits on %s differ", what,
+                      KERNEL_BACKENDS[row]->name);
         mem_free(want);
         mem_free(have);
         rig_close(&a);
@@ -184,7 +207,7 @@ static struct path other(const char *name, const char *what)
 
 static void check_rewritten(const char *name, struct sheet *s, const char *what)
 {
-    struct buf  b = { 0 };
+    struct buf b = { 0 };
     struct path p = other(name, what);
     sheet_write_folder(s, p.text, config_of(name, &b));
     check_same(golden(name, "model").text, p.text, QUANTIZE_NONE, p.text);
@@ -194,7 +217,8 @@ static void check_rewritten(const char *name, struct sheet *s, const char *what)
 
 TEST(paddle_layout)
 {
-    static const char *const NAMES[] = { "ernie", "ernie_moe", "ernie_moe_untied", "ernie_moe_interval" };
+    static const char *const NAMES[] = { "ernie", "ernie_moe", "ernie_moe_untied",
+                                         "ernie_moe_interval" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (int u16 = 0; u16 < 2; u16++) {
             struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
@@ -205,7 +229,8 @@ TEST(paddle_layout)
 
 TEST(fused_experts)
 {
-    static const char *const NAMES[] = { "qwen3_moe", "mixtral", "ernie_moe", "deepseek_v2_grouped" };
+    static const char *const NAMES[] = { "qwen3_moe", "mixtral", "ernie_moe",
+                                         "deepseek_v2_grouped" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
         fuse_experts(s);
@@ -217,7 +242,7 @@ TEST(prefixes)
 {
     static const struct {
         const char *prefix;
-        bool        drop_model;
+        bool drop_model;
     } SPELLINGS[] = { { "", true }, { "language_model.", false }, { "language_model.", true } };
     for (size_t i = 0; i < COUNT_OF(SPELLINGS); i++) {
         struct sheet *s = sheet_read(golden("ernie_moe", "model").text);
@@ -232,7 +257,8 @@ TEST(prefixes)
 
 TEST(several_types_in_one_model)
 {
-    static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "mixtral", "ernie_moe", "deepseek_v3" };
+    static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "mixtral", "ernie_moe",
+                                         "deepseek_v3" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
         mix_types(s);
@@ -240,14 +266,14 @@ TEST(several_types_in_one_model)
     }
 }
 
-/* ---- f16 --------------------------------------------------------------------------------------------------------- */
+/* ---- f16 ---- */
 
 /* Every tensor in f16; `meant` gets the numbers that they then hold. */
 static void to_f16(struct sheet_tensor *t, struct sheet_tensor *meant)
 {
     const size_t n = t->bytes / dtype_block_bytes(t->dtype);
-    float       *v = sheet_values(t);
-    uint16_t    *half = MEM_ARRAY(uint16_t, n);
+    float *v = sheet_values(t);
+    uint16_t *half = MEM_ARRAY(uint16_t, n);
     for (size_t i = 0; i < n; i++) v[i] = dtype_f16_to_f32(half[i] = dtype_f32_to_f16(v[i]));
     sheet_make_f32(meant, v);
     mem_free(t->data);
@@ -261,11 +287,12 @@ static void to_f16(struct sheet_tensor *t, struct sheet_tensor *meant)
 static double card_error(const char *path)
 {
     struct rig exact, fast;
-    float  *want = answers_as(path, "cuda", ACTIVATIONS_F32, QUANTIZE_NONE, &exact);
-    float  *have = answers_as(path, "cuda", ACTIVATIONS_FAST, QUANTIZE_NONE, &fast);
-    double  squares = 0;
+    float *want = answers_as(path, "cuda", ACTIVATIONS_F32, QUANTIZE_NONE, &exact);
+    float *have = answers_as(path, "cuda", ACTIVATIONS_FAST, QUANTIZE_NONE, &fast);
+    double squares = 0;
     const size_t n = (N_IDS + N_ANSWER) * (size_t)exact.n_vocab;
-    for (size_t i = 0; i < n; i++) squares += ((double)have[i] - (double)want[i]) * ((double)have[i] - (double)want[i]);
+    for (size_t i = 0; i < n; i++)
+        squares += ((double)have[i] - (double)want[i]) * ((double)have[i] - (double)want[i]);
     mem_free(want);
     mem_free(have);
     rig_close(&exact);
@@ -273,22 +300,27 @@ static double card_error(const char *path)
     return sqrt(squares / (double)n);
 }
 
-/* Dense layers, experts, and the products of latent attention's heads. On a card matrices of f16 stay f16, and what they multiply is rounded to it:
- * the answers are nearer to the exact ones than in bf16. What attention rounds is the same in both. */
+/* Dense layers, experts, and the products of latent attention's heads. On a card matrices of f16
+ * stay f16, and what they multiply is rounded to it: the answers are nearer to the exact ones than
+ * in bf16. What attention rounds is the same in both. */
 TEST(f16_folders)
 {
     static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "deepseek_v2_lite" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
-        struct buf    b = { 0 };
-        struct path   f16 = other(NAMES[i], "f16"), meant = other(NAMES[i], "f16-meant");
-        struct sheet *s = sheet_read(golden(NAMES[i], "model").text), *m = sheet_read(golden(NAMES[i], "model").text);
+        struct buf b = { 0 };
+        struct path f16 = other(NAMES[i], "f16"), meant = other(NAMES[i], "f16-meant");
+        struct sheet *s = sheet_read(golden(NAMES[i], "model").text),
+                     *m = sheet_read(golden(NAMES[i], "model").text);
         for (size_t t = 0; t < s->n; t++) to_f16(&s->t[t], &m->t[t]);
         sheet_write_folder(s, f16.text, config_of(NAMES[i], &b));
         sheet_write_folder(m, meant.text, config_of(NAMES[i], &b));
         check_same(meant.text, f16.text, QUANTIZE_NONE, f16.text);
         if (has_card()) {
-            const double of_f16 = card_error(f16.text), of_bf16 = card_error(golden(NAMES[i], "model").text);
-            if (!(of_f16 < 0.75 * of_bf16)) test_fail(__FILE__, __LINE__, "%s: f16 is %g off, bf16 %g", NAMES[i], of_f16, of_bf16);
+            const double of_f16 = card_error(f16.text),
+                         of_bf16 = card_error(golden(NAMES[i], "model").text);
+            if (!(of_f16 < 0.75 * of_bf16))
+                test_fail(__FILE__, __LINE__, "%s: f16 is %g off, bf16 %g", NAMES[i], of_f16,
+                          of_bf16);
         }
         sheet_release(s);
         sheet_release(m);
@@ -296,11 +328,12 @@ TEST(f16_folders)
     }
 }
 
-/* ---- f8 ---------------------------------------------------------------------------------------------------------- */
+/* ---- f8 ---- */
 
 static bool is_f8_matrix(const struct sheet_tensor *t)
 {
-    static const char *const KEPT[] = { "embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "shared_head" };
+    static const char *const KEPT[] = { "embed_tokens", "lm_head", "norm",
+                                        "mlp.gate.",    "eh_proj", "shared_head" };
     for (size_t i = 0; i < COUNT_OF(KEPT); i++)
         if (strstr(t->name, KEPT[i])) return false;
     return t->n_dims == 2 && sheet_ends(t, ".weight");
@@ -310,13 +343,16 @@ static bool is_f8_matrix(const struct sheet_tensor *t)
 static void to_f8(struct sheet *f8, struct sheet *meant, size_t i)
 {
     struct sheet_tensor *t = &f8->t[i];
-    const size_t rows = t->shape[0], columns = t->shape[1], across = (columns + F8_BLOCK - 1) / F8_BLOCK, down = (rows + F8_BLOCK - 1) / F8_BLOCK;
-    float   *v = sheet_values(t);
+    const size_t rows = t->shape[0], columns = t->shape[1],
+                 across = (columns + F8_BLOCK - 1) / F8_BLOCK,
+                 down = (rows + F8_BLOCK - 1) / F8_BLOCK;
+    float *v = sheet_values(t);
     uint8_t *q = mem_calloc(rows, columns);
-    char     name[200];
+    char name[200];
     sheet_print(name, sizeof name, "%s_scale_inv", t->name);
-    struct sheet_tensor *scales = sheet_add(f8, name, "F32", DTYPE_F32, 2, (uint64_t[]){ down, across });
-    float               *scale = (float *)scales->data;
+    struct sheet_tensor *scales = sheet_add(f8, name, "F32", DTYPE_F32, 2,
+                                            (uint64_t[]){ down, across });
+    float *scale = (float *)scales->data;
     for (size_t b = 0; b < down * across; b++) scale[b] = 0.003f + 0.0001f * (float)b;
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) {
@@ -341,15 +377,17 @@ static struct str with_member(struct str config, const char *member, struct buf 
 }
 
 static const char F8_CONFIG[] =
-    "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128],\"activation_scheme\":\"dynamic\"}";
+    "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,"
+    "128],\"activation_scheme\":\"dynamic\"}";
 
 TEST(f8_with_block_scales)
 {
     static const char *const NAMES[] = { "deepseek_v3", "deepseek_v2_lite", "qwen3_moe" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
-        struct buf    a = { 0 }, b = { 0 };
-        struct path   f8 = other(NAMES[i], "f8"), meant = other(NAMES[i], "meant");
-        struct sheet *s = sheet_read(golden(NAMES[i], "model").text), *m = sheet_read(golden(NAMES[i], "model").text);
+        struct buf a = { 0 }, b = { 0 };
+        struct path f8 = other(NAMES[i], "f8"), meant = other(NAMES[i], "meant");
+        struct sheet *s = sheet_read(golden(NAMES[i], "model").text),
+                     *m = sheet_read(golden(NAMES[i], "model").text);
         for (size_t t = 0, n = s->n; t < n; t++)
             if (is_f8_matrix(&s->t[t])) to_f8(s, m, t);
         struct str config = config_of(NAMES[i], &a);
@@ -363,27 +401,35 @@ TEST(f8_with_block_scales)
     }
 }
 
-/* ---- --quantization ---------------------------------------------------------------------------------------------- */
+/* ---- --quantization ---- */
 
-/* Attention, feed-forward blocks and experts; not embedding, head, norms, routers, and kv_b of latent attention. */
-static bool is_quantised(const struct sheet_tensor *t) { return is_f8_matrix(t) && !strstr(t->name, "moe.gate.") && !strstr(t->name, "kv_b_proj"); }
+/* Attention, feed-forward blocks and experts; not embedding, head, norms, routers, and kv_b of
+ * latent attention. */
+static bool is_quantised(const struct sheet_tensor *t)
+{
+    return is_f8_matrix(t) && !strstr(t->name, "moe.gate.") && !strstr(t->name, "kv_b_proj");
+}
 
 static void quantise(struct sheet_tensor *t, enum quantize how)
 {
     const size_t rows = t->shape[0], columns = t->shape[1], side = F8_BLOCK;
-    float   *v = sheet_values(t);
-    int8_t  *q = MEM_ARRAY(int8_t, columns);
+    float *v = sheet_values(t);
+    int8_t *q = MEM_ARRAY(int8_t, columns);
     uint8_t *f8 = MEM_ARRAY(uint8_t, side * side);
     for (size_t r = 0; r < rows && how != QUANTIZE_BLOCK_FP8; r++) {
-        float scale = quantize_channel(v + r * columns, columns, how == QUANTIZE_WINT8 ? 127 : 7, q);
+        float scale = quantize_channel(v + r * columns, columns, how == QUANTIZE_WINT8 ? 127 : 7,
+                                       q);
         for (size_t c = 0; c < columns; c++) v[r * columns + c] = (float)q[c] * scale;
     }
     for (size_t r = 0; r < rows && how == QUANTIZE_BLOCK_FP8; r += side)
         for (size_t c = 0; c < columns; c += side) {
-            size_t n_rows = rows - r < side ? rows - r : side, n = columns - c < side ? columns - c : side;
-            float *block = v + r * columns + c, scale = quantize_f8_block(block, columns, n_rows, n, f8, side);
+            size_t n_rows = rows - r < side ? rows - r : side,
+                   n = columns - c < side ? columns - c : side;
+            float *block = v + r * columns + c,
+                  scale = quantize_f8_block(block, columns, n_rows, n, f8, side);
             for (size_t i = 0; i < n_rows; i++)
-                for (size_t j = 0; j < n; j++) block[i * columns + j] = dtype_f8_e4m3_to_f32(f8[i * side + j]) * scale;
+                for (size_t j = 0; j < n; j++)
+                    block[i * columns + j] = dtype_f8_e4m3_to_f32(f8[i * side + j]) * scale;
         }
     mem_free(q);
     mem_free(f8);
@@ -399,15 +445,17 @@ static enum quantize form_meant(const char *family, const char *tensor, enum qua
 
 TEST(what_is_quantised_while_loading)
 {
-    static const char *const   NAMES[] = { "llama_bias", "qwen2", "qwen3_moe", "mixtral", "ernie_moe", "deepseek_v3", "deepseek_v2_lite" };
+    static const char *const NAMES[] = { "llama_bias", "qwen2",       "qwen3_moe",       "mixtral",
+                                         "ernie_moe",  "deepseek_v3", "deepseek_v2_lite" };
     static const enum quantize FORMS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (size_t f = 0; f < COUNT_OF(FORMS); f++) {
-            struct buf    b = { 0 };
-            struct path   meant = other(NAMES[i], quantize_name(FORMS[f]));
+            struct buf b = { 0 };
+            struct path meant = other(NAMES[i], quantize_name(FORMS[f]));
             struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
             for (size_t t = 0; t < s->n; t++)
-                if (is_quantised(&s->t[t])) quantise(&s->t[t], form_meant(NAMES[i], s->t[t].name, FORMS[f]));
+                if (is_quantised(&s->t[t]))
+                    quantise(&s->t[t], form_meant(NAMES[i], s->t[t].name, FORMS[f]));
             sheet_write_folder(s, meant.text, config_of(NAMES[i], &b));
             check_same(meant.text, golden(NAMES[i], "model").text, FORMS[f], meant.text);
             sheet_release(s);
@@ -415,5 +463,6 @@ TEST(what_is_quantised_while_loading)
         }
 }
 
-TEST_MAIN(CASE_T(paddle_layout, 120), CASE_T(fused_experts, 120), CASE(prefixes), CASE_T(several_types_in_one_model, 120), CASE_T(f16_folders, 240),
+TEST_MAIN(CASE_T(paddle_layout, 120), CASE_T(fused_experts, 120), CASE(prefixes),
+          CASE_T(several_types_in_one_model, 120), CASE_T(f16_folders, 240),
           CASE_T(f8_with_block_scales, 120), CASE_T(what_is_quantised_while_loading, 240))

@@ -1,7 +1,9 @@
-/* test_load.c - weights on their way from files to where they are used: read ahead, packed in pieces, sent while the next are packed.
+/* test_load.c - weights on their way from files to where they are used: read ahead, packed in
+ * pieces, sent while the next are packed.
  *
- * That models come out right is test_models' affair, whose matrices are small; here they are larger than the buffers they travel in, and many.
- * On an emulated card copies run as late as they may, so that a buffer that is written too early shows. */
+ * That models come out right is test_models' affair, whose matrices are small; here they are larger
+ * than the buffers they travel in, and many. On an emulated card copies run as late as they may, so
+ * that a buffer that is written too early shows. */
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -15,7 +17,7 @@
 #include <simt.h>
 #endif
 
-/* ---- reading ahead ----------------------------------------------------------------------------------------------- */
+/* ---- reading ahead ---- */
 
 static long minor_faults(void)
 {
@@ -26,7 +28,7 @@ static long minor_faults(void)
 
 static void map_sample(size_t bytes, struct file_map *map)
 {
-    char       path[4200];
+    char path[4200];
     struct err err;
     snprintf(path, sizeof path, "%s/sample", test_tmpdir());
     uint8_t *data = mem_calloc(bytes, 1);
@@ -41,31 +43,38 @@ static void map_sample(size_t bytes, struct file_map *map)
 TEST(awaited_pieces_are_in_memory)
 {
     enum { BYTES = 40 << 20 };
-    struct file_map   map;
-    volatile uint8_t  sum = 0;
+    struct file_map map;
+    volatile uint8_t sum = 0;
     map_sample(BYTES, &map);
-    const bool can_populate = madvise((void *)(uintptr_t)map.data, 4096, 22 /* MADV_POPULATE_READ */) == 0;
-    const struct read_ahead_range pieces[] = { { map.data + 12345, 20 << 20 }, { NULL, 77 }, { map.data, 1 }, { map.data + (30 << 20) + 1, (10 << 20) - 1 } };
-    struct read_ahead      *r = read_ahead_start(pieces, COUNT_OF(pieces));
+    const bool can_populate = madvise((void *)(uintptr_t)map.data, 4096,
+                                      22 /* MADV_POPULATE_READ */) == 0;
+    const struct read_ahead_range pieces[] = { { map.data + 12345, 20 << 20 },
+                                               { NULL, 77 },
+                                               { map.data, 1 },
+                                               { map.data + (30 << 20) + 1, (10 << 20) - 1 } };
+    struct read_ahead *r = read_ahead_start(pieces, COUNT_OF(pieces));
     CHECK(r != NULL);
     for (size_t i = 0; i < COUNT_OF(pieces); i++) {
         read_ahead_await(r, i);
         const long before = minor_faults();
-        for (size_t at = 0; pieces[i].data && at < pieces[i].bytes; at += 4096) sum = (uint8_t)(sum + ((const uint8_t *)pieces[i].data)[at]);
-        if (can_populate && !TEST_IS_SANITIZED && minor_faults() - before > 20) /* a sanitizer touches memory of its own */
+        for (size_t at = 0; pieces[i].data && at < pieces[i].bytes; at += 4096)
+            sum = (uint8_t)(sum + ((const uint8_t *)pieces[i].data)[at]);
+        /* a sanitizer touches memory of its own */
+        if (can_populate && !TEST_IS_SANITIZED && minor_faults() - before > 20)
             test_fail(__FILE__, __LINE__, "piece %zu: %ld faults", i, minor_faults() - before);
     }
     read_ahead_await(r, COUNT_OF(pieces)); /* behind the last */
     read_ahead_stop(r);
     file_map_close(&map);
-    if (!can_populate) SKIP("this kernel cannot populate pages: that they were there was NOT looked at");
+    if (!can_populate)
+        SKIP("this kernel cannot populate pages: that they were there was NOT looked at");
 }
 
 /* More pieces than may be read ahead: the owner pulls the readers along, or leaves early. */
 TEST(readers_stay_near_their_owner)
 {
     enum { N = 1000 };
-    struct file_map   map;
+    struct file_map map;
     struct read_ahead_range pieces[N];
     map_sample(N * 100, &map);
     for (size_t i = 0; i < N; i++) pieces[i] = (struct read_ahead_range){ map.data + i * 100, 100 };
@@ -83,22 +92,24 @@ TEST(readers_stay_near_their_owner)
     file_map_close(&map);
 }
 
-/* ---- pieces of a matrix ------------------------------------------------------------------------------------------ */
+/* ---- pieces of a matrix ---- */
 
 static struct kernel_ctx *card(enum activations activations)
 {
     struct kernel_ctx *c;
-    struct err         err;
+    struct err err;
     if (!has_card()) SKIP("no CUDA card, and no emulated one in this build: NOT run on it");
-    if (kernel_ctx_create("cuda", activations, 2, &c, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (kernel_ctx_create("cuda", activations, 2, &c, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
     return c;
 }
 
 static void end_weights(struct kernel_ctx *c)
 {
     struct weight_times times;
-    struct err          err;
-    if (c->ops->weights_finish(c, &times, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    struct err err;
+    if (c->ops->weights_finish(c, &times, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
 static uint8_t *fetch_weight(struct kernel_ctx *c, const struct weight *w)
@@ -122,19 +133,26 @@ enum { N_IN = 128, WIDE = 70000 };
 TEST(a_matrix_larger_than_a_buffer)
 {
     struct kernel_ctx *c = card(ACTIVATIONS_FAST);
-    uint16_t          *v = random_bf16((size_t)WIDE * N_IN);
+    uint16_t *v = random_bf16((size_t)WIDE * N_IN);
     for (int paired = 0; paired < 2; paired++) {
         const size_t n_out = paired ? WIDE / 2 : WIDE;
-        struct weight_src parts[2] = { { .dtype = DTYPE_BF16, .data = v, .n_out = n_out, .n_in = N_IN } };
+        struct weight_src parts[2] = {
+            { .dtype = DTYPE_BF16, .data = v, .n_out = n_out, .n_in = N_IN }
+        };
         parts[1] = parts[0];
         parts[1].data = v + n_out * N_IN;
-        const struct weight_pack_args a = { .parts = parts, .n_parts = paired ? 2 : 1, .join = paired ? JOIN_PAIRED : JOIN_STACKED };
+        const struct weight_pack_args a = {
+            .parts = parts,
+            .n_parts = paired ? 2 : 1,
+            .join = paired ? JOIN_PAIRED : JOIN_STACKED,
+        };
         struct weight w;
         CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
         uint8_t *have = fetch_weight(c, &w);
         for (size_t i = 0; i < WIDE; i++) {
             const uint16_t *want = v + (paired ? i / 2 + i % 2 * n_out : i) * N_IN;
-            if (memcmp(have + i * N_IN * 2, want, N_IN * 2) != 0) test_fail(__FILE__, __LINE__, "%s: row %zu differs", paired ? "pair" : "matrix", i);
+            if (memcmp(have + i * N_IN * 2, want, N_IN * 2) != 0)
+                test_fail(__FILE__, __LINE__, "%s: row %zu differs", paired ? "pair" : "matrix", i);
         }
         mem_free(have);
         weight_release(c, &w);
@@ -149,20 +167,24 @@ TEST(scales_of_all_pieces)
 {
     enum { FIRST = 64016, REST = 76000 };
     struct kernel_ctx *c = card(ACTIVATIONS_FAST);
-    uint16_t          *v = random_bf16((size_t)(FIRST + REST) * N_IN);
-    const struct weight_src parts[] = { { .dtype = DTYPE_BF16, .data = v, .n_out = FIRST, .n_in = N_IN },
-                                        { .dtype = DTYPE_BF16, .data = v + (size_t)FIRST * N_IN, .n_out = REST, .n_in = N_IN } };
+    uint16_t *v = random_bf16((size_t)(FIRST + REST) * N_IN);
+    const struct weight_src parts[] = {
+        { .dtype = DTYPE_BF16, .data = v, .n_out = FIRST, .n_in = N_IN },
+        { .dtype = DTYPE_BF16, .data = v + (size_t)FIRST * N_IN, .n_out = REST, .n_in = N_IN }
+    };
     const struct weight_pack_args a = { .parts = parts, .n_parts = 2, .quantize = QUANTIZE_WINT8 };
     struct weight w;
     CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
-    uint8_t     *have = fetch_weight(c, &w);
-    const float *scales = (const float *)(const void *)(have + ((size_t)(FIRST + REST) * N_IN + 255) / 256 * 256);
+    uint8_t *have = fetch_weight(c, &w);
+    const float *scales =
+        (const float *)(const void *)(have + ((size_t)(FIRST + REST) * N_IN + 255) / 256 * 256);
     for (size_t i = 0; i < FIRST + REST; i++) {
-        float  wide[N_IN];
+        float wide[N_IN];
         int8_t q[N_IN];
         dtype_to_f32(DTYPE_BF16, v + i * N_IN, wide, N_IN);
         const float scale = quantize_channel(wide, N_IN, 127, q);
-        if (memcmp(have + i * N_IN, q, N_IN) != 0 || scale != scales[i]) test_fail(__FILE__, __LINE__, "row %zu differs", i);
+        if (memcmp(have + i * N_IN, q, N_IN) != 0 || scale != scales[i])
+            test_fail(__FILE__, __LINE__, "row %zu differs", i);
     }
     end_weights(c);
     mem_free(have);
@@ -171,24 +193,28 @@ TEST(scales_of_all_pieces)
     kernel_ctx_free(c);
 }
 
-/* Through all buffers twice, each matrix in memory of the caller, and looked at when all of them were sent. A second model finds new buffers. */
+/* Through all buffers twice, each matrix in memory of the caller, and looked at when all of them
+ * were sent. A second model finds new buffers. */
 TEST(many_matrices_before_the_first_is_used)
 {
     enum { N = 60, ROWS = 4000 };
     struct kernel_ctx *c = card(ACTIVATIONS_FAST);
-    struct weight      w[N];
-    uint16_t          *v[N];
+    struct weight w[N];
+    uint16_t *v[N];
     for (int model = 0; model < 2; model++) {
         for (size_t i = 0; i < N; i++) {
             v[i] = random_bf16((size_t)ROWS * 2 * N_IN);
-            const struct weight_src       s = { .dtype = DTYPE_BF16, .data = v[i], .n_out = ROWS, .n_in = 2 * N_IN };
+            const struct weight_src s = {
+                .dtype = DTYPE_BF16, .data = v[i], .n_out = ROWS, .n_in = 2 * N_IN
+            };
             const struct weight_pack_args a = { .parts = &s, .n_parts = 1 };
             CHECK_OK(c->ops->weight_pack(c, &a, &w[i], NULL));
         }
         if (model == 0) end_weights(c);
         for (size_t i = 0; i < N; i++) {
             uint8_t *have = fetch_weight(c, &w[i]);
-            if (memcmp(have, v[i], (size_t)ROWS * 2 * N_IN * 2) != 0) test_fail(__FILE__, __LINE__, "matrix %zu differs", i);
+            if (memcmp(have, v[i], (size_t)ROWS * 2 * N_IN * 2) != 0)
+                test_fail(__FILE__, __LINE__, "matrix %zu differs", i);
             mem_free(have);
             mem_free(v[i]);
             weight_release(c, &w[i]);
@@ -197,22 +223,29 @@ TEST(many_matrices_before_the_first_is_used)
     kernel_ctx_free(c); /* the second model's end was not told: that is found here */
 }
 
-/* ---- failures ---------------------------------------------------------------------------------------------------- */
+/* ---- failures ---- */
 
 #ifdef BATON_EMULATED_CARD
 /* The call fails after `after` good ones: false when there were no more. */
 static bool load_fails(const char *call, cudaError_t e, int after)
 {
     struct kernel_ctx *k;
-    struct model      *m;
-    struct err         err = { 0 };
+    struct model *m;
+    struct err err = { 0 };
     CHECK_OK(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 2, &k, &err));
-    const struct model_options o = { .path = golden("deepseek_v3_fp8", "model").text, .max_rows = 8, .max_model_len = 64, .quantize = QUANTIZE_WINT8, .kernels = k };
+    const struct model_options o = {
+        .path = golden("deepseek_v3_fp8", "model").text,
+        .max_rows = 8,
+        .max_model_len = 64,
+        .quantize = QUANTIZE_WINT8,
+        .kernels = k,
+    };
     simt_fail_next(e, call, after);
     const enum status st = model_load(&o, &m, &err);
     simt_fail_next(e, call, -1);
     if (st == OK) model_free(m);
-    else if (st != ERR_NODEV || !strstr(err.text, "the GPU failed in")) test_fail(__FILE__, __LINE__, "%s %d: status %d: %s", call, after, (int)st, err.text);
+    else if (st != ERR_NODEV || !strstr(err.text, "the GPU failed in"))
+        test_fail(__FILE__, __LINE__, "%s %d: status %d: %s", call, after, (int)st, err.text);
     kernel_ctx_free(k);
     if (st != OK) CHECK_EQ_INT(cudaDeviceReset(), cudaSuccess);
     return st != OK;
@@ -220,17 +253,24 @@ static bool load_fails(const char *call, cudaError_t e, int after)
 
 TEST(failures_on_the_way_end_the_load)
 {
-    static const char *const CALLS[] = { "cudaMallocHost", "cudaStreamWaitEvent", "cudaEventRecord", "cudaMemcpyAsync" };
+    static const char *const CALLS[] = { "cudaMallocHost", "cudaStreamWaitEvent", "cudaEventRecord",
+                                         "cudaMemcpyAsync" };
     for (size_t i = 0; i < COUNT_OF(CALLS); i++) {
         CHECK(load_fails(CALLS[i], cudaErrorInvalidValue, 0));
-        CHECK(i == 0 || load_fails(CALLS[i], cudaErrorInvalidValue, 40)); /* one buffer is enough for this model */
+        /* one buffer is enough for this model */
+        CHECK(i == 0 || load_fails(CALLS[i], cudaErrorInvalidValue, 40));
     }
     CHECK(load_fails("cudaMemcpyAsync", cudaErrorIllegalAddress, 7));
     CHECK(!load_fails("cudaMemcpyAsync", cudaErrorInvalidValue, 1000000));
 }
 #else
-TEST(failures_on_the_way_end_the_load) { SKIP("no emulated card in this build, and a real one fails when it likes: NOT run"); }
+TEST(failures_on_the_way_end_the_load)
+{
+    SKIP("no emulated card in this build, and a real one fails when it likes: NOT run");
+}
 #endif
 
-TEST_MAIN(CASE(awaited_pieces_are_in_memory), CASE(readers_stay_near_their_owner), CASE(a_matrix_larger_than_a_buffer), CASE(scales_of_all_pieces),
-          CASE(many_matrices_before_the_first_is_used), CASE_T(failures_on_the_way_end_the_load, 120))
+TEST_MAIN(CASE(awaited_pieces_are_in_memory), CASE(readers_stay_near_their_owner),
+          CASE(a_matrix_larger_than_a_buffer), CASE(scales_of_all_pieces),
+          CASE(many_matrices_before_the_first_is_used),
+          CASE_T(failures_on_the_way_end_the_load, 120))

@@ -1,16 +1,20 @@
-/* test_matmul.c - the products of every row of the kernel table, for every weight type, in both arithmetics.
+/* test_matmul.c - the products of every row of the kernel table, for every weight type, in both
+ * arithmetics.
  *
- * F32: the chain of kernels.h written out here, bit for bit. FAST: the bits of ref for integer types, and ref itself within the rounding
- * of int8 inputs of the exact product; bf16 and f8 within the rounding of bf16 inputs. What follows a product (bias, addition, SwiGLU),
- * gathered rows and many products at once give the same as one plain product each. Buffers have exactly the size a call may touch. */
+ * F32: the chain of kernels.h written out here, bit for bit. FAST: the bits of ref for integer
+ * types, and ref itself within the rounding of int8 inputs of the exact product; bf16 and f8 within
+ * the rounding of bf16 inputs. What follows a product (bias, addition, SwiGLU), gathered rows and
+ * many products at once give the same as one plain product each. Buffers have exactly the size a
+ * call may touch. */
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/harness/two_nodes.h"
 
-/* Run one product with everything that changes nothing: y is [n_rows, n_out] with 3 floats between rows, which must stay as they are. */
+/* Run one product with everything that changes nothing: y is [n_rows, n_out] with 3 floats between
+ * rows, which must stay as they are. */
 static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char *what)
 {
     size_t stride = a.w->n_out + 3;
-    float *wide = MEM_ARRAY(float, a.n_rows * stride - 3);
+    float *wide = MEM_ARRAY(float, a.n_rows *stride - 3);
     for (size_t i = 0; i < a.n_rows * stride - 3; i++) wide[i] = 777;
     a.y = wide;
     a.y_stride = stride;
@@ -18,7 +22,8 @@ static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char
     for (size_t i = 0; i < a.n_rows; i++) {
         memcpy(y + i * a.w->n_out, wide + i * stride, a.w->n_out * sizeof *y);
         for (size_t j = a.w->n_out; i + 1 < a.n_rows && j < stride; j++)
-            if (wide[i * stride + j] != 777) test_fail(__FILE__, __LINE__, "%s writes beside its rows", what);
+            if (wide[i * stride + j] != 777)
+                test_fail(__FILE__, __LINE__, "%s writes beside its rows", what);
     }
     mem_free(wide);
 }
@@ -29,10 +34,10 @@ static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char
 static float *chains(const struct matrix *m, const float *x, size_t n_rows)
 {
     size_t n_out = m->src.n_out, n_in = m->src.n_in;
-    float *y = MEM_ARRAY(float, n_rows * n_out);
+    float *y = MEM_ARRAY(float, n_rows *n_out);
     for (size_t i = 0; i < n_rows; i++)
         for (size_t j = 0; j < n_out; j++) {
-            float        sum = 0;
+            float sum = 0;
             const float *w = m->wide + j * n_in, *from = x + i * n_in;
             for (size_t k = 0; k < n_in; k++) sum = fmaf(w[k], from[k], sum);
             y[i * n_out + j] = sum;
@@ -44,21 +49,23 @@ static float *chains(const struct matrix *m, const float *x, size_t n_rows)
 static struct kernel_ctx *open_on_two_nodes(const char *isa, enum activations activations)
 {
     struct kernel_ctx *c = open_row(isa, activations, 3);
-    struct numa_nodes   nodes = two_nodes();
-    struct err         err;
+    struct numa_nodes nodes = two_nodes();
+    struct err err;
     compute_pool_free(c->pool);
     CHECK_OK(compute_pool_create_on(&nodes, 3, &c->pool, &err));
     return c;
 }
 
-/* One row of the table on one thread and on three: what the product is and which threads made it are apart, so the first is made once. */
+/* One row of the table on one thread and on three: what the product is and which threads made it
+ * are apart, so the first is made once. */
 struct contexts {
     struct kernel_ctx *c[2];
 };
 
 static struct contexts open_contexts(const char *isa, enum activations activations)
 {
-    return (struct contexts){ { open_row(isa, activations, 1), open_on_two_nodes(isa, activations) } };
+    return (
+        struct contexts){ { open_row(isa, activations, 1), open_on_two_nodes(isa, activations) } };
 }
 
 static void free_contexts(struct contexts *on)
@@ -68,20 +75,24 @@ static void free_contexts(struct contexts *on)
 
 struct product { /* rows of x, and what they must become without and with a bias */
     const struct matrix *m;
-    const float         *x, *bias, *plain, *biased;
+    const float *x, *bias, *plain, *biased;
 };
 
-static void check_product(struct kernel_ctx *c, const struct product *p, size_t n_rows_max, size_t n_rows_step)
+static void check_product(struct kernel_ctx *c, const struct product *p, size_t n_rows_max,
+                          size_t n_rows_step)
 {
-    size_t        n_out = p->m->src.n_out, n_in = p->m->src.n_in;
-    const char   *name = dtype_name(p->m->src.dtype);
+    size_t n_out = p->m->src.n_out, n_in = p->m->src.n_in;
+    const char *name = dtype_name(p->m->src.dtype);
     struct weight w = pack_one(c, p->m);
-    float        *y = MEM_ARRAY(float, n_rows_max * n_out);
+    float *y = MEM_ARRAY(float, n_rows_max *n_out);
     CHECK_OK(kernel_ctx_reserve(c, n_rows_max, n_in));
     for (size_t n = 1; n <= n_rows_max; n += n_rows_step) {
         run(c, (struct matmul_args){ .w = &w, .x = p->x, .x_stride = n_in, .n_rows = n }, y, name);
         check_bits(y, p->plain, n * n_out, name, n, n_in);
-        run(c, (struct matmul_args){ .w = &w, .bias = p->bias, .x = p->x, .x_stride = n_in, .n_rows = n }, y, name);
+        run(c,
+            (struct matmul_args){
+                .w = &w, .bias = p->bias, .x = p->x, .x_stride = n_in, .n_rows = n },
+            y, name);
         check_bits(y, p->biased, n * n_out, name, n, n_in);
     }
     weight_release(c, &w);
@@ -89,37 +100,48 @@ static void check_product(struct kernel_ctx *c, const struct product *p, size_t 
     mem_free(y);
 }
 
-static void check_f32(const struct contexts *on, enum dtype t, size_t n_out, size_t n_in, size_t n_rows_max, size_t n_rows_step)
+static void check_f32(const struct contexts *on, enum dtype t, size_t n_out, size_t n_in,
+                      size_t n_rows_max, size_t n_rows_step)
 {
     struct matrix m = make_matrix(t, n_out, n_in);
-    float *x = random_floats(n_rows_max * n_in, 2), *bias = random_floats(n_out, 1), *plain = chains(&m, x, n_rows_max);
+    float *x = random_floats(n_rows_max * n_in, 2), *bias = random_floats(n_out, 1),
+          *plain = chains(&m, x, n_rows_max);
     float *biased = mem_dup(plain, n_rows_max * n_out * sizeof *plain);
     for (size_t i = 0; i < n_rows_max * n_out; i++) biased[i] += bias[i % n_out];
     for (size_t i = 0; i < COUNT_OF(on->c); i++)
-        check_product(on->c[i], &(struct product){ .m = &m, .x = x, .bias = bias, .plain = plain, .biased = biased }, n_rows_max, n_rows_step);
+        check_product(
+            on->c[i],
+            &(struct product){ .m = &m, .x = x, .bias = bias, .plain = plain, .biased = biased },
+            n_rows_max, n_rows_step);
     mem_free(x), mem_free(bias), mem_free(plain), mem_free(biased);
     free_matrix(&m);
 }
 
-static const size_t SIZES[][2] = { { 1, 256 }, { 16, 256 }, { 17, 512 }, { 70, 768 }, { 130, 256 } };
+static const size_t SIZES[][2] = {
+    { 1, 256 }, { 16, 256 }, { 17, 512 }, { 70, 768 }, { 130, 256 }
+};
 static const size_t SMALL[][2] = { { 17, 64 }, { 70, 96 }, { 100, 544 } };
-static const size_t ODD[][2] = { { 1, 1 }, { 5, 7 }, { 33, 33 }, { 48, 257 }, { 20, 301 }, { 129, 48 } };
+static const size_t ODD[][2] = { { 1, 1 },    { 5, 7 },    { 33, 33 },
+                                 { 48, 257 }, { 20, 301 }, { 129, 48 } };
 
 static void f32_cases(const char *isa)
 {
     struct contexts on = open_contexts(isa, ACTIVATIONS_F32);
     for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
-        for (size_t i = 0; i < COUNT_OF(SIZES); i++) check_f32(&on, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
-        for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block(t) <= 32; i++) check_f32(&on, t, SMALL[i][0], SMALL[i][1], 24, 5);
-        for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block(t) == 1; i++) check_f32(&on, t, ODD[i][0], ODD[i][1], 24, 1);
+        for (size_t i = 0; i < COUNT_OF(SIZES); i++)
+            check_f32(&on, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
+        for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block(t) <= 32; i++)
+            check_f32(&on, t, SMALL[i][0], SMALL[i][1], 24, 5);
+        for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block(t) == 1; i++)
+            check_f32(&on, t, ODD[i][0], ODD[i][1], 24, 1);
     }
     free_contexts(&on);
 }
 
 /* ---- fast ---- */
 
-/* The largest error that rounding inputs may make: for integers half a step of each block of 32, for bf16 2^-8 of each product; and what chains
- * in f32 add. */
+/* The largest error that rounding inputs may make: for integers half a step of each block of 32,
+ * for bf16 2^-8 of each product; and what chains in f32 add. */
 static double rounding_bound(const struct matrix *m, const float *x, size_t out, bool int8)
 {
     double bound = 0, magnitude = 0;
@@ -137,32 +159,39 @@ static double rounding_bound(const struct matrix *m, const float *x, size_t out,
 }
 
 /* `rows` of x against the exact product, row by row. */
-static void check_near(const struct matrix *m, const float *x, const float *y, size_t n_rows, bool int8)
+static void check_near(const struct matrix *m, const float *x, const float *y, size_t n_rows,
+                       bool int8)
 {
     size_t n_out = m->src.n_out, n_in = m->src.n_in;
     for (size_t i = 0; i < n_rows; i++)
         for (size_t j = 0; j < n_out; j++) {
             double exact = 0;
-            for (size_t k = 0; k < n_in; k++) exact += (double)m->wide[j * n_in + k] * (double)x[i * n_in + k];
-            double off = fabs((double)y[i * n_out + j] - exact), bound = rounding_bound(m, x + i * n_in, j, int8);
+            for (size_t k = 0; k < n_in; k++)
+                exact += (double)m->wide[j * n_in + k] * (double)x[i * n_in + k];
+            double off = fabs((double)y[i * n_out + j] - exact),
+                   bound = rounding_bound(m, x + i * n_in, j, int8);
             if (!(off <= bound))
-                test_fail(__FILE__, __LINE__, "%s: row %zu, output %zu of %zu x %zu is %g off, the bound is %g", dtype_name(m->src.dtype), i, j, n_out,
-                          n_in, off, bound);
+                test_fail(__FILE__, __LINE__,
+                          "%s: row %zu, output %zu of %zu x %zu is %g off, the bound is %g",
+                          dtype_name(m->src.dtype), i, j, n_out, n_in, off, bound);
         }
 }
 
 static bool is_integer(enum dtype t) { return t >= DTYPE_Q8_0; }
 
 /* want: what ref makes of it. */
-static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const float *x, float *want, size_t n_rows_max, size_t step)
+static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const float *x, float *want,
+                          size_t n_rows_max, size_t step)
 {
-    size_t        n_out = m->src.n_out, n_in = m->src.n_in;
-    const char   *name = dtype_name(m->src.dtype);
+    size_t n_out = m->src.n_out, n_in = m->src.n_in;
+    const char *name = dtype_name(m->src.dtype);
     struct weight w = pack_one(c, m);
-    float        *y = MEM_ARRAY(float, n_rows_max * n_out);
+    float *y = MEM_ARRAY(float, n_rows_max *n_out);
     CHECK_OK(kernel_ctx_reserve(c, n_rows_max, n_in));
-    if (!is_integer(m->src.dtype)) { /* rows may multiply in bf16: they are then held to their own bits, for any number of rows */
-        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, name);
+    if (!is_integer(m->src.dtype)) { /* rows may multiply in bf16: they are then held to their own
+                                      * bits, for any number of rows */
+        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max },
+            want, name);
         check_near(m, x, want, n_rows_max < 5 ? n_rows_max : 5, false);
     }
     for (size_t n = 1; n <= n_rows_max; n += step) {
@@ -173,16 +202,19 @@ static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const fl
     mem_free(y);
 }
 
-static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum dtype t, size_t n_out, size_t n_in, size_t n_rows_max, size_t step)
+static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum dtype t,
+                       size_t n_out, size_t n_in, size_t n_rows_max, size_t step)
 {
     struct matrix m = make_matrix(t, n_out, n_in);
     struct weight w = pack_one(ref, &m);
-    float *x = random_floats(n_rows_max * n_in, 2), *want = MEM_ARRAY(float, n_rows_max * n_out);
+    float *x = random_floats(n_rows_max * n_in, 2), *want = MEM_ARRAY(float, n_rows_max *n_out);
     memset(x + n_in / 2, 0, (n_in + 1) / 2 * sizeof *x); /* blocks of nothing but zeros */
     CHECK_OK(kernel_ctx_reserve(ref, n_rows_max, n_in));
-    run(ref, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, dtype_name(t));
+    run(ref, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want,
+        dtype_name(t));
     check_near(&m, x, want, n_rows_max < 5 ? n_rows_max : 5, is_integer(t));
-    for (size_t i = 0; i < COUNT_OF(on->c); i++) check_fast_on(on->c[i], &m, x, want, n_rows_max, step);
+    for (size_t i = 0; i < COUNT_OF(on->c); i++)
+        check_fast_on(on->c[i], &m, x, want, n_rows_max, step);
     weight_release(ref, &w);
     mem_free(x), mem_free(want);
     free_matrix(&m);
@@ -190,18 +222,22 @@ static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum d
 
 static void fast_cases(const char *isa)
 {
-    struct contexts    on = open_contexts(isa, ACTIVATIONS_FAST);
+    struct contexts on = open_contexts(isa, ACTIVATIONS_FAST);
     struct kernel_ctx *ref = open_row("ref", ACTIVATIONS_FAST, 1);
     for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
-        for (size_t i = 0; i < COUNT_OF(SIZES); i++) check_fast(&on, ref, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
-        for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block(t) <= 32; i++) check_fast(&on, ref, t, SMALL[i][0], SMALL[i][1], 24, 5);
-        for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block(t) == 1; i++) check_fast(&on, ref, t, ODD[i][0], ODD[i][1], 24, 1);
+        for (size_t i = 0; i < COUNT_OF(SIZES); i++)
+            check_fast(&on, ref, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
+        for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block(t) <= 32; i++)
+            check_fast(&on, ref, t, SMALL[i][0], SMALL[i][1], 24, 5);
+        for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block(t) == 1; i++)
+            check_fast(&on, ref, t, ODD[i][0], ODD[i][1], 24, 1);
     }
     free_contexts(&on);
     kernel_ctx_free(ref);
 }
 
-/* Values that have no scale must not come out as numbers; everything else in the batch is untouched by them. */
+/* Values that have no scale must not come out as numbers; everything else in the batch is untouched
+ * by them. */
 static void odd_inputs(const char *isa)
 {
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
@@ -209,9 +245,11 @@ static void odd_inputs(const char *isa)
     for (int t = DTYPE_Q8_0; t <= DTYPE_IQ4_NL; t++) {
         struct matrix m = make_matrix((enum dtype)t, 33, 96);
         struct weight w = pack_one(c, &m);
-        float *x = random_floats(12 * 96, 2), *plain = MEM_ARRAY(float, 12 * 33), *y = MEM_ARRAY(float, 12 * 33);
+        float *x = random_floats(12 * 96, 2), *plain = MEM_ARRAY(float, 12 * 33),
+              *y = MEM_ARRAY(float, 12 * 33);
         CHECK_OK(kernel_ctx_reserve(c, 12, 96));
-        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = 96, .n_rows = 12 }, plain, "plain");
+        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = 96, .n_rows = 12 }, plain,
+            "plain");
         for (size_t i = 0; i < COUNT_OF(odd); i++) {
             float kept = x[5 * 96 + 70];
             x[5 * 96 + 70] = odd[i];
@@ -237,27 +275,53 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
 {
     enum { ROWS = 40, N = 41, K = 96 };
     struct kernel_ctx *c = open_row(isa, activations, 2);
-    struct matrix      gate = make_matrix(t, N, K), up = make_matrix(t, N, K);
-    struct weight      wg = pack_one(c, &gate), wu = pack_one(c, &up), paired, stacked;
+    struct matrix gate = make_matrix(t, N, K), up = make_matrix(t, N, K);
+    struct weight wg = pack_one(c, &gate), wu = pack_one(c, &up), paired, stacked;
     const struct weight_src parts[] = { gate.src, up.src };
     const struct weight_pack_args pair = { .parts = parts, .n_parts = 2, .join = JOIN_PAIRED };
     CHECK_OK(c->ops->weight_pack(c, &pair, &paired, NULL));
-    const struct weight_pack_args crooked = { .parts = parts, .n_parts = 2 }; /* 41 is no multiple of 16 */
+    /* 41 is no multiple of 16 */
+    const struct weight_pack_args crooked = { .parts = parts, .n_parts = 2 };
     CHECK_STATUS(c->ops->weight_pack(c, &crooked, &stacked, NULL), ERR_INVALID);
     CHECK_OK(kernel_ctx_reserve(c, 4 * ROWS, K));
-    float *x = random_floats(ROWS * K, 3), *bias = random_floats(2 * N, 1), *g = MEM_ARRAY(float, ROWS * N), *u = MEM_ARRAY(float, ROWS * N);
+    float *x = random_floats(ROWS * K, 3), *bias = random_floats(2 * N, 1),
+          *g = MEM_ARRAY(float, ROWS *N), *u = MEM_ARRAY(float, ROWS *N);
     for (size_t n = 1; n <= ROWS; n += 13) {
-        run(c, (struct matmul_args){ .w = &wg, .bias = bias, .x = x, .x_stride = K, .n_rows = n }, g, "gate");
-        run(c, (struct matmul_args){ .w = &wu, .bias = bias + N, .x = x, .x_stride = K, .n_rows = n }, u, "up");
-        float *y = MEM_ARRAY(float, n * N), *sum = random_floats(n * N, 1), *was = mem_dup(sum, n * N * sizeof *sum);
-        c->ops->matmul(c, &(struct matmul_args){ .w = &paired, .bias = bias, .x = x, .x_stride = K, .n_rows = n, .y = y, .y_stride = N,
-                                                 .epilogue = MATMUL_SILU_MUL }, 1);
+        run(c, (struct matmul_args){ .w = &wg, .bias = bias, .x = x, .x_stride = K, .n_rows = n },
+            g, "gate");
+        run(c,
+            (struct matmul_args){ .w = &wu, .bias = bias + N, .x = x, .x_stride = K, .n_rows = n },
+            u, "up");
+        float *y = MEM_ARRAY(float, n *N), *sum = random_floats(n * N, 1),
+              *was = mem_dup(sum, n * N * sizeof *sum);
+        c->ops->matmul(c,
+                       &(struct matmul_args){
+                           .w = &paired,
+                           .bias = bias,
+                           .x = x,
+                           .x_stride = K,
+                           .n_rows = n,
+                           .y = y,
+                           .y_stride = N,
+                           .epilogue = MATMUL_SILU_MUL,
+                       },
+                       1);
         for (size_t i = 0; i < n * N; i++) {
             double exact = (double)g[i] / (1 + exp(-(double)g[i])) * (double)u[i];
             CHECK_NEAR(y[i], exact, 1e-6 * fabs(exact) + 1e-30);
         }
-        c->ops->matmul(c, &(struct matmul_args){ .w = &wg, .bias = bias, .x = x, .x_stride = K, .n_rows = n, .y = sum, .y_stride = N,
-                                                 .epilogue = MATMUL_ADD }, 1);
+        c->ops->matmul(c,
+                       &(struct matmul_args){
+                           .w = &wg,
+                           .bias = bias,
+                           .x = x,
+                           .x_stride = K,
+                           .n_rows = n,
+                           .y = sum,
+                           .y_stride = N,
+                           .epilogue = MATMUL_ADD,
+                       },
+                       1);
         for (size_t i = 0; i < n * N; i++) was[i] += g[i];
         check_bits(sum, was, n * N, "added", n, 0);
         mem_free(y), mem_free(sum), mem_free(was);
@@ -268,25 +332,33 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
     kernel_ctx_free(c);
 }
 
-/* Many products of different types, shapes, rows and epilogues in one call, some of no rows, some gathering their rows. */
+/* Many products of different types, shapes, rows and epilogues in one call, some of no rows, some
+ * gathering their rows. */
 static void many_jobs(const char *isa, enum activations activations)
 {
     enum { JOBS = 1100, TYPES = 3, N = 37, K = 64, X_ROWS = 50 };
     static const enum dtype types[TYPES] = { DTYPE_Q4_1, DTYPE_BF16, DTYPE_F32 };
     struct kernel_ctx *c = open_on_two_nodes(isa, activations);
-    struct matrix      m[TYPES];
-    struct weight      w[TYPES];
+    struct matrix m[TYPES];
+    struct weight w[TYPES];
     for (int i = 0; i < TYPES; i++) {
         m[i] = make_matrix(types[i], N, K);
         w[i] = pack_one(c, &m[i]);
     }
     struct matmul_args *jobs = MEM_ARRAY(struct matmul_args, JOBS);
-    float   *x = random_floats(X_ROWS * K, 2), *one = MEM_ARRAY(float, N);
+    float *x = random_floats(X_ROWS * K, 2), *one = MEM_ARRAY(float, N);
     int32_t *rows = MEM_ARRAY(int32_t, JOBS * 30);
-    size_t   n_rows = 0;
+    size_t n_rows = 0;
     for (size_t i = 0; i < JOBS; i++) {
         size_t n = random_u32() % 8 ? random_u32() % 4 : random_u32() % 30;
-        jobs[i] = (struct matmul_args){ .w = &w[random_u32() % TYPES], .x = x, .x_stride = K, .n_rows = n, .y = MEM_ARRAY(float, n * N + 1), .y_stride = N };
+        jobs[i] = (struct matmul_args){
+            .w = &w[random_u32() % TYPES],
+            .x = x,
+            .x_stride = K,
+            .n_rows = n,
+            .y = MEM_ARRAY(float, n *N + 1),
+            .y_stride = N,
+        };
         if (random_u32() % 2) {
             jobs[i].x_rows = rows + 30 * i;
             for (size_t r = 0; r < n; r++) rows[30 * i + r] = (int32_t)(random_u32() % X_ROWS);
@@ -298,7 +370,16 @@ static void many_jobs(const char *isa, enum activations activations)
     for (size_t i = 0; i < JOBS; i++) {
         for (size_t r = 0; r < jobs[i].n_rows; r++) {
             size_t source = jobs[i].x_rows ? (size_t)jobs[i].x_rows[r] : r;
-            c->ops->matmul(c, &(struct matmul_args){ .w = jobs[i].w, .x = x + source * K, .x_stride = K, .n_rows = 1, .y = one, .y_stride = N }, 1);
+            c->ops->matmul(c,
+                           &(struct matmul_args){
+                               .w = jobs[i].w,
+                               .x = x + source * K,
+                               .x_stride = K,
+                               .n_rows = 1,
+                               .y = one,
+                               .y_stride = N,
+                           },
+                           1);
             check_bits(jobs[i].y + r * N, one, N, "job", i, r);
         }
         mem_free(jobs[i].y);
@@ -323,13 +404,14 @@ static void together(const char *isa)
     }
 }
 
-#define ROW_TESTS(name, isa)                                 \
-    TEST(name##_f32) { f32_cases(isa); }                     \
-    TEST(name##_fast) { fast_cases(isa); }                   \
-    TEST(name##_inputs_without_a_scale) { odd_inputs(isa); } \
+#define ROW_TESTS(name, isa)                                                                       \
+    TEST(name##_f32) { f32_cases(isa); }                                                           \
+    TEST(name##_fast) { fast_cases(isa); }                                                         \
+    TEST(name##_inputs_without_a_scale) { odd_inputs(isa); }                                       \
     TEST(name##_jobs_and_epilogues) { together(isa); }
-#define ROW_CASES(name) \
-    CASE_T(name##_f32, 300), CASE_T(name##_fast, 300), CASE(name##_inputs_without_a_scale), CASE_T(name##_jobs_and_epilogues, 120)
+#define ROW_CASES(name)                                                                            \
+    CASE_T(name##_f32, 300), CASE_T(name##_fast, 300), CASE(name##_inputs_without_a_scale),        \
+        CASE_T(name##_jobs_and_epilogues, 120)
 
 EVERY_HOST_ROW(ROW_TESTS)
 

@@ -1,13 +1,15 @@
-/* test_route.c - which experts a token goes to, against the formulas of each architecture written out here in f64.
+/* test_route.c - which experts a token goes to, against the formulas of each architecture written
+ * out here in f64.
  *
- * Numbers are drawn so that no two candidates are closer than what f32 can tell apart; ties and NaN have tests of their own. */
+ * Numbers are drawn so that no two candidates are closer than what f32 can tell apart; ties and NaN
+ * have tests of their own. */
 #include "tests/conformance/kernel_on.h"
 
 enum { E = 64, K_MAX = 8, ROWS = 33 };
 
 struct choice {
     int32_t experts[K_MAX];
-    double  weights[K_MAX];
+    double weights[K_MAX];
 };
 
 static int best(const double *v, const bool *taken, int n)
@@ -23,23 +25,25 @@ static struct choice route_by_formula(const struct route_args *a, const float *l
 {
     struct choice c = { 0 };
     double p[E], v[E], sum = 0, top = -INFINITY;
-    bool   taken[E] = { false };
-    int    n = a->n_experts, size = n / a->n_groups;
+    bool taken[E] = { false };
+    int n = a->n_experts, size = n / a->n_groups;
     for (int e = 0; e < n; e++) top = fmax(top, (double)logits[e]);
     for (int e = 0; e < n; e++) sum += exp((double)logits[e] - top);
     for (int e = 0; e < n; e++) {
-        p[e] = a->score == ROUTE_SOFTMAX ? exp((double)logits[e] - top) / sum : 1 / (1 + exp(-(double)logits[e]));
+        p[e] = a->score == ROUTE_SOFTMAX ? exp((double)logits[e] - top) / sum
+                                         : 1 / (1 + exp(-(double)logits[e]));
         v[e] = p[e] + (a->bias ? (double)a->bias[e] : 0);
     }
     if (a->n_groups > 1) {
         double score[E];
-        bool   kept[E] = { false };
+        bool kept[E] = { false };
         for (int g = 0; g < a->n_groups; g++) {
             bool used[E] = { false };
-            int  first = best(v + g * size, used, size);
+            int first = best(v + g * size, used, size);
             used[first] = true;
             score[g] = v[g * size + first];
-            if (a->group_score == GROUP_TOP2_SUM) score[g] += v[g * size + best(v + g * size, used, size)];
+            if (a->group_score == GROUP_TOP2_SUM)
+                score[g] += v[g * size + best(v + g * size, used, size)];
         }
         for (int i = 0; i < a->topk_groups; i++) kept[best(score, kept, a->n_groups)] = true;
         for (int e = 0; e < n; e++) taken[e] = !kept[e / size];
@@ -51,16 +55,18 @@ static struct choice route_by_formula(const struct route_args *a, const float *l
         c.weights[j] = p[c.experts[j]];
         sum += c.weights[j];
     }
-    double by = a->norm == NORM_MAX ? fmax(sum, (double)a->norm_min) : a->norm == NORM_SUM ? sum + (double)a->norm_min : 1;
+    double by = a->norm == NORM_MAX   ? fmax(sum, (double)a->norm_min)
+                : a->norm == NORM_SUM ? sum + (double)a->norm_min
+                                      : 1;
     for (int j = 0; j < a->n_used; j++) c.weights[j] = c.weights[j] / by * (double)a->scale;
     return c;
 }
 
 static void check_route(struct kernel_ctx *c, struct route_args a)
 {
-    float  *logits = random_floats(ROWS * (size_t)a.n_experts, 4);
+    float *logits = random_floats(ROWS * (size_t)a.n_experts, 4);
     int32_t experts[ROWS * K_MAX], alone[K_MAX];
-    float   weights[ROWS * K_MAX], one[K_MAX];
+    float weights[ROWS * K_MAX], one[K_MAX];
     a.logits = logits;
     a.experts = experts;
     a.weights = weights;
@@ -75,15 +81,19 @@ static void check_route(struct kernel_ctx *c, struct route_args a)
         row.weights = one;
         on_route(c, row);
         for (int j = 0; j < a.n_used; j++) {
-            CHECK(experts[i * (size_t)a.n_used + (size_t)j] == want.experts[j] && alone[j] == want.experts[j]);
-            CHECK_NEAR(weights[i * (size_t)a.n_used + (size_t)j], want.weights[j], 1e-5 * fabs(want.weights[j]));
-            check_bits(&one[j], &weights[i * (size_t)a.n_used + (size_t)j], 1, "a row alone", i, (size_t)j);
+            CHECK(experts[i * (size_t)a.n_used + (size_t)j] == want.experts[j] &&
+                  alone[j] == want.experts[j]);
+            CHECK_NEAR(weights[i * (size_t)a.n_used + (size_t)j], want.weights[j],
+                       1e-5 * fabs(want.weights[j]));
+            check_bits(&one[j], &weights[i * (size_t)a.n_used + (size_t)j], 1, "a row alone", i,
+                       (size_t)j);
         }
     }
     mem_free(logits);
 }
 
-/* Slots by expert, in order of row; a row of the kernel table that does not fill them in leaves them alone. */
+/* Slots by expert, in order of row; a row of the kernel table that does not fill them in leaves
+ * them alone. */
 static void check_order(const struct kernel_ctx *c, const struct route_args *a)
 {
     int32_t slot = 0, n = (int32_t)a->n_rows * a->n_used;
@@ -108,11 +118,23 @@ static void check_orders(struct kernel_ctx *c, int32_t n_experts, int32_t n_used
     static const size_t N_ROWS[] = { 1, 5, 32, 33, 128, 129, 300 };
     for (size_t k = 0; k < COUNT_OF(N_ROWS); k++) {
         const size_t n_rows = N_ROWS[k], used = n_rows * (size_t)n_used;
-        float   *logits = random_floats(n_rows * (size_t)n_experts, 4), *weights = MEM_ARRAY(float, used), *plain_weights = MEM_ARRAY(float, used);
-        int32_t *experts = MEM_ARRAY(int32_t, used), *plain = MEM_ARRAY(int32_t, used), *order = MEM_ARRAY(int32_t, 2 * used + (size_t)n_experts + 1);
+        float *logits = random_floats(n_rows * (size_t)n_experts, 4),
+              *weights = MEM_ARRAY(float, used), *plain_weights = MEM_ARRAY(float, used);
+        int32_t *experts = MEM_ARRAY(int32_t, used), *plain = MEM_ARRAY(int32_t, used),
+                *order = MEM_ARRAY(int32_t, 2 * used + (size_t)n_experts + 1);
         for (size_t i = 0; i < 2 * used; i++) order[i] = -7;
-        struct route_args a = { .logits = logits, .n_rows = n_rows, .n_experts = n_experts, .n_used = n_used, .n_groups = 1, .topk_groups = 1, .norm = NORM_SUM,
-                                .scale = 1, .experts = plain, .weights = plain_weights };
+        struct route_args a = {
+            .logits = logits,
+            .n_rows = n_rows,
+            .n_experts = n_experts,
+            .n_used = n_used,
+            .n_groups = 1,
+            .topk_groups = 1,
+            .norm = NORM_SUM,
+            .scale = 1,
+            .experts = plain,
+            .weights = plain_weights,
+        };
         on_route(c, a);
         a.experts = experts, a.weights = weights;
         a.rows = order, a.index = order + used, a.begin = order + 2 * used;
@@ -120,7 +142,8 @@ static void check_orders(struct kernel_ctx *c, int32_t n_experts, int32_t n_used
         CHECK(memcmp(experts, plain, used * sizeof *experts) == 0);
         check_bits(weights, plain_weights, used, "weights", n_rows, (size_t)n_used);
         check_order(c, &a);
-        mem_free(logits), mem_free(weights), mem_free(plain_weights), mem_free(experts), mem_free(plain), mem_free(order);
+        mem_free(logits), mem_free(weights), mem_free(plain_weights), mem_free(experts),
+            mem_free(plain), mem_free(order);
     }
 }
 
@@ -128,14 +151,65 @@ static void check_all(struct kernel_ctx *c)
 {
     float bias[E];
     for (int e = 0; e < E; e++) bias[e] = random_float(0.3f);
-    check_route(c, (struct route_args){ .n_experts = 8, .n_used = 2, .n_groups = 1, .topk_groups = 1, .norm = NORM_SUM, .scale = 1 });                    /* Mixtral */
-    check_route(c, (struct route_args){ .n_experts = 64, .n_used = 8, .n_groups = 1, .topk_groups = 1, .norm = NORM_NONE, .scale = 1 });                  /* Qwen3, no norm */
-    check_route(c, (struct route_args){ .n_experts = 64, .n_used = 6, .n_groups = 1, .topk_groups = 1, .bias = bias, .norm = NORM_MAX, .norm_min = 1e-12f,
-                                        .scale = 1 });                                                                                                   /* ERNIE */
-    check_route(c, (struct route_args){ .n_experts = 64, .n_used = 8, .n_groups = 8, .topk_groups = 4, .bias = bias, .score = ROUTE_SIGMOID,
-                                        .group_score = GROUP_TOP2_SUM, .norm = NORM_SUM, .norm_min = 1e-20f, .scale = 2.5f });                           /* DeepSeek V3 */
-    check_route(c, (struct route_args){ .n_experts = 64, .n_used = 6, .n_groups = 8, .topk_groups = 3, .norm = NORM_NONE, .scale = 16 });                 /* V2, grouped */
-    check_route(c, (struct route_args){ .n_experts = 1, .n_used = 1, .n_groups = 1, .topk_groups = 1, .norm = NORM_SUM, .scale = 1 });
+    /* Mixtral */
+    check_route(c, (struct route_args){
+                       .n_experts = 8,
+                       .n_used = 2,
+                       .n_groups = 1,
+                       .topk_groups = 1,
+                       .norm = NORM_SUM,
+                       .scale = 1,
+                   });
+    /* Qwen3, no norm */
+    check_route(c, (struct route_args){
+                       .n_experts = 64,
+                       .n_used = 8,
+                       .n_groups = 1,
+                       .topk_groups = 1,
+                       .norm = NORM_NONE,
+                       .scale = 1,
+                   });
+    check_route(c, (struct route_args){
+                       .n_experts = 64,
+                       .n_used = 6,
+                       .n_groups = 1,
+                       .topk_groups = 1,
+                       .bias = bias,
+                       .norm = NORM_MAX,
+                       .norm_min = 1e-12f,
+                       /* ERNIE */
+                       .scale = 1,
+                   });
+    check_route(c, (struct route_args){
+                       .n_experts = 64,
+                       .n_used = 8,
+                       .n_groups = 8,
+                       .topk_groups = 4,
+                       .bias = bias,
+                       .score = ROUTE_SIGMOID,
+                       /* DeepSeek V3 */
+                       .group_score = GROUP_TOP2_SUM,
+                       .norm = NORM_SUM,
+                       .norm_min = 1e-20f,
+                       .scale = 2.5f,
+                   });
+    /* V2, grouped */
+    check_route(c, (struct route_args){
+                       .n_experts = 64,
+                       .n_used = 6,
+                       .n_groups = 8,
+                       .topk_groups = 3,
+                       .norm = NORM_NONE,
+                       .scale = 16,
+                   });
+    check_route(c, (struct route_args){
+                       .n_experts = 1,
+                       .n_used = 1,
+                       .n_groups = 1,
+                       .topk_groups = 1,
+                       .norm = NORM_SUM,
+                       .scale = 1,
+                   });
 }
 
 static void route_cases(const char *isa)
@@ -150,17 +224,30 @@ static void route_cases(const char *isa)
     }
 }
 
-#define ROW_TESTS(name, isa) TEST(name##_route) { route_cases(isa); }
+#define ROW_TESTS(name, isa)                                                                       \
+    TEST(name##_route) { route_cases(isa); }
 #define ROW_CASES(name) CASE(name##_route)
 EVERY_ROW(ROW_TESTS)
 
 TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
 {
     struct kernel_ctx *c = open_row("ref", ACTIVATIONS_F32, 2);
-    float   logits[3 * 8] = { 1, 2, 2, 1, 2, 0, 0, 0, /* */ NAN, 1, 2, 3, 4, 5, 6, 7, /* */ 0, 0, 0, 0, 0, 0, 0, 0 }, weights[9];
+    float logits[3 * 8] = { 1, 2, 2, 1, 2,       0, 0, 0, /* */ NAN, 1, 2, 3,
+                            4, 5, 6, 7, /* */ 0, 0, 0, 0, 0,         0, 0, 0 },
+                     weights[9];
     int32_t experts[9];
-    struct route_args a = { .logits = logits, .n_rows = 3, .n_experts = 8, .n_used = 3, .n_groups = 1, .topk_groups = 1, .norm = NORM_SUM, .scale = 1,
-                            .experts = experts, .weights = weights };
+    struct route_args a = {
+        .logits = logits,
+        .n_rows = 3,
+        .n_experts = 8,
+        .n_used = 3,
+        .n_groups = 1,
+        .topk_groups = 1,
+        .norm = NORM_SUM,
+        .scale = 1,
+        .experts = experts,
+        .weights = weights,
+    };
     on_route(c, a);
     CHECK(experts[0] == 1 && experts[1] == 2 && experts[2] == 4);
     for (int j = 3; j < 6; j++) CHECK(experts[j] >= 0 && experts[j] < 8 && isnan(weights[j]));
@@ -169,17 +256,30 @@ TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
     kernel_ctx_free(c);
 }
 
-/* A correction bias of +40 leaves an f32 score only 4e-6 of resolution; the spread of real ones is 0.005 and more (models.md 1.4). */
+/* A correction bias of +40 leaves an f32 score only 4e-6 of resolution; the spread of real ones is
+ * 0.005 and more (models.md 1.4). */
 TEST(a_large_common_bias_keeps_the_order)
 {
     struct kernel_ctx *c = open_row("ref", ACTIVATIONS_F32, 1);
     float bias[E], large[E];
     for (int e = 0; e < E; e++) large[e] = (bias[e] = random_float(0.02f)) + 40;
-    float  *logits = random_floats(ROWS * E, 4), w0[ROWS * 6], w1[ROWS * 6];
+    float *logits = random_floats(ROWS * E, 4), w0[ROWS * 6], w1[ROWS * 6];
     int32_t e0[ROWS * 6], e1[ROWS * 6];
-    size_t  same = 0;
-    struct route_args a = { .logits = logits, .n_rows = ROWS, .n_experts = E, .n_used = 6, .n_groups = 1, .topk_groups = 1, .norm = NORM_MAX, .norm_min = 1e-12f,
-                            .scale = 1, .bias = bias, .experts = e0, .weights = w0 };
+    size_t same = 0;
+    struct route_args a = {
+        .logits = logits,
+        .n_rows = ROWS,
+        .n_experts = E,
+        .n_used = 6,
+        .n_groups = 1,
+        .topk_groups = 1,
+        .norm = NORM_MAX,
+        .norm_min = 1e-12f,
+        .scale = 1,
+        .bias = bias,
+        .experts = e0,
+        .weights = w0,
+    };
     on_route(c, a);
     a.bias = large;
     a.experts = e1;

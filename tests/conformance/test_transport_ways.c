@@ -1,5 +1,6 @@
-/* test_transport_ways.c - what single rows promise beyond the common contract: several tcp connections per peer, their loss and a full
- * descriptor table, copiers, pools that are not shared memory, GPU pools, interfaces. The common contract itself is run over these ways by
+/* test_transport_ways.c - what single rows promise beyond the common contract: several tcp
+ * connections per peer, their loss and a full descriptor table, copiers, pools that are not shared
+ * memory, GPU pools, interfaces. The common contract itself is run over these ways by
  * test_transports with BATON_* variables set (tests/CMakeLists.txt). */
 #include <dirent.h>
 #include <netinet/in.h>
@@ -8,19 +9,30 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#include "kvtransfer/connect/address.h"
 #include "kvtransfer/local/ipc.h"
 #include "kvtransfer/transports.h"
-#include "kvtransfer/connect/address.h"
 #include "tests/conformance/kvt_fixture.h"
 
 /* Pieces of 256 KiB: puts of 1 MiB, so that slices and jobs are real ones. */
 static struct kv_layout large_layout(void)
 {
-    return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = 3, .n_kv_heads = 8, .head_dim = 128,
-                               .tp_size = 1, .n_blocks = 24 };
+    return (struct kv_layout){
+        .model_fingerprint = 7,
+        .dtype = DTYPE_BF16,
+        .block_tokens = 64,
+        .n_layers = 3,
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .tp_size = 1,
+        .n_blocks = 24,
+    };
 }
 
-static struct node_options large(const char *row) { return (struct node_options){ .layout = large_layout(), .protocols = row }; }
+static struct node_options large(const char *row)
+{
+    return (struct node_options){ .layout = large_layout(), .protocols = row };
+}
 
 static void random_bytes_of(struct node *n, uint64_t seed)
 {
@@ -33,23 +45,27 @@ static void random_bytes_of(struct node *n, uint64_t seed)
 }
 
 /* Open and push everything; finishing and waiting is the caller's. */
-static void push(struct node *from, struct node *to, uint64_t peer, uint64_t id, const int32_t *src, const int32_t *dst, uint32_t n_tokens)
+static void push(struct node *from, struct node *to, uint64_t peer, uint64_t id, const int32_t *src,
+                 const int32_t *dst, uint32_t n_tokens)
 {
     struct buf grant = { 0 };
     struct err err = { 0 };
     uint32_t n = kvt_plan_n_blocks(&to->layout, n_tokens);
     CHECK_OK(kvt_expect(to->kvt, id, dst, n, 0, n_tokens, &grant));
     CHECK_OK(kvt_send_open(from->kvt, id, peer, buf_str(&grant), &err));
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(from->kvt, id, layer, 0, n_tokens, src));
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        CHECK_OK(kvt_send_ready(from->kvt, id, layer, 0, n_tokens, src));
     buf_release(&grant);
 }
 
-static void check_moved(struct node *from, struct node *to, const int32_t *src, const int32_t *dst, uint32_t n_full)
+static void check_moved(struct node *from, struct node *to, const int32_t *src, const int32_t *dst,
+                        uint32_t n_full)
 {
     node_pull(to);
     for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
         for (uint32_t i = 0; i < n_full; i++)
-            if (memcmp(piece_of(from, layer, src[i]), piece_of(to, layer, dst[i]), kv_layout_piece_bytes(&to->layout)) != 0)
+            if (memcmp(piece_of(from, layer, src[i]), piece_of(to, layer, dst[i]),
+                       kv_layout_piece_bytes(&to->layout)) != 0)
                 test_fail(__FILE__, __LINE__, "layer %u position %u differs", layer, i);
 }
 
@@ -61,11 +77,12 @@ static void check_all_bytes(struct node *n, char value)
     CHECK(memcmp(p, p + 1, kv_layout_pool_bytes(&n->layout) - 1) == 0);
 }
 
-/* Fewer where an emulated card makes the checksums, but more than a frame: it takes a tenth of a second for a MiB, and the sender of a transfer
- * waits 5 s for the last word. */
+/* Fewer where an emulated card makes the checksums, but more than a frame: it takes a tenth of a
+ * second for a MiB, and the sender of a transfer waits 5 s for the last word. */
 static uint32_t most_tokens(void) { return getenv("BATON_TEST_KV_DEVICES") ? 5 * 64 : 24 * 64; }
 
-/* Large pieces over a row, whole and ending in the middle of a block; then one cancelled on the way, after which the pool is left alone. */
+/* Large pieces over a row, whole and ending in the middle of a block; then one cancelled on the
+ * way, after which the pool is left alone. */
 static void large_transfers(const char *row)
 {
     struct node *from = node_start(large(row)), *to = node_start(large(row));
@@ -90,7 +107,8 @@ static void large_transfers(const char *row)
         node_wait(to, KVT_FENCED, id, 5000);
         pool_set(to, 0x66);
         node_wait(from, KVT_SEND_FAILED, id, 5000);
-        random_bytes_of(from, id); /* the source is the sender's again: nothing may still be reading it */
+        random_bytes_of(from, id); /* the source is the sender's again: nothing may still be reading
+                                    * it */
         check_all_bytes(to, 0x66);
     }
     /* disconnected with everything under way */
@@ -108,11 +126,33 @@ static void large_transfers(const char *row)
 TEST(large_transfers_tcp) { large_transfers("tcp"); }
 TEST(large_transfers_ipc) { large_transfers("ipc"); }
 TEST(large_transfers_mem) { large_transfers("mem"); }
-TEST(large_transfers_tcp_connections) { setenv("BATON_TCP_CONNECTIONS", "5", 1); large_transfers("tcp"); }
-TEST(large_transfers_tcp_zerocopy) { setenv("BATON_TCP_CONNECTIONS", "2", 1); setenv("BATON_TCP_ZEROCOPY", "on", 1); large_transfers("tcp"); }
-TEST(large_transfers_ipc_copiers) { setenv("BATON_IPC_COPIERS", "4", 1); large_transfers("ipc"); }
-TEST(large_transfers_mem_copiers) { setenv("BATON_IPC_COPIERS", "3", 1); large_transfers("mem"); }
-TEST(large_transfers_ipc_cma) { setenv("BATON_IPC_CMA", "on", 1); setenv("BATON_IPC_COPIERS", "2", 1); large_transfers("ipc"); }
+TEST(large_transfers_tcp_connections)
+{
+    setenv("BATON_TCP_CONNECTIONS", "5", 1);
+    large_transfers("tcp");
+}
+TEST(large_transfers_tcp_zerocopy)
+{
+    setenv("BATON_TCP_CONNECTIONS", "2", 1);
+    setenv("BATON_TCP_ZEROCOPY", "on", 1);
+    large_transfers("tcp");
+}
+TEST(large_transfers_ipc_copiers)
+{
+    setenv("BATON_IPC_COPIERS", "4", 1);
+    large_transfers("ipc");
+}
+TEST(large_transfers_mem_copiers)
+{
+    setenv("BATON_IPC_COPIERS", "3", 1);
+    large_transfers("mem");
+}
+TEST(large_transfers_ipc_cma)
+{
+    setenv("BATON_IPC_CMA", "on", 1);
+    setenv("BATON_IPC_COPIERS", "2", 1);
+    large_transfers("ipc");
+}
 
 /* ---- several connections ---- */
 
@@ -126,7 +166,9 @@ static int sockets_to(uint16_t port, int *fds, int cap)
         struct sockaddr_in a;
         socklen_t len = sizeof a;
         int fd = atoi(e->d_name);
-        if (e->d_name[0] == '.' || getpeername(fd, (struct sockaddr *)&a, &len) != 0 || a.sin_family != AF_INET || ntohs(a.sin_port) != port) continue;
+        if (e->d_name[0] == '.' || getpeername(fd, (struct sockaddr *)&a, &len) != 0 ||
+            a.sin_family != AF_INET || ntohs(a.sin_port) != port)
+            continue;
         if (n < cap) fds[n] = fd;
         n++;
     }
@@ -144,7 +186,8 @@ TEST(tcp_opens_the_connections_asked_for)
     node_stop(to);
 }
 
-/* Any one of them lost: both sides call the peer lost, the transfer fails, a new connection works. */
+/* Any one of them lost: both sides call the peer lost, the transfer fails, a new connection
+ * works. */
 TEST(tcp_loss_of_one_connection_is_the_peers)
 {
     enum { N = 3 };
@@ -175,14 +218,19 @@ TEST(tcp_loss_of_one_connection_is_the_peers)
     node_stop(to);
 }
 
-/* A ticket for a further connection that the first one's does not give: refused, and the peer goes on. */
+/* A ticket for a further connection that the first one's does not give: refused, and the peer goes
+ * on. */
 TEST(tcp_stranger_cannot_join)
 {
     setenv("BATON_TCP_CONNECTIONS", "2", 1);
     struct node *from = node_start(large("tcp")), *to = node_start(large("tcp"));
     uint64_t peer = node_connect(from, to);
     for (int i = 0; i < 4; i++) {
-        struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(kvt_port(to->kvt)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        struct sockaddr_in a = {
+            .sin_family = AF_INET,
+            .sin_port = htons(kvt_port(to->kvt)),
+            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+        };
         struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
         uint8_t bytes[KVT_PREAMBLE_BYTES];
         memset(p.ticket, i, sizeof p.ticket);
@@ -205,12 +253,15 @@ static double cpu_seconds(void)
 {
     struct rusage u;
     CHECK_OK(getrusage(RUSAGE_SELF, &u));
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Begin to connect with so few descriptors that the receiver has none to accept with. Both ends live in this process: the receiver may be
- * faster and take the one that the connecting side needs for the pidfd; then neither gets on, and it is tried again. */
-static uint64_t connect_in_full_table(struct node *from, struct node *to, rlim_t room, const struct rlimit *limit)
+/* Begin to connect with so few descriptors that the receiver has none to accept with. Both ends
+ * live in this process: the receiver may be faster and take the one that the connecting side needs
+ * for the pidfd; then neither gets on, and it is tried again. */
+static uint64_t connect_in_full_table(struct node *from, struct node *to, rlim_t room,
+                                      const struct rlimit *limit)
 {
     struct buf hello = { 0 }, answer = { 0 };
     struct err err = { 0 };
@@ -236,7 +287,8 @@ static uint64_t connect_in_full_table(struct node *from, struct node *to, rlim_t
     return peer;
 }
 
-/* No descriptor left: a connection waits in the listener's queue, nobody spins, and it is taken when there are some again. */
+/* No descriptor left: a connection waits in the listener's queue, nobody spins, and it is taken
+ * when there are some again. */
 static void full_table(const char *row)
 {
     struct node *from = node_start(large(row)), *to = node_start(large(row));
@@ -250,7 +302,9 @@ static void full_table(const char *row)
     CHECK_EQ_INT(node_count(from, KVT_CONNECTED, peer), 0);
     CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit));
     node_wait(from, KVT_CONNECTED, peer, 2500);
-    if (used > 0.3) test_fail(__FILE__, __LINE__, "%.2f s of processor time while waiting 0.6 s for a descriptor", used);
+    if (used > 0.3)
+        test_fail(__FILE__, __LINE__,
+                  "%.2f s of processor time while waiting 0.6 s for a descriptor", used);
     node_stop(from);
     node_stop(to);
 }
@@ -258,8 +312,9 @@ static void full_table(const char *row)
 TEST(full_descriptor_table_tcp) { full_table("tcp"); }
 TEST(full_descriptor_table_ipc) { full_table("ipc"); }
 
-/* Room for the connecting socket alone, and for both ends' sockets and pidfds but not for the pool's descriptor: the connection is refused for
- * that reason, and nothing is guessed from what came without it. */
+/* Room for the connecting socket alone, and for both ends' sockets and pidfds but not for the
+ * pool's descriptor: the connection is refused for that reason, and nothing is guessed from what
+ * came without it. */
 static void no_room(rlim_t descriptors)
 {
     struct node *from = node_start(large("ipc")), *to = node_start(large("ipc"));
@@ -295,11 +350,20 @@ TEST(tcp_interface_of_its_own)
     struct err err = { 0 };
     struct buf name = { 0 };
     struct node *n = node_start(large("mem"));
-    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .protocols = "tcp", .listen_host = "0.0.0.0", .n_transfers = 1,
-                             .tuning = { .socket_ifname = "nosuch0" }, .on_event = node_on_event, .arg = n };
+    struct kvt_options o = {
+        .layout = n->layout,
+        .mem = &n->mem,
+        .protocols = "tcp",
+        .listen_host = "0.0.0.0",
+        .n_transfers = 1,
+        .tuning = { .socket_ifname = "nosuch0" },
+        .on_event = node_on_event,
+        .arg = n,
+    };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "nosuch0") && strstr(err.text, "lo"));
-    o.listen_host = "127.0.0.1"; /* a wrong name is one, too, where the interface would not be listened on */
+    o.listen_host = "127.0.0.1"; /* a wrong name is one, too, where the interface would not be
+                                  * listened on */
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
     o.listen_host = "0.0.0.0";
     CHECK_OK(tcp_address_of_interface("lo", &name, &err));
@@ -332,11 +396,20 @@ TEST(ipc_private_pool_by_cma)
     pthread_mutex_init(&to->lock, NULL);
     to->layout = large_layout();
     CHECK_OK(device_open("cpu", &to->device, &err));
-    CHECK_OK(device_mem_alloc(to->device, kv_layout_pool_bytes(&to->layout), DEVICE_MEM_PRIVATE, &to->mem, &err));
+    CHECK_OK(device_mem_alloc(to->device, kv_layout_pool_bytes(&to->layout), DEVICE_MEM_PRIVATE,
+                              &to->mem, &err));
     CHECK_EQ_INT(to->mem.fd, -1);
     to->image = to->mem.ptr;
-    struct kvt_options o = { .layout = to->layout, .mem = &to->mem, .protocols = "ipc", .checksum = true, .n_transfers = 4,
-                             .tuning = { .cma = KVT_OFF }, .on_event = node_on_event, .arg = to };
+    struct kvt_options o = {
+        .layout = to->layout,
+        .mem = &to->mem,
+        .protocols = "ipc",
+        .checksum = true,
+        .n_transfers = 4,
+        .tuning = { .cma = KVT_OFF },
+        .on_event = node_on_event,
+        .arg = to,
+    };
     CHECK_STATUS(kvt_create(&o, &to->kvt, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "private"));
     o.tuning.cma = KVT_AUTO;
@@ -358,10 +431,14 @@ TEST(ipc_private_pool_by_cma)
 
 /* ---- a writer played by hand ---- */
 
-static enum status admit_all(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { (void)arg, (void)ticket; return OK; }
+static enum status admit_all(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    (void)arg, (void)ticket;
+    return OK;
+}
 
 struct writer {
-    int          fd;
+    int fd;
     _Atomic bool left;
 };
 
@@ -393,13 +470,16 @@ TEST(ipc_close_waits_for_writers_by_address)
     pthread_t thread;
     CHECK_OK(kvt_ipc_ops.open(&env, &t, &err));
     kvt_ipc_ops.export_address(t, &address);
-    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "baton-ipc-%.*s", LOCAL_NAME_CHARS, address.data + LOCAL_BOOT_CHARS);
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "baton-ipc-%.*s",
+                     LOCAL_NAME_CHARS, address.data + LOCAL_BOOT_CHARS);
     w.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    CHECK_OK(connect(w.fd, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)));
+    CHECK_OK(connect(w.fd, (struct sockaddr *)&name,
+                     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)));
     kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_TICKET }, bytes);
     CHECK_EQ_INT(send(w.fd, bytes, sizeof bytes, 0), sizeof bytes);
     size_t got = 0;
-    for (uint64_t end = clock_ms() + 3000; got == 0 && clock_ms() < end;) got = kvt_ipc_ops.poll(t, in, COUNT_OF(in));
+    for (uint64_t end = clock_ms() + 3000; got == 0 && clock_ms() < end;)
+        got = kvt_ipc_ops.poll(t, in, COUNT_OF(in));
     CHECK_EQ_INT(got, 1);
     CHECK_EQ_INT(in[0].kind, KVT_UP);
     CHECK_EQ_INT(recv(w.fd, bytes, sizeof bytes, 0), sizeof bytes); /* WELCOME, by address */
@@ -417,7 +497,14 @@ TEST(ipc_gpu_pool_needs_a_gpu)
     struct node *n = node_start(large("mem"));
     struct dev_mem gpu = n->mem;
     gpu.kind = DEV_MEM_CUDA;
-    struct kvt_options o = { .layout = n->layout, .mem = &gpu, .protocols = "ipc", .n_transfers = 1, .on_event = node_on_event, .arg = n };
+    struct kvt_options o = {
+        .layout = n->layout,
+        .mem = &gpu,
+        .protocols = "ipc",
+        .n_transfers = 1,
+        .on_event = node_on_event,
+        .arg = n,
+    };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_INVALID);
     CHECK(strstr(err.text, "no device was named"));
     /* The processor's memory that claims to be a GPU's: no handle of it exists. */
@@ -437,12 +524,22 @@ static struct node *gpu_node(int fill, bool checksum)
     pthread_mutex_init(&n->lock, NULL);
     n->layout = large_layout();
     CHECK_OK(device_open("cuda", &n->device, &err));
-    CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&n->layout), DEVICE_MEM_SHARED, &n->mem, &err));
+    CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&n->layout), DEVICE_MEM_SHARED,
+                              &n->mem, &err));
     n->image = malloc(n->mem.bytes);
     pool_set(n, fill);
-    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .device = n->device, .protocols = "ipc", .checksum = checksum, .n_transfers = 4,
-                             .on_event = node_on_event, .arg = n };
-    if (kvt_create(&o, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
+    struct kvt_options o = {
+        .layout = n->layout,
+        .mem = &n->mem,
+        .device = n->device,
+        .protocols = "ipc",
+        .checksum = checksum,
+        .n_transfers = 4,
+        .on_event = node_on_event,
+        .arg = n,
+    };
+    if (kvt_create(&o, &n->kvt, &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
     return n;
 }
 
@@ -470,8 +567,10 @@ static _Noreturn void gpu_sender(int in, int out, bool checksum)
         random_bytes_of(n, id);
         for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) {
             uint32_t half = gpu_tokens(id) / 2;
-            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, 0, half, table, device_record_event(n->device)));
-            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, half, gpu_tokens(id), table, device_record_event(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, 0, half, table,
+                                          device_record_event(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, half, gpu_tokens(id), table,
+                                          device_record_event(n->device)));
         }
         kvt_send_finish(n->kvt, id);
         node_wait(n, KVT_SENT, id, 30000);
@@ -499,7 +598,8 @@ static void gpu_pools(bool checksum)
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has) SKIP("no GPU here: KV between GPU pools of two processes (CUDA IPC)");
-    struct node *to = gpu_node(0x11, checksum), *from = calloc(1, sizeof *from); /* `from`: the sender's bytes, made here once more */
+    /* `from`: the sender's bytes, made here once more */
+    struct node *to = gpu_node(0x11, checksum), *from = calloc(1, sizeof *from);
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
     int32_t table[24], src[24];
@@ -516,7 +616,8 @@ static void gpu_pools(bool checksum)
         buf_clear(&b);
         CHECK_OK(kvt_expect(to->kvt, id, table, n_blocks, 0, gpu_tokens(id), &b));
         pipe_put(down[1], &b);
-        CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 30000).bytes, kvt_plan_total_bytes(&to->layout, gpu_tokens(id), 0));
+        CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 30000).bytes,
+                     kvt_plan_total_bytes(&to->layout, gpu_tokens(id), 0));
         random_bytes_of(from, id);
         check_moved(from, to, src, table, gpu_tokens(id) / 64);
         pool_set(to, 0x11);
@@ -546,11 +647,20 @@ static void gpu_by_tcp(const char *devices)
 }
 TEST(large_transfers_tcp_gpu) { gpu_by_tcp("cuda"); }
 TEST(large_transfers_tcp_gpu_to_host) { gpu_by_tcp("cuda,cpu"); }
-TEST(large_transfers_tcp_host_to_gpu) { setenv("BATON_TCP_CONNECTIONS", "5", 1); gpu_by_tcp("cpu,cuda"); }
+TEST(large_transfers_tcp_host_to_gpu)
+{
+    setenv("BATON_TCP_CONNECTIONS", "5", 1);
+    gpu_by_tcp("cpu,cuda");
+}
 
-TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_transfers_mem), CASE(large_transfers_tcp_connections),
-          CASE(large_transfers_tcp_zerocopy), CASE(large_transfers_ipc_copiers), CASE(large_transfers_mem_copiers), CASE(large_transfers_ipc_cma),
-          CASE(tcp_opens_the_connections_asked_for), CASE(tcp_loss_of_one_connection_is_the_peers), CASE(tcp_stranger_cannot_join),
-          CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc), CASE(ipc_no_room_for_a_pidfd), CASE(ipc_no_room_for_the_pools_descriptor), CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
-          CASE(ipc_close_waits_for_writers_by_address), CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools),
-          CASE(ipc_gpu_pools_without_checksums), CASE(large_transfers_tcp_gpu), CASE(large_transfers_tcp_gpu_to_host), CASE(large_transfers_tcp_host_to_gpu))
+TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_transfers_mem),
+          CASE(large_transfers_tcp_connections), CASE(large_transfers_tcp_zerocopy),
+          CASE(large_transfers_ipc_copiers), CASE(large_transfers_mem_copiers),
+          CASE(large_transfers_ipc_cma), CASE(tcp_opens_the_connections_asked_for),
+          CASE(tcp_loss_of_one_connection_is_the_peers), CASE(tcp_stranger_cannot_join),
+          CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc),
+          CASE(ipc_no_room_for_a_pidfd), CASE(ipc_no_room_for_the_pools_descriptor),
+          CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
+          CASE(ipc_close_waits_for_writers_by_address), CASE(ipc_gpu_pool_needs_a_gpu),
+          CASE(ipc_gpu_pools), CASE(ipc_gpu_pools_without_checksums), CASE(large_transfers_tcp_gpu),
+          CASE(large_transfers_tcp_gpu_to_host), CASE(large_transfers_tcp_host_to_gpu))

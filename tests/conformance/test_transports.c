@@ -1,6 +1,7 @@
-/* test_transports.c - every transport row against the same contract (kvtransfer.h): whole transfers, skips, partly filled blocks,
- * chunks, many at once, cancelling and fences, stale and foreign grants, wrong tickets, restarts, killed senders, flipped bits.
- * Cases named *_tcp, *_ipc, *_mem, *_rdma run one body per row; a host without an RDMA device skips the last. */
+/* test_transports.c - every transport row against the same contract (kvtransfer.h): whole
+ * transfers, skips, partly filled blocks, chunks, many at once, cancelling and fences, stale and
+ * foreign grants, wrong tickets, restarts, killed senders, flipped bits. Cases named *_tcp, *_ipc,
+ * *_mem, *_rdma run one body per row; a host without an RDMA device skips the last. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -16,15 +17,21 @@
 enum { POOL_BLOCKS = 64, TABLE_MAX = 48 };
 
 struct transfer {
-    uint64_t   id;
-    uint32_t   n_tokens, n_skip, n_used;
-    int32_t    src[TABLE_MAX], dst[TABLE_MAX];
+    uint64_t id;
+    uint32_t n_tokens, n_skip, n_used;
+    int32_t src[TABLE_MAX], dst[TABLE_MAX];
     struct buf grant;
 };
 
-static struct transfer transfer_grant(struct node *to, uint64_t id, const int32_t *dst, uint32_t n_tokens, uint32_t n_skip)
+static struct transfer transfer_grant(struct node *to, uint64_t id, const int32_t *dst,
+                                      uint32_t n_tokens, uint32_t n_skip)
 {
-    struct transfer t = { .id = id, .n_tokens = n_tokens, .n_skip = n_skip, .n_used = kvt_plan_n_blocks(&to->layout, n_tokens) };
+    struct transfer t = {
+        .id = id,
+        .n_tokens = n_tokens,
+        .n_skip = n_skip,
+        .n_used = kvt_plan_n_blocks(&to->layout, n_tokens),
+    };
     memcpy(t.dst, dst, sizeof t.dst[0] * t.n_used);
     CHECK_OK(kvt_expect(to->kvt, id, t.dst, t.n_used, n_skip, n_tokens, &t.grant));
     return t;
@@ -34,19 +41,23 @@ static void transfer_open(struct node *from, uint64_t peer, struct transfer *t, 
 {
     struct err err = { 0 };
     memcpy(t->src, src, sizeof t->src[0] * t->n_used);
-    if (kvt_send_open(from->kvt, t->id, peer, buf_str(&t->grant), &err) != OK) test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
+    if (kvt_send_open(from->kvt, t->id, peer, buf_str(&t->grant), &err) != OK)
+        test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
     buf_release(&t->grant);
 }
 
 /* All layers of chunk [begin, end). */
-static void transfer_chunk(struct node *from, const struct transfer *t, uint32_t begin, uint32_t end)
+static void transfer_chunk(struct node *from, const struct transfer *t, uint32_t begin,
+                           uint32_t end)
 {
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(from->kvt, t->id, layer, begin, end, t->src));
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        CHECK_OK(kvt_send_ready(from->kvt, t->id, layer, begin, end, t->src));
 }
 
 static void fill(struct node *from, const struct transfer *t)
 {
-    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) fill_layer(from, t->id, layer, t->src, 0, t->n_used);
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        fill_layer(from, t->id, layer, t->src, 0, t->n_used);
 }
 
 static struct node_options options(const char *protocols)
@@ -55,7 +66,8 @@ static struct node_options options(const char *protocols)
 }
 
 /* One transfer from begin to end over `peer`; contents, counts and bytes are checked. */
-static void move(struct node *from, struct node *to, uint64_t peer, uint64_t id, uint32_t n_tokens, uint32_t n_skip, uint32_t chunk)
+static void move(struct node *from, struct node *to, uint64_t peer, uint64_t id, uint32_t n_tokens,
+                 uint32_t n_skip, uint32_t chunk)
 {
     int32_t src[TABLE_MAX], dst[TABLE_MAX];
     uint32_t n_used = kvt_plan_n_blocks(&to->layout, n_tokens);
@@ -68,13 +80,15 @@ static void move(struct node *from, struct node *to, uint64_t peer, uint64_t id,
     for (uint32_t begin = 0; begin < n_tokens; begin += chunk)
         transfer_chunk(from, &t, begin, begin + chunk < n_tokens ? begin + chunk : n_tokens);
     kvt_send_finish(from->kvt, id);
-    struct kvt_event got = node_wait(to, KVT_RECEIVED, id, 10000), sent = node_wait(from, KVT_SENT, id, 10000);
+    struct kvt_event got = node_wait(to, KVT_RECEIVED, id, 10000),
+                     sent = node_wait(from, KVT_SENT, id, 10000);
     CHECK_EQ_INT(got.bytes, kvt_plan_total_bytes(&to->layout, n_tokens, n_skip));
     CHECK_EQ_INT(sent.bytes, got.bytes);
     CHECK_EQ_STR(got.transport, kvt_peer_transport(from->kvt, peer));
     check_blocks_hold(to, id, dst, n_skip, n_tokens, 0xee);
     for (uint32_t b = 0; b < n_skip && b < n_used; b++)
-        for (size_t i = 0; i < kv_layout_piece_bytes(&to->layout); i++) CHECK_EQ_INT((uint8_t)piece_of(to, 0, dst[b])[i], 0xee);
+        for (size_t i = 0; i < kv_layout_piece_bytes(&to->layout); i++)
+            CHECK_EQ_INT((uint8_t)piece_of(to, 0, dst[b])[i], 0xee);
 }
 
 static void whole_transfers(const char *row)
@@ -95,7 +109,8 @@ static void whole_transfers(const char *row)
     }
     for (int i = 0; i < 30; i++) {
         uint32_t n = 1 + (uint32_t)rand() % (TABLE_MAX * 16 - 1);
-        move(from, to, peer, id++, n, (uint32_t)rand() % (kvt_plan_n_blocks(&to->layout, n) + 1), 1 + (uint32_t)rand() % 200);
+        move(from, to, peer, id++, n, (uint32_t)rand() % (kvt_plan_n_blocks(&to->layout, n) + 1),
+             1 + (uint32_t)rand() % 200);
     }
     CHECK_EQ_INT(node_count(to, KVT_RECEIVED, 1), 1);
     CHECK_EQ_INT(node_count(from, KVT_SENT, 1), 1);
@@ -108,7 +123,8 @@ static void many_at_once(const char *row)
 {
     enum { N = 16, BLOCKS = 3, TOKENS = 40 };
     srand(12);
-    struct node *to = node_start(options(row)), *senders[2] = { node_start(options(row)), node_start(options(row)) };
+    struct node *to = node_start(options(row)),
+                *senders[2] = { node_start(options(row)), node_start(options(row)) };
     uint64_t peers[2] = { node_connect(senders[0], to), node_connect(senders[1], to) };
     int32_t dst[N * BLOCKS], src[2][N * BLOCKS];
     random_table(POOL_BLOCKS, N * BLOCKS, dst);
@@ -132,7 +148,8 @@ static void many_at_once(const char *row)
     node_stop(senders[1]);
 }
 
-/* Cancelled before OPEN, in the middle, and after RECEIVED; late pushes change nothing; the next transfer works. */
+/* Cancelled before OPEN, in the middle, and after RECEIVED; late pushes change nothing; the next
+ * transfer works. */
 static void cancel_and_fence(const char *row)
 {
     struct node *from = node_start(options(row)), *to = node_start(options(row));
@@ -161,7 +178,8 @@ static void cancel_and_fence(const char *row)
     transfer_chunk(from, &t, 80, 160);
     kvt_send_finish(from->kvt, 2);
     enum status why = node_wait(from, KVT_SEND_FAILED, 2, 3000).status;
-    CHECK(why == ERR_CANCELED || why == ERR_STALE); /* STALE: on a busy machine the cancel may still come before the sender opens */
+    CHECK(why == ERR_CANCELED || why == ERR_STALE); /* STALE: on a busy machine the cancel may still
+                                                     * come before the sender opens */
     pause_ms(20);
     pool_is(to, 0x66);
     /* by the sender */
@@ -185,10 +203,12 @@ static void cancel_and_fence(const char *row)
     node_stop(from);
 }
 
-/* A grant of an earlier generation, of another receiver, used twice, and one that was tampered with. */
+/* A grant of an earlier generation, of another receiver, used twice, and one that was tampered
+ * with. */
 static void stale_and_foreign_grants(const char *row)
 {
-    struct node *from = node_start(options(row)), *to = node_start(options(row)), *other = node_start(options(row));
+    struct node *from = node_start(options(row)), *to = node_start(options(row)),
+                *other = node_start(options(row));
     uint64_t peer = node_connect(from, to);
     struct err err = { 0 };
     int32_t table[TABLE_MAX];
@@ -212,7 +232,9 @@ static void stale_and_foreign_grants(const char *row)
     broken.data[broken.len - 1] = 0x7f; /* a block number outside the pool */
     CHECK_OK(kvt_send_open(from->kvt, 5, peer, buf_str(&broken), &err));
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, 5, 3000).status, ERR_FORMAT);
-    CHECK_STATUS(kvt_send_open(from->kvt, 6, peer, (struct str){ broken.data, broken.len - 1 }, &err), ERR_FORMAT);
+    CHECK_STATUS(
+        kvt_send_open(from->kvt, 6, peer, (struct str){ broken.data, broken.len - 1 }, &err),
+        ERR_FORMAT);
     CHECK_OK(kvt_send_open(from->kvt, 7, peer + 1, buf_str(&again), &err));
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, 7, 3000).status, ERR_PEER_LOST);
     buf_release(&again);
@@ -261,7 +283,8 @@ static void mismatch_has_a_sentence(const char *row)
     node_stop(to);
 }
 
-/* The receiver goes and comes back (tcp: at the same port): the peer is lost, sends fail, a new connection works. */
+/* The receiver goes and comes back (tcp: at the same port): the peer is lost, sends fail, a new
+ * connection works. */
 static void receiver_restarts(const char *row)
 {
     struct node *from = node_start(options(row)), *to = node_start(options(row));
@@ -275,7 +298,8 @@ static void receiver_restarts(const char *row)
     o.port = kvt_port(to->kvt);
     kvt_free(to->kvt);
     node_wait(from, KVT_PEER_LOST, peer, 5000);
-    node_gone(to); /* not before: the row mem writes through a pointer to it, and no process ends here that would take that away */
+    node_gone(to); /* not before: the row mem writes through a pointer to it, and no process ends
+                    * here that would take that away */
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, 1, 5000).status, ERR_PEER_LOST);
     CHECK(kvt_peer_transport(from->kvt, peer) == NULL);
     to = node_start(o);
@@ -293,7 +317,8 @@ static void sender_leaves(const char *row)
     uint64_t peer = node_connect(from, to);
     int32_t table[TABLE_MAX];
     random_table(POOL_BLOCKS, 10, table);
-    struct transfer t = transfer_grant(to, 1, table, 160, 0), u = transfer_grant(to, 2, table, 160, 0);
+    struct transfer t = transfer_grant(to, 1, table, 160, 0),
+                    u = transfer_grant(to, 2, table, 160, 0);
     transfer_open(from, peer, &t, table);
     transfer_chunk(from, &t, 0, 80);
     pause_ms(20);
@@ -322,8 +347,9 @@ static void expect_checksum_failure(struct node *from, struct node *to, uint64_t
     CHECK_EQ_INT(node_count(to, KVT_RECEIVED, id), 0);
 }
 
-/* The block table names one block twice, so that the second piece overwrites the first before it is verified: what lies there is not what
- * was sent. With checksums that is noticed; a receiver that has them off takes it. */
+/* The block table names one block twice, so that the second piece overwrites the first before it is
+ * verified: what lies there is not what was sent. With checksums that is noticed; a receiver that
+ * has them off takes it. */
 static void overwritten_piece(const char *row)
 {
     for (int off = 0; off < 2; off++) {
@@ -344,19 +370,24 @@ static void overwritten_piece(const char *row)
     }
 }
 
-/* ---- a wire that flips a bit: between sender and receiver, byte FLIP_AT of what the sender says ---- */
+/* ---- a wire that flips a bit: between sender and receiver, byte FLIP_AT of what the sender says
+ * ---- */
 
 enum { FLIP_AT = 32 + 32 + 32 + 100 /* preamble, OPEN, the first DATA's head, into its payload */ };
 
 struct wire {
-    int      listen_fd;
+    int listen_fd;
     uint16_t to_port;
 };
 
 static int tcp_to(uint16_t port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(port),
+        .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    };
     CHECK_OK(connect(fd, (struct sockaddr *)&a, sizeof a));
     return fd;
 }
@@ -392,7 +423,10 @@ TEST(bit_flipped_on_the_wire_tcp)
     struct node *from = node_start(options("tcp")), *to = node_start(options("tcp"));
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t n = sizeof a;
-    struct wire w = { .listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .to_port = kvt_port(to->kvt) };
+    struct wire w = {
+        .listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+        .to_port = kvt_port(to->kvt),
+    };
     CHECK_OK(bind(w.listen_fd, (struct sockaddr *)&a, n));
     CHECK_OK(listen(w.listen_fd, 1));
     CHECK_OK(getsockname(w.listen_fd, (struct sockaddr *)&a, &n));
@@ -431,10 +465,13 @@ TEST(bit_flipped_on_the_wire_tcp)
 
 struct child {
     pid_t pid;
-    int   to, from; /* pipes */
+    int to, from; /* pipes */
 };
 
-static void put_bytes(int fd, const void *p, size_t n) { if (write(fd, p, n) != (ssize_t)n) _exit(3); }
+static void put_bytes(int fd, const void *p, size_t n)
+{
+    if (write(fd, p, n) != (ssize_t)n) _exit(3);
+}
 static void get_bytes(int fd, void *p, size_t n)
 {
     for (size_t have = 0; have < n;) {
@@ -444,7 +481,8 @@ static void get_bytes(int fd, void *p, size_t n)
     }
 }
 
-/* The child: hello out; answer and grant in; sends one layer after the other, slowly, and never finishes. */
+/* The child: hello out; answer and grant in; sends one layer after the other, slowly, and never
+ * finishes. */
 static _Noreturn void child_run(const char *row, int in, int out)
 {
     struct node *n = node_start(options(row));
@@ -528,7 +566,8 @@ static void sender_killed(const char *row)
     node_stop(to);
 }
 
-/* A stopped writer: no FENCED while it could still write; after it goes on, or is killed, there is one. */
+/* A stopped writer: no FENCED while it could still write; after it goes on, or is killed, there is
+ * one. */
 static void sender_stopped(const char *row, bool places)
 {
     int32_t table[TABLE_MAX];
@@ -556,14 +595,17 @@ static void sender_stopped(const char *row, bool places)
     node_stop(to);
 }
 
-/* A sender leaves while the receiver does not read and its socket is full: the blocks come back when it reads again. */
+/* A sender leaves while the receiver does not read and its socket is full: the blocks come back
+ * when it reads again. */
 static void leaves_a_slow_receiver(const char *row)
 {
     int32_t table[TABLE_MAX];
     struct node *from = node_start(options(row)), *to = node_start(options(row));
     uint64_t peer = node_connect(from, to);
     random_table(POOL_BLOCKS, 10, table);
-    struct transfer t = transfer_grant(to, 9, table, 160, 0), blocker = transfer_grant(to, 10, table, 16, 0), over = transfer_grant(to, 11, table, 16, 0);
+    struct transfer t = transfer_grant(to, 9, table, 160, 0),
+                    blocker = transfer_grant(to, 10, table, 16, 0),
+                    over = transfer_grant(to, 11, table, 16, 0);
     kvt_expect_cancel(to->kvt, 11);
     node_wait(to, KVT_FENCED, 11, 2000);
     transfer_open(from, peer, &t, table);
@@ -636,7 +678,9 @@ TEST(limits_and_bad_arguments)
     node_wait(n, KVT_FENCED, 5, 2000);
     CHECK_OK(kvt_expect(n->kvt, 64, good, 4, 0, 64, &out));
     struct kvt *k = NULL;
-    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .protocols = "ipc,warp", .n_transfers = 1 };
+    struct kvt_options o = {
+        .layout = n->layout, .mem = &n->mem, .protocols = "ipc,warp", .n_transfers = 1
+    };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "warp") && strstr(err.text, "tcp"));
     struct node *tcp = node_start(options("tcp"));
@@ -653,8 +697,8 @@ TEST(limits_and_bad_arguments)
 /* Only what both allow is used; when the preferred one does not reach, the next allowed one is. */
 TEST(choice_of_transport)
 {
-    struct node *from = node_start(options("ipc,tcp")), *to = node_start(options("tcp,ipc")), *only_tcp = node_start(options("tcp")),
-                *only_mem = node_start(options("mem"));
+    struct node *from = node_start(options("ipc,tcp")), *to = node_start(options("tcp,ipc")),
+                *only_tcp = node_start(options("tcp")), *only_mem = node_start(options("mem"));
     struct err err = { 0 };
     uint64_t a = node_connect(from, to), b = node_connect(from, only_tcp), c;
     CHECK_EQ_STR(kvt_peer_transport(from->kvt, a), "ipc");
@@ -722,10 +766,12 @@ TEST(metrics_say_which_transport)
     struct buf out = { 0 };
     char want[128];
     metrics_write(m, &out);
-    snprintf(want, sizeof want, "baton_kv_transfer_bytes_total{transport=\"tcp\",direction=\"receive\"} %llu",
+    snprintf(want, sizeof want,
+             "baton_kv_transfer_bytes_total{transport=\"tcp\",direction=\"receive\"} %llu",
              (unsigned long long)kvt_plan_total_bytes(&to->layout, 100, 0));
     CHECK(strstr(out.data, want));
-    CHECK(strstr(out.data, "baton_kv_transfer_seconds_count{transport=\"tcp\",direction=\"receive\"} 1"));
+    CHECK(strstr(out.data,
+                 "baton_kv_transfer_seconds_count{transport=\"tcp\",direction=\"receive\"} 1"));
     buf_release(&out);
     node_stop(from);
     node_stop(to);
@@ -736,14 +782,16 @@ TEST(every_slot_is_filled)
 {
     for (size_t i = 0; kvt_transports[i]; i++) {
         const struct kvt_transport_ops *o = kvt_transports[i];
-        CHECK(o->name && o->open && o->close && o->wait_fd && o->port && o->export_address && o->can_reach && o->connect && o->put);
+        CHECK(o->name && o->open && o->close && o->wait_fd && o->port && o->export_address &&
+              o->can_reach && o->connect && o->put);
         CHECK(o->abandon && o->notify && o->flush && o->fence && o->poll && o->disconnect);
     }
 }
 
 static void need_rdma(void) { need_row("rdma"); }
 
-/* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are destroyed, and the blocks are free. */
+/* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are
+ * destroyed, and the blocks are free. */
 static void stopped_sender_is_fenced(const char *row)
 {
     int32_t table[TABLE_MAX];
@@ -771,13 +819,22 @@ static void stopped_sender_is_fenced(const char *row)
 TEST(stopped_sender_is_fenced_rdma) { stopped_sender_is_fenced("rdma"); }
 TEST(stopped_sender_is_fenced_ucx) { stopped_sender_is_fenced("ucx"); }
 
-#define PER_ROW(body) \
-    TEST(body##_mem) { body("mem"); } \
-    TEST(body##_ipc) { body("ipc"); } \
-    TEST(body##_tcp) { body("tcp"); } \
-    TEST(body##_rdma) { need_rdma(); body("rdma"); } \
-    TEST(body##_ucx) { need_row("ucx"); body("ucx"); }
-#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
+#define PER_ROW(body)                                                                              \
+    TEST(body##_mem) { body("mem"); }                                                              \
+    TEST(body##_ipc) { body("ipc"); }                                                              \
+    TEST(body##_tcp) { body("tcp"); }                                                              \
+    TEST(body##_rdma)                                                                              \
+    {                                                                                              \
+        need_rdma();                                                                               \
+        body("rdma");                                                                              \
+    }                                                                                              \
+    TEST(body##_ucx)                                                                               \
+    {                                                                                              \
+        need_row("ucx");                                                                           \
+        body("ucx");                                                                               \
+    }
+#define ROWS(body)                                                                                 \
+    CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
 PER_ROW(whole_transfers)
 PER_ROW(many_at_once)
@@ -794,13 +851,35 @@ TEST(sender_killed_ipc) { sender_killed("ipc"); }
 TEST(sender_killed_tcp) { sender_killed("tcp"); }
 TEST(sender_stopped_ipc) { sender_stopped("ipc", false); }
 TEST(sender_stopped_tcp) { sender_stopped("tcp", true); }
-TEST(sender_killed_rdma) { need_rdma(); sender_killed("rdma"); }
-TEST(sender_stopped_rdma) { need_rdma(); sender_stopped("rdma", false); }
-TEST(sender_killed_ucx) { need_row("ucx"); sender_killed("ucx"); }
-TEST(sender_stopped_ucx) { need_row("ucx"); sender_stopped("ucx", false); }
+TEST(sender_killed_rdma)
+{
+    need_rdma();
+    sender_killed("rdma");
+}
+TEST(sender_stopped_rdma)
+{
+    need_rdma();
+    sender_stopped("rdma", false);
+}
+TEST(sender_killed_ucx)
+{
+    need_row("ucx");
+    sender_killed("ucx");
+}
+TEST(sender_stopped_ucx)
+{
+    need_row("ucx");
+    sender_stopped("ucx", false);
+}
 
-TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence), ROWS(stale_and_foreign_grants), ROWS(ticket_is_needed_once),
-          ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves), ROWS(leaves_a_slow_receiver), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
-          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma), CASE(sender_killed_ucx), CASE(sender_stopped_ucx),
-          CASE(stopped_sender_is_fenced_rdma), CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
-          CASE(choice_of_transport), CASE(garbage_on_the_tcp_port), CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp), CASE(every_slot_is_filled))
+TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence),
+          ROWS(stale_and_foreign_grants), ROWS(ticket_is_needed_once),
+          ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves),
+          ROWS(leaves_a_slow_receiver), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
+          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc),
+          CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma),
+          CASE(sender_killed_ucx), CASE(sender_stopped_ucx), CASE(stopped_sender_is_fenced_rdma),
+          CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
+          CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
+          CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp),
+          CASE(every_slot_is_filled))

@@ -1,4 +1,5 @@
-/* attention_cases.h - tests of attention on the card that are made of a shape: near the reference, the same bits in every call, recorded.
+/* attention_cases.h - tests of attention on the card that are made of a shape: near the reference,
+ * the same bits in every call, recorded.
  *
  * Empty for C. Thread: one. */
 #ifndef BATON_TESTS_CUDA_ATTENTION_CASES_H
@@ -7,18 +8,21 @@
 #ifdef __cplusplus
 #include "tests/cuda/attention_world.h"
 
-static inline struct shape heads(int n_heads, int kv_heads, int dim, int block_tokens, enum dtype t, bool exact)
+static inline struct shape heads(int n_heads, int kv_heads, int dim, int block_tokens, enum dtype t,
+                                 bool exact)
 {
     return { n_heads, kv_heads, dim, dim, block_tokens, t, false, exact };
 }
 
-static inline void near_reference(const struct shape &s, const std::vector<int> &lengths, const std::vector<range> &ranges, int every = 1)
+static inline void near_reference(const struct shape &s, const std::vector<int> &lengths,
+                                  const std::vector<range> &ranges, int every = 1)
 {
     char name[160];
-    snprintf(name, sizeof name, "%d/%d heads of %d/%d, blocks of %d, %s%s%s", s.n_heads, s.kv_heads, s.head_dim, s.v_dim, s.block_tokens,
-             type_name(s.dtype), s.latent ? ", latent" : "", s.exact ? ", exact" : "");
+    snprintf(name, sizeof name, "%d/%d heads of %d/%d, blocks of %d, %s%s%s", s.n_heads, s.kv_heads,
+             s.head_dim, s.v_dim, s.block_tokens, type_name(s.dtype), s.latent ? ", latent" : "",
+             s.exact ? ", exact" : "");
     test(name, [&] {
-        world   w(s, lengths);
+        world w(s, lengths);
         results r;
         w.append_all();
         w.check_pool();
@@ -33,7 +37,7 @@ static inline void share(world *w, size_t from, size_t to, int n)
 {
     const size_t width = (size_t)(w->s.kv_heads * w->s.head_dim);
     const sequence &a = w->seqs[from];
-    sequence       &b = w->seqs[to];
+    sequence &b = w->seqs[to];
     std::copy_n(a.k.begin(), (size_t)n * width, b.k.begin());
     std::copy_n(a.v.begin(), (size_t)n * width, b.v.begin());
     std::copy_n(a.table.begin(), n / w->s.block_tokens, b.table.begin());
@@ -42,23 +46,28 @@ static inline void share(world *w, size_t from, size_t to, int n)
 static inline void shared_beginnings(const struct shape &s)
 {
     char name[160];
-    snprintf(name, sizeof name, "beginnings that rows share: %d/%d heads of %d, blocks of %d", s.n_heads, s.kv_heads, s.head_dim, s.block_tokens);
+    snprintf(name, sizeof name, "beginnings that rows share: %d/%d heads of %d, blocks of %d",
+             s.n_heads, s.kv_heads, s.head_dim, s.block_tokens);
     test(name, [&] {
         world w(s, { 1700, 1100, 1500, 700, 90, 1300 });
-        const std::vector<range> all = { { 0, 1690, 1, true }, { 1, 1099, 1, true }, { 2, 1400, 3, true }, { 5, 1200, 1, true }, { 3, 699, 1, true },
-                                         { 4, 89, 1, true },   { 1, 511, 1, true },  { 0, 900, 1, true },  { 3, 500, 6, false } };
+        const std::vector<range> all = { { 0, 1690, 1, true }, { 1, 1099, 1, true },
+                                         { 2, 1400, 3, true }, { 5, 1200, 1, true },
+                                         { 3, 699, 1, true },  { 4, 89, 1, true },
+                                         { 1, 511, 1, true },  { 0, 900, 1, true },
+                                         { 3, 500, 6, false } };
         for (size_t to : { 1, 2, 5 }) share(&w, 0, to, 1088);
         share(&w, 0, 3, 576);
         w.append_all();
         w.check_pool();
         std::vector<int32_t> begins;
-        world::staged        st;
+        world::staged st;
         world::place(all, &begins);
         w.stage(&st, all, begins);
         world::unstage(&st);
         const int shared[] = { 0, 2, 2, 2, 2, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0 };
         for (size_t i = 0; i < st.rows.size(); i++)
-            CHECK(st.rows[i].shared == shared[i], "row %zu shares %d segments, not %d", i, st.rows[i].shared, shared[i]);
+            CHECK(st.rows[i].shared == shared[i], "row %zu shares %d segments, not %d", i,
+                  st.rows[i].shared, shared[i]);
         results together, alone, waves, wide;
         w.run(all, &together);
         for (const range &r : all)
@@ -73,13 +82,17 @@ static inline void shared_beginnings(const struct shape &s)
 }
 
 /* Sequences of 700, 90 and 1100 positions, or one segment less where a position costs much. */
-static inline void same_bits(const char *name, const struct shape &s, int less = TEST_IS_SANITIZED ? 512 : 0)
+static inline void same_bits(const char *name, const struct shape &s,
+                             int less = TEST_IS_SANITIZED ? 512 : 0)
 {
     test(name, [&] {
         const int first = 700 - less / 4, third = 1100 - less;
-        world     w(s, { first, 1, 90, third, 64 });
+        world w(s, { first, 1, 90, third, 64 });
         w.append_all();
-        std::vector<range> all = { { 0, first - 1, 1, true }, { 1, 0, 1, false }, { 2, 20, less ? 10 : 70, false }, { 3, third - 3, 3, true } };
+        std::vector<range> all = { { 0, first - 1, 1, true },
+                                   { 1, 0, 1, false },
+                                   { 2, 20, less ? 10 : 70, false },
+                                   { 3, third - 3, 3, true } };
         all.push_back({ 4, 63, 1, true });
         if (!less) all.push_back({ 0, 500, 30, false });
         results together, alone, waves;
@@ -91,13 +104,17 @@ static inline void same_bits(const char *name, const struct shape &s, int less =
             w.run(all, &waves, { n, 0, false, 0 });
             CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
         }
-        const way ways[] = { { 0, 0, true, 0 }, { 0, 3, true, 0 }, { 0, 1, false, 0 }, { 1, 5, false, 0 } };
+        const way ways[] = {
+            { 0, 0, true, 0 }, { 0, 3, true, 0 }, { 0, 1, false, 0 }, { 1, 5, false, 0 }
+        };
         for (const way &by : ways) {
             results others;
             w.run(all, &others, by);
-            CHECK(same(together, others), "rows depend on bounds or grids (at most %d blocks, %s bounds)", by.max_blocks, by.wide ? "wide" : "exact");
+            CHECK(same(together, others),
+                  "rows depend on bounds or grids (at most %d blocks, %s bounds)", by.max_blocks,
+                  by.wide ? "wide" : "exact");
         }
-        results   whole, chunks;
+        results whole, chunks;
         const int begin = 480, end = less ? 520 : 630;
         w.run({ { 3, begin, end - begin, false } }, &whole);
         for (int pos = begin, n = 1; pos < end; pos += n, n = std::min(n * 3, end - pos))
@@ -109,7 +126,10 @@ static inline void same_bits(const char *name, const struct shape &s, int less =
 /* Memory of a list that launches were recorded with, and into which other lists are put. */
 struct replayed {
     memory counts, seqs, rows, tables;
-    replayed() : counts(sizeof(struct cuda_attn_counts)), seqs(16 * sizeof(cuda_attn_seq)), rows(64 * sizeof(cuda_attn_row)), tables(1024 * sizeof(int32_t)) {}
+    replayed()
+        : counts(sizeof(struct cuda_attn_counts)), seqs(16 * sizeof(cuda_attn_seq)),
+          rows(64 * sizeof(cuda_attn_row)), tables(1024 * sizeof(int32_t))
+    {}
     void put(const world::staged &st)
     {
         copy(counts, &st.list.bounds, sizeof st.list.bounds);
@@ -125,58 +145,84 @@ struct replayed {
 
 static inline cudaGraphExec_t record(cudaStream_t stream, const std::function<cudaError_t()> &calls)
 {
-    cudaGraph_t     graph = nullptr;
+    cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess || calls() != cudaSuccess) return nullptr;
-    if (cudaStreamEndCapture(stream, &graph) != cudaSuccess || cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) return nullptr;
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess ||
+        calls() != cudaSuccess)
+        return nullptr;
+    if (cudaStreamEndCapture(stream, &graph) != cudaSuccess ||
+        cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess)
+        return nullptr;
     cudaGraphDestroy(graph);
     return exec;
 }
 
-/* One recording of append and attention, run for other lists: the pool and all rows come out as from calls made for them. */
+/* One recording of append and attention, run for other lists: the pool and all rows come out as
+ * from calls made for them. */
 static inline void replay(const char *name, const struct shape &s)
 {
     test(name, [&] {
         world w(s, { 700, 1, 90, 1100, 64 });
         w.append_all();
         const std::vector<std::vector<range>> lists = {
-            { { 0, 699, 1, true }, { 1, 0, 1, false }, { 2, 70, 20, false }, { 3, 1097, 3, true } }, { { 3, 1040, 1, true } }, {},
-            { { 4, 63, 1, true }, { 0, 200, 1, true }, { 3, 511, 2, false } }, { { 2, 3, 33, false } }
+            { { 0, 699, 1, true }, { 1, 0, 1, false }, { 2, 70, 20, false }, { 3, 1097, 3, true } },
+            { { 3, 1040, 1, true } },
+            {},
+            { { 4, 63, 1, true }, { 0, 200, 1, true }, { 3, 511, 2, false } },
+            { { 2, 3, 33, false } }
         };
-        const int    n_rows = 64;
-        const size_t q_row = (size_t)(s.n_heads * s.head_dim), kv_row = (size_t)(s.kv_heads * s.head_dim), out_row = (size_t)(s.n_heads * s.v_dim);
-        replayed     on;
-        memory       q(n_rows * q_row * 4), k(n_rows * kv_row * 4), v(n_rows * kv_row * 4), out(n_rows * out_row * 4);
-        memory       scratch(4 * attention_scratch_floats(n_rows, (size_t)s.n_heads, (size_t)s.v_dim, 5000));
-        struct cuda_attn_list list = { {}, on.counts.at<struct cuda_attn_counts>(), on.seqs.at<cuda_attn_seq>(), on.rows.at<cuda_attn_row>(), on.tables.at<int32_t>() };
-        const struct attention a = { w.kv, &list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, w.scale, s.exact, scratch.at<float>(), 0, 0 };
+        const int n_rows = 64;
+        const size_t q_row = (size_t)(s.n_heads * s.head_dim),
+                     kv_row = (size_t)(s.kv_heads * s.head_dim),
+                     out_row = (size_t)(s.n_heads * s.v_dim);
+        replayed on;
+        memory q(n_rows * q_row * 4), k(n_rows * kv_row * 4), v(n_rows * kv_row * 4),
+            out(n_rows * out_row * 4);
+        memory scratch(4 *
+                       attention_scratch_floats(n_rows, (size_t)s.n_heads, (size_t)s.v_dim, 5000));
+        struct cuda_attn_list list = { {},
+                                       on.counts.at<struct cuda_attn_counts>(),
+                                       on.seqs.at<cuda_attn_seq>(),
+                                       on.rows.at<cuda_attn_row>(),
+                                       on.tables.at<int32_t>() };
+        const struct attention a = {
+            w.kv,    &list,   q.at<float>(), out.at<float>(),     s.n_heads,
+            s.v_dim, w.scale, s.exact,       scratch.at<float>(), 0,
+            0
+        };
         attention_capture_bounds(&a, n_rows, n_rows, n_rows, 5000, &list.bounds);
         cudaStream_t stream;
-        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess,
+              "no stream");
         cudaGraphExec_t exec = record(stream, [&] {
-            cudaError_t e = attention_kv_append(stream, &w.kv, &list, k.at<float>(), s.latent ? nullptr : v.at<float>(), nullptr);
+            cudaError_t e = attention_kv_append(stream, &w.kv, &list, k.at<float>(),
+                                                s.latent ? nullptr : v.at<float>(), nullptr);
             return e == cudaSuccess ? attention_run(stream, &a) : e;
         });
         CHECK(exec, "the calls cannot be recorded");
         for (size_t i = 0; i < lists.size(); i++) {
-            results              alone, again;
+            results alone, again;
             std::vector<int32_t> begins;
-            world::staged        st;
+            world::staged st;
             w.run(lists[i], &alone);
             const int32_t n = world::place(lists[i], &begins);
             w.stage(&st, lists[i], begins);
-            CHECK(attention_fits_capture(&list.bounds, &st.list.bounds), "list %zu is not within the bounds", i);
+            CHECK(attention_fits_capture(&list.bounds, &st.list.bounds),
+                  "list %zu is not within the bounds", i);
             on.put(st);
             w.unstage(&st);
             q.put_some(w.rows_of(lists[i], begins, n, q_row, &sequence::q));
             k.put_some(w.rows_of(lists[i], begins, n, kv_row, &sequence::k));
             if (!s.latent) v.put_some(w.rows_of(lists[i], begins, n, kv_row, &sequence::v));
             out.put(std::vector<unsigned char>(n_rows * out_row * 4, 0xff).data());
-            CHECK(cudaDeviceSynchronize() == cudaSuccess && cudaGraphLaunch(exec, stream) == cudaSuccess, "list %zu: no launch", i);
+            CHECK(cudaDeviceSynchronize() == cudaSuccess &&
+                      cudaGraphLaunch(exec, stream) == cudaSuccess,
+                  "list %zu: no launch", i);
             CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "list %zu failed", i);
             w.take(lists[i], begins, &out, out_row, &again);
             if (!is_good) return;
-            CHECK(alone.size() == again.size() && same(alone, again), "list %zu: not what a call gives", i);
+            CHECK(alone.size() == again.size() && same(alone, again),
+                  "list %zu: not what a call gives", i);
         }
         w.check_pool();
         cudaGraphExecDestroy(exec);
@@ -185,11 +231,13 @@ static inline void replay(const char *name, const struct shape &s)
 }
 
 /* main of a program with these tests; its arguments: the name of one. */
-static inline int run_tests(int argc, char **argv, const std::map<std::string, void (*)(void)> &tests)
+static inline int run_tests(int argc, char **argv,
+                            const std::map<std::string, void (*)(void)> &tests)
 {
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
-        printf("SKIPPED, NOT TESTED: no CUDA card, and no emulated one in this build: the kernels were NOT run\n0 passed, 0 failed, 1 skipped\n");
+        printf("SKIPPED, NOT TESTED: no CUDA card, and no emulated one in this build: the kernels "
+               "were NOT run\n0 passed, 0 failed, 1 skipped\n");
         return 0;
     }
     for (const auto &t : tests)

@@ -1,9 +1,12 @@
-/* attention_world.h - what tests of attention on the card share: a world to append and attend in, and what has to come out.
+/* attention_world.h - what tests of attention on the card share: a world to append and attend in,
+ * and what has to come out.
  *
- * A world is some sequences with their keys, values and queries for every position, in a pool whose blocks are scattered. A call is a list of
- * row ranges of sequences; every row's result has to be near a plain loop's in double over the same rounded keys and values, and have the same
- * bits in whatever call the row is. Device memory is NaN where nothing was appended, before and behind, so that reading too much shows; guards
- * show writing too much. Runs on a card or on tests/simt. Empty for C. Thread: one. */
+ * A world is some sequences with their keys, values and queries for every position, in a pool whose
+ * blocks are scattered. A call is a list of row ranges of sequences; every row's result has to be
+ * near a plain loop's in double over the same rounded keys and values, and have the same bits in
+ * whatever call the row is. Device memory is NaN where nothing was appended, before and behind, so
+ * that reading too much shows; guards show writing too much. Runs on a card or on tests/simt. Empty
+ * for C. Thread: one. */
 #ifndef BATON_TESTS_CUDA_ATTENTION_WORLD_H
 #define BATON_TESTS_CUDA_ATTENTION_WORLD_H
 
@@ -31,15 +34,15 @@ enum { TEST_IS_SANITIZED = 0 };
 
 static const char *test_name = "";
 
-#define CHECK(condition, ...)                                     \
-    do {                                                          \
-        if (!(condition)) {                                       \
-            printf("  %s: %s:%d: ", test_name, __FILE__, __LINE__); \
-            printf(__VA_ARGS__);                                  \
-            printf("\n");                                         \
-            is_good = false;                                      \
-            return;                                               \
-        }                                                         \
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            printf("  %s: %s:%d: ", test_name, __FILE__, __LINE__);                                \
+            printf(__VA_ARGS__);                                                                   \
+            printf("\n");                                                                          \
+            is_good = false;                                                                       \
+            return;                                                                                \
+        }                                                                                          \
     } while (0)
 static bool is_good;
 
@@ -58,13 +61,16 @@ static inline void test(const char *name, const std::function<void()> &body)
 enum { GUARD = 256 };
 
 class memory {
-public:
+  public:
     explicit memory(size_t bytes) : size(bytes), all(bytes + 2 * GUARD, 0xff)
     {
         if (cudaMalloc((void **)&base, all.size()) != cudaSuccess) abort();
         cudaMemcpy(base, all.data(), all.size(), cudaMemcpyHostToDevice);
     }
-    template <class T> explicit memory(const std::vector<T> &from) : memory(from.size() * sizeof(T)) { put(from.data()); }
+    template <class T> explicit memory(const std::vector<T> &from) : memory(from.size() * sizeof(T))
+    {
+        put(from.data());
+    }
     ~memory() { cudaFree(base); }
     memory(const memory &) = delete;
     memory &operator=(const memory &) = delete;
@@ -75,7 +81,9 @@ public:
     }
     void put_some(const std::vector<float> &from)
     {
-        if (!from.empty()) cudaMemcpy(base + GUARD, from.data(), from.size() * sizeof(float), cudaMemcpyHostToDevice);
+        if (!from.empty())
+            cudaMemcpy(base + GUARD, from.data(), from.size() * sizeof(float),
+                       cudaMemcpyHostToDevice);
     }
     /* The bytes, when the guards are as they were. */
     bool get(std::vector<unsigned char> *to)
@@ -87,23 +95,27 @@ public:
         return true;
     }
 
-private:
-    size_t                     size;
+  private:
+    size_t size;
     std::vector<unsigned char> all;
-    unsigned char             *base = nullptr;
+    unsigned char *base = nullptr;
 };
 
 /* ---- the world ---- */
 
 struct shape {
-    int        n_heads, kv_heads, head_dim, v_dim, block_tokens;
+    int n_heads, kv_heads, head_dim, v_dim, block_tokens;
     enum dtype dtype;
-    bool       latent, exact;
+    bool latent, exact;
 };
 
 static inline const char *type_name(enum dtype t)
 {
-    return t == DTYPE_F32 ? "f32" : t == DTYPE_BF16 ? "bf16" : t == DTYPE_F16 ? "f16" : t == DTYPE_I8 ? "int8" : "e4m3";
+    return t == DTYPE_F32    ? "f32"
+           : t == DTYPE_BF16 ? "bf16"
+           : t == DTYPE_F16  ? "f16"
+           : t == DTYPE_I8   ? "int8"
+                             : "e4m3";
 }
 
 static uint32_t random_state = 1;
@@ -112,23 +124,26 @@ static inline uint32_t random_u32(void)
     random_state = random_state * 1664525u + 1013904223u;
     return random_state >> 8;
 }
-static inline float random_float(void) { return (float)(int)(random_u32() & 0xffff) / 32768.0f - 1.0f; }
+static inline float random_float(void)
+{
+    return (float)(int)(random_u32() & 0xffff) / 32768.0f - 1.0f;
+}
 
 /* What a pool of type t gives back of a row. */
 static inline std::vector<float> held(enum dtype t, const float *x, size_t n)
 {
     std::vector<unsigned char> bytes(kv_rows_bytes(t, n));
-    std::vector<float>         back(n);
-    float                      scale = 0;
+    std::vector<float> back(n);
+    float scale = 0;
     kv_row_store(t, x, bytes.data(), &scale, n);
     kv_row_load(t, bytes.data(), &scale, back.data(), n);
     return back;
 }
 
 struct sequence {
-    int                  n;          /* positions */
-    std::vector<float>   k, v, q;    /* [n][kv_heads][head_dim], [n][n_heads][head_dim] */
-    std::vector<float>   k_held, v_held; /* what was appended, as the pool has it */
+    int n;                             /* positions */
+    std::vector<float> k, v, q;        /* [n][kv_heads][head_dim], [n][n_heads][head_dim] */
+    std::vector<float> k_held, v_held; /* what was appended, as the pool has it */
     std::vector<int32_t> table;
 };
 
@@ -136,35 +151,39 @@ struct sequence {
 static inline bool takes_tensor_cores(const struct shape &s, bool generated)
 {
     if (s.exact || s.dtype == DTYPE_F32) return false;
-    const int  group = s.n_heads / s.kv_heads;
+    const int group = s.n_heads / s.kv_heads;
     const bool is_scaled = kv_rows_scaled(s.dtype);
     if (s.latent) return s.dtype == DTYPE_BF16 && s.head_dim == 576 && s.v_dim == 512;
-    if (is_scaled && s.kv_heads * s.block_tokens % 2) return false; /* blocks are no multiple of 16 bytes */
-    return (!generated || group >= (is_scaled ? 2 : 4)) && group <= 64 && (s.head_dim == 64 || s.head_dim == 128);
+    /* blocks are no multiple of 16 bytes */
+    if (is_scaled && s.kv_heads * s.block_tokens % 2) return false;
+    return (!generated || group >= (is_scaled ? 2 : 4)) && group <= 64 &&
+           (s.head_dim == 64 || s.head_dim == 128);
 }
 
 /* Rows pos .. pos + n_q of a sequence. */
 struct range {
-    int  seq, pos, n_q;
+    int seq, pos, n_q;
     bool generated;
 };
 
-/* What a call is made with beside the list; wide: bounds of launches that are recorded for any list of twice as many rows. */
+/* What a call is made with beside the list; wide: bounds of launches that are recorded for any list
+ * of twice as many rows. */
 struct way {
-    int  n_at_once, max_blocks;
+    int n_at_once, max_blocks;
     bool wide;
-    int  shares; /* if not 0: rows are told that they share so many segments with the row before them */
+    int shares; /* if not 0: rows are told that they share so many segments with the row before
+                 * them */
 };
 
 using results = std::map<std::pair<int, int>, std::vector<float>>; /* by sequence and position */
 
 class world {
-public:
-    struct shape           s;
-    struct kv_layer        kv;
-    std::vector<sequence>  seqs;
-    float                  scale;
-    std::vector<float>     pool_before;
+  public:
+    struct shape s;
+    struct kv_layer kv;
+    std::vector<sequence> seqs;
+    float scale;
+    std::vector<float> pool_before;
 
     world(const struct shape &shape, const std::vector<int> &lengths, uint32_t seed = 1) : s(shape)
     {
@@ -174,7 +193,8 @@ public:
         for (int n : lengths) n_blocks += (n + s.block_tokens - 1) / s.block_tokens;
         std::vector<int32_t> order((size_t)n_blocks);
         for (int i = 0; i < n_blocks; i++) order[(size_t)i] = i;
-        for (int i = n_blocks - 1; i > 0; i--) std::swap(order[(size_t)i], order[random_u32() % (unsigned)(i + 1)]);
+        for (int i = n_blocks - 1; i > 0; i--)
+            std::swap(order[(size_t)i], order[random_u32() % (unsigned)(i + 1)]);
         size_t used = 0;
         for (int n : lengths) {
             sequence q;
@@ -198,27 +218,30 @@ public:
 
     /* The list on the device, its rows in q and out by `rows`: where each range begins. */
     struct staged {
-        std::vector<attn_seq>  host;
-        std::vector<cuda_attn_seq>  seqs;
-        std::vector<cuda_attn_row>  rows;
-        std::vector<int32_t>   tables;
-        memory                *device[4];
-        struct cuda_attn_list       list;
+        std::vector<attn_seq> host;
+        std::vector<cuda_attn_seq> seqs;
+        std::vector<cuda_attn_row> rows;
+        std::vector<int32_t> tables;
+        memory *device[4];
+        struct cuda_attn_list list;
     };
     void stage(staged *st, const std::vector<range> &ranges, const std::vector<int32_t> &begins)
     {
         size_t n_rows = 0;
         for (size_t i = 0; i < ranges.size(); i++) {
             const range &r = ranges[i];
-            st->host.push_back({ begins[i], r.n_q, r.pos, seqs[(size_t)r.seq].table.data(), r.generated });
+            st->host.push_back(
+                { begins[i], r.n_q, r.pos, seqs[(size_t)r.seq].table.data(), r.generated });
             st->seqs.push_back({ begins[i], r.n_q, r.pos, (int32_t)st->tables.size() });
-            st->tables.insert(st->tables.end(), seqs[(size_t)r.seq].table.begin(), seqs[(size_t)r.seq].table.end());
+            st->tables.insert(st->tables.end(), seqs[(size_t)r.seq].table.begin(),
+                              seqs[(size_t)r.seq].table.end());
             n_rows += (size_t)r.n_q;
         }
         st->rows.resize(n_rows);
         st->list = {};
         struct cuda_attn_counts counts;
-        attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), s.block_tokens, st->rows.data());
+        attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), s.block_tokens,
+                            st->rows.data());
         st->list.bounds = counts;
         st->device[0] = new memory(st->seqs);
         st->device[1] = new memory(st->rows);
@@ -247,13 +270,15 @@ public:
         return at + 1;
     }
 
-    std::vector<float> rows_of(const std::vector<range> &ranges, const std::vector<int32_t> &begins, int32_t n_rows, size_t width,
+    std::vector<float> rows_of(const std::vector<range> &ranges, const std::vector<int32_t> &begins,
+                               int32_t n_rows, size_t width,
                                std::vector<float> sequence::*member) const
     {
         std::vector<float> all((size_t)n_rows * width, NAN);
         for (size_t i = 0; i < ranges.size(); i++) {
             const std::vector<float> &from = seqs[(size_t)ranges[i].seq].*member;
-            std::copy_n(from.begin() + (ptrdiff_t)((size_t)ranges[i].pos * width), (size_t)ranges[i].n_q * width,
+            std::copy_n(from.begin() + (ptrdiff_t)((size_t)ranges[i].pos * width),
+                        (size_t)ranges[i].n_q * width,
                         all.begin() + (ptrdiff_t)((size_t)begins[i] * width));
         }
         return all;
@@ -263,12 +288,15 @@ public:
     {
         std::vector<int32_t> begins;
         int32_t n_rows = place(ranges, &begins);
-        size_t  width = (size_t)(s.kv_heads * s.head_dim);
-        staged  st;
+        size_t width = (size_t)(s.kv_heads * s.head_dim);
+        staged st;
         stage(&st, ranges, begins);
         memory k(rows_of(ranges, begins, n_rows, width, &sequence::k));
-        memory v(s.latent ? std::vector<float>() : rows_of(ranges, begins, n_rows, width, &sequence::v));
-        CHECK(attention_kv_append(nullptr, &kv, &st.list, k.at<float>(), s.latent ? nullptr : v.at<float>(), nullptr) == cudaSuccess, "append");
+        memory v(s.latent ? std::vector<float>()
+                          : rows_of(ranges, begins, n_rows, width, &sequence::v));
+        CHECK(attention_kv_append(nullptr, &kv, &st.list, k.at<float>(),
+                                  s.latent ? nullptr : v.at<float>(), nullptr) == cudaSuccess,
+              "append");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "append failed");
         unstage(&st);
         for (const range &r : ranges) hold(&seqs[(size_t)r.seq], r.pos, r.n_q);
@@ -284,14 +312,18 @@ public:
     void check_pool()
     {
         std::vector<unsigned char> want(pool_bytes, 0xff), is;
-        const size_t dim = (size_t)s.head_dim, values = block_rows() * row_bytes(), block = pool_bytes_of_block();
+        const size_t dim = (size_t)s.head_dim, values = block_rows() * row_bytes(),
+                     block = pool_bytes_of_block();
         for (const sequence &q : seqs)
             for (size_t pos = 0; pos < (size_t)q.n; pos++)
                 for (size_t i = 0; i < (size_t)s.kv_heads * (s.latent ? 1 : 2); i++) {
-                    const size_t tokens = (size_t)s.block_tokens, head = s.latent ? i : i / 2, row = i * tokens + pos % tokens;
-                    const float *x = &(i % 2 && !s.latent ? q.v : q.k)[(pos * (size_t)s.kv_heads + head) * dim];
+                    const size_t tokens = (size_t)s.block_tokens, head = s.latent ? i : i / 2,
+                                 row = i * tokens + pos % tokens;
+                    const float *x = &(
+                        i % 2 && !s.latent ? q.v : q.k)[(pos * (size_t)s.kv_heads + head) * dim];
                     unsigned char *at = &want[(size_t)q.table[pos / tokens] * block];
-                    kv_row_store(s.dtype, x, at + row * row_bytes(), at + values + row * sizeof(float), dim);
+                    kv_row_store(s.dtype, x, at + row * row_bytes(),
+                                 at + values + row * sizeof(float), dim);
                 }
         CHECK(pool->get(&is), "written beside the pool");
         CHECK(is == want, "the pool is not what was appended");
@@ -301,17 +333,21 @@ public:
     {
         std::vector<int32_t> begins;
         int32_t n_rows = place(ranges, &begins);
-        size_t  width = (size_t)(s.n_heads * s.v_dim);
-        staged  st;
+        size_t width = (size_t)(s.n_heads * s.v_dim);
+        staged st;
         stage(&st, ranges, begins);
         memory q(rows_of(ranges, begins, n_rows, (size_t)(s.n_heads * s.head_dim), &sequence::q));
         memory out((size_t)n_rows * width * sizeof(float));
-        struct attention a = { kv, &st.list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, scale, s.exact, nullptr, by.n_at_once, by.max_blocks };
+        struct attention a = { kv,        &st.list,     q.at<float>(), out.at<float>(),
+                               s.n_heads, s.v_dim,      scale,         s.exact,
+                               nullptr,   by.n_at_once, by.max_blocks };
         if (by.wide) widen(&a, &st.list);
         for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
         st.device[1]->put(st.rows.data());
         const struct cuda_attn_counts &of = st.list.bounds;
-        memory scratch(attention_scratch_floats((size_t)of.n_rows, (size_t)s.n_heads, (size_t)s.v_dim, (size_t)of.n_keys_max) * sizeof(float));
+        memory scratch(attention_scratch_floats((size_t)of.n_rows, (size_t)s.n_heads,
+                                                (size_t)s.v_dim, (size_t)of.n_keys_max) *
+                       sizeof(float));
         a.scratch = scratch.at<float>();
         CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "attention_run failed");
@@ -321,19 +357,24 @@ public:
         unstage(&st);
         take(ranges, begins, bytes, width, to);
     }
-    void take(const std::vector<range> &ranges, const std::vector<int32_t> &begins, memory *out, size_t width, results *to)
+    void take(const std::vector<range> &ranges, const std::vector<int32_t> &begins, memory *out,
+              size_t width, results *to)
     {
         std::vector<unsigned char> bytes;
         CHECK(out->get(&bytes), "written beside out");
         take(ranges, begins, bytes, width, to);
     }
 
-    /* One head of one row, and how far weights that are rounded one by one may move each element: 0 means not at all. */
-    std::vector<double> reference(int seq, int pos, int head, bool rounds, std::vector<double> *noise) const
+    /* One head of one row, and how far weights that are rounded one by one may move each element: 0
+     * means not at all. */
+    std::vector<double> reference(int seq, int pos, int head, bool rounds,
+                                  std::vector<double> *noise) const
     {
         const sequence &q = seqs[(size_t)seq];
-        size_t kv_head = (size_t)(head / (s.n_heads / s.kv_heads)), dim = (size_t)s.head_dim, row = (size_t)s.kv_heads * dim;
-        const std::vector<float> x = query(&q.q[((size_t)pos * (size_t)s.n_heads + (size_t)head) * dim], rounds);
+        size_t kv_head = (size_t)(head / (s.n_heads / s.kv_heads)), dim = (size_t)s.head_dim,
+               row = (size_t)s.kv_heads * dim;
+        const std::vector<float> x = query(
+            &q.q[((size_t)pos * (size_t)s.n_heads + (size_t)head) * dim], rounds);
         std::vector<double> score((size_t)pos + 1), o((size_t)s.v_dim, 0.0);
         double top = -INFINITY, sum = 0;
         noise->assign(o.size(), 0.0);
@@ -366,14 +407,18 @@ public:
                 if ((i + g.pos) % every && i + 1 < g.n_q) continue;
                 const bool rounds = takes_tensor_cores(s, g.generated);
                 for (int h = 0; h < s.n_heads; h++) {
-                    std::vector<double> noise, want = reference(g.seq, g.pos + i, h, rounds, &noise);
+                    std::vector<double> noise,
+                        want = reference(g.seq, g.pos + i, h, rounds, &noise);
                     const std::vector<float> &is = r.at({ g.seq, g.pos + i });
                     for (size_t d = 0; d < want.size(); d++) {
                         double e = fabs(want[d] - (double)is[(size_t)h * want.size() + d]);
-                        double bound = (rounds ? noise[d] / (s.dtype == DTYPE_F16 ? 768 : 96) : 0) + 2e-6 * size; /* each weight errs by 1/4096, 1/512 */
+                        /* each weight errs by 1/4096, 1/512 */
+                        double bound = (rounds ? noise[d] / (s.dtype == DTYPE_F16 ? 768 : 96) : 0) +
+                                       2e-6 * size;
                         worst = std::max(worst, e / bound);
-                        CHECK(e < bound, "sequence %d position %d head %d element %zu: %g, not %g", g.seq, g.pos + i, h, d,
-                              (double)is[(size_t)h * want.size() + d], want[d]);
+                        CHECK(e < bound, "sequence %d position %d head %d element %zu: %g, not %g",
+                              g.seq, g.pos + i, h, d, (double)is[(size_t)h * want.size() + d],
+                              want[d]);
                     }
                 }
             }
@@ -381,9 +426,12 @@ public:
     double worst = 0;
     double size = 1; /* of values */
 
-private:
-    size_t pool_bytes_of_block() const { return block_rows() * (row_bytes() + (kv_rows_scaled(s.dtype) ? sizeof(float) : 0)); }
-    void   hold(sequence *q, int pos, int n) const
+  private:
+    size_t pool_bytes_of_block() const
+    {
+        return block_rows() * (row_bytes() + (kv_rows_scaled(s.dtype) ? sizeof(float) : 0));
+    }
+    void hold(sequence *q, int pos, int n) const
     {
         const size_t dim = (size_t)s.head_dim, heads = (size_t)s.kv_heads;
         q->k_held.resize(q->k.size());
@@ -391,27 +439,33 @@ private:
         for (size_t i = (size_t)pos * heads; i < (size_t)(pos + n) * heads; i++)
             for (int part = 0; part < (s.latent ? 1 : 2); part++) {
                 const std::vector<float> row = held(s.dtype, &(part ? q->v : q->k)[i * dim], dim);
-                std::copy(row.begin(), row.end(), (part ? q->v_held : q->k_held).begin() + (ptrdiff_t)(i * dim));
+                std::copy(row.begin(), row.end(),
+                          (part ? q->v_held : q->k_held).begin() + (ptrdiff_t)(i * dim));
             }
     }
     /* A query as products take it: tensor cores' are of bf16, or f16 where the pool is. */
     std::vector<float> query(const float *x, bool rounds) const
     {
-        return held(!rounds ? DTYPE_F32 : s.dtype == DTYPE_F16 ? DTYPE_F16 : DTYPE_BF16, x, (size_t)s.head_dim);
+        return held(!rounds                ? DTYPE_F32
+                    : s.dtype == DTYPE_F16 ? DTYPE_F16
+                                           : DTYPE_BF16,
+                    x, (size_t)s.head_dim);
     }
     void widen(const struct attention *a, struct cuda_attn_list *list)
     {
         const struct cuda_attn_counts exact = list->bounds;
-        const int                n = 2 * exact.n_rows + 3;
+        const int n = 2 * exact.n_rows + 3;
         attention_capture_bounds(a, n, n, n, 2 * exact.n_keys_max + 5000, &list->bounds);
-        CHECK(attention_fits_capture(&list->bounds, &exact), "a list of half its bounds is not within them");
+        CHECK(attention_fits_capture(&list->bounds, &exact),
+              "a list of half its bounds is not within them");
     }
     static void fill(std::vector<float> *v, size_t n)
     {
         v->resize(n);
         for (float &x : *v) x = random_float();
     }
-    void take(const std::vector<range> &ranges, const std::vector<int32_t> &begins, const std::vector<unsigned char> &bytes, size_t width, results *to)
+    void take(const std::vector<range> &ranges, const std::vector<int32_t> &begins,
+              const std::vector<unsigned char> &bytes, size_t width, results *to)
     {
         std::vector<bool> is_row(bytes.size() / 4 / width);
         for (size_t i = 0; i < ranges.size(); i++)
@@ -422,18 +476,22 @@ private:
                 is_row[(size_t)(begins[i] + j)] = true;
             }
         for (size_t i = 0; i < is_row.size(); i++)
-            for (size_t b = 0; !is_row[i] && b < width * 4; b++) CHECK(bytes[i * width * 4 + b] == 0xff, "row %zu of out is nobody's and was written", i);
+            for (size_t b = 0; !is_row[i] && b < width * 4; b++)
+                CHECK(bytes[i * width * 4 + b] == 0xff,
+                      "row %zu of out is nobody's and was written", i);
     }
 
     memory *pool;
-    size_t  pool_bytes;
+    size_t pool_bytes;
 };
 
 static inline bool same(const results &a, const results &b)
 {
     for (const auto &row : a) {
         auto other = b.find(row.first);
-        if (other == b.end() || memcmp(row.second.data(), other->second.data(), row.second.size() * sizeof(float)) != 0) return false;
+        if (other == b.end() ||
+            memcmp(row.second.data(), other->second.data(), row.second.size() * sizeof(float)) != 0)
+            return false;
     }
     return true;
 }

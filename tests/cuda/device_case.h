@@ -1,4 +1,5 @@
-/* device_case.h - what tests of kernels share: the harness for C++, calls of CUDA that must succeed, memory of the card. Empty for C. */
+/* device_case.h - what tests of kernels share: the harness for C++, calls of CUDA that must
+ * succeed, memory of the card. Empty for C. */
 #ifndef BATON_TESTS_CUDA_DEVICE_CASE_H
 #define BATON_TESTS_CUDA_DEVICE_CASE_H
 
@@ -20,7 +21,8 @@ static const unsigned char GUARD = 0xa5;
 static inline void need_card()
 {
     int n = 0;
-    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) SKIP("no CUDA card, and no emulated one in this build: the kernels were NOT run");
+    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
+        SKIP("no CUDA card, and no emulated one in this build: the kernels were NOT run");
 }
 
 /* Memory of the card that a case frees at its end. */
@@ -31,7 +33,9 @@ struct device_bytes {
         GOOD(cudaMalloc(&p, n ? n : 1));
         if (n) GOOD(cudaMemcpy(p, from, n, cudaMemcpyHostToDevice));
     }
-    template <class T> explicit device_bytes(const std::vector<T> &v) : device_bytes(v.data(), v.size() * sizeof(T)) {}
+    template <class T>
+    explicit device_bytes(const std::vector<T> &v) : device_bytes(v.data(), v.size() * sizeof(T))
+    {}
     ~device_bytes() { cudaFree(p); }
     device_bytes(const device_bytes &) = delete;
 };

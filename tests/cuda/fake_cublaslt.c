@@ -1,21 +1,25 @@
-/* fake_cublaslt.c - a cublasLt for tests: computes products of bf16 and of f16 in plain loops in host memory, from what its objects say.
+/* fake_cublaslt.c - a cublasLt for tests: computes products of bf16 and of f16 in plain loops in
+ * host memory, from what its objects say.
  *
- * Where cublasLt.h is missing its functions exist and do nothing, which is enough for finding them. FAKE_LACKS_MATMUL: a library without the
- * one that matters. Thread: the test's. */
+ * Where cublasLt.h is missing its functions exist and do nothing, which is enough for finding them.
+ * FAKE_LACKS_MATMUL: a library without the one that matters. Thread: the test's. */
 #ifdef BATON_HAVE_CUBLASLT
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
 
-int fake_n_asked, fake_n_run, fake_refuse; /* heuristics, products; 1: no algorithm, 2: no product */
+int fake_n_asked, fake_n_run, fake_refuse; /* heuristics, products; 1: no algorithm, 2: no
+                                            * product */
 
-struct cublasLtContext { int unused; };
+struct cublasLtContext {
+    int unused;
+};
 static struct cublasLtContext the_handle;
 
 struct layout {
     cudaDataType type;
-    uint64_t     rows, cols;
-    int64_t      ld;
+    uint64_t rows, cols;
+    int64_t ld;
 };
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
@@ -23,22 +27,30 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
     *handle = &the_handle;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return handle == &the_handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE; }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
+{
+    return handle == &the_handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
 
 /* A product's description is its transposition of A. */
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType_t scale)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
 {
     *desc = calloc(1, sizeof(cublasOperation_t));
-    return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
+                                                                : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
 {
     free(desc);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, const void *value, size_t n)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t what,
+                                              const void *value, size_t n)
 {
-    if (what != CUBLASLT_MATMUL_DESC_TRANSA || n != sizeof(cublasOperation_t)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (what != CUBLASLT_MATMUL_DESC_TRANSA || n != sizeof(cublasOperation_t))
+        return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(desc, value, n);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -53,14 +65,18 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
     free(preference);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t what,
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t what,
                                                     const void *value, size_t n)
 {
     (void)preference, (void)value;
-    return n == (what == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    return n == (what == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4)
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
 {
     struct layout *l = calloc(1, sizeof *l);
     *l = (struct layout){ type, rows, cols, ld };
@@ -73,20 +89,27 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static int agree(cublasLtMatmulDesc_t desc, const struct layout *a, const struct layout *b, const struct layout *d)
+static int agree(cublasLtMatmulDesc_t desc, const struct layout *a, const struct layout *b,
+                 const struct layout *d)
 {
-    return *(const cublasOperation_t *)desc == CUBLAS_OP_T && a->rows == b->rows && d->rows == a->cols && d->cols == b->cols &&
-           (a->type == CUDA_R_16BF || a->type == CUDA_R_16F) && b->type == a->type && d->type == CUDA_R_32F;
+    return *(const cublasOperation_t *)desc == CUBLAS_OP_T && a->rows == b->rows &&
+           d->rows == a->cols && d->cols == b->cols &&
+           (a->type == CUDA_R_16BF || a->type == CUDA_R_16F) && b->type == a->type &&
+           d->type == CUDA_R_32F;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t found[], int *n)
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t found[], int *n)
 {
     fake_n_asked++;
     *n = 0;
-    if (handle != &the_handle || !preference || wanted < 1 || c != d) return CUBLAS_STATUS_INVALID_VALUE;
-    if (!agree(desc, (struct layout *)a, (struct layout *)b, (struct layout *)d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (handle != &the_handle || !preference || wanted < 1 || c != d)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!agree(desc, (struct layout *)a, (struct layout *)b, (struct layout *)d))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (fake_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     memset(found, 0, sizeof *found);
     found->algo.data[0] = ((struct layout *)d)->cols; /* what the product is asked with again */
@@ -97,34 +120,43 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 /* Numbers only: f16's bits in f32's place are 2^112 times too small. */
 static float wide(cudaDataType type, uint16_t bits)
 {
-    const uint32_t f16 = (uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13, all = type == CUDA_R_16F ? f16 : (uint32_t)bits << 16;
-    float          x;
+    const uint32_t f16 = (uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13,
+                   all = type == CUDA_R_16F ? f16 : (uint32_t)bits << 16;
+    float x;
     memcpy(&x, &all, sizeof x);
     return type == CUDA_R_16F ? x * 0x1p112f : x;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t a,
-                              const void *B, cublasLtMatrixLayout_t b, const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
-                              cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t n_workspace, cudaStream_t stream)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t n_workspace,
+                              cudaStream_t stream)
 {
-    const struct layout *la = (struct layout *)a, *lb = (struct layout *)b, *ld = (struct layout *)d;
+    const struct layout *la = (struct layout *)a, *lb = (struct layout *)b,
+                        *ld = (struct layout *)d;
     (void)stream;
-    if (handle != &the_handle || C != D || c != d || !workspace || n_workspace == 0 || !agree(desc, la, lb, ld)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (handle != &the_handle || C != D || c != d || !workspace || n_workspace == 0 ||
+        !agree(desc, la, lb, ld))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (fake_refuse == 2 || algo->data[0] != ld->cols) return CUBLAS_STATUS_NOT_SUPPORTED;
     fake_n_run++;
     for (uint64_t j = 0; j < ld->cols; j++)
         for (uint64_t i = 0; i < ld->rows; i++) {
             float *y = (float *)D + j * (uint64_t)ld->ld + i, sum = 0;
             for (uint64_t k = 0; k < la->rows; k++)
-                sum += wide(la->type, ((const uint16_t *)A)[i * (uint64_t)la->ld + k]) * wide(lb->type, ((const uint16_t *)B)[j * (uint64_t)lb->ld + k]);
-            *y = *(const float *)alpha * sum + (*(const float *)beta == 0 ? 0 : *(const float *)beta * *y);
+                sum += wide(la->type, ((const uint16_t *)A)[i * (uint64_t)la->ld + k]) *
+                       wide(lb->type, ((const uint16_t *)B)[j * (uint64_t)lb->ld + k]);
+            *y = *(const float *)alpha * sum +
+                 (*(const float *)beta == 0 ? 0 : *(const float *)beta * *y);
         }
     return CUBLAS_STATUS_SUCCESS;
 }
 
 #else
-#define NOTHING(name) \
-    int name(void);   \
+#define NOTHING(name)                                                                              \
+    int name(void);                                                                                \
     int name(void) { return 0; }
 NOTHING(cublasLtCreate)
 NOTHING(cublasLtDestroy)

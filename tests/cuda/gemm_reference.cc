@@ -29,30 +29,36 @@ float float_of_e4m3(uint8_t bits)
 {
     const int exponent = bits >> 3 & 15, mantissa = bits & 7;
     if ((bits & 127) == 127) return NAN;
-    const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10)
+                                : ldexpf((float)mantissa, -9);
     return bits & 128 ? -size : size;
 }
 
 uint16_t f16_of(float x)
 {
     const double size = fabs((double)x);
-    const int    sign = signbit(x) ? 0x8000 : 0, e = size < 0x1p-14 ? -14 : ilogb(size);
+    const int sign = signbit(x) ? 0x8000 : 0, e = size < 0x1p-14 ? -14 : ilogb(size);
     if (isnan(x)) return 0x7fff;
     if (isinf(x)) return (uint16_t)(sign | 0x7c00);
     if (size > 65504) return (uint16_t)(sign | 0x7bff);
-    return (uint16_t)(sign | ((e + 14) * 1024 + (int)nearbyint(ldexp(size, 10 - e)))); /* 1,024 and more steps, of subnormal ones fewer */
+    /* 1,024 and more steps, of subnormal ones fewer */
+    return (uint16_t)(sign | ((e + 14) * 1024 + (int)nearbyint(ldexp(size, 10 - e))));
 }
 
 float float_of_f16(uint16_t bits)
 {
-    const int   exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    const float size = exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
+    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    const float size = exponent ? ldexpf((float)(1024 + mantissa), exponent - 25)
+                                : ldexpf((float)mantissa, -24);
     if (exponent == 31) return mantissa ? NAN : bits & 0x8000 ? -INFINITY : INFINITY;
     return bits & 0x8000 ? -size : size;
 }
 
 uint16_t bits_of(enum dtype type, float x) { return type == DTYPE_F16 ? f16_of(x) : bf16_of(x); }
-float    float_of(enum dtype type, uint16_t bits) { return type == DTYPE_F16 ? float_of_f16(bits) : float_of_bf16(bits); }
+float float_of(enum dtype type, uint16_t bits)
+{
+    return type == DTYPE_F16 ? float_of_f16(bits) : float_of_bf16(bits);
+}
 
 /* Writes element k of a row and says what it is without its scale. */
 static double put(enum gemm_weight_layout layout, unsigned char *row, size_t k, double number)
@@ -69,7 +75,8 @@ static double put(enum gemm_weight_layout layout, unsigned char *row, size_t k, 
     }
     if (layout == GEMM_W4) {
         const int nibble = (int)floor((number + 1) * 7.9999);
-        row[k / 2] = (unsigned char)(k % 2 ? (row[k / 2] & 0x0f) | nibble << 4 : (row[k / 2] & 0xf0) | nibble);
+        row[k / 2] = (unsigned char)(k % 2 ? (row[k / 2] & 0x0f) | nibble << 4
+                                           : (row[k / 2] & 0xf0) | nibble);
         return nibble - 8;
     }
     const int byte = (int)floor((number + 1) * 127.9999);
@@ -78,7 +85,8 @@ static double put(enum gemm_weight_layout layout, unsigned char *row, size_t k, 
 }
 
 /* Which scale an element has; the number of scales with row and k past the end. */
-static size_t scale_of(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in, size_t row, size_t k)
+static size_t scale_of(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in,
+                       size_t row, size_t k)
 {
     if (layout != GEMM_F8) return row;
     const size_t across = (n_in + 127) / 128;
@@ -86,19 +94,25 @@ static size_t scale_of(enum gemm_weight_layout layout, bool paired, size_t n_out
     return (row / 2 / 128 + row % 2 * ((n_out / 2 + 127) / 128)) * across + k / 128;
 }
 
-reference_matrix reference_pack(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in, numbers *from)
+reference_matrix reference_pack(enum gemm_weight_layout layout, bool paired, size_t n_out,
+                                size_t n_in, numbers *from)
 {
     reference_matrix m;
-    const bool   scaled = layout == GEMM_W8 || layout == GEMM_W4 || layout == GEMM_F8;
-    const size_t row_bytes = gemm_row_bytes(layout, n_in), all = gemm_matrix_bytes(layout, paired, n_out, n_in), at = gemm_scales_at(layout, n_out, n_in);
+    const bool scaled = layout == GEMM_W8 || layout == GEMM_W4 || layout == GEMM_F8;
+    const size_t row_bytes = gemm_row_bytes(layout, n_in),
+                 all = gemm_matrix_bytes(layout, paired, n_out, n_in),
+                 at = gemm_scales_at(layout, n_out, n_in);
     m.bytes.assign(all, 0);
     m.numbers.resize(n_out * n_in);
     std::vector<float> scales((all - at) / sizeof(float));
-    for (float &s : scales) s = (float)((1.5 + from->next()) / 64); /* no two alike: a wrong one shows */
+    /* no two alike: a wrong one shows */
+    for (float &s : scales) s = (float)((1.5 + from->next()) / 64);
     for (size_t row = 0; row < n_out; row++)
         for (size_t k = 0; k < n_in; k++) {
             const double element = put(layout, m.bytes.data() + row * row_bytes, k, from->next());
-            m.numbers[row * n_in + k] = scaled ? element * (double)scales[scale_of(layout, paired, n_out, n_in, row, k)] : element;
+            m.numbers[row * n_in + k] =
+                scaled ? element * (double)scales[scale_of(layout, paired, n_out, n_in, row, k)]
+                       : element;
         }
     if (scaled) memcpy(m.bytes.data() + at, scales.data(), scales.size() * sizeof(float));
     return m;

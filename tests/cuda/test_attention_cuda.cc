@@ -1,4 +1,5 @@
-/* test_attention_cuda.cc - attention_kv_append and attention_run, of f32 and bf16. The world is attention_world.h's.
+/* test_attention_cuda.cc - attention_kv_append and attention_run, of f32 and bf16. The world is
+ * attention_world.h's.
  *
  * Runs on a card or on tests/simt. Thread: one. */
 #include "tests/cuda/attention_cases.h"
@@ -7,23 +8,30 @@
 
 static void test_shapes(void)
 {
-    const int pairs[4][2] = { { 8, 8 }, { 8, 2 }, { 4, 1 }, { 6, 3 } }, dims[] = { 4, 10, 16, 64, 80, 128, 256 }, blocks[] = { 1, 7, 16, 64, 256 };
+    const int pairs[4][2] = { { 8, 8 }, { 8, 2 }, { 4, 1 }, { 6, 3 } },
+              dims[] = { 4, 10, 16, 64, 80, 128, 256 }, blocks[] = { 1, 7, 16, 64, 256 };
     int i = 0;
     for (int dim : dims)
         for (const int *p : pairs)
             for (int t = 0; t < 2; t++, i++) {
                 if (TEST_IS_SANITIZED && i % 3 != 0) continue;
-                const std::vector<range> ranges = { { 0, 99, 1, true }, { 1, 2, 5, false }, { 2, 0, 1, true }, { 3, 30, 10, false } };
-                near_reference(heads(p[0], p[1], dim, blocks[i % 5], t ? DTYPE_F32 : DTYPE_BF16, i / 2 % 2 != 0), { 100, 7, 1, 40 }, ranges);
+                const std::vector<range> ranges = {
+                    { 0, 99, 1, true }, { 1, 2, 5, false }, { 2, 0, 1, true }, { 3, 30, 10, false }
+                };
+                near_reference(heads(p[0], p[1], dim, blocks[i % 5], t ? DTYPE_F32 : DTYPE_BF16,
+                                     i / 2 % 2 != 0),
+                               { 100, 7, 1, 40 }, ranges);
             }
-    for (int block : blocks) near_reference(heads(4, 2, 64, block, DTYPE_BF16, false), { 150, 70 }, { { 0, 149, 1, true }, { 1, 3, 67, false } }, 7);
+    for (int block : blocks)
+        near_reference(heads(4, 2, 64, block, DTYPE_BF16, false), { 150, 70 },
+                       { { 0, 149, 1, true }, { 1, 3, 67, false } }, 7);
     near_reference(heads(1, 1, 1, 16, DTYPE_F32, true), { 20 }, { { 0, 0, 20, false } });
     near_reference(heads(20, 2, 32, 16, DTYPE_BF16, false), { 20 }, { { 0, 15, 5, true } });
 }
 
 static void test_lengths(void)
 {
-    const std::vector<int>   lengths = { 1, 63, 64, 65, 511, 512, 513, 1024, 1025, 1500 };
+    const std::vector<int> lengths = { 1, 63, 64, 65, 511, 512, 513, 1024, 1025, 1500 };
     std::vector<range> ranges, prompts;
     for (size_t i = 0; i < lengths.size(); i++) {
         ranges.push_back({ (int)i, lengths[i] - 1, 1, i % 3 != 0 });
@@ -36,29 +44,35 @@ static void test_lengths(void)
         near_reference(heads(4, 2, dim, 7, DTYPE_F32, true), lengths, ranges);
         near_reference(heads(4, 2, dim, 64, DTYPE_BF16, false), lengths, prompts, 5);
     }
-    near_reference(heads(12, 2, 64, 16, DTYPE_BF16, false), { 1200 }, { { 0, 470, 90, false } }, 11);
+    near_reference(heads(12, 2, 64, 16, DTYPE_BF16, false), { 1200 }, { { 0, 470, 90, false } },
+                   11);
 }
 
 /* Groups of heads that answer rows take through tensor cores, and their neighbours that do not. */
 static void test_answers(void)
 {
     const std::vector<int> lengths = { 1, 15, 16, 17, 33, 64, 65, 500, 512, 513, 1040, 1600 };
-    const int groups[][3] = { { 4, 4, 16 }, { 20, 4, 64 }, { 16, 2, 7 }, { 12, 1, 1 }, { 32, 2, 256 }, { 3, 1, 16 }, { 17, 1, 16 }, { 40, 1, 16 } };
+    const int groups[][3] = { { 4, 4, 16 },   { 20, 4, 64 }, { 16, 2, 7 },  { 12, 1, 1 },
+                              { 32, 2, 256 }, { 3, 1, 16 },  { 17, 1, 16 }, { 40, 1, 16 } };
     std::vector<range> ranges;
-    for (size_t i = 0; i < lengths.size(); i++) ranges.push_back({ (int)i, lengths[i] - 1, 1, true });
+    for (size_t i = 0; i < lengths.size(); i++)
+        ranges.push_back({ (int)i, lengths[i] - 1, 1, true });
     ranges.push_back({ 11, 1020, 9, true });
     for (const int *g : groups)
         for (int dim : { 64, 128 })
-            if (!TEST_IS_SANITIZED || (g[0] / g[1] > 8) == (dim == 64)) near_reference(heads(g[0], g[1], dim, g[2], DTYPE_BF16, false), lengths, ranges);
+            if (!TEST_IS_SANITIZED || (g[0] / g[1] > 8) == (dim == 64))
+                near_reference(heads(g[0], g[1], dim, g[2], DTYPE_BF16, false), lengths, ranges);
     for (int dim : { 64, 128 }) {
         test("an answer's row reads no key behind its own", [&] {
-            world   w(heads(8, 2, dim, 16, DTYPE_BF16, false), { 600, 40 });
+            world w(heads(8, 2, dim, 16, DTYPE_BF16, false), { 600, 40 });
             results before, after;
             w.append_all();
             const std::vector<range> first = { { 0, 530, 1, true }, { 1, 20, 1, true } };
             w.run(first, &before);
             for (size_t d = 0; d < (size_t)(2 * dim); d++)
-                w.seqs[0].k[531 * (size_t)(2 * dim) + d] = w.seqs[0].v[531 * (size_t)(2 * dim) + d] = w.seqs[1].v[21 * (size_t)(2 * dim) + d] = NAN;
+                w.seqs[0].k[531 * (size_t)(2 * dim) + d] =
+                    w.seqs[0].v[531 * (size_t)(2 * dim) + d] =
+                        w.seqs[1].v[21 * (size_t)(2 * dim) + d] = NAN;
             w.append_all();
             w.run(first, &after);
             CHECK(same(before, after), "a later position's NaN came in");
@@ -77,10 +91,13 @@ static void test_shared(void)
     test("shared segments are read once", [] {
         world w(heads(8, 2, 64, 16, DTYPE_BF16, false), { 1100, 1200, 600 });
         w.append_all();
-        const std::vector<range> all = { { 0, 1099, 1, true }, { 1, 1199, 1, true }, { 2, 599, 1, true } };
+        const std::vector<range> all = { { 0, 1099, 1, true },
+                                         { 1, 1199, 1, true },
+                                         { 2, 599, 1, true } };
         results told, truly;
         w.run(all, &told, { 0, 0, false, 1 });
-        for (size_t to : { 1, 2 }) std::copy_n(w.seqs[0].table.begin(), 32, w.seqs[to].table.begin());
+        for (size_t to : { 1, 2 })
+            std::copy_n(w.seqs[0].table.begin(), 32, w.seqs[to].table.begin());
         w.run(all, &truly);
         CHECK(same(told, truly), "every row read keys of its own");
     });
@@ -88,12 +105,16 @@ static void test_shared(void)
 
 static void test_latent(void)
 {
-    struct shape small = { 12, 1, 40, 32, 16, DTYPE_BF16, true, false }, large = { 16, 1, 576, 512, 64, DTYPE_BF16, true, false };
-    const std::vector<range> ranges = { { 0, 599, 1, true }, { 1, 20, 13, false }, { 2, 0, 1, true } };
+    struct shape small = { 12, 1, 40, 32, 16, DTYPE_BF16, true, false },
+                 large = { 16, 1, 576, 512, 64, DTYPE_BF16, true, false };
+    const std::vector<range> ranges = { { 0, 599, 1, true },
+                                        { 1, 20, 13, false },
+                                        { 2, 0, 1, true } };
     near_reference(small, { 600, 33, 1 }, ranges);
     near_reference(large, { 600, 33, 1 }, ranges, 4);
     large.n_heads = 80;
-    near_reference(large, { 100, 33, 1 }, { { 0, 99, 1, true }, { 1, 20, 3, false }, { 2, 0, 1, true } }, 4);
+    near_reference(large, { 100, 33, 1 },
+                   { { 0, 99, 1, true }, { 1, 20, 3, false }, { 2, 0, 1, true } }, 4);
     large.n_heads = 16;
     small.dtype = large.dtype = DTYPE_F32;
     small.exact = large.exact = true;
@@ -108,21 +129,24 @@ static void test_same_bits(void)
     same_bits("same bits: 6/1 heads of 128, bf16", heads(6, 1, 128, 7, DTYPE_BF16, false));
     same_bits("same bits: 2/2 heads of 80, f32, exact", heads(2, 2, 80, 64, DTYPE_F32, true));
     same_bits("same bits: 4/2 heads of 6, bf16", heads(4, 2, 6, 16, DTYPE_BF16, false));
-    same_bits("same bits: 20 heads of latents on tensor cores", { 20, 1, 576, 512, 16, DTYPE_BF16, true, false }, 512);
+    same_bits("same bits: 20 heads of latents on tensor cores",
+              { 20, 1, 576, 512, 16, DTYPE_BF16, true, false }, 512);
     same_bits("same bits: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
 }
 
 static void test_replay(void)
 {
-    replay("one recording for all lists: 8/2 heads of 64, bf16", heads(8, 2, 64, 16, DTYPE_BF16, false));
-    replay("one recording for all lists: 4/2 heads of 20, f32, exact", heads(4, 2, 20, 16, DTYPE_F32, true));
+    replay("one recording for all lists: 8/2 heads of 64, bf16",
+           heads(8, 2, 64, 16, DTYPE_BF16, false));
+    replay("one recording for all lists: 4/2 heads of 20, f32, exact",
+           heads(4, 2, 20, 16, DTYPE_F32, true));
     replay("one recording for all lists: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
     test("lists that a recording does not compute", [] {
         const struct cuda_attn_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
-        struct cuda_attn_counts       over = bounds;
+        struct cuda_attn_counts over = bounds;
         CHECK(attention_fits_capture(&bounds, &over), "its own bounds");
-        for (int32_t *n : { &over.n_rows, &over.n_decode, &over.n_prefill, &over.n_segments, &over.n_segments_decode, &over.n_keys_max,
-                            &over.n_keys_prefill }) {
+        for (int32_t *n : { &over.n_rows, &over.n_decode, &over.n_prefill, &over.n_segments,
+                            &over.n_segments_decode, &over.n_keys_max, &over.n_keys_prefill }) {
             ++*n;
             CHECK(!attention_fits_capture(&bounds, &over), "more than the bounds have room for");
             --*n;
@@ -134,8 +158,11 @@ static void test_replay(void)
         a.kv = { nullptr, DTYPE_BF16, true, 1, 576, 16 };
         a.n_heads = 128, a.v_dim = 512;
         attention_capture_bounds(&a, 256, 256, 256, 131072, &bounds);
-        CHECK(bounds.n_segments > 0 && bounds.n_segments < 256 * 256, "%d segments", bounds.n_segments);
-        CHECK(attention_scratch_floats(256, 128, 512, 131072) >= (size_t)bounds.n_segments * 128 * 512, "%d segments have no room", bounds.n_segments);
+        CHECK(bounds.n_segments > 0 && bounds.n_segments < 256 * 256, "%d segments",
+              bounds.n_segments);
+        CHECK(attention_scratch_floats(256, 128, 512, 131072) >=
+                  (size_t)bounds.n_segments * 128 * 512,
+              "%d segments have no room", bounds.n_segments);
     });
 }
 
@@ -153,7 +180,7 @@ static void test_chunked_append(void)
 static void test_nothing(void)
 {
     test("empty lists and sequences without rows", [] {
-        world   w(heads(4, 2, 64, 16, DTYPE_BF16, false), { 30, 12 });
+        world w(heads(4, 2, 64, 16, DTYPE_BF16, false), { 30, 12 });
         results r;
         w.append({});
         w.append({ { 0, 0, 0, false } });
@@ -170,8 +197,9 @@ static void test_nan(void)
 {
     for (bool exact : { false, true })
         test(exact ? "NaN stays in its sequence, exact" : "NaN stays in its sequence", [&] {
-            world   w(heads(4, 2, 64, 16, DTYPE_BF16, exact), { 80, 80, 600 });
-            const std::vector<range> good = { { 0, 40, 30, false }, { 2, 599, 1, true } }, bad = { { 1, 70, 2, false }, { 1, 79, 1, true } };
+            world w(heads(4, 2, 64, 16, DTYPE_BF16, exact), { 80, 80, 600 });
+            const std::vector<range> good = { { 0, 40, 30, false }, { 2, 599, 1, true } },
+                                     bad = { { 1, 70, 2, false }, { 1, 79, 1, true } };
             results before, after;
             w.append_all();
             w.run(good, &before);
@@ -188,7 +216,15 @@ static void test_nan(void)
 
 int main(int argc, char **argv)
 {
-    return run_tests(argc, argv, { { "answers", test_answers }, { "append", test_chunked_append }, { "bits", test_same_bits },
-                                   { "latent", test_latent }, { "lengths", test_lengths }, { "nan", test_nan }, { "nothing", test_nothing },
-                                   { "replay", test_replay }, { "shapes", test_shapes }, { "shared", test_shared } });
+    return run_tests(argc, argv,
+                     { { "answers", test_answers },
+                       { "append", test_chunked_append },
+                       { "bits", test_same_bits },
+                       { "latent", test_latent },
+                       { "lengths", test_lengths },
+                       { "nan", test_nan },
+                       { "nothing", test_nothing },
+                       { "replay", test_replay },
+                       { "shapes", test_shapes },
+                       { "shared", test_shared } });
 }

@@ -1,5 +1,6 @@
-/* test_gemm_cublaslt.cc - finding cublasLt, and calling it: against a fake that computes in host memory (fake_cublaslt.c). Needs no card; what
- * needs cublasLt.h is left out where a build has none. */
+/* test_gemm_cublaslt.cc - finding cublasLt, and calling it: against a fake that computes in host
+ * memory (fake_cublaslt.c). Needs no card; what needs cublasLt.h is left out where a build has
+ * none. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static enum status load(const char *named, gemm_cublaslt_loaded *l, struct err *
 TEST(gemm_cublaslt_is_found)
 {
     gemm_cublaslt_loaded l;
-    struct err  err;
+    struct err err;
     CHECK_EQ_INT(load(FAKE_CUBLASLT, &l, &err), OK);
     CHECK(strcmp(l.path, FAKE_CUBLASLT) == 0);
     for (void *call : l.calls) CHECK(call != nullptr);
@@ -34,8 +35,8 @@ TEST(gemm_cublaslt_is_found)
 TEST(gemm_cublaslt_is_found_in_a_folder)
 {
     gemm_cublaslt_loaded l;
-    struct err  err;
-    char        folder[PATH_MAX], file[PATH_MAX + 32];
+    struct err err;
+    char folder[PATH_MAX], file[PATH_MAX + 32];
     snprintf(folder, sizeof folder, "%s", test_tmpdir());
     CHECK_EQ_INT(load(folder, &l, &err), ERR_NOT_FOUND);
     snprintf(file, sizeof file, "%s/libcublasLt.so.12", folder);
@@ -48,7 +49,7 @@ TEST(gemm_cublaslt_is_found_in_a_folder)
 TEST(gemm_cublaslt_says_what_is_missing)
 {
     gemm_cublaslt_loaded l;
-    struct err  err;
+    struct err err;
     CHECK_EQ_INT(load("/nowhere/libcublasLt.so.13", &l, &err), ERR_NOT_FOUND);
     CHECK(strstr(err.text, "/nowhere/libcublasLt.so.13") != nullptr);
     CHECK_EQ_INT(load(FAKE_CUBLASLT_LACKING, &l, &err), ERR_UNSUPPORTED);
@@ -95,7 +96,8 @@ TEST(gemm_cublaslt_takes_large_dense_products)
         case 13: g.cublaslt = nullptr; break;
         default: g.workspace = nullptr;
         }
-        if (gemm_cublaslt_fits(&g)) test_fail(__FILE__, __LINE__, "product %d is none of the library's", i);
+        if (gemm_cublaslt_fits(&g))
+            test_fail(__FILE__, __LINE__, "product %d is none of the library's", i);
     }
     struct gemm add = plain;
     add.epilogue = GEMM_ADD;
@@ -107,15 +109,15 @@ TEST(gemm_cublaslt_takes_large_dense_products)
 
 struct fake {
     void *handle = dlopen(FAKE_CUBLASLT, RTLD_NOW);
-    int  &n_asked = *(int *)dlsym(handle, "fake_n_asked");
-    int  &n_run = *(int *)dlsym(handle, "fake_n_run");
-    int  &refuse = *(int *)dlsym(handle, "fake_refuse");
+    int &n_asked = *(int *)dlsym(handle, "fake_n_asked");
+    int &n_run = *(int *)dlsym(handle, "fake_n_run");
+    int &refuse = *(int *)dlsym(handle, "fake_refuse");
 };
 
 static struct gemm_cublaslt *open_fake(void)
 {
     struct gemm_cublaslt *l;
-    struct err           err;
+    struct err err;
     setenv("BATON_CUBLASLT", FAKE_CUBLASLT, 1);
     CHECK_EQ_INT(gemm_cublaslt_create(&l, &err), OK);
     CHECK(strcmp(gemm_cublaslt_path(l), FAKE_CUBLASLT) == 0);
@@ -123,15 +125,17 @@ static struct gemm_cublaslt *open_fake(void)
 }
 
 /* One product in host memory: W of n_out by n_in, rows of x and y with room between them. */
-static void check_product(struct gemm_cublaslt *l, enum gemm_weight_layout layout, size_t n_rows, size_t n_out, size_t n_in, bool add)
+static void check_product(struct gemm_cublaslt *l, enum gemm_weight_layout layout, size_t n_rows,
+                          size_t n_out, size_t n_in, bool add)
 {
-    numbers               from = { n_rows + n_out };
-    const size_t          filled = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
-    reference_matrix      w = reference_pack(layout, false, n_out, n_in, &from);
-    std::vector<uint16_t> x(n_rows * (filled + GEMM_STEP), 0x7fc0); /* NaN of either type behind the rows */
-    std::vector<float>    y(n_rows * (n_out + 6), 3);
-    std::vector<double>   wide(n_rows * n_in);
-    char                  workspace[16];
+    numbers from = { n_rows + n_out };
+    const size_t filled = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
+    reference_matrix w = reference_pack(layout, false, n_out, n_in, &from);
+    /* NaN of either type behind the rows */
+    std::vector<uint16_t> x(n_rows * (filled + GEMM_STEP), 0x7fc0);
+    std::vector<float> y(n_rows * (n_out + 6), 3);
+    std::vector<double> wide(n_rows * n_in);
+    char workspace[16];
     for (size_t row = 0; row < n_rows; row++)
         for (size_t k = 0; k < filled; k++) {
             const uint16_t bits = k < n_in ? bits_of(gemm_x_type(layout), (float)from.next()) : 0;
@@ -139,8 +143,10 @@ static void check_product(struct gemm_cublaslt *l, enum gemm_weight_layout layou
             if (k < n_in) wide[row * n_in + k] = float_of(gemm_x_type(layout), bits);
         }
     struct gemm g = {};
-    g.layout = layout, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.epilogue = add ? GEMM_ADD : GEMM_STORE;
-    g.w = w.bytes.data(), g.x = x.data(), g.x_stride = filled + GEMM_STEP, g.y = y.data(), g.y_stride = n_out + 6;
+    g.layout = layout, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows,
+    g.epilogue = add ? GEMM_ADD : GEMM_STORE;
+    g.w = w.bytes.data(), g.x = x.data(), g.x_stride = filled + GEMM_STEP, g.y = y.data(),
+    g.y_stride = n_out + 6;
     g.cublaslt = l, g.workspace = workspace;
     CHECK(gemm_cublaslt_run(nullptr, &g));
     for (size_t row = 0; row < n_rows; row++)
@@ -149,24 +155,29 @@ static void check_product(struct gemm_cublaslt *l, enum gemm_weight_layout layou
             if (i < n_out) want = reference_dot(w, n_in, i, &wide[row * n_in]);
             if (i >= n_out || add) want.value += 3;
             const double got = y[row * (n_out + 6) + i];
-            if (!(got - want.value <= 1e-5 * (1 + want.magnitude) && want.value - got <= 1e-5 * (1 + want.magnitude)))
-                test_fail(__FILE__, __LINE__, "y[%zu][%zu] is %.9g, not %.9g", row, i, got, want.value);
+            if (!(got - want.value <= 1e-5 * (1 + want.magnitude) &&
+                  want.value - got <= 1e-5 * (1 + want.magnitude)))
+                test_fail(__FILE__, __LINE__, "y[%zu][%zu] is %.9g, not %.9g", row, i, got,
+                          want.value);
         }
 }
 
 TEST(gemm_cublaslt_computes_and_remembers)
 {
-    fake                 f;
+    fake f;
     struct gemm_cublaslt *l = open_fake();
     for (int round = 0; round < 2; round++) {
         check_product(l, GEMM_BF16, 5, 22, 100, false);
         check_product(l, GEMM_BF16, 5, 22, 100, true);
-        check_product(l, GEMM_F16, 5, 22, 100, true); /* another shape, though all sizes are the same */
+        check_product(l, GEMM_F16, 5, 22, 100, true); /* another shape, though all sizes are the
+                                                       * same */
         check_product(l, GEMM_BF16, 130, 10, 64, false);
     }
     CHECK_EQ_INT(f.n_asked, 4);
     CHECK_EQ_INT(f.n_run, 8);
-    for (size_t n_rows = 1; n_rows < 1500; n_rows++) check_product(l, n_rows % 2 ? GEMM_BF16 : GEMM_F16, n_rows, 2, 1, false); /* more shapes than are kept */
+    /* more shapes than are kept */
+    for (size_t n_rows = 1; n_rows < 1500; n_rows++)
+        check_product(l, n_rows % 2 ? GEMM_BF16 : GEMM_F16, n_rows, 2, 1, false);
     check_product(l, GEMM_BF16, 5, 22, 100, true);
     gemm_cublaslt_free(l);
     gemm_cublaslt_free(nullptr);
@@ -176,12 +187,13 @@ TEST(gemm_cublaslt_computes_and_remembers)
 TEST(gemm_cublaslt_refuses)
 {
     for (int how = 1; how <= 2; how++) {
-        fake                  f;
-        struct gemm_cublaslt  *l = open_fake();
+        fake f;
+        struct gemm_cublaslt *l = open_fake();
         std::vector<uint16_t> x(64 * 200), w(64 * 8);
-        std::vector<float>    y(8 * 200, 3);
-        struct gemm           g = a_product();
-        g.n_rows = 200, g.n_out = 8, g.n_in = 64, g.x_stride = 64, g.y_stride = 8, g.x = x.data(), g.w = w.data(), g.y = y.data(), g.cublaslt = l;
+        std::vector<float> y(8 * 200, 3);
+        struct gemm g = a_product();
+        g.n_rows = 200, g.n_out = 8, g.n_in = 64, g.x_stride = 64, g.y_stride = 8, g.x = x.data(),
+        g.w = w.data(), g.y = y.data(), g.cublaslt = l;
         f.refuse = how, f.n_asked = f.n_run = 0;
         for (int i = 0; i < 3; i++) CHECK(!gemm_cublaslt_run(nullptr, &g));
         CHECK_EQ_INT(f.n_asked, 1);
@@ -197,12 +209,13 @@ TEST(gemm_cublaslt_refuses)
 TEST(gemm_cublaslt_refuses)
 {
     struct gemm_cublaslt *l = nullptr;
-    struct err           err;
+    struct err err;
     CHECK_EQ_INT(gemm_cublaslt_create(&l, &err), ERR_UNSUPPORTED);
     CHECK(l == nullptr && strstr(err.text, "cublasLt.h") != nullptr);
     gemm_cublaslt_free(l);
 }
 #endif
 
-TEST_MAIN(CASE(gemm_cublaslt_is_found), CASE(gemm_cublaslt_is_found_in_a_folder), CASE(gemm_cublaslt_says_what_is_missing),
-          CASE(gemm_cublaslt_takes_large_dense_products), CASES_WITH_HEADER CASE(gemm_cublaslt_refuses))
+TEST_MAIN(CASE(gemm_cublaslt_is_found), CASE(gemm_cublaslt_is_found_in_a_folder),
+          CASE(gemm_cublaslt_says_what_is_missing), CASE(gemm_cublaslt_takes_large_dense_products),
+          CASES_WITH_HEADER CASE(gemm_cublaslt_refuses))

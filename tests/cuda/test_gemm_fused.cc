@@ -1,4 +1,5 @@
-/* test_gemm_fused.cc - several products of the same rows by one launch have the bits of each alone, and write nothing beside their results.
+/* test_gemm_fused.cc - several products of the same rows by one launch have the bits of each alone,
+ * and write nothing beside their results.
  *
  * Runs on a card or on tests/simt. What a product alone computes is test_gemm.cc's affair. */
 #include <string.h>
@@ -10,17 +11,17 @@ enum { COUNTER_BYTES = 3 * 1024 }; /* that scratch begins with */
 
 /* A product of its own besides x. */
 struct one_product {
-    size_t         n_out, y_stride;
+    size_t n_out, y_stride;
     enum gemm_epilogue epilogue;
-    bool           bias;
+    bool bias;
 };
 
 /* Three matrices' memory and the rows they share. */
 struct side_by_side {
     std::vector<device_bytes *> memory;
-    std::vector<struct gemm>    products;
-    std::vector<void *>         y;
-    std::vector<size_t>         y_bytes;
+    std::vector<struct gemm> products;
+    std::vector<void *> y;
+    std::vector<size_t> y_bytes;
     ~side_by_side()
     {
         for (device_bytes *m : memory) delete m;
@@ -52,15 +53,17 @@ static std::vector<unsigned char> some_floats(size_t n, numbers *from)
     return f;
 }
 
-static void make(side_by_side *s, enum gemm_weight_layout layout, size_t n_rows, size_t n_in, const std::vector<one_product> &list, void *scratch)
+static void make(side_by_side *s, enum gemm_weight_layout layout, size_t n_rows, size_t n_in,
+                 const std::vector<one_product> &list, void *scratch)
 {
-    numbers      from = { 5 + (uint64_t)layout };
+    numbers from = { 5 + (uint64_t)layout };
     const size_t x_stride = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
-    void        *x = s->keep(some_x(layout, n_rows * x_stride, &from));
+    void *x = s->keep(some_x(layout, n_rows * x_stride, &from));
     for (const one_product &o : list) {
         const reference_matrix w = reference_pack(layout, false, o.n_out, n_in, &from);
-        struct gemm            g = {};
-        g.layout = layout, g.n_out = o.n_out, g.n_in = n_in, g.epilogue = o.epilogue, g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
+        struct gemm g = {};
+        g.layout = layout, g.n_out = o.n_out, g.n_in = n_in, g.epilogue = o.epilogue,
+        g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
         g.w = s->keep(w.bytes), g.w_stride = w.bytes.size(), g.scratch = scratch;
         if (o.bias) g.bias = (const float *)s->keep(some_floats(o.n_out, &from));
         s->y_bytes.push_back(n_rows * o.y_stride * 4);
@@ -71,21 +74,25 @@ static void make(side_by_side *s, enum gemm_weight_layout layout, size_t n_rows,
 }
 
 /* All of y after the products, from what it was before. */
-static std::vector<std::vector<unsigned char>> run(const side_by_side &s, const std::vector<std::vector<unsigned char>> &before, bool together)
+static std::vector<std::vector<unsigned char>> run(
+    const side_by_side &s, const std::vector<std::vector<unsigned char>> &before, bool together)
 {
     std::vector<std::vector<unsigned char>> y = before;
-    for (size_t i = 0; i < y.size(); i++) GOOD(cudaMemcpy(s.y[i], before[i].data(), s.y_bytes[i], cudaMemcpyHostToDevice));
+    for (size_t i = 0; i < y.size(); i++)
+        GOOD(cudaMemcpy(s.y[i], before[i].data(), s.y_bytes[i], cudaMemcpyHostToDevice));
     if (together) GOOD(gemm_run_fused(nullptr, s.products.data(), (int)s.products.size()));
     for (size_t i = 0; !together && i < y.size(); i++) GOOD(gemm_run(nullptr, &s.products[i]));
     GOOD(cudaDeviceSynchronize());
-    for (size_t i = 0; i < y.size(); i++) GOOD(cudaMemcpy(y[i].data(), s.y[i], s.y_bytes[i], cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < y.size(); i++)
+        GOOD(cudaMemcpy(y[i].data(), s.y[i], s.y_bytes[i], cudaMemcpyDeviceToHost));
     return y;
 }
 
-static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in, const std::vector<one_product> &list, bool sliced)
+static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in,
+                  const std::vector<one_product> &list, bool sliced)
 {
     const device_bytes scratch{ std::vector<unsigned char>(gemm_scratch_bytes()) };
-    side_by_side       s;
+    side_by_side s;
     make(&s, layout, n_rows, n_in, list, sliced ? scratch.p : nullptr);
     std::vector<std::vector<unsigned char>> before;
     for (size_t i = 0; i < list.size(); i++) {
@@ -97,8 +104,9 @@ static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in, co
         const auto together = run(s, before, true);
         for (size_t i = 0; i < list.size(); i++)
             if (memcmp(alone[i].data(), together[i].data(), alone[i].size()) != 0)
-                test_fail(__FILE__, __LINE__, "layout %d, %zu rows of %zu, product %zu of %zu%s: other bits than alone", layout, n_rows, n_in, i, list.size(),
-                          sliced ? ", in slices" : "");
+                test_fail(__FILE__, __LINE__,
+                          "layout %d, %zu rows of %zu, product %zu of %zu%s: other bits than alone",
+                          layout, n_rows, n_in, i, list.size(), sliced ? ", in slices" : "");
     }
     std::vector<unsigned char> counters(COUNTER_BYTES);
     GOOD(cudaMemcpy(counters.data(), scratch.p, counters.size(), cudaMemcpyDeviceToHost));
@@ -110,7 +118,9 @@ TEST(products_beside_each_other_have_their_own_bits)
 {
     need_card();
     const std::vector<std::vector<one_product>> lists = {
-        { { 96, 99, GEMM_STORE, false }, { 32, 32, GEMM_STORE, false }, { 32, 37, GEMM_STORE, false } },
+        { { 96, 99, GEMM_STORE, false },
+          { 32, 32, GEMM_STORE, false },
+          { 32, 37, GEMM_STORE, false } },
         { { 128, 128, GEMM_STORE, true }, { 2, 5, GEMM_ADD, true }, { 61, 64, GEMM_STORE, false } },
         { { 1, 1, GEMM_STORE, true }, { 300, 300, GEMM_ADD, false } },
     };
@@ -119,7 +129,8 @@ TEST(products_beside_each_other_have_their_own_bits)
             for (size_t n_rows : { 1, 8, 9, 16, 17 }) /* of 17 each is a call of its own */
                 for (size_t n_in : { 128, 192 })      /* 192: not whole */
                     check((enum gemm_weight_layout)layout, n_rows, n_in, list, n_rows % 2 == 0);
-            check((enum gemm_weight_layout)layout, 9, 4096, list, true); /* of 4,096 there are slices */
+            /* of 4,096 there are slices */
+            check((enum gemm_weight_layout)layout, 9, 4096, list, true);
         }
 }
 
@@ -127,8 +138,14 @@ TEST(products_beside_each_other_have_their_own_bits)
 TEST(wide_ones_have_fewer_slices)
 {
     need_card();
-    check(GEMM_BF16, 3, 2048, { { 2560, 2560, GEMM_STORE, false }, { 512, 512, GEMM_STORE, false }, { 512, 512, GEMM_STORE, false } }, true);
-    check(GEMM_W4, 3, 2048, { { 16, 16, GEMM_STORE, false }, { 4112, 4112, GEMM_STORE, false } }, true);
+    check(GEMM_BF16, 3, 2048,
+          { { 2560, 2560, GEMM_STORE, false },
+            { 512, 512, GEMM_STORE, false },
+            { 512, 512, GEMM_STORE, false } },
+          true);
+    check(GEMM_W4, 3, 2048, { { 16, 16, GEMM_STORE, false }, { 4112, 4112, GEMM_STORE, false } },
+          true);
 }
 
-TEST_MAIN(CASE_T(products_beside_each_other_have_their_own_bits, 250), CASE_T(wide_ones_have_fewer_slices, 250))
+TEST_MAIN(CASE_T(products_beside_each_other_have_their_own_bits, 250),
+          CASE_T(wide_ones_have_fewer_slices, 250))

@@ -1,5 +1,6 @@
-/* test_gemm_sm90.cc - products by the kernels of compute capability 9.0, against plain loops in double over the same rounded numbers, and what
- * gemm_run makes of them. Runs on such a card or on tests/simt; skipped on others. What surrounds y must stay as it was. */
+/* test_gemm_sm90.cc - products by the kernels of compute capability 9.0, against plain loops in
+ * double over the same rounded numbers, and what gemm_run makes of them. Runs on such a card or on
+ * tests/simt; skipped on others. What surrounds y must stay as it was. */
 #include <math.h>
 #include <string.h>
 
@@ -17,33 +18,48 @@ static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
 static const enum gemm_weight_layout FORMS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
 
 /* Of two matrices of a layout in turn. */
-static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
+static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout)
+{
+    return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16;
+}
 
 static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
 struct product {
-    enum gemm_weight_layout       layout = GEMM_BF16;
-    bool                 paired = false, bias = false, gathered = false;
-    enum gemm_epilogue       epilogue = GEMM_STORE;
-    size_t               n_rows = 1, n_out = 1, n_in = 1, y_more = 2; /* elements behind a row of y */
-    std::vector<int32_t> groups;                                     /* rows of each; empty: one, without `begin` */
-    int                  columns = 128;
-    bool       f8() const { return layout == GEMM_F8; } /* with x in e4m3 */
+    enum gemm_weight_layout layout = GEMM_BF16;
+    bool paired = false, bias = false, gathered = false;
+    enum gemm_epilogue epilogue = GEMM_STORE;
+    /* elements behind a row of y */
+    size_t n_rows = 1, n_out = 1, n_in = 1, y_more = 2;
+    /* rows of each; empty: one, without `begin` */
+    std::vector<int32_t> groups;
+    int columns = 128;
+    bool f8() const { return layout == GEMM_F8; } /* with x in e4m3 */
     enum dtype x_type() const { return gemm_x_type(layout); }
-    enum dtype y_type() const { return epilogue == GEMM_SILU_F16 ? DTYPE_F16 : gemm_outputs_16(epilogue) ? DTYPE_BF16 : DTYPE_F32; }
-    bool       is_silu() const { return gemm_is_silu(epilogue); }
-    size_t     n_y() const { return gemm_outputs_16(epilogue) ? round_up(n_out / 2, GEMM_STEP) : is_silu() ? n_out / 2 : n_out; }
-    size_t     y_bytes() const { return gemm_outputs_16(epilogue) ? 2 : 4; }
+    enum dtype y_type() const
+    {
+        return epilogue == GEMM_SILU_F16   ? DTYPE_F16
+               : gemm_outputs_16(epilogue) ? DTYPE_BF16
+                                           : DTYPE_F32;
+    }
+    bool is_silu() const { return gemm_is_silu(epilogue); }
+    size_t n_y() const
+    {
+        return gemm_outputs_16(epilogue) ? round_up(n_out / 2, GEMM_STEP)
+               : is_silu()               ? n_out / 2
+                                         : n_out;
+    }
+    size_t y_bytes() const { return gemm_outputs_16(epilogue) ? 2 : 4; }
 };
 
 struct trial {
-    product                       p;
+    product p;
     std::vector<reference_matrix> w;
-    std::vector<double>           x; /* [rows of x][n_in] */
-    std::vector<unsigned char>    x_bytes, y_before, y;
-    std::vector<float>            x_scales, bias;
-    std::vector<int32_t>          x_rows, begin;
-    size_t                        x_stride, y_stride;
+    std::vector<double> x; /* [rows of x][n_in] */
+    std::vector<unsigned char> x_bytes, y_before, y;
+    std::vector<float> x_scales, bias;
+    std::vector<int32_t> x_rows, begin;
+    size_t x_stride, y_stride;
 };
 
 /* Element k of a row of x is written, and what it means. */
@@ -53,7 +69,8 @@ static double put_x(trial *t, size_t row, size_t k, double number)
         unsigned char bits = (unsigned char)(int)floor((number + 1) * 127.9999);
         if ((bits & 127) == 127) bits--;
         t->x_bytes[row * t->x_stride + k] = bits;
-        return (double)float_of_e4m3(bits) * (double)t->x_scales[row * round_up(t->p.n_in, F8_STEP) / F8_STEP + k / F8_STEP];
+        return (double)float_of_e4m3(bits) *
+               (double)t->x_scales[row * round_up(t->p.n_in, F8_STEP) / F8_STEP + k / F8_STEP];
     }
     const uint16_t bits = bits_of(t->p.x_type(), (float)number);
     memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
@@ -63,21 +80,24 @@ static double put_x(trial *t, size_t row, size_t k, double number)
 static void make_x(trial *t, numbers *from)
 {
     const product &p = t->p;
-    const size_t   n_x_rows = p.n_rows + FIRST_ROW + 5, filled = round_up(p.n_in, p.f8() ? F8_STEP : STEP_16);
+    const size_t n_x_rows = p.n_rows + FIRST_ROW + 5,
+                 filled = round_up(p.n_in, p.f8() ? F8_STEP : STEP_16);
     t->x_stride = filled + (p.f8() ? F8_STEP : STEP_16);
     t->x_bytes.assign(n_x_rows * t->x_stride * (p.f8() ? 1 : 2), 0xff); /* NaN behind the rows */
     t->x.resize(n_x_rows * p.n_in);
-    for (size_t i = 0; p.f8() && i < n_x_rows * filled / F8_STEP; i++) t->x_scales.push_back((float)((1.5 + from->next()) / 64));
+    for (size_t i = 0; p.f8() && i < n_x_rows * filled / F8_STEP; i++)
+        t->x_scales.push_back((float)((1.5 + from->next()) / 64));
     for (size_t row = 0; row < n_x_rows; row++) {
         memset(&t->x_bytes[row * t->x_stride * (p.f8() ? 1 : 2)], 0, filled * (p.f8() ? 1 : 2));
         for (size_t k = 0; k < p.n_in; k++) t->x[row * p.n_in + k] = put_x(t, row, k, from->next());
     }
-    for (size_t i = 0; p.gathered && i < p.n_rows + FIRST_ROW; i++) t->x_rows.push_back((int32_t)((i * 7 + 2) % n_x_rows));
+    for (size_t i = 0; p.gathered && i < p.n_rows + FIRST_ROW; i++)
+        t->x_rows.push_back((int32_t)((i * 7 + 2) % n_x_rows));
 }
 
 static trial make_trial(const product &p, uint64_t seed)
 {
-    trial   t;
+    trial t;
     numbers from = { seed };
     t.p = p;
     for (size_t g = 0; g < (p.groups.empty() ? 1 : p.groups.size()); g++)
@@ -98,12 +118,14 @@ static trial make_trial(const product &p, uint64_t seed)
 
 static void run_trial(trial *t)
 {
-    const product             &p = t->p;
+    const product &p = t->p;
     std::vector<unsigned char> all;
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
-    device_bytes w(all), x(t->x_bytes), x_scales(t->x_scales), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
-    struct gemm  g = {};
-    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.epilogue = p.epilogue;
+    device_bytes w(all), x(t->x_bytes), x_scales(t->x_scales), x_rows(t->x_rows), begin(t->begin),
+        bias(t->bias), y(t->y_before);
+    struct gemm g = {};
+    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in,
+    g.epilogue = p.epilogue;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = p.groups.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows, g.x = x.p, g.x_stride = t->x_stride;
@@ -124,37 +146,52 @@ struct expected {
     double value, may_err;
 };
 
-/* A card adds bf16 up in f32 or nearly so, e4m3 with some 13 bits behind the point of the largest, cut off. */
+/* A card adds bf16 up in f32 or nearly so, e4m3 with some 13 bits behind the point of the largest,
+ * cut off. */
 static expected expected_sum(const trial &t, size_t group, size_t row, size_t column)
 {
-    const product      &p = t.p;
-    const reference_sum s = reference_dot(t.w[group], p.n_in, column, &t.x[(size_t)(p.gathered ? t.x_rows[row] : (int32_t)row) * p.n_in]);
-    const double        bias = p.bias ? t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column] : 0;
-    const double        roundings = EMULATED ? ((double)p.n_in + 8) * 0x1p-24 : p.f8() ? 0x1p-7 : ((double)p.n_in + 8) * 0x1p-22;
+    const product &p = t.p;
+    const reference_sum s = reference_dot(
+        t.w[group], p.n_in, column,
+        &t.x[(size_t)(p.gathered ? t.x_rows[row] : (int32_t)row) * p.n_in]);
+    const double bias = p.bias ? t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column]
+                               : 0;
+    const double roundings = EMULATED ? ((double)p.n_in + 8) * 0x1p-24
+                             : p.f8() ? 0x1p-7
+                                      : ((double)p.n_in + 8) * 0x1p-22;
     return { s.value + bias, roundings * s.magnitude + 0x1p-22 * fabs(bias) };
 }
 
-static expected expected_y(const trial &t, size_t group, size_t row, size_t i, const std::vector<unsigned char> &before)
+static expected expected_y(const trial &t, size_t group, size_t row, size_t i,
+                           const std::vector<unsigned char> &before)
 {
     const product &p = t.p;
     if (!p.is_silu()) {
         expected e = expected_sum(t, group, row, i);
-        float    on = 0;
+        float on = 0;
         if (p.epilogue == GEMM_ADD) memcpy(&on, &before[(row * t.y_stride + i) * 4], 4);
-        return { e.value + (double)on, e.may_err + (p.epilogue == GEMM_ADD ? 0x1p-22 * (fabs(e.value + (double)on) + 1) : 0) };
+        return { e.value + (double)on,
+                 e.may_err +
+                     (p.epilogue == GEMM_ADD ? 0x1p-22 * (fabs(e.value + (double)on) + 1) : 0) };
     }
     if (i >= p.n_out / 2) return { 0, 0 };
-    const expected gate = expected_sum(t, group, row, 2 * i), up = expected_sum(t, group, row, 2 * i + 1);
-    const double   silu = gate.value / (1 + exp(-gate.value)), value = silu * up.value; /* silu' is at most 1.1 */
-    const double   of_value = p.y_type() == DTYPE_BF16 ? 0x1p-8 : p.y_type() == DTYPE_F16 ? 0x1p-11 : 0x1p-20;
-    const double   rounding = fabs(value) * of_value + (p.y_type() == DTYPE_F16 ? 0x1p-25 : 1e-30); /* f16 has steps of 2^-24, and ends at 65504 */
-    const double   stored = p.y_type() == DTYPE_F16 ? fmin(fmax(value, -65504), 65504) : value;
-    return { stored, 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err + rounding };
+    const expected gate = expected_sum(t, group, row, 2 * i),
+                   up = expected_sum(t, group, row, 2 * i + 1);
+    /* silu' is at most 1.1 */
+    const double silu = gate.value / (1 + exp(-gate.value)), value = silu * up.value;
+    const double of_value = p.y_type() == DTYPE_BF16  ? 0x1p-8
+                            : p.y_type() == DTYPE_F16 ? 0x1p-11
+                                                      : 0x1p-20;
+    /* f16 has steps of 2^-24, and ends at 65504 */
+    const double rounding = fabs(value) * of_value + (p.y_type() == DTYPE_F16 ? 0x1p-25 : 1e-30);
+    const double stored = p.y_type() == DTYPE_F16 ? fmin(fmax(value, -65504), 65504) : value;
+    return { stored, 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err +
+                         rounding };
 }
 
 static double read_y(const trial &t, size_t row, size_t i)
 {
-    float    v;
+    float v;
     uint16_t bits;
     if (t.p.y_bytes() == 2) {
         memcpy(&bits, &t.y[(row * t.y_stride + i) * 2], 2);
@@ -168,8 +205,10 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, double wan
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "layout %d epilogue %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
-              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
+              "layout %d epilogue %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows "
+              "of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
+              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.groups.size(), p.columns,
+              p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
 }
 
 static void check_rows(trial *t, size_t group, size_t begin, size_t n)
@@ -177,10 +216,12 @@ static void check_rows(trial *t, size_t group, size_t begin, size_t n)
     for (size_t row = begin; row < begin + n; row++) {
         for (size_t i = 0; i < t->p.n_y(); i++) {
             const expected want = expected_y(*t, group, row, i, t->y_before);
-            const double   got = read_y(*t, row, i);
-            if (!(fabs(got - want.value) <= want.may_err)) fail_at(*t, row, i, got, want.value, want.may_err);
+            const double got = read_y(*t, row, i);
+            if (!(fabs(got - want.value) <= want.may_err))
+                fail_at(*t, row, i, got, want.value, want.may_err);
         }
-        const size_t at = row * t->y_stride * t->p.y_bytes(); /* what was checked is as before from here on: the rest must be so by itself */
+        /* what was checked is as before from here on: the rest must be so by itself */
+        const size_t at = row * t->y_stride * t->p.y_bytes();
         memcpy(&t->y_before[at], &t->y[at], t->p.n_y() * t->p.y_bytes());
     }
 }
@@ -192,9 +233,12 @@ static trial try_product(const product &p, uint64_t seed = 1)
     run_trial(&t);
     trial checked = t;
     if (p.groups.empty()) check_rows(&checked, 0, 0, p.n_rows);
-    for (size_t g = 0; g < p.groups.size(); g++) check_rows(&checked, g, (size_t)t.begin[g], (size_t)p.groups[g]);
+    for (size_t g = 0; g < p.groups.size(); g++)
+        check_rows(&checked, g, (size_t)t.begin[g], (size_t)p.groups[g]);
     for (size_t i = 0; i < t.y.size(); i++)
-        if (checked.y_before[i] != t.y[i]) fail_at(t, i / p.y_bytes() / t.y_stride, i / p.y_bytes() % t.y_stride, t.y[i], made.y_before[i], 0);
+        if (checked.y_before[i] != t.y[i])
+            fail_at(t, i / p.y_bytes() / t.y_stride, i / p.y_bytes() % t.y_stride, t.y[i],
+                    made.y_before[i], 0);
     return t;
 }
 
@@ -206,8 +250,11 @@ static void need_hopper()
     if (gemm_wants_f8_x(&g)) return;
     int major = 0, minor = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess || (major == 9 && minor == 0))
-        test_fail(__FILE__, __LINE__, "this card is of compute capability 9.0, and the build has none of its kernels (90a)");
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) != cudaSuccess ||
+        (major == 9 && minor == 0))
+        test_fail(
+            __FILE__, __LINE__,
+            "this card is of compute capability 9.0, and the build has none of its kernels (90a)");
     SKIP("this card is not of compute capability 9.0: its kernels were NOT run");
 }
 
@@ -216,22 +263,28 @@ static void need_hopper()
 static void try_thens(product p)
 {
     for (int columns : { 128, 256 })
-        for (enum gemm_epilogue epilogue : { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
+        for (enum gemm_epilogue epilogue :
+             { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
             for (int how = 0; how < 4; how++) {
                 p.columns = columns, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
-                if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) || (p.f8() && columns != 128)) continue;
+                if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) ||
+                    (p.f8() && columns != 128))
+                    continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
             }
 }
 
-/* Sizes on both sides of a step of k, a stage, the ring, a tile, a warpgroup; y in pairs and not. */
+/* Sizes on both sides of a step of k, a stage, the ring, a tile, a warpgroup; y in pairs and
+ * not. */
 static void try_sizes(enum gemm_weight_layout layout)
 {
-    static const size_t sizes[][3] = { { 1, 1, 1 },       { 65, 2, 63 },   { 128, 37, 65 },  { 64, 130, 127 },
-                                       { 131, 300, 200 }, { 7, 129, 1100 }, { 200, 258, 129 } };
+    static const size_t sizes[][3] = { { 1, 1, 1 },      { 65, 2, 63 },     { 128, 37, 65 },
+                                       { 64, 130, 127 }, { 131, 300, 200 }, { 7, 129, 1100 },
+                                       { 200, 258, 129 } };
     for (const auto &size : sizes) {
         product p;
-        p.layout = layout, p.n_rows = size[0], p.n_out = size[1], p.n_in = size[2], p.gathered = size[0] % 2, p.y_more = size[2] % 2 ? 3 : 2 + size[1] % 2;
+        p.layout = layout, p.n_rows = size[0], p.n_out = size[1], p.n_in = size[2],
+        p.gathered = size[0] % 2, p.y_more = size[2] % 2 ? 3 : 2 + size[1] % 2;
         try_thens(p);
     }
 }
@@ -239,23 +292,30 @@ TEST(hopper_bf16_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_BF16); }
 TEST(hopper_f16_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_F16); }
 TEST(hopper_f8_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_F8); }
 
-/* Groups of no rows, of few and of many, beginning in the middle of y; n_rows says more than there are. */
+/* Groups of no rows, of few and of many, beginning in the middle of y; n_rows says more than there
+ * are. */
 TEST(hopper_groups)
 {
     need_hopper();
-    std::vector<std::vector<int32_t>> lists = { { 0, 5, 0, 0, 133, 1, 300, 0 }, { 0, 0 }, { 64 }, { 40, 3 }, {} };
-    for (int i = 0; i < 140; i++) lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 135 : i % 7 == 0);
+    std::vector<std::vector<int32_t>> lists = {
+        { 0, 5, 0, 0, 133, 1, 300, 0 }, { 0, 0 }, { 64 }, { 40, 3 }, {}
+    };
+    for (int i = 0; i < 140; i++)
+        lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 135 : i % 7 == 0);
     for (const auto &list : lists)
         for (int how = 0; how < 6; how++) {
             product p;
-            p.layout = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128, p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
+            p.layout = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128,
+            p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
-            p.paired = true, p.bias = true, p.epilogue = list.size() % 2 ? GEMM_STORE : silu_epilogue_for(p.layout);
+            p.paired = true, p.bias = true,
+            p.epilogue = list.size() % 2 ? GEMM_STORE : silu_epilogue_for(p.layout);
             try_product(p);
         }
 }
 
-/* As gemm_run has it: many tiles to each block, the wide and the narrow ones, groups whose few rows another kernel takes. */
+/* As gemm_run has it: many tiles to each block, the wide and the narrow ones, groups whose few rows
+ * another kernel takes. */
 TEST(hopper_is_what_gemm_run_takes)
 {
     need_hopper();
@@ -263,19 +323,22 @@ TEST(hopper_is_what_gemm_run_takes)
     for (const auto &shape : shapes)
         for (enum gemm_weight_layout layout : FORMS) {
             product p;
-            p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.epilogue = GEMM_ADD, p.bias = true;
+            p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1],
+            p.n_in = 130, p.epilogue = GEMM_ADD, p.bias = true;
             if (TEST_IS_SANITIZED) p.n_rows /= 4, p.n_out /= 4;
             try_product(p);
         }
     for (enum gemm_weight_layout layout : FORMS) {
         product p;
-        p.layout = layout, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 }, p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
+        p.layout = layout, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 },
+        p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
         p.paired = p.gathered = true, p.epilogue = silu_epilogue_for(layout);
         try_product(p);
     }
 }
 
-/* A row's bits are its own: with other rows around it, in a tile's other half, and on the other tile. */
+/* A row's bits are its own: with other rows around it, in a tile's other half, and on the other
+ * tile. */
 TEST(hopper_rows_have_the_same_bits_among_others)
 {
     need_hopper();
@@ -287,7 +350,8 @@ TEST(hopper_rows_have_the_same_bits_among_others)
             for (int columns : { 128, 256 }) {
                 trial one = all;
                 if (p.f8() && columns == 256) continue;
-                one.p.columns = columns, one.p.n_rows = 1, one.p.gathered = true, one.x_rows = { (int32_t)row };
+                one.p.columns = columns, one.p.n_rows = 1, one.p.gathered = true,
+                one.x_rows = { (int32_t)row };
                 run_trial(&one);
                 CHECK(memcmp(one.y.data(), &all.y[row * all.y_stride * 4], p.n_out * 4) == 0);
             }
@@ -318,7 +382,7 @@ TEST(hopper_every_f16)
     for (int columns : { 128, 256 }) {
         product p;
         p.layout = GEMM_F16, p.columns = columns, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
-        trial        t = make_trial(p, 3);
+        trial t = make_trial(p, 3);
         const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
         for (size_t k = 0; k < p.n_in; k++) put_x(&t, 0, k, k == K);
         for (size_t i = 0; i < ALL; i++) {
@@ -327,9 +391,10 @@ TEST(hopper_every_f16)
         }
         run_trial(&t);
         for (size_t i = 0; i < ALL; i++) {
-            const float  want = float_of_f16((uint16_t)i);
+            const float want = float_of_f16((uint16_t)i);
             const double got = read_y(t, 0, i);
-            if (isnan(want) ? !isnan(got) : got != (double)want) fail_at(t, 0, i, got, (double)want, 0);
+            if (isnan(want) ? !isnan(got) : got != (double)want)
+                fail_at(t, 0, i, got, (double)want, 0);
         }
     }
 }
@@ -337,14 +402,15 @@ TEST(hopper_every_f16)
 TEST(hopper_refuses_what_it_cannot_do)
 {
     need_hopper();
-    const float  scale = 1;
-    struct gemm  g = {};
+    const float scale = 1;
+    struct gemm g = {};
     g.layout = GEMM_F8, g.n_out = g.n_in = 4096, g.n_rows = 4096, g.n_groups = 1;
     CHECK(gemm_wants_f8_x(&g));
     g.n_rows = 8;
     CHECK(!gemm_wants_f8_x(&g)); /* decode steps: bound by W */
     g.n_rows = 4096, g.x_scales = &scale, g.deterministic = true;
-    CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
+    CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue &&
+          gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
     g.deterministic = false, g.n_groups = 2;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.n_groups = 1, g.layout = GEMM_BF16;
@@ -359,7 +425,8 @@ TEST(hopper_refuses_what_it_cannot_do)
     CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
 }
 
-TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f16_equals_a_plain_loop, 250), CASE_T(hopper_f8_equals_a_plain_loop, 250),
-          CASE_T(hopper_groups, 250), CASE_T(hopper_every_f16, 250),
-          CASE_T(hopper_is_what_gemm_run_takes, 250), CASE_T(hopper_rows_have_the_same_bits_among_others, 250), CASE(hopper_nan_stays_in_its_row),
-          CASE(hopper_refuses_what_it_cannot_do))
+TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f16_equals_a_plain_loop, 250),
+          CASE_T(hopper_f8_equals_a_plain_loop, 250), CASE_T(hopper_groups, 250),
+          CASE_T(hopper_every_f16, 250), CASE_T(hopper_is_what_gemm_run_takes, 250),
+          CASE_T(hopper_rows_have_the_same_bits_among_others, 250),
+          CASE(hopper_nan_stays_in_its_row), CASE(hopper_refuses_what_it_cannot_do))

@@ -1,4 +1,5 @@
-/* test_prepare_inputs.cc - rows made ready for products on the card, against plain loops in double. Runs on a card or on tests/simt. */
+/* test_prepare_inputs.cc - rows made ready for products on the card, against plain loops in double.
+ * Runs on a card or on tests/simt. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -10,13 +11,13 @@
 static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
 
 struct inputs_trial {
-    size_t             n_rows, n, x_stride;
-    bool               gathered, norm;
-    enum dtype         type;
+    size_t n_rows, n, x_stride;
+    bool gathered, norm;
+    enum dtype type;
     size_t y_bytes() const { return type == DTYPE_F32 ? 4 : 2; }
-    float              eps;
+    float eps;
     std::vector<float> x, by;
-    std::vector<int32_t>       x_rows;
+    std::vector<int32_t> x_rows;
     std::vector<unsigned char> y;
 };
 
@@ -24,9 +25,10 @@ static void run_inputs(inputs_trial *t)
 {
     const size_t y_bytes = t->n_rows * filled(t->n) * t->y_bytes();
     std::vector<unsigned char> before(y_bytes + 64, GUARD);
-    device_bytes  x(t->x), by(t->by), x_rows(t->x_rows), y(before);
+    device_bytes x(t->x), by(t->by), x_rows(t->x_rows), y(before);
     struct prepare_inputs in = {};
-    in.x = (const float *)x.p, in.x_stride = t->x_stride, in.n_rows = t->n_rows, in.n = t->n, in.y = y.p, in.type = t->type, in.eps = t->eps;
+    in.x = (const float *)x.p, in.x_stride = t->x_stride, in.n_rows = t->n_rows, in.n = t->n,
+    in.y = y.p, in.type = t->type, in.eps = t->eps;
     if (t->gathered) in.x_rows = (const int32_t *)x_rows.p;
     if (t->norm) in.norm = (const float *)by.p;
     GOOD(prepare_inputs_run(nullptr, &in));
@@ -39,7 +41,7 @@ static void run_inputs(inputs_trial *t)
 
 static double input_at(const inputs_trial &t, size_t row, size_t k)
 {
-    float    v;
+    float v;
     uint16_t bits;
     memcpy(&v, &t.y[t.type == DTYPE_F32 ? (row * filled(t.n) + k) * 4 : 0], 4);
     memcpy(&bits, &t.y[(row * filled(t.n) + k) * 2], 2);
@@ -50,31 +52,40 @@ static void check_inputs(const inputs_trial &t)
 {
     for (size_t row = 0; row < t.n_rows; row++) {
         const float *x = &t.x[(size_t)t.x_rows[row] * t.x_stride];
-        double       squares = 0;
+        double squares = 0;
         for (size_t k = 0; k < t.n; k++) squares += (double)x[k] * (double)x[k];
         const double root = sqrt(squares / (double)t.n + (double)t.eps);
         for (size_t k = 0; k < filled(t.n); k++) {
             double want = k < t.n ? x[k] : 0;
             if (t.norm && k < t.n) want = (double)t.by[k] * (want / root);
-            if (!t.norm && t.type != DTYPE_F32) want = float_of(t.type, bits_of(t.type, (float)want));
-            const double rounding = t.type == DTYPE_F32 ? 0x1p-20 : t.type == DTYPE_F16 ? 0x1.01p-11 : 0x1.01p-8;
-            const double may_err = t.norm ? fabs(want) * rounding + (t.type == DTYPE_F16 ? 0x1p-25 : 0) : 0;
+            if (!t.norm && t.type != DTYPE_F32)
+                want = float_of(t.type, bits_of(t.type, (float)want));
+            const double rounding = t.type == DTYPE_F32   ? 0x1p-20
+                                    : t.type == DTYPE_F16 ? 0x1.01p-11
+                                                          : 0x1.01p-8;
+            const double may_err = t.norm
+                                       ? fabs(want) * rounding + (t.type == DTYPE_F16 ? 0x1p-25 : 0)
+                                       : 0;
             if (!(fabs(input_at(t, row, k) - want) <= may_err))
-                test_fail(__FILE__, __LINE__, "n %zu norm %d type %d: [%zu][%zu] is %.9g, not %.9g", t.n, t.norm, t.type, row, k, input_at(t, row, k), want);
+                test_fail(__FILE__, __LINE__, "n %zu norm %d type %d: [%zu][%zu] is %.9g, not %.9g",
+                          t.n, t.norm, t.type, row, k, input_at(t, row, k), want);
         }
     }
 }
 
-static inputs_trial make_inputs(size_t n_rows, size_t n, size_t x_stride, bool gathered, bool norm, enum dtype type)
+static inputs_trial make_inputs(size_t n_rows, size_t n, size_t x_stride, bool gathered, bool norm,
+                                enum dtype type)
 {
     inputs_trial t = {};
-    numbers      from = { n };
-    t.n_rows = n_rows, t.n = n, t.x_stride = x_stride, t.gathered = gathered, t.norm = norm, t.type = type, t.eps = 1e-5f;
+    numbers from = { n };
+    t.n_rows = n_rows, t.n = n, t.x_stride = x_stride, t.gathered = gathered, t.norm = norm,
+    t.type = type, t.eps = 1e-5f;
     t.x.resize((n_rows + 4) * x_stride);
     for (float &v : t.x) v = (float)(3 * from.next());
     t.by.resize(n);
     for (float &v : t.by) v = (float)from.next();
-    for (size_t i = 0; i < n_rows; i++) t.x_rows.push_back((int32_t)(gathered ? (i * 3 + 1) % (n_rows + 4) : i));
+    for (size_t i = 0; i < n_rows; i++)
+        t.x_rows.push_back((int32_t)(gathered ? (i * 3 + 1) % (n_rows + 4) : i));
     return t;
 }
 
@@ -96,15 +107,18 @@ TEST(inputs_do_not_depend_on_alignment)
     need_card();
     for (int norm = 0; norm < 2; norm++) {
         inputs_trial a = make_inputs(4, 1030, 1033, false, norm, DTYPE_F32), b = a;
-        for (size_t row = 1; row < 4; row++) memcpy(&b.x[row * b.x_stride], b.x.data(), b.n * sizeof(float));
+        for (size_t row = 1; row < 4; row++)
+            memcpy(&b.x[row * b.x_stride], b.x.data(), b.n * sizeof(float));
         run_inputs(&b);
-        for (size_t row = 1; row < 4; row++) CHECK(memcmp(b.y.data(), &b.y[row * filled(b.n) * 4], filled(b.n) * 4) == 0);
+        for (size_t row = 1; row < 4; row++)
+            CHECK(memcmp(b.y.data(), &b.y[row * filled(b.n) * 4], filled(b.n) * 4) == 0);
         a.n_rows = 0;
         run_inputs(&a);
     }
 }
 
-/* Zeros by an infinite factor (eps 0) are NaN, as the formula has it; what is filled up stays zero. */
+/* Zeros by an infinite factor (eps 0) are NaN, as the formula has it; what is filled up stays
+ * zero. */
 TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
 {
     need_card();
@@ -113,18 +127,22 @@ TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
         for (float &v : t.x) v = 0;
         t.eps = 0;
         run_inputs(&t);
-        for (size_t k = 0; k < 64; k++) CHECK(k < 5 ? isnan(input_at(t, 0, k)) : input_at(t, 0, k) == 0);
+        for (size_t k = 0; k < 64; k++)
+            CHECK(k < 5 ? isnan(input_at(t, 0, k)) : input_at(t, 0, k) == 0);
     }
 }
 
-/* Every f16, the halves between two of them and what lies next to those: to nearest even, subnormal ones too. */
+/* Every f16, the halves between two of them and what lies next to those: to nearest even, subnormal
+ * ones too. */
 TEST(inputs_round_to_every_f16)
 {
     need_card();
     std::vector<float> x;
     for (unsigned i = 0; i < 0x7bff; i++) {
-        const float low = float_of_f16((uint16_t)i), half = low + (float_of_f16((uint16_t)(i + 1)) - low) / 2;
-        for (float v : { low, nextafterf(half, 0), half, nextafterf(half, 1e9f) }) x.push_back(i % 3 ? v : -v);
+        const float low = float_of_f16((uint16_t)i),
+                    half = low + (float_of_f16((uint16_t)(i + 1)) - low) / 2;
+        for (float v : { low, nextafterf(half, 0), half, nextafterf(half, 1e9f) })
+            x.push_back(i % 3 ? v : -v);
     }
     inputs_trial t = make_inputs(1, x.size(), x.size(), false, false, DTYPE_F16);
     memcpy(t.x.data(), x.data(), x.size() * sizeof(float));
@@ -136,13 +154,16 @@ TEST(inputs_round_to_every_f16)
 TEST(inputs_beyond_f16_end_at_its_largest)
 {
     need_card();
-    static const float X[] = { 65504, 65505, 65519.996f, 65520, 65536, -65504, -65520, -1e9f, FLT_MAX, -FLT_MAX, INFINITY, -INFINITY, NAN, -NAN, 1 };
+    static const float X[] = { 65504,    65505,     65519.996f, 65520,   65536,
+                               -65504,   -65520,    -1e9f,      FLT_MAX, -FLT_MAX,
+                               INFINITY, -INFINITY, NAN,        -NAN,    1 };
     inputs_trial t = make_inputs(2, 15, 16, false, false, DTYPE_F16);
     for (size_t row = 0; row < 2; row++) memcpy(&t.x[row * t.x_stride], X, sizeof X);
     run_inputs(&t);
     for (size_t row = 0; row < 2; row++)
         for (size_t k = 0; k < 15; k++) {
-            const double want = isfinite(X[k]) ? fmin(fmax(X[k], -65504), 65504) : X[k], got = input_at(t, row, k);
+            const double want = isfinite(X[k]) ? fmin(fmax(X[k], -65504), 65504) : X[k],
+                         got = input_at(t, row, k);
             CHECK(isnan(want) ? isnan(got) : got == want);
         }
 }
@@ -155,5 +176,7 @@ TEST(inputs_refuse_a_type_that_no_product_takes)
     CHECK(prepare_inputs_run(nullptr, &in) == cudaErrorInvalidValue);
 }
 
-TEST_MAIN(CASE(inputs_equal_a_plain_loop), CASE(inputs_do_not_depend_on_alignment), CASE(inputs_fill_up_with_zeros_whatever_the_row_is),
-          CASE(inputs_round_to_every_f16), CASE(inputs_beyond_f16_end_at_its_largest), CASE(inputs_refuse_a_type_that_no_product_takes))
+TEST_MAIN(CASE(inputs_equal_a_plain_loop), CASE(inputs_do_not_depend_on_alignment),
+          CASE(inputs_fill_up_with_zeros_whatever_the_row_is), CASE(inputs_round_to_every_f16),
+          CASE(inputs_beyond_f16_end_at_its_largest),
+          CASE(inputs_refuse_a_type_that_no_product_takes))

@@ -1,4 +1,5 @@
-/* test_prepare_inputs_f8.cc - rows rounded to e4m3 with scales on the card, against plain loops. Runs on a card or on tests/simt. */
+/* test_prepare_inputs_f8.cc - rows rounded to e4m3 with scales on the card, against plain loops.
+ * Runs on a card or on tests/simt. */
 #include <math.h>
 #include <string.h>
 
@@ -7,27 +8,30 @@
 #include "tests/cuda/gemm_reference.h"
 
 struct f8_trial {
-    size_t             n_rows, n, x_stride;
-    bool               gathered, norm, bf16;
+    size_t n_rows, n, x_stride;
+    bool gathered, norm, bf16;
     std::vector<float> x, by; /* x as it is after rounding to bf16, where it is */
     std::vector<int32_t> x_rows;
     std::vector<uint8_t> y;
-    std::vector<float>   scales;
+    std::vector<float> scales;
     size_t n_blocks() const { return (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK; }
 };
 
 static const float EPS = 1e-5f;
 
-static f8_trial make_trial(size_t n_rows, size_t n, size_t more, bool gathered, bool norm, bool bf16)
+static f8_trial make_trial(size_t n_rows, size_t n, size_t more, bool gathered, bool norm,
+                           bool bf16)
 {
     f8_trial t = { n_rows, n, n + more, gathered, norm, bf16, {}, {}, {}, {}, {} };
-    numbers  from = { n };
+    numbers from = { n };
     for (size_t i = 0; i < (n_rows + 4) * t.x_stride; i++) {
-        const float v = (float)(3 * pow(from.next(), i / 50 % 3 ? 1 : 9)); /* some blocks are nearly nothing */
+        /* some blocks are nearly nothing */
+        const float v = (float)(3 * pow(from.next(), i / 50 % 3 ? 1 : 9));
         t.x.push_back(bf16 ? float_of_bf16(bf16_of(v)) : v);
     }
     for (size_t i = 0; i < n; i++) t.by.push_back((float)from.next());
-    for (size_t i = 0; i < n_rows; i++) t.x_rows.push_back((int32_t)(gathered ? (i * 3 + 1) % (n_rows + 4) : i));
+    for (size_t i = 0; i < n_rows; i++)
+        t.x_rows.push_back((int32_t)(gathered ? (i * 3 + 1) % (n_rows + 4) : i));
     return t;
 }
 
@@ -36,10 +40,12 @@ static void run_trial(f8_trial *t)
     std::vector<uint16_t> halves;
     for (float v : t->x) halves.push_back(bf16_of(v));
     std::vector<uint8_t> y_before(t->n_rows * t->n_blocks() * PREPARE_INPUTS_F8_BLOCK + 16, GUARD);
-    std::vector<float>   scales_before(t->n_rows * t->n_blocks() + 1, -1);
-    device_bytes         x(t->x), x_halves(halves), by(t->by), x_rows(t->x_rows), y(y_before), scales(scales_before);
-    struct prepare_inputs_f8     in = {};
-    in.x = t->bf16 ? x_halves.p : x.p, in.bf16 = t->bf16, in.x_stride = t->x_stride, in.n_rows = t->n_rows, in.n = t->n, in.eps = EPS;
+    std::vector<float> scales_before(t->n_rows * t->n_blocks() + 1, -1);
+    device_bytes x(t->x), x_halves(halves), by(t->by), x_rows(t->x_rows), y(y_before),
+        scales(scales_before);
+    struct prepare_inputs_f8 in = {};
+    in.x = t->bf16 ? x_halves.p : x.p, in.bf16 = t->bf16, in.x_stride = t->x_stride,
+    in.n_rows = t->n_rows, in.n = t->n, in.eps = EPS;
     in.x_rows = t->gathered ? (const int32_t *)x_rows.p : nullptr;
     in.norm = t->norm ? (const float *)by.p : nullptr;
     in.y = (uint8_t *)y.p, in.scales = (float *)scales.p;
@@ -52,19 +58,23 @@ static void run_trial(f8_trial *t)
     CHECK(t->scales.back() == -1);
 }
 
-/* An element may err by half a step: a sixteenth of itself, and 2^-10 of what is below all steps. */
-static void check_block(const f8_trial &t, size_t row, size_t block, const std::vector<double> &want)
+/* An element may err by half a step: a sixteenth of itself, and 2^-10 of what is below all
+ * steps. */
+static void check_block(const f8_trial &t, size_t row, size_t block,
+                        const std::vector<double> &want)
 {
     const size_t at = (row * t.n_blocks() + block) * PREPARE_INPUTS_F8_BLOCK;
-    const double scale = (double)t.scales[row * t.n_blocks() + block], loose = t.norm ? 0x1p-18 : 0x1p-22;
-    double       largest = 1e-4;
+    const double scale = (double)t.scales[row * t.n_blocks() + block],
+                 loose = t.norm ? 0x1p-18 : 0x1p-22;
+    double largest = 1e-4;
     for (double v : want) largest = fmax(largest, fabs(v));
     CHECK_NEAR(scale, largest / 448, largest / 448 * loose);
     for (size_t i = 0; i < PREPARE_INPUTS_F8_BLOCK; i++) {
-        const double v = i < want.size() ? want[i] : 0, got = (double)float_of_e4m3(t.y[at + i]) * scale;
+        const double v = i < want.size() ? want[i] : 0,
+                     got = (double)float_of_e4m3(t.y[at + i]) * scale;
         if (!(fabs(got - v) <= fabs(v) * (0x1p-4 + loose) + scale * 0x1.01p-10))
-            test_fail(__FILE__, __LINE__, "n %zu norm %d bf16 %d: [%zu][%zu] is %.9g, not %.9g", t.n, t.norm, t.bf16, row,
-                      block * PREPARE_INPUTS_F8_BLOCK + i, got, v);
+            test_fail(__FILE__, __LINE__, "n %zu norm %d bf16 %d: [%zu][%zu] is %.9g, not %.9g",
+                      t.n, t.norm, t.bf16, row, block * PREPARE_INPUTS_F8_BLOCK + i, got, v);
         if (i >= want.size()) CHECK_EQ_INT(t.y[at + i], 0);
     }
 }
@@ -73,12 +83,13 @@ static void check_trial(const f8_trial &t)
 {
     for (size_t row = 0; row < t.n_rows; row++) {
         const float *x = &t.x[(size_t)t.x_rows[row] * t.x_stride];
-        double       squares = 0;
+        double squares = 0;
         for (size_t k = 0; k < t.n; k++) squares += (double)x[k] * (double)x[k];
         const double root = t.norm ? sqrt(squares / (double)t.n + (double)EPS) : 1;
         for (size_t block = 0; block < t.n_blocks(); block++) {
             std::vector<double> want;
-            for (size_t k = block * PREPARE_INPUTS_F8_BLOCK; k < t.n && k < (block + 1) * PREPARE_INPUTS_F8_BLOCK; k++)
+            for (size_t k = block * PREPARE_INPUTS_F8_BLOCK;
+                 k < t.n && k < (block + 1) * PREPARE_INPUTS_F8_BLOCK; k++)
                 want.push_back((t.norm ? (double)t.by[k] : 1) * (double)x[k] / root);
             check_block(t, row, block, want);
         }
@@ -97,14 +108,16 @@ TEST(inputs_f8_equal_a_plain_loop)
         }
 }
 
-/* Every number of e4m3 is itself when the scale is 1, and halfway between two goes to the even one. */
+/* Every number of e4m3 is itself when the scale is 1, and halfway between two goes to the even
+ * one. */
 TEST(inputs_f8_round_as_e4m3_does)
 {
     need_card();
     f8_trial t = make_trial(1, 512, 0, false, false, false);
     for (int i = 0; i < 512; i++) t.x[(size_t)i] = 0;
     for (int i = 0; i < 127; i++) {
-        const float v = float_of_e4m3((uint8_t)i), next = i < 126 ? float_of_e4m3((uint8_t)(i + 1)) : v;
+        const float v = float_of_e4m3((uint8_t)i),
+                    next = i < 126 ? float_of_e4m3((uint8_t)(i + 1)) : v;
         t.x[(size_t)i] = v, t.x[(size_t)(128 + i)] = -v, t.x[(size_t)(256 + i)] = (v + next) / 2;
     }
     t.x[127] = t.x[255] = t.x[383] = 448;
@@ -123,7 +136,7 @@ TEST(inputs_f8_round_as_e4m3_does)
 TEST(inputs_f8_refuse_a_norm_of_bf16)
 {
     need_card();
-    const float      one = 1;
+    const float one = 1;
     struct prepare_inputs_f8 in = {};
     in.x = &one, in.norm = &one, in.bf16 = true, in.n_rows = in.n = 1;
     CHECK(prepare_inputs_f8_run(nullptr, &in) == cudaErrorInvalidValue);
@@ -131,4 +144,5 @@ TEST(inputs_f8_refuse_a_norm_of_bf16)
     GOOD(prepare_inputs_f8_run(nullptr, &in));
 }
 
-TEST_MAIN(CASE(inputs_f8_equal_a_plain_loop), CASE(inputs_f8_round_as_e4m3_does), CASE(inputs_f8_refuse_a_norm_of_bf16))
+TEST_MAIN(CASE(inputs_f8_equal_a_plain_loop), CASE(inputs_f8_round_as_e4m3_does),
+          CASE(inputs_f8_refuse_a_norm_of_bf16))

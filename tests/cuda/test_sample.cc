@@ -1,8 +1,10 @@
-/* test_sample.cc - tokens chosen on the card against the sampler of the host, from the same logits and the same wishes.
+/* test_sample.cc - tokens chosen on the card against the sampler of the host, from the same logits
+ * and the same wishes.
  *
- * A row is made of a seed: a kind of logits, and parameters drawn from lists that hold the borders of every rule. It is asked alone and among
- * others, and must come out as shared/engine/sampler.c has it: token, rank and the best few to the last one, logprobs to the last bits, as the
- * log of log-sum-exp is the card's own. Runs on a card or on tests/simt. */
+ * A row is made of a seed: a kind of logits, and parameters drawn from lists that hold the borders
+ * of every rule. It is asked alone and among others, and must come out as shared/engine/sampler.c
+ * has it: token, rank and the best few to the last one, logprobs to the last bits, as the log of
+ * log-sum-exp is the card's own. Runs on a card or on tests/simt. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -18,7 +20,7 @@ extern "C" {
 #include "shared/engine/sampler.h"
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 struct random_numbers { /* splitmix64 */
     uint64_t state;
@@ -30,9 +32,15 @@ struct random_numbers { /* splitmix64 */
         return z ^ z >> 31;
     }
     uint32_t below(uint32_t n) { return (uint32_t)((next() >> 32) * n >> 32); }
-    float    uniform() { return (float)(next() >> 40) * 0x1p-24f; }
-    float    normal() { return uniform() + uniform() + uniform() + uniform() + uniform() + uniform() - 3.0f; }
-    template <class T> T of(std::initializer_list<T> choices) { return choices.begin()[below((uint32_t)choices.size())]; }
+    float uniform() { return (float)(next() >> 40) * 0x1p-24f; }
+    float normal()
+    {
+        return uniform() + uniform() + uniform() + uniform() + uniform() + uniform() - 3.0f;
+    }
+    template <class T> T of(std::initializer_list<T> choices)
+    {
+        return choices.begin()[below((uint32_t)choices.size())];
+    }
 };
 
 enum logits_kind { MODEL, FLAT, INTEGERS, EQUAL, STRANGE, UNUSABLE, PEAK, LARGEST, ZEROS, KINDS };
@@ -44,7 +52,8 @@ static float make_logit(random_numbers &r, logits_kind kind)
     case FLAT: return 0.05f * r.normal();
     case INTEGERS: return (float)r.below(5);
     case EQUAL: return 1.5f;
-    case STRANGE: return r.below(4) ? r.normal() : r.of({ NAN, -INFINITY, -NAN, FLT_MAX, -FLT_MAX });
+    case STRANGE:
+        return r.below(4) ? r.normal() : r.of({ NAN, -INFINITY, -NAN, FLT_MAX, -FLT_MAX });
     case UNUSABLE: return r.of({ NAN, -INFINITY });
     case PEAK: return 40 * r.normal();
     case LARGEST: return r.below(20) ? r.normal() : r.of({ INFINITY, FLT_MAX });
@@ -53,21 +62,29 @@ static float make_logit(random_numbers &r, logits_kind kind)
 }
 
 struct wish_row {
-    std::vector<float>      logits;
-    sampling_params         params = {};
+    std::vector<float> logits;
+    sampling_params params = {};
     std::vector<logit_bias> bias;
-    std::vector<uint64_t>   allowed;
-    std::vector<int32_t>    tokens, eos;
-    uint32_t                n_prompt = 0;
-    int32_t                 score = -1;
-    bool                    is_late = false; /* the last token is known on the card alone */
+    std::vector<uint64_t> allowed;
+    std::vector<int32_t> tokens, eos;
+    uint32_t n_prompt = 0;
+    int32_t score = -1;
+    bool is_late = false; /* the last token is known on the card alone */
     /* late: -1 - where the card has the late token, or 0: the host knows all tokens */
     sample_request wish(int32_t late = 0)
     {
         const uint32_t n_known = (uint32_t)tokens.size() - (late < 0);
         params.bias = bias.data(), params.n_bias = (uint32_t)bias.size();
         params.allowed = allowed.empty() ? nullptr : allowed.data();
-        return { &params, tokens.data(), n_known, n_prompt, (uint32_t)tokens.size() - n_prompt, late, eos.data(), (uint32_t)eos.size(), score };
+        return { &params,
+                 tokens.data(),
+                 n_known,
+                 n_prompt,
+                 (uint32_t)tokens.size() - n_prompt,
+                 late,
+                 eos.data(),
+                 (uint32_t)eos.size(),
+                 score };
     }
 };
 
@@ -89,10 +106,13 @@ static void make_edits(random_numbers &r, wish_row *row, uint32_t n_vocab)
     if (r.below(3) == 0) p.frequency_penalty = r.of({ 0.3f, -0.2f });
     if (r.below(3) == 0) p.repetition_penalty = r.of({ 1.3f, 0.8f, -2.0f, 0.0f });
     if (r.below(3) == 0) p.min_tokens = r.below(20);
-    for (uint32_t n = r.below(4); n > 0; n--) p.stop_ids[p.n_stop_ids++] = (int32_t)r.below(n_vocab + 2) - 1;
+    for (uint32_t n = r.below(4); n > 0; n--)
+        p.stop_ids[p.n_stop_ids++] = (int32_t)r.below(n_vocab + 2) - 1;
     for (uint32_t n = r.below(4); n > 0; n--) row->eos.push_back((int32_t)r.below(n_vocab + 2) - 1);
     if (r.below(3) == 0) /* many, so that some tokens have several */
-        for (uint32_t n = r.below(100); n > 0; n--) row->bias.push_back({ (int32_t)r.below(n_vocab + 2) - 1, r.of({ 3.0f, -100.0f, 0.1f, -1e9f }) });
+        for (uint32_t n = r.below(100); n > 0; n--)
+            row->bias.push_back(
+                { (int32_t)r.below(n_vocab + 2) - 1, r.of({ 3.0f, -100.0f, 0.1f, -1e9f }) });
 }
 
 static void make_mask(random_numbers &r, wish_row *row, uint32_t n_vocab)
@@ -101,21 +121,24 @@ static void make_mask(random_numbers &r, wish_row *row, uint32_t n_vocab)
     row->allowed.assign((n_vocab + 63) / 64, 0);
     for (uint32_t i = 0; i < n_vocab; i++)
         if (r.below(one_in) == 0) row->allowed[i / 64] |= 1ull << (i % 64);
-    row->allowed.back() |= n_vocab % 64 ? ~0ull << (n_vocab % 64) : 0; /* bits behind the vocabulary mean nothing */
+    /* bits behind the vocabulary mean nothing */
+    row->allowed.back() |= n_vocab % 64 ? ~0ull << (n_vocab % 64) : 0;
 }
 
 static wish_row make_row(uint64_t seed, uint32_t n_vocab)
 {
     random_numbers r = { seed };
-    wish_row       row;
+    wish_row row;
     const uint32_t kind = r.below(KINDS + 6); /* most are of the usual kind */
     row.logits.resize(n_vocab);
     for (float &v : row.logits) v = make_logit(r, kind < KINDS ? (logits_kind)kind : MODEL);
     row.params.repetition_penalty = 1;
     make_cuts(r, &row.params, n_vocab);
-    for (uint32_t n = r.below(60); n > 0; n--) row.tokens.push_back((int32_t)r.below(n_vocab + 2) - 1);
+    for (uint32_t n = r.below(60); n > 0; n--)
+        row.tokens.push_back((int32_t)r.below(n_vocab + 2) - 1);
     row.n_prompt = r.below((uint32_t)row.tokens.size() + 1);
-    if (row.n_prompt < row.tokens.size() && r.below(2)) row.is_late = row.tokens.back() >= 0 && row.tokens.back() < (int32_t)n_vocab;
+    if (row.n_prompt < row.tokens.size() && r.below(2))
+        row.is_late = row.tokens.back() >= 0 && row.tokens.back() < (int32_t)n_vocab;
     if (r.below(2)) make_edits(r, &row, n_vocab);
     if (r.below(4) == 0) make_mask(r, &row, n_vocab);
     if (r.below(8) == 0) row.score = (int32_t)r.below(n_vocab);
@@ -129,12 +152,12 @@ static std::vector<wish_row> make_rows(uint64_t seed, size_t n, uint32_t n_vocab
     return rows;
 }
 
-/* ---- the host ---------------------------------------------------------------------------------------------------- */
+/* ---- the host ---- */
 
 struct host_sampler {
-    uint32_t    n_vocab;
+    uint32_t n_vocab;
     kernel_ctx *kernels;
-    sampler    *s;
+    sampler *s;
     explicit host_sampler(uint32_t n) : n_vocab(n)
     {
         struct err err;
@@ -150,39 +173,40 @@ struct host_sampler {
     token_logprobs run(wish_row &row)
     {
         const sample_request w = row.wish();
-        token_logprobs    out;
-        float             lse;
+        token_logprobs out;
+        float lse;
         kernels->ops->log_sum_exp(kernels, &lse, row.logits.data(), n_vocab, 1, n_vocab);
-        const sampler_input in = { row.logits.data(), lse, w.params, w.tokens, w.n_tokens, w.n_prompt, w.eos, w.n_eos };
+        const sampler_input in = { row.logits.data(), lse,        w.params, w.tokens,
+                                   w.n_tokens,        w.n_prompt, w.eos,    w.n_eos };
         if (row.score < 0) (void)sampler_sample(s, &in, &out);
         else sampler_logprobs(s, row.logits.data(), lse, row.score, w.params->n_logprobs, &out);
         return out;
     }
 };
 
-/* ---- the card ---------------------------------------------------------------------------------------------------- */
+/* ---- the card ---- */
 
 enum { UNTOUCHED = -77 };
 
 struct asked_rows {
-    std::vector<float>       logits;
-    std::vector<sample_row_params>  row_params;
+    std::vector<float> logits;
+    std::vector<sample_row_params> row_params;
     std::vector<sample_edit> edits;
-    std::vector<uint64_t>    allowed;
-    std::vector<int32_t>     ids; /* before the call: late tokens, each at another row's place */
-    unsigned                 work = 0;
+    std::vector<uint64_t> allowed;
+    std::vector<int32_t> ids; /* before the call: late tokens, each at another row's place */
+    unsigned work = 0;
 };
 
 static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride)
 {
-    asked_rows    all;
+    asked_rows all;
     sample_encoder *m = sample_encoder_create(n_vocab);
     all.logits.assign(rows.size() * stride, 1e30f); /* what lies between rows would win */
     all.ids.assign(rows.size(), UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
-        const size_t      place = rows.size() - 1 - i;
+        const size_t place = rows.size() - 1 - i;
         const sample_request w = rows[i].wish(rows[i].is_late ? -1 - (int32_t)place : 0);
-        sample_encoded       made;
+        sample_encoded made;
         if (rows[i].is_late) all.ids[place] = rows[i].tokens.back();
         sample_encoder_encode(m, &w, &made);
         made.params.edits = (int32_t)all.edits.size();
@@ -191,7 +215,8 @@ static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stri
         all.allowed.insert(all.allowed.end(), made.allowed, made.allowed + made.n_words);
         all.row_params.push_back(made.params);
         all.work |= made.work;
-        std::copy(rows[i].logits.begin(), rows[i].logits.end(), all.logits.begin() + (ptrdiff_t)(i * stride));
+        std::copy(rows[i].logits.begin(), rows[i].logits.end(),
+                  all.logits.begin() + (ptrdiff_t)(i * stride));
     }
     sample_encoder_free(m);
     return all;
@@ -199,30 +224,37 @@ static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stri
 
 struct answers {
     std::vector<token_logprobs> results;
-    std::vector<int32_t>        ids, before; /* after the call and before it */
+    std::vector<int32_t> ids, before; /* after the call and before it */
 };
 
 /* Scratch of the card that lives from call to call. */
 struct card_scratch : device_bytes {
-    card_scratch(size_t n_rows, uint32_t n_vocab) : device_bytes(std::vector<unsigned char>(sample_scratch_bytes(n_rows, n_vocab))) {}
+    card_scratch(size_t n_rows, uint32_t n_vocab)
+        : device_bytes(std::vector<unsigned char>(sample_scratch_bytes(n_rows, n_vocab)))
+    {}
 };
 
 /* Memory of one call, and the call. */
 struct card_call {
-    size_t         n_rows;
-    asked_rows     all;
+    size_t n_rows;
+    asked_rows all;
     token_logprobs guard;
-    device_bytes   logits, row_params, edits, allowed, n_live, results, ids;
-    sample_call    call = {};
-    card_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live, const card_scratch &scratch)
-        : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()), logits(all.logits), row_params(all.row_params), edits(all.edits),
-          allowed(all.allowed), n_live(&live, sizeof live), results(std::vector<token_logprobs>(n_rows, guard)),
+    device_bytes logits, row_params, edits, allowed, n_live, results, ids;
+    sample_call call = {};
+    card_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
+              const card_scratch &scratch)
+        : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()),
+          logits(all.logits), row_params(all.row_params), edits(all.edits), allowed(all.allowed),
+          n_live(&live, sizeof live), results(std::vector<token_logprobs>(n_rows, guard)),
           ids(all.ids)
     {
-        call.logits = (const float *)logits.p, call.stride = stride, call.n_vocab = (int32_t)n_vocab, call.n_rows = (int32_t)n_rows;
-        call.work = all.work, call.n_real_rows = live < 0 ? nullptr : (const int32_t *)n_live.p, call.row_params = (const sample_row_params *)row_params.p;
+        call.logits = (const float *)logits.p, call.stride = stride,
+        call.n_vocab = (int32_t)n_vocab, call.n_rows = (int32_t)n_rows;
+        call.work = all.work, call.n_real_rows = live < 0 ? nullptr : (const int32_t *)n_live.p,
+        call.row_params = (const sample_row_params *)row_params.p;
         call.edits = (const sample_edit *)edits.p, call.allowed = (const uint64_t *)allowed.p;
-        call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p, call.scratch = scratch.p;
+        call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p,
+        call.scratch = scratch.p;
     }
     static token_logprobs make_guard()
     {
@@ -235,34 +267,43 @@ struct card_call {
         answers a = { std::vector<token_logprobs>(n_rows), std::vector<int32_t>(n_rows), all.ids };
         std::vector<float> after(all.logits.size());
         GOOD(cudaDeviceSynchronize());
-        GOOD(cudaMemcpy(a.results.data(), results.p, n_rows * sizeof(token_logprobs), cudaMemcpyDeviceToHost));
+        GOOD(cudaMemcpy(a.results.data(), results.p, n_rows * sizeof(token_logprobs),
+                        cudaMemcpyDeviceToHost));
         GOOD(cudaMemcpy(a.ids.data(), ids.p, n_rows * sizeof(int32_t), cudaMemcpyDeviceToHost));
-        GOOD(cudaMemcpy(after.data(), logits.p, after.size() * sizeof(float), cudaMemcpyDeviceToHost));
+        GOOD(cudaMemcpy(after.data(), logits.p, after.size() * sizeof(float),
+                        cudaMemcpyDeviceToHost));
         CHECK(memcmp(after.data(), all.logits.data(), after.size() * sizeof(float)) == 0);
         return a;
     }
 };
 
-static answers run_card(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live, const card_scratch &scratch)
+static answers run_card(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
+                        const card_scratch &scratch)
 {
     const card_call c(rows, n_vocab, stride, live, scratch);
     GOOD(sample_run(nullptr, &c.call));
     return c.fetch();
 }
 
-/* ---- comparing --------------------------------------------------------------------------------------------------- */
+/* ---- comparing ---- */
 
-#define ROW_FAIL(what, got, want)                                                                                                                  \
-    test_fail(__FILE__, __LINE__, "vocabulary %u, row %zu: " what " is %.9g, not %.9g (temperature %g, min_p %g, top_k %d, top_p %g, score %d)",   \
-              n_vocab, i, (double)(got), (double)(want), (double)row.params.temperature, (double)row.params.min_p, row.params.top_k,               \
-              (double)row.params.top_p, row.score)
+#define ROW_FAIL(what, got, want)                                                                  \
+    test_fail(__FILE__, __LINE__,                                                                  \
+              "vocabulary %u, row %zu: " what                                                      \
+              " is %.9g, not %.9g (temperature %g, min_p %g, top_k %d, top_p %g, score %d)",       \
+              n_vocab, i, (double)(got), (double)(want), (double)row.params.temperature,           \
+              (double)row.params.min_p, row.params.top_k, (double)row.params.top_p, row.score)
 
-static bool are_near(float a, float b) { return a == b || fabsf(a - b) <= 2e-7f * fabsf(b) + 4e-6f; }
+static bool are_near(float a, float b)
+{
+    return a == b || fabsf(a - b) <= 2e-7f * fabsf(b) + 4e-6f;
+}
 
-static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const answers &a, const token_logprobs &want)
+static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const answers &a,
+                      const token_logprobs &want)
 {
     const token_logprobs &got = a.results[i];
-    const int32_t         id = a.ids[i];
+    const int32_t id = a.ids[i];
     if (got.id != want.id) ROW_FAIL("the token", got.id, want.id);
     if (id != (row.score < 0 ? want.id : a.before[i])) ROW_FAIL("ids[]", id, want.id);
     if (got.rank != want.rank) ROW_FAIL("the rank", got.rank, want.rank);
@@ -270,8 +311,10 @@ static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const ans
     if (got.ends != want.ends) ROW_FAIL("ends", got.ends, want.ends);
     if (got.n_top != want.n_top) ROW_FAIL("n_top", got.n_top, want.n_top);
     for (size_t t = 0; t < SAMPLER_LOGPROBS_MAX; t++) {
-        if (got.top[t].id != want.top[t].id) ROW_FAIL("an id of top", got.top[t].id, want.top[t].id);
-        if (!are_near(got.top[t].logprob, want.top[t].logprob)) ROW_FAIL("a logprob of top", got.top[t].logprob, want.top[t].logprob);
+        if (got.top[t].id != want.top[t].id)
+            ROW_FAIL("an id of top", got.top[t].id, want.top[t].id);
+        if (!are_near(got.top[t].logprob, want.top[t].logprob))
+            ROW_FAIL("a logprob of top", got.top[t].logprob, want.top[t].logprob);
     }
 }
 
@@ -286,40 +329,49 @@ static void check_vocabulary(uint64_t seed, uint32_t n_vocab, size_t n_rows, siz
 {
     need_card();
     std::vector<wish_row> rows = make_rows(seed, n_rows, n_vocab);
-    const card_scratch    scratch(n_rows, n_vocab);
-    const answers         first = run_card(rows, n_vocab, n_vocab + 3, -1, scratch);
+    const card_scratch scratch(n_rows, n_vocab);
+    const answers first = run_card(rows, n_vocab, n_vocab + 3, -1, scratch);
     check_rows(rows, n_vocab, first);
     std::vector<wish_row> turned = rows;
     std::rotate(turned.begin(), turned.begin() + 1, turned.end());
     check_rows(turned, n_vocab, run_card(turned, n_vocab, n_vocab, -1, scratch));
     for (size_t i = 0; i < n_alone; i++) {
         std::vector<wish_row> alone(1, rows[i]);
-        const answers         a = run_card(alone, n_vocab, n_vocab, -1, scratch);
+        const answers a = run_card(alone, n_vocab, n_vocab, -1, scratch);
         CHECK(memcmp(&a.results[0], &first.results[i], sizeof(token_logprobs)) == 0);
     }
 }
 
-/* ---- cases ------------------------------------------------------------------------------------------------------- */
+/* ---- cases ---- */
 
 TEST(five_tokens_as_the_host) { check_vocabulary(1, 5, TEST_IS_SANITIZED ? 60 : 400, 30); }
 TEST(one_token_as_the_host) { check_vocabulary(2, 1, 40, 4); }
 TEST(hundred_tokens_as_the_host) { check_vocabulary(3, 100, TEST_IS_SANITIZED ? 60 : 400, 30); }
 TEST(thousand_tokens_as_the_host) { check_vocabulary(4, 1000, TEST_IS_SANITIZED ? 60 : 400, 30); }
-TEST(tokens_of_a_small_vocabulary_as_the_host) { check_vocabulary(5, 32003, TEST_IS_SANITIZED ? 8 : 64, 4); }
-TEST(tokens_of_a_large_vocabulary_as_the_host) { check_vocabulary(6, 151936, TEST_IS_SANITIZED ? 2 : 12, 1); }
+TEST(tokens_of_a_small_vocabulary_as_the_host)
+{
+    check_vocabulary(5, 32003, TEST_IS_SANITIZED ? 8 : 64, 4);
+}
+TEST(tokens_of_a_large_vocabulary_as_the_host)
+{
+    check_vocabulary(6, 151936, TEST_IS_SANITIZED ? 2 : 12, 1);
+}
 
-/* One row, many draws: each as the host's, so that all ways through a chunk and from chunk to chunk are gone. */
+/* One row, many draws: each as the host's, so that all ways through a chunk and from chunk to chunk
+ * are gone. */
 TEST(draws_as_the_host_for_many_seeds)
 {
     need_card();
-    const float    temperatures[] = { 1, 1, 1e-4f /* counts as 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
+    const float temperatures[] = { 1, 1, 1e-4f /* counts as 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
     const uint32_t n_vocab = 5000;
     for (int way = 0; way < 3; way++) {
         std::vector<wish_row> rows;
-        wish_row       row;
+        wish_row row;
         random_numbers r = { 7 };
-        for (uint32_t i = 0; i < n_vocab; i++) row.logits.push_back(r.normal() * (way == 2 ? 1e-2f : 1.0f));
-        row.params.temperature = temperatures[way], row.params.top_p = top_ps[way], row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
+        for (uint32_t i = 0; i < n_vocab; i++)
+            row.logits.push_back(r.normal() * (way == 2 ? 1e-2f : 1.0f));
+        row.params.temperature = temperatures[way], row.params.top_p = top_ps[way],
+        row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
         for (uint64_t seed = 0; seed < (TEST_IS_SANITIZED ? 20 : 200); seed++) {
             row.params.seed = seed;
             row.tokens.push_back(3); /* the index of the draw */
@@ -330,12 +382,14 @@ TEST(draws_as_the_host_for_many_seeds)
     }
 }
 
-/* Equal values at the border of top_p: which of them stay goes by their ids. One value or two, so that sums are exact. */
+/* Equal values at the border of top_p: which of them stay goes by their ids. One value or two, so
+ * that sums are exact. */
 TEST(equals_at_the_border_go_by_id)
 {
     need_card();
     std::vector<wish_row> rows;
-    for (uint32_t n_vocab : { 7u, 9000u, 40000u }) { /* of the last there are more than a list has room for */
+    for (uint32_t n_vocab : { 7u, 9000u, 40000u }) { /* of the last there are more than a list has
+                                                      * room for */
         rows.clear();
         for (float top_p : { 0.5f, 0.25f, 0.001f, 0.75f })
             for (int32_t top_k : { 0, 3 })
@@ -343,7 +397,8 @@ TEST(equals_at_the_border_go_by_id)
                     wish_row row;
                     row.logits.assign(n_vocab, 2.0f);
                     for (uint32_t i = 3; seed >= 4 && i < n_vocab; i += 97) row.logits[i] = 2.5f;
-                    row.params.temperature = 0.5f, row.params.top_p = top_p, row.params.top_k = top_k, row.params.repetition_penalty = 1;
+                    row.params.temperature = 0.5f, row.params.top_p = top_p,
+                    row.params.top_k = top_k, row.params.repetition_penalty = 1;
                     row.params.seed = seed, row.params.n_logprobs = -1;
                     rows.push_back(row);
                 }
@@ -352,26 +407,30 @@ TEST(equals_at_the_border_go_by_id)
     }
 }
 
-/* The only token so far, which would be chosen again: wherever it lies, and whatever else changes its logit. */
+/* The only token so far, which would be chosen again: wherever it lies, and whatever else changes
+ * its logit. */
 TEST(a_late_token_counts_everywhere)
 {
     need_card();
-    const uint32_t        n_vocab = 9000;
+    const uint32_t n_vocab = 9000;
     std::vector<wish_row> rows;
     for (int32_t id : { 0, 1, 4095, 4096, 4097, 8191, 8192, 8999 }) /* pieces have 4,096 */
         for (int kind = 0; kind < 4; kind++) {
             wish_row row;
             row.logits.assign(n_vocab, 2.0f);
             row.logits[(size_t)id] = 2.5f;
-            row.params.top_p = 1, row.params.repetition_penalty = kind == 1 ? 1.5f : 1, row.params.n_logprobs = -1;
-            row.params.presence_penalty = kind == 1 ? 0 : 0.2f, row.params.frequency_penalty = kind == 1 ? 0 : 0.4f;
+            row.params.top_p = 1, row.params.repetition_penalty = kind == 1 ? 1.5f : 1,
+            row.params.n_logprobs = -1;
+            row.params.presence_penalty = kind == 1 ? 0 : 0.2f,
+            row.params.frequency_penalty = kind == 1 ? 0 : 0.4f;
             if (kind == 2) row.bias = { { id, -0.25f }, { id, 0.25f } };
-            if (kind == 3) row.bias = { { id == 0 ? 1 : id - 1, 0.25f }, { id == 8999 ? 0 : id + 1, 0.125f } };
+            if (kind == 3)
+                row.bias = { { id == 0 ? 1 : id - 1, 0.25f }, { id == 8999 ? 0 : id + 1, 0.125f } };
             row.tokens = { id }, row.n_prompt = 0, row.is_late = true;
             rows.push_back(row);
         }
     const card_scratch scratch(rows.size(), n_vocab);
-    const answers      a = run_card(rows, n_vocab, n_vocab, -1, scratch);
+    const answers a = run_card(rows, n_vocab, n_vocab, -1, scratch);
     check_rows(rows, n_vocab, a);
     for (size_t i = 0; i < rows.size(); i++) CHECK(a.ids[i] != rows[i].tokens[0]);
 }
@@ -379,10 +438,10 @@ TEST(a_late_token_counts_everywhere)
 TEST(rows_that_are_not_live_are_left_alone)
 {
     need_card();
-    const uint32_t        n_vocab = 300;
-    const token_logprobs  guard = card_call::make_guard();
+    const uint32_t n_vocab = 300;
+    const token_logprobs guard = card_call::make_guard();
     std::vector<wish_row> rows = make_rows(8, 12, n_vocab);
-    const card_scratch    scratch(rows.size(), n_vocab);
+    const card_scratch scratch(rows.size(), n_vocab);
     for (int32_t live : { 0, 1, 7 }) {
         const answers a = run_card(rows, n_vocab, n_vocab, live, scratch);
         std::vector<wish_row> asked(rows.begin(), rows.begin() + live);
@@ -398,19 +457,21 @@ TEST(rows_that_are_not_live_are_left_alone)
 TEST(a_recorded_call_takes_other_asks)
 {
     need_card();
-    const uint32_t        n_vocab = 3000;
+    const uint32_t n_vocab = 3000;
     std::vector<wish_row> rows = make_rows(9, 10, n_vocab), others = make_rows(10, 10, n_vocab);
-    for (size_t i = 0; i < rows.size(); i++) others[i].logits = rows[i].logits, others[i].allowed.clear(), others[i].bias.clear();
+    for (size_t i = 0; i < rows.size(); i++)
+        others[i].logits = rows[i].logits, others[i].allowed.clear(), others[i].bias.clear();
     const card_scratch scratch(rows.size(), n_vocab);
-    card_call          c(rows, n_vocab, n_vocab, -1, scratch);
+    card_call c(rows, n_vocab, n_vocab, -1, scratch);
     std::vector<sample_edit> room(n_vocab);
     const device_bytes edits(room);
-    cudaStream_t       stream;
-    cudaGraph_t        graph;
-    cudaGraphExec_t    exec;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
     c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS | SAMPLE_FUTURE_TOKEN;
     c.call.edits = (const sample_edit *)edits.p;
-    GOOD(cudaMemcpy(edits.p, c.all.edits.data(), c.all.edits.size() * sizeof(sample_edit), cudaMemcpyHostToDevice));
+    GOOD(cudaMemcpy(edits.p, c.all.edits.data(), c.all.edits.size() * sizeof(sample_edit),
+                    cudaMemcpyHostToDevice));
     GOOD(cudaStreamCreate(&stream));
     GOOD(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     GOOD(sample_run(stream, &c.call));
@@ -420,9 +481,13 @@ TEST(a_recorded_call_takes_other_asks)
     check_rows(rows, n_vocab, c.fetch());
     const asked_rows next = ask(others, n_vocab, n_vocab);
     CHECK(next.edits.size() <= room.size());
-    GOOD(cudaMemcpy(c.row_params.p, next.row_params.data(), next.row_params.size() * sizeof(sample_row_params), cudaMemcpyHostToDevice));
-    if (!next.edits.empty()) GOOD(cudaMemcpy(edits.p, next.edits.data(), next.edits.size() * sizeof(sample_edit), cudaMemcpyHostToDevice));
-    GOOD(cudaMemcpy(c.ids.p, next.ids.data(), next.ids.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    GOOD(cudaMemcpy(c.row_params.p, next.row_params.data(),
+                    next.row_params.size() * sizeof(sample_row_params), cudaMemcpyHostToDevice));
+    if (!next.edits.empty())
+        GOOD(cudaMemcpy(edits.p, next.edits.data(), next.edits.size() * sizeof(sample_edit),
+                        cudaMemcpyHostToDevice));
+    GOOD(cudaMemcpy(c.ids.p, next.ids.data(), next.ids.size() * sizeof(int32_t),
+                    cudaMemcpyHostToDevice));
     GOOD(cudaDeviceSynchronize());
     GOOD(cudaGraphLaunch(exec, stream));
     answers a = c.fetch();
@@ -437,8 +502,8 @@ TEST(calls_out_of_bounds_are_refused)
 {
     need_card();
     std::vector<wish_row> rows = make_rows(11, 1, 5);
-    const card_scratch    scratch(1, 5);
-    card_call             c(rows, 5, 5, -1, scratch);
+    const card_scratch scratch(1, 5);
+    card_call c(rows, 5, 5, -1, scratch);
     c.call.n_vocab = 0;
     CHECK_EQ_INT(sample_run(nullptr, &c.call), cudaErrorInvalidValue);
     c.call.n_vocab = SAMPLE_VOCAB_MAX + 1;
@@ -460,25 +525,30 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
         if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) _exit(2);
         wish_row row;
         row.logits.assign(5, 1.0f);
-        row.params.temperature = 1, row.params.top_p = 1, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
+        row.params.temperature = 1, row.params.top_p = 1, row.params.repetition_penalty = 1,
+        row.params.n_logprobs = -1;
         std::vector<wish_row> rows(1, row);
-        const card_scratch    scratch(1, 5);
-        card_call             c(rows, 5, 5, -1, scratch);
+        const card_scratch scratch(1, 5);
+        card_call c(rows, 5, 5, -1, scratch);
         c.call.work = 0;
-        _exit(sample_run(nullptr, &c.call) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess ? 0 : 1);
+        _exit(sample_run(nullptr, &c.call) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess
+                  ? 0
+                  : 1);
     }
     int status;
     CHECK_EQ_INT(waitpid(child, &status, 0), child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 2) SKIP("no CUDA card, and no emulated one in this build");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 2)
+        SKIP("no CUDA card, and no emulated one in this build");
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
-/* What a maker says of a row, in detail: edits sorted, each token's in the order of sampler.c, none without an effect. */
+/* What a maker says of a row, in detail: edits sorted, each token's in the order of sampler.c, none
+ * without an effect. */
 TEST(edits_are_few_and_in_order)
 {
     sample_encoder *m = sample_encoder_create(100);
-    wish_row      row;
-    sample_encoded   made;
+    wish_row row;
+    sample_encoded made;
     row.params.top_p = 1, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
     row.tokens = { 9, 8, 7, 8, 70 }, row.n_prompt = 2, row.eos = { 99, 100 };
     sample_request w = row.wish();
@@ -487,7 +557,8 @@ TEST(edits_are_few_and_in_order)
     CHECK_EQ_INT(made.work, 0);
     CHECK_EQ_INT(made.params.allowed, -1);
     CHECK_EQ_INT(made.params.index, 3);
-    row.params.frequency_penalty = 0.5f, row.params.min_tokens = 4, row.params.temperature = 1, row.params.top_k = 3;
+    row.params.frequency_penalty = 0.5f, row.params.min_tokens = 4, row.params.temperature = 1,
+    row.params.top_k = 3;
     row.bias = { { 8, 1 }, { 3, 2 }, { 8, 4 }, { -1, 5 }, { 100, 6 } };
     row.allowed = { 5, 1 };
     w = row.wish();
@@ -496,9 +567,11 @@ TEST(edits_are_few_and_in_order)
         const int32_t ids[] = { 3, 7, 8, 8, 70, 99 };
         CHECK_EQ_INT(made.params.n_edits, 6);
         for (int i = 0; i < 6; i++) CHECK_EQ_INT(made.edits[i].id, ids[i]);
-        CHECK(made.edits[2].bias == 1 && made.edits[3].bias == 4 && !made.edits[2].penalise && made.edits[3].penalise);
+        CHECK(made.edits[2].bias == 1 && made.edits[3].bias == 4 && !made.edits[2].penalise &&
+              made.edits[3].penalise);
         CHECK(made.edits[3].count == 1 && made.edits[5].forbid && !made.edits[5].penalise);
-        CHECK(made.params.frequency == 0.5f && made.params.presence == 0 && made.params.repetition == 1 && made.params.future_token == 0);
+        CHECK(made.params.frequency == 0.5f && made.params.presence == 0 &&
+              made.params.repetition == 1 && made.params.future_token == 0);
         CHECK_EQ_INT(made.n_words, 2);
         CHECK(made.allowed == row.allowed.data() && made.params.allowed == 0);
         CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT);
@@ -508,21 +581,27 @@ TEST(edits_are_few_and_in_order)
     sample_encoder_encode(m, &w, &made);
     CHECK_EQ_INT(made.params.n_edits, 7);
     CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].count == 0);
-    CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.params.presence == 0.7f && made.params.repetition == 2);
+    CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.params.presence == 0.7f &&
+          made.params.repetition == 2);
     w = row.wish(-3); /* the last, 70, is known to the card alone */
     sample_encoder_encode(m, &w, &made);
-    CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.future_token == -3 && made.params.index == 3);
+    CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.future_token == -3 &&
+          made.params.index == 3);
     CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_FUTURE_TOKEN);
     w = row.wish();
     w.score = 5;
     sample_encoder_encode(m, &w, &made);
-    CHECK(made.params.n_edits == 0 && made.n_words == 0 && made.params.allowed == -1 && made.work == SAMPLE_LOGPROBS);
+    CHECK(made.params.n_edits == 0 && made.n_words == 0 && made.params.allowed == -1 &&
+          made.work == SAMPLE_LOGPROBS);
     sample_encoder_free(m);
 }
 
-TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250), CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250),
-          CASE_T(five_tokens_as_the_host, 250), CASE(one_token_as_the_host), CASE_T(hundred_tokens_as_the_host, 250),
-          CASE_T(thousand_tokens_as_the_host, 250), CASE_T(draws_as_the_host_for_many_seeds, 250),
-          CASE_T(equals_at_the_border_go_by_id, 250), CASE(a_late_token_counts_everywhere),
-          CASE(rows_that_are_not_live_are_left_alone), CASE(a_recorded_call_takes_other_asks),
-          CASE(calls_out_of_bounds_are_refused), CASE(a_row_that_asks_for_more_than_the_call_has_ends_it), CASE(edits_are_few_and_in_order))
+TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250),
+          CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250),
+          CASE_T(five_tokens_as_the_host, 250), CASE(one_token_as_the_host),
+          CASE_T(hundred_tokens_as_the_host, 250), CASE_T(thousand_tokens_as_the_host, 250),
+          CASE_T(draws_as_the_host_for_many_seeds, 250), CASE_T(equals_at_the_border_go_by_id, 250),
+          CASE(a_late_token_counts_everywhere), CASE(rows_that_are_not_live_are_left_alone),
+          CASE(a_recorded_call_takes_other_asks), CASE(calls_out_of_bounds_are_refused),
+          CASE(a_row_that_asks_for_more_than_the_call_has_ends_it),
+          CASE(edits_are_few_and_in_order))

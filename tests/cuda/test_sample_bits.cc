@@ -1,5 +1,6 @@
-/* test_sample_bits.cc - what the card's sampler computes on the way to a token, bit for bit: a last bit that is wrong changes one token in
- * billions, which no comparison of tokens finds. Built for tests/simt alone, as it looks into the kernels' own headers. */
+/* test_sample_bits.cc - what the card's sampler computes on the way to a token, bit for bit: a last
+ * bit that is wrong changes one token in billions, which no comparison of tokens finds. Built for
+ * tests/simt alone, as it looks into the kernels' own headers. */
 #include <math.h>
 #include <string.h>
 
@@ -21,7 +22,8 @@ TEST(exp_has_the_hosts_bits)
     for (uint64_t bits = 0; bits <= 0xffffffffu; bits += TEST_IS_SANITIZED ? 99991 : 997) {
         const float x = __uint_as_float((unsigned)bits), want = exp_ref(x), got = exp_as_host(x);
         if (isnan(want) ? !isnan(got) : bits_of(got) != bits_of(want))
-            test_fail(__FILE__, __LINE__, "exp(%.9g) is %.9g, not %.9g", (double)x, (double)got, (double)want);
+            test_fail(__FILE__, __LINE__, "exp(%.9g) is %.9g, not %.9g", (double)x, (double)got,
+                      (double)want);
     }
 }
 
@@ -37,41 +39,50 @@ TEST(numbers_drawn_are_the_hosts)
 TEST(keys_go_by_value_then_by_id)
 {
     const float sorted[] = { -INFINITY, -3e38f, -1, -1e-45f, 0, 1e-45f, 0.5f, 3e38f, INFINITY };
-    for (int i = 0; i + 1 < 9; i++) CHECK(key_of(sorted[i + 1], 7) > key_of(sorted[i], 0) && key_of(sorted[i], 3) > key_of(sorted[i], 4));
-    for (float v : sorted) CHECK(value_of(key_of(v, 9)) == v && id_of(key_of(v, 9)) == 9 && key_of(v, INT32_MAX) > 0);
+    for (int i = 0; i + 1 < 9; i++)
+        CHECK(key_of(sorted[i + 1], 7) > key_of(sorted[i], 0) &&
+              key_of(sorted[i], 3) > key_of(sorted[i], 4));
+    for (float v : sorted)
+        CHECK(value_of(key_of(v, 9)) == v && id_of(key_of(v, 9)) == 9 && key_of(v, INT32_MAX) > 0);
     CHECK(key_of(0.0f, 5) == key_of(-0.0f, 5) && key_of(NAN, 0) == 0 && key_of(-NAN, 0) == 0);
 }
 
 /* One row, drawn from without cuts, with logprobs; its scratch afterwards. */
 struct drawn_row {
     enum { N = 10001 };
-    std::vector<float>         logits = std::vector<float>(N);
+    std::vector<float> logits = std::vector<float>(N);
     std::vector<unsigned char> scratch = std::vector<unsigned char>(sample_scratch_bytes(1, N));
-    token_logprobs             result;
+    token_logprobs result;
     explicit drawn_row(unsigned work, float top_p)
     {
-        sample_row_params  ask = {};
+        sample_row_params ask = {};
         sample_call call = {};
-        uint32_t    mix = 1;
-        for (float &v : logits) mix = mix * 1664525u + 1013904223u, v = (float)(int32_t)mix * 0x1p-28f;
-        ask.temperature = 0.7f, ask.top_p = top_p, ask.allowed = ask.score = -1, ask.n_logprobs = work & SAMPLE_LOGPROBS ? 0 : -1;
+        uint32_t mix = 1;
+        for (float &v : logits)
+            mix = mix * 1664525u + 1013904223u, v = (float)(int32_t)mix * 0x1p-28f;
+        ask.temperature = 0.7f, ask.top_p = top_p, ask.allowed = ask.score = -1,
+        ask.n_logprobs = work & SAMPLE_LOGPROBS ? 0 : -1;
         const device_bytes x(logits), row_params(&ask, sizeof ask), room(scratch);
         const device_bytes results(std::vector<token_logprobs>(1)), ids(std::vector<int32_t>(1));
         call.logits = (const float *)x.p, call.stride = N, call.n_vocab = N, call.n_rows = 1;
         call.work = work, call.row_params = (const sample_row_params *)row_params.p;
-        call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p, call.scratch = room.p;
+        call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p,
+        call.scratch = room.p;
         GOOD(sample_run(nullptr, &call));
         GOOD(cudaDeviceSynchronize());
         GOOD(cudaMemcpy(scratch.data(), room.p, scratch.size(), cudaMemcpyDeviceToHost));
         GOOD(cudaMemcpy(&result, results.p, sizeof result, cudaMemcpyDeviceToHost));
     }
-    template <class T> const T *at(size_t offset) const { return (const T *)(const void *)(scratch.data() + offset); }
+    template <class T> const T *at(size_t offset) const
+    {
+        return (const T *)(const void *)(scratch.data() + offset);
+    }
 };
 
 static kernel_ctx *host_kernels()
 {
     kernel_ctx *c;
-    struct err  err;
+    struct err err;
     CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &c, &err));
     return c;
 }
@@ -81,26 +92,29 @@ static double chunk_mass(const float *p, size_t n)
 {
     double lane[8] = {};
     for (size_t i = 0; i < n; i++) lane[i % 8] += (double)p[i];
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
 TEST(masses_are_added_as_on_the_host)
 {
-    const drawn_row    row(SAMPLE_DRAW, 1);
-    const size_t       n = drawn_row::N;
-    const sample_row_layout   at = sample_row_layout_of(n);
+    const drawn_row row(SAMPLE_DRAW, 1);
+    const size_t n = drawn_row::N;
+    const sample_row_layout at = sample_row_layout_of(n);
     std::vector<float> p(n);
-    kernel_ctx        *c = host_kernels();
-    float              max = row.logits[0];
+    kernel_ctx *c = host_kernels();
+    float max = row.logits[0];
     for (float v : row.logits) max = v > max ? v : max;
     c->ops->exp_terms(c, p.data(), row.logits.data(), n, max, 1.0f / 0.7f);
     CHECK(memcmp(p.data(), row.at<float>(at.x), n * sizeof(float)) == 0);
     for (size_t first = 0; first < n; first += SAMPLE_CHUNK)
-        CHECK(row.at<double>(at.sums)[first / SAMPLE_CHUNK] == chunk_mass(&p[first], std::min(n - first, (size_t)SAMPLE_CHUNK)));
+        CHECK(row.at<double>(at.sums)[first / SAMPLE_CHUNK] ==
+              chunk_mass(&p[first], std::min(n - first, (size_t)SAMPLE_CHUNK)));
     kernel_ctx_free(c);
 }
 
-/* Rounding may leave a number beyond the last entry of the chunk whose mass passed it: the walk goes on, and the last entry stands by. */
+/* Rounding may leave a number beyond the last entry of the chunk whose mass passed it: the walk
+ * goes on, and the last entry stands by. */
 TEST(a_draw_walks_on_from_chunk_to_chunk)
 {
     std::unique_ptr<sample_draw_smem> room(new sample_draw_smem());
@@ -131,14 +145,17 @@ static float chunk_sum_exp(const float *x, size_t n, float max)
 TEST(log_sum_exp_is_added_as_on_the_host)
 {
     const drawn_row row(SAMPLE_DRAW | SAMPLE_LOGPROBS, 1);
-    kernel_ctx     *c = host_kernels();
-    float           lse;
+    kernel_ctx *c = host_kernels();
+    float lse;
     c->ops->log_sum_exp(c, &lse, row.logits.data(), drawn_row::N, 1, drawn_row::N);
     CHECK(bits_of(row.result.logprob) == bits_of(row.logits[(size_t)row.result.id] - lse));
-    const double *sums = row.at<double>(sample_row_layout_of(drawn_row::N).sums); /* the last phase left its own there */
-    const float   max = *std::max_element(row.logits.begin(), row.logits.end());
+    /* the last phase left its own there */
+    const double *sums = row.at<double>(sample_row_layout_of(drawn_row::N).sums);
+    const float max = *std::max_element(row.logits.begin(), row.logits.end());
     for (size_t first = 0; first < drawn_row::N; first += SAMPLE_CHUNK)
-        CHECK(sums[first / SAMPLE_CHUNK] == (double)chunk_sum_exp(&row.logits[first], std::min(drawn_row::N - first, (size_t)SAMPLE_CHUNK), max));
+        CHECK(sums[first / SAMPLE_CHUNK] ==
+              (double)chunk_sum_exp(&row.logits[first],
+                                    std::min(drawn_row::N - first, (size_t)SAMPLE_CHUNK), max));
     kernel_ctx_free(c);
 }
 
@@ -147,19 +164,22 @@ TEST(parts_of_the_scratch_are_aligned)
 {
     for (size_t n = 1; n <= SAMPLE_VOCAB_MAX; n += n < 9000 ? 1 : 1009) {
         const sample_row_layout at = sample_row_layout_of(n);
-        CHECK(at.sums % 16 == 0 && at.tops % 16 == 0 && at.maxima % 16 == 0 && at.list % 16 == 0 && at.x % 16 == 0 && at.bytes % 256 == 0);
+        CHECK(at.sums % 16 == 0 && at.tops % 16 == 0 && at.maxima % 16 == 0 && at.list % 16 == 0 &&
+              at.x % 16 == 0 && at.bytes % 256 == 0);
         CHECK(at.bytes >= at.x + n * sizeof(float));
     }
 }
 
 TEST(counters_are_zero_when_a_call_is_over)
 {
-    const drawn_row  row(SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS, 0.8f);
+    const drawn_row row(SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS, 0.8f);
     const sample_row_state &s = *row.at<sample_row_state>(0);
     CHECK(s.draws && s.cuts); /* all phases ran */
-    CHECK(s.best == 0 && s.raw_max == 0 && s.n_done == 0 && s.n_kept == 0 && s.n_listed == 0 && s.n_reach == 0);
+    CHECK(s.best == 0 && s.raw_max == 0 && s.n_done == 0 && s.n_kept == 0 && s.n_listed == 0 &&
+          s.n_reach == 0);
 }
 
-TEST_MAIN(CASE(exp_has_the_hosts_bits), CASE(numbers_drawn_are_the_hosts), CASE(keys_go_by_value_then_by_id),
-          CASE(masses_are_added_as_on_the_host), CASE(a_draw_walks_on_from_chunk_to_chunk), CASE(log_sum_exp_is_added_as_on_the_host),
+TEST_MAIN(CASE(exp_has_the_hosts_bits), CASE(numbers_drawn_are_the_hosts),
+          CASE(keys_go_by_value_then_by_id), CASE(masses_are_added_as_on_the_host),
+          CASE(a_draw_walks_on_from_chunk_to_chunk), CASE(log_sum_exp_is_added_as_on_the_host),
           CASE(parts_of_the_scratch_are_aligned), CASE(counters_are_zero_when_a_call_is_over))

@@ -1,6 +1,7 @@
-/* fuzz_answer.c - any answer through the reasoning and tool call parsers. The first byte chooses the form, the second how the
- * prompt left the reasoning and whether the answer was cut. In one piece and byte by byte the same must come out, arguments of whole
- * calls must be JSON objects, and an answer without tags must come out as it is. */
+/* fuzz_answer.c - any answer through the reasoning and tool call parsers. The first byte chooses
+ * the form, the second how the prompt left the reasoning and whether the answer was cut. In one
+ * piece and byte by byte the same must come out, arguments of whole calls must be JSON objects, and
+ * an answer without tags must come out as it is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,24 +12,26 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char TOOLS[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}}]";
+static const char TOOLS[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{"
+                            "\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}}]";
 
 /* json_parse refuses numbers of over 63 characters, which are JSON all the same. */
 static bool is_object(struct str text)
 {
-    cJSON      *o = NULL;
-    struct err  err = { 0 };
+    cJSON *o = NULL;
+    struct err err = { 0 };
     enum status st = json_parse(text, false, &o, &err);
-    bool        good = st == OK ? cJSON_IsObject(o) : strstr(err.text, "63 characters") != NULL;
+    bool good = st == OK ? cJSON_IsObject(o) : strstr(err.text, "63 characters") != NULL;
     cJSON_Delete(o);
     return good;
 }
 
-static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_state from, bool ernie, bool cut, struct str text, size_t step, struct buf *out)
+static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_state from,
+                bool ernie, bool cut, struct str text, size_t step, struct buf *out)
 {
     struct tool_parser p;
-    struct reasoning   r;
-    struct buf         rest = { 0 }, content = { 0 };
+    struct reasoning r;
+    struct buf rest = { 0 }, content = { 0 };
     tool_parser_init(&p, f, tools, 0);
     reasoning_init(&r, reasoning_format_at(ernie), from);
     for (size_t i = 0; i < text.n; i += step) {
@@ -58,14 +61,14 @@ static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static cJSON *tools;
-    size_t        n_formats = 0;
-    struct buf    whole = { 0 }, bytes = { 0 }, valid = { 0 };
+    size_t n_formats = 0;
+    struct buf whole = { 0 }, bytes = { 0 }, valid = { 0 };
     if (size < 2 || size > 4096) return 0;
     if (!tools && json_parse(STR(TOOLS), false, &tools, NULL) != OK) abort();
     while (tool_format_at(n_formats)) n_formats++;
     const struct tool_format *f = tool_format_at(data[0] % n_formats);
-    enum reasoning_state      from = (enum reasoning_state)(data[1] % (REASONING_REST + 1));
-    bool                      ernie = data[1] & 16, cut = data[1] & 32;
+    enum reasoning_state from = (enum reasoning_state)(data[1] % (REASONING_REST + 1));
+    bool ernie = data[1] & 16, cut = data[1] & 32;
     /* Only what a detokeniser gives out. */
     utf8_add_valid(&valid, (struct str){ (const char *)data + 2, size - 2 });
     for (size_t i = 0; i < valid.len; i++)
@@ -73,8 +76,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     run(f, tools, from, ernie, cut, buf_str(&valid), valid.len + 1, &whole);
     run(f, tools, from, ernie, cut, buf_str(&valid), 1, &bytes);
     if (whole.len != bytes.len || memcmp(whole.data, bytes.data, whole.len) != 0) abort();
-    bool plain = from == REASONING_REST && !memchr(valid.data ? valid.data : "", '<', valid.len) && !memchr(valid.data ? valid.data : "", '[', valid.len);
-    if (plain && !f->bare && (whole.len != valid.len + 1 || memcmp(whole.data + 1, valid.data ? valid.data : "", valid.len) != 0)) abort();
+    bool plain = from == REASONING_REST && !memchr(valid.data ? valid.data : "", '<', valid.len) &&
+                 !memchr(valid.data ? valid.data : "", '[', valid.len);
+    if (plain && !f->bare &&
+        (whole.len != valid.len + 1 ||
+         memcmp(whole.data + 1, valid.data ? valid.data : "", valid.len) != 0))
+        abort();
     buf_release(&whole);
     buf_release(&bytes);
     buf_release(&valid);

@@ -1,4 +1,5 @@
-/* fuzz_gguf.c - arbitrary bytes as a GGUF file: parse, then read everything that accessors give out. */
+/* fuzz_gguf.c - arbitrary bytes as a GGUF file: parse, then read everything that accessors give
+ * out. */
 #include <stdint.h>
 #include <string.h>
 
@@ -16,13 +17,13 @@ static void hash_sink(const void *p, size_t n) { sink = sink + hash_64(p, n, 0);
 
 static void read_value(const struct gguf *g, const char *key)
 {
-    struct err  err;
-    struct str  s = { 0 }, *strs = NULL;
-    int32_t    *ids = NULL;
-    size_t      n;
-    uint64_t    u = 0;
-    double      d = 0;
-    bool        b = false;
+    struct err err;
+    struct str s = { 0 }, *strs = NULL;
+    int32_t *ids = NULL;
+    size_t n;
+    uint64_t u = 0;
+    double d = 0;
+    bool b = false;
     enum status st = gguf_get_str(g, key, &s, &err);
     if (st == OK && s.n) hash_sink(s.p, s.n);
     st = gguf_get_strs(g, key, &strs, &n, &err);
@@ -31,16 +32,16 @@ static void read_value(const struct gguf *g, const char *key)
     if (st == OK && n) hash_sink(ids, n * sizeof *ids);
     mem_free(strs);
     mem_free(ids);
-    if (gguf_get_u64(g, key, 0, UINT64_MAX, &u, &err) != OK || gguf_get_f64(g, key, -1e9, 1e9, &d, &err) != OK ||
-        gguf_get_bool(g, key, &b, &err) != OK)
+    if (gguf_get_u64(g, key, 0, UINT64_MAX, &u, &err) != OK ||
+        gguf_get_f64(g, key, -1e9, 1e9, &d, &err) != OK || gguf_get_bool(g, key, &b, &err) != OK)
         return;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct gguf            *g;
-    struct err              err;
-    struct model_config     config;
+    struct gguf *g;
+    struct err err;
+    struct model_config config;
     struct model_generation generation;
     if (gguf_parse((struct str){ (const char *)data, size }, &g, &err) != OK) return 0;
     for (size_t i = 0; i < g->n_kvs; i++) {

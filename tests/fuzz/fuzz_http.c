@@ -1,7 +1,8 @@
-/* fuzz_http.c - the request parser: any bytes, in any pieces, end in the same requests or in a refusal.
+/* fuzz_http.c - the request parser: any bytes, in any pieces, end in the same requests or in a
+ * refusal.
  *
- * The first byte chooses the size of the pieces. The rest is read once whole and once in pieces; both readings must agree on
- * every request and on whether the stream is refused. */
+ * The first byte chooses the size of the pieces. The rest is read once whole and once in pieces;
+ * both readings must agree on every request and on whether the stream is refused. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,15 +12,20 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct http_limits LIMITS = { .header_bytes = 2048, .n_headers = 16, .url_bytes = 256, .body_bytes = 4096 };
+static const struct http_limits LIMITS = {
+    .header_bytes = 2048, .n_headers = 16, .url_bytes = 256, .body_bytes = 4096
+};
 
 struct reading {
     uint64_t digest; /* of all complete requests */
-    int      n_requests;
-    bool     refused;
+    int n_requests;
+    bool refused;
 };
 
-static void reading_add(struct reading *r, struct str s) { r->digest = hash_64(s.p, s.n, r->digest * 31 + s.n); }
+static void reading_add(struct reading *r, struct str s)
+{
+    r->digest = hash_64(s.p, s.n, r->digest * 31 + s.n);
+}
 
 static void reading_request(struct reading *r, const struct http_parse *p)
 {
@@ -32,7 +38,9 @@ static void reading_request(struct reading *r, const struct http_parse *p)
         reading_add(r, (struct str){ p->text.data + p->fields[i].value, p->fields[i].n_value });
     }
     reading_add(r, http_parse_header(p, "Host"));
-    if (p->body.len > LIMITS.body_bytes || p->n_fields > LIMITS.n_headers || p->n_url > LIMITS.url_bytes) abort();
+    if (p->body.len > LIMITS.body_bytes || p->n_fields > LIMITS.n_headers ||
+        p->n_url > LIMITS.url_bytes)
+        abort();
     if (memchr(p->path.data, 0, p->path.len)) abort();
 }
 
@@ -64,6 +72,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 1) return 0;
     struct reading whole = read_all(data + 1, size - 1, SIZE_MAX);
     struct reading parts = read_all(data + 1, size - 1, (size_t)data[0] % 23 + 1);
-    if (whole.refused != parts.refused || whole.n_requests != parts.n_requests || whole.digest != parts.digest) abort();
+    if (whole.refused != parts.refused || whole.n_requests != parts.n_requests ||
+        whole.digest != parts.digest)
+        abort();
     return 0;
 }

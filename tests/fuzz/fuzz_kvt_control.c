@@ -1,8 +1,11 @@
-/* fuzz_kvt_control.c - hostile bytes for the control connection: the frame decoder, and a hub that is sent them over a real socket.
+/* fuzz_kvt_control.c - hostile bytes for the control connection: the frame decoder, and a hub that
+ * is sent them over a real socket.
  *
- * First byte even: the rest goes to the decoder; frame by frame what is accepted must encode to the very same bytes, and a beginning of an
- * input is never accepted as something else than the whole input is. Odd: the rest is what a peer that holds a good ticket says to a hub,
- * in pieces whose sizes come from the first byte; the hub must tell exactly the decoder's frames, in order, and then LOST. */
+ * First byte even: the rest goes to the decoder; frame by frame what is accepted must encode to the
+ * very same bytes, and a beginning of an input is never accepted as something else than the whole
+ * input is. Odd: the rest is what a peer that holds a good ticket says to a hub, in pieces whose
+ * sizes come from the first byte; the hub must tell exactly the decoder's frames, in order, and
+ * then LOST. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -26,7 +29,8 @@ static void decode(struct str in)
         control_frame_encode(&again, f.kind, f.after, f.body.p, f.body.n);
         ASSERT(used <= in.n && again.len == used);
         ASSERT(memcmp(again.data, in.p, used) == 0);
-        for (size_t cut = 0; cut < used; cut++) ASSERT(control_frame_decode(in.p, cut, &shorter, &less) == ERR_BUSY);
+        for (size_t cut = 0; cut < used; cut++)
+            ASSERT(control_frame_decode(in.p, cut, &shorter, &less) == ERR_BUSY);
         buf_release(&again);
         in = str_sub(in, used, in.n);
     }
@@ -36,7 +40,7 @@ static void decode(struct str in)
 
 struct told {
     struct str rest; /* what the decoder has not been asked about yet */
-    bool       opened, lost;
+    bool opened, lost;
 };
 
 static void on_event(void *arg, const struct control_event *ev)
@@ -54,13 +58,18 @@ static void on_event(void *arg, const struct control_event *ev)
         ASSERT(f.body.n == 0 || memcmp(f.body.p, ev->body.p, f.body.n) == 0);
         t->rest = str_sub(t->rest, used, t->rest.n);
     } else {
-        ASSERT(control_frame_decode(t->rest.p, t->rest.n, &f, &used) == ev->status || ev->status == ERR_PEER_LOST);
+        ASSERT(control_frame_decode(t->rest.p, t->rest.n, &f, &used) == ev->status ||
+               ev->status == ERR_PEER_LOST);
         t->lost = true;
         control_close(ev->conn);
     }
 }
 
-static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { (void)arg, (void)ticket; return OK; }
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    (void)arg, (void)ticket;
+    return OK;
+}
 
 static void send_some(int fd, const void *p, size_t n)
 {
@@ -79,14 +88,24 @@ static void converse(struct str in, size_t piece)
     struct told t = { .rest = in };
     ASSERT(control_open(&env, "fuzz", 0, NULL, &h, NULL) == OK);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(control_port(h)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    /* From ever other addresses of the loopback network: one alone runs out of ports, which rest for a minute after each run. */
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(control_port(h)),
+        .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    };
+    /* From ever other addresses of the loopback network: one alone runs out of ports, which rest
+     * for a minute after each run. */
     int late = 1;
-    struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f010000u | ((uint32_t)(clock_ns() >> 10) & 0xffffu)) };
-    ASSERT(setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof late) == 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
+    struct sockaddr_in from = {
+        .sin_family = AF_INET,
+        .sin_addr.s_addr = htonl(0x7f010000u | ((uint32_t)(clock_ns() >> 10) & 0xffffu)),
+    };
+    ASSERT(setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof late) == 0 &&
+           bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
     int st;
     do st = connect(fd, (struct sockaddr *)&a, sizeof a);
-    while (st != 0 && (errno == EINTR || errno == EALREADY)); /* the fuzzer's alarm clock; the attempt goes on */
+    /* the fuzzer's alarm clock; the attempt goes on */
+    while (st != 0 && (errno == EINTR || errno == EALREADY));
     ASSERT(st == 0 || errno == EISCONN);
     uint8_t hello[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_TICKET }, hello);

@@ -1,4 +1,5 @@
-/* fuzz_kvt_fault.c - any text as a fault plan: it is refused with a sentence, or it means the same after being written and read again. */
+/* fuzz_kvt_fault.c - any text as a fault plan: it is refused with a sentence, or it means the same
+ * after being written and read again. */
 #include <stdint.h>
 #include <string.h>
 
@@ -17,7 +18,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         ASSERT(err.text[0] != 0);
         return 0;
     }
-    for (uint32_t i = 0; i < plan.n_at; i++) ASSERT(kvt_fault_fits(plan.at[i].step, plan.at[i].kind));
+    for (uint32_t i = 0; i < plan.n_at; i++)
+        ASSERT(kvt_fault_fits(plan.at[i].step, plan.at[i].kind));
     kvt_fault_write(&plan, &text);
     ASSERT(kvt_fault_parse(buf_str(&text), &again, NULL) == OK);
     ASSERT(memcmp(&plan, &again, sizeof plan) == 0);

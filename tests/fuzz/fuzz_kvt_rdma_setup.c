@@ -1,5 +1,6 @@
-/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma row: the first byte chooses the frame, 0 a call. What is accepted must encode to the very
- * same bytes, and a report of landed puts must be one that marking can go on from. */
+/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma row: the first byte chooses the frame,
+ * 0 a call. What is accepted must encode to the very same bytes, and a report of landed puts must
+ * be one that marking can go on from. */
 #include <stdint.h>
 #include <string.h>
 
@@ -28,10 +29,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (frame == RDMA_FRAME_HELLO && rdma_hello_decode(in, &hello) == OK) {
         rdma_hello_encode(&hello, &again);
         same(&again, in);
-    } else if ((frame == RDMA_FRAME_OFFER || frame == RDMA_FRAME_ACCEPT) && rdma_half_decode(in, &half) == OK) {
+    } else if ((frame == RDMA_FRAME_OFFER || frame == RDMA_FRAME_ACCEPT) &&
+               rdma_half_decode(in, &half) == OK) {
         rdma_half_encode(&half, &again);
         same(&again, in);
-    } else if ((frame == RDMA_FRAME_REFUSE || frame == RDMA_FRAME_BROKEN || frame == RDMA_FRAME_FENCED) && rdma_verdict_decode(frame, in, &verdict) == OK) {
+    } else if ((frame == RDMA_FRAME_REFUSE || frame == RDMA_FRAME_BROKEN ||
+                frame == RDMA_FRAME_FENCED) &&
+               rdma_verdict_decode(frame, in, &verdict) == OK) {
         if (frame == RDMA_FRAME_FENCED) {
             struct rdma_landing l = verdict.landed;
             ASSERT(!rdma_landing_has(&l, l.upto));

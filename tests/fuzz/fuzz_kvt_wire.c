@@ -1,7 +1,9 @@
-/* fuzz_kvt_wire.c - hostile bytes for the KV transfer: the first byte chooses a decoder, or a receiver that is told messages.
+/* fuzz_kvt_wire.c - hostile bytes for the KV transfer: the first byte chooses a decoder, or a
+ * receiver that is told messages.
  *
- * Decoders: what is accepted must encode to the very same bytes. Receiver: after an honest OPEN, any messages and frames; nothing may be
- * written outside the granted head of the granted blocks (AddressSanitizer and the check below), every transfer ends at most once. */
+ * Decoders: what is accepted must encode to the very same bytes. Receiver: after an honest OPEN,
+ * any messages and frames; nothing may be written outside the granted head of the granted blocks
+ * (AddressSanitizer and the check below), every transfer ends at most once. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,9 +52,21 @@ static void decode(unsigned which, struct str in)
     buf_release(&again);
 }
 
-static enum status take(struct kvt_conn *c, const struct kvt_message *m) { (void)c, (void)m; return OK; }
-static enum status flush(struct kvt_transport *t) { (void)t; return OK; }
-static uint64_t link_speed(const struct kvt_conn *c) { (void)c; return 0; }
+static enum status take(struct kvt_conn *c, const struct kvt_message *m)
+{
+    (void)c, (void)m;
+    return OK;
+}
+static enum status flush(struct kvt_transport *t)
+{
+    (void)t;
+    return OK;
+}
+static uint64_t link_speed(const struct kvt_conn *c)
+{
+    (void)c;
+    return 0;
+}
 static void count(void *arg, const struct kvt_event *ev)
 {
     size_t *n = arg;
@@ -63,12 +77,33 @@ static void count(void *arg, const struct kvt_event *ev)
 static void receive(struct str in, unsigned caps, bool sums)
 {
     enum { UNTOUCHED = 0 };
-    const struct kvt_transport_ops ops = { .name = "fuzz", .caps = caps, .notify = take, .flush = flush, .link_speed = link_speed };
+    const struct kvt_transport_ops ops = {
+        .name = "fuzz", .caps = caps, .notify = take, .flush = flush, .link_speed = link_speed
+    };
     struct kvt_transport t = { &ops };
-    struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = 4, .n_layers = 2, .n_kv_heads = 2, .head_dim = 1, .tp_size = 1, .n_blocks = 4 };
-    struct dev_mem mem = { .ptr = mem_calloc(1, kv_layout_pool_bytes(&l)), .bytes = kv_layout_pool_bytes(&l), .fd = -1 };
+    struct kv_layout l = {
+        .dtype = DTYPE_F32,
+        .block_tokens = 4,
+        .n_layers = 2,
+        .n_kv_heads = 2,
+        .head_dim = 1,
+        .tp_size = 1,
+        .n_blocks = 4,
+    };
+    struct dev_mem mem = {
+        .ptr = mem_calloc(1, kv_layout_pool_bytes(&l)),
+        .bytes = kv_layout_pool_bytes(&l),
+        .fd = -1,
+    };
     size_t n_events[KVT_SEND_FAILED + 1] = { 0 };
-    struct kvt_options o = { .layout = l, .mem = &mem, .checksum = sums, .n_transfers = 1, .on_event = count, .arg = n_events };
+    struct kvt_options o = {
+        .layout = l,
+        .mem = &mem,
+        .checksum = sums,
+        .n_transfers = 1,
+        .on_event = count,
+        .arg = n_events,
+    };
     struct kvt_core core;
     struct kvt_peer peer;
     struct buf grant = { 0 };
@@ -79,14 +114,22 @@ static void receive(struct str in, unsigned caps, bool sums)
     peer.conn = &conn;
     peer.ops = &ops;
     peer.up = true;
-    ASSERT(kvt_recv_claim(&core, &(struct kvt_expectation){ 1, 1, 1, (int32_t[]){ 2, 3 }, 2, 0, 6 }, &grant) == OK);
+    ASSERT(kvt_recv_claim(&core, &(struct kvt_expectation){ 1, 1, 1, (int32_t[]){ 2, 3 }, 2, 0, 6 },
+                          &grant) == OK);
     ASSERT(kvt_grant_decode(buf_str(&grant), &g, NULL) == OK);
-    kvt_recv_message(&core, &peer, &(struct kvt_message){ .kind = KVT_MSG_OPEN, .session = g.session, .generation = g.generation,
-                                                                  .bytes = sums ? KVT_OPEN_SUMS : 0 });
+    kvt_recv_message(&core, &peer,
+                     &(struct kvt_message){
+                         .kind = KVT_MSG_OPEN,
+                         .session = g.session,
+                         .generation = g.generation,
+                         .bytes = sums ? KVT_OPEN_SUMS : 0,
+                     });
     for (; in.n >= KVT_MESSAGE_BYTES; in = str_sub(in, KVT_MESSAGE_BYTES, in.n)) {
         struct kvt_message m = { 0 };
         if (kvt_message_decode_head(in.p, &m) != OK) continue;
-        if (m.generation == 1) m.generation = g.generation; /* so that inputs can name the live one */
+        if (m.generation == 1)
+            m.generation = g.generation; /* so that inputs can name the live
+                                          * one */
         size_t tail = kvt_message_tail(&m);
         if (tail && in.n >= KVT_MESSAGE_BYTES + tail) {
             memcpy(m.sums, in.p + KVT_MESSAGE_BYTES, tail);
@@ -104,7 +147,8 @@ static void receive(struct str in, unsigned caps, bool sums)
         if (n) kvt_recv_placed(&core, &peer, &m, m.bytes);
     }
     for (size_t i = 0; i < kv_layout_pool_bytes(&l); i++) {
-        size_t piece = i / kv_layout_piece_bytes(&l), head = i % kv_layout_piece_bytes(&l) / (2 * kv_layout_segment_stride(&l));
+        size_t piece = i / kv_layout_piece_bytes(&l),
+               head = i % kv_layout_piece_bytes(&l) / (2 * kv_layout_segment_stride(&l));
         bool granted = piece % l.n_blocks >= 2 && head == 1; /* head 1 of blocks 2 and 3 */
         ASSERT(granted || ((char *)mem.ptr)[i] == UNTOUCHED);
     }

@@ -1,9 +1,11 @@
 /* fuzz_node_protocol.c - hostile bytes between nodes; the first byte chooses where they go.
  *
- * 0 a frame's header: what is accepted encodes to the same bytes    1 token records: likewise
- * 2 every protobuf body, and what it holds (a generation, records)  3 a generation with good sampling around fuzzed tokens
- * 4, 5 a real link (accepting, dialing) over a socket: the bytes are what its peer says. Nobody who does not know the secret
- *   may bring it up. 6 the same with the handshake honestly done first: frames of a peer that is inside. */
+ * 0 a frame's header: what is accepted encodes to the same bytes 1 token records: likewise 2 every
+ * protobuf body, and what it holds (a generation, records) 3 a generation with good sampling around
+ * fuzzed tokens 4, 5 a real link (accepting, dialing) over a socket: the bytes are what its peer
+ * says. Nobody who does not know the secret
+ *   may bring it up. 6 the same with the handshake honestly done first: frames of a peer that is
+ *   inside. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,42 +68,64 @@ static void fuzz_generation(const Baton__Generation *m)
     if (m && generation_wire_decode(m, &arena, &g, &err) == OK) {
         ASSERT(g.n_prompt >= 1 && g.n_prompt <= g.n_tokens && g.n_tokens <= GENERATION_TOKENS_MAX);
         for (uint32_t i = 0; i < g.n_tokens; i++) ASSERT(g.tokens[i] >= 0);
-        ASSERT(g.sampling.n_stop_ids <= SAMPLER_STOP_IDS_MAX && g.sampling.n_bias <= SAMPLER_BIAS_MAX);
+        ASSERT(g.sampling.n_stop_ids <= SAMPLER_STOP_IDS_MAX &&
+               g.sampling.n_bias <= SAMPLER_BIAS_MAX);
         ASSERT(g.sampling.temperature >= 0 && g.sampling.repetition_penalty > 0);
         Baton__Generation *again = generation_wire_encode(&g, &arena);
         struct generation_wire back;
-        ASSERT(generation_wire_decode(again, &arena, &back, NULL) == OK); /* what was accepted is accepted by the next node */
-        ASSERT(back.n_tokens == g.n_tokens && memcmp(back.tokens, g.tokens, g.n_tokens * sizeof *g.tokens) == 0);
+        /* what was accepted is accepted by the next node */
+        ASSERT(generation_wire_decode(again, &arena, &back, NULL) == OK);
+        ASSERT(back.n_tokens == g.n_tokens &&
+               memcmp(back.tokens, g.tokens, g.n_tokens * sizeof *g.tokens) == 0);
     } else if (m) {
         ASSERT(err.text[0] != 0);
     }
     arena_release(&arena);
 }
 
-#define BODY(type, use)                                                                         \
-    do {                                                                                        \
-        Baton__##type *m = (Baton__##type *)protobuf_c_message_unpack(descriptors[i], NULL, in.n, (const uint8_t *)in.p); \
-        if (!m) break;                                                                          \
-        use;                                                                                    \
-        protobuf_c_message_free_unpacked(&m->base, NULL);                                       \
+#define BODY(type, use)                                                                            \
+    do {                                                                                           \
+        Baton__##type *m = (Baton__##type *)protobuf_c_message_unpack(descriptors[i], NULL, in.n,  \
+                                                                      (const uint8_t *)in.p);      \
+        if (!m) break;                                                                             \
+        use;                                                                                       \
+        protobuf_c_message_free_unpacked(&m->base, NULL);                                          \
     } while (0)
 
 static void fuzz_bodies(struct str in)
 {
     static const ProtobufCMessageDescriptor *const descriptors[] = {
-        &baton__link_hello__descriptor, &baton__link_proof__descriptor, &baton__ping__descriptor, &baton__ask_credit__descriptor,
-        &baton__credit__descriptor, &baton__grant__descriptor, &baton__prefill_report__descriptor, &baton__finished__descriptor,
-        &baton__failed__descriptor, &baton__cancel__descriptor, &baton__kvt_hello__descriptor, &baton__kvt_answer__descriptor,
-        &baton__reserve__descriptor, &baton__run__descriptor, &baton__prefill__descriptor, &baton__prefill_done__descriptor,
+        &baton__link_hello__descriptor,
+        &baton__link_proof__descriptor,
+        &baton__ping__descriptor,
+        &baton__ask_credit__descriptor,
+        &baton__credit__descriptor,
+        &baton__grant__descriptor,
+        &baton__prefill_report__descriptor,
+        &baton__finished__descriptor,
+        &baton__failed__descriptor,
+        &baton__cancel__descriptor,
+        &baton__kvt_hello__descriptor,
+        &baton__kvt_answer__descriptor,
+        &baton__reserve__descriptor,
+        &baton__run__descriptor,
+        &baton__prefill__descriptor,
+        &baton__prefill_done__descriptor,
         &baton__prompt_logprobs__descriptor,
     };
     for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
-        if (descriptors[i] == &baton__reserve__descriptor) BODY(Reserve, fuzz_generation(m->generation));
-        else if (descriptors[i] == &baton__run__descriptor) BODY(Run, fuzz_generation(m->generation));
-        else if (descriptors[i] == &baton__prefill__descriptor) BODY(Prefill, fuzz_generation(m->generation));
-        else if (descriptors[i] == &baton__prefill_done__descriptor) BODY(PrefillDone, fuzz_records((struct str){ (const char *)m->first.data, m->first.len }));
+        if (descriptors[i] == &baton__reserve__descriptor)
+            BODY(Reserve, fuzz_generation(m->generation));
+        else if (descriptors[i] == &baton__run__descriptor)
+            BODY(Run, fuzz_generation(m->generation));
+        else if (descriptors[i] == &baton__prefill__descriptor)
+            BODY(Prefill, fuzz_generation(m->generation));
+        else if (descriptors[i] == &baton__prefill_done__descriptor)
+            BODY(PrefillDone,
+                 fuzz_records((struct str){ (const char *)m->first.data, m->first.len }));
         else if (descriptors[i] == &baton__prompt_logprobs__descriptor)
-            BODY(PromptLogprobs, fuzz_records((struct str){ (const char *)m->records.data, m->records.len }));
+            BODY(PromptLogprobs,
+                 fuzz_records((struct str){ (const char *)m->records.data, m->records.len }));
         else BODY(Ping, (void)m);
     }
 }
@@ -122,8 +146,8 @@ static void fuzz_tokens(struct str in)
 
 struct watcher {
     struct link *l;
-    bool         up, dead, strange; /* strange: its peer does not know the secret */
-    uint32_t     n_frames;
+    bool up, dead, strange; /* strange: its peer does not know the secret */
+    uint32_t n_frames;
 };
 
 static void on_up(void *arg, struct link *l)
@@ -158,12 +182,19 @@ static void say(int fd, enum frame_type type, uint64_t incarnation, const Protob
 {
     uint8_t bytes[FRAME_HEADER_BYTES + 512];
     size_t n = m ? protobuf_c_message_pack(m, bytes + FRAME_HEADER_BYTES) : 0;
-    frame_header_encode(&(struct frame_header){ .type = (uint16_t)type, .length = (uint32_t)n, .incarnation = incarnation }, bytes);
+    frame_header_encode(
+        &(struct frame_header){
+            .type = (uint16_t)type,
+            .length = (uint32_t)n,
+            .incarnation = incarnation,
+        },
+        bytes);
     ASSERT(write(fd, bytes, FRAME_HEADER_BYTES + n) == (ssize_t)(FRAME_HEADER_BYTES + n));
 }
 
 /* Be an honest dialer up to UP. */
-static void shake_hands(struct loop *loop, int fd, const struct link_host *host, const struct watcher *w)
+static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
+                        const struct watcher *w)
 {
     uint8_t nonce[LINK_NONCE] = { 1 }, mac[32], in[1024];
     struct buf text = { 0 };
@@ -176,7 +207,8 @@ static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
     turn(loop);
     ssize_t n = recv(fd, in, sizeof in, MSG_DONTWAIT);
     ASSERT(n > FRAME_HEADER_BYTES);
-    Baton__LinkProof *proof = baton__link_proof__unpack(NULL, (size_t)n - FRAME_HEADER_BYTES, in + FRAME_HEADER_BYTES);
+    Baton__LinkProof *proof = baton__link_proof__unpack(NULL, (size_t)n - FRAME_HEADER_BYTES,
+                                                        in + FRAME_HEADER_BYTES);
     buf_add_c(&text, "dialer");
     buf_add(&text, nonce, sizeof nonce);
     buf_add(&text, proof->nonce.data, proof->nonce.len);
@@ -194,7 +226,7 @@ static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
 
 struct door {
     const struct link_host *host;
-    struct link            *accepted;
+    struct link *accepted;
 };
 
 static void on_connection(uv_stream_t *listener, int st)
@@ -240,7 +272,8 @@ static int be_dialed(struct loop *loop, const struct link_host *host, struct wat
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
     socklen_t len = sizeof address;
-    ASSERT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 1) == 0);
+    ASSERT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 &&
+           listen(listener, 1) == 0);
     ASSERT(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
     w->l = link_dial(host, PEER, "127.0.0.1", ntohs(address.sin_port));
     turn(loop);
@@ -256,7 +289,8 @@ static int dial(const struct sockaddr_in *address)
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int st;
     do st = connect(fd, (const struct sockaddr *)address, sizeof *address);
-    while (st != 0 && (errno == EINTR || errno == EALREADY)); /* the fuzzer's alarm clock; the attempt goes on */
+    /* the fuzzer's alarm clock; the attempt goes on */
+    while (st != 0 && (errno == EINTR || errno == EALREADY));
     ASSERT(st == 0 || errno == EISCONN);
     return fd;
 }
@@ -268,8 +302,17 @@ static void fuzz_link(struct str in, unsigned how)
     struct sockaddr_in address;
     uv_tcp_t listener;
     ASSERT(loop_create(&loop, NULL) == OK);
-    struct link_host host = { .loop = loop, .self = SELF, .name = "fuzzed", .secret = STR("what only members know"), .queue_bytes = 1 << 20,
-                              .on_up = on_up, .on_frame = on_frame, .on_dead = on_dead, .arg = &w };
+    struct link_host host = {
+        .loop = loop,
+        .self = SELF,
+        .name = "fuzzed",
+        .secret = STR("what only members know"),
+        .queue_bytes = 1 << 20,
+        .on_up = on_up,
+        .on_frame = on_frame,
+        .on_dead = on_dead,
+        .arg = &w,
+    };
     struct door door = { .host = &host };
     listen_on(loop, &listener, &address, &door);
     int fd;

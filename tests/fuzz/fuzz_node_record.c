@@ -1,4 +1,5 @@
-/* fuzz_node_record.c - any bytes through node_record_read: what it takes must be within its bounds and read back equal. */
+/* fuzz_node_record.c - any bytes through node_record_read: what it takes must be within its bounds
+ * and read back equal. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,9 +25,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     node_record_write(&a, &text);
     if (node_record_read(buf_str(&text), &b, &err) != OK) abort();
     buf_release(&text);
-    if (!same_text(a.name, b.name) || !same_text(a.topic, b.topic) || !same_text(a.host, b.host)) abort();
-    if (a.node != b.node || a.model != b.model || a.role != b.role || a.cluster_port != b.cluster_port) abort();
-    if (a.waiting_tokens != b.waiting_tokens || a.placed_tokens != b.placed_tokens || a.progress != b.progress) abort();
-    if (a.placed_blocks != b.placed_blocks || a.max_seqs != b.max_seqs || a.draining != b.draining) abort();
+    if (!same_text(a.name, b.name) || !same_text(a.topic, b.topic) || !same_text(a.host, b.host))
+        abort();
+    if (a.node != b.node || a.model != b.model || a.role != b.role ||
+        a.cluster_port != b.cluster_port)
+        abort();
+    if (a.waiting_tokens != b.waiting_tokens || a.placed_tokens != b.placed_tokens ||
+        a.progress != b.progress)
+        abort();
+    if (a.placed_blocks != b.placed_blocks || a.max_seqs != b.max_seqs || a.draining != b.draining)
+        abort();
     return 0;
 }

@@ -1,5 +1,6 @@
-/* fuzz_openai.c - any body through the face and the test double: the first byte chooses the path, the rest is the body. Every call
- * ends with exactly one answer, whatever is in it. The tokenizer is a tiny one made here, so that no file is needed. */
+/* fuzz_openai.c - any body through the face and the test double: the first byte chooses the path,
+ * the rest is the body. Every call ends with exactly one answer, whatever is in it. The tokenizer
+ * is a tiny one made here, so that no file is needed. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,12 +9,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char TEMPLATE[] = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+static const char TEMPLATE[] = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% "
+                               "endfor %}{% if add_generation_prompt %}<a>{% endif %}";
 
 struct face {
-    struct loop        *loop;
+    struct loop *loop;
     struct fake_backend fake;
-    struct serve       *serve;
+    struct serve *serve;
 };
 
 struct outcome {
@@ -34,7 +36,15 @@ static struct tokenizer *make_tokenizer(void)
         tokens[i] = (struct str){ text[i], 1 };
         kinds[i] = i == FAKE_EOS ? 3 : i > ' ' && i < 127 ? 1 : 5;
     }
-    struct tokenizer_vocab v = { .model = "gpt2", .pre = "smollm", .tokens = tokens, .kinds = kinds, .n_tokens = 128, .bos = -1, .eos = FAKE_EOS };
+    struct tokenizer_vocab v = {
+        .model = "gpt2",
+        .pre = "smollm",
+        .tokens = tokens,
+        .kinds = kinds,
+        .n_tokens = 128,
+        .bos = -1,
+        .eos = FAKE_EOS,
+    };
     if (tokenizer_from_vocab(&v, &tok, &err) != OK) abort();
     return tok;
 }
@@ -44,11 +54,24 @@ static struct face *make_face(void)
     struct face *f = MEM_NEW(struct face);
     struct chat *chat = NULL;
     struct err err = { 0 };
-    if (loop_create(&f->loop, &err) != OK || chat_create(&(struct chat_source){ .template = STR(TEMPLATE) }, &chat, &err) != OK) abort();
+    if (loop_create(&f->loop, &err) != OK ||
+        chat_create(&(struct chat_source){ .template = STR(TEMPLATE) }, &chat, &err) != OK)
+        abort();
     struct serve_options o = {
-        .loop = f->loop, .backend = fake_backend_of(&f->fake, f->loop), .tokenizer = make_tokenizer(), .chat = chat, .metrics = metrics_create(),
-        .names = { "m" }, .n_names = 1, .max_model_len = 64, .n_vocab = 128, .defaults = { NAN, NAN, NAN, NAN, -1 }, .max_n = 4, .max_prompts = 8,
-        .reasoning = reasoning_format_find(STR("think")), .tools = tool_format_find(STR("mistral_v11")),
+        .loop = f->loop,
+        .backend = fake_backend_of(&f->fake, f->loop),
+        .tokenizer = make_tokenizer(),
+        .chat = chat,
+        .metrics = metrics_create(),
+        .names = { "m" },
+        .n_names = 1,
+        .max_model_len = 64,
+        .n_vocab = 128,
+        .defaults = { NAN, NAN, NAN, NAN, -1 },
+        .max_n = 4,
+        .max_prompts = 8,
+        .reasoning = reasoning_format_find(STR("think")),
+        .tools = tool_format_find(STR("mistral_v11")),
     };
     f->fake.n_answer = 6;
     for (int i = 0; i < 6; i++) f->fake.answer[i] = "answer"[i];
@@ -86,13 +109,15 @@ static void on_end(void *arg)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const paths[] = { "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize" };
+    static const char *const paths[] = { "/v1/chat/completions", "/v1/completions", "/tokenize",
+                                         "/detokenize" };
     static struct face *face;
     struct outcome o = { 0 };
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, &o };
     if (!face) face = make_face();
     if (size == 0) return 0;
-    (void)serve_submit(face->serve, paths[data[0] % 4], (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
+    (void)serve_submit(face->serve, paths[data[0] % 4],
+                       (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
     while (serve_n_requests(face->serve)) uv_run(loop_uv(face->loop), UV_RUN_ONCE);
     if (o.n_answers != 1) abort();
     return 0;

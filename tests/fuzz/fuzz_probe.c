@@ -1,7 +1,8 @@
 /* fuzz_probe.c - hostile bytes at an agent and at who asks one; the first byte chooses.
  *
- * 0 a request: what is accepted lies in its ranges and encodes to something that is accepted again    1 a reply: likewise, printable
- * 2 steps, one after the other, of a visitor that knows the secret: a session without its network. Only steps that neither wait nor start anything. */
+ * 0 a request: what is accepted lies in its ranges and encodes to something that is accepted again
+ * 1 a reply: likewise, printable 2 steps, one after the other, of a visitor that knows the secret:
+ * a session without its network. Only steps that neither wait nor start anything. */
 #include <string.h>
 
 #include "deploy/probe/session.h"
@@ -14,10 +15,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void check_ranges(const struct probe_request *r)
 {
     ASSERT(r->step >= PROBE_WHO && r->step < PROBE_STEP_END);
-    ASSERT(memchr(r->transport, 0, sizeof r->transport) && memchr(r->address, 0, sizeof r->address));
+    ASSERT(memchr(r->transport, 0, sizeof r->transport) &&
+           memchr(r->address, 0, sizeof r->address));
     ASSERT(r->copiers <= PROBE_THREADS_MAX && r->connections <= PROBE_THREADS_MAX);
-    if (r->step == PROBE_OPEN) ASSERT((uint64_t)r->piece_bytes * r->n_layers * r->n_blocks <= PROBE_POOL_MAX);
-    if (r->step == PROBE_EXPECT || r->step == PROBE_SEND || r->step == PROBE_TAKE) ASSERT(r->n_transfers >= 1 && r->n_transfers <= PROBE_TRANSFERS_MAX);
+    if (r->step == PROBE_OPEN)
+        ASSERT((uint64_t)r->piece_bytes * r->n_layers * r->n_blocks <= PROBE_POOL_MAX);
+    if (r->step == PROBE_EXPECT || r->step == PROBE_SEND || r->step == PROBE_TAKE)
+        ASSERT(r->n_transfers >= 1 && r->n_transfers <= PROBE_TRANSFERS_MAX);
     if (r->step == PROBE_TOOL_RUN) ASSERT(r->tool >= PROBE_IPERF3 && r->tool < PROBE_TOOL_END);
 }
 
@@ -56,7 +60,9 @@ static void fuzz_reply(struct str in)
 static bool is_quick(const struct probe_request *r)
 {
     switch (r->step) {
-    case PROBE_OPEN: return (uint64_t)r->piece_bytes * r->n_layers * r->n_blocks <= 1 << 16 && strcmp(r->transport, "mem") == 0;
+    case PROBE_OPEN:
+        return (uint64_t)r->piece_bytes * r->n_layers * r->n_blocks <= 1 << 16 &&
+               strcmp(r->transport, "mem") == 0;
     case PROBE_WHO:
     case PROBE_ANSWER:
     case PROBE_CLOSE:

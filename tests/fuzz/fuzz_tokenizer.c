@@ -1,7 +1,8 @@
 /* fuzz_tokenizer.c - tokenizer.json, tokenizer_config.json and a text, separated by 0 bytes.
  *
- * Whatever tokenizer comes out must give ids of its vocabulary, keep to the limit, decode to valid UTF-8, and stream the same
- * text that it decodes at once, but for the spaces its decoder takes off the front. */
+ * Whatever tokenizer comes out must give ids of its vocabulary, keep to the limit, decode to valid
+ * UTF-8, and stream the same text that it decodes at once, but for the spaces its decoder takes off
+ * the front. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,9 @@ static void check_limit(const struct tokenizer *t, struct str text, size_t n)
     size_t n_again = 0;
     struct err err = { 0 };
     require(tokenizer_encode(t, text, true, n, &ids, &n_again, &err) == OK && n_again == n);
-    if (n > 0) require(tokenizer_encode(t, text, true, n - 1, &ids, &n_again, &err) == ERR_TOO_LONG && n_again == n);
+    if (n > 0)
+        require(tokenizer_encode(t, text, true, n - 1, &ids, &n_again, &err) == ERR_TOO_LONG &&
+                n_again == n);
     mem_free(ids);
 }
 
@@ -48,7 +51,8 @@ static void check_text(const struct tokenizer *t, struct str text)
     struct err err = { 0 };
     struct buf whole = { 0 };
     if (tokenizer_encode(t, text, true, SIZE_MAX, &ids, &n, &err) == OK) {
-        for (size_t i = 0; i < n; i++) require(ids[i] >= 0 && (size_t)ids[i] < tokenizer_n_vocab(t));
+        for (size_t i = 0; i < n; i++)
+            require(ids[i] >= 0 && (size_t)ids[i] < tokenizer_n_vocab(t));
         tokenizer_decode(t, ids, n, false, &whole);
         require(utf8_is_valid(buf_str(&whole)));
         check_limit(t, text, n);

@@ -1,5 +1,6 @@
-/* replay.c - feeds every file of a corpus folder to a fuzz target, so that normal test runs replay it.
- * usage: fuzz_X FOLDER   (an absent folder is an error: a target without a corpus tests nothing) */
+/* replay.c - feeds every file of a corpus folder to a fuzz target, so that normal test runs replay
+ * it. usage: fuzz_X FOLDER (an absent folder is an error: a target without a corpus tests
+ * nothing) */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>

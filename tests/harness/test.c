@@ -1,8 +1,9 @@
 /* test.c - runs test cases, each in its own process group with a time limit.
  *
- * The parent makes a private directory per case before the fork and removes it afterwards, however the case ended; what
- * the case left running is killed. A case that passes leaves by exit(), so that leak checks of sanitizers count. Several cases
- * at a time (--jobs) each write into a file, which is printed when the case has ended. */
+ * The parent makes a private directory per case before the fork and removes it afterwards, however
+ * the case ended; what the case left running is killed. A case that passes leaves by exit(), so
+ * that leak checks of sanitizers count. Several cases at a time (--jobs) each write into a file,
+ * which is printed when the case has ended. */
 #include "tests/harness/test.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@ enum { TIMEOUT_DEFAULT_S = 60, EXIT_SKIP = 77, PATH_LEN = 512, JOBS_MAX = 16 };
 
 /* The harness is a program of its own per test file: its state is global. */
 static char case_dir[PATH_LEN];
-static int  n_case_dirs;
+static int n_case_dirs;
 
 _Noreturn void test_fail(const char *file, int line, const char *fmt, ...)
 {
@@ -57,7 +58,8 @@ const char *test_tmpdir(void)
 {
     static char path[PATH_LEN + 16];
     snprintf(path, sizeof path, "%s/%d", case_dir, n_case_dirs++);
-    if (mkdir(path, 0700) != 0) test_fail(__FILE__, __LINE__, "cannot make %s: %s", path, strerror(errno));
+    if (mkdir(path, 0700) != 0)
+        test_fail(__FILE__, __LINE__, "cannot make %s: %s", path, strerror(errno));
     return path;
 }
 
@@ -79,10 +81,10 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 /* A case that runs. */
 struct running {
     const struct test_case *c; /* NULL: a free place */
-    pid_t                   pid;
-    double                  begin_s;
-    char                    dir[PATH_LEN];
-    FILE                   *output; /* NULL: it writes where the program does */
+    pid_t pid;
+    double begin_s;
+    char dir[PATH_LEN];
+    FILE *output; /* NULL: it writes where the program does */
 };
 
 struct totals {
@@ -101,7 +103,9 @@ static _Noreturn void run_child(const struct running *r, const sigset_t *mask, p
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
-    if (r->output && (dup2(fileno(r->output), STDOUT_FILENO) < 0 || dup2(fileno(r->output), STDERR_FILENO) < 0)) _exit(1);
+    if (r->output &&
+        (dup2(fileno(r->output), STDOUT_FILENO) < 0 || dup2(fileno(r->output), STDERR_FILENO) < 0))
+        _exit(1);
     memcpy(case_dir, r->dir, sizeof case_dir);
     sigprocmask(SIG_SETMASK, mask, NULL);
     r->c->run();
@@ -110,7 +114,8 @@ static _Noreturn void run_child(const struct running *r, const sigset_t *mask, p
 }
 
 /* False when it could not be started, which is said. */
-static bool start_case(struct running *r, const struct test_case *c, bool alone, const sigset_t *mask)
+static bool start_case(struct running *r, const struct test_case *c, bool alone,
+                       const sigset_t *mask)
 {
     pid_t parent = getpid();
     *r = (struct running){ .begin_s = now_s() };
@@ -134,7 +139,7 @@ static bool start_case(struct running *r, const struct test_case *c, bool alone,
 
 static void print_output(FILE *f)
 {
-    char   piece[4096];
+    char piece[4096];
     size_t n;
     rewind(f);
     while ((n = fread(piece, 1, sizeof piece, f)) > 0) fwrite(piece, 1, n, stdout);
@@ -145,15 +150,16 @@ static void print_output(FILE *f)
 static void end_case(struct running *r, int status, bool in_time, struct totals *t)
 {
     const char *name = r->c->name;
-    double      took_s = now_s() - r->begin_s;
-    bool        passed = in_time && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    bool        skipped = in_time && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIP;
+    double took_s = now_s() - r->begin_s;
+    bool passed = in_time && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    bool skipped = in_time && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIP;
     kill(-r->pid, SIGKILL);
     if (r->output) print_output(r->output);
     if (passed) printf("ok %s (%.1f s)\n", name, took_s);
     else if (skipped) printf("SKIP %s\n", name);
     else if (!in_time) printf("FAIL %s (not done after %.0f s)\n", name, took_s);
-    else if (WIFSIGNALED(status)) printf("FAIL %s (signal %d, %s)\n", name, WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else if (WIFSIGNALED(status))
+        printf("FAIL %s (signal %d, %s)\n", name, WTERMSIG(status), strsignal(WTERMSIG(status)));
     else printf("FAIL %s (exit status %d)\n", name, WEXITSTATUS(status));
     fflush(stdout);
     nftw(r->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
@@ -169,9 +175,10 @@ static bool reap(struct running *running, size_t n, struct totals *t)
     bool any = false;
     for (size_t i = 0; i < n; i++) {
         struct running *r = &running[i];
-        int             status = 0;
+        int status = 0;
         if (!r->c) continue;
-        bool in_time = now_s() - r->begin_s < (r->c->timeout_s > 0 ? r->c->timeout_s : TIMEOUT_DEFAULT_S);
+        bool in_time = now_s() - r->begin_s <
+                       (r->c->timeout_s > 0 ? r->c->timeout_s : TIMEOUT_DEFAULT_S);
         if (waitpid(r->pid, &status, WNOHANG) != r->pid) {
             if (in_time) continue;
             kill(-r->pid, SIGKILL);
@@ -206,12 +213,13 @@ static bool names_known(const struct test_case *cases, size_t n, int argc, char 
 }
 
 /* The wanted cases, at most n_jobs at a time. SIGCHLD is blocked and taken here. */
-static struct totals run_cases(const struct test_case *cases, size_t n, size_t n_jobs, int argc, char **argv)
+static struct totals run_cases(const struct test_case *cases, size_t n, size_t n_jobs, int argc,
+                               char **argv)
 {
     struct running running[JOBS_MAX] = { 0 };
-    struct totals  t = { 0 };
-    size_t         next = 0;
-    sigset_t       chld, before;
+    struct totals t = { 0 };
+    size_t next = 0;
+    sigset_t chld, before;
     sigemptyset(&chld);
     sigaddset(&chld, SIGCHLD);
     sigprocmask(SIG_BLOCK, &chld, &before);
@@ -219,7 +227,9 @@ static struct totals run_cases(const struct test_case *cases, size_t n, size_t n
         busy = false;
         for (size_t i = 0; i < n_jobs; i++) {
             for (; !running[i].c && next < n; next++)
-                if (is_wanted(cases[next].name, argc, argv) && !start_case(&running[i], &cases[next], n_jobs == 1, &before)) t.n_failed++;
+                if (is_wanted(cases[next].name, argc, argv) &&
+                    !start_case(&running[i], &cases[next], n_jobs == 1, &before))
+                    t.n_failed++;
             busy = busy || running[i].c;
         }
         /* Short naps: a signal that was merged with an earlier one costs at most one of them. */

@@ -1,6 +1,7 @@
-/* tile_model.h - the tile instructions in plain C, for processors that have none: included before a source that uses the intrinsics, it takes
- * their place (tests/CMakeLists.txt). What the processor faults on aborts here: no configuration, shapes that do not fit each other.
- * Each tile operation is as the manuals write it down, but for denormals, which the processor flushes to zero. */
+/* tile_model.h - the tile instructions in plain C, for processors that have none: included before a
+ * source that uses the intrinsics, it takes their place (tests/CMakeLists.txt). What the processor
+ * faults on aborts here: no configuration, shapes that do not fit each other. Each tile operation
+ * is as the manuals write it down, but for denormals, which the processor flushes to zero. */
 #ifndef BATON_TESTS_HARNESS_TILE_MODEL_H
 #define BATON_TESTS_HARNESS_TILE_MODEL_H
 
@@ -14,12 +15,15 @@
 struct tile_model {
     uint8_t tile[8][16][64];
     uint8_t config[64];
-    bool    on;
+    bool on;
 };
 extern _Thread_local struct tile_model tile_model;
 
 static inline int model_rows(int t) { return tile_model.config[48 + t]; }
-static inline int model_row_bytes(int t) { return tile_model.config[16 + 2 * t] | tile_model.config[17 + 2 * t] << 8; }
+static inline int model_row_bytes(int t)
+{
+    return tile_model.config[16 + 2 * t] | tile_model.config[17 + 2 * t] << 8;
+}
 
 static inline void model_need(bool fits)
 {
@@ -39,13 +43,16 @@ static inline void model_load(int t, const void *from, size_t stride)
 {
     model_need(model_rows(t) > 0);
     memset(tile_model.tile[t], 0, sizeof tile_model.tile[t]);
-    for (int r = 0; r < model_rows(t); r++) memcpy(tile_model.tile[t][r], (const char *)from + (size_t)r * stride, (size_t)model_row_bytes(t));
+    for (int r = 0; r < model_rows(t); r++)
+        memcpy(tile_model.tile[t][r], (const char *)from + (size_t)r * stride,
+               (size_t)model_row_bytes(t));
 }
 
 static inline void model_store(int t, void *to, size_t stride)
 {
     model_need(model_rows(t) > 0);
-    for (int r = 0; r < model_rows(t); r++) memcpy((char *)to + (size_t)r * stride, tile_model.tile[t][r], (size_t)model_row_bytes(t));
+    for (int r = 0; r < model_rows(t); r++)
+        memcpy((char *)to + (size_t)r * stride, tile_model.tile[t][r], (size_t)model_row_bytes(t));
 }
 
 static inline void model_zero(int t)
@@ -56,7 +63,8 @@ static inline void model_zero(int t)
 
 static inline void model_need_product(int c, int a, int b)
 {
-    model_need(model_rows(c) == model_rows(a) && model_row_bytes(a) == 4 * model_rows(b) && model_row_bytes(c) == model_row_bytes(b));
+    model_need(model_rows(c) == model_rows(a) && model_row_bytes(a) == 4 * model_rows(b) &&
+               model_row_bytes(c) == model_row_bytes(b));
 }
 
 /* c += a (signed bytes) * b (unsigned bytes) */
@@ -67,7 +75,8 @@ static inline void model_dpbsud(int c, int a, int b)
         for (int n = 0; n < model_row_bytes(c) / 4; n++) {
             int32_t sum;
             memcpy(&sum, &tile_model.tile[c][m][4 * n], sizeof sum);
-            for (int k = 0; k < model_row_bytes(a); k++) sum += (int8_t)tile_model.tile[a][m][k] * tile_model.tile[b][k / 4][4 * n + k % 4];
+            for (int k = 0; k < model_row_bytes(a); k++)
+                sum += (int8_t)tile_model.tile[a][m][k] * tile_model.tile[b][k / 4][4 * n + k % 4];
             memcpy(&tile_model.tile[c][m][4 * n], &sum, sizeof sum);
         }
 }
@@ -75,7 +84,7 @@ static inline void model_dpbsud(int c, int a, int b)
 static inline float model_bf16(const uint8_t *p)
 {
     uint32_t bits = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
-    float    f;
+    float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
@@ -88,7 +97,9 @@ static inline void model_dpbf16ps(int c, int a, int b)
         for (int n = 0; n < model_row_bytes(c) / 4; n++) {
             float part[2] = { 0, 0 }, sum;
             for (int k = 0; k < model_row_bytes(a) / 2; k++)
-                part[k % 2] = fmaf(model_bf16(&tile_model.tile[a][m][2 * k]), model_bf16(&tile_model.tile[b][k / 2][4 * n + k % 2 * 2]), part[k % 2]);
+                part[k % 2] = fmaf(model_bf16(&tile_model.tile[a][m][2 * k]),
+                                   model_bf16(&tile_model.tile[b][k / 2][4 * n + k % 2 * 2]),
+                                   part[k % 2]);
             memcpy(&sum, &tile_model.tile[c][m][4 * n], sizeof sum);
             sum += part[0] + part[1];
             memcpy(&tile_model.tile[c][m][4 * n], &sum, sizeof sum);
@@ -102,12 +113,12 @@ static inline void model_dpbf16ps(int c, int a, int b)
 #undef _tile_zero
 #undef _tile_dpbsud
 #undef _tile_dpbf16ps
-#define _tile_loadconfig(config)      model_config(config)
-#define _tile_release()               ((void)(tile_model.on = false))
-#define _tile_loadd(t, from, stride)  model_load(t, from, stride)
-#define _tile_stored(t, to, stride)   model_store(t, to, stride)
-#define _tile_zero(t)                 model_zero(t)
-#define _tile_dpbsud(c, a, b)         model_dpbsud(c, a, b)
-#define _tile_dpbf16ps(c, a, b)       model_dpbf16ps(c, a, b)
+#define _tile_loadconfig(config)     model_config(config)
+#define _tile_release()              ((void)(tile_model.on = false))
+#define _tile_loadd(t, from, stride) model_load(t, from, stride)
+#define _tile_stored(t, to, stride)  model_store(t, to, stride)
+#define _tile_zero(t)                model_zero(t)
+#define _tile_dpbsud(c, a, b)        model_dpbsud(c, a, b)
+#define _tile_dpbf16ps(c, a, b)      model_dpbf16ps(c, a, b)
 
 #endif

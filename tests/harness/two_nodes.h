@@ -8,7 +8,7 @@
 static inline struct numa_nodes two_nodes(void)
 {
     struct numa_nodes nodes = { .n = 2 };
-    cpu_set_t        mine;
+    cpu_set_t mine;
     sched_getaffinity(0, sizeof mine, &mine);
     int n = CPU_COUNT(&mine), seen = 0;
     for (int i = 0; i < CPU_SETSIZE; i++)

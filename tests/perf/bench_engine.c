@@ -1,14 +1,19 @@
-/* bench_engine.c - speed of a model's forward pass, without server, scheduler and sampling: what remains is the model and its kernels.
+/* bench_engine.c - speed of a model's forward pass, without server, scheduler and sampling: what
+ * remains is the model and its kernels.
  *
- *     bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER]       defaults: auto, 2, 512, auto, none
+ *     bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER] defaults: auto, 2,
+ *     512, auto, none
  *
- * Reads one measurement per line of standard input and answers each with one line, so that a script can take turns between this
- * program and another one that does the same work:
- *     prefill N          one prompt of N tokens from nothing, in steps of at most ROWS_MAX rows, logits of the last token
- *     decode B C STEPS   B sequences with C tokens of context each (computed beforehand, in the first such line), then STEPS steps of B rows
- *     read               memory, on the same threads: what decoding is held against, under whatever else the machine does at that time
- * The answer is "TOKENS NANOSECONDS", of read "BYTES NANOSECONDS". The first line printed, before any question, is "ready WEIGHT_BYTES KERNEL_ROW LOAD_NANOSECONDS".
- * Token ids are a fixed sequence (id_at), which the other program uses too: what a mixture of experts reads depends on them. */
+ * Reads one measurement per line of standard input and answers each with one line, so that a script
+ * can take turns between this program and another one that does the same work:
+ *     prefill N one prompt of N tokens from nothing, in steps of at most ROWS_MAX rows, logits of
+ *     the last token decode B C STEPS B sequences with C tokens of context each (computed
+ *     beforehand, in the first such line), then STEPS steps of B rows
+ *     read               memory, on the same threads: what decoding is held against, under whatever
+ *                        else the machine does at that time
+ * The answer is "TOKENS NANOSECONDS", of read "BYTES NANOSECONDS". The first line printed, before
+ * any question, is "ready WEIGHT_BYTES KERNEL_ROW LOAD_NANOSECONDS". Token ids are a fixed sequence
+ * (id_at), which the other program uses too: what a mixture of experts reads depends on them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,37 +27,56 @@ enum { BLOCK_TOKENS = 64, STREAMS_MAX = 16, TOKENS_MAX = 4096 };
 
 struct rig {
     struct kernel_ctx *kernels;
-    struct model      *model;
-    struct dev_mem     kv;
-    uint32_t           n_blocks, rows_max;
-    int32_t           *ids, *pos;
-    float             *logits;
-    int32_t           *table;                 /* blocks of all sequences, one after the other */
-    struct read_limit  read;
-    int32_t            contexts[STREAMS_MAX]; /* tokens whose KV each sequence has */
+    struct model *model;
+    struct dev_mem kv;
+    uint32_t n_blocks, rows_max;
+    int32_t *ids, *pos;
+    float *logits;
+    int32_t *table; /* blocks of all sequences, one after the other */
+    struct read_limit read;
+    int32_t contexts[STREAMS_MAX]; /* tokens whose KV each sequence has */
 };
 
 static int32_t id_at(const struct rig *r, int32_t seq, int32_t pos)
 {
-    return (int32_t)(((int64_t)pos * 7919 + (int64_t)seq * 131) % (r->model->config.n_vocab - 200)) + 100;
+    return (int32_t)(((int64_t)pos * 7919 + (int64_t)seq * 131) %
+                     (r->model->config.n_vocab - 200)) +
+           100;
 }
 
-/* `n` tokens of each of the sequences [first, first + n_seqs), at the positions behind `begin`; the logits of the last of each. */
+/* `n` tokens of each of the sequences [first, first + n_seqs), at the positions behind `begin`; the
+ * logits of the last of each. */
 static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, int32_t n)
 {
     struct attn_seq seqs[STREAMS_MAX];
-    int32_t         logit_rows[STREAMS_MAX], row = 0;
-    int32_t         blocks = (int32_t)(r->n_blocks / STREAMS_MAX);
+    int32_t logit_rows[STREAMS_MAX], row = 0;
+    int32_t blocks = (int32_t)(r->n_blocks / STREAMS_MAX);
     for (int32_t s = 0; s < n_seqs; s++) {
-        seqs[s] = (struct attn_seq){ .q_begin = row, .n_q = n, .pos_begin = begin, .block_table = r->table + (first + s) * blocks };
+        seqs[s] = (struct attn_seq){
+            .q_begin = row,
+            .n_q = n,
+            .pos_begin = begin,
+            .block_table = r->table + (first + s) * blocks,
+        };
         for (int32_t i = 0; i < n; i++, row++) {
             r->ids[row] = id_at(r, first + s, begin + i);
             r->pos[row] = begin + i;
         }
         logit_rows[s] = row - 1;
     }
-    struct model_batch b = { .n_rows = row, .ids = r->ids, .pos = r->pos, .seqs = seqs, .n_seqs = n_seqs, .logit_rows = logit_rows,
-                             .n_logits = n_seqs, .logits = r->logits, .kv = r->kv.ptr, .n_blocks = r->n_blocks, .block_tokens = BLOCK_TOKENS };
+    struct model_batch b = {
+        .n_rows = row,
+        .ids = r->ids,
+        .pos = r->pos,
+        .seqs = seqs,
+        .n_seqs = n_seqs,
+        .logit_rows = logit_rows,
+        .n_logits = n_seqs,
+        .logits = r->logits,
+        .kv = r->kv.ptr,
+        .n_blocks = r->n_blocks,
+        .block_tokens = BLOCK_TOKENS,
+    };
     model_forward(r->model, &b);
 }
 
@@ -81,7 +105,8 @@ static void read_memory(struct rig *r)
         fprintf(stderr, "bench_engine: no memory to read\n");
         exit(1);
     }
-    printf("%zu %.0f\n", MEMORY_BYTES, (double)MEMORY_BYTES / read_limit_once(&r->read, r->kernels));
+    printf("%zu %.0f\n", MEMORY_BYTES,
+           (double)MEMORY_BYTES / read_limit_once(&r->read, r->kernels));
 }
 
 static bool answer(struct rig *r, const char *line)
@@ -97,25 +122,36 @@ static bool answer(struct rig *r, const char *line)
         printf("%d %llu\n", context, (unsigned long long)(clock_ns() - t0));
         return true;
     }
-    if (sscanf(line, "decode %d %d %d", &n_seqs, &context, &steps) == 3 && n_seqs > 0 && n_seqs <= STREAMS_MAX && n_seqs <= (int)r->rows_max &&
-        context > 0 && steps > 0 && context + steps <= TOKENS_MAX) {
+    if (sscanf(line, "decode %d %d %d", &n_seqs, &context, &steps) == 3 && n_seqs > 0 &&
+        n_seqs <= STREAMS_MAX && n_seqs <= (int)r->rows_max && context > 0 && steps > 0 &&
+        context + steps <= TOKENS_MAX) {
         printf("%d %llu\n", n_seqs * steps, (unsigned long long)decode(r, n_seqs, context, steps));
         return true;
     }
     return false;
 }
 
-static enum status rig_open(struct rig *r, const char *path, const char *isa, int n_threads, bool exact, const char *packed, struct err *err)
+static enum status rig_open(struct rig *r, const char *path, const char *isa, int n_threads,
+                            bool exact, const char *packed, struct err *err)
 {
     struct kv_layout layout;
-    enum status      st = kernel_ctx_create(isa, exact ? ACTIVATIONS_F32 : ACTIVATIONS_FAST, n_threads, &r->kernels, err);
+    enum status st = kernel_ctx_create(isa, exact ? ACTIVATIONS_F32 : ACTIVATIONS_FAST, n_threads,
+                                       &r->kernels, err);
     if (st != OK) return st;
-    struct model_options o = { .path = path, .max_rows = r->rows_max, .max_model_len = TOKENS_MAX, .weight_cache_folder = packed, .kernels = r->kernels };
+    struct model_options o = {
+        .path = path,
+        .max_rows = r->rows_max,
+        .max_model_len = TOKENS_MAX,
+        .weight_cache_folder = packed,
+        .kernels = r->kernels,
+    };
     st = model_load(&o, &r->model, err);
     if (st != OK) return st;
     r->n_blocks = STREAMS_MAX * (TOKENS_MAX / BLOCK_TOKENS);
     model_kv_layout(r->model, BLOCK_TOKENS, r->n_blocks, &layout);
-    st = device_mem_alloc(r->kernels->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED, &r->kv, err); /* pages come when they are written */
+    /* pages come when they are written */
+    st = device_mem_alloc(r->kernels->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED,
+                          &r->kv, err);
     if (st != OK) return st;
     r->ids = MEM_ARRAY(int32_t, r->rows_max);
     r->pos = MEM_ARRAY(int32_t, r->rows_max);
@@ -138,20 +174,24 @@ int main(int argc, char **argv)
 {
     struct rig r = { 0 };
     struct err err;
-    char       line[128];
+    char line[128];
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER]\n");
+        fprintf(
+            stderr,
+            "usage: bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER]\n");
         return 2;
     }
     int rows = argc > 4 ? atoi(argv[4]) : 512;
     r.rows_max = rows < 1 ? 1 : (uint32_t)rows;
     uint64_t t0 = clock_ns();
-    if (rig_open(&r, argv[1], argc > 2 ? argv[2] : "auto", argc > 3 ? atoi(argv[3]) : 2, strcmp(argc > 5 ? argv[5] : "auto", "f32") == 0,
-                 argc > 6 ? argv[6] : NULL, &err) != OK) {
+    if (rig_open(&r, argv[1], argc > 2 ? argv[2] : "auto", argc > 3 ? atoi(argv[3]) : 2,
+                 strcmp(argc > 5 ? argv[5] : "auto", "f32") == 0, argc > 6 ? argv[6] : NULL,
+                 &err) != OK) {
         fprintf(stderr, "bench_engine: %s\n", err.text); /* what was taken goes with the process */
         return 1;
     }
-    printf("ready %zu %s %llu\n", r.model->weight_bytes, r.kernels->ops->name, (unsigned long long)(clock_ns() - t0));
+    printf("ready %zu %s %llu\n", r.model->weight_bytes, r.kernels->ops->name,
+           (unsigned long long)(clock_ns() - t0));
     fflush(stdout);
     int status = 0;
     while (status == 0 && fgets(line, sizeof line, stdin)) {

@@ -1,12 +1,16 @@
-/* bench_ep.c - what dispatch, combine and sums over ranks take on cards, next to a copy of as many bytes on the card, in the same run.
+/* bench_ep.c - what dispatch, combine and sums over ranks take on cards, next to a copy of as many
+ * bytes on the card, in the same run.
  *
- *     bench_ep [row] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32]      default: peer 2 128 7168 256 8 bf16
+ *     bench_ep [row] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32] default: peer 2
+ *     128 7168 256 8 bf16
  *
- * One layer (plan, dispatch, combine; experts compute nothing) is recorded in a CUDA graph and run again and again; figures are rank 0's. A line says
- * time of one layer, bytes that leave a rank for the others and for itself, and the rate; the limit is cudaMemcpyAsync of the same bytes from one
- * place of the card to another, which reads and writes the same memory. The row nccl, which is not recorded, is called instead.
- * Ranks that share a card take turns on it, whole time slices long: their times are those of the turns. On the emulated card times mean nothing.
- * LIMIT: between cards the link is the limit, which no copy here measures. The least of REPEATS runs counts. */
+ * One layer (plan, dispatch, combine; experts compute nothing) is recorded in a CUDA graph and run
+ * again and again; figures are rank 0's. A line says time of one layer, bytes that leave a rank for
+ * the others and for itself, and the rate; the limit is cudaMemcpyAsync of the same bytes from one
+ * place of the card to another, which reads and writes the same memory. The row nccl, which is not
+ * recorded, is called instead. Ranks that share a card take turns on it, whole time slices long:
+ * their times are those of the turns. On the emulated card times mean nothing. LIMIT: between cards
+ * the link is the limit, which no copy here measures. The least of REPEATS runs counts. */
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/ep/ep_backend.h"
 #include "tests/conformance/ep_fixture.h"
@@ -19,25 +23,25 @@ enum { LAYERS = 200 };
 #endif
 
 static struct ep_config the_config;
-static int32_t          the_first[RANKS + 1];
+static int32_t the_first[RANKS + 1];
 
 static double now_us(void) { return (double)now_ns() * 1e-3; }
 
 struct layer {
-    struct ep             *e;
-    struct world          *w;
-    struct device         *d;
-    cudaStream_t           stream;
-    size_t                 n_rows;
-    const int32_t         *experts;
-    const float           *x;
+    struct ep *e;
+    struct world *w;
+    struct device *d;
+    cudaStream_t stream;
+    size_t n_rows;
+    const int32_t *experts;
+    const float *x;
     struct ep_combine_args combine;
 };
 
 static void run_layer(void *arg)
 {
     const struct layer *l = arg;
-    struct ep_batch     b;
+    struct ep_batch b;
     CHECK_OK(ep_plan(l->e, l->experts, l->n_rows, NULL, NULL));
     CHECK_OK(ep_dispatch(l->e, l->x, (size_t)the_config.hidden, &b, NULL));
     CHECK_OK(ep_combine(l->e, &l->combine, NULL));
@@ -45,17 +49,18 @@ static void run_layer(void *arg)
 
 struct job {
     void (*run)(void *arg);
-    void         *arg;
+    void *arg;
     struct layer *layer;
 };
 
 /* Microseconds of one run, the least of REPEATS times the mean of LAYERS. */
 static double measure(const struct job *j)
 {
-    const bool      recorded = strcmp(the_config.backend, "nccl") != 0 && the_config.mode == EP_LOW_LATENCY;
-    cudaGraph_t     graph;
+    const bool recorded = strcmp(the_config.backend, "nccl") != 0 &&
+                          the_config.mode == EP_LOW_LATENCY;
+    cudaGraph_t graph;
     cudaGraphExec_t exec = NULL;
-    double          best = INFINITY;
+    double best = INFINITY;
     if (recorded) {
         CHECK_OK(cudaStreamBeginCapture(j->layer->stream, cudaStreamCaptureModeThreadLocal));
         j->run(j->arg);
@@ -78,9 +83,9 @@ static double measure(const struct job *j)
 }
 
 struct copy {
-    char        *to;
-    const char  *from;
-    size_t       bytes;
+    char *to;
+    const char *from;
+    size_t bytes;
     cudaStream_t stream;
 };
 
@@ -93,12 +98,14 @@ static void run_copy(void *arg)
 static void tell(const struct layer *l, const char *what, double us, size_t bytes)
 {
     struct dev_mem from, to;
-    const struct copy copy = { to_device(l->d, NULL, bytes, &to), to_device(l->d, NULL, bytes, &from), bytes, l->stream };
+    const struct copy copy = { to_device(l->d, NULL, bytes, &to),
+                               to_device(l->d, NULL, bytes, &from), bytes, l->stream };
     const double limit_us = measure(&(struct job){ run_copy, (void *)&copy, (struct layer *)l });
     const double gbs = (double)bytes / us * 1e-3, limit = (double)bytes / limit_us * 1e-3;
     if (l->w->rank == 0)
-        printf("%-22s %9.1f us  %9.3f MB a rank  %8.1f GB/s   a copy of as much %9.1f us  %8.1f GB/s   ratio %.2f\n", what, us, (double)bytes * 1e-6, gbs, limit_us,
-               limit, gbs / limit);
+        printf("%-22s %9.1f us  %9.3f MB a rank  %8.1f GB/s   a copy of as much %9.1f us  %8.1f "
+               "GB/s   ratio %.2f\n",
+               what, us, (double)bytes * 1e-6, gbs, limit_us, limit, gbs / limit);
     fflush(stdout);
     device_mem_free(l->d, &from);
     device_mem_free(l->d, &to);
@@ -106,8 +113,8 @@ static void tell(const struct layer *l, const char *what, double us, size_t byte
 
 struct sum {
     struct ep *e;
-    float     *x;
-    size_t     n;
+    float *x;
+    size_t n;
 };
 
 static void run_sum(void *arg)
@@ -122,7 +129,7 @@ static void sums(struct layer *l)
     struct dev_mem m;
     to_device(l->d, NULL, 1 << 20, &m);
     for (size_t i = 0; i < COUNT_OF(sizes) && sizes[i] <= the_config.collective_bytes; i++) {
-        char       what[40];
+        char what[40];
         struct sum s = { l->e, m.ptr, sizes[i] / 2 };
         snprintf(what, sizeof what, "all_reduce %zu KiB", sizes[i] >> 10);
         tell(l, what, measure(&(struct job){ run_sum, &s, l }), sizes[i] * (size_t)l->w->size);
@@ -132,10 +139,10 @@ static void sums(struct layer *l)
 
 static void rank_of_bench(struct world *w)
 {
-    struct device   *d = rank_device("cuda", w);
+    struct device *d = rank_device("cuda", w);
     struct ep_config c = the_config;
-    struct ep       *e = NULL;
-    struct err       err = { 0 };
+    struct ep *e = NULL;
+    struct err err = { 0 };
     c.device = d;
     c.rank = w->rank;
     c.size = w->size;
@@ -147,15 +154,28 @@ static void rank_of_bench(struct world *w)
     struct dev_mem experts, x, weights, y, out;
     int32_t *chosen = MEM_ARRAY(int32_t, n * used);
     for (size_t i = 0; i < n; i++) row_experts(&s, w->rank, i, chosen + i * used);
-    struct layer l = { .e = e, .w = w, .d = d, .stream = cuda_device_of(d)->stream, .n_rows = n, .experts = to_device(d, chosen, n * used * sizeof *chosen, &experts),
-                       .x = to_device(d, NULL, n * hidden * sizeof(float), &x) };
-    l.combine = (struct ep_combine_args){ .out = to_device(d, NULL, ep_max_slots(&c) * hidden * sizeof(float), &out),
-                                          .weights = to_device(d, NULL, n * used * sizeof(float), &weights), .y = to_device(d, NULL, n * hidden * sizeof(float), &y) };
+    struct layer l = {
+        .e = e,
+        .w = w,
+        .d = d,
+        .stream = cuda_device_of(d)->stream,
+        .n_rows = n,
+        .experts = to_device(d, chosen, n * used * sizeof *chosen, &experts),
+        .x = to_device(d, NULL, n * hidden * sizeof(float), &x),
+    };
+    l.combine = (struct ep_combine_args){
+        .out = to_device(d, NULL, ep_max_slots(&c) * hidden * sizeof(float), &out),
+        .weights = to_device(d, NULL, n * used * sizeof(float), &weights),
+        .y = to_device(d, NULL, n * hidden * sizeof(float), &y)
+    };
     const struct ep_row_layout f = ep_row_layout_of(&c);
     if (w->rank == 0)
-        printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results as %s\n", c.backend, w->size, n_cards() < w->size ? 1 : w->size, n,
-               hidden, used, c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
-    tell(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }), n * used * (f.row_bytes + f.back_bytes));
+        printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results "
+               "as %s\n",
+               c.backend, w->size, n_cards() < w->size ? 1 : w->size, n, hidden, used,
+               c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
+    tell(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }),
+         n * used * (f.row_bytes + f.back_bytes));
     if (w->size > 1) sums(&l);
     ep_free(e);
     struct dev_mem *all[] = { &experts, &x, &weights, &y, &out };
@@ -173,13 +193,21 @@ static int32_t number(int argc, char **argv, int i, int32_t otherwise)
 int main(int argc, char **argv)
 {
     const int32_t size = number(argc, argv, 2, 2), n_experts = number(argc, argv, 5, 256);
-    const char   *send = argc > 7 ? argv[7] : "bf16";
+    const char *send = argc > 7 ? argv[7] : "bf16";
     CHECK(size <= RANKS);
     for (int r = 0; r <= size; r++) the_first[r] = r * n_experts / size;
-    the_config = (struct ep_config){ .backend = argc > 1 ? argv[1] : "peer", .mode = EP_LOW_LATENCY, .max_rows = number(argc, argv, 3, 128),
-                                     .hidden = number(argc, argv, 4, 7168), .n_used = number(argc, argv, 6, 8), .send = DTYPE_BF16, .back = DTYPE_BF16,
-                                     .placement = { .n_logical = n_experts, .n_physical = n_experts, .first = the_first },
-                                     .collective_bytes = 1 << 20, .timeout_ms = LINK_MS };
+    the_config = (struct ep_config){
+        .backend = argc > 1 ? argv[1] : "peer",
+        .mode = EP_LOW_LATENCY,
+        .max_rows = number(argc, argv, 3, 128),
+        .hidden = number(argc, argv, 4, 7168),
+        .n_used = number(argc, argv, 6, 8),
+        .send = DTYPE_BF16,
+        .back = DTYPE_BF16,
+        .placement = { .n_logical = n_experts, .n_physical = n_experts, .first = the_first },
+        .collective_bytes = 1 << 20,
+        .timeout_ms = LINK_MS
+    };
     if (strcmp(send, "f8_e4m3") == 0) the_config.send = DTYPE_F8_E4M3;
     if (strcmp(send, "f32") == 0) the_config.send = the_config.back = DTYPE_F32;
     run_ranks(size, rank_of_bench, 0, "there is no card");

@@ -1,16 +1,21 @@
-/* bench_flow.c - transfers without a pause between two processes, and how much arrived in every tenth of a second: for looking on while
- * something is done to the links, or to a process, between them.
+/* bench_flow.c - transfers without a pause between two processes, and how much arrived in every
+ * tenth of a second: for looking on while something is done to the links, or to a process, between
+ * them.
  *
- *     bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices]      as KVCACHE_RDMA_NICS, or for ucx as UCX_NET_DEVICES
+ *     bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices] as KVCACHE_RDMA_NICS, or
+ *     for ucx as UCX_NET_DEVICES
  * BATON_RDMA_CM=1 holds here too.
  *
- * Two transfers of 1 MiB are always under way. The sender writes a pattern of (transfer, block, position) into its blocks and the receiver
- * compares every byte of what it is told was received. A transfer that fails is counted and its blocks are used again once they are fenced;
- * a connection that is lost is made again. One line per tenth of a second: milliseconds since the first grant, bytes received and
- * verified, transfers failed so far. The last line is a summary. Exit status 1: a byte was wrong, or nothing arrived at all.
+ * Two transfers of 1 MiB are always under way. The sender writes a pattern of (transfer, block,
+ * position) into its blocks and the receiver compares every byte of what it is told was received. A
+ * transfer that fails is counted and its blocks are used again once they are fenced; a connection
+ * that is lost is made again. One line per tenth of a second: milliseconds since the first grant,
+ * bytes received and verified, transfers failed so far. The last line is a summary. Exit status 1:
+ * a byte was wrong, or nothing arrived at all.
  *
- * Receiver: this process; sender: its child. They exchange hello, answer and grants over a socket pair, one message each. In both,
- * the transfer thread only writes its events into a pipe; the main thread does everything else. */
+ * Receiver: this process; sender: its child. They exchange hello, answer and grants over a socket
+ * pair, one message each. In both, the transfer thread only writes its events into a pipe; the main
+ * thread does everything else. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,21 +30,29 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-enum { SLOTS = 2, BLOCKS = 64, MESSAGE_MAX = 64 * 1024, SAMPLE_MS = 100, RETRY_MS = 20, STALL_MS = 5000 };
-enum kind { HELLO, ANSWER, UP, GRANT, FAILED }; /* UP: the sender is connected; FAILED: it could not send, or its send failed */
+enum {
+    SLOTS = 2,
+    BLOCKS = 64,
+    MESSAGE_MAX = 64 * 1024,
+    SAMPLE_MS = 100,
+    RETRY_MS = 20,
+    STALL_MS = 5000
+};
+/* UP: the sender is connected; FAILED: it could not send, or its send failed */
+enum kind { HELLO, ANSWER, UP, GRANT, FAILED };
 
 struct message {
     enum kind kind;
-    uint64_t  id;
+    uint64_t id;
 };
 
 struct side {
-    const char    *protocol;
+    const char *protocol;
     struct device *device;
     struct dev_mem mem;
     struct kv_layout layout;
-    struct kvt    *kvt;
-    int            events[2], wire;
+    struct kvt *kvt;
+    int events[2], wire;
 };
 
 static void need(int ok, const char *what)
@@ -52,25 +65,44 @@ static void need(int ok, const char *what)
 /* 64 blocks of 1 MiB in all: 4 layers x 4 KiB. */
 static struct kv_layout flow_layout(void)
 {
-    return (struct kv_layout){ .model_fingerprint = 1, .dtype = DTYPE_BF16, .block_tokens = 8, .n_layers = 4, .n_kv_heads = 1, .head_dim = 128,
-                               .tp_size = 1, .n_blocks = SLOTS * BLOCKS };
+    return (struct kv_layout){
+        .model_fingerprint = 1,
+        .dtype = DTYPE_BF16,
+        .block_tokens = 8,
+        .n_layers = 4,
+        .n_kv_heads = 1,
+        .head_dim = 128,
+        .tp_size = 1,
+        .n_blocks = SLOTS * BLOCKS,
+    };
 }
 
 static void on_event(void *arg, const struct kvt_event *ev)
 {
     struct side *s = arg;
-    if (write(s->events[1], ev, sizeof *ev) != (ssize_t)sizeof *ev) _exit(2); /* less than PIPE_BUF: whole or not at all */
+    /* less than PIPE_BUF: whole or not at all */
+    if (write(s->events[1], ev, sizeof *ev) != (ssize_t)sizeof *ev) _exit(2);
 }
 
 static void side_open(struct side *s, const char *nics)
 {
     struct err err = { 0 };
-    struct kvt_options o = { .protocols = s->protocol, .listen_host = "127.0.0.1", .checksum = true, .n_transfers = SLOTS * 2, .stall_ms = STALL_MS,
-                             .tuning = { .rdma = { .nics = nics, .rdma_cm = getenv("BATON_RDMA_CM") != NULL } }, .on_event = on_event, .arg = s };
+    struct kvt_options o = { .protocols = s->protocol,
+                             .listen_host = "127.0.0.1",
+                             .checksum = true,
+                             .n_transfers = SLOTS * 2,
+                             .stall_ms = STALL_MS,
+                             .tuning = { .rdma = { .nics = nics,
+                                                   .rdma_cm = getenv("BATON_RDMA_CM") != NULL, }, },
+                             .on_event = on_event,
+                             .arg = s, };
     if (nics && strcmp(s->protocol, "ucx") == 0) setenv("UCX_NET_DEVICES", nics, 1);
     s->layout = flow_layout();
     need(pipe(s->events) == 0, "no pipe");
-    need(device_open("cpu", &s->device, &err) == OK && device_mem_alloc(s->device, kv_layout_pool_bytes(&s->layout), DEVICE_MEM_SHARED, &s->mem, &err) == OK, err.text);
+    need(device_open("cpu", &s->device, &err) == OK &&
+             device_mem_alloc(s->device, kv_layout_pool_bytes(&s->layout), DEVICE_MEM_SHARED,
+                              &s->mem, &err) == OK,
+         err.text);
     o.layout = s->layout;
     o.mem = &s->mem;
     need(kvt_create(&o, &s->kvt, &err) == OK, err.text);
@@ -83,7 +115,8 @@ static void say(const struct side *s, enum kind kind, uint64_t id, struct str bo
     need(body.n <= sizeof text - sizeof m, "a message is too long");
     memcpy(text, &m, sizeof m);
     if (body.n) memcpy(text + sizeof m, body.p, body.n);
-    if (send(s->wire, text, sizeof m + body.n, MSG_NOSIGNAL) < 0) exit(0); /* the other side has ended */
+    /* the other side has ended */
+    if (send(s->wire, text, sizeof m + body.n, MSG_NOSIGNAL) < 0) exit(0);
 }
 
 /* False when the other side has ended. *body points into text. */
@@ -105,12 +138,15 @@ static void next_event(const struct side *s, struct kvt_event *ev)
 
 static void table_of(int slot, int32_t table[BLOCKS])
 {
-    for (int i = 0; i < BLOCKS; i++) table[i] = slot * BLOCKS + (i * 37) % BLOCKS; /* scattered: 37 and 64 have no common factor */
+    /* scattered: 37 and 64 have no common factor */
+    for (int i = 0; i < BLOCKS; i++) table[i] = slot * BLOCKS + (i * 37) % BLOCKS;
 }
 
 static uint64_t word_of(uint64_t id, uint32_t layer, uint32_t block, uint64_t at)
 {
-    return (id * UINT64_C(0x9e3779b97f4a7c15) ^ ((uint64_t)layer << 32 | block)) * UINT64_C(0xbf58476d1ce4e5b9) + at;
+    return (id * UINT64_C(0x9e3779b97f4a7c15) ^ ((uint64_t)layer << 32 | block)) *
+               UINT64_C(0xbf58476d1ce4e5b9) +
+           at;
 }
 
 static uint64_t *piece(const struct side *s, uint32_t layer, int32_t block)
@@ -137,8 +173,8 @@ static uint64_t pattern(const struct side *s, uint64_t id, const int32_t table[B
 
 struct sender {
     struct side side;
-    uint64_t    peer;
-    bool        up, asked;
+    uint64_t peer;
+    bool up, asked;
 };
 
 static void sender_connect(struct sender *s)
@@ -162,7 +198,8 @@ static void sender_send(struct sender *s, uint64_t id, struct str grant)
         say(d, FAILED, id, (struct str){ 0 });
         return;
     }
-    for (uint32_t layer = 0; st == OK && layer < d->layout.n_layers; layer++) st = kvt_send_ready(d->kvt, id, layer, 0, BLOCKS * d->layout.block_tokens, table);
+    for (uint32_t layer = 0; st == OK && layer < d->layout.n_layers; layer++)
+        st = kvt_send_ready(d->kvt, id, layer, 0, BLOCKS * d->layout.block_tokens, table);
     kvt_send_finish(d->kvt, id); /* SENT or SEND_FAILED follows in any case */
 }
 
@@ -182,7 +219,8 @@ static void sender_message(struct sender *s, const struct message *m, struct str
 {
     struct err err = { 0 };
     if (m->kind == GRANT) sender_send(s, m->id, body);
-    else if (m->kind == ANSWER && (body.n == 0 || kvt_connect(s->side.kvt, body, &s->peer, &err) != OK)) {
+    else if (m->kind == ANSWER &&
+             (body.n == 0 || kvt_connect(s->side.kvt, body, &s->peer, &err) != OK)) {
         if (body.n) fprintf(stderr, "bench_flow: no connection: %s\n", err.text);
         s->asked = false;
     }
@@ -198,7 +236,8 @@ static _Noreturn void sender_run(const char *protocol, const char *nics, int wir
     side_open(&s.side, nics);
     for (;;) {
         if (!s.asked) sender_connect(&s);
-        struct pollfd p[] = { { .fd = wire, .events = POLLIN }, { .fd = s.side.events[0], .events = POLLIN } };
+        struct pollfd p[] = { { .fd = wire, .events = POLLIN },
+                              { .fd = s.side.events[0], .events = POLLIN } };
         poll(p, 2, -1);
         if (p[1].revents) {
             next_event(&s.side, &ev);
@@ -217,12 +256,12 @@ static _Noreturn void sender_run(const char *protocol, const char *nics, int wir
 enum slot_state { FREE, OPEN, FENCING };
 
 struct receiver {
-    struct side     side;
+    struct side side;
     enum slot_state state[SLOTS];
-    uint64_t        id[SLOTS], again_ms[SLOTS]; /* not before */
-    uint64_t        next, arrived, bytes, failed, wrong;
-    bool            connected;
-    char            last_failure[160];
+    uint64_t id[SLOTS], again_ms[SLOTS]; /* not before */
+    uint64_t next, arrived, bytes, failed, wrong;
+    bool connected;
+    char last_failure[160];
 };
 
 static void receiver_grant(struct receiver *r, int slot)
@@ -231,7 +270,8 @@ static void receiver_grant(struct receiver *r, int slot)
     int32_t table[BLOCKS];
     uint64_t id = r->next++ * SLOTS + (uint64_t)slot;
     table_of(slot, table);
-    enum status st = kvt_expect(r->side.kvt, id, table, BLOCKS, 0, BLOCKS * r->side.layout.block_tokens, &grant);
+    enum status st = kvt_expect(r->side.kvt, id, table, BLOCKS, 0,
+                                BLOCKS * r->side.layout.block_tokens, &grant);
     if (st == OK) {
         r->state[slot] = OPEN;
         r->id[slot] = id;
@@ -244,7 +284,9 @@ static void receiver_event(struct receiver *r, const struct kvt_event *ev)
 {
     int slot = (int)(ev->id % SLOTS);
     int32_t table[BLOCKS];
-    if (ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST || r->id[slot] != ev->id || r->state[slot] == FREE) return;
+    if (ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST || r->id[slot] != ev->id ||
+        r->state[slot] == FREE)
+        return;
     if (ev->kind == KVT_RECEIVED) {
         table_of(slot, table);
         r->wrong += pattern(&r->side, ev->id, table, true);
@@ -271,7 +313,8 @@ static bool receiver_message(struct receiver *r)
     if (!hear(&r->side, text, &m, &body)) return false;
     int slot = (int)(m.id % SLOTS);
     if (m.kind == HELLO) {
-        if (kvt_answer(r->side.kvt, body, &answer, &err) != OK) fprintf(stderr, "bench_flow: refused: %s\n", err.text);
+        if (kvt_answer(r->side.kvt, body, &answer, &err) != OK)
+            fprintf(stderr, "bench_flow: refused: %s\n", err.text);
         say(&r->side, ANSWER, 0, buf_str(&answer));
         buf_release(&answer);
         r->connected = false;
@@ -293,7 +336,8 @@ static bool receiver_step(struct receiver *r, uint64_t until_ms)
         if (r->again_ms[i] <= now) receiver_grant(r, i);
         else if (r->again_ms[i] < wake) wake = r->again_ms[i];
     }
-    struct pollfd p[] = { { .fd = r->side.wire, .events = POLLIN }, { .fd = r->side.events[0], .events = POLLIN } };
+    struct pollfd p[] = { { .fd = r->side.wire, .events = POLLIN },
+                          { .fd = r->side.events[0], .events = POLLIN } };
     poll(p, 2, wake > now ? (int)(wake - now) : 0);
     if (p[1].revents) {
         next_event(&r->side, &ev);
@@ -310,14 +354,18 @@ static int receiver_run(struct receiver *r, double seconds)
         there = receiver_step(r, sample);
         if (!start && r->arrived) start = clock_ms();
         if (clock_ms() < sample) continue;
-        if (start) printf("%7llu ms %9llu bytes %4llu failed\n", (unsigned long long)(clock_ms() - start), (unsigned long long)(r->bytes - seen), (unsigned long long)r->failed);
+        if (start)
+            printf("%7llu ms %9llu bytes %4llu failed\n", (unsigned long long)(clock_ms() - start),
+                   (unsigned long long)(r->bytes - seen), (unsigned long long)r->failed);
         fflush(stdout);
         seen = r->bytes;
         sample = clock_ms() + SAMPLE_MS;
     }
     if (r->last_failure[0]) printf("last failure: %s\n", r->last_failure);
-    printf("%s: %llu transfers received, %llu bytes, %llu failed, %llu words wrong%s\n", r->side.protocol, (unsigned long long)r->arrived,
-           (unsigned long long)r->bytes, (unsigned long long)r->failed, (unsigned long long)r->wrong, there ? "" : "; the sender ended");
+    printf("%s: %llu transfers received, %llu bytes, %llu failed, %llu words wrong%s\n",
+           r->side.protocol, (unsigned long long)r->arrived, (unsigned long long)r->bytes,
+           (unsigned long long)r->failed, (unsigned long long)r->wrong,
+           there ? "" : "; the sender ended");
     return r->wrong || !r->arrived || !there;
 }
 
@@ -326,7 +374,8 @@ int main(int argc, char **argv)
     int wire[2];
     double seconds = argc > 2 ? atof(argv[2]) : 0;
     if (argc < 3 || argc > 5 || seconds <= 0) {
-        fprintf(stderr, "usage: bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices]\n");
+        fprintf(stderr,
+                "usage: bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices]\n");
         return 2;
     }
     if (!getenv("BATON_LOG_LEVEL")) log_set_level(LOG_ERROR);

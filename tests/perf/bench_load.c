@@ -1,11 +1,15 @@
-/* bench_load.c - how fast a model's weights are where they are used, beside how fast the disk gives the same bytes in the same run.
+/* bench_load.c - how fast a model's weights are where they are used, beside how fast the disk gives
+ * the same bytes in the same run.
  *
- *     bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy]       defaults: auto, 2, none, 1
+ *     bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy] defaults:
+ *     auto, 2, none, 1
  *
- * isa "cuda" loads onto the card. Each round: the files are dropped from memory, read (several places at once, which is what a disk is fast at);
- * dropped again, and the model is loaded from them, cold; loaded again, warm. With dummy, only the making up is measured, from a config.json.
- * Prints one line per measurement, "WHAT GB SECONDS GB/s", and cold over disk. A disk that keeps what it was told to drop (a virtual one's host,
- * tmpfs) is seen in numbers no disk has: what was still in memory after dropping is printed. */
+ * isa "cuda" loads onto the card. Each round: the files are dropped from memory, read (several
+ * places at once, which is what a disk is fast at); dropped again, and the model is loaded from
+ * them, cold; loaded again, warm. With dummy, only the making up is measured, from a config.json.
+ * Prints one line per measurement, "WHAT GB SECONDS GB/s", and cold over disk. A disk that keeps
+ * what it was told to drop (a virtual one's host, tmpfs) is seen in numbers no disk has: what was
+ * still in memory after dropping is printed. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -21,20 +25,22 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/model/load/file_map.h"
-#include "shared/model/model.h"
 #include "shared/model/load/model_files.h"
+#include "shared/model/model.h"
 
 enum { FILES_MAX = 512, READERS = 8, PART = 8 << 20, PATH_MAX_BYTES = 4096 };
 
 struct files {
-    char   path[FILES_MAX][PATH_MAX_BYTES];
+    char path[FILES_MAX][PATH_MAX_BYTES];
     size_t bytes[FILES_MAX], n, all;
 };
 
 static void add_file(struct files *f, const char *path)
 {
     struct stat st;
-    if (f->n == FILES_MAX || strlen(path) >= PATH_MAX_BYTES || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return;
+    if (f->n == FILES_MAX || strlen(path) >= PATH_MAX_BYTES || stat(path, &st) != 0 ||
+        !S_ISREG(st.st_mode))
+        return;
     snprintf(f->path[f->n], PATH_MAX_BYTES, "%s", path);
     f->bytes[f->n++] = (size_t)st.st_size;
     f->all += (size_t)st.st_size;
@@ -53,16 +59,16 @@ static void list_files(struct files *f, const char *model)
     if (d) closedir(d);
 }
 
-/* ---- the disk ---------------------------------------------------------------------------------------------------- */
+/* ---- the disk ---- */
 
 static double still_in_memory(const struct files *f)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t       n = 0, all = 0;
+    size_t n = 0, all = 0;
     for (size_t i = 0; i < f->n; i++) {
         struct file_map map;
         if (file_map_open(f->path[i], &map, NULL) != OK || !map.data) continue;
-        const size_t   pages = (map.bytes + page - 1) / page;
+        const size_t pages = (map.bytes + page - 1) / page;
         unsigned char *in = mem_calloc(pages, 1);
         if (mincore((void *)(uintptr_t)map.data, map.bytes, in) == 0)
             for (size_t p = 0; p < pages; p++) n += in[p] & 1;
@@ -83,24 +89,26 @@ static void drop_files(const struct files *f)
         close(fd);
     }
     const double left = still_in_memory(f);
-    if (left > 0.01) printf("note: %.0f %% of the files stayed in memory when they were dropped\n", left * 100);
+    if (left > 0.01)
+        printf("note: %.0f %% of the files stayed in memory when they were dropped\n", left * 100);
 }
 
 struct sweep {
     const struct files *files;
-    atomic_size_t       next; /* part of all files; taken once each */
-    atomic_size_t       read;
+    atomic_size_t next; /* part of all files; taken once each */
+    atomic_size_t read;
 };
 
 static void *read_parts(void *arg)
 {
     struct sweep *s = arg;
-    char         *to = mem_aligned(4096, PART);
+    char *to = mem_aligned(4096, PART);
     for (;;) {
         size_t part = atomic_fetch_add(&s->next, 1), i = 0;
-        for (; i < s->files->n && part >= (s->files->bytes[i] + PART - 1) / PART; i++) part -= (s->files->bytes[i] + PART - 1) / PART;
+        for (; i < s->files->n && part >= (s->files->bytes[i] + PART - 1) / PART; i++)
+            part -= (s->files->bytes[i] + PART - 1) / PART;
         if (i == s->files->n) break;
-        int     fd = open(s->files->path[i], O_RDONLY | O_CLOEXEC);
+        int fd = open(s->files->path[i], O_RDONLY | O_CLOEXEC);
         ssize_t got = fd >= 0 ? pread(fd, to, PART, (off_t)(part * PART)) : -1;
         if (got > 0) atomic_fetch_add(&s->read, (size_t)got);
         if (fd >= 0) close(fd);
@@ -112,7 +120,8 @@ static void *read_parts(void *arg)
 static double speed(const char *what, size_t bytes, uint64_t ns)
 {
     const double rate = (double)bytes / (double)ns;
-    printf("%-10s %8.3f GB %8.3f s %8.2f GB/s\n", what, (double)bytes / 1e9, (double)ns / 1e9, rate);
+    printf("%-10s %8.3f GB %8.3f s %8.2f GB/s\n", what, (double)bytes / 1e9, (double)ns / 1e9,
+           rate);
     fflush(stdout);
     return rate;
 }
@@ -120,25 +129,26 @@ static double speed(const char *what, size_t bytes, uint64_t ns)
 static double read_disk(const struct files *f)
 {
     struct sweep s = { .files = f };
-    pthread_t    threads[READERS];
-    size_t       n = 0;
+    pthread_t threads[READERS];
+    size_t n = 0;
     const uint64_t t0 = clock_ns();
     while (n < READERS && thread_start(&threads[n], read_parts, &s) == OK) n++;
     for (size_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
     const uint64_t ns = clock_ns() - t0;
     if (atomic_load(&s.read) != f->all) {
-        fprintf(stderr, "bench_load: only %zu of %zu bytes could be read\n", atomic_load(&s.read), f->all);
+        fprintf(stderr, "bench_load: only %zu of %zu bytes could be read\n", atomic_load(&s.read),
+                f->all);
         exit(1);
     }
     return speed("disk", f->all, ns);
 }
 
-/* ---- the model --------------------------------------------------------------------------------------------------- */
+/* ---- the model ---- */
 
 static double load(const char *what, const struct model_options *o, size_t bytes)
 {
-    struct model  *m;
-    struct err     err;
+    struct model *m;
+    struct err err;
     const uint64_t t0 = clock_ns();
     if (model_load(o, &m, &err) != OK) {
         fprintf(stderr, "bench_load: %s\n", err.text);
@@ -151,13 +161,18 @@ static double load(const char *what, const struct model_options *o, size_t bytes
 
 int main(int argc, char **argv)
 {
-    struct files        *f = MEM_NEW(struct files);
+    struct files *f = MEM_NEW(struct files);
     struct model_options o = { .max_rows = 16, .max_model_len = 16 };
-    struct buf           path = { 0 };
-    struct err           err = { 0 };
-    if (argc < 2 || model_find(argv[1], &path, &err) != OK || quantize_from_name(argc > 4 ? argv[4] : "none", &o.quantize, &err) != OK ||
-        kernel_ctx_create(argc > 2 ? argv[2] : "auto", ACTIVATIONS_FAST, argc > 3 ? atoi(argv[3]) : 2, &o.kernels, &err) != OK) {
-        fprintf(stderr, "%s%susage: bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy]\n", err.text, err.text[0] ? "\n" : "");
+    struct buf path = { 0 };
+    struct err err = { 0 };
+    if (argc < 2 || model_find(argv[1], &path, &err) != OK ||
+        quantize_from_name(argc > 4 ? argv[4] : "none", &o.quantize, &err) != OK ||
+        kernel_ctx_create(argc > 2 ? argv[2] : "auto", ACTIVATIONS_FAST,
+                          argc > 3 ? atoi(argv[3]) : 2, &o.kernels, &err) != OK) {
+        fprintf(stderr,
+                "%s%susage: bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] "
+                "[ROUNDS] [dummy]\n",
+                err.text, err.text[0] ? "\n" : "");
         return 2;
     }
     o.path = path.data;

@@ -1,14 +1,18 @@
-/* bench_transfer.c - how fast KV moves between two processes, next to what the machine can do, in the same run.
+/* bench_transfer.c - how fast KV moves between two processes, next to what the machine can do, in
+ * the same run.
  *
- *     bench_transfer [ipc|tcp|all] [MiB per transfer, default 256] [rounds, default 5] [copiers or connections, default 0: chosen]
+ *     bench_transfer [ipc|tcp|all] [MiB per transfer, default 256] [rounds, default 5] [copiers or
+ *     connections, default 0: chosen]
  *
- * Each round measures every limit and every figure one after the other, so that a disturbance of the machine meets both. A line says:
- * best figure of the rounds, best limit, the ratio of the two, and the median over the rounds of the ratio within a round.
- * Limits: for ipc, memcpy of the same bytes by as many threads as copy; for tcp, iperf3 over loopback with as many connections and the
- * system's congestion control ("iperf3"), and with the one that our connections use there ("iperf3 -C reno"). iperf3 sends and reads one
- * small buffer again and again, which stays in the cache; KV comes from and goes to memory.
- * The last lines give the processor time per GB of each side, the least of the rounds: what others do on the machine hardly touches it.
- * The sender is a forked process, as in a cluster. Pieces are scattered at random in both pools. */
+ * Each round measures every limit and every figure one after the other, so that a disturbance of
+ * the machine meets both. A line says: best figure of the rounds, best limit, the ratio of the two,
+ * and the median over the rounds of the ratio within a round. Limits: for ipc, memcpy of the same
+ * bytes by as many threads as copy; for tcp, iperf3 over loopback with as many connections and the
+ * system's congestion control ("iperf3"), and with the one that our connections use there ("iperf3
+ * -C reno"). iperf3 sends and reads one small buffer again and again, which stays in the cache; KV
+ * comes from and goes to memory. The last lines give the processor time per GB of each side, the
+ * least of the rounds: what others do on the machine hardly touches it. The sender is a forked
+ * process, as in a cluster. Pieces are scattered at random in both pools. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +37,8 @@ static void need(int ok, const char *what)
 }
 
 struct setting {
-    size_t   bytes;
-    int      rounds;
+    size_t bytes;
+    int rounds;
     uint32_t n; /* copiers, connections; 0: chosen */
 };
 
@@ -53,7 +57,7 @@ struct rate {
 };
 
 struct slice {
-    char  *to, *from;
+    char *to, *from;
     size_t bytes;
 };
 
@@ -61,7 +65,8 @@ static void *copy_slice(void *arg)
 {
     const struct slice *s = arg;
     const size_t step = 1 << 20; /* as a put */
-    for (size_t at = 0; at < s->bytes; at += step) memcpy(s->to + at, s->from + at, s->bytes - at < step ? s->bytes - at : step);
+    for (size_t at = 0; at < s->bytes; at += step)
+        memcpy(s->to + at, s->from + at, s->bytes - at < step ? s->bytes - at : step);
     return NULL;
 }
 
@@ -76,14 +81,20 @@ static struct rate memcpy_rate(size_t bytes, uint32_t n_threads)
     double cpu = cpu_s();
     for (int i = 0; i < TRANSFERS; i++) {
         for (uint32_t j = 0; j < n_threads; j++) {
-            slices[j] = (struct slice){ b + bytes / n_threads * j, a + bytes / n_threads * j, bytes / n_threads };
-            if (j) need(pthread_create(&threads[j], NULL, copy_slice, &slices[j]) == 0, "pthread_create");
+            slices[j] = (struct slice){ b + bytes / n_threads * j, a + bytes / n_threads * j,
+                                        bytes / n_threads };
+            if (j)
+                need(pthread_create(&threads[j], NULL, copy_slice, &slices[j]) == 0,
+                     "pthread_create");
         }
         copy_slice(&slices[0]);
         for (uint32_t j = 1; j < n_threads; j++) pthread_join(threads[j], NULL);
     }
     double all = (double)bytes * TRANSFERS;
-    struct rate rate = { .wall = all / (double)(clock_ns() - t), .sender_ms = (cpu_s() - cpu) * 1e12 / all };
+    struct rate rate = {
+        .wall = all / (double)(clock_ns() - t),
+        .sender_ms = (cpu_s() - cpu) * 1e12 / all,
+    };
     mem_free(a);
     mem_free(b);
     return rate;
@@ -94,13 +105,15 @@ static double iperf_rate(uint32_t n_connections, const char *options)
 {
     char command[256];
     snprintf(command, sizeof command,
-             "iperf3 -s -1 -p %d >/dev/null 2>&1 & sleep 0.2; iperf3 -c 127.0.0.1 -p %d -P %u -t 1 %s -f k 2>/dev/null; wait", IPERF_PORT,
-             IPERF_PORT, n_connections, options);
+             "iperf3 -s -1 -p %d >/dev/null 2>&1 & sleep 0.2; iperf3 -c 127.0.0.1 -p %d -P %u -t 1 "
+             "%s -f k 2>/dev/null; wait",
+             IPERF_PORT, IPERF_PORT, n_connections, options);
     FILE *f = popen(command, "r");
     need(f != NULL, "popen");
     char line[256];
     double kbits = 0;
-    while (fgets(line, sizeof line, f)) { /* "[SUM] 0.00-1.00 sec 8.2 GBytes 70123456 Kbits/sec receiver"; the sum comes last */
+    while (fgets(line, sizeof line, f)) { /* "[SUM] 0.00-1.00 sec 8.2 GBytes 70123456 Kbits/sec
+                                           * receiver"; the sum comes last */
         char *unit = strstr(line, "Kbits/sec");
         if (!unit || !strstr(line, "receiver")) continue;
         *unit = 0;
@@ -141,31 +154,50 @@ static void wait_for(_Atomic int *counter, int value, struct seen *s)
 
 struct figure {
     const char *row, *name;
-    size_t      piece;
-    bool        checksum;
+    size_t piece;
+    bool checksum;
     enum kvt_switch cma;
 };
 
-/* A piece is tokens x heads x 128 x (K, V) in bf16: 512 bytes per token and head. 256 KiB is that of a 7-8B model with 8 KV heads. */
+/* A piece is tokens x heads x 128 x (K, V) in bf16: 512 bytes per token and head. 256 KiB is that
+ * of a 7-8B model with 8 KV heads. */
 static struct kv_layout layout_of(size_t piece, size_t bytes)
 {
-    struct kv_layout l = { .model_fingerprint = 1, .dtype = DTYPE_BF16, .block_tokens = piece >= 32768 ? 64 : 8, .n_layers = 16, .head_dim = 128,
-                           .tp_size = 1, .n_blocks = 1 };
+    struct kv_layout l = {
+        .model_fingerprint = 1,
+        .dtype = DTYPE_BF16,
+        .block_tokens = piece >= 32768 ? 64 : 8,
+        .n_layers = 16,
+        .head_dim = 128,
+        .tp_size = 1,
+        .n_blocks = 1,
+    };
     l.n_kv_heads = (uint32_t)(piece / 512 / l.block_tokens);
     l.n_blocks = (uint32_t)(bytes / kv_layout_block_bytes(&l));
     need(l.n_blocks >= 1 && kv_layout_piece_bytes(&l) == piece, "the layout");
     return l;
 }
 
-static struct kvt *start(const struct figure *f, const struct kv_layout *l, const struct setting *s, struct device **device, struct dev_mem *mem,
-                         struct seen *seen)
+static struct kvt *start(const struct figure *f, const struct kv_layout *l, const struct setting *s,
+                         struct device **device, struct dev_mem *mem, struct seen *seen)
 {
     struct err err = { 0 };
     struct kvt *k = NULL;
-    need(device_open("cpu", device, &err) == OK && device_mem_alloc(*device, kv_layout_pool_bytes(l), DEVICE_MEM_SHARED, mem, &err) == OK, err.text);
+    need(device_open("cpu", device, &err) == OK &&
+             device_mem_alloc(*device, kv_layout_pool_bytes(l), DEVICE_MEM_SHARED, mem, &err) == OK,
+         err.text);
     memset(mem->ptr, 1, kv_layout_pool_bytes(l)); /* touched: page faults are not the subject */
-    struct kvt_options o = { .layout = *l, .mem = mem, .protocols = f->row, .listen_host = "127.0.0.1", .checksum = f->checksum, .n_transfers = 4,
-                             .tuning = { .copiers = s->n, .tcp_connections = s->n, .cma = f->cma }, .on_event = on_event, .arg = seen };
+    struct kvt_options o = {
+        .layout = *l,
+        .mem = mem,
+        .protocols = f->row,
+        .listen_host = "127.0.0.1",
+        .checksum = f->checksum,
+        .n_transfers = 4,
+        .tuning = { .copiers = s->n, .tcp_connections = s->n, .cma = f->cma },
+        .on_event = on_event,
+        .arg = seen,
+    };
     need(kvt_create(&o, &k, &err) == OK, err.text);
     return k;
 }
@@ -204,7 +236,8 @@ static int32_t *shuffled(uint32_t n, uint32_t seed)
     return t;
 }
 
-static _Noreturn void sender(const struct figure *f, const struct kv_layout *l, const struct setting *s, int in, int out)
+static _Noreturn void sender(const struct figure *f, const struct kv_layout *l,
+                             const struct setting *s, int in, int out)
 {
     struct seen seen = { 0 };
     struct device *device;
@@ -225,7 +258,9 @@ static _Noreturn void sender(const struct figure *f, const struct kv_layout *l, 
         get_all(in, &b);
         need(kvt_send_open(k, (uint64_t)i, peer, buf_str(&b), &err) == OK, err.text);
         for (uint32_t layer = 0; layer < l->n_layers; layer++)
-            need(kvt_send_ready(k, (uint64_t)i, layer, 0, l->n_blocks * l->block_tokens, table) == OK, "kvt_send_ready");
+            need(kvt_send_ready(k, (uint64_t)i, layer, 0, l->n_blocks * l->block_tokens, table) ==
+                     OK,
+                 "kvt_send_ready");
         kvt_send_finish(k, (uint64_t)i);
         wait_for(&seen.sent, i + 1, &seen);
     }
@@ -258,12 +293,17 @@ static struct rate transfer_rate(const struct figure *f, const struct setting *s
     for (int i = 0; i <= TRANSFERS; i++) {
         if (i == 1) t = clock_ns(), cpu = cpu_s();
         buf_clear(&b);
-        need(kvt_expect(k, (uint64_t)i, table, l.n_blocks, 0, l.n_blocks * l.block_tokens, &b) == OK, "kvt_expect");
+        need(kvt_expect(k, (uint64_t)i, table, l.n_blocks, 0, l.n_blocks * l.block_tokens, &b) ==
+                 OK,
+             "kvt_expect");
         put_all(down[1], &b);
         wait_for(&seen.received, i + 1, &seen);
     }
     double all = (double)kv_layout_pool_bytes(&l) * TRANSFERS;
-    struct rate rate = { .wall = all / (double)(clock_ns() - t), .receiver_ms = (cpu_s() - cpu) * 1e12 / all };
+    struct rate rate = {
+        .wall = all / (double)(clock_ns() - t),
+        .receiver_ms = (cpu_s() - cpu) * 1e12 / all,
+    };
     need(read(up[0], &sender_cpu, sizeof sender_cpu) == sizeof sender_cpu, "read");
     rate.sender_ms = sender_cpu * 1e12 / all;
     waitpid(child, NULL, 0);
@@ -286,7 +326,10 @@ static double best(const double *v, int n)
     return b;
 }
 
-static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b; }
+static int compare(const void *a, const void *b)
+{
+    return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b;
+}
 
 static double median_ratio(const double *v, const double *limit, int n)
 {
@@ -300,11 +343,13 @@ static double median_ratio(const double *v, const double *limit, int n)
 static void keep_least(struct rate *least, struct rate r)
 {
     if (least->sender_ms <= 0 || r.sender_ms < least->sender_ms) least->sender_ms = r.sender_ms;
-    if (least->receiver_ms <= 0 || r.receiver_ms < least->receiver_ms) least->receiver_ms = r.receiver_ms;
+    if (least->receiver_ms <= 0 || r.receiver_ms < least->receiver_ms)
+        least->receiver_ms = r.receiver_ms;
 }
 
-static void run(const struct figure *figures, size_t n_figures, const char *const *limit_names, struct rate (*limit)(const struct setting *, int),
-                int n_limits, const struct setting *s)
+static void run(const struct figure *figures, size_t n_figures, const char *const *limit_names,
+                struct rate (*limit)(const struct setting *, int), int n_limits,
+                const struct setting *s)
 {
     static double got[16][ROUNDS_MAX], limits[LIMITS_MAX][ROUNDS_MAX];
     struct rate least[16] = { 0 }, limit_least = { 0 };
@@ -324,15 +369,20 @@ static void run(const struct figure *figures, size_t n_figures, const char *cons
         for (int k = 0; k < n_limits; k++) {
             double top = best(limits[k], s->rounds), mine = best(got[j], s->rounds);
             if (top <= 0) {
-                printf("%-44s %6.2f GB/s   limit unknown: %s is not installed\n", figures[j].name, mine, limit_names[k]);
+                printf("%-44s %6.2f GB/s   limit unknown: %s is not installed\n", figures[j].name,
+                       mine, limit_names[k]);
                 continue;
             }
-            printf("%-44s %6.2f GB/s   limit %6.2f GB/s %-18s ratio %.3f   median of rounds %.3f\n", figures[j].name, mine, top, limit_names[k],
-                   mine / top, median_ratio(got[j], limits[k], s->rounds));
+            printf("%-44s %6.2f GB/s   limit %6.2f GB/s %-18s ratio %.3f   median of rounds %.3f\n",
+                   figures[j].name, mine, top, limit_names[k], mine / top,
+                   median_ratio(got[j], limits[k], s->rounds));
         }
     for (size_t j = 0; j < n_figures; j++) {
-        printf("%-44s processor time per GB: sender %5.1f ms, receiver %5.1f ms", figures[j].name, least[j].sender_ms, least[j].receiver_ms);
-        if (limit_least.sender_ms > 0) printf("; %s %.1f ms, ratio of the sender's %.3f", limit_names[0], limit_least.sender_ms, limit_least.sender_ms / least[j].sender_ms);
+        printf("%-44s processor time per GB: sender %5.1f ms, receiver %5.1f ms", figures[j].name,
+               least[j].sender_ms, least[j].receiver_ms);
+        if (limit_least.sender_ms > 0)
+            printf("; %s %.1f ms, ratio of the sender's %.3f", limit_names[0],
+                   limit_least.sender_ms, limit_least.sender_ms / least[j].sender_ms);
         printf("\n");
     }
 }
@@ -340,7 +390,8 @@ static void run(const struct figure *figures, size_t n_figures, const char *cons
 static uint32_t ipc_threads(const struct setting *s)
 {
     if (s->n) return s->n < THREADS_MAX ? s->n : THREADS_MAX;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN); /* as the transport chooses; it looks at the CPUs allowed */
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN); /* as the transport chooses; it looks at the CPUs
+                                                * allowed */
     return cpus <= 2 ? 1 : cpus >= 8 ? 4 : (uint32_t)cpus / 2;
 }
 
@@ -375,19 +426,30 @@ static const struct figure TCP[] = {
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "all";
-    struct setting s = { .bytes = (size_t)(argc > 2 ? atol(argv[2]) : 256) << 20, .rounds = argc > 3 ? atoi(argv[3]) : 5,
-                         .n = argc > 4 ? (uint32_t)atoi(argv[4]) : 0 };
-    bool all = strcmp(what, "all") == 0, ipc = all || strcmp(what, "ipc") == 0, tcp = all || strcmp(what, "tcp") == 0;
-    if (s.bytes < 32 << 20 || s.rounds < 1 || s.rounds > ROUNDS_MAX || s.n > THREADS_MAX || !(ipc || tcp)) {
-        fprintf(stderr, "usage: bench_transfer [ipc|tcp|all] [MiB, at least 32] [rounds, 1 to %d] [copiers or connections, 0 to %d]\n", ROUNDS_MAX,
-                THREADS_MAX);
+    struct setting s = {
+        .bytes = (size_t)(argc > 2 ? atol(argv[2]) : 256) << 20,
+        .rounds = argc > 3 ? atoi(argv[3]) : 5,
+        .n = argc > 4 ? (uint32_t)atoi(argv[4]) : 0,
+    };
+    bool all = strcmp(what, "all") == 0, ipc = all || strcmp(what, "ipc") == 0,
+         tcp = all || strcmp(what, "tcp") == 0;
+    if (s.bytes < 32 << 20 || s.rounds < 1 || s.rounds > ROUNDS_MAX || s.n > THREADS_MAX ||
+        !(ipc || tcp)) {
+        fprintf(stderr,
+                "usage: bench_transfer [ipc|tcp|all] [MiB, at least 32] [rounds, 1 to %d] [copiers "
+                "or connections, 0 to %d]\n",
+                ROUNDS_MAX, THREADS_MAX);
         return 2;
     }
     log_set_level(LOG_ERROR);
     char memcpy_name[32];
-    snprintf(memcpy_name, sizeof memcpy_name, "memcpy, %u thread%s", ipc_threads(&s), ipc_threads(&s) > 1 ? "s" : "");
-    printf("%zu MiB per transfer, %d transfers a round, %d rounds\n", s.bytes >> 20, TRANSFERS, s.rounds);
+    snprintf(memcpy_name, sizeof memcpy_name, "memcpy, %u thread%s", ipc_threads(&s),
+             ipc_threads(&s) > 1 ? "s" : "");
+    printf("%zu MiB per transfer, %d transfers a round, %d rounds\n", s.bytes >> 20, TRANSFERS,
+           s.rounds);
     if (ipc) run(IPC, COUNT_OF(IPC), (const char *const[]){ memcpy_name }, ipc_limit, 1, &s);
-    if (tcp) run(TCP, COUNT_OF(TCP), (const char *const[]){ "iperf3", "iperf3 -C reno" }, tcp_limit, 2, &s);
+    if (tcp)
+        run(TCP, COUNT_OF(TCP), (const char *const[]){ "iperf3", "iperf3 -C reno" }, tcp_limit, 2,
+            &s);
     return 0;
 }

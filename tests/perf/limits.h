@@ -1,5 +1,6 @@
-/* limits.h - what this machine can do at most, measured in the run that is held against it: products per second of each instruction that
- * the kernels build on, and bytes read from memory. All on the threads of a context's pool. Only for programs under tests/perf. */
+/* limits.h - what this machine can do at most, measured in the run that is held against it:
+ * products per second of each instruction that the kernels build on, and bytes read from memory.
+ * All on the threads of a context's pool. Only for programs under tests/perf. */
 #ifndef BATON_TESTS_PERF_LIMITS_H
 #define BATON_TESTS_PERF_LIMITS_H
 
@@ -11,9 +12,14 @@
 #include "kernels/kernels.h"
 #include "shared/base/clock.h"
 
-enum { ROUNDS = 20000, CHAINS = 12, ITEMS = 8 /* per thread: short, so that a late thread still gets its share */ };
-static const size_t   MEMORY_BYTES = (size_t)256 << 20;
-static const uint64_t MEASURE_NS = 300000000; /* how long each thing is repeated; the best counts, as others may be using the machine */
+enum {
+    ROUNDS = 20000,
+    CHAINS = 12,
+    ITEMS = 8 /* per thread: short, so that a late thread still gets its share */
+};
+static const size_t MEMORY_BYTES = (size_t)256 << 20;
+static const uint64_t MEASURE_NS = 300000000; /* how long each thing is repeated; the best counts,
+                                               * as others may be using the machine */
 
 struct limits {
     double f32, i8, bf16; /* 1e9 operations per second, a multiply and an add being two */
@@ -23,32 +29,36 @@ struct limits {
 
 static volatile uint64_t limit_sink;
 
-/* CHAINS independent accumulators: enough for two units of a latency of six. The empty asm keeps each in its register and the loop in place. */
-#define PEAK(name, isa, vec, zero, step)                                              \
-    __attribute__((target(isa))) static void name(void *arg, int index, int thread)  \
-    {                                                                                 \
-        vec a[CHAINS], m = zero;                                                      \
-        (void)arg, (void)index, (void)thread;                                         \
-        __asm__ volatile("" : "+v"(m));                                               \
-        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) a[i] = m;           \
-        for (int n = 0; n < ROUNDS; n++) {                                            \
-            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)                 \
-            {                                                                         \
-                a[i] = step;                                                          \
-                __asm__ volatile("" : "+v"(a[i]));                                    \
-            }                                                                         \
-        }                                                                             \
+/* CHAINS independent accumulators: enough for two units of a latency of six. The empty asm keeps
+ * each in its register and the loop in place. */
+#define PEAK(name, isa, vec, zero, step)                                                           \
+    __attribute__((target(isa))) static void name(void *arg, int index, int thread)                \
+    {                                                                                              \
+        vec a[CHAINS], m = zero;                                                                   \
+        (void)arg, (void)index, (void)thread;                                                      \
+        __asm__ volatile("" : "+v"(m));                                                            \
+        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) a[i] = m;                        \
+        for (int n = 0; n < ROUNDS; n++) {                                                         \
+            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)                              \
+            {                                                                                      \
+                a[i] = step;                                                                       \
+                __asm__ volatile("" : "+v"(a[i]));                                                 \
+            }                                                                                      \
+        }                                                                                          \
     }
 PEAK(peak_f32_256, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_fmadd_ps(m, m, a[i]))
 PEAK(peak_f32_512, "avx512f", __m512, _mm512_setzero_ps(), _mm512_fmadd_ps(m, m, a[i]))
 PEAK(peak_i8_256, "avx2", __m256i, _mm256_setzero_si256(), _mm256_maddubs_epi16(a[i], m))
-PEAK(peak_i8_512, "avx512f,avx512bw", __m512i, _mm512_setzero_si512(), _mm512_maddubs_epi16(a[i], m))
-PEAK(peak_vnni, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(), _mm512_dpbusd_epi32(a[i], m, m))
-PEAK(peak_bf16, "avx512f,avx512bf16", __m512, _mm512_setzero_ps(), _mm512_dpbf16_ps(a[i], (__m512bh)m, (__m512bh)m))
+PEAK(peak_i8_512, "avx512f,avx512bw", __m512i, _mm512_setzero_si512(),
+     _mm512_maddubs_epi16(a[i], m))
+PEAK(peak_vnni, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(),
+     _mm512_dpbusd_epi32(a[i], m, m))
+PEAK(peak_bf16, "avx512f,avx512bf16", __m512, _mm512_setzero_ps(),
+     _mm512_dpbf16_ps(a[i], (__m512bh)m, (__m512bh)m))
 
 static inline double peak(struct kernel_ctx *c, void (*fn)(void *, int, int), double operations)
 {
-    int    n = compute_pool_threads(c->pool) * ITEMS;
+    int n = compute_pool_threads(c->pool) * ITEMS;
     double best = 0;
     for (uint64_t end = clock_ns() + MEASURE_NS; clock_ns() < end;) {
         uint64_t t0 = clock_ns();
@@ -61,16 +71,17 @@ static inline double peak(struct kernel_ctx *c, void (*fn)(void *, int, int), do
 
 struct reading {
     const char *bytes;
-    size_t      piece;
-    uint64_t    sum[1024];
+    size_t piece;
+    uint64_t sum[1024];
 };
 
-/* One stream per thread that asks for 8 KiB ahead: nothing was found to read faster here, several streams side by side are a third slower. */
+/* One stream per thread that asks for 8 KiB ahead: nothing was found to read faster here, several
+ * streams side by side are a third slower. */
 __attribute__((target("avx2"))) static void read_piece(void *arg, int index, int thread)
 {
     struct reading *r = arg;
-    const char     *p = r->bytes + (size_t)index * r->piece;
-    __m256i         a = _mm256_setzero_si256(), b = a;
+    const char *p = r->bytes + (size_t)index * r->piece;
+    __m256i a = _mm256_setzero_si256(), b = a;
     for (size_t i = 0; i < r->piece; i += 64) {
         _mm_prefetch(p + i + 8192, _MM_HINT_T0);
         a = _mm256_add_epi64(a, _mm256_loadu_si256((const __m256i *)(p + i)));
@@ -131,15 +142,16 @@ static inline double read_gbytes(struct kernel_ctx *c)
 static inline struct limits limits_measure(struct kernel_ctx *c)
 {
     struct cpu_features f;
-    struct limits       l = { .gbytes = read_gbytes(c), .i8_by = "none", .bf16_by = "none" };
-    const char         *row = c->ops->name;
-    bool                wide = strcmp(row, "avx2") != 0;
+    struct limits l = { .gbytes = read_gbytes(c), .i8_by = "none", .bf16_by = "none" };
+    const char *row = c->ops->name;
+    bool wide = strcmp(row, "avx2") != 0;
     cpu_features_read(&f);
     if (strcmp(row, "ref") == 0) return l;
     l.f32 = wide ? peak(c, peak_f32_512, 32) : peak(c, peak_f32_256, 16);
     if (wide && strcmp(row, "avx512") != 0) l.i8 = peak(c, peak_vnni, 128), l.i8_by = "vpdpbusd";
     else l.i8 = wide ? peak(c, peak_i8_512, 128) : peak(c, peak_i8_256, 64), l.i8_by = "vpmaddubsw";
-    if (strcmp(row, "avx512-bf16") == 0 || strcmp(row, "amx") == 0) l.bf16 = peak(c, peak_bf16, 64), l.bf16_by = "vdpbf16ps";
+    if (strcmp(row, "avx512-bf16") == 0 || strcmp(row, "amx") == 0)
+        l.bf16 = peak(c, peak_bf16, 64), l.bf16_by = "vdpbf16ps";
     return l;
 }
 

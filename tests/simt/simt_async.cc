@@ -1,21 +1,25 @@
-/* simt_async.cc - cp.async: copies that a thread has ordered and that take place when it waits for them, no earlier.
+/* simt_async.cc - cp.async: copies that a thread has ordered and that take place when it waits for
+ * them, no earlier.
  *
- * From the order on the target holds garbage, so that both mistakes show: reading it before the wait, and ordering while others still read
- * what was there. Source: PTX ISA, cp.async. Thread: simt_block.h. */
+ * From the order on the target holds garbage, so that both mistakes show: reading it before the
+ * wait, and ordering while others still read what was there. Source: PTX ISA, cp.async. Thread:
+ * simt_block.h. */
 #include <stdint.h>
 #include <string.h>
 
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_sanitize.h"
+#include "tests/simt/simt_sm90.h"
 
 /* Not under the thread sanitizer: the lock of the tables would order the threads of the block. */
 static void check_memory(const void *shared, const void *global)
 {
 #if !SIMT_TSAN
-    if (simt_memory_is_device(shared)) simt_die("cp.async to %p, which is not shared memory", shared);
-    if (global && !simt_memory_is_visible(global)) simt_die("cp.async from %p, which is no memory of the device", global);
+    if (simt_memory_is_device(shared))
+        simt_die("cp.async to %p, which is not shared memory", shared);
+    if (global && !simt_memory_is_visible(global))
+        simt_die("cp.async from %p, which is no memory of the device", global);
 #else
     (void)shared, (void)global;
 #endif
@@ -25,7 +29,8 @@ void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes)
 {
     simt_copies &copies = simt_thread_copies();
     if (bytes != 4 && bytes != 8 && bytes != 16) simt_die("cp.async of %d bytes", bytes);
-    if (src_bytes < 0 || src_bytes > bytes) simt_die("cp.async of %d bytes with %d from the source", bytes, src_bytes);
+    if (src_bytes < 0 || src_bytes > bytes)
+        simt_die("cp.async of %d bytes with %d from the source", bytes, src_bytes);
     if ((uintptr_t)shared % (unsigned)bytes || (src_bytes && (uintptr_t)global % (unsigned)bytes))
         simt_die("cp.async of %d bytes from %p to %p: not aligned", bytes, global, shared);
     check_memory(shared, src_bytes ? global : nullptr);
@@ -36,10 +41,13 @@ void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes)
 
 void simt_prefetch(const void *global, unsigned n)
 {
-    if ((uintptr_t)global % 16 || n % 16 || n == 0) simt_die("cp.async.bulk.prefetch of %u bytes from %p: not aligned", n, global);
+    if ((uintptr_t)global % 16 || n % 16 || n == 0)
+        simt_die("cp.async.bulk.prefetch of %u bytes from %p: not aligned", n, global);
 #if !SIMT_TSAN
-    if (!simt_memory_is_visible(global)) simt_die("cp.async.bulk.prefetch from %p, which is no memory of the device", global);
-    for (const volatile char *at = (const volatile char *)global, *end = at + n; at < end; at += 16) (void)at[0], (void)at[15];
+    if (!simt_memory_is_visible(global))
+        simt_die("cp.async.bulk.prefetch from %p, which is no memory of the device", global);
+    for (const volatile char *at = (const volatile char *)global, *end = at + n; at < end; at += 16)
+        (void)at[0], (void)at[15];
 #endif
 }
 

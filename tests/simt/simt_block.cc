@@ -1,9 +1,10 @@
 /* simt_block.cc - the threads of a block as fibers, from one collective to the next.
  *
- * A pass resumes every thread that can go on, in an order that changes with the pass: ascending, descending, scattered. A thread runs until it
- * must wait. The block's barrier opens at the end of a pass, when all that have not returned stand at it; a warp collective when the last of
- * its lanes comes; a numbered barrier when its count is full. A pass in which nobody could run is a deadlock, and is told.
- * Thread: simt_block.h. */
+ * A pass resumes every thread that can go on, in an order that changes with the pass: ascending,
+ * descending, scattered. A thread runs until it must wait. The block's barrier opens at the end of
+ * a pass, when all that have not returned stand at it; a warp collective when the last of its lanes
+ * comes; a numbered barrier when its count is full. A pass in which nobody could run is a deadlock,
+ * and is told. Thread: simt_block.h. */
 #include "tests/simt/simt_block.h"
 
 #include <stdarg.h>
@@ -13,54 +14,61 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_fiber.h"
-#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_shared.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_tsan.h"
 
 uint3 threadIdx, blockIdx;
-dim3  blockDim, gridDim;
+dim3 blockDim, gridDim;
 
-enum { MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / 32, N_BARRIERS = 16, N_SYNCS = 64, SPINS_MAX = 200000 };
+enum {
+    MAX_THREADS = 1024,
+    MAX_WARPS = MAX_THREADS / 32,
+    N_BARRIERS = 16,
+    N_SYNCS = 64,
+    SPINS_MAX = 200000
+};
 enum thread_state { READY, AT_BARRIER, AT_NUMBERED, AT_WARP, RETURNED };
 
 struct block_thread {
-    simt_fiber   fiber;
+    simt_fiber fiber;
     thread_state state;
-    unsigned     linear;
-    int          barrier; /* AT_NUMBERED */
-    uint3        index;
-    simt_copies  copies;
+    unsigned linear;
+    int barrier; /* AT_NUMBERED */
+    uint3 index;
+    simt_copies copies;
 };
 
 /* Lanes that wait for the others of a mask. */
 struct meeting {
-    unsigned        mask, arrived;
+    unsigned mask, arrived;
     simt_warp_call *lanes[32];
-    char           *sync; /* for the thread sanitizer: one of the warp's, taken in turn, as some lanes are ahead of others by a collective */
+    char *sync; /* for the thread sanitizer: one of the warp's, taken in turn, as some
+                 * lanes are ahead of others by a collective */
 };
 
 struct warp {
     unsigned gone; /* lanes that returned or never were */
-    int      n_meetings;
-    meeting  meetings[32];
+    int n_meetings;
+    meeting meetings[32];
     unsigned turn;
-    char     syncs[N_SYNCS];
+    char syncs[N_SYNCS];
 };
 
 static struct {
     block_thread *threads[MAX_THREADS]; /* made when first needed */
     block_thread *current;              /* NULL outside a kernel */
-    warp          warps[MAX_WARPS];
-    unsigned      n, n_live, n_waiting, n_yielded;
-    simt_barrier  kind; /* of the barrier at which n_waiting stand */
-    int           count, all, any, result_count, result_all, result_any;
+    warp warps[MAX_WARPS];
+    unsigned n, n_live, n_waiting, n_yielded;
+    simt_barrier kind; /* of the barrier at which n_waiting stand */
+    int count, all, any, result_count, result_all, result_any;
     struct {
-        int      expected, arrived;
+        int expected, arrived;
         unsigned turn;
-        char     sync[2];
+        char sync[2];
     } numbered[N_BARRIERS];
     unsigned turn; /* of the block's barrier */
-    char     sync[2], sync_ends;
+    char sync[2], sync_ends;
     const std::function<void()> *body;
 } block;
 
@@ -73,8 +81,9 @@ void simt_die(const char *fmt, ...)
     vfprintf(stderr, fmt, ap);
     va_end(ap);
     if (block.current)
-        fprintf(stderr, " [block (%u, %u, %u) of (%u, %u, %u), thread (%u, %u, %u)]", blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z,
-                block.current->index.x, block.current->index.y, block.current->index.z);
+        fprintf(stderr, " [block (%u, %u, %u) of (%u, %u, %u), thread (%u, %u, %u)]", blockIdx.x,
+                blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, block.current->index.x,
+                block.current->index.y, block.current->index.z);
     fputc('\n', stderr);
     abort();
 }
@@ -87,8 +96,8 @@ static block_thread *current(const char *what)
     return block.current;
 }
 
-int          simt_lane(void) { return (int)(current("a lane's number")->linear % 32); }
-unsigned     simt_thread_number(void) { return current("a thread's number")->linear; }
+int simt_lane(void) { return (int)(current("a lane's number")->linear % 32); }
+unsigned simt_thread_number(void) { return current("a thread's number")->linear; }
 simt_copies &simt_thread_copies(void) { return current("cp.async")->copies; }
 
 static void wait_as(block_thread *t, thread_state state)
@@ -102,14 +111,18 @@ static void wait_as(block_thread *t, thread_state state)
 static void leave(block_thread *t)
 {
     warp *w = &block.warps[t->linear / 32];
-    if (!t->copies.queue.empty()) simt_die("a thread returned and had not waited for %zu of its cp.async", t->copies.queue.size());
+    if (!t->copies.queue.empty())
+        simt_die("a thread returned and had not waited for %zu of its cp.async",
+                 t->copies.queue.size());
     simt_wgmma_leave();
     t->copies.groups.clear();
     w->gone |= 1u << t->linear % 32;
     for (int i = 0; i < w->n_meetings; i++)
         if (w->meetings[i].mask & w->gone)
-            simt_die("lane %u returned and others of its warp wait for it at %s, mask %08x", t->linear % 32,
-                     w->meetings[i].lanes[__builtin_ctz(w->meetings[i].arrived)]->what, w->meetings[i].mask);
+            simt_die("lane %u returned and others of its warp wait for it at %s, mask %08x",
+                     t->linear % 32,
+                     w->meetings[i].lanes[__builtin_ctz(w->meetings[i].arrived)]->what,
+                     w->meetings[i].mask);
     block.n_live--;
 }
 
@@ -173,7 +186,9 @@ static unsigned run_pass(unsigned pass)
         break;
     default: { /* a prime above every n: steps through all of them */
         unsigned step = 1031 % n ? 1031 % n : 1;
-        for (unsigned i = 0, at = pass % n; i < n; i++, at = at + step >= n ? at + step - n : at + step) ran += resume_one(at);
+        for (unsigned i = 0, at = pass % n; i < n;
+             i++, at = at + step >= n ? at + step - n : at + step)
+            ran += resume_one(at);
     }
     }
     return ran;
@@ -199,14 +214,18 @@ static void open_barrier(void)
     for (unsigned i = 0; i * 32 < block.n; i++)
         if (block.warps[i].n_meetings) {
             const meeting *m = &block.warps[i].meetings[0];
-            what = m->lanes[__builtin_ctz(m->arrived)]->what, mask = m->mask, arrived = m->arrived, where = i;
+            what = m->lanes[__builtin_ctz(m->arrived)]->what, mask = m->mask, arrived = m->arrived,
+            where = i;
         }
     char text[160] = "";
-    if (mask) snprintf(text, sizeof text, " (in warp %u %s, mask %08x, came %08x)", where, what, mask, arrived);
-    simt_die("block (%u, %u, %u) of (%u, %u, %u) with %u threads cannot go on: %u wait at the block's barrier, %u at a numbered barrier, "
+    if (mask)
+        snprintf(text, sizeof text, " (in warp %u %s, mask %08x, came %08x)", where, what, mask,
+                 arrived);
+    simt_die("block (%u, %u, %u) of (%u, %u, %u) with %u threads cannot go on: %u wait at the "
+             "block's barrier, %u at a numbered barrier, "
              "%u at a warp collective%s, %u returned",
-             blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, block.n, n_in[AT_BARRIER], n_in[AT_NUMBERED], n_in[AT_WARP], text,
-             n_in[RETURNED]);
+             blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, block.n,
+             n_in[AT_BARRIER], n_in[AT_NUMBERED], n_in[AT_WARP], text, n_in[RETURNED]);
 }
 
 static void run_block(size_t dynamic_shared, unsigned first_pass)
@@ -222,14 +241,17 @@ static void run_block(size_t dynamic_shared, unsigned first_pass)
         if (opens) open_barrier();
         else if (block.n_live && !ran) tell_deadlock();
         n_spins = ran == block.n_yielded && !opens ? n_spins + 1 : 0;
-        if (n_spins > SPINS_MAX) simt_die("all threads of block (%u, %u, %u) sleep and nobody comes to wake them", blockIdx.x, blockIdx.y, blockIdx.z);
+        if (n_spins > SPINS_MAX)
+            simt_die("all threads of block (%u, %u, %u) sleep and nobody comes to wake them",
+                     blockIdx.x, blockIdx.y, blockIdx.z);
     }
     simt_tsan_acquire(&block.sync_ends);
     simt_wgmma_end();
     simt_shared_end();
 }
 
-/* Blocks run in ascending order and, in every other launch, in descending order: code must not count on either. */
+/* Blocks run in ascending order and, in every other launch, in descending order: code must not
+ * count on either. */
 void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &body)
 {
     static bool descends;
@@ -239,7 +261,8 @@ void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &
     uint64_t n = (uint64_t)gridDim.x * gridDim.y * gridDim.z;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t at = descends ? n - 1 - i : i;
-        blockIdx = { (unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y), (unsigned)(at / gridDim.x / gridDim.y) };
+        blockIdx = { (unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y),
+                     (unsigned)(at / gridDim.x / gridDim.y) };
         run_block(shape.dynamic_shared, (unsigned)i);
     }
     descends = !descends;
@@ -250,8 +273,8 @@ void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &
 bool simt_describe_thread(char *text, size_t text_bytes)
 {
     if (!block.current) return false;
-    snprintf(text, text_bytes, "thread (%u, %u, %u) of block (%u, %u, %u)", block.current->index.x, block.current->index.y, block.current->index.z, blockIdx.x,
-             blockIdx.y, blockIdx.z);
+    snprintf(text, text_bytes, "thread (%u, %u, %u) of block (%u, %u, %u)", block.current->index.x,
+             block.current->index.y, block.current->index.z, blockIdx.x, blockIdx.y, blockIdx.z);
     return true;
 }
 
@@ -264,7 +287,9 @@ int simt_syncthreads(simt_barrier kind, int predicate)
         block.kind = kind;
         block.count = 0, block.all = 1, block.any = 0;
     }
-    if (block.kind != kind) simt_die("threads of a block meet at barriers of different kinds (__syncthreads, _count, _and, _or)");
+    if (block.kind != kind)
+        simt_die("threads of a block meet at barriers of different kinds (__syncthreads, _count, "
+                 "_and, _or)");
     block.count += predicate != 0;
     block.all &= predicate != 0;
     block.any |= predicate != 0;
@@ -272,24 +297,30 @@ int simt_syncthreads(simt_barrier kind, int predicate)
     simt_tsan_release(sync);
     wait_as(t, AT_BARRIER);
     simt_tsan_acquire(sync);
-    return kind == SIMT_BARRIER_COUNT ? block.result_count : kind == SIMT_BARRIER_AND ? block.result_all : block.result_any;
+    return kind == SIMT_BARRIER_COUNT ? block.result_count
+           : kind == SIMT_BARRIER_AND ? block.result_all
+                                      : block.result_any;
 }
 
 /* True when this thread was the last. */
 static bool arrive_numbered(int id, int n_threads)
 {
-    if (id < 1 || id >= N_BARRIERS) simt_die("a numbered barrier is 1 to 15 (0 is __syncthreads), not %d", id);
+    if (id < 1 || id >= N_BARRIERS)
+        simt_die("a numbered barrier is 1 to 15 (0 is __syncthreads), not %d", id);
     if (n_threads <= 0 || n_threads % 32 || (unsigned)n_threads > (block.n + 31) / 32 * 32)
-        simt_die("barrier %d for %d threads: not a multiple of 32 within the block's %u", id, n_threads, block.n);
+        simt_die("barrier %d for %d threads: not a multiple of 32 within the block's %u", id,
+                 n_threads, block.n);
     auto &b = block.numbered[id];
-    if (b.arrived && b.expected != n_threads) simt_die("barrier %d is called for %d threads and for %d", id, b.expected, n_threads);
+    if (b.arrived && b.expected != n_threads)
+        simt_die("barrier %d is called for %d threads and for %d", id, b.expected, n_threads);
     b.expected = n_threads;
     simt_tsan_release(&b.sync[b.turn % 2]);
     if (++b.arrived < n_threads) return false;
     b.arrived = 0;
     b.turn++;
     for (unsigned i = 0; i < block.n; i++)
-        if (block.threads[i]->state == AT_NUMBERED && block.threads[i]->barrier == id) block.threads[i]->state = READY;
+        if (block.threads[i]->state == AT_NUMBERED && block.threads[i]->barrier == id)
+            block.threads[i]->state = READY;
     return true;
 }
 
@@ -337,7 +368,8 @@ static void finish(unsigned i_warp, meeting *m)
 {
     warp *w = &block.warps[i_warp];
     m->lanes[__builtin_ctz(m->mask)]->perform(m->lanes, m->mask);
-    for (unsigned left = m->mask; left; left &= left - 1) block.threads[i_warp * 32 + (unsigned)__builtin_ctz(left)]->state = READY;
+    for (unsigned left = m->mask; left; left &= left - 1)
+        block.threads[i_warp * 32 + (unsigned)__builtin_ctz(left)]->state = READY;
     meeting *last = &w->meetings[--w->n_meetings];
     if (m != last) *m = *last;
 }
@@ -347,13 +379,18 @@ void simt_warp_collect(simt_warp_call *call)
     block_thread *t = current(call->what);
     warp *w = &block.warps[t->linear / 32];
     unsigned bit = 1u << t->linear % 32;
-    if (!(call->mask & bit)) simt_die("%s: lane %u is not in its own mask %08x", call->what, t->linear % 32, call->mask);
-    if (call->mask & w->gone) simt_die("%s: the mask %08x names lanes that returned or do not exist (%08x)", call->what, call->mask, call->mask & w->gone);
+    if (!(call->mask & bit))
+        simt_die("%s: lane %u is not in its own mask %08x", call->what, t->linear % 32, call->mask);
+    if (call->mask & w->gone)
+        simt_die("%s: the mask %08x names lanes that returned or do not exist (%08x)", call->what,
+                 call->mask, call->mask & w->gone);
     meeting *m = meeting_of(w, call->mask);
     if (m->arrived) {
         const simt_warp_call *other = m->lanes[__builtin_ctz(m->arrived)];
-        if (other->perform != call->perform || other->variant != call->variant || strcmp(other->what, call->what) != 0)
-            simt_die("lanes of one warp meet at %s and at %s (or with other widths), mask %08x", other->what, call->what, call->mask);
+        if (other->perform != call->perform || other->variant != call->variant ||
+            strcmp(other->what, call->what) != 0)
+            simt_die("lanes of one warp meet at %s and at %s (or with other widths), mask %08x",
+                     other->what, call->what, call->mask);
     }
     char *sync = m->sync;
     if (call->orders_memory) simt_tsan_release(sync);

@@ -1,6 +1,8 @@
-/* simt_block.h - running the blocks of a launch, and what a thread of a block asks of its scheduler.
+/* simt_block.h - running the blocks of a launch, and what a thread of a block asks of its
+ * scheduler.
  *
- * Thread: all of it on the host thread that holds the machine's execution lock, or on a fiber of it. */
+ * Thread: all of it on the host thread that holds the machine's execution lock, or on a fiber of
+ * it. */
 #ifndef BATON_TESTS_SIMT_SIMT_BLOCK_H
 #define BATON_TESTS_SIMT_SIMT_BLOCK_H
 
@@ -13,25 +15,26 @@
 #include "tests/simt/include/simt.h"
 #include "tests/simt/include/simt_vectors.h"
 
-/* One lane's part of a warp collective, on the lane's own stack; the kinds derive from it. The lane that comes last performs it for all. */
+/* One lane's part of a warp collective, on the lane's own stack; the kinds derive from it. The lane
+ * that comes last performs it for all. */
 struct simt_warp_call {
     const char *what; /* __shfl_sync, ...: lanes that meet must have come for the same */
-    unsigned    mask;
-    int         variant; /* what must agree besides */
-    bool        orders_memory = false;
+    unsigned mask;
+    int variant; /* what must agree besides */
+    bool orders_memory = false;
     /* lanes[i] is set for the bits of mask. */
     void (*perform)(simt_warp_call *const lanes[32], unsigned mask);
 };
 
 /* cp.async of one thread. */
 struct simt_copy {
-    char       *to;
+    char *to;
     const char *from;
-    int         bytes, source_bytes;
+    int bytes, source_bytes;
 };
 struct simt_copies {
     std::vector<simt_copy> queue; /* oldest first */
-    std::vector<size_t>    groups; /* copies in each committed group */
+    std::vector<size_t> groups;   /* copies in each committed group */
 };
 
 /* Runs every block, one after the other. */
@@ -43,9 +46,9 @@ bool simt_in_kernel(void);
 bool simt_describe_thread(char *text, size_t text_bytes);
 
 /* The rest only in a kernel. */
-int          simt_lane(void);
-unsigned     simt_thread_number(void); /* in the block */
-void         simt_warp_collect(simt_warp_call *call);
+int simt_lane(void);
+unsigned simt_thread_number(void); /* in the block */
+void simt_warp_collect(simt_warp_call *call);
 simt_copies &simt_thread_copies(void);
 
 /* Ends the process with "simt: ..." and where in the grid. */

@@ -18,16 +18,18 @@ static float float_of(uint32_t b)
     return x;
 }
 
-/* Sign, exponent and mantissa of a small format; without infinities the largest exponent holds numbers, and one NaN. */
+/* Sign, exponent and mantissa of a small format; without infinities the largest exponent holds
+ * numbers, and one NaN. */
 struct format {
-    int  mantissa_bits, exponent_bits, bias;
+    int mantissa_bits, exponent_bits, bias;
     bool has_infinity;
 };
 static const format F16 = { 10, 5, 15, true }, E4M3 = { 3, 4, 7, false }, E5M2 = { 2, 5, 15, true };
 
 static float widen(unsigned bits, const format &f)
 {
-    unsigned m = bits & ((1u << f.mantissa_bits) - 1), e = bits >> f.mantissa_bits & ((1u << f.exponent_bits) - 1);
+    unsigned m = bits & ((1u << f.mantissa_bits) - 1),
+             e = bits >> f.mantissa_bits & ((1u << f.exponent_bits) - 1);
     float sign = bits >> (f.mantissa_bits + f.exponent_bits) & 1 ? -1.0f : 1.0f;
     unsigned e_max = (1u << f.exponent_bits) - 1, m_max = (1u << f.mantissa_bits) - 1;
     if (e == e_max && f.has_infinity) return m ? NAN : sign * INFINITY;
@@ -39,8 +41,10 @@ static float widen(unsigned bits, const format &f)
 /* To nearest even; what is too large becomes the largest number (saturate) or infinity. */
 static unsigned narrow(float x, const format &f, bool saturate)
 {
-    unsigned sign = (bits_of(x) >> 31) << (f.mantissa_bits + f.exponent_bits), e_max = (1u << f.exponent_bits) - 1;
-    unsigned infinity = e_max << f.mantissa_bits, top = f.has_infinity ? infinity - 1 : (infinity | ((1u << f.mantissa_bits) - 2));
+    unsigned sign = (bits_of(x) >> 31) << (f.mantissa_bits + f.exponent_bits),
+             e_max = (1u << f.exponent_bits) - 1;
+    unsigned infinity = e_max << f.mantissa_bits,
+             top = f.has_infinity ? infinity - 1 : (infinity | ((1u << f.mantissa_bits) - 2));
     if (isnan(x)) return f.has_infinity ? (infinity | ((1u << f.mantissa_bits) - 1)) : 0x7f;
     float a = fabsf(x);
     int e = a > 0 && isfinite(a) ? ilogbf(a) : 1 - f.bias;
@@ -80,9 +84,9 @@ float simt_e5m2_to_float(uint8_t bits)
 }
 
 uint16_t simt_float_to_f16(float x) { return (uint16_t)narrow(x, F16, false); }
-uint8_t  simt_float_to_e4m3(float x) { return (uint8_t)narrow(x, E4M3, true); }
-uint8_t  simt_float_to_e5m2(float x) { return (uint8_t)narrow(x, E5M2, true); }
-float    simt_bf16_to_float(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+uint8_t simt_float_to_e4m3(float x) { return (uint8_t)narrow(x, E4M3, true); }
+uint8_t simt_float_to_e5m2(float x) { return (uint8_t)narrow(x, E5M2, true); }
+float simt_bf16_to_float(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
 uint16_t simt_float_to_bf16(float x)
 {

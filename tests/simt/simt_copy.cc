@@ -1,24 +1,29 @@
 /* simt_copy.cc - copies and fills, and when the host's side of them is read or written.
  *
- * Pageable source: read at the call. Pinned memory: read and written when the copy runs. Pageable target: the call waits for the copy.
- * cudaMemcpy from pageable memory to the device returns when the source is read; only the legacy stream and blocking ones are ordered
- * behind the copy itself (CUDA Runtime API, "API synchronization behavior"). Thread: any. */
+ * Pageable source: read at the call. Pinned memory: read and written when the copy runs. Pageable
+ * target: the call waits for the copy. cudaMemcpy from pageable memory to the device returns when
+ * the source is read; only the legacy stream and blocking ones are ordered behind the copy itself
+ * (CUDA Runtime API, "API synchronization behavior"). Thread: any. */
 #include <string.h>
 
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_stream.h"
 
 struct rows {
-    char       *to;
+    char *to;
     const char *from;
-    size_t      to_pitch, from_pitch, width, height;
+    size_t to_pitch, from_pitch, width, height;
 };
 
-static size_t extent(size_t pitch, const rows &r) { return r.height ? (r.height - 1) * pitch + r.width : 0; }
+static size_t extent(size_t pitch, const rows &r)
+{
+    return r.height ? (r.height - 1) * pitch + r.width : 0;
+}
 
 static void copy_rows(const rows &r)
 {
-    for (size_t i = 0; i < r.height; i++) memmove(r.to + i * r.to_pitch, r.from + i * r.from_pitch, r.width);
+    for (size_t i = 0; i < r.height; i++)
+        memmove(r.to + i * r.to_pitch, r.from + i * r.from_pitch, r.width);
 }
 
 struct places {
@@ -29,12 +34,15 @@ static cudaError_t check_places(const rows &r, enum cudaMemcpyKind kind, places 
 {
     if (!r.to || !r.from) return cudaErrorInvalidValue;
     if (r.to_pitch < r.width || r.from_pitch < r.width) return cudaErrorInvalidPitchValue;
-    *p = { simt_memory_place(r.to, extent(r.to_pitch, r)), simt_memory_place(r.from, extent(r.from_pitch, r)) };
+    *p = { simt_memory_place(r.to, extent(r.to_pitch, r)),
+           simt_memory_place(r.from, extent(r.from_pitch, r)) };
     if (p->to == SIMT_BEYOND || p->from == SIMT_BEYOND) return cudaErrorInvalidValue;
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     if (kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
-    if (kind != cudaMemcpyDefault && (to_device != (p->to == SIMT_DEVICE) || from_device != (p->from == SIMT_DEVICE))) return cudaErrorInvalidValue;
+    if (kind != cudaMemcpyDefault &&
+        (to_device != (p->to == SIMT_DEVICE) || from_device != (p->from == SIMT_DEVICE)))
+        return cudaErrorInvalidValue;
     return cudaSuccess;
 }
 
@@ -66,7 +74,8 @@ static cudaError_t submit_copy(rows r, places p, cudaStream_t stream, bool must_
     return e == cudaSuccess && mark && (must_wait || p.to == SIMT_PAGEABLE) ? simt_wait(mark) : e;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream)
 {
     SIMT_ENTER();
@@ -77,7 +86,8 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     return simt_leave(e == cudaSuccess ? submit_copy(r, p, stream, false) : e);
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
 {
     SIMT_ENTER();
     if (!bytes) return cudaSuccess;

@@ -1,6 +1,7 @@
 /* simt_device.cc - the fake card's properties, and the functions that ask for them.
  *
- * Environment: BATON_SIMT_DEVICES (0 or 1), BATON_SIMT_MEMORY (bytes), BATON_SIMT_CC (compute capability as in 90). Thread: any. */
+ * Environment: BATON_SIMT_DEVICES (0 or 1), BATON_SIMT_MEMORY (bytes), BATON_SIMT_CC (compute
+ * capability as in 90). Thread: any. */
 #include "tests/simt/simt_device.h"
 
 #include <stdio.h>
@@ -12,7 +13,13 @@
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_stream.h"
 
-enum { N_MULTIPROCESSORS = 4, THREADS_PER_SM = 2048, REGISTERS = 65536, LEAST_CC = 80, LATEST_CC = 90 };
+enum {
+    N_MULTIPROCESSORS = 4,
+    THREADS_PER_SM = 2048,
+    REGISTERS = 65536,
+    LEAST_CC = 80,
+    LATEST_CC = 90
+};
 
 static size_t from_environment(const char *name, size_t otherwise)
 {
@@ -20,7 +27,7 @@ static size_t from_environment(const char *name, size_t otherwise)
     return text && *text ? (size_t)strtoull(text, nullptr, 0) : otherwise;
 }
 
-size_t     simt_memory_total(void) { return from_environment("BATON_SIMT_MEMORY", (size_t)4 << 30); }
+size_t simt_memory_total(void) { return from_environment("BATON_SIMT_MEMORY", (size_t)4 << 30); }
 static int n_devices(void) { return from_environment("BATON_SIMT_DEVICES", 1) != 0; }
 static int capability(void) { return (int)from_environment("BATON_SIMT_CC", LATEST_CC); }
 
@@ -31,7 +38,10 @@ cudaError_t cudaGetDeviceCount(int *count)
     return simt_leave(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 
-static cudaError_t check(int device) { return !n_devices() ? cudaErrorNoDevice : device ? cudaErrorInvalidDevice : cudaSuccess; }
+static cudaError_t check(int device)
+{
+    return !n_devices() ? cudaErrorNoDevice : device ? cudaErrorInvalidDevice : cudaSuccess;
+}
 
 cudaError_t cudaSetDevice(int device)
 {
@@ -55,7 +65,8 @@ cudaError_t cudaSetDeviceFlags(unsigned)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
     SIMT_ENTER();
-    if (!p || check(device) != cudaSuccess) return simt_leave(p ? check(device) : cudaErrorInvalidValue);
+    if (!p || check(device) != cudaSuccess)
+        return simt_leave(p ? check(device) : cudaErrorInvalidValue);
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "Baton SIMT on the processor");
     memcpy(p->uuid, "baton-simt-card", 16);
@@ -64,11 +75,14 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     p->sharedMemPerMultiprocessor = 228 << 10, p->reservedSharedMemPerBlock = 1024;
     p->totalConstMem = 64 << 10, p->memPitch = 0x7fffffff;
     p->regsPerBlock = p->regsPerMultiprocessor = REGISTERS;
-    p->warpSize = 32, p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = THREADS_PER_SM, p->maxBlocksPerMultiProcessor = 32;
+    p->warpSize = 32, p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = THREADS_PER_SM,
+    p->maxBlocksPerMultiProcessor = 32;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = capability() / 10, p->minor = capability() % 10, p->multiProcessorCount = N_MULTIPROCESSORS;
-    p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->streamPrioritiesSupported = p->hostRegisterSupported = 1;
+    p->major = capability() / 10, p->minor = capability() % 10,
+    p->multiProcessorCount = N_MULTIPROCESSORS;
+    p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing =
+        p->streamPrioritiesSupported = p->hostRegisterSupported = 1;
     p->asyncEngineCount = 2, p->memoryBusWidth = 4096, p->l2CacheSize = 8 << 20, p->pciBusID = 1;
     return cudaSuccess;
 }
@@ -137,7 +151,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     SIMT_ENTER();
-    if (check(device) != cudaSuccess || check(peer) != cudaSuccess) return simt_leave(cudaErrorInvalidDevice);
+    if (check(device) != cudaSuccess || check(peer) != cudaSuccess)
+        return simt_leave(cudaErrorInvalidDevice);
     *can = 0;
     return cudaSuccess;
 }
@@ -172,12 +187,15 @@ cudaError_t cudaDeviceReset(void)
     return cudaSuccess;
 }
 
-/* Kernels are for cards from 8.0 on. Of others drivers say one thing or the other; here it depends on how old they are. */
+/* Kernels are for cards from 8.0 on. Of others drivers say one thing or the other; here it depends
+ * on how old they are. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
     SIMT_ENTER();
     if (!function || !attributes) return simt_leave(cudaErrorInvalidDeviceFunction);
-    if (capability() < LEAST_CC) return simt_leave(capability() < 70 ? cudaErrorInvalidDeviceFunction : cudaErrorNoKernelImageForDevice);
+    if (capability() < LEAST_CC)
+        return simt_leave(capability() < 70 ? cudaErrorInvalidDeviceFunction
+                                            : cudaErrorNoKernelImageForDevice);
     *attributes = { 1024, capability() };
     return cudaSuccess;
 }
@@ -186,15 +204,19 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
 {
     SIMT_ENTER();
     if (!function) return simt_leave(cudaErrorInvalidDeviceFunction);
-    bool good = attr == cudaFuncAttributeMaxDynamicSharedMemorySize ? value >= 0 && (size_t)value <= SIMT_SHARED_MAX : value >= -1 && value <= 100;
+    bool good = attr == cudaFuncAttributeMaxDynamicSharedMemorySize
+                    ? value >= 0 && (size_t)value <= SIMT_SHARED_MAX
+                    : value >= -1 && value <= 100;
     return simt_leave(good ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_blocks, const void *function, int block_size, size_t dynamic_shared)
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_blocks, const void *function,
+                                                          int block_size, size_t dynamic_shared)
 {
     SIMT_ENTER();
     if (!function || !n_blocks || block_size <= 0) return simt_leave(cudaErrorInvalidValue);
-    int by_threads = THREADS_PER_SM / block_size, by_shared = (int)(((size_t)228 << 10) / (dynamic_shared + 1024));
+    int by_threads = THREADS_PER_SM / block_size,
+        by_shared = (int)(((size_t)228 << 10) / (dynamic_shared + 1024));
     *n_blocks = by_threads < by_shared ? by_threads : by_shared;
     return cudaSuccess;
 }

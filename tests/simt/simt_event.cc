@@ -13,7 +13,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     SIMT_ENTER();
     bool shared = flags & cudaEventInterprocess;
-    if (!event || flags > 7 || (shared && !(flags & cudaEventDisableTiming))) return simt_leave(cudaErrorInvalidValue);
+    if (!event || flags > 7 || (shared && !(flags & cudaEventDisableTiming)))
+        return simt_leave(cudaErrorInvalidValue);
     if (shared) return simt_leave(cudaErrorNotSupported);
     auto e = std::make_shared<simt_event>();
     e->flags = flags;
@@ -53,7 +54,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         e = events().find(event);
         auto s = simt_find_stream(stream);
         if (!e || !s) return simt_leave(cudaErrorInvalidResourceHandle);
-        if (s->capture && s->capture->is_broken) return simt_leave(cudaErrorStreamCaptureInvalidated);
+        if (s->capture && s->capture->is_broken)
+            return simt_leave(cudaErrorStreamCaptureInvalidated);
         if (record_captured(e.get(), *s)) return cudaSuccess;
     }
     auto mark = std::make_shared<simt_mark>();
@@ -160,8 +162,10 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
     SIMT_ENTER();
     SIMT_STATE;
     auto a = events().find(begin), b = events().find(end);
-    if (!a || !b || !a->mark || !b->mark || (a->flags | b->flags) & cudaEventDisableTiming) return simt_leave(cudaErrorInvalidResourceHandle);
-    if (!simt_is_reached(*a->mark) || !simt_is_reached(*b->mark)) return simt_leave(cudaErrorNotReady);
+    if (!a || !b || !a->mark || !b->mark || (a->flags | b->flags) & cudaEventDisableTiming)
+        return simt_leave(cudaErrorInvalidResourceHandle);
+    if (!simt_is_reached(*a->mark) || !simt_is_reached(*b->mark))
+        return simt_leave(cudaErrorNotReady);
     *ms = (float)(b->mark->time_ns - a->mark->time_ns) * 1e-6f;
     return cudaSuccess;
 }

@@ -1,5 +1,6 @@
-/* simt_fault.cc - says what an access to device memory, or of a kernel, has missed. The sanitizers say it themselves.
- * Thread: the one that faults, in its signal handler; the process is about to end. */
+/* simt_fault.cc - says what an access to device memory, or of a kernel, has missed. The sanitizers
+ * say it themselves. Thread: the one that faults, in its signal handler; the process is about to
+ * end. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,12 +23,22 @@ static void tell_fault(int sig, siginfo_t *info, void *)
     for (auto &i : simt_tables_of().device) {
         const simt_allocation &a = i.second;
         if (at < a.data - SIMT_GUARD || at >= a.data + a.data_bytes + SIMT_GUARD) continue;
-        if (at < a.p) n = snprintf(text, sizeof text, "simt: %s touched %td bytes before the %zu bytes at %p\n", who, a.p - at, a.bytes, (void *)a.p);
+        if (at < a.p)
+            n = snprintf(text, sizeof text,
+                         "simt: %s touched %td bytes before the %zu bytes at %p\n", who, a.p - at,
+                         a.bytes, (void *)a.p);
         else if (at >= a.p + a.bytes)
-            n = snprintf(text, sizeof text, "simt: %s touched %td bytes behind the %zu bytes at %p\n", who, at - (a.p + a.bytes), a.bytes, (void *)a.p);
-        else n = snprintf(text, sizeof text, "simt: %s touched device memory, byte %td of %zu at %p\n", who, at - a.p, a.bytes, (void *)a.p);
+            n = snprintf(text, sizeof text,
+                         "simt: %s touched %td bytes behind the %zu bytes at %p\n", who,
+                         at - (a.p + a.bytes), a.bytes, (void *)a.p);
+        else
+            n = snprintf(text, sizeof text,
+                         "simt: %s touched device memory, byte %td of %zu at %p\n", who, at - a.p,
+                         a.bytes, (void *)a.p);
     }
-    if (!n && in_kernel) n = snprintf(text, sizeof text, "simt: %s touched %p, where no memory is\n", who, (const void *)at);
+    if (!n && in_kernel)
+        n = snprintf(text, sizeof text, "simt: %s touched %p, where no memory is\n", who,
+                     (const void *)at);
     if (n > 0 && write(2, text, (size_t)n) < 0) abort();
     simt_state_mutex().unlock();
 }
@@ -35,7 +46,9 @@ static void tell_fault(int sig, siginfo_t *info, void *)
 void simt_catch_faults(void)
 {
     struct sigaction old, mine = {};
-    if (SIMT_ASAN || SIMT_TSAN || sigaction(SIGSEGV, nullptr, &old) != 0 || old.sa_handler != SIG_DFL) return;
+    if (SIMT_ASAN || SIMT_TSAN || sigaction(SIGSEGV, nullptr, &old) != 0 ||
+        old.sa_handler != SIG_DFL)
+        return;
     mine.sa_sigaction = tell_fault;
     mine.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &mine, nullptr);

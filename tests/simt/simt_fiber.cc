@@ -1,7 +1,7 @@
 /* simt_fiber.cc - switches stacks: a few instructions on x86-64 and aarch64, swapcontext elsewhere.
  *
- * A switch pushes the registers that a called function must keep, stores the stack pointer and takes up the other one. What
- * the thread sanitizer makes of it: simt_tsan.h. */
+ * A switch pushes the registers that a called function must keep, stores the stack pointer and
+ * takes up the other one. What the thread sanitizer makes of it: simt_tsan.h. */
 #include "tests/simt/simt_fiber.h"
 
 #include <stdio.h>
@@ -23,11 +23,11 @@ static const size_t STACK_BYTES = SIMT_ASAN || SIMT_TSAN ? 512 << 10 : 128 << 10
 
 /* The host thread's side of the switch; one block runs at a time. */
 static struct {
-    void       *stack_pointer;
+    void *stack_pointer;
     const void *stack;
-    size_t      stack_bytes;
-    void       *fake_stack;
-    void       *tsan;
+    size_t stack_bytes;
+    void *fake_stack;
+    void *tsan;
 } host;
 
 #if defined(__x86_64__)
@@ -133,7 +133,8 @@ static void *first_stack_pointer(char *top, void (*run)(void *), void *arg)
 
 static void begin_context(unsigned run_hi, unsigned run_lo, unsigned arg_hi, unsigned arg_lo)
 {
-    ((void (*)(void *))(uintptr_t)((uint64_t)run_hi << 32 | run_lo))((void *)(uintptr_t)((uint64_t)arg_hi << 32 | arg_lo));
+    ((void (*)(void *))(uintptr_t)((uint64_t)run_hi << 32 | run_lo))(
+        (void *)(uintptr_t)((uint64_t)arg_hi << 32 | arg_lo));
 }
 
 static void *first_stack_pointer(char *top, void (*run)(void *), void *arg)
@@ -143,7 +144,8 @@ static void *first_stack_pointer(char *top, void (*run)(void *), void *arg)
     c->uc_stack.ss_sp = top - STACK_BYTES;
     c->uc_stack.ss_size = STACK_BYTES;
     uint64_t r = (uint64_t)(uintptr_t)run, a = (uint64_t)(uintptr_t)arg;
-    makecontext(c, (void (*)())begin_context, 4, (unsigned)(r >> 32), (unsigned)r, (unsigned)(a >> 32), (unsigned)a);
+    makecontext(c, (void (*)())begin_context, 4, (unsigned)(r >> 32), (unsigned)r,
+                (unsigned)(a >> 32), (unsigned)a);
     return c;
 }
 
@@ -172,7 +174,8 @@ static void begin(void *arg)
 void simt_fiber_init(struct simt_fiber *fiber, void (*run)(void *), void *arg)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    char *map = (char *)mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *map = (char *)mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED || mprotect(map, page, PROT_NONE) != 0) {
         fputs("simt: no memory for the stack of a thread\n", stderr);
         abort();

@@ -1,15 +1,17 @@
-/* simt_fiber.h - stacks of their own for the threads of a block, and the switch between one of them and the host thread that runs the block.
+/* simt_fiber.h - stacks of their own for the threads of a block, and the switch between one of them
+ * and the host thread that runs the block.
  *
- * A fiber calls its function once and for all: the function must not return. The sanitizers are told of every switch.
- * Thread: the one that holds the machine's lock (simt_machine.h); a fiber may go on in another host thread than before. */
+ * A fiber calls its function once and for all: the function must not return. The sanitizers are
+ * told of every switch. Thread: the one that holds the machine's lock (simt_machine.h); a fiber may
+ * go on in another host thread than before. */
 #ifndef BATON_TESTS_SIMT_SIMT_FIBER_H
 #define BATON_TESTS_SIMT_SIMT_FIBER_H
 
 #include <stddef.h>
 
 struct simt_fiber {
-    void  *stack_pointer; /* where it stands while it does not run */
-    char  *stack;         /* lowest byte, above a guard page */
+    void *stack_pointer; /* where it stands while it does not run */
+    char *stack;         /* lowest byte, above a guard page */
     size_t stack_bytes;
     void (*run)(void *arg);
     void *arg;
@@ -17,7 +19,8 @@ struct simt_fiber {
     void *fake_stack; /* the address sanitizer's, while it does not run */
 };
 
-/* Makes a fiber, which begins with run(arg) at the first simt_fiber_resume. Lives as long as the process. */
+/* Makes a fiber, which begins with run(arg) at the first simt_fiber_resume. Lives as long as the
+ * process. */
 void simt_fiber_init(struct simt_fiber *fiber, void (*run)(void *), void *arg);
 /* From the host thread: runs the fiber until it calls simt_fiber_suspend. */
 void simt_fiber_resume(struct simt_fiber *fiber);

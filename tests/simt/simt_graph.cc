@@ -1,8 +1,8 @@
 /* simt_graph.cc - captures and graphs. The launch of a graph is one operation of a stream.
  *
- * A graph's operations run in the order of the calls and, at every other launch, in one that puts off what was called first as long as the
- * dependencies allow: an event that was forgotten between streams shows.
- * Thread: any; a capture ends on the thread that began it, unless it is relaxed. */
+ * A graph's operations run in the order of the calls and, at every other launch, in one that puts
+ * off what was called first as long as the dependencies allow: an event that was forgotten between
+ * streams shows. Thread: any; a capture ends on the thread that began it, unless it is relaxed. */
 #include "tests/simt/simt_stream.h"
 
 #include <atomic>
@@ -12,9 +12,9 @@ struct operations {
 };
 
 struct graphs {
-    simt_handles<cudaGraph_t, const operations>     graphs;
+    simt_handles<cudaGraph_t, const operations> graphs;
     simt_handles<cudaGraphExec_t, const operations> execs;
-    std::atomic<unsigned>                           n_launched{ 0 };
+    std::atomic<unsigned> n_launched{ 0 };
 };
 
 static graphs &the(void)
@@ -65,7 +65,8 @@ static bool may_run(const simt_captured &op, const simt_clock_of &done)
     return true;
 }
 
-/* Takes the latest operation that may run, until all are taken; of every stream the first that is left. */
+/* Takes the latest operation that may run, until all are taken; of every stream the first that is
+ * left. */
 static std::vector<simt_op> put_off(const std::vector<simt_captured> &ops)
 {
     std::vector<simt_op> order;
@@ -76,7 +77,9 @@ static std::vector<simt_op> put_off(const std::vector<simt_captured> &ops)
         const size_t none = ops.size();
         size_t latest = none;
         for (auto &i : left)
-            if (!i.second.empty() && may_run(ops[i.second.front()], done) && (latest == none || i.second.front() > latest)) latest = i.second.front();
+            if (!i.second.empty() && may_run(ops[i.second.front()], done) &&
+                (latest == none || i.second.front() > latest))
+                latest = i.second.front();
         left[ops[latest].stream].pop_front();
         done[ops[latest].stream]++;
         order.push_back(ops[latest].op);
@@ -89,7 +92,8 @@ static cudaError_t end_capture(simt_stream *s, std::shared_ptr<operations> *ops)
     std::shared_ptr<simt_capture> c = s->capture;
     if (!c) return cudaErrorIllegalState;
     if (c->members[0].get() != s) return cudaErrorStreamCaptureUnmatched;
-    if (c->mode != cudaStreamCaptureModeRelaxed && c->thread != std::this_thread::get_id()) return cudaErrorStreamCaptureWrongThread;
+    if (c->mode != cudaStreamCaptureModeRelaxed && c->thread != std::this_thread::get_id())
+        return cudaErrorStreamCaptureWrongThread;
     bool joined = is_joined(*c, *s);
     c->is_over = true;
     for (auto &member : c->members) {
@@ -123,8 +127,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     SIMT_ENTER();
     SIMT_STATE;
     auto s = simt_find_stream(stream);
-    if (!s || !status) return simt_leave(s ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
-    *status = !s->capture ? cudaStreamCaptureStatusNone : s->capture->is_broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+    if (!s || !status)
+        return simt_leave(s ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
+    *status = !s->capture             ? cudaStreamCaptureStatusNone
+              : s->capture->is_broken ? cudaStreamCaptureStatusInvalidated
+                                      : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 
@@ -159,7 +166,8 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream)
 {
     SIMT_ENTER();
     SIMT_STATE;
-    return simt_leave(the().execs.find(exec) && simt_find_stream(stream) ? cudaSuccess : cudaErrorInvalidValue);
+    return simt_leave(the().execs.find(exec) && simt_find_stream(stream) ? cudaSuccess
+                                                                         : cudaErrorInvalidValue);
 }
 
 /* Only counts: the nodes themselves have no names here. */

@@ -1,5 +1,5 @@
-/* simt_ipc.cc - device memory of another process: its memfd, found through /proc and told from others by the random number in its name.
- * Thread: any. */
+/* simt_ipc.cc - device memory of another process: its memfd, found through /proc and told from
+ * others by the random number in its name. Thread: any. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 /* What a cudaIpcMemHandle_t holds. */
 struct ipc_handle {
-    char     magic[8];
+    char magic[8];
     uint64_t pid, fd, data_bytes, bytes, nonce;
 };
 static_assert(sizeof(ipc_handle) <= CUDA_IPC_HANDLE_SIZE, "the handle's room");
@@ -37,8 +37,10 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
 static int open_exported(const ipc_handle &h)
 {
     char path[64], target[80], wanted[80];
-    snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)h.pid, (unsigned long long)h.fd);
-    snprintf(wanted, sizeof wanted, "/memfd:baton-simt-%016llx (deleted)", (unsigned long long)h.nonce);
+    snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)h.pid,
+             (unsigned long long)h.fd);
+    snprintf(wanted, sizeof wanted, "/memfd:baton-simt-%016llx (deleted)",
+             (unsigned long long)h.nonce);
     ssize_t n = readlink(path, target, sizeof target - 1);
     if (n < 0) return -1;
     target[n] = 0;
@@ -57,10 +59,13 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
     SIMT_ENTER();
     ipc_handle h;
     memcpy(&h, &handle, sizeof h);
-    if (!p || flags != cudaIpcMemLazyEnablePeerAccess || memcmp(h.magic, MAGIC, sizeof MAGIC) != 0) return simt_leave(cudaErrorInvalidValue);
-    if (!h.bytes || h.bytes > h.data_bytes || h.data_bytes % simt_page_bytes() || simt_round_up(h.bytes, SIMT_ALIGNMENT) > h.data_bytes)
+    if (!p || flags != cudaIpcMemLazyEnablePeerAccess || memcmp(h.magic, MAGIC, sizeof MAGIC) != 0)
+        return simt_leave(cudaErrorInvalidValue);
+    if (!h.bytes || h.bytes > h.data_bytes || h.data_bytes % simt_page_bytes() ||
+        simt_round_up(h.bytes, SIMT_ALIGNMENT) > h.data_bytes)
         return simt_leave(cudaErrorInvalidValue); /* it came from outside */
-    if (h.pid == (uint64_t)getpid()) return simt_leave(cudaErrorDeviceUninitialized); /* what the driver calls an invalid context */
+    /* what the driver calls an invalid context */
+    if (h.pid == (uint64_t)getpid()) return simt_leave(cudaErrorDeviceUninitialized);
     SIMT_STATE;
     for (auto &i : simt_tables_of().device)
         if (i.second.is_imported && i.second.owner == h.nonce) {
@@ -76,7 +81,8 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
         close(a.fd);
         return simt_leave(cudaErrorMapBufferObjectFailed);
     }
-    a.data_bytes = h.data_bytes, a.bytes = h.bytes, a.owner = h.nonce, a.is_imported = true, a.n_opened = 1;
+    a.data_bytes = h.data_bytes, a.bytes = h.bytes, a.owner = h.nonce, a.is_imported = true,
+    a.n_opened = 1;
     a.p = a.data + a.data_bytes - simt_round_up(a.bytes, SIMT_ALIGNMENT);
     simt_poison_slack(a);
     if (!simt_tables_of().is_open) simt_protect(a, PROT_NONE);

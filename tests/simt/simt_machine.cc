@@ -1,4 +1,5 @@
-/* simt_machine.cc - errors that last and errors that pass, failures by order, the execution lock. Thread: any. */
+/* simt_machine.cc - errors that last and errors that pass, failures by order, the execution lock.
+ * Thread: any. */
 #include "tests/simt/simt_machine.h"
 
 #include <pthread.h>
@@ -15,23 +16,27 @@
 
 /* Lives until the process ends, whatever threads still do then. */
 struct machine {
-    std::mutex       state, execution;
+    std::mutex state, execution;
     std::atomic<int> sticky{ cudaSuccess };
-    std::mutex       order; /* guards the four below */
+    std::mutex order; /* guards the four below */
     std::atomic<int> is_ordered{ 0 };
-    cudaError_t      order_error = cudaSuccess;
-    std::string      order_name;
-    int              order_after = 0;
+    cudaError_t order_error = cudaSuccess;
+    std::string order_name;
+    int order_after = 0;
 
-    /* BATON_SIMT_FAIL: "cudaMemcpyAsync 30 719", as simt_fail_next(719, "cudaMemcpyAsync", 30); for programs that cannot call it. */
+    /* BATON_SIMT_FAIL: "cudaMemcpyAsync 30 719", as simt_fail_next(719, "cudaMemcpyAsync", 30); for
+     * programs that cannot call it. */
     machine()
     {
         const char *text = getenv("BATON_SIMT_FAIL");
-        char        name[64];
-        int         error;
+        char name[64];
+        int error;
         if (!text) return;
         if (sscanf(text, "%63s %d %d", name, &order_after, &error) != 3) {
-            fprintf(stderr, "simt: BATON_SIMT_FAIL is \"%s\", not a function, how many calls succeed and an error\n", text);
+            fprintf(stderr,
+                    "simt: BATON_SIMT_FAIL is \"%s\", not a function, how many calls succeed and "
+                    "an error\n",
+                    text);
             abort();
         }
         order_name = name;
@@ -46,15 +51,15 @@ static machine &the(void)
     return *m;
 }
 
-static std::atomic<int>         is_used{ 0 }, is_forked{ 0 };
+static std::atomic<int> is_used{ 0 }, is_forked{ 0 };
 static thread_local cudaError_t last_error;
-static thread_local simt_role   role;
+static thread_local simt_role role;
 
 std::mutex &simt_state_mutex(void) { return the().state; }
-simt_role   simt_role_now(void) { return role; }
-void        simt_set_role(simt_role r) { role = r; }
+simt_role simt_role_now(void) { return role; }
+void simt_set_role(simt_role r) { role = r; }
 cudaError_t simt_sticky(void) { return (cudaError_t)the().sticky.load(); }
-void        simt_set_sticky(cudaError_t e) { the().sticky = e; }
+void simt_set_sticky(cudaError_t e) { the().sticky = e; }
 
 bool simt_is_sticky(cudaError_t e)
 {
@@ -97,7 +102,8 @@ cudaError_t simt_due_failure(const char *name)
 {
     if (!the().is_ordered) return cudaSuccess;
     std::lock_guard<std::mutex> lock(the().order);
-    if (!the().is_ordered || the().order_name != name || the().order_after-- > 0) return cudaSuccess;
+    if (!the().is_ordered || the().order_name != name || the().order_after-- > 0)
+        return cudaSuccess;
     the().is_ordered = 0;
     if (simt_is_sticky(the().order_error)) simt_set_sticky(the().order_error);
     return the().order_error;
@@ -136,7 +142,8 @@ cudaError_t cudaGetLastError(void)
 const char *cudaGetErrorString(cudaError_t e)
 {
     switch (e) {
-#define X(name, value, text) case name: return text;
+#define X(name, value, text)                                                                       \
+    case name: return text;
         SIMT_CUDA_ERRORS(X)
 #undef X
     }
@@ -146,7 +153,8 @@ const char *cudaGetErrorString(cudaError_t e)
 const char *cudaGetErrorName(cudaError_t e)
 {
     switch (e) {
-#define X(name, value, text) case name: return #name;
+#define X(name, value, text)                                                                       \
+    case name: return #name;
         SIMT_CUDA_ERRORS(X)
 #undef X
     }

@@ -1,7 +1,9 @@
-/* simt_machine.h - the fake card as a whole: its locks, its error, who executes, and how every function of CUDA's interface begins and ends.
+/* simt_machine.h - the fake card as a whole: its locks, its error, who executes, and how every
+ * function of CUDA's interface begins and ends.
  *
- * Two locks. Execution: held by the one thread that runs what streams hold. State: tables and queues, held for moments, never while something
- * runs. Whoever takes both takes execution first. */
+ * Two locks. Execution: held by the one thread that runs what streams hold. State: tables and
+ * queues, held for moments, never while something runs. Whoever takes both takes execution
+ * first. */
 #ifndef BATON_TESTS_SIMT_SIMT_MACHINE_H
 #define BATON_TESTS_SIMT_SIMT_MACHINE_H
 
@@ -19,10 +21,10 @@ std::mutex &simt_state_mutex(void);
 
 /* First in every function: not 0 is an error to return at once. name is the function's. */
 cudaError_t simt_enter(const char *name);
-#define SIMT_ENTER()                                     \
-    do {                                                 \
-        cudaError_t e_ = simt_enter(__func__);           \
-        if (e_ != cudaSuccess) return e_;                \
+#define SIMT_ENTER()                                                                               \
+    do {                                                                                           \
+        cudaError_t e_ = simt_enter(__func__);                                                     \
+        if (e_ != cudaSuccess) return e_;                                                          \
     } while (0)
 /* Last: notes e for cudaGetLastError. */
 cudaError_t simt_leave(cudaError_t e);
@@ -31,17 +33,17 @@ cudaError_t simt_leave(cudaError_t e);
 cudaError_t simt_due_failure(const char *name);
 /* The error that has destroyed the context, or cudaSuccess. */
 cudaError_t simt_sticky(void);
-void        simt_set_sticky(cudaError_t e);
-bool        simt_is_sticky(cudaError_t e);
+void simt_set_sticky(cudaError_t e);
+bool simt_is_sticky(cudaError_t e);
 
 /* What the calling thread is doing, of which calls to CUDA are forbidden. */
 enum simt_role { SIMT_NOTHING, SIMT_KERNEL, SIMT_HOST_FUNCTION };
 simt_role simt_role_now(void);
-void      simt_set_role(simt_role role);
+void simt_set_role(simt_role role);
 
 /* The execution lock for a scope. Device memory, once opened, is closed at the end of it. */
 class simt_execution {
-public:
+  public:
     simt_execution();
     explicit simt_execution(std::try_to_lock_t);
     ~simt_execution();
@@ -49,15 +51,15 @@ public:
     simt_execution &operator=(const simt_execution &) = delete;
     bool is_held() const { return held; }
 
-private:
+  private:
     bool held;
 };
 
 int64_t simt_now_ns(void);
 
 /* Handles are numbers that no memory has and that do not come again. State lock. */
-template<class Handle, class T> class simt_handles {
-public:
+template <class Handle, class T> class simt_handles {
+  public:
     Handle add(std::shared_ptr<T> object)
     {
         Handle h = (Handle)(next += 16);
@@ -73,7 +75,7 @@ public:
     void clear() { objects.clear(); }
     const std::map<Handle, std::shared_ptr<T>> &all() const { return objects; }
 
-private:
+  private:
     std::map<Handle, std::shared_ptr<T>> objects;
     uintptr_t next = 0x1000;
 };

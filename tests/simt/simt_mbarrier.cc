@@ -1,6 +1,8 @@
-/* simt_mbarrier.cc - barriers in shared memory. The 8 bytes hold the number of an entry here, so that overwriting a barrier shows.
+/* simt_mbarrier.cc - barriers in shared memory. The 8 bytes hold the number of an entry here, so
+ * that overwriting a barrier shows.
  *
- * For the thread sanitizer an arrival releases and a wait that came true acquires. Thread: simt_block.h. */
+ * For the thread sanitizer an arrival releases and a wait that came true acquires. Thread:
+ * simt_block.h. */
 #include <string.h>
 
 #include <vector>
@@ -14,12 +16,12 @@ enum { COUNT_MAX = (1 << 20) - 1, BARRIERS_MAX = 256 };
 static const uint32_t MAGIC = 0x7fb0ba21u;
 
 struct mbarrier {
-    void    *at;
+    void *at;
     unsigned count, to_come, phase;
 };
 
 static std::vector<mbarrier> barriers; /* of the block that runs */
-static char                  syncs[BARRIERS_MAX][2];
+static char syncs[BARRIERS_MAX][2];
 
 void simt_mbarrier_begin(void) { barriers.clear(); }
 
@@ -28,16 +30,21 @@ static mbarrier *find(void *at, const char *what)
     uint32_t words[2];
     (void)simt_shared_address(at);
     memcpy(words, at, sizeof words);
-    if (words[1] != MAGIC || words[0] >= barriers.size() || barriers[words[0]].at != at) simt_die("%s: there is no mbarrier at %p", what, at);
+    if (words[1] != MAGIC || words[0] >= barriers.size() || barriers[words[0]].at != at)
+        simt_die("%s: there is no mbarrier at %p", what, at);
     return &barriers[words[0]];
 }
 
-static char *sync_of(const mbarrier *b, unsigned phase) { return &syncs[b - barriers.data()][phase & 1]; }
+static char *sync_of(const mbarrier *b, unsigned phase)
+{
+    return &syncs[b - barriers.data()][phase & 1];
+}
 
 void simt_mbarrier_init(void *at, unsigned count)
 {
     if (!simt_in_kernel()) simt_die("mbarrier.init outside a kernel");
-    if ((uintptr_t)at % 8 || count == 0 || count > COUNT_MAX) simt_die("mbarrier.init of %p for %u arrivals", at, count);
+    if ((uintptr_t)at % 8 || count == 0 || count > COUNT_MAX)
+        simt_die("mbarrier.init of %p for %u arrivals", at, count);
     (void)simt_shared_address(at);
     for (const mbarrier &b : barriers)
         if (b.at == at) simt_die("mbarrier.init of %p, where there is one", at);

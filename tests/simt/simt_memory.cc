@@ -2,8 +2,9 @@
  *
  *     guard | front slack | bytes asked for | back slack (under 256 bytes) | guard
  *
- * The start is aligned to 256 as CUDA's is, so that the end cannot always touch the guard: slack holds a pattern, compared at cudaFree, and is
- * poisoned for the address sanitizer. New memory holds 0xff. Thread: any (simt_memory.h). */
+ * The start is aligned to 256 as CUDA's is, so that the end cannot always touch the guard: slack
+ * holds a pattern, compared at cudaFree, and is poisoned for the address sanitizer. New memory
+ * holds 0xff. Thread: any (simt_memory.h). */
 #include "tests/simt/simt_memory.h"
 
 #include <errno.h>
@@ -54,7 +55,8 @@ size_t simt_pinned_from(const void *p)
         auto i = table->upper_bound((const char *)p);
         if (i == table->begin()) continue;
         i = std::prev(i);
-        if ((const char *)p < i->first + i->second) return (size_t)(i->first + i->second - (const char *)p);
+        if ((const char *)p < i->first + i->second)
+            return (size_t)(i->first + i->second - (const char *)p);
     }
     return 0;
 }
@@ -90,7 +92,8 @@ size_t simt_device_bytes(void)
 
 void simt_protect(const simt_allocation &a, int how)
 {
-    if (mprotect(a.data, a.data_bytes, how) != 0) simt_die("mprotect of device memory: %s", strerror(errno));
+    if (mprotect(a.data, a.data_bytes, how) != 0)
+        simt_die("mprotect of device memory: %s", strerror(errno));
 }
 
 void simt_memory_open(void)
@@ -113,9 +116,11 @@ void simt_memory_close(void)
 
 char *simt_map(int fd, size_t data_bytes)
 {
-    char *all = (char *)mmap(nullptr, data_bytes + 2 * SIMT_GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *all = (char *)mmap(nullptr, data_bytes + 2 * SIMT_GUARD, PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (all == MAP_FAILED) return nullptr;
-    if (mmap(all + SIMT_GUARD, data_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    if (mmap(all + SIMT_GUARD, data_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+        MAP_FAILED) {
         munmap(all, data_bytes + 2 * SIMT_GUARD);
         return nullptr;
     }
@@ -139,7 +144,9 @@ static void unmap(const simt_allocation &a)
 static void check_slack_part(const simt_allocation &a, const char *from, const char *to)
 {
     for (const char *q = from; q < to; q++)
-        if ((unsigned char)*q != SLACK) simt_die("device memory of %zu bytes at %p was written at byte %td", a.bytes, (void *)a.p, q - a.p);
+        if ((unsigned char)*q != SLACK)
+            simt_die("device memory of %zu bytes at %p was written at byte %td", a.bytes,
+                     (void *)a.p, q - a.p);
 }
 
 static void check_slack(const simt_allocation &a)
@@ -167,7 +174,8 @@ static int make_memfd(uint64_t nonce)
 static uint64_t make_nonce(void)
 {
     uint64_t nonce = 0;
-    if (getentropy(&nonce, sizeof nonce) != 0) nonce = (uint64_t)simt_now_ns() * 0x9e3779b97f4a7c15u;
+    if (getentropy(&nonce, sizeof nonce) != 0)
+        nonce = (uint64_t)simt_now_ns() * 0x9e3779b97f4a7c15u;
     return nonce;
 }
 
@@ -180,7 +188,8 @@ static bool make_allocation(simt_allocation *a, size_t bytes)
     a->nonce = make_nonce();
     a->fd = make_memfd(a->nonce);
     if (a->fd < 0) return false;
-    if (ftruncate(a->fd, (off_t)a->data_bytes) != 0 || !(a->data = simt_map(a->fd, a->data_bytes))) {
+    if (ftruncate(a->fd, (off_t)a->data_bytes) != 0 ||
+        !(a->data = simt_map(a->fd, a->data_bytes))) {
         close(a->fd);
         return false;
     }
@@ -205,7 +214,8 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     {
         SIMT_STATE;
         size_t total = simt_memory_total();
-        if (bytes > total || simt_round_up(bytes, SIMT_ALIGNMENT) > total - simt_tables_of().used) return simt_leave(cudaErrorMemoryAllocation);
+        if (bytes > total || simt_round_up(bytes, SIMT_ALIGNMENT) > total - simt_tables_of().used)
+            return simt_leave(cudaErrorMemoryAllocation);
         simt_tables_of().used += simt_round_up(bytes, SIMT_ALIGNMENT);
     }
     static std::once_flag once;

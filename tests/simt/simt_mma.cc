@@ -1,7 +1,8 @@
 /* simt_mma.cc - tensor-core products and ldmatrix, by the layouts in simt.h.
  *
- * The lane that comes last gathers both matrices from the fragments of all, multiplies in double and gives every lane its four results.
- * Products of two elements are exact in double; a sum of at most 32 of them is as good as exact. Thread: simt_block.h. */
+ * The lane that comes last gathers both matrices from the fragments of all, multiplies in double
+ * and gives every lane its four results. Products of two elements are exact in double; a sum of at
+ * most 32 of them is as good as exact. Thread: simt_block.h. */
 #include <string.h>
 
 #include <type_traits>
@@ -14,12 +15,12 @@ static const unsigned WHOLE_WARP = 0xffffffffu;
 
 struct mma_call : simt_warp_call {
     const unsigned *a, *b;
-    const void     *c;
-    void           *d;
+    const void *c;
+    void *d;
 };
 
 struct ldmatrix_call : simt_warp_call {
-    unsigned   *r;
+    unsigned *r;
     const void *row;
 };
 
@@ -54,15 +55,18 @@ struct operands {
     double a[16][32], b[32][8], d[16][8];
 };
 
-template<class In> static void gather(operands *m, simt_warp_call *const lanes[32])
+template <class In> static void gather(operands *m, simt_warp_call *const lanes[32])
 {
     const int half = 4 * In::N;
     for (int lane = 0; lane < 32; lane++) {
         const mma_call *call = static_cast<const mma_call *>(lanes[lane]);
         int g = lane / 4, t = lane % 4;
         for (int i = 0; i < In::N; i++) {
-            for (int r = 0; r < 4; r++) m->a[g + 8 * (r % 2)][half * (r / 2) + In::N * t + i] = (double)In::at(call->a[r], i);
-            for (int r = 0; r < 2; r++) m->b[half * r + In::N * t + i][g] = (double)In::at(call->b[r], i);
+            for (int r = 0; r < 4; r++)
+                m->a[g + 8 * (r % 2)][half * (r / 2) + In::N * t + i] = (double)In::at(call->a[r],
+                                                                                       i);
+            for (int r = 0; r < 2; r++)
+                m->b[half * r + In::N * t + i][g] = (double)In::at(call->b[r], i);
         }
     }
 }
@@ -72,10 +76,11 @@ static void multiply(operands *m, int k)
     memset(m->d, 0, sizeof m->d);
     for (int row = 0; row < 16; row++)
         for (int i = 0; i < k; i++)
-            for (int column = 0; column < 8; column++) m->d[row][column] += m->a[row][i] * m->b[i][column];
+            for (int column = 0; column < 8; column++)
+                m->d[row][column] += m->a[row][i] * m->b[i][column];
 }
 
-template<class In, class T> static void perform(simt_warp_call *const lanes[32], unsigned)
+template <class In, class T> static void perform(simt_warp_call *const lanes[32], unsigned)
 {
     operands m;
     gather<In>(&m, lanes);
@@ -94,7 +99,8 @@ template<class In, class T> static void perform(simt_warp_call *const lanes[32],
 }
 
 /* d may be c, of this lane alone: a lane's results are written when its c has been read. */
-static void mma(const char *what, void (*how)(simt_warp_call *const[32], unsigned), void *d, const unsigned *a, const unsigned *b, const void *c)
+static void mma(const char *what, void (*how)(simt_warp_call *const[32], unsigned), void *d,
+                const unsigned *a, const unsigned *b, const void *c)
 {
     mma_call call;
     call.what = what, call.mask = WHOLE_WARP, call.variant = 0, call.perform = how;
@@ -102,33 +108,55 @@ static void mma(const char *what, void (*how)(simt_warp_call *const[32], unsigne
     simt_warp_collect(&call);
 }
 
-void simt_mma_bf16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) { mma("mma bf16", perform<in_bf16, float>, d, a, b, c); }
-void simt_mma_f16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) { mma("mma f16", perform<in_f16, float>, d, a, b, c); }
-void simt_mma_tf32_m16n8k8(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) { mma("mma tf32", perform<in_tf32, float>, d, a, b, c); }
-void simt_mma_e4m3_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) { mma("mma e4m3", perform<in_e4m3, float>, d, a, b, c); }
-void simt_mma_e5m2_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) { mma("mma e5m2", perform<in_e5m2, float>, d, a, b, c); }
-void simt_mma_s8_m16n8k32(int d[4], const unsigned a[4], const unsigned b[2], const int c[4]) { mma("mma s8", perform<in_s8, int>, d, a, b, c); }
+void simt_mma_bf16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4])
+{
+    mma("mma bf16", perform<in_bf16, float>, d, a, b, c);
+}
+void simt_mma_f16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4])
+{
+    mma("mma f16", perform<in_f16, float>, d, a, b, c);
+}
+void simt_mma_tf32_m16n8k8(float d[4], const unsigned a[4], const unsigned b[2], const float c[4])
+{
+    mma("mma tf32", perform<in_tf32, float>, d, a, b, c);
+}
+void simt_mma_e4m3_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4])
+{
+    mma("mma e4m3", perform<in_e4m3, float>, d, a, b, c);
+}
+void simt_mma_e5m2_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4])
+{
+    mma("mma e5m2", perform<in_e5m2, float>, d, a, b, c);
+}
+void simt_mma_s8_m16n8k32(int d[4], const unsigned a[4], const unsigned b[2], const int c[4])
+{
+    mma("mma s8", perform<in_s8, int>, d, a, b, c);
+}
 
 /* variant: matrices, and bit 3 for .trans */
 static void perform_ldmatrix(simt_warp_call *const lanes[32], unsigned)
 {
     int n = lanes[0]->variant & 7, trans = lanes[0]->variant >> 3;
     uint16_t rows[4][8][8];
-    for (int i = 0; i < 8 * n; i++) memcpy(rows[i / 8][i % 8], static_cast<const ldmatrix_call *>(lanes[i])->row, 16);
+    for (int i = 0; i < 8 * n; i++)
+        memcpy(rows[i / 8][i % 8], static_cast<const ldmatrix_call *>(lanes[i])->row, 16);
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < n; i++) {
             int g = lane / 4, t = 2 * (lane % 4);
-            unsigned lo = trans ? rows[i][t][g] : rows[i][g][t], hi = trans ? rows[i][t + 1][g] : rows[i][g][t + 1];
+            unsigned lo = trans ? rows[i][t][g] : rows[i][g][t],
+                     hi = trans ? rows[i][t + 1][g] : rows[i][g][t + 1];
             static_cast<const ldmatrix_call *>(lanes[lane])->r[i] = lo | hi << 16;
         }
 }
 
 static void ldmatrix(unsigned *r, const void *row, int n, bool trans)
 {
-    if (simt_lane() < 8 * n && (uintptr_t)row % 16) simt_die("ldmatrix: the row at %p is not aligned to 16 bytes", row);
+    if (simt_lane() < 8 * n && (uintptr_t)row % 16)
+        simt_die("ldmatrix: the row at %p is not aligned to 16 bytes", row);
     if (simt_lane() < 8 * n) simt_tsan_read_16(row);
     ldmatrix_call call;
-    call.what = "ldmatrix", call.mask = WHOLE_WARP, call.variant = n | trans << 3, call.perform = perform_ldmatrix;
+    call.what = "ldmatrix", call.mask = WHOLE_WARP, call.variant = n | trans << 3,
+    call.perform = perform_ldmatrix;
     call.r = r, call.row = row;
     simt_warp_collect(&call);
 }

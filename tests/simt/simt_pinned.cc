@@ -10,13 +10,15 @@
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
 {
     SIMT_ENTER();
-    if (!p || flags > (cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined)) return simt_leave(cudaErrorInvalidValue);
+    if (!p || flags > (cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined))
+        return simt_leave(cudaErrorInvalidValue);
     cudaError_t e = simt_unsafe_in_capture();
     if (e != cudaSuccess) return simt_leave(e);
     *p = nullptr;
     if (!bytes) return cudaSuccess;
     void *made = nullptr;
-    if (posix_memalign(&made, simt_page_bytes(), bytes) != 0) return simt_leave(cudaErrorMemoryAllocation);
+    if (posix_memalign(&made, simt_page_bytes(), bytes) != 0)
+        return simt_leave(cudaErrorMemoryAllocation);
     memset(made, SIMT_FRESH, bytes);
     SIMT_STATE;
     simt_tables_of().pinned[(const char *)made] = bytes;
@@ -64,7 +66,9 @@ cudaError_t cudaHostUnregister(void *p)
     SIMT_ENTER();
     simt_execution execution;
     simt_drain_all(execution);
-    return simt_leave(forget_pinned(&simt_tables::registered, p) ? simt_sticky() : cudaErrorHostMemoryNotRegistered);
+    return simt_leave(forget_pinned(&simt_tables::registered, p)
+                          ? simt_sticky()
+                          : cudaErrorHostMemoryNotRegistered);
 }
 
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
@@ -81,7 +85,9 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     SIMT_ENTER();
     if (!attributes) return simt_leave(cudaErrorInvalidValue);
     simt_place place = simt_memory_place(p, 1);
-    attributes->type = place == SIMT_DEVICE ? cudaMemoryTypeDevice : place == SIMT_PINNED ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    attributes->type = place == SIMT_DEVICE   ? cudaMemoryTypeDevice
+                       : place == SIMT_PINNED ? cudaMemoryTypeHost
+                                              : cudaMemoryTypeUnregistered;
     attributes->device = place == SIMT_PAGEABLE ? -2 : 0;
     attributes->devicePointer = place == SIMT_PAGEABLE ? nullptr : const_cast<void *>(p);
     attributes->hostPointer = place == SIMT_DEVICE ? nullptr : const_cast<void *>(p);

@@ -1,25 +1,27 @@
-/* simt_proxy.cc - which bytes of shared memory wgmma sees: those of a cp.async when its thread has waited for it and then fenced.
+/* simt_proxy.cc - which bytes of shared memory wgmma sees: those of a cp.async when its thread has
+ * waited for it and then fenced.
  *
- * Every 16 bytes know the last cp.async that wrote there: its thread, and how often that thread had fenced when the copy landed. Ordinary
- * stores cannot be watched, and count as seen. Thread: simt_block.h. */
+ * Every 16 bytes know the last cp.async that wrote there: its thread, and how often that thread had
+ * fenced when the copy landed. Ordinary stores cannot be watched, and count as seen. Thread:
+ * simt_block.h. */
 #include <string.h>
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_shared.h"
+#include "tests/simt/simt_sm90.h"
 
 enum { PIECE = 16, MAX_THREADS = 1024 };
 
 struct piece {
     uint16_t thread_plus_1; /* 0: no cp.async wrote here */
-    bool     in_flight;
+    bool in_flight;
     uint32_t n_fences;
 };
 
-static piece    pieces[SIMT_SHARED_MAX / PIECE];
+static piece pieces[SIMT_SHARED_MAX / PIECE];
 static uint32_t n_fences[MAX_THREADS];
-static bool     is_used;
+static bool is_used;
 
 void simt_proxy_begin(void)
 {
@@ -32,7 +34,8 @@ static void note(const void *shared, size_t bytes, bool in_flight)
     const size_t at = simt_shared_offset(shared, bytes), thread = simt_thread_number();
     if (at == SIMT_NOT_SHARED) return; /* a static variable */
     is_used = true;
-    for (size_t i = at / PIECE; i <= (at + bytes - 1) / PIECE; i++) pieces[i] = { (uint16_t)(thread + 1), in_flight, n_fences[thread] };
+    for (size_t i = at / PIECE; i <= (at + bytes - 1) / PIECE; i++)
+        pieces[i] = { (uint16_t)(thread + 1), in_flight, n_fences[thread] };
 }
 
 void simt_proxy_ordered(const void *shared, size_t bytes) { note(shared, bytes, true); }
@@ -46,9 +49,12 @@ void simt_proxy_check_read(const void *shared, size_t bytes)
         const piece &p = pieces[i];
         if (!p.thread_plus_1) continue;
         if (p.in_flight)
-            simt_die("wgmma reads byte %zu of shared memory, for whose cp.async thread %d has not waited", i * PIECE, p.thread_plus_1 - 1);
+            simt_die("wgmma reads byte %zu of shared memory, for whose cp.async thread %d has not "
+                     "waited",
+                     i * PIECE, p.thread_plus_1 - 1);
         if (n_fences[p.thread_plus_1 - 1] == p.n_fences)
-            simt_die("wgmma reads byte %zu of shared memory, where a cp.async of thread %d wrote with no fence.proxy.async after it", i * PIECE,
-                     p.thread_plus_1 - 1);
+            simt_die("wgmma reads byte %zu of shared memory, where a cp.async of thread %d wrote "
+                     "with no fence.proxy.async after it",
+                     i * PIECE, p.thread_plus_1 - 1);
     }
 }

@@ -1,4 +1,5 @@
-/* simt_sanitize.h - which sanitizer this file is compiled under, as gcc and clang say it, and poisoning for the address sanitizer. */
+/* simt_sanitize.h - which sanitizer this file is compiled under, as gcc and clang say it, and
+ * poisoning for the address sanitizer. */
 #ifndef BATON_TESTS_SIMT_SIMT_SANITIZE_H
 #define BATON_TESTS_SIMT_SIMT_SANITIZE_H
 
@@ -13,8 +14,8 @@
 #include <sanitizer/common_interface_defs.h>
 #define SIMT_ASAN 1
 #else
-#define SIMT_ASAN 0
-#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#define SIMT_ASAN                         0
+#define ASAN_POISON_MEMORY_REGION(p, n)   ((void)(p), (void)(n))
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #endif
 

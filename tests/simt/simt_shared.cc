@@ -1,7 +1,8 @@
-/* simt_shared.cc - dynamic shared memory: garbage at the beginning of a block, a red zone behind its end.
+/* simt_shared.cc - dynamic shared memory: garbage at the beginning of a block, a red zone behind
+ * its end.
  *
- * The garbage is NaN as f32, f16, bf16 and e4m3. The address sanitizer sees every access to the red zone, without it the next 1 KiB is
- * compared when the block ends. */
+ * The garbage is NaN as f32, f16, bf16 and e4m3. The address sanitizer sees every access to the red
+ * zone, without it the next 1 KiB is compared when the block ends. */
 #include "tests/simt/simt_shared.h"
 
 #include <stdint.h>
@@ -16,7 +17,7 @@ static const uint32_t GARBAGE[2] = { 0xffffffffu, 0x7fff7fffu }, RED = 0xfddeadf
 alignas(1024) static char memory[SIMT_SHARED_MAX + RED_ZONE];
 
 static size_t size;
-static bool   is_used; /* by the block that runs: most kernels do without, and filling takes time */
+static bool is_used; /* by the block that runs: most kernels do without, and filling takes time */
 
 /* The red zone begins at the byte behind the end. */
 static uint8_t red_byte(size_t i) { return (uint8_t)(RED >> (8 * (i % 4))); }
@@ -56,8 +57,10 @@ unsigned simt_shared_address(const void *shared)
 
 void *simt_shared_at(unsigned address, size_t bytes)
 {
-    if (address < FIRST_ADDRESS || simt_shared_offset(memory + (address - FIRST_ADDRESS), bytes) == SIMT_NOT_SHARED)
-        simt_die("%zu bytes at shared address %u, of which the block has %zu from %d on", bytes, address, size, FIRST_ADDRESS);
+    if (address < FIRST_ADDRESS ||
+        simt_shared_offset(memory + (address - FIRST_ADDRESS), bytes) == SIMT_NOT_SHARED)
+        simt_die("%zu bytes at shared address %u, of which the block has %zu from %d on", bytes,
+                 address, size, FIRST_ADDRESS);
     return memory + (address - FIRST_ADDRESS);
 }
 
@@ -73,5 +76,6 @@ void simt_shared_end(void)
     ASAN_UNPOISON_MEMORY_REGION(memory, sizeof memory);
     for (size_t i = size; i < size + RED_ZONE; i++)
         if ((uint8_t)memory[i] != red_byte(i))
-            simt_die("block (%u, %u, %u) wrote byte %zu of its %zu bytes of dynamic shared memory", blockIdx.x, blockIdx.y, blockIdx.z, i, size);
+            simt_die("block (%u, %u, %u) wrote byte %zu of its %zu bytes of dynamic shared memory",
+                     blockIdx.x, blockIdx.y, blockIdx.z, i, size);
 }

@@ -1,4 +1,5 @@
-/* simt_hopper.h - what the block's scheduler and cp.async tell the emulation of compute capability 9.0. Thread: as simt_block.h. */
+/* simt_hopper.h - what the block's scheduler and cp.async tell the emulation of compute capability
+ * 9.0. Thread: as simt_block.h. */
 #ifndef BATON_TESTS_SIMT_SIMT_SM90_H
 #define BATON_TESTS_SIMT_SIMT_SM90_H
 

@@ -1,8 +1,10 @@
-/* simt_stream.cc - queues of operations, who drains them, and the thread that does when nobody else will.
+/* simt_stream.cc - queues of operations, who drains them, and the thread that does when nobody else
+ * will.
  *
- * Nothing runs before somebody waits for it: synchronisation, a query, a blocking copy, cudaFree. The thread exists from the first
- * cudaLaunchHostFunc on, whose callers may wait for the callback alone; it drains everything once nothing has moved for 2 ms.
- * The legacy stream and blocking streams wait for each other by operations that are queued for it. Thread: simt_stream.h. */
+ * Nothing runs before somebody waits for it: synchronisation, a query, a blocking copy, cudaFree.
+ * The thread exists from the first cudaLaunchHostFunc on, whose callers may wait for the callback
+ * alone; it drains everything once nothing has moved for 2 ms. The legacy stream and blocking
+ * streams wait for each other by operations that are queued for it. Thread: simt_stream.h. */
 #include "tests/simt/simt_stream.h"
 
 #include <algorithm>
@@ -16,12 +18,13 @@
 #include "tests/simt/simt_shared.h"
 
 struct streams {
-    std::shared_ptr<simt_stream> legacy = std::make_shared<simt_stream>(), per_thread = std::make_shared<simt_stream>();
+    std::shared_ptr<simt_stream> legacy = std::make_shared<simt_stream>(),
+                                 per_thread = std::make_shared<simt_stream>();
     simt_handles<cudaStream_t, simt_stream> handles;
     std::condition_variable work;
-    bool                    has_daemon = false;
-    bool                    turns = false; /* which stream simt_drain_all begins with */
-    std::atomic<size_t>     n_pending{ 0 }, n_ran{ 0 }, n_kernels{ 0 };
+    bool has_daemon = false;
+    bool turns = false; /* which stream simt_drain_all begins with */
+    std::atomic<size_t> n_pending{ 0 }, n_ran{ 0 }, n_kernels{ 0 };
     streams() { legacy->is_legacy = true; }
 };
 
@@ -59,7 +62,8 @@ static void push(const std::shared_ptr<simt_stream> &s, simt_op op)
     s->queue.push_back(std::move(op));
 }
 
-static void push_wait(const std::shared_ptr<simt_stream> &s, const std::shared_ptr<simt_stream> &for_)
+static void push_wait(const std::shared_ptr<simt_stream> &s,
+                      const std::shared_ptr<simt_stream> &for_)
 {
     if (for_->n_done == for_->n_queued) return;
     simt_op op;
@@ -192,7 +196,8 @@ void simt_step(const std::shared_ptr<simt_mark> &first)
     std::shared_ptr<simt_mark> mark = first;
     {
         SIMT_STATE;
-        while (!mark->stream->queue.empty() && mark->stream->queue.front().kind == SIMT_WAIT && !simt_is_reached(*mark->stream->queue.front().until))
+        while (!mark->stream->queue.empty() && mark->stream->queue.front().kind == SIMT_WAIT &&
+               !simt_is_reached(*mark->stream->queue.front().until))
             mark = mark->stream->queue.front().until;
     }
     simt_mark one;
@@ -243,8 +248,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_
 static cudaError_t check_shape(const simt_launch_shape &l)
 {
     const dim3 &b = l.block, &g = l.grid;
-    if (!b.x || !b.y || !b.z || b.x > 1024 || b.y > 1024 || b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024) return cudaErrorInvalidConfiguration;
-    if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
+    if (!b.x || !b.y || !b.z || b.x > 1024 || b.y > 1024 || b.z > 64 ||
+        (uint64_t)b.x * b.y * b.z > 1024)
+        return cudaErrorInvalidConfiguration;
+    if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535)
+        return cudaErrorInvalidConfiguration;
     return l.dynamic_shared > SIMT_SHARED_MAX ? cudaErrorInvalidValue : cudaSuccess;
 }
 
@@ -258,7 +266,8 @@ static void run_kernel(const simt_launch_shape &shape, const std::function<void(
     simt_set_role(SIMT_NOTHING);
 }
 
-cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape, std::function<void()> body)
+cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape,
+                             std::function<void()> body)
 {
     cudaError_t e = simt_enter("launch");
     if (e == cudaSuccess) e = body ? check_shape(shape) : cudaErrorInvalidDeviceFunction;
@@ -311,7 +320,8 @@ static std::shared_ptr<simt_mark> end_of_handle(cudaStream_t h)
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     SIMT_ENTER();
-    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return simt_leave(cudaErrorInvalidResourceHandle);
+    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+        return simt_leave(cudaErrorInvalidResourceHandle);
     cudaError_t e = simt_break_capture(stream, cudaErrorStreamCaptureUnsupported);
     if (e != cudaSuccess) return simt_leave(e);
     auto mark = end_of_handle(stream);
@@ -381,7 +391,8 @@ cudaError_t simt_unsafe_in_capture(void)
     for (auto &s : all_streams()) {
         simt_capture *c = s->capture.get();
         if (!c || c->mode == cudaStreamCaptureModeRelaxed) continue;
-        if (c->mode == cudaStreamCaptureModeThreadLocal && c->thread != std::this_thread::get_id()) continue;
+        if (c->mode == cudaStreamCaptureModeThreadLocal && c->thread != std::this_thread::get_id())
+            continue;
         c->is_broken = true;
         e = cudaErrorStreamCaptureUnsupported;
     }

@@ -1,6 +1,7 @@
 /* simt_stream.h - streams: queues of operations that run when somebody needs them to have run.
  *
- * Thread: any; what takes a simt_execution runs operations on the calling thread, which holds that lock. */
+ * Thread: any; what takes a simt_execution runs operations on the calling thread, which holds that
+ * lock. */
 #ifndef BATON_TESTS_SIMT_SIMT_STREAM_H
 #define BATON_TESTS_SIMT_SIMT_STREAM_H
 
@@ -20,13 +21,13 @@ struct simt_stream;
 struct simt_mark {
     std::shared_ptr<simt_stream> stream;
     uint64_t seq = 0;
-    int64_t  time_ns = 0; /* when an event's record ran */
+    int64_t time_ns = 0; /* when an event's record ran */
 };
 
 enum simt_kind { SIMT_WAIT, SIMT_WORK, SIMT_CALLBACK };
 struct simt_op {
     simt_kind kind = SIMT_WORK;
-    std::function<void()>      run;
+    std::function<void()> run;
     std::shared_ptr<simt_mark> until; /* SIMT_WAIT */
 };
 
@@ -34,37 +35,39 @@ struct simt_op {
 typedef std::map<const simt_stream *, size_t> simt_clock_of;
 
 struct simt_captured {
-    simt_op            op;
+    simt_op op;
     const simt_stream *stream;
-    simt_clock_of      after; /* what must have run, its own stream's operations too */
+    simt_clock_of after; /* what must have run, its own stream's operations too */
 };
 
 struct simt_capture {
     std::vector<simt_captured> ops; /* as called, which is an order that dependencies allow */
-    simt_clock_of           n_ops;
+    simt_clock_of n_ops;
     std::vector<std::shared_ptr<simt_stream>> members; /* the first is where it began */
-    cudaStreamCaptureMode   mode = cudaStreamCaptureModeGlobal;
-    std::thread::id         thread;
-    bool                    is_broken = false, is_over = false;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    std::thread::id thread;
+    bool is_broken = false, is_over = false;
 };
 
 struct simt_stream {
-    bool                          is_legacy = false, is_blocking = true;
-    uint64_t                      n_queued = 0, n_done = 0;
-    std::deque<simt_op>           queue; /* n_queued - n_done, less the one that runs */
+    bool is_legacy = false, is_blocking = true;
+    uint64_t n_queued = 0, n_done = 0;
+    std::deque<simt_op> queue; /* n_queued - n_done, less the one that runs */
     std::shared_ptr<simt_capture> capture;
-    simt_clock_of                 clock;
+    simt_clock_of clock;
 };
 
 struct simt_event {
-    unsigned                      flags = 0;
-    std::shared_ptr<simt_mark>    mark;    /* NULL: never recorded, or in a capture */
+    unsigned flags = 0;
+    std::shared_ptr<simt_mark> mark;       /* NULL: never recorded, or in a capture */
     std::shared_ptr<simt_capture> capture; /* recorded in it */
-    simt_clock_of                 clock;
+    simt_clock_of clock;
 };
 
-/* Queues op, or records it if the stream captures. mark: where its end is; NULL in it for a capture. */
-cudaError_t simt_submit(cudaStream_t stream, simt_op op, std::shared_ptr<simt_mark> *mark = nullptr);
+/* Queues op, or records it if the stream captures. mark: where its end is; NULL in it for a
+ * capture. */
+cudaError_t simt_submit(cudaStream_t stream, simt_op op,
+                        std::shared_ptr<simt_mark> *mark = nullptr);
 /* Waits until the mark is reached; then the error that lasts, if there is one. */
 cudaError_t simt_wait(const std::shared_ptr<simt_mark> &mark);
 /* Runs what must run first, up to the mark. */
@@ -75,15 +78,16 @@ void simt_step(const std::shared_ptr<simt_mark> &mark);
 void simt_run_op(const simt_op &op);
 void simt_streams_reset(void);
 
-/* cudaErrorStreamCaptureUnsupported, with the captures broken that this call is forbidden to; else cudaSuccess. */
+/* cudaErrorStreamCaptureUnsupported, with the captures broken that this call is forbidden to; else
+ * cudaSuccess. */
 cudaError_t simt_unsafe_in_capture(void);
 /* Does the stream capture? Then the capture breaks, and e comes back. */
 cudaError_t simt_break_capture(cudaStream_t stream, cudaError_t e);
 
 /* State lock. */
 std::shared_ptr<simt_stream> simt_find_stream(cudaStream_t stream);
-bool                         simt_is_reached(const simt_mark &mark);
-void                         simt_events_reset(void);
-void                         simt_graphs_reset(void);
+bool simt_is_reached(const simt_mark &mark);
+void simt_events_reset(void);
+void simt_graphs_reset(void);
 #endif
 #endif

@@ -1,8 +1,10 @@
 /* simt_tsan.h - what the thread sanitizer is told about the threads of a block.
  *
- * With SIMT_RACES (CMakeLists.txt sets it for a build under that sanitizer, and leaves the files that include this uninstrumented) a switch of
- * fibers orders nothing, barriers and __syncwarp do: two threads of a block that touch the same memory without one of these in between are a
- * data race, which is reported. Shuffles, votes and products order no memory, as on a card. Otherwise, nothing. */
+ * With SIMT_RACES (CMakeLists.txt sets it for a build under that sanitizer, and leaves the files
+ * that include this uninstrumented) a switch of fibers orders nothing, barriers and __syncwarp do:
+ * two threads of a block that touch the same memory without one of these in between are a data
+ * race, which is reported. Shuffles, votes and products order no memory, as on a card. Otherwise,
+ * nothing. */
 #ifndef BATON_TESTS_SIMT_SIMT_TSAN_H
 #define BATON_TESTS_SIMT_SIMT_TSAN_H
 
@@ -22,10 +24,10 @@ static inline void simt_tsan_ignore_begin(void) { __tsan_ignore_thread_begin(); 
 static inline void simt_tsan_ignore_end(void) { __tsan_ignore_thread_end(); }
 #else
 #define simt_tsan_ignore_begin() ((void)0)
-#define simt_tsan_ignore_end() ((void)0)
-#define simt_tsan_acquire(sync) ((void)(sync))
-#define simt_tsan_release(sync) ((void)(sync))
-#define simt_tsan_read_16(p) ((void)(p))
+#define simt_tsan_ignore_end()   ((void)0)
+#define simt_tsan_acquire(sync)  ((void)(sync))
+#define simt_tsan_release(sync)  ((void)(sync))
+#define simt_tsan_read_16(p)     ((void)(p))
 #endif
 
 #endif

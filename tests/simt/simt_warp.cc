@@ -1,6 +1,8 @@
-/* simt_warp.cc - shuffles, votes, matches and reductions: each computed for all lanes of the mask by the lane that comes last.
+/* simt_warp.cc - shuffles, votes, matches and reductions: each computed for all lanes of the mask
+ * by the lane that comes last.
  *
- * A shuffle from a lane outside the mask is undefined on a card and ends the process here. Thread: simt_block.h. */
+ * A shuffle from a lane outside the mask is undefined on a card and ends the process here. Thread:
+ * simt_block.h. */
 #include <string.h>
 #include <time.h>
 
@@ -9,15 +11,16 @@
 
 struct shuffle_call : simt_warp_call {
     unsigned long long bits, result;
-    int                lane, width;
+    int lane, width;
 };
 
 struct vote_call : simt_warp_call {
     unsigned long long bits;
-    unsigned           result;
+    unsigned result;
 };
 
-/* As PTX's shfl: within the segment of `width` lanes; a lane that would read beyond it keeps its own. */
+/* As PTX's shfl: within the segment of `width` lanes; a lane that would read beyond it keeps its
+ * own. */
 static int source_of(simt_shuffle how, int lane, int argument, int width)
 {
     int first = lane & ~(width - 1), at = lane & (width - 1);
@@ -35,16 +38,22 @@ static void perform_shuffle(simt_warp_call *const lanes[32], unsigned mask)
         int lane = __builtin_ctz(left);
         shuffle_call *c = static_cast<shuffle_call *>(lanes[lane]);
         int from = source_of((simt_shuffle)(c->variant & 3), lane, c->lane, c->width);
-        if (from < 0 || from > 31 || !(mask >> from & 1)) simt_die("%s: lane %d reads lane %d, which is not in the mask %08x", c->what, lane, from, mask);
+        if (from < 0 || from > 31 || !(mask >> from & 1))
+            simt_die("%s: lane %d reads lane %d, which is not in the mask %08x", c->what, lane,
+                     from, mask);
         c->result = static_cast<shuffle_call *>(lanes[from])->bits;
     }
 }
 
-unsigned long long simt_shuffle_bits(simt_shuffle how, unsigned mask, unsigned long long bits, int lane, int width)
+unsigned long long simt_shuffle_bits(simt_shuffle how, unsigned mask, unsigned long long bits,
+                                     int lane, int width)
 {
-    static const char *const NAMES[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync" };
-    if (width <= 0 || width > 32 || (width & (width - 1))) simt_die("%s: a width of %d", NAMES[how], width);
-    if (how != SIMT_SHUFFLE_INDEX && (lane < 0 || lane > 31)) simt_die("%s: by %d lanes", NAMES[how], lane);
+    static const char *const NAMES[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                         "__shfl_xor_sync" };
+    if (width <= 0 || width > 32 || (width & (width - 1)))
+        simt_die("%s: a width of %d", NAMES[how], width);
+    if (how != SIMT_SHUFFLE_INDEX && (lane < 0 || lane > 31))
+        simt_die("%s: by %d lanes", NAMES[how], lane);
     shuffle_call c;
     c.what = NAMES[how], c.mask = mask, c.variant = width << 2 | how, c.perform = perform_shuffle;
     c.bits = c.result = bits, c.lane = lane, c.width = width;
@@ -56,7 +65,8 @@ static unsigned lanes_equal(simt_warp_call *const lanes[32], unsigned mask, unsi
 {
     unsigned same = 0;
     for (unsigned left = mask; left; left &= left - 1)
-        if (static_cast<vote_call *>(lanes[__builtin_ctz(left)])->bits == bits) same |= left & -left;
+        if (static_cast<vote_call *>(lanes[__builtin_ctz(left)])->bits == bits)
+            same |= left & -left;
     return same;
 }
 
@@ -64,7 +74,9 @@ static void perform_vote(simt_warp_call *const lanes[32], unsigned mask)
 {
     const vote_call *first = static_cast<vote_call *>(lanes[__builtin_ctz(mask)]);
     unsigned ballot = first->variant == SIMT_BALLOT ? lanes_equal(lanes, mask, 1) : 0;
-    unsigned all = first->variant == SIMT_MATCH_ALL && lanes_equal(lanes, mask, first->bits) == mask ? mask : 0;
+    unsigned all = first->variant == SIMT_MATCH_ALL && lanes_equal(lanes, mask, first->bits) == mask
+                       ? mask
+                       : 0;
     for (unsigned left = mask; left; left &= left - 1) {
         vote_call *c = static_cast<vote_call *>(lanes[__builtin_ctz(left)]);
         c->result = c->variant == SIMT_MATCH_ANY ? lanes_equal(lanes, mask, c->bits) : ballot | all;
@@ -73,7 +85,8 @@ static void perform_vote(simt_warp_call *const lanes[32], unsigned mask)
 
 unsigned simt_vote_bits(simt_vote how, unsigned mask, unsigned long long bits)
 {
-    static const char *const NAMES[] = { "__syncwarp", "a vote", "__match_any_sync", "__match_all_sync" };
+    static const char *const NAMES[] = { "__syncwarp", "a vote", "__match_any_sync",
+                                         "__match_all_sync" };
     vote_call c;
     c.what = NAMES[how], c.mask = mask, c.variant = how, c.perform = perform_vote;
     c.bits = bits, c.result = 0, c.orders_memory = how == SIMT_SYNC;
@@ -100,8 +113,10 @@ static void perform_reduce(simt_warp_call *const lanes[32], unsigned mask)
     const vote_call *first = static_cast<vote_call *>(lanes[__builtin_ctz(mask)]);
     unsigned result = (unsigned)first->bits;
     for (unsigned left = mask & (mask - 1); left; left &= left - 1)
-        result = combine(first->variant, result, (unsigned)static_cast<vote_call *>(lanes[__builtin_ctz(left)])->bits);
-    for (unsigned left = mask; left; left &= left - 1) static_cast<vote_call *>(lanes[__builtin_ctz(left)])->result = result;
+        result = combine(first->variant, result,
+                         (unsigned)static_cast<vote_call *>(lanes[__builtin_ctz(left)])->bits);
+    for (unsigned left = mask; left; left &= left - 1)
+        static_cast<vote_call *>(lanes[__builtin_ctz(left)])->result = result;
 }
 
 unsigned simt_reduce_bits(simt_reduce how, unsigned mask, unsigned bits)

@@ -1,9 +1,11 @@
-/* simt_wgmma.cc - products of a warpgroup with operands in shared memory, which take place when their group is waited for.
+/* simt_wgmma.cc - products of a warpgroup with operands in shared memory, which take place when
+ * their group is waited for.
  *
- * A thread keeps what it ordered, and takes its accumulators away until their last product is done: meanwhile d holds a pattern of NaN, which
- * must be there still when the results come. A warp does its 16 rows of a product when its last lane waits. What the four warps of a warpgroup
- * order must agree, product by product. Products are exact in double, their sum over one instruction's k is rounded once, with the accumulator.
- * Thread: simt_block.h. */
+ * A thread keeps what it ordered, and takes its accumulators away until their last product is done:
+ * meanwhile d holds a pattern of NaN, which must be there still when the results come. A warp does
+ * its 16 rows of a product when its last lane waits. What the four warps of a warpgroup order must
+ * agree, product by product. Products are exact in double, their sum over one instruction's k is
+ * rounded once, with the accumulator. Thread: simt_block.h. */
 #include <string.h>
 
 #include <list>
@@ -11,44 +13,57 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_shared.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_tsan.h"
 
-enum { MAX_THREADS = 1024, GROUP_WARPS = 4, GROUP_ROWS = 64, WARP_ROWS = 16, N_MAX = 256, K_BYTES = 32, ROW_BYTES = 128, ATOM_ROWS = 8 };
+enum {
+    MAX_THREADS = 1024,
+    GROUP_WARPS = 4,
+    GROUP_ROWS = 64,
+    WARP_ROWS = 16,
+    N_MAX = 256,
+    K_BYTES = 32,
+    ROW_BYTES = 128,
+    ATOM_ROWS = 8
+};
 static const unsigned POISON = 0x7fbadbadu, WHOLE_WARP = 0xffffffffu;
 
 enum wgmma_kind { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 struct order { /* one wgmma.mma_async, as far as a warpgroup's threads must agree */
     wgmma_kind kind;
-    int        n, scale_d;
-    uint64_t   a, b;
-    bool operator!=(const order &o) const { return kind != o.kind || n != o.n || scale_d != o.scale_d || a != o.a || b != o.b; }
+    int n, scale_d;
+    uint64_t a, b;
+    bool operator!=(const order &o) const
+    {
+        return kind != o.kind || n != o.n || scale_d != o.scale_d || a != o.a || b != o.b;
+    }
 };
 
 /* A thread's accumulators while products are under way that add to them. */
 struct accumulators {
     float *d;
-    int    count, n_orders;
-    float  values[N_MAX / 2];
+    int count, n_orders;
+    float values[N_MAX / 2];
 };
 
 struct queued {
-    order         what;
+    order what;
     accumulators *to;
 };
 
 struct wgmma_thread {
-    std::vector<queued>     queue;  /* oldest first */
-    std::vector<size_t>     groups; /* products of each committed group */
+    std::vector<queued> queue;  /* oldest first */
+    std::vector<size_t> groups; /* products of each committed group */
     std::list<accumulators> held;
-    bool                    fenced; /* wgmma.fence since the thread last had its accumulators */
+    bool fenced; /* wgmma.fence since the thread last had its accumulators */
 };
 
-static wgmma_thread       threads[MAX_THREADS];
-static std::vector<order> done[MAX_THREADS / 32 / GROUP_WARPS]; /* by the foremost warp of a warpgroup */
-static size_t             n_done[MAX_THREADS / 32];
-static bool               is_used;
+static wgmma_thread threads[MAX_THREADS];
+/* by the foremost warp of a warpgroup */
+static std::vector<order> done[MAX_THREADS / 32 / GROUP_WARPS];
+static size_t n_done[MAX_THREADS / 32];
+static bool is_used;
 
 void simt_wgmma_begin(void)
 {
@@ -64,13 +79,15 @@ void simt_wgmma_end(void)
     if (!is_used) return;
     for (unsigned w = 0; w < MAX_THREADS / 32; w++)
         if (n_done[w] != done[w / GROUP_WARPS].size())
-            simt_die("warp %u did %zu wgmma and another of its warpgroup %zu", w, n_done[w], done[w / GROUP_WARPS].size());
+            simt_die("warp %u did %zu wgmma and another of its warpgroup %zu", w, n_done[w],
+                     done[w / GROUP_WARPS].size());
 }
 
 void simt_wgmma_leave(void)
 {
     const wgmma_thread &t = threads[simt_thread_number()];
-    if (!t.queue.empty()) simt_die("a thread returned and had not waited for %zu of its wgmma", t.queue.size());
+    if (!t.queue.empty())
+        simt_die("a thread returned and had not waited for %zu of its wgmma", t.queue.size());
 }
 
 /* ---- operands ---- */
@@ -82,23 +99,29 @@ struct operand {
 static operand decode(uint64_t d, const char *which)
 {
     const unsigned swizzle = (unsigned)(d >> 62), base = (unsigned)(d >> 49 & 7);
-    const operand  o = { (unsigned)(d & 0x3fff) << 4, (unsigned)(d >> 32 & 0x3fff) << 4 };
+    const operand o = { (unsigned)(d & 0x3fff) << 4, (unsigned)(d >> 32 & 0x3fff) << 4 };
     if (swizzle != 1 || base != 0)
-        simt_die("wgmma: %s's descriptor has swizzle %u, base offset %u: only the 128-byte swizzle and 0 are built", which, swizzle, base);
+        simt_die("wgmma: %s's descriptor has swizzle %u, base offset %u: only the 128-byte swizzle "
+                 "and 0 are built",
+                 which, swizzle, base);
     if (d >> 52 & 0x3ff || d >> 46 & 7 || d >> 30 & 3 || d >> 14 & 3)
-        simt_die("wgmma: bits of %s's descriptor that must be zero are set: %016llx", which, (unsigned long long)d);
-    if (o.stride % 1024 || o.start / ROW_BYTES % ATOM_ROWS) simt_die("wgmma: %s's atoms of 8 rows do not lie at multiples of 1,024 bytes", which);
-    if (o.start % ROW_BYTES + K_BYTES > ROW_BYTES) simt_die("wgmma: a row of %s goes on behind its 128 bytes", which);
+        simt_die("wgmma: bits of %s's descriptor that must be zero are set: %016llx", which,
+                 (unsigned long long)d);
+    if (o.stride % 1024 || o.start / ROW_BYTES % ATOM_ROWS)
+        simt_die("wgmma: %s's atoms of 8 rows do not lie at multiples of 1,024 bytes", which);
+    if (o.start % ROW_BYTES + K_BYTES > ROW_BYTES)
+        simt_die("wgmma: a row of %s goes on behind its 128 bytes", which);
     return o;
 }
 
 /* The 32 bytes of a row. */
 static void read_row(unsigned char to[K_BYTES], const operand &o, int row)
 {
-    const unsigned at = o.start + (unsigned)(row / ATOM_ROWS) * o.stride + (unsigned)(row % ATOM_ROWS) * ROW_BYTES;
+    const unsigned at = o.start + (unsigned)(row / ATOM_ROWS) * o.stride +
+                        (unsigned)(row % ATOM_ROWS) * ROW_BYTES;
     for (unsigned i = 0; i < K_BYTES; i += 16) {
         const unsigned address = (at + i) ^ ((at + i) >> 7 & 7) << 4;
-        const void    *from = simt_shared_at(address, 16);
+        const void *from = simt_shared_at(address, 16);
         simt_proxy_check_read(from, 16);
         simt_tsan_ignore_end();
         simt_tsan_read_16(from);
@@ -130,8 +153,8 @@ static void multiply(const order &what, unsigned warp)
 {
     static double b[K_BYTES][N_MAX];
     const operand of_a = decode(what.a, "A"), of_b = decode(what.b, "B");
-    double        elements[K_BYTES];
-    int           k = 0;
+    double elements[K_BYTES];
+    int k = 0;
     for (int column = 0; column < what.n; column++) {
         k = read_elements(elements, what.kind, of_b, column);
         for (int i = 0; i < k; i++) b[i][column] = elements[i];
@@ -140,7 +163,8 @@ static void multiply(const order &what, unsigned warp)
     for (int row = 0; row < WARP_ROWS; row++) {
         read_elements(elements, what.kind, of_a, (int)(warp % GROUP_WARPS) * WARP_ROWS + row);
         for (int i = 0; i < k; i++)
-            for (int column = 0; column < what.n; column++) sums[row][column] += elements[i] * b[i][column];
+            for (int column = 0; column < what.n; column++)
+                sums[row][column] += elements[i] * b[i][column];
     }
 }
 
@@ -148,7 +172,8 @@ static void check_agreement(const order &what, unsigned warp)
 {
     std::vector<order> &of_group = done[warp / GROUP_WARPS];
     if (n_done[warp] == of_group.size()) of_group.push_back(what);
-    if (of_group[n_done[warp]++] != what) simt_die("the warps of warpgroup %u ordered different wgmma", warp / GROUP_WARPS);
+    if (of_group[n_done[warp]++] != what)
+        simt_die("the warps of warpgroup %u ordered different wgmma", warp / GROUP_WARPS);
 }
 
 static void check_untouched(const accumulators &a, const char *when)
@@ -160,11 +185,12 @@ static void check_untouched(const accumulators &a, const char *when)
 /* The thread's oldest product: its accumulators get what is theirs of `sums`. */
 static void take_oldest(wgmma_thread *t, unsigned lane)
 {
-    const order   what = t->queue.front().what;
+    const order what = t->queue.front().what;
     accumulators *to = t->queue.front().to;
     t->queue.erase(t->queue.begin());
     for (int i = 0; i < to->count; i++) {
-        const double sum = sums[lane / 4 + (unsigned)(i / 2 % 2) * 8][i / 4 * 8 + (int)(lane % 4) * 2 + i % 2];
+        const double sum =
+            sums[lane / 4 + (unsigned)(i / 2 % 2) * 8][i / 4 * 8 + (int)(lane % 4) * 2 + i % 2];
         to->values[i] = (float)(what.scale_d ? (double)to->values[i] + sum : sum);
     }
     if (--to->n_orders) return;
@@ -176,13 +202,13 @@ static void take_oldest(wgmma_thread *t, unsigned lane)
 
 struct wait_call : simt_warp_call {
     wgmma_thread *thread;
-    unsigned      warp;
+    unsigned warp;
 };
 
 static void perform_wait(simt_warp_call *const lanes[32], unsigned)
 {
     simt_tsan_ignore_begin();
-    const size_t  left = (size_t)lanes[0]->variant;
+    const size_t left = (size_t)lanes[0]->variant;
     wgmma_thread *first = static_cast<wait_call *>(lanes[0])->thread;
     while (first->groups.size() > left) {
         const size_t n = first->groups.front();
@@ -192,13 +218,15 @@ static void perform_wait(simt_warp_call *const lanes[32], unsigned)
             multiply(what, static_cast<wait_call *>(lanes[0])->warp);
             for (unsigned lane = 0; lane < 32; lane++) {
                 wgmma_thread *t = static_cast<wait_call *>(lanes[lane])->thread;
-                if (t->queue.empty() || t->queue.front().what != what) simt_die("the lanes of a warp ordered different wgmma");
+                if (t->queue.empty() || t->queue.front().what != what)
+                    simt_die("the lanes of a warp ordered different wgmma");
                 take_oldest(t, lane);
             }
         }
         for (int lane = 0; lane < 32; lane++) {
             std::vector<size_t> &groups = static_cast<wait_call *>(lanes[lane])->thread->groups;
-            if (groups.empty() || groups.front() != n) simt_die("the lanes of a warp committed different wgmma");
+            if (groups.empty() || groups.front() != n)
+                simt_die("the lanes of a warp committed different wgmma");
             groups.erase(groups.begin());
         }
     }
@@ -217,7 +245,8 @@ static accumulators *take_accumulators(wgmma_thread *t, float *d, int count)
 {
     for (accumulators &a : t->held)
         if (a.d == d) {
-            if (a.count != count) simt_die("wgmma of another shape adds to accumulators that one is under way for");
+            if (a.count != count)
+                simt_die("wgmma of another shape adds to accumulators that one is under way for");
             check_untouched(a, "between two wgmma");
             return &a;
         }
@@ -241,15 +270,24 @@ static void enqueue(wgmma_kind kind, float *d, int n, uint64_t a, uint64_t b, in
 }
 
 void simt_wgmma_fence(void) { current().fenced = true; }
-void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enqueue(WGMMA_BF16, d, n, a, b, scale_d); }
-void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enqueue(WGMMA_F16, d, n, a, b, scale_d); }
-void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enqueue(WGMMA_E4M3, d, n, a, b, scale_d); }
+void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d)
+{
+    enqueue(WGMMA_BF16, d, n, a, b, scale_d);
+}
+void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d)
+{
+    enqueue(WGMMA_F16, d, n, a, b, scale_d);
+}
+void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d)
+{
+    enqueue(WGMMA_E4M3, d, n, a, b, scale_d);
+}
 
 void simt_wgmma_commit(void)
 {
     simt_tsan_ignore_begin();
     wgmma_thread &t = current();
-    size_t        committed = 0;
+    size_t committed = 0;
     for (size_t n : t.groups) committed += n;
     t.groups.push_back(t.queue.size() - committed);
     simt_tsan_ignore_end();
@@ -259,7 +297,8 @@ void simt_wgmma_wait(int n_groups_left)
 {
     if (n_groups_left < 0 || n_groups_left > 7) simt_die("wgmma.wait_group %d", n_groups_left);
     wait_call call;
-    call.what = "wgmma.wait_group", call.mask = WHOLE_WARP, call.variant = n_groups_left, call.perform = perform_wait;
+    call.what = "wgmma.wait_group", call.mask = WHOLE_WARP, call.variant = n_groups_left,
+    call.perform = perform_wait;
     call.thread = &current(), call.warp = simt_thread_number() / 32;
     simt_warp_collect(&call);
 }

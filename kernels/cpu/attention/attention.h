@@ -1,4 +1,5 @@
-/* attention.h - attention on the cpu rows: the loops of each instruction set, the walk of one run, and the memory it all needs.
+/* attention.h - attention on the cpu rows: the loops of each instruction set, the walk of one run,
+ * and the memory it all needs.
  *
  *   cpu_attention.c    the slots: work items, segments in parallel, merging
  *   attention_tile_loop.c   one run of queries over the tiles of one segment
@@ -10,19 +11,26 @@
 #include "kernels/cpu/cpu_backend.h"
 
 enum {
-    ATTN_PAIRS = 192,       /* (query row, head) pairs that use a tile's keys and values while they are cached */
-    ATTN_STEP = 24,         /* of them, taken through scores, weights and sums while those are in the first-level cache */
-    ATTN_LATENT_PAIRS = 96, /* of long keys: so that a tile and the pairs' sums fit the second-level cache */
+    ATTN_PAIRS = 192,       /* (query row, head) pairs that use a tile's keys and values while they
+                             * are cached */
+    ATTN_STEP = 24,         /* of them, taken through scores, weights and sums while those are in
+                             * the first-level cache */
+    ATTN_LATENT_PAIRS = 96, /* of long keys: so that a tile and the pairs' sums fit the second-level
+                             * cache */
     ATTN_LONG_KEY = KERNEL_HEAD_DIM_MAX,
-    ATTN_SKINNY_PAIRS = 8,           /* pairs up to which keys and values are used straight from the cache */
-    ATTN_HEADS_PER_ITEM = 8,         /* of few pairs each, that one item takes through a tile in turn: so it reads the cache as it lies */
-    ATTN_NAIVE_ROWS = 512   /* query rows that share one expansion of a latent tile, which costs as much as some 400 rows of attention */
+    ATTN_SKINNY_PAIRS = 8,   /* pairs up to which keys and values are used straight from the
+                              * cache */
+    ATTN_HEADS_PER_ITEM = 8, /* of few pairs each, that one item takes through a tile in
+                              * turn: so it reads the cache as it lies */
+    ATTN_NAIVE_ROWS = 512    /* query rows that share one expansion of a latent tile, which costs as
+                              * much as some 400 rows of attention */
 };
 
 /* ---- the pool ---- */
 
-/* Bytes of a layer's pool. Row i of a block is (head, part, token) in that order; its values lie i * row from the block's beginning, its scale,
- * of a type that has them, i * scale behind all values (kv_layout.h). */
+/* Bytes of a layer's pool. Row i of a block is (head, part, token) in that order; its values lie i
+ * * row from the block's beginning, its scale, of a type that has them, i * scale behind all values
+ * (kv_layout.h). */
 struct kv_block_offsets {
     size_t row, scale, scales; /* of one row's values; of its scale; where a block's scales begin */
     size_t block;
@@ -32,56 +40,70 @@ struct kv_block_offsets attention_kv_block_offsets(const struct kv_layer *kv);
 
 /* ---- loops ---- */
 
-#define ATTENTION_DECLARE(isa)                                                                                                      \
-    void isa##_load_keys(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim);                               \
-    void isa##_load_values(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim);                             \
-    void isa##_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,  \
-                   size_t n_panels, size_t n_k, const float *rescale);                                                                \
-    void isa##_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale);             \
-    void isa##_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,                \
-                          const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim);                                    \
-    void isa##_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values,                    \
-                         const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim, const float *rescale);
+#define ATTENTION_DECLARE(isa)                                                                     \
+    void isa##_load_keys(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,  \
+                         size_t dim);                                                              \
+    void isa##_load_values(float *dst, const struct kv_row_ptrs *rows, enum dtype t,               \
+                           size_t n_keys, size_t dim);                                             \
+    void isa##_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride,            \
+                        size_t n_rows, const float *w, size_t w_stride, size_t n_panels,           \
+                        size_t n_k, const float *rescale);                                         \
+    void isa##_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale,            \
+                              float *max, float *sum, float *rescale);                             \
+    void isa##_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows,        \
+                             const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,   \
+                             enum dtype t, size_t n_keys, size_t dim);                             \
+    void isa##_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows,       \
+                                   const struct kv_row_ptrs *values,                               \
+                                   const struct kv_row_ptrs *prefetch, enum dtype t,               \
+                                   size_t n_keys, size_t dim, const float *rescale);
 ATTENTION_DECLARE(attention_ref)
 ATTENTION_DECLARE(avx2)
 ATTENTION_DECLARE(avx512)
 
-#define ATTENTION_MICROKERNELS(isa)                                                                             \
-    .load_keys = isa##_load_keys, .load_values = isa##_load_values, .fma_tile = isa##_fma_tile, .online_softmax = isa##_online_softmax,                \
-    .scores_skinny = isa##_scores_skinny, .accumulate_v_skinny = isa##_accumulate_v_skinny
+#define ATTENTION_MICROKERNELS(isa)                                                                \
+    .load_keys = isa##_load_keys, .load_values = isa##_load_values, .fma_tile = isa##_fma_tile,    \
+    .online_softmax = isa##_online_softmax, .scores_skinny = isa##_scores_skinny,                  \
+    .accumulate_v_skinny = isa##_accumulate_v_skinny
 
 /* ---- one run ---- */
 
-/* Query rows of one sequence times the heads that share one KV head: pair i is row (pair_begin + i) / group of the sequence, and head
- * (pair_begin + i) % group of the KV head's group. Filled by cpu_attention.c; the rest by attention_tile_loop_init. */
+/* Query rows of one sequence times the heads that share one KV head: pair i is row (pair_begin + i)
+ * / group of the sequence, and head (pair_begin + i) % group of the KV head's group. Filled by
+ * cpu_attention.c; the rest by attention_tile_loop_init. */
 struct attn_tile_loop {
     const struct cpu_microkernels *kernels;
     const struct attn_args *a;
-    const struct attn_seq  *seq;
-    int32_t                 head; /* of the cache; naive form: of the queries (group is 1 then) */
-    int32_t                 group, pair_begin, n_pairs;
-    int32_t                 n_keys; /* that the last pair sees */
-    bool                    use_bf16_scores; /* scores are bf16 products */
+    const struct attn_seq *seq;
+    int32_t head; /* of the cache; naive form: of the queries (group is 1 then) */
+    int32_t group, pair_begin, n_pairs;
+    int32_t n_keys;       /* that the last pair sees */
+    bool use_bf16_scores; /* scores are bf16 products */
 
-    const float    *q;      /* [n_pairs], q_stride elements apart */
+    const float *q;         /* [n_pairs], q_stride elements apart */
     const uint16_t *q_bf16; /* use_bf16_scores: in place of q */
-    size_t          q_stride, q_dim, v_stride;
-    struct kv_block_offsets offsets;          /* of the cache */
-    size_t       v_offset;            /* from a key to its value */
-    float       *upconverted;             /* a tile's keys, then its values, as f32, where the cache has a type that the loops do not read; or NULL */
-    float       *max, *sum, *rescale;  /* [n_pairs] */
-    float       *o;                   /* [n_pairs][v_stride], not yet divided by sum */
-    void        *keys;    /* f32, or pairs of bf16 */
-    float       *values, *scores;
-    float       *latent, *rows, *w_panel; /* naive form: a tile of latents, of keys or values, a panel of weights */
+    size_t q_stride, q_dim, v_stride;
+    struct kv_block_offsets offsets; /* of the cache */
+    size_t v_offset;                 /* from a key to its value */
+    float *upconverted;              /* a tile's keys, then its values, as f32, where the cache
+                                      * has a type that the loops do not read; or NULL */
+    float *max, *sum, *rescale;      /* [n_pairs] */
+    float *o;                        /* [n_pairs][v_stride], not yet divided by sum */
+    void *keys;                      /* f32, or pairs of bf16 */
+    float *values, *scores;
+    float *latent, *rows, *w_panel; /* naive form: a tile of latents, of keys or values, a
+                                     * panel of weights */
 };
 
 /* Most pairs that a run may have. */
 int32_t attention_pairs_max(const struct attn_args *a);
-/* Lay out a walk in the thread's scratch (attention_scratch_bytes is enough for one, or for ATTN_HEADS_PER_ITEM of at most ATTN_SKINNY_PAIRS pairs) and gather
- * its queries. Walks of one item may share `upconverted`: one that is there already stays. Returns where the next one's place begins. */
-void   *attention_tile_loop_init(struct attn_tile_loop *w, void *scratch);
-/* Fill max, sum and o of pairs first .. n_pairs, those that see keys of the segment; returns first. w [n_heads] differ in `head` alone. */
+/* Lay out a walk in the thread's scratch (attention_scratch_bytes is enough for one, or for
+ * ATTN_HEADS_PER_ITEM of at most ATTN_SKINNY_PAIRS pairs) and gather its queries. Walks of one item
+ * may share `upconverted`: one that is there already stays. Returns where the next one's place
+ * begins. */
+void *attention_tile_loop_init(struct attn_tile_loop *w, void *scratch);
+/* Fill max, sum and o of pairs first .. n_pairs, those that see keys of the segment; returns first.
+ * w [n_heads] differ in `head` alone. */
 int32_t attention_tile_loop_segment(struct attn_tile_loop *w, int32_t n_heads, int32_t segment);
 
 static inline int32_t attention_pair_pos(const struct attn_tile_loop *w, int32_t i)
@@ -98,7 +120,8 @@ static inline int32_t attention_query_head(const struct attn_tile_loop *w, int32
 
 /* Of one thread's scratch, for any call. */
 size_t attention_scratch_bytes(void);
-/* Of kernel_ctx.attn, for a pool of n_threads: the work table, and the results of segments that wait for their merging. */
+/* Of kernel_ctx.attn, for a pool of n_threads: the work table, and the results of segments that
+ * wait for their merging. */
 size_t attention_workspace_bytes(int n_threads);
 
 #endif

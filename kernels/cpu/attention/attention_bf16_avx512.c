@@ -1,13 +1,19 @@
-/* attention_bf16_avx512.c - attention's scores on vdpbf16ps: two neighbouring elements of 16 keys by the same two of a query, which are
- * broadcast to all lanes.
+/* attention_bf16_avx512.c - attention's scores on vdpbf16ps: two neighbouring elements of 16 keys
+ * by the same two of a query, which are broadcast to all lanes.
  *
- * Keys are turned round as the pairs that the cache holds and used so; a multiplication takes two elements. Many queries go through tiles of up
- * to four panels by six rows, few through four panels by two rows or two by up to eight: such an instruction takes six cycles, so one query's two
+ * Keys are turned round as the pairs that the cache holds and used so; a multiplication takes two
+ * elements. Many queries go through tiles of up to four panels by six rows, few through four panels
+ * by two rows or two by up to eight: such an instruction takes six cycles, so one query's two
  * chains would wait for themselves. Thread: engine, pool. */
-#include "kernels/cpu/microkernels_vnni.h"
 #include "kernels/cpu/attention/transpose_avx512.h"
+#include "kernels/cpu/microkernels_vnni.h"
 
-enum { SCORE_PANELS = 4, SCORE_ROWS = 6, SCORE_ACCUMULATORS = SCORE_PANELS * SCORE_ROWS, STEP = 32 /* elements that are turned round at a time */ };
+enum {
+    SCORE_PANELS = 4,
+    SCORE_ROWS = 6,
+    SCORE_ACCUMULATORS = SCORE_PANELS * SCORE_ROWS,
+    STEP = 32 /* elements that are turned round at a time */
+};
 
 INLINE __m512 dot(__m512 acc, __m512i keys, const uint16_t *q)
 {
@@ -37,7 +43,8 @@ void bf16_load_keys(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys
 /* ---- many rows ---- */
 
 /* n_p panels by n_r rows, both constants at each call. */
-INLINE void scores_tile(float *scores, const uint16_t *q, size_t q_stride, const uint32_t *keys, size_t n_pairs, const int n_p, const int n_r)
+INLINE void scores_tile(float *scores, const uint16_t *q, size_t q_stride, const uint32_t *keys,
+                        size_t n_pairs, const int n_p, const int n_r)
 {
     __m512 sum[SCORE_ACCUMULATORS];
 #pragma GCC unroll 24
@@ -45,21 +52,26 @@ INLINE void scores_tile(float *scores, const uint16_t *q, size_t q_stride, const
     for (size_t k = 0; k < n_pairs; k++) {
         __m512i two[SCORE_PANELS];
 #pragma GCC unroll 4
-        for (int p = 0; p < n_p; p++) two[p] = _mm512_loadu_si512(keys + ((size_t)p * n_pairs + k) * PANEL);
+        for (int p = 0; p < n_p; p++)
+            two[p] = _mm512_loadu_si512(keys + ((size_t)p * n_pairs + k) * PANEL);
 #pragma GCC unroll 6
         for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
-            for (int p = 0; p < n_p; p++) sum[i * n_p + p] = dot(sum[i * n_p + p], two[p], q + (size_t)i * q_stride + 2 * k);
+            for (int p = 0; p < n_p; p++)
+                sum[i * n_p + p] = dot(sum[i * n_p + p], two[p], q + (size_t)i * q_stride + 2 * k);
     }
 #pragma GCC unroll 6
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
-        for (int p = 0; p < n_p; p++) _mm512_storeu_ps(scores + i * ATTN_TILE + p * PANEL, sum[i * n_p + p]);
+        for (int p = 0; p < n_p; p++)
+            _mm512_storeu_ps(scores + i * ATTN_TILE + p * PANEL, sum[i * n_p + p]);
 }
 
-INLINE void scores_rows(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_pairs, const int n_p)
+INLINE void scores_rows(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
+                        const uint32_t *keys, size_t n_pairs, const int n_p)
 {
-    for (size_t n_tiles = (n_rows + SCORE_ROWS - 1) / SCORE_ROWS; n_tiles > 0; n_tiles--) { /* of nearly equal height */
+    /* of nearly equal height */
+    for (size_t n_tiles = (n_rows + SCORE_ROWS - 1) / SCORE_ROWS; n_tiles > 0; n_tiles--) {
         size_t n = (n_rows + n_tiles - 1) / n_tiles;
         switch (n) {
         case 6: scores_tile(scores, q, q_stride, keys, n_pairs, n_p, 6); break;
@@ -75,7 +87,8 @@ INLINE void scores_rows(float *scores, const uint16_t *q, size_t q_stride, size_
     }
 }
 
-void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim)
+void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
+                 const uint32_t *keys, size_t n_panels, size_t dim)
 {
     size_t n_pairs = (dim + 1) / 2;
     switch (n_panels) {
@@ -89,8 +102,8 @@ void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_row
 /* ---- few rows ---- */
 
 /* Carry on n_r rows' sums over one step of elements of one panel. */
-INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16], const char *const prefetch[16], size_t d, size_t dim,
-                     const int n_r)
+INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16],
+                        const char *const prefetch[16], size_t d, size_t dim, const int n_r)
 {
     __m512i r[16];
     load_bf16(r, rows, d * 2, dim - d);
@@ -99,13 +112,15 @@ INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const c
         prefetch_lines(prefetch[k] + d * 2, CACHE_LINE);
         if (d + STEP > dim && d + 2 * k >= dim) break;
 #pragma GCC unroll 8
-        for (int i = 0; i < n_r; i++) sum[i] = dot(sum[i], r[k], q + (size_t)i * q_stride + d + 2 * k);
+        for (int i = 0; i < n_r; i++)
+            sum[i] = dot(sum[i], r[k], q + (size_t)i * q_stride + d + 2 * k);
     }
 }
 
 /* n_p panels in turn: while one's chains go on, the next step of another is turned round. */
-INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride, const char *const *rows, const char *const *prefetch, size_t dim,
-                       const int n_p, const int n_r)
+INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride,
+                          const char *const *rows, const char *const *prefetch, size_t dim,
+                          const int n_p, const int n_r)
 {
     __m512 sum[SCORE_PANELS][ATTN_SKINNY_PAIRS];
 #pragma GCC unroll 4
@@ -114,17 +129,21 @@ INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride, con
         for (int i = 0; i < n_r; i++) sum[p][i] = _mm512_setzero_ps();
     for (size_t d = 0; d < dim; d += STEP)
 #pragma GCC unroll 4
-        for (int p = 0; p < n_p; p++) skinny_step(sum[p], q, q_stride, rows + 16 * p, prefetch + 16 * p, d, dim, n_r);
+        for (int p = 0; p < n_p; p++)
+            skinny_step(sum[p], q, q_stride, rows + 16 * p, prefetch + 16 * p, d, dim, n_r);
 #pragma GCC unroll 4
     for (int p = 0; p < n_p; p++)
 #pragma GCC unroll 8
-        for (int i = 0; i < n_r; i++) _mm512_storeu_ps(scores + i * ATTN_TILE + p * PANEL, sum[p][i]);
+        for (int i = 0; i < n_r; i++)
+            _mm512_storeu_ps(scores + i * ATTN_TILE + p * PANEL, sum[p][i]);
 }
 
-#define SKINNY_CASE(n_p, n_r) case n_r: skinny_panels(scores + j, q, q_stride, rows, prefetch_rows, dim, n_p, n_r); break;
+#define SKINNY_CASE(n_p, n_r)                                                                      \
+    case n_r: skinny_panels(scores + j, q, q_stride, rows, prefetch_rows, dim, n_p, n_r); break;
 
-void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
-                     size_t n_keys, size_t dim)
+void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
+                        const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
+                        size_t n_keys, size_t dim)
 {
     const size_t step = n_rows <= 2 ? 4 * PANEL : 2 * PANEL;
     for (size_t j = 0; j < n_keys; j += step) {
@@ -133,6 +152,12 @@ void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_
             panel_rows(rows + p, keys, j + p, n_keys);
             panel_rows(prefetch_rows + p, prefetch, j + p, n_keys);
         }
-        switch (n_rows) { SKINNY_CASE(4, 1) SKINNY_CASE(4, 2) SKINNY_CASE(2, 3) SKINNY_CASE(2, 4) SKINNY_CASE(2, 5) SKINNY_CASE(2, 6) SKINNY_CASE(2, 7) SKINNY_CASE(2, 8) }
+        switch (n_rows) {
+            SKINNY_CASE(4, 1)
+            SKINNY_CASE(4, 2)
+            SKINNY_CASE(2, 3)
+            SKINNY_CASE(2, 4)
+            SKINNY_CASE(2, 5) SKINNY_CASE(2, 6) SKINNY_CASE(2, 7) SKINNY_CASE(2, 8)
+        }
     }
 }

@@ -1,4 +1,5 @@
-/* attention_ref.c - the definition of attention's inner loops, in plain C: see struct cpu_microkernels. Thread: engine, pool. */
+/* attention_ref.c - the definition of attention's inner loops, in plain C: see struct
+ * cpu_microkernels. Thread: engine, pool. */
 #include <string.h>
 
 #include "kernels/cpu/attention/attention.h"
@@ -8,7 +9,7 @@
 static float element(const struct kv_row_ptrs *rows, size_t j, enum dtype t, size_t d)
 {
     const char *row = rows->at[j] + rows->offset;
-    float    f;
+    float f;
     uint16_t h;
     if (t == DTYPE_F32) {
         memcpy(&f, row + d * sizeof f, sizeof f);
@@ -18,33 +19,40 @@ static float element(const struct kv_row_ptrs *rows, size_t j, enum dtype t, siz
     return dtype_bf16_to_f32(h);
 }
 
-void attention_ref_load_keys(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
+void attention_ref_load_keys(float *dst, const struct kv_row_ptrs *rows, enum dtype t,
+                             size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < (n_keys + PANEL - 1) / PANEL * PANEL; j++)
         for (size_t d = 0; d < dim; d++)
-            dst[(j / PANEL * dim + d) * PANEL + j % PANEL] = j < n_keys ? element(rows, j, t, d) : 0;
+            dst[(j / PANEL * dim + d) * PANEL + j % PANEL] = j < n_keys ? element(rows, j, t, d)
+                                                                        : 0;
 }
 
-void attention_ref_load_values(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
+void attention_ref_load_values(float *dst, const struct kv_row_ptrs *rows, enum dtype t,
+                               size_t n_keys, size_t dim)
 {
     for (size_t d = 0; d < (dim + PANEL - 1) / PANEL * PANEL; d++)
         for (size_t j = 0; j < n_keys; j++)
-            dst[(d / PANEL * ATTN_TILE + j) * PANEL + d % PANEL] = d < dim ? element(rows, j, t, d) : 0;
+            dst[(d / PANEL * ATTN_TILE + j) * PANEL + d % PANEL] = d < dim ? element(rows, j, t, d)
+                                                                           : 0;
 }
 
-void attention_ref_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
-                       size_t n_panels, size_t n_k, const float *rescale)
+void attention_ref_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride,
+                            size_t n_rows, const float *w, size_t w_stride, size_t n_panels,
+                            size_t n_k, const float *rescale)
 {
     for (size_t i = 0; i < n_rows; i++)
         for (size_t p = 0; p < n_panels; p++)
             for (size_t l = 0; l < PANEL; l++) {
                 float sum = rescale ? acc[i * acc_stride + p * PANEL + l] * rescale[i] : 0;
-                for (size_t k = 0; k < n_k; k++) sum = fmaf(w[p * w_stride + k * PANEL + l], x[i * x_stride + k], sum);
+                for (size_t k = 0; k < n_k; k++)
+                    sum = fmaf(w[p * w_stride + k * PANEL + l], x[i * x_stride + k], sum);
                 acc[i * acc_stride + p * PANEL + l] = sum;
             }
 }
 
-static void online_softmax_row(float *scores, size_t n_keys, float scale, float *max, float *sum, float *rescale)
+static void online_softmax_row(float *scores, size_t n_keys, float scale, float *max, float *sum,
+                               float *rescale)
 {
     float top = -INFINITY, lane[16] = { 0 };
     for (size_t j = 0; j < n_keys; j++) top = scores[j] > top ? scores[j] : top;
@@ -61,31 +69,38 @@ static void online_softmax_row(float *scores, size_t n_keys, float scale, float 
     *max = top;
 }
 
-void attention_ref_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale)
+void attention_ref_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale,
+                                  float *max, float *sum, float *rescale)
 {
-    for (size_t i = 0; i < n_rows; i++) online_softmax_row(scores + i * ATTN_TILE, n_keys, scale, max + i, sum + i, rescale + i);
+    for (size_t i = 0; i < n_rows; i++)
+        online_softmax_row(scores + i * ATTN_TILE, n_keys, scale, max + i, sum + i, rescale + i);
 }
 
-void attention_ref_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *rows,
-                              const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim)
+void attention_ref_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows,
+                                 const struct kv_row_ptrs *rows, const struct kv_row_ptrs *prefetch,
+                                 enum dtype t, size_t n_keys, size_t dim)
 {
     (void)prefetch;
     for (size_t i = 0; i < n_rows; i++)
         for (size_t j = 0; j < n_keys; j++) {
             float sum = 0;
-            for (size_t d = 0; d < dim; d++) sum = fmaf(element(rows, j, t, d), q[i * q_stride + d], sum);
+            for (size_t d = 0; d < dim; d++)
+                sum = fmaf(element(rows, j, t, d), q[i * q_stride + d], sum);
             scores[i * ATTN_TILE + j] = sum;
         }
 }
 
-void attention_ref_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *rows,
-                             const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim, const float *rescale)
+void attention_ref_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows,
+                                       const struct kv_row_ptrs *rows,
+                                       const struct kv_row_ptrs *prefetch, enum dtype t,
+                                       size_t n_keys, size_t dim, const float *rescale)
 {
     (void)prefetch;
     for (size_t i = 0; i < n_rows; i++)
         for (size_t d = 0; d < dim; d++) {
             float sum = rescale ? o[i * o_stride + d] * rescale[i] : 0;
-            for (size_t j = 0; j < n_keys; j++) sum = fmaf(element(rows, j, t, d), p[i * ATTN_TILE + j], sum);
+            for (size_t j = 0; j < n_keys; j++)
+                sum = fmaf(element(rows, j, t, d), p[i * ATTN_TILE + j], sum);
             o[i * o_stride + d] = sum;
         }
 }

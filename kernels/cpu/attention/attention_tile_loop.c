@@ -1,20 +1,23 @@
-/* attention_tile_loop.c - one run of queries over the tiles of one segment: online softmax, tile after tile.
+/* attention_tile_loop.c - one run of queries over the tiles of one segment: online softmax, tile
+ * after tile.
  *
- * Per tile of ATTN_TILE positions: scores of all pairs (keys as panels whose lanes are positions), then per pair the weights
- * exp(score - max), then sums of values (panels whose lanes are elements). Tiles are counted from position 0 whatever the size of KV
- * blocks is: a tile may gather from several blocks, or be a part of one. A pair's chains hold the keys it sees and no others, so nothing
- * of a later position, not even a NaN, reaches it; tiles beyond a pair's own position are not computed for it. Where scores are bf16 products
- * the queries are rounded once, when the walk begins.
+ * Per tile of ATTN_TILE positions: scores of all pairs (keys as panels whose lanes are positions),
+ * then per pair the weights exp(score - max), then sums of values (panels whose lanes are
+ * elements). Tiles are counted from position 0 whatever the size of KV blocks is: a tile may gather
+ * from several blocks, or be a part of one. A pair's chains hold the keys it sees and no others, so
+ * nothing of a later position, not even a NaN, reaches it; tiles beyond a pair's own position are
+ * not computed for it. Where scores are bf16 products the queries are rounded once, when the walk
+ * begins.
  *
- * Naive form of MLA: a tile's keys and values are first expanded from its latents, in f32, by the chains of the matrix product.
- * Pools of f16, int8 and e4m3: a tile's keys and values are first widened to f32 (kv_rows.h), which is what the loops see from there on.
- * Thread: engine, pool. */
+ * Naive form of MLA: a tile's keys and values are first expanded from its latents, in f32, by the
+ * chains of the matrix product. Pools of f16, int8 and e4m3: a tile's keys and values are first
+ * widened to f32 (kv_rows.h), which is what the loops see from there on. Thread: engine, pool. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/attention/attention.h"
-#include "shared/base/arith.h"
 #include "kernels/kv_rows.h"
+#include "shared/base/arith.h"
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
@@ -26,7 +29,10 @@ static bool is_read_in_place(enum dtype t) { return t == DTYPE_F32 || t == DTYPE
 
 struct kv_block_offsets attention_kv_block_offsets(const struct kv_layer *kv)
 {
-    struct kv_block_offsets p = { .row = kv_rows_bytes(kv->dtype, (size_t)kv->head_dim), .scale = kv_rows_scaled(kv->dtype) ? sizeof(float) : 0 };
+    struct kv_block_offsets p = {
+        .row = kv_rows_bytes(kv->dtype, (size_t)kv->head_dim),
+        .scale = kv_rows_scaled(kv->dtype) ? sizeof(float) : 0,
+    };
     size_t n_rows = (size_t)kv->n_heads * (kv->latent ? 1 : 2) * (size_t)kv->block_tokens;
     p.scales = n_rows * p.row;
     p.block = p.scales + n_rows * p.scale;
@@ -41,21 +47,30 @@ int32_t attention_pairs_max(const struct attn_args *a)
 
 /* ---- scratch ---- */
 
-enum { /* floats, each a multiple of 16 */
-    EXPANDED_ROW = KERNEL_HEAD_DIM_MAX + 2 * PANEL, /* nope and rope, each filled up */
-    STATE_FLOATS = 3 * ATTN_NAIVE_ROWS + ATTN_STEP * ATTN_TILE,
-    LATENT_FLOATS = ATTN_LATENT_PAIRS * KERNEL_LATENT_MAX * 2 + ATTN_TILE * KERNEL_LATENT_MAX * 2,
-    UPCONVERTED_FLOATS = 2 * ATTN_TILE * KERNEL_HEAD_DIM_MAX,
-    HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2 + UPCONVERTED_FLOATS,
-    NAIVE_FLOATS = ATTN_NAIVE_ROWS * KERNEL_HEAD_DIM_MAX + ATTN_TILE * (KERNEL_HEAD_DIM_MAX * 2 + KERNEL_LATENT_MAX + EXPANDED_ROW) + GEMM_K * PANEL
+enum {                                                 /* floats, each a multiple of 16 */
+       EXPANDED_ROW = KERNEL_HEAD_DIM_MAX + 2 * PANEL, /* nope and rope, each filled up */
+       STATE_FLOATS = 3 * ATTN_NAIVE_ROWS + ATTN_STEP * ATTN_TILE,
+       LATENT_FLOATS = ATTN_LATENT_PAIRS * KERNEL_LATENT_MAX * 2 +
+                       ATTN_TILE * KERNEL_LATENT_MAX * 2,
+       UPCONVERTED_FLOATS = 2 * ATTN_TILE * KERNEL_HEAD_DIM_MAX,
+       HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2 +
+                      UPCONVERTED_FLOATS,
+       NAIVE_FLOATS = ATTN_NAIVE_ROWS * KERNEL_HEAD_DIM_MAX +
+                      ATTN_TILE * (KERNEL_HEAD_DIM_MAX * 2 + KERNEL_LATENT_MAX + EXPANDED_ROW) +
+                      GEMM_K * PANEL
 };
-_Static_assert(ATTN_HEADS_PER_ITEM * ATTN_SKINNY_PAIRS * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) + UPCONVERTED_FLOATS <= HEADS_FLOATS,
+_Static_assert(ATTN_HEADS_PER_ITEM *ATTN_SKINNY_PAIRS *(2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE +
+                                                        3 * PANEL) +
+                       UPCONVERTED_FLOATS <=
+                   HEADS_FLOATS,
                "heads of few pairs, which share what is widened, need no more than one of many");
-_Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS, "latents need the most of the forms that do not expand");
+_Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS,
+               "latents need the most of the forms that do not expand");
 
 size_t attention_scratch_bytes(void)
 {
-    size_t most = (size_t)LATENT_FLOATS > (size_t)NAIVE_FLOATS ? (size_t)LATENT_FLOATS : (size_t)NAIVE_FLOATS;
+    size_t most = (size_t)LATENT_FLOATS > (size_t)NAIVE_FLOATS ? (size_t)LATENT_FLOATS
+                                                               : (size_t)NAIVE_FLOATS;
     return (STATE_FLOATS + most) * sizeof(float);
 }
 
@@ -69,7 +84,8 @@ static float *take(float **p, size_t n)
 static const float *query(const struct attn_tile_loop *w, int32_t i)
 {
     int32_t row = w->seq->q_begin + (w->pair_begin + i) / w->group;
-    return w->a->q + ((size_t)row * (size_t)w->a->n_heads + (size_t)attention_query_head(w, i)) * w->q_dim;
+    return w->a->q +
+           ((size_t)row * (size_t)w->a->n_heads + (size_t)attention_query_head(w, i)) * w->q_dim;
 }
 
 /* Queries side by side; where they lie evenly spaced already, they stay where they are. */
@@ -81,7 +97,8 @@ static void gather_queries(struct attn_tile_loop *w, float **scratch)
         return;
     }
     float *q = take(scratch, (size_t)w->n_pairs * w->q_dim);
-    for (int32_t i = 0; i < w->n_pairs; i++) memcpy(q + (size_t)i * w->q_dim, query(w, i), w->q_dim * sizeof *q);
+    for (int32_t i = 0; i < w->n_pairs; i++)
+        memcpy(q + (size_t)i * w->q_dim, query(w, i), w->q_dim * sizeof *q);
     w->q = q;
     w->q_stride = w->q_dim;
 }
@@ -90,18 +107,22 @@ static void round_queries(struct attn_tile_loop *w, float **scratch)
 {
     w->q_stride = act_bf16_stride(w->q_dim);
     uint16_t *q = (uint16_t *)take(scratch, (size_t)w->n_pairs * w->q_stride / 2);
-    for (int32_t i = 0; i < w->n_pairs; i++) w->kernels->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
+    for (int32_t i = 0; i < w->n_pairs; i++)
+        w->kernels->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
     w->q_bf16 = q;
 }
 
 /* Keys and values need no place of their own where they are used straight from the cache. */
-static bool is_skinny(const struct attn_tile_loop *w, int32_t n_pairs) { return n_pairs <= ATTN_SKINNY_PAIRS && !is_naive(w->a); }
+static bool is_skinny(const struct attn_tile_loop *w, int32_t n_pairs)
+{
+    return n_pairs <= ATTN_SKINNY_PAIRS && !is_naive(w->a);
+}
 
 void *attention_tile_loop_init(struct attn_tile_loop *w, void *scratch)
 {
     const struct attn_args *a = w->a;
-    float  *p = scratch;
-    size_t  n = (size_t)w->n_pairs, dim = (size_t)a->kv.head_dim;
+    float *p = scratch;
+    size_t n = (size_t)w->n_pairs, dim = (size_t)a->kv.head_dim;
     w->q_dim = is_naive(a) ? a->k_up[w->head].n_out + dim - a->k_up[w->head].n_in : dim;
     w->v_stride = padded((size_t)a->v_dim);
     w->n_keys = attention_pair_pos(w, w->n_pairs - 1) + 1;
@@ -129,31 +150,36 @@ void *attention_tile_loop_init(struct attn_tile_loop *w, void *scratch)
 /* ---- a tile's keys and values ---- */
 
 /* Addresses of n keys from position `begin` on. */
-static void find_rows(const struct attn_tile_loop *w, const char *rows[ATTN_TILE], int32_t begin, int32_t n)
+static void find_rows(const struct attn_tile_loop *w, const char *rows[ATTN_TILE], int32_t begin,
+                      int32_t n)
 {
     const struct kv_layer *kv = &w->a->kv;
     int32_t block = begin / kv->block_tokens, slot = begin % kv->block_tokens;
-    size_t  parts = kv->latent ? 1 : 2, head = kv->latent ? 0 : (size_t)w->head;
+    size_t parts = kv->latent ? 1 : 2, head = kv->latent ? 0 : (size_t)w->head;
     for (int32_t j = 0; j < n; block++, slot = 0) {
-        const char *row = (const char *)kv->data + (size_t)w->seq->block_table[block] * w->offsets.block;
+        const char *row = (const char *)kv->data +
+                          (size_t)w->seq->block_table[block] * w->offsets.block;
         row += (head * parts * (size_t)kv->block_tokens + (size_t)slot) * w->offsets.row;
-        for (int32_t n_here = min_i32(n - j, kv->block_tokens - slot); n_here > 0; n_here--, row += w->offsets.row) rows[j++] = row;
+        for (int32_t n_here = min_i32(n - j, kv->block_tokens - slot); n_here > 0;
+             n_here--, row += w->offsets.row)
+            rows[j++] = row;
     }
 }
 
 enum { PREFETCH_PER_STEP = 16 };
 
-/* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they lie in pieces too short for the processor
- * to see where they lead. */
+/* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they
+ * lie in pieces too short for the processor to see where they lead. */
 struct attn_kv_tile {
-    const char    *at[ATTN_TILE], *next_at[ATTN_TILE];
+    const char *at[ATTN_TILE], *next_at[ATTN_TILE];
     struct kv_row_ptrs keys, values, next;
-    enum dtype     dtype; /* of keys and values */
-    int32_t        begin, n_keys, n_next;
+    enum dtype dtype; /* of keys and values */
+    int32_t begin, n_keys, n_next;
 };
 
 /* Keys [from, to) of the next tile. */
-static void prefetch_next(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t from, int32_t to)
+static void prefetch_next(const struct attn_tile_loop *w, const struct attn_kv_tile *t,
+                          int32_t from, int32_t to)
 {
     for (int32_t j = from; j < to && j < t->n_next; j++)
         for (size_t at = 0; at < w->offsets.row; at += CACHE_LINE) {
@@ -165,10 +191,13 @@ static void prefetch_next(const struct attn_tile_loop *w, const struct attn_kv_t
 /* Key and value of a position as rows of f32. */
 static void upconvert_row(const struct attn_tile_loop *w, size_t pos, float *key, float *value)
 {
-    const struct kv_layer  *kv = &w->a->kv;
+    const struct kv_layer *kv = &w->a->kv;
     const struct kv_block_offsets *p = &w->offsets;
-    size_t      dim = (size_t)kv->head_dim, tokens = (size_t)kv->block_tokens, i = 2 * (size_t)w->head * tokens + pos % tokens;
-    const char *block = (const char *)kv->data + (size_t)w->seq->block_table[pos / tokens] * p->block, *scales = block + p->scales;
+    size_t dim = (size_t)kv->head_dim, tokens = (size_t)kv->block_tokens,
+           i = 2 * (size_t)w->head * tokens + pos % tokens;
+    const char *block = (const char *)kv->data +
+                        (size_t)w->seq->block_table[pos / tokens] * p->block,
+               *scales = block + p->scales;
     kv_row_load(kv->dtype, block + i * p->row, scales + i * p->scale, key, dim);
     i += tokens;
     kv_row_load(kv->dtype, block + i * p->row, scales + i * p->scale, value, dim);
@@ -190,13 +219,19 @@ static void upconvert_tile(const struct attn_tile_loop *w, struct attn_kv_tile *
     t->n_next = 0;
 }
 
-static void find_tile(const struct attn_tile_loop *w, struct attn_kv_tile *t, int32_t begin, int32_t n_keys, const struct attn_tile_loop *next, int32_t next_begin)
+static void find_tile(const struct attn_tile_loop *w, struct attn_kv_tile *t, int32_t begin,
+                      int32_t n_keys, const struct attn_tile_loop *next, int32_t next_begin)
 {
-    *t = (struct attn_kv_tile){ .dtype = w->a->kv.dtype, .begin = begin, .n_keys = n_keys,
-                        .n_next = next_begin < w->n_keys ? min_i32(ATTN_TILE, w->n_keys - next_begin) : 0 };
+    *t = (struct attn_kv_tile){
+        .dtype = w->a->kv.dtype,
+        .begin = begin,
+        .n_keys = n_keys,
+        .n_next = next_begin < w->n_keys ? min_i32(ATTN_TILE, w->n_keys - next_begin) : 0,
+    };
     find_rows(w, t->at, begin, n_keys);
     find_rows(next, t->next_at, next_begin, t->n_next);
-    for (int32_t j = t->n_next; j < n_keys; j++) t->next_at[j] = t->at[j]; /* so that there is always something to name */
+    /* so that there is always something to name */
+    for (int32_t j = t->n_next; j < n_keys; j++) t->next_at[j] = t->at[j];
     t->keys = (struct kv_row_ptrs){ t->at, 0 };
     t->values = (struct kv_row_ptrs){ t->at, w->v_offset };
     t->next = (struct kv_row_ptrs){ t->next_at, 0 };
@@ -211,19 +246,23 @@ static void expand(const struct attn_tile_loop *w, float *y, const struct weight
     size_t dim = (size_t)w->a->kv.head_dim;
     for (size_t p = 0; p < panel_count(m); p++)
         for (size_t k0 = 0; k0 < m->n_in; k0 += GEMM_K) {
-            size_t       n_k = min_size(GEMM_K, m->n_in - k0);
+            size_t n_k = min_size(GEMM_K, m->n_in - k0);
             const float *panel = w->w_panel;
-            if (m->layout == LAYOUT_F32) panel = (const float *)panel_at(m, p, weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) + k0 * PANEL;
+            if (m->layout == LAYOUT_F32)
+                panel = (const float *)panel_at(m, p,
+                                                weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) +
+                        k0 * PANEL;
             else w->kernels->dequantize(w->w_panel, m, p, k0, n_k);
-            w->kernels->fma_tile(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
+            w->kernels->fma_tile(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0,
+                                 1, n_k, k0 > 0 ? ONES : NULL);
         }
 }
 
 static void expand_tile(const struct attn_tile_loop *w, const char *const *rows, size_t n_keys)
 {
     const struct attn_args *a = w->a;
-    const struct weight    *k_up = &a->k_up[w->head], *v_up = &a->v_up[w->head];
-    const char             *expanded[ATTN_TILE];
+    const struct weight *k_up = &a->k_up[w->head], *v_up = &a->v_up[w->head];
+    const char *expanded[ATTN_TILE];
     size_t dim = (size_t)a->kv.head_dim, rank = k_up->n_in;
     for (size_t j = 0; j < n_keys; j++) {
         dtype_to_f32(a->kv.dtype, rows[j], w->latent + j * dim, dim);
@@ -231,10 +270,13 @@ static void expand_tile(const struct attn_tile_loop *w, const char *const *rows,
     }
     expand(w, w->rows, k_up, n_keys);
     for (size_t j = 0; j < n_keys; j++) /* over the lanes that fill up the last panel */
-        memcpy(w->rows + j * EXPANDED_ROW + k_up->n_out, w->latent + j * dim + rank, (dim - rank) * sizeof(float));
-    w->kernels->load_keys(w->keys, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys, w->q_dim);
+        memcpy(w->rows + j * EXPANDED_ROW + k_up->n_out, w->latent + j * dim + rank,
+               (dim - rank) * sizeof(float));
+    w->kernels->load_keys(w->keys, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys,
+                          w->q_dim);
     expand(w, w->rows, v_up, n_keys);
-    w->kernels->load_values(w->values, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys, v_up->n_out);
+    w->kernels->load_values(w->values, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys,
+                            v_up->n_out);
 }
 
 static void load_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t)
@@ -244,26 +286,38 @@ static void load_tile(const struct attn_tile_loop *w, const struct attn_kv_tile 
         expand_tile(w, t->at, (size_t)t->n_keys);
         return;
     }
-    if (w->use_bf16_scores) w->kernels->load_keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
-    else w->kernels->load_keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
-    w->kernels->load_values(w->values, &t->values, t->dtype, (size_t)t->n_keys, (size_t)w->a->v_dim);
+    if (w->use_bf16_scores)
+        w->kernels->load_keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
+    else
+        w->kernels->load_keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
+    w->kernels->load_values(w->values, &t->values, t->dtype, (size_t)t->n_keys,
+                            (size_t)w->a->v_dim);
 }
 
 /* ---- pairs ---- */
 
-/* Weights of pairs [i, i + n), which all see n_keys of the tile, from their scores; their sums so far, and the values. */
-static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny, int32_t i, int32_t n, float *scores, int32_t n_keys)
+/* Weights of pairs [i, i + n), which all see n_keys of the tile, from their scores; their sums so
+ * far, and the values. */
+static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny,
+                      int32_t i, int32_t n, float *scores, int32_t n_keys)
 {
     const struct attn_args *a = w->a;
     float *o = w->o + (size_t)i * w->v_stride;
-    const float *rescale = t->begin % ATTN_SEGMENT == 0 ? NULL : w->rescale + i; /* a segment's sums begin from 0 */
-    w->kernels->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i, w->rescale + i);
-    if (skinny) w->kernels->accumulate_v_skinny(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, t->dtype, (size_t)n_keys, (size_t)a->v_dim, rescale);
-    else w->kernels->fma_tile(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values, ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, rescale);
+    /* a segment's sums begin from 0 */
+    const float *rescale = t->begin % ATTN_SEGMENT == 0 ? NULL : w->rescale + i;
+    w->kernels->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i,
+                               w->rescale + i);
+    if (skinny)
+        w->kernels->accumulate_v_skinny(o, w->v_stride, scores, (size_t)n, &t->values, &t->next,
+                                        t->dtype, (size_t)n_keys, (size_t)a->v_dim, rescale);
+    else
+        w->kernels->fma_tile(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values,
+                             ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, rescale);
 }
 
 /* Pairs [low, high) whose scores are there: those that see equally many keys go together. */
-static void add_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny, int32_t low, int32_t high)
+static void add_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny,
+                     int32_t low, int32_t high)
 {
     for (int32_t i = low, n; i < high; i += n) {
         int32_t seen = attention_pair_pos(w, i) + 1 - t->begin;
@@ -286,16 +340,26 @@ static int32_t first_pair(const struct attn_tile_loop *w, int32_t pos)
 static void score_skinny(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low)
 {
     size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
-    if (w->use_bf16_scores) w->kernels->scores_skinny_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
-    else w->kernels->scores_skinny(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
+    if (w->use_bf16_scores)
+        w->kernels->scores_skinny_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys,
+                                       &t->values, (size_t)t->n_keys, w->q_dim);
+    else
+        w->kernels->scores_skinny(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values,
+                                  t->dtype, (size_t)t->n_keys, w->q_dim);
 }
 
 /* The same of pairs [low, high), from the keys that load_tile put in order. */
-static void score_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low, int32_t high)
+static void score_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low,
+                       int32_t high)
 {
-    size_t n = (size_t)(high - low), at = (size_t)low * w->q_stride, n_panels = padded((size_t)t->n_keys) / PANEL;
-    if (w->use_bf16_scores) w->kernels->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels, w->q_dim);
-    else w->kernels->fma_tile(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys, w->q_dim * PANEL, n_panels, w->q_dim, NULL);
+    size_t n = (size_t)(high - low), at = (size_t)low * w->q_stride,
+           n_panels = padded((size_t)t->n_keys) / PANEL;
+    if (w->use_bf16_scores)
+        w->kernels->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels,
+                                w->q_dim);
+    else
+        w->kernels->fma_tile(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys,
+                             w->q_dim * PANEL, n_panels, w->q_dim, NULL);
 }
 
 static void attend_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t)
@@ -317,7 +381,8 @@ static void attend_tile(const struct attn_tile_loop *w, const struct attn_kv_til
 
 int32_t attention_tile_loop_segment(struct attn_tile_loop *w, int32_t n_heads, int32_t segment)
 {
-    int32_t begin = segment * ATTN_SEGMENT, end = min_i32(w->n_keys, begin + ATTN_SEGMENT), first = first_pair(w, begin);
+    int32_t begin = segment * ATTN_SEGMENT, end = min_i32(w->n_keys, begin + ATTN_SEGMENT),
+            first = first_pair(w, begin);
     for (int32_t h = 0; h < n_heads; h++)
         for (int32_t i = first; i < w->n_pairs; i++) {
             w[h].max[i] = -INFINITY;
@@ -326,8 +391,9 @@ int32_t attention_tile_loop_segment(struct attn_tile_loop *w, int32_t n_heads, i
     for (; begin < end; begin += ATTN_TILE)
         for (int32_t h = 0; h < n_heads; h++) {
             struct attn_kv_tile t;
-            bool        last = h + 1 == n_heads;
-            find_tile(&w[h], &t, begin, min_i32(ATTN_TILE, end - begin), last ? w : &w[h + 1], last ? begin + ATTN_TILE : begin);
+            bool last = h + 1 == n_heads;
+            find_tile(&w[h], &t, begin, min_i32(ATTN_TILE, end - begin), last ? w : &w[h + 1],
+                      last ? begin + ATTN_TILE : begin);
             attend_tile(&w[h], &t);
         }
     return first;

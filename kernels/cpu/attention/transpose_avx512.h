@@ -1,5 +1,6 @@
-/* transpose_avx512.h - rows of the KV cache turned round: 16 rows side by side become registers whose lanes are those rows, in squares of 16 x 16
- * words, which are f32 or pairs of bf16. Only for files built with AVX-512. */
+/* transpose_avx512.h - rows of the KV cache turned round: 16 rows side by side become registers
+ * whose lanes are those rows, in squares of 16 x 16 words, which are f32 or pairs of bf16. Only for
+ * files built with AVX-512. */
 #ifndef BATON_KERNELS_CPU_ATTENTION_TRANSPOSE_AVX512_H
 #define BATON_KERNELS_CPU_ATTENTION_TRANSPOSE_AVX512_H
 
@@ -12,7 +13,8 @@
 INLINE void transpose16x16(__m512i r[16])
 {
     __m512i t[16];
-    /* 2 x 2 words, then 2 x 2 pairs, inside each quarter of a register: quarter q of r[4g + i] holds column 4q + i of rows 4g .. 4g + 3. */
+    /* 2 x 2 words, then 2 x 2 pairs, inside each quarter of a register: quarter q of r[4g + i]
+     * holds column 4q + i of rows 4g .. 4g + 3. */
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -28,8 +30,10 @@ INLINE void transpose16x16(__m512i r[16])
     /* Quarters: the same, four by four. */
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        __m512i even0 = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), odd0 = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        __m512i even1 = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88), odd1 = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+        __m512i even0 = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88),
+                odd0 = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+        __m512i even1 = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88),
+                odd1 = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
         t[i] = _mm512_shuffle_i32x4(even0, even1, 0x88);
         t[8 + i] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
         t[4 + i] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
@@ -40,10 +44,13 @@ INLINE void transpose16x16(__m512i r[16])
 }
 
 INLINE __m512 low_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
-INLINE __m512 high_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536))); }
+INLINE __m512 high_bf16(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536)));
+}
 
-/* Elements d .. d + 15 (bf16: d + 31) of 16 rows, turned round; `left` of them are there. Whole loads are not masked: masked ones are slow
- * to come. */
+/* Elements d .. d + 15 (bf16: d + 31) of 16 rows, turned round; `left` of them are there. Whole
+ * loads are not masked: masked ones are slow to come. */
 INLINE void load_f32(__m512i r[16], const char *const rows[16], size_t at, size_t left)
 {
     if (left >= 16)
@@ -62,7 +69,8 @@ INLINE void load_bf16(__m512i r[16], const char *const rows[16], size_t at, size
         for (int j = 0; j < 16; j++) r[j] = _mm512_loadu_si512(rows[j] + at);
     else
 #pragma GCC unroll 16
-        for (int j = 0; j < 16; j++) r[j] = _mm512_maskz_loadu_epi16((1u << left) - 1, rows[j] + at);
+        for (int j = 0; j < 16; j++)
+            r[j] = _mm512_maskz_loadu_epi16((1u << left) - 1, rows[j] + at);
     transpose16x16(r);
 }
 

@@ -1,5 +1,5 @@
-/* act_quant_avx2.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines, on 8 lanes; and integer panels unpacked for tile_int.
- * Thread: engine, pool. */
+/* act_quant_avx2.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines, on 8
+ * lanes; and integer panels unpacked for tile_int. Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 
@@ -24,7 +24,8 @@ static inline void store_terms(struct act_block *out, const __m256 x[4], __m256 
     __m256i number[4], high[4], low[4];
     for (int i = 0; i < 4; i++) {
         number[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], r));
-        high[i] = _mm256_srai_epi32(_mm256_add_epi32(number[i], _mm256_set1_epi32(64)), ACT_LOW_BITS);
+        high[i] = _mm256_srai_epi32(_mm256_add_epi32(number[i], _mm256_set1_epi32(64)),
+                                    ACT_LOW_BITS);
         low[i] = _mm256_sub_epi32(number[i], _mm256_slli_epi32(high[i], ACT_LOW_BITS));
     }
     _mm256_storeu_si256((__m256i *)out->q[0], bytes_of(high));
@@ -36,9 +37,10 @@ static inline void store_terms(struct act_block *out, const __m256 x[4], __m256 
 static inline void quantize_block(struct act_block *out, const float *in)
 {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256  x[4];
+    __m256 x[4];
     __m256i top = _mm256_setzero_si256();
-    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide behind a comparison. */
+    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide
+     * behind a comparison. */
     for (int i = 0; i < 4; i++) {
         x[i] = _mm256_loadu_ps(in + 8 * i);
         top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(x[i]), magnitude));
@@ -47,7 +49,7 @@ static inline void quantize_block(struct act_block *out, const float *in)
     top4 = _mm_max_epi32(top4, _mm_shuffle_epi32(top4, 0x4e));
     top4 = _mm_max_epi32(top4, _mm_shuffle_epi32(top4, 0xb1));
     int32_t a_bits = _mm_cvtsi128_si32(top4);
-    float   a;
+    float a;
     __builtin_memcpy(&a, &a_bits, sizeof a);
     if (a_bits >= 0x7f800000 || a < ACT_ABSMAX_MIN) {
         *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
@@ -69,7 +71,8 @@ void avx2_quantize(struct act_block *out, const float *x, size_t n)
     quantize_block(out, last);
 }
 
-BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0, size_t n_blocks, const int layout)
+BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0,
+                                size_t n_blocks, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const size_t n_parts = kind.halves ? 2 : 1;
@@ -78,7 +81,8 @@ BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, s
         for (int h = 0; h < 2; h++) {
 #pragma GCC unroll 8
             for (int i = 0; i < WORDS; i++)
-                _mm256_storeu_si256((__m256i *)dst->q[b * WORDS + (size_t)i][HALF * h], block_word256(layout, panel, b0 + b, i, h));
+                _mm256_storeu_si256((__m256i *)dst->q[b * WORDS + (size_t)i][HALF * h],
+                                    block_word256(layout, panel, b0 + b, i, h));
             for (size_t part = 0; part < n_parts && kind.scaled; part++) {
                 struct scales256 s = block_scales256(layout, panel, b0 + b, part, h);
                 _mm256_storeu_ps(dst->d[b * n_parts + part] + HALF * h, s.d);
@@ -88,12 +92,13 @@ BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, s
     }
 }
 
-void avx2_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void avx2_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
+                     size_t k_begin, size_t n_k)
 {
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
-    size_t      b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
+    size_t b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
     dst->next_bytes = 0;
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, unpack_layout(dst, panel, b, n, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE, unpack_layout(dst, panel, b, n, LAYOUT))
     }
 }

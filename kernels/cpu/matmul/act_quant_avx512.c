@@ -1,4 +1,5 @@
-/* act_quant_avx512.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines; and integer panels unpacked for tile_int. Thread: engine, pool. */
+/* act_quant_avx512.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines;
+ * and integer panels unpacked for tile_int. Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
 
@@ -15,10 +16,12 @@ static inline int32_t store_half(struct act_block *out, int half, __m512i number
 static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
 {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide behind a comparison. */
-    __m512i top = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude), _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
+    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide
+     * behind a comparison. */
+    __m512i top = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude),
+                                   _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
     int32_t a_bits = _mm512_reduce_max_epi32(top);
-    float   a;
+    float a;
     __builtin_memcpy(&a, &a_bits, sizeof a);
     if (a_bits >= 0x7f800000 || a < ACT_ABSMAX_MIN) {
         *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
@@ -35,21 +38,30 @@ static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
 void avx512_quantize(struct act_block *out, const float *x, size_t n)
 {
     size_t i = 0;
-    for (; i + BLOCK_K <= n; i += BLOCK_K) quantize_block(out++, _mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16));
-    if (i < n) quantize_block(out, _mm512_maskz_loadu_ps(mask16(n - i), x + i), _mm512_maskz_loadu_ps(mask16(n - i > 16 ? n - i - 16 : 0), x + i + 16));
+    for (; i + BLOCK_K <= n; i += BLOCK_K)
+        quantize_block(out++, _mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16));
+    if (i < n)
+        quantize_block(out, _mm512_maskz_loadu_ps(mask16(n - i), x + i),
+                       _mm512_maskz_loadu_ps(mask16(n - i > 16 ? n - i - 16 : 0), x + i + 16));
 }
 
-/* The panel's next blocks follow, or after its last the first of the panel that takes its place in the next group of GEMM_PANELS. */
-BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int layout)
+/* The panel's next blocks follow, or after its last the first of the panel that takes its place in
+ * the next group of GEMM_PANELS. */
+BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0,
+                                size_t n_blocks, const struct weight *w, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const size_t n_parts = kind.halves ? 2 : 1;
-    const size_t all = act_blocks(w->n_in), first = b0 + n_blocks < all ? b0 + n_blocks : 0, left = all - first;
-    dst->next = panel + first * block_bytes(layout) + (first ? 0 : GEMM_PANELS * weight_layout_panel_bytes(layout, w->n_in));
+    const size_t all = act_blocks(w->n_in), first = b0 + n_blocks < all ? b0 + n_blocks : 0,
+                 left = all - first;
+    dst->next = panel + first * block_bytes(layout) +
+                (first ? 0 : GEMM_PANELS * weight_layout_panel_bytes(layout, w->n_in));
     dst->next_bytes = (left < UNPACK_K / BLOCK_K ? left : UNPACK_K / BLOCK_K) * block_bytes(layout);
     for (size_t b = 0; b < n_blocks; b++) {
 #pragma GCC unroll 8
-        for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(layout, panel, b0 + b, i));
+        for (int i = 0; i < WORDS; i++)
+            _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i],
+                                block_word512(layout, panel, b0 + b, i));
         if (!kind.scaled) continue;
         for (size_t part = 0; part < n_parts; part++) {
             struct scales512 s = block_scales512(layout, panel, b0 + b, part);
@@ -59,11 +71,12 @@ BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, s
     }
 }
 
-void avx512_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void avx512_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
+                       size_t k_begin, size_t n_k)
 {
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
-    size_t      b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
+    size_t b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, unpack_layout(dst, panel, b, n, w, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE, unpack_layout(dst, panel, b, n, w, LAYOUT))
     }
 }

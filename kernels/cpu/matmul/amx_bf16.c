@@ -1,8 +1,11 @@
-/* amx_bf16.c - bf16 products on tiles: one tdpbf16ps multiplies up to 16 rows of 32 inputs by 32 k's of a panel.
+/* amx_bf16.c - bf16 products on tiles: one tdpbf16ps multiplies up to 16 rows of 32 inputs by 32
+ * k's of a panel.
  *
- * A tile adds up its even and its odd k's apart, unlike vdpbf16ps: so few rows go through tiles too, which are then as low as the rows are
- * many, and a row gets the same bits whatever it is computed with. Steps are of 32 k's from 0 on; those past the end are zero in the inputs
- * (act_quant.h) and taken from a copy of the weights. The configuration is set and released by every call. Thread: engine, pool. */
+ * A tile adds up its even and its odd k's apart, unlike vdpbf16ps: so few rows go through tiles
+ * too, which are then as low as the rows are many, and a row gets the same bits whatever it is
+ * computed with. Steps are of 32 k's from 0 on; those past the end are zero in the inputs
+ * (act_quant.h) and taken from a copy of the weights. The configuration is set and released by
+ * every call. Thread: engine, pool. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -50,11 +53,12 @@ static void add_scaled(float *acc, size_t n_rows, float scale)
     float sum[AMX_ROWS][PANEL] __attribute__((aligned(64)));
     __m512 s = _mm512_set1_ps(scale);
     _tile_stored(T_SUM, sum, sizeof sum[0]);
-    for (size_t r = 0; r < n_rows; r++, acc += PANEL) _mm512_storeu_ps(acc, _mm512_fmadd_ps(_mm512_load_ps(sum[r]), s, _mm512_loadu_ps(acc)));
+    for (size_t r = 0; r < n_rows; r++, acc += PANEL)
+        _mm512_storeu_ps(acc, _mm512_fmadd_ps(_mm512_load_ps(sum[r]), s, _mm512_loadu_ps(acc)));
 }
 
-void amx_tile_bf16(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
-                   const float *scale, size_t n_k)
+void amx_tile_bf16(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w,
+                   size_t w_stride, size_t n_panels, const float *scale, size_t n_k)
 {
     for (size_t r = 0, n; r < n_rows; r += n) {
         n = n_rows - r < AMX_ROWS ? n_rows - r : AMX_ROWS;
@@ -74,26 +78,31 @@ void amx_tile_bf16(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows
 }
 
 /* One panel; acc [n_rows][16] comes as zeros. */
-static void gemv_panel(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel)
+static void gemv_panel(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows,
+                       const struct weight *w, size_t i_panel)
 {
     if (w->layout == LAYOUT_BF16) {
-        amx_tile_bf16(acc, x, x_stride, n_rows, panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)), 0, 1, NULL, w->n_in);
+        amx_tile_bf16(acc, x, x_stride, n_rows,
+                      panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)), 0, 1,
+                      NULL, w->n_in);
         return;
     }
     uint32_t pairs[F8_BLOCK / 2 * PANEL] __attribute__((aligned(64)));
     for (size_t k = 0; k < w->n_in; k += F8_BLOCK) {
         size_t n_k = w->n_in - k < F8_BLOCK ? w->n_in - k : F8_BLOCK;
-        float  scale;
+        float scale;
         bf16_upconvert(pairs, &scale, w, i_panel, k, n_k);
         amx_tile_bf16(acc, x + k, x_stride, n_rows, pairs, 0, 1, &scale, n_k);
     }
 }
 
-void amx_gemv_bf16(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+void amx_gemv_bf16(float *out, const uint16_t *x, size_t x_stride, size_t n_rows,
+                   const struct weight *w, size_t i_panel, size_t n_panels)
 {
     for (size_t p = 0; p < n_panels; p++) {
         float acc[DOT_ROWS * PANEL] = { 0 };
         gemv_panel(acc, x, x_stride, n_rows, w, i_panel + p);
-        for (size_t r = 0; r < n_rows; r++) memcpy(out + (r * n_panels + p) * PANEL, acc + r * PANEL, PANEL * sizeof *acc);
+        for (size_t r = 0; r < n_rows; r++)
+            memcpy(out + (r * n_panels + p) * PANEL, acc + r * PANEL, PANEL * sizeof *acc);
     }
 }

@@ -1,16 +1,20 @@
-/* amx_int8.c - int chains of many rows on tiles: one tdpbsud multiplies one term of 16 rows of 32 inputs by 32 k's of a panel.
+/* amx_int8.c - int chains of many rows on tiles: one tdpbsud multiplies one term of 16 rows of 32
+ * inputs by 32 k's of a panel.
  *
- * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, which is how tiles want them; both are loaded where they lie.
- * The sums of a block are stored and carried into the chains on vector lanes, which is most of the time. Integer sums are exact, so rows
- * that do not fill a tile, and layouts whose groups have 16 k's, take the loops of int_vnni.c and get the same bits.
- * The tile configuration is set and released by every call: nothing is left in the thread. Thread: engine, pool. */
+ * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, which is how tiles
+ * want them; both are loaded where they lie. The sums of a block are stored and carried into the
+ * chains on vector lanes, which is most of the time. Integer sums are exact, so rows that do not
+ * fill a tile, and layouts whose groups have 16 k's, take the loops of int_vnni.c and get the same
+ * bits. The tile configuration is set and released by every call: nothing is left in the thread.
+ * Thread: engine, pool. */
 #include <string.h>
 
 #include "kernels/cpu/matmul/int_accumulate_avx512.h"
 #include "kernels/cpu/microkernels_amx.h"
 #include "kernels/cpu/microkernels_vnni.h"
 
-/* Tiles are named in the instruction, so these are no constants of an enum: gcc pastes them into it. */
+/* Tiles are named in the instruction, so these are no constants of an enum: gcc pastes them into
+ * it. */
 #define T_SUM 0 /* 16 x 16 i32 */
 #define T_X   1 /* 16 rows x 32 bytes */
 #define T_W   2 /* 8 rows x 16 words */
@@ -22,8 +26,9 @@ static const struct amx_tile_config CONFIG = {
 };
 
 /* AMX_ROWS rows of one panel. */
-BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_stride, const struct unpacked_panel *w, size_t n_blocks, const int zero,
-                            const int layout)
+BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_stride,
+                              const struct unpacked_panel *w, size_t n_blocks, const int zero,
+                              const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     int32_t sum[ACT_TERMS][AMX_ROWS][PANEL] __attribute__((aligned(64)));
@@ -40,7 +45,9 @@ BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_st
         }
         for (size_t r = 0; r < AMX_ROWS; r++) {
             const struct act_block *in = x + r * x_stride + b;
-            __m512i total = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sum[0][r]), ACT_LOW_BITS), _mm512_load_si512(sum[1][r]));
+            __m512i total = _mm512_add_epi32(
+                _mm512_slli_epi32(_mm512_load_si512(sum[0][r]), ACT_LOW_BITS),
+                _mm512_load_si512(sum[1][r]));
             if (kind.zero) total = _mm512_add_epi32(total, x_sum_times(in, 2, -zero));
             float *at = acc + r * PANEL;
             _mm512_storeu_ps(at, accumulate(_mm512_loadu_ps(at), total, in, 2, kind, scales));
@@ -48,8 +55,8 @@ BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_st
     }
 }
 
-void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
-                  int layout, size_t n_k)
+void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
+                  const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k)
 {
     if (LAYOUTS[layout].group == BLOCK_K / 2 || n_rows < AMX_ROWS) {
         vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, layout, n_k);
@@ -61,12 +68,17 @@ void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t
         size_t r = 0, n_blocks = n_k / BLOCK_K;
         for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
             const struct act_block *rows = x + r * x_stride;
-            if (kernel_layout == LAYOUT_C8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_C8);
-            else if (kernel_layout == LAYOUT_S8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_S8);
-            else if (kernel_layout == LAYOUT_U4M) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_U4M);
+            if (kernel_layout == LAYOUT_C8)
+                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_C8);
+            else if (kernel_layout == LAYOUT_S8)
+                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_S8);
+            else if (kernel_layout == LAYOUT_U4M)
+                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_U4M);
             else tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_I8);
         }
-        if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, layout, n_k);
+        if (r < n_rows)
+            vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, layout,
+                          n_k);
     }
     _tile_release();
 }

@@ -1,8 +1,10 @@
-/* bf16_avx512.c - products of bf16 pairs on vdpbf16ps: two neighbouring k's of 16 outputs by two inputs broadcast to all lanes.
+/* bf16_avx512.c - products of bf16 pairs on vdpbf16ps: two neighbouring k's of 16 outputs by two
+ * inputs broadcast to all lanes.
  *
- * Two such instructions start per cycle and each takes six: gemv reads one panel after the other, as one stream of memory, whose single
- * chain per row keeps up with what a core reads; tiles hold two panels by eight rows. F8 becomes bf16 exactly, in registers for few rows
- * and once per 128 k's for many. Thread: engine, pool. */
+ * Two such instructions start per cycle and each takes six: gemv reads one panel after the other,
+ * as one stream of memory, whose single chain per row keeps up with what a core reads; tiles hold
+ * two panels by eight rows. F8 becomes bf16 exactly, in registers for few rows and once per 128 k's
+ * for many. Thread: engine, pool. */
 #include "kernels/cpu/matmul/f8_to_bf16_avx512.h"
 #include "kernels/cpu/microkernels_vnni.h"
 
@@ -23,13 +25,20 @@ BLOCK_INLINE __m512bh broadcast_x(const uint16_t *x, size_t pair)
     return (__m512bh)_mm512_set1_epi32(two);
 }
 
-BLOCK_INLINE __m512 dot(__m512 acc, __m512i pairs, __m512bh x) { return _mm512_dpbf16_ps(acc, (__m512bh)pairs, x); }
-
-void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+BLOCK_INLINE __m512 dot(__m512 acc, __m512i pairs, __m512bh x)
 {
-    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)), *words = panel + k_begin / 4 * PANEL * 4;
-    const bool  last = k_begin + n_k >= w->n_in; /* then the panel that takes its place in the next group follows */
-    const char *next = last ? panel + GEMM_PANELS * weight_layout_panel_bytes(w->layout, w->n_in) : words + n_k / 4 * PANEL * 4;
+    return _mm512_dpbf16_ps(acc, (__m512bh)pairs, x);
+}
+
+void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel,
+                    size_t k_begin, size_t n_k)
+{
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)),
+               *words = panel + k_begin / 4 * PANEL * 4;
+    const bool last = k_begin + n_k >= w->n_in; /* then the panel that takes its place in the next
+                                                 * group follows */
+    const char *next = last ? panel + GEMM_PANELS * weight_layout_panel_bytes(w->layout, w->n_in)
+                            : words + n_k / 4 * PANEL * 4;
     *scale = f8_scales(panel, w->n_in)[k_begin / F8_BLOCK];
     for (size_t i = 0; i < (n_k + 3) / 4; i++) {
         __m512i pairs[2];
@@ -43,7 +52,8 @@ void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t 
 /* ---- few rows ---- */
 
 /* n_pairs (a constant where it is PAIRS) of a panel for n rows. */
-BLOCK_INLINE void step_bf16(__m512 *acc, const uint16_t *const *x, size_t k, const char *pairs, size_t n_pairs, const int n)
+BLOCK_INLINE void step_bf16(__m512 *acc, const uint16_t *const *x, size_t k, const char *pairs,
+                            size_t n_pairs, const int n)
 {
 #pragma GCC unroll 16
     for (size_t i = 0; i < n_pairs; i++) {
@@ -53,7 +63,8 @@ BLOCK_INLINE void step_bf16(__m512 *acc, const uint16_t *const *x, size_t k, con
     }
 }
 
-BLOCK_INLINE void rows_bf16(__m512 *acc, const uint16_t *const *x, const char *panel, size_t n_in, const int n)
+BLOCK_INLINE void rows_bf16(__m512 *acc, const uint16_t *const *x, const char *panel, size_t n_in,
+                            const int n)
 {
     size_t k = 0;
     for (; k + 2 * PAIRS <= n_in; k += 2 * PAIRS) {
@@ -65,8 +76,10 @@ BLOCK_INLINE void rows_bf16(__m512 *acc, const uint16_t *const *x, const char *p
     step_bf16(acc, x, k, panel + k / 2 * PANEL * 4, (n_in - k + 1) / 2, n);
 }
 
-/* n_blocks (1 or 2, a constant) scale blocks of n_k k's each from k on; their sums start from zero, so they go side by side. */
-BLOCK_INLINE void blocks_f8(__m512 *acc, const uint16_t *const *x, const char *panel, const float *scale, size_t k, size_t n_k, const int n,
+/* n_blocks (1 or 2, a constant) scale blocks of n_k k's each from k on; their sums start from zero,
+ * so they go side by side. */
+BLOCK_INLINE void blocks_f8(__m512 *acc, const uint16_t *const *x, const char *panel,
+                            const float *scale, size_t k, size_t n_k, const int n,
                             const int n_blocks)
 {
     __m512 sum[2 * DOT_ROWS];
@@ -76,35 +89,41 @@ BLOCK_INLINE void blocks_f8(__m512 *acc, const uint16_t *const *x, const char *p
 #pragma GCC unroll 2
         for (int b = 0; b < n_blocks; b++) {
             const char *at = panel + (k + (size_t)b * F8_BLOCK) / 4 * PANEL * 4;
-            __m512i     pairs[2];
+            __m512i pairs[2];
             _mm_prefetch(at + PREFETCH_BYTES, _MM_HINT_T0);
             pairs_of_f8(pairs, _mm512_loadu_si512(at));
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 const uint16_t *in = x[r] + k + b * F8_BLOCK;
-                sum[b * n + r] = dot(dot(sum[b * n + r], pairs[0], broadcast_x(in, 0)), pairs[1], broadcast_x(in, 1));
+                sum[b * n + r] = dot(dot(sum[b * n + r], pairs[0], broadcast_x(in, 0)), pairs[1],
+                                     broadcast_x(in, 1));
             }
         }
     }
 #pragma GCC unroll 2
     for (int b = 0; b < n_blocks; b++)
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++) acc[r] = _mm512_fmadd_ps(sum[b * n + r], _mm512_set1_ps(scale[b]), acc[r]);
+        for (int r = 0; r < n; r++)
+            acc[r] = _mm512_fmadd_ps(sum[b * n + r], _mm512_set1_ps(scale[b]), acc[r]);
 }
 
-BLOCK_INLINE void rows_f8(__m512 *acc, const uint16_t *const *x, const char *panel, size_t n_in, const int n)
+BLOCK_INLINE void rows_f8(__m512 *acc, const uint16_t *const *x, const char *panel, size_t n_in,
+                          const int n)
 {
     const float *scale = f8_scales(panel, n_in);
-    size_t       k = 0;
-    for (; k + 2 * F8_BLOCK <= n_in; k += 2 * F8_BLOCK, scale += 2) blocks_f8(acc, x, panel, scale, k, F8_BLOCK, n, 2);
-    for (; k < n_in; k += F8_BLOCK, scale++) blocks_f8(acc, x, panel, scale, k, n_in - k < F8_BLOCK ? n_in - k : F8_BLOCK, n, 1);
+    size_t k = 0;
+    for (; k + 2 * F8_BLOCK <= n_in; k += 2 * F8_BLOCK, scale += 2)
+        blocks_f8(acc, x, panel, scale, k, F8_BLOCK, n, 2);
+    for (; k < n_in; k += F8_BLOCK, scale++)
+        blocks_f8(acc, x, panel, scale, k, n_in - k < F8_BLOCK ? n_in - k : F8_BLOCK, n, 1);
 }
 
-/* n rows, a constant; of x [n] only n_rows differ, the others repeat the last and their results are dropped. */
-BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const uint16_t *const *x, size_t n_rows, const struct weight *w, size_t i_panel,
-                            const int n)
+/* n rows, a constant; of x [n] only n_rows differ, the others repeat the last and their results are
+ * dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const uint16_t *const *x, size_t n_rows,
+                            const struct weight *w, size_t i_panel, const int n)
 {
-    __m512      acc[DOT_ROWS];
+    __m512 acc[DOT_ROWS];
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
@@ -117,10 +136,11 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const uint16_t *const
     }
 }
 
-void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows,
+               const struct weight *w, size_t i_panel, size_t n_panels)
 {
     const uint16_t *rows[DOT_ROWS];
-    size_t          stride = n_panels * PANEL;
+    size_t stride = n_panels * PANEL;
     for (size_t r = 0; r < DOT_ROWS; r++) rows[r] = x + (r < n_rows ? r : n_rows - 1) * x_stride;
     for (size_t p = i_panel; p < i_panel + n_panels; p++, out += PANEL) {
         if (n_rows > 6) gemv_rows(out, stride, rows, n_rows, w, p, 8);
@@ -134,14 +154,14 @@ void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, co
 /* ---- many rows ---- */
 
 struct bf16_gemm_tile {
-    float          *acc;
-    size_t          acc_stride; /* from panel to panel */
+    float *acc;
+    size_t acc_stride; /* from panel to panel */
     const uint16_t *x[TILE_ROWS];
-    size_t          n_rows, n_pairs; /* of x only n_rows differ; the others repeat the last */
+    size_t n_rows, n_pairs; /* of x only n_rows differ; the others repeat the last */
     const uint32_t *w;
-    size_t          w_stride;
-    const float    *scale;
-    const uint32_t *next;       /* what is asked for meanwhile, a line per pair */
+    size_t w_stride;
+    const float *scale;
+    const uint32_t *next; /* what is asked for meanwhile, a line per pair */
 };
 
 BLOCK_INLINE float *acc_at(const struct bf16_gemm_tile *t, int p, int r)
@@ -155,11 +175,12 @@ BLOCK_INLINE void tile_rows(const struct bf16_gemm_tile *t, const int n, const i
 {
     const uint16_t *const *x = t->x;
     const uint32_t *w = t->w;
-    __m512          sum[DOT_PANELS][TILE_ROWS];
+    __m512 sum[DOT_PANELS][TILE_ROWS];
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++) sum[p][r] = t->scale ? _mm512_setzero_ps() : _mm512_loadu_ps(acc_at(t, p, r));
+        for (int r = 0; r < n; r++)
+            sum[p][r] = t->scale ? _mm512_setzero_ps() : _mm512_loadu_ps(acc_at(t, p, r));
     for (size_t i = 0; i < t->n_pairs; i++, w += PANEL) {
         __m512i two[DOT_PANELS];
         _mm_prefetch((const char *)(t->next + i * PANEL), _MM_HINT_T1);
@@ -178,7 +199,9 @@ BLOCK_INLINE void tile_rows(const struct bf16_gemm_tile *t, const int n, const i
         for (int r = 0; r < n; r++) {
             if ((size_t)r >= t->n_rows) break;
             float *acc = acc_at(t, p, r);
-            _mm512_storeu_ps(acc, t->scale ? _mm512_fmadd_ps(sum[p][r], _mm512_set1_ps(t->scale[p]), _mm512_loadu_ps(acc)) : sum[p][r]);
+            _mm512_storeu_ps(acc, t->scale ? _mm512_fmadd_ps(sum[p][r], _mm512_set1_ps(t->scale[p]),
+                                                             _mm512_loadu_ps(acc))
+                                           : sum[p][r]);
         }
 }
 
@@ -190,17 +213,26 @@ BLOCK_INLINE void tile_panels(const struct bf16_gemm_tile *t, const int n_panels
     else tile_rows(t, 2, n_panels);
 }
 
-/* Tiles of nearly equal height: 18 rows as 6 + 6 + 6. While the first rows go through a panel, the k's that follow it are asked for: a tile of a
- * few dozen rows is done with weights sooner than memory brings the next. */
-void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
-               const float *scale, size_t n_k)
+/* Tiles of nearly equal height: 18 rows as 6 + 6 + 6. While the first rows go through a panel, the
+ * k's that follow it are asked for: a tile of a few dozen rows is done with weights sooner than
+ * memory brings the next. */
+void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w,
+               size_t w_stride, size_t n_panels, const float *scale, size_t n_k)
 {
-    struct bf16_gemm_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_pairs = (n_k + 1) / 2, .w = w, .w_stride = w_stride, .scale = scale };
+    struct bf16_gemm_tile t = {
+        .acc = acc,
+        .acc_stride = n_rows * PANEL,
+        .n_pairs = (n_k + 1) / 2,
+        .w = w,
+        .w_stride = w_stride,
+        .scale = scale,
+    };
     size_t i_tile = 0;
     for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--, i_tile++) {
         t.next = i_tile < n_panels ? w + i_tile * w_stride + t.n_pairs * PANEL : w;
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
-        for (size_t r = 0; r < TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
+        for (size_t r = 0; r < TILE_ROWS; r++)
+            t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         if (n_panels == 2) tile_panels(&t, 2);
         else tile_panels(&t, 1);
         t.acc += t.n_rows * PANEL;

@@ -1,20 +1,37 @@
-/* dequantize_avx512.h - weights of any layout as f32, 32 k's of a panel at a time, on 16 lanes: each is what weight_layout_element says, bit for bit.
- * `layout` is a constant at every call. Only for files built with AVX-512. */
+/* dequantize_avx512.h - weights of any layout as f32, 32 k's of a panel at a time, on 16 lanes:
+ * each is what weight_layout_element says, bit for bit. `layout` is a constant at every call. Only
+ * for files built with AVX-512. */
 #ifndef BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX512_H
 
-#include "kernels/cpu/matmul/int_blocks_avx512.h"
 #include "kernels/cpu/matmul/f8_to_bf16_avx512.h"
+#include "kernels/cpu/matmul/int_blocks_avx512.h"
 
-BLOCK_INLINE __m512 even_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
-BLOCK_INLINE __m512 odd_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536))); }
+BLOCK_INLINE __m512 even_bf16(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+}
+BLOCK_INLINE __m512 odd_bf16(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536)));
+}
 BLOCK_INLINE __m512 even_f16(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pair)); }
-BLOCK_INLINE __m512 odd_f16(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16))); }
-BLOCK_INLINE __m512 even_of(const int layout, __m512i pair) { return layout == LAYOUT_F16 ? even_f16(pair) : even_bf16(pair); }
-BLOCK_INLINE __m512 odd_of(const int layout, __m512i pair) { return layout == LAYOUT_F16 ? odd_f16(pair) : odd_bf16(pair); }
+BLOCK_INLINE __m512 odd_f16(__m512i pair)
+{
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16)));
+}
+BLOCK_INLINE __m512 even_of(const int layout, __m512i pair)
+{
+    return layout == LAYOUT_F16 ? even_f16(pair) : even_bf16(pair);
+}
+BLOCK_INLINE __m512 odd_of(const int layout, __m512i pair)
+{
+    return layout == LAYOUT_F16 ? odd_f16(pair) : odd_bf16(pair);
+}
 
 /* F16 and BF16: whole pairs, so an odd n_k writes one row more. */
-BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int layout)
+BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size_t n_k,
+                                   const int layout)
 {
     const char *pairs = panel + k / 2 * PANEL * 4;
     for (size_t i = 0; i < (n_k + 1) / 2; i++, dst += 2 * PANEL) {
@@ -27,7 +44,7 @@ BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size
 /* Whole words of four k's; k .. k+n_k share a scale. */
 BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size_t k, size_t n_k)
 {
-    __m512      scale = _mm512_set1_ps(f8_scales(panel, n_in)[k / F8_BLOCK]);
+    __m512 scale = _mm512_set1_ps(f8_scales(panel, n_in)[k / F8_BLOCK]);
     const char *words = panel + k / 4 * PANEL * 4;
     for (size_t i = 0; i < (n_k + 3) / 4; i++) {
         __m512i pairs[2];
@@ -41,7 +58,8 @@ BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size
 }
 
 /* A block of integers; `scale` is that of C layouts. */
-BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, const float *scale, const int layout)
+BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, const float *scale,
+                                   const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -63,8 +81,10 @@ BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, cons
     }
 }
 
-/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32, others whole words. */
-BLOCK_INLINE void dequantize_group(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int layout)
+/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32,
+ * others whole words. */
+BLOCK_INLINE void dequantize_group(float *dst, const char *panel, const float *scale, size_t n_in,
+                                   size_t k, size_t n_k, const int layout)
 {
     if (layout == LAYOUT_F16 || layout == LAYOUT_BF16) dequantize_pairs(dst, panel, k, n_k, layout);
     else if (layout == LAYOUT_F8) dequantize_f8(dst, panel, n_in, k, n_k);

@@ -1,8 +1,10 @@
-/* f32_avx2.c - f32 chains on 8 lanes: matrix times one row (gemv) and times many (widen, tile). A panel is two registers of outputs.
+/* f32_avx2.c - f32 chains on 8 lanes: matrix times one row (gemv) and times many (widen, tile). A
+ * panel is two registers of outputs.
  *
- * Every accumulator is one chain over k, and a multiply-add takes four cycles: speed comes from many chains. F32 needs no second panel to
- * keep up with memory, 16-bit layouts two side by side; all others are widened 32 k's at a time, four panels side by side. Tiles hold six rows
- * of one panel. Thread: engine, pool. */
+ * Every accumulator is one chain over k, and a multiply-add takes four cycles: speed comes from
+ * many chains. F32 needs no second panel to keep up with memory, 16-bit layouts two side by side;
+ * all others are widened 32 k's at a time, four panels side by side. Tiles hold six rows of one
+ * panel. Thread: engine, pool. */
 #include "kernels/cpu/matmul/dequantize_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 
@@ -15,7 +17,7 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     __m256 low = _mm256_setzero_ps(), high = low;
     for (size_t k = 0; k < n_in; k++) {
         const float *at = (const float *)panel + k * PANEL;
-        __m256       xk = _mm256_broadcast_ss(x + k);
+        __m256 xk = _mm256_broadcast_ss(x + k);
         _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
         low = _mm256_fmadd_ps(_mm256_loadu_ps(at), xk, low);
         high = _mm256_fmadd_ps(_mm256_loadu_ps(at + HALF), xk, high);
@@ -24,16 +26,18 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     _mm256_storeu_ps(out + HALF, high);
 }
 
-/* n panels, `bytes` apart, of a 16-bit layout; a constant. Where they end, the n panels that follow are asked for. */
-BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes, size_t n_in, const int layout, const int n)
+/* n panels, `bytes` apart, of a 16-bit layout; a constant. Where they end, the n panels that follow
+ * are asked for. */
+BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes,
+                             size_t n_in, const int layout, const int n)
 {
     __m256 acc[PAIR_PANELS][2];
 #pragma GCC unroll 2
     for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
     for (size_t k = 0; k < n_in; k += 2) {
         const bool whole = k + 1 < n_in;
-        size_t     at = k / 2 * PANEL * 4, next_at = at + PREFETCH_BYTES / (size_t)n;
-        __m256     x0 = _mm256_broadcast_ss(x + k), x1 = _mm256_broadcast_ss(x + (whole ? k + 1 : k));
+        size_t at = k / 2 * PANEL * 4, next_at = at + PREFETCH_BYTES / (size_t)n;
+        __m256 x0 = _mm256_broadcast_ss(x + k), x1 = _mm256_broadcast_ss(x + (whole ? k + 1 : k));
         if (next_at >= bytes) next_at += (size_t)(n - 1) * bytes;
 #pragma GCC unroll 2
         for (int p = 0; p < n; p++) {
@@ -53,13 +57,15 @@ BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size
     }
 }
 
-static void gemv_16bit(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
+static void gemv_16bit(float *out, const float *x, const struct weight *w, size_t i_panel,
+                       size_t n_panels)
 {
     size_t bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     while (n_panels > 0) {
         const char *panel = panel_at(w, i_panel, bytes);
-        size_t      n = n_panels >= PAIR_PANELS ? PAIR_PANELS : 1;
-        if (w->layout == LAYOUT_F16 && n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_F16, PAIR_PANELS);
+        size_t n = n_panels >= PAIR_PANELS ? PAIR_PANELS : 1;
+        if (w->layout == LAYOUT_F16 && n > 1)
+            gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_F16, PAIR_PANELS);
         else if (w->layout == LAYOUT_F16) gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_F16, 1);
         else if (n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_BF16, PAIR_PANELS);
         else gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_BF16, 1);
@@ -70,16 +76,18 @@ static void gemv_16bit(float *out, const float *x, const struct weight *w, size_
 }
 
 /* GEMV_PANELS chains; where there are fewer panels the first one's is repeated and dropped. */
-BLOCK_INLINE void gemv_dequantized(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int layout)
+BLOCK_INLINE void gemv_dequantized(float *out, const float *x, const struct weight *w,
+                                   size_t i_panel, size_t n_panels, const int layout)
 {
-    float  f32[GEMV_PANELS][BLOCK_K * PANEL] __attribute__((aligned(64)));
+    float f32[GEMV_PANELS][BLOCK_K * PANEL] __attribute__((aligned(64)));
     size_t bytes = weight_layout_panel_bytes(layout, w->n_in);
     __m256 acc[GEMV_PANELS][2];
     for (size_t p = 0; p < GEMV_PANELS; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
     for (size_t k0 = 0; k0 < w->n_in; k0 += BLOCK_K) {
         size_t n_k = w->n_in - k0 < BLOCK_K ? w->n_in - k0 : BLOCK_K;
         for (size_t p = 0; p < n_panels; p++)
-            dequantize_group(f32[p], panel_at(w, i_panel + p, bytes), weight_layout_channel_scale(w, i_panel + p), w->n_in, k0, n_k, layout);
+            dequantize_group(f32[p], panel_at(w, i_panel + p, bytes),
+                             weight_layout_channel_scale(w, i_panel + p), w->n_in, k0, n_k, layout);
         for (size_t k = 0; k < n_k; k++) {
             __m256 xk = _mm256_broadcast_ss(x + k0 + k);
 #pragma GCC unroll 4
@@ -100,23 +108,30 @@ void avx2_gemv(float *out, const float *x, const struct weight *w, size_t i_pane
 {
     switch (w->layout) {
     case LAYOUT_F32:
-        for (size_t p = 0; p < n_panels; p++) gemv_f32(out + p * PANEL, x, panel_at(w, i_panel + p, weight_layout_panel_bytes(LAYOUT_F32, w->n_in)), w->n_in);
+        for (size_t p = 0; p < n_panels; p++)
+            gemv_f32(out + p * PANEL, x,
+                     panel_at(w, i_panel + p, weight_layout_panel_bytes(LAYOUT_F32, w->n_in)),
+                     w->n_in);
         break;
     case LAYOUT_F16:
-    case LAYOUT_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
-    LAYOUT_CASE(F8, gemv_dequantized(out, x, w, i_panel, n_panels, LAYOUT))
-    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_dequantized(out, x, w, i_panel, n_panels, LAYOUT))
+    case LAYOUT_BF16:
+        gemv_16bit(out, x, w, i_panel, n_panels);
+        break;
+        LAYOUT_CASE(F8, gemv_dequantized(out, x, w, i_panel, n_panels, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE, gemv_dequantized(out, x, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows ---- */
 
-BLOCK_INLINE void dequantize_layout(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int layout)
+BLOCK_INLINE void dequantize_layout(float *dst, const struct weight *w, size_t i_panel,
+                                    size_t k_begin, size_t n_k, const int layout)
 {
-    const char  *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
     const float *scale = weight_layout_channel_scale(w, i_panel);
     for (size_t k = 0; k < n_k; k += BLOCK_K, dst += BLOCK_K * PANEL)
-        dequantize_group(dst, panel, scale, w->n_in, k_begin + k, n_k - k < BLOCK_K ? n_k - k : BLOCK_K, layout);
+        dequantize_group(dst, panel, scale, w->n_in, k_begin + k,
+                         n_k - k < BLOCK_K ? n_k - k : BLOCK_K, layout);
 }
 
 void avx2_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
@@ -127,15 +142,16 @@ void avx2_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t 
         __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
         break;
     }
-    LAYOUT_CASE(F16, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
-    LAYOUT_CASE(BF16, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
-    LAYOUT_CASE(F8, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
-    INTEGER_LAYOUTS(LAYOUT_CASE, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+        LAYOUT_CASE(F16, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+        LAYOUT_CASE(BF16, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+        LAYOUT_CASE(F8, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
     }
 }
 
 /* n rows by one panel: 2n accumulators, two weight registers, one input broadcast at a time. */
-BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k, const int n)
+BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k,
+                            const int n)
 {
     __m256 sum[6][2];
 #pragma GCC unroll 6
@@ -159,8 +175,10 @@ BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const f
     }
 }
 
-/* Tiles of nearly equal height: 7 rows as 4 + 3, not 6 + 1, whose single row would wait for its own additions. */
-void avx2_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k)
+/* Tiles of nearly equal height: 7 rows as 4 + 3, not 6 + 1, whose single row would wait for its own
+ * additions. */
+void avx2_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
+               size_t n_k)
 {
     for (size_t n_tiles = (n_rows + 5) / 6; n_tiles > 0; n_tiles--) {
         size_t n = (n_rows + n_tiles - 1) / n_tiles;

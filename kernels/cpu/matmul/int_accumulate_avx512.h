@@ -1,12 +1,16 @@
-/* int_accumulate_avx512.h - int chains on 16 lanes, the integer products apart: sums of inputs, the step from a group's integer sum to the chain, and
- * what a tile is given. Only for files built with AVX-512. */
+/* int_accumulate_avx512.h - int chains on 16 lanes, the integer products apart: sums of inputs, the
+ * step from a group's integer sum to the chain, and what a tile is given. Only for files built with
+ * AVX-512. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX512_H
 
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 
 /* The sum of a block's numbers: of one half (0, 1), or of both (2). */
-BLOCK_INLINE int32_t x_sum(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
+BLOCK_INLINE int32_t x_sum(const struct act_block *x, const int part)
+{
+    return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part];
+}
 
 BLOCK_INLINE __m512i x_sum_times(const struct act_block *x, const int part, const int factor)
 {
@@ -21,26 +25,29 @@ BLOCK_INLINE __m512i broadcast_x(const struct act_block *x, int term, int word)
 }
 
 /* acc = chain over one group, whose integer sum is `sum`. */
-BLOCK_INLINE __m512 accumulate(__m512 acc, __m512i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales512 w)
+BLOCK_INLINE __m512 accumulate(__m512 acc, __m512i sum, const struct act_block *x, const int part,
+                               const struct block_kind kind, struct scales512 w)
 {
     __m512 s = _mm512_set1_ps(x->s), i = _mm512_cvtepi32_ps(sum);
     if (!kind.scaled) return _mm512_fmadd_ps(i, s, acc);
     acc = _mm512_fmadd_ps(_mm512_mul_ps(i, s), w.d, acc);
     if (!kind.has_m) return acc;
-    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_set1_ps((float)x_sum(x, part) * x->s);
+    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum)
+                            : _mm512_set1_ps((float)x_sum(x, part) * x->s);
     return _mm512_fmadd_ps(ssum, w.m, acc);
 }
 
 /* ---- tiles ---- */
 
 struct int_tile {
-    float                  *acc;
-    size_t                  acc_stride; /* from panel to panel */
+    float *acc;
+    size_t acc_stride; /* from panel to panel */
     const struct act_block *x[INT_TILE_ROWS];
-    size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
-    const struct unpacked_panel  *w;
-    int                     zero;
-    const char             *next; /* asked for meanwhile, NEXT_LINES per block; or NULL */
+    size_t n_rows, n_blocks; /* of x only n_rows differ; the others repeat the
+                              * last */
+    const struct unpacked_panel *w;
+    int zero;
+    const char *next; /* asked for meanwhile, NEXT_LINES per block; or NULL */
 };
 
 enum { NEXT_LINES = 3 };

@@ -1,15 +1,19 @@
-/* int_avx2.c - int chains on 8 lanes: vpmaddubsw multiplies unsigned by signed bytes and adds neighbours in 16 bits, where a sum that does
- * not fit would be cut off. Two ways keep every sum exact:
- *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
- *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
- * gemv_int takes one row by both halves of a panel, so that memory is one stream, or four rows by one half at a time; tile_int the latter.
- * Thread: engine, pool. */
+/* int_avx2.c - int chains on 8 lanes: vpmaddubsw multiplies unsigned by signed bytes and adds
+ * neighbours in 16 bits, where a sum that does not fit would be cut off. Two ways keep every sum
+ * exact:
+ *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16
+ *            bits and widened once.
+ *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each
+ *            sum is widened at once.
+ * gemv_int takes one row by both halves of a panel, so that memory is one stream, or four rows by
+ * one half at a time; tile_int the latter. Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 
 enum { ROWS = 4 };
 
-/* A word ready to be multiplied: magnitudes, and (bytes only) what the inputs take their signs from. */
+/* A word ready to be multiplied: magnitudes, and (bytes only) what the inputs take their signs
+ * from. */
 struct int_factor256 {
     __m256i q, sign;
 };
@@ -30,33 +34,41 @@ BLOCK_INLINE __m256i add_products(__m256i sum, struct int_factor256 w, __m256i x
         __m256i pairs = _mm256_maddubs_epi16(w.q, _mm256_sign_epi8(x, w.sign));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit the registers. */
+    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit
+     * the registers. */
     __asm__("" : "+x"(sum));
     return sum;
 }
 
 /* One term's sum with 32 bits for each output. */
-BLOCK_INLINE __m256i add_pairs_i32(__m256i sum, const bool bytes) { return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+BLOCK_INLINE __m256i add_pairs_i32(__m256i sum, const bool bytes)
+{
+    return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+}
 
-/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
-BLOCK_INLINE __m256i combine_terms(__m256i high, __m256i low, const struct act_block *x, const int part, const int layout)
+/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte
+ * layout's, all of a nibble layout's. */
+BLOCK_INLINE __m256i combine_terms(__m256i high, __m256i low, const struct act_block *x,
+                                   const int part, const int layout)
 {
     const bool bytes = block_kind(layout).bytes;
-    const int  missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
-    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(add_pairs_i32(high, bytes), ACT_LOW_BITS), add_pairs_i32(low, bytes));
+    const int missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
+    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(add_pairs_i32(high, bytes), ACT_LOW_BITS),
+                                   add_pairs_i32(low, bytes));
     return missing ? _mm256_add_epi32(sum, x_sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
 
-BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, const char *panel, size_t b, const int h, const int layout, const int n)
+BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, const char *panel,
+                             size_t b, const int h, const int layout, const int n)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m256i   high[ROWS], low[ROWS];
+        __m256i high[ROWS], low[ROWS];
 #pragma GCC unroll 4
         for (int r = 0; r < n; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
@@ -70,18 +82,22 @@ BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, cons
         }
         struct scales256 scales = block_scales256(layout, panel, b, (size_t)part, h);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++)
+            acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout),
+                                x[r] + b, which, kind, scales);
     }
 }
 
 /* Both halves of a panel for one row. */
-BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel, size_t n_blocks, const int layout)
+BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel,
+                           size_t n_blocks, const int layout)
 {
     __m256 low = _mm256_setzero_ps(), high = low;
     for (size_t b = 0; b < n_blocks; b++) {
         const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        for (size_t line = 0; line < block_bytes(layout); line += 64)
+            _mm_prefetch(next + line, _MM_HINT_T0);
         block_rows(&low, &x, panel, b, 0, layout, 1);
         block_rows(&high, &x, panel, b, 1, layout, 1);
     }
@@ -89,17 +105,19 @@ BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *pa
     _mm256_storeu_ps(out + HALF, high);
 }
 
-/* ROWS rows, one half after the other, for which the panel is in the cache the second time. Of x only n_rows differ; the others repeat the
- * last and their results are dropped. */
-BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const char *panel, size_t n_blocks,
-                            const int layout)
+/* ROWS rows, one half after the other, for which the panel is in the cache the second time. Of x
+ * only n_rows differ; the others repeat the last and their results are dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
+                            size_t n_rows, const char *panel, size_t n_blocks, const int layout)
 {
     for (int h = 0; h < 2; h++) {
-        __m256 acc[ROWS] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps() };
+        __m256 acc[ROWS] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
+                             _mm256_setzero_ps() };
         for (size_t b = 0; b < n_blocks; b++) {
             const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
-            for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+            for (size_t line = 0; line < block_bytes(layout); line += 64)
+                _mm_prefetch(next + line, _MM_HINT_T0);
             block_rows(acc, x, panel, b, h, layout, ROWS);
         }
 #pragma GCC unroll 4
@@ -110,37 +128,43 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
     }
 }
 
-BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
-                            size_t n_panels, const int layout)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                              const struct weight *w, size_t i_panel, size_t n_panels,
+                              const int layout)
 {
     for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
         const struct act_block *rows[ROWS];
         size_t n = n_rows - r0 < ROWS ? n_rows - r0 : ROWS;
         for (size_t r = 0; r < ROWS; r++) rows[r] = x + (r0 + (r < n ? r : n - 1)) * x_stride;
         for (size_t p = 0; p < n_panels; p++) {
-            const char  *panel = panel_at(w, i_panel + p, weight_layout_panel_bytes(layout, w->n_in));
+            const char *panel = panel_at(w, i_panel + p,
+                                         weight_layout_panel_bytes(layout, w->n_in));
             const float *scale = weight_layout_channel_scale(w, i_panel + p);
-            float       *at = out + (r0 * n_panels + p) * PANEL;
+            float *at = out + (r0 * n_panels + p) * PANEL;
             if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, panel, act_blocks(w->n_in), layout);
             else gemv_row(at, rows[0], panel, act_blocks(w->n_in), layout);
-            for (size_t i = 0; i < n * PANEL && !block_kind(layout).scaled; i++) at[i / PANEL * n_panels * PANEL + i % PANEL] *= scale[i % PANEL];
+            for (size_t i = 0; i < n * PANEL && !block_kind(layout).scaled; i++)
+                at[i / PANEL * n_panels * PANEL + i % PANEL] *= scale[i % PANEL];
         }
     }
 }
 
-void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                   const struct weight *w, size_t i_panel, size_t n_panels)
 {
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE,
+                        gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows ---- */
 
 struct int_avx2_tile {
-    float                  *acc;
+    float *acc;
     const struct act_block *x[ROWS];
-    size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
+    size_t n_rows, n_blocks; /* of x only n_rows differ; the others repeat the
+                              * last */
 };
 
 BLOCK_INLINE float *acc_at(const struct int_avx2_tile *t, int r, int h)
@@ -148,25 +172,28 @@ BLOCK_INLINE float *acc_at(const struct int_avx2_tile *t, int r, int h)
     return t->acc + ((size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1) * PANEL + HALF * h;
 }
 
-BLOCK_INLINE void tile_rows(const struct int_avx2_tile *t, const struct unpacked_panel *w, int h, const int layout)
+BLOCK_INLINE void tile_rows(const struct int_avx2_tile *t, const struct unpacked_panel *w, int h,
+                            const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
-    __m256    acc[ROWS];
+    __m256 acc[ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) acc[r] = _mm256_loadu_ps(acc_at(t, r, h));
     for (size_t b = 0; b < t->n_blocks; b++) {
 #pragma GCC unroll 2
         for (int part = 0; part < n_parts; part++) {
-            const size_t     group = kind.halves ? 2 * b + (size_t)part : b;
-            const int        which = kind.halves ? part : 2;
+            const size_t group = kind.halves ? 2 * b + (size_t)part : b;
+            const int which = kind.halves ? part : 2;
             struct scales256 scales = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-            __m256i          high[ROWS], low[ROWS];
+            __m256i high[ROWS], low[ROWS];
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                struct int_factor256 q = factor_of(_mm256_load_si256((const __m256i *)w->q[b * WORDS + (size_t)i][HALF * h]), kind.bytes);
+                struct int_factor256 q = factor_of(
+                    _mm256_load_si256((const __m256i *)w->q[b * WORDS + (size_t)i][HALF * h]),
+                    kind.bytes);
 #pragma GCC unroll 4
                 for (int r = 0; r < ROWS; r++) {
                     high[r] = add_products(high[r], q, broadcast_x(t->x[r] + b, 0, i), kind.bytes);
@@ -176,7 +203,10 @@ BLOCK_INLINE void tile_rows(const struct int_avx2_tile *t, const struct unpacked
             if (kind.scaled) scales.d = _mm256_loadu_ps(w->d[group] + HALF * h);
             if (kind.has_m) scales.m = _mm256_loadu_ps(w->m[group] + HALF * h);
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
+            for (int r = 0; r < ROWS; r++)
+                acc[r] = accumulate(acc[r],
+                                    combine_terms(high[r], low[r], t->x[r] + b, which, layout),
+                                    t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 4
@@ -187,18 +217,23 @@ static void tile_panel(const struct int_avx2_tile *t, const struct unpacked_pane
 {
     for (int h = 0; h < 2; h++) {
         switch (layout) {
-        INTEGER_LAYOUTS(LAYOUT_CASE, tile_rows(t, w, h, LAYOUT))
+            INTEGER_LAYOUTS(LAYOUT_CASE, tile_rows(t, w, h, LAYOUT))
         }
     }
 }
 
-void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
-                   int layout, size_t n_k)
+void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
+                   const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++) {
         for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
-            struct int_avx2_tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / BLOCK_K };
-            for (size_t r = 0; r < ROWS; r++) t.x[r] = x + (r0 + (r < t.n_rows ? r : t.n_rows - 1)) * x_stride;
+            struct int_avx2_tile t = {
+                .acc = acc + (p * n_rows + r0) * PANEL,
+                .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS,
+                .n_blocks = n_k / BLOCK_K,
+            };
+            for (size_t r = 0; r < ROWS; r++)
+                t.x[r] = x + (r0 + (r < t.n_rows ? r : t.n_rows - 1)) * x_stride;
             tile_panel(&t, w + p, layout);
         }
     }

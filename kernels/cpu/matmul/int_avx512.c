@@ -1,7 +1,10 @@
-/* int_avx512.c - int chains on 16 lanes without vpdpbusd: vpmaddubsw multiplies unsigned by signed bytes and adds neighbours in 16 bits,
- * where a sum that does not fit would be cut off. Two ways keep every sum exact:
- *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
- *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
+/* int_avx512.c - int chains on 16 lanes without vpdpbusd: vpmaddubsw multiplies unsigned by signed
+ * bytes and adds neighbours in 16 bits, where a sum that does not fit would be cut off. Two ways
+ * keep every sum exact:
+ *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16
+ *            bits and widened once.
+ *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each
+ *            sum is widened at once.
  * Otherwise as int_vnni.c. Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
@@ -10,7 +13,7 @@ enum { ROWS = 4 };
 
 /* A word ready to be multiplied: magnitudes, and which are negative (bytes only). */
 struct int_factor512 {
-    __m512i   q;
+    __m512i q;
     __mmask64 negative;
 };
 
@@ -28,35 +31,44 @@ BLOCK_INLINE __m512i add_products(__m512i sum, struct int_factor512 w, __m512i x
         sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.q, x));
     } else {
         x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
-        sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w.q, x), _mm512_set1_epi16(1)));
+        sum = _mm512_add_epi32(
+            sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w.q, x), _mm512_set1_epi16(1)));
     }
-    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit the registers. */
+    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit
+     * the registers. */
     __asm__("" : "+v"(sum));
     return sum;
 }
 
 /* One term's sum with 32 bits for each output. */
-BLOCK_INLINE __m512i add_pairs_i32(__m512i sum, const bool bytes) { return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
+BLOCK_INLINE __m512i add_pairs_i32(__m512i sum, const bool bytes)
+{
+    return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
+}
 
-/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
-BLOCK_INLINE __m512i combine_terms(__m512i high, __m512i low, const struct act_block *x, const int part, const int layout)
+/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte
+ * layout's, all of a nibble layout's. */
+BLOCK_INLINE __m512i combine_terms(__m512i high, __m512i low, const struct act_block *x,
+                                   const int part, const int layout)
 {
     const bool bytes = block_kind(layout).bytes;
-    const int  missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
-    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(add_pairs_i32(high, bytes), ACT_LOW_BITS), add_pairs_i32(low, bytes));
+    const int missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
+    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(add_pairs_i32(high, bytes), ACT_LOW_BITS),
+                                   add_pairs_i32(low, bytes));
     return missing ? _mm512_add_epi32(sum, x_sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
 
-BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int layout, const int n)
+BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel,
+                             size_t b, const int layout, const int n)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m512i   high[ROWS], low[ROWS];
+        __m512i high[ROWS], low[ROWS];
 #pragma GCC unroll 4
         for (int r = 0; r < n; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
@@ -70,22 +82,27 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
         }
         struct scales512 scales = block_scales512(layout, panel, b, (size_t)part);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++)
+            acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout),
+                                x[r] + b, which, kind, scales);
     }
 }
 
-/* n rows, a constant, of one panel; of x [n] only n_rows differ, the others repeat the last and their results are dropped. */
-BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
-                            size_t i_panel, const int layout, const int n)
+/* n rows, a constant, of one panel; of x [n] only n_rows differ, the others repeat the last and
+ * their results are dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
+                            size_t n_rows, const struct weight *w, size_t i_panel, const int layout,
+                            const int n)
 {
-    __m512      acc[ROWS];
+    __m512 acc[ROWS];
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
 #pragma GCC unroll 4
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
     for (size_t b = 0; b < act_blocks(w->n_in); b++) {
         const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        for (size_t line = 0; line < block_bytes(layout); line += 64)
+            _mm_prefetch(next + line, _MM_HINT_T0);
         block_rows(acc, x, panel, b, layout, n);
     }
     const float *scale = weight_layout_channel_scale(w, i_panel);
@@ -95,8 +112,9 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
     }
 }
 
-BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
-                            size_t n_panels, const int layout)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                              const struct weight *w, size_t i_panel, size_t n_panels,
+                              const int layout)
 {
     for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
         const struct act_block *rows[ROWS];
@@ -110,35 +128,39 @@ BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_st
     }
 }
 
-void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                     const struct weight *w, size_t i_panel, size_t n_panels)
 {
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE,
+                        gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
     }
 }
 
-/* ---- many rows: six rows of one panel at a time, as a word's magnitudes and signs serve all of them ---- */
+/* ---- many rows: six rows of one panel at a time, as a word's magnitudes and signs serve all of
+ * them ---- */
 
 BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
-    const struct unpacked_panel  *w = t->w + p;
-    __m512    acc[INT_TILE_ROWS];
+    const struct unpacked_panel *w = t->w + p;
+    __m512 acc[INT_TILE_ROWS];
 #pragma GCC unroll 6
     for (int r = 0; r < INT_TILE_ROWS; r++) acc[r] = _mm512_loadu_ps(acc_at(t, p, r));
     for (size_t b = 0; b < t->n_blocks; b++) {
 #pragma GCC unroll 2
         for (int part = 0; part < n_parts; part++) {
-            const size_t     group = kind.halves ? 2 * b + (size_t)part : b;
-            const int        which = kind.halves ? part : 2;
+            const size_t group = kind.halves ? 2 * b + (size_t)part : b;
+            const int which = kind.halves ? part : 2;
             struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
-            __m512i          high[INT_TILE_ROWS], low[INT_TILE_ROWS];
+            __m512i high[INT_TILE_ROWS], low[INT_TILE_ROWS];
 #pragma GCC unroll 6
             for (int r = 0; r < INT_TILE_ROWS; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                struct int_factor512 q = factor_of(_mm512_load_si512(w->q[b * WORDS + (size_t)i]), kind.bytes);
+                struct int_factor512 q = factor_of(_mm512_load_si512(w->q[b * WORDS + (size_t)i]),
+                                                   kind.bytes);
 #pragma GCC unroll 6
                 for (int r = 0; r < INT_TILE_ROWS; r++) {
                     high[r] = add_products(high[r], q, broadcast_x(t->x[r] + b, 0, i), kind.bytes);
@@ -149,23 +171,32 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
             if (kind.has_m) scales.m = _mm512_load_ps(w->m[group]);
 #pragma GCC unroll 6
             for (int r = 0; r < INT_TILE_ROWS; r++)
-                acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
+                acc[r] = accumulate(acc[r],
+                                    combine_terms(high[r], low[r], t->x[r] + b, which, layout),
+                                    t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 6
     for (int r = 0; r < INT_TILE_ROWS; r++) _mm512_storeu_ps(acc_at(t, p, r), acc[r]);
 }
 
-void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
-                     int layout, size_t n_k)
+void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
+                     const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k)
 {
-    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / BLOCK_K, .w = w, .zero = LAYOUTS[layout].zero };
+    struct int_tile t = {
+        .acc = acc,
+        .acc_stride = n_rows * PANEL,
+        .n_blocks = n_k / BLOCK_K,
+        .w = w,
+        .zero = LAYOUTS[layout].zero,
+    };
     for (; n_rows > 0; n_rows -= t.n_rows, x += t.n_rows * x_stride, t.acc += t.n_rows * PANEL) {
         t.n_rows = n_rows < INT_TILE_ROWS ? n_rows : INT_TILE_ROWS;
-        for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
+        for (size_t r = 0; r < INT_TILE_ROWS; r++)
+            t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         for (int p = 0; p < (int)n_panels; p++) {
             switch (layout) {
-            INTEGER_LAYOUTS(LAYOUT_CASE, tile_rows(&t, p, LAYOUT))
+                INTEGER_LAYOUTS(LAYOUT_CASE, tile_rows(&t, p, LAYOUT))
             }
         }
     }

@@ -1,7 +1,9 @@
-/* int_blocks.h - where the integers of a block of 32 k's lie in a panel, for loops that are compiled once per layout.
+/* int_blocks.h - where the integers of a block of 32 k's lie in a panel, for loops that are
+ * compiled once per layout.
  *
- * `layout` is a constant at every call; block_kind tells what of weight_layout_info the code of a layout depends on, so that layouts that differ only in
- * where their words come from share one tile. Thread: any. */
+ * `layout` is a constant at every call; block_kind tells what of weight_layout_info the code of a
+ * layout depends on, so that layouts that differ only in where their words come from share one
+ * tile. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_H
 #define BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_H
 
@@ -12,8 +14,9 @@
 
 enum {
     WORDS = BLOCK_K / 4,
-    INT_TILE_ROWS = 6, /* rows of a tile of int chains */
-    PREFETCH_BYTES = 8192       /* bytes of a panel asked for ahead of use: some 200 ns; the hardware does not look beyond a page */
+    INT_TILE_ROWS = 6,    /* rows of a tile of int chains */
+    PREFETCH_BYTES = 8192 /* bytes of a panel asked for ahead of use: some 200 ns; the
+                           * hardware does not look beyond a page */
 };
 
 /* What of a layout the arithmetic depends on; constants once inlined. */
@@ -22,16 +25,23 @@ struct block_kind {
     bool scaled; /* groups have a d: all but C layouts */
     bool halves; /* groups of 16 */
     bool has_m;
-    bool bytes;  /* q above 15 occurs */
+    bool bytes; /* q above 15 occurs */
 };
 
 BLOCK_INLINE struct block_kind block_kind(const int layout)
 {
     const struct weight_layout_info *f = &LAYOUTS[layout];
-    return (struct block_kind){ .zero = f->zero != 0, .scaled = f->group != 0, .halves = f->group == BLOCK_K / 2, .has_m = f->has_m, .bytes = f->bits == 8 };
+    return (struct block_kind){
+        .zero = f->zero != 0,
+        .scaled = f->group != 0,
+        .halves = f->group == BLOCK_K / 2,
+        .has_m = f->has_m,
+        .bytes = f->bits == 8,
+    };
 }
 
-/* Of the layouts whose unpacked blocks are summed up by the same code, the zero point apart, the one that names it. */
+/* Of the layouts whose unpacked blocks are summed up by the same code, the zero point apart, the
+ * one that names it. */
 static inline int block_kernel_layout(int layout)
 {
     const struct weight_layout_info *f = weight_layout_info(layout);
@@ -43,28 +53,46 @@ static inline int block_kernel_layout(int layout)
 
 /* A statement of a switch over layouts, compiled once for each with LAYOUT a constant:
  *     switch (w->layout) { INTEGER_LAYOUTS(LAYOUT_CASE, f(x, LAYOUT)) } */
-#define LAYOUT_CASE(name, ...) case LAYOUT_##name: { enum { LAYOUT = LAYOUT_##name }; __VA_ARGS__; break; }
+#define LAYOUT_CASE(name, ...)                                                                     \
+    case LAYOUT_##name: {                                                                          \
+        enum { LAYOUT = LAYOUT_##name };                                                           \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }
 
 /* Blocks of 32 k's that lie together, in a super block or alone. */
-BLOCK_INLINE size_t blocks_per_superblock(const int layout) { return LAYOUT_OFFSETS[layout].k / BLOCK_K; }
+BLOCK_INLINE size_t blocks_per_superblock(const int layout)
+{
+    return LAYOUT_OFFSETS[layout].k / BLOCK_K;
+}
 
 /* Bytes of a panel per 32 k's. */
-BLOCK_INLINE size_t block_bytes(const int layout) { return LAYOUT_OFFSETS[layout].bytes / blocks_per_superblock(layout); }
+BLOCK_INLINE size_t block_bytes(const int layout)
+{
+    return LAYOUT_OFFSETS[layout].bytes / blocks_per_superblock(layout);
+}
 
 /* What block b of a panel lies in. */
-BLOCK_INLINE const char *block_at(const int layout, const char *panel, size_t b) { return panel + b / blocks_per_superblock(layout) * LAYOUT_OFFSETS[layout].bytes; }
+BLOCK_INLINE const char *block_at(const int layout, const char *panel, size_t b)
+{
+    return panel + b / blocks_per_superblock(layout) * LAYOUT_OFFSETS[layout].bytes;
+}
 
 /* Its words: 8 per lane, or 4 of nibbles. */
 BLOCK_INLINE const uint32_t (*block_words(const int layout, const char *panel, size_t b))[PANEL]
 {
     const size_t bytes = BLOCK_K * PANEL * (size_t)LAYOUTS[layout].bits / 8;
-    return (const uint32_t(*)[PANEL])(const void *)(block_at(layout, panel, b) + LAYOUT_OFFSETS[layout].q + b % blocks_per_superblock(layout) * bytes);
+    return (const uint32_t(*)[PANEL])(const void *)(block_at(layout, panel, b) +
+                                                    LAYOUT_OFFSETS[layout].q +
+                                                    b % blocks_per_superblock(layout) * bytes);
 }
 
-/* Where the scales of a super block's group begin, `part` of block b, among those of all its groups. */
+/* Where the scales of a super block's group begin, `part` of block b, among those of all its
+ * groups. */
 BLOCK_INLINE size_t block_group(const int layout, size_t b, size_t part)
 {
-    return (b % blocks_per_superblock(layout) * (BLOCK_K / (size_t)LAYOUTS[layout].group) + part) * PANEL;
+    return (b % blocks_per_superblock(layout) * (BLOCK_K / (size_t)LAYOUTS[layout].group) + part) *
+           PANEL;
 }
 
 #endif

@@ -1,7 +1,8 @@
-/* int_blocks_avx512.h - packed integers in 16 lanes: the words and the scales of one block of 32 k's of a panel, whatever the layout.
+/* int_blocks_avx512.h - packed integers in 16 lanes: the words and the scales of one block of 32
+ * k's of a panel, whatever the layout.
  *
- * `layout` is a constant wherever these are called, so each caller is left with the few instructions of its own layout. Only for files built
- * with AVX-512. */
+ * `layout` is a constant wherever these are called, so each caller is left with the few
+ * instructions of its own layout. Only for files built with AVX-512. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_AVX512_H
 
@@ -13,7 +14,10 @@ struct scales512 {
 };
 
 static inline __m512 f16x16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-static inline __m512 i8x16(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+static inline __m512 i8x16(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
 
 /* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
 BLOCK_INLINE __m512i block_word512(const int layout, const char *panel, size_t b, const int i)
@@ -24,13 +28,14 @@ BLOCK_INLINE __m512i block_word512(const int layout, const char *panel, size_t b
     return _mm512_and_si512(i % 2 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
 }
 
-/* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small integer, both exact in f32. Forms without d
- * leave it zero. */
-BLOCK_INLINE struct scales512 block_scales512(const int layout, const char *panel, size_t b, const size_t part)
+/* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small
+ * integer, both exact in f32. Forms without d leave it zero. */
+BLOCK_INLINE struct scales512 block_scales512(const int layout, const char *panel, size_t b,
+                                              const size_t part)
 {
     const struct weight_layout_offsets *at = &LAYOUT_OFFSETS[layout];
-    const char               *block = block_at(layout, panel, b);
-    struct scales512          s = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+    const char *block = block_at(layout, panel, b);
+    struct scales512 s = { _mm512_setzero_ps(), _mm512_setzero_ps() };
     if (!block_kind(layout).scaled) return s;
     s.d = f16x16(block + at->d);
     if (block_kind(layout).has_m) s.m = f16x16(block + at->m);

@@ -1,31 +1,37 @@
-/* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four inputs broadcast to all lanes.
+/* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four
+ * inputs broadcast to all lanes.
  *
- * The stored q is unsigned and the input signed, as the instruction wants them; an input's two terms are multiplied one after the other and
- * the high one's sum is shifted in between; the zero point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle
- * and each takes four, so eight sums must be under way.
- *   gemv_int  one panel after the other, so that memory is read as one stream: measured, that is a third faster than four streams. One
- *             row needs no second sum in sight, because the processor runs ahead into the next blocks; several rows go side by side.
- *   tile_int  two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve products.
- * The scales of a group cost two or three operations of the same units beside its eight products: that is the limit, 73 to 76 %.
- * Thread: engine, pool. */
+ * The stored q is unsigned and the input signed, as the instruction wants them; an input's two
+ * terms are multiplied one after the other and the high one's sum is shifted in between; the zero
+ * point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle and each
+ * takes four, so eight sums must be under way.
+ *   gemv_int  one panel after the other, so that memory is read as one stream: measured, that is a
+ *             third faster than four streams. One row needs no second sum in sight, because the
+ *             processor runs ahead into the next blocks; several rows go side by side.
+ *   tile_int  two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve
+ *             products.
+ * The scales of a group cost two or three operations of the same units beside its eight products:
+ * that is the limit, 73 to 76 %. Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx512.h"
 #include "kernels/cpu/microkernels_vnni.h"
 
 /* ---- few rows: weights are unpacked into registers ---- */
 
 /* One block of a panel for n rows: their sums go side by side, word by word. */
-BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int layout, const int n)
+BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel,
+                             size_t b, const int layout, const int n)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m512i   high[DOT_ROWS], low[DOT_ROWS];
+        __m512i high[DOT_ROWS], low[DOT_ROWS];
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             high[r] = _mm512_setzero_si512();
-            low[r] = kind.zero ? x_sum_times(x[r] + b, which, -LAYOUTS[layout].zero) : _mm512_setzero_si512();
+            low[r] = kind.zero ? x_sum_times(x[r] + b, which, -LAYOUTS[layout].zero)
+                               : _mm512_setzero_si512();
         }
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
@@ -45,19 +51,21 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
     }
 }
 
-/* n rows (a constant, so that the chains live in registers) of one panel. Of x [n] only n_rows differ; the others repeat the last and
- * their results are dropped. */
-BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
-                            size_t i_panel, const int layout, const int n)
+/* n rows (a constant, so that the chains live in registers) of one panel. Of x [n] only n_rows
+ * differ; the others repeat the last and their results are dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
+                            size_t n_rows, const struct weight *w, size_t i_panel, const int layout,
+                            const int n)
 {
-    __m512      acc[DOT_ROWS];
+    __m512 acc[DOT_ROWS];
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
     for (size_t b = 0; b < act_blocks(w->n_in); b++) {
         const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        for (size_t line = 0; line < block_bytes(layout); line += 64)
+            _mm_prefetch(next + line, _MM_HINT_T0);
         block_rows(acc, x, panel, b, layout, n);
     }
     const float *scale = weight_layout_channel_scale(w, i_panel);
@@ -69,8 +77,9 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
     }
 }
 
-BLOCK_INLINE void gemv_layout(float *out, const struct act_block *const *x, size_t n_rows, const struct weight *w, size_t i_panel,
-                            size_t n_panels, const int layout)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *const *x, size_t n_rows,
+                              const struct weight *w, size_t i_panel, size_t n_panels,
+                              const int layout)
 {
     size_t stride = n_panels * PANEL;
     for (size_t end = i_panel + n_panels; i_panel < end; i_panel++, out += PANEL) {
@@ -82,19 +91,21 @@ BLOCK_INLINE void gemv_layout(float *out, const struct act_block *const *x, size
     }
 }
 
-void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
+                   const struct weight *w, size_t i_panel, size_t n_panels)
 {
     const struct act_block *rows[DOT_ROWS];
     for (size_t r = 0; r < DOT_ROWS; r++) rows[r] = x + (r < n_rows ? r : n_rows - 1) * x_stride;
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, rows, n_rows, w, i_panel, n_panels, LAYOUT))
+        INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, rows, n_rows, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows: weights have been unpacked to bytes ---- */
 
 /* n rows by n_panels panels; constants, like the layout, of which only the block_kind matters. */
-BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const int n, const int n_panels)
+BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const int n,
+                            const int n_panels)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -102,7 +113,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
     const size_t n_blocks = t->n_blocks;
     const struct unpacked_panel *w = t->w;
     const struct act_block *const *x = t->x;
-    __m512    acc[DOT_PANELS][INT_TILE_ROWS];
+    __m512 acc[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 6
@@ -110,13 +121,14 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
     for (size_t b = 0; b < n_blocks; b++) {
         if (t->next) {
 #pragma GCC unroll 3
-            for (size_t i = 0; i < NEXT_LINES; i++) _mm_prefetch(t->next + (b * NEXT_LINES + i) * 64, _MM_HINT_T1);
+            for (size_t i = 0; i < NEXT_LINES; i++)
+                _mm_prefetch(t->next + (b * NEXT_LINES + i) * 64, _MM_HINT_T1);
         }
 #pragma GCC unroll 2
         for (int part = 0; part < n_parts; part++) {
             const size_t group = kind.halves ? 2 * b + (size_t)part : b;
-            const int    which = kind.halves ? part : 2;
-            __m512i      sum[DOT_PANELS][INT_TILE_ROWS];
+            const int which = kind.halves ? part : 2;
+            __m512i sum[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 6
             for (int r = 0; r < n; r++)
 #pragma GCC unroll 2
@@ -126,20 +138,25 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
                 for (int i = part * n_words; i < (part + 1) * n_words; i++) {
                     __m512i q[DOT_PANELS];
 #pragma GCC unroll 2
-                    for (int p = 0; p < n_panels; p++) q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
+                    for (int p = 0; p < n_panels; p++)
+                        q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
 #pragma GCC unroll 6
                     for (int r = 0; r < n; r++) {
                         __m512i in = broadcast_x(x[r] + b, term, i);
 #pragma GCC unroll 2
-                        for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+                        for (int p = 0; p < n_panels; p++)
+                            sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
                     }
                 }
                 if (term > 0) continue;
 #pragma GCC unroll 6
                 for (int r = 0; r < n; r++) {
-                    __m512i start = kind.zero ? x_sum_times(x[r] + b, which, -zero) : _mm512_setzero_si512();
+                    __m512i start = kind.zero ? x_sum_times(x[r] + b, which, -zero)
+                                              : _mm512_setzero_si512();
 #pragma GCC unroll 2
-                    for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[p][r], ACT_LOW_BITS), start);
+                    for (int p = 0; p < n_panels; p++)
+                        sum[p][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[p][r], ACT_LOW_BITS),
+                                                     start);
                 }
             }
 #pragma GCC unroll 2
@@ -148,7 +165,8 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
                 if (kind.scaled) scales.d = _mm512_load_ps(w[p].d[group]);
                 if (kind.has_m) scales.m = _mm512_load_ps(w[p].m[group]);
 #pragma GCC unroll 6
-                for (int r = 0; r < n; r++) acc[p][r] = accumulate(acc[p][r], sum[p][r], x[r] + b, which, kind, scales);
+                for (int r = 0; r < n; r++)
+                    acc[p][r] = accumulate(acc[p][r], sum[p][r], x[r] + b, which, kind, scales);
             }
         }
     }
@@ -171,19 +189,27 @@ BLOCK_INLINE void tile_layout(const struct int_tile *t, size_t n_panels, const i
     }
 }
 
-/* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. While the first of them are computed, the weights that follow are asked for, a few lines
- * at a time: a few dozen rows are done with weights sooner than memory brings the next. */
-void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
-                   int layout, size_t n_k)
+/* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. While the first of them are computed, the
+ * weights that follow are asked for, a few lines at a time: a few dozen rows are done with weights
+ * sooner than memory brings the next. */
+void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
+                   const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k)
 {
-    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / BLOCK_K, .w = w, .zero = LAYOUTS[layout].zero };
+    struct int_tile t = {
+        .acc = acc,
+        .acc_stride = n_rows * PANEL,
+        .n_blocks = n_k / BLOCK_K,
+        .w = w,
+        .zero = LAYOUTS[layout].zero,
+    };
     size_t i_next = 0, at_next = 0; /* panel and byte */
     for (size_t n_tiles = (n_rows + INT_TILE_ROWS - 1) / INT_TILE_ROWS; n_tiles > 0; n_tiles--) {
         if (i_next < n_panels && at_next >= w[i_next].next_bytes) i_next++, at_next = 0;
         t.next = i_next < n_panels && w[i_next].next_bytes > 0 ? w[i_next].next + at_next : NULL;
         at_next += t.n_blocks * NEXT_LINES * 64;
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
-        for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
+        for (size_t r = 0; r < INT_TILE_ROWS; r++)
+            t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         switch (block_kernel_layout(layout)) {
         case LAYOUT_C8: tile_layout(&t, n_panels, LAYOUT_C8); break;
         case LAYOUT_K8: tile_layout(&t, n_panels, LAYOUT_K8); break;

@@ -1,18 +1,25 @@
 /* matmul_epilogue.c - chain sums to where a product's results go.
  *
- * A block is some panels of some rows, so each row gets one or two cache lines, rows far apart: their lines are asked for ahead, and SwiGLU's
- * results are rounded here for the product that takes them, which halves the lines and spares it a pass over them. Thread: engine, pool. */
+ * A block is some panels of some rows, so each row gets one or two cache lines, rows far apart:
+ * their lines are asked for ahead, and SwiGLU's results are rounded here for the product that takes
+ * them, which halves the lines and spares it a pass over them. Thread: engine, pool. */
 #include <string.h>
 
 #include "kernels/cpu/matmul/matmul_job.h"
 #include "shared/base/arith.h"
 
-enum { PREFETCH_ROWS = 12 }; /* whose lines are asked for: as many as fit the ways of a cache when rows are a power of two apart */
+/* whose lines are asked for: as many as fit the ways of a cache when rows are a power of two
+ * apart */
+enum { PREFETCH_ROWS = 12 };
 
 /* A panel's lanes, wherever they lie. */
-typedef float matmul_lanes __attribute__((vector_size(PANEL * sizeof(float)), aligned(4), may_alias));
+typedef float matmul_lanes
+    __attribute__((vector_size(PANEL * sizeof(float)), aligned(4), may_alias));
 
-static void *row_of(const struct matmul_block *b, size_t row) { return (char *)b->job->a->y + (b->row0 + row) * b->job->y_row_bytes; }
+static void *row_of(const struct matmul_block *b, size_t row)
+{
+    return (char *)b->job->a->y + (b->row0 + row) * b->job->y_row_bytes;
+}
 
 /* ---- y = .., y += .. ---- */
 
@@ -56,7 +63,8 @@ static void swiglu(const struct cpu_microkernels *kernels, const struct matmul_b
         for (size_t i = 0; b->job->a->bias && i < b->n_rows; i++) add_bias(b, i, p);
         for (size_t i = 0; i < (side_by_side ? 1 : b->n_rows); i++) {
             float *gate = block_acc(b, i, p);
-            kernels->silu_mul(gate, gate, block_acc(b, i, p + 1), side_by_side ? b->n_rows * PANEL : PANEL);
+            kernels->silu_mul(gate, gate, block_acc(b, i, p + 1),
+                              side_by_side ? b->n_rows * PANEL : PANEL);
         }
     }
 }
@@ -73,17 +81,20 @@ static void store_row(const struct matmul_block *b, size_t row)
 }
 
 /* PREQUANTIZED_PANELS panels are one block of the row, filled up with zeros. */
-static void store_quantized_row(const struct cpu_microkernels *kernels, const struct matmul_block *b, size_t row)
+static void store_quantized_row(const struct cpu_microkernels *kernels,
+                                const struct matmul_block *b, size_t row)
 {
     const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;
-    const size_t          half = b->job->a->w->n_out / 2;
+    const size_t half = b->job->a->w->n_out / 2;
     char *y = row_of(b, row);
     for (size_t p = 0; p < b->n_panels; p += PREQUANTIZED_PANELS) {
-        float  x[BLOCK_K];
+        float x[BLOCK_K];
         size_t at = (b->panel0 + p) / 2 * PANEL, n = min_size(BLOCK_K, half - at);
         *(matmul_lanes *)x = *(const matmul_lanes *)block_acc(b, row, p);
-        if (n > PANEL) *(matmul_lanes *)(x + PANEL) = *(const matmul_lanes *)block_acc(b, row, p + 2);
-        if (arithmetic == MATMUL_INT) kernels->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x, n);
+        if (n > PANEL)
+            *(matmul_lanes *)(x + PANEL) = *(const matmul_lanes *)block_acc(b, row, p + 2);
+        if (arithmetic == MATMUL_INT)
+            kernels->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x, n);
         else kernels->round_bf16((uint16_t *)(y + matmul_row_bytes(arithmetic, at)), x, n);
     }
 }
@@ -94,14 +105,17 @@ static void store_quantized_row(const struct cpu_microkernels *kernels, const st
 static void prefetch_row(const struct matmul_block *b, size_t row)
 {
     const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;
-    const size_t per_panel = b->job->a->epilogue == MATMUL_SILU_MUL ? PANEL / 2 : PANEL, bytes = matmul_row_bytes(arithmetic, b->n_panels * per_panel);
-    const char  *y = (const char *)row_of(b, row) + matmul_row_bytes(arithmetic, b->panel0 * per_panel);
+    const size_t per_panel = b->job->a->epilogue == MATMUL_SILU_MUL ? PANEL / 2 : PANEL,
+                 bytes = matmul_row_bytes(arithmetic, b->n_panels * per_panel);
+    const char *y = (const char *)row_of(b, row) +
+                    matmul_row_bytes(arithmetic, b->panel0 * per_panel);
     for (size_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(y + line, 1);
 }
 
 void matmul_apply_epilogue(const struct cpu_microkernels *kernels, const struct matmul_block *b)
 {
-    const bool pairs = b->job->a->epilogue == MATMUL_SILU_MUL, quantized = b->job->y_arithmetic != MATMUL_F32;
+    const bool pairs = b->job->a->epilogue == MATMUL_SILU_MUL,
+               quantized = b->job->y_arithmetic != MATMUL_F32;
     if (pairs) swiglu(kernels, b);
     for (size_t i = 0; i < b->n_rows; i++) {
         if (i + PREFETCH_ROWS < b->n_rows) prefetch_row(b, i + PREFETCH_ROWS);

@@ -1,10 +1,13 @@
-/* matmul_job.h - one product of a matmul call on its way through the cpu rows, and the two ends of it.
+/* matmul_job.h - one product of a matmul call on its way through the cpu rows, and the two ends of
+ * it.
  *
  *   matmul_inputs.c    x as the product takes it: normalised, gathered, rounded
  *   cpu_matmul.c       how a call is split, and the chains
- *   matmul_epilogue.c   chain sums to y: bias, y += .., SwiGLU, rounded for the product that follows
+ *   matmul_epilogue.c   chain sums to y: bias, y += .., SwiGLU, rounded for the product that
+ *                       follows
  *
- * Everything lives for one matmul call, in tables at the head of ctx->acts. Thread: engine, pool. */
+ * Everything lives for one matmul call, in tables at the head of ctx->acts. Thread: engine,
+ * pool. */
 #ifndef BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
 #define BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
 
@@ -14,57 +17,64 @@ enum matmul_arithmetic { MATMUL_F32, MATMUL_INT, MATMUL_BF16 };
 
 struct matmul_job {
     const struct matmul_args *a;
-    enum matmul_arithmetic           arithmetic;
-    enum matmul_arithmetic           y_arithmetic;       /* what y is written for: MATMUL_F32 are plain floats */
-    size_t                    y_row_bytes; /* from row to row of y */
-    const void               *x;          /* ready rows: f32, act_block or bf16 */
-    size_t                    x_stride;   /* in those elements */
-    size_t                    n_panels, panels_per_item, n_chunks, rows_per_chunk;
+    enum matmul_arithmetic arithmetic;
+    enum matmul_arithmetic y_arithmetic; /* what y is written for: MATMUL_F32 are
+                                          * plain floats */
+    size_t y_row_bytes;                  /* from row to row of y */
+    const void *x;                       /* ready rows: f32, act_block or bf16 */
+    size_t x_stride;                     /* in those elements */
+    size_t n_panels, panels_per_item, n_chunks, rows_per_chunk;
 };
 
 /* One input to make ready: rows of `a`, written to `to`. */
 struct matmul_input {
     const struct matmul_args *a;
-    enum matmul_arithmetic           arithmetic;
-    void                     *to;
-    size_t                    row_end; /* rows of this input and all before it */
+    enum matmul_arithmetic arithmetic;
+    void *to;
+    size_t row_end; /* rows of this input and all before it */
 };
 
 struct matmul_run {
-    struct kernel_ctx      *c;
+    struct kernel_ctx *c;
     const struct cpu_microkernels *kernels;
-    struct matmul_job             *jobs;
-    struct matmul_input           *inputs;
-    size_t                 *range_end;  /* [n_groups][n_jobs]: items of a group's share of a job, and of all before it */
-    size_t                  n_groups, n_jobs, n_inputs, n_items, rows_per_item;
+    struct matmul_job *jobs;
+    struct matmul_input *inputs;
+    size_t *range_end; /* [n_groups][n_jobs]: items of a group's share of a job,
+                        * and of all before it */
+    size_t n_groups, n_jobs, n_inputs, n_items, rows_per_item;
 };
 
 enum { JOBS_PER_RUN = 1024 };
 
 struct matmul_tables {
-    struct matmul_job   jobs[JOBS_PER_RUN];
+    struct matmul_job jobs[JOBS_PER_RUN];
     struct matmul_input inputs[JOBS_PER_RUN];
-    size_t       range_end[NUMA_NODES_MAX * JOBS_PER_RUN];
+    size_t range_end[NUMA_NODES_MAX * JOBS_PER_RUN];
 };
 
 /* How the context multiplies by w. */
 enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const struct weight *w);
 /* Bytes of a ready row of n_in elements. */
-size_t          matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in);
+size_t matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in);
 /* Sets x and x_stride of every job; what is not ready is made so on the pool. */
-void            matmul_prepare_inputs(struct matmul_run *r);
+void matmul_prepare_inputs(struct matmul_run *r);
 
-/* A block of results: chain sums of one job, rows from row0, panels from panel0 (a multiple of PREQUANTIZED_PANELS where y is rounded). */
+/* A block of results: chain sums of one job, rows from row0, panels from panel0 (a multiple of
+ * PREQUANTIZED_PANELS where y is rounded). */
 struct matmul_block {
     const struct matmul_job *job;
-    size_t            row0, n_rows, panel0, n_panels;
-    float            *acc;
-    size_t            row_step, panel_step; /* floats in acc from one row, one panel to the next */
+    size_t row0, n_rows, panel0, n_panels;
+    float *acc;
+    size_t row_step, panel_step; /* floats in acc from one row, one panel to the next */
 };
 
-enum { PREQUANTIZED_PANELS = 2 * BLOCK_K / PANEL }; /* of a paired matrix, that make one block of a rounded row */
+/* of a paired matrix, that make one block of a rounded row */
+enum { PREQUANTIZED_PANELS = 2 * BLOCK_K / PANEL };
 
-static inline float *block_acc(const struct matmul_block *b, size_t row, size_t p) { return b->acc + row * b->row_step + p * b->panel_step; }
+static inline float *block_acc(const struct matmul_block *b, size_t row, size_t p)
+{
+    return b->acc + row * b->row_step + p * b->panel_step;
+}
 /* The block's sums to y; acc is used up. */
 void matmul_apply_epilogue(const struct cpu_microkernels *kernels, const struct matmul_block *b);
 

@@ -1,24 +1,30 @@
-/* weight_layout.c - what packed matrices hold: sizes, and reading them back. weight_layout_pack.c writes them.
+/* weight_layout.c - what packed matrices hold: sizes, and reading them back. weight_layout_pack.c
+ * writes them.
  *
- * Life cycle of a weight: weight_layout_pack maps its memory, weight_layout_release unmaps it. Thread: any (packed matrices are only read). */
+ * Life cycle of a weight: weight_layout_pack maps its memory, weight_layout_release unmaps it.
+ * Thread: any (packed matrices are only read). */
 #include "kernels/cpu/weights/weight_layout.h"
 
 #include <string.h>
 
-#include "kernels/cpu/weights/weight_layout_offsets.h"
 #include "kernels/cpu/pages.h"
+#include "kernels/cpu/weights/weight_layout_offsets.h"
 #include "kernels/float_bits.h"
 #include "shared/base/assert.h"
 
 enum { LINE = 64 };
 
 static const uint8_t LAYOUT_OF[DTYPE_COUNT] = {
-    [DTYPE_F32] = LAYOUT_F32, [DTYPE_F16] = LAYOUT_F16,   [DTYPE_BF16] = LAYOUT_BF16, [DTYPE_F8_E4M3] = LAYOUT_F8, [DTYPE_Q8_0] = LAYOUT_I8,
-    [DTYPE_Q4_0] = LAYOUT_U4, [DTYPE_Q4_1] = LAYOUT_U4M,  [DTYPE_Q5_0] = LAYOUT_I8,   [DTYPE_Q5_1] = LAYOUT_I8M,   [DTYPE_IQ4_NL] = LAYOUT_I8,
-    [DTYPE_Q2_K] = LAYOUT_K4, [DTYPE_Q3_K] = LAYOUT_K4,   [DTYPE_Q4_K] = LAYOUT_S4,   [DTYPE_Q5_K] = LAYOUT_S8,    [DTYPE_Q6_K] = LAYOUT_K8,
+    [DTYPE_F32] = LAYOUT_F32,    [DTYPE_F16] = LAYOUT_F16, [DTYPE_BF16] = LAYOUT_BF16,
+    [DTYPE_F8_E4M3] = LAYOUT_F8, [DTYPE_Q8_0] = LAYOUT_I8, [DTYPE_Q4_0] = LAYOUT_U4,
+    [DTYPE_Q4_1] = LAYOUT_U4M,   [DTYPE_Q5_0] = LAYOUT_I8, [DTYPE_Q5_1] = LAYOUT_I8M,
+    [DTYPE_IQ4_NL] = LAYOUT_I8,  [DTYPE_Q2_K] = LAYOUT_K4, [DTYPE_Q3_K] = LAYOUT_K4,
+    [DTYPE_Q4_K] = LAYOUT_S4,    [DTYPE_Q5_K] = LAYOUT_S8, [DTYPE_Q6_K] = LAYOUT_K8,
     [DTYPE_IQ4_XS] = LAYOUT_S8,
 };
-static const uint8_t LAYOUT_QUANTIZED[] = { [QUANTIZE_WINT8] = LAYOUT_C8, [QUANTIZE_WINT4] = LAYOUT_C4, [QUANTIZE_BLOCK_FP8] = LAYOUT_F8 };
+static const uint8_t LAYOUT_QUANTIZED[] = {
+    [QUANTIZE_WINT8] = LAYOUT_C8, [QUANTIZE_WINT4] = LAYOUT_C4, [QUANTIZE_BLOCK_FP8] = LAYOUT_F8
+};
 
 const struct weight_layout_info *weight_layout_info(int layout)
 {
@@ -38,7 +44,8 @@ size_t weight_layout_panel_bytes(int layout, size_t n_in)
     size_t tail = 0;
     if (layout == LAYOUT_C8 || layout == LAYOUT_C4) tail = PANEL * sizeof(float);
     if (layout == LAYOUT_F8) tail = (n_in + F8_BLOCK - 1) / F8_BLOCK * sizeof(float);
-    return weight_layout_tail_at(layout, n_in) + (tail + LINE - 1) / LINE * LINE; /* so that panels of words begin on cache lines */
+    /* so that panels of words begin on cache lines */
+    return weight_layout_tail_at(layout, n_in) + (tail + LINE - 1) / LINE * LINE;
 }
 
 void weight_layout_release(struct kernel_ctx *c, struct weight *w)
@@ -51,17 +58,18 @@ void weight_layout_release(struct kernel_ctx *c, struct weight *w)
 
 /* One lane of one panel. */
 struct panel_lane {
-    const struct weight_layout_info   *info;
+    const struct weight_layout_info *info;
     const struct weight_layout_offsets *at;
-    const char               *panel;
-    const char               *tail;
-    size_t                    i;
+    const char *panel;
+    const char *tail;
+    size_t i;
 };
 
 static struct panel_lane panel_lane_of(const struct weight *w, size_t i_panel, size_t i)
 {
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
-    return (struct panel_lane){ weight_layout_info(w->layout), &LAYOUT_OFFSETS[w->layout], panel, panel + weight_layout_tail_at(w->layout, w->n_in), i };
+    return (struct panel_lane){ weight_layout_info(w->layout), &LAYOUT_OFFSETS[w->layout], panel,
+                                panel + weight_layout_tail_at(w->layout, w->n_in), i };
 }
 
 static uint16_t half_at(const char *array, size_t i)
@@ -91,7 +99,8 @@ static inline int stored_q(const struct panel_lane *l, const char *words, size_t
     return (int)(word_at(words, i / 8 * PANEL + l->i) >> (i % 4 * 8 + i / 4 % 2 * 4) & 15);
 }
 
-/* d and m of the group that k is in. -(0 * 0) is -0, which changes no sum: types that share a layout and have no offset stay exact. */
+/* d and m of the group that k is in. -(0 * 0) is -0, which changes no sum: types that share a
+ * layout and have no offset stay exact. */
 static void scales_of(const struct panel_lane *l, size_t k, float *d, float *m)
 {
     const char *block = l->panel + k / l->at->k * l->at->bytes;
@@ -108,7 +117,8 @@ static void scales_of(const struct panel_lane *l, size_t k, float *d, float *m)
     *m = -(*m * (float)(int8_t)block[l->at->min + at]);
 }
 
-/* d * (q - zero) is exact for every layout (dtype_blocks.h), so the sum has the one rounding of a fused multiply-add. */
+/* d * (q - zero) is exact for every layout (dtype_blocks.h), so the sum has the one rounding of a
+ * fused multiply-add. */
 static inline float dequantized(const struct weight_layout_info *f, int q, float d, float m)
 {
     float w = d * (float)(q - f->zero);
@@ -119,17 +129,20 @@ static inline float plain_element(const struct panel_lane *l, int layout, size_t
 {
     switch (layout) {
     case LAYOUT_F32: return float_of_bits(word_at(l->panel, k * PANEL + l->i));
-    case LAYOUT_F16: return float_from_f16((uint16_t)(word_at(l->panel, k / 2 * PANEL + l->i) >> k % 2 * 16));
-    case LAYOUT_BF16: return float_from_bf16((uint16_t)(word_at(l->panel, k / 2 * PANEL + l->i) >> k % 2 * 16));
+    case LAYOUT_F16:
+        return float_from_f16((uint16_t)(word_at(l->panel, k / 2 * PANEL + l->i) >> k % 2 * 16));
+    case LAYOUT_BF16:
+        return float_from_bf16((uint16_t)(word_at(l->panel, k / 2 * PANEL + l->i) >> k % 2 * 16));
     default:
-        return float_from_f8((uint8_t)(word_at(l->panel, k / 4 * PANEL + l->i) >> k % 4 * 8)) * float_of_bits(word_at(l->tail, k / F8_BLOCK));
+        return float_from_f8((uint8_t)(word_at(l->panel, k / 4 * PANEL + l->i) >> k % 4 * 8)) *
+               float_of_bits(word_at(l->tail, k / F8_BLOCK));
     }
 }
 
 float weight_layout_element(const struct weight *w, size_t i_panel, size_t k, size_t lane)
 {
     struct panel_lane l = panel_lane_of(w, i_panel, lane);
-    float       d, m;
+    float d, m;
     if (!l.info->integer) return plain_element(&l, w->layout, k);
     scales_of(&l, k, &d, &m);
     return dequantized(l.info, stored_q(&l, words_of(&l, k), k % BLOCK_K), d, m);
@@ -150,14 +163,16 @@ void weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst
     }
     size_t group = l.info->group ? (size_t)l.info->group : BLOCK_K;
     for (size_t begin = 0; begin < w->n_in; begin += group) {
-        float       d, m;
+        float d, m;
         const char *words = words_of(&l, begin);
         scales_of(&l, begin, &d, &m);
-        for (size_t k = begin; k < begin + group && k < w->n_in; k++) dst[k] = dequantized(l.info, stored_q(&l, words, k % BLOCK_K), d, m);
+        for (size_t k = begin; k < begin + group && k < w->n_in; k++)
+            dst[k] = dequantized(l.info, stored_q(&l, words, k % BLOCK_K), d, m);
     }
 }
 
-void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
+                              size_t k_begin, size_t n_k)
 {
     ASSERT(k_begin % UNPACK_K == 0 && n_k % BLOCK_K == 0 && n_k <= UNPACK_K);
     size_t group = (size_t)weight_layout_info(w->layout)->group;
@@ -165,10 +180,14 @@ void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w
     for (size_t i = 0; i < PANEL; i++) {
         struct panel_lane l = panel_lane_of(w, i_panel, i);
         for (size_t k = 0; k < n_k; k++)
-            dst->q[k / 4][i][k % 4] = k_begin + k < w->n_in ? (uint8_t)stored_q(&l, words_of(&l, k_begin + k), k % BLOCK_K) : 0;
+            dst->q[k / 4][i][k % 4] = k_begin + k < w->n_in
+                                          ? (uint8_t)stored_q(&l, words_of(&l, k_begin + k),
+                                                              k % BLOCK_K)
+                                          : 0;
         for (size_t g = 0; group && g < n_k / group; g++) {
             dst->d[g][i] = dst->m[g][i] = 0;
-            if (k_begin + g * group < w->n_in) scales_of(&l, k_begin + g * group, &dst->d[g][i], &dst->m[g][i]);
+            if (k_begin + g * group < w->n_in)
+                scales_of(&l, k_begin + g * group, &dst->d[g][i], &dst->m[g][i]);
         }
     }
 }
@@ -176,5 +195,7 @@ void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w
 const float *weight_layout_channel_scale(const struct weight *w, size_t i_panel)
 {
     if (w->layout != LAYOUT_C8 && w->layout != LAYOUT_C4) return NULL;
-    return (const float *)((const char *)panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)) + weight_layout_tail_at(w->layout, w->n_in));
+    return (const float *)((const char *)panel_at(w, i_panel,
+                                                  weight_layout_panel_bytes(w->layout, w->n_in)) +
+                           weight_layout_tail_at(w->layout, w->n_in));
 }

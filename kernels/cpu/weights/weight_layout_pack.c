@@ -1,34 +1,40 @@
 /* weight_layout_pack.c - checkpoint matrices to panels, once per matrix at load time.
  *
- * weight_layout_plan.c has checked the parts. weight_layout_pack maps the memory (zeroed: lanes past n_out and k's past n_in are never written) and lets the pool take
- * items of a few neighbouring panels of one part. Each kind of source has its way (struct weight_packer); all of them bring 16 rows into
- * words side by side, a tile at a time, so that the source is read once and nothing but the result is as large as the matrix.
- * Quantising needs what is already there: a row (wint8, wint4) or 128 rows by 128 k's (block_wise_fp8) are widened to f32 in scratch.
- * Types that hold less than 16 bits already are packed as they are, whatever `quantize` says.
- * Thread: engine (weight_layout_pack), pool (the ways). */
+ * weight_layout_plan.c has checked the parts. weight_layout_pack maps the memory (zeroed: lanes
+ * past n_out and k's past n_in are never written) and lets the pool take items of a few
+ * neighbouring panels of one part. Each kind of source has its way (struct weight_packer); all of
+ * them bring 16 rows into words side by side, a tile at a time, so that the source is read once and
+ * nothing but the result is as large as the matrix. Quantising needs what is already there: a row
+ * (wint8, wint4) or 128 rows by 128 k's (block_wise_fp8) are widened to f32 in scratch. Types that
+ * hold less than 16 bits already are packed as they are, whatever `quantize` says. Thread: engine
+ * (weight_layout_pack), pool (the ways). */
 #include <string.h>
 
-#include "kernels/cpu/weights/weight_layout_transpose.h"
-#include "kernels/cpu/weights/weight_layout_offsets.h"
 #include "kernels/cpu/pages.h"
-#include "shared/base/arith.h"
+#include "kernels/cpu/weights/weight_layout_offsets.h"
+#include "kernels/cpu/weights/weight_layout_transpose.h"
 #include "kernels/dtype_blocks.h"
 #include "kernels/quantize.h"
 #include "kernels/weight_src.h"
+#include "shared/base/arith.h"
 #include "shared/base/mem.h"
 
-enum { TRANSPOSE_K = 128 /* k's of a transposed source turned at a time */, ITEM_PANELS = F8_BLOCK / PANEL, CHANNEL_PANELS = 2 };
+enum {
+    TRANSPOSE_K = 128 /* k's of a transposed source turned at a time */,
+    ITEM_PANELS = F8_BLOCK / PANEL,
+    CHANNEL_PANELS = 2
+};
 
 struct pack_job;
 
 /* Panels panel0 .. panel0 + n_panels of one part, which hold n_rows rows from row0 on. */
 struct pack_item {
-    const struct pack_job   *job;
+    const struct pack_job *job;
     const struct weight_src *src;
-    size_t                   i_part, panel0, n_panels, row0, n_rows;
-    uint8_t                 *transposed; /* scratch: rows of a transposed or made-up source */
-    float                   *f32;    /* ... as f32 */
-    uint8_t                 *q;      /* ... quantised */
+    size_t i_part, panel0, n_panels, row0, n_rows;
+    uint8_t *transposed; /* scratch: rows of a transposed or made-up source */
+    float *f32;          /* ... as f32 */
+    uint8_t *q;          /* ... quantised */
 };
 
 struct weight_packer {
@@ -38,11 +44,11 @@ struct weight_packer {
 
 struct pack_job {
     const struct weight_pack_args *a;
-    struct weight                 *out;
-    const struct weight_packer         *packer;
-    size_t                         n_in, size /* of an element or block */, panel_bytes, panels_per_item;
-    uint8_t                       *scratch;
-    size_t                         transposed_bytes, f32_bytes, q_bytes;
+    struct weight *out;
+    const struct weight_packer *packer;
+    size_t n_in, size /* of an element or block */, panel_bytes, panels_per_item;
+    uint8_t *scratch;
+    size_t transposed_bytes, f32_bytes, q_bytes;
 };
 
 static size_t panels_of(const struct weight_src *s) { return (s->n_out + PANEL - 1) / PANEL; }
@@ -58,20 +64,27 @@ static uint8_t *panel_of(const struct pack_item *item, size_t i)
 }
 
 /* Rows that panel i of the item has. */
-static size_t lanes_in(const struct pack_item *item, size_t i) { return min_size(PANEL, item->n_rows - i * PANEL); }
+static size_t lanes_in(const struct pack_item *item, size_t i)
+{
+    return min_size(PANEL, item->n_rows - i * PANEL);
+}
 
 /* Rows that do not lie in memory as they are wanted: they are put there, some k's at a time. */
-static bool needs_staging(const struct weight_src *s) { return s->transposed || weight_src_is_dummy(s); }
+static bool needs_staging(const struct weight_src *s)
+{
+    return s->transposed || weight_src_is_dummy(s);
+}
 
 struct pack_rows {
     const uint8_t *at;
-    size_t         stride;
+    size_t stride;
 };
 
 static struct pack_rows dummy_rows(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const size_t stride = n_k * item->job->size;
-    for (size_t i = 0; i < item->n_rows; i++) weight_src_dummy_row(item->src, item->row0 + i, k0, n_k, item->transposed + i * stride);
+    for (size_t i = 0; i < item->n_rows; i++)
+        weight_src_dummy_row(item->src, item->row0 + i, k0, n_k, item->transposed + i * stride);
     return (struct pack_rows){ item->transposed, stride };
 }
 
@@ -80,10 +93,12 @@ static struct pack_rows pack_rows_of(const struct pack_item *item, size_t k0, si
 {
     const struct weight_src *s = item->src;
     if (weight_src_is_dummy(s)) return dummy_rows(item, k0, n_k);
-    size_t size = item->job->size, across = s->transposed ? s->n_out : s->n_in, stride = s->row_bytes ? s->row_bytes : across * size;
+    size_t size = item->job->size, across = s->transposed ? s->n_out : s->n_in,
+           stride = s->row_bytes ? s->row_bytes : across * size;
     const uint8_t *data = s->data;
     if (!s->transposed) return (struct pack_rows){ data + item->row0 * stride + k0 * size, stride };
-    weight_layout_transpose(item->transposed, n_k * size, data + k0 * stride + item->row0 * size, stride, item->n_rows, n_k, size);
+    weight_layout_transpose(item->transposed, n_k * size, data + k0 * stride + item->row0 * size,
+                            stride, item->n_rows, n_k, size);
     return (struct pack_rows){ item->transposed, n_k * size };
 }
 
@@ -96,19 +111,22 @@ static void copy_f8_scales(const struct pack_item *item)
     for (size_t i = 0; i < item->n_panels; i++) {
         float *to = (float *)(panel_of(item, i) + weight_layout_tail_at(LAYOUT_F8, n_in));
         for (size_t b = 0; b < n; b++) to[b] = 1;
-        if (from) memcpy(to, from + (item->row0 + i * PANEL) / F8_BLOCK * n * sizeof *to, n * sizeof *to);
+        if (from)
+            memcpy(to, from + (item->row0 + i * PANEL) / F8_BLOCK * n * sizeof *to, n * sizeof *to);
     }
 }
 
 static void pack_words(const struct pack_item *item)
 {
-    size_t n_in = item->job->n_in, size = item->job->size, step = needs_staging(item->src) ? TRANSPOSE_K : n_in;
+    size_t n_in = item->job->n_in, size = item->job->size,
+           step = needs_staging(item->src) ? TRANSPOSE_K : n_in;
     for (size_t k = 0; k < n_in; k += step) {
-        size_t      n_k = min_size(step, n_in - k);
+        size_t n_k = min_size(step, n_in - k);
         struct pack_rows rows = pack_rows_of(item, k, n_k);
         for (size_t i = 0; i < item->n_panels; i++) {
             uint32_t *words = (uint32_t *)panel_of(item, i) + k * size / sizeof *words * PANEL;
-            weight_layout_interleave_rows(words, rows.at + i * PANEL * rows.stride, rows.stride, lanes_in(item, i), n_k * size);
+            weight_layout_interleave_rows(words, rows.at + i * PANEL * rows.stride, rows.stride,
+                                          lanes_in(item, i), n_k * size);
         }
     }
     if (item->src->dtype == DTYPE_F8_E4M3) copy_f8_scales(item);
@@ -116,7 +134,8 @@ static void pack_words(const struct pack_item *item)
 
 /* ---- block types of GGUF ---- */
 
-/* Bytes below 16 to nibbles: of each eight, the first four are low and the others high halves. In place. */
+/* Bytes below 16 to nibbles: of each eight, the first four are low and the others high halves. In
+ * place. */
 static void pack_nibbles(uint8_t *q, size_t n)
 {
     for (size_t i = 0; i < n; i += 8) {
@@ -128,7 +147,8 @@ static void pack_nibbles(uint8_t *q, size_t n)
 }
 
 /* Groups of 32 take the scales of their first half: both have the same. */
-static void write_scales(uint8_t *block, const struct weight_layout_offsets *at, size_t group, const struct dtype_unpacked_block *ints, size_t n_lanes)
+static void write_scales(uint8_t *block, const struct weight_layout_offsets *at, size_t group,
+                         const struct dtype_unpacked_block *ints, size_t n_lanes)
 {
     size_t step = group / DTYPE_GROUP;
     uint16_t *d = (uint16_t *)(block + at->d), *m = (uint16_t *)(block + at->m);
@@ -145,23 +165,25 @@ static void write_scales(uint8_t *block, const struct weight_layout_offsets *at,
 
 static void pack_blocks(const struct pack_item *item)
 {
-    const struct weight_src   *s = item->src;
+    const struct weight_src *s = item->src;
     const struct dtype_blocks *type = dtype_blocks_of(s->dtype);
-    const struct weight_layout_offsets  *at = &LAYOUT_OFFSETS[item->job->out->layout];
-    struct dtype_unpacked_block          ints[PANEL];
-    size_t bytes = item->job->size, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
+    const struct weight_layout_offsets *at = &LAYOUT_OFFSETS[item->job->out->layout];
+    struct dtype_unpacked_block ints[PANEL];
+    size_t bytes = item->job->size,
+           stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
     const struct weight_layout_info *layout = weight_layout_info(item->job->out->layout);
-    bool   nibbles = layout->bits == 4;
+    bool nibbles = layout->bits == 4;
     size_t group = (size_t)layout->group;
     memset(ints, 0, sizeof ints); /* lanes past the last row */
     const uint8_t *from = (const uint8_t *)s->data + item->row0 * stride;
-    uint8_t       *to = panel_of(item, 0);
+    uint8_t *to = panel_of(item, 0);
     for (size_t k = 0; k < s->n_in; k += at->k, from += bytes, to += at->bytes) {
         for (size_t i = 0; i < item->n_rows; i++) {
             type->unpack(&ints[i], from + i * stride);
             if (nibbles) pack_nibbles(ints[i].q, at->k);
         }
-        weight_layout_interleave_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL, nibbles ? at->k / 2 : at->k);
+        weight_layout_interleave_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL,
+                                      nibbles ? at->k / 2 : at->k);
         write_scales(to, at, group, ints, item->n_rows);
     }
 }
@@ -170,21 +192,24 @@ static void pack_blocks(const struct pack_item *item)
 
 static void pack_channels(const struct pack_item *item)
 {
-    int    layout = item->job->out->layout, limit = layout == LAYOUT_C8 ? 127 : 7, zero = weight_layout_info(layout)->zero;
+    int layout = item->job->out->layout, limit = layout == LAYOUT_C8 ? 127 : 7,
+        zero = weight_layout_info(layout)->zero;
     size_t n_in = item->job->n_in, n_padded = (n_in + BLOCK_K - 1) / BLOCK_K * BLOCK_K;
     struct pack_rows rows = pack_rows_of(item, 0, n_in);
     for (size_t i = 0; i < item->n_panels; i++) {
         uint8_t *panel = panel_of(item, i);
-        float   *scale = (float *)(panel + weight_layout_tail_at(layout, n_in));
-        size_t   n_lanes = lanes_in(item, i);
+        float *scale = (float *)(panel + weight_layout_tail_at(layout, n_in));
+        size_t n_lanes = lanes_in(item, i);
         for (size_t j = 0; j < n_lanes; j++) {
             uint8_t *q = item->q + j * n_padded; /* zero from n_in on */
-            dtype_to_f32(item->src->dtype, rows.at + (i * PANEL + j) * rows.stride, item->f32, n_in);
+            dtype_to_f32(item->src->dtype, rows.at + (i * PANEL + j) * rows.stride, item->f32,
+                         n_in);
             scale[j] = quantize_channel(item->f32, n_in, limit, (int8_t *)q);
             for (size_t k = 0; k < n_in; k++) q[k] = (uint8_t)(q[k] + zero);
             if (layout == LAYOUT_C4) pack_nibbles(q, n_padded);
         }
-        weight_layout_interleave_rows((uint32_t *)panel, item->q, n_padded, n_lanes, layout == LAYOUT_C4 ? n_padded / 2 : n_padded);
+        weight_layout_interleave_rows((uint32_t *)panel, item->q, n_padded, n_lanes,
+                                      layout == LAYOUT_C4 ? n_padded / 2 : n_padded);
     }
 }
 
@@ -194,13 +219,17 @@ static void pack_f8_blocks(const struct pack_item *item)
 {
     size_t n_in = item->job->n_in;
     for (size_t k = 0; k < n_in; k += F8_BLOCK) {
-        size_t      n_k = min_size(F8_BLOCK, n_in - k);
+        size_t n_k = min_size(F8_BLOCK, n_in - k);
         struct pack_rows rows = pack_rows_of(item, k, n_k);
-        for (size_t i = 0; i < item->n_rows; i++) dtype_to_f32(item->src->dtype, rows.at + i * rows.stride, item->f32 + i * F8_BLOCK, n_k);
+        for (size_t i = 0; i < item->n_rows; i++)
+            dtype_to_f32(item->src->dtype, rows.at + i * rows.stride, item->f32 + i * F8_BLOCK,
+                         n_k);
         float scale = quantize_f8_block(item->f32, F8_BLOCK, item->n_rows, n_k, item->q, F8_BLOCK);
         for (size_t i = 0; i < item->n_panels; i++) {
             uint8_t *panel = panel_of(item, i);
-            weight_layout_interleave_rows((uint32_t *)panel + k / 4 * PANEL, item->q + i * PANEL * F8_BLOCK, F8_BLOCK, lanes_in(item, i), n_k);
+            weight_layout_interleave_rows((uint32_t *)panel + k / 4 * PANEL,
+                                          item->q + i * PANEL * F8_BLOCK, F8_BLOCK,
+                                          lanes_in(item, i), n_k);
             ((float *)(panel + weight_layout_tail_at(LAYOUT_F8, n_in)))[k / F8_BLOCK] = scale;
         }
     }
@@ -208,9 +237,11 @@ static void pack_f8_blocks(const struct pack_item *item)
 
 /* ---- the work as a whole ---- */
 
-static const struct weight_packer WORDS = { pack_words, 1, ITEM_PANELS }, BLOCKS = { pack_blocks, 1, 1 },
-                             CHANNELS = { pack_channels, 1, CHANNEL_PANELS /* a cache line of bf16 */ },
-                             F8_BLOCKS = { pack_f8_blocks, ITEM_PANELS, ITEM_PANELS };
+static const struct weight_packer WORDS = { pack_words, 1, ITEM_PANELS },
+                                  BLOCKS = { pack_blocks, 1, 1 },
+                                  CHANNELS = { pack_channels, 1,
+                                               CHANNEL_PANELS /* a cache line of bf16 */ },
+                                  F8_BLOCKS = { pack_f8_blocks, ITEM_PANELS, ITEM_PANELS };
 
 static const struct weight_packer *packer_of(enum dtype t, int layout)
 {
@@ -229,18 +260,21 @@ static void run_item(void *arg, int index, int thread)
     const struct pack_job *job = arg;
     struct pack_item item = { .job = job };
     size_t at = (size_t)index;
-    if (job->a->join == JOIN_PAIRED) { /* in order of the panels that are written, as products read them */
+    if (job->a->join == JOIN_PAIRED) { /* in order of the panels that are written, as products read
+                                        * them */
         item.i_part = at % 2;
         at /= 2;
     }
-    while (at >= items_of(job, &job->a->parts[item.i_part])) at -= items_of(job, &job->a->parts[item.i_part++]);
+    while (at >= items_of(job, &job->a->parts[item.i_part]))
+        at -= items_of(job, &job->a->parts[item.i_part++]);
     item.src = &job->a->parts[item.i_part];
     item.panel0 = at * job->panels_per_item;
     item.n_panels = min_size(job->panels_per_item, panels_of(item.src) - item.panel0);
     item.row0 = item.panel0 * PANEL;
     item.n_rows = min_size(item.n_panels * PANEL, item.src->n_out - item.row0);
     if (job->scratch) {
-        item.transposed = job->scratch + (size_t)thread * (job->transposed_bytes + job->f32_bytes + job->q_bytes);
+        item.transposed = job->scratch +
+                          (size_t)thread * (job->transposed_bytes + job->f32_bytes + job->q_bytes);
         item.f32 = (float *)(item.transposed + job->transposed_bytes);
         item.q = item.transposed + job->transposed_bytes + job->f32_bytes;
     }
@@ -262,13 +296,17 @@ static void plan_scratch(struct pack_job *job, bool staged)
     }
 }
 
-static enum status no_memory(size_t bytes, struct err *err) { return err_set(err, ERR_NOMEM, "no memory for %zu bytes", bytes); }
-
-enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
+static enum status no_memory(size_t bytes, struct err *err)
 {
-    struct weight   w;
+    return err_set(err, ERR_NOMEM, "no memory for %zu bytes", bytes);
+}
+
+enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_args *a,
+                               struct weight *out, struct err *err)
+{
+    struct weight w;
     struct pack_job job = { .a = a, .out = &w };
-    size_t          n_items = 0;
+    size_t n_items = 0;
     TRY(weight_layout_plan(c, a, &w, err));
     const struct weight_src *first = &a->parts[0];
     job.n_in = first->n_in;
@@ -280,7 +318,9 @@ enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_ar
     if (!w.data) return no_memory(w.bytes, err);
     plan_scratch(&job, needs_staging(first));
     size_t scratch_bytes = job.transposed_bytes + job.f32_bytes + job.q_bytes;
-    job.scratch = scratch_bytes ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes) : NULL;
+    job.scratch = scratch_bytes
+                      ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes)
+                      : NULL;
     if (scratch_bytes && !job.scratch) {
         weight_layout_release(c, &w);
         return no_memory(scratch_bytes * (size_t)compute_pool_threads(c->pool), err);

@@ -1,8 +1,10 @@
-/* attention.cu - lists, and how a call of attention is split into launches and waves of segments; attention.h is the contract.
+/* attention.cu - lists, and how a call of attention is split into launches and waves of segments;
+ * attention.h is the contract.
  *
- * Scratch: (M, L) of the row that goes on from one wave to the next, in two places that take turns, then (M, L) of every prompt row and head
- * (where they are few), then the parts of a wave. Waves make it small: results of segments are merged into rows wave by wave, in ascending
- * order. Thread: engine. */
+ * Scratch: (M, L) of the row that goes on from one wave to the next, in two places that take turns,
+ * then (M, L) of every prompt row and head (where they are few), then the parts of a wave. Waves
+ * make it small: results of segments are merged into rows wave by wave, in ascending order. Thread:
+ * engine. */
 #include <string.h>
 
 #include "kernels/cuda/attention/attention_launch.cuh"
@@ -10,13 +12,16 @@
 
 enum { PREFILL_TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
 enum { MERGE_BLOCKS = 8 /* per processor */ };
-enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of latents */
+/* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of
+ * latents */
+enum { PARTS_FLOATS_MAX = 1 << 26 };
 
 cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid)
 {
-    int         device = 0, n_sms = 0;
+    int device = 0, n_sms = 0;
     cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
     const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(blocks_per_sm * n_sms);
     *grid = dim3((unsigned)(n_units < enough ? n_units : enough));
@@ -25,11 +30,15 @@ cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, di
 
 /* ---- lists and room ---- */
 
-static size_t segments_of(size_t n_keys) { return (n_keys + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT; }
+static size_t segments_of(size_t n_keys)
+{
+    return (n_keys + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT;
+}
 
 static int32_t max_int(int32_t a, int32_t b) { return a > b ? a : b; }
 
-static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq, struct cuda_attn_row *rows)
+static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq,
+                       struct cuda_attn_row *rows)
 {
     for (int32_t i = 0; i < seq->n_q; i++) {
         const int32_t pos = seq->pos_begin + i;
@@ -39,29 +48,38 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         counts->n_segments += pos / ATTENTION_SEGMENT + 1;
     }
     if (seq->n_q > 0) counts->n_keys_max = max_int(counts->n_keys_max, seq->pos_begin + seq->n_q);
-    if (seq->n_q > 0 && !seq->is_decode) counts->n_keys_prefill = max_int(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
+    if (seq->n_q > 0 && !seq->is_decode)
+        counts->n_keys_prefill = max_int(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
 }
 
 /* Positions from 0 on, up to n, that two sequences have in the same blocks. */
-static int32_t n_in_common(const struct attn_seq *a, const struct attn_seq *b, int32_t n, int32_t block_tokens)
+static int32_t n_in_common(const struct attn_seq *a, const struct attn_seq *b, int32_t n,
+                           int32_t block_tokens)
 {
     int32_t n_blocks = 0;
-    while (n_blocks * block_tokens < n && a->block_table[n_blocks] == b->block_table[n_blocks]) n_blocks++;
+    while (n_blocks * block_tokens < n && a->block_table[n_blocks] == b->block_table[n_blocks])
+        n_blocks++;
     return n_blocks * block_tokens < n ? n_blocks * block_tokens : n;
 }
 
 /* LIMIT: rows that are not neighbours in the list do not find out what they share. */
-static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t block_tokens, struct cuda_attn_row *rows)
+static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t block_tokens,
+                        struct cuda_attn_row *rows)
 {
     for (int32_t i = 1; i < n_rows; i++) {
         const struct cuda_attn_row *before = &rows[i - 1];
         const int32_t n = before->pos < rows[i].pos ? before->pos + 1 : rows[i].pos + 1;
         if (n < ATTENTION_SEGMENT) continue;
-        rows[i].shared = (before->seq == rows[i].seq ? n : n_in_common(&seqs[before->seq], &seqs[rows[i].seq], n, block_tokens)) / ATTENTION_SEGMENT;
+        rows[i].shared = (before->seq == rows[i].seq
+                              ? n
+                              : n_in_common(&seqs[before->seq], &seqs[rows[i].seq], n,
+                                            block_tokens)) /
+                         ATTENTION_SEGMENT;
     }
 }
 
-extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens,
+extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs,
+                                    int32_t n_seqs, int32_t block_tokens,
                                     struct cuda_attn_row *rows)
 {
     memset(counts, 0, sizeof *counts);
@@ -77,13 +95,17 @@ extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struc
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-/* One segment of every row and head at a time at least: otherwise rows are not spread over blocks, and need no state. */
+/* One segment of every row and head at a time at least: otherwise rows are not spread over blocks,
+ * and need no state. */
 static size_t state_floats(size_t n_rows, size_t n_heads, size_t v_dim)
 {
-    return 4 * n_heads + (2 * min_size(n_rows * n_heads, PARTS_FLOATS_MAX / part_floats((int)v_dim)) + 3) / 4 * 4; /* parts are aligned to 16 bytes */
+    /* parts are aligned to 16 bytes */
+    return 4 * n_heads +
+           (2 * min_size(n_rows * n_heads, PARTS_FLOATS_MAX / part_floats((int)v_dim)) + 3) / 4 * 4;
 }
 
-extern "C" size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys)
+extern "C" size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim,
+                                           size_t n_keys)
 {
     const size_t per_item = n_heads * part_floats((int)v_dim), items = n_rows * segments_of(n_keys);
     return state_floats(n_rows, n_heads, v_dim) + min_size(items * per_item, PARTS_FLOATS_MAX);
@@ -91,32 +113,43 @@ extern "C" size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t
 
 static float *parts_of(const struct attention *a)
 {
-    return a->scratch + state_floats((size_t)a->on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim);
+    return a->scratch +
+           state_floats((size_t)a->on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim);
 }
 
 /* Segments of all heads that parts have room for at a time. */
-static size_t parts_capacity(const struct attention *a) { return PARTS_FLOATS_MAX / ((size_t)a->n_heads * part_floats(a->v_dim)); }
+static size_t parts_capacity(const struct attention *a)
+{
+    return PARTS_FLOATS_MAX / ((size_t)a->n_heads * part_floats(a->v_dim));
+}
 
 /* ---- rows one by one ---- */
 
-static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a, const struct merge_call &m, int32_t n_rows)
+static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a,
+                                const struct merge_call &m, int32_t n_rows)
 {
-    dim3        grid;
-    cudaError_t e = attention_grid((size_t)n_rows * (size_t)m.n_heads, MERGE_BLOCKS, a->max_blocks, &grid);
+    dim3 grid;
+    cudaError_t e = attention_grid((size_t)n_rows * (size_t)m.n_heads, MERGE_BLOCKS, a->max_blocks,
+                                   &grid);
     return e == cudaSuccess ? launch(stream, merge_segments, grid, dim3(MERGE_THREADS), 0, m) : e;
 }
 
 /* At most n_rows rows with n_items segments. */
-static cudaError_t run_decode(cudaStream_t stream, const struct attention *a, enum attn_row_kind which, int32_t n_rows, int32_t n_items)
+static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
+                              enum attn_row_kind which, int32_t n_rows, int32_t n_items)
 {
     const struct attn_row_set list = attn_row_set_of(a->on, which);
-    float            *parts = parts_of(a);
-    struct attn_decode_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, false, a->scale };
+    float *parts = parts_of(a);
+    struct attn_decode_call c = { a->kv,    list, a->q, a->out, parts, a->n_heads,
+                                  a->v_dim, 1,    0,    0,      false, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
-    const int32_t wave = (int32_t)min_size(parts_capacity(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
-    cudaError_t (*how)(cudaStream_t, const struct attn_decode_call *, int) = attention_decode_launch;
+    const int32_t wave = (int32_t)min_size(parts_capacity(a),
+                                           (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
+    cudaError_t (*how)(cudaStream_t, const struct attn_decode_call *,
+                       int) = attention_decode_launch;
     if (attention_mla_decode_supports(a)) how = attention_mla_decode_launch;
-    else if (which == ATTN_ROWS_DECODE && attention_decode_mma_supports(a)) how = attention_decode_mma_launch;
+    else if (which == ATTN_ROWS_DECODE && attention_decode_mma_supports(a))
+        how = attention_decode_mma_launch;
     c.is_all = wave >= n_items;
     for (int32_t parity = 0; m.end < n_items; parity ^= 1) {
         m.begin = c.item_begin = m.end;
@@ -132,25 +165,34 @@ static cudaError_t run_decode(cudaStream_t stream, const struct attention *a, en
 
 /* ---- prompts in tiles ---- */
 
-static int32_t rows_per_tile(const struct attention *a, int32_t n_sets) { return n_sets * PREFILL_PAIRS / (a->n_heads / a->kv.n_heads); }
+static int32_t rows_per_tile(const struct attention *a, int32_t n_sets)
+{
+    return n_sets * PREFILL_PAIRS / (a->n_heads / a->kv.n_heads);
+}
 
 static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_sets)
 {
     return (int32_t)blocks_for((size_t)n_rows, (size_t)rows_per_tile(a, n_sets));
 }
 
-/* Segments at a time, each in blocks of its own; 0: as many tiles as the card has room for without. */
-static cudaError_t choose_split(const struct attention *a, const struct cuda_attn_counts *bounds, int32_t *n_at_once)
+/* Segments at a time, each in blocks of its own; 0: as many tiles as the card has room for
+ * without. */
+static cudaError_t choose_split(const struct attention *a, const struct cuda_attn_counts *bounds,
+                                int32_t *n_at_once)
 {
-    const size_t fit = parts_capacity(a) / (size_t)bounds->n_prefill, n_segments = segments_of((size_t)bounds->n_keys_prefill);
+    const size_t fit = parts_capacity(a) / (size_t)bounds->n_prefill,
+                 n_segments = segments_of((size_t)bounds->n_keys_prefill);
     int device = 0, n_sms = 0;
     *n_at_once = 0;
     if (n_segments < 2 || fit < 2) return cudaSuccess;
     cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    if (a->n_at_once > 0 || windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < PREFILL_TILES_ENOUGH * n_sms)
-        *n_at_once = (int32_t)min_size(min_size(fit, n_segments), a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
+    if (a->n_at_once > 0 ||
+        windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < PREFILL_TILES_ENOUGH * n_sms)
+        *n_at_once = (int32_t)min_size(min_size(fit, n_segments),
+                                       a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
     return cudaSuccess;
 }
 
@@ -160,14 +202,18 @@ static cudaError_t run_prefill(cudaStream_t stream, const struct attention *a)
     const struct attn_row_set list = attn_row_set_of(a->on, ATTN_ROWS_PREFILL);
     const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prefill);
     float *state = a->scratch + 4 * a->n_heads, *parts = parts_of(a);
-    struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts, a->n_heads, 1, 0, 0, 0, a->scale };
-    struct merge_call m = { list, a->out, parts, state, state, 2 * (size_t)a->n_heads, a->n_heads, a->v_dim, 0, 0 };
+    struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts,   a->n_heads,
+                                   1,     0,    0,    0,      a->scale };
+    struct merge_call m = { list,       a->out,   parts, state, state, 2 * (size_t)a->n_heads,
+                            a->n_heads, a->v_dim, 0,     0 };
     int32_t wave = 0;
     cudaError_t e = choose_split(a, bounds, &wave);
     if (e == cudaSuccess) e = attention_prefill_sets(a, bounds->n_prefill, wave, &c.n_sets);
     c.rows_per_tile = rows_per_tile(a, c.n_sets);
     const int32_t n_windows = windows_of(a, bounds->n_prefill, c.n_sets);
-    if (e != cudaSuccess || wave == 0) return e != cudaSuccess ? e : attention_prefill_launch(stream, &c, n_windows, a->max_blocks);
+    if (e != cudaSuccess || wave == 0)
+        return e != cudaSuccess ? e
+                                : attention_prefill_launch(stream, &c, n_windows, a->max_blocks);
     while (e == cudaSuccess && m.end < n_segments) {
         m.begin = c.segment_begin = m.end;
         m.end = n_segments - m.begin < wave ? n_segments : m.begin + wave;
@@ -183,18 +229,22 @@ extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention
     const struct cuda_attn_counts *bounds = &a->on->bounds;
     if (!attention_supports_kv(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
-    if (!attention_prefill_supports(a)) return run_decode(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
+    if (!attention_prefill_supports(a))
+        return run_decode(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
     cudaError_t e = cudaSuccess;
-    if (bounds->n_decode > 0) e = run_decode(stream, a, ATTN_ROWS_DECODE, bounds->n_decode, bounds->n_segments_decode);
+    if (bounds->n_decode > 0)
+        e = run_decode(stream, a, ATTN_ROWS_DECODE, bounds->n_decode, bounds->n_segments_decode);
     return e == cudaSuccess && bounds->n_prefill > 0 ? run_prefill(stream, a) : e;
 }
 
 /* ---- recording ---- */
 
-extern "C" void attention_capture_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
-                                          struct cuda_attn_counts *bounds)
+extern "C" void attention_capture_bounds(const struct attention *shape, int32_t n_rows,
+                                         int32_t n_decode, int32_t n_prefill, int32_t n_keys,
+                                         struct cuda_attn_counts *bounds)
 {
-    const size_t room = parts_capacity(shape), n_segments = segments_of((size_t)n_keys), fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
+    const size_t room = parts_capacity(shape), n_segments = segments_of((size_t)n_keys),
+                 fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
     bounds->n_rows = n_rows;
     bounds->n_decode = n_decode;
     bounds->n_prefill = n_prefill;
@@ -202,13 +252,21 @@ extern "C" void attention_capture_bounds(const struct attention *shape, int32_t 
     bounds->n_segments_decode = (int32_t)min_size(room, (size_t)n_decode * n_segments);
     bounds->n_keys_max = n_keys;
     /* Where segments are spread over blocks, `fit` of them at a time. */
-    bounds->n_keys_prefill = n_prefill > 0 ? (int32_t)(fit >= 2 ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT) : (size_t)n_keys) : 0;
-    if (attention_prefill_supports(shape)) bounds->n_segments = n_rows * (int32_t)n_segments; /* those of prompts are never in a row */
+    bounds->n_keys_prefill = n_prefill > 0
+                                 ? (int32_t)(fit >= 2
+                                                 ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT)
+                                                 : (size_t)n_keys)
+                                 : 0;
+    /* those of prompts are never in a row */
+    if (attention_prefill_supports(shape)) bounds->n_segments = n_rows * (int32_t)n_segments;
 }
 
-extern "C" bool attention_fits_capture(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts)
+extern "C" bool attention_fits_capture(const struct cuda_attn_counts *bounds,
+                                       const struct cuda_attn_counts *counts)
 {
-    return counts->n_rows <= bounds->n_rows && counts->n_decode <= bounds->n_decode && counts->n_prefill <= bounds->n_prefill &&
-           counts->n_segments <= bounds->n_segments && counts->n_segments_decode <= bounds->n_segments_decode &&
-           counts->n_keys_max <= bounds->n_keys_max && counts->n_keys_prefill <= bounds->n_keys_prefill;
+    return counts->n_rows <= bounds->n_rows && counts->n_decode <= bounds->n_decode &&
+           counts->n_prefill <= bounds->n_prefill && counts->n_segments <= bounds->n_segments &&
+           counts->n_segments_decode <= bounds->n_segments_decode &&
+           counts->n_keys_max <= bounds->n_keys_max &&
+           counts->n_keys_prefill <= bounds->n_keys_prefill;
 }

@@ -1,28 +1,40 @@
-/* attention_decode_mma.cu - whether a model's answer rows take attention_decode_mma.cuh's kernels, and which. Thread: engine. */
-#include "kernels/cuda/attention/attention_launch.cuh"
+/* attention_decode_mma.cu - whether a model's answer rows take attention_decode_mma.cuh's kernels,
+ * and which. Thread: engine. */
 #include "kernels/cuda/attention/attention_decode_mma.cuh"
+#include "kernels/cuda/attention/attention_launch.cuh"
 
-/* With fewer heads of a group attention_decode.cuh keeps up with the memory; with bytes, each of which it has to widen first, not so long. */
+/* With fewer heads of a group attention_decode.cuh keeps up with the memory; with bytes, each of
+ * which it has to widen first, not so long. */
 bool attention_decode_mma_supports(const struct attention *a)
 {
     const bool is_bytes = a->kv.dtype == DTYPE_I8 || a->kv.dtype == DTYPE_F8_E4M3;
-    return attention_prefill_supports(a) && a->n_heads / a->kv.n_heads >= (is_bytes ? ATTN_MMA_HEADS_MIN_BYTES : ATTN_MMA_HEADS_MIN);
+    return attention_prefill_supports(a) &&
+           a->n_heads / a->kv.n_heads >= (is_bytes ? ATTN_MMA_HEADS_MIN_BYTES : ATTN_MMA_HEADS_MIN);
 }
 
-template <enum dtype T, int DIM> static cudaError_t launch_mma(cudaStream_t stream, struct attn_decode_call c, int max_blocks)
+template <enum dtype T, int DIM>
+static cudaError_t launch_mma(cudaStream_t stream, struct attn_decode_call c, int max_blocks)
 {
     dim3 grid;
     c.n_runs = (c.n_heads / c.kv.n_heads + ATTN_MMA_HEADS - 1) / ATTN_MMA_HEADS;
-    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)(c.kv.n_heads * c.n_runs), ATTN_MMA_BLOCKS, max_blocks, &grid);
-    return e == cudaSuccess ? launch(stream, attn_mma_kernel<T, DIM>, grid, dim3(ATTN_MMA_THREADS), attn_mma_shape<T, DIM>::BYTES, c) : e;
+    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) *
+                                       (size_t)(c.kv.n_heads * c.n_runs),
+                                   ATTN_MMA_BLOCKS, max_blocks, &grid);
+    return e == cudaSuccess ? launch(stream, attn_mma_kernel<T, DIM>, grid, dim3(ATTN_MMA_THREADS),
+                                     attn_mma_shape<T, DIM>::BYTES, c)
+                            : e;
 }
 
-template <enum dtype T> static cudaError_t launch_dims(cudaStream_t stream, const struct attn_decode_call *c, int max_blocks)
+template <enum dtype T>
+static cudaError_t launch_dims(cudaStream_t stream, const struct attn_decode_call *c,
+                               int max_blocks)
 {
-    return c->kv.head_dim == 64 ? launch_mma<T, 64>(stream, *c, max_blocks) : launch_mma<T, 128>(stream, *c, max_blocks);
+    return c->kv.head_dim == 64 ? launch_mma<T, 64>(stream, *c, max_blocks)
+                                : launch_mma<T, 128>(stream, *c, max_blocks);
 }
 
-cudaError_t attention_decode_mma_launch(cudaStream_t stream, const struct attn_decode_call *c, int max_blocks)
+cudaError_t attention_decode_mma_launch(cudaStream_t stream, const struct attn_decode_call *c,
+                                        int max_blocks)
 {
     switch (c->kv.dtype) {
     case DTYPE_BF16: return launch_dims<DTYPE_BF16>(stream, c, max_blocks);

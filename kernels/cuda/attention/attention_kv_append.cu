@@ -1,25 +1,33 @@
-/* attention_kv_append.cu - a step's keys and values into the pool, and before that the rotation of its heads.
+/* attention_kv_append.cu - a step's keys and values into the pool, and before that the rotation of
+ * its heads.
  *
- * A warp has a head's query, key or value of one row: it is rotated where it lies, then written as the pool holds it. Bound by the launch where rows are
- * few, by writing where they are many. Thread: device; attention_kv_append: engine. */
+ * A warp has a head's query, key or value of one row: it is rotated where it lies, then written as
+ * the pool holds it. Bound by the launch where rows are few, by writing where they are many.
+ * Thread: device; attention_kv_append: engine. */
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/rope.cuh"
 #include "kernels/kv_rows.h"
 
-enum { APPEND_THREADS = 128, APPEND_WARPS = APPEND_THREADS / WARP, APPEND_BLOCKS = 8 /* per processor */, SIDE = 4 };
+enum {
+    APPEND_THREADS = 128,
+    APPEND_WARPS = APPEND_THREADS / WARP,
+    APPEND_BLOCKS = 8 /* per processor */,
+    SIDE = 4
+};
 
 struct append_call {
-    struct kv_layer  kv;
-    struct attn_row_set    list;
-    const float     *k, *v;
+    struct kv_layer kv;
+    struct attn_row_set list;
+    const float *k, *v;
     struct rope_args rope;
-    int32_t          n_queries; /* heads of a row that are only rotated; 0 without a rotation */
-    bool             rotates;
+    int32_t n_queries; /* heads of a row that are only rotated; 0 without a rotation */
+    bool rotates;
 };
 
 bool attention_supports_kv(const struct kv_layer *kv)
 {
-    return kv->latent ? kv->dtype == DTYPE_F32 || kv->dtype == DTYPE_BF16 : kv_rows_known(kv->dtype);
+    return kv->latent ? kv->dtype == DTYPE_F32 || kv->dtype == DTYPE_BF16
+                      : kv_rows_known(kv->dtype);
 }
 
 /* ---- without scales ---- */
@@ -27,7 +35,8 @@ bool attention_supports_kv(const struct kv_layer *kv)
 template <enum dtype T> static __device__ __forceinline__ void store_4(char *to, float4 x)
 {
     if constexpr (T == DTYPE_F32) *(float4 *)(void *)to = x;
-    else if constexpr (T == DTYPE_F16) *(uint2 *)(void *)to = make_uint2(round_f16x2(x.x, x.y), round_f16x2(x.z, x.w));
+    else if constexpr (T == DTYPE_F16)
+        *(uint2 *)(void *)to = make_uint2(round_f16x2(x.x, x.y), round_f16x2(x.z, x.w));
     else *(uint2 *)(void *)to = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
 }
 template <enum dtype T> static __device__ __forceinline__ void store_1(char *to, float x)
@@ -38,10 +47,12 @@ template <enum dtype T> static __device__ __forceinline__ void store_1(char *to,
 }
 
 /* One row by a warp. */
-template <enum dtype T, int N> static __device__ __forceinline__ void append_plain_row(const float *from, char *to, int dim)
+template <enum dtype T, int N>
+static __device__ __forceinline__ void append_plain_row(const float *from, char *to, int dim)
 {
     for (int i = (int)(threadIdx.x % WARP) * N; i < dim; i += WARP * N) {
-        if constexpr (N == SIDE) store_4<T>(to + i * kv_traits<T>::BYTES, *(const float4 *)(from + i));
+        if constexpr (N == SIDE)
+            store_4<T>(to + i * kv_traits<T>::BYTES, *(const float4 *)(from + i));
         else store_1<T>(to + i * kv_traits<T>::BYTES, from[i]);
     }
 }
@@ -52,31 +63,37 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_pla
 template <enum dtype T> static __device__ __forceinline__ unsigned quantised(float x, float scale)
 {
     constexpr float LARGEST = kv_dtype_max<T>();
-    const float     r = fminf(fmaxf(__fdiv_rn(x, scale), -LARGEST), LARGEST);
+    const float r = fminf(fmaxf(__fdiv_rn(x, scale), -LARGEST), LARGEST);
     if constexpr (T == DTYPE_I8) return (unsigned)__float2int_rn(r) & 0xffu;
     else return float_to_e4m3(r);
 }
 
-/* The scale of a row whose largest magnitude has these bits, which compare as the numbers do: infinity and NaN are above all others. */
+/* The scale of a row whose largest magnitude has these bits, which compare as the numbers do:
+ * infinity and NaN are above all others. */
 template <enum dtype T> static __device__ __forceinline__ float scale_for(unsigned top)
 {
-    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), kv_dtype_max<T>()) : __uint_as_float(0x7fc00000u);
+    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), kv_dtype_max<T>())
+                             : __uint_as_float(0x7fc00000u);
 }
 
 static __device__ __forceinline__ unsigned warp_top(unsigned x)
 {
-    for (int step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
+    for (int step = WARP / 2; step > 0; step /= 2)
+        x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
 
 /* One row by a warp, whose lanes have N elements side by side at a time. */
-template <enum dtype T, int N> static __device__ __forceinline__ void append_scaled_row(const float *from, char *to, char *scale_to, int dim)
+template <enum dtype T, int N>
+static __device__ __forceinline__ void append_scaled_row(const float *from, char *to,
+                                                         char *scale_to, int dim)
 {
     constexpr int TURNS = KERNEL_HEAD_DIM_MAX / WARP / N;
-    const int     lane = (int)(threadIdx.x % WARP), first = lane * N;
-    float         x[TURNS][N];
-    unsigned      top = 0;
-    UNROLL for (int i = 0; i < TURNS; i++) {
+    const int lane = (int)(threadIdx.x % WARP), first = lane * N;
+    float x[TURNS][N];
+    unsigned top = 0;
+    UNROLL for (int i = 0; i < TURNS; i++)
+    {
         const int at = first + i * (WARP * N);
         UNROLL for (int e = 0; e < N; e++) x[i][e] = 0;
         if (at < dim) {
@@ -89,11 +106,13 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_sca
     }
     const float scale = scale_for<T>(warp_top(top));
     if (lane == 0) store_scale(scale_to, scale);
-    UNROLL for (int i = 0; i < TURNS; i++) {
+    UNROLL for (int i = 0; i < TURNS; i++)
+    {
         const int at = first + i * (WARP * N);
-        unsigned  bytes = 0;
+        unsigned bytes = 0;
         if (at >= dim) continue;
-        UNROLL for (int e = 0; e < N; e++) bytes |= scale > 0 ? quantised<T>(x[i][e], scale) << 8 * e : 0;
+        UNROLL for (int e = 0; e < N; e++)
+            bytes |= scale > 0 ? quantised<T>(x[i][e], scale) << 8 * e : 0;
         if constexpr (N == SIDE) *(unsigned *)(void *)(to + at) = bytes;
         else to[at] = (char)bytes;
     }
@@ -102,55 +121,74 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_sca
 /* ---- all ---- */
 
 /* The i-th key or value of a row: keys and values in turn, one part of latents. */
-template <enum dtype T, int N> static __device__ __forceinline__ void append_head(const struct append_call &c, const struct cuda_attn_row &row, int i)
+template <enum dtype T, int N>
+static __device__ __forceinline__ void append_head(const struct append_call &c,
+                                                   const struct cuda_attn_row &row, int i)
 {
-    const int       parts = c.kv.latent ? 1 : 2, head = i / parts, part = i % parts, dim = c.kv.head_dim;
-    const size_t    at = (size_t)row.row * (size_t)c.kv.n_heads + (size_t)head;
-    struct kv_paged_row r = kv_key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos, head);
-    const float    *from = (part ? c.v : c.k) + at * (size_t)dim;
-    char           *pool = (char *)c.kv.data;
+    const int parts = c.kv.latent ? 1 : 2, head = i / parts, part = i % parts, dim = c.kv.head_dim;
+    const size_t at = (size_t)row.row * (size_t)c.kv.n_heads + (size_t)head;
+    struct kv_paged_row r = kv_key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos,
+                                       head);
+    const float *from = (part ? c.v : c.k) + at * (size_t)dim;
+    char *pool = (char *)c.kv.data;
     if (part) r.row += (unsigned)c.kv.block_tokens;
     if (c.rotates && !part) {
         rotate_head(c.rope, c.rope.heads[1], c.rope.heads[1].x + at * (size_t)dim, row.pos);
         __syncwarp();
     }
-    if constexpr (kv_traits<T>::SCALED) append_scaled_row<T, N>(from, pool + kv_row_offset<T>(c.kv, r), pool + kv_scale_offset<T>(c.kv, r), dim);
+    if constexpr (kv_traits<T>::SCALED)
+        append_scaled_row<T, N>(from, pool + kv_row_offset<T>(c.kv, r),
+                                pool + kv_scale_offset<T>(c.kv, r), dim);
     else append_plain_row<T, N>(from, pool + kv_row_offset<T>(c.kv, r), dim);
 }
 
-template <enum dtype T, int N> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
+template <enum dtype T, int N>
+static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
 {
     grid_dependency_sync();
-    const int of_row = c.n_queries + c.kv.n_heads * (c.kv.latent ? 1 : 2), n = attn_row_set_n(c.list) * of_row;
-    for (int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP; at < n; at += (int)gridDim.x * APPEND_WARPS) {
+    const int of_row = c.n_queries + c.kv.n_heads * (c.kv.latent ? 1 : 2),
+              n = attn_row_set_n(c.list) * of_row;
+    for (int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP; at < n;
+         at += (int)gridDim.x * APPEND_WARPS) {
         const struct cuda_attn_row row = c.list.rows[at / of_row];
-        const int             i = at % of_row;
+        const int i = at % of_row;
         if (i >= c.n_queries) append_head<T, N>(c, row, i - c.n_queries);
-        else rotate_head(c.rope, c.rope.heads[0], c.rope.heads[0].x + (size_t)row.row * c.rope.heads[0].x_stride + (size_t)i * c.rope.heads[0].head_dim, row.pos);
+        else
+            rotate_head(c.rope, c.rope.heads[0],
+                        c.rope.heads[0].x + (size_t)row.row * c.rope.heads[0].x_stride +
+                            (size_t)i * c.rope.heads[0].head_dim,
+                        row.pos);
     }
 }
 
-template <enum dtype T> static cudaError_t append_launch(cudaStream_t stream, const struct append_call &c, int32_t n_rows)
+template <enum dtype T>
+static cudaError_t append_launch(cudaStream_t stream, const struct append_call &c, int32_t n_rows)
 {
     const size_t of_row = (size_t)c.n_queries + (size_t)c.kv.n_heads * (c.kv.latent ? 1 : 2);
-    dim3         grid;
-    cudaError_t  e = attention_grid(blocks_for((size_t)n_rows * of_row, APPEND_WARPS), APPEND_BLOCKS, 0, &grid);
+    dim3 grid;
+    cudaError_t e = attention_grid(blocks_for((size_t)n_rows * of_row, APPEND_WARPS), APPEND_BLOCKS,
+                                   0, &grid);
     if (e != cudaSuccess) return e;
-    return launch(stream, c.kv.head_dim % SIDE == 0 ? append_rows<T, SIDE> : append_rows<T, 1>, grid, dim3(APPEND_THREADS), 0, c);
+    return launch(stream, c.kv.head_dim % SIDE == 0 ? append_rows<T, SIDE> : append_rows<T, 1>,
+                  grid, dim3(APPEND_THREADS), 0, c);
 }
 
 /* Are the second heads the keys as they are appended? */
 static bool is_of_keys(const struct rope_args *r, const struct kv_layer *kv, const float *k)
 {
-    return r->n_heads == 2 && r->heads[1].x == k && !kv->latent && r->heads[1].n_heads == (size_t)kv->n_heads && r->heads[1].head_dim == (size_t)kv->head_dim &&
+    return r->n_heads == 2 && r->heads[1].x == k && !kv->latent &&
+           r->heads[1].n_heads == (size_t)kv->n_heads &&
+           r->heads[1].head_dim == (size_t)kv->head_dim &&
            r->heads[1].x_stride == (size_t)kv->n_heads * (size_t)kv->head_dim;
 }
 
-extern "C" cudaError_t attention_kv_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
-                                        const struct rope_args *rope)
+extern "C" cudaError_t attention_kv_append(cudaStream_t stream, const struct kv_layer *kv,
+                                           const struct cuda_attn_list *on, const float *k,
+                                           const float *v, const struct rope_args *rope)
 {
     struct append_call c = { *kv, attn_row_set_of(on, ATTN_ROWS_ALL), k, v, {}, 0, false };
-    if (!attention_supports_kv(kv) || (rope && !is_of_keys(rope, kv, k))) return cudaErrorInvalidValue;
+    if (!attention_supports_kv(kv) || (rope && !is_of_keys(rope, kv, k)))
+        return cudaErrorInvalidValue;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
     if (rope) c.rope = *rope, c.n_queries = (int32_t)rope->heads[0].n_heads, c.rotates = true;
     switch (kv->dtype) {

@@ -1,4 +1,5 @@
-/* gemm.cu - products on the card: sizes of the layouts, and which kernel a call takes. Thread: engine. */
+/* gemm.cu - products on the card: sizes of the layouts, and which kernel a call takes. Thread:
+ * engine. */
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 
@@ -12,22 +13,30 @@ size_t gemm_row_bytes(enum gemm_weight_layout layout, size_t n_in)
     return round_up(n_in, GEMM_STEP) * bits[layout] / 8;
 }
 
-size_t gemm_scales_at(enum gemm_weight_layout layout, size_t n_out, size_t n_in) { return round_up(n_out * gemm_row_bytes(layout, n_in), MATRIX_STEP); }
+size_t gemm_scales_at(enum gemm_weight_layout layout, size_t n_out, size_t n_in)
+{
+    return round_up(n_out * gemm_row_bytes(layout, n_in), MATRIX_STEP);
+}
 
 static size_t n_scales(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in)
 {
     if (layout == GEMM_W8 || layout == GEMM_W4) return n_out;
     if (layout != GEMM_F8) return 0;
-    const size_t n_blocks = paired ? 2 * blocks_for(n_out / 2, GEMM_F8_BLOCK) : blocks_for(n_out, GEMM_F8_BLOCK);
+    const size_t n_blocks = paired ? 2 * blocks_for(n_out / 2, GEMM_F8_BLOCK)
+                                   : blocks_for(n_out, GEMM_F8_BLOCK);
     return n_blocks * blocks_for(n_in, GEMM_F8_BLOCK);
 }
 
 size_t gemm_matrix_bytes(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in)
 {
-    return gemm_scales_at(layout, n_out, n_in) + round_up(n_scales(layout, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
+    return gemm_scales_at(layout, n_out, n_in) +
+           round_up(n_scales(layout, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
 }
 
-size_t gemm_scratch_bytes(void) { return SPLIT_K_COUNTER_BYTES + sizeof(float) * (size_t)SPLIT_K_SCRATCH_FLOATS; }
+size_t gemm_scratch_bytes(void)
+{
+    return SPLIT_K_COUNTER_BYTES + sizeof(float) * (size_t)SPLIT_K_SCRATCH_FLOATS;
+}
 
 static gemm_call call_of(const struct gemm *g)
 {
@@ -40,7 +49,8 @@ static gemm_call call_of(const struct gemm *g)
     c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
     c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
     c.n_in_padded = (int32_t)round_up(g->n_in, GEMM_STEP);
-    c.n_columns = gemm_outputs_16(g->epilogue) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
+    c.n_columns = gemm_outputs_16(g->epilogue) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP))
+                                               : c.n_out;
     c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
@@ -50,13 +60,17 @@ static gemm_call call_of(const struct gemm *g)
 }
 
 /* Many rows, not `deterministic`. */
-static cudaError_t run_large(cudaStream_t stream, enum gemm_weight_layout layout, const gemm_call *c)
+static cudaError_t run_large(cudaStream_t stream, enum gemm_weight_layout layout,
+                             const gemm_call *c)
 {
-    return gemm_sm90_supports(layout, c) ? gemm_sm90(stream, layout, c) : gemm_tiles(stream, layout, c);
+    return gemm_sm90_supports(layout, c) ? gemm_sm90(stream, layout, c)
+                                         : gemm_tiles(stream, layout, c);
 }
 
-/* How many rows a group has is known on the device alone: both kernels are launched, and each leaves the other's groups alone. */
-static cudaError_t run_skinny_and_large(cudaStream_t stream, enum gemm_weight_layout layout, gemm_call c)
+/* How many rows a group has is known on the device alone: both kernels are launched, and each
+ * leaves the other's groups alone. */
+static cudaError_t run_skinny_and_large(cudaStream_t stream, enum gemm_weight_layout layout,
+                                        gemm_call c)
 {
     c.rows_at_most = GEMM_SKINNY_ROWS;
     const cudaError_t e = gemm_skinny(stream, layout, &c);
@@ -68,13 +82,15 @@ static cudaError_t run_skinny_and_large(cudaStream_t stream, enum gemm_weight_la
 static bool is_valid(const struct gemm *g)
 {
     if (gemm_is_silu(g->epilogue) && !g->paired) return false;
-    return (unsigned)g->layout < GEMM_WEIGHT_LAYOUTS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
+    return (unsigned)g->layout < GEMM_WEIGHT_LAYOUTS && g->n_rows <= INT32_MAX &&
+           g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
 }
 
 /* Not where groups have all rows: their scales would be of all groups' elements. */
 static bool takes_f8_x(const struct gemm *g)
 {
-    return g->layout == GEMM_F8 && !g->deterministic && (g->begin || g->n_groups == 1) && gemm_sm90_available();
+    return g->layout == GEMM_F8 && !g->deterministic && (g->begin || g->n_groups == 1) &&
+           gemm_sm90_available();
 }
 
 static bool uses_sm90(const struct gemm *g, const float *x_scales)
@@ -84,7 +100,10 @@ static bool uses_sm90(const struct gemm *g, const float *x_scales)
     return !g->deterministic && g->n_rows > GEMM_SKINNY_ROWS && gemm_sm90_supports(g->layout, &c);
 }
 
-bool gemm_uses_sm90(const struct gemm *g) { return !gemm_cublaslt_fits(g) && uses_sm90(g, g->x_scales); }
+bool gemm_uses_sm90(const struct gemm *g)
+{
+    return !gemm_cublaslt_fits(g) && uses_sm90(g, g->x_scales);
+}
 
 bool gemm_wants_f8_x(const struct gemm *g)
 {
@@ -95,23 +114,27 @@ bool gemm_wants_f8_x(const struct gemm *g)
 cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, int columns)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->deterministic && gemm_sm90_available() && (columns == 128 || columns == 256);
-    if (!is_valid(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
+    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->deterministic &&
+                       gemm_sm90_available() && (columns == 128 || columns == 256);
+    if (!is_valid(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128)))
+        return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
     return is_16 ? gemm_sm90_16(stream, g->layout, &c, columns == 256) : gemm_sm90_f8(stream, &c);
 }
 
 static bool can_fuse(const struct gemm *g, const struct gemm *first)
 {
-    return is_valid(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
-           g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_SKINNY_ROWS &&
+    return is_valid(g) && g->layout == first->layout && g->layout != GEMM_F32 &&
+           !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
+           g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows &&
+           g->n_rows <= GEMM_SKINNY_ROWS &&
            round_up(g->n_in, GEMM_STEP) % GEMM_SKINNY_K_STEP == 0 && !gemm_cublaslt_fits(g);
 }
 
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
 {
-    gemm_call   calls[GEMM_FUSED_MAX];
-    bool        fused = n > 1 && n <= GEMM_FUSED_MAX && g->n_rows > 0;
+    gemm_call calls[GEMM_FUSED_MAX];
+    bool fused = n > 1 && n <= GEMM_FUSED_MAX && g->n_rows > 0;
     cudaError_t e = cudaSuccess;
     for (int i = 0; fused && i < n; i++) fused = can_fuse(&g[i], g);
     for (int i = 0; i < n && e == cudaSuccess; i++) {

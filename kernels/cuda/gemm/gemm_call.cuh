@@ -1,56 +1,64 @@
-/* gemm_call.cuh - what the kernels of products share: a call as they take it, which rows a block works on, and where sums go.
+/* gemm_call.cuh - what the kernels of products share: a call as they take it, which rows a block
+ * works on, and where sums go.
  *
- * gemm.cu makes a gemm_call of a struct gemm and picks the kernel. Columns are rows of W; they come in pairs (c even and c + 1), which of a
- * paired matrix are gate and up. Thread: host (engine) up to the launch, then device. */
+ * gemm.cu makes a gemm_call of a struct gemm and picks the kernel. Columns are rows of W; they come
+ * in pairs (c even and c + 1), which of a paired matrix are gate and up. Thread: host (engine) up
+ * to the launch, then device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CALL_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_CALL_CUH
 
-#include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/dtype_convert.cuh"
+#include "kernels/cuda/gemm/gemm.h"
 
-enum { GEMM_F8_BLOCK = 128 }; /* elements of a row that share a scale, and rows that do */
-enum { GEMM_SKINNY_ROWS = 16 };  /* of a group: what the kernel for few takes */
+enum { GEMM_F8_BLOCK = 128 };      /* elements of a row that share a scale, and rows that do */
+enum { GEMM_SKINNY_ROWS = 16 };    /* of a group: what the kernel for few takes */
 enum { GEMM_SKINNY_K_STEP = 128 }; /* elements of a row, of which it is faster with multiples */
 
 struct gemm_call {
     const unsigned char *w;
-    size_t               w_stride, row_bytes, scales_at;
-    const int32_t       *begin;
-    int32_t              n_groups;
-    size_t               x_group, y_group; /* 0 with `begin` */
-    int32_t              n_rows;       /* or an upper bound */
-    int32_t              rows_above;   /* groups of no more rows than this are another kernel's */
-    int32_t              rows_at_most; /* and so are those of more than this */
-    int32_t              n_out, n_in;
-    int32_t              n_in_padded;  /* to a multiple of GEMM_STEP */
-    int32_t              n_columns;    /* n_out, and the columns behind it that become zeros of y */
-    const void          *x;
-    size_t               x_stride;
-    const int32_t       *x_rows;
-    const float         *x_scales;     /* x is e4m3; NULL: as the layout has it */
-    const float         *bias;
-    void                *y;
-    size_t               y_stride;
-    enum gemm_epilogue       epilogue;
-    bool                 paired;
-    unsigned char       *scratch;      /* gemm_split_k.cuh; NULL: none */
-    int32_t              n_splits;     /* of k; 1 but where a kernel says otherwise */
-    int32_t              fused_index;       /* its number among the products of one launch, whose slices lie apart */
+    size_t w_stride, row_bytes, scales_at;
+    const int32_t *begin;
+    int32_t n_groups;
+    size_t x_group, y_group; /* 0 with `begin` */
+    int32_t n_rows;          /* or an upper bound */
+    int32_t rows_above;      /* groups of no more rows than this are another kernel's */
+    int32_t rows_at_most;    /* and so are those of more than this */
+    int32_t n_out, n_in;
+    int32_t n_in_padded; /* to a multiple of GEMM_STEP */
+    int32_t n_columns;   /* n_out, and the columns behind it that become zeros of y */
+    const void *x;
+    size_t x_stride;
+    const int32_t *x_rows;
+    const float *x_scales; /* x is e4m3; NULL: as the layout has it */
+    const float *bias;
+    void *y;
+    size_t y_stride;
+    enum gemm_epilogue epilogue;
+    bool paired;
+    unsigned char *scratch; /* gemm_split_k.cuh; NULL: none */
+    int32_t n_splits;       /* of k; 1 but where a kernel says otherwise */
+    int32_t fused_index;    /* its number among the products of one launch, whose
+                             * slices lie apart */
 };
 
 /* The kernels. `layout` is not F32 but of the last. */
-cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout,
+                        const struct gemm_call *c);
 /* n of them, of one group and the same rows, n_in a multiple of GEMM_SKINNY_K_STEP. */
-cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n);
-cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout,
+                              const struct gemm_call *calls, int n);
+cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
+                       const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
-/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `deterministic` ones. BF16, F16, and
- * F8 with x in e4m3. */
-bool        gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
-cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
-bool        gemm_sm90_available(void);
+/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they
+ * are faster for; not of `deterministic` ones. BF16, F16, and F8 with x in e4m3. */
+bool gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
+                      const struct gemm_call *c);
+bool gemm_sm90_available(void);
 /* Of BF16 and F16. */
-cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c, bool wide);
+cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
+                         const struct gemm_call *c, bool wide);
 cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */
@@ -59,14 +67,17 @@ struct gemm_rows {
     int32_t group, begin, n; /* rows begin .. begin + n of x and y; none: n is 0 */
 };
 
-/* All rows of a group, if they are this kernel's. EARLY, in all of these: before grid_dependency_sync(), so that `begin` may be what it was before: a guess,
- * with a group that there is. It is read past the first cache, which must not keep it. */
-template <bool EARLY> static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
+/* All rows of a group, if they are this kernel's. EARLY, in all of these: before
+ * grid_dependency_sync(), so that `begin` may be what it was before: a guess, with a group that
+ * there is. It is read past the first cache, which must not keep it. */
+template <bool EARLY>
+static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
 {
     gemm_rows r = { group, 0, c.n_rows };
     if (c.begin) {
         r.begin = EARLY ? __ldcg(c.begin + group) : c.begin[group];
-        r.n = (int32_t)((unsigned)(EARLY ? __ldcg(c.begin + group + 1) : c.begin[group + 1]) - (unsigned)r.begin);
+        r.n = (int32_t)((unsigned)(EARLY ? __ldcg(c.begin + group + 1) : c.begin[group + 1]) -
+                        (unsigned)r.begin);
         if (EARLY && (unsigned)r.n > (unsigned)c.n_rows) r.n = 0; /* sums of these stay small */
     }
     if (r.n <= c.rows_above || r.n > c.rows_at_most) r.n = 0;
@@ -75,18 +86,22 @@ template <bool EARLY> static __device__ __forceinline__ gemm_rows rows_of_group(
 
 enum { GROUPS_PER_LANE = 4 };
 
-/* The tile-th run of at most n_tile rows among those of the lane's own groups, from `group` on. *n_tiles: how many runs these have. */
+/* The tile-th run of at most n_tile rows among those of the lane's own groups, from `group` on.
+ * *n_tiles: how many runs these have. */
 template <bool EARLY>
-static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int32_t group, int32_t tile, int32_t n_tile, int32_t *n_tiles)
+static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int32_t group,
+                                                         int32_t tile, int32_t n_tile,
+                                                         int32_t *n_tiles)
 {
     gemm_rows found = { 0, 0, 0 };
-    int32_t   before = 0;
+    int32_t before = 0;
 #pragma unroll
     for (int i = 0; i < GROUPS_PER_LANE; i++) {
         if (group + i >= c.n_groups) break;
         const gemm_rows r = rows_of_group<EARLY>(c, group + i);
-        const int32_t   skip = tile - before, n = (r.n + n_tile - 1) / n_tile;
-        if (skip >= 0 && skip < n) found = gemm_rows{ r.group, r.begin + skip * n_tile, min(r.n - skip * n_tile, n_tile) };
+        const int32_t skip = tile - before, n = (r.n + n_tile - 1) / n_tile;
+        if (skip >= 0 && skip < n)
+            found = gemm_rows{ r.group, r.begin + skip * n_tile, min(r.n - skip * n_tile, n_tile) };
         before += n;
     }
     *n_tiles = before;
@@ -94,7 +109,8 @@ static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int
 }
 
 /* Where every group has all rows. */
-static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int32_t tile, int32_t n_tile)
+static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int32_t tile,
+                                                         int32_t n_tile)
 {
     gemm_rows r = { 0, 0, 0 };
     if (c.n_groups > 1) {
@@ -107,15 +123,18 @@ static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int
     return r;
 }
 
-/* The tile-th run of at most n_tile rows when the groups' runs are counted through. Every warp searches for itself, so that no barrier is needed:
- * lanes count the runs of their groups, then the lane that has the one looks again. */
-template <bool EARLY = false> static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int32_t tile, int32_t n_tile)
+/* The tile-th run of at most n_tile rows when the groups' runs are counted through. Every warp
+ * searches for itself, so that no barrier is needed: lanes count the runs of their groups, then the
+ * lane that has the one looks again. */
+template <bool EARLY = false>
+static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int32_t tile,
+                                                         int32_t n_tile)
 {
     if (!c.begin) return rows_of_each(c, tile, n_tile);
     const int32_t lane = (int32_t)(threadIdx.x % WARP);
     for (int32_t first = 0; first < c.n_groups; first += WARP * GROUPS_PER_LANE) {
         const int32_t group = first + lane * GROUPS_PER_LANE;
-        int32_t       n_tiles;
+        int32_t n_tiles;
         rows_of_lane<EARLY>(c, group, -1, n_tile, &n_tiles);
         int32_t up_to = n_tiles; /* of groups up to this lane's */
         for (int step = 1; step < WARP; step *= 2) {
@@ -124,16 +143,20 @@ template <bool EARLY = false> static __device__ __forceinline__ gemm_rows rows_o
         }
         const unsigned has = __ballot_sync(0xffffffffu, tile < up_to);
         if (has) {
-            const int       from = __ffs((int)has) - 1;
-            const gemm_rows r = rows_of_lane<EARLY>(c, group, tile - (up_to - n_tiles), n_tile, &n_tiles);
-            return gemm_rows{ __shfl_sync(0xffffffffu, r.group, from), __shfl_sync(0xffffffffu, r.begin, from), __shfl_sync(0xffffffffu, r.n, from) };
+            const int from = __ffs((int)has) - 1;
+            const gemm_rows r = rows_of_lane<EARLY>(c, group, tile - (up_to - n_tiles), n_tile,
+                                                    &n_tiles);
+            return gemm_rows{ __shfl_sync(0xffffffffu, r.group, from),
+                              __shfl_sync(0xffffffffu, r.begin, from),
+                              __shfl_sync(0xffffffffu, r.n, from) };
         }
         tile -= __shfl_sync(0xffffffffu, up_to, WARP - 1);
     }
     return gemm_rows{ 0, 0, 0 };
 }
 
-/* An upper bound of the runs of at most n_tile rows: every group that is this kernel's can end in a part of one. */
+/* An upper bound of the runs of at most n_tile rows: every group that is this kernel's can end in a
+ * part of one. */
 static inline unsigned n_tiles_at_most(const gemm_call &c, int32_t n_tile)
 {
     if (!c.begin) return (unsigned)c.n_groups * blocks_for((size_t)c.n_rows, (size_t)n_tile);
@@ -145,7 +168,8 @@ static inline unsigned n_tiles_at_most(const gemm_call &c, int32_t n_tile)
 static __device__ __forceinline__ size_t x_row(const gemm_call &c, const gemm_rows &rows, int32_t i)
 {
     const int32_t y_row = rows.begin + i;
-    return (size_t)(c.x_rows ? c.x_rows[y_row] : y_row) * c.x_stride + (size_t)rows.group * c.x_group;
+    return (size_t)(c.x_rows ? c.x_rows[y_row] : y_row) * c.x_stride +
+           (size_t)rows.group * c.x_group;
 }
 
 /* ---- scales ---- */
@@ -156,22 +180,28 @@ static __device__ __forceinline__ const float *scales_of(const gemm_call &c, int
 }
 
 /* F8: where a column's scales begin, one per GEMM_F8_BLOCK elements of k. */
-static __device__ __forceinline__ const float *f8_scales(const gemm_call &c, int32_t group, int32_t column)
+static __device__ __forceinline__ const float *f8_scales(const gemm_call &c, int32_t group,
+                                                         int32_t column)
 {
     const int32_t per_row = (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK;
     int32_t block = column / GEMM_F8_BLOCK;
-    if (c.paired) block = column / 2 / GEMM_F8_BLOCK + column % 2 * ((c.n_out / 2 + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK);
+    if (c.paired)
+        block = column / 2 / GEMM_F8_BLOCK +
+                column % 2 * ((c.n_out / 2 + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK);
     return scales_of(c, group) + (size_t)block * (size_t)per_row;
 }
 
 /* The factor of a finished sum. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ float column_scale(const gemm_call &c, int32_t group, int32_t column)
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ float column_scale(const gemm_call &c, int32_t group,
+                                                     int32_t column)
 {
     if (F != GEMM_W8 && F != GEMM_W4) return 1.0f;
     return column < c.n_out ? scales_of(c, group)[column] : 0.0f;
 }
 
-/* ---- results: no multiplication and addition that a compiler might make one of in one kernel and not in another ---- */
+/* ---- results: no multiplication and addition that a compiler might make one of in one kernel and
+ * not in another ---- */
 
 static __device__ __forceinline__ float bias_of(const gemm_call &c, int32_t column)
 {
@@ -179,16 +209,24 @@ static __device__ __forceinline__ float bias_of(const gemm_call &c, int32_t colu
     return c.bias[c.paired ? column / 2 + column % 2 * (c.n_out / 2) : column];
 }
 
-static __device__ __forceinline__ void store_silu(const gemm_call &c, size_t at, int32_t column, float gate, float up)
+static __device__ __forceinline__ void store_silu(const gemm_call &c, size_t at, int32_t column,
+                                                  float gate, float up)
 {
     float y = 0;
-    if (column < c.n_out) y = __fmul_rn(silu(__fadd_rn(gate, bias_of(c, column))), __fadd_rn(up, bias_of(c, column + 1)));
+    if (column < c.n_out)
+        y = __fmul_rn(silu(__fadd_rn(gate, bias_of(c, column))),
+                      __fadd_rn(up, bias_of(c, column + 1)));
     if (c.epilogue == GEMM_SILU) ((float *)c.y)[at + column / 2] = y;
-    else ((uint16_t *)c.y)[at + column / 2] = c.epilogue == GEMM_SILU_F16 ? float_to_f16(y) : float_to_bf16(y);
+    else
+        ((uint16_t *)c.y)[at + column / 2] = c.epilogue == GEMM_SILU_F16 ? float_to_f16(y)
+                                                                         : float_to_bf16(y);
 }
 
-/* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is below n_columns. */
-static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm_rows &rows, int32_t i, int32_t column, float first, float second)
+/* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is
+ * below n_columns. */
+static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm_rows &rows,
+                                                  int32_t i, int32_t column, float first,
+                                                  float second)
 {
     const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
     if (c.epilogue != GEMM_STORE && c.epilogue != GEMM_ADD) {

@@ -1,11 +1,14 @@
-/* gemm_cublaslt.h - large dense products of bf16 and of f16 by NVIDIA's cublasLt, where a machine has it.
+/* gemm_cublaslt.h - large dense products of bf16 and of f16 by NVIDIA's cublasLt, where a machine
+ * has it.
  *
- * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a Python package's lib), or is `off`; otherwise
- * libcublasLt.so.13 and .12 as the dynamic loader finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is
- * asked once and kept in a table of fixed size; a shape that falls out of it is asked again.
- * What it adds up in what order depends on n_rows: products that are `deterministic` never come here.
- * Life cycle: gemm_cublaslt_create, struct gemm's `cublaslt` in calls of one stream at a time, gemm_cublaslt_free. Thread: loading thread, then
- * engine. A step's call allocates only where its shape is new. */
+ * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a
+ * Python package's lib), or is `off`; otherwise libcublasLt.so.13 and .12 as the dynamic loader
+ * finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is
+ * asked once and kept in a table of fixed size; a shape that falls out of it is asked again. What
+ * it adds up in what order depends on n_rows: products that are `deterministic` never come here.
+ * Life cycle: gemm_cublaslt_create, struct gemm's `cublaslt` in calls of one stream at a time,
+ * gemm_cublaslt_free. Thread: loading thread, then engine. A step's call allocates only where its
+ * shape is new. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
 #define BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
 
@@ -21,13 +24,16 @@ extern "C" {
 struct gemm;
 struct gemm_cublaslt;
 
-enum { GEMM_CUBLASLT_ROWS = 128 };               /* and more: fewer are bound by memory, which the own kernels read as fast */
-enum { GEMM_CUBLASLT_WORKSPACE = 32 << 20 };     /* bytes of device memory, aligned to 256, that the caller gives: struct gemm's `workspace` */
+/* and more: fewer are bound by memory, which the own kernels read as fast */
+enum { GEMM_CUBLASLT_ROWS = 128 };
+/* bytes of device memory, aligned to 256, that the caller gives: struct gemm's `workspace` */
+enum { GEMM_CUBLASLT_WORKSPACE = 32 << 20 };
 
-/* Load it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not built in, or a file that is another library;
- * ERR_NODEV: it finds no card. The sentence says which, for the caller's line in the log: without it the own kernels do all products. */
+/* Load it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not
+ * built in, or a file that is another library; ERR_NODEV: it finds no card. The sentence says
+ * which, for the caller's line in the log: without it the own kernels do all products. */
 enum status gemm_cublaslt_create(struct gemm_cublaslt **out, struct err *err) MUST_CHECK;
-void        gemm_cublaslt_free(struct gemm_cublaslt *l);
+void gemm_cublaslt_free(struct gemm_cublaslt *l);
 /* The file that was loaded. */
 const char *gemm_cublaslt_path(const struct gemm_cublaslt *l);
 

@@ -1,41 +1,58 @@
-/* gemm_f32.cu - products of f32 by f32: routers at every step, and the exact path, in plain fused multiply-adds.
+/* gemm_f32.cu - products of f32 by f32: routers at every step, and the exact path, in plain fused
+ * multiply-adds.
  *
- * k goes to 8 lanes, four elements each in turn, and for narrow matrices with long rows (a router has a few hundred columns at most, too few to fill a card
- * with a warp each) steps of 32 elements also to 16 warps in turn. Every lane's sum is one chain of fmas over its k's, ascending, from +0; lanes
- * are added in pairs 4, 2 and 1 apart, then warps in ascending order. Which of the two it is depends on the matrix alone, and all shapes of a
- * warp's tile add in that order: a row's bits do not depend on how many rows come with it.
- * x and W are read where they lie, W by 128 bytes a row; a warp's lanes share rows of x (and of W), so that what goes through the first cache
- * is balanced with the fmas. Bound for few rows by memory, for many by fma and the second cache.
- * LIMIT: for thousands of rows some way below an f32 product by way of shared memory: the exact path is there to compare with.
- * Thread: device; gemm_f32: engine. */
+ * k goes to 8 lanes, four elements each in turn, and for narrow matrices with long rows (a router
+ * has a few hundred columns at most, too few to fill a card with a warp each) steps of 32 elements
+ * also to 16 warps in turn. Every lane's sum is one chain of fmas over its k's, ascending, from +0;
+ * lanes are added in pairs 4, 2 and 1 apart, then warps in ascending order. Which of the two it is
+ * depends on the matrix alone, and all shapes of a warp's tile add in that order: a row's bits do
+ * not depend on how many rows come with it. x and W are read where they lie, W by 128 bytes a row;
+ * a warp's lanes share rows of x (and of W), so that what goes through the first cache is balanced
+ * with the fmas. Bound for few rows by memory, for many by fma and the second cache. LIMIT: for
+ * thousands of rows some way below an f32 product by way of shared memory: the exact path is there
+ * to compare with. Thread: device; gemm_f32: engine. */
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
 enum { F32_LANES = 8, F32_QUAD = 4, F32_STEP = F32_LANES * F32_QUAD };
-enum { F32_NARROW = 512, F32_LONG = 1024, F32_SPLIT_K_WARPS = 16 }; /* columns at most, n_in at least, and how many warps share k then */
+/* columns at most, n_in at least, and how many warps share k then */
+enum { F32_NARROW = 512, F32_LONG = 1024, F32_SPLIT_K_WARPS = 16 };
 
-/* A thread has PER_ROWS by PER_COLUMNS of y for its k's; the 4 eighths of a warp lie ACROSS side by side, the others below each other; of a
- * block's warps K_WARPS share k, the others lie WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
-template <int K_WARPS_, int WARPS_DOWN, int WARPS_ACROSS_, int PER_ROWS_, int PER_COLUMNS_, int ACROSS_, int AHEAD_> struct f32_tile {
+/* A thread has PER_ROWS by PER_COLUMNS of y for its k's; the 4 eighths of a warp lie ACROSS side by
+ * side, the others below each other; of a block's warps K_WARPS share k, the others lie
+ * WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
+template <int K_WARPS_, int WARPS_DOWN, int WARPS_ACROSS_, int PER_ROWS_, int PER_COLUMNS_,
+          int ACROSS_, int AHEAD_>
+struct f32_tile {
     enum {
-        K_WARPS = K_WARPS_, WARPS_ACROSS = WARPS_ACROSS_, PER_ROWS = PER_ROWS_, PER_COLUMNS = PER_COLUMNS_, ACROSS = ACROSS_, AHEAD = AHEAD_,
-        DOWN = WARP / F32_LANES / ACROSS, THREADS = K_WARPS * WARPS_DOWN * WARPS_ACROSS * WARP,
-        WARP_ROWS = DOWN * PER_ROWS, WARP_COLUMNS = ACROSS * PER_COLUMNS,
-        ROWS = WARPS_DOWN * WARP_ROWS, COLUMNS = WARPS_ACROSS * WARP_COLUMNS
+        K_WARPS = K_WARPS_,
+        WARPS_ACROSS = WARPS_ACROSS_,
+        PER_ROWS = PER_ROWS_,
+        PER_COLUMNS = PER_COLUMNS_,
+        ACROSS = ACROSS_,
+        AHEAD = AHEAD_,
+        DOWN = WARP / F32_LANES / ACROSS,
+        THREADS = K_WARPS * WARPS_DOWN * WARPS_ACROSS * WARP,
+        WARP_ROWS = DOWN * PER_ROWS,
+        WARP_COLUMNS = ACROSS * PER_COLUMNS,
+        ROWS = WARPS_DOWN * WARP_ROWS,
+        COLUMNS = WARPS_ACROSS * WARP_COLUMNS
     };
     static_assert(COLUMNS % 2 == 0, "pairs of columns");
-    static_assert(sizeof(float) * K_WARPS * ROWS * (COLUMNS + 1) <= SHARED_USUAL, "sums meet in shared memory");
+    static_assert(sizeof(float) * K_WARPS * ROWS * (COLUMNS + 1) <= SHARED_USUAL,
+                  "sums meet in shared memory");
 };
 
-/* What a thread works on; where there is no such row or column it takes one that there is, and its sums are left out at the end. */
+/* What a thread works on; where there is no such row or column it takes one that there is, and its
+ * sums are left out at the end. */
 template <class T> struct f32_operands {
-    const float         *x;
-    unsigned             x_stride;         /* floats */
-    unsigned             x_rows[T::PER_ROWS];
-    const unsigned char *w;                /* column 0 of the thread's */
-    unsigned             w_columns;        /* behind it that there are */
-    unsigned             row_bytes;
-    int32_t              n_in, lane_k;     /* lane_k: first of a step's k's that are the thread's */
-    bool                 aligned;          /* rows of x, to 16 bytes */
+    const float *x;
+    unsigned x_stride; /* floats */
+    unsigned x_rows[T::PER_ROWS];
+    const unsigned char *w; /* column 0 of the thread's */
+    unsigned w_columns;     /* behind it that there are */
+    unsigned row_bytes;
+    int32_t n_in, lane_k; /* lane_k: first of a step's k's that are the thread's */
+    bool aligned;         /* rows of x, to 16 bytes */
 };
 
 struct f32_position {
@@ -44,15 +61,22 @@ struct f32_position {
 
 template <class T> static __device__ __forceinline__ f32_position position_in_tile()
 {
-    const int32_t warp = (int32_t)threadIdx.x / WARP, eighth = (int32_t)threadIdx.x % WARP / F32_LANES, of_tile = warp / T::K_WARPS;
-    return f32_position{ warp % T::K_WARPS, of_tile / T::WARPS_ACROSS * T::WARP_ROWS + eighth / T::ACROSS * T::PER_ROWS,
-                   of_tile % T::WARPS_ACROSS * T::WARP_COLUMNS + eighth % T::ACROSS * T::PER_COLUMNS };
+    const int32_t warp = (int32_t)threadIdx.x / WARP,
+                  eighth = (int32_t)threadIdx.x % WARP / F32_LANES, of_tile = warp / T::K_WARPS;
+    return f32_position{
+        warp % T::K_WARPS,
+        of_tile / T::WARPS_ACROSS * T::WARP_ROWS + eighth / T::ACROSS * T::PER_ROWS,
+        of_tile % T::WARPS_ACROSS * T::WARP_COLUMNS + eighth % T::ACROSS * T::PER_COLUMNS
+    };
 }
 
 template <class T>
-static __device__ __forceinline__ f32_operands<T> find_operands(const gemm_call &c, const gemm_rows &rows, const f32_position &at, int32_t first_column)
+static __device__ __forceinline__ f32_operands<T> find_operands(const gemm_call &c,
+                                                                const gemm_rows &rows,
+                                                                const f32_position &at,
+                                                                int32_t first_column)
 {
-    f32_operands<T>  p;
+    f32_operands<T> p;
     const int32_t column = min(first_column + at.column, c.n_out - 1);
     p.x = (const float *)c.x + (size_t)rows.group * c.x_group;
     p.x_stride = (unsigned)c.x_stride;
@@ -70,7 +94,8 @@ static __device__ __forceinline__ f32_operands<T> find_operands(const gemm_call 
 }
 
 /* Four elements of row i of x; zeros from n_in on, where the row may end. */
-template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(const f32_operands<T> &p, int i, int32_t k)
+template <bool WHOLE, class T>
+static __device__ __forceinline__ float4 read_x(const f32_operands<T> &p, int i, int32_t k)
 {
     const float *x = p.x + (size_t)p.x_rows[i] * p.x_stride + k;
     if (WHOLE) return __ldca((const float4 *)x);
@@ -83,7 +108,8 @@ template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(c
 }
 
 /* Rows of W are filled up with zeros to more than a step. */
-template <class T> static __device__ __forceinline__ float4 read_w(const f32_operands<T> &p, int j, int32_t k)
+template <class T>
+static __device__ __forceinline__ float4 read_w(const f32_operands<T> &p, int j, int32_t k)
 {
     const unsigned column = min((unsigned)j, p.w_columns);
     return __ldg((const float4 *)(p.w + (size_t)column * p.row_bytes) + k / F32_QUAD);
@@ -102,7 +128,9 @@ template <class T> struct f32_sums {
 };
 
 /* Step `step` of 32 k's. */
-template <bool WHOLE, class T> static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f32_operands<T> &p, int32_t step)
+template <bool WHOLE, class T>
+static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f32_operands<T> &p,
+                                                     int32_t step)
 {
     const int32_t k = step * F32_STEP + p.lane_k;
     float4 w[T::PER_COLUMNS];
@@ -112,21 +140,26 @@ template <bool WHOLE, class T> static __device__ __forceinline__ void multiply_s
     for (int i = 0; i < T::PER_ROWS; i++) {
         const float4 x = read_x<WHOLE, T>(p, i, k);
 #pragma unroll
-        for (int j = 0; j < T::PER_COLUMNS; j++) sums->v[i][j] = multiply_quad(sums->v[i][j], w[j], x);
+        for (int j = 0; j < T::PER_COLUMNS; j++)
+            sums->v[i][j] = multiply_quad(sums->v[i][j], w[j], x);
     }
 }
 
 /* AHEAD whole steps, those below n_whole: all loads first. */
-template <class T> static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f32_operands<T> &p, int32_t step, int32_t n_whole)
+template <class T>
+static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f32_operands<T> &p,
+                                                      int32_t step, int32_t n_whole)
 {
     float4 w[T::AHEAD][T::PER_COLUMNS], x[T::AHEAD][T::PER_ROWS];
 #pragma unroll
     for (int a = 0; a < T::AHEAD; a++) {
         const int32_t at = step + a * T::K_WARPS, k = at * F32_STEP + p.lane_k;
 #pragma unroll
-        for (int j = 0; j < T::PER_COLUMNS; j++) w[a][j] = at < n_whole ? read_w<T>(p, j, k) : make_float4(0, 0, 0, 0);
+        for (int j = 0; j < T::PER_COLUMNS; j++)
+            w[a][j] = at < n_whole ? read_w<T>(p, j, k) : make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int i = 0; i < T::PER_ROWS; i++) x[a][i] = at < n_whole ? read_x<true, T>(p, i, k) : make_float4(0, 0, 0, 0);
+        for (int i = 0; i < T::PER_ROWS; i++)
+            x[a][i] = at < n_whole ? read_x<true, T>(p, i, k) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int a = 0; a < T::AHEAD; a++) {
@@ -134,17 +167,23 @@ template <class T> static __device__ __forceinline__ void multiply_ahead(f32_sum
 #pragma unroll
         for (int i = 0; i < T::PER_ROWS; i++)
 #pragma unroll
-            for (int j = 0; j < T::PER_COLUMNS; j++) sums->v[i][j] = multiply_quad(sums->v[i][j], w[a][j], x[a][i]);
+            for (int j = 0; j < T::PER_COLUMNS; j++)
+                sums->v[i][j] = multiply_quad(sums->v[i][j], w[a][j], x[a][i]);
     }
 }
 
 /* The thread's chains: steps k_warp, k_warp + K_WARPS, ... */
-template <class T> static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32_operands<T> &p, int32_t step)
+template <class T>
+static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32_operands<T> &p,
+                                                    int32_t step)
 {
-    const int32_t n_steps = (p.n_in + F32_STEP - 1) / F32_STEP, n_whole = p.aligned ? p.n_in / F32_STEP : 0;
+    const int32_t n_steps = (p.n_in + F32_STEP - 1) / F32_STEP,
+                  n_whole = p.aligned ? p.n_in / F32_STEP : 0;
     if (T::AHEAD > 1) {
-        for (; step < n_whole; step += T::AHEAD * T::K_WARPS) multiply_ahead<T>(sums, p, step, n_whole);
-        while (step - T::K_WARPS >= n_whole) step -= T::K_WARPS; /* the last round may have had fewer */
+        for (; step < n_whole; step += T::AHEAD * T::K_WARPS)
+            multiply_ahead<T>(sums, p, step, n_whole);
+        /* the last round may have had fewer */
+        while (step - T::K_WARPS >= n_whole) step -= T::K_WARPS;
     } else {
         for (; step < n_whole; step += T::K_WARPS) multiply_step<true, T>(sums, p, step);
     }
@@ -154,21 +193,30 @@ template <class T> static __device__ __forceinline__ void multiply_all(f32_sums<
 /* Over the 8 lanes that share a place, in a fixed order; all get it. */
 static __device__ __forceinline__ float add_lanes(float x)
 {
-    for (int apart = F32_LANES / 2; apart > 0; apart /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    for (int apart = F32_LANES / 2; apart > 0; apart /= 2)
+        x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, apart));
     return x;
 }
 
-enum { F32_SKINNY_ROWS = 8 /* rows up to which reading W is the bound */, F32_PREFETCH = 16 * 1024 /* bytes of each of its rows of W */ };
+enum {
+    F32_SKINNY_ROWS = 8 /* rows up to which reading W is the bound */,
+    F32_PREFETCH = 16 * 1024 /* bytes of each of its rows of W */
+};
 
 /* Those of a block set out before it waits for its x. */
 template <class T> static __device__ __forceinline__ void f32_prefetch(const gemm_call &c)
 {
     const int32_t row = (int32_t)(blockIdx.y * T::COLUMNS + threadIdx.x);
-    if (!PREFETCHES_L2 || c.n_rows > F32_SKINNY_ROWS || blockIdx.x > 0 || c.n_groups > 1 || threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out) return;
-    prefetch_l2(c.w + (size_t)row * c.row_bytes, (unsigned)min(c.row_bytes, (size_t)F32_PREFETCH) / 16 * 16);
+    if (!PREFETCHES_L2 || c.n_rows > F32_SKINNY_ROWS || blockIdx.x > 0 || c.n_groups > 1 ||
+        threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out)
+        return;
+    prefetch_l2(c.w + (size_t)row * c.row_bytes,
+                (unsigned)min(c.row_bytes, (size_t)F32_PREFETCH) / 16 * 16);
 }
 
-template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREADS < 512 ? 2 : 1) f32_kernel(const gemm_call c)
+template <class T>
+static __global__ void __launch_bounds__(T::THREADS, T::THREADS < 512 ? 2 : 1)
+    f32_kernel(const gemm_call c)
 {
     f32_prefetch<T>(c);
     grid_dependency_sync();
@@ -176,8 +224,8 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREA
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.x, T::ROWS);
     if (rows.n == 0) return;
     const int32_t first_column = (int32_t)blockIdx.y * T::COLUMNS;
-    const f32_position  at = position_in_tile<T>();
-    f32_sums<T>   sums = {};
+    const f32_position at = position_in_tile<T>();
+    f32_sums<T> sums = {};
     multiply_all<T>(&sums, find_operands<T>(c, rows, at, first_column), at.k_warp);
 #pragma unroll
     for (int i = 0; i < T::PER_ROWS; i++)
@@ -212,11 +260,14 @@ template <class T> static cudaError_t run(cudaStream_t stream, const gemm_call &
     return launch(stream, f32_kernel<T>, grid, dim3(T::THREADS), 0, c);
 }
 
-enum { F32_BLOCKS_ENOUGH = 64 }; /* of the largest tile: half the SMs of a card; the choice is of speed alone */
+/* of the largest tile: half the SMs of a card; the choice is of speed alone */
+enum { F32_BLOCKS_ENOUGH = 64 };
 
-template <class ONE, class SOME, class MANY> static cudaError_t run_fitting(cudaStream_t stream, const gemm_call &c)
+template <class ONE, class SOME, class MANY>
+static cudaError_t run_fitting(cudaStream_t stream, const gemm_call &c)
 {
-    const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups) : (size_t)c.n_rows;
+    const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups)
+                                : (size_t)c.n_rows;
     if (rows == 1) return run<ONE>(stream, c);
     if (rows <= SOME::ROWS || n_blocks_of<MANY>(c) < F32_BLOCKS_ENOUGH) return run<SOME>(stream, c);
     return run<MANY>(stream, c);
@@ -227,6 +278,8 @@ cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c)
     enum { K = F32_SPLIT_K_WARPS };
     if (c->x_stride > UINT32_MAX || c->row_bytes > UINT32_MAX) return cudaErrorInvalidValue;
     if (c->n_out <= F32_NARROW && c->n_in >= F32_LONG)
-        return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>, f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
-    return run_fitting<f32_tile<1, 1, 4, 1, 1, 4, 8>, f32_tile<1, 1, 4, 8, 1, 4, 2>, f32_tile<1, 2, 4, 8, 4, 2, 1>>(stream, *c);
+        return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>,
+                           f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
+    return run_fitting<f32_tile<1, 1, 4, 1, 1, 4, 8>, f32_tile<1, 1, 4, 8, 1, 4, 2>,
+                       f32_tile<1, 2, 4, 8, 4, 2, 1>>(stream, *c);
 }

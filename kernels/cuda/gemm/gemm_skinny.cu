@@ -1,38 +1,52 @@
-/* gemm_skinny.cu - products with few rows of x (a decode step): W goes by once, 16 bytes a load, for all rows of a group.
+/* gemm_skinny.cu - products with few rows of x (a decode step): W goes by once, 16 bytes a load,
+ * for all rows of a group.
  *
- * Bound by reading W from memory. A block has 16 rows of W; k goes to its 8 warps in spans of 128, warp i taking spans i, i + 8, ... whatever
- * the number of rows is. The tensor cores multiply because plain fma would be the bound from 4 rows on: W's rows are their M, x's rows their N
- * of 8, so that one row costs as much as 8 and has the same bits. A thread's 16 bytes of a row are consecutive elements; they serve as the
- * k's of its fragment in both operands, and no element moves between lanes. Two buffers in registers: eight loads of W are under way while
- * the eight before are multiplied, 64 KiB per SM with two blocks of 128 registers on it (4.8 TB/s and 1 us ask for some 36). x comes from the
- * caches.
- * Sums of a warp are one chain over its spans, ascending; the warps' are added in ascending order. F8: a span has one scale. Matrices with fewer
- * than 4,096 columns have their spans cut into slices (gemm_split_k.cuh).
- * Instructions count too: at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8 bits and 3 of 4 bits;
- * up to 8 rows take 2, 3 (int8), 4 (e4m3) and 2 (counted in the SASS of sm_90a).
- * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_skinny: engine. */
+ * Bound by reading W from memory. A block has 16 rows of W; k goes to its 8 warps in spans of 128,
+ * warp i taking spans i, i + 8, ... whatever the number of rows is. The tensor cores multiply
+ * because plain fma would be the bound from 4 rows on: W's rows are their M, x's rows their N of 8,
+ * so that one row costs as much as 8 and has the same bits. A thread's 16 bytes of a row are
+ * consecutive elements; they serve as the k's of its fragment in both operands, and no element
+ * moves between lanes. Two buffers in registers: eight loads of W are under way while the eight
+ * before are multiplied, 64 KiB per SM with two blocks of 128 registers on it (4.8 TB/s and 1 us
+ * ask for some 36). x comes from the caches. Sums of a warp are one chain over its spans,
+ * ascending; the warps' are added in ascending order. F8: a span has one scale. Matrices with fewer
+ * than 4,096 columns have their spans cut into slices (gemm_split_k.cuh). Instructions count too:
+ * at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8
+ * bits and 3 of 4 bits; up to 8 rows take 2, 3 (int8), 4 (e4m3) and 2 (counted in the SASS of
+ * sm_90a). Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_skinny:
+ * engine. */
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
 enum { SKINNY_W_ROWS = 16, SKINNY_PARTIAL = SKINNY_W_ROWS * GEMM_SKINNY_ROWS };
-enum { SKINNY_WARPS = 8, SKINNY_THREADS = SKINNY_WARPS * WARP, SKINNY_SPAN = GEMM_SKINNY_K_STEP, SKINNY_LOADS = 8 /* of 16 bytes of W, at a time */ };
+enum {
+    SKINNY_WARPS = 8,
+    SKINNY_THREADS = SKINNY_WARPS * WARP,
+    SKINNY_SPAN = GEMM_SKINNY_K_STEP,
+    SKINNY_LOADS = 8 /* of 16 bytes of W, at a time */
+};
 static_assert((int)SKINNY_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
-/* Per layout: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
+/* Per layout: loads that make a span of one row, elements in one, spans at a time. A thread has two
+ * rows. */
 template <enum gemm_weight_layout F> struct skinny_shape {
     enum {
-        ELEMENTS = gemm_stored<F>::PER_16_BYTES, LOADS = SKINNY_SPAN / (4 * ELEMENTS), SPANS = SKINNY_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
+        ELEMENTS = gemm_stored<F>::PER_16_BYTES,
+        LOADS = SKINNY_SPAN / (4 * ELEMENTS),
+        SPANS = SKINNY_LOADS / (2 * LOADS),
+        SPAN_BYTES = LOADS * 64
     };
 };
 
-/* What a thread works on: rows `lane / 4` and 8 on of W, row `lane / 4` (and 8 on) of x, the k's of `lane % 4`. Where there is no such row it
- * works on one that there is, in the same instruction as the lane that needs it, and its sums are left out at the end. */
+/* What a thread works on: rows `lane / 4` and 8 on of W, row `lane / 4` (and 8 on) of x, the k's of
+ * `lane % 4`. Where there is no such row it works on one that there is, in the same instruction as
+ * the lane that needs it, and its sums are left out at the end. */
 template <int N_TILES> struct skinny_operands {
-    const unsigned char *w[2];       /* where its 16 bytes of the row's first 64 are */
-    const uint16_t      *x[N_TILES]; /* and the same elements of x */
-    int32_t              n_in;       /* elements of a row from there on */
-    int32_t              n_spans;    /* the spans to take end here */
-    const float         *f8_scale;   /* of span 0 */
+    const unsigned char *w[2];  /* where its 16 bytes of the row's first 64 are */
+    const uint16_t *x[N_TILES]; /* and the same elements of x */
+    int32_t n_in;               /* elements of a row from there on */
+    int32_t n_spans;            /* the spans to take end here */
+    const float *f8_scale;      /* of span 0 */
 };
 
 struct skinny_weights {
@@ -41,25 +55,30 @@ struct skinny_weights {
 
 /* seen: of F8, both rows' bytes so far, more than 0x7f where one was NaN. */
 template <int N_TILES> struct skinny_sums {
-    float    v[N_TILES][4];
+    float v[N_TILES][4];
     unsigned seen;
 };
 
 /* First element of the thread's load i of a span, counted from those of its first one. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ int32_t skinny_k(int32_t span, int i)
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ int32_t skinny_k(int32_t span, int i)
 {
     return span * SKINNY_SPAN + i * 4 * skinny_shape<F>::ELEMENTS;
 }
 
-/* Whether there is such a load: of whole spans it is known, rows of others end in the middle of one. */
-template <enum gemm_weight_layout F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool skinny_has(const skinny_operands<N_TILES> &p, int32_t span, int i)
+/* Whether there is such a load: of whole spans it is known, rows of others end in the middle of
+ * one. */
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ bool skinny_has(const skinny_operands<N_TILES> &p, int32_t span,
+                                                  int i)
 {
     return span < p.n_spans && (WHOLE || skinny_k<F>(span, i) < p.n_in);
 }
 
 /* Spans `span`, span + SKINNY_WARPS, ... */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void skinny_load(skinny_weights *to, const skinny_operands<N_TILES> &p, int32_t span)
+static __device__ __forceinline__ void skinny_load(skinny_weights *to,
+                                                   const skinny_operands<N_TILES> &p, int32_t span)
 {
     typedef skinny_shape<F> shape;
 #pragma unroll
@@ -67,27 +86,33 @@ static __device__ __forceinline__ void skinny_load(skinny_weights *to, const ski
         const int s = i / (2 * shape::LOADS), load = i / 2 % shape::LOADS, row = i % 2;
         to->v[i] = make_uint4(0, 0, 0, 0);
         if (skinny_has<F, N_TILES, WHOLE>(p, span + s * SKINNY_WARPS, load))
-            to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES + s * SKINNY_WARPS * shape::SPAN_BYTES + load * 64));
+            to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES +
+                                              s * SKINNY_WARPS * shape::SPAN_BYTES + load * 64));
     }
 }
 
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void skinny_upconvert(unsigned out[4], const unsigned *in, unsigned *seen)
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void skinny_upconvert(unsigned out[4], const unsigned *in,
+                                                        unsigned *seen)
 {
     if (F != GEMM_F8) {
         upconvert_8<F>(out, in);
         return;
     }
     upconvert_e4m3_numbers(out, in);
-    for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u; /* nan_e4m3, but for the last step */
+    /* nan_e4m3, but for the last step */
+    for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u;
 }
 
 /* One load's worth of k: both rows of W by the rows of x. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], unsigned *seen, const skinny_operands<N_TILES> &p, const uint4 w[2],
-                                                    int32_t span, int load)
+static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], unsigned *seen,
+                                                       const skinny_operands<N_TILES> &p,
+                                                       const uint4 w[2], int32_t span, int load)
 {
-    const int32_t  k = skinny_k<F>(span, load);
-    const unsigned low[4] = { w[0].x, w[0].y, w[0].z, w[0].w }, high[4] = { w[1].x, w[1].y, w[1].z, w[1].w };
+    const int32_t k = skinny_k<F>(span, load);
+    const unsigned low[4] = { w[0].x, w[0].y, w[0].z, w[0].w },
+                   high[4] = { w[1].x, w[1].y, w[1].z, w[1].w };
 #pragma unroll
     for (int e = 0; e < skinny_shape<F>::ELEMENTS / 8; e++) {
         unsigned a[2][4];
@@ -97,7 +122,8 @@ static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], u
         for (int n = 0; n < N_TILES; n++) {
             uint4 x = make_uint4(0, 0, 0, 0);
             if (WHOLE || k < p.n_in) x = __ldca((const uint4 *)(p.x[n] + k + 8 * e));
-            const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] }, second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
+            const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] },
+                           second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
             const unsigned b_first[2] = { x.x, x.y }, b_second[2] = { x.z, x.w };
             mma_of<F>(sums[n], first, b_first);
             mma_of<F>(sums[n], second, b_second);
@@ -106,7 +132,9 @@ static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], u
 }
 
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void skinny_spans(skinny_sums<N_TILES> *sums, const skinny_operands<N_TILES> &p, const skinny_weights &w, int32_t span)
+static __device__ __forceinline__ void skinny_spans(skinny_sums<N_TILES> *sums,
+                                                    const skinny_operands<N_TILES> &p,
+                                                    const skinny_weights &w, int32_t span)
 {
     typedef skinny_shape<F> shape;
 #pragma unroll
@@ -116,17 +144,20 @@ static __device__ __forceinline__ void skinny_spans(skinny_sums<N_TILES> *sums, 
         if (at >= p.n_spans) return;
 #pragma unroll
         for (int load = 0; load < shape::LOADS; load++)
-            skinny_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p, &w.v[(s * shape::LOADS + load) * 2], at, load);
+            skinny_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p,
+                                               &w.v[(s * shape::LOADS + load) * 2], at, load);
         if (F != GEMM_F8) continue;
         const float scale = __ldg(p.f8_scale + at);
         for (int n = 0; n < N_TILES; n++)
-            for (int i = 0; i < 4; i++) sums->v[n][i] = __fmaf_rn(of_span[n][i], scale, sums->v[n][i]);
+            for (int i = 0; i < 4; i++)
+                sums->v[n][i] = __fmaf_rn(of_span[n][i], scale, sums->v[n][i]);
     }
 }
 
 /* The warp's spans, one chain. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void skinny_sum(skinny_sums<N_TILES> *sums, const skinny_operands<N_TILES> &p, int32_t span)
+static __device__ __forceinline__ void skinny_sum(skinny_sums<N_TILES> *sums,
+                                                  const skinny_operands<N_TILES> &p, int32_t span)
 {
     const int32_t step = SKINNY_WARPS * skinny_shape<F>::SPANS;
     skinny_weights now, next;
@@ -138,10 +169,12 @@ static __device__ __forceinline__ void skinny_sum(skinny_sums<N_TILES> *sums, co
     }
 }
 
-/* F8: a NaN among a row's weights is one of all its sums, which four lanes have between them. Whose it is is looked for again, as there should be
- * none. */
+/* F8: a NaN among a row's weights is one of all its sums, which four lanes have between them. Whose
+ * it is is looked for again, as there should be none. */
 template <int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *sums, const skinny_operands<N_TILES> &p, int32_t span)
+static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *sums,
+                                                          const skinny_operands<N_TILES> &p,
+                                                          int32_t span)
 {
     if (!__any_sync(0xffffffffu, (sums->seen & 0x80808080u) != 0)) return;
     unsigned nan[2] = { 0, 0 };
@@ -151,50 +184,66 @@ static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *
         for (int load = 0; load < skinny_shape<GEMM_F8>::LOADS; load++) {
             if (!skinny_has<GEMM_F8, N_TILES, WHOLE>(p, span, load)) continue;
             for (int i = 0; i < 2; i++) {
-                const uint4 w = *(const uint4 *)(p.w[i] + (size_t)span * skinny_shape<GEMM_F8>::SPAN_BYTES + load * 64);
+                const uint4 w = *(const uint4 *)(p.w[i] +
+                                                 (size_t)span * skinny_shape<GEMM_F8>::SPAN_BYTES +
+                                                 load * 64);
                 nan[i] |= nan_e4m3(w.x) | nan_e4m3(w.y) | nan_e4m3(w.z) | nan_e4m3(w.w);
             }
         }
     for (int i = 0; i < 2; i++) {
         nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 1);
         nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 2);
-        for (int n = 0; nan[i] && n < N_TILES; n++) sums->v[n][2 * i] = sums->v[n][2 * i + 1] = __uint_as_float(0x7fc00000u);
+        for (int n = 0; nan[i] && n < N_TILES; n++)
+            sums->v[n][2 * i] = sums->v[n][2 * i + 1] = __uint_as_float(0x7fc00000u);
     }
 }
 
-/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. of_tile: may lie in shared memory until it is asked for. */
+/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on.
+ * of_tile: may lie in shared memory until it is asked for. */
 template <enum gemm_weight_layout F, int N_TILES>
-static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const gemm_rows &kept, const int32_t &of_tile, const skinny_sums<N_TILES> &sums)
+static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const gemm_rows &kept,
+                                                     const int32_t &of_tile,
+                                                     const skinny_sums<N_TILES> &sums)
 {
-    __shared__ float part[SKINNY_WARPS][SKINNY_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
+    /* so that no more than two lanes meet in a bank */
+    __shared__ float part[SKINNY_WARPS][SKINNY_W_ROWS][8 * N_TILES + 3];
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     for (int n = 0; n < N_TILES; n++)
-        for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums.v[n][i];
+        for (int i = 0; i < 4; i++)
+            part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums.v[n][i];
     __syncthreads();
     const gemm_rows rows = kept;
-    const int     pair = (int)threadIdx.x % (SKINNY_W_ROWS / 2), row = (int)threadIdx.x / (SKINNY_W_ROWS / 2);
-    const int32_t tile = of_tile, column = tile * SKINNY_W_ROWS + 2 * pair, at = row * SKINNY_W_ROWS + 2 * pair;
-    const bool    has = row < rows.n && column < c.n_columns;
-    float2        sum = make_float2(0, 0);
+    const int pair = (int)threadIdx.x % (SKINNY_W_ROWS / 2),
+              row = (int)threadIdx.x / (SKINNY_W_ROWS / 2);
+    const int32_t tile = of_tile, column = tile * SKINNY_W_ROWS + 2 * pair,
+                  at = row * SKINNY_W_ROWS + 2 * pair;
+    const bool has = row < rows.n && column < c.n_columns;
+    float2 sum = make_float2(0, 0);
     for (int i = 0; has && i < SKINNY_WARPS; i++)
-        sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]), __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
+        sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]),
+                          __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
     if (c.n_splits > 1) {
-        if (has) __stcg((float2 *)(split_partial(c, tile, (int32_t)blockIdx.z, SKINNY_PARTIAL) + at), sum);
+        if (has)
+            __stcg((float2 *)(split_partial(c, tile, (int32_t)blockIdx.z, SKINNY_PARTIAL) + at),
+                   sum);
         if (!is_last_split(c, tile)) return;
         if (has) sum = reduce_splits(c, tile, SKINNY_PARTIAL, at);
     }
     if (!has) return;
     store_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
-             __fmul_rn(sum.y, column_scale<F>(c, rows.group, column + 1)));
+               __fmul_rn(sum.y, column_scale<F>(c, rows.group, column + 1)));
 }
 
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gemm_rows &rows, const int32_t &tile)
+static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gemm_rows &rows,
+                                                   const int32_t &tile)
 {
     __shared__ gemm_rows kept; /* for the end: registers are short */
     if (threadIdx.x == 0) kept = rows;
-    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * SKINNY_W_ROWS;
-    const int32_t n_spans = (c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + c.n_splits - 1) / c.n_splits;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4,
+                  first_column = tile * SKINNY_W_ROWS;
+    const int32_t n_spans = (c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN,
+                  per_split = (n_spans + c.n_splits - 1) / c.n_splits;
     const int32_t first_span = (int32_t)blockIdx.z * per_split;
     skinny_operands<N_TILES> p;
     p.n_in = c.n_in_padded - quarter * skinny_shape<F>::ELEMENTS;
@@ -204,34 +253,48 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
         p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
     }
     for (int n = 0; n < N_TILES; n++) {
-        p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) + quarter * skinny_shape<F>::ELEMENTS;
+        p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) +
+                 quarter * skinny_shape<F>::ELEMENTS;
     }
-    /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of gate or of up. */
-    p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
+    /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of
+     * gate or of up. */
+    p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1))
+                              : nullptr;
     skinny_sums<N_TILES> sums = {};
     skinny_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
-    if (F == GEMM_F8) skinny_restore_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    if (F == GEMM_F8)
+        skinny_restore_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
     skinny_finish<F, N_TILES>(c, kept, tile, sums);
 }
 
-enum { SKINNY_PREFETCH = 4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */ };
+enum {
+    SKINNY_PREFETCH =
+        4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */
+};
 
-/* The rows of W that the block begins with set out before it waits for its x. Which expert's they are is known as soon as routing is more than one kernel
- * ago; before that it is a guess. tile: below 0, none. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32_t tile)
+/* The rows of W that the block begins with set out before it waits for its x. Which expert's they
+ * are is known as soon as routing is more than one kernel ago; before that it is a guess. tile:
+ * below 0, none. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32_t tile)
 {
     const int32_t row = tile * SKINNY_W_ROWS + (int32_t)threadIdx.x;
     if (!PREFETCHES_L2 || threadIdx.x >= WARP) return;
     const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
     if (rows.n == 0 || threadIdx.x >= SKINNY_W_ROWS || row < 0 || row >= c.n_out) return;
-    const size_t n_spans = (size_t)(c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + (size_t)c.n_splits - 1) / (size_t)c.n_splits;
-    const size_t from = blockIdx.z * per_split * skinny_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
-    const size_t n = min(min(left, per_split * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
-    prefetch_l2(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
+    const size_t n_spans = (size_t)(c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN,
+                 per_split = (n_spans + (size_t)c.n_splits - 1) / (size_t)c.n_splits;
+    const size_t from = blockIdx.z * per_split * skinny_shape<F>::SPAN_BYTES,
+                 left = from < c.row_bytes ? c.row_bytes - from : 0;
+    const size_t n =
+        min(min(left, per_split * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
+    prefetch_l2(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from,
+                (unsigned)n);
 }
 
 /* WHOLE: rows of W are of whole spans. */
-template <enum gemm_weight_layout F, bool WHOLE> static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_kernel(const gemm_call c)
+template <enum gemm_weight_layout F, bool WHOLE>
+static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_kernel(const gemm_call c)
 {
     skinny_prefetch<F>(c, (int32_t)blockIdx.x);
     grid_dependency_sync();
@@ -244,24 +307,31 @@ template <enum gemm_weight_layout F, bool WHOLE> static __global__ void __launch
 /* Several products' tiles, one product after the other. */
 struct skinny_fused_calls {
     gemm_call of[GEMM_FUSED_MAX];
-    int32_t   first_tile[GEMM_FUSED_MAX]; /* of those that there are not: behind the last */
+    int32_t first_tile[GEMM_FUSED_MAX]; /* of those that there are not: behind the last */
 };
 
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void fused_prefetch(const skinny_fused_calls &all)
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void fused_prefetch(const skinny_fused_calls &all)
 {
 #pragma unroll
-    for (int i = 0; i < GEMM_FUSED_MAX; i++) skinny_prefetch<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
+    /* where it is not the block's: no rows */
+    for (int i = 0; i < GEMM_FUSED_MAX; i++)
+        skinny_prefetch<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]);
 }
 
-template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_fused_kernel(const __grid_constant__ skinny_fused_calls all)
+template <enum gemm_weight_layout F>
+static __global__ void __launch_bounds__(SKINNY_THREADS, 2)
+    skinny_fused_kernel(const __grid_constant__ skinny_fused_calls all)
 {
     fused_prefetch<F>(all);
     grid_dependency_sync();
-    __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
-    __shared__ int32_t   tile;
+    __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a
+                             * copy for each thread */
+    __shared__ int32_t tile;
     int i = 0;
     while (i + 1 < GEMM_FUSED_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
-    for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += SKINNY_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
+    for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += SKINNY_THREADS)
+        ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
     if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
     __syncthreads();
     if ((int32_t)blockIdx.z >= c.n_splits) return;
@@ -272,38 +342,58 @@ template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(SK
 
 template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(const gemm_call)
 {
-    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const gemm_call) = { nullptr, skinny_kernel<GEMM_BF16, WHOLE>, skinny_kernel<GEMM_F16, WHOLE>,
-                                                                  skinny_kernel<GEMM_W8, WHOLE>, skinny_kernel<GEMM_W4, WHOLE>, skinny_kernel<GEMM_F8, WHOLE> };
+    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(
+        const gemm_call) = { nullptr,
+                             skinny_kernel<GEMM_BF16, WHOLE>,
+                             skinny_kernel<GEMM_F16, WHOLE>,
+                             skinny_kernel<GEMM_W8, WHOLE>,
+                             skinny_kernel<GEMM_W4, WHOLE>,
+                             skinny_kernel<GEMM_F8, WHOLE> };
     return kernels[layout];
 }
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
 enum { SKINNY_BLOCKS_WANTED = 256, SKINNY_SPLIT_LEAST = SKINNY_WARPS * SKINNY_SPAN };
-static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SPLIT_K_TILES_MAX && 2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS, "see choose_n_splits");
+static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SPLIT_K_TILES_MAX &&
+                  2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS,
+              "see choose_n_splits");
 static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
-cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
+cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout,
+                        const struct gemm_call *call)
 {
     gemm_call c = *call;
     c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
-    const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
-    return launch(stream, c.n_in_padded % SKINNY_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
-                  dim3(blocks_for((size_t)c.n_columns, SKINNY_W_ROWS), n_groups, (unsigned)c.n_splits), dim3(SKINNY_THREADS), 0, c);
+    /* that can have rows at all */
+    const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups);
+    return launch(
+        stream,
+        c.n_in_padded % SKINNY_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
+        dim3(blocks_for((size_t)c.n_columns, SKINNY_W_ROWS), n_groups, (unsigned)c.n_splits),
+        dim3(SKINNY_THREADS), 0, c);
 }
 
-cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n)
+cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout,
+                              const struct gemm_call *calls, int n)
 {
-    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const skinny_fused_calls) = { nullptr, skinny_fused_kernel<GEMM_BF16>, skinny_fused_kernel<GEMM_F16>,
-                                                                  skinny_fused_kernel<GEMM_W8>, skinny_fused_kernel<GEMM_W4>, skinny_fused_kernel<GEMM_F8> };
+    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(
+        const skinny_fused_calls) = { nullptr,
+                                      skinny_fused_kernel<GEMM_BF16>,
+                                      skinny_fused_kernel<GEMM_F16>,
+                                      skinny_fused_kernel<GEMM_W8>,
+                                      skinny_fused_kernel<GEMM_W4>,
+                                      skinny_fused_kernel<GEMM_F8> };
     skinny_fused_calls all = {};
-    unsigned  n_tiles = 0, n_splits = 1;
+    unsigned n_tiles = 0, n_splits = 1;
     for (int i = 0; i < GEMM_FUSED_MAX; i++) {
         all.first_tile[i] = (int32_t)n_tiles;
         if (i >= n) continue;
         all.of[i] = calls[i];
-        all.of[i].n_splits = choose_n_splits(calls[i], SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
+        all.of[i].n_splits = choose_n_splits(calls[i], SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED,
+                                             SKINNY_SPLIT_LEAST);
         n_tiles += blocks_for((size_t)calls[i].n_columns, SKINNY_W_ROWS);
         if ((unsigned)all.of[i].n_splits > n_splits) n_splits = (unsigned)all.of[i].n_splits;
     }
-    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_splits), dim3(SKINNY_THREADS), 0, all);
+    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_splits), dim3(SKINNY_THREADS), 0,
+                  all);
 }

@@ -1,21 +1,32 @@
-/* gemm_split_k.cuh - sums over k in slices: how blocks that share a tile of y hand their parts to the one that finishes it.
+/* gemm_split_k.cuh - sums over k in slices: how blocks that share a tile of y hand their parts to
+ * the one that finishes it.
  *
- * A matrix with few columns gives fewer tiles than a card has SMs, so that most of the memory's rate would go unused: its k is then cut into
- * slices, one block each (blockIdx.z or y), by the matrix's shape alone. Every block leaves its part in scratch memory; the last one to arrive
- * adds all of them in ascending order, so that the order of arrival changes no bit. Counters are zero between calls: the last block's arrival
- * wraps them. Thread: host (engine) for choose_n_splits, then device. */
+ * A matrix with few columns gives fewer tiles than a card has SMs, so that most of the memory's
+ * rate would go unused: its k is then cut into slices, one block each (blockIdx.z or y), by the
+ * matrix's shape alone. Every block leaves its part in scratch memory; the last one to arrive adds
+ * all of them in ascending order, so that the order of arrival changes no bit. Counters are zero
+ * between calls: the last block's arrival wraps them. Thread: host (engine) for choose_n_splits,
+ * then device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_SPLIT_K_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_SPLIT_K_CUH
 
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
-enum { SPLIT_K_MAX = 8, SPLIT_K_TILES_MAX = 256 /* of each product of a launch */, SPLIT_K_COUNTER_BYTES = (int)GEMM_FUSED_MAX * SPLIT_K_TILES_MAX * 4 };
-enum { SPLIT_K_SCRATCH_FLOATS = 2 << 20, SPLIT_K_FUSED_FLOATS = SPLIT_K_SCRATCH_FLOATS / 4 }; /* the kernels assert that their parts fit */
+enum {
+    SPLIT_K_MAX = 8,
+    SPLIT_K_TILES_MAX = 256 /* of each product of a launch */,
+    SPLIT_K_COUNTER_BYTES = (int)GEMM_FUSED_MAX * SPLIT_K_TILES_MAX * 4
+};
+/* the kernels assert that their parts fit */
+enum { SPLIT_K_SCRATCH_FLOATS = 2 << 20, SPLIT_K_FUSED_FLOATS = SPLIT_K_SCRATCH_FLOATS / 4 };
 
-/* So many slices that blocks_wanted blocks run (fewer than twice as many do), of k_least elements of k each at least. */
-static inline int32_t choose_n_splits(const gemm_call &c, int32_t tile_columns, int32_t blocks_wanted, int32_t k_least)
+/* So many slices that blocks_wanted blocks run (fewer than twice as many do), of k_least elements
+ * of k each at least. */
+static inline int32_t choose_n_splits(const gemm_call &c, int32_t tile_columns,
+                                      int32_t blocks_wanted, int32_t k_least)
 {
-    const int32_t n_tiles = (int32_t)blocks_for((size_t)c.n_columns, (size_t)tile_columns), by_k = c.n_in_padded / k_least;
+    const int32_t n_tiles = (int32_t)blocks_for((size_t)c.n_columns, (size_t)tile_columns),
+                  by_k = c.n_in_padded / k_least;
     int32_t n = (blocks_wanted + n_tiles - 1) / n_tiles;
     if (!c.scratch || c.begin || c.n_groups > 1 || n_tiles >= blocks_wanted) return 1;
     if (n > by_k) n = by_k;
@@ -24,25 +35,32 @@ static inline int32_t choose_n_splits(const gemm_call &c, int32_t tile_columns, 
 }
 
 /* Where a slice's part of a tile lies, `floats` of them. */
-static __device__ __forceinline__ float *split_partial(const gemm_call &c, int32_t tile, int32_t split, int32_t floats)
+static __device__ __forceinline__ float *split_partial(const gemm_call &c, int32_t tile,
+                                                       int32_t split, int32_t floats)
 {
-    return (float *)(c.scratch + SPLIT_K_COUNTER_BYTES) + (size_t)c.fused_index * SPLIT_K_FUSED_FLOATS + ((size_t)tile * (size_t)c.n_splits + (size_t)split) * (size_t)floats;
+    return (float *)(c.scratch + SPLIT_K_COUNTER_BYTES) +
+           (size_t)c.fused_index * SPLIT_K_FUSED_FLOATS +
+           ((size_t)tile * (size_t)c.n_splits + (size_t)split) * (size_t)floats;
 }
 
-/* After the block's part is written: whether all others of the tile are too, and this block finishes it. Called by all threads. */
+/* After the block's part is written: whether all others of the tile are too, and this block
+ * finishes it. Called by all threads. */
 static __device__ __forceinline__ bool is_last_split(const gemm_call &c, int32_t tile)
 {
     __shared__ unsigned before;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc((unsigned *)c.scratch + c.fused_index * SPLIT_K_TILES_MAX + tile, (unsigned)c.n_splits - 1);
+    if (threadIdx.x == 0)
+        before = atomicInc((unsigned *)c.scratch + c.fused_index * SPLIT_K_TILES_MAX + tile,
+                           (unsigned)c.n_splits - 1);
     __syncthreads();
     __threadfence();
     return before == (unsigned)c.n_splits - 1;
 }
 
 /* Two neighbouring sums of a part at `at`, over all slices, ascending. */
-static __device__ __forceinline__ float2 reduce_splits(const gemm_call &c, int32_t tile, int32_t floats, int32_t at)
+static __device__ __forceinline__ float2 reduce_splits(const gemm_call &c, int32_t tile,
+                                                       int32_t floats, int32_t at)
 {
     float2 sum = __ldcg((const float2 *)(split_partial(c, tile, 0, floats) + at));
     for (int32_t split = 1; split < c.n_splits; split++) {

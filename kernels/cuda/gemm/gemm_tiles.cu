@@ -1,59 +1,91 @@
-/* gemm_tiles.cu - products with many rows of x (prompts, large batches): tiles of y on the tensor cores.
+/* gemm_tiles.cu - products with many rows of x (prompts, large batches): tiles of y on the tensor
+ * cores.
  *
- * Bound by the tensor cores from some 200 rows on, by reading W before. x's rows are the M of mma m16n8k16, W's rows its N. Both go through
- * shared memory as they are stored, TILE_K elements a stage, by cp.async several stages ahead; stored numbers become bf16 in registers.
- * A thread reads 16 bytes of consecutive elements of a row, not ldmatrix: that gives the same number of fragments per instruction, and what
- * the hardware takes for k's 2t, 2t + 1, 2t + 8, 2t + 9 of two steps are then the same 8 consecutive elements in both operands, also where W
- * has 8 or 4 bits an element. Rows of x (and of W in 16 bits) take up all 32 banks, and 8 lanes read from two rows at a time: the 16-byte pieces
- * of odd rows are exchanged so that they fall into the other banks.
- * Per 64 elements of k a block of the largest tile moves 32 KiB and multiplies for some 800 cycles of an H100's mma.sync (1,024 of an A100's):
- * that keeps within what the second cache gives, which a tile of half the size would not. It takes 140 to 160 registers (F8, which has two sets
- * of sums, 220), so one block of 8 warps an SM; held to 128 for a second block it spills. By registers four and more of the others fit (F8
- * three), by shared memory, 48 to 64 KiB in bf16, three on an H100.
- * Results leave by way of shared memory.
- * Every sum is one chain over k, ascending, in all shapes of tiles (F8: a chain per 128 elements, times the scale, then added), but where k is in
- * slices, which are one each: which shape a call takes changes no bit. The shape table is at the end. Thread: device; gemm_tiles: engine. */
+ * Bound by the tensor cores from some 200 rows on, by reading W before. x's rows are the M of mma
+ * m16n8k16, W's rows its N. Both go through shared memory as they are stored, TILE_K elements a
+ * stage, by cp.async several stages ahead; stored numbers become bf16 in registers. A thread reads
+ * 16 bytes of consecutive elements of a row, not ldmatrix: that gives the same number of fragments
+ * per instruction, and what the hardware takes for k's 2t, 2t + 1, 2t + 8, 2t + 9 of two steps are
+ * then the same 8 consecutive elements in both operands, also where W has 8 or 4 bits an element.
+ * Rows of x (and of W in 16 bits) take up all 32 banks, and 8 lanes read from two rows at a time:
+ * the 16-byte pieces of odd rows are exchanged so that they fall into the other banks. Per 64
+ * elements of k a block of the largest tile moves 32 KiB and multiplies for some 800 cycles of an
+ * H100's mma.sync (1,024 of an A100's): that keeps within what the second cache gives, which a tile
+ * of half the size would not. It takes 140 to 160 registers (F8, which has two sets of sums, 220),
+ * so one block of 8 warps an SM; held to 128 for a second block it spills. By registers four and
+ * more of the others fit (F8 three), by shared memory, 48 to 64 KiB in bf16, three on an H100.
+ * Results leave by way of shared memory. Every sum is one chain over k, ascending, in all shapes of
+ * tiles (F8: a chain per 128 elements, times the scale, then added), but where k is in slices,
+ * which are one each: which shape a call takes changes no bit. The shape table is at the end.
+ * Thread: device; gemm_tiles: engine. */
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
 enum { TILE_K = GEMM_STEP, X_ROW_BYTES = TILE_K * 2, F8_STAGES = GEMM_F8_BLOCK / TILE_K };
 
-/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. SPLITS_K: of k, where a call
- * has several (gemm_split_k.cuh). */
-template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool SPLITS_K_ = false> struct gemm_tile {
+/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their
+ * registers. SPLITS_K: of k, where a call has several (gemm_split_k.cuh). */
+template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES,
+          int N_BLOCKS, bool SPLITS_K_ = false>
+struct gemm_tile {
     enum {
-        SPLITS_K = SPLITS_K_, PART = M * N,
-        ROWS = M, COLUMNS = N, STAGES = N_STAGES, BLOCKS = N_BLOCKS, THREADS = WARPS_M * WARPS_N * WARP,
-        WARP_ROWS = M / WARPS_M, WARP_COLUMNS = N / WARPS_N, WARPS_ACROSS = WARPS_N,
-        M_TILES = WARP_ROWS / 16, N_TILES = WARP_COLUMNS / 8,
+        SPLITS_K = SPLITS_K_,
+        PART = M * N,
+        ROWS = M,
+        COLUMNS = N,
+        STAGES = N_STAGES,
+        BLOCKS = N_BLOCKS,
+        THREADS = WARPS_M * WARPS_N * WARP,
+        WARP_ROWS = M / WARPS_M,
+        WARP_COLUMNS = N / WARPS_N,
+        WARPS_ACROSS = WARPS_N,
+        M_TILES = WARP_ROWS / 16,
+        N_TILES = WARP_COLUMNS / 8,
         W_ROW_BYTES = TILE_K / gemm_stored<F>::PER_16_BYTES * 16,
-        X_BYTES = M * X_ROW_BYTES, W_BYTES = N * W_ROW_BYTES, STAGE_BYTES = X_BYTES + W_BYTES, SHARED = STAGES * STAGE_BYTES,
+        X_BYTES = M * X_ROW_BYTES,
+        W_BYTES = N * W_ROW_BYTES,
+        STAGE_BYTES = X_BYTES + W_BYTES,
+        SHARED = STAGES * STAGE_BYTES,
         Y_PITCH = N + 8, /* floats; rows of 4 lanes are then in banks of their own */
-        X_COPIES = X_BYTES / 16 / THREADS,                  /* of 16 bytes, by a thread for a stage */
-        W_PIECES = W_ROW_BYTES / 16, W_COPIES = (W_BYTES / 16 + THREADS - 1) / THREADS,
-        PER_HALF = gemm_stored<F>::WORDS_PER_8, W_WORDS = 2 * PER_HALF /* of a row of W, that a thread holds of a stage */
+        X_COPIES = X_BYTES / 16 / THREADS, /* of 16 bytes, by a thread for a
+                                            * stage */
+        W_PIECES = W_ROW_BYTES / 16,
+        W_COPIES = (W_BYTES / 16 + THREADS - 1) / THREADS,
+        /* of a row of W, that a thread holds of a stage */
+        PER_HALF = gemm_stored<F>::WORDS_PER_8,
+        W_WORDS = 2 * PER_HALF
     };
-    static_assert(X_BYTES / 16 % THREADS == 0 && (W_COPIES == 1 || W_BYTES / 16 % THREADS == 0), "all threads copy as many pieces");
-    static_assert(M * Y_PITCH * 4 <= SHARED && THREADS % (N / 2) == 0, "the results' turn in shared memory; a thread has one pair of columns");
+    static_assert(X_BYTES / 16 % THREADS == 0 && (W_COPIES == 1 || W_BYTES / 16 % THREADS == 0),
+                  "all threads copy as many pieces");
+    static_assert(M * Y_PITCH * 4 <= SHARED && THREADS % (N / 2) == 0,
+                  "the results' turn in shared memory; a thread has one pair of columns");
     static_assert(THREADS / 8 % 2 == 0, "all rows of x that a thread copies are odd or none is");
 };
 
-/* Where piece i (16 bytes) of a row lies. Of 16 bits: a thread has pieces t and t + 4 of both operands; otherwise 2t and 2t + 1 of x. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i) { return gemm_stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1); }
+/* Where piece i (16 bytes) of a row lies. Of 16 bits: a thread has pieces t and t + 4 of both
+ * operands; otherwise 2t and 2t + 1 of x. */
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i)
+{
+    return gemm_stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1);
+}
 
-/* What a thread copies: piece `tid % 8` of rows tid / 8, ... of x; of W's pieces those with its number. Pointers stand at the next stage. */
+/* What a thread copies: piece `tid % 8` of rows tid / 8, ... of x; of W's pieces those with its
+ * number. Pointers stand at the next stage. */
 template <class T> struct tile_source {
     const unsigned char *x[T::X_COPIES];
-    const unsigned char *w;      /* the first of its pieces */
-    unsigned             x_rows; /* bit i: there is a row for copy i; otherwise zeros */
-    int32_t              w_rows; /* there are, from the first piece's on */
-    int                  x_to, w_to; /* where the first pieces go, from the stage's begin; the others are as odd */
+    const unsigned char *w; /* the first of its pieces */
+    unsigned x_rows;        /* bit i: there is a row for copy i; otherwise zeros */
+    int32_t w_rows;         /* there are, from the first piece's on */
+    int x_to, w_to;         /* where the first pieces go, from the stage's begin; the
+                             * others are as odd */
 };
 
 template <enum gemm_weight_layout F, class T>
-static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm_call &c, const gemm_rows &rows, int32_t first_column)
+static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm_call &c,
+                                                   const gemm_rows &rows, int32_t first_column)
 {
-    const int tid = (int)threadIdx.x, x_row_0 = tid / 8, w_row_0 = tid / T::W_PIECES, w_piece = tid % T::W_PIECES;
+    const int tid = (int)threadIdx.x, x_row_0 = tid / 8, w_row_0 = tid / T::W_PIECES,
+              w_piece = tid % T::W_PIECES;
     s->x_rows = 0;
     for (int i = 0; i < T::X_COPIES; i++) {
         const int32_t row = x_row_0 + i * (T::THREADS / 8);
@@ -62,10 +94,12 @@ static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm
         s->x[i] += 2 * x_row(c, rows, row);
         s->x_rows |= 1u << i;
     }
-    s->w = c.w + (size_t)rows.group * c.w_stride + (size_t)(first_column + w_row_0) * c.row_bytes + w_piece * 16;
+    s->w = c.w + (size_t)rows.group * c.w_stride + (size_t)(first_column + w_row_0) * c.row_bytes +
+           w_piece * 16;
     s->w_rows = w_row_0 < T::COLUMNS ? c.n_out - first_column - w_row_0 : 0;
     s->x_to = x_row_0 * X_ROW_BYTES + piece_at<F>(x_row_0, tid % 8) * 16;
-    s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES + (gemm_stored<F>::PLAIN ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
+    s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES +
+              (gemm_stored<F>::PLAIN ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
 }
 
 template <class T> static __device__ __forceinline__ void skip_stages(tile_source<T> *s, int32_t n)
@@ -75,18 +109,22 @@ template <class T> static __device__ __forceinline__ void skip_stages(tile_sourc
 }
 
 /* Orders the next stage into its place. */
-template <class T> static __device__ __forceinline__ void load_stage_async(tile_source<T> *s, const gemm_call &c, unsigned char *to)
+template <class T>
+static __device__ __forceinline__ void load_stage_async(tile_source<T> *s, const gemm_call &c,
+                                                        unsigned char *to)
 {
 #pragma unroll
     for (int i = 0; i < T::X_COPIES; i++) {
-        copy_async_16(to + s->x_to + i * (T::THREADS / 8 * X_ROW_BYTES), s->x[i], s->x_rows >> i & 1u ? 16 : 0);
+        copy_async_16(to + s->x_to + i * (T::THREADS / 8 * X_ROW_BYTES), s->x[i],
+                      s->x_rows >> i & 1u ? 16 : 0);
         s->x[i] += X_ROW_BYTES;
     }
     const unsigned char *w = s->w;
 #pragma unroll
     for (int i = 0; i < T::W_COPIES; i++) {
         const int skip = i * (T::THREADS / T::W_PIECES);
-        if (T::W_BYTES / 16 % T::THREADS && (int)threadIdx.x >= T::W_BYTES / 16) break; /* fewer pieces than threads */
+        /* fewer pieces than threads */
+        if (T::W_BYTES / 16 % T::THREADS && (int)threadIdx.x >= T::W_BYTES / 16) break;
         copy_async_16(to + s->w_to + skip * T::W_ROW_BYTES, w, skip < s->w_rows ? 16 : 0);
         w += T::THREADS / T::W_PIECES * c.row_bytes;
     }
@@ -101,8 +139,11 @@ static __device__ __forceinline__ void read_16(unsigned to[4], const unsigned ch
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of 16 those of half `half`. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row, int row_number, int t, int half)
+/* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of 16 those of
+ * half `half`. */
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row,
+                                              int row_number, int t, int half)
 {
     if (gemm_stored<F>::PLAIN) {
         read_16(to, row + piece_at<F>(row_number, 4 * half + t) * 16);
@@ -120,19 +161,23 @@ template <enum gemm_weight_layout F, class T> struct tile_fragments {
 
 /* Half a stage: 32 elements of k, two steps of mma. */
 template <enum gemm_weight_layout F, class T>
-static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N_TILES][4], const tile_fragments<F, T> &f, const unsigned char *x,
-                                                     int g, int t, int half)
+static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N_TILES][4],
+                                                     const tile_fragments<F, T> &f,
+                                                     const unsigned char *x, int g, int t, int half)
 {
     unsigned b[T::N_TILES][4];
 #pragma unroll
-    for (int n = 0; n < T::N_TILES; n++) upconvert_8<F>(b[n], f.w[n] + (gemm_stored<F>::PLAIN ? 0 : half * T::PER_HALF));
+    for (int n = 0; n < T::N_TILES; n++)
+        upconvert_8<F>(b[n], f.w[n] + (gemm_stored<F>::PLAIN ? 0 : half * T::PER_HALF));
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
-        const int piece = piece_at<F>(g, gemm_stored<F>::PLAIN ? 4 * half + t : 2 * t + half); /* rows 8 and 16 on are as odd as g */
+        /* rows 8 and 16 on are as odd as g */
+        const int piece = piece_at<F>(g, gemm_stored<F>::PLAIN ? 4 * half + t : 2 * t + half);
         unsigned low[4], high[4];
         read_16(low, x + (16 * m + g) * X_ROW_BYTES + piece * 16);
         read_16(high, x + (16 * m + 8 + g) * X_ROW_BYTES + piece * 16);
-        const unsigned first[4] = { low[0], high[0], low[1], high[1] }, second[4] = { low[2], high[2], low[3], high[3] };
+        const unsigned first[4] = { low[0], high[0], low[1], high[1] },
+                       second[4] = { low[2], high[2], low[3], high[3] };
 #pragma unroll
         for (int n = 0; n < T::N_TILES; n++) mma_of<F>(sums[m][n], first, b[n]);
 #pragma unroll
@@ -140,17 +185,22 @@ static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N
     }
 }
 
-template <enum gemm_weight_layout F, class T> static __device__ __forceinline__ void multiply_stage(float sums[T::M_TILES][T::N_TILES][4], const unsigned char *x)
+template <enum gemm_weight_layout F, class T>
+static __device__ __forceinline__ void multiply_stage(float sums[T::M_TILES][T::N_TILES][4],
+                                                      const unsigned char *x)
 {
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const unsigned char *w = x + T::X_BYTES + warp % T::WARPS_ACROSS * T::WARP_COLUMNS * T::W_ROW_BYTES;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, g = lane / 4,
+              t = lane % 4;
+    const unsigned char *w = x + T::X_BYTES +
+                             warp % T::WARPS_ACROSS * T::WARP_COLUMNS * T::W_ROW_BYTES;
     x += warp / T::WARPS_ACROSS * T::WARP_ROWS * X_ROW_BYTES;
     tile_fragments<F, T> f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (half == 0 || gemm_stored<F>::PLAIN) {
 #pragma unroll
-            for (int n = 0; n < T::N_TILES; n++) read_w<F>(f.w[n], w + (8 * n + g) * T::W_ROW_BYTES, g, t, half);
+            for (int n = 0; n < T::N_TILES; n++)
+                read_w<F>(f.w[n], w + (8 * n + g) * T::W_ROW_BYTES, g, t, half);
         }
         multiply_half<F, T>(sums, f, x, g, t, half);
     }
@@ -158,9 +208,12 @@ template <enum gemm_weight_layout F, class T> static __device__ __forceinline__ 
 
 /* ---- a tile ---- */
 
-/* F8: the sums of up to 128 elements of k, by gate's (or the only) and up's scale of them, to the others. */
+/* F8: the sums of up to 128 elements of k, by gate's (or the only) and up's scale of them, to the
+ * others. */
 template <class T>
-static __device__ __forceinline__ void add_scaled(float sums[T::M_TILES][T::N_TILES][4], float part[T::M_TILES][T::N_TILES][4], const float scale[2])
+static __device__ __forceinline__ void add_scaled(float sums[T::M_TILES][T::N_TILES][4],
+                                                  float part[T::M_TILES][T::N_TILES][4],
+                                                  const float scale[2])
 {
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++)
@@ -173,47 +226,59 @@ static __device__ __forceinline__ void add_scaled(float sums[T::M_TILES][T::N_TI
             }
 }
 
-/* By way of shared memory, where no copy is under way any more: a thread then has one pair of columns, and a warp's results lie side by side. */
-template <class T> static __device__ __forceinline__ void collect_tile(float *to, const float sums[T::M_TILES][T::N_TILES][4])
+/* By way of shared memory, where no copy is under way any more: a thread then has one pair of
+ * columns, and a warp's results lie side by side. */
+template <class T>
+static __device__ __forceinline__ void collect_tile(float *to,
+                                                    const float sums[T::M_TILES][T::N_TILES][4])
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int row = warp / T::WARPS_ACROSS * T::WARP_ROWS + lane / 4, column = warp % T::WARPS_ACROSS * T::WARP_COLUMNS + lane % 4 * 2;
+    const int row = warp / T::WARPS_ACROSS * T::WARP_ROWS + lane / 4,
+              column = warp % T::WARPS_ACROSS * T::WARP_COLUMNS + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++)
 #pragma unroll
         for (int n = 0; n < T::N_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i += 2)
-                *(float2 *)(to + (row + 16 * m + 4 * i) * T::Y_PITCH + column + 8 * n) = make_float2(sums[m][n][i], sums[m][n][i + 1]);
+                *(float2 *)(to + (row + 16 * m + 4 * i) * T::Y_PITCH + column +
+                            8 * n) = make_float2(sums[m][n][i], sums[m][n][i + 1]);
 }
 
 /* The slice's sums as a part of the tile. */
-template <class T> static __device__ __forceinline__ void store_partial(float *to, const float *sums, int32_t n_rows)
+template <class T>
+static __device__ __forceinline__ void store_partial(float *to, const float *sums, int32_t n_rows)
 {
     for (int i = (int)threadIdx.x; i < n_rows * T::COLUMNS / 4; i += T::THREADS) {
         const int row = i / (T::COLUMNS / 4), column = i % (T::COLUMNS / 4) * 4;
-        __stcg((float4 *)(to + row * T::COLUMNS + column), *(const float4 *)(sums + row * T::Y_PITCH + column));
+        __stcg((float4 *)(to + row * T::COLUMNS + column),
+               *(const float4 *)(sums + row * T::Y_PITCH + column));
     }
 }
 
 template <enum gemm_weight_layout F, class T>
-static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float *sums)
+static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm_rows &rows,
+                                                  int32_t first_column, const float *sums)
 {
-    const int     pair = (int)threadIdx.x % (T::COLUMNS / 2);
+    const int pair = (int)threadIdx.x % (T::COLUMNS / 2);
     const int32_t column = first_column + 2 * pair;
     if (column >= c.n_columns) return;
-    const float scale[2] = { column_scale<F>(c, rows.group, column), column_scale<F>(c, rows.group, column + 1) };
+    const float scale[2] = { column_scale<F>(c, rows.group, column),
+                             column_scale<F>(c, rows.group, column + 1) };
 #pragma unroll 1
-    for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n; row += T::THREADS / (T::COLUMNS / 2)) {
-        const bool   is_split = T::SPLITS_K && c.n_splits > 1;
-        const float2 v = is_split ? reduce_splits(c, (int32_t)blockIdx.x, T::PART, row * T::COLUMNS + 2 * pair)
-                                : *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
+    for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n;
+         row += T::THREADS / (T::COLUMNS / 2)) {
+        const bool is_split = T::SPLITS_K && c.n_splits > 1;
+        const float2 v = is_split ? reduce_splits(c, (int32_t)blockIdx.x, T::PART,
+                                                  row * T::COLUMNS + 2 * pair)
+                                  : *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
         store_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
     }
 }
 
-/* Blocks in the order that they run in: TILES_TOGETHER row tiles by all columns, a column of tiles after the other, so that blocks that run
- * together share W, and x of the row tiles stays in the second cache until the last column. */
+/* Blocks in the order that they run in: TILES_TOGETHER row tiles by all columns, a column of tiles
+ * after the other, so that blocks that run together share W, and x of the row tiles stays in the
+ * second cache until the last column. */
 enum { TILES_TOGETHER = 16 };
 struct tile_at {
     int32_t row, column;
@@ -221,15 +286,17 @@ struct tile_at {
 static __device__ __forceinline__ tile_at tile_of_block(int32_t n_columns)
 {
     const int32_t block = (int32_t)blockIdx.x, n_rows = (int32_t)gridDim.x / n_columns;
-    const int32_t first = block / (TILES_TOGETHER * n_columns) * TILES_TOGETHER, in = block - first * n_columns;
+    const int32_t first = block / (TILES_TOGETHER * n_columns) * TILES_TOGETHER,
+                  in = block - first * n_columns;
     const int32_t together = min(n_rows - first, (int32_t)TILES_TOGETHER);
     return tile_at{ first + in % together, in / together };
 }
 
-template <enum gemm_weight_layout F, class T> static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
+template <enum gemm_weight_layout F, class T>
+static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
 {
     grid_dependency_sync();
-    const tile_at   at = tile_of_block((c.n_columns + T::COLUMNS - 1) / T::COLUMNS);
+    const tile_at at = tile_of_block((c.n_columns + T::COLUMNS - 1) / T::COLUMNS);
     const gemm_rows rows = rows_of_tile(c, at.row, T::ROWS);
     if (rows.n == 0) return;
     const int32_t first_column = at.column * T::COLUMNS;
@@ -237,31 +304,39 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
     find_source<F, T>(&source, c, rows, first_column);
     int32_t first_stage = 0, n_stages = c.n_in_padded / TILE_K; /* n_stages: where they end */
     if (T::SPLITS_K && c.n_splits > 1) {
-        const int32_t per_split = ((n_stages + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) / F8_STAGES * F8_STAGES;
+        const int32_t per_split = ((n_stages + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) /
+                                  F8_STAGES * F8_STAGES;
         first_stage = (int32_t)blockIdx.y * per_split;
         n_stages = min(n_stages, first_stage + per_split);
         skip_stages<T>(&source, first_stage);
     }
     for (int i = 0; i < T::STAGES - 1; i++) {
-        if (first_stage + i < n_stages) load_stage_async<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
+        if (first_stage + i < n_stages)
+            load_stage_async<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
         copy_async_commit(); /* an empty group keeps the count */
     }
 
-    float sums[T::M_TILES][T::N_TILES][4] = {}, part[T::M_TILES][T::N_TILES][4] = {}; /* part: of F8 */
+    /* part: of F8 */
+    float sums[T::M_TILES][T::N_TILES][4] = {}, part[T::M_TILES][T::N_TILES][4] = {};
     const float *scales[2] = { nullptr, nullptr };
     if (F == GEMM_F8)
-        for (int i = 0; i < 2; i++) scales[i] = f8_scales(c, rows.group, min(first_column, c.n_out - 1) + (c.paired ? i : 0));
+        for (int i = 0; i < 2; i++)
+            scales[i] = f8_scales(c, rows.group,
+                                  min(first_column, c.n_out - 1) + (c.paired ? i : 0));
     int now = 0, next = (T::STAGES - 1) * T::STAGE_BYTES; /* where in shared memory */
     for (int32_t stage = first_stage; stage < n_stages; stage++) {
         copy_async_wait<T::STAGES - 2>();
-        __syncthreads(); /* all copies have landed, and nobody reads the place any more that comes next */
-        if (stage + T::STAGES - 1 < n_stages) load_stage_async<T>(&source, c, shared_memory() + next);
+        __syncthreads(); /* all copies have landed, and nobody reads the place any more that comes
+                          * next */
+        if (stage + T::STAGES - 1 < n_stages)
+            load_stage_async<T>(&source, c, shared_memory() + next);
         copy_async_commit();
         multiply_stage<F, T>(F == GEMM_F8 ? part : sums, shared_memory() + now);
         next = now;
         now = now + T::STAGE_BYTES == T::SHARED ? 0 : now + T::STAGE_BYTES;
         if (F != GEMM_F8 || (stage % F8_STAGES != F8_STAGES - 1 && stage + 1 != n_stages)) continue;
-        const float scale[2] = { __ldg(scales[0] + stage / F8_STAGES), __ldg(scales[1] + stage / F8_STAGES) };
+        const float scale[2] = { __ldg(scales[0] + stage / F8_STAGES),
+                                 __ldg(scales[1] + stage / F8_STAGES) };
         add_scaled<T>(sums, part, scale);
     }
     copy_async_wait<0>();
@@ -270,7 +345,8 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
     collect_tile<T>(collected, sums);
     __syncthreads();
     if (T::SPLITS_K && c.n_splits > 1) {
-        store_partial<T>(split_partial(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART), collected, rows.n);
+        store_partial<T>(split_partial(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART),
+                         collected, rows.n);
         if (!is_last_split(c, (int32_t)blockIdx.x)) return;
     }
     store_tile<F, T>(c, rows, first_column, collected);
@@ -281,42 +357,59 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
 struct tile_shape {
     void (*kernel)(const gemm_call);
     int32_t rows, columns, threads;
-    size_t  shared;
+    size_t shared;
 };
 
-template <enum gemm_weight_layout F, class T> static tile_shape shape_for() { return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED }; }
+template <enum gemm_weight_layout F, class T> static tile_shape shape_for()
+{
+    return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED };
+}
 
-/* Largest first: for prompts; for batches of decode steps, which read W at memory's rate and x again for every 128 columns (64 KiB and more of W
- * are on their way to an SM; with narrower tiles x would take more of the second cache's rate than W); for experts with some dozens of rows;
- * and for matrices with too few columns to give every SM a larger one. A block of compute capability 8.6 has 99 KiB of shared memory: that
- * limits the stages of the first ones. */
+/* Largest first: for prompts; for batches of decode steps, which read W at memory's rate and x
+ * again for every 128 columns (64 KiB and more of W are on their way to an SM; with narrower tiles
+ * x would take more of the second cache's rate than W); for experts with some dozens of rows; and
+ * for matrices with too few columns to give every SM a larger one. A block of compute capability
+ * 8.6 has 99 KiB of shared memory: that limits the stages of the first ones. */
 enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
 template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
 {
-    enum { BATCH_STAGES = gemm_stored<F>::PLAIN ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
-    if (i == SHAPE_PROMPT) return shape_for<F, gemm_tile<F, 128, 128, 2, 4, gemm_stored<F>::PLAIN ? 3 : 4, 1>>();
-    if (i == SHAPE_64_ROWS) return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
-    if (i == SHAPE_EXPERTS) return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
-    if (i == SHAPE_32_ROWS) return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+    enum {
+        BATCH_STAGES = gemm_stored<F>::PLAIN ? 4
+                       : F == GEMM_W4        ? 8
+                                             : 6,
+        BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2
+    };
+    if (i == SHAPE_PROMPT)
+        return shape_for<F, gemm_tile<F, 128, 128, 2, 4, gemm_stored<F>::PLAIN ? 3 : 4, 1>>();
+    if (i == SHAPE_64_ROWS)
+        return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+    if (i == SHAPE_EXPERTS)
+        return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
+    if (i == SHAPE_32_ROWS)
+        return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
     return shape_for<F, gemm_tile<F, 32, 32, 2, 2, gemm_stored<F>::PLAIN ? 6 : 8, 4>>();
 }
 
 static tile_shape shape_of_layout(enum gemm_weight_layout layout, int i)
 {
-    static tile_shape (*const of[GEMM_WEIGHT_LAYOUTS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_F16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>,
-                                                    shape_of<GEMM_F8> };
+    static tile_shape (*const of[GEMM_WEIGHT_LAYOUTS])(
+        int) = { nullptr,           shape_of<GEMM_BF16>, shape_of<GEMM_F16>,
+                 shape_of<GEMM_W8>, shape_of<GEMM_W4>,   shape_of<GEMM_F8> };
     return of[layout](i);
 }
 
 enum { SMS_USUAL = 128 }; /* 108 of an A100 to 148 of a B200; the choice is of speed alone */
 
-/* The largest tile that a group's usual rows fill to more than a half and that gives every SM one. */
+/* The largest tile that a group's usual rows fill to more than a half and that gives every SM
+ * one. */
 static tile_shape choose_shape(enum gemm_weight_layout layout, const gemm_call &c)
 {
-    const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups) : (size_t)c.n_rows;
+    const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups)
+                                : (size_t)c.n_rows;
     for (int i = 0; i + 1 < N_SHAPES; i++) {
         const tile_shape t = shape_of_layout(layout, i);
-        const size_t n_blocks = (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns) *
+        const size_t n_blocks = (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) *
+                                blocks_for((size_t)c.n_columns, (size_t)t.columns) *
                                 (size_t)(c.begin ? 1 : c.n_groups);
         if (2 * rows > (size_t)t.rows && n_blocks >= SMS_USUAL) return t;
     }
@@ -324,21 +417,28 @@ static tile_shape choose_shape(enum gemm_weight_layout layout, const gemm_call &
 }
 
 enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SPLIT_LEAST = 8 * TILE_K };
-static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SPLIT_K_SCRATCH_FLOATS, "choose_n_splits gives fewer than twice the blocks wanted");
+static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SPLIT_K_SCRATCH_FLOATS,
+              "choose_n_splits gives fewer than twice the blocks wanted");
 
 /* A batch of decode steps: one row of tiles, in slices of k where the matrix is narrow. */
-static bool is_batch(const gemm_call &c) { return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS; }
+static bool is_batch(const gemm_call &c)
+{
+    return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS;
+}
 
-cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
+cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
+                       const struct gemm_call *call)
 {
     gemm_call c = *call;
-    tile_shape  t = choose_shape(layout, c);
+    tile_shape t = choose_shape(layout, c);
     if (is_batch(c)) {
         t = shape_of_layout(layout, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
         c.n_splits = choose_n_splits(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SPLIT_LEAST);
     }
-    const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns);
+    const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) *
+                            blocks_for((size_t)c.n_columns, (size_t)t.columns);
     if (n_blocks == 0) return cudaSuccess; /* fewer rows than a group of this kernel has */
     if (n_blocks > INT32_MAX) return cudaErrorInvalidValue;
-    return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_splits), dim3((unsigned)t.threads), t.shared, c);
+    return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_splits),
+                  dim3((unsigned)t.threads), t.shared, c);
 }

@@ -1,8 +1,9 @@
-/* gemm_upconvert.cuh - weights as they are stored, to pairs of bf16 in registers (of F16 they are f16), and their products. Every
- * stored number is exact there.
+/* gemm_upconvert.cuh - weights as they are stored, to pairs of bf16 in registers (of F16 they are
+ * f16), and their products. Every stored number is exact there.
  *
- * The tricks put a number's bits where bf16 has its last ones: 0x43uu is 128 + u for u < 128, and 256 for u = 128. One fma takes the 128 away.
- * Elements keep their order: the lower one of k is in the low half. Thread: device. */
+ * The tricks put a number's bits where bf16 has its last ones: 0x43uu is 128 + u for u < 128, and
+ * 256 for u = 128. One fma takes the 128 away. Elements keep their order: the lower one of k is in
+ * the low half. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_UPCONVERT_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_UPCONVERT_CUH
 
@@ -12,16 +13,25 @@
 template <enum gemm_weight_layout F> struct gemm_stored {
     enum {
         PLAIN = F == GEMM_BF16 || F == GEMM_F16, /* gemm_is_16 */
-        PER_16_BYTES = PLAIN ? 8 : F == GEMM_W4 ? 32 : 16, WORDS_PER_8 = PLAIN ? 4 : F == GEMM_W4 ? 1 : 2
+        PER_16_BYTES = PLAIN          ? 8
+                       : F == GEMM_W4 ? 32
+                                      : 16,
+        WORDS_PER_8 = PLAIN          ? 4
+                      : F == GEMM_W4 ? 1
+                                     : 2
     };
 };
 
 enum : unsigned { BF16_ONES = 0x3f803f80u, BF16_MINUS_ONES = 0xbf80bf80u };
 
 /* Bytes a and b of v's four to the halves' low bytes, 0x43 above them. */
-template <int A, int B> static __device__ __forceinline__ unsigned spread_bytes(unsigned v) { return __byte_perm(v, 0x43434343u, 0x4040u | A | B << 8); }
+template <int A, int B> static __device__ __forceinline__ unsigned spread_bytes(unsigned v)
+{
+    return __byte_perm(v, 0x43434343u, 0x4040u | A | B << 8);
+}
 
-/* Bytes a and b of four, -128 .. 127: the low seven bits count from 128, the sign takes away 128 or 256. */
+/* Bytes a and b of four, -128 .. 127: the low seven bits count from 128, the sign takes away 128 or
+ * 256. */
 template <int A, int B> static __device__ __forceinline__ unsigned int8_pair(unsigned v)
 {
     const unsigned s = spread_bytes<A, B>(v);
@@ -29,20 +39,23 @@ template <int A, int B> static __device__ __forceinline__ unsigned int8_pair(uns
 }
 static __device__ __forceinline__ void upconvert_int8(unsigned out[4], const unsigned in[2])
 {
-    for (int i = 0; i < 4; i++) out[i] = i % 2 ? int8_pair<2, 3>(in[i / 2]) : int8_pair<0, 1>(in[i / 2]);
+    for (int i = 0; i < 4; i++)
+        out[i] = i % 2 ? int8_pair<2, 3>(in[i / 2]) : int8_pair<0, 1>(in[i / 2]);
 }
 
 /* Nibbles in k's order; 136 = 128 + 8 off. */
 static __device__ __forceinline__ void upconvert_int4(unsigned out[4], unsigned in)
 {
     const unsigned above = in >> 4; /* the odd ones, where the even ones were */
-    const unsigned both[4] = { __byte_perm(in, above, 0x0400), __byte_perm(in, above, 0x0501), __byte_perm(in, above, 0x0602),
-                               __byte_perm(in, above, 0x0703) };
-    for (int i = 0; i < 4; i++) out[i] = fma_bf16x2(and_or(both[i], 0x000f000fu, 0x43004300u), BF16_ONES, 0xc308c308u);
+    const unsigned both[4] = { __byte_perm(in, above, 0x0400), __byte_perm(in, above, 0x0501),
+                               __byte_perm(in, above, 0x0602), __byte_perm(in, above, 0x0703) };
+    for (int i = 0; i < 4; i++)
+        out[i] = fma_bf16x2(and_or(both[i], 0x000f000fu, 0x43004300u), BF16_ONES, 0xc308c308u);
 }
 
-/* e4m3's exponent and mantissa lie four bits higher in bf16 than in a byte, 120 short in the exponent; subnormal ones come right by the product.
- * Bytes are spread with their sign above them, which is then in bf16's place too after a shift. NaN becomes 480 with its sign. */
+/* e4m3's exponent and mantissa lie four bits higher in bf16 than in a byte, 120 short in the
+ * exponent; subnormal ones come right by the product. Bytes are spread with their sign above them,
+ * which is then in bf16's place too after a shift. NaN becomes 480 with its sign. */
 template <int A, int B> static __device__ __forceinline__ unsigned e4m3_pair(unsigned v)
 {
     constexpr unsigned SELECTOR = 0x8080u | A | A << 4 | B << 8 | B << 12;
@@ -50,11 +63,15 @@ template <int A, int B> static __device__ __forceinline__ unsigned e4m3_pair(uns
 }
 static __device__ __forceinline__ void upconvert_e4m3_numbers(unsigned out[4], const unsigned in[2])
 {
-    for (int i = 0; i < 4; i++) out[i] = i % 2 ? e4m3_pair<2, 3>(in[i / 2]) : e4m3_pair<0, 1>(in[i / 2]);
+    for (int i = 0; i < 4; i++)
+        out[i] = i % 2 ? e4m3_pair<2, 3>(in[i / 2]) : e4m3_pair<0, 1>(in[i / 2]);
 }
 
 /* Bytes of 0x80 where e4m3 has its one pattern of NaN. */
-static __device__ __forceinline__ unsigned nan_e4m3(unsigned v) { return ((v & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
+static __device__ __forceinline__ unsigned nan_e4m3(unsigned v)
+{
+    return ((v & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+}
 
 static __device__ __forceinline__ void upconvert_e4m3(unsigned out[4], const unsigned in[2])
 {
@@ -68,7 +85,8 @@ static __device__ __forceinline__ void upconvert_e4m3(unsigned out[4], const uns
 }
 
 /* Eight elements from gemm_stored<F>::WORDS_PER_8 words. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void upconvert_8(unsigned out[4], const unsigned *in)
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void upconvert_8(unsigned out[4], const unsigned *in)
 {
     if (gemm_stored<F>::PLAIN) {
         for (int i = 0; i < 4; i++) out[i] = in[i];
@@ -82,7 +100,8 @@ template <enum gemm_weight_layout F> static __device__ __forceinline__ void upco
 }
 
 /* d += a b of what upconvert_8 makes and x in the layout's type, m16n8k16. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void mma_of(float d[4], const unsigned a[4], const unsigned b[2])
+template <enum gemm_weight_layout F>
+static __device__ __forceinline__ void mma_of(float d[4], const unsigned a[4], const unsigned b[2])
 {
     if (F == GEMM_F16) mma_f16(d, a, b);
     else mma_bf16(d, a, b);

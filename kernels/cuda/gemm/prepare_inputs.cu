@@ -1,12 +1,14 @@
-/* prepare_inputs.cu - rows of inputs for products. One block a row; bound by memory: a row is read from there once, and from the caches once more when
- * it is normalised. A thread has the same elements however the row is aligned, four at a time, so that alignment changes no sum. The norm is
- * that of kernels/cpu, norm * (x * factor), but for the order of its sum. y is aligned to 16 bytes.
- * Thread: device; prepare_inputs_run: engine. */
-#include "kernels/cuda/gemm/prepare_inputs.h"
+/* prepare_inputs.cu - rows of inputs for products. One block a row; bound by memory: a row is read
+ * from there once, and from the caches once more when it is normalised. A thread has the same
+ * elements however the row is aligned, four at a time, so that alignment changes no sum. The norm
+ * is that of kernels/cpu, norm * (x * factor), but for the order of its sum. y is aligned to 16
+ * bytes. Thread: device; prepare_inputs_run: engine. */
 #include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/prepare_inputs.h"
 #include "kernels/cuda/gemm/prepare_inputs_rows.cuh"
 
-static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS) prepare_inputs_kernel(const struct prepare_inputs in)
+static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS)
+    prepare_inputs_kernel(const struct prepare_inputs in)
 {
     grid_dependency_sync();
     const size_t row = blockIdx.x, n = in.n, n_padded = (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
@@ -18,14 +20,19 @@ static __global__ void __launch_bounds__(PREPARE_INPUTS_THREADS) prepare_inputs_
         if (in.norm) v = norm_quad(v, read_quad(in.norm, k, n, norm_aligned), factor, k, n);
         const size_t at = row * n_padded + k;
         if (in.type == DTYPE_F32) *(float4 *)((float *)in.y + at) = v;
-        else if (in.type == DTYPE_F16) *(uint2 *)((uint16_t *)in.y + at) = make_uint2(pack_f16(v.x, v.y), pack_f16(v.z, v.w));
-        else *(uint2 *)((uint16_t *)in.y + at) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+        else if (in.type == DTYPE_F16)
+            *(uint2 *)((uint16_t *)in.y + at) = make_uint2(pack_f16(v.x, v.y), pack_f16(v.z, v.w));
+        else
+            *(uint2 *)((uint16_t *)in.y + at) = make_uint2(pack_bf16(v.x, v.y),
+                                                           pack_bf16(v.z, v.w));
     }
 }
 
 cudaError_t prepare_inputs_run(cudaStream_t stream, const struct prepare_inputs *in)
 {
     if (in->n_rows == 0 || in->n == 0) return cudaSuccess;
-    if (in->type != DTYPE_F32 && in->type != DTYPE_F16 && in->type != DTYPE_BF16) return cudaErrorInvalidValue;
-    return launch(stream, prepare_inputs_kernel, dim3((unsigned)in->n_rows), dim3(PREPARE_INPUTS_THREADS), 0, *in);
+    if (in->type != DTYPE_F32 && in->type != DTYPE_F16 && in->type != DTYPE_BF16)
+        return cudaErrorInvalidValue;
+    return launch(stream, prepare_inputs_kernel, dim3((unsigned)in->n_rows),
+                  dim3(PREPARE_INPUTS_THREADS), 0, *in);
 }

@@ -1,6 +1,7 @@
-/* prepare_inputs.h - inputs of products made ready on the card: gathered, normalised, rounded to 16 bits. A row's result depends on the row alone.
- * To nearest even. f16 ends at 65504: a number beyond that becomes +-65504, not an infinity. Infinities and NaNs stay what they are.
- * Calls put work on the stream and return. Thread: engine. */
+/* prepare_inputs.h - inputs of products made ready on the card: gathered, normalised, rounded to 16
+ * bits. A row's result depends on the row alone. To nearest even. f16 ends at 65504: a number
+ * beyond that becomes +-65504, not an infinity. Infinities and NaNs stay what they are. Calls put
+ * work on the stream and return. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_H
 #define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_H
 
@@ -17,14 +18,15 @@ extern "C" {
 
 /* All pointers are to device memory. */
 struct prepare_inputs {
-    const float   *x;
-    size_t         x_stride;  /* floats */
-    const int32_t *x_rows;    /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
-    const float   *norm;      /* [n]: y = norm * x / sqrt(mean(x^2) + eps); NULL: as they are */
-    float          eps;
-    size_t         n_rows, n;
-    void          *y;         /* rows of n, filled up with zeros to a multiple of GEMM_STEP elements */
-    enum dtype     type;      /* of y: F32, F16 or BF16 */
+    const float *x;
+    size_t x_stride;       /* floats */
+    const int32_t *x_rows; /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
+    const float *norm;     /* [n]: y = norm * x / sqrt(mean(x^2) + eps); NULL: as they are */
+    float eps;
+    size_t n_rows, n;
+    void *y;         /* rows of n, filled up with zeros to a multiple of GEMM_STEP
+                      * elements */
+    enum dtype type; /* of y: F32, F16 or BF16 */
 };
 /* cudaErrorInvalidValue: another type. */
 cudaError_t prepare_inputs_run(cudaStream_t stream, const struct prepare_inputs *in);

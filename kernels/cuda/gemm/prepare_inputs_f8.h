@@ -1,5 +1,6 @@
-/* prepare_inputs_f8.h - inputs of F8 products with x in e4m3 (gemm.h, x_scales): gathered, normalised, rounded with a scale per row and 128 elements.
- * A row's result depends on the row alone. Calls put work on the stream and return. Thread: engine. */
+/* prepare_inputs_f8.h - inputs of F8 products with x in e4m3 (gemm.h, x_scales): gathered,
+ * normalised, rounded with a scale per row and 128 elements. A row's result depends on the row
+ * alone. Calls put work on the stream and return. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_F8_H
 #define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_F8_H
 
@@ -12,19 +13,23 @@
 extern "C" {
 #endif
 
-enum { PREPARE_INPUTS_F8_BLOCK = 128 }; /* elements that share a scale, and that rows of y are filled up to */
+/* elements that share a scale, and that rows of y are filled up to */
+enum { PREPARE_INPUTS_F8_BLOCK = 128 };
 
 /* All pointers are to device memory. */
 struct prepare_inputs_f8 {
-    const void    *x;         /* f32, or bf16 */
-    bool           bf16;      /* x is; without norm only */
-    size_t         x_stride;  /* elements */
-    const int32_t *x_rows;    /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
-    const float   *norm;      /* [n]: rows are norm * x / sqrt(mean(x^2) + eps), as prepare_inputs.h has it; NULL: as they are */
-    float          eps;
-    size_t         n_rows, n;
-    uint8_t       *y;         /* e4m3: rows of n, filled up with zeros to a multiple of PREPARE_INPUTS_F8_BLOCK; aligned to 16 bytes */
-    float         *scales;    /* [n_rows][ceil(n / PREPARE_INPUTS_F8_BLOCK)]: the largest magnitude of the elements, 1e-4 at least, / 448 */
+    const void *x;         /* f32, or bf16 */
+    bool bf16;             /* x is; without norm only */
+    size_t x_stride;       /* elements */
+    const int32_t *x_rows; /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
+    const float *norm;     /* [n]: rows are norm * x / sqrt(mean(x^2) + eps), as prepare_inputs.h
+                            * has it; NULL: as they are */
+    float eps;
+    size_t n_rows, n;
+    uint8_t *y;    /* e4m3: rows of n, filled up with zeros to a multiple of
+                    * PREPARE_INPUTS_F8_BLOCK; aligned to 16 bytes */
+    float *scales; /* [n_rows][ceil(n / PREPARE_INPUTS_F8_BLOCK)]: the largest magnitude
+                    * of the elements, 1e-4 at least, / 448 */
 };
 /* cudaErrorInvalidValue: norm of bf16. */
 cudaError_t prepare_inputs_f8_run(cudaStream_t stream, const struct prepare_inputs_f8 *in);

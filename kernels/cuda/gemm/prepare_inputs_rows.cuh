@@ -1,5 +1,5 @@
-/* prepare_inputs_rows.cuh - rows of f32 as the kernels of inputs read them: four elements at a time, aligned or not, and what a norm multiplies them by.
- * Thread: device. */
+/* prepare_inputs_rows.cuh - rows of f32 as the kernels of inputs read them: four elements at a
+ * time, aligned or not, and what a norm multiplies them by. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
 #define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
 
@@ -7,7 +7,10 @@
 
 enum { PREPARE_INPUTS_THREADS = 256, QUAD = 4 };
 
-static __device__ __forceinline__ bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+static __device__ __forceinline__ bool is_aligned(const void *p, size_t to)
+{
+    return (uintptr_t)p % to == 0;
+}
 
 /* Elements k .. k + 3, zeros from n on. */
 static __device__ __forceinline__ float4 read_quad(const float *x, size_t k, size_t n, bool aligned)
@@ -21,7 +24,8 @@ static __device__ __forceinline__ float4 read_quad(const float *x, size_t k, siz
     return v;
 }
 
-static __device__ __forceinline__ float norm_factor(const float *x, size_t n, float eps, bool aligned)
+static __device__ __forceinline__ float norm_factor(const float *x, size_t n, float eps,
+                                                    bool aligned)
 {
     __shared__ float room[PREPARE_INPUTS_THREADS / WARP];
     float sum = 0;
@@ -35,16 +39,21 @@ static __device__ __forceinline__ float norm_factor(const float *x, size_t n, fl
     return 1.0f / sqrtf(block_sum(sum, room) / (float)n + eps);
 }
 
-/* What lies behind the row of x must not come through: an infinite factor would make NaN of the zeros. */
+/* What lies behind the row of x must not come through: an infinite factor would make NaN of the
+ * zeros. */
 static __device__ __forceinline__ float4 keep_below(const float4 &v, size_t k, size_t n)
 {
-    return make_float4(k < n ? v.x : 0, k + 1 < n ? v.y : 0, k + 2 < n ? v.z : 0, k + 3 < n ? v.w : 0);
+    return make_float4(k < n ? v.x : 0, k + 1 < n ? v.y : 0, k + 2 < n ? v.z : 0,
+                       k + 3 < n ? v.w : 0);
 }
 
 /* Elements k .. k + 3 normalised. */
-static __device__ __forceinline__ float4 norm_quad(const float4 &v, const float4 &by, float factor, size_t k, size_t n)
+static __device__ __forceinline__ float4 norm_quad(const float4 &v, const float4 &by, float factor,
+                                                   size_t k, size_t n)
 {
-    return keep_below(make_float4(by.x * (v.x * factor), by.y * (v.y * factor), by.z * (v.z * factor), by.w * (v.w * factor)), k, n);
+    return keep_below(make_float4(by.x * (v.x * factor), by.y * (v.y * factor),
+                                  by.z * (v.z * factor), by.w * (v.w * factor)),
+                      k, n);
 }
 
 #endif

@@ -1,21 +1,23 @@
 /* kv_checksum.cu - XXH3_64bits of pieces of KV, one block of threads a piece.
  *
- * Of the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks of 16 stripes of 64 bytes and 8 accumulators
- * of 64 bits. What a block adds to the accumulators does not depend on them: the warps make these sums, a block each and many at a time, with
- * loads that are whole. Then the accumulators run through the sums, with the scramble behind each block: a chain of a few instructions per KiB,
- * on 8 threads. Inputs of at most 240 bytes have formulas of their own: one thread. What bounds it is memory.
- * Thread: device; kv_checksum_run: one per stream. */
+ * Of the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks
+ * of 16 stripes of 64 bytes and 8 accumulators of 64 bits. What a block adds to the accumulators
+ * does not depend on them: the warps make these sums, a block each and many at a time, with loads
+ * that are whole. Then the accumulators run through the sums, with the scramble behind each block:
+ * a chain of a few instructions per KiB, on 8 threads. Inputs of at most 240 bytes have formulas of
+ * their own: one thread. What bounds it is memory. Thread: device; kv_checksum_run: one per
+ * stream. */
 #include "kernels/cuda/kv/kv_checksum.h"
 #include "kernels/cuda/launch.cuh"
 
 enum {
     SUM_THREADS = 256,
     SUM_WARPS = SUM_THREADS / WARP,
-    SUM_TILE = 64,         /* blocks between two turns of the chain */
+    SUM_TILE = 64, /* blocks between two turns of the chain */
     STRIPE = 64,
-    STRIPES = 16,          /* of a block */
+    STRIPES = 16, /* of a block */
     SUM_BLOCK = STRIPE * STRIPES,
-    LANES = 8,             /* accumulators */
+    LANES = 8, /* accumulators */
     SHORT_MAX = 240
 };
 
@@ -47,49 +49,71 @@ static __device__ __forceinline__ uint64_t secret_at(unsigned at)
     return bits ? SECRET[word] >> bits | SECRET[word + 1] << (64 - bits) : SECRET[word];
 }
 
-/* ---- reading: a piece is runs, one behind the other, and then those of its tail --------------------------------------------- */
+/* ---- reading: a piece is runs, one behind the other, and then those of its tail ---- */
 
-static __device__ __forceinline__ unsigned first_bytes(const struct copy_stream_checksum_range &p) { return p.run_bytes * p.n_runs; }
+static __device__ __forceinline__ unsigned first_bytes(const struct copy_stream_checksum_range &p)
+{
+    return p.run_bytes * p.n_runs;
+}
 
-static __device__ __forceinline__ const unsigned char *piece_at(const struct copy_stream_checksum_range &p, unsigned at)
+static __device__ __forceinline__ const unsigned char *piece_at(
+    const struct copy_stream_checksum_range &p, unsigned at)
 {
     const unsigned char *base = (const unsigned char *)p.at;
     if (at >= first_bytes(p)) {
         at -= first_bytes(p);
-        return (const unsigned char *)p.tail.at + at / p.tail.run_bytes * p.tail.stride + at % p.tail.run_bytes;
+        return (const unsigned char *)p.tail.at + at / p.tail.run_bytes * p.tail.stride +
+               at % p.tail.run_bytes;
     }
     return p.n_runs == 1 ? base + at : base + at / p.run_bytes * p.stride + at % p.run_bytes;
 }
 
-static __device__ uint64_t read_bytes(const struct copy_stream_checksum_range &p, unsigned at, unsigned n)
+static __device__ uint64_t read_bytes(const struct copy_stream_checksum_range &p, unsigned at,
+                                      unsigned n)
 {
     uint64_t v = 0;
     for (unsigned i = 0; i < n; i++) v |= (uint64_t)*piece_at(p, at + i) << 8 * i;
     return v;
 }
-static __device__ __forceinline__ uint64_t read_64(const struct copy_stream_checksum_range &p, unsigned at) { return read_bytes(p, at, 8); }
+static __device__ __forceinline__ uint64_t read_64(const struct copy_stream_checksum_range &p,
+                                                   unsigned at)
+{
+    return read_bytes(p, at, 8);
+}
 
 struct alignas(16) word_pair {
     uint64_t x, y;
 };
 
 /* `n_aligned`: bytes of which each 16 from a multiple of 16 on lie together and so. */
-static __device__ __forceinline__ word_pair read_pair(const struct copy_stream_checksum_range &p, unsigned at, unsigned n_aligned)
+static __device__ __forceinline__ word_pair read_pair(const struct copy_stream_checksum_range &p,
+                                                      unsigned at, unsigned n_aligned)
 {
-    return at + 16 <= n_aligned ? *(const word_pair *)piece_at(p, at) : word_pair{ read_64(p, at), read_64(p, at + 8) };
+    return at + 16 <= n_aligned ? *(const word_pair *)piece_at(p, at)
+                                : word_pair{ read_64(p, at), read_64(p, at + 8) };
 }
 
 static __device__ __forceinline__ unsigned aligned_bytes(const struct copy_stream_checksum_range &p)
 {
-    const bool aligned = (uintptr_t)p.at % 16 == 0 && (p.n_runs == 1 || (p.run_bytes % 16 == 0 && p.stride % 16 == 0));
+    const bool aligned = (uintptr_t)p.at % 16 == 0 &&
+                         (p.n_runs == 1 || (p.run_bytes % 16 == 0 && p.stride % 16 == 0));
     return aligned ? first_bytes(p) : 0;
 }
 
-/* ---- mixing ------------------------------------------------------------------------------------------------------------ */
+/* ---- mixing ---- */
 
-static __device__ __forceinline__ uint64_t fold_64(uint64_t a, uint64_t b) { return a * b ^ __umul64hi(a, b); }
-static __device__ __forceinline__ uint64_t low_by_high(uint64_t v) { return (v & 0xffffffffu) * (v >> 32); }
-static __device__ __forceinline__ uint64_t rotate(uint64_t v, int n) { return v << n | v >> (64 - n); }
+static __device__ __forceinline__ uint64_t fold_64(uint64_t a, uint64_t b)
+{
+    return a * b ^ __umul64hi(a, b);
+}
+static __device__ __forceinline__ uint64_t low_by_high(uint64_t v)
+{
+    return (v & 0xffffffffu) * (v >> 32);
+}
+static __device__ __forceinline__ uint64_t rotate(uint64_t v, int n)
+{
+    return v << n | v >> (64 - n);
+}
 
 static __device__ __forceinline__ uint64_t avalanche(uint64_t h)
 {
@@ -104,27 +128,31 @@ static __device__ __forceinline__ uint64_t avalanche_old(uint64_t h)
     return h ^ h >> 32;
 }
 
-/* ---- short inputs ------------------------------------------------------------------------------------------------------ */
+/* ---- short inputs ---- */
 
 static __device__ uint64_t sum_to_16(const struct copy_stream_checksum_range &p, unsigned n)
 {
     if (n > 8) {
-        const uint64_t low = read_64(p, 0) ^ secret_at(24) ^ secret_at(32), high = read_64(p, n - 8) ^ secret_at(40) ^ secret_at(48);
+        const uint64_t low = read_64(p, 0) ^ secret_at(24) ^ secret_at(32),
+                       high = read_64(p, n - 8) ^ secret_at(40) ^ secret_at(48);
         uint64_t swapped = 0;
         for (int i = 0; i < 8; i++) swapped |= (low >> 8 * i & 0xff) << (56 - 8 * i);
         return avalanche(n + swapped + high + fold_64(low, high));
     }
     if (n >= 4) {
-        uint64_t h = (read_bytes(p, n - 4, 4) + (read_bytes(p, 0, 4) << 32)) ^ secret_at(8) ^ secret_at(16);
+        uint64_t h = (read_bytes(p, n - 4, 4) + (read_bytes(p, 0, 4) << 32)) ^ secret_at(8) ^
+                     secret_at(16);
         h = (h ^ rotate(h, 49) ^ rotate(h, 24)) * PRIME_MX2;
         h = (h ^ ((h >> 35) + n)) * PRIME_MX2;
         return h ^ h >> 28;
     }
-    const uint64_t all = read_bytes(p, 0, 1) << 16 | read_bytes(p, n >> 1, 1) << 24 | read_bytes(p, n - 1, 1) | (uint64_t)n << 8;
+    const uint64_t all = read_bytes(p, 0, 1) << 16 | read_bytes(p, n >> 1, 1) << 24 |
+                         read_bytes(p, n - 1, 1) | (uint64_t)n << 8;
     return avalanche_old(all ^ ((secret_at(0) ^ secret_at(4)) & 0xffffffffu));
 }
 
-static __device__ uint64_t mix_16(const struct copy_stream_checksum_range &p, unsigned at, unsigned secret)
+static __device__ uint64_t mix_16(const struct copy_stream_checksum_range &p, unsigned at,
+                                  unsigned secret)
 {
     return fold_64(read_64(p, at) ^ secret_at(secret), read_64(p, at + 8) ^ secret_at(secret + 8));
 }
@@ -133,7 +161,8 @@ static __device__ uint64_t sum_to_240(const struct copy_stream_checksum_range &p
 {
     uint64_t h = n * PRIME64_1;
     if (n <= 128) { /* from both ends inwards */
-        for (unsigned i = 0; i < 4 && (i == 0 || n > 32 * i); i++) h += mix_16(p, 16 * i, 32 * i) + mix_16(p, n - 16 * (i + 1), 32 * i + 16);
+        for (unsigned i = 0; i < 4 && (i == 0 || n > 32 * i); i++)
+            h += mix_16(p, 16 * i, 32 * i) + mix_16(p, n - 16 * (i + 1), 32 * i + 16);
         return avalanche(h);
     }
     for (unsigned i = 0; i < 8; i++) h += mix_16(p, 16 * i, 16 * i);
@@ -142,7 +171,7 @@ static __device__ uint64_t sum_to_240(const struct copy_stream_checksum_range &p
     return avalanche(h + mix_16(p, n - 16, 119));
 }
 
-/* ---- long inputs ------------------------------------------------------------------------------------------------------- */
+/* ---- long inputs ---- */
 
 static __device__ __forceinline__ uint64_t accumulator_begin(unsigned lane)
 {
@@ -158,8 +187,11 @@ static __device__ __forceinline__ uint64_t accumulator_begin(unsigned lane)
     }
 }
 
-/* What stripes 0 .. n - 1 of the block at `at` add to the accumulators, by one warp: 4 threads to a stripe, 2 accumulators to a thread. */
-static __device__ __forceinline__ void block_adds(const struct copy_stream_checksum_range &p, unsigned at, unsigned n, unsigned n_aligned, uint64_t *out)
+/* What stripes 0 .. n - 1 of the block at `at` add to the accumulators, by one warp: 4 threads to a
+ * stripe, 2 accumulators to a thread. */
+static __device__ __forceinline__ void block_adds(const struct copy_stream_checksum_range &p,
+                                                  unsigned at, unsigned n, unsigned n_aligned,
+                                                  uint64_t *out)
 {
     const unsigned thread = threadIdx.x % WARP, pair = thread % 4 * 2;
     uint64_t even = 0, odd = 0;
@@ -185,11 +217,14 @@ static __device__ __forceinline__ void block_adds(const struct copy_stream_check
 static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, unsigned n)
 {
     uint64_t h = n * PRIME64_1;
-    for (unsigned i = 0; i < LANES; i += 2) h += fold_64(accumulators[i] ^ secret_at(11 + 8 * i), accumulators[i + 1] ^ secret_at(19 + 8 * i));
+    for (unsigned i = 0; i < LANES; i += 2)
+        h += fold_64(accumulators[i] ^ secret_at(11 + 8 * i),
+                     accumulators[i + 1] ^ secret_at(19 + 8 * i));
     return avalanche(h);
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, uint64_t *sums)
+static __global__ void __launch_bounds__(SUM_THREADS)
+    kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, uint64_t *sums)
 {
     grid_dependency_sync();
     __shared__ uint64_t adds[SUM_TILE][LANES];
@@ -200,26 +235,32 @@ static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const s
         return;
     }
     const unsigned n_aligned = aligned_bytes(p);
-    const unsigned n_full = (n - 1) / SUM_BLOCK, n_last = (n - 1) % SUM_BLOCK / STRIPE; /* blocks with a scramble; stripes behind them */
+    /* blocks with a scramble; stripes behind them */
+    const unsigned n_full = (n - 1) / SUM_BLOCK, n_last = (n - 1) % SUM_BLOCK / STRIPE;
     uint64_t accumulator = accumulator_begin(thread);
     for (unsigned first = 0; first <= n_full; first += SUM_TILE) {
         const unsigned end = first + SUM_TILE < n_full + 1 ? first + SUM_TILE : n_full + 1;
         for (unsigned b = first + thread / WARP; b < end; b += SUM_WARPS)
-            block_adds(p, b * SUM_BLOCK, b < n_full ? (unsigned)STRIPES : n_last, n_aligned, adds[b - first]);
+            block_adds(p, b * SUM_BLOCK, b < n_full ? (unsigned)STRIPES : n_last, n_aligned,
+                       adds[b - first]);
         __syncthreads();
         for (unsigned b = first; thread < LANES && b < end; b++) {
             accumulator += adds[b - first][thread];
-            if (b < n_full) accumulator = (accumulator ^ accumulator >> 47 ^ SECRET[16 + thread]) * PRIME32_1;
+            if (b < n_full)
+                accumulator = (accumulator ^ accumulator >> 47 ^ SECRET[16 + thread]) * PRIME32_1;
         }
         __syncthreads();
     }
     if (thread < LANES) /* the last 64 bytes once more, wherever they begin */
-        adds[0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) + low_by_high(read_64(p, n - STRIPE + 8 * thread) ^ secret_at(121 + 8 * thread));
+        adds[0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) +
+                          low_by_high(read_64(p, n - STRIPE + 8 * thread) ^
+                                      secret_at(121 + 8 * thread));
     __syncthreads();
     if (thread == 0) sums[blockIdx.x] = finish(adds[0], n);
 }
 
-cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *sums)
+cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces,
+                            uint32_t n, uint64_t *sums)
 {
     return launch(stream, kv_checksum_kernel, dim3(n), dim3(SUM_THREADS), 0, pieces, sums);
 }

@@ -1,7 +1,8 @@
-/* kv_codec.cuh - elements of KV rows from f32 and back, bit for bit as kernels/kv_rows.c has them (formulas: float_bits.h, dtype.c).
+/* kv_codec.cuh - elements of KV rows from f32 and back, bit for bit as kernels/kv_rows.c has them
+ * (formulas: float_bits.h, dtype.c).
  *
- * Elements travel as codes: their bits, in a register each. By integers and single IEEE operations, never by the hardware's conversions, whose NaNs are
- * others. Thread: device. */
+ * Elements travel as codes: their bits, in a register each. By integers and single IEEE operations,
+ * never by the hardware's conversions, whose NaNs are others. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_KV_KV_CODEC_CUH
 #define BATON_KERNELS_CUDA_KV_KV_CODEC_CUH
 
@@ -10,10 +11,19 @@
 
 enum { KV_QUIET = 0x400000, KV_NAN = 0x7fc00000, KV_INFINITY = 0x7f800000 };
 
-static __device__ __forceinline__ int kv_code_bytes(unsigned t) { return t == DTYPE_F32 ? 4 : t == DTYPE_BF16 || t == DTYPE_F16 ? 2 : 1; }
-static __device__ __forceinline__ bool kv_is_scaled(unsigned t) { return t == DTYPE_I8 || t == DTYPE_F8_E4M3; }
+static __device__ __forceinline__ int kv_code_bytes(unsigned t)
+{
+    return t == DTYPE_F32 ? 4 : t == DTYPE_BF16 || t == DTYPE_F16 ? 2 : 1;
+}
+static __device__ __forceinline__ bool kv_is_scaled(unsigned t)
+{
+    return t == DTYPE_I8 || t == DTYPE_F8_E4M3;
+}
 /* What a row's largest magnitude becomes. */
-static __device__ __forceinline__ float kv_largest(unsigned t) { return t == DTYPE_I8 ? 127.0f : 448.0f; }
+static __device__ __forceinline__ float kv_largest(unsigned t)
+{
+    return t == DTYPE_I8 ? 127.0f : 448.0f;
+}
 
 /* ---- to f32 ---- */
 
@@ -33,7 +43,8 @@ static __device__ __forceinline__ float kv_from_e4m3(unsigned code)
     return __uint_as_float((code & 0x80) << 24 | (magnitude == 0x7f ? (unsigned)KV_NAN : bits));
 }
 
-/* `scale`: of a type that has one. A NaN of the card's own making has other bits than the processor's. */
+/* `scale`: of a type that has one. A NaN of the card's own making has other bits than the
+ * processor's. */
 static __device__ __forceinline__ float kv_from_code(unsigned t, unsigned code, float scale)
 {
     if (t == DTYPE_F32) return __uint_as_float(code);
@@ -48,7 +59,8 @@ static __device__ __forceinline__ float kv_from_code(unsigned t, unsigned code, 
 
 static __device__ __forceinline__ unsigned kv_to_bf16(unsigned bits)
 {
-    return (bits & 0x7fffffff) > KV_INFINITY ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (bits & 0x7fffffff) > KV_INFINITY ? bits >> 16 | 0x40
+                                             : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
 static __device__ __forceinline__ unsigned kv_to_f16(unsigned bits)
@@ -56,14 +68,16 @@ static __device__ __forceinline__ unsigned kv_to_f16(unsigned bits)
     const unsigned sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > KV_INFINITY) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
     if (magnitude >= 0x477ff000) return sign | 0x7c00;
-    if (magnitude < 0x38800000) return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0.5f)) - 0x3f000000);
+    if (magnitude < 0x38800000)
+        return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0.5f)) - 0x3f000000);
     return sign | (((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112u << 10));
 }
 
 /* The scale of a row whose largest magnitude has the bits `top`. */
 static __device__ __forceinline__ float kv_scale_of(unsigned t, unsigned top)
 {
-    return top < KV_INFINITY ? __fdiv_rn(__uint_as_float(top), kv_largest(t)) : __uint_as_float(KV_NAN);
+    return top < KV_INFINITY ? __fdiv_rn(__uint_as_float(top), kv_largest(t))
+                             : __uint_as_float(KV_NAN);
 }
 
 static __device__ __forceinline__ unsigned kv_to_code(unsigned t, float x, float scale)
@@ -73,7 +87,10 @@ static __device__ __forceinline__ unsigned kv_to_code(unsigned t, float x, float
     if (t == DTYPE_BF16) return kv_to_bf16(bits) & 0xffff;
     if (t == DTYPE_F16) return kv_to_f16(bits);
     if (!(scale > 0)) return 0;
-    const float largest = kv_largest(t), r = __fdiv_rn(x, scale), q = r > largest ? largest : r < -largest ? -largest : r;
+    const float largest = kv_largest(t), r = __fdiv_rn(x, scale),
+                q = r > largest    ? largest
+                    : r < -largest ? -largest
+                                   : r;
     return t == DTYPE_I8 ? (unsigned)__float2int_rn(q) & 0xff : float_to_e4m3(q);
 }
 

@@ -1,17 +1,20 @@
 /* kv_convert.cu - rows of KV of one type as rows of another, ROWS_AT_ONCE places by a launch.
  *
- * A warp takes a row, CODES elements to a lane. A row that gets a scale is read twice, the second time from a cache: first for its largest magnitude, compared
- * as integers. Loads and stores are whole where a row begins at a multiple of CODES elements, and byte by byte where not. The list travels in the
- * launch's arguments, so nothing has to be kept until it has run. Bound by reading and writing memory. Thread: device. */
-#include "kernels/cuda/kv/kv_convert.h"
+ * A warp takes a row, CODES elements to a lane. A row that gets a scale is read twice, the second
+ * time from a cache: first for its largest magnitude, compared as integers. Loads and stores are
+ * whole where a row begins at a multiple of CODES elements, and byte by byte where not. The list
+ * travels in the launch's arguments, so nothing has to be kept until it has run. Bound by reading
+ * and writing memory. Thread: device. */
 #include "kernels/cuda/kv/kv_codec.cuh"
+#include "kernels/cuda/kv/kv_convert.h"
 #include "kernels/cuda/launch.cuh"
 
-static const uint32_t ROWS_AT_ONCE = 80, BLOCKS_AT_ONCE = 512; /* places of a launch; blocks of one place: a larger one goes round */
+/* places of a launch; blocks of one place: a larger one goes round */
+static const uint32_t ROWS_AT_ONCE = 80, BLOCKS_AT_ONCE = 512;
 enum { ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / WARP, CODES = 4, SCALE_BYTES = 4 };
 
 struct converted_call {
-    unsigned         from, to, width;
+    unsigned from, to, width;
     struct copy_stream_kv_rows rows[ROWS_AT_ONCE];
 };
 static_assert(sizeof(struct converted_call) <= 4096, "what a launch's arguments may take");
@@ -19,18 +22,23 @@ static_assert(sizeof(struct converted_call) <= 4096, "what a launch's arguments 
 /* One row: where it is and goes, and its scales. */
 struct converted_row {
     const unsigned char *from, *from_scale;
-    unsigned char       *to, *to_scale;
+    unsigned char *to, *to_scale;
 };
 
-/* ---- codes in memory --------------------------------------------------------------------------------------------------- */
+/* ---- codes in memory ---- */
 
-static __device__ __forceinline__ bool is_whole(const void *p, int bytes, int n) { return n == CODES && (uintptr_t)p % (CODES * bytes) == 0; }
+static __device__ __forceinline__ bool is_whole(const void *p, int bytes, int n)
+{
+    return n == CODES && (uintptr_t)p % (CODES * bytes) == 0;
+}
 
 /* n elements of `bytes` bytes (at most CODES; those behind are 0). */
-static __device__ __forceinline__ void load_codes(unsigned code[CODES], const unsigned char *p, int bytes, int n)
+static __device__ __forceinline__ void load_codes(unsigned code[CODES], const unsigned char *p,
+                                                  int bytes, int n)
 {
     if (!is_whole(p, bytes, n)) {
-        UNROLL for (int i = 0; i < CODES; i++) {
+        UNROLL for (int i = 0; i < CODES; i++)
+        {
             code[i] = 0;
             for (int b = 0; i < n && b < bytes; b++) code[i] |= (unsigned)p[i * bytes + b] << 8 * b;
         }
@@ -46,11 +54,12 @@ static __device__ __forceinline__ void load_codes(unsigned code[CODES], const un
     }
 }
 
-static __device__ __forceinline__ void store_codes(unsigned char *p, const unsigned code[CODES], int bytes, int n)
+static __device__ __forceinline__ void store_codes(unsigned char *p, const unsigned code[CODES],
+                                                   int bytes, int n)
 {
     if (!is_whole(p, bytes, n)) {
-        UNROLL for (int i = 0; i < CODES; i++)
-            for (int b = 0; i < n && b < bytes; b++) p[i * bytes + b] = (unsigned char)(code[i] >> 8 * b);
+        UNROLL for (int i = 0; i < CODES; i++) for (int b = 0; i < n && b < bytes; b++)
+            p[i * bytes + b] = (unsigned char)(code[i] >> 8 * b);
     } else if (bytes == 4) {
         *(uint4 *)p = make_uint4(code[0], code[1], code[2], code[3]);
     } else if (bytes == 2) {
@@ -60,14 +69,17 @@ static __device__ __forceinline__ void store_codes(unsigned char *p, const unsig
     }
 }
 
-static __device__ __forceinline__ int n_codes(unsigned width, unsigned at) { return width - at < CODES ? (int)(width - at) : (int)CODES; }
+static __device__ __forceinline__ int n_codes(unsigned width, unsigned at)
+{
+    return width - at < CODES ? (int)(width - at) : (int)CODES;
+}
 
-/* ---- rows -------------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 static __device__ __forceinline__ void copy_row(const converted_call &c, const converted_row &r)
 {
     const unsigned lane = threadIdx.x % WARP;
-    const int      bytes = kv_code_bytes(c.from);
+    const int bytes = kv_code_bytes(c.from);
     for (unsigned i = lane * CODES; i < c.width; i += WARP * CODES) {
         unsigned code[CODES];
         load_codes(code, r.from + i * bytes, bytes, n_codes(c.width, i));
@@ -79,21 +91,25 @@ static __device__ __forceinline__ void copy_row(const converted_call &c, const c
 static __device__ __forceinline__ float load_scale(const converted_call &c, const converted_row &r)
 {
     unsigned bits = 0;
-    for (int b = 0; kv_is_scaled(c.from) && b < SCALE_BYTES; b++) bits |= (unsigned)r.from_scale[b] << 8 * b;
+    for (int b = 0; kv_is_scaled(c.from) && b < SCALE_BYTES; b++)
+        bits |= (unsigned)r.from_scale[b] << 8 * b;
     return __uint_as_float(bits);
 }
 
 /* The row's largest magnitude, as bits; every lane gets it. */
-static __device__ __forceinline__ unsigned largest_of(const converted_call &c, const converted_row &r, float scale)
+static __device__ __forceinline__ unsigned largest_of(const converted_call &c,
+                                                      const converted_row &r, float scale)
 {
     const int bytes = kv_code_bytes(c.from);
-    unsigned  top = 0;
+    unsigned top = 0;
     for (unsigned i = threadIdx.x % WARP * CODES; i < c.width; i += WARP * CODES) {
-        unsigned  code[CODES];
+        unsigned code[CODES];
         const int n = n_codes(c.width, i);
         load_codes(code, r.from + i * bytes, bytes, n);
-        UNROLL for (int k = 0; k < CODES; k++) {
-            const unsigned magnitude = k < n ? __float_as_uint(kv_from_code(c.from, code[k], scale)) & 0x7fffffff : 0;
+        UNROLL for (int k = 0; k < CODES; k++)
+        {
+            const unsigned magnitude =
+                k < n ? __float_as_uint(kv_from_code(c.from, code[k], scale)) & 0x7fffffff : 0;
             top = magnitude > top ? magnitude : top;
         }
     }
@@ -103,14 +119,18 @@ static __device__ __forceinline__ unsigned largest_of(const converted_call &c, c
 static __device__ __forceinline__ void convert_row(const converted_call &c, const converted_row &r)
 {
     const unsigned lane = threadIdx.x % WARP;
-    const int      from_bytes = kv_code_bytes(c.from), to_bytes = kv_code_bytes(c.to);
-    const float    from_scale = load_scale(c, r), to_scale = kv_is_scaled(c.to) ? kv_scale_of(c.to, largest_of(c, r, from_scale)) : 0.0f;
-    if (kv_is_scaled(c.to) && lane < SCALE_BYTES) r.to_scale[lane] = (unsigned char)(__float_as_uint(to_scale) >> 8 * lane);
+    const int from_bytes = kv_code_bytes(c.from), to_bytes = kv_code_bytes(c.to);
+    const float from_scale = load_scale(c, r),
+                to_scale = kv_is_scaled(c.to) ? kv_scale_of(c.to, largest_of(c, r, from_scale))
+                                              : 0.0f;
+    if (kv_is_scaled(c.to) && lane < SCALE_BYTES)
+        r.to_scale[lane] = (unsigned char)(__float_as_uint(to_scale) >> 8 * lane);
     for (unsigned i = lane * CODES; i < c.width; i += WARP * CODES) {
-        unsigned  code[CODES];
+        unsigned code[CODES];
         const int n = n_codes(c.width, i);
         load_codes(code, r.from + i * from_bytes, from_bytes, n);
-        UNROLL for (int k = 0; k < CODES; k++) code[k] = kv_to_code(c.to, kv_from_code(c.from, code[k], from_scale), to_scale);
+        UNROLL for (int k = 0; k < CODES; k++)
+            code[k] = kv_to_code(c.to, kv_from_code(c.from, code[k], from_scale), to_scale);
         store_codes(r.to + i * to_bytes, code, to_bytes, n);
     }
 }
@@ -120,22 +140,28 @@ static __global__ void __launch_bounds__(ROW_THREADS) convert_kernel(const conve
 {
     grid_dependency_sync();
     const copy_stream_kv_rows p = c.rows[blockIdx.y];
-    const size_t    from_bytes = (size_t)c.width * kv_code_bytes(c.from), to_bytes = (size_t)c.width * kv_code_bytes(c.to);
-    for (unsigned i = blockIdx.x * ROW_WARPS + threadIdx.x / WARP; i < p.n * p.n_groups; i += gridDim.x * ROW_WARPS) {
-        const size_t     from = (size_t)(i / p.n) * p.from_stride + i % p.n, to = (size_t)(i / p.n) * p.to_stride + i % p.n;
-        const converted_row r = { (const unsigned char *)p.from + from * from_bytes, (const unsigned char *)p.from_scales + from * SCALE_BYTES,
-                               (unsigned char *)p.to + to * to_bytes, (unsigned char *)p.to_scales + to * SCALE_BYTES };
+    const size_t from_bytes = (size_t)c.width * kv_code_bytes(c.from),
+                 to_bytes = (size_t)c.width * kv_code_bytes(c.to);
+    for (unsigned i = blockIdx.x * ROW_WARPS + threadIdx.x / WARP; i < p.n * p.n_groups;
+         i += gridDim.x * ROW_WARPS) {
+        const size_t from = (size_t)(i / p.n) * p.from_stride + i % p.n,
+                     to = (size_t)(i / p.n) * p.to_stride + i % p.n;
+        const converted_row r = { (const unsigned char *)p.from + from * from_bytes,
+                                  (const unsigned char *)p.from_scales + from * SCALE_BYTES,
+                                  (unsigned char *)p.to + to * to_bytes,
+                                  (unsigned char *)p.to_scales + to * SCALE_BYTES };
         if (c.from == c.to) copy_row(c, r);
         else convert_row(c, r);
     }
 }
 
-extern "C" cudaError_t kv_convert_run(cudaStream_t stream, const struct copy_stream_conversion *conversion)
+extern "C" cudaError_t kv_convert_run(cudaStream_t stream,
+                                      const struct copy_stream_conversion *conversion)
 {
     cudaError_t e = cudaSuccess;
     for (uint32_t done = 0, part; done < conversion->n && e == cudaSuccess; done += part) {
         converted_call c;
-        uint32_t  most = 0;
+        uint32_t most = 0;
         c.from = conversion->from;
         c.to = conversion->to;
         c.width = conversion->width;
@@ -146,7 +172,10 @@ extern "C" cudaError_t kv_convert_run(cudaStream_t stream, const struct copy_str
             if (n > most) most = n;
         }
         const uint32_t blocks = blocks_for(most, ROW_WARPS);
-        if (most > 0) e = launch(stream, convert_kernel, dim3(blocks < BLOCKS_AT_ONCE ? blocks : BLOCKS_AT_ONCE, part), dim3(ROW_THREADS), 0, c);
+        if (most > 0)
+            e = launch(stream, convert_kernel,
+                       dim3(blocks < BLOCKS_AT_ONCE ? blocks : BLOCKS_AT_ONCE, part),
+                       dim3(ROW_THREADS), 0, c);
     }
     return e;
 }

@@ -1,12 +1,14 @@
-/* kv_copy.cu - pieces of KV to where they go, COPIES_AT_ONCE by a launch: a piece is some dozens to hundreds of KiB, and a copy of the driver's for
- * each would take the host longer than the card.
+/* kv_copy.cu - pieces of KV to where they go, COPIES_AT_ONCE by a launch: a piece is some dozens to
+ * hundreds of KiB, and a copy of the driver's for each would take the host longer than the card.
  *
- * The list travels in the launch's arguments, so nothing has to be kept until it has run. A block takes a chunk of one copy, 16 bytes a load where
- * both sides lie so, four in flight a thread. Bound by reading and writing memory, or by the link to the other card. Thread: device. */
+ * The list travels in the launch's arguments, so nothing has to be kept until it has run. A block
+ * takes a chunk of one copy, 16 bytes a load where both sides lie so, four in flight a thread.
+ * Bound by reading and writing memory, or by the link to the other card. Thread: device. */
 #include "kernels/cuda/kv/kv_copy.h"
 #include "kernels/cuda/launch.cuh"
 
-static const uint32_t COPIES_AT_ONCE = 128, CHUNKS_AT_ONCE = 256; /* of a launch; of one copy: a larger one goes round */
+/* of a launch; of one copy: a larger one goes round */
+static const uint32_t COPIES_AT_ONCE = 128, CHUNKS_AT_ONCE = 256;
 enum { COPY_THREADS = 256, COPY_AHEAD = 4, COPY_CHUNK = 64 * 1024 };
 
 struct copies_call {
@@ -30,29 +32,34 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_kernel(const copies_
 {
     grid_dependency_sync();
     const copy_stream_pair copy = c.copies[blockIdx.y];
-    for (size_t at = (size_t)blockIdx.x * COPY_CHUNK; at < copy.bytes; at += (size_t)gridDim.x * COPY_CHUNK) {
-        char       *to = (char *)copy.to + at;
+    for (size_t at = (size_t)blockIdx.x * COPY_CHUNK; at < copy.bytes;
+         at += (size_t)gridDim.x * COPY_CHUNK) {
+        char *to = (char *)copy.to + at;
         const char *from = (const char *)copy.from + at;
-        const int   n = (int)(copy.bytes - at < COPY_CHUNK ? copy.bytes - at : (size_t)COPY_CHUNK);
-        const int   whole = ((uintptr_t)to | (uintptr_t)from) % 16 == 0 ? n / 16 : 0;
+        const int n = (int)(copy.bytes - at < COPY_CHUNK ? copy.bytes - at : (size_t)COPY_CHUNK);
+        const int whole = ((uintptr_t)to | (uintptr_t)from) % 16 == 0 ? n / 16 : 0;
         copy_16((uint4 *)to, (const uint4 *)from, whole);
         for (int i = whole * 16 + (int)threadIdx.x; i < n; i += COPY_THREADS) to[i] = from[i];
     }
 }
 
-extern "C" cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n)
+extern "C" cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies,
+                                   uint32_t n)
 {
     cudaError_t e = cudaSuccess;
     for (uint32_t done = 0, part; done < n && e == cudaSuccess; done += part) {
         copies_call c;
-        size_t      longest = 0;
+        size_t longest = 0;
         part = n - done < COPIES_AT_ONCE ? n - done : COPIES_AT_ONCE;
         for (uint32_t i = 0; i < part; i++) {
             c.copies[i] = copies[done + i];
             if (c.copies[i].bytes > longest) longest = c.copies[i].bytes;
         }
         const uint32_t chunks = blocks_for(longest, COPY_CHUNK);
-        if (longest > 0) e = launch(stream, copy_kernel, dim3(chunks < CHUNKS_AT_ONCE ? chunks : CHUNKS_AT_ONCE, part), dim3(COPY_THREADS), 0, c);
+        if (longest > 0)
+            e = launch(stream, copy_kernel,
+                       dim3(chunks < CHUNKS_AT_ONCE ? chunks : CHUNKS_AT_ONCE, part),
+                       dim3(COPY_THREADS), 0, c);
     }
     return e;
 }

@@ -1,4 +1,5 @@
-/* kv_copy.h - many copies between places in the memory of cards by one launch. Thread: one per stream, any. */
+/* kv_copy.h - many copies between places in the memory of cards by one launch. Thread: one per
+ * stream, any. */
 #ifndef BATON_KERNELS_CUDA_KV_KV_COPY_H
 #define BATON_KERNELS_CUDA_KV_KV_COPY_H
 
@@ -10,7 +11,8 @@
 extern "C" {
 #endif
 
-/* Copies that do not overlap each other, in no order among themselves. `copies` is the host's and read before this returns. Puts work on the stream. */
+/* Copies that do not overlap each other, in no order among themselves. `copies` is the host's and
+ * read before this returns. Puts work on the stream. */
 cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n);
 
 #ifdef __cplusplus

@@ -7,36 +7,40 @@
  *   mass    masses of chunks among those that are kept; the draw              rows that are cut
  *   count   log-sum-exp, rank, the best few                                   rows that want logprobs
  *
- * Every phase goes over the row once, spread over blocks of SAMPLE_PIECE logits; the block that ends last does the rest (sample_row.cuh).
- * Candidates are few where logits are those of a model: for top_k those that reach the k-th largest of the maxima of warps' parts, for top_p those
- * too large for all like them to weigh 1 - top_p. LIMIT: where they do not fit a list (flat rows, top_k beyond n_vocab / 256), one block goes over
- * the whole row, three times for each of top_k and top_p. Thread: device; sample_run: engine. */
-#include "kernels/cuda/sampling/sample_draw.cuh"
+ * Every phase goes over the row once, spread over blocks of SAMPLE_PIECE logits; the block that
+ * ends last does the rest (sample_row.cuh). Candidates are few where logits are those of a model:
+ * for top_k those that reach the k-th largest of the maxima of warps' parts, for top_p those too
+ * large for all like them to weigh 1 - top_p. LIMIT: where they do not fit a list (flat rows, top_k
+ * beyond n_vocab / 256), one block goes over the whole row, three times for each of top_k and
+ * top_p. Thread: device; sample_run: engine. */
 #include "kernels/cuda/sampling/sample_argmax.cuh"
+#include "kernels/cuda/sampling/sample_draw.cuh"
 #include "kernels/cuda/sampling/sample_radix_select.cuh"
 
 /* Shared memory: for one of these at a time, with a barrier in between. */
 union sample_smem {
-    float       tile[SUM_TILE];
+    float tile[SUM_TILE];
     sample_select_smem select;
-    sample_draw_smem   draw;
+    sample_draw_smem draw;
 };
 
-/* ---- terms ------------------------------------------------------------------------------------------------------- */
+/* ---- terms ---- */
 
 /* The draw's token, by the block that is last. */
-static __device__ void draw_end(sample_smem *room, const sample_call &call, const sample_row &r, const sample_cutoff &keep)
+static __device__ void draw_end(sample_smem *room, const sample_call &call, const sample_row &r,
+                                const sample_cutoff &keep)
 {
     const int32_t id = draw_entry(&room->draw, r, keep);
     if (threadIdx.x == 0) choose(call, r, id);
     if (!wants_logprobs(*r.params)) write_plain(call, id);
 }
 
-/* A value that everything top_k keeps is above, as high as is cheap to find; 0 where there is none. */
+/* A value that everything top_k keeps is above, as high as is cheap to find; 0 where there is
+ * none. */
 static __device__ float above_top(sample_smem *room, const sample_row &r)
 {
-    const select_from   from = { r.maxima, (int)gridDim.x * SAMPLE_WARPS, 0, 0x1p-126f };
-    const select_for    want = { true, (double)r.params->top_k, false };
+    const select_from from = { r.maxima, (int)gridDim.x * SAMPLE_WARPS, 0, 0x1p-126f };
+    const select_for want = { true, (double)r.params->top_k, false };
     const select_border border = select_head(&room->select, from, want);
     return border.reached ? __uint_as_float(__float_as_uint(border.p) - 1) : 0;
 }
@@ -47,14 +51,18 @@ static __device__ void terms_end(sample_smem *room, const sample_call &call, con
     __shared__ unsigned n_kept;
     if (threadIdx.x == 0) n_kept = atomicExch(&r.state->n_kept, 0u);
     __syncthreads();
-    const bool by_count = counts_top(*r.params, r.n_vocab) && (unsigned)r.params->top_k <= n_kept, by_mass = r.params->top_p < 1;
+    const bool by_count = counts_top(*r.params, r.n_vocab) && (unsigned)r.params->top_k <= n_kept,
+               by_mass = r.params->top_p < 1;
     if (!by_count && !by_mass) {
         draw_end(room, call, r, first_cutoff(*r.params));
         return;
     }
-    const double total = sum_upto(r, room->draw.upto), top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
-    /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none of them is needed. */
-    const float above = by_count ? above_top(room, r) : (float)((1 - top_p) * total / (double)n_kept * 0.999);
+    const double total = sum_upto(r, room->draw.upto),
+                 top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
+    /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none of
+     * them is needed. */
+    const float above = by_count ? above_top(room, r)
+                                 : (float)((1 - top_p) * total / (double)n_kept * 0.999);
     if (threadIdx.x > 0) return;
     r.state->total = total;
     r.state->above = above;
@@ -69,13 +77,16 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) terms_kernel(const samp
     sample_row r;
     if (!open_row(call, &r) || !r.state->draws) return;
     const sample_cutoff keep = first_cutoff(*r.params);
-    const float max = r.state->max, by = __fdiv_rn(1.0f, r.params->temperature < 1e-2f ? 1e-2f : r.params->temperature);
-    float       v[SAMPLE_EACH], largest = 0;
-    unsigned    n_kept = 0;
+    const float max = r.state->max,
+                by = __fdiv_rn(1.0f, r.params->temperature < 1e-2f ? 1e-2f : r.params->temperature);
+    float v[SAMPLE_EACH], largest = 0;
+    unsigned n_kept = 0;
     load_elements(v, r.changed ? r.x : r.logits, r.n_vocab);
     UNROLL
     for (int k = 0; k < SAMPLE_EACH; k++) {
-        v[k] = isnan(v[k]) ? 0 : exp_as_host(__fmul_rn(__fsub_rn(fminf(v[k], 3.402823466e+38f), max), by));
+        v[k] = isnan(v[k])
+                   ? 0
+                   : exp_as_host(__fmul_rn(__fsub_rn(fminf(v[k], 3.402823466e+38f), max), by));
         largest = fmaxf(largest, v[k]);
         n_kept += is_kept(keep, v[k], 0);
     }
@@ -90,7 +101,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) terms_kernel(const samp
     if (is_last_of_row(r)) terms_end(&room, call, r);
 }
 
-/* ---- gather ------------------------------------------------------------------------------------------------------ */
+/* ---- gather ---- */
 
 /* The last entry that is kept, in the order of larger p, then smaller id. */
 static __device__ void gather_end(sample_smem *room, const sample_row &r)
@@ -99,19 +110,22 @@ static __device__ void gather_end(sample_smem *room, const sample_row &r)
     if (threadIdx.x == 0) n_listed = atomicExch(&r.state->n_listed, 0u);
     __syncthreads();
     const sample_row_state &s = *r.state;
-    const bool  fits = n_listed <= SAMPLE_LIST;
-    select_from from = { fits ? r.list : r.x, fits ? (int)n_listed : r.n_vocab, s.above, first_cutoff(*r.params).p };
+    const bool fits = n_listed <= SAMPLE_LIST;
+    select_from from = { fits ? r.list : r.x, fits ? (int)n_listed : r.n_vocab, s.above,
+                         first_cutoff(*r.params).p };
     sample_cutoff keep = { from.least, INT32_MAX };
     if (s.by_count) {
         const select_for want = { true, (double)r.params->top_k, false };
-        keep.p = from.least = select_head(&room->select, from, want).p; /* values equal to the k-th stay */
+        /* values equal to the k-th stay */
+        keep.p = from.least = select_head(&room->select, from, want).p;
     }
     if (r.params->top_p < 1) {
-        const double     top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
+        const double top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
         const select_for want = { false, s.by_count ? top_p : top_p * s.total, s.by_count };
         const select_border border = select_head(&room->select, from, want);
         keep.p = border.p;
-        if (border.n_take < border.n_equal) keep.id = select_nth(&room->select, r.x, r.n_vocab, border.p, border.n_take);
+        if (border.n_take < border.n_equal)
+            keep.id = select_nth(&room->select, r.x, r.n_vocab, border.p, border.n_take);
     }
     if (threadIdx.x == 0) r.state->cut_p = keep.p, r.state->cut_id = keep.id;
 }
@@ -123,11 +137,12 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sam
     sample_row r;
     if (!open_row(call, &r) || !r.state->cuts) return;
     const float above = r.state->above, least = first_cutoff(*r.params).p;
-    const int   lane = (int)(threadIdx.x % WARP);
-    float       v[SAMPLE_EACH];
+    const int lane = (int)(threadIdx.x % WARP);
+    float v[SAMPLE_EACH];
     load_elements(v, r.x, r.n_vocab);
     for (int k = 0; k < SAMPLE_EACH; k++) {
-        const bool     is_candidate = v[k] > above && v[k] >= least; /* NaN, which is behind the end, is none */
+        /* NaN, which is behind the end, is none */
+        const bool is_candidate = v[k] > above && v[k] >= least;
         const unsigned who = __ballot_sync(0xffffffffu, is_candidate);
         if (who == 0) continue;
         unsigned at = 0;
@@ -138,7 +153,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sam
     if (is_last_of_row(r)) gather_end(&room, r);
 }
 
-/* ---- mass -------------------------------------------------------------------------------------------------------- */
+/* ---- mass ---- */
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) mass_kernel(const sample_call call)
 {
@@ -153,10 +168,12 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) mass_kernel(const sampl
     if (is_last_of_row(r)) draw_end(&room, call, r, keep);
 }
 
-/* ---- count ------------------------------------------------------------------------------------------------------- */
+/* ---- count ---- */
 
-/* The n largest keys of a warp, lane by lane SAMPLE_EACH or more of them, in order to `to`; zeros where there are fewer. */
-template <int EACH> static __device__ void warp_top(const sample_key key[EACH], int n, sample_key *to)
+/* The n largest keys of a warp, lane by lane SAMPLE_EACH or more of them, in order to `to`; zeros
+ * where there are fewer. */
+template <int EACH>
+static __device__ void warp_top(const sample_key key[EACH], int n, sample_key *to)
 {
     sample_key below = ~0ull;
     for (int i = 0; i < n; i++) {
@@ -191,7 +208,8 @@ static __device__ __forceinline__ int n_top_of(const sample_row_params &a)
     return a.n_logprobs < SAMPLER_LOGPROBS_MAX ? a.n_logprobs : SAMPLER_LOGPROBS_MAX;
 }
 
-/* Sums of exp(x - max) of the piece's chunks, in f32, 16 partial sums each, as kernels/cpu adds them. */
+/* Sums of exp(x - max) of the piece's chunks, in f32, 16 partial sums each, as kernels/cpu adds
+ * them. */
 static __device__ void sum_exp_chunks(const sample_row &r, float *tile, const float v[SAMPLE_EACH])
 {
     enum { LANES = 16, CHUNKS = SAMPLE_PIECE / SAMPLE_CHUNK };
@@ -199,16 +217,18 @@ static __device__ void sum_exp_chunks(const sample_row &r, float *tile, const fl
     UNROLL
     for (int k = 0; k < SAMPLE_EACH; k++) {
         const int i = element_of(k), in_piece = i % SAMPLE_PIECE;
-        tile[in_piece / SAMPLE_CHUNK * SUM_STRIDE + in_piece % SAMPLE_CHUNK] = i < r.n_vocab ? exp_as_host(__fsub_rn(v[k], max)) : 0;
+        tile[in_piece / SAMPLE_CHUNK * SUM_STRIDE + in_piece % SAMPLE_CHUNK] =
+            i < r.n_vocab ? exp_as_host(__fsub_rn(v[k], max)) : 0;
     }
     __syncthreads();
     if (threadIdx.x >= CHUNKS * LANES) return;
-    const int    in_piece = (int)threadIdx.x / LANES, chunk = (int)blockIdx.x * CHUNKS + in_piece;
+    const int in_piece = (int)threadIdx.x / LANES, chunk = (int)blockIdx.x * CHUNKS + in_piece;
     const float *lane = tile + in_piece * SUM_STRIDE + threadIdx.x % LANES;
-    float        sum = 0;
+    float sum = 0;
     UNROLL_BY(16)
     for (int i = 0; i < SAMPLE_CHUNK; i += LANES) sum = __fadd_rn(sum, lane[i]);
-    for (int half = LANES / 2; half > 0; half /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, half));
+    for (int half = LANES / 2; half > 0; half /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, half));
     if (threadIdx.x % LANES == 0 && chunk < r.n_chunks) r.sums[chunk] = (double)sum;
 }
 
@@ -232,12 +252,12 @@ static __device__ void count_top(const sample_row &r, int n, sample_key *best)
 
 static __device__ void count_end(const sample_call &call, const sample_row &r)
 {
-    __shared__ double     upto[SAMPLE_CHUNKS_MAX];
+    __shared__ double upto[SAMPLE_CHUNKS_MAX];
     __shared__ sample_key best[SAMPLER_LOGPROBS_MAX];
     struct token_logprobs &to = call.results[blockIdx.y];
-    const float   max = r.state->max_raw;
-    const float   lse = max == -INFINITY ? max : (float)((double)max + log(sum_upto(r, upto)));
-    const int     n_top = n_top_of(*r.params);
+    const float max = r.state->max_raw;
+    const float lse = max == -INFINITY ? max : (float)((double)max + log(sum_upto(r, upto)));
+    const int n_top = n_top_of(*r.params);
     const int32_t id = r.state->id;
     if (n_top > 0) count_top(r, n_top, best);
     __syncthreads();
@@ -251,7 +271,7 @@ static __device__ void count_end(const sample_call &call, const sample_row &r)
         while ((int)to.n_top < n_top && best[to.n_top]) to.n_top++;
     }
     if (threadIdx.x < SAMPLER_LOGPROBS_MAX) {
-        const bool    is_there = (int)threadIdx.x < n_top && best[threadIdx.x];
+        const bool is_there = (int)threadIdx.x < n_top && best[threadIdx.x];
         const int32_t top = is_there ? id_of(best[threadIdx.x]) : 0;
         to.top[threadIdx.x].id = top;
         to.top[threadIdx.x].logprob = is_there ? logprob_of(r.logits[top], lse) : 0;
@@ -265,9 +285,9 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) count_kernel(const samp
     sample_row r;
     if (!open_row(call, &r) || !wants_logprobs(*r.params)) return;
     const float mark = r.logits[r.state->id];
-    const int   n_top = n_top_of(*r.params);
-    unsigned    n_reach = 0;
-    float       v[SAMPLE_EACH];
+    const int n_top = n_top_of(*r.params);
+    unsigned n_reach = 0;
+    float v[SAMPLE_EACH];
     load_elements(v, r.logits, r.n_vocab);
     UNROLL
     for (int k = 0; k < SAMPLE_EACH; k++) n_reach += v[k] >= mark;
@@ -283,22 +303,31 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) count_kernel(const samp
     if (is_last_of_row(r)) count_end(call, r);
 }
 
-/* ---- the call ---------------------------------------------------------------------------------------------------- */
+/* ---- the call ---- */
 
-size_t sample_scratch_bytes(size_t n_rows, size_t n_vocab) { return n_rows * sample_row_layout_of(n_vocab).bytes; }
+size_t sample_scratch_bytes(size_t n_rows, size_t n_vocab)
+{
+    return n_rows * sample_row_layout_of(n_vocab).bytes;
+}
 
 cudaError_t sample_run(cudaStream_t stream, const struct sample_call *call)
 {
-    if (call->n_vocab < 1 || call->n_vocab > SAMPLE_VOCAB_MAX || call->n_rows < 0 || call->n_rows > SAMPLE_ROWS_MAX) return cudaErrorInvalidValue;
+    if (call->n_vocab < 1 || call->n_vocab > SAMPLE_VOCAB_MAX || call->n_rows < 0 ||
+        call->n_rows > SAMPLE_ROWS_MAX)
+        return cudaErrorInvalidValue;
     if (call->n_rows == 0) return cudaSuccess;
     const bool draws = call->work & SAMPLE_DRAW, cuts = draws && call->work & SAMPLE_CUT;
-    const dim3 grid(blocks_for((size_t)call->n_vocab, SAMPLE_PIECE), (unsigned)call->n_rows), block(SAMPLE_THREADS);
+    const dim3 grid(blocks_for((size_t)call->n_vocab, SAMPLE_PIECE), (unsigned)call->n_rows),
+        block(SAMPLE_THREADS);
     cudaError_t e = cudaSuccess;
-    if (call->work & SAMPLE_FUTURE_TOKEN) e = launch(stream, future_token_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0, *call);
+    if (call->work & SAMPLE_FUTURE_TOKEN)
+        e = launch(stream, future_token_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0,
+                   *call);
     if (e == cudaSuccess) e = launch(stream, argmax_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && draws) e = launch(stream, terms_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, gather_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, mass_kernel, grid, block, 0, *call);
-    if (e == cudaSuccess && call->work & SAMPLE_LOGPROBS) e = launch(stream, count_kernel, grid, block, 0, *call);
+    if (e == cudaSuccess && call->work & SAMPLE_LOGPROBS)
+        e = launch(stream, count_kernel, grid, block, 0, *call);
     return e;
 }

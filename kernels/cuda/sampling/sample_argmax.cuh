@@ -1,15 +1,17 @@
-/* sample_argmax.cuh - the sampler's first phase: mask and edits, the largest logit; greedy rows are done with it. Bound by memory: a logit is read
- * once, and written once where edits or a mask change the row. Thread: device. */
+/* sample_argmax.cuh - the sampler's first phase: mask and edits, the largest logit; greedy rows are
+ * done with it. Bound by memory: a logit is read once, and written once where edits or a mask
+ * change the row. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ARGMAX_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ARGMAX_CUH
 
 #include "kernels/cuda/sampling/sample_row.cuh"
 
-/* How many of e [n], sorted by id, are below id; by a whole warp, which looks at 32 of them at a time. */
+/* How many of e [n], sorted by id, are below id; by a whole warp, which looks at 32 of them at a
+ * time. */
 static __device__ int count_edits_below(const sample_edit *e, int n, int id)
 {
     const int lane = (int)(threadIdx.x % WARP);
-    int       low = 0, high = n;
+    int low = 0, high = n;
     while (low < high) {
         const int step = (high - low + WARP - 1) / WARP, at = low + (lane + 1) * step - 1;
         const int n_below = __popc(__ballot_sync(0xffffffffu, at < high && e[at].id < id));
@@ -29,39 +31,53 @@ static __device__ float penalised(const sample_row_params &a, unsigned count, fl
 }
 
 /* `future_token`: one more occurrence of the token. */
-static __device__ float edited(const sample_row_params &a, const sample_edit &e, bool future_token, float x)
+static __device__ float edited(const sample_row_params &a, const sample_edit &e, bool future_token,
+                               float x)
 {
     if (e.forbid) x = -INFINITY;
     x = __fadd_rn(x, e.bias);
-    return e.penalise || future_token ? penalised(a, (e.penalise ? e.count : 0) + future_token, x) : x;
+    return e.penalise || future_token ? penalised(a, (e.penalise ? e.count : 0) + future_token, x)
+                                      : x;
 }
 
 enum { NO_TOKEN = -1 };
 
-/* The row's edits e [n] that fall in the block's piece of r.x, and the future token if it does; NO_TOKEN: there is none. */
-static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n, int future_token)
+/* The row's edits e [n] that fall in the block's piece of r.x, and the future token if it does;
+ * NO_TOKEN: there is none. */
+static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n,
+                                  int future_token)
 {
     __shared__ int bounds[3]; /* edits below the piece, below its end, below the future token */
-    const int begin = (int)blockIdx.x * SAMPLE_PIECE, end = begin + SAMPLE_PIECE < r.n_vocab ? begin + SAMPLE_PIECE : r.n_vocab;
+    const int begin = (int)blockIdx.x * SAMPLE_PIECE,
+              end = begin + SAMPLE_PIECE < r.n_vocab ? begin + SAMPLE_PIECE : r.n_vocab;
     if (threadIdx.x < 3 * WARP) {
-        const int which = (int)threadIdx.x / WARP, at = count_edits_below(e, n, which == 0 ? begin : which == 1 ? end : future_token);
+        const int which = (int)threadIdx.x / WARP,
+                  at = count_edits_below(e, n,
+                                         which == 0   ? begin
+                                         : which == 1 ? end
+                                                      : future_token);
         if (threadIdx.x % WARP == 0) bounds[which] = at;
     }
     __syncthreads();
     for (int i = bounds[0] + (int)threadIdx.x; i < bounds[1]; i += SAMPLE_THREADS) {
         const int id = e[i].id;
-        if (i > bounds[0] && e[i - 1].id == id) continue; /* the thread of the first does all of an id */
+        if (i > bounds[0] && e[i - 1].id == id)
+            continue; /* the thread of the first does all of an
+                       * id */
         float x = r.x[id];
-        for (int j = i; j < bounds[1] && e[j].id == id; j++) x = edited(*r.params, e[j], id == future_token && (j + 1 == n || e[j + 1].id != id), x);
+        for (int j = i; j < bounds[1] && e[j].id == id; j++)
+            x = edited(*r.params, e[j], id == future_token && (j + 1 == n || e[j + 1].id != id), x);
         r.x[id] = x;
     }
     const bool is_edited = bounds[2] < n && e[bounds[2]].id == future_token;
-    if (threadIdx.x == 0 && future_token >= begin && future_token < end && !is_edited) r.x[future_token] = penalised(*r.params, 1, r.x[future_token]);
+    if (threadIdx.x == 0 && future_token >= begin && future_token < end && !is_edited)
+        r.x[future_token] = penalised(*r.params, 1, r.x[future_token]);
     __syncthreads();
 }
 
 /* v: the thread's logits, which come back as the mask and the edits leave them, in r.x too. */
-static __device__ void change_piece(const sample_call &call, const sample_row &r, float v[SAMPLE_EACH])
+static __device__ void change_piece(const sample_call &call, const sample_row &r,
+                                    float v[SAMPLE_EACH])
 {
     const sample_row_params &params = *r.params;
     if (params.allowed >= 0) {
@@ -75,7 +91,8 @@ static __device__ void change_piece(const sample_call &call, const sample_row &r
     store_elements(r.x, v, r.n_vocab);
     if (params.n_edits <= 0 && params.future_token >= 0) return;
     __syncthreads();
-    edit_piece(r, call.edits + params.edits, params.n_edits, params.future_token < 0 ? r.state->future_token : (int)NO_TOKEN);
+    edit_piece(r, call.edits + params.edits, params.n_edits,
+               params.future_token < 0 ? r.state->future_token : (int)NO_TOKEN);
     load_elements(v, r.x, r.n_vocab);
 }
 
@@ -128,8 +145,10 @@ static __device__ void choose(const sample_call &call, const sample_row &r, int3
 static __device__ void write_plain(const sample_call &call, int32_t id)
 {
     struct token_logprobs &to = call.results[blockIdx.y];
-    if (threadIdx.x == 0) to.id = id, to.logprob = 0, to.rank = 0, to.ends = FINISH_NONE, to.n_top = 0;
-    if (threadIdx.x < SAMPLER_LOGPROBS_MAX) to.top[threadIdx.x].id = 0, to.top[threadIdx.x].logprob = 0;
+    if (threadIdx.x == 0)
+        to.id = id, to.logprob = 0, to.rank = 0, to.ends = FINISH_NONE, to.n_top = 0;
+    if (threadIdx.x < SAMPLER_LOGPROBS_MAX)
+        to.top[threadIdx.x].id = 0, to.top[threadIdx.x].logprob = 0;
 }
 
 /* By the block that is last: the token is chosen, unless it is to be drawn. */
@@ -148,7 +167,7 @@ static __device__ void argmax_end(const sample_call &call, const sample_row &r)
         return;
     }
     const int32_t id = best ? id_of(best) : first_allowed(call, r);
-    const bool    draws = best && !is_greedy(*r.params);
+    const bool draws = best && !is_greedy(*r.params);
     if (threadIdx.x == 0) {
         choose(call, r, id);
         r.state->draws = draws;
@@ -157,7 +176,8 @@ static __device__ void argmax_end(const sample_call &call, const sample_row &r)
     if (!wants_logprobs(*r.params)) write_plain(call, id);
 }
 
-/* A row that asks for what the call has no launches for would get no token, or a wrong one; a token that there is not has no logit. */
+/* A row that asks for what the call has no launches for would get no token, or a wrong one; a token
+ * that there is not has no logit. */
 static __device__ void check_params(const sample_call &call, const sample_row &r)
 {
     const sample_row_params &a = *r.params;
@@ -174,28 +194,31 @@ static __global__ void __launch_bounds__(WARP) future_token_kernel(const sample_
 {
     grid_dependency_sync();
     sample_row r;
-    if (threadIdx.x == 0 && open_row(call, &r) && r.params->future_token < 0) r.state->future_token = call.ids[-1 - r.params->future_token];
+    if (threadIdx.x == 0 && open_row(call, &r) && r.params->future_token < 0)
+        r.state->future_token = call.ids[-1 - r.params->future_token];
 }
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) argmax_kernel(const sample_call call)
 {
     grid_dependency_sync();
     __shared__ sample_key keys[SAMPLE_WARPS];
-    __shared__ unsigned   raws[SAMPLE_WARPS];
+    __shared__ unsigned raws[SAMPLE_WARPS];
     sample_row r;
     if (!open_row(call, &r)) return;
     const int warp = (int)(threadIdx.x / WARP), lane = (int)(threadIdx.x % WARP);
     if (blockIdx.x == 0 && threadIdx.x == 0) check_params(call, r);
     float v[SAMPLE_EACH];
     load_elements(v, r.logits, r.n_vocab);
-    const unsigned raw = wants_logprobs(*r.params) ? __reduce_max_sync(0xffffffffu, best_bits(v)) : 0;
+    const unsigned raw = wants_logprobs(*r.params) ? __reduce_max_sync(0xffffffffu, best_bits(v))
+                                                   : 0;
     if (r.changed) change_piece(call, r, v);
     const sample_key key = r.params->score < 0 ? warp_best_key(best_key(v)) : 0;
     if (lane == 0) keys[warp] = key, raws[warp] = raw;
     __syncthreads();
     if (warp == 0) {
         const sample_key best = warp_best_key(lane < SAMPLE_WARPS ? keys[lane] : 0);
-        const unsigned   best_raw = __reduce_max_sync(0xffffffffu, lane < SAMPLE_WARPS ? raws[lane] : 0u);
+        const unsigned best_raw = __reduce_max_sync(0xffffffffu,
+                                                    lane < SAMPLE_WARPS ? raws[lane] : 0u);
         if (lane == 0 && best) atomicMax(&r.state->best, best);
         if (lane == 0 && best_raw) atomicMax(&r.state->raw_max, best_raw);
     }

@@ -1,5 +1,6 @@
-/* sample_encoder.c - what changes a row's logits, token by token. Each step marks tokens in a table of the vocabulary; a bit per token says which were
- * marked, and going over those bits gives the edits in order of id, without sorting. Thread: engine. */
+/* sample_encoder.c - what changes a row's logits, token by token. Each step marks tokens in a table
+ * of the vocabulary; a bit per token says which were marked, and going over those bits gives the
+ * edits in order of id, without sorting. Thread: engine. */
 #include "kernels/cuda/sampling/sample_encoder.h"
 
 #include "shared/base/assert.h"
@@ -12,12 +13,13 @@
 #define FLAGS     (IN_PROMPT | FORBIDDEN | BIASED)
 
 struct sample_encoder {
-    uint32_t            n_vocab;
-    uint32_t           *marks;   /* [n_vocab]; all 0 between calls */
-    uint64_t           *marked;  /* [n_vocab / 64 + 1] bits: marks[] is not 0; all 0 between calls */
-    int32_t            *bias_of; /* [n_vocab] of a BIASED token: its first bias */
-    int32_t             next[SAMPLER_BIAS_MAX]; /* the same token's next; -1: none */
-    struct sample_edit *edits;   /* [n_vocab + SAMPLER_BIAS_MAX] */
+    uint32_t n_vocab;
+    uint32_t *marks;                /* [n_vocab]; all 0 between calls */
+    uint64_t *marked;               /* [n_vocab / 64 + 1] bits: marks[] is not 0; all 0 between
+                                     * calls */
+    int32_t *bias_of;               /* [n_vocab] of a BIASED token: its first bias */
+    int32_t next[SAMPLER_BIAS_MAX]; /* the same token's next; -1: none */
+    struct sample_edit *edits;      /* [n_vocab + SAMPLER_BIAS_MAX] */
 };
 
 struct sample_encoder *sample_encoder_create(uint32_t n_vocab)
@@ -62,7 +64,7 @@ static void mark_biases(struct sample_encoder *m, const struct sampling_params *
 {
     ASSERT(p->n_bias <= SAMPLER_BIAS_MAX);
     for (int32_t i = (int32_t)p->n_bias - 1; i >= 0; i--) {
-        int32_t   id = p->bias[i].id;
+        int32_t id = p->bias[i].id;
         uint32_t *marks = mark(m, id);
         if (!marks) continue;
         m->next[i] = *marks & BIASED ? m->bias_of[id] : -1;
@@ -71,7 +73,10 @@ static void mark_biases(struct sample_encoder *m, const struct sampling_params *
     }
 }
 
-static float repetition_of(const struct sampling_params *p) { return p->repetition_penalty > 0 ? p->repetition_penalty : 1; }
+static float repetition_of(const struct sampling_params *p)
+{
+    return p->repetition_penalty > 0 ? p->repetition_penalty : 1;
+}
 
 static void mark_occurrences(struct sample_encoder *m, const struct sample_request *w)
 {
@@ -84,10 +89,11 @@ static void mark_occurrences(struct sample_encoder *m, const struct sample_reque
 }
 
 /* Appends a token's edits at e; how many. */
-static int32_t write_edits(const struct sample_encoder *m, const struct sampling_params *p, int32_t id, uint32_t marks, struct sample_edit *e)
+static int32_t write_edits(const struct sample_encoder *m, const struct sampling_params *p,
+                           int32_t id, uint32_t marks, struct sample_edit *e)
 {
     uint32_t n_out = marks & ~FLAGS;
-    int32_t  n = 1;
+    int32_t n = 1;
     e[0] = (struct sample_edit){ .id = id, .forbid = (marks & FORBIDDEN) != 0 };
     if (marks & BIASED) {
         e[0].bias = p->bias[m->bias_of[id]].bias;
@@ -131,21 +137,30 @@ static int32_t make_edits(struct sample_encoder *m, const struct sample_request 
 
 static unsigned work_of(const struct sample_row_params *a, uint32_t n_vocab)
 {
-    unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) | (a->future_token < 0 ? SAMPLE_FUTURE_TOKEN : 0);
+    unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) |
+                    (a->future_token < 0 ? SAMPLE_FUTURE_TOKEN : 0);
     if (a->score >= 0 || !(a->temperature >= 1e-5f)) return work;
     if ((a->top_k > 0 && (uint32_t)a->top_k < n_vocab) || a->top_p < 1) work |= SAMPLE_CUT;
     return work | SAMPLE_DRAW;
 }
 
-void sample_encoder_encode(struct sample_encoder *m, const struct sample_request *w, struct sample_encoded *out)
+void sample_encoder_encode(struct sample_encoder *m, const struct sample_request *w,
+                           struct sample_encoded *out)
 {
     const struct sampling_params *p = w->params;
     bool chooses = w->score < 0;
     ASSERT(w->n_tokens >= w->n_prompt);
     ASSERT(w->future_token <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->future_token < 0));
     *out = (struct sample_encoded){
-        .params = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
-                 .top_k = p->top_k, .allowed = chooses && p->allowed ? 0 : -1, .n_logprobs = p->n_logprobs, .score = w->score },
+        .params = { .seed = p->seed,
+                    .index = w->n_out,
+                    .temperature = p->temperature,
+                    .min_p = p->min_p,
+                    .top_p = p->top_p,
+                    .top_k = p->top_k,
+                    .allowed = chooses && p->allowed ? 0 : -1,
+                    .n_logprobs = p->n_logprobs,
+                    .score = w->score, },
         .edits = m->edits,
         .allowed = chooses ? p->allowed : NULL,
         .n_words = chooses && p->allowed ? (m->n_vocab + 63) / 64 : 0,

@@ -1,57 +1,81 @@
-/* sample_row.cuh - a row of the sampler: where its scratch lies, how its blocks share it, its elements and their order.
+/* sample_row.cuh - a row of the sampler: where its scratch lies, how its blocks share it, its
+ * elements and their order.
  *
- * A row is cut into pieces of SAMPLE_PIECE logits, a block each (grid: pieces x rows). A phase is one kernel: its blocks do their pieces, add what
- * they found to the row's state by atomics on integers, whose order does not show, and the block that finishes last goes on alone with what
- * concerns the whole row. It sets the counters back to zero, so that no launch is spent on that. Thread: device. */
+ * A row is cut into pieces of SAMPLE_PIECE logits, a block each (grid: pieces x rows). A phase is
+ * one kernel: its blocks do their pieces, add what they found to the row's state by atomics on
+ * integers, whose order does not show, and the block that finishes last goes on alone with what
+ * concerns the whole row. It sets the counters back to zero, so that no launch is spent on that.
+ * Thread: device. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
 
-#include "kernels/exp.h"
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/cuda/sampling/sample.h"
+#include "kernels/exp.h"
 
-enum { SAMPLE_THREADS = 512, SAMPLE_WARPS = SAMPLE_THREADS / WARP, SAMPLE_EACH = 8 /* logits of a thread, by fours */ };
-enum { SAMPLE_PIECE = SAMPLE_THREADS * SAMPLE_EACH, SAMPLE_PART = SAMPLE_PIECE / SAMPLE_WARPS /* logits of a warp */ };
-enum { SAMPLE_CHUNK = 1024, SAMPLE_CHUNKS_MAX = SAMPLE_VOCAB_MAX / SAMPLE_CHUNK /* SUM_CHUNK of sampler.c and LSE_CHUNK of cpu_backend.h */ };
-enum { SAMPLE_LIST = 16384 /* candidates that a list has room for; more are looked for in the whole row */ };
+enum {
+    SAMPLE_THREADS = 512,
+    SAMPLE_WARPS = SAMPLE_THREADS / WARP,
+    SAMPLE_EACH = 8 /* logits of a thread, by fours */
+};
+enum {
+    SAMPLE_PIECE = SAMPLE_THREADS * SAMPLE_EACH,
+    SAMPLE_PART = SAMPLE_PIECE / SAMPLE_WARPS /* logits of a warp */
+};
+enum {
+    SAMPLE_CHUNK = 1024,
+    SAMPLE_CHUNKS_MAX = SAMPLE_VOCAB_MAX /
+                        SAMPLE_CHUNK /* SUM_CHUNK of sampler.c and LSE_CHUNK of cpu_backend.h */
+};
+enum {
+    SAMPLE_LIST =
+        16384 /* candidates that a list has room for; more are looked for in the whole row */
+};
 
 static_assert((int)SAMPLE_CHUNKS_MAX <= (int)SAMPLE_THREADS, "a thread has a chunk's sum");
-static_assert((int)SAMPLE_VOCAB_MAX / SAMPLE_PIECE * (int)SAMPLER_LOGPROBS_MAX <= (int)SAMPLE_PIECE, "the best of all pieces fit a block");
+static_assert((int)SAMPLE_VOCAB_MAX / SAMPLE_PIECE * (int)SAMPLER_LOGPROBS_MAX <= (int)SAMPLE_PIECE,
+              "the best of all pieces fit a block");
 
-typedef unsigned long long sample_key; /* larger: a larger logit, or of equals a smaller id; 0: nothing */
+typedef unsigned long long sample_key; /* larger: a larger logit, or of equals a smaller id; 0:
+                                        * nothing */
 
 struct sample_row_state {
     /* Counters: zero between phases. */
     sample_key best;
-    unsigned   raw_max;   /* of the untouched logits, as ordered_bits */
-    unsigned   n_done;    /* blocks */
-    unsigned   n_kept;    /* entries of at least min_p */
-    unsigned   n_listed;  /* candidates, those that had no room too */
-    unsigned   n_reach;   /* logits not below the token's */
+    unsigned raw_max;  /* of the untouched logits, as ordered_bits */
+    unsigned n_done;   /* blocks */
+    unsigned n_kept;   /* entries of at least min_p */
+    unsigned n_listed; /* candidates, those that had no room too */
+    unsigned n_reach;  /* logits not below the token's */
     /* What the last block of a phase leaves for the next ones. */
-    int32_t    id;        /* the token, once it is chosen */
-    int32_t    future_token;      /* the token that params.future_token names */
-    bool       draws;     /* it is to be drawn */
-    bool       cuts;      /* among fewer than min_p leaves */
-    bool       by_count;  /* top_k is one of the reasons */
-    float      max, max_raw;
-    float      above;     /* what the cut depends on is larger */
-    float      cut_p;     /* struct cutoff of sampler.c */
-    int32_t    cut_id;
-    double     total;     /* mass of all of at least min_p */
+    int32_t id;           /* the token, once it is chosen */
+    int32_t future_token; /* the token that params.future_token names */
+    bool draws;           /* it is to be drawn */
+    bool cuts;            /* among fewer than min_p leaves */
+    bool by_count;        /* top_k is one of the reasons */
+    float max, max_raw;
+    float above; /* what the cut depends on is larger */
+    float cut_p; /* struct cutoff of sampler.c */
+    int32_t cut_id;
+    double total; /* mass of all of at least min_p */
 };
 
-/* In a row's scratch, which depends on n_vocab alone: calls of different n_rows find the same states. Each part is aligned for reading fours. */
+/* In a row's scratch, which depends on n_vocab alone: calls of different n_rows find the same
+ * states. Each part is aligned for reading fours. */
 struct sample_row_layout {
     size_t sums, tops, maxima, list, x, bytes;
 };
 
-static __host__ __device__ inline size_t row_part(size_t n, size_t size) { return (n * size + 15) / 16 * 16; }
+static __host__ __device__ inline size_t row_part(size_t n, size_t size)
+{
+    return (n * size + 15) / 16 * 16;
+}
 
 static __host__ __device__ inline sample_row_layout sample_row_layout_of(size_t n_vocab)
 {
-    const size_t n_pieces = (n_vocab + SAMPLE_PIECE - 1) / SAMPLE_PIECE, n_chunks = (n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
-    sample_row_layout   at;
+    const size_t n_pieces = (n_vocab + SAMPLE_PIECE - 1) / SAMPLE_PIECE,
+                 n_chunks = (n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
+    sample_row_layout at;
     at.sums = row_part(1, sizeof(sample_row_state));
     at.tops = at.sums + row_part(n_chunks, sizeof(double));
     at.maxima = at.tops + row_part(n_pieces * SAMPLER_LOGPROBS_MAX, sizeof(sample_key));
@@ -64,15 +88,16 @@ static __host__ __device__ inline sample_row_layout sample_row_layout_of(size_t 
 /* A block's row. */
 struct sample_row {
     const sample_row_params *params;
-    sample_row_state        *state;
-    const float      *logits;
-    float            *x;      /* [n_vocab] logits after mask and edits where there are any, then p */
-    double           *sums;   /* [chunks] */
-    sample_key       *tops;   /* [pieces][SAMPLER_LOGPROBS_MAX] */
-    float            *maxima; /* [pieces * SAMPLE_WARPS] largest p of each warp's part */
-    float            *list;   /* [SAMPLE_LIST] candidates, in no order */
-    int               n_vocab, n_chunks;
-    bool              changed; /* x is not the logits */
+    sample_row_state *state;
+    const float *logits;
+    float *x;         /* [n_vocab] logits after mask and edits where there are any, then
+                       * p */
+    double *sums;     /* [chunks] */
+    sample_key *tops; /* [pieces][SAMPLER_LOGPROBS_MAX] */
+    float *maxima;    /* [pieces * SAMPLE_WARPS] largest p of each warp's part */
+    float *list;      /* [SAMPLE_LIST] candidates, in no order */
+    int n_vocab, n_chunks;
+    bool changed; /* x is not the logits */
 };
 
 /* False: the row is not asked. */
@@ -81,7 +106,7 @@ static __device__ bool open_row(const sample_call &call, sample_row *r)
     const size_t row = blockIdx.y;
     if ((int)row >= (call.n_real_rows ? *call.n_real_rows : call.n_rows)) return false;
     const sample_row_layout at = sample_row_layout_of((size_t)call.n_vocab);
-    unsigned char   *scratch = (unsigned char *)call.scratch + row * at.bytes;
+    unsigned char *scratch = (unsigned char *)call.scratch + row * at.bytes;
     r->params = call.row_params + row;
     r->state = (sample_row_state *)(void *)scratch;
     r->logits = call.logits + row * call.stride;
@@ -92,15 +117,26 @@ static __device__ bool open_row(const sample_call &call, sample_row *r)
     r->x = (float *)(void *)(scratch + at.x);
     r->n_vocab = call.n_vocab;
     r->n_chunks = (call.n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
-    r->changed = r->params->score < 0 && (r->params->n_edits > 0 || r->params->allowed >= 0 || r->params->future_token < 0);
+    r->changed = r->params->score < 0 &&
+                 (r->params->n_edits > 0 || r->params->allowed >= 0 || r->params->future_token < 0);
     return true;
 }
 
-static __device__ __forceinline__ bool wants_logprobs(const sample_row_params &a) { return a.score >= 0 || a.n_logprobs >= 0; }
-static __device__ __forceinline__ bool is_greedy(const sample_row_params &a) { return !(a.temperature >= 1e-5f); }
-static __device__ __forceinline__ bool counts_top(const sample_row_params &a, int n_vocab) { return a.top_k > 0 && a.top_k < n_vocab; }
+static __device__ __forceinline__ bool wants_logprobs(const sample_row_params &a)
+{
+    return a.score >= 0 || a.n_logprobs >= 0;
+}
+static __device__ __forceinline__ bool is_greedy(const sample_row_params &a)
+{
+    return !(a.temperature >= 1e-5f);
+}
+static __device__ __forceinline__ bool counts_top(const sample_row_params &a, int n_vocab)
+{
+    return a.top_k > 0 && a.top_k < n_vocab;
+}
 
-/* By the whole block at the end of its piece: true in the block that is last of its row, which sees what the others wrote (past L1: __ldcg). */
+/* By the whole block at the end of its piece: true in the block that is last of its row, which sees
+ * what the others wrote (past L1: __ldcg). */
 static __device__ bool is_last_of_row(const sample_row &r)
 {
     __shared__ bool last;
@@ -118,7 +154,8 @@ static __device__ bool is_last_of_row(const sample_row &r)
 /* Which element of the row a thread's k-th is: fours that lie side by side in a warp. */
 static __device__ __forceinline__ int element_of(int k)
 {
-    return (int)blockIdx.x * SAMPLE_PIECE + k / 4 * SAMPLE_THREADS * 4 + (int)threadIdx.x * 4 + k % 4;
+    return (int)blockIdx.x * SAMPLE_PIECE + k / 4 * SAMPLE_THREADS * 4 + (int)threadIdx.x * 4 +
+           k % 4;
 }
 
 /* The thread's elements; NaN behind the row's end. */
@@ -159,29 +196,40 @@ static __device__ __forceinline__ unsigned ordered_bits(float v)
     const unsigned bits = v == 0 ? 0 : __float_as_uint(v);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-static __device__ __forceinline__ float of_ordered_bits(unsigned bits) { return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits); }
+static __device__ __forceinline__ float of_ordered_bits(unsigned bits)
+{
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
+}
 
 static __device__ __forceinline__ sample_key key_of(float v, int id)
 {
     return isnan(v) ? 0 : (sample_key)ordered_bits(v) << 32 | (0xffffffffu - (unsigned)id);
 }
-static __device__ __forceinline__ int32_t id_of(sample_key key) { return (int32_t)(0xffffffffu - (unsigned)key); }
-static __device__ __forceinline__ float value_of(sample_key key) { return of_ordered_bits((unsigned)(key >> 32)); }
+static __device__ __forceinline__ int32_t id_of(sample_key key)
+{
+    return (int32_t)(0xffffffffu - (unsigned)key);
+}
+static __device__ __forceinline__ float value_of(sample_key key)
+{
+    return of_ordered_bits((unsigned)(key >> 32));
+}
 
 static __device__ __forceinline__ sample_key warp_best_key(sample_key key)
 {
     const unsigned high = __reduce_max_sync(0xffffffffu, (unsigned)(key >> 32));
-    return (sample_key)high << 32 | __reduce_max_sync(0xffffffffu, (unsigned)(key >> 32) == high ? (unsigned)key : 0u);
+    return (sample_key)high << 32 |
+           __reduce_max_sync(0xffffffffu, (unsigned)(key >> 32) == high ? (unsigned)key : 0u);
 }
 
-/* e^x of kernels/exp.h, operation by operation: the same bits. Nothing here may be fused in another way. */
+/* e^x of kernels/exp.h, operation by operation: the same bits. Nothing here may be fused in another
+ * way. */
 static __device__ __forceinline__ float exp_as_host(float x)
 {
     if (x < EXP_MIN) return 0;
     if (x > EXP_MAX) x = EXP_MAX;
     const float t = __fmaf_rn(x, EXP_LOG2E, EXP_ROUND), n = __fsub_rn(t, EXP_ROUND);
     const float r = __fmaf_rn(n, -EXP_LN2_LO, __fmaf_rn(n, -EXP_LN2_HI, x));
-    float       p = __fmaf_rn(EXP_C6, r, EXP_C5);
+    float p = __fmaf_rn(EXP_C6, r, EXP_C5);
     p = __fmaf_rn(p, r, EXP_C4);
     p = __fmaf_rn(p, r, EXP_C3);
     p = __fmaf_rn(p, r, EXP_C2);

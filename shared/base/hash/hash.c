@@ -1,5 +1,5 @@
-/* hash.c - XXH3 for identity and checksums, SHA-256 and HMAC for authentication, random bytes from the kernel.
- * Thread: any. */
+/* hash.c - XXH3 for identity and checksums, SHA-256 and HMAC for authentication, random bytes from
+ * the kernel. Thread: any. */
 #include "shared/base/hash/hash.h"
 
 #include <errno.h>
@@ -59,7 +59,10 @@ void hmac_sha256(const void *key, size_t key_len, const void *msg, size_t msg_le
 
 void sha256(const void *msg, size_t msg_len, uint8_t out[32]) { SHA256(msg, msg_len, out); }
 
-bool equal_constant_time(const void *a, const void *b, size_t n) { return n == 0 || CRYPTO_memcmp(a, b, n) == 0; }
+bool equal_constant_time(const void *a, const void *b, size_t n)
+{
+    return n == 0 || CRYPTO_memcmp(a, b, n) == 0;
+}
 
 void random_bytes(void *out, size_t n)
 {

@@ -1,5 +1,5 @@
-/* hash_avx2.c - XXH3 with AVX2: the same values, several times as fast on long inputs. Compiled alone with its flags and called only
- * where the CPU has them (hash.c). Thread: any. */
+/* hash_avx2.c - XXH3 with AVX2: the same values, several times as fast on long inputs. Compiled
+ * alone with its flags and called only where the CPU has them (hash.c). Thread: any. */
 #include "shared/base/hash/hash_isa.h"
 
 #if HASH_ISA
@@ -7,5 +7,8 @@
 #define XXH_VECTOR 2 /* XXH_AVX2 */
 #include <xxhash.h>
 
-uint64_t hash_64_avx2(const void *p, size_t n, uint64_t seed) { return XXH3_64bits_withSeed(p, n, seed); }
+uint64_t hash_64_avx2(const void *p, size_t n, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(p, n, seed);
+}
 #endif

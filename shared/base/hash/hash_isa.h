@@ -1,7 +1,8 @@
-/* hash_isa.h - XXH3 per instruction set, for hash.c and its test alone. All give the same value for the same input.
+/* hash_isa.h - XXH3 per instruction set, for hash.c and its test alone. All give the same value for
+ * the same input.
  *
- * A checksum is made over every KV byte on both sides of a transfer: at the compiler's baseline (SSE2) it costs as much as the copy itself.
- * Thread: any. */
+ * A checksum is made over every KV byte on both sides of a transfer: at the compiler's baseline
+ * (SSE2) it costs as much as the copy itself. Thread: any. */
 #ifndef BATON_BASE_HASH_HASH_ISA_H
 #define BATON_BASE_HASH_HASH_ISA_H
 

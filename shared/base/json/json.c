@@ -14,7 +14,8 @@
 
 #include "shared/base/json/json_check.h"
 
-/* What a log probability of minus infinity is written as; clients of the OpenAI API expect a number. */
+/* What a log probability of minus infinity is written as; clients of the OpenAI API expect a
+ * number. */
 static const float LOGPROB_MIN = -9999.0f;
 
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err)
@@ -22,12 +23,15 @@ enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct er
     TRY(json_check(text, unique_keys, err));
     cJSON *doc = cJSON_ParseWithLength(text.p, text.n);
     /* The text is well formed: only memory can be missing. */
-    if (!doc) return err_set(err, ERR_NOMEM, "not enough memory for a JSON document of %zu bytes", text.n);
+    if (!doc)
+        return err_set(err, ERR_NOMEM, "not enough memory for a JSON document of %zu bytes",
+                       text.n);
     *out = doc;
     return OK;
 }
 
-/* Read all of `fd` into b, at most `limit` bytes. The size is not asked for first: it may change meanwhile. */
+/* Read all of `fd` into b, at most `limit` bytes. The size is not asked for first: it may change
+ * meanwhile. */
 static enum status read_limited(int fd, size_t limit, struct buf *b, struct err *err)
 {
     enum { STEP = 1 << 16 };
@@ -50,7 +54,8 @@ enum status json_parse_file(const char *path, size_t limit, cJSON **out, struct 
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         int cause = errno;
-        return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(cause));
+        return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path,
+                       strerror(cause));
     }
     enum status st = read_limited(fd, limit, &b, err);
     close(fd);
@@ -66,7 +71,8 @@ const cJSON *json_member(const cJSON *o, const char *name)
     return v && !cJSON_IsNull(v) ? v : NULL;
 }
 
-enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out, struct err *err)
+enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out,
+                         struct err *err)
 {
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
@@ -80,20 +86,23 @@ enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t 
         return OK;
     }
     if (max == INT64_MAX && min > INT64_MIN)
-        return err_field(err, ERR_INVALID, name, "%s is %.17g, but must be at least %" PRId64, name, v->valuedouble, min);
-    return err_field(err, ERR_INVALID, name, "%s is %.17g, but must be from %" PRId64 " to %" PRId64, name,
-                     v->valuedouble, min, max);
+        return err_field(err, ERR_INVALID, name, "%s is %.17g, but must be at least %" PRId64, name,
+                         v->valuedouble, min);
+    return err_field(err, ERR_INVALID, name,
+                     "%s is %.17g, but must be from %" PRId64 " to %" PRId64, name, v->valuedouble,
+                     min, max);
 }
 
-enum status json_get_f64(const cJSON *o, const char *name, double min, double max, double *out, struct err *err)
+enum status json_get_f64(const cJSON *o, const char *name, double min, double max, double *out,
+                         struct err *err)
 {
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
     if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble))
         return err_field(err, ERR_INVALID, name, "%s must be a number", name);
     if (v->valuedouble < min || v->valuedouble > max)
-        return err_field(err, ERR_INVALID, name, "%s is %.9g, but must be from %.9g to %.9g", name, v->valuedouble, min,
-                         max);
+        return err_field(err, ERR_INVALID, name, "%s is %.9g, but must be from %.9g to %.9g", name,
+                         v->valuedouble, min, max);
     *out = v->valuedouble;
     return OK;
 }
@@ -102,7 +111,8 @@ enum status json_get_bool(const cJSON *o, const char *name, bool *out, struct er
 {
     const cJSON *v = json_member(o, name);
     if (!v) return OK;
-    if (!cJSON_IsBool(v)) return err_field(err, ERR_INVALID, name, "%s must be true or false", name);
+    if (!cJSON_IsBool(v))
+        return err_field(err, ERR_INVALID, name, "%s must be true or false", name);
     *out = cJSON_IsTrue(v);
     return OK;
 }

@@ -1,10 +1,10 @@
 /* json_check.c - one pass over a JSON text that holds it against RFC 8259, byte by byte.
  *
- * cJSON is lenient (leading zeros, control characters, invalid UTF-8) and says little about where it stopped. This pass
- * is strict, bounded in depth without recursion, and reports the offset; what it lets through cJSON takes.
- * LIMIT: a string with \u0000 is refused, since cJSON's strings end at a 0 byte and it would be cut silently; so is a
- * number of more than 63 characters, which cJSON would cut.
- * Thread: the caller's. */
+ * cJSON is lenient (leading zeros, control characters, invalid UTF-8) and says little about where
+ * it stopped. This pass is strict, bounded in depth without recursion, and reports the offset; what
+ * it lets through cJSON takes. LIMIT: a string with \u0000 is refused, since cJSON's strings end at
+ * a 0 byte and it would be cut silently; so is a number of more than 63 characters, which cJSON
+ * would cut. Thread: the caller's. */
 #include "shared/base/json/json_check.h"
 
 #include <string.h>
@@ -15,13 +15,13 @@
 enum { NUMBER_CHARS_MAX = 63 };
 
 struct scan {
-    struct str  text;
-    size_t      at;
-    size_t      depth;
-    bool        unique_keys;
-    bool        is_object[JSON_DEPTH_MAX];
-    struct map  keys[JSON_DEPTH_MAX]; /* of the open objects, when unique_keys */
-    struct buf  key;
+    struct str text;
+    size_t at;
+    size_t depth;
+    bool unique_keys;
+    bool is_object[JSON_DEPTH_MAX];
+    struct map keys[JSON_DEPTH_MAX]; /* of the open objects, when unique_keys */
+    struct buf key;
     struct err *err;
 };
 
@@ -30,7 +30,10 @@ static enum status scan_fail(struct scan *s, size_t at, const char *what)
     return err_set(s->err, ERR_FORMAT, "malformed JSON at byte %zu: %s", at, what);
 }
 
-static int peek(const struct scan *s) { return s->at < s->text.n ? (unsigned char)s->text.p[s->at] : -1; }
+static int peek(const struct scan *s)
+{
+    return s->at < s->text.n ? (unsigned char)s->text.p[s->at] : -1;
+}
 
 static bool is_digit(int c) { return c >= '0' && c <= '9'; }
 
@@ -44,7 +47,10 @@ size_t json_utf8_len(struct str s)
     if (s.n == 0) return 0;
     const unsigned char *p = (const unsigned char *)s.p;
     if (p[0] < 0x80) return 1;
-    size_t n = p[0] >= 0xC2 && p[0] <= 0xDF ? 2 : (p[0] & 0xF0) == 0xE0 ? 3 : p[0] >= 0xF0 && p[0] <= 0xF4 ? 4 : 0;
+    size_t n = p[0] >= 0xC2 && p[0] <= 0xDF   ? 2
+               : (p[0] & 0xF0) == 0xE0        ? 3
+               : p[0] >= 0xF0 && p[0] <= 0xF4 ? 4
+                                              : 0;
     if (n == 0 || s.n < n) return 0;
     for (size_t i = 1; i < n; i++)
         if ((p[i] & 0xC0) != 0x80) return 0;
@@ -94,7 +100,8 @@ static enum status scan_unicode(struct scan *s, struct buf *out)
     if (c < 0) return scan_fail(s, start, "\\u needs four hexadecimal digits");
     if (c == 0) return scan_fail(s, start, "\\u0000 is not supported in strings");
     if (c >= 0xD800 && c <= 0xDFFF) {
-        bool pair = c < 0xDC00 && peek(s) == '\\' && s->at + 1 < s->text.n && s->text.p[s->at + 1] == 'u';
+        bool pair = c < 0xDC00 && peek(s) == '\\' && s->at + 1 < s->text.n &&
+                    s->text.p[s->at + 1] == 'u';
         if (pair) s->at += 2;
         int32_t low = pair ? scan_hex4(s) : -1;
         if (low < 0xDC00 || low > 0xDFFF) return scan_fail(s, start, "half of a surrogate pair");
@@ -163,7 +170,9 @@ static enum status scan_number(struct scan *s)
         good = scan_digits(s);
     }
     if (!good) return scan_fail(s, start, "unfinished number");
-    return s->at - start > NUMBER_CHARS_MAX ? scan_fail(s, start, "a number of more than 63 characters") : OK;
+    return s->at - start > NUMBER_CHARS_MAX
+               ? scan_fail(s, start, "a number of more than 63 characters")
+               : OK;
 }
 
 static enum status scan_word(struct scan *s)
@@ -174,7 +183,8 @@ static enum status scan_word(struct scan *s)
         s->at += strlen(words[i]);
         return OK;
     }
-    return scan_fail(s, s->at, peek(s) < 0 ? "the text ends where a value is expected" : "a value is expected");
+    return scan_fail(
+        s, s->at, peek(s) < 0 ? "the text ends where a value is expected" : "a value is expected");
 }
 
 /* A member's name and the colon. */
@@ -216,7 +226,8 @@ static enum status scan_open(struct scan *s, bool *closed)
     return object ? scan_key(s) : OK;
 }
 
-/* After a value: close what ends here, or pass the comma before the next value. *more: a value follows. */
+/* After a value: close what ends here, or pass the comma before the next value. *more: a value
+ * follows. */
 static enum status scan_after(struct scan *s, bool *more)
 {
     while (s->depth > 0) {
@@ -230,7 +241,8 @@ static enum status scan_after(struct scan *s, bool *more)
             return object ? scan_key(s) : OK;
         }
         if (c != (object ? '}' : ']'))
-            return scan_fail(s, s->at, object ? "',' or '}' is expected" : "',' or ']' is expected");
+            return scan_fail(s, s->at,
+                             object ? "',' or '}' is expected" : "',' or ']' is expected");
         s->at++;
         scan_close(s);
     }

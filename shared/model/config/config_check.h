@@ -1,4 +1,5 @@
-/* config_check.h - what both configuration readers share: ranges that hold for every architecture. Thread: any. */
+/* config_check.h - what both configuration readers share: ranges that hold for every architecture.
+ * Thread: any. */
 #ifndef BATON_MODEL_CONFIG_CONFIG_CHECK_H
 #define BATON_MODEL_CONFIG_CONFIG_CHECK_H
 
@@ -13,11 +14,14 @@ enum {
     CONFIG_POSITIONS_MAX = 1 << 26
 };
 
-/* Heads divide, head size fits the kernels, ids lie in the vocabulary; err->field is the config.json spelling. */
+/* Heads divide, head size fits the kernels, ids lie in the vocabulary; err->field is the
+ * config.json spelling. */
 enum status config_check(const struct model_config *c, struct err *err) MUST_CHECK;
-/* Add an end-of-sequence id unless it is there; ERR_INVALID when the table is full or the id negative. */
+/* Add an end-of-sequence id unless it is there; ERR_INVALID when the table is full or the id
+ * negative. */
 enum status config_add_eos(struct model_config *c, int64_t id, struct err *err) MUST_CHECK;
-/* Files that are given YaRN later keep the old "max_position_embeddings": factor times the original positions can be served. */
+/* Files that are given YaRN later keep the old "max_position_embeddings": factor times the original
+ * positions can be served. */
 void config_extend_positions(struct model_config *c);
 /* Mark a layer as one with experts. */
 void config_set_sparse(struct model_config *c, uint32_t i_layer);

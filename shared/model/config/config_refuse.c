@@ -1,16 +1,18 @@
-/* config_refuse.c - members of config.json that change the arithmetic in ways not computed here. Thread: any. */
+/* config_refuse.c - members of config.json that change the arithmetic in ways not computed here.
+ * Thread: any. */
 #include <string.h>
 
 #include "shared/base/mem.h"
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 
-/* A value that switches the feature off is accepted: null and false always, and the number here; an empty list is nothing. */
+/* A value that switches the feature off is accepted: null and false always, and the number here; an
+ * empty list is nothing. */
 enum config_off { OFF_ZERO, OFF_ONE, OFF_TRUE };
 
 static const struct {
     const char *name, *what;
-    enum config_off    off;
+    enum config_off off;
 } REFUSED[] = {
     { "compression_config", "compressed weights", OFF_ZERO },
     { "partial_rotary_factor", "rotary embedding of a part of each head", OFF_ONE },
@@ -74,27 +76,37 @@ static bool understands(const struct model_ops *family, const char *name)
     return false;
 }
 
-/* Block-wise f8 as DeepSeek publishes it is understood; every other method stores its weights in ways of its own. */
+/* Block-wise f8 as DeepSeek publishes it is understood; every other method stores its weights in
+ * ways of its own. */
 static enum status check_quantization(const cJSON *o, struct err *err)
 {
     static const char NAME[] = "quantization_config";
     const cJSON *q = json_member(o, NAME), *block;
-    const char  *method = "?", *format = "e4m3", *scheme = "dynamic";
+    const char *method = "?", *format = "e4m3", *scheme = "dynamic";
     if (!q || cJSON_IsFalse(q)) return OK;
-    if (!cJSON_IsObject(q)) return err_field(err, ERR_INVALID, NAME, "\"quantization_config\" is not an object");
+    if (!cJSON_IsObject(q))
+        return err_field(err, ERR_INVALID, NAME, "\"quantization_config\" is not an object");
     TRY(json_get_str(q, "quant_method", &method, err));
     TRY(json_get_str(q, "fmt", &format, err));
     TRY(json_get_str(q, "activation_scheme", &scheme, err));
     if (strcmp(method, "fp8") != 0)
-        return err_field(err, ERR_UNSUPPORTED, NAME, "\"quantization_config\" has method \"%s\", which is not supported (fp8 is)", method);
+        return err_field(
+            err, ERR_UNSUPPORTED, NAME,
+            "\"quantization_config\" has method \"%s\", which is not supported (fp8 is)", method);
     if (strcmp(format, "e4m3") != 0 || strcmp(scheme, "dynamic") != 0)
-        return err_field(err, ERR_UNSUPPORTED, NAME, "\"quantization_config\" asks for format \"%s\" and %s activations, only e4m3 and dynamic are supported",
+        return err_field(err, ERR_UNSUPPORTED, NAME,
+                         "\"quantization_config\" asks for format \"%s\" and %s activations, only "
+                         "e4m3 and dynamic are supported",
                          format, scheme);
     block = json_member(q, "weight_block_size");
     for (int i = 0; i < 2; i++) {
-        const cJSON *n = cJSON_IsArray(block) && cJSON_GetArraySize(block) == 2 ? cJSON_GetArrayItem(block, i) : NULL;
+        const cJSON *n = cJSON_IsArray(block) && cJSON_GetArraySize(block) == 2
+                             ? cJSON_GetArrayItem(block, i)
+                             : NULL;
         if (!cJSON_IsNumber(n) || n->valuedouble != F8_BLOCK)
-            return err_field(err, ERR_UNSUPPORTED, NAME, "\"quantization_config\" has no \"weight_block_size\" of [128, 128], others are not supported");
+            return err_field(err, ERR_UNSUPPORTED, NAME,
+                             "\"quantization_config\" has no \"weight_block_size\" of [128, 128], "
+                             "others are not supported");
     }
     return OK;
 }
@@ -105,7 +117,8 @@ enum status config_hf_refuse(const cJSON *o, const struct model_ops *family, str
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++) {
         const cJSON *v = json_member(o, REFUSED[i].name);
         if (!v || is_off(v, REFUSED[i].off) || understands(family, REFUSED[i].name)) continue;
-        return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name, "\"%s\" asks for %s, which %s models here do not have", REFUSED[i].name,
+        return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name,
+                         "\"%s\" asks for %s, which %s models here do not have", REFUSED[i].name,
                          REFUSED[i].what, family->name);
     }
     int unused;
@@ -113,27 +126,30 @@ enum status config_hf_refuse(const cJSON *o, const struct model_ops *family, str
     return config_hf_choice(o, "hidden_act", ACTIVATIONS, &unused, err);
 }
 
-/* ---- windows ----------------------------------------------------------------------------------------------------- */
+/* ---- windows ---- */
 
 /* "layer_types" (transformers 5) lists every layer; does one of them have a window? */
 static enum status read_layer_types(const cJSON *o, bool *windowed, struct err *err)
 {
     const cJSON *t;
-    cJSON_ArrayForEach(t, json_member(o, "layer_types"))
-    {
+    cJSON_ArrayForEach (t, json_member(o, "layer_types")) {
         const char *type = cJSON_IsString(t) ? t->valuestring : "?";
         if (strcmp(type, "sliding_attention") == 0) *windowed = true;
         else if (strcmp(type, "full_attention") != 0)
-            return err_field(err, ERR_UNSUPPORTED, "layer_types", "\"layer_types\" holds \"%s\", only \"full_attention\" is supported", type);
+            return err_field(err, ERR_UNSUPPORTED, "layer_types",
+                             "\"layer_types\" holds \"%s\", only \"full_attention\" is supported",
+                             type);
     }
     return OK;
 }
 
-/* A window is active when a size is given and nothing switches it off. It changes nothing in contexts that fit in it, so those are
- * served: model.c holds the length against it. Qwen's first max_window_layers layers have none, and by default no layer has. */
-enum status config_hf_window(const cJSON *o, const struct model_ops *family, struct model_config *c, struct err *err)
+/* A window is active when a size is given and nothing switches it off. It changes nothing in
+ * contexts that fit in it, so those are served: model.c holds the length against it. Qwen's first
+ * max_window_layers layers have none, and by default no layer has. */
+enum status config_hf_window(const cJSON *o, const struct model_ops *family, struct model_config *c,
+                             struct err *err)
 {
-    bool     use = !family->defaults.window_unused, windowed = false;
+    bool use = !family->defaults.window_unused, windowed = false;
     uint32_t window = 0, free_layers = 0;
     TRY(json_get_bool(o, "use_sliding_window", &use, err));
     if (cJSON_IsFalse(json_member(o, "sliding_window"))) use = false;
@@ -141,7 +157,9 @@ enum status config_hf_window(const cJSON *o, const struct model_ops *family, str
     TRY(config_hf_u32(o, "max_window_layers", 0, CONFIG_LAYERS_MAX, &free_layers, err));
     TRY(read_layer_types(o, &windowed, err));
     if (windowed && window == 0)
-        return err_field(err, ERR_UNSUPPORTED, "layer_types", "\"layer_types\" holds \"sliding_attention\" and \"sliding_window\" gives no size");
+        return err_field(
+            err, ERR_UNSUPPORTED, "layer_types",
+            "\"layer_types\" holds \"sliding_attention\" and \"sliding_window\" gives no size");
     bool listed = json_member(o, "layer_types") != NULL;
     bool active = listed ? windowed : use && window > 0 && free_layers < c->n_layers;
     c->window = active && window < c->max_position ? window : 0;

@@ -1,9 +1,11 @@
-/* deepseek.c - DeepSeek-V2 and V3 (and R1): latent attention, YaRN, first layers dense, then experts.
+/* deepseek.c - DeepSeek-V2 and V3 (and R1): latent attention, YaRN, first layers dense, then
+ * experts.
  *
- * V2 scores by softmax, takes the best experts at once (greedy) or inside the best groups, a group being as good as its best expert,
- * and does not renormalise. V3 scores by sigmoid, chooses by score plus a correction bias, groups by the sum of their two best, and
- * divides by sum + 1e-20. Both multiply weights by routed_scaling_factor. Rotations pair neighbours (2i, 2i+1).
- * GGUF files call both "deepseek2". */
+ * V2 scores by softmax, takes the best experts at once (greedy) or inside the best groups, a group
+ * being as good as its best expert, and does not renormalise. V3 scores by sigmoid, chooses by
+ * score plus a correction bias, groups by the sum of their two best, and divides by sum + 1e-20.
+ * Both multiply weights by routed_scaling_factor. Rotations pair neighbours (2i, 2i+1). GGUF files
+ * call both "deepseek2". */
 #include <ctype.h>
 
 #include "shared/model/config/config_check.h"
@@ -28,7 +30,7 @@ static enum status read_experts(const cJSON *o, struct model_config *c, struct e
 {
     struct moe_config *m = &c->moe;
     uint32_t shared = 0, dense = 0, step = 1;
-    double   scale = (double)m->scale;
+    double scale = (double)m->scale;
     TRY(config_hf_u32(o, "n_routed_experts", 1, KERNEL_EXPERTS_MAX, &m->n_experts, err));
     if (m->n_experts == 0) return OK;
     TRY(config_hf_need_u32(o, "num_experts_per_tok", KERNEL_EXPERTS_MAX, &m->n_used, err));
@@ -48,16 +50,21 @@ static enum status read_experts(const cJSON *o, struct model_config *c, struct e
 
 static enum status v2_read_hf(const cJSON *o, struct model_config *c, struct err *err)
 {
-    static const char *const METHODS[] = { "greedy", "group_limited_greedy", NULL }, *const SCORES[] = { "softmax", NULL };
-    int  method = 0, score = 0;
+    static const char *const METHODS[] = { "greedy", "group_limited_greedy", NULL },
+                             *const SCORES[] = { "softmax", NULL };
+    int method = 0, score = 0;
     bool renormalise = false;
     TRY(read_latent(o, c, err));
     TRY(read_experts(o, c, err));
     TRY(config_hf_choice(o, "topk_method", METHODS, &method, err));
     TRY(config_hf_choice(o, "scoring_func", SCORES, &score, err));
     TRY(json_get_bool(o, "norm_topk_prob", &renormalise, err));
-    if (renormalise) /* implementations disagree on whether the scaling factor then applies; no released model asks for it */
-        return err_field(err, ERR_UNSUPPORTED, "norm_topk_prob", "\"norm_topk_prob\" asks for renormalised weights, which %s models here do not have", c->arch);
+    if (renormalise) /* implementations disagree on whether the scaling factor then applies; no
+                      * released model asks for it */
+        return err_field(
+            err, ERR_UNSUPPORTED, "norm_topk_prob",
+            "\"norm_topk_prob\" asks for renormalised weights, which %s models here do not have",
+            c->arch);
     if (method == 0) c->moe.n_groups = c->moe.topk_groups = 1;
     c->moe.score = ROUTE_SOFTMAX;
     c->moe.group_score = GROUP_MAX;
@@ -67,10 +74,12 @@ static enum status v2_read_hf(const cJSON *o, struct model_config *c, struct err
 
 static enum status v3_read_hf(const cJSON *o, struct model_config *c, struct err *err)
 {
-    static const char *const METHODS[] = { "noaux_tc", NULL }, *const SCORES[] = { "sigmoid", NULL };
-    int  unused = 0;
+    static const char *const METHODS[] = { "noaux_tc", NULL }, *const SCORES[] = { "sigmoid",
+                                                                                   NULL };
+    int unused = 0;
     bool renormalise = true;
-    c->moe.n_groups = 8; /* DeepseekV3Config's own defaults; nothing in the tensors would tell that they are wrong */
+    c->moe.n_groups = 8; /* DeepseekV3Config's own defaults; nothing in the tensors would tell that
+                          * they are wrong */
     c->moe.topk_groups = 4;
     c->moe.scale = 2.5f;
     TRY(read_latent(o, c, err));
@@ -98,9 +107,10 @@ static bool is_draft(const struct model_config *c, struct str name)
     static const char *const PREFIXES[] = { "model.layers.", "blk." };
     for (size_t i = 0; i < sizeof PREFIXES / sizeof PREFIXES[0]; i++) {
         uint64_t layer = 0;
-        size_t   at = str_of(PREFIXES[i]).n, from = at;
+        size_t at = str_of(PREFIXES[i]).n, from = at;
         if (!str_starts(name, PREFIXES[i])) continue;
-        for (; at < name.n && at < from + 9 && isdigit((unsigned char)name.p[at]); at++) layer = layer * 10 + (uint64_t)(name.p[at] - '0');
+        for (; at < name.n && at < from + 9 && isdigit((unsigned char)name.p[at]); at++)
+            layer = layer * 10 + (uint64_t)(name.p[at] - '0');
         return at > from && at < name.n && name.p[at] == '.' && layer >= c->n_layers;
     }
     return false;
@@ -109,8 +119,9 @@ static bool is_draft(const struct model_config *c, struct str name)
 static const char *const V2_ARCHS[] = { "DeepseekV2ForCausalLM", "deepseek_v2", NULL };
 static const char *const V3_ARCHS[] = { "DeepseekV3ForCausalLM", "deepseek_v3", "deepseek2", NULL };
 static const char *const UNDERSTANDS[] = {
-    "n_routed_experts", "n_shared_experts", "n_group", "topk_group", "routed_scaling_factor", "q_lora_rank", "kv_lora_rank",
-    "expert_count", "attention.kv_lora_rank", "nextn_predict_layers", NULL,
+    "n_routed_experts",       "n_shared_experts",     "n_group",      "topk_group",
+    "routed_scaling_factor",  "q_lora_rank",          "kv_lora_rank", "expert_count",
+    "attention.kv_lora_rank", "nextn_predict_layers", NULL,
 };
 
 const struct model_ops model_deepseek_v2_ops = {

@@ -1,8 +1,9 @@
 /* ernie.c - ERNIE-4.5, dense and with experts. Rotations pair neighbours (2i, 2i+1).
  *
- * Experts are chosen by softmax score plus a correction bias, which is large and nearly constant (it stays f32), and weighted by the
- * scores without it, divided by max(sum, moe_norm_min). Layer i has experts when moe_layer_start_index <= i <= moe_layer_end_index and
- * (i + 1) % moe_layer_interval = 0. Configurations of the vision-language models give lists, text first. */
+ * Experts are chosen by softmax score plus a correction bias, which is large and nearly constant
+ * (it stays f32), and weighted by the scores without it, divided by max(sum, moe_norm_min). Layer i
+ * has experts when moe_layer_start_index <= i <= moe_layer_end_index and (i + 1) %
+ * moe_layer_interval = 0. Configurations of the vision-language models give lists, text first. */
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 
@@ -21,7 +22,9 @@ static enum status read_sizes(const cJSON *o, struct model_config *c, struct err
     TRY(config_hf_first_i64(o, "moe_intermediate_size", 1, CONFIG_WIDTH_MAX, &width, err));
     TRY(config_hf_first_i64(o, "moe_num_shared_experts", 0, KERNEL_EXPERTS_USED_MAX, &shared, err));
     if (experts == 0 || used == 0 || width == 0) {
-        const char *name = experts == 0 ? "moe_num_experts" : used == 0 ? "moe_k" : "moe_intermediate_size";
+        const char *name = experts == 0 ? "moe_num_experts"
+                           : used == 0  ? "moe_k"
+                                        : "moe_intermediate_size";
         return err_field(err, ERR_INVALID, name, "\"%s\" is missing", name);
     }
     c->moe.n_experts = (uint32_t)experts;
@@ -45,10 +48,11 @@ static enum status read_layers(const cJSON *o, struct model_config *c, struct er
 
 static enum status moe_read_hf(const cJSON *o, struct model_config *c, struct err *err)
 {
-    static const char *const GATES[] = { "topk", NULL }, *const SCORES[] = { "softmax", "sigmoid", NULL };
+    static const char *const GATES[] = { "topk", NULL }, *const SCORES[] = { "softmax", "sigmoid",
+                                                                             NULL };
     double norm_min = 1e-12;
-    int    gate = 0, score = 0;
-    bool   biased = true;
+    int gate = 0, score = 0;
+    bool biased = true;
     c->rope_interleaved = true;
     TRY(read_sizes(o, c, err));
     TRY(read_layers(o, c, err));
@@ -70,11 +74,13 @@ static void gguf_defaults(struct model_config *c)
     c->moe.norm_min = 1e-12f;
 }
 
-/* The draft layer for multi-token prediction: "model.mtp_block.0.self_attn.q_proj.weight" and its kin. */
+/* The draft layer for multi-token prediction: "model.mtp_block.0.self_attn.q_proj.weight" and its
+ * kin. */
 static bool is_draft(const struct model_config *c, struct str name)
 {
     static const char *const PREFIXES[] = { "model.", "ernie.", "" };
-    static const char *const PARTS[] = { "mtp_block.", "mtp_emb_norm.", "mtp_hidden_norm.", "mtp_linear_proj." };
+    static const char *const PARTS[] = { "mtp_block.", "mtp_emb_norm.", "mtp_hidden_norm.",
+                                         "mtp_linear_proj." };
     (void)c;
     for (size_t i = 0; i < sizeof PREFIXES / sizeof PREFIXES[0]; i++) {
         if (!str_starts(name, PREFIXES[i])) continue;
@@ -85,12 +91,16 @@ static bool is_draft(const struct model_config *c, struct str name)
     return false;
 }
 
-static const char *const ARCHS[] = { "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "ernie4_5", NULL };
-static const char *const MOE_ARCHS[] = { "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "ernie4_5-moe", NULL };
-static const char *const MOE_UNDERSTANDS[] = { "moe_num_experts", "moe_num_shared_experts", "expert_count", NULL };
+static const char *const ARCHS[] = { "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "ernie4_5",
+                                     NULL };
+static const char *const MOE_ARCHS[] = { "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "ernie4_5-moe",
+                                         NULL };
+static const char *const MOE_UNDERSTANDS[] = { "moe_num_experts", "moe_num_shared_experts",
+                                               "expert_count", NULL };
 
 static const struct weights_alias MOE_ALIASES[] = {
-    { "mlp.gate.e_score_correction_bias", "mlp.moe_statics.e_score_correction_bias" }, { NULL, NULL },
+    { "mlp.gate.e_score_correction_bias", "mlp.moe_statics.e_score_correction_bias" },
+    { NULL, NULL },
 };
 
 const struct model_ops model_ernie_ops = {

@@ -1,5 +1,6 @@
-/* llama.c - the Llama family, and Mistral's dense models, which are the same but for a window that newer ones no longer have.
- * GGUF files call Mixtral "llama", too, and reorder the rows of q and k so that the two elements of a rotation are neighbours. */
+/* llama.c - the Llama family, and Mistral's dense models, which are the same but for a window that
+ * newer ones no longer have. GGUF files call Mixtral "llama", too, and reorder the rows of q and k
+ * so that the two elements of a rotation are neighbours. */
 #include "shared/model/families/model_registry.h"
 
 static void gguf_defaults(struct model_config *c)
@@ -8,7 +9,8 @@ static void gguf_defaults(struct model_config *c)
     c->moe.norm = NORM_SUM;
 }
 
-static const char *const ARCHS[] = { "LlamaForCausalLM", "MistralForCausalLM", "llama", "mistral", NULL };
+static const char *const ARCHS[] = { "LlamaForCausalLM", "MistralForCausalLM", "llama", "mistral",
+                                     NULL };
 static const char *const UNDERSTANDS[] = { "attention_bias", "mlp_bias", "expert_count", NULL };
 
 const struct model_ops model_llama_ops = {

@@ -1,5 +1,5 @@
-/* mixtral.c - Mixtral: experts in every layer, two of them per token, weights renormalised. Its files have names of their own:
- * w1 is gate, w3 is up, w2 is down. */
+/* mixtral.c - Mixtral: experts in every layer, two of them per token, weights renormalised. Its
+ * files have names of their own: w1 is gate, w3 is up, w2 is down. */
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 
@@ -7,7 +7,9 @@ static enum status read_hf(const cJSON *o, struct model_config *c, struct err *e
 {
     bool renormalise = true;
     TRY(json_get_bool(o, "norm_topk_prob", &renormalise, err));
-    if (!renormalise) return err_field(err, ERR_UNSUPPORTED, "norm_topk_prob", "\"norm_topk_prob\" is false, Mixtral's weights add up to one");
+    if (!renormalise)
+        return err_field(err, ERR_UNSUPPORTED, "norm_topk_prob",
+                         "\"norm_topk_prob\" is false, Mixtral's weights add up to one");
     TRY(config_hf_softmax_scores(o, err));
     TRY(config_hf_need_u32(o, "num_local_experts", KERNEL_EXPERTS_MAX, &c->moe.n_experts, err));
     TRY(config_hf_need_u32(o, "num_experts_per_tok", KERNEL_EXPERTS_MAX, &c->moe.n_used, err));
@@ -21,7 +23,11 @@ static const char *const ARCHS[] = { "MixtralForCausalLM", "mixtral", NULL };
 static const char *const UNDERSTANDS[] = { "num_local_experts", NULL };
 
 static const struct weights_alias ALIASES[] = {
-    { ".mlp.", ".block_sparse_moe." }, { ".gate_proj.", ".w1." }, { ".up_proj.", ".w3." }, { ".down_proj.", ".w2." }, { NULL, NULL },
+    { ".mlp.", ".block_sparse_moe." },
+    { ".gate_proj.", ".w1." },
+    { ".up_proj.", ".w3." },
+    { ".down_proj.", ".w2." },
+    { NULL, NULL },
 };
 
 const struct model_ops model_mixtral_ops = {

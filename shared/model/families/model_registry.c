@@ -6,8 +6,9 @@
 #include "shared/base/mem.h"
 
 static const struct model_ops *const MODEL_FAMILIES[] = {
-    &model_llama_ops, &model_qwen2_ops,     &model_qwen3_ops,       &model_qwen3_moe_ops,   &model_mixtral_ops,
-    &model_ernie_ops, &model_ernie_moe_ops, &model_deepseek_v2_ops, &model_deepseek_v3_ops,
+    &model_llama_ops,     &model_qwen2_ops,       &model_qwen3_ops,
+    &model_qwen3_moe_ops, &model_mixtral_ops,     &model_ernie_ops,
+    &model_ernie_moe_ops, &model_deepseek_v2_ops, &model_deepseek_v3_ops,
 };
 
 const struct model_ops *model_registry_find(const char *arch, struct err *err)
@@ -21,7 +22,8 @@ const struct model_ops *model_registry_find(const char *arch, struct err *err)
             }
             buf_printf(&known, "%s%s", known.len ? ", " : "", *name);
         }
-    err_field(err, ERR_UNSUPPORTED, "architectures", "architecture %s is not supported; these are: %s", arch, known.data);
+    err_field(err, ERR_UNSUPPORTED, "architectures",
+              "architecture %s is not supported; these are: %s", arch, known.data);
     buf_release(&known);
     return NULL;
 }

@@ -1,4 +1,5 @@
-/* bind.c - checking, adding up and packing. Thread: the loading one; copies are converted on the compute pool. */
+/* bind.c - checking, adding up and packing. Thread: the loading one; copies are converted on the
+ * compute pool. */
 #include "shared/model/load/bind.h"
 
 #include <inttypes.h>
@@ -13,24 +14,24 @@
 
 enum { LINE = 64 };
 
-/* ---- plain copies ------------------------------------------------------------------------------------------------ */
+/* ---- plain copies ---- */
 
 struct copy_job {
     const struct weight_src *src;
-    enum dtype               type;
-    void                    *to;
+    enum dtype type;
+    void *to;
 };
 
 static void copy_row(void *arg, int row, int thread)
 {
     const struct copy_job *j = arg;
-    const size_t           n = j->src->n_in;
+    const size_t n = j->src->n_in;
     (void)thread;
     if (j->type == DTYPE_F32) {
         weight_src_rows_f32(j->src, (size_t)row, 1, (float *)j->to + (size_t)row * n);
         return;
     }
-    float    *wide = MEM_ARRAY(float, n);
+    float *wide = MEM_ARRAY(float, n);
     uint16_t *to = (uint16_t *)j->to + (size_t)row * n;
     weight_src_rows_f32(j->src, (size_t)row, 1, wide);
     for (size_t k = 0; k < n; k++) to[k] = dtype_f32_to_bf16(wide[k]);
@@ -39,18 +40,25 @@ static void copy_row(void *arg, int row, int thread)
 
 void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum dtype type)
 {
-    struct copy_job j = { .src = src, .type = type, .to = mem_try_calloc(src->n_out, dtype_row_bytes(type, src->n_in)) };
+    struct copy_job j = {
+        .src = src,
+        .type = type,
+        .to = mem_try_calloc(src->n_out, dtype_row_bytes(type, src->n_in)),
+    };
     if (j.to) compute_pool_run(k->pool, (int)src->n_out, copy_row, &j);
     return j.to;
 }
 
-/* ---- sources ----------------------------------------------------------------------------------------------------- */
+/* ---- sources ---- */
 
 /* Where the file has it, from its first byte to its last. */
 static struct read_ahead_range range_of(const struct weight_src *s)
 {
-    const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in), down = s->transposed ? s->n_in : s->n_out;
-    return (struct read_ahead_range){ .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across };
+    const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in),
+                 down = s->transposed ? s->n_in : s->n_out;
+    return (struct read_ahead_range){
+        .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across
+    };
 }
 
 /* Does a list that grows by doubling have no room for another, being n long? */
@@ -60,7 +68,9 @@ static void add_source(struct binder *b, const struct weight_src *s)
 {
     const struct read_ahead_range range = range_of(s);
     if (!b->packing) {
-        if (is_full(b->n_sources)) b->sources = mem_realloc(b->sources, b->n_sources ? 2 * b->n_sources : 1, sizeof *b->sources);
+        if (is_full(b->n_sources))
+            b->sources = mem_realloc(b->sources, b->n_sources ? 2 * b->n_sources : 1,
+                                     sizeof *b->sources);
         b->sources[b->n_sources] = range;
     } else {
         read_ahead_await(b->ahead, b->n_sources);
@@ -76,19 +86,21 @@ enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct
     return OK;
 }
 
-/* ---- weights ----------------------------------------------------------------------------------------------------- */
+/* ---- weights ---- */
 
 static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
 {
     bool plain = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
     if (!plain || (as != BIND_QUANTIZED && as != BIND_EXPERT)) return QUANTIZE_NONE;
-    bool wide = as == BIND_QUANTIZED && b->m->ops->wint4_experts_only && b->m->quantize == QUANTIZE_WINT4;
+    bool wide = as == BIND_QUANTIZED && b->m->ops->wint4_experts_only &&
+                b->m->quantize == QUANTIZE_WINT4;
     return wide ? QUANTIZE_WINT8 : b->m->quantize;
 }
 
 static void add_to_plan(struct binder *b, const struct weight *w)
 {
-    if (is_full(b->n_plan)) b->plan = mem_realloc(b->plan, b->n_plan ? 2 * b->n_plan : 1, sizeof *b->plan);
+    if (is_full(b->n_plan))
+        b->plan = mem_realloc(b->plan, b->n_plan ? 2 * b->n_plan : 1, sizeof *b->plan);
     b->plan[b->n_plan++] = *w;
 }
 
@@ -101,12 +113,14 @@ static void *take_from_arena(struct binder *b, size_t bytes)
     return at;
 }
 
-static enum status take_or_pack(struct binder *b, struct weight_pack_args a, const struct weight *plan, struct weight *to)
+static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
+                                const struct weight *plan, struct weight *to)
 {
     struct kernel_ctx *k = b->m->kernels;
     if (b->cache && weight_cache_is_ready(b->cache)) {
         weight_cache_take(b->cache, to);
-        ASSERT(to->layout == plan->layout && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
+        /* both passes ask in one order */
+        ASSERT(to->layout == plan->layout && to->n_out == plan->n_out && to->n_in == plan->n_in);
         return OK;
     }
     a.to = take_from_arena(b, plan->bytes);
@@ -117,38 +131,48 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a, con
     return OK;
 }
 
-static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
+static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what,
+                        struct weight *to)
 {
     struct weight plan;
-    enum status   st = b->m->kernels->ops->weight_plan(b->m->kernels, a, &plan, b->err);
+    enum status st = b->m->kernels->ops->weight_plan(b->m->kernels, a, &plan, b->err);
     if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
     if (!b->packing) add_to_plan(b, &plan);
-    else if (b->progress) b->progress(b->progress_arg, (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
+    else if (b->progress)
+        b->progress(b->progress_arg,
+                    (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
     return OK;
 }
 
 /* Pack as `as` says; parts of different types, which cannot be packed as one, go to f32 first. */
-static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, enum weight_join join, enum bind_as as, const char *what,
+static enum status pack_as(struct binder *b, struct weight_src *src, size_t n,
+                           enum weight_join join, enum bind_as as, const char *what,
                            struct weight *to)
 {
     void *copies[2] = { NULL, NULL };
-    bool  widen = as == BIND_F32;
+    bool widen = as == BIND_F32;
     for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
     for (size_t i = 0; i < n && widen; i++) {
-        if (weight_src_is_dummy(&src[i])) { /* the same numbers in another type, made where they are wanted */
+        if (weight_src_is_dummy(&src[i])) { /* the same numbers in another type, made where they are
+                                             * wanted */
             ASSERT(src[i].row_bytes == 0);
             src[i].dtype = DTYPE_F32;
             continue;
         }
         if (b->converting && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
             mem_free(copies[0]);
-            return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what, src[i].n_out, src[i].n_in);
+            return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what,
+                           src[i].n_out, src[i].n_in);
         }
-        src[i] = (struct weight_src){ .dtype = DTYPE_F32, .data = copies[i], .n_out = src[i].n_out, .n_in = src[i].n_in };
+        src[i] = (struct weight_src){
+            .dtype = DTYPE_F32, .data = copies[i], .n_out = src[i].n_out, .n_in = src[i].n_in
+        };
     }
-    const struct weight_pack_args a = { .parts = src, .n_parts = n, .join = join, .quantize = quantize_of(b, as, src[0].dtype) };
+    const struct weight_pack_args a = {
+        .parts = src, .n_parts = n, .join = join, .quantize = quantize_of(b, as, src[0].dtype)
+    };
     enum status st = pack(b, &a, what, to);
     for (size_t i = 0; i < n; i++) mem_free(copies[i]);
     return st;
@@ -157,28 +181,32 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
 /* For people: the place of a matrix, without what kinds of files add to it. */
 static const char *name_of(const struct matrix_spec *spec, char out[TENSOR_NAME_BYTES_MAX])
 {
-    if (spec->n_experts > 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s of expert %" PRIu32, spec->prefix, spec->leaf, spec->i_expert);
+    if (spec->n_experts > 0)
+        snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s of expert %" PRIu32, spec->prefix, spec->leaf,
+                 spec->i_expert);
     else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", spec->prefix, spec->leaf);
     return out;
 }
 
-enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum bind_as as, struct weight *to)
+enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum bind_as as,
+                        struct weight *to)
 {
     struct weight_src src;
     TRY(bind_lookup(b, spec, &src));
     void *scales = (void *)src.scales;
-    char        what[TENSOR_NAME_BYTES_MAX];
+    char what[TENSOR_NAME_BYTES_MAX];
     enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(spec, what), to);
     mem_free(scales);
     return st;
 }
 
-enum status bind_pair(struct binder *b, const struct matrix_spec *gate, const struct matrix_spec *up, enum bind_as as, struct weight *to)
+enum status bind_pair(struct binder *b, const struct matrix_spec *gate,
+                      const struct matrix_spec *up, enum bind_as as, struct weight *to)
 {
     struct weight_src src[2];
     TRY(bind_lookup(b, gate, &src[0]));
-    void       *scales[2] = { (void *)src[0].scales, NULL };
-    char        what[TENSOR_NAME_BYTES_MAX];
+    void *scales[2] = { (void *)src[0].scales, NULL };
+    char what[TENSOR_NAME_BYTES_MAX];
     enum status st = bind_lookup(b, up, &src[1]);
     if (st == OK) {
         scales[1] = (void *)src[1].scales;
@@ -189,7 +217,8 @@ enum status bind_pair(struct binder *b, const struct matrix_spec *gate, const st
     return st;
 }
 
-enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to)
+enum status bind_source(struct binder *b, const struct weight_src *src, const char *what,
+                        struct weight *to)
 {
     struct weight_src copy = *src;
     return pack_as(b, &copy, 1, JOIN_STACKED, BIND_AS_STORED, what, to);
@@ -203,11 +232,12 @@ static void *take(struct bind_arena *arena, size_t bytes)
     return at;
 }
 
-static enum status bind_vectors(struct binder *b, const char *prefix, const char *const *names, size_t n_names, size_t n, float **to)
+static enum status bind_vectors(struct binder *b, const char *prefix, const char *const *names,
+                                size_t n_names, size_t n, float **to)
 {
     float *all = take(&b->vectors, n_names * n * sizeof **to);
     for (size_t i = 0; i < n_names; i++) {
-        char   full[TENSOR_NAME_BYTES_MAX];
+        char full[TENSOR_NAME_BYTES_MAX];
         float *v;
         snprintf(full, sizeof full, "%s%s", prefix, names[i]);
         TRY(weights_vector(b->m->weights, full, n, &v, b->err));
@@ -218,24 +248,27 @@ static enum status bind_vectors(struct binder *b, const char *prefix, const char
     return OK;
 }
 
-enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
+enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n,
+                        float **to)
 {
     return bind_vectors(b, prefix, &name, 1, n, to);
 }
 
-enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first, const char *second, size_t n, float **to)
+enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first,
+                             const char *second, size_t n, float **to)
 {
     return bind_vectors(b, prefix, (const char *const[]){ first, second }, 2, n, to);
 }
 
-enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
+enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n,
+                                   float **to)
 {
     char full[TENSOR_NAME_BYTES_MAX];
     snprintf(full, sizeof full, "%s%s", prefix, name);
     return weights_find(b->m->weights, full) ? bind_vector(b, prefix, name, n, to) : OK;
 }
 
-/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+/* ---- buffers ---- */
 
 void bind_floats(struct binder *b, size_t n_rows, size_t width, float **to)
 {

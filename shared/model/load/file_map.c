@@ -8,10 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static enum status open_regular(const char *path, int *fd, size_t *bytes, uint64_t *changed_ns, struct err *err)
+static enum status open_regular(const char *path, int *fd, size_t *bytes, uint64_t *changed_ns,
+                                struct err *err)
 {
     int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block us */
-    if (f < 0) return err_set(err, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    if (f < 0)
+        return err_set(err, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "cannot open %s: %s", path,
+                       strerror(errno));
     struct stat st;
     if (fstat(f, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(f);
@@ -25,14 +28,15 @@ static enum status open_regular(const char *path, int *fd, size_t *bytes, uint64
 
 enum status file_map_open(const char *path, struct file_map *out, struct err *err)
 {
-    int      fd;
-    size_t   bytes;
+    int fd;
+    size_t bytes;
     uint64_t changed_ns;
     TRY(open_regular(path, &fd, &bytes, &changed_ns, err));
     void *p = bytes ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : NULL;
-    int   why = errno;
+    int why = errno;
     close(fd);
-    if (p == MAP_FAILED) return err_set(err, ERR_NOMEM, "cannot map %s (%zu bytes): %s", path, bytes, strerror(why));
+    if (p == MAP_FAILED)
+        return err_set(err, ERR_NOMEM, "cannot map %s (%zu bytes): %s", path, bytes, strerror(why));
     *out = (struct file_map){ .data = p, .bytes = bytes, .changed_ns = changed_ns };
     return OK;
 }
@@ -45,15 +49,16 @@ void file_map_close(struct file_map *m)
 
 enum status file_read(const char *path, size_t limit, struct buf *out, struct err *err)
 {
-    int      fd;
-    size_t   bytes;
+    int fd;
+    size_t bytes;
     uint64_t changed_ns;
     TRY(open_regular(path, &fd, &bytes, &changed_ns, err));
     if (bytes > limit) {
         close(fd);
-        return err_set(err, ERR_TOO_LONG, "%s has %zu bytes, more than the limit of %zu", path, bytes, limit);
+        return err_set(err, ERR_TOO_LONG, "%s has %zu bytes, more than the limit of %zu", path,
+                       bytes, limit);
     }
-    char  *to = buf_reserve(out, bytes);
+    char *to = buf_reserve(out, bytes);
     size_t got = 0;
     while (got < bytes) {
         ssize_t n = read(fd, to + got, bytes - got);
@@ -62,7 +67,8 @@ enum status file_read(const char *path, size_t limit, struct buf *out, struct er
         got += (size_t)n;
     }
     close(fd);
-    if (got < bytes) return err_set(err, ERR_IO, "%s: only %zu of %zu bytes could be read", path, got, bytes);
+    if (got < bytes)
+        return err_set(err, ERR_IO, "%s: only %zu of %zu bytes could be read", path, got, bytes);
     out->len += bytes;
     out->data[out->len] = 0;
     return OK;

@@ -1,6 +1,8 @@
-/* gguf.c - the GGUF parser. A cursor walks the mapped bytes; nothing is read before its length is checked.
+/* gguf.c - the GGUF parser. A cursor walks the mapped bytes; nothing is read before its length is
+ * checked.
  *
- * Layout: "GGUF", u32 version, u64 n_tensors, u64 n_kv, pairs, tensor infos, padding to general.alignment, data. */
+ * Layout: "GGUF", u32 version, u64 n_tensors, u64 n_kv, pairs, tensor infos, padding to
+ * general.alignment, data. */
 #include "shared/model/load/gguf.h"
 
 #include <inttypes.h>
@@ -14,42 +16,66 @@
 enum {
     KV_MAX = 1 << 16,
     TENSORS_MAX = 1 << 20,
-    KEY_MAX = 1 << 16,            /* the format's own limit */
-    TENSOR_NAME_MAX = 256,        /* ggml stops at 64 */
-    STRING_BYTES_MAX = 1 << 24,   /* chat templates and licences are far below */
+    KEY_MAX = 1 << 16,          /* the format's own limit */
+    TENSOR_NAME_MAX = 256,      /* ggml stops at 64 */
+    STRING_BYTES_MAX = 1 << 24, /* chat templates and licences are far below */
     ARRAY_DEPTH_MAX = 4,
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MAX = 1 << 20,
-    KV_BYTES_MIN = 8 + 4 + 1,     /* smallest possible pair and tensor info: bound counts by the bytes there are */
+    KV_BYTES_MIN = 8 + 4 + 1, /* smallest possible pair and tensor info: bound counts by the
+                               * bytes there are */
     TENSOR_BYTES_MIN = 8 + 4 + 8 + 4 + 8
 };
 
-/* Sizes from ggml's published block layouts; dtype -1 marks those that can be listed but not computed with. */
+/* Sizes from ggml's published block layouts; dtype -1 marks those that can be listed but not
+ * computed with. */
 static const struct {
-    uint32_t    id, block, bytes;
-    int         dtype;
+    uint32_t id, block, bytes;
+    int dtype;
     const char *name;
 } TENSOR_TYPES[] = {
-    { 0, 1, 4, DTYPE_F32, "F32" },         { 1, 1, 2, DTYPE_F16, "F16" },       { 2, 32, 18, DTYPE_Q4_0, "Q4_0" },
-    { 3, 32, 20, DTYPE_Q4_1, "Q4_1" },     { 6, 32, 22, DTYPE_Q5_0, "Q5_0" },   { 7, 32, 24, DTYPE_Q5_1, "Q5_1" },
-    { 8, 32, 34, DTYPE_Q8_0, "Q8_0" },     { 9, 32, 36, -1, "Q8_1" },           { 10, 256, 84, DTYPE_Q2_K, "Q2_K" },
-    { 11, 256, 110, DTYPE_Q3_K, "Q3_K" },  { 12, 256, 144, DTYPE_Q4_K, "Q4_K" }, { 13, 256, 176, DTYPE_Q5_K, "Q5_K" },
-    { 14, 256, 210, DTYPE_Q6_K, "Q6_K" },  { 15, 256, 292, -1, "Q8_K" },        { 16, 256, 66, -1, "IQ2_XXS" },
-    { 17, 256, 74, -1, "IQ2_XS" },         { 18, 256, 98, -1, "IQ3_XXS" },      { 19, 256, 50, -1, "IQ1_S" },
-    { 20, 32, 18, DTYPE_IQ4_NL, "IQ4_NL" }, { 21, 256, 110, -1, "IQ3_S" },      { 22, 256, 82, -1, "IQ2_S" },
-    { 23, 256, 136, DTYPE_IQ4_XS, "IQ4_XS" }, { 24, 1, 1, -1, "I8" },           { 25, 1, 2, -1, "I16" },
-    { 26, 1, 4, -1, "I32" },               { 27, 1, 8, -1, "I64" },             { 28, 1, 8, -1, "F64" },
-    { 29, 256, 56, -1, "IQ1_M" },          { 30, 1, 2, DTYPE_BF16, "BF16" },    { 34, 256, 54, -1, "TQ1_0" },
-    { 35, 256, 66, -1, "TQ2_0" },          { 39, 32, 17, -1, "MXFP4" },
+    { 0, 1, 4, DTYPE_F32, "F32" },
+    { 1, 1, 2, DTYPE_F16, "F16" },
+    { 2, 32, 18, DTYPE_Q4_0, "Q4_0" },
+    { 3, 32, 20, DTYPE_Q4_1, "Q4_1" },
+    { 6, 32, 22, DTYPE_Q5_0, "Q5_0" },
+    { 7, 32, 24, DTYPE_Q5_1, "Q5_1" },
+    { 8, 32, 34, DTYPE_Q8_0, "Q8_0" },
+    { 9, 32, 36, -1, "Q8_1" },
+    { 10, 256, 84, DTYPE_Q2_K, "Q2_K" },
+    { 11, 256, 110, DTYPE_Q3_K, "Q3_K" },
+    { 12, 256, 144, DTYPE_Q4_K, "Q4_K" },
+    { 13, 256, 176, DTYPE_Q5_K, "Q5_K" },
+    { 14, 256, 210, DTYPE_Q6_K, "Q6_K" },
+    { 15, 256, 292, -1, "Q8_K" },
+    { 16, 256, 66, -1, "IQ2_XXS" },
+    { 17, 256, 74, -1, "IQ2_XS" },
+    { 18, 256, 98, -1, "IQ3_XXS" },
+    { 19, 256, 50, -1, "IQ1_S" },
+    { 20, 32, 18, DTYPE_IQ4_NL, "IQ4_NL" },
+    { 21, 256, 110, -1, "IQ3_S" },
+    { 22, 256, 82, -1, "IQ2_S" },
+    { 23, 256, 136, DTYPE_IQ4_XS, "IQ4_XS" },
+    { 24, 1, 1, -1, "I8" },
+    { 25, 1, 2, -1, "I16" },
+    { 26, 1, 4, -1, "I32" },
+    { 27, 1, 8, -1, "I64" },
+    { 28, 1, 8, -1, "F64" },
+    { 29, 256, 56, -1, "IQ1_M" },
+    { 30, 1, 2, DTYPE_BF16, "BF16" },
+    { 34, 256, 54, -1, "TQ1_0" },
+    { 35, 256, 66, -1, "TQ2_0" },
+    { 39, 32, 17, -1, "MXFP4" },
 };
 
 static const uint8_t TYPE_BYTES[GGUF_TYPE_COUNT] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
-static const char *const TYPE_NAMES[GGUF_TYPE_COUNT] = { "u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
-                                                         "bool", "string", "array", "u64", "i64", "f64" };
+static const char *const TYPE_NAMES[GGUF_TYPE_COUNT] = { "u8",  "i8",  "u16",  "i16",    "u32",
+                                                         "i32", "f32", "bool", "string", "array",
+                                                         "u64", "i64", "f64" };
 
 struct cursor {
     const uint8_t *start, *p, *end;
-    struct err    *err;
+    struct err *err;
 };
 
 static size_t left(const struct cursor *c) { return (size_t)(c->end - c->p); }
@@ -64,8 +90,10 @@ static uint64_t load_le(const uint8_t *p, size_t n)
 
 static enum status cut_short(struct cursor *c, const char *what)
 {
-    err_set(c->err, ERR_FORMAT, "the file ends at byte %zu inside %s", (size_t)(c->end - c->start), what);
-    return ERR_FORMAT; /* a constant, so that the compiler sees that outputs are set whenever OK is returned */
+    err_set(c->err, ERR_FORMAT, "the file ends at byte %zu inside %s", (size_t)(c->end - c->start),
+            what);
+    return ERR_FORMAT; /* a constant, so that the compiler sees that outputs are set whenever OK is
+                        * returned */
 }
 
 static enum status take_uint(struct cursor *c, size_t n, const char *what, uint64_t *out)
@@ -88,22 +116,26 @@ static enum status take_string(struct cursor *c, size_t max, const char *what, s
 {
     uint64_t n;
     TRY(take_uint(c, 8, what, &n));
-    if (n > max) return err_set(c->err, ERR_FORMAT, "%s at byte %zu is %" PRIu64 " bytes long, over the limit of %zu", what, at(c), n, max);
+    if (n > max)
+        return err_set(c->err, ERR_FORMAT,
+                       "%s at byte %zu is %" PRIu64 " bytes long, over the limit of %zu", what,
+                       at(c), n, max);
     if (n > left(c)) return cut_short(c, what);
     *out = (struct str){ (const char *)c->p, (size_t)n };
     c->p += n;
     return OK;
 }
 
-/* ---- metadata ---------------------------------------------------------------------------------------------------- */
+/* ---- metadata ---- */
 
 static enum status take_type(struct cursor *c, struct str key, enum gguf_type *out)
 {
     uint32_t t;
     TRY(take_u32(c, "a metadata type", &t));
     if (t >= GGUF_TYPE_COUNT)
-        return err_set(c->err, ERR_FORMAT, "metadata %.*s: type %" PRIu32 " at byte %zu does not exist", (int)(key.n < 64 ? key.n : 64),
-                       key.p, t, at(c) - 4);
+        return err_set(c->err, ERR_FORMAT,
+                       "metadata %.*s: type %" PRIu32 " at byte %zu does not exist",
+                       (int)(key.n < 64 ? key.n : 64), key.p, t, at(c) - 4);
     *out = (enum gguf_type)t;
     return OK;
 }
@@ -120,16 +152,19 @@ static enum status skip_scalars(struct cursor *c, enum gguf_type type, uint64_t 
     if (n > left(c) / TYPE_BYTES[type]) return cut_short(c, "a metadata array");
     if (type == GGUF_BOOL)
         for (uint64_t i = 0; i < n; i++)
-            if (c->p[i] > 1) return err_set(c->err, ERR_FORMAT, "a bool at byte %zu is %u", at(c) + (size_t)i, c->p[i]);
+            if (c->p[i] > 1)
+                return err_set(c->err, ERR_FORMAT, "a bool at byte %zu is %u", at(c) + (size_t)i,
+                               c->p[i]);
     c->p += (size_t)n * TYPE_BYTES[type];
     return OK;
 }
 
-/* Step over an array whose header (elem, n) is already taken. Arrays of arrays are walked with a stack of counts. */
+/* Step over an array whose header (elem, n) is already taken. Arrays of arrays are walked with a
+ * stack of counts. */
 static enum status skip_array(struct cursor *c, struct str key, enum gguf_type elem, uint64_t n)
 {
     uint64_t todo[ARRAY_DEPTH_MAX];
-    size_t   depth = 0;
+    size_t depth = 0;
     if (elem != GGUF_ARRAY) return skip_scalars(c, elem, n);
     todo[depth++] = n;
     while (depth > 0) {
@@ -139,7 +174,7 @@ static enum status skip_array(struct cursor *c, struct str key, enum gguf_type e
         }
         todo[depth - 1]--;
         enum gguf_type inner;
-        uint64_t       m;
+        uint64_t m;
         TRY(take_type(c, key, &inner));
         TRY(take_uint(c, 8, "a metadata array", &m));
         if (inner != GGUF_ARRAY) {
@@ -147,8 +182,8 @@ static enum status skip_array(struct cursor *c, struct str key, enum gguf_type e
             continue;
         }
         if (depth == ARRAY_DEPTH_MAX)
-            return err_set(c->err, ERR_FORMAT, "metadata %.*s: arrays nested over %d deep", (int)(key.n < 64 ? key.n : 64), key.p,
-                           ARRAY_DEPTH_MAX);
+            return err_set(c->err, ERR_FORMAT, "metadata %.*s: arrays nested over %d deep",
+                           (int)(key.n < 64 ? key.n : 64), key.p, ARRAY_DEPTH_MAX);
         todo[depth++] = m;
     }
     return OK;
@@ -157,7 +192,8 @@ static enum status skip_array(struct cursor *c, struct str key, enum gguf_type e
 static enum status take_kv(struct cursor *c, struct gguf_kv *kv)
 {
     TRY(take_string(c, KEY_MAX, "a metadata key", &kv->key));
-    if (kv->key.n == 0) return err_set(c->err, ERR_FORMAT, "an empty metadata key at byte %zu", at(c));
+    if (kv->key.n == 0)
+        return err_set(c->err, ERR_FORMAT, "an empty metadata key at byte %zu", at(c));
     TRY(take_type(c, kv->key, &kv->type));
     kv->elem = kv->type;
     kv->n = 1;
@@ -174,7 +210,8 @@ static enum status take_kv(struct cursor *c, struct gguf_kv *kv)
 static enum status take_kvs(struct cursor *c, struct gguf *g, uint64_t n)
 {
     if (n > KV_MAX || n > left(c) / KV_BYTES_MIN)
-        return err_set(c->err, ERR_FORMAT, "%" PRIu64 " metadata pairs are more than the file can hold", n);
+        return err_set(c->err, ERR_FORMAT,
+                       "%" PRIu64 " metadata pairs are more than the file can hold", n);
     g->kvs = MEM_ARRAY(struct gguf_kv, (size_t)n);
     for (; g->n_kvs < n; g->n_kvs++) {
         struct gguf_kv *kv = &g->kvs[g->n_kvs];
@@ -185,7 +222,7 @@ static enum status take_kvs(struct cursor *c, struct gguf *g, uint64_t n)
     return OK;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 static enum status tensor_fault(struct cursor *c, const struct gguf_tensor *t, const char *what)
 {
@@ -206,24 +243,29 @@ static enum status size_tensor(struct cursor *c, struct gguf_tensor *t, uint32_t
     }
     t->type_name = TENSOR_TYPES[i].name;
     t->dtype = TENSOR_TYPES[i].dtype;
-    if (t->ne[0] % TENSOR_TYPES[i].block != 0) return tensor_fault(c, t, "a row is not a whole number of blocks of its type");
+    if (t->ne[0] % TENSOR_TYPES[i].block != 0)
+        return tensor_fault(c, t, "a row is not a whole number of blocks of its type");
     size_t bytes = (size_t)(t->ne[0] / TENSOR_TYPES[i].block);
-    bool   over = __builtin_mul_overflow(bytes, (size_t)TENSOR_TYPES[i].bytes, &bytes);
-    for (uint32_t d = 1; d < GGUF_DIMS_MAX; d++) over |= __builtin_mul_overflow(bytes, (size_t)t->ne[d], &bytes);
+    bool over = __builtin_mul_overflow(bytes, (size_t)TENSOR_TYPES[i].bytes, &bytes);
+    for (uint32_t d = 1; d < GGUF_DIMS_MAX; d++)
+        over |= __builtin_mul_overflow(bytes, (size_t)t->ne[d], &bytes);
     if (over) return tensor_fault(c, t, "the shape is larger than any memory");
     t->bytes = bytes;
     return OK;
 }
 
-/* `offset` goes to t->data as a number for now: the data section's start is known only after the last info. */
+/* `offset` goes to t->data as a number for now: the data section's start is known only after the
+ * last info. */
 static enum status take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *offset)
 {
     uint32_t type_id;
     TRY(take_string(c, TENSOR_NAME_MAX, "a tensor name", &t->name));
     if (t->name.n == 0 || memchr(t->name.p, 0, t->name.n))
-        return err_set(c->err, ERR_FORMAT, "a tensor name before byte %zu is empty or holds a zero byte", at(c));
+        return err_set(c->err, ERR_FORMAT,
+                       "a tensor name before byte %zu is empty or holds a zero byte", at(c));
     TRY(take_u32(c, "a tensor's number of dimensions", &t->n_dims));
-    if (t->n_dims < 1 || t->n_dims > GGUF_DIMS_MAX) return tensor_fault(c, t, "it has no or more than 4 dimensions");
+    if (t->n_dims < 1 || t->n_dims > GGUF_DIMS_MAX)
+        return tensor_fault(c, t, "it has no or more than 4 dimensions");
     for (uint32_t d = 0; d < GGUF_DIMS_MAX; d++) t->ne[d] = 1;
     for (uint32_t d = 0; d < t->n_dims; d++) {
         TRY(take_uint(c, 8, "a tensor's shape", &t->ne[d]));
@@ -257,15 +299,19 @@ static enum status place_tensors(struct cursor *c, struct gguf *g, const uint64_
 {
     uint64_t align = ALIGNMENT_DEFAULT;
     TRY(gguf_get_u64(g, "general.alignment", 1, ALIGNMENT_MAX, &align, c->err));
-    if ((align & (align - 1)) != 0) return err_set(c->err, ERR_FORMAT, "general.alignment %" PRIu64 " is not a power of two", align);
+    if ((align & (align - 1)) != 0)
+        return err_set(c->err, ERR_FORMAT, "general.alignment %" PRIu64 " is not a power of two",
+                       align);
     size_t total = (size_t)(c->end - c->start);
     size_t data = (at(c) + (size_t)align - 1) & ~((size_t)align - 1);
     if (g->n_tensors > 0 && data > total) return cut_short(c, "the padding before the tensor data");
     for (size_t i = 0; i < g->n_tensors; i++) {
         struct gguf_tensor *t = &g->tensors[i];
-        if (offsets[i] % align != 0) return tensor_fault(c, t, "its offset is not a multiple of the alignment");
+        if (offsets[i] % align != 0)
+            return tensor_fault(c, t, "its offset is not a multiple of the alignment");
         if (offsets[i] > total - data || t->bytes > total - data - (size_t)offsets[i])
-            return tensor_fault(c, t, "its data lies beyond the end of the file (an incomplete download?)");
+            return tensor_fault(
+                c, t, "its data lies beyond the end of the file (an incomplete download?)");
         t->data = c->start + data + offsets[i];
     }
     return check_overlap(c, g);
@@ -274,15 +320,17 @@ static enum status place_tensors(struct cursor *c, struct gguf *g, const uint64_
 static enum status take_tensors(struct cursor *c, struct gguf *g, uint64_t n)
 {
     if (n > TENSORS_MAX || n > left(c) / TENSOR_BYTES_MIN)
-        return err_set(c->err, ERR_FORMAT, "%" PRIu64 " tensors are more than the file can hold", n);
+        return err_set(c->err, ERR_FORMAT, "%" PRIu64 " tensors are more than the file can hold",
+                       n);
     g->tensors = MEM_ARRAY(struct gguf_tensor, (size_t)n);
-    uint64_t  *offsets = MEM_ARRAY(uint64_t, (size_t)n);
+    uint64_t *offsets = MEM_ARRAY(uint64_t, (size_t)n);
     struct map names = { 0 };
     enum status st = OK;
     for (; g->n_tensors < n && st == OK; g->n_tensors++) {
         struct gguf_tensor *t = &g->tensors[g->n_tensors];
         st = take_tensor(c, t, &offsets[g->n_tensors]);
-        if (st == OK && map_put(&names, t->name, t)) st = tensor_fault(c, t, "the name appears twice");
+        if (st == OK && map_put(&names, t->name, t))
+            st = tensor_fault(c, t, "the name appears twice");
     }
     if (st == OK) st = place_tensors(c, g, offsets);
     map_release(&names);
@@ -290,19 +338,22 @@ static enum status take_tensors(struct cursor *c, struct gguf *g, uint64_t n)
     return st;
 }
 
-/* ---- the file ---------------------------------------------------------------------------------------------------- */
+/* ---- the file ---- */
 
 static enum status parse(struct cursor *c, struct gguf *g)
 {
     uint32_t version;
     uint64_t n_tensors, n_kvs;
-    if (left(c) < 4 || memcmp(c->p, "GGUF", 4) != 0) return err_set(c->err, ERR_FORMAT, "this is not a GGUF file");
+    if (left(c) < 4 || memcmp(c->p, "GGUF", 4) != 0)
+        return err_set(c->err, ERR_FORMAT, "this is not a GGUF file");
     c->p += 4;
     TRY(take_u32(c, "the header", &version));
     if (version != 0 && (version & 0xffff) == 0)
-        return err_set(c->err, ERR_UNSUPPORTED, "the GGUF file is big endian; convert it to little endian");
+        return err_set(c->err, ERR_UNSUPPORTED,
+                       "the GGUF file is big endian; convert it to little endian");
     if (version != 2 && version != 3)
-        return err_set(c->err, ERR_UNSUPPORTED, "GGUF version %" PRIu32 " is not supported (2 and 3 are)", version);
+        return err_set(c->err, ERR_UNSUPPORTED,
+                       "GGUF version %" PRIu32 " is not supported (2 and 3 are)", version);
     TRY(take_uint(c, 8, "the header", &n_tensors));
     TRY(take_uint(c, 8, "the header", &n_kvs));
     TRY(take_kvs(c, g, n_kvs));
@@ -311,10 +362,10 @@ static enum status parse(struct cursor *c, struct gguf *g)
 
 enum status gguf_parse(struct str bytes, struct gguf **out, struct err *err)
 {
-    struct gguf  *g = MEM_NEW(struct gguf);
+    struct gguf *g = MEM_NEW(struct gguf);
     const uint8_t *p = (const uint8_t *)(bytes.n ? bytes.p : "");
     struct cursor c = { .start = p, .p = p, .end = p + bytes.n, .err = err };
-    enum status   st = parse(&c, g);
+    enum status st = parse(&c, g);
     if (st != OK) {
         gguf_close(g);
         return st;
@@ -358,26 +409,38 @@ void gguf_close(struct gguf *g)
     mem_free(g);
 }
 
-/* ---- typed values ------------------------------------------------------------------------------------------------ */
+/* ---- typed values ---- */
 
-const struct gguf_kv *gguf_find(const struct gguf *g, const char *key) { return map_get(&g->kv_by_key, str_of(key)); }
-
-static enum status wrong_type(const struct gguf_kv *kv, const char *key, const char *want, struct err *err)
+const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
 {
-    return err_field(err, ERR_INVALID, key, "metadata %s is of type %s, not %s", key, TYPE_NAMES[kv->type], want);
+    return map_get(&g->kv_by_key, str_of(key));
 }
 
-/* A whole number of any integer type; false for other types. *neg: the value is negative (then in two's complement). */
+static enum status wrong_type(const struct gguf_kv *kv, const char *key, const char *want,
+                              struct err *err)
+{
+    return err_field(err, ERR_INVALID, key, "metadata %s is of type %s, not %s", key,
+                     TYPE_NAMES[kv->type], want);
+}
+
+/* A whole number of any integer type; false for other types. *neg: the value is negative (then in
+ * two's complement). */
 static bool load_integer(enum gguf_type type, const uint8_t *p, uint64_t *out, bool *neg)
 {
     switch (type) {
-    case GGUF_U8: case GGUF_U16: case GGUF_U32: case GGUF_U64:
+    case GGUF_U8:
+    case GGUF_U16:
+    case GGUF_U32:
+    case GGUF_U64:
         *out = load_le(p, TYPE_BYTES[type]);
         *neg = false;
         return true;
-    case GGUF_I8: case GGUF_I16: case GGUF_I32: case GGUF_I64: {
+    case GGUF_I8:
+    case GGUF_I16:
+    case GGUF_I32:
+    case GGUF_I64: {
         unsigned shift = 64 - 8 * (unsigned)TYPE_BYTES[type];
-        int64_t  v = (int64_t)(load_le(p, TYPE_BYTES[type]) << shift) >> shift;
+        int64_t v = (int64_t)(load_le(p, TYPE_BYTES[type]) << shift) >> shift;
         *out = (uint64_t)v;
         *neg = v < 0;
         return true;
@@ -386,30 +449,37 @@ static bool load_integer(enum gguf_type type, const uint8_t *p, uint64_t *out, b
     }
 }
 
-enum status gguf_get_u64(const struct gguf *g, const char *key, uint64_t min, uint64_t max, uint64_t *out, struct err *err)
+enum status gguf_get_u64(const struct gguf *g, const char *key, uint64_t min, uint64_t max,
+                         uint64_t *out, struct err *err)
 {
     const struct gguf_kv *kv = gguf_find(g, key);
-    uint64_t              v;
-    bool                  neg;
+    uint64_t v;
+    bool neg;
     if (!kv) return OK;
-    if (!load_integer(kv->type, kv->value, &v, &neg)) return wrong_type(kv, key, "a whole number", err);
-    if (neg) return err_field(err, ERR_INVALID, key, "metadata %s is negative (%" PRId64 ")", key, (int64_t)v);
+    if (!load_integer(kv->type, kv->value, &v, &neg))
+        return wrong_type(kv, key, "a whole number", err);
+    if (neg)
+        return err_field(err, ERR_INVALID, key, "metadata %s is negative (%" PRId64 ")", key,
+                         (int64_t)v);
     if (v < min || v > max)
-        return err_field(err, ERR_INVALID, key, "metadata %s is %" PRIu64 ", not between %" PRIu64 " and %" PRIu64, key, v, min, max);
+        return err_field(err, ERR_INVALID, key,
+                         "metadata %s is %" PRIu64 ", not between %" PRIu64 " and %" PRIu64, key, v,
+                         min, max);
     *out = v;
     return OK;
 }
 
-enum status gguf_get_f64(const struct gguf *g, const char *key, double min, double max, double *out, struct err *err)
+enum status gguf_get_f64(const struct gguf *g, const char *key, double min, double max, double *out,
+                         struct err *err)
 {
     const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv) return OK;
-    double   v;
+    double v;
     uint64_t whole;
-    bool     neg;
+    bool neg;
     if (kv->type == GGUF_F32) {
         uint32_t bits = (uint32_t)load_le(kv->value, 4);
-        float    f;
+        float f;
         memcpy(&f, &bits, 4);
         v = (double)f;
     } else if (kv->type == GGUF_F64) {
@@ -420,7 +490,9 @@ enum status gguf_get_f64(const struct gguf *g, const char *key, double min, doub
     } else {
         return wrong_type(kv, key, "a number", err);
     }
-    if (!(v >= min && v <= max)) return err_field(err, ERR_INVALID, key, "metadata %s is %g, not between %g and %g", key, v, min, max);
+    if (!(v >= min && v <= max))
+        return err_field(err, ERR_INVALID, key, "metadata %s is %g, not between %g and %g", key, v,
+                         min, max);
     *out = v;
     return OK;
 }
@@ -443,13 +515,15 @@ enum status gguf_get_str(const struct gguf *g, const char *key, struct str *out,
     return OK;
 }
 
-enum status gguf_get_strs(const struct gguf *g, const char *key, struct str **out, size_t *n, struct err *err)
+enum status gguf_get_strs(const struct gguf *g, const char *key, struct str **out, size_t *n,
+                          struct err *err)
 {
     const struct gguf_kv *kv = gguf_find(g, key);
     *out = NULL;
     *n = 0;
     if (!kv) return OK;
-    if (kv->type != GGUF_ARRAY || kv->elem != GGUF_STRING) return wrong_type(kv, key, "an array of strings", err);
+    if (kv->type != GGUF_ARRAY || kv->elem != GGUF_STRING)
+        return wrong_type(kv, key, "an array of strings", err);
     *out = MEM_ARRAY(struct str, (size_t)kv->n);
     *n = (size_t)kv->n;
     const uint8_t *p = kv->value;
@@ -460,21 +534,24 @@ enum status gguf_get_strs(const struct gguf *g, const char *key, struct str **ou
     return OK;
 }
 
-enum status gguf_get_i32s(const struct gguf *g, const char *key, int32_t **out, size_t *n, struct err *err)
+enum status gguf_get_i32s(const struct gguf *g, const char *key, int32_t **out, size_t *n,
+                          struct err *err)
 {
     const struct gguf_kv *kv = gguf_find(g, key);
     *out = NULL;
     *n = 0;
     if (!kv) return OK;
     uint64_t v = 0;
-    bool     neg;
+    bool neg;
     if (kv->type != GGUF_ARRAY || kv->elem == GGUF_STRING || kv->elem == GGUF_ARRAY)
         return wrong_type(kv, key, "an array of whole numbers", err);
     int32_t *a = MEM_ARRAY(int32_t, (size_t)kv->n);
     for (size_t i = 0; i < kv->n; i++) {
-        if (!load_integer(kv->elem, kv->value + i * TYPE_BYTES[kv->elem], &v, &neg) || (int64_t)v != (int32_t)(int64_t)v) {
+        if (!load_integer(kv->elem, kv->value + i * TYPE_BYTES[kv->elem], &v, &neg) ||
+            (int64_t)v != (int32_t)(int64_t)v) {
             mem_free(a);
-            return err_field(err, ERR_INVALID, key, "metadata %s[%zu] is not a 32 bit whole number", key, i);
+            return err_field(err, ERR_INVALID, key, "metadata %s[%zu] is not a 32 bit whole number",
+                             key, i);
         }
         a[i] = (int32_t)(int64_t)v;
     }

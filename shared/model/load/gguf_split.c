@@ -1,4 +1,5 @@
-/* gguf_split.c - see gguf_split.h. Keys as llama.cpp's splitter writes them: split.no, split.count, split.tensors.count. */
+/* gguf_split.c - see gguf_split.h. Keys as llama.cpp's splitter writes them: split.no, split.count,
+ * split.tensors.count. */
 #include "shared/model/load/gguf_split.h"
 
 #include <ctype.h>
@@ -14,9 +15,12 @@ static const char FIRST[] = "-00001-of-", SUFFIX[] = ".gguf";
 
 uint32_t gguf_split_count(struct str path)
 {
-    const size_t first = sizeof FIRST - 1, suffix = sizeof SUFFIX - 1, tail = first + DIGITS + suffix;
-    uint32_t     n = 0;
-    if (path.n < tail || !str_ends(path, SUFFIX) || memcmp(path.p + path.n - tail, FIRST, first) != 0) return 0;
+    const size_t first = sizeof FIRST - 1, suffix = sizeof SUFFIX - 1,
+                 tail = first + DIGITS + suffix;
+    uint32_t n = 0;
+    if (path.n < tail || !str_ends(path, SUFFIX) ||
+        memcmp(path.p + path.n - tail, FIRST, first) != 0)
+        return 0;
     for (const char *p = path.p + path.n - suffix - DIGITS; p < path.p + path.n - suffix; p++) {
         if (!isdigit((unsigned char)*p)) return 0;
         n = n * 10 + (uint32_t)(*p - '0');
@@ -29,7 +33,8 @@ static void name_of(const char *path, uint32_t i, uint32_t count, struct buf *ou
 {
     size_t stem = strlen(path) - (sizeof FIRST - 1) - DIGITS - (sizeof SUFFIX - 1);
     buf_clear(out);
-    buf_printf(out, "%.*s-%0*" PRIu32 "-of-%0*" PRIu32 "%s", (int)stem, path, DIGITS, i + 1, DIGITS, count, SUFFIX);
+    buf_printf(out, "%.*s-%0*" PRIu32 "-of-%0*" PRIu32 "%s", (int)stem, path, DIGITS, i + 1, DIGITS,
+               count, SUFFIX);
 }
 
 static enum status check_place(const struct gguf *g, uint32_t i, uint32_t count, struct err *err)
@@ -38,7 +43,9 @@ static enum status check_place(const struct gguf *g, uint32_t i, uint32_t count,
     TRY(gguf_get_u64(g, "split.no", 0, FILES_MAX, &no, err));
     TRY(gguf_get_u64(g, "split.count", 0, FILES_MAX, &n, err));
     if (no == i && n == count) return OK;
-    return err_field(err, ERR_FORMAT, "split.no", "it does not say that it is file %" PRIu32 " of %" PRIu32 " of a model", i + 1, count);
+    return err_field(err, ERR_FORMAT, "split.no",
+                     "it does not say that it is file %" PRIu32 " of %" PRIu32 " of a model", i + 1,
+                     count);
 }
 
 static void add_tensors(struct gguf *to, struct gguf *from)
@@ -53,31 +60,39 @@ static void add_tensors(struct gguf *to, struct gguf *from)
 
 static enum status check_tensors(const struct gguf *g, struct err *err)
 {
-    uint64_t    n = g->n_tensors;
-    struct map  names = { 0 };
+    uint64_t n = g->n_tensors;
+    struct map names = { 0 };
     enum status st = gguf_get_u64(g, "split.tensors.count", 0, UINT64_MAX, &n, err);
     if (st == OK && n != g->n_tensors)
-        st = err_field(err, ERR_FORMAT, "split.tensors.count", "the files hold %zu tensors, split.tensors.count says %" PRIu64, g->n_tensors, n);
+        st = err_field(err, ERR_FORMAT, "split.tensors.count",
+                       "the files hold %zu tensors, split.tensors.count says %" PRIu64,
+                       g->n_tensors, n);
     for (size_t i = 0; i < g->n_tensors && st == OK; i++)
         if (map_put(&names, g->tensors[i].name, &g->tensors[i]))
-            st = err_set(err, ERR_FORMAT, "tensor %.*s is in two files", STR_ARG(str_sub(g->tensors[i].name, 0, 128)));
+            st = err_set(err, ERR_FORMAT, "tensor %.*s is in two files",
+                         STR_ARG(str_sub(g->tensors[i].name, 0, 128)));
     map_release(&names);
     return st;
 }
 
 enum status gguf_split_join(struct gguf *first, const char *path, struct err *err)
 {
-    uint64_t    count = 0, no = 0;
-    struct buf  name = { 0 };
+    uint64_t count = 0, no = 0;
+    struct buf name = { 0 };
     enum status st = OK;
     TRY(gguf_get_u64(first, "split.count", 0, FILES_MAX, &count, err));
     TRY(gguf_get_u64(first, "split.no", 0, FILES_MAX, &no, err));
     if (count <= 1) return OK;
     if (no != 0)
-        return err_field(err, ERR_CONFIG, "model", "%s is file %" PRIu64 " of %" PRIu64 " of a model: name the first", path, no + 1, count);
+        return err_field(err, ERR_CONFIG, "model",
+                         "%s is file %" PRIu64 " of %" PRIu64 " of a model: name the first", path,
+                         no + 1, count);
     if (gguf_split_count(str_of(path)) != count)
-        return err_field(err, ERR_CONFIG, "model", "%s is the first of %" PRIu64 " files of a model, and its name does not end with %s%05" PRIu64 "%s: "
-                         "the others cannot be found", path, count, FIRST, count, SUFFIX);
+        return err_field(err, ERR_CONFIG, "model",
+                         "%s is the first of %" PRIu64
+                         " files of a model, and its name does not end with %s%05" PRIu64 "%s: "
+                         "the others cannot be found",
+                         path, count, FIRST, count, SUFFIX);
     for (uint32_t i = 1; i < count && st == OK; i++) {
         struct gguf *next = NULL;
         name_of(path, i, (uint32_t)count, &name);

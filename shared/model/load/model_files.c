@@ -14,9 +14,10 @@
 enum { TOKENIZER_BYTES_MAX = 256 << 20, SMALL_BYTES_MAX = 16 << 20, TOKENS_MAX = 1 << 24 };
 
 /* Append FOLDER/NAME to `out`; an absent file leaves it empty. */
-static enum status read_optional(const char *folder, const char *name, size_t limit, struct buf *out, struct err *err)
+static enum status read_optional(const char *folder, const char *name, size_t limit,
+                                 struct buf *out, struct err *err)
 {
-    struct buf  path = { 0 };
+    struct buf path = { 0 };
     enum status st = OK;
     buf_printf(&path, "%s/%s", folder, name);
     if (file_is_regular(path.data)) st = file_read(path.data, limit, out, err);
@@ -24,7 +25,8 @@ static enum status read_optional(const char *folder, const char *name, size_t li
     return st;
 }
 
-static enum status parse_optional(const char *folder, const char *name, cJSON **out, struct err *err)
+static enum status parse_optional(const char *folder, const char *name, cJSON **out,
+                                  struct err *err)
 {
     struct buf text = { 0 };
     *out = NULL;
@@ -35,20 +37,22 @@ static enum status parse_optional(const char *folder, const char *name, cJSON **
     return st;
 }
 
-/* ---- folder ------------------------------------------------------------------------------------------------------ */
+/* ---- folder ---- */
 
 /* The template called `name` in a list of {"name", "template"}. */
 static void take_named(const cJSON *list, const char *name, struct buf *out)
 {
     const cJSON *one;
-    cJSON_ArrayForEach(one, list)
-    {
+    cJSON_ArrayForEach (one, list) {
         const cJSON *is = json_member(one, "name"), *text = json_member(one, "template");
-        if (out->len == 0 && cJSON_IsString(is) && cJSON_IsString(text) && strcmp(is->valuestring, name) == 0) buf_add_c(out, text->valuestring);
+        if (out->len == 0 && cJSON_IsString(is) && cJSON_IsString(text) &&
+            strcmp(is->valuestring, name) == 0)
+            buf_add_c(out, text->valuestring);
     }
 }
 
-/* A string, or a list of which those called "default" and "tool_use" are meant. A file that goes before this one has all there are. */
+/* A string, or a list of which those called "default" and "tool_use" are meant. A file that goes
+ * before this one has all there are. */
 static void take_templates(const cJSON *o, struct model_text *t)
 {
     const cJSON *v = json_member(o, "chat_template");
@@ -78,10 +82,20 @@ static void take_texts(const cJSON *o, struct model_text *t)
     take_text(o, "unk_token", &t->unk_text);
 }
 
-/* Vocabularies other than tokenizer.json, by preference. Mistral numbers the versions of its files. */
+/* Vocabularies other than tokenizer.json, by preference. Mistral numbers the versions of its
+ * files. */
 static const char *const vocabularies[] = {
-    "tekken.json", "tokenizer.model", "spm.model", "ernie_token_100k.model", "sentencepiece.bpe.model", "tokenizer.model.v7", "tokenizer.model.v3",
-    "tokenizer.model.v2", "tokenizer.model.v1", "qwen.tiktoken", "tokenizer.tiktoken",
+    "tekken.json",
+    "tokenizer.model",
+    "spm.model",
+    "ernie_token_100k.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model.v7",
+    "tokenizer.model.v3",
+    "tokenizer.model.v2",
+    "tokenizer.model.v1",
+    "qwen.tiktoken",
+    "tokenizer.tiktoken",
 };
 
 static enum status load_vocabulary(const char *folder, struct model_text *t, struct err *err)
@@ -91,7 +105,8 @@ static enum status load_vocabulary(const char *folder, struct model_text *t, str
         if (t->tokenizer_model.len > 0) t->tokenizer_model_name = vocabularies[i];
     }
     TRY(read_optional(folder, "added_tokens.json", SMALL_BYTES_MAX, &t->added_tokens, err));
-    return read_optional(folder, "special_tokens_map.json", SMALL_BYTES_MAX, &t->special_tokens, err);
+    return read_optional(folder, "special_tokens_map.json", SMALL_BYTES_MAX, &t->special_tokens,
+                         err);
 }
 
 static enum status load_folder(const char *folder, struct model_text *t, struct err *err)
@@ -101,7 +116,8 @@ static enum status load_folder(const char *folder, struct model_text *t, struct 
     if (t->tokenizer_json.len == 0) TRY(load_vocabulary(folder, t, err));
     TRY(read_optional(folder, "tokenizer_config.json", SMALL_BYTES_MAX, &t->tokenizer_config, err));
     TRY(read_optional(folder, "chat_template.jinja", SMALL_BYTES_MAX, &t->chat_template, err));
-    TRY(read_optional(folder, "additional_chat_templates/" TOOL_TEMPLATE ".jinja", SMALL_BYTES_MAX, &t->tool_template, err));
+    TRY(read_optional(folder, "additional_chat_templates/" TOOL_TEMPLATE ".jinja", SMALL_BYTES_MAX,
+                      &t->tool_template, err));
     enum status st = parse_optional(folder, "tokenizer_config.json", &config, err);
     if (st == OK) st = parse_optional(folder, "special_tokens_map.json", &specials, err);
     if (st == OK) st = parse_optional(folder, "chat_template.json", &template, err);
@@ -119,12 +135,12 @@ static enum status load_folder(const char *folder, struct model_text *t, struct 
     return st;
 }
 
-/* ---- GGUF -------------------------------------------------------------------------------------------------------- */
+/* ---- GGUF ---- */
 
 /* What must outlive the load: the mapping, and copies of names that are not terminated in it. */
 struct mapping {
     struct gguf *gguf;
-    char        *model, *pre;
+    char *model, *pre;
 };
 
 static enum status copy_name(const struct gguf *g, const char *key, char **out, struct err *err)
@@ -136,8 +152,8 @@ static enum status copy_name(const struct gguf *g, const char *key, char **out, 
 }
 
 /* The id under `key`, or `usual` (-1: none) when the key is absent, and its token's text. */
-static enum status take_special(const struct gguf *g, const char *key, const struct model_text *t, int32_t usual, int32_t *id, char **text,
-                                struct err *err)
+static enum status take_special(const struct gguf *g, const char *key, const struct model_text *t,
+                                int32_t usual, int32_t *id, char **text, struct err *err)
 {
     uint64_t v = usual >= 0 ? (uint64_t)usual : UINT64_MAX;
     *id = -1;
@@ -155,18 +171,21 @@ static enum status take_scores(const struct gguf *g, struct model_text *t, struc
     const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv) return OK;
     if (kv->type != GGUF_ARRAY || kv->elem != GGUF_F32 || kv->n != t->n_tokens)
-        return err_field(err, ERR_FORMAT, key, "%s is not one float for each of %zu tokens", key, t->n_tokens);
+        return err_field(err, ERR_FORMAT, key, "%s is not one float for each of %zu tokens", key,
+                         t->n_tokens);
     t->scores = MEM_ARRAY(float, t->n_tokens);
     if (t->n_tokens) memcpy(t->scores, kv->value, t->n_tokens * sizeof *t->scores);
     return OK;
 }
 
-/* What a file that does not say it means by it: SentencePiece models put a begin token in front, and so do two of the others. */
+/* What a file that does not say it means by it: SentencePiece models put a begin token in front,
+ * and so do two of the others. */
 static enum status take_bos_rules(const struct gguf *g, struct model_text *t, struct err *err)
 {
     static const char *const with_bos[] = { "llama-bpe", "llama3", "llama-v3", "tekken" };
     bool is_llama = t->gguf_model && strcmp(t->gguf_model, "llama") == 0, is_usual = is_llama;
-    for (size_t i = 0; i < COUNT_OF(with_bos); i++) is_usual |= t->gguf_pre && strcmp(t->gguf_pre, with_bos[i]) == 0;
+    for (size_t i = 0; i < COUNT_OF(with_bos); i++)
+        is_usual |= t->gguf_pre && strcmp(t->gguf_pre, with_bos[i]) == 0;
     t->add_bos = is_usual && t->bos >= 0;
     t->add_space_prefix = is_llama;
     TRY(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &t->add_bos, err));
@@ -180,17 +199,24 @@ static enum status take_vocab(const struct gguf *g, struct model_text *t, struct
     TRY(gguf_get_strs(g, "tokenizer.ggml.tokens", &t->tokens, &t->n_tokens, err));
     TRY(gguf_get_strs(g, "tokenizer.ggml.merges", &t->merges, &t->n_merges, err));
     TRY(gguf_get_i32s(g, "tokenizer.ggml.token_type", &t->kinds, &n_kinds, err));
-    if (t->n_tokens > TOKENS_MAX) return err_set(err, ERR_FORMAT, "tokenizer.ggml.tokens: %zu tokens are not plausible", t->n_tokens);
+    if (t->n_tokens > TOKENS_MAX)
+        return err_set(err, ERR_FORMAT, "tokenizer.ggml.tokens: %zu tokens are not plausible",
+                       t->n_tokens);
     if (t->kinds && n_kinds != t->n_tokens)
-        return err_field(err, ERR_FORMAT, "tokenizer.ggml.token_type", "tokenizer.ggml.token_type has %zu entries for %zu tokens", n_kinds,
+        return err_field(err, ERR_FORMAT, "tokenizer.ggml.token_type",
+                         "tokenizer.ggml.token_type has %zu entries for %zu tokens", n_kinds,
                          t->n_tokens);
     TRY(take_scores(g, t, err));
     int32_t unused;
-    bool has_usual = t->gguf_model && strcmp(t->gguf_model, "llama") == 0; /* SentencePiece's own defaults */
-    TRY(take_special(g, "tokenizer.ggml.bos_token_id", t, has_usual ? 1 : -1, &t->bos, &t->bos_text, err));
-    TRY(take_special(g, "tokenizer.ggml.eos_token_id", t, has_usual ? 2 : -1, &t->eos, &t->eos_text, err));
+    /* SentencePiece's own defaults */
+    bool has_usual = t->gguf_model && strcmp(t->gguf_model, "llama") == 0;
+    TRY(take_special(g, "tokenizer.ggml.bos_token_id", t, has_usual ? 1 : -1, &t->bos, &t->bos_text,
+                     err));
+    TRY(take_special(g, "tokenizer.ggml.eos_token_id", t, has_usual ? 2 : -1, &t->eos, &t->eos_text,
+                     err));
     TRY(take_special(g, "tokenizer.ggml.padding_token_id", t, -1, &unused, &t->pad_text, err));
-    return take_special(g, "tokenizer.ggml.unknown_token_id", t, has_usual ? 0 : -1, &unused, &t->unk_text, err);
+    return take_special(g, "tokenizer.ggml.unknown_token_id", t, has_usual ? 0 : -1, &unused,
+                        &t->unk_text, err);
 }
 
 static enum status load_gguf(const char *path, struct model_text *t, struct err *err)
@@ -211,16 +237,17 @@ static enum status load_gguf(const char *path, struct model_text *t, struct err 
     return take_bos_rules(m->gguf, t, err);
 }
 
-/* ---- both -------------------------------------------------------------------------------------------------------- */
+/* ---- both ---- */
 
 enum status model_text_load(const char *path, struct model_text *out, struct err *err)
 {
     struct model_text t = { .bos = -1, .eos = -1 };
-    struct buf        found = { 0 };
+    struct buf found = { 0 };
     TRY(model_find(path, &found, err));
-    bool        folder = file_is_folder(found.data);
+    bool folder = file_is_folder(found.data);
     enum status st = folder ? load_folder(found.data, &t, err) : load_gguf(found.data, &t, err);
-    if (st != OK && !folder && !strstr(err ? err->text : "", found.data)) err_prefix(err, "%s: ", found.data);
+    if (st != OK && !folder && !strstr(err ? err->text : "", found.data))
+        err_prefix(err, "%s: ", found.data);
     buf_release(&found);
     if (st != OK) {
         model_text_release(&t);
@@ -247,7 +274,8 @@ void model_text_release(struct model_text *t)
     buf_release(&t->special_tokens);
     buf_release(&t->chat_template);
     buf_release(&t->tool_template);
-    void *owned[] = { t->scores, t->tokens, t->kinds, t->merges, t->bos_text, t->eos_text, t->pad_text, t->unk_text };
+    void *owned[] = { t->scores,   t->tokens,   t->kinds,    t->merges,
+                      t->bos_text, t->eos_text, t->pad_text, t->unk_text };
     for (size_t i = 0; i < COUNT_OF(owned); i++) mem_free(owned[i]);
     *t = (struct model_text){ .bos = -1, .eos = -1 };
 }

@@ -1,8 +1,8 @@
 /* model_files.h - the text side of a model: what the tokenizer and the chat template are made from.
  *
- * Reads only the small files of a folder or the metadata of a GGUF; no weights. The caller owns the result and releases it;
- * pointers inside live until then. shared/text takes these plain arrays, so it needs to know no file format.
- * Thread: any. */
+ * Reads only the small files of a folder or the metadata of a GGUF; no weights. The caller owns the
+ * result and releases it; pointers inside live until then. shared/text takes these plain arrays, so
+ * it needs to know no file format. Thread: any. */
 #ifndef BATON_MODEL_LOAD_MODEL_FILES_H
 #define BATON_MODEL_LOAD_MODEL_FILES_H
 
@@ -10,36 +10,38 @@
 #include "shared/base/err.h"
 
 struct model_text {
-    /* Folder: whole files; empty when absent. Without a tokenizer.json the vocabulary is that of the first of tekken.json,
-     * tokenizer.model, spm.model, ernie_token_100k.model, qwen.tiktoken and other names that there is. */
-    struct buf  tokenizer_json, tokenizer_config;
-    struct buf  tokenizer_model, added_tokens, special_tokens;
+    /* Folder: whole files; empty when absent. Without a tokenizer.json the vocabulary is that of
+     * the first of tekken.json, tokenizer.model, spm.model, ernie_token_100k.model, qwen.tiktoken
+     * and other names that there is. */
+    struct buf tokenizer_json, tokenizer_config;
+    struct buf tokenizer_model, added_tokens, special_tokens;
     const char *tokenizer_model_name; /* NULL: none */
     /* GGUF: arrays borrowed from the mapped file; n_tokens 0 for a folder. */
     const char *gguf_model, *gguf_pre;
     struct str *tokens;
-    int32_t    *kinds;
-    size_t      n_tokens;
+    int32_t *kinds;
+    size_t n_tokens;
     struct str *merges;
-    size_t      n_merges;
-    int32_t     bos, eos;
-    bool        add_bos, add_eos;
-    float      *scores;           /* [n_tokens], or NULL */
-    bool        add_space_prefix;
-    /* Both: the chat template ("" when the model has none), the one for requests with tools (empty: the same), and special token
-     * texts (NULL when none). */
-    struct buf  chat_template, tool_template;
-    char       *bos_text, *eos_text, *pad_text, *unk_text;
-    void       *mapping;   /* private */
+    size_t n_merges;
+    int32_t bos, eos;
+    bool add_bos, add_eos;
+    float *scores; /* [n_tokens], or NULL */
+    bool add_space_prefix;
+    /* Both: the chat template ("" when the model has none), the one for requests with tools (empty:
+     * the same), and special token texts (NULL when none). */
+    struct buf chat_template, tool_template;
+    char *bos_text, *eos_text, *pad_text, *unk_text;
+    void *mapping; /* private */
 };
 
 enum status model_text_load(const char *path, struct model_text *out, struct err *err) MUST_CHECK;
-void        model_text_release(struct model_text *t);
+void model_text_release(struct model_text *t);
 
-/* Where `name` is: an existing path as it is; "org/name" in BATON_MODELS (a folder, or several joined by ':'), the Hugging
- * Face cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub: models--org--name/snapshots/<refs/main>) and ModelScope's
- * (MODELSCOPE_CACHE, ~/.cache/modelscope/hub[/models]/org/name). A folder that holds exactly one .gguf and no config.json stands
- * for that file. ERR_NOT_FOUND lists every place looked at. `out` is a path. */
+/* Where `name` is: an existing path as it is; "org/name" in BATON_MODELS (a folder, or several
+ * joined by ':'), the Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub:
+ * models--org--name/snapshots/<refs/main>) and ModelScope's (MODELSCOPE_CACHE,
+ * ~/.cache/modelscope/hub[/models]/org/name). A folder that holds exactly one .gguf and no
+ * config.json stands for that file. ERR_NOT_FOUND lists every place looked at. `out` is a path. */
 enum status model_find(const char *name, struct buf *out, struct err *err) MUST_CHECK;
 
 #endif

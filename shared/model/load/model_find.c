@@ -1,7 +1,9 @@
-/* model_find.c - from the name a user types to a folder or file: paths, then the local caches. Nothing is downloaded.
+/* model_find.c - from the name a user types to a folder or file: paths, then the local caches.
+ * Nothing is downloaded.
  *
- * Layouts of the caches: Hugging Face keeps models--ORG--NAME/{refs/main, snapshots/COMMIT/}; ModelScope keeps ORG/NAME, in
- * newer versions under models/, with '.' in the name written as "___". Thread: any. */
+ * Layouts of the caches: Hugging Face keeps models--ORG--NAME/{refs/main, snapshots/COMMIT/};
+ * ModelScope keeps ORG/NAME, in newer versions under models/, with '.' in the name written as
+ * "___". Thread: any. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +15,14 @@
 
 enum { NAME_BYTES_MAX = 256, REF_BYTES_MAX = 256 };
 
-/* ---- one place --------------------------------------------------------------------------------------------------- */
+/* ---- one place ---- */
 
-/* The only .gguf in a folder without config.json stands for the folder, and so does the first of the files that are one model. */
+/* The only .gguf in a folder without config.json stands for the folder, and so does the first of
+ * the files that are one model. */
 static enum status resolve_folder(struct buf *path, struct err *err)
 {
     struct buf config = { 0 }, gguf = { 0 }, first = { 0 };
-    size_t     n_gguf = 0, n_safetensors = 0, n_split = 0;
+    size_t n_gguf = 0, n_safetensors = 0, n_split = 0;
     buf_printf(&config, "%s/config.json", path->data);
     bool has_config = file_is_regular(config.data);
     buf_release(&config);
@@ -40,9 +43,11 @@ static enum status resolve_folder(struct buf *path, struct err *err)
     closedir(d);
     enum status st = OK;
     if (n_gguf > 1 && n_gguf != n_split)
-        st = err_set(err, ERR_CONFIG, "the folder %s holds %zu .gguf files: name one of them", path->data, n_gguf);
+        st = err_set(err, ERR_CONFIG, "the folder %s holds %zu .gguf files: name one of them",
+                     path->data, n_gguf);
     else if (n_gguf == 0)
-        st = err_set(err, ERR_NOT_FOUND, "the folder %s holds no config.json and no .gguf file%s", path->data,
+        st = err_set(err, ERR_NOT_FOUND, "the folder %s holds no config.json and no .gguf file%s",
+                     path->data,
                      n_safetensors ? " (its weights alone do not say what model it is)" : "");
     if (st == OK) {
         buf_clear(path);
@@ -61,9 +66,10 @@ static bool is_there(const struct buf *path, struct buf *looked)
     return false;
 }
 
-/* ---- caches ------------------------------------------------------------------------------------------------------ */
+/* ---- caches ---- */
 
-static bool find_in_folders(const char *folders, const char *name, struct buf *out, struct buf *looked)
+static bool find_in_folders(const char *folders, const char *name, struct buf *out,
+                            struct buf *looked)
 {
     struct str rest = str_of(folders), folder;
     while (str_split(&rest, ':', &folder)) {
@@ -78,22 +84,24 @@ static bool find_in_folders(const char *folders, const char *name, struct buf *o
     return false;
 }
 
-/* The commit refs/main names, or else the only snapshot. `repo` is models--ORG--NAME; the result replaces it. */
+/* The commit refs/main names, or else the only snapshot. `repo` is models--ORG--NAME; the result
+ * replaces it. */
 static bool find_snapshot(struct buf *repo)
 {
     struct buf path = { 0 }, ref = { 0 };
     struct err err;
-    bool       found = false;
+    bool found = false;
     buf_printf(&path, "%s/refs/main", repo->data);
     if (file_read(path.data, REF_BYTES_MAX, &ref, &err) == OK) {
         struct str commit = str_trim(buf_str(&ref));
         buf_clear(&path);
         buf_printf(&path, "%s/snapshots/%.*s", repo->data, STR_ARG(commit));
-        found = commit.n > 0 && commit.p[0] != '.' && str_find_char(commit, '/') == SIZE_MAX && file_is_folder(path.data);
+        found = commit.n > 0 && commit.p[0] != '.' && str_find_char(commit, '/') == SIZE_MAX &&
+                file_is_folder(path.data);
     }
     if (!found) {
         struct buf folder = { 0 };
-        size_t     n = 0;
+        size_t n = 0;
         buf_printf(&folder, "%s/snapshots", repo->data);
         DIR *d = opendir(folder.data);
         for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
@@ -117,7 +125,8 @@ static bool find_snapshot(struct buf *repo)
 
 static bool find_in_hugging_face(const char *name, struct buf *out, struct buf *looked)
 {
-    const char *hub = getenv("HF_HUB_CACHE"), *home = getenv("HF_HOME"), *cache = getenv("XDG_CACHE_HOME"), *user = getenv("HOME");
+    const char *hub = getenv("HF_HUB_CACHE"), *home = getenv("HF_HOME"),
+               *cache = getenv("XDG_CACHE_HOME"), *user = getenv("HOME");
     buf_clear(out);
     if (hub && *hub) buf_add_c(out, hub);
     else if (home && *home) buf_printf(out, "%s/hub", home);
@@ -137,7 +146,7 @@ static bool find_in_hugging_face(const char *name, struct buf *out, struct buf *
 static bool find_in_modelscope(const char *name, struct buf *out, struct buf *looked)
 {
     const char *cache = getenv("MODELSCOPE_CACHE"), *user = getenv("HOME");
-    struct buf  root = { 0 }, written = { 0 };
+    struct buf root = { 0 }, written = { 0 };
     if (cache && *cache) buf_add_c(&root, cache);
     else buf_printf(&root, "%s/.cache/modelscope/hub", user ? user : "");
     for (const char *c = name; *c; c++) {
@@ -159,7 +168,7 @@ static bool find_in_modelscope(const char *name, struct buf *out, struct buf *lo
     return found;
 }
 
-/* ---- all --------------------------------------------------------------------------------------------------------- */
+/* ---- all ---- */
 
 /* "name" or "org/name": letters, digits and -_. , so that a name can never climb out of a cache. */
 static bool is_model_name(const char *name)
@@ -169,7 +178,9 @@ static bool is_model_name(const char *name)
     for (size_t i = 0; i < n; i++) {
         char c = name[i];
         if (c == '/') slashes++;
-        else if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || strchr("-_.", c))) return false;
+        else if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                   strchr("-_.", c)))
+            return false;
         if (c == '.' && (i == 0 || name[i - 1] == '/')) return false;
     }
     return slashes <= 1;
@@ -177,7 +188,7 @@ static bool is_model_name(const char *name)
 
 enum status model_find(const char *name, struct buf *out, struct err *err)
 {
-    struct buf  path = { 0 }, looked = { 0 };
+    struct buf path = { 0 }, looked = { 0 };
     const char *folders = getenv("BATON_MODELS");
     buf_add_c(&path, name);
     bool found = name[0] && is_there(&path, &looked);
@@ -187,7 +198,8 @@ enum status model_find(const char *name, struct buf *out, struct err *err)
         if (!found) found = find_in_modelscope(name, &path, &looked);
     }
     enum status st = found ? OK
-                           : err_field(err, ERR_NOT_FOUND, "model", "model \"%s\" is not on this host; looked at: %s", name,
+                           : err_field(err, ERR_NOT_FOUND, "model",
+                                       "model \"%s\" is not on this host; looked at: %s", name,
                                        looked.data ? looked.data : "nothing");
     if (st == OK && file_is_folder(path.data)) st = resolve_folder(&path, err);
     if (st == OK) {

@@ -1,7 +1,8 @@
 /* read_ahead.c - see read_ahead.h.
  *
- * Pieces are cut into chunks, numbered through. A reader takes the next number, waits while it is too far ahead of the owner, and reads. The
- * owner waits for all chunks up to the end of its piece. Both waits look again after a moment: they are rare and long. */
+ * Pieces are cut into chunks, numbered through. A reader takes the next number, waits while it is
+ * too far ahead of the owner, and reads. The owner waits for all chunks up to the end of its piece.
+ * Both waits look again after a moment: they are rare and long. */
 #include "shared/model/load/read_ahead.h"
 
 #include <stdatomic.h>
@@ -13,43 +14,51 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
-enum { READERS = 4, CHUNK_BYTES = 8 << 20, AHEAD_CHUNKS = 128 /* 1 GiB at most */, POLL_NS = 100000 };
+enum {
+    READERS = 4,
+    CHUNK_BYTES = 8 << 20,
+    AHEAD_CHUNKS = 128 /* 1 GiB at most */,
+    POLL_NS = 100000
+};
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* since Linux 5.14 */
 #endif
 
 struct chunk {
-    uintptr_t   at;
-    size_t      bytes;
+    uintptr_t at;
+    size_t bytes;
     atomic_bool read; /* set with release by its reader, seen with acquire by the owner */
 };
 
 struct read_ahead {
     struct chunk *chunks;
-    size_t       *end;      /* [n] of a piece: the chunk behind its last */
-    size_t        n_chunks, n_ranges;
-    size_t        seen;     /* the owner's: all chunks before it are read */
-    uint64_t      wait_ns;
-    atomic_size_t next;     /* chunk to be taken; each number is taken once, nothing else is ordered by it */
-    atomic_size_t owner_chunk;   /* chunk at which the owner is: readers stay near it; a late look only delays */
-    atomic_bool   stop;
-    pthread_t     threads[READERS];
-    size_t        n_threads;
+    size_t *end; /* [n] of a piece: the chunk behind its last */
+    size_t n_chunks, n_ranges;
+    size_t seen; /* the owner's: all chunks before it are read */
+    uint64_t wait_ns;
+    atomic_size_t next; /* chunk to be taken; each number is taken once, nothing else is ordered
+                         * by it */
+    atomic_size_t owner_chunk; /* chunk at which the owner is: readers stay near it; a late look
+                                * only delays */
+    atomic_bool stop;
+    pthread_t threads[READERS];
+    size_t n_threads;
 };
 
 static void poll_sleep(void) { nanosleep(&(struct timespec){ .tv_nsec = POLL_NS }, NULL); }
 
-/* ---- readers ----------------------------------------------------------------------------------------------------- */
+/* ---- readers ---- */
 
 /* A page that cannot be read is not noticed here: whoever uses it will. */
 static void read_chunk(const struct chunk *c)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uintptr_t begin = c->at / page * page;
-    const size_t    bytes = c->at + c->bytes - begin;
-    void           *p = (void *)begin; /* a mapping has whole pages */
+    const size_t bytes = c->at + c->bytes - begin;
+    void *p = (void *)begin;                           /* a mapping has whole pages */
     if (madvise(p, bytes, MADV_WILLNEED) != 0) return; /* asks for all of it at once */
-    (void)madvise(p, bytes, MADV_POPULATE_READ);       /* waits; older kernels leave the waiting to the first use */
+    (void)madvise(p, bytes, MADV_POPULATE_READ);       /* waits; older kernels leave the waiting to
+                                                        * the first use */
 }
 
 static void *reader(void *arg)
@@ -59,16 +68,21 @@ static void *reader(void *arg)
     for (;;) {
         const size_t i = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
         if (i >= r->n_chunks) return NULL;
-        while (i >= atomic_load_explicit(&r->owner_chunk, memory_order_relaxed) + AHEAD_CHUNKS && !atomic_load_explicit(&r->stop, memory_order_relaxed)) poll_sleep();
+        while (i >= atomic_load_explicit(&r->owner_chunk, memory_order_relaxed) + AHEAD_CHUNKS &&
+               !atomic_load_explicit(&r->stop, memory_order_relaxed))
+            poll_sleep();
         if (atomic_load_explicit(&r->stop, memory_order_relaxed)) return NULL;
         read_chunk(&r->chunks[i]);
         atomic_store_explicit(&r->chunks[i].read, true, memory_order_release);
     }
 }
 
-/* ---- the owner --------------------------------------------------------------------------------------------------- */
+/* ---- the owner ---- */
 
-static size_t n_chunks_of(const struct read_ahead_range *p) { return p->data ? (p->bytes + CHUNK_BYTES - 1) / CHUNK_BYTES : 0; }
+static size_t n_chunks_of(const struct read_ahead_range *p)
+{
+    return p->data ? (p->bytes + CHUNK_BYTES - 1) / CHUNK_BYTES : 0;
+}
 
 static void make_chunks(struct read_ahead *r, const struct read_ahead_range *ranges, size_t n)
 {
@@ -91,7 +105,9 @@ struct read_ahead *read_ahead_start(const struct read_ahead_range *ranges, size_
 {
     struct read_ahead *r = MEM_NEW(struct read_ahead);
     make_chunks(r, ranges, n);
-    while (r->n_threads < READERS && r->n_threads < r->n_chunks && thread_start(&r->threads[r->n_threads], reader, r) == OK) r->n_threads++;
+    while (r->n_threads < READERS && r->n_threads < r->n_chunks &&
+           thread_start(&r->threads[r->n_threads], reader, r) == OK)
+        r->n_threads++;
     if (r->n_threads > 0) return r;
     read_ahead_stop(r);
     return NULL;

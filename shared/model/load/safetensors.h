@@ -1,8 +1,10 @@
-/* safetensors.h - reader of safetensors files: one file, or shards with model.safetensors.index.json.
+/* safetensors.h - reader of safetensors files: one file, or shards with
+ * model.safetensors.index.json.
  *
- * Files are untrusted. A file is accepted only when its header is a JSON object without duplicate names, every tensor's
- * byte range equals its shape times its type, and the ranges tile the buffer without hole or overlap. Tensor data is borrowed
- * from the mapping until the close; it may be unaligned. Thread: open on any; read-only afterwards. */
+ * Files are untrusted. A file is accepted only when its header is a JSON object without duplicate
+ * names, every tensor's byte range equals its shape times its type, and the ranges tile the buffer
+ * without hole or overlap. Tensor data is borrowed from the mapping until the close; it may be
+ * unaligned. Thread: open on any; read-only afterwards. */
 #ifndef BATON_MODEL_LOAD_SAFETENSORS_H
 #define BATON_MODEL_LOAD_SAFETENSORS_H
 
@@ -14,38 +16,41 @@
 enum { SAFETENSORS_DIMS_MAX = 8 };
 
 struct safetensors_tensor {
-    const char    *name;
-    const char    *type_name; /* as the file spells it: "BF16" */
-    int            dtype;     /* enum dtype, or -1: a type this program has no arithmetic for */
-    uint32_t       n_dims;    /* 0: a scalar */
-    uint64_t       shape[SAFETENSORS_DIMS_MAX];
+    const char *name;
+    const char *type_name; /* as the file spells it: "BF16" */
+    int dtype;             /* enum dtype, or -1: a type this program has no arithmetic for */
+    uint32_t n_dims;       /* 0: a scalar */
+    uint64_t shape[SAFETENSORS_DIMS_MAX];
     const uint8_t *data;
-    size_t         bytes;
+    size_t bytes;
 };
 
 /* One file. */
 struct safetensors {
     struct safetensors_tensor *tensors;
-    size_t                     n_tensors;
-    struct map                 by_name;
-    struct arena               arena; /* private, as below: names and table */
-    struct file_map            file;
+    size_t n_tensors;
+    struct map by_name;
+    struct arena arena; /* private, as below: names and table */
+    struct file_map file;
 };
 
-enum status safetensors_open(const char *path, struct safetensors **out, struct err *err) MUST_CHECK;
+enum status safetensors_open(const char *path, struct safetensors **out,
+                             struct err *err) MUST_CHECK;
 /* Parse bytes that the caller keeps until safetensors_close. */
-enum status safetensors_parse(struct str bytes, struct safetensors **out, struct err *err) MUST_CHECK;
-void        safetensors_close(struct safetensors *s);
+enum status safetensors_parse(struct str bytes, struct safetensors **out,
+                              struct err *err) MUST_CHECK;
+void safetensors_close(struct safetensors *s);
 
 /* All tensors of a folder. */
 struct safetensors_set {
-    struct safetensors              **files;
-    size_t                            n_files;
+    struct safetensors **files;
+    size_t n_files;
     const struct safetensors_tensor **tensors; /* of the index, or of the single file */
-    size_t                            n_tensors;
+    size_t n_tensors;
 };
 
-enum status safetensors_set_open(const char *folder, struct safetensors_set *out, struct err *err) MUST_CHECK;
-void        safetensors_set_close(struct safetensors_set *s);
+enum status safetensors_set_open(const char *folder, struct safetensors_set *out,
+                                 struct err *err) MUST_CHECK;
+void safetensors_set_close(struct safetensors_set *s);
 
 #endif

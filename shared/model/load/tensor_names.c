@@ -57,24 +57,30 @@ static const struct weights_alias PADDLE_ALIASES[] = {
     { NULL, NULL },
 };
 
-/* ---- GGUF -------------------------------------------------------------------------------------------------------- */
+/* ---- GGUF ---- */
 
 static const char *stem_in_gguf(const char *part, size_t n)
 {
     for (size_t i = 0; i < COUNT_OF(LAYER_NAMES); i++)
-        if (strlen(LAYER_NAMES[i][0]) == n && memcmp(part, LAYER_NAMES[i][0], n) == 0) return LAYER_NAMES[i][1];
+        if (strlen(LAYER_NAMES[i][0]) == n && memcmp(part, LAYER_NAMES[i][0], n) == 0)
+            return LAYER_NAMES[i][1];
     return NULL;
 }
 
 /* "mlp.experts.5.gate_proj.weight" → "ffn_gate.5.weight": Mixtral files of the first converters. */
 static bool expert_in_gguf(const char *part, char *out, size_t cap)
 {
-    static const char *const MATRICES[][2] = { { "gate_proj.weight", "ffn_gate" }, { "up_proj.weight", "ffn_up" }, { "down_proj.weight", "ffn_down" } };
-    static const char        EXPERTS[] = "mlp.experts.";
-    if (strncmp(part, EXPERTS, sizeof EXPERTS - 1) != 0 || !isdigit((unsigned char)part[sizeof EXPERTS - 1])) return false;
+    static const char *const MATRICES[][2] = { { "gate_proj.weight", "ffn_gate" },
+                                               { "up_proj.weight", "ffn_up" },
+                                               { "down_proj.weight", "ffn_down" } };
+    static const char EXPERTS[] = "mlp.experts.";
+    if (strncmp(part, EXPERTS, sizeof EXPERTS - 1) != 0 ||
+        !isdigit((unsigned char)part[sizeof EXPERTS - 1]))
+        return false;
     const char *number = part + sizeof EXPERTS - 1, *leaf = strchr(number, '.');
     for (size_t i = 0; leaf && i < COUNT_OF(MATRICES); i++)
-        if (strcmp(leaf + 1, MATRICES[i][0]) == 0) snprintf(out, cap, "%s.%.*s.weight", MATRICES[i][1], (int)(leaf - number), number);
+        if (strcmp(leaf + 1, MATRICES[i][0]) == 0)
+            snprintf(out, cap, "%s.%.*s.weight", MATRICES[i][1], (int)(leaf - number), number);
     return true;
 }
 
@@ -86,7 +92,8 @@ static void part_in_gguf(const char *part, char *out, size_t cap)
             snprintf(out, cap, "%s", LAYER_WHOLE_NAMES[i][1]);
             return;
         }
-    const char *kind = strrchr(part, '.'), *stem = kind ? stem_in_gguf(part, (size_t)(kind - part)) : NULL;
+    const char *kind = strrchr(part, '.'),
+               *stem = kind ? stem_in_gguf(part, (size_t)(kind - part)) : NULL;
     if (stem) snprintf(out, cap, "%s%s", stem, kind);
 }
 
@@ -94,28 +101,31 @@ static void part_in_gguf(const char *part, char *out, size_t cap)
 static void in_gguf(const char *name, char out[TENSOR_NAME_BYTES_MAX])
 {
     static const char LAYERS[] = "model.layers.";
-    char              part[TENSOR_NAME_BYTES_MAX / 2] = "";
+    char part[TENSOR_NAME_BYTES_MAX / 2] = "";
     out[0] = 0;
     for (size_t i = 0; i < COUNT_OF(GLOBAL_NAMES); i++)
-        if (strcmp(name, GLOBAL_NAMES[i][0]) == 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s", GLOBAL_NAMES[i][1]);
+        if (strcmp(name, GLOBAL_NAMES[i][0]) == 0)
+            snprintf(out, TENSOR_NAME_BYTES_MAX, "%s", GLOBAL_NAMES[i][1]);
     if (strncmp(name, LAYERS, sizeof LAYERS - 1) != 0) return;
     const char *number = name + sizeof LAYERS - 1, *dot = strchr(number, '.');
     if (dot) part_in_gguf(dot + 1, part, sizeof part);
-    if (part[0]) snprintf(out, TENSOR_NAME_BYTES_MAX, "blk.%.*s.%s", (int)(dot - number), number, part);
+    if (part[0])
+        snprintf(out, TENSOR_NAME_BYTES_MAX, "blk.%.*s.%s", (int)(dot - number), number, part);
 }
 
-/* ---- safetensors ------------------------------------------------------------------------------------------------- */
+/* ---- safetensors ---- */
 
 static void replace(char name[TENSOR_NAME_BYTES_MAX], const char *from, const char *to)
 {
-    char  rest[TENSOR_NAME_BYTES_MAX];
+    char rest[TENSOR_NAME_BYTES_MAX];
     char *at = strstr(name, from);
     if (!at) return;
     snprintf(rest, sizeof rest, "%s", at + strlen(from));
     snprintf(at, TENSOR_NAME_BYTES_MAX - (size_t)(at - name), "%s%s", to, rest);
 }
 
-void tensor_names_in_file(const struct tensor_names *n, const char *name, char out[TENSOR_NAME_BYTES_MAX])
+void tensor_names_in_file(const struct tensor_names *n, const char *name,
+                          char out[TENSOR_NAME_BYTES_MAX])
 {
     static const char MODEL[] = "model.";
     if (n->kind == TENSOR_NAMES_GGUF) {
@@ -123,8 +133,12 @@ void tensor_names_in_file(const struct tensor_names *n, const char *name, char o
         return;
     }
     bool inside = strncmp(name, MODEL, sizeof MODEL - 1) == 0;
-    if (n->kind == TENSOR_NAMES_PADDLE) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", inside ? "ernie." : "", inside ? name + sizeof MODEL - 1 : name);
-    else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", n->prefix, inside && n->drop_model ? name + sizeof MODEL - 1 : name);
+    if (n->kind == TENSOR_NAMES_PADDLE)
+        snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", inside ? "ernie." : "",
+                 inside ? name + sizeof MODEL - 1 : name);
+    else
+        snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", n->prefix,
+                 inside && n->drop_model ? name + sizeof MODEL - 1 : name);
     const struct weights_alias *a = n->kind == TENSOR_NAMES_PADDLE ? PADDLE_ALIASES : n->aliases;
     for (; a && a->ours; a++) replace(out, a->ours, a->theirs);
 }

@@ -22,60 +22,73 @@
 #include "shared/base/mem.h"
 #include "shared/model/load/file_map.h"
 
-enum { POLL_MS = 100, STALL_MS = 120000 /* a copy that is written but does not grow: syncing a large one takes its time */, READ_AT_ONCE = 64 };
+enum {
+    POLL_MS = 100,
+    STALL_MS =
+        120000 /* a copy that is written but does not grow: syncing a large one takes its time */,
+    READ_AT_ONCE = 64
+};
 
 struct weight_cache {
     struct weight_cache_options o;
-    struct buf            path, tmp_path; /* the copy, and while it is written */
-    int                   lock;         /* -1: none held */
-    int                   fd;           /* of `making`, -1 when nothing is written (any more) */
-    struct file_map       map;          /* READY */
-    struct weight_cache_header    head;
-    struct weight_cache_entry  *table;        /* [n] */
-    struct weight       **put;          /* [n] MAKING: where the weights are */
-    size_t                n_done;       /* taken or put */
-    bool                  refused;      /* there is a copy, of no use */
-    ino_t                 seen_inode;    /* the file that had the copy's name when it was looked at last; 0: none */
-    uint64_t              t_open_ms;
+    struct buf path, tmp_path; /* the copy, and while it is written */
+    int lock;                  /* -1: none held */
+    int fd;                    /* of `making`, -1 when nothing is written (any more) */
+    struct file_map map;       /* READY */
+    struct weight_cache_header head;
+    struct weight_cache_entry *table; /* [n] */
+    struct weight **put;              /* [n] MAKING: where the weights are */
+    size_t n_done;                    /* taken or put */
+    bool refused;                     /* there is a copy, of no use */
+    ino_t seen_inode;                 /* the file that had the copy's name when it was looked at
+                                       * last; 0: none */
+    uint64_t t_open_ms;
 };
 
 static void warn(const struct weight_cache *p, const char *what, const char *why)
 {
-    log_warn("weight cache unavailable", "file=%s %s: %s; weights are packed at every start", p->path.data, what, why);
+    log_warn("weight cache unavailable", "file=%s %s: %s; weights are packed at every start",
+             p->path.data, what, why);
 }
 
-/* ---- hashes ------------------------------------------------------------------------------------------------------ */
+/* ---- hashes ---- */
 
 struct hash_job {
-    struct weight_cache_entry *table;  /* of the first */
-    const char          *file;   /* NULL: hashes are made of `put` */
-    struct weight      **put;
-    _Atomic size_t       n_wrong;
+    struct weight_cache_entry *table; /* of the first */
+    const char *file;                 /* NULL: hashes are made of `put` */
+    struct weight **put;
+    _Atomic size_t n_wrong;
 };
 
 static void hash_one(void *arg, int index, int thread)
 {
-    struct hash_job     *j = arg;
+    struct hash_job *j = arg;
     struct weight_cache_entry *e = &j->table[index];
     (void)thread;
     if (!j->file) e->hash = hash_64(j->put[index]->data, e->bytes, 0);
     else if (e->hash != hash_64(j->file + e->at, e->bytes, 0)) atomic_fetch_add(&j->n_wrong, 1);
 }
 
-/* Reading every byte also brings a cold copy into memory, in order, before the node says that it is ready. */
+/* Reading every byte also brings a cold copy into memory, in order, before the node says that it is
+ * ready. */
 static size_t count_wrong(const struct weight_cache *p, const struct file_map *map)
 {
     struct hash_job j = { .file = (const char *)map->data };
     for (size_t i = 0; i < p->o.n && atomic_load(&j.n_wrong) == 0; i += READ_AT_ONCE) {
         size_t n = p->o.n - i < READ_AT_ONCE ? p->o.n - i : READ_AT_ONCE;
-        j.table = (struct weight_cache_entry *)(uintptr_t)(map->data + sizeof(struct weight_cache_header)) + i; /* only read */
+        /* only read */
+        j.table = (struct weight_cache_entry *)(uintptr_t)(map->data +
+                                                           sizeof(struct weight_cache_header)) +
+                  i;
         compute_pool_run(p->o.pool, (int)n, hash_one, &j);
-        if (p->o.progress) p->o.progress(p->o.progress_arg, (double)(j.table[n - 1].at + j.table[n - 1].bytes) / (double)map->bytes);
+        if (p->o.progress)
+            p->o.progress(p->o.progress_arg,
+                          (double)(j.table[n - 1].at + j.table[n - 1].bytes) / (double)map->bytes);
     }
     return atomic_load(&j.n_wrong);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 /* ERR_NOT_FOUND: there is no file. */
 static enum status map_copy(struct weight_cache *p, struct err *err)
@@ -83,8 +96,10 @@ static enum status map_copy(struct weight_cache *p, struct err *err)
     struct file_map map;
     TRY(file_map_open(p->path.data, &map, err));
     enum status st = weight_cache_check(map.data, map.bytes, &p->o.key, p->o.plan, p->o.n, err);
-    size_t      n_wrong = st == OK ? count_wrong(p, &map) : 0;
-    if (n_wrong) st = err_set(err, ERR_FORMAT, "%zu weights or more do not agree with their hashes", n_wrong);
+    size_t n_wrong = st == OK ? count_wrong(p, &map) : 0;
+    if (n_wrong)
+        st = err_set(err, ERR_FORMAT, "%zu weights or more do not agree with their hashes",
+                     n_wrong);
     if (st != OK) {
         file_map_close(&map);
         return st;
@@ -108,11 +123,12 @@ static bool try_copy(struct weight_cache *p)
     p->refused = st != OK && st != ERR_NOT_FOUND;
     if (p->refused) log_warn("weight cache refused", "file=%s %s", p->path.data, err.text);
     if (st == OK)
-        log_info("weight cache mapped", "file=%s mib=%zu after_ms=%" PRIu64, p->path.data, p->map.bytes >> 20, clock_ms() - p->t_open_ms);
+        log_info("weight cache mapped", "file=%s mib=%zu after_ms=%" PRIu64, p->path.data,
+                 p->map.bytes >> 20, clock_ms() - p->t_open_ms);
     return st == OK;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------- */
+/* ---- writing ---- */
 
 static void stop_writing(struct weight_cache *p)
 {
@@ -137,7 +153,8 @@ static bool write_all(struct weight_cache *p, const void *data, size_t n, uint64
     return true;
 }
 
-/* Room is asked for at once where the file system can tell, so that a disk is not filled up for nothing. */
+/* Room is asked for at once where the file system can tell, so that a disk is not filled up for
+ * nothing. */
 static bool begin_writing(struct weight_cache *p)
 {
     weight_cache_lay_out(&p->head, p->table, &p->o.key, p->o.plan, p->o.n);
@@ -146,7 +163,9 @@ static bool begin_writing(struct weight_cache *p)
         warn(p, p->tmp_path.data, strerror(errno));
         return false;
     }
-    if (fallocate(p->fd, 0, 0, (off_t)p->head.bytes) == 0 || (errno != ENOSPC && errno != EFBIG && errno != EDQUOT)) return true;
+    if (fallocate(p->fd, 0, 0, (off_t)p->head.bytes) == 0 ||
+        (errno != ENOSPC && errno != EFBIG && errno != EDQUOT))
+        return true;
     warn(p, "its size", strerror(errno));
     stop_writing(p);
     return false;
@@ -154,34 +173,40 @@ static bool begin_writing(struct weight_cache *p)
 
 static bool sync_folder(const struct weight_cache *p)
 {
-    int  fd = open(p->o.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(p->o.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool ok = fd >= 0 && fsync(fd) == 0;
     if (fd >= 0) close(fd);
     return ok;
 }
 
-/* ---- the lock ---------------------------------------------------------------------------------------------------- */
+/* ---- the lock ---- */
 
-/* When the copy that somebody writes was written to last; its size says nothing, room may have been asked for at once. */
+/* When the copy that somebody writes was written to last; its size says nothing, room may have been
+ * asked for at once. */
 static uint64_t last_write(const struct weight_cache *p)
 {
     struct stat st;
-    return stat(p->tmp_path.data, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec : 0;
+    return stat(p->tmp_path.data, &st) == 0
+               ? (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec
+               : 0;
 }
 
-/* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then p->map is there). A copy is whole from the
- * moment it has its name, so whoever waits looks at it without the lock: of several that wait, none waits for another's reading. */
+/* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then
+ * p->map is there). A copy is whole from the moment it has its name, so whoever waits looks at it
+ * without the lock: of several that wait, none waits for another's reading. */
 static bool lock_or_wait(struct weight_cache *p)
 {
     uint64_t t_written_ms = clock_ms(), written = last_write(p);
-    bool     logged = false;
+    bool logged = false;
     while (flock(p->lock, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EINTR) continue;
         if (errno != EWOULDBLOCK) {
             warn(p, "locking", strerror(errno));
             return false;
         }
-        if (!logged) log_info("waiting for weight cache", "file=%s another process is packing them", p->path.data);
+        if (!logged)
+            log_info("waiting for weight cache", "file=%s another process is packing them",
+                     p->path.data);
         logged = true;
         nanosleep(&(struct timespec){ .tv_nsec = POLL_MS * 1000000L }, NULL);
         if (current_inode(p) != p->seen_inode && try_copy(p)) return false;
@@ -190,16 +215,19 @@ static bool lock_or_wait(struct weight_cache *p)
         warn(p, "waiting", "the process that is writing it makes no progress");
         return false;
     }
-    return (p->refused && !logged) || !try_copy(p); /* one may have been finished while nobody looked */
+    return (p->refused && !logged) || !try_copy(p); /* one may have been finished while nobody
+                                                     * looked */
 }
 
-/* ---- life cycle -------------------------------------------------------------------------------------------------- */
+/* ---- life cycle ---- */
 
 static void name_files(struct weight_cache *p, struct buf *lock)
 {
     struct buf name = { 0 };
-    for (const char *c = p->o.name; *c; c++) buf_add_char(&name, isalnum((unsigned char)*c) || strchr("._-", *c) ? *c : '_');
-    buf_printf(&p->path, "%s/%s-%016" PRIx64 ".packed", p->o.folder, name.data ? name.data : "", p->o.key.weights);
+    for (const char *c = p->o.name; *c; c++)
+        buf_add_char(&name, isalnum((unsigned char)*c) || strchr("._-", *c) ? *c : '_');
+    buf_printf(&p->path, "%s/%s-%016" PRIx64 ".packed", p->o.folder, name.data ? name.data : "",
+               p->o.key.weights);
     buf_printf(&p->tmp_path, "%s.new", p->path.data);
     buf_printf(lock, "%s.lock", p->path.data);
     buf_release(&name);
@@ -208,7 +236,7 @@ static void name_files(struct weight_cache *p, struct buf *lock)
 struct weight_cache *weight_cache_open(const struct weight_cache_options *o)
 {
     struct weight_cache *p = MEM_NEW(struct weight_cache);
-    struct buf     lock = { 0 };
+    struct buf lock = { 0 };
     p->o = *o;
     p->lock = p->fd = -1;
     p->t_open_ms = clock_ms();
@@ -232,13 +260,17 @@ bool weight_cache_is_ready(const struct weight_cache *p) { return p->map.data !=
 
 static struct weight weight_at(const struct weight_cache *p, size_t i)
 {
-    const struct weight_cache_entry *e = (const struct weight_cache_entry *)(p->map.data + sizeof(struct weight_cache_header)) + i;
-    struct weight              w = p->o.plan[i];
+    const struct weight_cache_entry *e =
+        (const struct weight_cache_entry *)(p->map.data + sizeof(struct weight_cache_header)) + i;
+    struct weight w = p->o.plan[i];
     w.data = (void *)(uintptr_t)(p->map.data + e->at); /* nobody writes to packed weights */
     return w;
 }
 
-void weight_cache_take(struct weight_cache *p, struct weight *out) { *out = weight_at(p, p->n_done++); }
+void weight_cache_take(struct weight_cache *p, struct weight *out)
+{
+    *out = weight_at(p, p->n_done++);
+}
 
 void weight_cache_put(struct weight_cache *p, struct weight *w)
 {
@@ -253,7 +285,9 @@ static bool install_file(struct weight_cache *p)
     struct hash_job j = { .table = p->table, .put = p->put };
     compute_pool_run(p->o.pool, (int)p->o.n, hash_one, &j);
     weight_cache_seal(&p->head, p->table);
-    if (!write_all(p, p->table, p->o.n * sizeof *p->table, sizeof p->head) || !write_all(p, &p->head, sizeof p->head, 0)) return false;
+    if (!write_all(p, p->table, p->o.n * sizeof *p->table, sizeof p->head) ||
+        !write_all(p, &p->head, sizeof p->head, 0))
+        return false;
     if (fsync(p->fd) != 0 || rename(p->tmp_path.data, p->path.data) != 0 || !sync_folder(p)) {
         warn(p, "finishing", strerror(errno));
         stop_writing(p);
@@ -261,7 +295,8 @@ static bool install_file(struct weight_cache *p)
     }
     close(p->fd);
     p->fd = -1;
-    log_info("weight cache written", "file=%s mib=%" PRIu64 " after_ms=%" PRIu64, p->path.data, p->head.bytes >> 20, clock_ms() - p->t_open_ms);
+    log_info("weight cache written", "file=%s mib=%" PRIu64 " after_ms=%" PRIu64, p->path.data,
+             p->head.bytes >> 20, clock_ms() - p->t_open_ms);
     return true;
 }
 
@@ -281,8 +316,10 @@ void weight_cache_close(struct weight_cache *p)
     stop_writing(p);
     if (p->lock >= 0) close(p->lock);
     if (p->map.data) { /* the head, and what nobody took */
-        for (size_t i = p->n_done; i < p->o.n; i++) pages_unmap(weight_at(p, i).data, p->o.plan[i].bytes);
-        pages_unmap((void *)(uintptr_t)p->map.data, pages_round(sizeof p->head + p->o.n * sizeof *p->table));
+        for (size_t i = p->n_done; i < p->o.n; i++)
+            pages_unmap(weight_at(p, i).data, p->o.plan[i].bytes);
+        pages_unmap((void *)(uintptr_t)p->map.data,
+                    pages_round(sizeof p->head + p->o.n * sizeof *p->table));
     }
     buf_release(&p->path);
     buf_release(&p->tmp_path);

@@ -10,15 +10,18 @@
 
 enum { SAMPLE_BYTES = 4096 };
 
-/* ---- open -------------------------------------------------------------------------------------------------------- */
+/* ---- open ---- */
 
 /* Which spelling of the embedding's name does the folder use? All other names follow it. */
 static void find_spelling(struct weights *w)
 {
     static const struct tensor_names SPELLINGS[] = {
-        { TENSOR_NAMES_HF, "", false, NULL },        { TENSOR_NAMES_HF, "", true, NULL },
-        { TENSOR_NAMES_HF, "language_model.", false, NULL }, { TENSOR_NAMES_HF, "language_model.", true, NULL },
-        { TENSOR_NAMES_HF, "model.language_model.", true, NULL }, { TENSOR_NAMES_PADDLE, "", false, NULL },
+        { TENSOR_NAMES_HF, "", false, NULL },
+        { TENSOR_NAMES_HF, "", true, NULL },
+        { TENSOR_NAMES_HF, "language_model.", false, NULL },
+        { TENSOR_NAMES_HF, "language_model.", true, NULL },
+        { TENSOR_NAMES_HF, "model.language_model.", true, NULL },
+        { TENSOR_NAMES_PADDLE, "", false, NULL },
     };
     w->names = w->gguf ? (struct tensor_names){ .kind = TENSOR_NAMES_GGUF } : SPELLINGS[0];
     for (size_t i = 0; !w->gguf && i < COUNT_OF(SPELLINGS); i++) {
@@ -34,7 +37,7 @@ static int by_name(const void *a, const void *b)
 {
     const struct weights_tensor *x = a, *y = b;
     size_t n = x->name.n < y->name.n ? x->name.n : y->name.n;
-    int    order = memcmp(x->name.p, y->name.p, n);
+    int order = memcmp(x->name.p, y->name.p, n);
     return order ? order : (x->name.n > y->name.n) - (x->name.n < y->name.n);
 }
 
@@ -44,9 +47,15 @@ static void list_gguf(struct weights *w)
     w->tensors = MEM_ARRAY(struct weights_tensor, w->n_tensors);
     for (size_t i = 0; i < w->n_tensors; i++) {
         const struct gguf_tensor *from = &w->gguf->tensors[i];
-        struct weights_tensor    *to = &w->tensors[i];
-        *to = (struct weights_tensor){ .name = from->name, .type_name = from->type_name, .dtype = from->dtype, .n_dims = from->n_dims,
-                                       .data = from->data, .bytes = from->bytes };
+        struct weights_tensor *to = &w->tensors[i];
+        *to = (struct weights_tensor){
+            .name = from->name,
+            .type_name = from->type_name,
+            .dtype = from->dtype,
+            .n_dims = from->n_dims,
+            .data = from->data,
+            .bytes = from->bytes,
+        };
         for (uint32_t d = 0; d < from->n_dims; d++) to->shape[d] = from->ne[from->n_dims - 1 - d];
     }
 }
@@ -57,9 +66,15 @@ static void list_safetensors(struct weights *w)
     w->tensors = MEM_ARRAY(struct weights_tensor, w->n_tensors);
     for (size_t i = 0; i < w->n_tensors; i++) {
         const struct safetensors_tensor *from = w->set.tensors[i];
-        struct weights_tensor           *to = &w->tensors[i];
-        *to = (struct weights_tensor){ .name = str_of(from->name), .type_name = from->type_name, .dtype = from->dtype,
-                                       .n_dims = from->n_dims, .data = from->data, .bytes = from->bytes };
+        struct weights_tensor *to = &w->tensors[i];
+        *to = (struct weights_tensor){
+            .name = str_of(from->name),
+            .type_name = from->type_name,
+            .dtype = from->dtype,
+            .n_dims = from->n_dims,
+            .data = from->data,
+            .bytes = from->bytes,
+        };
         memcpy(to->shape, from->shape, sizeof from->shape);
     }
 }
@@ -74,7 +89,8 @@ static void mark_bf16(struct weights *w)
 enum status weights_open(const char *path, struct weights **out, struct err *err)
 {
     struct weights *w = MEM_NEW(struct weights);
-    enum status     st = file_is_folder(path) ? safetensors_set_open(path, &w->set, err) : gguf_open(path, &w->gguf, err);
+    enum status st = file_is_folder(path) ? safetensors_set_open(path, &w->set, err)
+                                          : gguf_open(path, &w->gguf, err);
     if (st != OK) {
         mem_free(w);
         return st;
@@ -82,7 +98,8 @@ enum status weights_open(const char *path, struct weights **out, struct err *err
     if (w->gguf) list_gguf(w);
     else list_safetensors(w);
     if (w->n_tensors > 0) qsort(w->tensors, w->n_tensors, sizeof *w->tensors, by_name);
-    for (size_t i = 0; i < w->n_tensors; i++) map_put(&w->by_name, w->tensors[i].name, &w->tensors[i]);
+    for (size_t i = 0; i < w->n_tensors; i++)
+        map_put(&w->by_name, w->tensors[i].name, &w->tensors[i]);
     find_spelling(w);
     if (w->names.kind == TENSOR_NAMES_PADDLE) mark_bf16(w);
     *out = w;
@@ -99,9 +116,10 @@ void weights_close(struct weights *w)
     mem_free(w);
 }
 
-/* ---- use --------------------------------------------------------------------------------------------------------- */
+/* ---- use ---- */
 
-static struct weights_tensor *find(const struct weights *w, const struct tensor_names *names, const char *name)
+static struct weights_tensor *find(const struct weights *w, const struct tensor_names *names,
+                                   const char *name)
 {
     char in_file[TENSOR_NAME_BYTES_MAX];
     tensor_names_in_file(names, name, in_file);
@@ -119,7 +137,8 @@ const struct weights_tensor *weights_find(const struct weights *w, const char *n
 
 const struct weights_tensor *weights_take(struct weights *w, const char *name)
 {
-    struct weights_tensor *t = (struct weights_tensor *)weights_find(w, name); /* of w->tensors, which are ours */
+    /* of w->tensors, which are ours */
+    struct weights_tensor *t = (struct weights_tensor *)weights_find(w, name);
     if (t) t->used = true;
     return t;
 }
@@ -127,22 +146,26 @@ const struct weights_tensor *weights_take(struct weights *w, const char *name)
 /* Old exports carry the rope frequencies and the causal mask as tensors; both are computed here. */
 static bool is_recomputable(struct str name)
 {
-    return str_ends(name, "rotary_emb.inv_freq") || str_ends(name, "attn.bias.causal_mask") || str_ends(name, "attn_rot_embd.weight") ||
-           str_ends(name, "self_attn.masked_bias");
+    return str_ends(name, "rotary_emb.inv_freq") || str_ends(name, "attn.bias.causal_mask") ||
+           str_ends(name, "attn_rot_embd.weight") || str_ends(name, "self_attn.masked_bias");
 }
 
-enum status weights_check_all_used(const struct weights *w, const struct model_ops *ops, const struct model_config *c, struct err *err)
+enum status weights_check_all_used(const struct weights *w, const struct model_ops *ops,
+                                   const struct model_config *c, struct err *err)
 {
     for (size_t i = 0; i < w->n_tensors; i++) {
         const struct weights_tensor *t = &w->tensors[i];
-        if (t->used || is_recomputable(t->name) || (ops->is_draft && ops->is_draft(c, t->name))) continue;
-        return err_set(err, ERR_UNSUPPORTED, "tensor %.*s has no place in this architecture: the file is another kind of model than its configuration says",
+        if (t->used || is_recomputable(t->name) || (ops->is_draft && ops->is_draft(c, t->name)))
+            continue;
+        return err_set(err, ERR_UNSUPPORTED,
+                       "tensor %.*s has no place in this architecture: the file is another kind of "
+                       "model than its configuration says",
                        (int)(t->name.n < 128 ? t->name.n : 128), t->name.p);
     }
     return OK;
 }
 
-/* ---- fingerprint ------------------------------------------------------------------------------------------------- */
+/* ---- fingerprint ---- */
 
 /* Three pieces of each tensor: enough to tell fine-tunes apart without reading the whole file. */
 static uint64_t sample(const struct weights_tensor *t, uint64_t seed)
@@ -180,7 +203,8 @@ static uint64_t file_state(const struct file_map *f, uint64_t seed)
 uint64_t weights_files_state(const struct weights *w)
 {
     uint64_t h = w->gguf ? file_state(&w->gguf->file, 0) : 0;
-    for (size_t i = 0; w->gguf && i < w->gguf->n_others; i++) h = file_state(&w->gguf->others[i]->file, h);
+    for (size_t i = 0; w->gguf && i < w->gguf->n_others; i++)
+        h = file_state(&w->gguf->others[i]->file, h);
     for (size_t i = 0; i < w->set.n_files; i++) h = file_state(&w->set.files[i]->file, h);
     return h;
 }

@@ -1,86 +1,96 @@
-/* weights.h - the tensors of a model under one set of names (tensor_names.h), whatever the file format.
+/* weights.h - the tensors of a model under one set of names (tensor_names.h), whatever the file
+ * format.
  *
- * For exports that drop or add a leading part of the names ("language_model.model.") the prefix is found once. Every request states
- * the shape it expects; a fault names the tensor. Tensors that nobody asked for are reported by weights_check_all_used: a file with
- * more in it than the architecture knows is another model.
- * Weights can be made up instead (--load-format dummy): then every tensor that is asked for is there, and nothing else.
- * Life cycle: open, set the family, take matrices (borrowed) and vectors (copies) while binding, check, close. Thread: one. */
+ * For exports that drop or add a leading part of the names ("language_model.model.") the prefix is
+ * found once. Every request states the shape it expects; a fault names the tensor. Tensors that
+ * nobody asked for are reported by weights_check_all_used: a file with more in it than the
+ * architecture knows is another model. Weights can be made up instead (--load-format dummy): then
+ * every tensor that is asked for is there, and nothing else. Life cycle: open, set the family, take
+ * matrices (borrowed) and vectors (copies) while binding, check, close. Thread: one. */
 #ifndef BATON_MODEL_LOAD_WEIGHTS_H
 #define BATON_MODEL_LOAD_WEIGHTS_H
 
 #include "kernels/kernels.h"
 #include "shared/base/map.h"
 #include "shared/model/load/gguf.h"
-#include "shared/model/load/tensor_names.h"
 #include "shared/model/load/safetensors.h"
+#include "shared/model/load/tensor_names.h"
 
 enum { WEIGHTS_DIMS_MAX = 8 };
 
 struct weights_tensor {
-    struct str     name;      /* as the file spells it */
-    const char    *type_name;
-    int            dtype;     /* enum dtype, -1: no arithmetic for it */
-    uint32_t       n_dims;
-    uint64_t       shape[WEIGHTS_DIMS_MAX]; /* outermost first; the last is contiguous */
+    struct str name; /* as the file spells it */
+    const char *type_name;
+    int dtype; /* enum dtype, -1: no arithmetic for it */
+    uint32_t n_dims;
+    uint64_t shape[WEIGHTS_DIMS_MAX]; /* outermost first; the last is contiguous */
     const uint8_t *data;
-    size_t         bytes;
-    bool           used;
+    size_t bytes;
+    bool used;
 };
 
 struct weights {
     struct weights_tensor *tensors; /* sorted by name */
-    size_t                 n_tensors;
-    struct gguf           *gguf;    /* NULL for a folder */
+    size_t n_tensors;
+    struct gguf *gguf; /* NULL for a folder */
     struct safetensors_set set;
-    struct map             by_name;
-    struct tensor_names           names;
-    bool                   dummy;  /* there are no files, and no tensors in the list */
-    uint32_t               n_layers; /* of made-up ones: set before matrices are taken */
+    struct map by_name;
+    struct tensor_names names;
+    bool dummy;        /* there are no files, and no tensors in the list */
+    uint32_t n_layers; /* of made-up ones: set before matrices are taken */
 };
 
 /* A matrix by the places where files keep it:
  *   <prefix><leaf>.weight                       a tensor of its own
- *   <prefix><whole>.weight                      rows [first, first + n_out) of a tensor of `total` rows
+ *   <prefix><whole>.weight                      rows [first, first + n_out) of a tensor of `total`
+ *                                               rows
  * and where n_experts > 0, for expert i
  *   <prefix><i>.<leaf>.weight, <prefix><i>.<whole>.weight
  *   <prefix><leaf>, <prefix><whole>             matrix i of a stack of n_experts */
 struct matrix_spec {
     const char *prefix, *leaf;
-    const char *whole;      /* NULL: never part of another */
-    size_t      n_out, n_in;
-    size_t      first, total; /* with `whole` */
-    uint32_t    i_expert, n_experts;
-    bool        is_table;   /* an embedding: files that transpose matrices do not transpose it */
+    const char *whole; /* NULL: never part of another */
+    size_t n_out, n_in;
+    size_t first, total; /* with `whole` */
+    uint32_t i_expert, n_experts;
+    bool is_table; /* an embedding: files that transpose matrices do not transpose it */
 };
 
 /* `path` is a folder with safetensors or a .gguf file. */
 enum status weights_open(const char *path, struct weights **out, struct err *err) MUST_CHECK;
 /* Weights without files: fixed pseudo-random numbers, the same on every node and device. */
-void        weights_create_dummy(struct weights **out);
-void        weights_close(struct weights *w);
+void weights_create_dummy(struct weights **out);
+void weights_close(struct weights *w);
 
 /* The tensor, or NULL. The second form marks it used. */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name);
 const struct weights_tensor *weights_take(struct weights *w, const char *name);
 /* Is the matrix in the file, in any of its places? */
-bool        weights_has_matrix(const struct weights *w, const struct matrix_spec *spec);
-/* Data is borrowed until weights_close; out->scales (f8 only, else NULL) are the caller's to mem_free. */
-enum status weights_matrix(struct weights *w, const struct matrix_spec *spec, struct weight_src *out, struct err *err) MUST_CHECK;
+bool weights_has_matrix(const struct weights *w, const struct matrix_spec *spec);
+/* Data is borrowed until weights_close; out->scales (f8 only, else NULL) are the caller's to
+ * mem_free. */
+enum status weights_matrix(struct weights *w, const struct matrix_spec *spec,
+                           struct weight_src *out, struct err *err) MUST_CHECK;
 /* [n] (or [1, n]) converted to f32; *out is freed with mem_free. */
-enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err) MUST_CHECK;
-/* ERR_UNSUPPORTED naming the first tensor nobody took; tables that can be recomputed, and draft models, are passed over. */
-enum status weights_check_all_used(const struct weights *w, const struct model_ops *ops, const struct model_config *c, struct err *err) MUST_CHECK;
-/* Hash of every tensor's name, type, shape and a sample of its bytes. Two models that differ in a few values only in the
- * middle of large tensors can collide; a node is told its model by an operator, not by an attacker. Of made-up weights: the letters
- * "DUMM", then 32 bits of a hash. */
-uint64_t    weights_fingerprint(const struct weights *w, uint64_t seed);
-/* Hash of the sizes and times of the files: another value after any of them was written to, however little. */
-uint64_t    weights_files_state(const struct weights *w);
+enum status weights_vector(struct weights *w, const char *name, size_t n, float **out,
+                           struct err *err) MUST_CHECK;
+/* ERR_UNSUPPORTED naming the first tensor nobody took; tables that can be recomputed, and draft
+ * models, are passed over. */
+enum status weights_check_all_used(const struct weights *w, const struct model_ops *ops,
+                                   const struct model_config *c, struct err *err) MUST_CHECK;
+/* Hash of every tensor's name, type, shape and a sample of its bytes. Two models that differ in a
+ * few values only in the middle of large tensors can collide; a node is told its model by an
+ * operator, not by an attacker. Of made-up weights: the letters "DUMM", then 32 bits of a hash. */
+uint64_t weights_fingerprint(const struct weights *w, uint64_t seed);
+/* Hash of the sizes and times of the files: another value after any of them was written to, however
+ * little. */
+uint64_t weights_files_state(const struct weights *w);
 
 /* ---- weights_dummy.c, for the functions above ---- */
 
-void        weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec, struct weight_src *out);
-void        weights_dummy_vector(const char *name, size_t n, float **out);
-uint64_t    weights_dummy_fingerprint(uint64_t seed);
+void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec,
+                          struct weight_src *out);
+void weights_dummy_vector(const char *name, size_t n, float **out);
+uint64_t weights_dummy_fingerprint(uint64_t seed);
 
 #endif

@@ -1,10 +1,13 @@
-/* weights_dummy.c - tensors that no file holds: whatever is asked for is there, in the shape that it is asked for.
+/* weights_dummy.c - tensors that no file holds: whatever is asked for is there, in the shape that
+ * it is asked for.
  *
- * Matrices are bf16, with a deviation of 1 / sqrt(n_in), so that a product is about as large as its input; norms are 1, biases small. What layers
- * add to the hidden state is damped, but for the last feed-forward block: attention's means would otherwise make all tokens alike after a few
- * layers, and send them to the same experts. So a hidden state is mostly its token's embedding, tokens go to all experts alike, and the last
- * block makes of it another token, with logits near 0 and a deviation near 1. A tensor's seed is the hash of its name, so that a weight is the same whatever is
- * quantised, split or loaded around it. */
+ * Matrices are bf16, with a deviation of 1 / sqrt(n_in), so that a product is about as large as its
+ * input; norms are 1, biases small. What layers add to the hidden state is damped, but for the last
+ * feed-forward block: attention's means would otherwise make all tokens alike after a few layers,
+ * and send them to the same experts. So a hidden state is mostly its token's embedding, tokens go
+ * to all experts alike, and the last block makes of it another token, with logits near 0 and a
+ * deviation near 1. A tensor's seed is the hash of its name, so that a weight is the same whatever
+ * is quantised, split or loaded around it. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,12 +18,16 @@
 #include "shared/model/load/weights.h"
 
 static const float DAMPING = 1.0f / 8; /* beside an embedding's row */
-static const float BIAS_DEVIATION = 1.0f / 64, SELECTION_DEVIATION = 1.0f / 4096 /* scores of experts are some hundredths */;
+static const float BIAS_DEVIATION = 1.0f / 64,
+                   SELECTION_DEVIATION = 1.0f / 4096 /* scores of experts are some hundredths */;
 static const uint64_t DUMMY_TAG = 0x44554d4d00000000u; /* "DUMM" */
 
 static struct dummy_weights dummy_of(const char *name, float deviation)
 {
-    return (struct dummy_weights){ .seed = hash_64(name, strlen(name), DUMMY_WEIGHTS_VERSION), .unit = deviation / DUMMY_WEIGHTS_STDDEV };
+    return (struct dummy_weights){
+        .seed = hash_64(name, strlen(name), DUMMY_WEIGHTS_VERSION),
+        .unit = deviation / DUMMY_WEIGHTS_STDDEV,
+    };
 }
 
 void weights_create_dummy(struct weights **out)
@@ -35,7 +42,8 @@ static bool is_damped(const struct weights *w, const struct matrix_spec *spec)
 {
     unsigned long layer;
     if (strcmp(spec->leaf, "o_proj") == 0) return true;
-    return strcmp(spec->leaf, "down_proj") == 0 && sscanf(spec->prefix, "model.layers.%lu.", &layer) == 1 && layer + 1 < w->n_layers;
+    return strcmp(spec->leaf, "down_proj") == 0 &&
+           sscanf(spec->prefix, "model.layers.%lu.", &layer) == 1 && layer + 1 < w->n_layers;
 }
 
 static float deviation_of(const struct weights *w, const struct matrix_spec *spec)
@@ -44,21 +52,30 @@ static float deviation_of(const struct weights *w, const struct matrix_spec *spe
     return is_damped(w, spec) ? usual * DAMPING / sqrtf((float)spec->n_out) : usual;
 }
 
-void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec, struct weight_src *out)
+void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec,
+                          struct weight_src *out)
 {
     char name[TENSOR_NAME_BYTES_MAX];
-    if (spec->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", spec->prefix, spec->i_expert, spec->leaf);
+    if (spec->n_experts > 0)
+        snprintf(name, sizeof name, "%s%" PRIu32 ".%s", spec->prefix, spec->i_expert, spec->leaf);
     else snprintf(name, sizeof name, "%s%s", spec->prefix, spec->leaf);
-    *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = spec->n_out, .n_in = spec->n_in,
-                                .dummy = dummy_of(name, deviation_of(w, spec)) };
+    *out = (struct weight_src){
+        .dtype = DTYPE_BF16,
+        .n_out = spec->n_out,
+        .n_in = spec->n_in,
+        .dummy = dummy_of(name, deviation_of(w, spec)),
+    };
 }
 
 void weights_dummy_vector(const char *name, size_t n, float **out)
 {
     const bool norm = str_ends(str_of(name), "norm.weight");
-    float     *v = mem_aligned(64, n * sizeof *v);
-    const float deviation = str_ends(str_of(name), "e_score_correction_bias") ? SELECTION_DEVIATION : BIAS_DEVIATION;
-    const struct weight_src bias = { .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .dummy = dummy_of(name, deviation) };
+    float *v = mem_aligned(64, n * sizeof *v);
+    const float deviation = str_ends(str_of(name), "e_score_correction_bias") ? SELECTION_DEVIATION
+                                                                              : BIAS_DEVIATION;
+    const struct weight_src bias = {
+        .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .dummy = dummy_of(name, deviation)
+    };
     if (!norm) weight_src_dummy_row(&bias, 0, 0, n, v);
     for (size_t i = 0; norm && i < n; i++) v[i] = 1;
     *out = v;

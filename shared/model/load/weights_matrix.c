@@ -1,11 +1,12 @@
-/* weights_matrix.c - one matrix or vector out of the tensor that holds it, with its shape and type checked. */
+/* weights_matrix.c - one matrix or vector out of the tensor that holds it, with its shape and type
+ * checked. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "shared/model/load/weights.h"
 
-/* ---- places ------------------------------------------------------------------------------------------------------ */
+/* ---- places ---- */
 
 /* The places of struct matrix_spec, in the order they are looked for. */
 enum { OWN, PART, OWN_OF_STACK, PART_OF_STACK, N_PLACES };
@@ -16,12 +17,15 @@ static bool place_name(const struct matrix_spec *spec, int place, char out[TENSO
     const char *leaf = place == OWN || place == OWN_OF_STACK ? spec->leaf : spec->whole;
     if (!leaf || (place >= OWN_OF_STACK && spec->n_experts == 0)) return false;
     if (place >= OWN_OF_STACK) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", spec->prefix, leaf);
-    else if (spec->n_experts > 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%" PRIu32 ".%s.weight", spec->prefix, spec->i_expert, leaf);
+    else if (spec->n_experts > 0)
+        snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%" PRIu32 ".%s.weight", spec->prefix,
+                 spec->i_expert, leaf);
     else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s.weight", spec->prefix, leaf);
     return true;
 }
 
-static int find_place(const struct weights *w, const struct matrix_spec *spec, char name[TENSOR_NAME_BYTES_MAX])
+static int find_place(const struct weights *w, const struct matrix_spec *spec,
+                      char name[TENSOR_NAME_BYTES_MAX])
 {
     for (int place = 0; place < N_PLACES; place++)
         if (place_name(spec, place, name) && weights_find(w, name)) return place;
@@ -34,13 +38,15 @@ bool weights_has_matrix(const struct weights *w, const struct matrix_spec *spec)
     return find_place(w, spec, name) >= 0;
 }
 
-/* ---- faults ------------------------------------------------------------------------------------------------------ */
+/* ---- faults ---- */
 
 /* A missing matrix is named as files of this kind usually have it. */
 static enum status missing(const struct weights *w, const struct matrix_spec *spec, struct err *err)
 {
     char name[TENSOR_NAME_BYTES_MAX], in_file[TENSOR_NAME_BYTES_MAX] = "";
-    int  usual = w->names.kind == TENSOR_NAMES_PADDLE && spec->whole ? PART : w->names.kind == TENSOR_NAMES_GGUF && spec->n_experts ? OWN_OF_STACK : OWN;
+    int usual = w->names.kind == TENSOR_NAMES_PADDLE && spec->whole     ? PART
+                : w->names.kind == TENSOR_NAMES_GGUF && spec->n_experts ? OWN_OF_STACK
+                                                                        : OWN;
     if (place_name(spec, usual, name)) tensor_names_in_file(&w->names, name, in_file);
     if (!in_file[0]) snprintf(in_file, sizeof in_file, "%s", name);
     return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing", in_file);
@@ -55,60 +61,75 @@ static void shape_text(const uint64_t *shape, uint32_t n_dims, char *out, size_t
 
 static enum status check_type(const struct weights_tensor *t, struct err *err)
 {
-    struct buf  known = { 0 };
-    struct buf  name = { 0 };
+    struct buf known = { 0 };
+    struct buf name = { 0 };
     if (t->dtype >= 0) return OK;
-    for (int i = 0; i < DTYPE_COUNT; i++) buf_printf(&known, "%s%s", i ? ", " : "", dtype_name((enum dtype)i));
+    for (int i = 0; i < DTYPE_COUNT; i++)
+        buf_printf(&known, "%s%s", i ? ", " : "", dtype_name((enum dtype)i));
     buf_add_str(&name, t->name);
-    enum status st = err_field(err, ERR_UNSUPPORTED, name.data, "tensor %s is of type %s, which is not supported (these are: %s)", name.data,
-                               t->type_name, known.data);
+    enum status st = err_field(err, ERR_UNSUPPORTED, name.data,
+                               "tensor %s is of type %s, which is not supported (these are: %s)",
+                               name.data, t->type_name, known.data);
     buf_release(&known);
     buf_release(&name);
     return st;
 }
 
-static enum status wrong_shape(const struct weights_tensor *t, const uint64_t *shape, uint32_t n_dims, struct err *err)
+static enum status wrong_shape(const struct weights_tensor *t, const uint64_t *shape,
+                               uint32_t n_dims, struct err *err)
 {
     char name[ERR_FIELD_MAX], expected[128] = "", have[128] = "";
     snprintf(name, sizeof name, "%.*s", STR_ARG(str_sub(t->name, 0, ERR_FIELD_MAX)));
     shape_text(shape, n_dims, expected, sizeof expected);
     shape_text(t->shape, t->n_dims, have, sizeof have);
-    return err_field(err, ERR_FORMAT, name, "tensor %.*s has shape [%s], the configuration asks for [%s]", STR_ARG(str_sub(t->name, 0, TENSOR_NAME_BYTES_MAX)),
-                     have, expected);
+    return err_field(err, ERR_FORMAT, name,
+                     "tensor %.*s has shape [%s], the configuration asks for [%s]",
+                     STR_ARG(str_sub(t->name, 0, TENSOR_NAME_BYTES_MAX)), have, expected);
 }
 
-/* ---- f8 scales --------------------------------------------------------------------------------------------------- */
+/* ---- f8 scales ---- */
 
 static size_t blocks(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
 
-/* The scales of the part [first, first + n_out) of matrix i, from "<name>_scale_inv" with one value per 128 x 128 block. */
-static enum status take_scales(struct weights *w, const char *name, const struct matrix_spec *spec, size_t i, size_t n_stack, size_t first,
-                               size_t total, float **out, struct err *err)
+/* The scales of the part [first, first + n_out) of matrix i, from "<name>_scale_inv" with one value
+ * per 128 x 128 block. */
+static enum status take_scales(struct weights *w, const char *name, const struct matrix_spec *spec,
+                               size_t i, size_t n_stack, size_t first, size_t total, float **out,
+                               struct err *err)
 {
-    char         scale_name[TENSOR_NAME_BYTES_MAX + 16], in_file[TENSOR_NAME_BYTES_MAX];
+    char scale_name[TENSOR_NAME_BYTES_MAX + 16], in_file[TENSOR_NAME_BYTES_MAX];
     const size_t across = blocks(spec->n_in), down = blocks(total);
-    uint64_t     shape[3] = { n_stack, down, across };
+    uint64_t shape[3] = { n_stack, down, across };
     snprintf(scale_name, sizeof scale_name, "%s_scale_inv", name);
     const struct weights_tensor *t = weights_take(w, scale_name);
     tensor_names_in_file(&w->names, scale_name, in_file);
-    if (!t) return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing: the scales of an f8 matrix", in_file);
+    if (!t)
+        return err_field(err, ERR_NOT_FOUND, in_file,
+                         "tensor %s is missing: the scales of an f8 matrix", in_file);
     const uint64_t *expected_shape = n_stack ? shape : shape + 1;
-    const uint32_t  n_dims = n_stack ? 3 : 2;
-    if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0) return wrong_shape(t, expected_shape, n_dims, err);
+    const uint32_t n_dims = n_stack ? 3 : 2;
+    if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0)
+        return wrong_shape(t, expected_shape, n_dims, err);
     TRY(check_type(t, err));
     if (dtype_block((enum dtype)t->dtype) != 1)
-        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s is of type %s, scales are not", in_file, t->type_name);
+        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s is of type %s, scales are not",
+                         in_file, t->type_name);
     if (first % F8_BLOCK != 0)
-        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s: a matrix begins in the middle of a block of 128 rows, which is not supported", in_file);
+        return err_field(err, ERR_UNSUPPORTED, in_file,
+                         "tensor %s: a matrix begins in the middle of a block of 128 rows, which "
+                         "is not supported",
+                         in_file);
     size_t n = blocks(spec->n_out) * across, begin = (i * down + first / F8_BLOCK) * across;
     *out = MEM_ARRAY(float, n);
-    dtype_to_f32((enum dtype)t->dtype, t->data + dtype_row_bytes((enum dtype)t->dtype, begin), *out, n);
+    dtype_to_f32((enum dtype)t->dtype, t->data + dtype_row_bytes((enum dtype)t->dtype, begin), *out,
+                 n);
     return OK;
 }
 
-/* ---- taking ------------------------------------------------------------------------------------------------------ */
+/* ---- taking ---- */
 
-enum status weights_matrix(struct weights *w, const struct matrix_spec *spec, struct weight_src *out, struct err *err)
+enum status weights_matrix(struct weights *w, const struct matrix_spec *spec,
+                           struct weight_src *out, struct err *err)
 {
     char name[TENSOR_NAME_BYTES_MAX];
     if (w->dummy) {
@@ -118,23 +139,37 @@ enum status weights_matrix(struct weights *w, const struct matrix_spec *spec, st
     const int place = find_place(w, spec, name);
     if (place < 0) return missing(w, spec, err);
     const struct weights_tensor *t = weights_take(w, name);
-    const bool     part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
-    const bool     transposed = w->names.kind == TENSOR_NAMES_PADDLE && !spec->is_table;
-    const size_t   rows = part ? spec->total : spec->n_out, first = part ? spec->first : 0, i = stacked ? spec->i_expert : 0;
-    const uint64_t shape[3] = { spec->n_experts, transposed ? spec->n_in : rows, transposed ? rows : spec->n_in };
+    const bool part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
+    const bool transposed = w->names.kind == TENSOR_NAMES_PADDLE && !spec->is_table;
+    const size_t rows = part ? spec->total : spec->n_out, first = part ? spec->first : 0,
+                 i = stacked ? spec->i_expert : 0;
+    const uint64_t shape[3] = { spec->n_experts, transposed ? spec->n_in : rows,
+                                transposed ? rows : spec->n_in };
     const uint64_t *expected_shape = stacked ? shape : shape + 1;
-    const uint32_t  n_dims = stacked ? 3 : 2;
-    if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0) return wrong_shape(t, expected_shape, n_dims, err);
+    const uint32_t n_dims = stacked ? 3 : 2;
+    if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0)
+        return wrong_shape(t, expected_shape, n_dims, err);
     TRY(check_type(t, err));
     const enum dtype type = (enum dtype)t->dtype;
     if (transposed && (dtype_block(type) != 1 || type == DTYPE_F8_E4M3))
-        return err_field(err, ERR_UNSUPPORTED, name, "tensor %s: a transposed matrix of type %s is not supported", name, t->type_name);
+        return err_field(err, ERR_UNSUPPORTED, name,
+                         "tensor %s: a transposed matrix of type %s is not supported", name,
+                         t->type_name);
     float *scales = NULL;
-    if (type == DTYPE_F8_E4M3) TRY(take_scales(w, name, spec, i, stacked ? spec->n_experts : 0, first, rows, &scales, err));
+    if (type == DTYPE_F8_E4M3)
+        TRY(take_scales(w, name, spec, i, stacked ? spec->n_experts : 0, first, rows, &scales,
+                        err));
     const size_t row_bytes = dtype_row_bytes(type, transposed ? rows : spec->n_in);
     const size_t skipped = transposed ? dtype_row_bytes(type, first) : first * row_bytes;
-    *out = (struct weight_src){ .dtype = type, .data = t->data + i * rows * dtype_row_bytes(type, spec->n_in) + skipped, .n_out = spec->n_out,
-                                .n_in = spec->n_in, .row_bytes = row_bytes, .transposed = transposed, .scales = scales };
+    *out = (struct weight_src){
+        .dtype = type,
+        .data = t->data + i * rows * dtype_row_bytes(type, spec->n_in) + skipped,
+        .n_out = spec->n_out,
+        .n_in = spec->n_in,
+        .row_bytes = row_bytes,
+        .transposed = transposed,
+        .scales = scales,
+    };
     return OK;
 }
 
@@ -146,7 +181,8 @@ static bool is_vector(const struct weights_tensor *t, size_t n)
     return t->n_dims > 0 && t->shape[t->n_dims - 1] == n;
 }
 
-enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err)
+enum status weights_vector(struct weights *w, const char *name, size_t n, float **out,
+                           struct err *err)
 {
     char in_file[TENSOR_NAME_BYTES_MAX];
     if (w->dummy) {
@@ -159,7 +195,9 @@ enum status weights_vector(struct weights *w, const char *name, size_t n, float 
     if (!is_vector(t, n)) return wrong_shape(t, (uint64_t[]){ n }, 1, err);
     TRY(check_type(t, err));
     if (dtype_block((enum dtype)t->dtype) != 1 || t->dtype == DTYPE_F8_E4M3)
-        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s is a vector of type %s, which is not supported", in_file, t->type_name);
+        return err_field(err, ERR_UNSUPPORTED, in_file,
+                         "tensor %s is a vector of type %s, which is not supported", in_file,
+                         t->type_name);
     float *v = mem_aligned(64, n * sizeof *v);
     dtype_to_f32((enum dtype)t->dtype, t->data, v, n);
     *out = v;

@@ -1,9 +1,9 @@
 /* http_client.c - see http_client.h.
  *
- * One request occupies one connection. A connection that a peer had closed while it was idle is noticed by reading from idle
- * connections; when the close crosses with a request, the request is sent once more on a fresh connection, but only
- * if its method is safe to repeat. Connections outlive http_client_free until their close callbacks have run.
- * Thread: loop. */
+ * One request occupies one connection. A connection that a peer had closed while it was idle is
+ * noticed by reading from idle connections; when the close crosses with a request, the request is
+ * sent once more on a fresh connection, but only if its method is safe to repeat. Connections
+ * outlive http_client_free until their close callbacks have run. Thread: loop. */
 #include "shared/net/http/http_client.h"
 
 #include <llhttp.h>
@@ -16,43 +16,43 @@
 enum { CLIENT_REQUESTS_MAX = 1024, CLIENT_HEAD_MAX = 65536 };
 
 struct client_request {
-    struct list         link; /* of http_client.requests */
+    struct list link; /* of http_client.requests */
     struct http_client *client;
     struct client_conn *conn;
-    struct loop_timer  *deadline;
-    http_client_fn     *cb;
-    void               *arg;
-    struct buf          bytes, body;
-    char               *host;
-    uint16_t            port;
-    int                 status;
-    size_t              n_head;
-    bool                is_head, repeatable, headers_done, complete;
-    enum status         st; /* why the parser stopped */
+    struct loop_timer *deadline;
+    http_client_fn *cb;
+    void *arg;
+    struct buf bytes, body;
+    char *host;
+    uint16_t port;
+    int status;
+    size_t n_head;
+    bool is_head, repeatable, headers_done, complete;
+    enum status st; /* why the parser stopped */
 };
 
 struct client_conn {
-    struct list            link; /* of http_client.conns or .idle */
-    struct http_client    *client;
+    struct list link; /* of http_client.conns or .idle */
+    struct http_client *client;
     struct client_request *request;
-    uv_tcp_t               tcp;
-    uv_connect_t           connect;
-    uv_getaddrinfo_t       resolve;
-    uv_write_t             write;
-    struct buf             out;  /* libuv reads it until the write is done */
-    llhttp_t               llhttp;
-    char                  *host;
-    uint16_t               port;
-    uint32_t               n_refs; /* the tcp handle; a name being resolved */
-    bool                   closing, used, writing, keep;
+    uv_tcp_t tcp;
+    uv_connect_t connect;
+    uv_getaddrinfo_t resolve;
+    uv_write_t write;
+    struct buf out; /* libuv reads it until the write is done */
+    llhttp_t llhttp;
+    char *host;
+    uint16_t port;
+    uint32_t n_refs; /* the tcp handle; a name being resolved */
+    bool closing, used, writing, keep;
 };
 
 struct http_client {
     struct http_client_options o;
-    struct list                requests, conns, idle; /* idle: longest unused first */
-    uint32_t                   n_requests, n_conns, n_idle;
-    bool                       freed;
-    char                       read_buf[65536];
+    struct list requests, conns, idle; /* idle: longest unused first */
+    uint32_t n_requests, n_conns, n_idle;
+    bool freed;
+    char read_buf[65536];
 };
 
 static enum status client_begin(struct client_request *r, bool fresh);
@@ -107,7 +107,8 @@ static void request_finish(struct client_request *r, enum status st)
         if (st == OK && k->keep && !k->writing) conn_keep(k);
         else conn_close(k, false);
     }
-    r->cb(r->arg, st, st == OK ? r->status : 0, st == OK ? buf_str(&r->body) : (struct str){ NULL, 0 });
+    r->cb(r->arg, st, st == OK ? r->status : 0,
+          st == OK ? buf_str(&r->body) : (struct str){ NULL, 0 });
     buf_release(&r->bytes);
     buf_release(&r->body);
     mem_free(r->host);
@@ -180,7 +181,8 @@ static void conn_on_data(struct client_conn *k, const char *p, size_t n)
     r->st = OK;
     llhttp_errno_t e = llhttp_execute(&k->llhttp, p, n);
     if (r->complete) {
-        if (llhttp_get_error_pos(&k->llhttp) != p + n) k->keep = false; /* bytes behind the answer: not in step */
+        /* bytes behind the answer: not in step */
+        if (llhttp_get_error_pos(&k->llhttp) != p + n) k->keep = false;
         request_finish(r, OK);
     } else if (e != HPE_OK) {
         request_finish(r, r->st != OK ? r->st : ERR_IO);
@@ -197,7 +199,9 @@ static void conn_on_end(struct client_conn *k)
         conn_close(k, true);
         return;
     }
-    if (r->headers_done) llhttp_finish(&k->llhttp); /* a body that ends with the connection is complete now */
+    if (r->headers_done)
+        llhttp_finish(&k->llhttp); /* a body that ends with the connection is
+                                    * complete now */
     if (r->complete) request_finish(r, OK);
     else request_retry_or_fail(r);
 }
@@ -232,7 +236,8 @@ static enum status conn_send(struct client_conn *k)
     k->llhttp.data = k;
     k->keep = false;
     uv_buf_t b = { .base = k->out.data, .len = k->out.len };
-    if (uv_write(&k->write, (uv_stream_t *)&k->tcp, &b, 1, conn_on_written) != 0) return ERR_PEER_LOST;
+    if (uv_write(&k->write, (uv_stream_t *)&k->tcp, &b, 1, conn_on_written) != 0)
+        return ERR_PEER_LOST;
     k->writing = true;
     return OK;
 }
@@ -263,11 +268,17 @@ static void conn_on_resolved(uv_getaddrinfo_t *req, int rc, struct addrinfo *lis
 
 static enum status conn_resolve(struct client_conn *k)
 {
-    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC,
+        .ai_socktype = SOCK_STREAM,
+        .ai_flags = AI_NUMERICSERV,
+    };
     char service[8];
     snprintf(service, sizeof service, "%u", k->port);
     k->resolve.data = k;
-    if (uv_getaddrinfo(loop_uv(k->client->o.loop), &k->resolve, conn_on_resolved, k->host, service, &hints) != 0) return ERR_PEER_LOST;
+    if (uv_getaddrinfo(loop_uv(k->client->o.loop), &k->resolve, conn_on_resolved, k->host, service,
+                       &hints) != 0)
+        return ERR_PEER_LOST;
     k->n_refs++;
     return OK;
 }
@@ -288,10 +299,10 @@ static enum status conn_open(struct client_request *r)
     list_push(&c->conns, &k->link);
     struct sockaddr_storage a;
     enum status st;
-    if (uv_ip4_addr(k->host, k->port, (struct sockaddr_in *)&a) == 0 || uv_ip6_addr(k->host, k->port, (struct sockaddr_in6 *)&a) == 0)
+    if (uv_ip4_addr(k->host, k->port, (struct sockaddr_in *)&a) == 0 ||
+        uv_ip6_addr(k->host, k->port, (struct sockaddr_in6 *)&a) == 0)
         st = conn_connect(k, (const struct sockaddr *)&a);
-    else
-        st = conn_resolve(k);
+    else st = conn_resolve(k);
     if (st != OK) conn_close(k, false);
     else r->conn = k;
     return st;
@@ -302,7 +313,8 @@ static enum status client_begin(struct client_request *r, bool fresh)
     struct http_client *c = r->client;
     struct client_conn *k = NULL;
     LIST_FOREACH(it, &c->idle, struct client_conn, link)
-        if (!fresh && it->port == r->port && strcmp(it->host, r->host) == 0) k = it; /* the one used last */
+    if (!fresh && it->port == r->port && strcmp(it->host, r->host) == 0)
+        k = it; /* the one used last */
     if (!k) return conn_open(r);
     c->n_idle--;
     list_remove(&k->link);
@@ -333,33 +345,42 @@ void http_client_free(struct http_client *c)
     ASSERT(!c->freed);
     c->freed = true;
     c->n_conns++; /* held while callbacks run */
-    while (!list_empty(&c->requests)) request_finish(LIST_FIRST(&c->requests, struct client_request, link), ERR_CANCELED);
+    while (!list_empty(&c->requests))
+        request_finish(LIST_FIRST(&c->requests, struct client_request, link), ERR_CANCELED);
     while (!list_empty(&c->idle)) conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
     if (--c->n_conns == 0) mem_free(c);
 }
 
 /* Our own code names the path and headers, but parts of them come from configuration. */
-static bool request_is_safe(const char *method, const char *host, const char *path, const char *headers)
+static bool request_is_safe(const char *method, const char *host, const char *path,
+                            const char *headers)
 {
     for (const char *p = path; *p; p++)
         if ((unsigned char)*p <= ' ' || *p == 0x7f) return false;
-    if (path[0] != '/' || method[0] == 0 || host[0] == 0 || strpbrk(method, " \r\n") || strpbrk(host, " \r\n/")) return false;
+    if (path[0] != '/' || method[0] == 0 || host[0] == 0 || strpbrk(method, " \r\n") ||
+        strpbrk(host, " \r\n/"))
+        return false;
     size_t n = headers ? strlen(headers) : 0;
-    return n == 0 || (n > 2 && strcmp(headers + n - 2, "\r\n") == 0 && !strstr(headers, "\r\n\r\n"));
+    return n == 0 ||
+           (n > 2 && strcmp(headers + n - 2, "\r\n") == 0 && !strstr(headers, "\r\n\r\n"));
 }
 
-static void request_write(struct client_request *r, const char *method, const char *path, const char *headers, struct str body)
+static void request_write(struct client_request *r, const char *method, const char *path,
+                          const char *headers, struct str body)
 {
-    bool is_ip6 = strchr(r->host, ':') != NULL, bodiless = body.n == 0 && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0);
-    buf_printf(&r->bytes, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", method, path, is_ip6 ? "[" : "", r->host, is_ip6 ? "]" : "", r->port);
+    bool is_ip6 = strchr(r->host, ':') != NULL,
+         bodiless = body.n == 0 && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0);
+    buf_printf(&r->bytes, "%s %s HTTP/1.1\r\nHost: %s%s%s:%u\r\n", method, path, is_ip6 ? "[" : "",
+               r->host, is_ip6 ? "]" : "", r->port);
     if (headers) buf_add_c(&r->bytes, headers);
     if (!bodiless) buf_printf(&r->bytes, "Content-Length: %zu\r\n", body.n);
     buf_add_c(&r->bytes, "\r\n");
     buf_add_str(&r->bytes, body);
 }
 
-enum status http_client_request(struct http_client *c, const char *method, const char *host, uint16_t port, const char *path,
-                                const char *headers, struct str body, uint32_t timeout_ms, http_client_fn *cb, void *arg)
+enum status http_client_request(struct http_client *c, const char *method, const char *host,
+                                uint16_t port, const char *path, const char *headers,
+                                struct str body, uint32_t timeout_ms, http_client_fn *cb, void *arg)
 {
     ASSERT_THREAD(THREAD_LOOP);
     if (c->freed) return ERR_CANCELED;
@@ -367,9 +388,12 @@ enum status http_client_request(struct http_client *c, const char *method, const
     if (!request_is_safe(method, host, path, headers)) return ERR_INVALID;
     struct client_request *r = mem_try_calloc(1, sizeof *r);
     if (!r) return ERR_NOMEM;
-    *r = (struct client_request){ .client = c, .cb = cb, .arg = arg, .host = mem_strdup(host), .port = port };
+    *r = (struct client_request){
+        .client = c, .cb = cb, .arg = arg, .host = mem_strdup(host), .port = port
+    };
     r->is_head = strcmp(method, "HEAD") == 0;
-    r->repeatable = r->is_head || strcmp(method, "GET") == 0 || strcmp(method, "PUT") == 0 || strcmp(method, "DELETE") == 0;
+    r->repeatable = r->is_head || strcmp(method, "GET") == 0 || strcmp(method, "PUT") == 0 ||
+                    strcmp(method, "DELETE") == 0;
     request_write(r, method, path, headers, body);
     enum status st = client_begin(r, false);
     if (st != OK) {

@@ -1,7 +1,8 @@
-/* http_client.h - small HTTP/1.1 requests to other nodes (directory, status): one answer, bounded, with a deadline.
+/* http_client.h - small HTTP/1.1 requests to other nodes (directory, status): one answer, bounded,
+ * with a deadline.
  *
- * Connections are kept per host:port and reused. `cb` is called exactly once when http_client_request returned OK.
- * Thread: loop. */
+ * Connections are kept per host:port and reused. `cb` is called exactly once when
+ * http_client_request returned OK. Thread: loop. */
 #ifndef BATON_NET_HTTP_HTTP_CLIENT_H
 #define BATON_NET_HTTP_HTTP_CLIENT_H
 
@@ -12,19 +13,21 @@ struct http_client;
 
 struct http_client_options {
     struct loop *loop;
-    size_t       body_max;     /* longest answer accepted */
-    uint32_t     n_idle;       /* connections kept open */
+    size_t body_max; /* longest answer accepted */
+    uint32_t n_idle; /* connections kept open */
 };
 
 struct http_client *http_client_create(const struct http_client_options *o);
 /* Pending requests get cb(ERR_CANCELED) before this returns. */
-void                http_client_free(struct http_client *c);
+void http_client_free(struct http_client *c);
 
 /* st OK: an answer came (whatever its http status); body is valid during the call. */
 typedef void http_client_fn(void *arg, enum status st, int http_status, struct str body);
 
 /* headers: "Name: value\r\n" lines or NULL. */
-enum status http_client_request(struct http_client *c, const char *method, const char *host, uint16_t port, const char *path,
-                                const char *headers, struct str body, uint32_t timeout_ms, http_client_fn *cb, void *arg) MUST_CHECK;
+enum status http_client_request(struct http_client *c, const char *method, const char *host,
+                                uint16_t port, const char *path, const char *headers,
+                                struct str body, uint32_t timeout_ms, http_client_fn *cb,
+                                void *arg) MUST_CHECK;
 
 #endif

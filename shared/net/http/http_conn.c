@@ -1,4 +1,5 @@
-/* http_conn.c - see http_conn.h: reading, deadlines, and the hand-over of complete requests. Thread: loop. */
+/* http_conn.c - see http_conn.h: reading, deadlines, and the hand-over of complete requests.
+ * Thread: loop. */
 #include "shared/net/http/http_conn.h"
 
 #include <fcntl.h>
@@ -10,11 +11,12 @@
 
 enum {
     HTTP_LINGER_MS = 2000,
-    HTTP_BODY_RATE = 16,        /* bytes per ms a long body must keep up, after body_timeout_ms */
-    HTTP_TURN_REQUESTS = 16,    /* pipelined requests of one connection in one turn of the loop */
+    HTTP_BODY_RATE = 16,         /* bytes per ms a long body must keep up, after body_timeout_ms */
+    HTTP_TURN_REQUESTS = 16,     /* pipelined requests of one connection in one turn of the loop */
     HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
-    HTTP_BODIES_MAX = 16,       /* bodies of full length in memory at a time, over all connections */
-    HTTP_TURNED_AWAY_MAX = 64,  /* connections above the limit that get a 503 at a time */
+    HTTP_BODIES_MAX = 16,        /* bodies of full length in memory at a time, over all
+                                  * connections */
+    HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503 at a time */
     HTTP_KEEPALIVE_S = 60
 };
 
@@ -74,7 +76,8 @@ void http_conn_lost(struct http_conn *c)
 
 bool http_conn_is_idle(const struct http_conn *c)
 {
-    return c->state == HTTP_CONN_READING && c->parse.state == HTTP_PARSE_IDLE && c->in.len == 0 && http_conn_queue(c) == 0;
+    return c->state == HTTP_CONN_READING && c->parse.state == HTTP_PARSE_IDLE && c->in.len == 0 &&
+           http_conn_queue(c) == 0;
 }
 
 /* When the current wait is over, in uv_now time. */
@@ -84,8 +87,10 @@ static uint64_t conn_deadline(const struct http_conn *c)
     if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0) return c->t_phase + HTTP_LINGER_MS;
     if (http_conn_queue(c) > 0) return c->t_progress + l->write_stall_ms;
     if (c->state != HTTP_CONN_READING) return UINT64_MAX;
-    if (c->parse.state == HTTP_PARSE_BODY) return c->t_phase + l->body_timeout_ms + c->parse.body.len / HTTP_BODY_RATE;
-    if (c->parse.state == HTTP_PARSE_IDLE && c->n_requests > 0) return c->t_phase + l->idle_timeout_ms;
+    if (c->parse.state == HTTP_PARSE_BODY)
+        return c->t_phase + l->body_timeout_ms + c->parse.body.len / HTTP_BODY_RATE;
+    if (c->parse.state == HTTP_PARSE_IDLE && c->n_requests > 0)
+        return c->t_phase + l->idle_timeout_ms;
     return c->t_phase + l->header_timeout_ms;
 }
 
@@ -94,7 +99,8 @@ static void conn_arm(struct http_conn *c);
 
 static void conn_on_deadline(struct http_conn *c)
 {
-    static const struct http_fault late = { 408, "request_timeout", "The request did not arrive in time." };
+    static const struct http_fault late = { 408, "request_timeout",
+                                            "The request did not arrive in time." };
     if (http_conn_queue(c) > 0) {
         log_debug("http client does not read", "peer=%s queued=%zu", c->peer, http_conn_queue(c));
         if (c->server->m_slow) counter_add(c->server->m_slow, 1);
@@ -123,7 +129,8 @@ static void conn_on_timer(uv_timer_t *t)
     conn_arm(c);
 }
 
-/* The timer fires at the deadline; while bytes are queued also in between, to see whether the queue moves. */
+/* The timer fires at the deadline; while bytes are queued also in between, to see whether the queue
+ * moves. */
 static void conn_arm(struct http_conn *c)
 {
     if (c->state == HTTP_CONN_CLOSING) return;
@@ -159,7 +166,8 @@ static void conn_linger(struct http_conn *c)
     c->t_phase = uv_now(c->tcp.loop);
     conn_count_body(c, 0);
     buf_release(&c->in);
-    if (http_conn_queue(c) == 0 && uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0) {
+    if (http_conn_queue(c) == 0 &&
+        uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0) {
         http_conn_lost(c);
         return;
     }
@@ -179,7 +187,8 @@ static void conn_on_eof(struct http_conn *c, bool reset)
 {
     c->eof = true;
     bool flushing = !reset && !c->broken && http_conn_queue(c) > 0 &&
-                    (c->state == HTTP_CONN_LINGER || (c->state == HTTP_CONN_SERVING && c->x.complete));
+                    (c->state == HTTP_CONN_LINGER ||
+                     (c->state == HTTP_CONN_SERVING && c->x.complete));
     if (!flushing) {
         http_conn_lost(c);
         return;
@@ -212,9 +221,10 @@ static bool conn_open_hangup(struct http_conn *c)
     return true;
 }
 
-/* Enough is waiting: leave the rest to TCP. A duplicate descriptor still tells of the client's FIN or reset.
- * LIMIT: a client that has pipelined more than the kernel buffers (128 KiB or so) cannot deliver its FIN while its window is closed;
- * its leaving shows when the answer is written or the kernel's keep-alive fails. */
+/* Enough is waiting: leave the rest to TCP. A duplicate descriptor still tells of the client's FIN
+ * or reset. LIMIT: a client that has pipelined more than the kernel buffers (128 KiB or so) cannot
+ * deliver its FIN while its window is closed; its leaving shows when the answer is written or the
+ * kernel's keep-alive fails. */
 static void conn_pause(struct http_conn *c)
 {
     if (!c->reading) return;
@@ -255,7 +265,11 @@ static void conn_serve(struct http_conn *c)
     c->state = HTTP_CONN_SERVING;
     c->n_requests++;
     c->keep_alive = c->parse.keep_alive && !s->stopping && c->n_requests < HTTP_CONN_REQUESTS;
-    c->x = (struct http_exchange){ .conn = c, .open = true, .bodiless = c->parse.llhttp.method == HTTP_HEAD };
+    c->x = (struct http_exchange){
+        .conn = c,
+        .open = true,
+        .bodiless = c->parse.llhttp.method == HTTP_HEAD,
+    };
     if (s->m_requests) counter_add(s->m_requests, 1);
     s->o.handler(s->o.arg, &c->x);
 }
@@ -270,14 +284,20 @@ static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
 /* Parse what has arrived; true when the state changed. */
 static bool conn_read_request(struct http_conn *c)
 {
-    static const struct http_fault full = { 503, "server_busy", "The server holds as many request bodies as it can; try again." };
+    static const struct http_fault full = {
+        503, "server_busy", "The server holds as many request bodies as it can; try again."
+    };
     enum http_parse_state before = c->parse.state;
     size_t used = http_parse_feed(&c->parse, c->in.data, c->in.len);
     buf_consume(&c->in, used);
     conn_count_body(c, c->parse.body.len);
     enum http_parse_state now = c->parse.state;
-    if (now != before) c->t_phase = before == HTTP_PARSE_IDLE && c->n_requests == 0 && now == HTTP_PARSE_HEAD ? c->t_phase : uv_now(c->tcp.loop);
-    if (now == HTTP_PARSE_BODY && c->server->body_held > HTTP_BODIES_MAX * c->server->o.limits.body_bytes) {
+    if (now != before)
+        c->t_phase = before == HTTP_PARSE_IDLE && c->n_requests == 0 && now == HTTP_PARSE_HEAD
+                         ? c->t_phase
+                         : uv_now(c->tcp.loop);
+    if (now == HTTP_PARSE_BODY &&
+        c->server->body_held > HTTP_BODIES_MAX * c->server->o.limits.body_bytes) {
         conn_refuse_request(c, &full);
         return true;
     }
@@ -289,8 +309,10 @@ static bool conn_read_request(struct http_conn *c)
         conn_serve(c);
         return true;
     }
-    /* The client waits for leave to send its body; one that already sends it does not need the answer. */
-    if (now == HTTP_PARSE_BODY && c->parse.wants_continue && !c->continued && c->parse.body.len == 0) {
+    /* The client waits for leave to send its body; one that already sends it does not need the
+     * answer. */
+    if (now == HTTP_PARSE_BODY && c->parse.wants_continue && !c->continued &&
+        c->parse.body.len == 0) {
         struct str go = STR("HTTP/1.1 100 Continue\r\n\r\n");
         c->continued = true;
         if (http_conn_write(c, &go, 1, false) != OK) return true;
@@ -328,16 +350,20 @@ void http_conn_advance(struct http_conn *c)
     int n_served = 0;
     while (moved && c->state != HTTP_CONN_CLOSING && !c->broken) {
         moved = false;
-        if (c->state == HTTP_CONN_READING && c->in.len > 0 && n_served++ < HTTP_TURN_REQUESTS) moved = conn_read_request(c);
+        if (c->state == HTTP_CONN_READING && c->in.len > 0 && n_served++ < HTTP_TURN_REQUESTS)
+            moved = conn_read_request(c);
         else if (c->state == HTTP_CONN_SERVING) moved = conn_finish_answer(c);
-        if (c->state == HTTP_CONN_SERVING && c->in.len > c->server->o.limits.header_bytes) conn_pause(c);
+        if (c->state == HTTP_CONN_SERVING && c->in.len > c->server->o.limits.header_bytes)
+            conn_pause(c);
     }
     c->advancing = false;
     if (c->broken) http_conn_lost(c);
     if (c->state == HTTP_CONN_READING && c->in.len > 0) http_conn_wake(c);
     if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 && c->eof) http_conn_lost(c);
-    else if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 && c->shutdown.handle == NULL) {
-        if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0) http_conn_lost(c);
+    else if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 &&
+             c->shutdown.handle == NULL) {
+        if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0)
+            http_conn_lost(c);
     }
     conn_arm(c);
 }
@@ -361,7 +387,9 @@ static void conn_name_peer(struct http_conn *c)
 
 static void conn_turn_away(struct http_conn *c)
 {
-    static const struct http_fault full = { 503, "too_many_connections", "The server has as many connections as it accepts; try again." };
+    static const struct http_fault full = {
+        503, "too_many_connections", "The server has as many connections as it accepts; try again."
+    };
     struct http_server *s = c->server;
     if (s->m_turned_away) counter_add(s->m_turned_away, 1);
     if (s->n_conns > s->o.limits.n_connections + HTTP_TURNED_AWAY_MAX) {

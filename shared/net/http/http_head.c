@@ -1,6 +1,8 @@
-/* http_head.c - the checks of a finished request head, and the decoding of its URL. Part of http_parse.h.
+/* http_head.c - the checks of a finished request head, and the decoding of its URL. Part of
+ * http_parse.h.
  *
- * Everything that decides where a request ends or for whom it is must be said exactly once. Thread: the parser's owner. */
+ * Everything that decides where a request ends or for whom it is must be said exactly once. Thread:
+ * the parser's owner. */
 #include <string.h>
 #include <strings.h>
 
@@ -24,7 +26,10 @@ static size_t head_count(const struct http_parse *p, const char *name, struct st
     return n;
 }
 
-static bool head_is(struct str s, const char *word) { return s.n == strlen(word) && strncasecmp(s.p, word, s.n) == 0; }
+static bool head_is(struct str s, const char *word)
+{
+    return s.n == strlen(word) && strncasecmp(s.p, word, s.n) == 0;
+}
 
 /* reg-name, IPv4 or [IPv6], then an optional port: only characters that appear there. */
 static bool head_is_authority(struct str s)
@@ -40,51 +45,79 @@ static bool head_is_authority(struct str s)
 static int head_check_host(struct http_parse *p, struct str *host)
 {
     size_t n = head_count(p, "host", host);
-    if (n > 1) return http_parse_fail(p, 400, "bad_host", "The Host header is given more than once.");
-    if (n == 0 && !p->is_http10) return http_parse_fail(p, 400, "bad_host", "The Host header is missing.");
-    if (n == 1 && !head_is_authority(*host)) return http_parse_fail(p, 400, "bad_host", "The Host header is malformed.");
+    if (n > 1)
+        return http_parse_fail(p, 400, "bad_host", "The Host header is given more than once.");
+    if (n == 0 && !p->is_http10)
+        return http_parse_fail(p, 400, "bad_host", "The Host header is missing.");
+    if (n == 1 && !head_is_authority(*host))
+        return http_parse_fail(p, 400, "bad_host", "The Host header is malformed.");
     return 0;
 }
 
 static int head_check_framing(struct http_parse *p)
 {
     struct str coding, length;
-    size_t n_codings = head_count(p, "transfer-encoding", &coding), n_lengths = head_count(p, "content-length", &length);
-    if (n_lengths > 1) return http_parse_fail(p, 400, "bad_content_length", "Content-Length is given more than once.");
+    size_t n_codings = head_count(p, "transfer-encoding", &coding),
+           n_lengths = head_count(p, "content-length", &length);
+    if (n_lengths > 1)
+        return http_parse_fail(p, 400, "bad_content_length",
+                               "Content-Length is given more than once.");
     if (n_lengths == 1 && n_codings > 0)
-        return http_parse_fail(p, 400, "bad_framing", "Content-Length and Transfer-Encoding are both given.");
+        return http_parse_fail(p, 400, "bad_framing",
+                               "Content-Length and Transfer-Encoding are both given.");
     if (n_codings > 0) {
-        if (p->is_http10) return http_parse_fail(p, 400, "bad_transfer_encoding", "Transfer-Encoding is not part of HTTP/1.0.");
-        if (n_codings > 1) return http_parse_fail(p, 400, "bad_transfer_encoding", "Transfer-Encoding is given more than once.");
-        if (!head_is(coding, "chunked")) return http_parse_fail(p, 501, "transfer_encoding_unknown", "The only Transfer-Encoding accepted is chunked.");
-        if (!(p->llhttp.flags & F_CHUNKED)) return http_parse_fail(p, 400, "bad_transfer_encoding", "Transfer-Encoding is malformed.");
+        if (p->is_http10)
+            return http_parse_fail(p, 400, "bad_transfer_encoding",
+                                   "Transfer-Encoding is not part of HTTP/1.0.");
+        if (n_codings > 1)
+            return http_parse_fail(p, 400, "bad_transfer_encoding",
+                                   "Transfer-Encoding is given more than once.");
+        if (!head_is(coding, "chunked"))
+            return http_parse_fail(p, 501, "transfer_encoding_unknown",
+                                   "The only Transfer-Encoding accepted is chunked.");
+        if (!(p->llhttp.flags & F_CHUNKED))
+            return http_parse_fail(p, 400, "bad_transfer_encoding",
+                                   "Transfer-Encoding is malformed.");
         return 0;
     }
     if (n_lengths == 1) {
         /* More than 19 digits cannot be told from an overflow; llhttp has the value. */
-        if (length.n == 0 || length.n > 19) return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
+        if (length.n == 0 || length.n > 19)
+            return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
         for (size_t i = 0; i < length.n; i++)
-            if (length.p[i] < '0' || length.p[i] > '9') return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
+            if (length.p[i] < '0' || length.p[i] > '9')
+                return http_parse_fail(p, 400, "bad_content_length",
+                                       "Content-Length is not a number.");
         if (p->llhttp.content_length > p->limits->body_bytes)
-            return http_parse_fail(p, 413, "body_too_large", "The request body is larger than this server accepts.");
+            return http_parse_fail(p, 413, "body_too_large",
+                                   "The request body is larger than this server accepts.");
         return 0;
     }
-    /* Without a length there is no body. A client that names the type of a body meant to send one. */
+    /* Without a length there is no body. A client that names the type of a body meant to send
+     * one. */
     struct str type;
     uint8_t m = p->llhttp.method;
-    if ((m == HTTP_POST || m == HTTP_PUT || m == HTTP_PATCH) && head_count(p, "content-type", &type) > 0)
-        return http_parse_fail(p, 411, "length_required", "The request names a Content-Type but neither Content-Length nor chunked encoding.");
+    if ((m == HTTP_POST || m == HTTP_PUT || m == HTTP_PATCH) &&
+        head_count(p, "content-type", &type) > 0)
+        return http_parse_fail(
+            p, 411, "length_required",
+            "The request names a Content-Type but neither Content-Length nor chunked encoding.");
     return 0;
 }
 
 static int head_check_once(struct http_parse *p)
 {
-    static const char *const once[] = { "authorization", "content-type", "content-encoding", "expect" };
+    static const char *const once[] = { "authorization", "content-type", "content-encoding",
+                                        "expect" };
     struct str value;
     for (size_t i = 0; i < COUNT_OF(once); i++)
-        if (head_count(p, once[i], &value) > 1) return http_parse_fail(p, 400, "repeated_header", "A header that may be given once is repeated.");
+        if (head_count(p, once[i], &value) > 1)
+            return http_parse_fail(p, 400, "repeated_header",
+                                   "A header that may be given once is repeated.");
     if (head_count(p, "expect", &value) == 1) {
-        if (!head_is(value, "100-continue")) return http_parse_fail(p, 417, "expectation_unknown", "The only Expect accepted is 100-continue.");
+        if (!head_is(value, "100-continue"))
+            return http_parse_fail(p, 417, "expectation_unknown",
+                                   "The only Expect accepted is 100-continue.");
         p->wants_continue = !p->is_http10;
     }
     return 0;
@@ -93,12 +126,20 @@ static int head_check_once(struct http_parse *p)
 static int head_check_method(struct http_parse *p)
 {
     switch (p->llhttp.method) {
-    case HTTP_GET: case HTTP_HEAD: case HTTP_POST: case HTTP_PUT: case HTTP_PATCH: case HTTP_DELETE: case HTTP_OPTIONS:
-        return 0;
-    case HTTP_CONNECT: case HTTP_TRACE:
-        return http_parse_fail(p, 405, "method_not_allowed", "CONNECT and TRACE are not allowed here.");
+    case HTTP_GET:
+    case HTTP_HEAD:
+    case HTTP_POST:
+    case HTTP_PUT:
+    case HTTP_PATCH:
+    case HTTP_DELETE:
+    case HTTP_OPTIONS: return 0;
+    case HTTP_CONNECT:
+    case HTTP_TRACE:
+        return http_parse_fail(p, 405, "method_not_allowed",
+                               "CONNECT and TRACE are not allowed here.");
     default:
-        return http_parse_fail(p, 501, "method_unknown", "The request method is not one that this server knows.");
+        return http_parse_fail(p, 501, "method_unknown",
+                               "The request method is not one that this server knows.");
     }
 }
 
@@ -115,8 +156,11 @@ static int head_decode_path(struct http_parse *p, struct str raw)
     for (size_t i = 0; i < raw.n; i++) {
         char c = raw.p[i];
         if (c == '%') {
-            int hi = i + 2 < raw.n ? head_hex(raw.p[i + 1]) : -1, lo = hi >= 0 ? head_hex(raw.p[i + 2]) : -1;
-            if (lo < 0 || (hi == 0 && lo == 0)) return http_parse_fail(p, 400, "bad_url", "The URL contains a malformed percent escape.");
+            int hi = i + 2 < raw.n ? head_hex(raw.p[i + 1]) : -1,
+                lo = hi >= 0 ? head_hex(raw.p[i + 2]) : -1;
+            if (lo < 0 || (hi == 0 && lo == 0))
+                return http_parse_fail(p, 400, "bad_url",
+                                       "The URL contains a malformed percent escape.");
             c = (char)(hi << 4 | lo);
             i += 2;
         }
@@ -129,7 +173,8 @@ static int head_decode_path(struct http_parse *p, struct str raw)
 static int head_check_url(struct http_parse *p, struct str host)
 {
     struct str url = { p->text.data, p->n_url };
-    if (str_find_char(url, '#') != SIZE_MAX) return http_parse_fail(p, 400, "bad_url", "The URL contains a fragment.");
+    if (str_find_char(url, '#') != SIZE_MAX)
+        return http_parse_fail(p, 400, "bad_url", "The URL contains a fragment.");
     if (str_eq_c(url, "*") && p->llhttp.method == HTTP_OPTIONS) {
         buf_add_char(&p->path, '*');
         return 0;
@@ -139,7 +184,8 @@ static int head_check_url(struct http_parse *p, struct str host)
         size_t end = 0;
         while (end < url.n && url.p[end] != '/' && url.p[end] != '?') end++;
         if (end != host.n || host.n == 0 || strncasecmp(url.p, host.p, end) != 0)
-            return http_parse_fail(p, 400, "bad_host", "The authority of the URL is not that of the Host header.");
+            return http_parse_fail(p, 400, "bad_host",
+                                   "The authority of the URL is not that of the Host header.");
         url = str_sub(url, end, url.n - end);
         if (url.n == 0 || url.p[0] == '?') buf_add_char(&p->path, '/');
     } else if (url.n == 0 || url.p[0] != '/') {

@@ -1,5 +1,5 @@
-/* http_listen.c - binding the server's socket, and the sentence about who holds a port that is taken.
- * Thread: loop, at start (the look into /proc happens only on the way to an error). */
+/* http_listen.c - binding the server's socket, and the sentence about who holds a port that is
+ * taken. Thread: loop, at start (the look into /proc happens only on the way to an error). */
 #include <dirent.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -21,7 +21,8 @@ static unsigned long listen_inode(const char *table, uint16_t port)
     while (found == 0 && fgets(line, sizeof line, f)) {
         unsigned local_port, state;
         unsigned long inode;
-        int n = sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*d %*d %lu", &local_port, &state, &inode);
+        int n = sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*d %*d %lu",
+                       &local_port, &state, &inode);
         if (n == 3 && state == TCP_STATE_LISTEN && local_port == port) found = inode;
     }
     fclose(f);
@@ -76,39 +77,56 @@ static enum status listen_fail(int rc, const char *host, uint16_t port, struct e
     switch (rc) {
     case UV_EADDRINUSE:
         listen_holder(port, holder, sizeof holder);
-        return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: the port is in use by %s; stop it or choose another port", host, port, holder);
+        return err_set(
+            err, ERR_CONFIG,
+            "cannot listen on %s:%u: the port is in use by %s; stop it or choose another port",
+            host, port, holder);
     case UV_EADDRNOTAVAIL:
-        return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: this machine has no such address; 0.0.0.0 means all of its addresses", host, port);
+        return err_set(err, ERR_CONFIG,
+                       "cannot listen on %s:%u: this machine has no such address; 0.0.0.0 means "
+                       "all of its addresses",
+                       host, port);
     case UV_EACCES:
-        return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: ports below 1024 need privileges; choose a higher port", host, port);
+        return err_set(
+            err, ERR_CONFIG,
+            "cannot listen on %s:%u: ports below 1024 need privileges; choose a higher port", host,
+            port);
     default:
         return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: %s", host, port, uv_strerror(rc));
     }
 }
 
-static enum status listen_resolve(const char *host, uint16_t port, struct sockaddr_storage *out, struct err *err)
+static enum status listen_resolve(const char *host, uint16_t port, struct sockaddr_storage *out,
+                                  struct err *err)
 {
-    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV }, *list = NULL;
+    struct addrinfo hints = { .ai_family = AF_UNSPEC,
+                              .ai_socktype = SOCK_STREAM,
+                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV, },
+                    *list = NULL;
     char service[8];
     snprintf(service, sizeof service, "%u", port);
     int rc = getaddrinfo(host, service, &hints, &list);
-    if (rc != 0) return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: %s", host, port, gai_strerror(rc));
+    if (rc != 0)
+        return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: %s", host, port, gai_strerror(rc));
     memcpy(out, list->ai_addr, list->ai_addrlen);
     freeaddrinfo(list);
     return OK;
 }
 
-enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_connection_cb cb, uint16_t *bound, struct err *err)
+enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_connection_cb cb,
+                        uint16_t *bound, struct err *err)
 {
     struct sockaddr_storage a = { 0 };
     TRY(listen_resolve(host, port, &a, err));
-    /* libuv sets SO_REUSEADDR (a restart finds its port) and not SO_REUSEPORT (two servers must not share one by accident). */
+    /* libuv sets SO_REUSEADDR (a restart finds its port) and not SO_REUSEPORT (two servers must not
+     * share one by accident). */
     int rc = uv_tcp_bind(listener, (const struct sockaddr *)&a, 0);
     if (rc == 0) rc = uv_listen((uv_stream_t *)listener, LISTEN_BACKLOG, cb);
     if (rc != 0) return listen_fail(rc, host, port, err);
     int n = sizeof a;
     rc = uv_tcp_getsockname(listener, (struct sockaddr *)&a, &n);
     if (rc != 0) return listen_fail(rc, host, port, err);
-    *bound = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
+    *bound = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
+                                           : ((struct sockaddr_in *)&a)->sin_port);
     return OK;
 }

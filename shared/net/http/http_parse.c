@@ -1,5 +1,5 @@
-/* http_parse.c - see http_parse.h: llhttp's callbacks and the feeding; http_scan.c has the line discipline and
- * http_head.c the checks of a finished head. Thread: the parser's owner. */
+/* http_parse.c - see http_parse.h: llhttp's callbacks and the feeding; http_scan.c has the line
+ * discipline and http_head.c the checks of a finished head. Thread: the parser's owner. */
 #include "shared/net/http/http_parse.h"
 
 #include <string.h>
@@ -17,7 +17,9 @@ int http_parse_fail(struct http_parse *p, int status, const char *code, const ch
 static int parse_on_url(llhttp_t *h, const char *at, size_t n)
 {
     struct http_parse *p = h->data;
-    if (n > p->limits->url_bytes - p->n_url) return http_parse_fail(p, 414, "url_too_long", "The URL is longer than this server accepts.");
+    if (n > p->limits->url_bytes - p->n_url)
+        return http_parse_fail(p, 414, "url_too_long",
+                               "The URL is longer than this server accepts.");
     buf_add(&p->text, at, n);
     p->n_url += n;
     return 0;
@@ -27,7 +29,8 @@ static int parse_on_url(llhttp_t *h, const char *at, size_t n)
 static int parse_new_field(struct http_parse *p)
 {
     if (p->n_fields + p->n_trailers >= p->limits->n_headers)
-        return http_parse_fail(p, 431, "too_many_headers", "The request has more headers than this server accepts.");
+        return http_parse_fail(p, 431, "too_many_headers",
+                               "The request has more headers than this server accepts.");
     if (p->n_fields == p->fields_cap) {
         p->fields_cap = p->fields_cap ? p->fields_cap * 2 : 16;
         p->fields = mem_realloc(p->fields, p->fields_cap, sizeof *p->fields);
@@ -70,12 +73,23 @@ static int parse_on_value_complete(llhttp_t *h)
     if (!p->in_value) f->value = p->text.len; /* an empty value has no span */
     p->in_value = true;
     if (p->scan.kind != HTTP_LINE_TRAILER) return 0;
-    static const char *const forbidden[] = { "authorization", "connection", "content-encoding", "content-length", "content-type", "cookie", "expect",
-                                             "host", "te", "trailer", "transfer-encoding", "upgrade" };
+    static const char *const forbidden[] = { "authorization",
+                                             "connection",
+                                             "content-encoding",
+                                             "content-length",
+                                             "content-type",
+                                             "cookie",
+                                             "expect",
+                                             "host",
+                                             "te",
+                                             "trailer",
+                                             "transfer-encoding",
+                                             "upgrade" };
     struct str name = { p->text.data + f->name, f->n_name };
     for (size_t i = 0; i < COUNT_OF(forbidden); i++)
         if (name.n == strlen(forbidden[i]) && strncasecmp(name.p, forbidden[i], name.n) == 0)
-            return http_parse_fail(p, 400, "bad_trailer", "A trailer carries a field that is not allowed after the body.");
+            return http_parse_fail(p, 400, "bad_trailer",
+                                   "A trailer carries a field that is not allowed after the body.");
     p->n_fields--;
     p->n_trailers++;
     return 0;
@@ -84,7 +98,8 @@ static int parse_on_value_complete(llhttp_t *h)
 static int parse_on_headers_complete(llhttp_t *h)
 {
     struct http_parse *p = h->data;
-    /* An Upgrade header is legal to ignore; the request stays HTTP/1.1 with the body its headers describe. */
+    /* An Upgrade header is legal to ignore; the request stays HTTP/1.1 with the body its headers
+     * describe. */
     h->upgrade = 0;
     p->keep_alive = llhttp_should_keep_alive(h) != 0;
     int rc = http_parse_check_head(p);
@@ -99,7 +114,8 @@ static int parse_on_chunk(llhttp_t *h)
 {
     struct http_parse *p = h->data;
     if (h->content_length > p->limits->body_bytes - p->body.len)
-        return http_parse_fail(p, 413, "body_too_large", "The request body is larger than this server accepts.");
+        return http_parse_fail(p, 413, "body_too_large",
+                               "The request body is larger than this server accepts.");
     p->scan.n_raw = h->content_length;
     p->scan.kind = h->content_length == 0 ? HTTP_LINE_TRAILER : HTTP_LINE_CHUNK_END;
     return 0;
@@ -109,7 +125,8 @@ static int parse_on_body(llhttp_t *h, const char *at, size_t n)
 {
     struct http_parse *p = h->data;
     if (n > p->limits->body_bytes - p->body.len)
-        return http_parse_fail(p, 413, "body_too_large", "The request body is larger than this server accepts.");
+        return http_parse_fail(p, 413, "body_too_large",
+                               "The request body is larger than this server accepts.");
     buf_add(&p->body, at, n);
     return 0;
 }
@@ -168,24 +185,25 @@ static void parse_map_error(struct http_parse *p, llhttp_errno_t e)
 {
     switch (e) {
     case HPE_INVALID_METHOD:
-        http_parse_fail(p, 501, "method_unknown", "The request method is not one that this server knows.");
+        http_parse_fail(p, 501, "method_unknown",
+                        "The request method is not one that this server knows.");
         break;
-    case HPE_INVALID_URL:
-        http_parse_fail(p, 400, "bad_url", "The URL is malformed.");
-        break;
+    case HPE_INVALID_URL: http_parse_fail(p, 400, "bad_url", "The URL is malformed."); break;
     case HPE_INVALID_CONTENT_LENGTH:
     case HPE_UNEXPECTED_CONTENT_LENGTH:
-        http_parse_fail(p, 400, "bad_content_length", "Content-Length is malformed, repeated, or given together with Transfer-Encoding.");
+        http_parse_fail(
+            p, 400, "bad_content_length",
+            "Content-Length is malformed, repeated, or given together with Transfer-Encoding.");
         break;
     case HPE_INVALID_TRANSFER_ENCODING:
-        http_parse_fail(p, 400, "bad_transfer_encoding", "Transfer-Encoding is malformed or given together with Content-Length.");
+        http_parse_fail(p, 400, "bad_transfer_encoding",
+                        "Transfer-Encoding is malformed or given together with Content-Length.");
         break;
     case HPE_INVALID_VERSION:
     case HPE_PAUSED_H2_UPGRADE:
         http_parse_fail(p, 505, "http_version", "Only HTTP/1.1 and HTTP/1.0 are spoken here.");
         break;
-    default:
-        http_parse_fail(p, 400, "bad_request", "The request is not well-formed HTTP/1.1.");
+    default: http_parse_fail(p, 400, "bad_request", "The request is not well-formed HTTP/1.1.");
     }
 }
 

@@ -1,5 +1,6 @@
-/* http_server.c - see http_server.h: start, stop, and what a handler may ask about its exchange. The connections are in
- * http_conn.c. The server is freed when its own handles and the last connection are closed. Thread: loop. */
+/* http_server.c - see http_server.h: start, stop, and what a handler may ask about its exchange.
+ * The connections are in http_conn.c. The server is freed when its own handles and the last
+ * connection are closed. Thread: loop. */
 #include <string.h>
 
 #include "shared/base/log.h"
@@ -71,7 +72,8 @@ static void server_on_idle(uv_idle_t *idle)
 void http_conn_wake(struct http_conn *c)
 {
     struct http_server *s = c->server;
-    if (c->advancing || c->state == HTTP_CONN_CLOSING) return; /* an advance under way looks again by itself */
+    /* an advance under way looks again by itself */
+    if (c->advancing || c->state == HTTP_CONN_CLOSING) return;
     list_remove(&c->ready_link);
     list_push(&s->ready, &c->ready_link);
     uv_idle_start(&s->idle, server_on_idle);
@@ -106,14 +108,21 @@ static void server_add_metrics(struct http_server *s, struct metrics *m)
 {
     if (!m) return;
     s->m_conns = metrics_gauge(m, "baton_http_connections", "", "Open HTTP connections.");
-    s->m_requests = metrics_counter(m, "baton_http_requests_total", "", "HTTP requests handed to the handler.");
-    s->m_refused = metrics_counter(m, "baton_http_refused_total", "", "Requests refused for their form, size or pace, before any handler.");
-    s->m_turned_away = metrics_counter(m, "baton_http_turned_away_total", "", "Connections above the connection limit.");
-    s->m_slow = metrics_counter(m, "baton_http_slow_readers_total", "", "Connections cut because the client did not read.");
-    s->m_gone = metrics_counter(m, "baton_http_clients_gone_total", "", "Exchanges whose client left before the answer was sent.");
+    s->m_requests = metrics_counter(m, "baton_http_requests_total", "",
+                                    "HTTP requests handed to the handler.");
+    s->m_refused = metrics_counter(
+        m, "baton_http_refused_total", "",
+        "Requests refused for their form, size or pace, before any handler.");
+    s->m_turned_away = metrics_counter(m, "baton_http_turned_away_total", "",
+                                       "Connections above the connection limit.");
+    s->m_slow = metrics_counter(m, "baton_http_slow_readers_total", "",
+                                "Connections cut because the client did not read.");
+    s->m_gone = metrics_counter(m, "baton_http_clients_gone_total", "",
+                                "Exchanges whose client left before the answer was sent.");
 }
 
-enum status http_server_start(const struct http_server_options *o, struct http_server **out, struct err *err)
+enum status http_server_start(const struct http_server_options *o, struct http_server **out,
+                              struct err *err)
 {
     ASSERT_THREAD(THREAD_LOOP);
     struct http_server *s = MEM_NEW(struct http_server);
@@ -129,7 +138,8 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     uv_timer_init(uv, &s->grace);
     s->listener.data = s->idle.data = s->grace.data = s;
     s->n_handles = 3;
-    enum status st = http_listen(&s->listener, s->host, o->port, server_on_connection, &s->port, err);
+    enum status st = http_listen(&s->listener, s->host, o->port, server_on_connection, &s->port,
+                                 err);
     if (st != OK) {
         uv_close((uv_handle_t *)&s->listener, server_on_closed);
         server_close_handles(s);
@@ -165,12 +175,15 @@ void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(voi
     s->grace_until = uv_now(s->grace.loop) + grace_ms;
     uv_close((uv_handle_t *)&s->listener, server_on_closed);
     LIST_FOREACH(c, &s->conns, struct http_conn, link)
-        if (http_conn_is_idle(c)) http_conn_lost(c);
+    if (http_conn_is_idle(c)) http_conn_lost(c);
     /* Also without grace this is a turn later: stop may be called from inside a handler. */
     uv_timer_start(&s->grace, server_on_grace, 0, CHECK_MS);
 }
 
-const char *http_method(const struct http_exchange *x) { return llhttp_method_name(x->conn->parse.llhttp.method); }
+const char *http_method(const struct http_exchange *x)
+{
+    return llhttp_method_name(x->conn->parse.llhttp.method);
+}
 
 struct str http_path(const struct http_exchange *x) { return buf_str(&x->conn->parse.path); }
 
@@ -180,7 +193,10 @@ struct str http_query(const struct http_exchange *x)
     return (struct str){ p->text.data + p->query, p->n_query };
 }
 
-struct str http_header(const struct http_exchange *x, const char *name) { return http_parse_header(&x->conn->parse, name); }
+struct str http_header(const struct http_exchange *x, const char *name)
+{
+    return http_parse_header(&x->conn->parse, name);
+}
 
 struct str http_body(const struct http_exchange *x) { return buf_str(&x->conn->parse.body); }
 

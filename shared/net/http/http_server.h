@@ -1,11 +1,12 @@
-/* http_server.h - HTTP/1.1 on the loop: llhttp in strict mode, hard limits, keep-alive, streamed answers.
+/* http_server.h - HTTP/1.1 on the loop: llhttp in strict mode, hard limits, keep-alive, streamed
+ * answers.
  *
- * A request is handed to the handler whole (headers and body within the limits). The handler keeps the exchange and answers
- * when it can: once with http_reply, or with http_stream_begin, any number of http_stream_write, http_stream_end.
- * Life cycle of an exchange: it lives until `on_end` was called, which happens exactly once: after the answer has been handed
- * to the socket, or when the client went away first (gone == true). After on_end nothing may be called on it. Requests of
- * one connection are served one after the other.
- * Thread: loop. */
+ * A request is handed to the handler whole (headers and body within the limits). The handler keeps
+ * the exchange and answers when it can: once with http_reply, or with http_stream_begin, any number
+ * of http_stream_write, http_stream_end. Life cycle of an exchange: it lives until `on_end` was
+ * called, which happens exactly once: after the answer has been handed to the socket, or when the
+ * client went away first (gone == true). After on_end nothing may be called on it. Requests of one
+ * connection are served one after the other. Thread: loop. */
 #ifndef BATON_NET_HTTP_HTTP_SERVER_H
 #define BATON_NET_HTTP_HTTP_SERVER_H
 
@@ -16,47 +17,52 @@ struct http_server;
 struct http_exchange;
 
 struct http_limits {
-    size_t   header_bytes, n_headers, url_bytes, body_bytes;
+    size_t header_bytes, n_headers, url_bytes, body_bytes;
     uint32_t n_connections;
     uint32_t header_timeout_ms, idle_timeout_ms, body_timeout_ms, write_stall_ms;
-    size_t   write_queue_bytes; /* a client that reads slower than this is cut off */
+    size_t write_queue_bytes; /* a client that reads slower than this is cut off */
 };
 /* 16 KiB, 100, 8 KiB, 45 MiB, 10,000, 10 s, 120 s, 60 s, 60 s, 8 MiB */
 extern const struct http_limits HTTP_LIMITS_DEFAULT;
 
 struct http_server_options {
-    struct loop       *loop;
-    const char        *host;
-    uint16_t           port;   /* 0: any free one */
+    struct loop *loop;
+    const char *host;
+    uint16_t port; /* 0: any free one */
     struct http_limits limits;
     void (*handler)(void *arg, struct http_exchange *x);
-    void              *arg;
-    struct metrics    *metrics; /* may be NULL */
+    void *arg;
+    struct metrics *metrics; /* may be NULL */
 };
 
 /* ERR_CONFIG says host, port and what holds it when the port is taken. */
-enum status http_server_start(const struct http_server_options *o, struct http_server **out, struct err *err) MUST_CHECK;
-uint16_t    http_server_port(const struct http_server *s);
-/* Stop accepting; open exchanges may finish within grace_ms, then connections are closed; `done` (may be NULL) is called once
- * and the server is freed just before it. */
-void        http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
+enum status http_server_start(const struct http_server_options *o, struct http_server **out,
+                              struct err *err) MUST_CHECK;
+uint16_t http_server_port(const struct http_server *s);
+/* Stop accepting; open exchanges may finish within grace_ms, then connections are closed; `done`
+ * (may be NULL) is called once and the server is freed just before it. */
+void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
 
 /* The request; all valid until on_end. */
 const char *http_method(const struct http_exchange *x);
-struct str  http_path(const struct http_exchange *x);  /* percent-decoded, without the query */
-struct str  http_query(const struct http_exchange *x);
-struct str  http_header(const struct http_exchange *x, const char *name); /* case-insensitive; { NULL, 0 } when absent */
-struct str  http_body(const struct http_exchange *x);
-const char *http_peer(const struct http_exchange *x);  /* "127.0.0.1:4711" */
-void       *http_data(const struct http_exchange *x);
-void        http_set_data(struct http_exchange *x, void *data);
-void        http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg);
+struct str http_path(const struct http_exchange *x); /* percent-decoded, without the query */
+struct str http_query(const struct http_exchange *x);
+/* case-insensitive; { NULL, 0 } when absent */
+struct str http_header(const struct http_exchange *x, const char *name);
+struct str http_body(const struct http_exchange *x);
+const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:4711" */
+void *http_data(const struct http_exchange *x);
+void http_set_data(struct http_exchange *x, void *data);
+void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg);
 
 /* Extra headers are "Name: value\r\n" lines (may be NULL); the caller has validated them. */
-void http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers, struct str body);
-void http_stream_begin(struct http_exchange *x, int status, const char *content_type, const char *headers);
-/* Queue bytes (copied), sent as one chunk. ERR_CANCELED: the client is gone; ERR_FULL: it does not read (the connection is being cut). */
+void http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
+                struct str body);
+void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
+                       const char *headers);
+/* Queue bytes (copied), sent as one chunk. ERR_CANCELED: the client is gone; ERR_FULL: it does not
+ * read (the connection is being cut). */
 enum status http_stream_write(struct http_exchange *x, struct str data) MUST_CHECK;
-void        http_stream_end(struct http_exchange *x);
+void http_stream_end(struct http_exchange *x);
 
 #endif

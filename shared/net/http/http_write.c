@@ -1,7 +1,8 @@
-/* http_write.c - see http_conn.h: answers, from status line to last chunk, and the queue behind the socket.
+/* http_write.c - see http_conn.h: answers, from status line to last chunk, and the queue behind the
+ * socket.
  *
- * Bytes go to the kernel at once (uv_try_write); what it does not take is copied to `next`, which becomes `flying` when libuv has
- * nothing of this connection under way. Thread: loop. */
+ * Bytes go to the kernel at once (uv_try_write); what it does not take is copied to `next`, which
+ * becomes `flying` when libuv has nothing of this connection under way. Thread: loop. */
 #include <string.h>
 #include <time.h>
 
@@ -14,7 +15,8 @@ enum { HTTP_PARTS_MAX = 4 };
 
 size_t http_conn_queue(const struct http_conn *c)
 {
-    return c->next.len + (c->writing ? uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp) : 0);
+    return c->next.len +
+           (c->writing ? uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp) : 0);
 }
 
 static void write_break(struct http_conn *c)
@@ -54,12 +56,14 @@ static void write_on_done(uv_write_t *w, int status)
 }
 
 /* Offer the parts to the kernel; *sent counts what it took. */
-static enum status write_try(struct http_conn *c, const struct str *parts, size_t n_parts, size_t *sent)
+static enum status write_try(struct http_conn *c, const struct str *parts, size_t n_parts,
+                             size_t *sent)
 {
     uv_buf_t b[HTTP_PARTS_MAX];
     unsigned n = 0;
     for (size_t i = 0; i < n_parts; i++)
-        if (parts[i].n > 0) b[n++] = (uv_buf_t){ .base = (char *)(uintptr_t)parts[i].p, .len = parts[i].n };
+        if (parts[i].n > 0)
+            b[n++] = (uv_buf_t){ .base = (char *)(uintptr_t)parts[i].p, .len = parts[i].n };
     if (n == 0) return OK;
     int rc = uv_try_write((uv_stream_t *)&c->tcp, b, n);
     if (rc < 0 && rc != UV_EAGAIN) return ERR_CANCELED;
@@ -67,7 +71,8 @@ static enum status write_try(struct http_conn *c, const struct str *parts, size_
     return OK;
 }
 
-enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t n_parts, bool bounded)
+enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t n_parts,
+                            bool bounded)
 {
     ASSERT(n_parts <= HTTP_PARTS_MAX);
     if (c->broken || c->state == HTTP_CONN_CLOSING) return ERR_CANCELED;
@@ -100,15 +105,44 @@ enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t
 
 static const char *write_reason(int status)
 {
-    static const struct { int status; const char *text; } reasons[] = {
-        { 200, "OK" }, { 201, "Created" }, { 202, "Accepted" }, { 204, "No Content" }, { 206, "Partial Content" },
-        { 301, "Moved Permanently" }, { 302, "Found" }, { 304, "Not Modified" }, { 307, "Temporary Redirect" }, { 308, "Permanent Redirect" },
-        { 400, "Bad Request" }, { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" }, { 405, "Method Not Allowed" },
-        { 406, "Not Acceptable" }, { 408, "Request Timeout" }, { 409, "Conflict" }, { 410, "Gone" }, { 411, "Length Required" },
-        { 413, "Content Too Large" }, { 414, "URI Too Long" }, { 415, "Unsupported Media Type" }, { 417, "Expectation Failed" },
-        { 422, "Unprocessable Content" }, { 429, "Too Many Requests" }, { 431, "Request Header Fields Too Large" },
-        { 499, "Client Closed Request" }, { 500, "Internal Server Error" }, { 501, "Not Implemented" }, { 502, "Bad Gateway" },
-        { 503, "Service Unavailable" }, { 504, "Gateway Timeout" }, { 505, "HTTP Version Not Supported" },
+    static const struct {
+        int status;
+        const char *text;
+    } reasons[] = {
+        { 200, "OK" },
+        { 201, "Created" },
+        { 202, "Accepted" },
+        { 204, "No Content" },
+        { 206, "Partial Content" },
+        { 301, "Moved Permanently" },
+        { 302, "Found" },
+        { 304, "Not Modified" },
+        { 307, "Temporary Redirect" },
+        { 308, "Permanent Redirect" },
+        { 400, "Bad Request" },
+        { 401, "Unauthorized" },
+        { 403, "Forbidden" },
+        { 404, "Not Found" },
+        { 405, "Method Not Allowed" },
+        { 406, "Not Acceptable" },
+        { 408, "Request Timeout" },
+        { 409, "Conflict" },
+        { 410, "Gone" },
+        { 411, "Length Required" },
+        { 413, "Content Too Large" },
+        { 414, "URI Too Long" },
+        { 415, "Unsupported Media Type" },
+        { 417, "Expectation Failed" },
+        { 422, "Unprocessable Content" },
+        { 429, "Too Many Requests" },
+        { 431, "Request Header Fields Too Large" },
+        { 499, "Client Closed Request" },
+        { 500, "Internal Server Error" },
+        { 501, "Not Implemented" },
+        { 502, "Bad Gateway" },
+        { 503, "Service Unavailable" },
+        { 504, "Gateway Timeout" },
+        { 505, "HTTP Version Not Supported" },
     };
     for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
         if (reasons[i].status == status) return reasons[i].text;
@@ -118,15 +152,17 @@ static const char *write_reason(int status)
 /* IMF-fixdate; written by hand because strftime follows the locale. */
 static void write_date(struct buf *b)
 {
-    static const char days[] = "SunMonTueWedThuFriSat", months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    static const char days[] = "SunMonTueWedThuFriSat",
+                      months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
     time_t now = (time_t)clock_unix_s();
     struct tm t;
     if (!gmtime_r(&now, &t)) return;
-    buf_printf(b, "Date: %.3s, %02d %.3s %d %02d:%02d:%02d GMT\r\n", days + 3 * t.tm_wday, t.tm_mday, months + 3 * t.tm_mon, t.tm_year + 1900,
-               t.tm_hour, t.tm_min, t.tm_sec);
+    buf_printf(b, "Date: %.3s, %02d %.3s %d %02d:%02d:%02d GMT\r\n", days + 3 * t.tm_wday,
+               t.tm_mday, months + 3 * t.tm_mon, t.tm_year + 1900, t.tm_hour, t.tm_min, t.tm_sec);
 }
 
-static void write_head(struct buf *b, const struct http_conn *c, int status, const char *content_type, const char *headers)
+static void write_head(struct buf *b, const struct http_conn *c, int status,
+                       const char *content_type, const char *headers)
 {
     buf_printf(b, "HTTP/1.1 %d %s\r\n", status, write_reason(status));
     write_date(b);
@@ -141,11 +177,15 @@ static bool write_has_no_body(int status) { return status == 204 || status == 30
 void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
 {
     struct buf body = { 0 }, head = { 0 };
-    buf_printf(&body, "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":\"%s\"}}", f->message,
-               f->status >= 500 ? "server_error" : "invalid_request_error", f->code);
+    buf_printf(&body,
+               "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":\"%s\"}}",
+               f->message, f->status >= 500 ? "server_error" : "invalid_request_error", f->code);
     c->keep_alive = false;
     if (c->server->m_refused) counter_add(c->server->m_refused, 1);
-    const char *more = f->status == 503 ? "Retry-After: 1\r\n" : f->status == 405 ? "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n" : NULL;
+    const char *more = f->status == 503 ? "Retry-After: 1\r\n"
+                       : f->status == 405
+                           ? "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+                           : NULL;
     write_head(&head, c, f->status, "application/json", more);
     buf_printf(&head, "Content-Length: %zu\r\n\r\n", body.len);
     struct str parts[] = { buf_str(&head), buf_str(&body) };
@@ -162,7 +202,8 @@ static void write_or_leave(struct http_conn *c, const struct str *parts, size_t 
     if (st != OK) log_debug("http answer not sent", "peer=%s st=%s", c->peer, status_name(st));
 }
 
-void http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers, struct str body)
+void http_reply(struct http_exchange *x, int status, const char *content_type, const char *headers,
+                struct str body)
 {
     ASSERT_THREAD(THREAD_LOOP);
     ASSERT(x->open);
@@ -180,7 +221,8 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, c
     http_conn_wake(c);
 }
 
-void http_stream_begin(struct http_exchange *x, int status, const char *content_type, const char *headers)
+void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
+                       const char *headers)
 {
     ASSERT_THREAD(THREAD_LOOP);
     ASSERT(x->open);
@@ -190,9 +232,12 @@ void http_stream_begin(struct http_exchange *x, int status, const char *content_
     x->begun = true;
     x->bodiless = x->bodiless || write_has_no_body(status);
     x->chunked = !c->parse.is_http10;
-    if (!x->chunked && !x->bodiless) c->keep_alive = false; /* to HTTP/1.0 the end of the body is the end of the connection */
+    if (!x->chunked && !x->bodiless)
+        c->keep_alive = false; /* to HTTP/1.0 the end of the body is
+                                * the end of the connection */
     write_head(&head, c, status, content_type, headers);
-    buf_add_c(&head, x->chunked && !write_has_no_body(status) ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
+    buf_add_c(&head, x->chunked && !write_has_no_body(status) ? "Transfer-Encoding: chunked\r\n\r\n"
+                                                              : "\r\n");
     struct str parts[] = { buf_str(&head) };
     write_or_leave(c, parts, 1);
     buf_release(&head);

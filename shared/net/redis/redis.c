@@ -4,9 +4,10 @@
  *       ▲                                                                                                     │
  *       └───────── redis_drop: error, deadline, refused greeting (back-off 50 ms doubling to 2 s) ◀───────────┘
  *
- * hiredis resolves names by blocking, so a name is resolved by libuv first. hiredis frees its context by itself when a connection
- * fails and runs the callbacks of commands then; therefore ac->data is cleared before the context is given up, and a command that
- * was already answered (cb NULL) only frees itself there. Thread: loop. */
+ * hiredis resolves names by blocking, so a name is resolved by libuv first. hiredis frees its
+ * context by itself when a connection fails and runs the callbacks of commands then; therefore
+ * ac->data is cleared before the context is given up, and a command that was already answered (cb
+ * NULL) only frees itself there. Thread: loop. */
 #include "shared/net/redis/redis_conn.h"
 
 #include <string.h>
@@ -18,19 +19,26 @@
 #include "shared/base/rng.h"
 #include "shared/base/thread.h"
 
-enum { REDIS_BACKOFF_MIN_MS = 50, REDIS_BACKOFF_MAX_MS = 2000, REDIS_REPLY_MAX = 16 << 20, REDIS_READ_BYTES = 16384, REDIS_ELEMENTS_MAX = 1 << 20 };
+enum {
+    REDIS_BACKOFF_MIN_MS = 50,
+    REDIS_BACKOFF_MAX_MS = 2000,
+    REDIS_REPLY_MAX = 16 << 20,
+    REDIS_READ_BYTES = 16384,
+    REDIS_ELEMENTS_MAX = 1 << 20
+};
 
-/* The socket of one context on the loop. The adapter that hiredis ships ignores a failed poll, so that a refused
- * connection would never be reported; this one lets hiredis find the error by reading or writing. */
+/* The socket of one context on the loop. The adapter that hiredis ships ignores a failed poll, so
+ * that a refused connection would never be reported; this one lets hiredis find the error by
+ * reading or writing. */
 struct redis_poll {
-    uv_poll_t          uv; /* first: the close callback frees through it */
+    uv_poll_t uv;          /* first: the close callback frees through it */
     redisAsyncContext *ac; /* NULL once hiredis has given up the context */
-    int                events;
+    int events;
 };
 
 struct redis_resolve {
     uv_getaddrinfo_t uv; /* first */
-    struct redis    *r;  /* NULL: nobody waits any more */
+    struct redis *r;     /* NULL: nobody waits any more */
 };
 
 static void redis_connect(struct redis *r);
@@ -42,7 +50,8 @@ static void poll_on_event(uv_poll_t *uv, int status, int events)
     struct redis *r = p->ac ? p->ac->data : NULL;
     if (p->ac && (events & (UV_READABLE | UV_DISCONNECT))) {
         int n = 0;
-        if (r && ioctl(p->ac->c.fd, FIONREAD, &n) == 0 && n > 0) r->n_unparsed += (size_t)(n < REDIS_READ_BYTES ? n : REDIS_READ_BYTES);
+        if (r && ioctl(p->ac->c.fd, FIONREAD, &n) == 0 && n > 0)
+            r->n_unparsed += (size_t)(n < REDIS_READ_BYTES ? n : REDIS_READ_BYTES);
         if (r && r->n_unparsed > REDIS_REPLY_MAX) {
             redis_drop(r, "a reply is longer than 16 MiB");
             return;
@@ -62,10 +71,22 @@ static void poll_set(struct redis_poll *p, int events)
     else uv_poll_stop(&p->uv);
 }
 
-static void poll_add_read(void *arg) { poll_set(arg, ((struct redis_poll *)arg)->events | UV_READABLE); }
-static void poll_del_read(void *arg) { poll_set(arg, ((struct redis_poll *)arg)->events & ~UV_READABLE); }
-static void poll_add_write(void *arg) { poll_set(arg, ((struct redis_poll *)arg)->events | UV_WRITABLE); }
-static void poll_del_write(void *arg) { poll_set(arg, ((struct redis_poll *)arg)->events & ~UV_WRITABLE); }
+static void poll_add_read(void *arg)
+{
+    poll_set(arg, ((struct redis_poll *)arg)->events | UV_READABLE);
+}
+static void poll_del_read(void *arg)
+{
+    poll_set(arg, ((struct redis_poll *)arg)->events & ~UV_READABLE);
+}
+static void poll_add_write(void *arg)
+{
+    poll_set(arg, ((struct redis_poll *)arg)->events | UV_WRITABLE);
+}
+static void poll_del_write(void *arg)
+{
+    poll_set(arg, ((struct redis_poll *)arg)->events & ~UV_WRITABLE);
+}
 
 static void poll_on_closed(uv_handle_t *h) { mem_free(h); }
 
@@ -141,11 +162,13 @@ static void redis_retry_later(struct redis *r)
     uint32_t wait = r->backoff_ms;
     r->backoff_ms = wait * 2 < REDIS_BACKOFF_MAX_MS ? wait * 2 : REDIS_BACKOFF_MAX_MS;
     /* Up to a quarter less, so that many nodes do not come back in step. */
-    wait -= (uint32_t)(rng_uniform((uintptr_t)r ^ (uint64_t)getpid(), 0, ++r->n_attempts) * wait / 4);
+    wait -= (uint32_t)(rng_uniform((uintptr_t)r ^ (uint64_t)getpid(), 0, ++r->n_attempts) * wait /
+                       4);
     if (!r->retry) r->retry = loop_timer_start(r->o.loop, wait, 0, redis_on_retry, r);
 }
 
-/* Give up the connection; safe inside hiredis's callbacks, where the context is freed a little later. */
+/* Give up the connection; safe inside hiredis's callbacks, where the context is freed a little
+ * later. */
 static void redis_let_go(struct redis *r, enum status st)
 {
     redisAsyncContext *ac = r->ac;
@@ -180,7 +203,10 @@ void redis_drop(struct redis *r, const char *why)
     redis_unhold(r);
 }
 
-static void redis_on_connect_deadline(void *arg) { redis_drop(arg, "no answer within the connect timeout"); }
+static void redis_on_connect_deadline(void *arg)
+{
+    redis_drop(arg, "no answer within the connect timeout");
+}
 
 /* hiredis frees the context after the callback that calls this. */
 static void redis_lost(struct redis *r, const char *why)
@@ -241,8 +267,10 @@ static void redis_on_connect(const redisAsyncContext *ac, int status)
     bool ok = true;
     if (r->password[0]) ok = redis_greet(r, 2, (const char *[]){ "AUTH", r->password });
     if (r->o.db != 0) ok = ok && redis_greet(r, 2, (const char *[]){ "SELECT", db });
-    ok = ok && redis_greet(r, 1, (const char *[]){ "PING" }); /* an error while the server still loads its data */
-    /* hiredis does not allow its context to be freed here; the connect deadline ends a greeting that was not sent. */
+    /* an error while the server still loads its data */
+    ok = ok && redis_greet(r, 1, (const char *[]){ "PING" });
+    /* hiredis does not allow its context to be freed here; the connect deadline ends a greeting
+     * that was not sent. */
     if (!ok) log_warn("redis greeting not sent", "host=%s port=%u", r->host, r->o.port);
 }
 
@@ -270,7 +298,8 @@ static void redis_on_resolved(uv_getaddrinfo_t *uv, int rc, struct addrinfo *lis
     struct redis_resolve *q = (struct redis_resolve *)uv;
     struct redis *r = q->r;
     char ip[64] = "";
-    if (rc == 0 && list->ai_family == AF_INET) uv_ip4_name((const struct sockaddr_in *)list->ai_addr, ip, sizeof ip);
+    if (rc == 0 && list->ai_family == AF_INET)
+        uv_ip4_name((const struct sockaddr_in *)list->ai_addr, ip, sizeof ip);
     else if (rc == 0) uv_ip6_name((const struct sockaddr_in6 *)list->ai_addr, ip, sizeof ip);
     if (list) uv_freeaddrinfo(list);
     mem_free(q);
@@ -283,8 +312,10 @@ static void redis_on_resolved(uv_getaddrinfo_t *uv, int rc, struct addrinfo *lis
 static void redis_connect(struct redis *r)
 {
     unsigned char scratch[16];
-    r->connect_deadline = loop_timer_start(r->o.loop, r->o.timeout_ms, 0, redis_on_connect_deadline, r);
-    if (uv_inet_pton(AF_INET, r->host, scratch) == 0 || uv_inet_pton(AF_INET6, r->host, scratch) == 0) {
+    r->connect_deadline = loop_timer_start(r->o.loop, r->o.timeout_ms, 0, redis_on_connect_deadline,
+                                           r);
+    if (uv_inet_pton(AF_INET, r->host, scratch) == 0 ||
+        uv_inet_pton(AF_INET6, r->host, scratch) == 0) {
         redis_connect_to(r, r->host);
         return;
     }
@@ -303,9 +334,15 @@ static void redis_connect(struct redis *r)
 enum status redis_create(const struct redis_options *o, struct redis **out, struct err *err)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    if (!o->host || !o->host[0]) return err_field(err, ERR_CONFIG, "host", "the address of the Redis server is empty; give host and port");
-    if (o->port == 0) return err_field(err, ERR_CONFIG, "port", "the port of the Redis server is 0; 6379 is the usual one");
-    if (o->db < 0) return err_field(err, ERR_CONFIG, "db", "the Redis database number is %d; it is 0 or more", o->db);
+    if (!o->host || !o->host[0])
+        return err_field(err, ERR_CONFIG, "host",
+                         "the address of the Redis server is empty; give host and port");
+    if (o->port == 0)
+        return err_field(err, ERR_CONFIG, "port",
+                         "the port of the Redis server is 0; 6379 is the usual one");
+    if (o->db < 0)
+        return err_field(err, ERR_CONFIG, "db", "the Redis database number is %d; it is 0 or more",
+                         o->db);
     struct redis *r = MEM_NEW(struct redis);
     r->o = *o;
     r->host = mem_strdup(o->host);

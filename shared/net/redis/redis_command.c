@@ -1,7 +1,8 @@
 /* redis_command.c - see redis_conn.h: commands, their deadlines, scripts.
  *
- * A script is known to the server by its SHA-1 (EVALSHA); when the server does not know it (restart, flush, failover) the
- * same call is sent as EVAL, under the deadline of the first attempt. Thread: loop. */
+ * A script is known to the server by its SHA-1 (EVALSHA); when the server does not know it
+ * (restart, flush, failover) the same call is sent as EVAL, under the deadline of the first
+ * attempt. Thread: loop. */
 #include <openssl/evp.h>
 #include <string.h>
 
@@ -15,13 +16,13 @@ enum { REDIS_COMMANDS_MAX = 4096, REDIS_BYTES_MAX = 64 << 20 };
 
 struct redis_cmd {
     struct list link;
-    redis_fn   *cb;          /* NULL: answered */
-    void       *arg;
-    uint64_t    deadline_ms;
-    size_t      n_bytes;
-    const char *script;      /* NULL: a plain command, or EVAL was already tried */
-    struct buf  tail;        /* of a script: number of keys and arguments, encoded */
-    int         n_words;
+    redis_fn *cb; /* NULL: answered */
+    void *arg;
+    uint64_t deadline_ms;
+    size_t n_bytes;
+    const char *script; /* NULL: a plain command, or EVAL was already tried */
+    struct buf tail;    /* of a script: number of keys and arguments, encoded */
+    int n_words;
 };
 
 static void command_free(struct redis_cmd *c)
@@ -62,7 +63,8 @@ static void command_on_deadline(void *arg)
     r->command_deadline = NULL;
     r->n_holds++;
     bool late = false;
-    while (!list_empty(&r->commands) && LIST_FIRST(&r->commands, struct redis_cmd, link)->deadline_ms <= now) {
+    while (!list_empty(&r->commands) &&
+           LIST_FIRST(&r->commands, struct redis_cmd, link)->deadline_ms <= now) {
         struct redis_cmd *c = LIST_FIRST(&r->commands, struct redis_cmd, link);
         redis_fn *cb = command_take(r, c);
         late = true;
@@ -78,13 +80,16 @@ static void command_set_deadline(struct redis *r)
 {
     if (r->command_deadline || list_empty(&r->commands)) return;
     uint64_t now = clock_ms(), at = LIST_FIRST(&r->commands, struct redis_cmd, link)->deadline_ms;
-    r->command_deadline = loop_timer_start(r->o.loop, at > now ? at - now : 0, 0, command_on_deadline, r);
+    r->command_deadline = loop_timer_start(r->o.loop, at > now ? at - now : 0, 0,
+                                           command_on_deadline, r);
 }
 
 static void command_link(struct redis *r, struct redis_cmd *c)
 {
     struct list *at = r->commands.prev;
-    while (at != &r->commands && LIST_ENTRY(at, struct redis_cmd, link)->deadline_ms > c->deadline_ms) at = at->prev;
+    while (at != &r->commands &&
+           LIST_ENTRY(at, struct redis_cmd, link)->deadline_ms > c->deadline_ms)
+        at = at->prev;
     list_insert_after(at, &c->link);
     r->n_commands++;
     r->n_bytes += c->n_bytes;
@@ -95,7 +100,8 @@ static void command_on_reply(redisAsyncContext *ac, void *reply, void *arg);
 
 static enum status command_send(struct redis *r, struct redis_cmd *c, const struct buf *bytes)
 {
-    if (redisAsyncFormattedCommand(r->ac, command_on_reply, c, bytes->data, bytes->len) != REDIS_OK) return ERR_UNAVAILABLE;
+    if (redisAsyncFormattedCommand(r->ac, command_on_reply, c, bytes->data, bytes->len) != REDIS_OK)
+        return ERR_UNAVAILABLE;
     c->n_bytes = bytes->len;
     command_link(r, c);
     return OK;
@@ -108,7 +114,8 @@ static void command_add_word(struct buf *b, const char *p, size_t n)
     buf_add_c(b, "\r\n");
 }
 
-static enum status command_send_script(struct redis *r, struct redis_cmd *c, const char *verb, const char *what)
+static enum status command_send_script(struct redis *r, struct redis_cmd *c, const char *verb,
+                                       const char *what)
 {
     struct buf b = { 0 };
     buf_printf(&b, "*%d\r\n", c->n_words);
@@ -141,7 +148,8 @@ static void command_finish(struct redis *r, struct redis_cmd *c, const redisRepl
     bool read_only = false;
     if (reply->type == REDIS_REPLY_ERROR) {
         st = ERR_IO;
-        read_only = strncmp(reply->str, "READONLY", 8) == 0; /* a failover happened behind our back */
+        /* a failover happened behind our back */
+        read_only = strncmp(reply->str, "READONLY", 8) == 0;
         log_warn("redis refused a command", "why=\"%s\"", reply->str);
     }
     r->n_holds++;
@@ -158,11 +166,13 @@ static void command_on_reply(redisAsyncContext *ac, void *data, void *arg)
     const redisReply *reply = data;
     if (r && r->ac == ac) r->n_unparsed = 0;
     if (c->cb && r && reply) {
-        bool unknown = c->script && reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOSCRIPT", 8) == 0;
+        bool unknown = c->script && reply->type == REDIS_REPLY_ERROR &&
+                       strncmp(reply->str, "NOSCRIPT", 8) == 0;
         if (unknown && command_retry_as_eval(r, c)) return;
         if (!unknown) command_finish(r, c, reply);
     } else if (c->cb && r) {
-        /* hiredis gives up the connection; redis_on_disconnect follows. New commands must fail already now. */
+        /* hiredis gives up the connection; redis_on_disconnect follows. New commands must fail
+         * already now. */
         r->state = REDIS_DOWN;
         r->n_holds++;
         redis_fn *cb = command_take(r, c);
@@ -175,7 +185,8 @@ static void command_on_reply(redisAsyncContext *ac, void *data, void *arg)
 static enum status command_admit(const struct redis *r, size_t n_bytes)
 {
     if (r->state != REDIS_UP) return ERR_UNAVAILABLE;
-    if (r->n_commands >= REDIS_COMMANDS_MAX || r->n_bytes + n_bytes > REDIS_BYTES_MAX) return ERR_FULL;
+    if (r->n_commands >= REDIS_COMMANDS_MAX || r->n_bytes + n_bytes > REDIS_BYTES_MAX)
+        return ERR_FULL;
     return OK;
 }
 
@@ -190,9 +201,13 @@ static struct redis_cmd *command_create(struct redis *r, redis_fn *cb, void *arg
     return c;
 }
 
-static size_t command_len(const char *const *argv, const size_t *argv_len, int i) { return argv_len ? argv_len[i] : strlen(argv[i]); }
+static size_t command_len(const char *const *argv, const size_t *argv_len, int i)
+{
+    return argv_len ? argv_len[i] : strlen(argv[i]);
+}
 
-enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, const char **argv, const size_t *argv_len)
+enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, const char **argv,
+                          const size_t *argv_len)
 {
     ASSERT_THREAD(THREAD_LOOP);
     size_t total = 0;
@@ -209,7 +224,8 @@ enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, co
     return st;
 }
 
-/* Redis names scripts by SHA-1; nothing here depends on its strength. NULL when OpenSSL refuses it. */
+/* Redis names scripts by SHA-1; nothing here depends on its strength. NULL when OpenSSL refuses
+ * it. */
 static const char *script_sha(struct redis *r, const char *script)
 {
     uint64_t key = (uintptr_t)script;
@@ -233,8 +249,8 @@ void redis_scripts_release(struct redis *r)
     map_release(&r->scripts);
 }
 
-enum status redis_script(struct redis *r, const char *script, redis_fn *cb, void *arg, int n_keys, int n, const char **argv,
-                         const size_t *argv_len)
+enum status redis_script(struct redis *r, const char *script, redis_fn *cb, void *arg, int n_keys,
+                         int n, const char **argv, const size_t *argv_len)
 {
     ASSERT_THREAD(THREAD_LOOP);
     ASSERT(n_keys >= 0);

@@ -1,7 +1,8 @@
-/* redis_conn.h - inside of redis.h, for redis.c (connection) and redis_command.c (commands and scripts) only.
+/* redis_conn.h - inside of redis.h, for redis.c (connection) and redis_command.c (commands and
+ * scripts) only.
  *
- * A command is in `commands` until its callback was called; hiredis holds a pointer to it until it hands over the reply or gives
- * up the connection, and that is when it is freed. Thread: loop. */
+ * A command is in `commands` until its callback was called; hiredis holds a pointer to it until it
+ * hands over the reply or gives up the connection, and that is when it is freed. Thread: loop. */
 #ifndef BATON_NET_REDIS_REDIS_CONN_H
 #define BATON_NET_REDIS_REDIS_CONN_H
 
@@ -14,26 +15,28 @@
 enum redis_state { REDIS_DOWN, REDIS_RESOLVING, REDIS_CONNECTING, REDIS_GREETING, REDIS_UP };
 
 struct redis {
-    struct redis_options  o;
-    char                 *host, *password;
-    enum redis_state      state;
-    redisAsyncContext    *ac;               /* NULL: none */
-    struct redis_resolve *resolve;          /* NULL: no name is being resolved */
-    struct loop_timer    *retry, *connect_deadline, *command_deadline;
-    uint32_t              backoff_ms, n_greetings, n_holds;
-    uint64_t              n_attempts;
-    size_t                n_unparsed;       /* bytes received since the last complete reply */
-    struct list           commands;         /* earliest deadline first */
-    size_t                n_commands, n_bytes;
-    struct map            scripts;          /* address of the text -> SHA-1 in hex */
+    struct redis_options o;
+    char *host, *password;
+    enum redis_state state;
+    redisAsyncContext *ac;         /* NULL: none */
+    struct redis_resolve *resolve; /* NULL: no name is being resolved */
+    struct loop_timer *retry, *connect_deadline, *command_deadline;
+    uint32_t backoff_ms, n_greetings, n_holds;
+    uint64_t n_attempts;
+    size_t n_unparsed;    /* bytes received since the last complete reply */
+    struct list commands; /* earliest deadline first */
+    size_t n_commands, n_bytes;
+    struct map scripts;                                  /* address of the text -> SHA-1 in hex */
     redisReplyObjectFunctions reader_fn, *reader_fn_own; /* ours, with bounded arrays; hiredis's */
     void *(*array_fn)(const redisReadTask *t, int n);
-    bool                  freed, said_down;
+    bool freed, said_down;
 };
 
-void redis_drop(struct redis *r, const char *why);             /* the connection is of no use: rebuild it */
-void redis_unhold(struct redis *r);                            /* n_holds keeps the struct alive while callbacks run */
-void redis_fail_commands(struct redis *r, enum status st);     /* answer all that wait */
+/* the connection is of no use: rebuild it */
+void redis_drop(struct redis *r, const char *why);
+/* n_holds keeps the struct alive while callbacks run */
+void redis_unhold(struct redis *r);
+void redis_fail_commands(struct redis *r, enum status st); /* answer all that wait */
 void redis_scripts_release(struct redis *r);
 
 #endif

@@ -1,11 +1,13 @@
-/* bench_gpu.c - what the kernels reach on a card, beside what the card can do, measured in the same run.
+/* bench_gpu.c - what the kernels reach on a card, beside what the card can do, measured in the same
+ * run.
  *
- *     bench_gpu [--tiny] limits                  what the card is and can do
- *     bench_gpu [--tiny] model FOLDER ...        steps of a model: tokens per second, a table of its slots (gpu_model.c has the options)
- *     bench_gpu [--tiny] attention               decode attention alone
- *     bench_gpu [--tiny] push [checksum]         KV from one process to another over CUDA IPC, beside cudaMemcpy
+ *     bench_gpu [--tiny] limits what the card is and can do bench_gpu [--tiny] model FOLDER ...
+ *     steps of a model: tokens per second, a table of its slots (gpu_model.c has the options)
+ *     bench_gpu [--tiny] attention decode attention alone bench_gpu [--tiny] push [checksum] KV
+ *     from one process to another over CUDA IPC, beside cudaMemcpy
  *
- * One line of JSON per result (card.h). With --tiny sizes are such that an emulated card is through in seconds: the figures mean nothing then. */
+ * One line of JSON per result (card.h). With --tiny sizes are such that an emulated card is through
+ * in seconds: the figures mean nothing then. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,21 +16,24 @@
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_gpu [--tiny] limits|attention|push\n       bench_gpu [--tiny] push checksum\n"
-            "       bench_gpu [--tiny] model FOLDER [option...]\n");
+    fprintf(
+        stderr,
+        "usage: bench_gpu [--tiny] limits|attention|push\n       bench_gpu [--tiny] push checksum\n"
+        "       bench_gpu [--tiny] model FOLDER [option...]\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    const bool              tiny = argc > 1 && strcmp(argv[1], "--tiny") == 0;
+    const bool tiny = argc > 1 && strcmp(argv[1], "--tiny") == 0;
     const struct gpu_sizes sizes = gpu_sizes(tiny);
     argc -= tiny ? 2 : 1;
     argv += tiny ? 2 : 1;
     if (argc < 1) return usage();
     log_set_level(LOG_WARN);
     if (strcmp(argv[0], "model") == 0) return gpu_model_main(&sizes, argc - 1, argv + 1);
-    const bool checksum = argc == 2 && strcmp(argv[0], "push") == 0 && strcmp(argv[1], "checksum") == 0;
+    const bool checksum = argc == 2 && strcmp(argv[0], "push") == 0 &&
+                          strcmp(argv[1], "checksum") == 0;
     if (argc > 1 && !checksum) return usage();
     if (strcmp(argv[0], "limits") == 0) return gpu_limits_main(&sizes);
     if (strcmp(argv[0], "attention") == 0) return gpu_attention_main(&sizes);

@@ -5,24 +5,36 @@
 #include "shared/base/mem.h"
 
 struct ahead {
-    struct model             *m;
-    struct model_batch       *b;
-    int32_t                  *known, *chosen; /* ids of the first step, and those that say "what the last step chose" */
-    struct sample_request       *wants;
-    struct token_logprobs    *results;
-    struct sampling_params    params;
+    struct model *m;
+    struct model_batch *b;
+    int32_t *known, *chosen; /* ids of the first step, and those that say "what the
+                              * last step chose" */
+    struct sample_request *wants;
+    struct token_logprobs *results;
+    struct sampling_params params;
 };
 
 static void open_ahead(struct ahead *a, struct model *m, struct model_batch *b)
 {
     const size_t n = (size_t)b->n_rows;
     gpu_need(b->n_logits == b->n_rows, "a decode step has logits of every row", NULL);
-    *a = (struct ahead){ .m = m, .b = b, .known = mem_dup(b->ids, n * sizeof *b->ids), .chosen = MEM_ARRAY(int32_t, n),
-                         .wants = MEM_ARRAY(struct sample_request, n), .results = MEM_ARRAY(struct token_logprobs, n),
-                         .params = { .temperature = 0, .top_p = 1, .repetition_penalty = 1, .max_tokens = UINT32_MAX, .ignore_eos = true, .n_logprobs = -1 } };
+    *a = (struct ahead){ .m = m,
+                         .b = b,
+                         .known = mem_dup(b->ids, n * sizeof *b->ids),
+                         .chosen = MEM_ARRAY(int32_t, n),
+                         .wants = MEM_ARRAY(struct sample_request, n),
+                         .results = MEM_ARRAY(struct token_logprobs, n),
+                         .params = { .temperature = 0,
+                                     .top_p = 1,
+                                     .repetition_penalty = 1,
+                                     .max_tokens = UINT32_MAX,
+                                     .ignore_eos = true,
+                                     .n_logprobs = -1, }, };
     for (size_t i = 0; i < n; i++) {
         a->chosen[i] = -1 - (int32_t)i;
-        a->wants[i] = (struct sample_request){ .params = &a->params, .tokens = a->known + i, .n_tokens = 1, .n_prompt = 1, .score = -1 };
+        a->wants[i] = (struct sample_request){
+            .params = &a->params, .tokens = a->known + i, .n_tokens = 1, .n_prompt = 1, .score = -1
+        };
     }
 }
 
@@ -33,7 +45,8 @@ static void close_ahead(struct ahead *a)
 
 static bool submit(struct ahead *a, int i)
 {
-    for (int32_t k = 0; k < a->b->n_rows; k++) { /* each as if the step before it were the first, so that no list of tokens grows */
+    for (int32_t k = 0; k < a->b->n_rows; k++) { /* each as if the step before it were the first, so
+                                                  * that no list of tokens grows */
         a->wants[k].n_out = i > 0;
         a->wants[k].future_token = i > 0 ? -1 - k : 0;
     }
@@ -49,10 +62,12 @@ static void fetch(struct ahead *a, int i)
     model_fetch(a->m, i & 1, a->results, (uint32_t)a->b->n_rows);
     gpu_need(device_fault(a->m->kernels->device, &err) == OK, err.text, NULL);
     for (int32_t k = 0; k < a->b->n_rows; k++)
-        gpu_need(a->results[k].id >= 0 && (uint32_t)a->results[k].id < a->m->config.n_vocab, "a token that was chosen is none of the vocabulary", NULL);
+        gpu_need(a->results[k].id >= 0 && (uint32_t)a->results[k].id < a->m->config.n_vocab,
+                 "a token that was chosen is none of the vocabulary", NULL);
 }
 
-bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_batch *b, int n_steps, struct gpu_async_steps *out)
+bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_batch *b, int n_steps,
+                         struct gpu_async_steps *out)
 {
     struct ahead a;
     open_ahead(&a, m, b);

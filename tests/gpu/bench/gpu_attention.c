@@ -1,4 +1,5 @@
-/* gpu_attention.c - decode attention alone, at the shapes of the models that are measured, held against reading keys and values once.
+/* gpu_attention.c - decode attention alone, at the shapes of the models that are measured, held
+ * against reading keys and values once.
  *
  * Layers take turns, so that a cache that holds one layer's keys does not hold the next one's. */
 #include <stdio.h>
@@ -11,42 +12,60 @@ enum { BLOCK_TOKENS = 64, LAYERS_MAX = 8, SEQS_MAX = 64, ROUNDS = 20 };
 
 struct shape {
     const char *name;
-    int32_t     n_heads, n_kv_heads, head_dim, v_dim; /* v_dim of a latent; n_kv_heads 0 says it is one */
-    int32_t     n_seqs, context;
-    double      wanted;
+    int32_t n_heads, n_kv_heads, head_dim, v_dim; /* v_dim of a latent; n_kv_heads 0 says it is
+                                                   * one */
+    int32_t n_seqs, context;
+    double wanted;
 };
 
 /* Source: the models' configurations. */
 static const struct shape SHAPES[] = {
-    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 32768, 0.85 },     { "Qwen3-30B-A3B", 32, 4, 128, 128, 16, 32768, 0.85 },
-    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 32768, 0.85 }, { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 16, 32768, 0.85 },
-    { "Llama-3-8B", 32, 8, 128, 128, 1, 32768, 0.85 },        { "DeepSeek-V2-Lite", 16, 0, 576, 512, 1, 32768, 0 },
-    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 16, 32768, 0 },    { "Qwen3-30B-A3B", 32, 4, 128, 128, 64, 1024, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 32768, 0.85 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 16, 32768, 0.85 },
+    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 1, 32768, 0.85 },
+    { "ERNIE-4.5-21B-A3B", 20, 4, 128, 128, 16, 32768, 0.85 },
+    { "Llama-3-8B", 32, 8, 128, 128, 1, 32768, 0.85 },
+    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 1, 32768, 0 },
+    { "DeepSeek-V2-Lite", 16, 0, 576, 512, 16, 32768, 0 },
+    { "Qwen3-30B-A3B", 32, 4, 128, 128, 64, 1024, 0 },
     { "Qwen3-30B-A3B", 32, 4, 128, 128, 1, 131072, 0 },
 };
-static const struct shape TINY[] = { { "small", 8, 2, 64, 64, 2, 130, 0 }, { "small, latent", 4, 0, 96, 64, 1, 70, 0 } };
+static const struct shape TINY[] = { { "small", 8, 2, 64, 64, 2, 130, 0 },
+                                     { "small, latent", 4, 0, 96, 64, 1, 70, 0 } };
 
 struct rig {
     struct kernel_ctx *c;
-    struct shape       shape;
-    struct dev_mem     pool, q, out;
-    size_t             layer_bytes;
-    uint32_t           n_layers, layer;
-    int32_t           *table;
-    struct attn_seq    seqs[SEQS_MAX];
-    int32_t            ids[SEQS_MAX], pos[SEQS_MAX], logit_rows[1];
-    struct attn_list   list;
+    struct shape shape;
+    struct dev_mem pool, q, out;
+    size_t layer_bytes;
+    uint32_t n_layers, layer;
+    int32_t *table;
+    struct attn_seq seqs[SEQS_MAX];
+    int32_t ids[SEQS_MAX], pos[SEQS_MAX], logit_rows[1];
+    struct attn_list list;
 };
 
-static int32_t blocks_of(const struct shape *s) { return (s->context + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
+static int32_t blocks_of(const struct shape *s)
+{
+    return (s->context + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+}
 
 static void attend(struct rig *r)
 {
     const struct shape *s = &r->shape;
     const struct attn_args a = {
-        .q = r->q.ptr, .out = r->out.ptr, .on = r->list, .n_heads = s->n_heads, .v_dim = s->v_dim, .scale = 0.05f,
-        .kv = { .data = (char *)r->pool.ptr + r->layer * r->layer_bytes, .dtype = DTYPE_BF16, .latent = s->n_kv_heads == 0,
-                .n_heads = s->n_kv_heads ? s->n_kv_heads : 1, .head_dim = s->head_dim, .block_tokens = BLOCK_TOKENS },
+        .q = r->q.ptr,
+        .out = r->out.ptr,
+        .on = r->list,
+        .n_heads = s->n_heads,
+        .v_dim = s->v_dim,
+        .scale = 0.05f,
+        .kv = { .data = (char *)r->pool.ptr + r->layer * r->layer_bytes,
+                .dtype = DTYPE_BF16,
+                .latent = s->n_kv_heads == 0,
+                .n_heads = s->n_kv_heads ? s->n_kv_heads : 1,
+                .head_dim = s->head_dim,
+                .block_tokens = BLOCK_TOKENS, },
     };
     r->layer = (r->layer + 1) % r->n_layers;
     r->c->ops->attention(r->c, &a);
@@ -60,30 +79,48 @@ static void attend_all_layers(void *arg)
 
 static void take(struct rig *r, size_t bytes, struct dev_mem *out, uint32_t seed, bool f32)
 {
-    struct err   err;
+    struct err err;
     cudaStream_t stream = gpu_stream(r->c);
-    gpu_need(device_mem_alloc(r->c->device, bytes, DEVICE_MEM_PRIVATE, out, &err) == OK, "memory for attention", err.text);
-    gpu_cuda(f32 ? gpu_fill_f32(stream, out->ptr, bytes / 4, seed) : gpu_fill_bf16(stream, out->ptr, bytes / 2, seed), "filling memory");
+    gpu_need(device_mem_alloc(r->c->device, bytes, DEVICE_MEM_PRIVATE, out, &err) == OK,
+             "memory for attention", err.text);
+    gpu_cuda(f32 ? gpu_fill_f32(stream, out->ptr, bytes / 4, seed)
+                 : gpu_fill_bf16(stream, out->ptr, bytes / 2, seed),
+             "filling memory");
 }
 
 static void open_rig(struct rig *r, const struct shape *s, const struct gpu_sizes *sizes)
 {
     const size_t n = (size_t)s->n_seqs, n_blocks = n * (size_t)blocks_of(s);
     *r = (struct rig){ .c = r->c, .shape = *s, .n_layers = sizes->tiny ? 2 : LAYERS_MAX };
-    r->layer_bytes = n_blocks * BLOCK_TOKENS * (size_t)s->head_dim * 2 * (s->n_kv_heads ? 2 * (size_t)s->n_kv_heads : 1);
+    r->layer_bytes = n_blocks * BLOCK_TOKENS * (size_t)s->head_dim * 2 *
+                     (s->n_kv_heads ? 2 * (size_t)s->n_kv_heads : 1);
     take(r, r->layer_bytes * r->n_layers, &r->pool, 1, false);
     take(r, n * (size_t)s->n_heads * (size_t)s->head_dim * 4, &r->q, 2, true);
     take(r, n * (size_t)s->n_heads * (size_t)s->v_dim * 4, &r->out, 3, true);
     r->table = MEM_ARRAY(int32_t, n_blocks);
-    for (size_t i = 0; i < n_blocks; i++) r->table[i] = (int32_t)(i * 7919 % n_blocks); /* 7919 is a prime that divides none of these numbers */
+    /* 7919 is a prime that divides none of these numbers */
+    for (size_t i = 0; i < n_blocks; i++) r->table[i] = (int32_t)(i * 7919 % n_blocks);
     for (size_t i = 0; i < n; i++) {
-        r->seqs[i] = (struct attn_seq){ .q_begin = (int32_t)i, .n_q = 1, .pos_begin = s->context - 1, .block_table = r->table + i * (size_t)blocks_of(s),
-                                        .is_decode = true };
+        r->seqs[i] = (struct attn_seq){
+            .q_begin = (int32_t)i,
+            .n_q = 1,
+            .pos_begin = s->context - 1,
+            .block_table = r->table + i * (size_t)blocks_of(s),
+            .is_decode = true,
+        };
         r->pos[i] = s->context - 1;
     }
     r->list = (struct attn_list){ .seqs = r->seqs, .n_seqs = s->n_seqs };
-    struct kernel_step step = { .n_rows = s->n_seqs, .n_logits = 0, .n_lists = 1, .ids = r->ids, .pos = r->pos, .logit_rows = r->logit_rows, .lists = &r->list,
-                                .block_tokens = BLOCK_TOKENS };
+    struct kernel_step step = {
+        .n_rows = s->n_seqs,
+        .n_logits = 0,
+        .n_lists = 1,
+        .ids = r->ids,
+        .pos = r->pos,
+        .logit_rows = r->logit_rows,
+        .lists = &r->list,
+        .block_tokens = BLOCK_TOKENS,
+    };
     r->c->ops->upload_step(r->c, &step);
 }
 
@@ -97,10 +134,10 @@ static void close_rig(struct rig *r)
 
 static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct gpu_limits *l)
 {
-    char               name[128];
-    double             us[LAYERS_MAX];
-    size_t             n;
-    struct err         err;
+    char name[128];
+    double us[LAYERS_MAX];
+    size_t n;
+    struct err err;
     struct gpu_ops *slots = gpu_ops_put(r->c, sizes);
     attend_all_layers(r); /* scratch is taken in the first */
     gpu_ops_measure(slots, sizes->tiny ? 1 : ROUNDS, CARD_WINDOW, attend_all_layers, r);
@@ -109,20 +146,28 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     const double must = calls[0].must, middle = gpu_median(us, n);
     gpu_ops_remove(slots);
     gpu_need(device_fault(r->c->device, &err) == OK, err.text, NULL);
-    snprintf(name, sizeof name, "decode attention, %s, %d at %d", r->shape.name, r->shape.n_seqs, r->shape.context);
-    gpu_say(&(struct gpu_figure){ .name = name, .value = must / middle * 1e-3, .unit = "GB/s", .limit = l->read * 1e-9,
-                                    .limit_is = "memory read by a kernel", .wanted = r->shape.wanted });
+    snprintf(name, sizeof name, "decode attention, %s, %d at %d", r->shape.name, r->shape.n_seqs,
+             r->shape.context);
+    gpu_say(&(struct gpu_figure){
+        .name = name,
+        .value = must / middle * 1e-3,
+        .unit = "GB/s",
+        .limit = l->read * 1e-9,
+        .limit_is = "memory read by a kernel",
+        .wanted = r->shape.wanted,
+    });
 }
 
 int gpu_attention_main(const struct gpu_sizes *sizes)
 {
-    static struct rig   r;
-    struct gpu_limits  limits;
-    struct err          err;
+    static struct rig r;
+    struct gpu_limits limits;
+    struct err err;
     const struct shape *shapes = sizes->tiny ? TINY : SHAPES;
-    const size_t        n = sizes->tiny ? sizeof TINY / sizeof *TINY : sizeof SHAPES / sizeof *SHAPES;
+    const size_t n = sizes->tiny ? sizeof TINY / sizeof *TINY : sizeof SHAPES / sizeof *SHAPES;
     gpu_limits_measure(sizes, false, &limits);
-    gpu_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 1, &r.c, &err) == OK, "the card", err.text);
+    gpu_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 1, &r.c, &err) == OK, "the card",
+             err.text);
     for (size_t i = 0; i < n; i++) {
         open_rig(&r, &shapes[i], sizes);
         measure(&r, sizes, &limits);

@@ -1,7 +1,9 @@
-/* gpu_cublas.c - the rate of cuBLAS on a large bf16 product, as the limit that products are held against.
+/* gpu_cublas.c - the rate of cuBLAS on a large bf16 product, as the limit that products are held
+ * against.
  *
- * The library is large and not ours to carry: it is loaded if the machine has one. BATON_CUBLAS names the file; otherwise the loader looks where
- * it looks for all (LD_LIBRARY_PATH among others). The few declarations needed are here, since this is built where its headers may be missing.
+ * The library is large and not ours to carry: it is loaded if the machine has one. BATON_CUBLAS
+ * names the file; otherwise the loader looks where it looks for all (LD_LIBRARY_PATH among others).
+ * The few declarations needed are here, since this is built where its headers may be missing.
  * Source: cuBLAS API reference, cublasGemmEx. */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -18,15 +20,17 @@ struct blas {
     int (*create)(void **handle);
     int (*destroy)(void *handle);
     int (*set_stream)(void *handle, cudaStream_t stream);
-    int (*gemm)(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha, const void *a, int type_a, int lda, const void *b, int type_b,
-                int ldb, const void *beta, void *c, int type_c, int ldc, int compute, int algo);
+    int (*gemm)(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+                const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
+                const void *beta, void *c, int type_c, int ldc, int compute, int algo);
 };
 
 /* cublasLt lies beside it, and is found there only if it is loaded first. */
 static void load_lt(const char *blas)
 {
-    const char *name = strstr(blas, "libcublas.so"), *rest = name ? name + strlen("libcublas.so") : NULL;
-    char        path[4096];
+    const char *name = strstr(blas, "libcublas.so"),
+               *rest = name ? name + strlen("libcublas.so") : NULL;
+    char path[4096];
     if (!name) return;
     snprintf(path, sizeof path, "%.*slibcublasLt.so%s", (int)(name - blas), blas, rest);
     (void)dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* if it is missing, loading the other says so */
@@ -35,7 +39,8 @@ static void load_lt(const char *blas)
 static bool load(struct blas *b, char *by, size_t by_bytes)
 {
     const char *named = getenv("BATON_CUBLAS");
-    const char *names[] = { named && *named ? named : "libcublas.so.13", "libcublas.so.12", "libcublas.so" };
+    const char *names[] = { named && *named ? named : "libcublas.so.13", "libcublas.so.12",
+                            "libcublas.so" };
     *b = (struct blas){ 0 };
     for (size_t i = 0; i < sizeof names / sizeof *names && !b->library; i++) {
         load_lt(names[i]);
@@ -44,9 +49,10 @@ static bool load(struct blas *b, char *by, size_t by_bytes)
         else if (i == 0) snprintf(by, by_bytes, "none: %s", dlerror());
     }
     if (!b->library) return false;
-    void *all[] = { dlsym(b->library, "cublasCreate_v2"), dlsym(b->library, "cublasDestroy_v2"), dlsym(b->library, "cublasSetStream_v2"),
-                    dlsym(b->library, "cublasGemmEx") };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_need(all[i] != NULL, by, "lacks a function of cuBLAS");
+    void *all[] = { dlsym(b->library, "cublasCreate_v2"), dlsym(b->library, "cublasDestroy_v2"),
+                    dlsym(b->library, "cublasSetStream_v2"), dlsym(b->library, "cublasGemmEx") };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        gpu_need(all[i] != NULL, by, "lacks a function of cuBLAS");
     memcpy(&b->create, &all[0], sizeof all[0]);
     memcpy(&b->destroy, &all[1], sizeof all[1]);
     memcpy(&b->set_stream, &all[2], sizeof all[2]);
@@ -58,16 +64,19 @@ static bool load(struct blas *b, char *by, size_t by_bytes)
 static void product(const struct blas *b, void *handle, int n, void *const m[3])
 {
     const float one = 1, zero = 0;
-    const int   e = b->gemm(handle, OP_T, OP_N, n, n, n, &one, m[0], R_16BF, n, m[1], R_16BF, n, &zero, m[2], R_16BF, n, COMPUTE_32F, ALGO_DEFAULT);
+    const int e = b->gemm(handle, OP_T, OP_N, n, n, n, &one, m[0], R_16BF, n, m[1], R_16BF, n,
+                          &zero, m[2], R_16BF, n, COMPUTE_32F, ALGO_DEFAULT);
     gpu_need(e == SUCCESS, "cublasGemmEx failed", NULL);
 }
 
-/* The middle of the rounds: the card's clock falls under such a load, and a limit that holds for a moment is none. */
-static double rate(const struct blas *b, const struct gpu_sizes *s, void *handle, cudaStream_t stream)
+/* The middle of the rounds: the card's clock falls under such a load, and a limit that holds for a
+ * moment is none. */
+static double rate(const struct blas *b, const struct gpu_sizes *s, void *handle,
+                   cudaStream_t stream)
 {
-    const size_t      n = s->product;
-    void             *m[3];
-    double            seconds[64];
+    const size_t n = s->product;
+    void *m[3];
+    double seconds[64];
     struct gpu_timer t;
     gpu_timer_init(&t);
     for (uint32_t i = 0; i < 3; i++) {
@@ -88,8 +97,8 @@ static double rate(const struct blas *b, const struct gpu_sizes *s, void *handle
 
 double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes)
 {
-    struct blas  b;
-    void        *handle;
+    struct blas b;
+    void *handle;
     cudaStream_t stream;
     if (s->tiny) { /* an emulated card, of whose memory a library for real ones knows nothing */
         snprintf(by, by_bytes, "not asked");
@@ -105,5 +114,6 @@ double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes)
     const double got = rate(&b, s, handle, stream);
     gpu_need(b.destroy(handle) == SUCCESS, by, "cublasDestroy failed");
     gpu_cuda(cudaStreamDestroy(stream), "dropping a stream");
-    return got; /* the library stays loaded: what it holds on the card is freed, and unloading it is not something CUDA promises to survive */
+    return got; /* the library stays loaded: what it holds on the card is freed, and unloading it is
+                 * not something CUDA promises to survive */
 }

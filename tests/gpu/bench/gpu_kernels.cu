@@ -1,17 +1,18 @@
 /* gpu_kernels.cu - kernels that only measure. */
 #include "tests/gpu/bench/gpu_kernels.h"
 
-#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/dtype_convert.cuh"
+#include "kernels/cuda/launch.cuh"
 
 enum { THREADS = 256, PER_THREAD = 8 /* 16-byte loads in flight */ };
 
 /* Each block has its own pieces of THREADS * PER_THREAD * 16 bytes, one after the other. */
-static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, size_t n, unsigned long long *sink)
+static __global__ void __launch_bounds__(THREADS)
+    read_all(const uint4 *from, size_t n, unsigned long long *sink)
 {
     grid_dependency_sync();
     const size_t piece = (size_t)THREADS * PER_THREAD;
-    unsigned     sum[4] = { 0, 0, 0, 0 };
+    unsigned sum[4] = { 0, 0, 0, 0 };
     for (size_t at = blockIdx.x * piece + threadIdx.x; at < n; at += gridDim.x * piece) {
         uint4 v[PER_THREAD];
         UNROLL
@@ -20,19 +21,25 @@ static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, si
             v[i] = k < n ? from[k] : make_uint4(0, 0, 0, 0);
         }
         UNROLL
-        for (int i = 0; i < PER_THREAD; i++) sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
+        for (int i = 0; i < PER_THREAD; i++)
+            sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
     }
-    if ((sum[0] ^ 0x9e3779b9u) == 0 && (sum[1] ^ 0x7f4a7c15u) == 0 && sum[2] == 1 && sum[3] == 2) *sink = 1; /* so that the loads stay */
+    /* so that the loads stay */
+    if ((sum[0] ^ 0x9e3779b9u) == 0 && (sum[1] ^ 0x7f4a7c15u) == 0 && sum[2] == 1 && sum[3] == 2)
+        *sink = 1;
 }
 
-extern "C" cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t bytes, unsigned long long *sink)
+extern "C" cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t bytes,
+                                unsigned long long *sink)
 {
-    int         n_processors = 0;
+    int n_processors = 0;
     cudaError_t e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, 0);
     if (e != cudaSuccess) return e;
-    const size_t   n = bytes / sizeof(uint4);
-    const unsigned needed = blocks_for(n, (size_t)THREADS * PER_THREAD), at_once = (unsigned)n_processors * 8;
-    return launch(stream, read_all, dim3(needed < at_once ? needed : at_once), dim3(THREADS), 0, (const uint4 *)from, n, sink);
+    const size_t n = bytes / sizeof(uint4);
+    const unsigned needed = blocks_for(n, (size_t)THREADS * PER_THREAD),
+                   at_once = (unsigned)n_processors * 8;
+    return launch(stream, read_all, dim3(needed < at_once ? needed : at_once), dim3(THREADS), 0,
+                  (const uint4 *)from, n, sink);
 }
 
 /* Bits that depend on all of the number (murmur3's last step). */
@@ -52,21 +59,31 @@ static __device__ __forceinline__ float number(size_t i, uint32_t seed)
 static __device__ __forceinline__ void put(uint16_t *to, float x) { *to = float_to_bf16(x); }
 static __device__ __forceinline__ void put(float *to, float x) { *to = x; }
 
-template <class T> static __global__ void __launch_bounds__(THREADS) fill_all(T *to, size_t n, uint32_t seed)
+template <class T>
+static __global__ void __launch_bounds__(THREADS) fill_all(T *to, size_t n, uint32_t seed)
 {
     grid_dependency_sync();
-    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n; i += gridDim.x * (size_t)THREADS) put(to + i, number(i, seed));
+    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n;
+         i += gridDim.x * (size_t)THREADS)
+        put(to + i, number(i, seed));
 }
 
 template <class T> static cudaError_t fill(cudaStream_t stream, T *to, size_t n, uint32_t seed)
 {
     const unsigned needed = blocks_for(n, THREADS);
     if (n == 0) return cudaSuccess;
-    return launch(stream, fill_all<T>, dim3(needed < 4096 ? needed : 4096), dim3(THREADS), 0, to, n, seed);
+    return launch(stream, fill_all<T>, dim3(needed < 4096 ? needed : 4096), dim3(THREADS), 0, to, n,
+                  seed);
 }
 
-extern "C" cudaError_t gpu_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed) { return fill(stream, (uint16_t *)to, n, seed); }
-extern "C" cudaError_t gpu_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed) { return fill(stream, to, n, seed); }
+extern "C" cudaError_t gpu_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed)
+{
+    return fill(stream, (uint16_t *)to, n, seed);
+}
+extern "C" cudaError_t gpu_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed)
+{
+    return fill(stream, to, n, seed);
+}
 
 static __global__ void hold(long long cycles)
 {
@@ -77,5 +94,11 @@ static __global__ void hold(long long cycles)
 
 static __global__ void nothing(int) { grid_dependency_sync(); }
 
-extern "C" cudaError_t gpu_hold(cudaStream_t stream, int64_t cycles) { return launch(stream, hold, dim3(1), dim3(1), 0, (long long)cycles); }
-extern "C" cudaError_t gpu_nothing(cudaStream_t stream) { return launch(stream, nothing, dim3(1), dim3(WARP), 0, 0); }
+extern "C" cudaError_t gpu_hold(cudaStream_t stream, int64_t cycles)
+{
+    return launch(stream, hold, dim3(1), dim3(1), 0, (long long)cycles);
+}
+extern "C" cudaError_t gpu_nothing(cudaStream_t stream)
+{
+    return launch(stream, nothing, dim3(1), dim3(WARP), 0, 0);
+}

@@ -1,4 +1,5 @@
-/* gpu_kernels.h - kernels that only measure. Calls put work on the stream and return. Thread: main. */
+/* gpu_kernels.h - kernels that only measure. Calls put work on the stream and return. Thread:
+ * main. */
 #ifndef BATON_TESTS_GPU_BENCH_GPU_KERNELS_H
 #define BATON_TESTS_GPU_BENCH_GPU_KERNELS_H
 
@@ -12,7 +13,8 @@ extern "C" {
 
 /* Reads `bytes`, a multiple of 16, once. Something is stored to sink only for one value in 2^64. */
 cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t bytes, unsigned long long *sink);
-/* n bf16 numbers, evenly between -1 and 1, or in f32: never time on zeros, on which a card draws less power and clocks higher. */
+/* n bf16 numbers, evenly between -1 and 1, or in f32: never time on zeros, on which a card draws
+ * less power and clocks higher. */
 cudaError_t gpu_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed);
 cudaError_t gpu_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed);
 /* Keeps the stream busy for that many cycles of a multiprocessor's clock. */

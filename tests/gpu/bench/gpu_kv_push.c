@@ -1,8 +1,10 @@
-/* gpu_kv_push.c - KV from the pool of one process to the pool of another on the same card, over CUDA IPC as nodes do it, beside cudaMemcpy from
- * device memory to device memory in the same rounds.
+/* gpu_kv_push.c - KV from the pool of one process to the pool of another on the same card, over
+ * CUDA IPC as nodes do it, beside cudaMemcpy from device memory to device memory in the same
+ * rounds.
  *
- * The sender is a forked process, made before this one has spoken CUDA. Pieces are those of Qwen3-30B-A3B, scattered in both pools; a transfer
- * is measured from the grant to the word that all is there. */
+ * The sender is a forked process, made before this one has spoken CUDA. Pieces are those of
+ * Qwen3-30B-A3B, scattered in both pools; a transfer is measured from the grant to the word that
+ * all is there. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,13 +23,13 @@ enum { TRANSFERS = 8, STALL_S = 60 };
 
 struct side {
     struct kv_layout layout;
-    struct device   *device;
-    struct dev_mem   pool;
-    struct kvt      *kvt;
-    int32_t         *table;
-    bool             checksum; /* made by the sender's card, verified by the receiver's */
-    int              in, out;
-    _Atomic int      connected, sent, received, failed;
+    struct device *device;
+    struct dev_mem pool;
+    struct kvt *kvt;
+    int32_t *table;
+    bool checksum; /* made by the sender's card, verified by the receiver's */
+    int in, out;
+    _Atomic int connected, sent, received, failed;
 };
 
 static void on_event(void *arg, const struct kvt_event *ev)
@@ -55,7 +57,8 @@ static void wait_for(const struct side *s, const _Atomic int *counter, int value
 static void put(const struct side *s, const struct buf *b)
 {
     const uint32_t n = (uint32_t)b->len;
-    gpu_need(write(s->out, &n, sizeof n) == sizeof n && write(s->out, b->data, n) == (ssize_t)n, "the other process is gone", NULL);
+    gpu_need(write(s->out, &n, sizeof n) == sizeof n && write(s->out, b->data, n) == (ssize_t)n,
+             "the other process is gone", NULL);
 }
 
 static void get(const struct side *s, struct buf *b)
@@ -74,8 +77,15 @@ static void get(const struct side *s, struct buf *b)
 
 static struct kv_layout layout_of(bool tiny)
 {
-    struct kv_layout l = { .model_fingerprint = 1, .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = tiny ? 2 : 48, .n_kv_heads = 4, .head_dim = 128,
-                           .tp_size = 1, .n_blocks = tiny ? 4 : 512 /* 32k tokens, 3 GiB */ };
+    struct kv_layout l = { .model_fingerprint = 1,
+                           .dtype = DTYPE_BF16,
+                           .block_tokens = 64,
+                           .n_layers = tiny ? 2 : 48,
+                           .n_kv_heads = 4,
+                           .head_dim = 128,
+                           .tp_size = 1,
+                           .n_blocks = tiny ? 4 : 512,
+                           /* 32k tokens, 3 GiB */ };
     if (tiny) l.n_kv_heads = 1, l.head_dim = 64;
     return l;
 }
@@ -83,7 +93,8 @@ static struct kv_layout layout_of(bool tiny)
 static int32_t *scattered(uint32_t n, uint32_t by)
 {
     int32_t *t = MEM_ARRAY(int32_t, n);
-    for (uint32_t i = 0; i < n; i++) t[i] = (int32_t)(i * by % n); /* n is a power of two, by is odd */
+    /* n is a power of two, by is odd */
+    for (uint32_t i = 0; i < n; i++) t[i] = (int32_t)(i * by % n);
     return t;
 }
 
@@ -93,11 +104,22 @@ static void start(struct side *s, bool tiny, uint32_t by)
     s->layout = layout_of(tiny);
     s->table = scattered(s->layout.n_blocks, by);
     const size_t bytes = kv_layout_pool_bytes(&s->layout);
-    gpu_need(device_open("cuda", &s->device, &err) == OK && device_mem_alloc(s->device, bytes, DEVICE_MEM_SHARED, &s->pool, &err) == OK, "the pool", err.text);
+    gpu_need(device_open("cuda", &s->device, &err) == OK &&
+                 device_mem_alloc(s->device, bytes, DEVICE_MEM_SHARED, &s->pool, &err) == OK,
+             "the pool", err.text);
     gpu_cuda(gpu_fill_bf16(NULL, s->pool.ptr, bytes / 2, by), "filling the pool");
     gpu_cuda(cudaDeviceSynchronize(), "filling the pool");
-    struct kvt_options o = { .layout = s->layout, .mem = &s->pool, .device = s->device, .protocols = "ipc", .listen_host = "127.0.0.1", .n_transfers = 4,
-                             .checksum = s->checksum, .on_event = on_event, .arg = s };
+    struct kvt_options o = {
+        .layout = s->layout,
+        .mem = &s->pool,
+        .device = s->device,
+        .protocols = "ipc",
+        .listen_host = "127.0.0.1",
+        .n_transfers = 4,
+        .checksum = s->checksum,
+        .on_event = on_event,
+        .arg = s,
+    };
     gpu_need(kvt_create(&o, &s->kvt, &err) == OK, "the KV transfer", err.text);
 }
 
@@ -105,7 +127,7 @@ static _Noreturn void sender(struct side *s, bool tiny)
 {
     struct buf b = { 0 };
     struct err err;
-    uint64_t   peer;
+    uint64_t peer;
     start(s, tiny, 5);
     kvt_hello(s->kvt, &b);
     put(s, &b);
@@ -114,9 +136,12 @@ static _Noreturn void sender(struct side *s, bool tiny)
     wait_for(s, &s->connected, 1);
     for (int i = 0; i <= TRANSFERS; i++) {
         get(s, &b);
-        gpu_need(kvt_send_open(s->kvt, (uint64_t)i, peer, buf_str(&b), &err) == OK, "opening a transfer", err.text);
+        gpu_need(kvt_send_open(s->kvt, (uint64_t)i, peer, buf_str(&b), &err) == OK,
+                 "opening a transfer", err.text);
         for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
-            gpu_need(kvt_send_ready(s->kvt, (uint64_t)i, layer, 0, s->layout.n_blocks * s->layout.block_tokens, s->table) == OK, "sending a layer", NULL);
+            gpu_need(kvt_send_ready(s->kvt, (uint64_t)i, layer, 0,
+                                    s->layout.n_blocks * s->layout.block_tokens, s->table) == OK,
+                     "sending a layer", NULL);
         kvt_send_finish(s->kvt, (uint64_t)i);
         wait_for(s, &s->sent, i + 1);
     }
@@ -127,9 +152,11 @@ static _Noreturn void sender(struct side *s, bool tiny)
 /* Bytes per second from the grant to the word that all has arrived. */
 static double receive(struct side *s, int i)
 {
-    struct buf     grant = { 0 };
+    struct buf grant = { 0 };
     const uint64_t begin = clock_ns();
-    gpu_need(kvt_expect(s->kvt, (uint64_t)i, s->table, s->layout.n_blocks, 0, s->layout.n_blocks * s->layout.block_tokens, &grant) == OK, "a grant", NULL);
+    gpu_need(kvt_expect(s->kvt, (uint64_t)i, s->table, s->layout.n_blocks, 0,
+                        s->layout.n_blocks * s->layout.block_tokens, &grant) == OK,
+             "a grant", NULL);
     put(s, &grant);
     wait_for(s, &s->received, i + 1);
     const double seconds = (double)(clock_ns() - begin) * 1e-9;
@@ -140,7 +167,7 @@ static double receive(struct side *s, int i)
 /* The same bytes from a pool of this process: by the clock of the host, as the transfer. */
 static double copy(const struct side *s, const void *from)
 {
-    const size_t   bytes = kv_layout_pool_bytes(&s->layout);
+    const size_t bytes = kv_layout_pool_bytes(&s->layout);
     const uint64_t begin = clock_ns();
     gpu_cuda(cudaMemcpy(s->pool.ptr, from, bytes, cudaMemcpyDeviceToDevice), "copying");
     gpu_cuda(cudaDeviceSynchronize(), "copying");
@@ -150,17 +177,25 @@ static double copy(const struct side *s, const void *from)
 /* The sender's numbers, found again in the places that this side has for them. */
 static void check(const struct side *s)
 {
-    const size_t bytes = kv_layout_pool_bytes(&s->layout), piece = kv_layout_piece_bytes(&s->layout);
-    char        *want = mem_calloc(piece, 1), *have = mem_calloc(piece, 1);
-    int32_t     *from = scattered(s->layout.n_blocks, 5);
-    void        *sent = NULL;
+    const size_t bytes = kv_layout_pool_bytes(&s->layout),
+                 piece = kv_layout_piece_bytes(&s->layout);
+    char *want = mem_calloc(piece, 1), *have = mem_calloc(piece, 1);
+    int32_t *from = scattered(s->layout.n_blocks, 5);
+    void *sent = NULL;
     gpu_cuda(cudaMalloc(&sent, bytes), "getting memory");
     gpu_cuda(gpu_fill_bf16(NULL, sent, bytes / 2, 5), "filling memory");
     for (uint32_t layer = 0; layer < s->layout.n_layers; layer += s->layout.n_layers - 1)
         for (uint32_t i = 0; i < s->layout.n_blocks; i += s->layout.n_blocks / 4) {
-            gpu_cuda(cudaMemcpy(want, (char *)sent + kv_layout_offset(&s->layout, layer, (uint32_t)from[i]), piece, cudaMemcpyDeviceToHost), "a copy");
-            gpu_cuda(cudaMemcpy(have, (char *)s->pool.ptr + kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]), piece, cudaMemcpyDeviceToHost),
-                      "a copy");
+            gpu_cuda(
+                cudaMemcpy(want,
+                           (char *)sent + kv_layout_offset(&s->layout, layer, (uint32_t)from[i]),
+                           piece, cudaMemcpyDeviceToHost),
+                "a copy");
+            gpu_cuda(cudaMemcpy(have,
+                                (char *)s->pool.ptr +
+                                    kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]),
+                                piece, cudaMemcpyDeviceToHost),
+                     "a copy");
             gpu_need(memcmp(want, have, piece) == 0, "what arrived is not what was sent", NULL);
         }
     gpu_cuda(cudaFree(sent), "freeing memory");
@@ -169,11 +204,11 @@ static void check(const struct side *s)
 
 static void receiver(struct side *s, bool tiny, pid_t child)
 {
-    double     pushed[TRANSFERS], copied[TRANSFERS];
+    double pushed[TRANSFERS], copied[TRANSFERS];
     struct buf hello = { 0 }, answer = { 0 };
     struct err err;
-    void      *other = NULL;
-    int        status;
+    void *other = NULL;
+    int status;
     start(s, tiny, 3);
     gpu_cuda(cudaMalloc(&other, kv_layout_pool_bytes(&s->layout)), "getting memory");
     get(s, &hello);
@@ -189,11 +224,17 @@ static void receiver(struct side *s, bool tiny, pid_t child)
     put(s, &answer);
     gpu_need(waitpid(child, &status, 0) == child && status == 0, "the sender failed", NULL);
     char name[96];
-    snprintf(name, sizeof name, "push over CUDA IPC, pieces of %zu bytes, %zu MiB, checksums %s", kv_layout_piece_bytes(&s->layout),
-             kv_layout_pool_bytes(&s->layout) >> 20, s->checksum ? "on" : "off");
-    gpu_say(&(struct gpu_figure){ .name = name, .value = gpu_median(pushed, TRANSFERS) * 1e-9, .unit = "GB/s",
-                                    .limit = gpu_median(copied, TRANSFERS) * 1e-9, .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
-                                    .wanted = s->checksum ? 0 : 0.95 });
+    snprintf(name, sizeof name, "push over CUDA IPC, pieces of %zu bytes, %zu MiB, checksums %s",
+             kv_layout_piece_bytes(&s->layout), kv_layout_pool_bytes(&s->layout) >> 20,
+             s->checksum ? "on" : "off");
+    gpu_say(&(struct gpu_figure){
+        .name = name,
+        .value = gpu_median(pushed, TRANSFERS) * 1e-9,
+        .unit = "GB/s",
+        .limit = gpu_median(copied, TRANSFERS) * 1e-9,
+        .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
+        .wanted = s->checksum ? 0 : 0.95,
+    });
     gpu_cuda(cudaFree(other), "freeing memory");
     kvt_free(s->kvt);
     device_mem_free(s->device, &s->pool);
@@ -206,7 +247,7 @@ static void receiver(struct side *s, bool tiny, pid_t child)
 int gpu_kv_push_main(const struct gpu_sizes *sizes, bool checksum)
 {
     struct side s = { .checksum = checksum };
-    int         down[2], up[2];
+    int down[2], up[2];
     gpu_need(pipe(down) == 0 && pipe(up) == 0, "a pipe", NULL);
     const pid_t child = fork();
     gpu_need(child >= 0, "fork failed", NULL);

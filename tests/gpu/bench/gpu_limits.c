@@ -1,4 +1,5 @@
-/* gpu_limits.c - what the card can do at most: reading memory, copying it, products by cuBLAS, launches. */
+/* gpu_limits.c - what the card can do at most: reading memory, copying it, products by cuBLAS,
+ * launches. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +14,18 @@ enum { ROUNDS_MAX = 32, LAUNCHES = 1000, LAUNCHES_TINY = 10 };
 
 struct gpu_sizes gpu_sizes(bool tiny)
 {
-    if (tiny) return (struct gpu_sizes){ .tiny = true, .read_bytes = (size_t)1 << 20, .rounds = 2, .product = 64 };
-    return (struct gpu_sizes){ .read_bytes = (size_t)8 << 30, .rounds = 10, .product = 8192, .hold_cycles = 4000000 /* some 2 ms */ };
+    if (tiny)
+        return (struct gpu_sizes){
+            .tiny = true, .read_bytes = (size_t)1 << 20, .rounds = 2, .product = 64
+        };
+    return (struct gpu_sizes){ .read_bytes = (size_t)8 << 30,
+                               .rounds = 10,
+                               .product = 8192,
+                               .hold_cycles = 4000000,
+                               /* some 2 ms */ };
 }
 
-/* ---- saying ------------------------------------------------------------------------------------------------------ */
+/* ---- saying ---- */
 
 void gpu_need(bool ok, const char *what, const char *why)
 {
@@ -26,7 +34,10 @@ void gpu_need(bool ok, const char *what, const char *why)
     exit(1);
 }
 
-void gpu_cuda(cudaError_t e, const char *what) { gpu_need(e == cudaSuccess, what, cudaGetErrorString(e)); }
+void gpu_cuda(cudaError_t e, const char *what)
+{
+    gpu_need(e == cudaSuccess, what, cudaGetErrorString(e));
+}
 
 /* A string of JSON. */
 static void put_string(const char *s)
@@ -39,7 +50,8 @@ static void put_string(const char *s)
     putchar('"');
 }
 
-static void say_text(const char *kind, const char *name, const char *member, const char *format, va_list args)
+static void say_text(const char *kind, const char *name, const char *member, const char *format,
+                     va_list args)
 {
     char text[512];
     vsnprintf(text, sizeof text, format, args);
@@ -77,7 +89,9 @@ void gpu_say(const struct gpu_figure *f)
         printf(",\"limit\":%.6g,\"limit_is\":", f->limit);
         put_string(f->limit_is);
         printf(",\"ratio\":%.4f", f->value / f->limit);
-        if (f->wanted > 0) printf(",\"wanted\":%.4g,\"wanted_is\":\"%s\"", f->wanted, f->less_is_better ? "at most" : "at least");
+        if (f->wanted > 0)
+            printf(",\"wanted\":%.4g,\"wanted_is\":\"%s\"", f->wanted,
+                   f->less_is_better ? "at most" : "at least");
     }
     printf("}\n");
     fflush(stdout);
@@ -85,11 +99,12 @@ void gpu_say(const struct gpu_figure *f)
 
 double gpu_product_limit(const struct gpu_limits *l, const char **what)
 {
-    *what = l->bf16 > 0 ? "cuBLAS bf16, measured in this run" : "bf16 by the data sheet: there is no cuBLAS here";
+    *what = l->bf16 > 0 ? "cuBLAS bf16, measured in this run"
+                        : "bf16 by the data sheet: there is no cuBLAS here";
     return l->bf16 > 0 ? l->bf16 : l->bf16_nominal;
 }
 
-/* ---- measuring --------------------------------------------------------------------------------------------------- */
+/* ---- measuring ---- */
 
 void gpu_timer_init(struct gpu_timer *t)
 {
@@ -111,7 +126,10 @@ double gpu_timer_s(const struct gpu_timer *t)
     return (double)ms * 1e-3;
 }
 
-static int compare(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+static int compare(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
 
 double gpu_median(double *v, size_t n)
 {
@@ -121,28 +139,33 @@ double gpu_median(double *v, size_t n)
 
 cudaStream_t gpu_stream(struct kernel_ctx *c) { return cuda_ctx_of(c)->device->stream; }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 
 struct memory {
-    cudaStream_t        stream;
-    void               *all;
+    cudaStream_t stream;
+    void *all;
     unsigned long long *sink;
-    size_t              bytes;
+    size_t bytes;
 };
 
-static void once_read(const struct memory *m) { gpu_cuda(gpu_read(m->stream, m->all, m->bytes, m->sink), "reading"); }
+static void once_read(const struct memory *m)
+{
+    gpu_cuda(gpu_read(m->stream, m->all, m->bytes, m->sink), "reading");
+}
 
 /* One half to the other. */
 static void once_copied(const struct memory *m)
 {
-    gpu_cuda(cudaMemcpyAsync((char *)m->all + m->bytes / 2, m->all, m->bytes / 2, cudaMemcpyDeviceToDevice, m->stream), "copying");
+    gpu_cuda(cudaMemcpyAsync((char *)m->all + m->bytes / 2, m->all, m->bytes / 2,
+                             cudaMemcpyDeviceToDevice, m->stream),
+             "copying");
 }
 
 /* Seconds: the least of the rounds, as a limit is. */
 static double best_s(const struct memory *m, int rounds, void (*once)(const struct memory *))
 {
     struct gpu_timer t;
-    double            best = 0;
+    double best = 0;
     gpu_timer_init(&t);
     once(m);
     for (int i = 0; i < rounds; i++) {
@@ -159,7 +182,7 @@ static double best_s(const struct memory *m, int rounds, void (*once)(const stru
 static void measure_memory(const struct gpu_sizes *s, struct gpu_limits *out)
 {
     struct memory m = { .bytes = s->read_bytes };
-    size_t        available = 0, total = 0;
+    size_t available = 0, total = 0;
     gpu_cuda(cudaMemGetInfo(&available, &total), "asking for memory");
     while (m.bytes > available / 2) m.bytes /= 2;
     gpu_cuda(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking), "making a stream");
@@ -173,7 +196,7 @@ static void measure_memory(const struct gpu_sizes *s, struct gpu_limits *out)
     gpu_cuda(cudaStreamDestroy(m.stream), "dropping a stream");
 }
 
-/* ---- what the card is -------------------------------------------------------------------------------------------- */
+/* ---- what the card is ---- */
 
 static int attribute(enum cudaDeviceAttr a)
 {
@@ -182,7 +205,8 @@ static int attribute(enum cudaDeviceAttr a)
     return v;
 }
 
-/* Dense bf16 by the data sheets of the cards that this is run on. Source: NVIDIA H100 and A100 data sheets; an H200 has an H100's processors. */
+/* Dense bf16 by the data sheets of the cards that this is run on. Source: NVIDIA H100 and A100 data
+ * sheets; an H200 has an H100's processors. */
 static double nominal_bf16(int major, int minor)
 {
     return major == 9 && minor == 0 ? 989e12 : major == 8 && minor == 0 ? 312e12 : 0;
@@ -191,50 +215,67 @@ static double nominal_bf16(int major, int minor)
 void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *out)
 {
     char by[512] = "";
-    *out = (struct gpu_limits){ .bf16_nominal = nominal_bf16(attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor)) };
+    *out = (struct gpu_limits){
+        .bf16_nominal = nominal_bf16(attribute(cudaDevAttrComputeCapabilityMajor),
+                                     attribute(cudaDevAttrComputeCapabilityMinor)),
+    };
     measure_memory(s, out);
     out->bf16 = gpu_cublas_bf16(s, by, sizeof by);
     if (!say) return;
     gpu_fact("cuBLAS", "%s", by);
-    gpu_say(&(struct gpu_figure){ .name = "memory read by a kernel", .value = out->read * 1e-9, .unit = "GB/s" });
-    gpu_say(&(struct gpu_figure){ .name = "cudaMemcpy device to device, bytes copied", .value = out->copied * 1e-9, .unit = "GB/s",
-                                    .limit = out->read * 0.5e-9, .limit_is = "half of reading: it reads and writes" });
+    gpu_say(&(struct gpu_figure){
+        .name = "memory read by a kernel", .value = out->read * 1e-9, .unit = "GB/s" });
+    gpu_say(&(struct gpu_figure){
+        .name = "cudaMemcpy device to device, bytes copied",
+        .value = out->copied * 1e-9,
+        .unit = "GB/s",
+        .limit = out->read * 0.5e-9,
+        .limit_is = "half of reading: it reads and writes",
+    });
     if (out->bf16 > 0)
-        gpu_say(&(struct gpu_figure){ .name = "cuBLAS bf16, random numbers", .value = out->bf16 * 1e-12, .unit = "TFLOP/s",
-                                        .limit = out->bf16_nominal * 1e-12, .limit_is = "the data sheet" });
+        gpu_say(&(struct gpu_figure){
+            .name = "cuBLAS bf16, random numbers",
+            .value = out->bf16 * 1e-12,
+            .unit = "TFLOP/s",
+            .limit = out->bf16_nominal * 1e-12,
+            .limit_is = "the data sheet",
+        });
 }
 
 static void say_facts(void)
 {
-    int    runtime = 0, driver = 0;
+    int runtime = 0, driver = 0;
     size_t available = 0, total = 0;
     gpu_cuda(cudaRuntimeGetVersion(&runtime), "asking for versions");
     gpu_cuda(cudaDriverGetVersion(&driver), "asking for versions");
     gpu_cuda(cudaMemGetInfo(&available, &total), "asking for memory");
-    gpu_fact("compute capability", "%d.%d", attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor));
+    gpu_fact("compute capability", "%d.%d", attribute(cudaDevAttrComputeCapabilityMajor),
+             attribute(cudaDevAttrComputeCapabilityMinor));
     gpu_fact("multiprocessors", "%d", attribute(cudaDevAttrMultiProcessorCount));
     gpu_fact("L2 cache", "%d MiB", attribute(cudaDevAttrL2CacheSize) >> 20);
-    gpu_fact("shared memory per block, opt-in", "%d bytes", attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+    gpu_fact("shared memory per block, opt-in", "%d bytes",
+             attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
     gpu_fact("CUDA", "runtime %d, driver %d", runtime, driver);
     gpu_fact("memory", "%zu MiB, %zu MiB free", total >> 20, available >> 20);
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 static void queue(cudaStream_t stream, int n)
 {
     for (int i = 0; i < n; i++) gpu_cuda(gpu_nothing(stream), "a launch");
 }
 
-/* The host's time per launch, the card's from one empty kernel to the next, and both of a graph of as many. */
+/* The host's time per launch, the card's from one empty kernel to the next, and both of a graph of
+ * as many. */
 static void say_launches(const struct gpu_sizes *s)
 {
-    const int         n = s->tiny ? LAUNCHES_TINY : LAUNCHES;
-    double            host[ROUNDS_MAX], card[ROUNDS_MAX], graph_host[ROUNDS_MAX], graph_card[ROUNDS_MAX];
+    const int n = s->tiny ? LAUNCHES_TINY : LAUNCHES;
+    double host[ROUNDS_MAX], card[ROUNDS_MAX], graph_host[ROUNDS_MAX], graph_card[ROUNDS_MAX];
     struct gpu_timer t;
-    cudaStream_t      stream;
-    cudaGraph_t       graph;
-    cudaGraphExec_t   exec;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
     gpu_timer_init(&t);
     gpu_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     gpu_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
@@ -258,12 +299,22 @@ static void say_launches(const struct gpu_sizes *s)
         graph_card[i] = gpu_timer_s(&t) * 1e6 / n;
     }
     const size_t rounds = (size_t)s->rounds;
-    gpu_say(&(struct gpu_figure){ .name = "launch, time of the host", .value = gpu_median(host, rounds), .unit = "us" });
-    gpu_say(&(struct gpu_figure){ .name = "launch, from one empty kernel to the next", .value = gpu_median(card, rounds), .unit = "us" });
-    char         name[96];
+    gpu_say(&(struct gpu_figure){
+        .name = "launch, time of the host", .value = gpu_median(host, rounds), .unit = "us" });
+    gpu_say(&(struct gpu_figure){
+        .name = "launch, from one empty kernel to the next",
+        .value = gpu_median(card, rounds),
+        .unit = "us",
+    });
+    char name[96];
     snprintf(name, sizeof name, "launch of a graph of %d empty kernels, time of the host", n);
-    gpu_say(&(struct gpu_figure){ .name = name, .value = gpu_median(graph_host, rounds), .unit = "us" });
-    gpu_say(&(struct gpu_figure){ .name = "in a graph, from one empty kernel to the next", .value = gpu_median(graph_card, rounds), .unit = "us" });
+    gpu_say(&(struct gpu_figure){
+        .name = name, .value = gpu_median(graph_host, rounds), .unit = "us" });
+    gpu_say(&(struct gpu_figure){
+        .name = "in a graph, from one empty kernel to the next",
+        .value = gpu_median(graph_card, rounds),
+        .unit = "us",
+    });
     gpu_cuda(cudaGraphExecDestroy(exec), "dropping a graph");
     gpu_cuda(cudaGraphDestroy(graph), "dropping a graph");
     gpu_cuda(cudaStreamDestroy(stream), "dropping a stream");

@@ -1,4 +1,5 @@
-/* gpu_op_cost.c - bytes and operations of slots. Operations are those of products: the rest is bound by memory. */
+/* gpu_op_cost.c - bytes and operations of slots. Operations are those of products: the rest is
+ * bound by memory. */
 #include "tests/gpu/bench/gpu_op_cost.h"
 
 #include <stdio.h>
@@ -9,13 +10,21 @@
 
 static const char *form_name(const struct weight *w)
 {
-    static const char *const names[GEMM_WEIGHT_LAYOUTS] = { "f32", "bf16", "f16", "w8", "w4", "f8" };
+    static const char *const names[GEMM_WEIGHT_LAYOUTS] = {
+        "f32", "bf16", "f16", "w8", "w4", "f8"
+    };
     return w->layout >= 0 && w->layout < GEMM_WEIGHT_LAYOUTS ? names[w->layout] : "?";
 }
 
-static double product_flops(const struct weight *w, size_t n_rows) { return 2.0 * (double)w->n_out * (double)w->n_in * (double)n_rows; }
+static double product_flops(const struct weight *w, size_t n_rows)
+{
+    return 2.0 * (double)w->n_out * (double)w->n_in * (double)n_rows;
+}
 
-static double input_bytes(const struct matmul_args *a) { return (double)a->n_rows * (double)a->w->n_in * (a->x_prequantized ? 2 : 4); }
+static double input_bytes(const struct matmul_args *a)
+{
+    return (double)a->n_rows * (double)a->w->n_in * (a->x_prequantized ? 2 : 4);
+}
 
 static double output_bytes(const struct matmul_args *a)
 {
@@ -32,19 +41,24 @@ void gpu_op_cost_matmul(const struct matmul_args *jobs, size_t n_jobs, struct gp
         const struct matmul_args *a = &jobs[i];
         if (a->n_rows == 0) continue;
         to->must += (double)a->w->bytes;
-        to->bytes += (double)a->w->bytes + output_bytes(a) + (i == 0 || a->x != jobs[i - 1].x ? input_bytes(a) : 0);
+        to->bytes += (double)a->w->bytes + output_bytes(a) +
+                     (i == 0 || a->x != jobs[i - 1].x ? input_bytes(a) : 0);
         to->flops += product_flops(a->w, a->n_rows);
-        if (at < sizeof to->what) at += (size_t)snprintf(to->what + at, sizeof to->what - at, "%s%zu x %zu", at ? " + " : "", a->w->n_out, a->w->n_in);
+        if (at < sizeof to->what)
+            at += (size_t)snprintf(to->what + at, sizeof to->what - at, "%s%zu x %zu",
+                                   at ? " + " : "", a->w->n_out, a->w->n_in);
     }
-    if (n_jobs > 0 && at < sizeof to->what) snprintf(to->what + at, sizeof to->what - at, ", %s, %zu rows", form_name(jobs[0].w), jobs[0].n_rows);
+    if (n_jobs > 0 && at < sizeof to->what)
+        snprintf(to->what + at, sizeof to->what - at, ", %s, %zu rows", form_name(jobs[0].w),
+                 jobs[0].n_rows);
 }
 
 void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, struct gpu_op_call *to)
 {
     const size_t n = a->n_rows * (size_t)a->n_used, hidden = a->gate_up[0].n_in;
-    bool         used[KERNEL_EXPERTS_MAX] = { false };
-    int32_t      n_distinct = 0;
-    int32_t     *ids = MEM_ARRAY(int32_t, n + 1);
+    bool used[KERNEL_EXPERTS_MAX] = { false };
+    int32_t n_distinct = 0;
+    int32_t *ids = MEM_ARRAY(int32_t, n + 1);
     device_download(c->device, ids, a->experts, n * sizeof *ids);
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= a->n_experts || used[ids[i]]) continue;
@@ -57,26 +71,30 @@ void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, str
     to->flops = product_flops(&a->gate_up[0], n) + product_flops(&a->down[0], n);
     if (a->shared.gate_up) {
         to->must += (double)(a->shared.gate_up->bytes + a->shared.down->bytes);
-        to->flops += product_flops(a->shared.gate_up, a->n_rows) + product_flops(a->shared.down, a->n_rows);
+        to->flops += product_flops(a->shared.gate_up, a->n_rows) +
+                     product_flops(a->shared.down, a->n_rows);
     }
-    to->bytes = to->must + (double)a->n_rows * (double)hidden * 12; /* h is read, x read and written; what lies between need not be in memory */
-    snprintf(to->what, sizeof to->what, "%d of %d used, %zu x %zu and back, %s, %zu rows of %d%s", n_distinct, a->n_experts, a->gate_up[0].n_out, hidden,
-             form_name(&a->gate_up[0]), a->n_rows, a->n_used, a->shared.gate_up ? ", shared" : "");
+    /* h is read, x read and written; what lies between need not be in memory */
+    to->bytes = to->must + (double)a->n_rows * (double)hidden * 12;
+    snprintf(to->what, sizeof to->what, "%d of %d used, %zu x %zu and back, %s, %zu rows of %d%s",
+             n_distinct, a->n_experts, a->gate_up[0].n_out, hidden, form_name(&a->gate_up[0]),
+             a->n_rows, a->n_used, a->shared.gate_up ? ", shared" : "");
 }
 
 /* Of one position in one layer. */
 static double token_bytes(const struct kv_layer *kv)
 {
-    return (double)kv->head_dim * (kv->dtype == DTYPE_F32 ? 4 : 2) * (kv->latent ? 1 : 2 * kv->n_heads);
+    return (double)kv->head_dim * (kv->dtype == DTYPE_F32 ? 4 : 2) *
+           (kv->latent ? 1 : 2 * kv->n_heads);
 }
 
 void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to)
 {
-    double  keys = 0, pairs = 0, rows = 0;
+    double keys = 0, pairs = 0, rows = 0;
     int32_t longest = 0;
     for (int32_t i = 0; i < a->on.n_seqs; i++) {
         const struct attn_seq *s = &a->on.seqs[i];
-        const double           n = s->n_q;
+        const double n = s->n_q;
         if (s->n_q == 0) continue;
         keys += (double)s->pos_begin + n;
         pairs += n * s->pos_begin + n * (n + 1) / 2;
@@ -87,14 +105,16 @@ void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to)
     to->must = keys * token_bytes(&a->kv);
     to->bytes = to->must + rows * a->n_heads * (a->kv.head_dim + a->v_dim) * 4;
     to->flops = pairs * a->n_heads * (a->kv.head_dim + a->v_dim) * 2;
-    snprintf(to->what, sizeof to->what, "%d heads on %d of %d%s, %.0f rows, %d sequences, %d keys", a->n_heads, a->kv.n_heads, a->kv.head_dim,
-             a->kv.latent ? " (latent)" : "", rows, a->on.n_seqs, longest);
+    snprintf(to->what, sizeof to->what, "%d heads on %d of %d%s, %.0f rows, %d sequences, %d keys",
+             a->n_heads, a->kv.n_heads, a->kv.head_dim, a->kv.latent ? " (latent)" : "", rows,
+             a->on.n_seqs, longest);
 }
 
 void gpu_op_cost_rope(const struct rope_args *a, struct gpu_op_call *to)
 {
     size_t n = 0;
-    for (size_t i = 0; i < a->n_heads; i++) n += a->heads[i].n_heads * (a->heads[i].norm ? a->heads[i].head_dim : a->rot_dim);
+    for (size_t i = 0; i < a->n_heads; i++)
+        n += a->heads[i].n_heads * (a->heads[i].norm ? a->heads[i].head_dim : a->rot_dim);
     gpu_op_cost_rows("rope", a->n_rows, n, 1, 1, to);
 }
 
@@ -103,17 +123,20 @@ void gpu_op_cost_append(const struct kv_append_args *a, struct gpu_op_call *to)
     double rows = 0;
     for (int32_t i = 0; i < a->on.n_seqs; i++) rows += a->on.seqs[i].n_q;
     to->slot = "kv_append";
-    to->bytes = rows * (token_bytes(&a->kv) + (double)a->kv.head_dim * 4 * (a->kv.latent ? 1 : 2 * a->kv.n_heads));
+    to->bytes = rows * (token_bytes(&a->kv) +
+                        (double)a->kv.head_dim * 4 * (a->kv.latent ? 1 : 2 * a->kv.n_heads));
     if (a->rope) {
         struct gpu_op_call rope;
         gpu_op_cost_rope(a->rope, &rope);
         to->slot = "rope, kv_append";
         to->bytes += rope.bytes;
     }
-    snprintf(to->what, sizeof to->what, "%d heads of %d, %.0f rows", a->kv.n_heads, a->kv.head_dim, rows);
+    snprintf(to->what, sizeof to->what, "%d heads of %d, %.0f rows", a->kv.n_heads, a->kv.head_dim,
+             rows);
 }
 
-void gpu_op_cost_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes, struct gpu_op_call *to)
+void gpu_op_cost_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes,
+                      struct gpu_op_call *to)
 {
     to->slot = slot;
     to->bytes = (double)n_rows * (double)n * 4 * (reads + writes);

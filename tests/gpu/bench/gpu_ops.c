@@ -6,33 +6,40 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
-#include "tests/gpu/bench/gpu_op_cost.h"
 #include "tests/gpu/bench/gpu_kernels.h"
+#include "tests/gpu/bench/gpu_op_cost.h"
 
 enum { ROUNDS_MAX = 16 };
 
 enum mode { PASSING, COUNTING, TIMING, ENDS, FOLLOWING };
 
 struct gpu_ops {
-    struct kernel_ops        ops;   /* first: a context's ops lead back here */
+    struct kernel_ops ops; /* first: a context's ops lead back here */
     const struct kernel_ops *inner;
-    struct kernel_ctx       *ctx;
-    cudaStream_t             stream;
-    int64_t                  hold_cycles;
-    enum mode                mode;
-    size_t                   i_call;              /* of the running step */
-    size_t                   begin, window;       /* that many calls from this one on */
-    cudaEvent_t              marks[CARD_WINDOW_MAX + 1];
-    struct gpu_op_call        *calls;
-    size_t                   n_calls, room;
-    cudaEvent_t              begins[CARD_AHEAD_MAX], ends[CARD_AHEAD_MAX]; /* FOLLOWING: of each step */
-    int                      i_step, n_steps;
-    bool                     began;               /* the step that is submitted */
+    struct kernel_ctx *ctx;
+    cudaStream_t stream;
+    int64_t hold_cycles;
+    enum mode mode;
+    size_t i_call;        /* of the running step */
+    size_t begin, window; /* that many calls from this one on */
+    cudaEvent_t marks[CARD_WINDOW_MAX + 1];
+    struct gpu_op_call *calls;
+    size_t n_calls, room;
+    /* FOLLOWING: of each step */
+    cudaEvent_t begins[CARD_AHEAD_MAX], ends[CARD_AHEAD_MAX];
+    int i_step, n_steps;
+    bool began; /* the step that is submitted */
 };
 
-static struct gpu_ops *slots_of(const struct kernel_ctx *c) { return (struct gpu_ops *)(uintptr_t)c->ops; }
+static struct gpu_ops *slots_of(const struct kernel_ctx *c)
+{
+    return (struct gpu_ops *)(uintptr_t)c->ops;
+}
 
-static void mark(struct gpu_ops *s, size_t i) { gpu_cuda(cudaEventRecord(s->marks[i], s->stream), "timing a slot"); }
+static void mark(struct gpu_ops *s, size_t i)
+{
+    gpu_cuda(cudaEventRecord(s->marks[i], s->stream), "timing a slot");
+}
 
 static struct gpu_op_call *new_call(struct gpu_ops *s)
 {
@@ -59,7 +66,8 @@ static struct gpu_op_call *before(struct gpu_ops *s)
     if (s->mode == COUNTING) return new_call(s);
     if (s->mode == ENDS && s->i_call == 0) mark(s, 0);
     if (s->mode == TIMING && s->i_call == s->begin) {
-        if (s->hold_cycles > 0) gpu_cuda(gpu_hold(s->stream, s->hold_cycles), "keeping the card busy");
+        if (s->hold_cycles > 0)
+            gpu_cuda(gpu_hold(s->stream, s->hold_cycles), "keeping the card busy");
         mark(s, 0);
     }
     return NULL;
@@ -67,17 +75,19 @@ static struct gpu_op_call *before(struct gpu_ops *s)
 
 static void after(struct gpu_ops *s)
 {
-    if (s->mode == TIMING && s->i_call >= s->begin && s->i_call - s->begin < s->window) mark(s, s->i_call - s->begin + 1);
+    if (s->mode == TIMING && s->i_call >= s->begin && s->i_call - s->begin < s->window)
+        mark(s, s->i_call - s->begin + 1);
     if (s->mode == ENDS && s->i_call + 1 == s->n_calls) mark(s, 1);
     s->i_call++;
 }
 
-/* ---- slots ------------------------------------------------------------------------------------------------------- */
+/* ---- slots ---- */
 
-static void slot_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
+static void slot_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
+                       size_t n_rows)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("embed", n_rows, w->n_in, 0.5, 1, call); /* bf16 rows */
     s->inner->embed(c, x, w, ids, n_rows);
     after(s);
@@ -86,17 +96,17 @@ static void slot_embed(struct kernel_ctx *c, float *x, const struct weight *w, c
 static void slot_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_matmul(jobs, n_jobs, call);
     s->inner->matmul(c, jobs, n_jobs);
     after(s);
 }
 
-static void slot_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
-                          float eps)
+static void slot_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x,
+                          size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("rms_norm", n_rows, n, 1, 1, call);
     s->inner->rms_norm(c, y, y_stride, x, x_stride, weight, n_rows, n, eps);
     after(s);
@@ -105,16 +115,17 @@ static void slot_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const
 static void slot_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("add", 1, n, 2, 1, call);
     s->inner->add(c, x, y, n);
     after(s);
 }
 
-static void slot_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+static void slot_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
+                           size_t from_stride, size_t n_rows, size_t n)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("copy_rows", n_rows, n, 1, 1, call);
     s->inner->copy_rows(c, to, to_stride, from, from_stride, n_rows, n);
     after(s);
@@ -123,7 +134,7 @@ static void slot_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, co
 static void slot_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rope(a, call);
     s->inner->rope(c, a);
     after(s);
@@ -132,7 +143,7 @@ static void slot_rope(struct kernel_ctx *c, const struct rope_args *a)
 static void slot_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_append(a, call);
     s->inner->kv_append(c, a);
     after(s);
@@ -141,7 +152,7 @@ static void slot_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
 static void slot_attention(struct kernel_ctx *c, const struct attn_args *a)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_attention(a, call);
     s->inner->attention(c, a);
     after(s);
@@ -150,7 +161,7 @@ static void slot_attention(struct kernel_ctx *c, const struct attn_args *a)
 static void slot_route(struct kernel_ctx *c, const struct route_args *a)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("route", a->n_rows, (size_t)a->n_experts, 1, 0, call);
     s->inner->route(c, a);
     after(s);
@@ -159,8 +170,9 @@ static void slot_route(struct kernel_ctx *c, const struct route_args *a)
 static void slot_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
-    if (call) gpu_op_cost_rows("combine", a->n_rows, a->n, (double)a->n_used + (a->add ? 1 : 0), 1, call);
+    struct gpu_op_call *call = before(s);
+    if (call)
+        gpu_op_cost_rows("combine", a->n_rows, a->n, (double)a->n_used + (a->add ? 1 : 0), 1, call);
     s->inner->combine(c, a);
     after(s);
 }
@@ -168,7 +180,7 @@ static void slot_combine(struct kernel_ctx *c, const struct combine_args *a)
 static void slot_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
     struct gpu_ops *s = slots_of(c);
-    struct gpu_op_call  *call = before(s);
+    struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_experts(c, a, call);
     s->inner->experts(c, a);
     after(s);
@@ -190,7 +202,7 @@ static void slot_sample(struct kernel_ctx *c, const float *logits, size_t n_voca
     s->began = false;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ---- */
 
 struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
 {
@@ -200,12 +212,15 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->stream = gpu_stream(c);
     s->hold_cycles = sizes->hold_cycles;
     s->ops = *c->ops; /* slots that are not ours stay as they are */
-    s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm, s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
-    s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention, s->ops.route = slot_route;
+    s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm,
+    s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
+    s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention,
+    s->ops.route = slot_route;
     s->ops.combine = slot_combine, s->ops.experts = slot_experts;
     if (s->inner->submit) s->ops.submit = slot_submit;
     if (s->inner->sample) s->ops.sample = slot_sample;
-    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) gpu_cuda(cudaEventCreate(&s->marks[i]), "making an event");
+    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++)
+        gpu_cuda(cudaEventCreate(&s->marks[i]), "making an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
         gpu_cuda(cudaEventCreate(&s->begins[i]), "making an event");
         gpu_cuda(cudaEventCreate(&s->ends[i]), "making an event");
@@ -217,7 +232,8 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
 void gpu_ops_remove(struct gpu_ops *s)
 {
     s->ctx->ops = s->inner;
-    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) gpu_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
+    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++)
+        gpu_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
         gpu_cuda(cudaEventDestroy(s->begins[i]), "dropping an event");
         gpu_cuda(cudaEventDestroy(s->ends[i]), "dropping an event");
@@ -226,7 +242,7 @@ void gpu_ops_remove(struct gpu_ops *s)
     mem_free(s);
 }
 
-/* ---- measuring --------------------------------------------------------------------------------------------------- */
+/* ---- measuring ---- */
 
 static void run_as(struct gpu_ops *s, enum mode mode, void (*run)(void *arg), void *arg)
 {
@@ -242,7 +258,8 @@ static double mark_to_mark_s(const struct gpu_ops *s, size_t from, size_t to)
     return gpu_timer_s(&(struct gpu_timer){ .begin = s->marks[from], .end = s->marks[to] });
 }
 
-void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg), void *arg)
+void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg),
+                     void *arg)
 {
     double(*us)[ROUNDS_MAX] = mem_calloc(window, sizeof *us);
     gpu_need(window >= 1 && window <= CARD_WINDOW_MAX, "a window of slots is too large", NULL);
@@ -256,7 +273,8 @@ void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(v
             run_as(s, TIMING, run, arg);
             for (size_t k = 0; k < n; k++) us[k][i] = mark_to_mark_s(s, k, k + 1) * 1e6;
         }
-        for (size_t k = 0; k < n; k++) s->calls[s->begin + k].us = gpu_median(us[k], (size_t)rounds);
+        for (size_t k = 0; k < n; k++)
+            s->calls[s->begin + k].us = gpu_median(us[k], (size_t)rounds);
     }
     mem_free(us);
 }
@@ -285,20 +303,23 @@ void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap)
 {
     double b[CARD_AHEAD_MAX], g[CARD_AHEAD_MAX];
     s->mode = PASSING;
-    gpu_need(s->i_step == s->n_steps && s->n_steps >= 2, "steps that follow each other were not all marked", NULL);
+    gpu_need(s->i_step == s->n_steps && s->n_steps >= 2,
+             "steps that follow each other were not all marked", NULL);
     for (int i = 0; i < s->n_steps; i++) {
         b[i] = gpu_timer_s(&(struct gpu_timer){ .begin = s->begins[i], .end = s->ends[i] });
-        if (i > 0) g[i - 1] = gpu_timer_s(&(struct gpu_timer){ .begin = s->ends[i - 1], .end = s->begins[i] });
+        if (i > 0)
+            g[i - 1] = gpu_timer_s(
+                &(struct gpu_timer){ .begin = s->ends[i - 1], .end = s->begins[i] });
     }
     *busy = gpu_median(b, (size_t)s->n_steps);
     *gap = gpu_median(g, (size_t)s->n_steps - 1);
 }
 
-/* ---- the table --------------------------------------------------------------------------------------------------- */
+/* ---- the table ---- */
 
 struct row {
     struct gpu_op_call sum;
-    size_t           n;
+    size_t n;
 };
 
 static int longer(const void *a, const void *b)
@@ -307,25 +328,31 @@ static int longer(const void *a, const void *b)
     return (y > x) - (y < x);
 }
 
-/* Experts of different layers use different numbers of them: for them the shape is that of the first. */
+/* Experts of different layers use different numbers of them: for them the shape is that of the
+ * first. */
 static bool same_kind(const struct gpu_op_call *a, const struct gpu_op_call *b)
 {
-    return strcmp(a->slot, b->slot) == 0 && (strcmp(a->slot, "experts") == 0 || strcmp(a->what, b->what) == 0);
+    return strcmp(a->slot, b->slot) == 0 &&
+           (strcmp(a->slot, "experts") == 0 || strcmp(a->what, b->what) == 0);
 }
 
 static void say_row(const char *of, const struct row *r, const struct gpu_limits *l, double product)
 {
-    const double by_memory = r->sum.bytes / l->read, by_products = product > 0 ? r->sum.flops / product : 0;
+    const double by_memory = r->sum.bytes / l->read,
+                 by_products = product > 0 ? r->sum.flops / product : 0;
     const double least = by_memory > by_products ? by_memory : by_products;
-    printf("{\"kind\":\"slot\",\"of\":\"%s\",\"slot\":\"%s\",\"what\":\"%s\",\"calls\":%zu,\"us\":%.3f,\"bytes\":%.0f,\"flops\":%.0f,\"limit\":\"%s\","
-           "\"of_limit\":%.4f}\n", of, r->sum.slot, r->sum.what, r->n, r->sum.us, r->sum.bytes, r->sum.flops, by_memory > by_products ? "memory" : "products",
+    printf("{\"kind\":\"slot\",\"of\":\"%s\",\"slot\":\"%s\",\"what\":\"%s\",\"calls\":%zu,\"us\":%"
+           ".3f,\"bytes\":%.0f,\"flops\":%.0f,\"limit\":\"%s\","
+           "\"of_limit\":%.4f}\n",
+           of, r->sum.slot, r->sum.what, r->n, r->sum.us, r->sum.bytes, r->sum.flops,
+           by_memory > by_products ? "memory" : "products",
            r->sum.us > 0 ? least * 1e6 / r->sum.us : 0);
 }
 
 void gpu_ops_say(const struct gpu_ops *s, const char *of, const struct gpu_limits *l)
 {
     struct row *rows = MEM_ARRAY(struct row, s->n_calls + 1);
-    size_t      n = 0, k;
+    size_t n = 0, k;
     const char *what;
     const double product = gpu_product_limit(l, &what);
     for (size_t i = 0; i < s->n_calls; i++) {

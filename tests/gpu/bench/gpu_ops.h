@@ -1,42 +1,54 @@
-/* gpu_ops.h - a row of kernels.h whose slots are counted and timed: it stands before a context's own row and calls it.
+/* gpu_ops.h - a row of kernels.h whose slots are counted and timed: it stands before a context's
+ * own row and calls it.
  *
- * A step is run many times with the same work, and its slots are called in the same order each time, so a call has a number. The first run counts
- * (struct gpu_op_call: bytes and operations from the slot's arguments; what only the card knows, which experts are used, is fetched). Then windows
- * of calls are timed, a window per run: before its first call the card is kept busy, so that the host has queued the whole window when the card
- * comes to it, and there is an event after every call. So a time is the card's alone, from the end of one call to the end of the next: about a
- * microsecond of it is the event's. The rest of each run goes untimed. Steps of long calls are one window: there the host is ahead anyway.
- * Life cycle: put, remove. Thread: main. */
+ * A step is run many times with the same work, and its slots are called in the same order each
+ * time, so a call has a number. The first run counts (struct gpu_op_call: bytes and operations from
+ * the slot's arguments; what only the card knows, which experts are used, is fetched). Then windows
+ * of calls are timed, a window per run: before its first call the card is kept busy, so that the
+ * host has queued the whole window when the card comes to it, and there is an event after every
+ * call. So a time is the card's alone, from the end of one call to the end of the next: about a
+ * microsecond of it is the event's. The rest of each run goes untimed. Steps of long calls are one
+ * window: there the host is ahead anyway. Life cycle: put, remove. Thread: main. */
 #ifndef BATON_TESTS_GPU_BENCH_GPU_OPS_H
 #define BATON_TESTS_GPU_BENCH_GPU_OPS_H
 
 #include "tests/gpu/bench/gpu.h"
 
-enum { CARD_WHAT_BYTES = 112, CARD_WINDOW = 64 /* of short calls */, CARD_WINDOW_MAX = 2048, CARD_AHEAD_MAX = 64 };
+enum {
+    CARD_WHAT_BYTES = 112,
+    CARD_WINDOW = 64 /* of short calls */,
+    CARD_WINDOW_MAX = 2048,
+    CARD_AHEAD_MAX = 64
+};
 
 /* One call of a slot in a step. */
 struct gpu_op_call {
     const char *slot;
-    char        what[CARD_WHAT_BYTES]; /* shapes */
-    double      must;                  /* bytes that no implementation goes without: weights, and keys and values */
-    double      bytes;                 /* these, and inputs and outputs, each once */
-    double      flops;
-    double      us;                    /* median of the rounds; 0: not timed */
+    char what[CARD_WHAT_BYTES]; /* shapes */
+    double must;                /* bytes that no implementation goes without: weights, and
+                                 * keys and values */
+    double bytes;               /* these, and inputs and outputs, each once */
+    double flops;
+    double us; /* median of the rounds; 0: not timed */
 };
 
 struct gpu_ops;
 
 struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes);
 /* The context has its own row again. */
-void               gpu_ops_remove(struct gpu_ops *s);
+void gpu_ops_remove(struct gpu_ops *s);
 
 /* `run` runs one step. Counts it and times all of its calls, `window` of them per run. */
-void               gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg), void *arg);
+void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg),
+                     void *arg);
 /* What was measured last; good until the next. */
 const struct gpu_op_call *gpu_ops_calls(const struct gpu_ops *s, size_t *n);
-/* Runs it once more: seconds of the card from the first call's begin to the last call's end. After gpu_ops_measure of the same step. */
+/* Runs it once more: seconds of the card from the first call's begin to the last call's end. After
+ * gpu_ops_measure of the same step. */
 double gpu_ops_busy(struct gpu_ops *s, void (*run)(void *arg), void *arg);
-/* Steps that are submitted one ahead of what is fetched: the card's time is marked where each begins - its first slot, or its recording's launch - and
- * ends. gpu_ops_follow says how many will follow; gpu_ops_followed, once all were fetched, the medians: seconds of a step, and seconds from
+/* Steps that are submitted one ahead of what is fetched: the card's time is marked where each
+ * begins - its first slot, or its recording's launch - and ends. gpu_ops_follow says how many will
+ * follow; gpu_ops_followed, once all were fetched, the medians: seconds of a step, and seconds from
  * the end of one to the beginning of the next. */
 void gpu_ops_follow(struct gpu_ops *s, int n_steps);
 void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap);

@@ -1,8 +1,10 @@
-/* simt.h - what tests/simt offers beyond CUDA's own names: the launch of a kernel, the instructions that nvcc has only as PTX, hooks for tests.
+/* simt.h - what tests/simt offers beyond CUDA's own names: the launch of a kernel, the instructions
+ * that nvcc has only as PTX, hooks for tests.
  *
- * A header of the kernels calls these where __CUDACC__ is not defined. All of "in a kernel" below means: on a thread of a block that runs,
- * which is a fiber of the host thread that drains the stream (tests/simt/README.md). Misuse in a kernel ends the process with a sentence.
- * Thread: hooks and launches any. */
+ * A header of the kernels calls these where __CUDACC__ is not defined. All of "in a kernel" below
+ * means: on a thread of a block that runs, which is a fiber of the host thread that drains the
+ * stream (tests/simt/README.md). Misuse in a kernel ends the process with a sentence. Thread: hooks
+ * and launches any. */
 #ifndef BATON_TESTS_SIMT_SIMT_H
 #define BATON_TESTS_SIMT_SIMT_H
 
@@ -13,10 +15,11 @@
 extern "C" {
 #endif
 
-/* The function named (as in "cudaMalloc") returns the error once, after `after` more calls that go as usual. Errors that destroy a context on
- * a card (cudaErrorIllegalAddress, cudaErrorLaunchFailure, ...) are then returned by everything until cudaDeviceReset. Two names are not of
- * functions: "launch", the call that launches a kernel, and "kernel", a kernel when it runs, whose error shows at a later call.
- * after < 0 takes the order back. One order at a time. */
+/* The function named (as in "cudaMalloc") returns the error once, after `after` more calls that go
+ * as usual. Errors that destroy a context on a card (cudaErrorIllegalAddress,
+ * cudaErrorLaunchFailure, ...) are then returned by everything until cudaDeviceReset. Two names are
+ * not of functions: "launch", the call that launches a kernel, and "kernel", a kernel when it runs,
+ * whose error shows at a later call. after < 0 takes the order back. One order at a time. */
 void simt_fail_next(cudaError_t error, const char *function, int after);
 
 /* Operations that streams hold and that have not run. */
@@ -26,16 +29,19 @@ size_t simt_n_pending(void);
 size_t simt_n_kernels(void);
 size_t simt_device_bytes(void);
 
-/* In a kernel: shared memory of the launch, at a multiple of 1,024; garbage when the block begins. */
+/* In a kernel: shared memory of the launch, at a multiple of 1,024; garbage when the block
+ * begins. */
 void *simt_dynamic_shared(void);
 
-/* In a kernel: bar.sync and bar.arrive with a number (0 to 15) and a count of threads, a multiple of 32. */
+/* In a kernel: bar.sync and bar.arrive with a number (0 to 15) and a count of threads, a multiple
+ * of 32. */
 void simt_barrier_sync(int id, int n_threads);
 void simt_barrier_arrive(int id, int n_threads);
 
-/* In a kernel: cp.async of 4, 8 or 16 bytes to shared memory, of which src_bytes come from `global` and the rest becomes zero. The target
- * holds garbage from here until the thread has waited for the group. simt_cp_async_wait(n): all of the thread's groups but the n latest. A
- * thread must have waited for everything before it returns. */
+/* In a kernel: cp.async of 4, 8 or 16 bytes to shared memory, of which src_bytes come from `global`
+ * and the rest becomes zero. The target holds garbage from here until the thread has waited for the
+ * group. simt_cp_async_wait(n): all of the thread's groups but the n latest. A thread must have
+ * waited for everything before it returns. */
 void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes);
 /* Of n bytes, all of which are looked at. */
 void simt_prefetch(const void *global, unsigned n);
@@ -43,9 +49,11 @@ void simt_cp_async_commit(void);
 void simt_cp_async_wait(int n_groups_left);
 void simt_cp_async_wait_all(void);
 
-/* In a kernel, called by all 32 lanes of a warp: ldmatrix .b16 8x8. Lane 8i+r gives the address of row r (16 bytes, aligned to 16) of matrix i.
- * Lane t receives in r[i] the elements (row t/4, columns 2(t%4) and one on) of matrix i, the first in the low half; with trans those of its
- * transpose: (rows 2(t%4) and one on, column t/4). x1 reads the addresses of lanes 0-7, x2 of 0-15. */
+/* In a kernel, called by all 32 lanes of a warp: ldmatrix .b16 8x8. Lane 8i+r gives the address of
+ * row r (16 bytes, aligned to 16) of matrix i. Lane t receives in r[i] the elements (row t/4,
+ * columns 2(t%4) and one on) of matrix i, the first in the low half; with trans those of its
+ * transpose: (rows 2(t%4) and one on, column t/4). x1 reads the addresses of lanes 0-7, x2 of
+ * 0-15. */
 void simt_ldmatrix_x1(unsigned r[1], const void *row);
 void simt_ldmatrix_x2(unsigned r[2], const void *row);
 void simt_ldmatrix_x4(unsigned r[4], const void *row);
@@ -53,7 +61,8 @@ void simt_ldmatrix_x1_trans(unsigned r[1], const void *row);
 void simt_ldmatrix_x2_trans(unsigned r[2], const void *row);
 void simt_ldmatrix_x4_trans(unsigned r[4], const void *row);
 
-/* In a kernel, called by all 32 lanes: D = A B + C as PTX's mma.sync.aligned.row.col, D and C in f32. With g = lane / 4 and t = lane % 4:
+/* In a kernel, called by all 32 lanes: D = A B + C as PTX's mma.sync.aligned.row.col, D and C in
+ * f32. With g = lane / 4 and t = lane % 4:
  *   C, D  [16][8]   c[0] (g, 2t)  c[1] (g, 2t+1)  c[2] (g+8, 2t)  c[3] (g+8, 2t+1)
  *   16-bit elements, m16n8k16, two per register, the lower column (A) or row (B) in the low half:
  *     A  [16][16]   a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)
@@ -64,7 +73,8 @@ void simt_ldmatrix_x4_trans(unsigned r[4], const void *row);
  *   8-bit elements, m16n8k32, four per register, the lowest first:
  *     A  [16][32]   a[0] (g, 4t..)  a[1] (g+8, 4t..)  a[2] (g, 4t+16..)  a[3] (g+8, 4t+16..)
  *     B  [32][8]    b[0] (4t.., g)  b[1] (4t+16.., g)
- * Sums are made exactly and rounded once; a card's differ in the last bits. d may be c. The integer product wraps as without .satfinite. */
+ * Sums are made exactly and rounded once; a card's differ in the last bits. d may be c. The integer
+ * product wraps as without .satfinite. */
 void simt_mma_bf16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
 void simt_mma_f16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
 void simt_mma_tf32_m16n8k8(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
@@ -72,16 +82,16 @@ void simt_mma_e4m3_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2]
 void simt_mma_e5m2_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
 void simt_mma_s8_m16n8k32(int d[4], const unsigned a[4], const unsigned b[2], const int c[4]);
 
-/* Numbers of fewer bits, as the cvt instructions convert them: to nearest even; e4m3 and e5m2 saturate (.satfinite), tf32 rounds half away
- * from zero (cvt.rna). Of a NaN comes a NaN. */
-float    simt_bf16_to_float(uint16_t bits);
+/* Numbers of fewer bits, as the cvt instructions convert them: to nearest even; e4m3 and e5m2
+ * saturate (.satfinite), tf32 rounds half away from zero (cvt.rna). Of a NaN comes a NaN. */
+float simt_bf16_to_float(uint16_t bits);
 uint16_t simt_float_to_bf16(float x);
-float    simt_f16_to_float(uint16_t bits);
+float simt_f16_to_float(uint16_t bits);
 uint16_t simt_float_to_f16(float x);
-float    simt_e4m3_to_float(uint8_t bits);
-uint8_t  simt_float_to_e4m3(float x);
-float    simt_e5m2_to_float(uint8_t bits);
-uint8_t  simt_float_to_e5m2(float x);
+float simt_e4m3_to_float(uint8_t bits);
+uint8_t simt_float_to_e4m3(float x);
+float simt_e5m2_to_float(uint8_t bits);
+uint8_t simt_float_to_e5m2(float x);
 uint32_t simt_float_to_tf32(float x);
 
 #ifdef __cplusplus
@@ -94,24 +104,29 @@ uint32_t simt_float_to_tf32(float x);
 #include "tests/simt/include/simt_vectors.h"
 
 struct simt_launch_shape {
-    dim3   grid, block;
+    dim3 grid, block;
     size_t dynamic_shared;
 };
 
 /* Queues body, which every thread of every block calls. */
-cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape, std::function<void()> body);
+cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape,
+                             std::function<void()> body);
 
 /* The arguments are converted to the kernel's parameters and copied at the call. */
-template<class... P, class... A>
-static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic_shared, A &&...arguments)
+template <class... P, class... A>
+static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
+                               size_t dynamic_shared, A &&...arguments)
 {
-    static_assert(sizeof...(P) == sizeof...(A), "a kernel is launched with as many arguments as it has parameters");
-    static_assert((std::is_trivially_copyable_v<P> && ...), "parameters of kernels are copied byte by byte");
+    static_assert(sizeof...(P) == sizeof...(A),
+                  "a kernel is launched with as many arguments as it has parameters");
+    static_assert((std::is_trivially_copyable_v<P> && ...),
+                  "parameters of kernels are copied byte by byte");
     static_assert((sizeof(P) + ... + 0) <= 4096, "parameters of a kernel take at most 4,096 bytes");
     static_assert((!std::is_reference_v<P> && ...), "a reference would name host memory");
     if (!kernel) return simt_launch_body(stream, { grid, block, dynamic_shared }, nullptr);
     std::tuple<P...> copies(static_cast<P>(arguments)...);
-    return simt_launch_body(stream, { grid, block, dynamic_shared }, [kernel, copies] { std::apply(kernel, copies); });
+    return simt_launch_body(stream, { grid, block, dynamic_shared },
+                            [kernel, copies] { std::apply(kernel, copies); });
 }
 #endif
 #endif

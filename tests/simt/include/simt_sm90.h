@@ -1,6 +1,8 @@
-/* simt_hopper.h - instructions of compute capability 9.0: barriers in memory, products of a warpgroup, the fence between what they and others see.
+/* simt_hopper.h - instructions of compute capability 9.0: barriers in memory, products of a
+ * warpgroup, the fence between what they and others see.
  *
- * Part of simt.h. All of it in a kernel; misuse ends the process with a sentence. Sources: PTX ISA, mbarrier, wgmma, "proxies". */
+ * Part of simt.h. All of it in a kernel; misuse ends the process with a sentence. Sources: PTX ISA,
+ * mbarrier, wgmma, "proxies". */
 #ifndef BATON_TESTS_SIMT_INCLUDE_SIMT_SM90_H
 #define BATON_TESTS_SIMT_INCLUDE_SIMT_SM90_H
 
@@ -11,8 +13,9 @@
 extern "C" {
 #endif
 
-/* mbarrier of 8 aligned bytes in dynamic shared memory. A phase ends when `count` have arrived; the next one begins with as many to come.
- * try_wait.parity: has the phase of this parity ended that is the current one or the one before? If not, others have had a turn. */
+/* mbarrier of 8 aligned bytes in dynamic shared memory. A phase ends when `count` have arrived; the
+ * next one begins with as many to come. try_wait.parity: has the phase of this parity ended that is
+ * the current one or the one before? If not, others have had a turn. */
 void simt_mbarrier_init(void *barrier, unsigned count);
 void simt_mbarrier_arrive(void *barrier);
 bool simt_mbarrier_try_wait_parity(void *barrier, unsigned parity);
@@ -20,16 +23,19 @@ bool simt_mbarrier_try_wait_parity(void *barrier, unsigned parity);
 /* An address in dynamic shared memory as instructions take it. */
 unsigned simt_shared_address(const void *shared);
 
-/* fence.proxy.async: what this thread's cp.async wrote, and it has waited for, can be read by wgmma from here on. */
+/* fence.proxy.async: what this thread's cp.async wrote, and it has waited for, can be read by wgmma
+ * from here on. */
 void simt_fence_proxy_async(void);
 
-/* wgmma.mma_async m64nNk16 (bf16, f16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both operands in shared memory, k contiguous.
- * Called by the four warps of an aligned warpgroup; warp w of it has rows 16w .. 16w + 15. With g = lane / 4 and t = lane % 4 a lane has of D
+/* wgmma.mma_async m64nNk16 (bf16, f16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both
+ * operands in shared memory, k contiguous. Called by the four warps of an aligned warpgroup; warp w
+ * of it has rows 16w .. 16w + 15. With g = lane / 4 and t = lane % 4 a lane has of D
  *   d[4j] (g, 8j + 2t)   d[4j + 1] (g, 8j + 2t + 1)   d[4j + 2], d[4j + 3] the same of row g + 8
- * A descriptor: bits 0-13 address / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base offset, 62-63 swizzle; the 128-byte
- * swizzle (1) is built: rows of 128 bytes, eight of them an atom at a multiple of 1,024, atoms stride offset apart, and in each row bits 4-6 of
- * the address are exchanged by bits 7-9.
- * The product takes place when its group is waited for, no earlier; d holds NaNs until then. */
+ * A descriptor: bits 0-13 address / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51
+ * base offset, 62-63 swizzle; the 128-byte swizzle (1) is built: rows of 128 bytes, eight of them
+ * an atom at a multiple of 1,024, atoms stride offset apart, and in each row bits 4-6 of the
+ * address are exchanged by bits 7-9. The product takes place when its group is waited for, no
+ * earlier; d holds NaNs until then. */
 void simt_wgmma_fence(void);
 void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d);
 void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d);

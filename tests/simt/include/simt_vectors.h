@@ -1,4 +1,5 @@
-/* simt_vectors.h - CUDA's small vectors: dim3, int2, float4, ... with their sizes and alignments, and make_*. Empty for C. */
+/* simt_vectors.h - CUDA's small vectors: dim3, int2, float4, ... with their sizes and alignments,
+ * and make_*. Empty for C. */
 #ifndef BATON_TESTS_SIMT_SIMT_VECTORS_H
 #define BATON_TESTS_SIMT_SIMT_VECTORS_H
 
@@ -14,16 +15,17 @@ struct dim3 {
     constexpr operator uint3() const { return { x, y, z }; }
 };
 
-/* SIMT_VECTORS(name, element): name1 to name4; two and four elements are aligned to their size, up to 16 bytes. */
-#define SIMT_VECTORS(n, T)                                                                                     \
-    struct n##1 { T x; };                                                                                      \
-    struct alignas(2 * sizeof(T)) n##2 { T x, y; };                                                            \
-    struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) n##4 { T x, y, z, w; };                            \
-    static inline constexpr n##1 make_##n##1(T x) { return { x }; }                                            \
-    static inline constexpr n##2 make_##n##2(T x, T y) { return { x, y }; }                                    \
+/* SIMT_VECTORS(name, element): name1 to name4; two and four elements are aligned to their size, up
+ * to 16 bytes. */
+#define SIMT_VECTORS(n, T)                                                                         \
+    struct n##1 { T x; };                                                                          \
+    struct alignas(2 * sizeof(T)) n##2 { T x, y; };                                                \
+    struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) n##4 { T x, y, z, w; };                \
+    static inline constexpr n##1 make_##n##1(T x) { return { x }; }                                \
+    static inline constexpr n##2 make_##n##2(T x, T y) { return { x, y }; }                        \
     static inline constexpr n##4 make_##n##4(T x, T y, T z, T w) { return { x, y, z, w }; }
-#define SIMT_VECTOR3(n, T)                                                                                     \
-    struct n##3 { T x, y, z; };                                                                                \
+#define SIMT_VECTOR3(n, T)                                                                         \
+    struct n##3 { T x, y, z; };                                                                    \
     static inline constexpr n##3 make_##n##3(T x, T y, T z) { return { x, y, z }; }
 
 SIMT_VECTORS(char, signed char)

@@ -1,4 +1,5 @@
-/* test_harness.c - the harness itself: what it prints for cases that pass, fail, skip, hang and crash. */
+/* test_harness.c - the harness itself: what it prints for cases that pass, fail, skip, hang and
+ * crash. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,10 +38,13 @@ TEST(inner_leaves_a_directory_and_a_child)
     fclose(f);
 }
 
-static const struct test_case inner[] = { CASE(inner_passes), CASE(inner_fails), CASE(inner_skips), CASE(inner_crashes),
-                                          CASE_T(inner_hangs, 1), CASE(inner_leaves_a_directory_and_a_child) };
+static const struct test_case inner[] = {
+    CASE(inner_passes),  CASE(inner_fails),      CASE(inner_skips),
+    CASE(inner_crashes), CASE_T(inner_hangs, 1), CASE(inner_leaves_a_directory_and_a_child)
+};
 
-/* Run the inner cases as a program of their own; returns the exit status, `out` is what it printed. */
+/* Run the inner cases as a program of their own; returns the exit status, `out` is what it
+ * printed. */
 static int run_inner(char *out, size_t cap, int argc, char **argv)
 {
     int fds[2], status = 0;
@@ -77,7 +81,8 @@ static void check_outcomes(const char *out)
 
 TEST(harness_reports_every_outcome)
 {
-    char out[8192], note[600], *argv[] = { "x", "inner_passes", "inner_fails", "inner_skips", "inner_crashes", "inner_hangs" };
+    char out[8192], note[600], *argv[] = { "x",           "inner_passes",  "inner_fails",
+                                           "inner_skips", "inner_crashes", "inner_hangs" };
     snprintf(note, sizeof note, "%s/note", test_tmpdir());
     note_path = note;
     CHECK_EQ_INT(run_inner(out, sizeof out, 6, argv), 1);
@@ -89,7 +94,9 @@ TEST(harness_reports_every_outcome)
 /* The same cases side by side: nothing of one gets into what another says. */
 TEST(harness_reports_every_outcome_side_by_side)
 {
-    char out[8192], *argv[] = { "x", "--jobs", "3", "inner_passes", "inner_fails", "inner_skips", "inner_crashes", "inner_hangs" };
+    char out[8192],
+        *argv[] = { "x",           "--jobs",        "3",          "inner_passes", "inner_fails",
+                    "inner_skips", "inner_crashes", "inner_hangs" };
     CHECK_EQ_INT(run_inner(out, sizeof out, 8, argv), 1);
     check_outcomes(out);
 }
@@ -139,5 +146,6 @@ TEST(harness_data_path)
     CHECK(strstr(test_data("a.json"), "/tests/data/a.json"));
 }
 
-TEST_MAIN(CASE(harness_reports_every_outcome), CASE(harness_reports_every_outcome_side_by_side), CASE(harness_cleans_up_behind_a_case),
-          CASE(harness_lists_and_refuses_unknown_names), CASE(harness_data_path))
+TEST_MAIN(CASE(harness_reports_every_outcome), CASE(harness_reports_every_outcome_side_by_side),
+          CASE(harness_cleans_up_behind_a_case), CASE(harness_lists_and_refuses_unknown_names),
+          CASE(harness_data_path))

@@ -37,13 +37,11 @@ static void check_same_as_library(uint64_t (*hash)(const void *, size_t, uint64_
             CHECK(hash(bytes + at, n, 0) == XXH3_64bits_withSeed(bytes + at, n, 0));
             CHECK(hash(bytes + at, n, 99) == XXH3_64bits_withSeed(bytes + at, n, 99));
         }
-    for (size_t n = sizeof bytes - 70; n <= sizeof bytes; n++) CHECK(hash(bytes, n, 0) == XXH3_64bits_withSeed(bytes, n, 0));
+    for (size_t n = sizeof bytes - 70; n <= sizeof bytes; n++)
+        CHECK(hash(bytes, n, 0) == XXH3_64bits_withSeed(bytes, n, 0));
 }
 
-TEST(hash_is_that_of_the_library)
-{
-    check_same_as_library(hash_64);
-}
+TEST(hash_is_that_of_the_library) { check_same_as_library(hash_64); }
 
 TEST(hash_avx2_is_that_of_the_library)
 {
@@ -106,7 +104,8 @@ TEST(hash_constant_time_compare_and_random_bytes)
     CHECK(memcmp(a, b, sizeof a) != 0);
 }
 
-static void check_philox(uint64_t key, uint64_t hi, uint64_t lo, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3)
+static void check_philox(uint64_t key, uint64_t hi, uint64_t lo, uint32_t w0, uint32_t w1,
+                         uint32_t w2, uint32_t w3)
 {
     uint32_t out[4];
     rng_philox(key, hi, lo, out);
@@ -116,8 +115,10 @@ static void check_philox(uint64_t key, uint64_t hi, uint64_t lo, uint32_t w0, ui
 TEST(rng_philox_known_answers)
 {
     check_philox(0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
-    check_philox(UINT64_MAX, UINT64_MAX, UINT64_MAX, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd);
-    check_philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1);
+    check_philox(UINT64_MAX, UINT64_MAX, UINT64_MAX, 0x408f276d, 0x41c83b0e, 0xa20bc7c6,
+                 0x6d5451fd);
+    check_philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, 0xd16cfe09, 0x94fdcceb,
+                 0x5001e420, 0x24126ea1);
 }
 
 TEST(rng_uniform_is_in_range_and_even)
@@ -135,7 +136,8 @@ TEST(rng_uniform_is_in_range_and_even)
     CHECK(rng_uniform(7, 1, 3) == rng_uniform(7, 1, 3));
 }
 
-TEST_MAIN(CASE(hash_xxh3_of_nothing), CASE(hash_is_that_of_the_library), CASE(hash_avx2_is_that_of_the_library),
-          CASE(hash_avx512_is_that_of_the_library), CASE(hash_block_is_the_hash_of_parent_then_tokens),
-          CASE(hash_sha256_and_hmac_vectors), CASE(hash_constant_time_compare_and_random_bytes),
-          CASE(rng_philox_known_answers), CASE(rng_uniform_is_in_range_and_even))
+TEST_MAIN(CASE(hash_xxh3_of_nothing), CASE(hash_is_that_of_the_library),
+          CASE(hash_avx2_is_that_of_the_library), CASE(hash_avx512_is_that_of_the_library),
+          CASE(hash_block_is_the_hash_of_parent_then_tokens), CASE(hash_sha256_and_hmac_vectors),
+          CASE(hash_constant_time_compare_and_random_bytes), CASE(rng_philox_known_answers),
+          CASE(rng_uniform_is_in_range_and_even))

@@ -14,14 +14,25 @@ static cJSON *parse(const char *text)
 {
     cJSON *doc = NULL;
     struct err err;
-    if (json_parse(str_of(text), true, &doc, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", text, err.text);
+    if (json_parse(str_of(text), true, &doc, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", text, err.text);
     return doc;
 }
 
 TEST(json_parse_takes_valid_documents)
 {
-    const char *good[] = { "null", " 1 ", "-0.5e-3", "\"\"", "[]", "{}", "[[],{}]", "{\"a\":{\"b\":[1,2,{\"c\":null}]}}",
-                           "\"\\u00e9\\ud83d\\ude00\\n\\/\"", "[true,false,null]\n", "\"\xF0\x9F\x98\x80\"", "\"\x7f\"",
+    const char *good[] = { "null",
+                           " 1 ",
+                           "-0.5e-3",
+                           "\"\"",
+                           "[]",
+                           "{}",
+                           "[[],{}]",
+                           "{\"a\":{\"b\":[1,2,{\"c\":null}]}}",
+                           "\"\\u00e9\\ud83d\\ude00\\n\\/\"",
+                           "[true,false,null]\n",
+                           "\"\xF0\x9F\x98\x80\"",
+                           "\"\x7f\"",
                            "{\"a\":{\"a\":1},\"b\":{\"a\":2}}" };
     for (size_t i = 0; i < COUNT_OF(good); i++) cJSON_Delete(parse(good[i]));
 }
@@ -30,15 +41,50 @@ TEST(json_parse_refuses_invalid_documents_with_the_offset)
 {
     static const struct {
         const char *text;
-        int         at;
+        int at;
     } bad[] = {
-        { "", 0 }, { "  ", 2 }, { "nul", 0 }, { "01", 0 }, { "-", 0 }, { "1.", 0 }, { ".5", 0 }, { "1e", 0 }, { "+1", 0 },
-        { "[1,]", 3 }, { "[1 2]", 3 }, { "[", 1 }, { "{\"a\"}", 4 }, { "{\"a\":}", 5 }, { "{a:1}", 1 }, { "{\"a\":1,}", 7 },
-        { "[1]]", 3 }, { "1 2", 2 }, { "[}", 1 }, { "{]", 1 }, { "\"abc", 0 }, { "\"\\x\"", 1 }, { "\"\\u12g4\"", 1 },
-        { "\"\\ud800\"", 1 }, { "\"\\ud800\\u0041\"", 1 }, { "\"\\udc00\"", 1 }, { "\"\\u0000\"", 1 }, { "\"a\tb\"", 2 },
-        { "\"\xff\"", 1 }, { "\"\xC0\x80\"", 1 }, { "\"\xED\xA0\x80\"", 1 }, { "\"\xE2\x82\"", 1 }, { "\"\xF4\x90\x80\x80\"", 1 },
-        { "{\"a\":1,\"a\":2}", 7 }, { "{\"a\":1,\"\\u0061\":2}", 7 }, { "NaN", 0 }, { "\xEF\xBB\xBF{}", 0 }, { "'a'", 0 },
-        { "[1,2", 4 }, { "{\"a\":1", 6 }, { "\"\\", 1 }, { "/* */ 1", 0 },
+        { "", 0 },
+        { "  ", 2 },
+        { "nul", 0 },
+        { "01", 0 },
+        { "-", 0 },
+        { "1.", 0 },
+        { ".5", 0 },
+        { "1e", 0 },
+        { "+1", 0 },
+        { "[1,]", 3 },
+        { "[1 2]", 3 },
+        { "[", 1 },
+        { "{\"a\"}", 4 },
+        { "{\"a\":}", 5 },
+        { "{a:1}", 1 },
+        { "{\"a\":1,}", 7 },
+        { "[1]]", 3 },
+        { "1 2", 2 },
+        { "[}", 1 },
+        { "{]", 1 },
+        { "\"abc", 0 },
+        { "\"\\x\"", 1 },
+        { "\"\\u12g4\"", 1 },
+        { "\"\\ud800\"", 1 },
+        { "\"\\ud800\\u0041\"", 1 },
+        { "\"\\udc00\"", 1 },
+        { "\"\\u0000\"", 1 },
+        { "\"a\tb\"", 2 },
+        { "\"\xff\"", 1 },
+        { "\"\xC0\x80\"", 1 },
+        { "\"\xED\xA0\x80\"", 1 },
+        { "\"\xE2\x82\"", 1 },
+        { "\"\xF4\x90\x80\x80\"", 1 },
+        { "{\"a\":1,\"a\":2}", 7 },
+        { "{\"a\":1,\"\\u0061\":2}", 7 },
+        { "NaN", 0 },
+        { "\xEF\xBB\xBF{}", 0 },
+        { "'a'", 0 },
+        { "[1,2", 4 },
+        { "{\"a\":1", 6 },
+        { "\"\\", 1 },
+        { "/* */ 1", 0 },
     };
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         cJSON *doc = NULL;
@@ -47,7 +93,8 @@ TEST(json_parse_refuses_invalid_documents_with_the_offset)
         if (json_parse(str_of(bad[i].text), true, &doc, &err) != ERR_FORMAT || doc)
             test_fail(__FILE__, __LINE__, "%s was taken", bad[i].text);
         snprintf(want, sizeof want, "malformed JSON at byte %d: ", bad[i].at);
-        if (strncmp(err.text, want, strlen(want)) != 0) test_fail(__FILE__, __LINE__, "%s gave: %s", bad[i].text, err.text);
+        if (strncmp(err.text, want, strlen(want)) != 0)
+            test_fail(__FILE__, __LINE__, "%s gave: %s", bad[i].text, err.text);
     }
 }
 
@@ -76,7 +123,8 @@ TEST(json_parse_limits_depth_and_reads_only_its_bytes)
 
 TEST(json_get_checks_type_and_range)
 {
-    cJSON *doc = parse("{\"i\":5,\"f\":1.5,\"s\":\"x\",\"b\":true,\"n\":null,\"whole\":3.0,\"huge\":1e300,\"inf\":1e999}");
+    cJSON *doc = parse("{\"i\":5,\"f\":1.5,\"s\":\"x\",\"b\":true,\"n\":null,\"whole\":3.0,"
+                       "\"huge\":1e300,\"inf\":1e999}");
     struct err err = { 0 };
     int64_t i = -7;
     double f = -7;
@@ -109,7 +157,8 @@ TEST(json_get_checks_type_and_range)
     CHECK_OK(json_get_str(doc, "s", &s, &err));
     CHECK_EQ_STR(s, "x");
     CHECK_STATUS(json_get_str(doc, "b", &s, &err), ERR_INVALID);
-    CHECK(json_member(doc, "n") == NULL && json_member(doc, "I") == NULL && json_member(doc, "i") != NULL);
+    CHECK(json_member(doc, "n") == NULL && json_member(doc, "I") == NULL &&
+          json_member(doc, "i") != NULL);
     cJSON_Delete(doc);
 }
 
@@ -147,11 +196,15 @@ TEST(json_add_string_escapes_and_repairs)
     struct buf b = { 0 };
     CHECK_EQ_STR(as_string(&b, STR("")), "\"\"");
     CHECK_EQ_STR(as_string(&b, (struct str){ NULL, 0 }), "\"\"");
-    CHECK_EQ_STR(as_string(&b, STR("a\"b\\c/\n\t\x01\x7f")), "\"a\\\"b\\\\c/\\n\\t\\u0001\\u007f\"");
+    CHECK_EQ_STR(as_string(&b, STR("a\"b\\c/\n\t\x01\x7f")),
+                 "\"a\\\"b\\\\c/\\n\\t\\u0001\\u007f\"");
     CHECK_EQ_STR(as_string(&b, (struct str){ "a\0b", 3 }), "\"a\\u0000b\"");
     CHECK_EQ_STR(as_string(&b, STR("h\xC3\xA9\xF0\x9F\x98\x80")), "\"h\xC3\xA9\xF0\x9F\x98\x80\"");
     CHECK_EQ_STR(as_string(&b, STR("x\xE2\x82")), "\"x\xEF\xBF\xBD\xEF\xBF\xBD\"");
-    CHECK_EQ_STR(as_string(&b, STR("\xff" "a")), "\"\xEF\xBF\xBD" "a\"");
+    CHECK_EQ_STR(as_string(&b, STR("\xff"
+                                   "a")),
+                 "\"\xEF\xBF\xBD"
+                 "a\"");
     buf_release(&b);
 }
 
@@ -197,7 +250,9 @@ TEST(json_numbers_are_short)
     buf_release(&b);
 }
 
-TEST_MAIN(CASE(json_parse_takes_valid_documents), CASE(json_parse_refuses_invalid_documents_with_the_offset),
-          CASE(json_parse_limits_depth_and_reads_only_its_bytes), CASE(json_get_checks_type_and_range),
-          CASE(json_parse_file_names_the_file), CASE(json_add_string_escapes_and_repairs),
-          CASE(json_numbers_read_back_equal), CASE(json_numbers_are_short))
+TEST_MAIN(CASE(json_parse_takes_valid_documents),
+          CASE(json_parse_refuses_invalid_documents_with_the_offset),
+          CASE(json_parse_limits_depth_and_reads_only_its_bytes),
+          CASE(json_get_checks_type_and_range), CASE(json_parse_file_names_the_file),
+          CASE(json_add_string_escapes_and_repairs), CASE(json_numbers_read_back_equal),
+          CASE(json_numbers_are_short))

@@ -13,7 +13,8 @@
 static char path[600];
 static char text[1 << 20];
 
-/* Send the log to a file in a fresh directory (stderr is closed to it: the lines would mix with the harness's). */
+/* Send the log to a file in a fresh directory (stderr is closed to it: the lines would mix with the
+ * harness's). */
 static void open_log(void)
 {
     char dir[560];
@@ -49,8 +50,11 @@ TEST(log_line_has_time_level_name_event_and_fields)
     errno = 42;
     log_info("kvt peer lost", "req=%s n=%d text=%s", "7", 3, "a\nb");
     CHECK_EQ_INT(errno, 42);
-    CHECK(regcomp(&re, "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{3}Z info prefill-0 kvt peer lost "
-                       "req=7 n=3 text=a b\n$", REG_EXTENDED) == 0);
+    CHECK(regcomp(&re,
+                  "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{3}Z info "
+                  "prefill-0 kvt peer lost "
+                  "req=7 n=3 text=a b\n$",
+                  REG_EXTENDED) == 0);
     CHECK(regexec(&re, read_log(), 0, NULL, 0) == 0);
     regfree(&re);
     log_set_name("");
@@ -104,7 +108,8 @@ TEST(log_repeats_are_limited_and_counted)
     log_info("later", "n=1");
     const char *at = read_log();
     int n_dropped = 0;
-    while ((at = strstr(at, "log lines held back event=\"repeats\" n=")) != NULL) n_dropped += atoi(at += 38);
+    while ((at = strstr(at, "log lines held back event=\"repeats\" n=")) != NULL)
+        n_dropped += atoi(at += 38);
     CHECK_EQ_INT(n_dropped, 2000 - n);
 }
 
@@ -126,5 +131,7 @@ TEST(log_dir_that_cannot_be_made)
     CHECK_STATUS(log_set_dir(""), ERR_IO);
 }
 
-TEST_MAIN(CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut), CASE(log_level_filters),
-          CASE(log_level_from_environment), CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded), CASE(log_dir_that_cannot_be_made))
+TEST_MAIN(CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut),
+          CASE(log_level_filters), CASE(log_level_from_environment),
+          CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded),
+          CASE(log_dir_that_cannot_be_made))

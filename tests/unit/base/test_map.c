@@ -91,7 +91,7 @@ TEST(map_walk_sees_each_once_and_may_delete)
 }
 
 struct entry {
-    int         n;
+    int n;
     struct list link;
 };
 
@@ -106,7 +106,8 @@ TEST(list_keeps_order_and_allows_removal)
         list_push(&head, &e[i].link);
     }
     int next = 0;
-    LIST_FOREACH(it, &head, struct entry, link) {
+    LIST_FOREACH(it, &head, struct entry, link)
+    {
         CHECK_EQ_INT(it->n, next++);
         if (it->n % 2) list_remove(&it->link);
     }

@@ -20,7 +20,8 @@ TEST(mem_is_zeroed_and_never_null)
 
 TEST(mem_copies)
 {
-    char *a = mem_strdup("abc"), *b = mem_strndup("abcdef", 2), *c = mem_dup("xyz", 3), *d = mem_strndup(NULL, 0);
+    char *a = mem_strdup("abc"), *b = mem_strndup("abcdef", 2), *c = mem_dup("xyz", 3),
+         *d = mem_strndup(NULL, 0);
     CHECK_EQ_STR(a, "abc");
     CHECK_EQ_STR(b, "ab");
     CHECK(memcmp(c, "xyz", 3) == 0);
@@ -36,7 +37,8 @@ TEST(mem_try_fails_when_told_and_when_too_large)
     void *too_large = mem_try_calloc(SIZE_MAX / 2, 4);
     CHECK(too_large == NULL);
     mem_fail_nth(2);
-    void *first = mem_try_calloc(1, 8), *second = mem_try_calloc(1, 8), *third = mem_try_calloc(1, 8);
+    void *first = mem_try_calloc(1, 8), *second = mem_try_calloc(1, 8),
+         *third = mem_try_calloc(1, 8);
     CHECK(first != NULL);
     CHECK(second == NULL);
     CHECK(third != NULL);
@@ -84,5 +86,6 @@ TEST(arena_pieces_do_not_overlap)
     arena_release(&a);
 }
 
-TEST_MAIN(CASE(mem_is_zeroed_and_never_null), CASE(mem_copies), CASE(mem_try_fails_when_told_and_when_too_large),
-          CASE(mem_aligned_is_aligned_and_zeroed), CASE(arena_pieces_do_not_overlap))
+TEST_MAIN(CASE(mem_is_zeroed_and_never_null), CASE(mem_copies),
+          CASE(mem_try_fails_when_told_and_when_too_large), CASE(mem_aligned_is_aligned_and_zeroed),
+          CASE(arena_pieces_do_not_overlap))

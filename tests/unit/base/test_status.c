@@ -21,7 +21,7 @@ TEST(status_rows_agree_with_the_table)
 
 TEST(status_unknown_number_is_internal)
 {
-    CHECK_EQ_STR(status_name((enum status)-999), "ERR_INTERNAL");
+    CHECK_EQ_STR(status_name((enum status) - 999), "ERR_INTERNAL");
     CHECK_EQ_INT(status_http((enum status)7), 500);
 }
 
@@ -78,7 +78,8 @@ TEST(assert_prints_the_expression_and_aborts)
     close(fds[1]);
     char text[8192];
     size_t n = 0;
-    for (ssize_t r; n < sizeof text - 1 && (r = read(fds[0], text + n, sizeof text - 1 - n)) > 0;) n += (size_t)r;
+    for (ssize_t r; n < sizeof text - 1 && (r = read(fds[0], text + n, sizeof text - 1 - n)) > 0;)
+        n += (size_t)r;
     text[n] = 0;
     int status = 0;
     waitpid(pid, &status, 0);

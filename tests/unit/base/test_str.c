@@ -12,7 +12,8 @@ TEST(str_compares)
     CHECK(str_eq(str_of(NULL), STR("")));
     CHECK(str_eq((struct str){ NULL, 0 }, STR("")));
     CHECK(str_eq_c(STR("x"), "x"));
-    CHECK(str_starts(STR("--port"), "--") && !str_starts(STR("-"), "--") && str_starts(STR(""), ""));
+    CHECK(str_starts(STR("--port"), "--") && !str_starts(STR("-"), "--") &&
+          str_starts(STR(""), ""));
     CHECK(str_ends(STR("a.json"), ".json") && !str_ends(STR("json"), ".json"));
 }
 
@@ -59,9 +60,20 @@ TEST(str_to_i64_takes_whole_strings_only)
     CHECK(v == INT64_MAX);
     CHECK_OK(str_to_i64(STR("+7"), &v));
     CHECK_EQ_INT(v, 7);
-    const char *bad[] = { "", "-", "+", " 1", "1 ", "1x", "0x10", "1.0", "9223372036854775808", "-9223372036854775809", "--1" };
+    const char *bad[] = { "",
+                          "-",
+                          "+",
+                          " 1",
+                          "1 ",
+                          "1x",
+                          "0x10",
+                          "1.0",
+                          "9223372036854775808",
+                          "-9223372036854775809",
+                          "--1" };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        if (str_to_i64(str_of(bad[i]), &v) != ERR_FORMAT) test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
+        if (str_to_i64(str_of(bad[i]), &v) != ERR_FORMAT)
+            test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
         CHECK_EQ_INT(v, 7);
     }
 }
@@ -75,7 +87,8 @@ TEST(str_to_f64_takes_whole_strings_only)
     CHECK_NEAR(v, 0.25, 0);
     const char *bad[] = { "", "nan", "inf", "0x1p3", " 1", "1 ", "1e999", "e5", "1e", "." };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        if (str_to_f64(str_of(bad[i]), &v) != ERR_FORMAT) test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
+        if (str_to_f64(str_of(bad[i]), &v) != ERR_FORMAT)
+            test_fail(__FILE__, __LINE__, "\"%s\" was taken", bad[i]);
     CHECK_STATUS(str_to_f64((struct str){ "1\0", 2 }, &v), ERR_FORMAT);
 }
 
@@ -90,6 +103,6 @@ TEST(str_distance_counts_edits)
     CHECK_EQ_INT(str_distance((struct str){ text, 300 }, (struct str){ text, 299 }, 4), 4);
 }
 
-TEST_MAIN(CASE(str_compares), CASE(str_finds), CASE(str_sub_is_clamped), CASE(str_split_yields_every_part),
-          CASE(str_to_i64_takes_whole_strings_only), CASE(str_to_f64_takes_whole_strings_only),
-          CASE(str_distance_counts_edits))
+TEST_MAIN(CASE(str_compares), CASE(str_finds), CASE(str_sub_is_clamped),
+          CASE(str_split_yields_every_part), CASE(str_to_i64_takes_whole_strings_only),
+          CASE(str_to_f64_takes_whole_strings_only), CASE(str_distance_counts_edits))

@@ -89,7 +89,7 @@ enum { POSTERS = 4, MESSAGES = 20000 };
 
 struct poster {
     struct mailbox *box;
-    uint32_t        id;
+    uint32_t id;
 };
 
 static void *post_all(void *arg)
@@ -166,13 +166,15 @@ TEST(metrics_text)
     histogram_observe(h, NAN);
     struct buf out = { 0 };
     metrics_write(m, &out);
-    CHECK_EQ_STR(out.data,
-                 "# HELP x_total Things,\\nin \\\\ all.\n# TYPE x_total counter\nx_total{kind=\"a\"} 5\nx_total{kind=\"b\"} 0\n"
-                 "# HELP depth Queue depth.\n# TYPE depth gauge\ndepth -0.25\n"
-                 "# HELP t_seconds Time.\n# TYPE t_seconds histogram\n"
-                 "t_seconds_bucket{t=\"ipc\",le=\"0.5\"} 1\nt_seconds_bucket{t=\"ipc\",le=\"1\"} 2\n"
-                 "t_seconds_bucket{t=\"ipc\",le=\"2.5\"} 2\nt_seconds_bucket{t=\"ipc\",le=\"+Inf\"} 3\n"
-                 "t_seconds_sum{t=\"ipc\"} 101.25\nt_seconds_count{t=\"ipc\"} 3\n");
+    CHECK_EQ_STR(
+        out.data,
+        "# HELP x_total Things,\\nin \\\\ all.\n# TYPE x_total counter\nx_total{kind=\"a\"} "
+        "5\nx_total{kind=\"b\"} 0\n"
+        "# HELP depth Queue depth.\n# TYPE depth gauge\ndepth -0.25\n"
+        "# HELP t_seconds Time.\n# TYPE t_seconds histogram\n"
+        "t_seconds_bucket{t=\"ipc\",le=\"0.5\"} 1\nt_seconds_bucket{t=\"ipc\",le=\"1\"} 2\n"
+        "t_seconds_bucket{t=\"ipc\",le=\"2.5\"} 2\nt_seconds_bucket{t=\"ipc\",le=\"+Inf\"} 3\n"
+        "t_seconds_sum{t=\"ipc\"} 101.25\nt_seconds_count{t=\"ipc\"} 3\n");
     buf_release(&out);
     metrics_free(m);
 }
@@ -180,7 +182,8 @@ TEST(metrics_text)
 static void *update_metrics(void *arg)
 {
     struct counter *c = metrics_counter(arg, "n_total", "", "N.");
-    struct histogram *h = metrics_histogram(arg, "h_seconds", "", "H.", METRICS_SECONDS, METRICS_SECONDS_N);
+    struct histogram *h = metrics_histogram(arg, "h_seconds", "", "H.", METRICS_SECONDS,
+                                            METRICS_SECONDS_N);
     for (int i = 0; i < 20000; i++) {
         counter_add(c, 1);
         histogram_observe(h, 0.5);
@@ -219,6 +222,7 @@ TEST(log_from_many_threads)
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
 }
 
-TEST_MAIN(CASE(thread_knows_what_it_is), CASE(clock_moves_forward), CASE(mailbox_keeps_order_and_limits),
-          CASE(mailbox_wait_times_out), CASE(mailbox_many_posters_one_owner), CASE(mailbox_close_wakes_the_owner),
+TEST_MAIN(CASE(thread_knows_what_it_is), CASE(clock_moves_forward),
+          CASE(mailbox_keeps_order_and_limits), CASE(mailbox_wait_times_out),
+          CASE(mailbox_many_posters_one_owner), CASE(mailbox_close_wakes_the_owner),
           CASE(metrics_text), CASE(metrics_updates_are_not_lost), CASE(log_from_many_threads))

@@ -1,7 +1,9 @@
-/* cluster_rig.h - nodes for tests of what travels over links: clusters on one loop, each with a log of what it heard.
+/* cluster_rig.h - nodes for tests of what travels over links: clusters on one loop, each with a log
+ * of what it heard.
  *
- * The test's thread turns the loop itself (RIG_WAIT), so every check runs between two turns. `hook` of a node may answer
- * messages at once; what it does not take goes into the log. Included by one test program each. */
+ * The test's thread turns the loop itself (RIG_WAIT), so every check runs between two turns. `hook`
+ * of a node may answer messages at once; what it does not take goes into the log. Included by one
+ * test program each. */
 #ifndef BATON_TESTS_UNIT_CLUSTER_CLUSTER_RIG_H
 #define BATON_TESTS_UNIT_CLUSTER_CLUSTER_RIG_H
 
@@ -16,40 +18,40 @@
 enum { RIG_TICK_MS = 2, RIG_LONG_MS = 20000 };
 
 struct heard {
-    uint64_t        from, request;
+    uint64_t from, request;
     enum frame_type type;
-    uint32_t        attempt;
-    struct buf      body;
-    bool            taken;
+    uint32_t attempt;
+    struct buf body;
+    bool taken;
 };
 
 struct peer_node {
     struct cluster *c;
-    uint64_t        id;
-    struct heard   *log;
-    size_t          n_log, cap_log;
-    uint64_t        lost[16];
-    size_t          n_lost;
-    uint64_t        t_lost_ms;
-    char            why[160];
-    uint64_t        progress;
-    bool            has_work;
-    bool          (*hook)(void *arg, const struct cluster_message *m); /* true: taken */
-    void          (*lost_hook)(void *arg, uint64_t node, const char *why);
-    void           *arg;
+    uint64_t id;
+    struct heard *log;
+    size_t n_log, cap_log;
+    uint64_t lost[16];
+    size_t n_lost;
+    uint64_t t_lost_ms;
+    char why[160];
+    uint64_t progress;
+    bool has_work;
+    bool (*hook)(void *arg, const struct cluster_message *m); /* true: taken */
+    void (*lost_hook)(void *arg, uint64_t node, const char *why);
+    void *arg;
 };
 
 struct peer_options {
     const char *secret;
-    uint32_t    lost_ms, forget_ms;
-    size_t      queue_bytes;
-    uint16_t    port;
+    uint32_t lost_ms, forget_ms;
+    size_t queue_bytes;
+    uint16_t port;
 };
 
 struct cluster_rig {
-    struct loop       *loop;
+    struct loop *loop;
     struct loop_timer *tick; /* so that a turn never sleeps long */
-    struct metrics    *metrics;
+    struct metrics *metrics;
 };
 
 static void rig_tick(void *arg) { (void)arg; }
@@ -68,12 +70,13 @@ static void cluster_rig_close(struct cluster_rig *r)
     metrics_free(r->metrics);
 }
 
-#define RIG_WAIT_MS(rig, cond, ms)                                                                              \
-    do {                                                                                                        \
-        for (uint64_t end_ = clock_ms() + (ms); !(cond);) {                                                     \
-            if (clock_ms() > end_) test_fail(__FILE__, __LINE__, "%s did not happen in %d ms", #cond, (int)(ms)); \
-            uv_run(loop_uv((rig)->loop), UV_RUN_ONCE);                                                          \
-        }                                                                                                       \
+#define RIG_WAIT_MS(rig, cond, ms)                                                                 \
+    do {                                                                                           \
+        for (uint64_t end_ = clock_ms() + (ms); !(cond);) {                                        \
+            if (clock_ms() > end_)                                                                 \
+                test_fail(__FILE__, __LINE__, "%s did not happen in %d ms", #cond, (int)(ms));     \
+            uv_run(loop_uv((rig)->loop), UV_RUN_ONCE);                                             \
+        }                                                                                          \
     } while (0)
 #define RIG_WAIT(rig, cond) RIG_WAIT_MS(rig, cond, RIG_LONG_MS)
 
@@ -91,7 +94,9 @@ static void peer_on_message(void *arg, const struct cluster_message *m)
         n->log = mem_realloc(n->log, n->cap_log, sizeof *n->log);
     }
     struct heard *h = &n->log[n->n_log++];
-    *h = (struct heard){ .from = m->from, .request = m->request, .type = m->type, .attempt = m->attempt };
+    *h = (struct heard){
+        .from = m->from, .request = m->request, .type = m->type, .attempt = m->attempt
+    };
     buf_add_str(&h->body, m->body);
 }
 
@@ -119,9 +124,20 @@ static struct peer_node *peer_open(struct cluster_rig *r, uint64_t id, struct pe
     char name[32];
     snprintf(name, sizeof name, "node-%llu", (unsigned long long)id);
     struct cluster_options co = {
-        .loop = r->loop, .listen_host = "127.0.0.1", .port = o.port, .name = name, .node = id,
-        .secret = str_of(o.secret ? o.secret : "a shared secret"), .lost_ms = o.lost_ms, .forget_ms = o.forget_ms, .queue_bytes = o.queue_bytes,
-        .metrics = r->metrics, .on_message = peer_on_message, .on_lost = peer_on_lost, .progress = peer_progress, .arg = n,
+        .loop = r->loop,
+        .listen_host = "127.0.0.1",
+        .port = o.port,
+        .name = name,
+        .node = id,
+        .secret = str_of(o.secret ? o.secret : "a shared secret"),
+        .lost_ms = o.lost_ms,
+        .forget_ms = o.forget_ms,
+        .queue_bytes = o.queue_bytes,
+        .metrics = r->metrics,
+        .on_message = peer_on_message,
+        .on_lost = peer_on_lost,
+        .progress = peer_progress,
+        .arg = n,
     };
     n->id = id;
     if (cluster_create(&co, &n->c, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);

@@ -1,4 +1,5 @@
-/* test_cluster.c - links over real sockets: handshake, order, limits, loss; peers that lie, die, freeze or hang. */
+/* test_cluster.c - links over real sockets: handshake, order, limits, loss; peers that lie, die,
+ * freeze or hang. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -35,7 +36,8 @@ TEST(cluster_delivers_in_order_in_both_directions)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     CHECK(cluster_knows(a->c, 2) && cluster_knows(a->c, 1) && !cluster_knows(b->c, 1));
     for (uint64_t i = 0; i < 500; i++) CHECK_OK(send_number(a, 2, i));
@@ -55,7 +57,8 @@ TEST(cluster_both_sides_dial_at_once)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     peer_meet(b, a);
     uint64_t i = 0;
@@ -85,8 +88,8 @@ TEST(cluster_both_sides_dial_at_once)
 
 struct self_arg {
     struct peer_node *n;
-    uint64_t          next;
-    bool              inside;
+    uint64_t next;
+    bool inside;
 };
 
 static bool on_self(void *arg, const struct cluster_message *m)
@@ -124,11 +127,13 @@ TEST(cluster_big_messages_arrive_whole)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     uint8_t *big = mem_calloc(1, FRAME_BODY_MAX + 1);
     for (size_t i = 0; i < FRAME_BODY_MAX; i++) big[i] = (uint8_t)(i * 7 + (i >> 12));
     peer_meet(a, b);
-    CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, 1, 1, bytes_of(big, FRAME_BODY_MAX + 1)), ERR_TOO_LONG);
+    CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, 1, 1, bytes_of(big, FRAME_BODY_MAX + 1)),
+                 ERR_TOO_LONG);
     CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, 1, 1, bytes_of(big, FRAME_BODY_MAX)));
     CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, 2, 1, bytes_of(NULL, 0)));
     CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, 3, 1, bytes_of(big, 100001)));
@@ -150,7 +155,8 @@ TEST(cluster_wrong_secret_is_lost_and_nothing_arrives)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ .secret = "another" });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ .secret = "another" });
     struct peer_node *c = peer_open(&r, 3, (struct peer_options){ .secret = "" });
     peer_meet(a, b);
     peer_meet(c, b);
@@ -172,8 +178,10 @@ TEST(cluster_wrong_incarnation_is_lost)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
-    cluster_learn(a->c, 77, "127.0.0.1", cluster_port(b->c)); /* an earlier process had that address */
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    /* an earlier process had that address */
+    cluster_learn(a->c, 77, "127.0.0.1", cluster_port(b->c));
     CHECK_OK(send_number(a, 77, 0));
     RIG_WAIT(&r, a->n_lost == 1);
     CHECK_EQ_INT(a->lost[0], 77);
@@ -192,7 +200,8 @@ TEST(cluster_refused_connection_and_bad_address_are_lost)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     uint16_t port = cluster_port(b->c);
     peer_close(b);
     cluster_learn(a->c, 2, "127.0.0.1", port);
@@ -202,7 +211,8 @@ TEST(cluster_refused_connection_and_bad_address_are_lost)
     CHECK_EQ_INT(a->n_lost, 0); /* never from inside a call */
     RIG_WAIT(&r, a->n_lost == 2);
     CHECK_STATUS(send_number(a, 2, 1), ERR_PEER_LOST);
-    b = peer_open(&r, 4, (struct peer_options){ .port = port }); /* the next process at the same address */
+    /* the next process at the same address */
+    b = peer_open(&r, 4, (struct peer_options){ .port = port });
     peer_meet(a, b);
     CHECK_OK(send_number(a, 4, 9));
     RIG_WAIT(&r, b->n_log == 1);
@@ -216,7 +226,14 @@ TEST(cluster_port_taken_is_a_clear_error)
     struct cluster_rig r;
     cluster_rig_open(&r);
     struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 });
-    struct cluster_options o = { .loop = r.loop, .listen_host = "127.0.0.1", .port = cluster_port(a->c), .name = "b", .node = 2, .metrics = r.metrics };
+    struct cluster_options o = {
+        .loop = r.loop,
+        .listen_host = "127.0.0.1",
+        .port = cluster_port(a->c),
+        .name = "b",
+        .node = 2,
+        .metrics = r.metrics,
+    };
     struct cluster *c = NULL;
     struct err err = { 0 };
     CHECK_STATUS(cluster_create(&o, &c, &err), ERR_CONFIG);
@@ -233,15 +250,19 @@ TEST(cluster_queue_is_bounded_before_and_after_the_link_is_up)
     struct cluster_rig r;
     uint8_t body[BODY] = { 0 };
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     size_t n = 0;
     while (cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)) == OK) n++;
     CHECK(n > 90 && n <= LIMIT / BODY);
     CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)), ERR_FULL);
-    RIG_WAIT(&r, b->n_log == n); /* all that was taken arrives: what fitted while waiting fits when the link comes up */
+    RIG_WAIT(&r, b->n_log == n); /* all that was taken arrives: what fitted while waiting fits when
+                                  * the link comes up */
     CHECK_EQ_INT(a->n_lost, 0);
-    for (size_t i = 0; i < 100000 && cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)) == OK; i++) n++;
+    for (size_t i = 0;
+         i < 100000 && cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)) == OK; i++)
+        n++;
     CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)), ERR_FULL);
     RIG_WAIT(&r, b->n_log == n);
     CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)));
@@ -258,11 +279,13 @@ TEST(cluster_cut_is_a_loss_on_both_sides)
     struct cluster_rig r;
     uint8_t body[1000] = { 0 };
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, 0, 1, bytes_of(body, 1)));
     RIG_WAIT(&r, b->n_log == 1);
-    for (size_t i = 1; cluster_send(a->c, 2, FRAME_GRANT, i, 1, bytes_of(body, sizeof body)) == OK;) i++;
+    for (size_t i = 1; cluster_send(a->c, 2, FRAME_GRANT, i, 1, bytes_of(body, sizeof body)) == OK;)
+        i++;
     cluster_cut(a->c, 2, "its queue is full");
     cluster_cut(a->c, 2, "once is enough");
     CHECK_EQ_INT(a->n_lost, 0); /* never inside the call */
@@ -283,7 +306,8 @@ TEST(cluster_forgets_addresses_that_nobody_uses)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .forget_ms = 700 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .forget_ms = 700 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     CHECK_OK(send_number(a, 2, 0));
     for (uint64_t node = 100; node < 1100; node++) cluster_learn(a->c, node, "127.0.0.1", 9);
@@ -306,7 +330,8 @@ TEST(cluster_headers_count_against_the_queue)
     enum { LIMIT = 10 << 20 };
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     size_t n = 0;
     /* First what the socket will not take at once, then messages that are mostly header. */
@@ -325,7 +350,8 @@ TEST(cluster_no_progress_with_work_is_lost)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .lost_ms = 1500 }), *b = peer_open(&r, 2, (struct peer_options){ .lost_ms = 1500 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .lost_ms = 1500 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ .lost_ms = 1500 });
     peer_meet(a, b);
     b->has_work = true;
     CHECK_OK(send_number(a, 2, 0));
@@ -350,7 +376,7 @@ TEST(cluster_no_progress_with_work_is_lost)
 /* ---- other processes ---- */
 
 struct child {
-    pid_t    pid;
+    pid_t pid;
     uint16_t port;
 };
 
@@ -370,7 +396,9 @@ static struct child child_start(uint64_t id, uint32_t lost_ms)
         for (size_t at = 0;;) {
             uv_run(loop_uv(r.loop), UV_RUN_ONCE);
             for (; at < n->n_log; at++)
-                if (cluster_send(n->c, n->log[at].from, FRAME_CREDIT, n->log[at].request, n->log[at].attempt, buf_str(&n->log[at].body)) != OK) break;
+                if (cluster_send(n->c, n->log[at].from, FRAME_CREDIT, n->log[at].request,
+                                 n->log[at].attempt, buf_str(&n->log[at].body)) != OK)
+                    break;
         }
     }
     CHECK(read(fd[0], &c.port, sizeof c.port) == sizeof c.port);
@@ -466,7 +494,8 @@ TEST(cluster_own_stop_loses_nobody)
 /* ---- strangers ---- */
 
 /* One frame read from a socket while the loop turns. */
-static void read_frame(struct cluster_rig *r, int fd, struct frame_header *h, uint8_t *body, size_t cap)
+static void read_frame(struct cluster_rig *r, int fd, struct frame_header *h, uint8_t *body,
+                       size_t cap)
 {
     uint8_t head[FRAME_HEADER_BYTES];
     size_t have = 0, want = sizeof head;
@@ -487,9 +516,14 @@ static void read_frame(struct cluster_rig *r, int fd, struct frame_header *h, ui
     }
 }
 
-static void send_frame(int fd, enum frame_type type, uint64_t incarnation, const void *body, size_t n)
+static void send_frame(int fd, enum frame_type type, uint64_t incarnation, const void *body,
+                       size_t n)
 {
-    struct frame_header h = { .type = (uint16_t)type, .length = (uint32_t)n, .incarnation = incarnation };
+    struct frame_header h = {
+        .type = (uint16_t)type,
+        .length = (uint32_t)n,
+        .incarnation = incarnation,
+    };
     uint8_t head[FRAME_HEADER_BYTES];
     frame_header_encode(&h, head);
     fixture_send(fd, head, sizeof head);
@@ -549,7 +583,8 @@ TEST(cluster_acceptor_with_a_wrong_proof_stays_a_stranger)
     cluster_rig_close(&r);
 }
 
-/* Bytes that a stranger sends to a node's port; the connection must end and nothing be delivered. */
+/* Bytes that a stranger sends to a node's port; the connection must end and nothing be
+ * delivered. */
 static void check_stranger(struct cluster_rig *r, struct peer_node *a, const void *p, size_t n)
 {
     int fd = fixture_dial(cluster_port(a->c));
@@ -575,14 +610,17 @@ TEST(cluster_strangers_bytes_end_their_connection)
     struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 });
     static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     check_stranger(&r, a, http, sizeof http - 1);
-    frame_header_encode(&(struct frame_header){ .type = FRAME_RUN, .length = 4, .incarnation = 1 }, bytes);
+    frame_header_encode(&(struct frame_header){ .type = FRAME_RUN, .length = 4, .incarnation = 1 },
+                        bytes);
     check_stranger(&r, a, bytes, FRAME_HEADER_BYTES + 4);
-    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_HELLO, .length = 100000 }, bytes);
+    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_HELLO, .length = 100000 },
+                        bytes);
     check_stranger(&r, a, bytes, FRAME_HEADER_BYTES); /* a hello is small */
     frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_HELLO, .length = 4 }, bytes);
     memset(bytes + FRAME_HEADER_BYTES, 0xff, 4);
     check_stranger(&r, a, bytes, FRAME_HEADER_BYTES + 4);
-    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_READY, .incarnation = 1 }, bytes);
+    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_READY, .incarnation = 1 },
+                        bytes);
     check_stranger(&r, a, bytes, FRAME_HEADER_BYTES);
     /* A good hello, then a message instead of the proof. */
     uint8_t nonce[16] = { 0 };
@@ -593,7 +631,9 @@ TEST(cluster_strangers_bytes_end_their_connection)
     m.nonce = (ProtobufCBinaryData){ sizeof nonce, nonce };
     struct buf b = { 0 };
     size_t n = baton__link_hello__pack(&m, (uint8_t *)buf_reserve(&b, 256) + FRAME_HEADER_BYTES);
-    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_HELLO, .length = (uint32_t)n, .incarnation = 1 }, (uint8_t *)b.data);
+    frame_header_encode(
+        &(struct frame_header){ .type = FRAME_LINK_HELLO, .length = (uint32_t)n, .incarnation = 1 },
+        (uint8_t *)b.data);
     b.len = FRAME_HEADER_BYTES + n;
     frame_header_encode(&(struct frame_header){ .type = FRAME_CANCEL, .incarnation = 1 }, bytes);
     buf_add(&b, bytes, FRAME_HEADER_BYTES);
@@ -626,7 +666,8 @@ TEST(cluster_stranger_cannot_cut_a_peers_link)
     struct cluster_rig r;
     uint8_t nonce[16] = { 0 }, bytes[512];
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     CHECK_OK(send_number(a, 2, 0));
     RIG_WAIT(&r, b->n_log == 1);
@@ -635,7 +676,8 @@ TEST(cluster_stranger_cannot_cut_a_peers_link)
     m.node = 2;
     m.nonce = (ProtobufCBinaryData){ sizeof nonce, nonce };
     size_t n = baton__link_hello__pack(&m, bytes + FRAME_HEADER_BYTES);
-    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_HELLO, .length = (uint32_t)n }, bytes);
+    frame_header_encode(&(struct frame_header){ .type = FRAME_LINK_HELLO, .length = (uint32_t)n },
+                        bytes);
     int fd = fixture_dial(cluster_port(a->c));
     fixture_send(fd, bytes, FRAME_HEADER_BYTES + n);
     rig_turn_ms(&r, 100);
@@ -655,7 +697,8 @@ TEST(cluster_free_with_everything_pending)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
+                     *b = peer_open(&r, 2, (struct peer_options){ 0 });
     struct peer_node *c = peer_open(&r, 3, (struct peer_options){ 0 });
     uint8_t *big = mem_calloc(1, 8 << 20);
     peer_meet(a, b);
@@ -676,14 +719,18 @@ TEST(cluster_free_with_everything_pending)
     cluster_rig_close(&r);
 }
 
-TEST_MAIN(CASE(cluster_delivers_in_order_in_both_directions), CASE(cluster_both_sides_dial_at_once),
-          CASE(cluster_delivers_to_itself_in_order_and_later), CASE(cluster_big_messages_arrive_whole),
-          CASE(cluster_wrong_secret_is_lost_and_nothing_arrives), CASE(cluster_wrong_incarnation_is_lost),
-          CASE(cluster_refused_connection_and_bad_address_are_lost), CASE(cluster_port_taken_is_a_clear_error),
-          CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up), CASE(cluster_cut_is_a_loss_on_both_sides),
-          CASE(cluster_forgets_addresses_that_nobody_uses), CASE(cluster_headers_count_against_the_queue),
-          CASE(cluster_no_progress_with_work_is_lost), CASE(cluster_killed_peer_is_lost_at_once),
-          CASE(cluster_frozen_peer_is_lost_within_three_seconds), CASE(cluster_own_stop_loses_nobody),
-          CASE(cluster_acceptor_that_skips_its_proof_stays_a_stranger), CASE(cluster_acceptor_with_a_wrong_proof_stays_a_stranger),
-          CASE(cluster_strangers_bytes_end_their_connection), CASE(cluster_silent_strangers_are_cut_off),
-          CASE(cluster_stranger_cannot_cut_a_peers_link), CASE(cluster_free_with_everything_pending))
+TEST_MAIN(
+    CASE(cluster_delivers_in_order_in_both_directions), CASE(cluster_both_sides_dial_at_once),
+    CASE(cluster_delivers_to_itself_in_order_and_later), CASE(cluster_big_messages_arrive_whole),
+    CASE(cluster_wrong_secret_is_lost_and_nothing_arrives), CASE(cluster_wrong_incarnation_is_lost),
+    CASE(cluster_refused_connection_and_bad_address_are_lost),
+    CASE(cluster_port_taken_is_a_clear_error),
+    CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up),
+    CASE(cluster_cut_is_a_loss_on_both_sides), CASE(cluster_forgets_addresses_that_nobody_uses),
+    CASE(cluster_headers_count_against_the_queue), CASE(cluster_no_progress_with_work_is_lost),
+    CASE(cluster_killed_peer_is_lost_at_once),
+    CASE(cluster_frozen_peer_is_lost_within_three_seconds), CASE(cluster_own_stop_loses_nobody),
+    CASE(cluster_acceptor_that_skips_its_proof_stays_a_stranger),
+    CASE(cluster_acceptor_with_a_wrong_proof_stays_a_stranger),
+    CASE(cluster_strangers_bytes_end_their_connection), CASE(cluster_silent_strangers_are_cut_off),
+    CASE(cluster_stranger_cannot_cut_a_peers_link), CASE(cluster_free_with_everything_pending))

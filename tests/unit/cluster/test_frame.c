@@ -1,4 +1,5 @@
-/* test_frame.c - the header's 32 bytes, and token records: round trips, and everything that must be refused. */
+/* test_frame.c - the header's 32 bytes, and token records: round trips, and everything that must be
+ * refused. */
 #include "shared/cluster/frame.h"
 
 #include <math.h>
@@ -7,7 +8,13 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static const struct frame_header SAMPLE = { .type = FRAME_GRANT, .length = 77, .attempt = 3, .request = 0x1122334455667788, .incarnation = 0x99aabbccddeeff00 };
+static const struct frame_header SAMPLE = {
+    .type = FRAME_GRANT,
+    .length = 77,
+    .attempt = 3,
+    .request = 0x1122334455667788,
+    .incarnation = 0x99aabbccddeeff00,
+};
 
 TEST(frame_header_round_trip)
 {
@@ -23,9 +30,11 @@ TEST(frame_header_round_trip)
 
 TEST(frame_header_is_little_endian_at_fixed_places)
 {
-    static const uint8_t want[FRAME_HEADER_BYTES] = { 'B', 'T', 'N', '1', 1, 0, FRAME_GRANT, 0, 77, 0, 0, 0, 3, 0, 0, 0,
-                                                      0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
-                                                      0x00, 0xff, 0xee, 0xdd, 0xcc, 0xbb, 0xaa, 0x99 };
+    static const uint8_t want[FRAME_HEADER_BYTES] = {
+        'B',  'T',  'N',  '1',  1,    0,    FRAME_GRANT, 0,    77,   0,    0,
+        0,    3,    0,    0,    0,    0x88, 0x77,        0x66, 0x55, 0x44, 0x33,
+        0x22, 0x11, 0x00, 0xff, 0xee, 0xdd, 0xcc,        0xbb, 0xaa, 0x99
+    };
     uint8_t bytes[FRAME_HEADER_BYTES];
     frame_header_encode(&SAMPLE, bytes);
     CHECK(memcmp(bytes, want, sizeof want) == 0);
@@ -68,7 +77,9 @@ TEST(frame_every_type_has_a_name)
 
 static struct token_logprobs token_of(int32_t id, uint32_t n_top)
 {
-    struct token_logprobs t = { .id = id, .logprob = -1.25f, .rank = 2, .ends = FINISH_NONE, .n_top = n_top };
+    struct token_logprobs t = {
+        .id = id, .logprob = -1.25f, .rank = 2, .ends = FINISH_NONE, .n_top = n_top
+    };
     for (uint32_t i = 0; i < n_top; i++) {
         t.top[i].id = id + (int32_t)i;
         t.top[i].logprob = -0.5f * (float)i;
@@ -148,16 +159,20 @@ static enum status next_with(size_t at, uint32_t value)
 TEST(token_record_refuses_wrong_numbers)
 {
     CHECK_OK(next_with(4, 12));
-    CHECK_STATUS(next_with(0, 39), ERR_FORMAT);                        /* bytes */
+    CHECK_STATUS(next_with(0, 39), ERR_FORMAT); /* bytes */
     CHECK_STATUS(next_with(0, 0xffffffff), ERR_FORMAT);
-    CHECK_STATUS(next_with(20, 2), ERR_FORMAT);                        /* n_top that does not agree with bytes */
+    /* n_top that does not agree with bytes */
+    CHECK_STATUS(next_with(20, 2), ERR_FORMAT);
     CHECK_STATUS(next_with(20, SAMPLER_LOGPROBS_MAX + 1), ERR_FORMAT);
-    CHECK_STATUS(next_with(20, 0xfffffffb), ERR_FORMAT);               /* 40 + 8 * n_top wraps to 0 */
-    CHECK_STATUS(next_with(28, FINISH_PREFILLED), ERR_FORMAT);         /* not an end of an answer */
-    CHECK_STATUS(next_with(8, 0x80000000), ERR_FORMAT);                /* a token id is never negative */
+    /* 40 + 8 * n_top wraps to 0 */
+    CHECK_STATUS(next_with(20, 0xfffffffb), ERR_FORMAT);
+    CHECK_STATUS(next_with(28, FINISH_PREFILLED), ERR_FORMAT); /* not an end of an answer */
+    /* a token id is never negative */
+    CHECK_STATUS(next_with(8, 0x80000000), ERR_FORMAT);
     CHECK_STATUS(next_with(TOKEN_RECORD_BYTES + 8, 0xffffffff), ERR_FORMAT);
 }
 
-TEST_MAIN(CASE(frame_header_round_trip), CASE(frame_header_is_little_endian_at_fixed_places), CASE(frame_header_refuses_what_it_does_not_know),
-          CASE(frame_every_type_has_a_name), CASE(token_record_round_trip_of_several), CASE(token_record_refuses_every_cut),
+TEST_MAIN(CASE(frame_header_round_trip), CASE(frame_header_is_little_endian_at_fixed_places),
+          CASE(frame_header_refuses_what_it_does_not_know), CASE(frame_every_type_has_a_name),
+          CASE(token_record_round_trip_of_several), CASE(token_record_refuses_every_cut),
           CASE(token_record_refuses_wrong_numbers))

@@ -1,4 +1,5 @@
-/* test_generation_wire.c - a generation to its message's bytes and back, and every bound of what may arrive. */
+/* test_generation_wire.c - a generation to its message's bytes and back, and every bound of what
+ * may arrive. */
 #include "shared/cluster/generation_wire.h"
 
 #include <math.h>
@@ -12,10 +13,27 @@ static const struct logit_bias BIAS[] = { { 3, -100 }, { 511, 2.5f } };
 static struct generation_wire sample(void)
 {
     return (struct generation_wire){
-        .tokens = TOKENS, .n_tokens = 6, .n_prompt = 4, .cache_salt = 0x8000000000000001, .prompt_logprobs = true,
-        .sampling = { .temperature = 0.75f, .top_p = 0.5f, .min_p = 0.125f, .presence_penalty = -2, .frequency_penalty = 2,
-                      .repetition_penalty = 1.5f, .top_k = -1, .seed = UINT64_MAX, .max_tokens = 300, .min_tokens = 4, .ignore_eos = true,
-                      .n_logprobs = -1, .n_stop_ids = 2, .stop_ids = { 1, 2 }, .n_bias = 2, .bias = BIAS },
+        .tokens = TOKENS,
+        .n_tokens = 6,
+        .n_prompt = 4,
+        .cache_salt = 0x8000000000000001,
+        .prompt_logprobs = true,
+        .sampling = { .temperature = 0.75f,
+                      .top_p = 0.5f,
+                      .min_p = 0.125f,
+                      .presence_penalty = -2,
+                      .frequency_penalty = 2,
+                      .repetition_penalty = 1.5f,
+                      .top_k = -1,
+                      .seed = UINT64_MAX,
+                      .max_tokens = 300,
+                      .min_tokens = 4,
+                      .ignore_eos = true,
+                      .n_logprobs = -1,
+                      .n_stop_ids = 2,
+                      .stop_ids = { 1, 2 },
+                      .n_bias = 2,
+                      .bias = BIAS, },
     };
 }
 
@@ -38,7 +56,8 @@ static Baton__Generation *travel(const struct generation_wire *g)
 static void check_sampling(const struct sampling_params *a, const struct sampling_params *b)
 {
     CHECK(a->temperature == b->temperature && a->top_p == b->top_p && a->min_p == b->min_p);
-    CHECK(a->presence_penalty == b->presence_penalty && a->frequency_penalty == b->frequency_penalty);
+    CHECK(a->presence_penalty == b->presence_penalty &&
+          a->frequency_penalty == b->frequency_penalty);
     CHECK(a->repetition_penalty == b->repetition_penalty);
     CHECK_EQ_INT(a->top_k, b->top_k);
     CHECK(a->seed == b->seed);
@@ -49,7 +68,8 @@ static void check_sampling(const struct sampling_params *a, const struct samplin
     CHECK_EQ_INT(a->n_stop_ids, b->n_stop_ids);
     CHECK(memcmp(a->stop_ids, b->stop_ids, sizeof a->stop_ids) == 0);
     CHECK_EQ_INT(a->n_bias, b->n_bias);
-    for (uint32_t i = 0; i < a->n_bias; i++) CHECK(a->bias[i].id == b->bias[i].id && a->bias[i].bias == b->bias[i].bias);
+    for (uint32_t i = 0; i < a->n_bias; i++)
+        CHECK(a->bias[i].id == b->bias[i].id && a->bias[i].bias == b->bias[i].bias);
     CHECK(a->allowed == NULL && b->allowed == NULL);
 }
 
@@ -86,19 +106,34 @@ static void presence(Baton__Generation *m) { m->sampling->presence_penalty = 1e9
 static void frequency(Baton__Generation *m) { m->sampling->frequency_penalty = -INFINITY; }
 static void repetition(Baton__Generation *m) { m->sampling->repetition_penalty = 0; }
 static void logprobs_low(Baton__Generation *m) { m->sampling->n_logprobs = -2; }
-static void logprobs_high(Baton__Generation *m) { m->sampling->n_logprobs = SAMPLER_LOGPROBS_MAX + 1; }
+static void logprobs_high(Baton__Generation *m)
+{
+    m->sampling->n_logprobs = SAMPLER_LOGPROBS_MAX + 1;
+}
 static void nan_bias(Baton__Generation *m) { m->sampling->bias[1]->bias = NAN; }
 
 TEST(generation_wire_refuses_values_out_of_range)
 {
     static const struct {
-        change_fn  *change;
+        change_fn *change;
         const char *field;
     } rows[] = {
-        { no_tokens, "tokens" }, { half_token, "tokens" }, { negative_token, "tokens" }, { no_prompt, "n_prompt" }, { prompt_beyond, "n_prompt" },
-        { hot, "temperature" }, { nan_temperature, "temperature" }, { inf_temperature, "temperature" }, { top_p, "top_p" }, { min_p, "min_p" },
-        { presence, "presence_penalty" }, { frequency, "frequency_penalty" }, { repetition, "repetition_penalty" },
-        { logprobs_low, "n_logprobs" }, { logprobs_high, "n_logprobs" }, { nan_bias, "bias" },
+        { no_tokens, "tokens" },
+        { half_token, "tokens" },
+        { negative_token, "tokens" },
+        { no_prompt, "n_prompt" },
+        { prompt_beyond, "n_prompt" },
+        { hot, "temperature" },
+        { nan_temperature, "temperature" },
+        { inf_temperature, "temperature" },
+        { top_p, "top_p" },
+        { min_p, "min_p" },
+        { presence, "presence_penalty" },
+        { frequency, "frequency_penalty" },
+        { repetition, "repetition_penalty" },
+        { logprobs_low, "n_logprobs" },
+        { logprobs_high, "n_logprobs" },
+        { nan_bias, "bias" },
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         struct generation_wire g = sample(), back = { 0 };
@@ -110,7 +145,7 @@ TEST(generation_wire_refuses_values_out_of_range)
         CHECK_STATUS(generation_wire_decode(m, &arena, &back, &err), ERR_FORMAT);
         CHECK_EQ_STR(err.field, rows[i].field);
         CHECK(err.text[0] != 0);
-        CHECK(back.tokens == NULL); /* outputs only on success */
+        CHECK(back.tokens == NULL);                /* outputs only on success */
         if (m->tokens.len == 0) m->tokens.len = 1; /* so that free_unpacked frees the bytes */
         baton__generation__free_unpacked(m, NULL);
         arena_release(&arena);
@@ -135,7 +170,8 @@ TEST(generation_wire_refuses_lists_that_are_too_long)
     CHECK_STATUS(generation_wire_decode(m, &arena, &back, &err), ERR_FORMAT);
     CHECK_EQ_STR(err.field, "bias");
     baton__generation__free_unpacked(m, NULL);
-    Baton__Generation *full = travel(&(struct generation_wire){ .tokens = TOKENS, .n_tokens = 1, .n_prompt = 1, .sampling = sample().sampling });
+    Baton__Generation *full = travel(&(struct generation_wire){
+        .tokens = TOKENS, .n_tokens = 1, .n_prompt = 1, .sampling = sample().sampling });
     int32_t *ids = full->sampling->stop_ids, many[SAMPLER_STOP_IDS_MAX + 1] = { 0 };
     full->sampling->stop_ids = many;
     full->sampling->n_stop_ids = SAMPLER_STOP_IDS_MAX;
@@ -163,7 +199,8 @@ TEST(generation_wire_refuses_missing_and_unsupported_parts)
     empty.n_prompt = 1;
     CHECK_STATUS(generation_wire_decode(&empty, &arena, &back, &err), ERR_FORMAT);
     CHECK_EQ_STR(err.field, "sampling");
-    Baton__Sampling s = BATON__SAMPLING__INIT; /* all zero: a repetition penalty of 0 would divide by it */
+    Baton__Sampling s = BATON__SAMPLING__INIT; /* all zero: a repetition penalty of 0 would divide
+                                                * by it */
     empty.sampling = &s;
     CHECK_STATUS(generation_wire_decode(&empty, &arena, &back, &err), ERR_FORMAT);
     s.repetition_penalty = 1;
@@ -175,4 +212,5 @@ TEST(generation_wire_refuses_missing_and_unsupported_parts)
 }
 
 TEST_MAIN(CASE(generation_wire_round_trip), CASE(generation_wire_refuses_values_out_of_range),
-          CASE(generation_wire_refuses_lists_that_are_too_long), CASE(generation_wire_refuses_missing_and_unsupported_parts))
+          CASE(generation_wire_refuses_lists_that_are_too_long),
+          CASE(generation_wire_refuses_missing_and_unsupported_parts))

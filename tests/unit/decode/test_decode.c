@@ -1,11 +1,11 @@
-/* test_decode.c - the decode worker with a real engine and real transfers: split answers equal whole ones, and whatever is
- * canceled, lost or refused gives every block back. */
+/* test_decode.c - the decode worker with a real engine and real transfers: split answers equal
+ * whole ones, and whatever is canceled, lost or refused gives every block back. */
 #include "tests/unit/decode/worker_rig.h"
 
 struct pair {
-    struct cluster_rig  rig;
+    struct cluster_rig rig;
     struct worker_node *p, *d;
-    struct entry        e;
+    struct entry e;
 };
 
 static void pair_open(struct pair *t, struct worker_options prefill, struct worker_options decode)
@@ -31,9 +31,11 @@ static void check_split_equals_run(const char *protocols)
     struct pair t;
     struct gen *split[COUNT_OF(lengths)], *run[COUNT_OF(lengths)];
     uint64_t id = 1;
-    pair_open(&t, (struct worker_options){ .protocols = protocols }, (struct worker_options){ .protocols = protocols });
+    pair_open(&t, (struct worker_options){ .protocols = protocols },
+              (struct worker_options){ .protocols = protocols });
     for (size_t i = 0; i < COUNT_OF(lengths); i++) {
-        split[i] = entry_add(&t.e, id++, lengths[i], 1000 + i % 8, 20); /* the last two again: prefix hits on both sides */
+        /* the last two again: prefix hits on both sides */
+        split[i] = entry_add(&t.e, id++, lengths[i], 1000 + i % 8, 20);
         if (i == 5) split[i]->prompt_logprobs = true;
         entry_split(&t.e, split[i], t.p, t.d);
     }
@@ -130,7 +132,8 @@ TEST(decode_cancel_stops_the_prefill_node_too)
 TEST(decode_lost_entry_gives_all_back)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ .step_tokens = 256 }, (struct worker_options){ 0 }); /* credits for both prompts at once */
+    /* credits for both prompts at once */
+    pair_open(&t, (struct worker_options){ .step_tokens = 256 }, (struct worker_options){ 0 });
     struct gen *g[5];
     for (uint64_t i = 0; i < 5; i++) g[i] = entry_add(&t.e, i + 1, 200, 60 + i, 120);
     entry_generate(&t.e, g[0], t.d, FRAME_RUN);
@@ -151,7 +154,8 @@ TEST(decode_lost_entry_gives_all_back)
 TEST(decode_lost_prefill_node_fails_the_transfer)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 }); /* 900 steps: it lasts */
+    /* 900 steps: it lasts */
+    pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 });
     struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
     entry_split(&t.e, g, t.p, t.d);
     RIG_WAIT(&t.rig, worker_computes(t.p));
@@ -175,7 +179,8 @@ TEST(decode_refuses_what_does_not_fit)
 {
     struct pair t;
     struct gen *g[6];
-    pair_open(&t, (struct worker_options){ .protocols = "" }, (struct worker_options){ .n_blocks = 10, .max_generations = 3 });
+    pair_open(&t, (struct worker_options){ .protocols = "" },
+              (struct worker_options){ .n_blocks = 10, .max_generations = 3 });
     for (uint64_t i = 0; i < 6; i++) g[i] = entry_add(&t.e, i + 1, 100, 60 + i, 20);
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* 7 of 10 blocks */
     RIG_WAIT(&t.rig, g[0]->granted);
@@ -196,7 +201,8 @@ TEST(decode_refuses_what_does_not_fit)
     }
     entry_generate(&t.e, g[4], t.d, FRAME_RUN); /* the fourth generation */
     check_refused(&t, g[4], ERR_BUSY);
-    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* again: no second answer, no second reservation */
+    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* again: no second answer, no second
+                                                     * reservation */
     entry_generate(&t.e, g[5], t.p, FRAME_RESERVE); /* a node that receives nothing */
     check_refused(&t, g[5], ERR_PEER_REFUSED);
     rig_turn_ms(&t.rig, 50);
@@ -207,8 +213,9 @@ TEST(decode_refuses_what_does_not_fit)
 
 TEST(decode_malformed_messages_hold_nothing)
 {
-    static const enum frame_type types[] = { FRAME_RESERVE, FRAME_RUN, FRAME_PREFILL_DONE, FRAME_KVT_HELLO, FRAME_CANCEL, FRAME_KVT_ANSWER, FRAME_PREFILL,
-                                             FRAME_ASK_CREDIT };
+    static const enum frame_type types[] = { FRAME_RESERVE,   FRAME_RUN,       FRAME_PREFILL_DONE,
+                                             FRAME_KVT_HELLO, FRAME_CANCEL,    FRAME_KVT_ANSWER,
+                                             FRAME_PREFILL,   FRAME_ASK_CREDIT };
     struct pair t;
     pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
     peer_meet(t.e.peer, t.d->peer);
@@ -217,10 +224,12 @@ TEST(decode_malformed_messages_hold_nothing)
         CHECK_OK(cluster_send(t.e.peer->c, 2, types[i], a->request, 1, STR("\xff\xff\xff\xff")));
         if (types[i] == FRAME_ASK_CREDIT) continue; /* empty is a whole message there */
         CHECK_OK(cluster_send(t.e.peer->c, 2, types[i], b->request, 1, STR("")));
-        if (types[i] == FRAME_RESERVE || types[i] == FRAME_RUN || types[i] == FRAME_PREFILL) RIG_WAIT(&t.rig, a->failed && b->failed);
+        if (types[i] == FRAME_RESERVE || types[i] == FRAME_RUN || types[i] == FRAME_PREFILL)
+            RIG_WAIT(&t.rig, a->failed && b->failed);
     }
     rig_turn_ms(&t.rig, 50);
-    /* A first token for a generation that waits for one, but out of range: it fails, and its blocks come back. */
+    /* A first token for a generation that waits for one, but out of range: it fails, and its blocks
+     * come back. */
     struct gen *g = entry_add(&t.e, 1, 40, 3, 10);
     entry_generate(&t.e, g, t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g->granted);
@@ -249,7 +258,9 @@ TEST(decode_many_cancels_give_all_back)
             RIG_WAIT(&t.rig, g[i]->credit || g[i]->failed);
             entry_generate(&t.e, g[i], t.d, FRAME_RESERVE);
             if (rng_uniform(9, 9, draws++) < 0.2) entry_cancel(&t.e, g[i], t.d);
-            for (uint64_t end = clock_ms() + 40; clock_ms() < end && !g[i]->granted && !g[i]->failed;) uv_run(loop_uv(t.rig.loop), UV_RUN_ONCE);
+            for (uint64_t end = clock_ms() + 40;
+                 clock_ms() < end && !g[i]->granted && !g[i]->failed;)
+                uv_run(loop_uv(t.rig.loop), UV_RUN_ONCE);
             if (g[i]->granted) entry_prefill(&t.e, g[i], t.p, 2, cluster_port(t.d->peer->c));
             else entry_cancel(&t.e, g[i], t.p);
         }
@@ -265,7 +276,8 @@ TEST(decode_many_cancels_give_all_back)
     pair_close(&t);
 }
 
-/* Freed in the middle of everything: ASan and the engine's own check of its pool say whether it is clean. */
+/* Freed in the middle of everything: ASan and the engine's own check of its pool say whether it is
+ * clean. */
 TEST(decode_free_with_everything_pending)
 {
     struct pair t;
@@ -283,7 +295,9 @@ TEST(decode_free_with_everything_pending)
     cluster_rig_close(&t.rig);
 }
 
-TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_over_tcp), CASE(decode_goes_on_from_given_tokens),
-          CASE(decode_cancel_in_every_state_gives_all_back), CASE(decode_cancel_stops_the_prefill_node_too), CASE(decode_lost_entry_gives_all_back),
-          CASE(decode_lost_prefill_node_fails_the_transfer), CASE(decode_refuses_what_does_not_fit), CASE(decode_malformed_messages_hold_nothing),
-          CASE(decode_many_cancels_give_all_back), CASE(decode_free_with_everything_pending))
+TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_over_tcp),
+          CASE(decode_goes_on_from_given_tokens), CASE(decode_cancel_in_every_state_gives_all_back),
+          CASE(decode_cancel_stops_the_prefill_node_too), CASE(decode_lost_entry_gives_all_back),
+          CASE(decode_lost_prefill_node_fails_the_transfer), CASE(decode_refuses_what_does_not_fit),
+          CASE(decode_malformed_messages_hold_nothing), CASE(decode_many_cancels_give_all_back),
+          CASE(decode_free_with_everything_pending))

@@ -1,6 +1,8 @@
-/* worker_rig.h - whole nodes (engine, KV transfer, both workers) on one loop, and an entry node that the test plays.
+/* worker_rig.h - whole nodes (engine, KV transfer, both workers) on one loop, and an entry node
+ * that the test plays.
  *
- * Engine and transfer events come to the loop through a mailbox that a timer empties. Included by one test program each. */
+ * Engine and transfer events come to the loop through a mailbox that a timer empties. Included by
+ * one test program each. */
 #ifndef BATON_TESTS_UNIT_DECODE_WORKER_RIG_H
 #define BATON_TESTS_UNIT_DECODE_WORKER_RIG_H
 
@@ -21,28 +23,29 @@ enum { ENTRY_ID = 100, VOCAB = 512, PROMPT_MAX = 1024, OUT_MAX = 128, POLL_MS = 
 #define PREFILL_IDS (UINT64_C(2) << 56)
 
 struct worker_event {
-    bool                of_engine;
+    bool of_engine;
     struct engine_event engine;
-    struct kvt_event    kvt;
-    int32_t             blocks[256];
+    struct kvt_event kvt;
+    int32_t blocks[256];
 };
 
 struct worker_options {
-    const char *protocols;    /* NULL: "tcp"; "": none */
-    uint32_t    n_blocks, max_seqs, step_tokens, max_generations, max_prompts, block_tokens;
+    const char *protocols; /* NULL: "tcp"; "": none */
+    uint32_t n_blocks, max_seqs, step_tokens, max_generations, max_prompts, block_tokens;
 };
 
 struct worker_node {
-    struct peer_node      *peer;
-    struct kernel_ctx     *kernels;
-    struct metrics        *metrics;
-    struct engine         *engine;
-    struct kvt            *kvt;
-    pthread_mutex_t        lock;    /* `pieces`: the engine must not hand pieces to a transfer that is being freed */
-    struct kvt            *pieces;
-    struct mailbox        *events;
-    struct loop_timer     *poll;
-    struct decode_worker  *decode;
+    struct peer_node *peer;
+    struct kernel_ctx *kernels;
+    struct metrics *metrics;
+    struct engine *engine;
+    struct kvt *kvt;
+    pthread_mutex_t lock; /* `pieces`: the engine must not hand pieces to a transfer that
+                           * is being freed */
+    struct kvt *pieces;
+    struct mailbox *events;
+    struct loop_timer *poll;
+    struct decode_worker *decode;
     struct prefill_worker *prefill;
 };
 
@@ -56,7 +59,8 @@ static void worker_on_engine(void *arg, const struct engine_event *e)
 {
     struct worker_event ev = { .of_engine = true, .engine = *e };
     CHECK(e->kind != ENGINE_RESERVED || e->n_blocks <= COUNT_OF(ev.blocks));
-    if (e->kind == ENGINE_RESERVED && e->blocks) memcpy(ev.blocks, e->blocks, e->n_blocks * sizeof *e->blocks);
+    if (e->kind == ENGINE_RESERVED && e->blocks)
+        memcpy(ev.blocks, e->blocks, e->n_blocks * sizeof *e->blocks);
     worker_post(arg, &ev);
 }
 
@@ -65,7 +69,8 @@ static void worker_on_kvt(void *arg, const struct kvt_event *e)
     worker_post(arg, &(struct worker_event){ .kvt = *e });
 }
 
-static void worker_on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
+static void worker_on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                               const int32_t *blocks, uint64_t mark)
 {
     struct worker_node *n = arg;
     if (!(id & PREFILL_IDS)) return;
@@ -92,7 +97,8 @@ static void worker_poll(void *arg)
 static bool worker_on_message(void *arg, const struct cluster_message *m)
 {
     struct worker_node *n = arg;
-    return prefill_on_message(n->prefill, m) || decode_on_message(n->decode, m) || m->type == FRAME_CANCEL;
+    return prefill_on_message(n->prefill, m) || decode_on_message(n->decode, m) ||
+           m->type == FRAME_CANCEL;
 }
 
 static void worker_on_lost(void *arg, uint64_t node, const char *why)
@@ -108,13 +114,23 @@ static void worker_open_engine(struct worker_node *n, const struct worker_option
     struct err err = { 0 };
     struct stat sb;
     struct model *model;
-    struct model_options mo = { .path = test_data("goldens/llama/model"), .max_model_len = PROMPT_MAX };
+    struct model_options mo = {
+        .path = test_data("goldens/llama/model"),
+        .max_model_len = PROMPT_MAX,
+    };
     if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
     CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 1, &n->kernels, &err));
     struct engine_options eo = {
-        .block_tokens = o->block_tokens ? o->block_tokens : 16, .n_blocks = o->n_blocks ? o->n_blocks : 128,
-        .max_seqs = o->max_seqs ? o->max_seqs : 32, .max_batched_tokens = o->step_tokens ? o->step_tokens : 64, .max_waiting = 256,
-        .prefix_cache = true, .metrics = n->metrics, .on_event = worker_on_engine, .on_kv_ready = worker_on_kv_ready, .arg = n,
+        .block_tokens = o->block_tokens ? o->block_tokens : 16,
+        .n_blocks = o->n_blocks ? o->n_blocks : 128,
+        .max_seqs = o->max_seqs ? o->max_seqs : 32,
+        .max_batched_tokens = o->step_tokens ? o->step_tokens : 64,
+        .max_waiting = 256,
+        .prefix_cache = true,
+        .metrics = n->metrics,
+        .on_event = worker_on_engine,
+        .on_kv_ready = worker_on_kv_ready,
+        .arg = n,
     };
     mo.max_rows = eo.max_batched_tokens;
     mo.kernels = n->kernels;
@@ -132,19 +148,41 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
     n->events = mailbox_create(sizeof(struct worker_event), 4096, NULL, NULL);
     worker_open_engine(n, &o);
     if (!o.protocols) o.protocols = "tcp";
-    struct kvt_options ko = { .layout = *engine_kv_layout(n->engine), .mem = engine_kv_memory(n->engine), .protocols = o.protocols,
-                              .listen_host = "127.0.0.1", .checksum = true, .n_transfers = 64, .metrics = n->metrics,
-                              .on_event = worker_on_kvt, .arg = n };
-    if (*o.protocols && kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    struct kvt_options ko = {
+        .layout = *engine_kv_layout(n->engine),
+        .mem = engine_kv_memory(n->engine),
+        .protocols = o.protocols,
+        .listen_host = "127.0.0.1",
+        .checksum = true,
+        .n_transfers = 64,
+        .metrics = n->metrics,
+        .on_event = worker_on_kvt,
+        .arg = n,
+    };
+    if (*o.protocols && kvt_create(&ko, &n->kvt, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
     pthread_mutex_lock(&n->lock);
     n->pieces = n->kvt;
     pthread_mutex_unlock(&n->lock);
     n->peer = peer_open(r, id, (struct peer_options){ 0 });
-    struct decode_options d = { .engine = n->engine, .kvt = n->kvt, .cluster = n->peer->c, .metrics = n->metrics,
-                                .max_generations = o.max_generations ? o.max_generations : 64, .id_base = DECODE_IDS };
-    struct prefill_options p = { .loop = r->loop, .engine = n->engine, .kvt = n->kvt, .cluster = n->peer->c, .metrics = n->metrics,
-                                 .step_tokens = o.step_tokens ? o.step_tokens : 64, .max_prompts = o.max_prompts ? o.max_prompts : 64,
-                                 .id_base = PREFILL_IDS };
+    struct decode_options d = {
+        .engine = n->engine,
+        .kvt = n->kvt,
+        .cluster = n->peer->c,
+        .metrics = n->metrics,
+        .max_generations = o.max_generations ? o.max_generations : 64,
+        .id_base = DECODE_IDS,
+    };
+    struct prefill_options p = {
+        .loop = r->loop,
+        .engine = n->engine,
+        .kvt = n->kvt,
+        .cluster = n->peer->c,
+        .metrics = n->metrics,
+        .step_tokens = o.step_tokens ? o.step_tokens : 64,
+        .max_prompts = o.max_prompts ? o.max_prompts : 64,
+        .id_base = PREFILL_IDS,
+    };
     n->decode = decode_create(&d);
     n->prefill = prefill_create(&p);
     n->peer->hook = worker_on_message;
@@ -162,7 +200,8 @@ static void worker_close(struct worker_node *n)
     pthread_mutex_lock(&n->lock);
     n->pieces = NULL;
     pthread_mutex_unlock(&n->lock);
-    kvt_free(n->kvt); /* before the engine: the transfer thread reads and writes the engine's pool */
+    kvt_free(n->kvt); /* before the engine: the transfer thread reads and writes the engine's
+                       * pool */
     engine_free(n->engine);
     prefill_free(n->prefill);
     decode_free(n->decode);
@@ -177,8 +216,9 @@ static bool worker_is_idle(const struct worker_node *n)
 {
     struct engine_stats st;
     engine_get_stats(n->engine, &st);
-    return decode_n_live(n->decode) == 0 && prefill_n_live(n->prefill) == 0 && st.n_running + st.n_waiting + st.n_reserved == 0
-           && st.n_blocks_free == st.n_blocks && !st.has_work;
+    return decode_n_live(n->decode) == 0 && prefill_n_live(n->prefill) == 0 &&
+           st.n_running + st.n_waiting + st.n_reserved == 0 && st.n_blocks_free == st.n_blocks &&
+           !st.has_work;
 }
 
 /* A sequence is in the engine's steps. */
@@ -193,32 +233,32 @@ __attribute__((unused)) static bool worker_computes(const struct worker_node *n)
 
 /* One request as the entry node sees it. */
 struct gen {
-    uint64_t              request;
-    uint32_t              attempt, n_prompt, n_out, n_lp, n_given;
-    int32_t               prompt[PROMPT_MAX];
+    uint64_t request;
+    uint32_t attempt, n_prompt, n_out, n_lp, n_given;
+    int32_t prompt[PROMPT_MAX];
     struct sampling_params sampling;
-    bool                  prompt_logprobs;
+    bool prompt_logprobs;
     struct token_logprobs out[OUT_MAX];
-    struct buf            grant;
-    bool                  credit, granted, finished, failed, reported;
-    enum status           status;
-    char                  text[256];
-    uint32_t              finish, n_recomputed, n_tokens, n_cached;
-    uint64_t              kv_bytes;
-    char                  transport[16];
-    struct list           link;
+    struct buf grant;
+    bool credit, granted, finished, failed, reported;
+    enum status status;
+    char text[256];
+    uint32_t finish, n_recomputed, n_tokens, n_cached;
+    uint64_t kv_bytes;
+    char transport[16];
+    struct list link;
 };
 
 struct entry {
-    struct cluster_rig  *rig;
-    struct peer_node    *peer;
-    struct list          gens;
+    struct cluster_rig *rig;
+    struct peer_node *peer;
+    struct list gens;
 };
 
 static struct gen *entry_find(struct entry *e, uint64_t request, uint32_t attempt)
 {
     LIST_FOREACH(g, &e->gens, struct gen, link)
-        if (g->request == request && g->attempt == attempt) return g;
+    if (g->request == request && g->attempt == attempt) return g;
     return NULL;
 }
 
@@ -244,7 +284,8 @@ static void entry_prompt_logprobs(struct gen *g, struct str rest)
     struct token_logprobs t;
     uint64_t request;
     uint32_t attempt, index;
-    while (token_record_next(&rest, &request, &attempt, &index, &t) == OK) CHECK_EQ_INT(index, ++g->n_lp);
+    while (token_record_next(&rest, &request, &attempt, &index, &t) == OK)
+        CHECK_EQ_INT(index, ++g->n_lp);
 }
 
 static bool entry_on_message(void *arg, const struct cluster_message *m)
@@ -307,7 +348,8 @@ static void entry_open(struct entry *e, struct cluster_rig *r)
 
 __attribute__((unused)) static void entry_forget(struct entry *e)
 {
-    LIST_FOREACH(g, &e->gens, struct gen, link) {
+    LIST_FOREACH(g, &e->gens, struct gen, link)
+    {
         buf_release(&g->grant);
         list_remove(&g->link);
         mem_free(g);
@@ -321,24 +363,38 @@ static void entry_close(struct entry *e)
 }
 
 /* A request of n prompt tokens drawn from `seed`; an odd seed draws its answer too. */
-static struct gen *entry_add(struct entry *e, uint64_t request, uint32_t n, uint64_t seed, uint32_t n_out)
+static struct gen *entry_add(struct entry *e, uint64_t request, uint32_t n, uint64_t seed,
+                             uint32_t n_out)
 {
     struct gen *g = MEM_NEW(struct gen);
     CHECK(n <= PROMPT_MAX);
     g->request = request;
     g->attempt = 1;
     g->n_prompt = n;
-    for (uint32_t i = 0; i < n; i++) g->prompt[i] = 4 + (int32_t)(rng_uniform(seed, 77, i) * (VOCAB - 4));
-    g->sampling = (struct sampling_params){ .top_p = 1, .repetition_penalty = 1, .temperature = seed % 2 ? 0.9f : 0, .seed = seed, .max_tokens = n_out,
-                                            .ignore_eos = true, .n_logprobs = 2 };
+    for (uint32_t i = 0; i < n; i++)
+        g->prompt[i] = 4 + (int32_t)(rng_uniform(seed, 77, i) * (VOCAB - 4));
+    g->sampling = (struct sampling_params){
+        .top_p = 1,
+        .repetition_penalty = 1,
+        .temperature = seed % 2 ? 0.9f : 0,
+        .seed = seed,
+        .max_tokens = n_out,
+        .ignore_eos = true,
+        .n_logprobs = 2,
+    };
     list_push(&e->gens, &g->link);
     return g;
 }
 
 static Baton__Generation *entry_generation(const struct gen *g, struct arena *arena)
 {
-    struct generation_wire w = { .tokens = g->prompt, .n_tokens = g->n_prompt, .n_prompt = g->n_prompt - g->n_given, .sampling = g->sampling,
-                                 .prompt_logprobs = g->prompt_logprobs };
+    struct generation_wire w = {
+        .tokens = g->prompt,
+        .n_tokens = g->n_prompt,
+        .n_prompt = g->n_prompt - g->n_given,
+        .sampling = g->sampling,
+        .prompt_logprobs = g->prompt_logprobs,
+    };
     return generation_wire_encode(&w, arena);
 }
 
@@ -347,10 +403,12 @@ static void entry_ask(struct entry *e, struct gen *g, struct worker_node *to)
     Baton__AskCredit m = BATON__ASK_CREDIT__INIT;
     m.n_tokens = g->n_prompt;
     peer_meet(e->peer, to->peer);
-    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_ASK_CREDIT, g->request, g->attempt, &m.base));
+    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_ASK_CREDIT, g->request, g->attempt,
+                                &m.base));
 }
 
-static void entry_generate(struct entry *e, struct gen *g, struct worker_node *to, enum frame_type type)
+static void entry_generate(struct entry *e, struct gen *g, struct worker_node *to,
+                           enum frame_type type)
 {
     struct arena arena;
     Baton__Reserve reserve = BATON__RESERVE__INIT;
@@ -358,11 +416,13 @@ static void entry_generate(struct entry *e, struct gen *g, struct worker_node *t
     arena_init(&arena);
     reserve.generation = run.generation = entry_generation(g, &arena);
     peer_meet(e->peer, to->peer);
-    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt, type == FRAME_RUN ? &run.base : &reserve.base));
+    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt,
+                                type == FRAME_RUN ? &run.base : &reserve.base));
     arena_release(&arena);
 }
 
-static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *prefill, uint64_t decode, uint16_t port)
+static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *prefill,
+                          uint64_t decode, uint16_t port)
 {
     struct arena arena;
     Baton__Prefill m = BATON__PREFILL__INIT;
@@ -374,18 +434,21 @@ static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *pr
     m.generation = entry_generation(g, &arena);
     m.decode = &a;
     m.kvt_grant = (ProtobufCBinaryData){ g->grant.len, (uint8_t *)g->grant.data };
-    CHECK_OK(cluster_send_proto(e->peer->c, prefill->peer->id, FRAME_PREFILL, g->request, g->attempt, &m.base));
+    CHECK_OK(cluster_send_proto(e->peer->c, prefill->peer->id, FRAME_PREFILL, g->request,
+                                g->attempt, &m.base));
     arena_release(&arena);
 }
 
 static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
-    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_CANCEL, g->request, g->attempt, &m.base));
+    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_CANCEL, g->request, g->attempt,
+                                &m.base));
 }
 
 /* The whole split path up to and with PREFILL. */
-static void entry_split(struct entry *e, struct gen *g, struct worker_node *prefill, struct worker_node *decode)
+static void entry_split(struct entry *e, struct gen *g, struct worker_node *prefill,
+                        struct worker_node *decode)
 {
     entry_ask(e, g, prefill);
     RIG_WAIT(e->rig, g->credit);

@@ -1,4 +1,5 @@
-/* test_compatibility.c - every row of the compatibility table has an effect and a sentence, and what is set is said at start. */
+/* test_compatibility.c - every row of the compatibility table has an effect and a sentence, and
+ * what is set is said at start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 
 struct notes {
     struct buf text;
-    int        n;
+    int n;
 };
 
 static void collect(void *arg, const char *sentence)
@@ -24,7 +25,8 @@ TEST(every_row_has_an_effect_and_a_sentence)
     for (const struct compat_row *row = COMPATIBILITY; row->name; row++, n++) {
         enum option_effect effect;
         const char *sentence;
-        if (!compatibility_resolve(row, &effect, &sentence)) test_fail(__FILE__, __LINE__, "%s relies on an option that does not exist", row->name);
+        if (!compatibility_resolve(row, &effect, &sentence))
+            test_fail(__FILE__, __LINE__, "%s relies on an option that does not exist", row->name);
         CHECK(sentence && *sentence);
         CHECK(effect == EFFECT_WORKS || effect == EFFECT_ACCEPTED || effect == EFFECT_REFUSED);
     }
@@ -66,10 +68,10 @@ TEST(variables_that_work_or_say_nothing_are_not_mentioned)
 {
     struct notes notes = { 0 };
     clearenv();
-    setenv("FD_LOG_DIR", "/tmp", 1);      /* an option reads it */
-    setenv("VLLM_API_KEY", "k", 1);       /* likewise, though VLLM_* is not read */
-    setenv("HCCL_IF_IP", "", 1);          /* empty: absent */
-    setenv("http_proxy", "http://p", 1);  /* often set for others */
+    setenv("FD_LOG_DIR", "/tmp", 1);     /* an option reads it */
+    setenv("VLLM_API_KEY", "k", 1);      /* likewise, though VLLM_* is not read */
+    setenv("HCCL_IF_IP", "", 1);         /* empty: absent */
+    setenv("http_proxy", "http://p", 1); /* often set for others */
     setenv("PATH", "/bin", 1);
     setenv("BATON_PORT", "1", 1);
     compatibility_env_notes(collect, &notes);
@@ -86,7 +88,8 @@ TEST(the_page_has_a_row_per_name_and_no_broken_cells)
     while (str_split(&rest, '\n', &line)) {
         if (!str_starts(line, "| `")) continue;
         size_t n_bars = 0;
-        for (size_t i = 0; i < line.n; i++) n_bars += line.p[i] == '|' && (i == 0 || line.p[i - 1] != '\\');
+        for (size_t i = 0; i < line.n; i++)
+            n_bars += line.p[i] == '|' && (i == 0 || line.p[i - 1] != '\\');
         if (n_bars != 5) test_fail(__FILE__, __LINE__, "%.*s", STR_ARG(line));
         n_rows++;
     }
@@ -96,5 +99,8 @@ TEST(the_page_has_a_row_per_name_and_no_broken_cells)
     buf_release(&page);
 }
 
-TEST_MAIN(CASE(every_row_has_an_effect_and_a_sentence), CASE(variables_without_effect_are_said_once_each),
-          CASE(variables_that_tune_transfers_are_not_misspelt_in_silence), CASE(variables_that_work_or_say_nothing_are_not_mentioned), CASE(the_page_has_a_row_per_name_and_no_broken_cells))
+TEST_MAIN(CASE(every_row_has_an_effect_and_a_sentence),
+          CASE(variables_without_effect_are_said_once_each),
+          CASE(variables_that_tune_transfers_are_not_misspelt_in_silence),
+          CASE(variables_that_work_or_say_nothing_are_not_mentioned),
+          CASE(the_page_has_a_row_per_name_and_no_broken_cells))

@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "deploy/options/options.h"
 #include "deploy/doctor/doctor.h"
+#include "deploy/options/options.h"
 #include "kernels/device.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
@@ -21,7 +21,8 @@ static struct doctor *doctor_with(char **argv)
     struct config *c = config_create(OPTIONS, "doctor");
     int argc = 0, none = 0;
     while (argv[argc]) argc++;
-    if (config_load_args(c, argc, argv, NULL, &none, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (config_load_args(c, argc, argv, NULL, &none, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
     d->c = c;
     return d;
 }
@@ -63,7 +64,8 @@ TEST(a_port_in_use_fails)
 
 TEST(a_port_given_twice_fails)
 {
-    struct doctor *d = doctor_with((char *[]){ "--port", "39871", "--metrics-port", "39871", NULL });
+    struct doctor *d = doctor_with(
+        (char *[]){ "--port", "39871", "--metrics-port", "39871", NULL });
     doctor_check_ports(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
     CHECK(strstr(d->lines[0].text, "--metrics-port") != NULL);
@@ -87,7 +89,8 @@ static const struct doctor_line *line_of(const struct doctor *d, const char *wha
 
 TEST(a_card_that_is_not_there_fails)
 {
-    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", NULL }), *plain = doctor_with((char *[]){ NULL });
+    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", NULL }),
+                  *plain = doctor_with((char *[]){ NULL });
     setenv("BATON_SIMT_DEVICES", "0", 1); /* of the emulated one */
     if (device_count("cuda") > 0) SKIP("there is a card");
     doctor_check_gpu(d);
@@ -109,7 +112,8 @@ TEST(the_kv_cache_is_held_against_the_memory_of_the_card)
     if (access(path, R_OK) != 0) SKIP("tests/data/goldens/llama/model is not there");
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
     setenv("BATON_SIMT_MEMORY", "100000", 1);
-    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", "--model", path, "--kv-cache-memory", "1", NULL });
+    struct doctor *d = doctor_with(
+        (char *[]){ "--device", "cuda", "--model", path, "--kv-cache-memory", "1", NULL });
     doctor_check_gpu(d);
     if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real card has more memory than that");
     CHECK_EQ_INT(line_of(d, "GPU")->result, DOCTOR_OK);
@@ -118,7 +122,8 @@ TEST(the_kv_cache_is_held_against_the_memory_of_the_card)
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
     CHECK(strstr(d->lines[d->n - 3].fix, "--kv-cache-memory"));
     doctor_check_model(d);
-    CHECK(line_of(d, "KV cache")->result != DOCTOR_OK && strstr(line_of(d, "KV cache")->fix, "0 MiB may be used"));
+    CHECK(line_of(d, "KV cache")->result != DOCTOR_OK &&
+          strstr(line_of(d, "KV cache")->fix, "0 MiB may be used"));
     doctor_done(d);
     d = doctor_with((char *[]){ NULL });
     doctor_check_gpu(d);
@@ -133,12 +138,14 @@ TEST(weights_that_do_not_fit_fail)
     snprintf(path, sizeof path, "%s", test_data("configs/qwen3-30b-a3b"));
     if (access(path, R_OK) != 0) SKIP("tests/data/configs/qwen3-30b-a3b is not there");
     if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
-    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", "--load-format", "dummy", "--model", path, NULL });
+    struct doctor *d = doctor_with(
+        (char *[]){ "--device", "cuda", "--load-format", "dummy", "--model", path, NULL });
     doctor_check_gpu(d);
     if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real card may have that much memory");
     doctor_check_options(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
-    CHECK(strstr(d->lines[d->n - 1].text, "weights 5") && strstr(d->lines[d->n - 1].text, "are available"));
+    CHECK(strstr(d->lines[d->n - 1].text, "weights 5") &&
+          strstr(d->lines[d->n - 1].text, "are available"));
     doctor_done(d);
 }
 
@@ -148,7 +155,8 @@ TEST(a_redis_that_is_not_there_fails)
     char text[16];
     close(listen_somewhere(&port));
     snprintf(text, sizeof text, "%u", port);
-    struct doctor *d = doctor_with((char *[]){ "--scheduler-name", "splitwise", "--scheduler-port", text, NULL });
+    struct doctor *d = doctor_with(
+        (char *[]){ "--scheduler-name", "splitwise", "--scheduler-port", text, NULL });
     doctor_check_redis(d);
     CHECK_EQ_INT(d->n, 1);
     CHECK_EQ_INT(d->lines[0].result, DOCTOR_FAIL);
@@ -182,7 +190,8 @@ TEST(the_kv_size_follows_the_type_of_the_cache)
     char llama[512], latent[512];
     snprintf(llama, sizeof llama, "%s", test_data("goldens/llama/model"));
     snprintf(latent, sizeof latent, "%s", test_data("goldens/deepseek_v3/model"));
-    if (access(llama, R_OK) != 0 || access(latent, R_OK) != 0) SKIP("tests/data/goldens is not there");
+    if (access(llama, R_OK) != 0 || access(latent, R_OK) != 0)
+        SKIP("tests/data/goldens is not there");
     struct doctor *d = doctor_with((char *[]){ "--model", llama, "--kv-cache-dtype", "fp8", NULL });
     doctor_check_model(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0);
@@ -191,7 +200,8 @@ TEST(the_kv_size_follows_the_type_of_the_cache)
     d = doctor_with((char *[]){ "--model", llama, "--kv-cache-dtype", "fp8_e5m2", NULL });
     doctor_check_model(d);
     CHECK_EQ_INT(d->lines[1].result, DOCTOR_FAIL);
-    CHECK(strstr(d->lines[1].text, "--kv-cache-dtype: a KV cache cannot be held as \"fp8_e5m2\"; it can as bfloat16, float16, int8, fp8"));
+    CHECK(strstr(d->lines[1].text, "--kv-cache-dtype: a KV cache cannot be held as \"fp8_e5m2\"; "
+                                   "it can as bfloat16, float16, int8, fp8"));
     doctor_done(d);
     d = doctor_with((char *[]){ "--model", latent, "--kv-cache-dtype", "int8", NULL });
     doctor_check_model(d);
@@ -211,7 +221,8 @@ TEST(a_model_that_is_nowhere_fails)
 TEST(a_far_redis_needs_a_secret)
 {
     unsetenv("BATON_CLUSTER_SECRET");
-    struct doctor *d = doctor_with((char *[]){ "--scheduler-name", "splitwise", "--scheduler-host", "192.0.2.1", NULL });
+    struct doctor *d = doctor_with(
+        (char *[]){ "--scheduler-name", "splitwise", "--scheduler-host", "192.0.2.1", NULL });
     doctor_check_cluster(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
     CHECK(strstr(d->lines[0].fix, "BATON_CLUSTER_SECRET") != NULL);
@@ -239,9 +250,13 @@ TEST(the_json_report_is_json_and_says_whether_all_is_well)
     doctor_done(d);
 }
 
-TEST_MAIN(CASE(a_port_in_use_fails), CASE(a_port_given_twice_fails), CASE(more_kv_memory_than_there_is_fails), CASE(a_redis_that_is_not_there_fails),
-          CASE(a_card_that_is_not_there_fails), CASE(the_kv_cache_is_held_against_the_memory_of_the_card),
+TEST_MAIN(CASE(a_port_in_use_fails), CASE(a_port_given_twice_fails),
+          CASE(more_kv_memory_than_there_is_fails), CASE(a_redis_that_is_not_there_fails),
+          CASE(a_card_that_is_not_there_fails),
+          CASE(the_kv_cache_is_held_against_the_memory_of_the_card),
           CASE(weights_that_do_not_fit_fail),
-          CASE(redis_is_left_alone_without_the_splitwise_scheduler), CASE(a_model_is_described_with_its_kv_size),
+          CASE(redis_is_left_alone_without_the_splitwise_scheduler),
+          CASE(a_model_is_described_with_its_kv_size),
           CASE(the_kv_size_follows_the_type_of_the_cache), CASE(a_model_that_is_nowhere_fails),
-          CASE(a_far_redis_needs_a_secret), CASE(the_json_report_is_json_and_says_whether_all_is_well))
+          CASE(a_far_redis_needs_a_secret),
+          CASE(the_json_report_is_json_and_says_whether_all_is_well))

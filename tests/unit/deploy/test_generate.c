@@ -1,4 +1,5 @@
-/* test_generate.c - batch files: order, malformed lines, a server that is full, files that cannot be used. */
+/* test_generate.c - batch files: order, malformed lines, a server that is full, files that cannot
+ * be used. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,11 +8,11 @@
 #include "tests/unit/serve/serve_rig.h"
 
 struct run {
-    bool        done;
+    bool done;
     enum status st;
-    uint64_t    n_ok, n_failed;
-    char        text[512];
-    struct buf  out;
+    uint64_t n_ok, n_failed;
+    char text[512];
+    struct buf out;
 };
 
 static void on_done(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed, const char *text)
@@ -42,7 +43,15 @@ static struct run run_batch(struct rig *r, struct str input, uint32_t concurrenc
     snprintf(out, sizeof out, "%s/out.jsonl", test_tmpdir());
     snprintf(partial, sizeof partial, "%s.partial", out);
     write_file(in, input);
-    struct offline_options o = { .loop = r->loop, .serve = r->serve, .input = in, .output = out, .concurrency = concurrency, .done = on_done, .arg = &u };
+    struct offline_options o = {
+        .loop = r->loop,
+        .serve = r->serve,
+        .input = in,
+        .output = out,
+        .concurrency = concurrency,
+        .done = on_done,
+        .arg = &u,
+    };
     CHECK_OK(offline_start(&o, &batch, &err));
     for (int i = 0; i < 50000 && !u.done; i++) rig_turn(r);
     CHECK(u.done);
@@ -70,8 +79,10 @@ TEST(answers_come_in_the_order_of_the_input)
     rig_start(&r);
     enum { N = 150 };
     for (int i = 0; i < N; i++)
-        buf_printf(&in, "{\"custom_id\":\"c%d\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":[5],\"max_tokens\":%d}}\n", i,
-                   1 + (i * 7) % 20);
+        buf_printf(&in,
+                   "{\"custom_id\":\"c%d\",\"method\":\"POST\",\"url\":\"/v1/"
+                   "completions\",\"body\":{\"prompt\":[5],\"max_tokens\":%d}}\n",
+                   i, 1 + (i * 7) % 20);
     struct run u = run_batch(&r, buf_str(&in), 5);
     CHECK_OK(u.st);
     CHECK_EQ_INT(u.n_ok, N);
@@ -94,13 +105,16 @@ TEST(answers_come_in_the_order_of_the_input)
 TEST(bad_lines_do_not_stop_the_rest)
 {
     static const char in[] =
-        "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}}\r\n"
+        "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/chat/"
+        "completions\",\"body\":{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}}\r\n"
         "not json\n"
         "\n"
         "{\"custom_id\":\"b\",\"url\":\"/v1/embeddings\",\"body\":{}}\n"
-        "{\"custom_id\":\"c\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\",\"stream\":true}}\n"
+        "{\"custom_id\":\"c\",\"url\":\"/v1/"
+        "completions\",\"body\":{\"prompt\":\"x\",\"stream\":true}}\n"
         "{\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\"}}\n"
-        "{\"custom_id\":\"d\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\",\"top_p\":9}}\n"
+        "{\"custom_id\":\"d\",\"url\":\"/v1/"
+        "completions\",\"body\":{\"prompt\":\"x\",\"top_p\":9}}\n"
         "{\"custom_id\":\"e\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":\"x\"}}";
     struct rig r;
     rig_open(&r);
@@ -133,7 +147,10 @@ TEST(full_server_is_asked_again)
     rig_open(&r);
     rig_start(&r);
     r.fake.max_live = 2;
-    for (int i = 0; i < 12; i++) buf_printf(&in, "{\"custom_id\":\"%d\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":[5]}}\n", i);
+    for (int i = 0; i < 12; i++)
+        buf_printf(&in,
+                   "{\"custom_id\":\"%d\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":[5]}}\n",
+                   i);
     struct run u = run_batch(&r, buf_str(&in), 8);
     CHECK_EQ_INT(u.n_ok, 12);
     buf_release(&in);
@@ -173,14 +190,22 @@ TEST(files_that_cannot_be_used)
     rig_start(&r);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct err err = { 0 };
-        struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = cases[i].input, .output = cases[i].output, .done = on_done, .arg = &u };
+        struct offline_options o = {
+            .loop = r.loop,
+            .serve = r.serve,
+            .input = cases[i].input,
+            .output = cases[i].output,
+            .done = on_done,
+            .arg = &u,
+        };
         CHECK_STATUS(offline_start(&o, &batch, &err), cases[i].st);
         CHECK(strstr(err.text, cases[i].named));
     }
     rig_close(&r);
 }
 
-/* What is not a regular file keeps its place: replacing it by a file with the answers would break it. */
+/* What is not a regular file keeps its place: replacing it by a file with the answers would break
+ * it. */
 TEST(pipes_and_links_are_written_in_place)
 {
     struct rig r;
@@ -202,7 +227,14 @@ TEST(pipes_and_links_are_written_in_place)
         struct run u = { 0 };
         struct stat before, after;
         CHECK(lstat(outputs[i], &before) == 0);
-        struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = in, .output = outputs[i], .done = on_done, .arg = &u };
+        struct offline_options o = {
+            .loop = r.loop,
+            .serve = r.serve,
+            .input = in,
+            .output = outputs[i],
+            .done = on_done,
+            .arg = &u,
+        };
         CHECK_OK(offline_start(&o, &batch, &err));
         for (int k = 0; k < 20000 && !u.done; k++) rig_turn(&r);
         CHECK_OK(u.st);
@@ -218,7 +250,8 @@ TEST(pipes_and_links_are_written_in_place)
     rig_close(&r);
 }
 
-/* Stopped while it waits for a writer that never comes: what was answered is there, in order, under the partial name. */
+/* Stopped while it waits for a writer that never comes: what was answered is there, in order, under
+ * the partial name. */
 TEST(stop_keeps_what_was_answered)
 {
     struct rig r;
@@ -235,7 +268,9 @@ TEST(stop_keeps_what_was_answered)
     CHECK(mkfifo(fifo, 0600) == 0);
     int writer = open(fifo, O_RDWR);
     CHECK(write(writer, "bad\n{\"half", 10) == 10);
-    struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = fifo, .output = out, .done = on_done, .arg = &u };
+    struct offline_options o = {
+        .loop = r.loop, .serve = r.serve, .input = fifo, .output = out, .done = on_done, .arg = &u
+    };
     CHECK_OK(offline_start(&o, &batch, &err));
     for (int i = 0; i < 20000 && (stat(partial, &s) != 0 || s.st_size == 0); i++) rig_turn(&r);
     CHECK(s.st_size > 0 && !u.done); /* an answer does not wait for the next line */
@@ -250,5 +285,6 @@ TEST(stop_keeps_what_was_answered)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_stop_the_rest), CASE(full_server_is_asked_again), CASE(empty_input),
-          CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place), CASE(stop_keeps_what_was_answered))
+TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_stop_the_rest),
+          CASE(full_server_is_asked_again), CASE(empty_input), CASE(files_that_cannot_be_used),
+          CASE(pipes_and_links_are_written_in_place), CASE(stop_keeps_what_was_answered))

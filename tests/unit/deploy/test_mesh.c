@@ -1,4 +1,5 @@
-/* test_mesh.c - the matrix of `baton doctor --peers`: who has a row, what a cell says, and that its JSON is JSON. */
+/* test_mesh.c - the matrix of `baton doctor --peers`: who has a row, what a cell says, and that its
+ * JSON is JSON. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +8,8 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-/* Three hosts, the last of which does not answer; only whether `client` is set matters to the printers. */
+/* Three hosts, the last of which does not answer; only whether `client` is set matters to the
+ * printers. */
 static struct mesh *sample(void)
 {
     struct mesh *m = MEM_NEW(struct mesh);
@@ -20,7 +22,8 @@ static struct mesh *sample(void)
     snprintf(m->hosts[2].where, sizeof m->hosts[2].where, "c\"x:7001");
     m->hosts[2].error = (struct err){ .code = ERR_PEER_LOST, .text = "c: connection refused" };
     m->cells = MEM_ARRAY(struct mesh_cell, 2 * 3 * 3);
-    *mesh_cell(m, 0, 0, 1) = (struct mesh_cell){ .state = MESH_MEASURED, .rate = 1.25e9, .p50_us = 33, .link_speed = 3 };
+    *mesh_cell(m, 0, 0, 1) =
+        (struct mesh_cell){ .state = MESH_MEASURED, .rate = 1.25e9, .p50_us = 33, .link_speed = 3 };
     *mesh_cell(m, 0, 1, 0) = (struct mesh_cell){ .state = MESH_FAILED, .text = "no way" };
     *mesh_cell(m, 1, 0, 1) = *mesh_cell(m, 1, 1, 0) = (struct mesh_cell){ .state = MESH_NOT_BUILT };
     return m;
@@ -56,7 +59,8 @@ TEST(the_json_has_every_ordered_pair)
     buf_add_c(&out, "{\"ok\":true");
     mesh_print_json(m, &out);
     buf_add_char(&out, '}');
-    if (json_parse(buf_str(&out), true, &doc, &err) != OK) test_fail(__FILE__, __LINE__, "%s in %s", err.text, out.data);
+    if (json_parse(buf_str(&out), true, &doc, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s in %s", err.text, out.data);
     CHECK_EQ_INT(cJSON_GetArraySize(json_member(doc, "peers")), 3);
     const cJSON *cells = json_member(doc, "mesh"), *first = cJSON_GetArrayItem(cells, 0);
     CHECK_EQ_INT(cJSON_GetArraySize(cells), 2 * 6);
@@ -71,4 +75,5 @@ TEST(the_json_has_every_ordered_pair)
     sample_free(m);
 }
 
-TEST_MAIN(CASE(hosts_that_answer_have_a_row_and_transports_that_were_tried_a_matrix), CASE(the_json_has_every_ordered_pair))
+TEST_MAIN(CASE(hosts_that_answer_have_a_row_and_transports_that_were_tried_a_matrix),
+          CASE(the_json_has_every_ordered_pair))

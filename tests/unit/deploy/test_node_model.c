@@ -10,37 +10,43 @@
 #include "tests/harness/test.h"
 
 static struct kernel_ctx kernels = { .activations = ACTIVATIONS_F32 };
-static struct model      m = { .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 }, .kernels = &kernels };
-static struct err        err;
+static struct model m = {
+    .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 }, .kernels = &kernels
+};
+static struct err err;
 
 static void open_device(void)
 {
-    if (!kernels.device) CHECK_OK(device_open("cpu", &kernels.device, &err)); /* until the program ends */
+    /* until the program ends */
+    if (!kernels.device) CHECK_OK(device_open("cpu", &kernels.device, &err));
 }
 
-/* Page cache is available memory: what the host has read since it started does not shrink the pool. */
+/* Page cache is available memory: what the host has read since it started does not shrink the
+ * pool. */
 TEST(default_is_a_share_of_available_memory)
 {
     open_device();
     struct node_options o = { .max_model_len = 1 << 14, .block_tokens = 64, .max_seqs = 4096 };
-    struct kv_layout    l;
-    uint32_t            n = 0;
+    struct kv_layout l;
+    uint32_t n = 0;
     model_kv_layout(&m, o.block_tokens, 1, &l);
     double want = (double)host_memory_available() / 5;
-    if (want > (double)o.max_seqs * o.max_model_len / o.block_tokens * (double)kv_layout_block_bytes(&l))
+    if (want >
+        (double)o.max_seqs * o.max_model_len / o.block_tokens * (double)kv_layout_block_bytes(&l))
         SKIP("this host has more memory than the largest pool takes");
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
     double have = (double)n * (double)kv_layout_block_bytes(&l);
     CHECK(have > want * 0.7 && have < want * 1.3); /* others take and give memory meanwhile */
 }
 
-/* ... but not weights that are mapped from a copy: the kernel would give them up for the pool and read them again at every step. */
+/* ... but not weights that are mapped from a copy: the kernel would give them up for the pool and
+ * read them again at every step. */
 TEST(mapped_weights_are_not_available)
 {
     open_device();
     struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 1 << 30 };
-    struct model        mapped = m;
-    uint32_t            n = 0, n_mapped = 0;
+    struct model mapped = m;
+    uint32_t n = 0, n_mapped = 0;
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
     mapped.weights_mapped = true;
     mapped.weight_bytes = host_memory_available() / 2;
@@ -58,12 +64,15 @@ TEST(mapped_weights_are_not_available)
 TEST(what_is_asked_for_is_taken)
 {
     open_device();
-    struct node_options o = { .max_model_len = 1024, .block_tokens = 64, .max_seqs = 4, .kv_bytes = 32 << 10 };
-    struct kv_layout    l;
-    uint32_t            n = 0;
+    struct node_options o = {
+        .max_model_len = 1024, .block_tokens = 64, .max_seqs = 4, .kv_bytes = 32 << 10
+    };
+    struct kv_layout l;
+    uint32_t n = 0;
     model_kv_layout(&m, o.block_tokens, 1, &l);
     CHECK_EQ_INT(kv_layout_block_bytes(&l), 16 << 10);
-    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG); /* 2 blocks, and a context has 16 */
+    /* 2 blocks, and a context has 16 */
+    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 2"));
     o.kv_bytes = 20 * (16 << 10);
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
@@ -89,10 +98,15 @@ TEST(what_is_asked_for_is_taken)
 TEST(half_the_bytes_are_nearly_twice_the_blocks)
 {
     open_device();
-    struct kernel_ctx   narrow = kernels;
-    struct model        heads = { .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 2, .head_dim = 64 }, .kernels = &narrow };
-    struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 4, .kv_bytes = (uint64_t)128 << 20 };
-    uint32_t            n = 0, n_bf16 = 0;
+    struct kernel_ctx narrow = kernels;
+    struct model heads = {
+        .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 2, .head_dim = 64 },
+        .kernels = &narrow
+    };
+    struct node_options o = {
+        .max_model_len = 64, .block_tokens = 64, .max_seqs = 4, .kv_bytes = (uint64_t)128 << 20
+    };
+    uint32_t n = 0, n_bf16 = 0;
     narrow.kv = DTYPE_BF16;
     CHECK_OK(node_model_blocks(&heads, &o, &n_bf16, &err));
     CHECK_EQ_INT(n_bf16, 2048);
@@ -113,10 +127,10 @@ TEST(half_the_bytes_are_nearly_twice_the_blocks)
 
 static enum status read_kv(const char *type, const char *activations, enum dtype *out)
 {
-    struct config  *c = config_create(OPTIONS, "serve");
-    char           *argv[] = { "--kv-cache-dtype", (char *)type, "--activations", (char *)activations };
+    struct config *c = config_create(OPTIONS, "serve");
+    char *argv[] = { "--kv-cache-dtype", (char *)type, "--activations", (char *)activations };
     enum activations a;
-    int              none = 0;
+    int none = 0;
     CHECK_OK(config_load_args(c, type ? 4 : 2, type ? argv : argv + 2, NULL, &none, &err));
     enum status st = node_options_arithmetic(c, &a, out, &err);
     CHECK_EQ_INT(a, strcmp(activations, "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST);
@@ -135,13 +149,16 @@ static void check_spellings(const char *const *names, enum dtype want)
 
 TEST(types_of_the_kv_cache_as_people_spell_them)
 {
-    static const char *const others[] = { "fp8_e5m2", "fp8_inc", "int4", "fp4_e2m1", "turbo", "INT8", "q8_0" };
+    static const char *const others[] = { "fp8_e5m2", "fp8_inc", "int4", "fp4_e2m1",
+                                          "turbo",    "INT8",    "q8_0" };
     enum dtype t;
     check_spellings((const char *const[]){ "auto", "", "bfloat16", "bf16", NULL }, DTYPE_BF16);
     check_spellings((const char *const[]){ "float16", "f16", "fp16", "half", NULL }, DTYPE_F16);
     check_spellings((const char *const[]){ "float32", "f32", "fp32", NULL }, DTYPE_F32);
     check_spellings((const char *const[]){ "int8", NULL }, DTYPE_I8);
-    check_spellings((const char *const[]){ "fp8", "fp8_e4m3", "f8_e4m3", "e4m3", "float8_e4m3fn", NULL }, DTYPE_F8_E4M3);
+    check_spellings(
+        (const char *const[]){ "fp8", "fp8_e4m3", "f8_e4m3", "e4m3", "float8_e4m3fn", NULL },
+        DTYPE_F8_E4M3);
     CHECK_OK(read_kv(NULL, "auto", &t));
     CHECK_EQ_INT(t, DTYPE_BF16);
     CHECK_OK(read_kv("auto", "f32", &t));
@@ -157,11 +174,11 @@ TEST(types_of_the_kv_cache_as_people_spell_them)
 
 TEST(the_variable_gives_the_type_too)
 {
-    struct config   *c = config_create(OPTIONS, "serve");
+    struct config *c = config_create(OPTIONS, "serve");
     enum activations a;
-    enum dtype       t;
-    int              none = 0;
-    char            *argv[] = { NULL };
+    enum dtype t;
+    int none = 0;
+    char *argv[] = { NULL };
     CHECK_EQ_INT(setenv("BATON_KV_CACHE_DTYPE", "int8", 1), 0);
     CHECK_OK(config_load_env(c, &err));
     CHECK_OK(config_load_args(c, 0, argv, NULL, &none, &err));
@@ -182,20 +199,24 @@ static size_t card_taken(struct device *d) { return (void)d, card.taken; }
 
 TEST(a_card_gives_what_its_share_leaves)
 {
-    static const struct device_ops ops = { .name = "a card", .available = card_available, .total = card_total, .allocated = card_taken };
-    struct device       d = { .ops = &ops };
-    struct kernel_ctx   k = { .activations = ACTIVATIONS_F32, .device = &d };
-    struct model        on_card = m;
-    struct node_options o = { .max_model_len = 1024, .block_tokens = 64, .max_seqs = 1, .gpu_share = 0.9 };
-    const size_t        block = 16 << 10;
-    uint32_t            n = 0;
+    static const struct device_ops ops = {
+        .name = "a card", .available = card_available, .total = card_total, .allocated = card_taken
+    };
+    struct device d = { .ops = &ops };
+    struct kernel_ctx k = { .activations = ACTIVATIONS_F32, .device = &d };
+    struct model on_card = m;
+    struct node_options o = {
+        .max_model_len = 1024, .block_tokens = 64, .max_seqs = 1, .gpu_share = 0.9
+    };
+    const size_t block = 16 << 10;
+    uint32_t n = 0;
     on_card.kernels = &k;
     card.total = 1000 * block;
     card.taken = 300 * block; /* by weights and steps */
     card.available = 700 * block;
     CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
     CHECK_EQ_INT(n, 600); /* more than one context can use: the rest keeps prefixes */
-    o.gpu_share = 0.5; /* two nodes on a card, whichever comes first */
+    o.gpu_share = 0.5;    /* two nodes on a card, whichever comes first */
     CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
     CHECK_EQ_INT(n, 200);
     card.available = 200 * block;
@@ -212,5 +233,7 @@ TEST(a_card_gives_what_its_share_leaves)
     CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
 }
 
-TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken), CASE(half_the_bytes_are_nearly_twice_the_blocks),
-          CASE(types_of_the_kv_cache_as_people_spell_them), CASE(the_variable_gives_the_type_too), CASE(a_card_gives_what_its_share_leaves))
+TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available),
+          CASE(what_is_asked_for_is_taken), CASE(half_the_bytes_are_nearly_twice_the_blocks),
+          CASE(types_of_the_kv_cache_as_people_spell_them), CASE(the_variable_gives_the_type_too),
+          CASE(a_card_gives_what_its_share_leaves))

@@ -1,4 +1,5 @@
-/* test_node_model_text.c - the text side of a model that is nothing but a vocabulary and a template. */
+/* test_node_model_text.c - the text side of a model that is nothing but a vocabulary and a
+ * template. */
 #include "deploy/node/node_model.h"
 
 #include <string.h>
@@ -12,16 +13,25 @@
 static void check_ends(const char *bos_given, const char *want)
 {
     static const char *const pieces[] = { "<unk>", "<s>", "</s>", "a" };
-    struct model_text t = { .bos = -1, .eos = -1, .bos_text = bos_given ? mem_strdup(bos_given) : NULL };
+    struct model_text t = {
+        .bos = -1,
+        .eos = -1,
+        .bos_text = bos_given ? mem_strdup(bos_given) : NULL,
+    };
     struct tokenizer *tok = NULL;
-    struct chat      *chat = NULL;
-    struct buf        out = { 0 };
-    struct err        err = { 0 };
-    cJSON            *messages = NULL;
-    for (int i = 0; i < 4; i++) spm_write_piece(&t.tokenizer_model, pieces[i], 0, i == 0 ? 2 : i < 3 ? 3 : 1);
+    struct chat *chat = NULL;
+    struct buf out = { 0 };
+    struct err err = { 0 };
+    cJSON *messages = NULL;
+    for (int i = 0; i < 4; i++)
+        spm_write_piece(&t.tokenizer_model, pieces[i], 0, i == 0 ? 2 : i < 3 ? 3 : 1);
     spm_write_rest(&t.tokenizer_model, 2, false, false, false, STR(""));
     CHECK_OK(node_model_tokenizer(&t, &tok, &err));
-    struct chat_source source = { .template = STR("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"), .bos = t.bos_text, .eos = t.eos_text };
+    struct chat_source source = {
+        .template = STR("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"),
+        .bos = t.bos_text,
+        .eos = t.eos_text,
+    };
     CHECK_OK(chat_create(&source, &chat, &err));
     CHECK_OK(json_parse(STR("[{\"role\":\"user\",\"content\":\"U\"}]"), false, &messages, &err));
     CHECK_OK(chat_render(chat, &(struct chat_input){ .messages = messages }, 0, &out, &err));

@@ -7,31 +7,103 @@
 #include "tests/harness/test.h"
 
 static const struct option table[] = {
-    { .name = "model", .aliases = "m model-path", .env = "T_MODEL T_MODEL_OLD", .type = OPT_STRING, .group = "Model",
-      .help = "The model to serve." },
-    { .name = "port", .env = "T_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "8000", .group = "Network",
-      .help = "Port of the HTTP face." },
-    { .name = "rate", .type = OPT_FLOAT, .min = 0, .max = 1, .def = "0.9", .group = "Network", .help = "A rate." },
+    {
+        .name = "model",
+        .aliases = "m model-path",
+        .env = "T_MODEL T_MODEL_OLD",
+        .type = OPT_STRING,
+        .group = "Model",
+        .help = "The model to serve.",
+    },
+    {
+        .name = "port",
+        .env = "T_PORT",
+        .type = OPT_INT,
+        .min = 0,
+        .max = 65535,
+        .def = "8000",
+        .group = "Network",
+        .help = "Port of the HTTP face.",
+    },
+    {
+        .name = "rate",
+        .type = OPT_FLOAT,
+        .min = 0,
+        .max = 1,
+        .def = "0.9",
+        .group = "Network",
+        .help = "A rate.",
+    },
     { .name = "offset", .type = OPT_INT, .group = "Network", .help = "Any number." },
-    { .name = "splitwise-role", .type = OPT_ENUM, .choices = "mixed|prefill|decode", .def = "mixed", .group = "Model",
-      .help = "What the node does." },
-    { .name = "prefix-caching", .aliases = "enable-prefix-caching", .type = OPT_BOOL, .def = "true", .group = "Model",
-      .help = "Keep blocks." },
-    { .name = "served-model-name", .env = "T_NAMES", .type = OPT_LIST, .def = "a,b", .group = "Model", .help = "Names." },
+    {
+        .name = "splitwise-role",
+        .type = OPT_ENUM,
+        .choices = "mixed|prefill|decode",
+        .def = "mixed",
+        .group = "Model",
+        .help = "What the node does.",
+    },
+    {
+        .name = "prefix-caching",
+        .aliases = "enable-prefix-caching",
+        .type = OPT_BOOL,
+        .def = "true",
+        .group = "Model",
+        .help = "Keep blocks.",
+    },
+    {
+        .name = "served-model-name",
+        .env = "T_NAMES",
+        .type = OPT_LIST,
+        .def = "a,b",
+        .group = "Model",
+        .help = "Names.",
+    },
     { .name = "override", .type = OPT_JSON, .group = "Model", .help = "JSON <text>|more." },
-    { .name = "swap-space", .env = "T_SWAP", .type = OPT_FLOAT, .effect = EFFECT_ACCEPTED, .group = "Model",
-      .help = "Swap.", .note = "there is no swapping." },
-    { .name = "lora", .type = OPT_BOOL, .effect = EFFECT_REFUSED, .neutral = "false", .group = "Model", .help = "Adapters.",
-      .note = "adapters are not supported." },
-    { .name = "pp-size", .aliases = "pp", .env = "T_PP", .type = OPT_INT, .min = 1, .max = 64, .effect = EFFECT_REFUSED, .neutral = "1",
-      .group = "Model", .help = "Stages.", .note = "pipelines are not supported." },
-    { .name = "bench-only", .type = OPT_INT, .group = "Bench", .commands = "bench other", .help = "For bench." },
+    {
+        .name = "swap-space",
+        .env = "T_SWAP",
+        .type = OPT_FLOAT,
+        .effect = EFFECT_ACCEPTED,
+        .group = "Model",
+        .help = "Swap.",
+        .note = "there is no swapping.",
+    },
+    {
+        .name = "lora",
+        .type = OPT_BOOL,
+        .effect = EFFECT_REFUSED,
+        .neutral = "false",
+        .group = "Model",
+        .help = "Adapters.",
+        .note = "adapters are not supported.",
+    },
+    {
+        .name = "pp-size",
+        .aliases = "pp",
+        .env = "T_PP",
+        .type = OPT_INT,
+        .min = 1,
+        .max = 64,
+        .effect = EFFECT_REFUSED,
+        .neutral = "1",
+        .group = "Model",
+        .help = "Stages.",
+        .note = "pipelines are not supported.",
+    },
+    {
+        .name = "bench-only",
+        .type = OPT_INT,
+        .group = "Bench",
+        .commands = "bench other",
+        .help = "For bench.",
+    },
     { .name = NULL },
 };
 
-static struct err    err;
-static const char   *words[4];
-static int           n_words;
+static struct err err;
+static const char *words[4];
+static int n_words;
 
 /* Parse a command line of words separated by '~'. */
 static enum status load(struct config *c, const char *line)
@@ -81,7 +153,8 @@ TEST(config_defaults)
 
 TEST(config_args_in_every_form)
 {
-    struct config *c = loaded("-m~/x~--port=1~--splitwise_role~decode~--rate~1~--no-prefix-caching~--offset~-5");
+    struct config *c = loaded(
+        "-m~/x~--port=1~--splitwise_role~decode~--rate~1~--no-prefix-caching~--offset~-5");
     CHECK_EQ_STR(config_string(c, "model"), "/x");
     CHECK_EQ_STR(config_source_text(c, "model"), "-m");
     CHECK_EQ_INT(config_int(c, "port"), 1);
@@ -91,7 +164,8 @@ TEST(config_args_in_every_form)
     CHECK(!config_bool(c, "prefix-caching"));
     CHECK(config_source(c, "rate") == SOURCE_ARGS);
     config_free(c);
-    c = loaded("--model-path=/y=z~--model~/last~--enable-prefix-caching~--prefix-caching=false~--override~{\"a\":1}~-pp~1");
+    c = loaded("--model-path=/y=z~--model~/"
+               "last~--enable-prefix-caching~--prefix-caching=false~--override~{\"a\":1}~-pp~1");
     CHECK_EQ_STR(config_string(c, "model"), "/last");
     CHECK(!config_bool(c, "prefix-caching"));
     CHECK_EQ_STR(config_string(c, "override"), "{\"a\":1}");
@@ -103,7 +177,8 @@ TEST(config_lists_by_comma_repetition_and_words)
     struct config *c = loaded("--served-model-name~x,y~z~--port~1~--served-model-name= w ,,v~word");
     const char *want[] = { "x", "y", "z", "w", "v" };
     size_t n = 0;
-    for (size_t i = 0; i < 5; i++) CHECK_EQ_STR(config_list(c, "served-model-name", i, &n), want[i]);
+    for (size_t i = 0; i < 5; i++)
+        CHECK_EQ_STR(config_list(c, "served-model-name", i, &n), want[i]);
     CHECK_EQ_INT(n, 5);
     CHECK_EQ_INT(n_words, 1);
     CHECK_OK(config_set(c, "served-model-name", "only", &err));
@@ -122,7 +197,8 @@ TEST(config_positional_words)
     CHECK_EQ_STR(words[3], "-m");
     config_free(c);
     check_error("a~b~c~d~e", "unexpected word \"e\"");
-    c = loaded("--prefix-caching~off~one"); /* of the words after a switch only one that says yes or no is its own */
+    c = loaded("--prefix-caching~off~one"); /* of the words after a switch only one that says yes or
+                                             * no is its own */
     CHECK(!config_bool(c, "prefix-caching"));
     CHECK_EQ_INT(n_words, 1);
     CHECK_EQ_STR(words[0], "one");
@@ -131,7 +207,8 @@ TEST(config_positional_words)
 
 TEST(config_errors_say_what_would_be_right)
 {
-    check_error("--splitwise-rol~decode", "there is no option --splitwise-rol; did you mean --splitwise-role?");
+    check_error("--splitwise-rol~decode",
+                "there is no option --splitwise-rol; did you mean --splitwise-role?");
     check_error("--modle=x", "there is no option --modle; did you mean --model?");
     check_error("--zzzzzzzzzz", "there is no option --zzzzzzzzzz; --help shows all");
     check_error("-port~1", "there is no option -port; did you mean --port?");
@@ -139,8 +216,10 @@ TEST(config_errors_say_what_would_be_right)
     check_error("--port=", "--port is \"\", but must be a whole number from 0 to 65535");
     check_error("--offset=1.5", "--offset is \"1.5\", but must be a whole number");
     check_error("--rate~nan", "--rate is \"nan\", but must be a number from 0 to 1");
-    check_error("--splitwise-role~both", "--splitwise-role is \"both\", but must be mixed, prefill or decode");
-    check_error("--prefix-caching=maybe", "--prefix-caching is \"maybe\", but must be true or false");
+    check_error("--splitwise-role~both",
+                "--splitwise-role is \"both\", but must be mixed, prefill or decode");
+    check_error("--prefix-caching=maybe",
+                "--prefix-caching is \"maybe\", but must be true or false");
     check_error("--no-prefix-caching=true", "--no-prefix-caching takes no value");
     check_error("--no-port", "there is no option --no-port; did you mean --port?");
     check_error("--port", "--port needs a value");
@@ -148,8 +227,10 @@ TEST(config_errors_say_what_would_be_right)
     check_error("--served-model-name", "--served-model-name needs a value");
     check_error("--served-model-name=", "--served-model-name is \"\", which names nothing");
     check_error("--served-model-name~,", "--served-model-name is \",\", which names nothing");
-    check_error("--override~{", "--override is \"{\", but must be JSON: malformed JSON at byte 1: a member name in quotes is expected");
-    check_error("--bench-only~1", "--bench-only is not an option of \"serve\"; these take it: bench other");
+    check_error("--override~{", "--override is \"{\", but must be JSON: malformed JSON at byte 1: "
+                                "a member name in quotes is expected");
+    check_error("--bench-only~1",
+                "--bench-only is not an option of \"serve\"; these take it: bench other");
 }
 
 TEST(config_refused_unless_neutral)
@@ -179,7 +260,8 @@ TEST(config_environment_and_precedence)
     CHECK_OK(load(c, "--port~7~--served-model-name~r"));
     CHECK_EQ_INT(config_int(c, "port"), 7);
     size_t n = 0;
-    CHECK_EQ_STR(config_list(c, "served-model-name", 0, &n), "r"); /* replaces, does not add to, the environment's */
+    /* replaces, does not add to, the environment's */
+    CHECK_EQ_STR(config_list(c, "served-model-name", 0, &n), "r");
     CHECK_EQ_INT(n, 1);
     setenv("T_MODEL", "new", 1);
     CHECK_OK(config_load_env(c, &err)); /* afterwards it does not undo the command line */
@@ -234,8 +316,10 @@ TEST(config_help_groups_rows)
     config_help(table, "serve", "usage: baton serve", false, &b);
     const char *model = strstr(b.data, "\nModel\n"), *network = strstr(b.data, "\nNetwork\n");
     CHECK(model && network && model < network);
-    CHECK(strstr(b.data, "  --model, -m, --model-path TEXT\n        The model to serve. Environment: T_MODEL, T_MODEL_OLD.\n"));
-    CHECK(strstr(b.data, "Port of the HTTP face. From 0 to 65535. Default: 8000. Environment: T_PORT.\n"));
+    CHECK(strstr(b.data, "  --model, -m, --model-path TEXT\n        The model to serve. "
+                         "Environment: T_MODEL, T_MODEL_OLD.\n"));
+    CHECK(strstr(b.data,
+                 "Port of the HTTP face. From 0 to 65535. Default: 8000. Environment: T_PORT.\n"));
     CHECK(strstr(b.data, "--splitwise-role mixed|prefill|decode\n"));
     CHECK(!strstr(b.data, "--lora") && !strstr(b.data, "--bench-only"));
     buf_clear(&b);
@@ -250,15 +334,19 @@ TEST(config_markdown_has_one_table_per_group)
     struct buf b = { 0 };
     config_markdown(table, &b);
     CHECK(strncmp(b.data, "## Model\n\n| Option |", 20) == 0);
-    CHECK(strstr(b.data, "| `--port` |  | `T_PORT` | whole number, 0 to 65535 | `8000` | Port of the HTTP face. | works |\n"));
-    CHECK(strstr(b.data, "| `--model` | `-m`, `--model-path` | `T_MODEL`, `T_MODEL_OLD` | text |  | The model to serve. | works |\n"));
+    CHECK(strstr(b.data, "| `--port` |  | `T_PORT` | whole number, 0 to 65535 | `8000` | Port of "
+                         "the HTTP face. | works |\n"));
+    CHECK(strstr(b.data, "| `--model` | `-m`, `--model-path` | `T_MODEL`, `T_MODEL_OLD` | text |  "
+                         "| The model to serve. | works |\n"));
     CHECK(strstr(b.data, "JSON &lt;text>\\|more."));
     CHECK(strstr(b.data, "| refused unless `1`: pipelines are not supported. |\n"));
     CHECK(strstr(b.data, "\n\n## Bench\n\n| Option"));
     buf_release(&b);
 }
 
-TEST_MAIN(CASE(config_defaults), CASE(config_args_in_every_form), CASE(config_lists_by_comma_repetition_and_words),
-          CASE(config_positional_words), CASE(config_errors_say_what_would_be_right), CASE(config_refused_unless_neutral),
-          CASE(config_environment_and_precedence), CASE(config_notes_say_what_was_accepted), CASE(config_set_checks_too),
-          CASE(config_help_groups_rows), CASE(config_markdown_has_one_table_per_group))
+TEST_MAIN(CASE(config_defaults), CASE(config_args_in_every_form),
+          CASE(config_lists_by_comma_repetition_and_words), CASE(config_positional_words),
+          CASE(config_errors_say_what_would_be_right), CASE(config_refused_unless_neutral),
+          CASE(config_environment_and_precedence), CASE(config_notes_say_what_was_accepted),
+          CASE(config_set_checks_too), CASE(config_help_groups_rows),
+          CASE(config_markdown_has_one_table_per_group))

@@ -1,4 +1,5 @@
-/* test_probe.c - the agent's messages hold their ranges, its steps their order; agents measure each other and refuse strangers. */
+/* test_probe.c - the agent's messages hold their ranges, its steps their order; agents measure each
+ * other and refuse strangers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,8 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static enum status decode(const struct probe_request *r, struct probe_request *back, struct err *err)
+static enum status decode(const struct probe_request *r, struct probe_request *back,
+                          struct err *err)
 {
     struct buf b = { 0 };
     probe_request_encode(r, &b);
@@ -22,16 +24,31 @@ static enum status decode(const struct probe_request *r, struct probe_request *b
 
 TEST(a_request_comes_back_as_it_was)
 {
-    struct probe_request r = { .step = PROBE_OPEN, .transport = "ipc", .address = "10.0.0.1", .piece_bytes = 4096, .n_layers = 2, .n_blocks = 3, .checksum = true,
-                               .contiguous = true, .copiers = 4, .connections = 5, .n_transfers = 6, .tool = PROBE_IPERF3, .port = 7, .n_bytes = 8 }, back;
+    struct probe_request r = { .step = PROBE_OPEN,
+                               .transport = "ipc",
+                               .address = "10.0.0.1",
+                               .piece_bytes = 4096,
+                               .n_layers = 2,
+                               .n_blocks = 3,
+                               .checksum = true,
+                               .contiguous = true,
+                               .copiers = 4,
+                               .connections = 5,
+                               .n_transfers = 6,
+                               .tool = PROBE_IPERF3,
+                               .port = 7,
+                               .n_bytes = 8, },
+                         back;
     struct err err = { 0 };
     buf_add_c(&r.data, "opaque");
     CHECK_OK(decode(&r, &back, &err));
     CHECK_EQ_INT(back.step, PROBE_OPEN);
     CHECK_EQ_STR(back.transport, "ipc");
     CHECK_EQ_STR(back.address, "10.0.0.1");
-    CHECK(back.piece_bytes == 4096 && back.n_layers == 2 && back.n_blocks == 3 && back.checksum && back.contiguous && back.copiers == 4 && back.connections == 5);
-    CHECK(back.n_transfers == 6 && back.tool == PROBE_IPERF3 && back.port == 7 && back.n_bytes == 8);
+    CHECK(back.piece_bytes == 4096 && back.n_layers == 2 && back.n_blocks == 3 && back.checksum &&
+          back.contiguous && back.copiers == 4 && back.connections == 5);
+    CHECK(back.n_transfers == 6 && back.tool == PROBE_IPERF3 && back.port == 7 &&
+          back.n_bytes == 8);
     CHECK_EQ_STR(back.data.data, "opaque");
     probe_request_release(&r);
     probe_request_release(&back);
@@ -42,28 +59,54 @@ static void check_refused(struct probe_request r, const char *says)
     struct probe_request back;
     struct err err = { 0 };
     CHECK_STATUS(decode(&r, &back, &err), ERR_INVALID);
-    if (!strstr(err.text, says)) test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
+    if (!strstr(err.text, says))
+        test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", err.text, says);
     CHECK(back.data.data == NULL && back.step == 0);
 }
 
 TEST(what_is_out_of_range_is_refused_by_name)
 {
-    const struct probe_request open = { .step = PROBE_OPEN, .transport = "ipc", .piece_bytes = 4096, .n_layers = 2, .n_blocks = 3 };
+    const struct probe_request open = {
+        .step = PROBE_OPEN, .transport = "ipc", .piece_bytes = 4096, .n_layers = 2, .n_blocks = 3
+    };
     struct probe_request r = open;
     check_refused((struct probe_request){ .step = 0 }, "step");
     check_refused((struct probe_request){ .step = PROBE_STEP_END }, "step");
-    r.piece_bytes = 16; check_refused(r, "piece_bytes"); r = open;
-    r.n_layers = 0; check_refused(r, "n_layers"); r = open;
-    r.n_blocks = PROBE_BLOCKS_MAX + 1; check_refused(r, "n_blocks"); r = open;
-    r.piece_bytes = PROBE_PIECE_MAX; r.n_layers = 128; r.n_blocks = PROBE_BLOCKS_MAX; check_refused(r, "pool"); r = open;
-    r.copiers = 17; check_refused(r, "copiers"); r = open;
-    r.connections = 1000; check_refused(r, "connections"); r = open;
-    snprintf(r.address, sizeof r.address, "example.org"); check_refused(r, "numeric"); r = open;
-    snprintf(r.transport, sizeof r.transport, "../x"); check_refused(r, "character");
-    check_refused((struct probe_request){ .step = PROBE_EXPECT, .n_blocks = 1, .n_transfers = 0 }, "n_transfers");
-    check_refused((struct probe_request){ .step = PROBE_SEND, .n_blocks = 0, .n_transfers = 1 }, "n_blocks");
-    check_refused((struct probe_request){ .step = PROBE_TOOL_RUN, .piece_bytes = 4096, .n_bytes = 1, .tool = PROBE_TOOL_END }, "tool");
-    check_refused((struct probe_request){ .step = PROBE_STREAM, .n_bytes = PROBE_STREAM_MAX + 1 }, "n_bytes");
+    r.piece_bytes = 16;
+    check_refused(r, "piece_bytes");
+    r = open;
+    r.n_layers = 0;
+    check_refused(r, "n_layers");
+    r = open;
+    r.n_blocks = PROBE_BLOCKS_MAX + 1;
+    check_refused(r, "n_blocks");
+    r = open;
+    r.piece_bytes = PROBE_PIECE_MAX;
+    r.n_layers = 128;
+    r.n_blocks = PROBE_BLOCKS_MAX;
+    check_refused(r, "pool");
+    r = open;
+    r.copiers = 17;
+    check_refused(r, "copiers");
+    r = open;
+    r.connections = 1000;
+    check_refused(r, "connections");
+    r = open;
+    snprintf(r.address, sizeof r.address, "example.org");
+    check_refused(r, "numeric");
+    r = open;
+    snprintf(r.transport, sizeof r.transport, "../x");
+    check_refused(r, "character");
+    check_refused((struct probe_request){ .step = PROBE_EXPECT, .n_blocks = 1, .n_transfers = 0 },
+                  "n_transfers");
+    check_refused((struct probe_request){ .step = PROBE_SEND, .n_blocks = 0, .n_transfers = 1 },
+                  "n_blocks");
+    check_refused(
+        (struct probe_request){
+            .step = PROBE_TOOL_RUN, .piece_bytes = 4096, .n_bytes = 1, .tool = PROBE_TOOL_END },
+        "tool");
+    check_refused((struct probe_request){ .step = PROBE_STREAM, .n_bytes = PROBE_STREAM_MAX + 1 },
+                  "n_bytes");
 }
 
 TEST(a_reply_shows_nothing_that_a_terminal_would_obey)
@@ -101,11 +144,15 @@ static struct probe_reply *step(struct probe_session *s, struct probe_request r)
     return reply;
 }
 
-static void check_step(struct probe_session *s, struct probe_request r, enum status want, const char *says)
+static void check_step(struct probe_session *s, struct probe_request r, enum status want,
+                       const char *says)
 {
     struct probe_reply *reply = step(s, r);
-    if (reply->status != want) test_fail(__FILE__, __LINE__, "%s: %s: %s", probe_step_name(r.step), status_name(reply->status), reply->text);
-    if (!strstr(reply->text, says)) test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", reply->text, says);
+    if (reply->status != want)
+        test_fail(__FILE__, __LINE__, "%s: %s: %s", probe_step_name(r.step),
+                  status_name(reply->status), reply->text);
+    if (!strstr(reply->text, says))
+        test_fail(__FILE__, __LINE__, "'%s' does not say '%s'", reply->text, says);
     probe_reply_release(reply);
     mem_free(reply);
 }
@@ -114,21 +161,27 @@ TEST(steps_out_of_order_are_refused)
 {
     struct kvt_tuning tuning = { 0 };
     struct probe_session s;
-    const struct probe_request open = { .step = PROBE_OPEN, .transport = "ipc", .piece_bytes = 4096, .n_layers = 1, .n_blocks = 4 };
+    const struct probe_request open = {
+        .step = PROBE_OPEN, .transport = "ipc", .piece_bytes = 4096, .n_layers = 1, .n_blocks = 4
+    };
     struct probe_request elsewhere = open, nothing = open;
     log_set_level(LOG_ERROR);
     probe_session_init(&s, &tuning, true, "127.0.0.1");
     check_step(&s, (struct probe_request){ .step = PROBE_CONNECT }, ERR_INVALID, "needs OPEN");
-    check_step(&s, (struct probe_request){ .step = PROBE_TAKE, .n_transfers = 1 }, ERR_INVALID, "needs OPEN");
+    check_step(&s, (struct probe_request){ .step = PROBE_TAKE, .n_transfers = 1 }, ERR_INVALID,
+               "needs OPEN");
     snprintf(elsewhere.address, sizeof elsewhere.address, "192.0.2.1");
     check_step(&s, elsewhere, ERR_UNAUTHORIZED, "loopback only");
     snprintf(nothing.transport, sizeof nothing.transport, "pigeon");
     check_step(&s, nothing, ERR_UNSUPPORTED, "pigeon");
     check_step(&s, open, OK, "");
-    check_step(&s, (struct probe_request){ .step = PROBE_SEND, .n_transfers = 1, .n_blocks = 1 }, ERR_INVALID, "not connected");
-    check_step(&s, (struct probe_request){ .step = PROBE_EXPECT, .n_transfers = 1, .n_blocks = 5 }, ERR_INVALID, "this pool has 4");
+    check_step(&s, (struct probe_request){ .step = PROBE_SEND, .n_transfers = 1, .n_blocks = 1 },
+               ERR_INVALID, "not connected");
+    check_step(&s, (struct probe_request){ .step = PROBE_EXPECT, .n_transfers = 1, .n_blocks = 5 },
+               ERR_INVALID, "this pool has 4");
     check_step(&s, (struct probe_request){ .step = PROBE_ANSWER }, ERR_FORMAT, "");
-    check_step(&s, (struct probe_request){ .step = PROBE_DRAIN, .n_bytes = 1 }, ERR_INVALID, "listen");
+    check_step(&s, (struct probe_request){ .step = PROBE_DRAIN, .n_bytes = 1 }, ERR_INVALID,
+               "listen");
     check_step(&s, (struct probe_request){ .step = PROBE_CLOSE }, OK, "");
     probe_session_release(&s);
 }
@@ -136,8 +189,8 @@ TEST(steps_out_of_order_are_refused)
 /* ---- agents ---- */
 
 struct agents {
-    int                  pids[2];
-    struct probe_host   *dialer;
+    int pids[2];
+    struct probe_host *dialer;
     struct probe_client *clients[2];
 };
 
@@ -149,12 +202,14 @@ static void start_agents(struct agents *a, const char *secret)
     log_set_level(LOG_ERROR);
     for (int i = 0; i < 2; i++) {
         uint16_t port;
-        if (agent_fork(&o, &a->pids[i], &port, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (agent_fork(&o, &a->pids[i], &port, &err) != OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
         snprintf(where[i], sizeof where[i], "127.0.0.1:%u", port);
     }
     CHECK_OK(probe_host_create(o.secret, &a->dialer, &err));
     for (int i = 0; i < 2; i++)
-        if (probe_dial(a->dialer, where[i], &a->clients[i], &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (probe_dial(a->dialer, where[i], &a->clients[i], &err) != OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
 static void stop_agents(struct agents *a)
@@ -166,7 +221,15 @@ static void stop_agents(struct agents *a)
 
 static void check_moves(struct agents *a, const char *transport, bool contiguous)
 {
-    struct pair p = { .sender = a->clients[0], .receiver = a->clients[1], .piece_bytes = 8192, .n_layers = 3, .n_blocks = 10, .checksum = true, .contiguous = contiguous };
+    struct pair p = {
+        .sender = a->clients[0],
+        .receiver = a->clients[1],
+        .piece_bytes = 8192,
+        .n_layers = 3,
+        .n_blocks = 10,
+        .checksum = true,
+        .contiguous = contiguous,
+    };
     struct pair_round *r = MEM_NEW(struct pair_round);
     struct err err = { 0 };
     double rate = 0;
@@ -174,12 +237,14 @@ static void check_moves(struct agents *a, const char *transport, bool contiguous
     snprintf(p.transport, sizeof p.transport, "%s", transport);
     if (pair_begin(&p, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
     for (uint32_t n = 1; n <= 3; n++) {
-        if (pair_run(&p, n, 9, r, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
+        if (pair_run(&p, n, 9, r, &err) != OK)
+            test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
         CHECK_EQ_INT(r->n_bytes, (uint64_t)8192 * 3 * 9 * n);
         CHECK(r->n == n && r->total_ns > 0);
         for (uint32_t i = 0; i < n; i++) CHECK(r->ns[i] > 0);
     }
-    if (pair_limit(&p, 1 << 20, &rate, &what, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
+    if (pair_limit(&p, 1 << 20, &rate, &what, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
     CHECK(rate > 0 && what != NULL);
     pair_end(&p);
     mem_free(r);
@@ -198,7 +263,9 @@ TEST(two_agents_move_blocks_and_measure_the_limit)
 TEST(the_plain_stream_stands_in_for_iperf3)
 {
     struct agents a;
-    struct pair p = { .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .connections = 3, .transport = "tcp" };
+    struct pair p = {
+        .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .connections = 3, .transport = "tcp"
+    };
     struct err err = { 0 };
     double rate = 0;
     const char *what = NULL;
@@ -206,7 +273,8 @@ TEST(the_plain_stream_stands_in_for_iperf3)
     start_agents(&a, "");
     p.sender = a.clients[0];
     p.receiver = a.clients[1];
-    if (pair_limit(&p, 4 << 20, &rate, &what, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (pair_limit(&p, 4 << 20, &rate, &what, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
     CHECK_EQ_STR(what, "socket stream");
     CHECK(rate > 0);
     snprintf(p.transport, sizeof p.transport, "rdma");
@@ -281,7 +349,10 @@ TEST(visitors_are_bounded)
     stop_agents(&a);
 }
 
-TEST_MAIN(CASE(a_request_comes_back_as_it_was), CASE(what_is_out_of_range_is_refused_by_name), CASE(a_reply_shows_nothing_that_a_terminal_would_obey),
-          CASE(steps_out_of_order_are_refused), CASE(two_agents_move_blocks_and_measure_the_limit), CASE(the_plain_stream_stands_in_for_iperf3),
-          CASE(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it), CASE(a_stranger_does_not_get_in),
-          CASE(without_a_secret_an_agent_stays_on_loopback), CASE(visitors_are_bounded))
+TEST_MAIN(CASE(a_request_comes_back_as_it_was), CASE(what_is_out_of_range_is_refused_by_name),
+          CASE(a_reply_shows_nothing_that_a_terminal_would_obey),
+          CASE(steps_out_of_order_are_refused), CASE(two_agents_move_blocks_and_measure_the_limit),
+          CASE(the_plain_stream_stands_in_for_iperf3),
+          CASE(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it),
+          CASE(a_stranger_does_not_get_in), CASE(without_a_secret_an_agent_stays_on_loopback),
+          CASE(visitors_are_bounded))

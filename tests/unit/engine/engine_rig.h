@@ -1,7 +1,9 @@
-/* engine_rig.h - an engine with a tiny checkpoint (Llama's, where nothing else is asked for), and what came out of it.
+/* engine_rig.h - an engine with a tiny checkpoint (Llama's, where nothing else is asked for), and
+ * what came out of it.
  *
- * One request's events are gathered in a `struct answer`; requests are made from numbers, so that a test says (length, seed).
- * Included by the engine's test programs only. Thread: the test's; events arrive through a mailbox. */
+ * One request's events are gathered in a `struct answer`; requests are made from numbers, so that a
+ * test says (length, seed). Included by the engine's test programs only. Thread: the test's; events
+ * arrive through a mailbox. */
 #ifndef BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
 #define BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
 
@@ -16,41 +18,49 @@
 #include "shared/engine/engine.h"
 #include "tests/harness/test.h"
 
-enum { RIG_BLOCK_TOKENS = 16, RIG_TOKENS_MAX = 2048, RIG_OUT_MAX = 256, RIG_BLOCKS_MAX = 128, RIG_WAIT_MS = 30000, RIG_VOCAB = 512 };
+enum {
+    RIG_BLOCK_TOKENS = 16,
+    RIG_TOKENS_MAX = 2048,
+    RIG_OUT_MAX = 256,
+    RIG_BLOCKS_MAX = 128,
+    RIG_WAIT_MS = 30000,
+    RIG_VOCAB = 512
+};
 
 struct rig_event {
     struct engine_event ev;
-    int32_t             blocks[RIG_BLOCKS_MAX]; /* RESERVED */
+    int32_t blocks[RIG_BLOCKS_MAX]; /* RESERVED */
 };
 
 struct rig {
     struct kernel_ctx *kernels;
-    struct metrics    *metrics;
-    struct engine     *engine;
-    struct mailbox    *events;
+    struct metrics *metrics;
+    struct engine *engine;
+    struct mailbox *events;
 };
 
 struct rig_options {
     uint32_t n_blocks, max_seqs, max_batched_tokens, max_waiting;
-    bool     no_prefix_cache;
-    const char *model;   /* of the goldens; NULL: llama */
-    const char *config;  /* instead: what config.json says of a model whose weights are made up */
-    bool     loose;      /* not deterministic */
+    bool no_prefix_cache;
+    const char *model;  /* of the goldens; NULL: llama */
+    const char *config; /* instead: what config.json says of a model whose weights are made up */
+    bool loose;         /* not deterministic */
     enum activations activations;
-    const char *isa;     /* row of the kernel table; NULL: the processor's best */
-    bool     eager;
-    size_t   sampling_edit_bytes;
-    void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark);
+    const char *isa; /* row of the kernel table; NULL: the processor's best */
+    bool eager;
+    size_t sampling_edit_bytes;
+    void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                        const int32_t *blocks, uint64_t mark);
 };
 
 struct answer {
-    uint64_t              id;
-    bool                  done, canceled;
-    struct engine_event   end;
-    uint32_t              n_out, n_scored, first_index;
+    uint64_t id;
+    bool done, canceled;
+    struct engine_event end;
+    uint32_t n_out, n_scored, first_index;
     struct token_logprobs out[RIG_OUT_MAX];
-    int32_t               scored_id[RIG_TOKENS_MAX];
-    float                 scored[RIG_TOKENS_MAX]; /* by prompt position */
+    int32_t scored_id[RIG_TOKENS_MAX];
+    float scored[RIG_TOKENS_MAX]; /* by prompt position */
 };
 
 __attribute__((unused)) static void rig_on_event(void *arg, const struct engine_event *ev)
@@ -72,7 +82,7 @@ __attribute__((unused)) static void rig_on_fault(void *arg, const struct err *er
 __attribute__((unused)) static const char *rig_config_folder(const char *text)
 {
     static char folder[4096];
-    char        path[4200];
+    char path[4200];
     snprintf(folder, sizeof folder, "%s", test_tmpdir());
     snprintf(path, sizeof path, "%s/config.json", folder);
     FILE *f = fopen(path, "wb");
@@ -87,9 +97,16 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     struct model *model;
     char path[256];
     snprintf(path, sizeof path, "goldens/%s/model", o.model ? o.model : "llama");
-    struct model_options mo = { .path = o.config ? rig_config_folder(o.config) : test_data(path), .max_model_len = RIG_TOKENS_MAX, .dummy = o.config != NULL };
+    struct model_options mo = {
+        .path = o.config ? rig_config_folder(o.config) : test_data(path),
+        .max_model_len = RIG_TOKENS_MAX,
+        .dummy = o.config != NULL,
+    };
     if (stat(mo.path, &sb) != 0) SKIP("the golden's folder under tests/data is not there");
-    *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
+    *r = (struct rig){
+        .metrics = metrics_create(),
+        .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL),
+    };
     CHECK_OK(kernel_ctx_create(o.isa ? o.isa : "auto", o.activations, 2, &r->kernels, &err));
     r->kernels->deterministic = !o.loose;
     r->kernels->sampling_edit_bytes = o.sampling_edit_bytes;
@@ -122,19 +139,27 @@ __attribute__((unused)) static void rig_close(struct rig *r)
     mailbox_free(r->events);
 }
 
-/* A prompt of `n` tokens drawn from `seed`; greedy, `n_out` tokens, best 2 logprobs. The tokens live until the next 64 calls. */
-__attribute__((unused)) static struct engine_request rig_request(uint64_t id, uint32_t n, uint64_t seed, uint32_t n_out)
+/* A prompt of `n` tokens drawn from `seed`; greedy, `n_out` tokens, best 2 logprobs. The tokens
+ * live until the next 64 calls. */
+__attribute__((unused)) static struct engine_request rig_request(uint64_t id, uint32_t n,
+                                                                 uint64_t seed, uint32_t n_out)
 {
     static int32_t ring[64][RIG_TOKENS_MAX];
     static uint32_t at;
     int32_t *tokens = ring[at++ % 64];
-    for (uint32_t i = 0; i < n; i++) tokens[i] = 4 + (int32_t)(rng_uniform(seed, 77, i) * (RIG_VOCAB - 4));
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = 4 + (int32_t)(rng_uniform(seed, 77, i) * (RIG_VOCAB - 4));
     return (struct engine_request){
         .id = id,
         .tokens = tokens,
         .n_tokens = n,
         .n_prompt = n,
-        .sampling = { .top_p = 1, .repetition_penalty = 1, .seed = seed, .max_tokens = n_out, .ignore_eos = true, .n_logprobs = 2 },
+        .sampling = { .top_p = 1,
+                      .repetition_penalty = 1,
+                      .seed = seed,
+                      .max_tokens = n_out,
+                      .ignore_eos = true,
+                      .n_logprobs = 2, },
     };
 }
 
@@ -143,7 +168,8 @@ __attribute__((unused)) static struct rig_event rig_next(struct rig *r)
 {
     struct rig_event e;
     while (!mailbox_take(r->events, &e))
-        if (!mailbox_wait(r->events, RIG_WAIT_MS)) test_fail(__FILE__, __LINE__, "no event for %d s", RIG_WAIT_MS / 1000);
+        if (!mailbox_wait(r->events, RIG_WAIT_MS))
+            test_fail(__FILE__, __LINE__, "no event for %d s", RIG_WAIT_MS / 1000);
     return e;
 }
 
@@ -186,7 +212,8 @@ __attribute__((unused)) static void rig_gather(struct rig *r, struct answer *ans
 }
 
 /* Submit all at once, wait for all. Answers are allocated, the caller frees. */
-__attribute__((unused)) static struct answer *rig_run(struct rig *r, const struct engine_request *reqs, uint32_t n)
+__attribute__((unused)) static struct answer *rig_run(struct rig *r,
+                                                      const struct engine_request *reqs, uint32_t n)
 {
     struct answer *answers = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
-/* test_engine.c - the same tokens, whatever happens around them: goldens, chunking, batches, prefix cache, preemption,
- * moving, and prefill in one engine with decode in another. */
+/* test_engine.c - the same tokens, whatever happens around them: goldens, chunking, batches, prefix
+ * cache, preemption, moving, and prefill in one engine with decode in another. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@ enum { N_MIXED = 12 };
 
 /* What the case runs on: each case is a process of its own. */
 static struct {
-    const char      *model;
+    const char *model;
     enum activations activations;
 } the_kind;
 
@@ -44,7 +44,8 @@ static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
     }
 }
 
-/* One at a time, without prefix cache, a whole prompt per step: what everything else is compared with. */
+/* One at a time, without prefix cache, a whole prompt per step: what everything else is compared
+ * with. */
 static struct answer *reference_answers(const struct engine_request *reqs, uint32_t n)
 {
     struct rig r;
@@ -86,14 +87,16 @@ static cJSON *golden_line(const char *name, int i)
 static void check_golden(struct rig *r, const cJSON *request, const cJSON *want)
 {
     static int32_t tokens[RIG_TOKENS_MAX];
-    const cJSON *prompt = json_member(json_member(request, "body"), "prompt"), *greedy = json_member(want, "greedy");
+    const cJSON *prompt = json_member(json_member(request, "body"), "prompt"),
+                *greedy = json_member(want, "greedy");
     const cJSON *scores = json_member(want, "prompt_logprobs");
     struct engine_request q = rig_request(1, 1, 1, (uint32_t)cJSON_GetArraySize(greedy));
     q.n_tokens = q.n_prompt = (uint32_t)cJSON_GetArraySize(prompt);
     q.tokens = tokens;
     q.want_prompt_logprobs = true;
     q.sampling.n_logprobs = 5;
-    for (uint32_t i = 0; i < q.n_tokens; i++) tokens[i] = (int32_t)cJSON_GetArrayItem(prompt, (int)i)->valuedouble;
+    for (uint32_t i = 0; i < q.n_tokens; i++)
+        tokens[i] = (int32_t)cJSON_GetArrayItem(prompt, (int)i)->valuedouble;
     struct answer *a = rig_run(r, &q, 1);
     CHECK_EQ_INT(a->n_scored, q.n_prompt - 1);
     for (uint32_t i = 1; i < q.n_prompt; i++) {
@@ -107,7 +110,8 @@ static void check_golden(struct rig *r, const cJSON *request, const cJSON *want)
         CHECK_NEAR(a->out[i].logprob, json_member(g, "logprob")->valuedouble, 1e-3);
         CHECK_EQ_INT(a->out[i].rank, 1);
         for (int k = 0; k < 5; k++)
-            CHECK_NEAR(a->out[i].top[k].logprob, cJSON_GetArrayItem(cJSON_GetArrayItem(top, k), 1)->valuedouble, 1e-3);
+            CHECK_NEAR(a->out[i].top[k].logprob,
+                       cJSON_GetArrayItem(cJSON_GetArrayItem(top, k), 1)->valuedouble, 1e-3);
     }
     CHECK_EQ_INT(a->end.finish, FINISH_LENGTH);
     mem_free(a);
@@ -119,7 +123,8 @@ TEST(greedy_answers_equal_the_reference_implementation)
     int n = 0;
     open_rig(&r, (struct rig_options){ .max_batched_tokens = 64 });
     for (;; n++) {
-        cJSON *request = golden_line("goldens/llama/requests.jsonl", n), *want = golden_line("goldens/llama/expected.jsonl", n);
+        cJSON *request = golden_line("goldens/llama/requests.jsonl", n),
+              *want = golden_line("goldens/llama/expected.jsonl", n);
         if (request) check_golden(&r, request, want);
         cJSON_Delete(request);
         cJSON_Delete(want);
@@ -155,7 +160,8 @@ TEST(one_batch_gives_the_same_as_one_by_one)
 TEST(chunked_prompts_give_the_same)
 {
     check_mixed_under((struct rig_options){ .max_batched_tokens = 16 }, NULL);
-    check_mixed_under((struct rig_options){ .max_batched_tokens = 7, .no_prefix_cache = true }, NULL);
+    check_mixed_under((struct rig_options){ .max_batched_tokens = 7, .no_prefix_cache = true },
+                      NULL);
 }
 
 TEST(few_places_per_step_give_the_same)
@@ -167,11 +173,13 @@ TEST(few_places_per_step_give_the_same)
 TEST(preemption_gives_the_same)
 {
     check_mixed_under((struct rig_options){ .n_blocks = 14 }, "baton_engine_preemptions_total");
-    check_mixed_under((struct rig_options){ .n_blocks = 13, .no_prefix_cache = true, .max_batched_tokens = 24 },
-                      "baton_engine_preemptions_total");
+    check_mixed_under(
+        (struct rig_options){ .n_blocks = 13, .no_prefix_cache = true, .max_batched_tokens = 24 },
+        "baton_engine_preemptions_total");
 }
 
-/* Arrivals, cancels and shared prefixes at random, in a pool that is too small: whoever is not canceled gets its answer. */
+/* Arrivals, cancels and shared prefixes at random, in a pool that is too small: whoever is not
+ * canceled gets its answer. */
 TEST(random_company_gives_the_same)
 {
     enum { N = 60, BLOCKS = 24 };
@@ -179,12 +187,15 @@ TEST(random_company_gives_the_same)
     struct rig r;
     for (uint32_t i = 0; i < N; i++) {
         double u = rng_uniform(99, 0, i);
-        reqs[i] = rig_request(i, 1 + (uint32_t)(u * 150), i % 7, 1 + (uint32_t)(rng_uniform(99, 1, i) * 50)); /* 7 texts */
+        /* 7 texts */
+        reqs[i] = rig_request(i, 1 + (uint32_t)(u * 150), i % 7,
+                              1 + (uint32_t)(rng_uniform(99, 1, i) * 50));
         if (i % 3 == 0) reqs[i].sampling.temperature = 1.2f;
         reqs[i].want_prompt_logprobs = i % 11 == 0;
     }
     struct answer *want = reference_answers(reqs, N), *got = MEM_ARRAY(struct answer, N);
-    open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 8, .max_batched_tokens = 40 });
+    open_rig(&r,
+             (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 8, .max_batched_tokens = 40 });
     for (uint32_t i = 0; i < N; i++) {
         got[i].id = i;
         CHECK_OK(engine_submit(r.engine, &reqs[i]));
@@ -214,8 +225,10 @@ TEST(prefix_cache_gives_the_same)
     for (int round = 0; round < 3; round++) {
         struct answer *got = rig_run(&r, reqs, N_MIXED);
         check_all_same(want, got, N_MIXED);
-        for (uint32_t i = 0; i < N_MIXED && round > 0; i++) /* full blocks, but never the last token */
-            CHECK_EQ_INT(got[i].end.n_cached, (reqs[i].n_tokens - 1) / RIG_BLOCK_TOKENS * RIG_BLOCK_TOKENS);
+        for (uint32_t i = 0; i < N_MIXED && round > 0; i++) /* full blocks, but never the last
+                                                             * token */
+            CHECK_EQ_INT(got[i].end.n_cached,
+                         (reqs[i].n_tokens - 1) / RIG_BLOCK_TOKENS * RIG_BLOCK_TOKENS);
         mem_free(got);
     }
     CHECK(rig_count(&r, "baton_prefix_cache_hit_tokens_total") > 0);
@@ -270,7 +283,8 @@ TEST(moved_request_goes_on_where_it_was)
         CHECK_EQ_INT(got->n_out, want[i].n_out - n_have);
         for (uint32_t k = 0; k < got->n_out; k++) {
             CHECK_EQ_INT(got->out[k].id, want[i].out[n_have + k].id);
-            CHECK(memcmp(&got->out[k].logprob, &want[i].out[n_have + k].logprob, sizeof(float)) == 0);
+            CHECK(memcmp(&got->out[k].logprob, &want[i].out[n_have + k].logprob, sizeof(float)) ==
+                  0);
         }
         mem_free(got);
     }
@@ -278,16 +292,18 @@ TEST(moved_request_goes_on_where_it_was)
     mem_free(want);
 }
 
-/* Logprobs of an answer as it was generated, and of the same text scored as a prompt: those that differ in a bit. */
+/* Logprobs of an answer as it was generated, and of the same text scored as a prompt: those that
+ * differ in a bit. */
 static uint32_t scored_otherwise(const char *model)
 {
     enum { PROMPT = 20, ANSWER = 60 };
     struct rig r;
-    int32_t    tokens[PROMPT + ANSWER];
-    uint32_t   n = 0;
+    int32_t tokens[PROMPT + ANSWER];
+    uint32_t n = 0;
     the_kind.model = model;
     open_rig(&r, (struct rig_options){ 0 });
-    struct engine_request q = rig_request(1, PROMPT, 5, ANSWER), scored = rig_request(2, PROMPT + ANSWER, 6, 1);
+    struct engine_request q = rig_request(1, PROMPT, 5, ANSWER),
+                          scored = rig_request(2, PROMPT + ANSWER, 6, 1);
     struct answer *a = rig_run(&r, &q, 1);
     memcpy(tokens, q.tokens, PROMPT * sizeof *tokens);
     for (uint32_t i = 0; i < ANSWER; i++) tokens[PROMPT + i] = a->out[i].id;
@@ -310,7 +326,8 @@ TEST(generated_tokens_take_the_decode_form)
     CHECK(scored_otherwise("deepseek_v3") > 0);
 }
 
-/* What was generated is found again by who continues that answer; a prompt of the same text finds only what was computed as a prompt. */
+/* What was generated is found again by who continues that answer; a prompt of the same text finds
+ * only what was computed as a prompt. */
 TEST(cached_blocks_are_reused_in_the_form_they_were_made_in)
 {
     enum { PROMPT = 20, ANSWER = 60 };
@@ -330,9 +347,11 @@ TEST(cached_blocks_are_reused_in_the_form_they_were_made_in)
     struct answer *b = rig_run(&r, &moved, 1);
     CHECK_EQ_INT(b->end.n_cached, 48);
     CHECK_EQ_INT(b->n_out, ANSWER - 30);
-    for (uint32_t i = 0; i < b->n_out; i++) CHECK(b->out[i].id == a->out[30 + i].id && b->out[i].logprob == a->out[30 + i].logprob);
+    for (uint32_t i = 0; i < b->n_out; i++)
+        CHECK(b->out[i].id == a->out[30 + i].id && b->out[i].logprob == a->out[30 + i].logprob);
 
-    struct engine_request again = rig_request(3, PROMPT + ANSWER, 6, 20); /* the same text as a prompt: one block is */
+    /* the same text as a prompt: one block is */
+    struct engine_request again = rig_request(3, PROMPT + ANSWER, 6, 20);
     again.tokens = tokens;
     struct answer *c = rig_run(&r, &again, 1);
     CHECK_EQ_INT(c->end.n_cached, 16);
@@ -353,20 +372,23 @@ enum { PAIR_MAX = 2 * N_MIXED };
 
 struct pair {
     struct rig prefill, decode;
-    int32_t    blocks[PAIR_MAX][RIG_BLOCKS_MAX]; /* reserved in decode, by request id */
-    uint32_t   n_cached[PAIR_MAX];
-    uint32_t   end[PAIR_MAX][8]; /* per layer: announced so far */
-    size_t     bytes;
+    int32_t blocks[PAIR_MAX][RIG_BLOCKS_MAX]; /* reserved in decode, by request id */
+    uint32_t n_cached[PAIR_MAX];
+    uint32_t end[PAIR_MAX][8]; /* per layer: announced so far */
+    size_t bytes;
 };
 
 static struct pair *the_pair; /* of the case that runs; each case is a process of its own */
 
 /* What a transport does, at once: the pieces of this layer go to the reserved blocks. */
-static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
+static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                    const int32_t *blocks, uint64_t mark)
 {
     struct pair *p = the_pair;
-    const struct kv_layout *from = engine_kv_layout(p->prefill.engine), *to = engine_kv_layout(p->decode.engine);
-    char *src = engine_kv_memory(p->prefill.engine)->ptr, *dst = engine_kv_memory(p->decode.engine)->ptr;
+    const struct kv_layout *from = engine_kv_layout(p->prefill.engine),
+                           *to = engine_kv_layout(p->decode.engine);
+    char *src = engine_kv_memory(p->prefill.engine)->ptr,
+         *dst = engine_kv_memory(p->decode.engine)->ptr;
     (void)arg;
     CHECK_EQ_INT(mark, 0); /* the processor has computed what it was given */
     CHECK_EQ_INT(begin, p->end[id][layer]);
@@ -410,7 +432,8 @@ static void pair_start(struct pair *p, struct engine_request q)
     mem_free(a);
 }
 
-/* one_block_again: in the second round only the block of the last prompt token leaves the prefill engine. */
+/* one_block_again: in the second round only the block of the last prompt token leaves the prefill
+ * engine. */
 static void check_pair(struct rig_options prefill, struct rig_options decode, bool one_block_again)
 {
     static struct pair p;
@@ -428,7 +451,8 @@ static void check_pair(struct rig_options prefill, struct rig_options decode, bo
             check_same(&want[i], got);
             CHECK_EQ_INT(got->end.n_recomputed, 0);
             if (round && one_block_again)
-                CHECK_EQ_INT(p.bytes - before, kv_layout_block_bytes(engine_kv_layout(p.decode.engine)));
+                CHECK_EQ_INT(p.bytes - before,
+                             kv_layout_block_bytes(engine_kv_layout(p.decode.engine)));
             mem_free(got);
         }
     }
@@ -446,9 +470,11 @@ TEST(split_over_two_engines_gives_the_same)
 
 TEST(split_with_chunks_and_unequal_caches_gives_the_same)
 {
-    check_pair((struct rig_options){ .max_batched_tokens = 10 }, (struct rig_options){ .no_prefix_cache = true }, false);
-    check_pair((struct rig_options){ .max_batched_tokens = 10, .no_prefix_cache = true, .n_blocks = 20 },
-               (struct rig_options){ .n_blocks = 16 }, false);
+    check_pair((struct rig_options){ .max_batched_tokens = 10 },
+               (struct rig_options){ .no_prefix_cache = true }, false);
+    check_pair(
+        (struct rig_options){ .max_batched_tokens = 10, .no_prefix_cache = true, .n_blocks = 20 },
+        (struct rig_options){ .n_blocks = 16 }, false);
 }
 
 /* Many activated at once in a small pool: they are preempted, computed again here, and say so. */
@@ -460,7 +486,8 @@ TEST(preempted_after_transfer_gives_the_same_and_is_counted)
     struct answer *got = MEM_ARRAY(struct answer, N);
     for (uint32_t i = 0; i < N; i++) reqs[i] = rig_request(i, 40, 50 + i, 60);
     struct answer *want = reference_answers(reqs, N);
-    pair_open(&p, (struct rig_options){ 0 }, (struct rig_options){ .n_blocks = 13, .no_prefix_cache = true });
+    pair_open(&p, (struct rig_options){ 0 },
+              (struct rig_options){ .n_blocks = 13, .no_prefix_cache = true });
     uint32_t n_recomputed = 0;
     for (uint32_t i = 0; i < N; i++) {
         struct engine_request q = reqs[i];
@@ -533,11 +560,14 @@ TEST(bf16_caches_give_the_same)
     all_of_it();
 }
 
-TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation), CASE(one_batch_gives_the_same_as_one_by_one),
-          CASE(chunked_prompts_give_the_same), CASE(few_places_per_step_give_the_same), CASE(preemption_gives_the_same),
-          CASE(random_company_gives_the_same),
-          CASE(prefix_cache_gives_the_same), CASE(generated_tokens_are_cached_too),
-          CASE(generated_tokens_take_the_decode_form), CASE(cached_blocks_are_reused_in_the_form_they_were_made_in), CASE(moved_request_goes_on_where_it_was),
-          CASE(split_over_two_engines_gives_the_same), CASE(split_with_chunks_and_unequal_caches_gives_the_same),
-          CASE(preempted_after_transfer_gives_the_same_and_is_counted), CASE_T(two_forms_give_the_same, 240),
-          CASE_T(two_forms_in_bf16_give_the_same, 240), CASE_T(bf16_caches_give_the_same, 120))
+TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation),
+          CASE(one_batch_gives_the_same_as_one_by_one), CASE(chunked_prompts_give_the_same),
+          CASE(few_places_per_step_give_the_same), CASE(preemption_gives_the_same),
+          CASE(random_company_gives_the_same), CASE(prefix_cache_gives_the_same),
+          CASE(generated_tokens_are_cached_too), CASE(generated_tokens_take_the_decode_form),
+          CASE(cached_blocks_are_reused_in_the_form_they_were_made_in),
+          CASE(moved_request_goes_on_where_it_was), CASE(split_over_two_engines_gives_the_same),
+          CASE(split_with_chunks_and_unequal_caches_gives_the_same),
+          CASE(preempted_after_transfer_gives_the_same_and_is_counted),
+          CASE_T(two_forms_give_the_same, 240), CASE_T(two_forms_in_bf16_give_the_same, 240),
+          CASE_T(bf16_caches_give_the_same, 120))

@@ -1,12 +1,13 @@
-/* test_engine_gpu.c - steps that run ahead of the host and are recorded, on a card: the same tokens as one request after the other, step after step,
- * launched one by one, without prefix cache. The emulated card is slow: few requests, short ones. */
+/* test_engine_gpu.c - steps that run ahead of the host and are recorded, on a card: the same tokens
+ * as one request after the other, step after step, launched one by one, without prefix cache. The
+ * emulated card is slow: few requests, short ones. */
 #include <unistd.h>
 
 #include "tests/unit/engine/engine_rig.h"
 
 /* What the case runs on: each case is a process of its own. */
 static struct {
-    const char      *model;
+    const char *model;
     enum activations activations;
 } the_kind;
 
@@ -21,9 +22,11 @@ static void open_rig(struct rig *r, struct rig_options o)
 
 static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
 {
-    static const struct logit_bias nothing = { 0, 0 }; /* changes no logit, but there is no room for it: the host chooses each token */
+    static const struct logit_bias nothing = { 0, 0 }; /* changes no logit, but there is no room for
+                                                        * it: the host chooses each token */
     struct rig r;
-    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true, .sampling_edit_bytes = 1 });
+    open_rig(&r, (struct rig_options){
+                     .no_prefix_cache = true, .eager = true, .sampling_edit_bytes = 1 });
     struct answer *all = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {
         struct engine_request q = reqs[i];
@@ -40,7 +43,8 @@ static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
     return all;
 }
 
-/* Every third greedy, drawn, and drawn among few; every other with logprobs and penalties, which count the token that the host does not know yet. */
+/* Every third greedy, drawn, and drawn among few; every other with logprobs and penalties, which
+ * count the token that the host does not know yet. */
 static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_out)
 {
     struct engine_request q = rig_request(1 + i, n_prompt, 300 + i, n_out);
@@ -125,9 +129,10 @@ TEST(commands_in_between)
 {
     enum { N = 14, BLOCKS = 20 };
     struct engine_request reqs[N];
-    struct answer         got[N] = { 0 };
-    struct rig            r;
-    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i % 5, 4 + 7 * (i % 5), 8), reqs[i].id = 1 + i;
+    struct answer got[N] = { 0 };
+    struct rig r;
+    for (uint32_t i = 0; i < N; i++)
+        reqs[i] = request(i % 5, 4 + 7 * (i % 5), 8), reqs[i].id = 1 + i;
     struct answer *want = one_by_one(reqs, 5);
     open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 4 });
     for (uint32_t i = 0; i < N; i++) {
@@ -144,26 +149,33 @@ TEST(commands_in_between)
     mem_free(want);
 }
 
-/* Changes of logits that only two rows have room for: with more the host samples the step, which was submitted while one was under way that ends a
- * sequence. */
+/* Changes of logits that only two rows have room for: with more the host samples the step, which
+ * was submitted while one was under way that ends a sequence. */
 TEST(steps_that_the_host_samples)
 {
     enum { N = 24 };
     static struct logit_bias bias[SAMPLER_BIAS_MAX];
-    struct engine_request    reqs[N];
-    struct rig               r;
-    for (uint32_t i = 0; i < SAMPLER_BIAS_MAX; i++) bias[i] = (struct logit_bias){ (int32_t)(4 + i % 500), i % 500 == 3 ? 1000 : 0 };
+    struct engine_request reqs[N];
+    struct rig r;
+    for (uint32_t i = 0; i < SAMPLER_BIAS_MAX; i++)
+        bias[i] = (struct logit_bias){ (int32_t)(4 + i % 500), i % 500 == 3 ? 1000 : 0 };
     for (uint32_t i = 0; i < N; i++) {
         struct sampling_params *p = &reqs[i].sampling;
         reqs[i] = rig_request(1 + i, 3 + i % 4, 300 + i, 30);
         p->n_logprobs = -1;
         p->bias = bias;
         p->n_bias = SAMPLER_BIAS_MAX;
-        p->stop_ids[0] = 7; /* what the biases make of every token, from the first that may end it */
+        p->stop_ids[0] = 7; /* what the biases make of every token, from the first that may end
+                             * it */
         p->n_stop_ids = 1;
         p->min_tokens = 1 + i * 5 % 7;
     }
-    open_rig(&r, (struct rig_options){ .max_batched_tokens = 8, .max_seqs = 4, .eager = true, .sampling_edit_bytes = 40 << 10 });
+    open_rig(&r, (struct rig_options){
+                     .max_batched_tokens = 8,
+                     .max_seqs = 4,
+                     .eager = true,
+                     .sampling_edit_bytes = 40 << 10,
+                 });
     struct answer *got = rig_run(&r, reqs, N);
     for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i * 5 % 7);
     CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
@@ -173,39 +185,56 @@ TEST(steps_that_the_host_samples)
 }
 
 /* Of whole spans, as real models are, so that products beside each other are one launch. */
-#define SMALL "\"hidden_size\":256,\"intermediate_size\":256,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"head_dim\":64,\"vocab_size\":512," \
-              "\"max_position_embeddings\":2048,\"rms_norm_eps\":1e-5,\"rope_theta\":10000,\"hidden_act\":\"silu\",\"torch_dtype\":\"bfloat16\","        \
-              "\"bos_token_id\":0,\"eos_token_id\":1,\"tie_word_embeddings\":true,\"attention_bias\":false,\"num_hidden_layers\":%d,"
+#define SMALL                                                                                      \
+    "\"hidden_size\":256,\"intermediate_size\":256,\"num_attention_heads\":8,\"num_key_value_"     \
+    "heads\":2,\"head_dim\":64,\"vocab_size\":512,"                                                \
+    "\"max_position_embeddings\":2048,\"rms_norm_eps\":1e-5,\"rope_theta\":10000,\"hidden_act\":"  \
+    "\"silu\",\"torch_dtype\":\"bfloat16\","                                                       \
+    "\"bos_token_id\":0,\"eos_token_id\":1,\"tie_word_embeddings\":true,\"attention_bias\":false," \
+    "\"num_hidden_layers\":%d,"
 
 static uint32_t launches_of(const char *format, int n_layers)
 {
-    char       config[2048];
+    char config[2048];
     struct rig r;
     snprintf(config, sizeof config, format, n_layers);
     the_kind.activations = ACTIVATIONS_FAST;
-    open_rig(&r, (struct rig_options){ .max_batched_tokens = 4, .max_seqs = 2, .config = config, .loose = true });
+    open_rig(&r, (struct rig_options){
+                     .max_batched_tokens = 4, .max_seqs = 2, .config = config, .loose = true });
     const uint32_t n = r.kernels->n_graph_nodes;
     rig_close(&r);
     return n;
 }
 
-/* Small launches are most of the time of a single answer's step: so many are in each layer (attention: inputs, q k v, rotation and appending, segments,
- * merging, inputs, o; then inputs, gate and up, down; or norm, router, routing, inputs, experts, what is shared, sum). */
+/* Small launches are most of the time of a single answer's step: so many are in each layer
+ * (attention: inputs, q k v, rotation and appending, segments, merging, inputs, o; then inputs,
+ * gate and up, down; or norm, router, routing, inputs, experts, what is shared, sum). */
 TEST(a_step_has_few_launches)
 {
     static const struct {
         const char *name, *config;
-        uint32_t    of_layer;
+        uint32_t of_layer;
     } WANTED[] = {
-        { "llama", "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\"," SMALL "\"use_cache\":true}", 10 },
-        { "qwen3_moe", "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\"," SMALL
-          "\"num_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,\"decoder_sparse_step\":1,\"mlp_only_layers\":[],\"norm_topk_prob\":true}", 14 },
-        { "ernie_moe", "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"model_type\":\"ernie4_5_moe\"," SMALL
-          "\"use_bias\":false,\"moe_num_experts\":16,\"moe_k\":4,\"moe_intermediate_size\":128,\"moe_num_shared_experts\":2,\"moe_layer_start_index\":1,"
-          "\"moe_layer_end_index\":9,\"moe_layer_interval\":1,\"moe_use_aux_free\":true,\"moe_norm_min\":1e-12}", 16 },
+        { "llama",
+          "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\"," SMALL
+          "\"use_cache\":true}",
+          10 },
+        { "qwen3_moe",
+          "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\"," SMALL
+          "\"num_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,\"decoder_"
+          "sparse_step\":1,\"mlp_only_layers\":[],\"norm_topk_prob\":true}",
+          14 },
+        { "ernie_moe",
+          "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"model_type\":\"ernie4_5_moe\"," SMALL
+          "\"use_bias\":false,\"moe_num_experts\":16,\"moe_k\":4,\"moe_intermediate_size\":128,"
+          "\"moe_num_shared_experts\":2,\"moe_layer_start_index\":1,"
+          "\"moe_layer_end_index\":9,\"moe_layer_interval\":1,\"moe_use_aux_free\":true,\"moe_norm_"
+          "min\":1e-12}",
+          16 },
     };
     for (size_t i = 0; i < COUNT_OF(WANTED); i++) {
-        const uint32_t two = launches_of(WANTED[i].config, 2), three = launches_of(WANTED[i].config, 3);
+        const uint32_t two = launches_of(WANTED[i].config, 2),
+                       three = launches_of(WANTED[i].config, 3);
         printf("%s: %u launches in a layer\n", WANTED[i].name, three - two);
         CHECK(two > 0 && three - two <= WANTED[i].of_layer);
     }
@@ -224,6 +253,7 @@ TEST(an_end_with_steps_under_way)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240), CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
-          CASE_T(steps_that_the_host_samples, 240),
-          CASE_T(commands_in_between, 120), CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_under_way, 120))
+TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240),
+          CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
+          CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
+          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_under_way, 120))

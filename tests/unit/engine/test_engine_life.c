@@ -1,4 +1,5 @@
-/* test_engine_life.c - how sequences begin and end: limits, stops, echo, cancel, quarantine, release, idling. */
+/* test_engine_life.c - how sequences begin and end: limits, stops, echo, cancel, quarantine,
+ * release, idling. */
 #include <math.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -16,7 +17,8 @@ static struct rig_event await_kind(struct rig *r, enum engine_event_kind kind)
 static void check_nothing_follows(struct rig *r)
 {
     struct rig_event e;
-    struct engine_request q = rig_request(999999, 3, 1, 1); /* whatever was to come would come before its end */
+    struct engine_request q = rig_request(999999, 3, 1, 1); /* whatever was to come would come
+                                                             * before its end */
     CHECK_OK(engine_submit(r->engine, &q));
     do {
         e = rig_next(r);
@@ -221,7 +223,8 @@ TEST(unfenced_blocks_wait_in_quarantine)
     CHECK_OK(engine_cancel(r.engine, 2, false));
     CHECK_EQ_INT(rig_next(&r).ev.kind, ENGINE_CANCELED);
     rig_await_free_blocks(&r, 9);
-    CHECK_OK(engine_cancel(r.engine, 2, true)); /* canceled before: no second event, no early end of the quarantine */
+    CHECK_OK(engine_cancel(r.engine, 2, true)); /* canceled before: no second event, no early end of
+                                                 * the quarantine */
     check_nothing_follows(&r);
     rig_await_free_blocks(&r, 9);
     CHECK_OK(engine_fence(r.engine, 2));
@@ -253,7 +256,8 @@ TEST(activation_may_be_the_end)
     const enum finish_reason want[3] = { FINISH_LENGTH, FINISH_STOP, FINISH_STOP };
     for (uint64_t i = 0; i < 3; i++) {
         struct engine_request q = rig_request(i, 30, i, max_tokens[i]);
-        struct token_logprobs first = { .id = i == 1 ? 1 : 200 }; /* 1 ends a text of this checkpoint */
+        /* 1 ends a text of this checkpoint */
+        struct token_logprobs first = { .id = i == 1 ? 1 : 200 };
         q.sampling.ignore_eos = false;
         q.sampling.n_stop_ids = i == 2;
         q.sampling.stop_ids[0] = 200;
@@ -291,7 +295,8 @@ TEST(prefilled_blocks_are_held_until_released)
     rig_close(&r);
 }
 
-/* Held blocks leave no room for the next request: the engine waits without spinning and goes on when they are released. */
+/* Held blocks leave no room for the next request: the engine waits without spinning and goes on
+ * when they are released. */
 TEST(waiting_for_blocks_uses_no_processor)
 {
     struct rig r;
@@ -307,7 +312,8 @@ TEST(waiting_for_blocks_uses_no_processor)
     getrusage(RUSAGE_SELF, &before);
     usleep(300000);
     getrusage(RUSAGE_SELF, &after);
-    double used = (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec) + (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec) * 1e-6;
+    double used = (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec) +
+                  (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec) * 1e-6;
     CHECK(used < 0.05);
     engine_get_stats(r.engine, &s);
     CHECK_EQ_INT(s.n_waiting, 1);
@@ -331,8 +337,12 @@ TEST(engine_ends_with_work_in_it)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused), CASE(stop_ids_and_end_tokens_end_the_answer),
-          CASE(echo_scores_the_prompt_without_an_answer), CASE(echo_survives_preemption), CASE(canceled_sequences_leave_nothing_behind),
-          CASE(reservation_without_blocks_is_busy_at_once), CASE(unfenced_blocks_wait_in_quarantine),
-          CASE(reserved_prompt_is_not_in_the_cache_before_it_is_there), CASE(activation_may_be_the_end),
-          CASE(prefilled_blocks_are_held_until_released), CASE(waiting_for_blocks_uses_no_processor), CASE(engine_ends_with_work_in_it))
+TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused),
+          CASE(stop_ids_and_end_tokens_end_the_answer),
+          CASE(echo_scores_the_prompt_without_an_answer), CASE(echo_survives_preemption),
+          CASE(canceled_sequences_leave_nothing_behind),
+          CASE(reservation_without_blocks_is_busy_at_once),
+          CASE(unfenced_blocks_wait_in_quarantine),
+          CASE(reserved_prompt_is_not_in_the_cache_before_it_is_there),
+          CASE(activation_may_be_the_end), CASE(prefilled_blocks_are_held_until_released),
+          CASE(waiting_for_blocks_uses_no_processor), CASE(engine_ends_with_work_in_it))

@@ -1,4 +1,5 @@
-/* test_sampler.c - each rule of the sampler against values worked out by hand, and the draw against its distribution. */
+/* test_sampler.c - each rule of the sampler against values worked out by hand, and the draw against
+ * its distribution. */
 #include "shared/engine/sampler.h"
 
 #include <float.h>
@@ -17,7 +18,9 @@ static const int32_t PROMPT[3] = { 1, 3, 3 };
 
 static struct sampling_params greedy(void)
 {
-    return (struct sampling_params){ .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .seed = 1, .max_tokens = 100 };
+    return (struct sampling_params){
+        .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .seed = 1, .max_tokens = 100
+    };
 }
 
 /* One for all tests; it lives as long as the program. */
@@ -36,14 +39,21 @@ static struct sampling_params warm(float temperature)
     return p;
 }
 
-static int32_t sample_row(const float *logits, uint32_t n_vocab, const struct sampling_params *p, const int32_t *tokens,
-                          uint32_t n_tokens, uint32_t n_prompt)
+static int32_t sample_row(const float *logits, uint32_t n_vocab, const struct sampling_params *p,
+                          const int32_t *tokens, uint32_t n_tokens, uint32_t n_prompt)
 {
     static const int32_t eos[1] = { 3 };
     struct sampler *s = sampler_create(n_vocab, kernels());
     struct token_logprobs lp;
-    struct sampler_input in = { .logits = logits, .params = p, .tokens = tokens, .n_tokens = n_tokens, .n_prompt = n_prompt,
-                                .eos = eos, .n_eos = 1 };
+    struct sampler_input in = {
+        .logits = logits,
+        .params = p,
+        .tokens = tokens,
+        .n_tokens = n_tokens,
+        .n_prompt = n_prompt,
+        .eos = eos,
+        .n_eos = 1,
+    };
     int32_t id = sampler_sample(s, &in, &lp);
     CHECK_EQ_INT(lp.id, id);
     sampler_free(s);
@@ -105,7 +115,8 @@ TEST(end_tokens_wait_for_min_tokens)
     p.min_tokens = 2;
     p.n_stop_ids = 1;
     p.stop_ids[0] = 1;
-    CHECK_EQ_INT(sample_row(LOGITS, V, &p, tokens, 3, 3), 4); /* not 3 (end token), not 1 (stop id) */
+    /* not 3 (end token), not 1 (stop id) */
+    CHECK_EQ_INT(sample_row(LOGITS, V, &p, tokens, 3, 3), 4);
     CHECK_EQ_INT(sample_row(LOGITS, V, &p, tokens, 4, 3), 4);
     CHECK_EQ_INT(sample_row(LOGITS, V, &p, tokens, 5, 3), 3);
 }
@@ -118,7 +129,8 @@ TEST(repetition_penalty_counts_prompt_and_output)
     const float negative[V] = { -1, -1.5f, -9, -0.9f, -9, -9, -9, -9 };
     CHECK_EQ_INT(sample_row(negative, V, &p, PROMPT, 3, 3), 0); /* 3 → -1.8, 1 → -3 */
     int32_t tokens[4] = { 1, 3, 3, 4 };
-    CHECK_EQ_INT(sample_row(LOGITS, V, &p, tokens, 4, 3), 3); /* 1.5 against 1.0 (1, 4) and 1.0 (7) */
+    /* 1.5 against 1.0 (1, 4) and 1.0 (7) */
+    CHECK_EQ_INT(sample_row(LOGITS, V, &p, tokens, 4, 3), 3);
 }
 
 TEST(presence_and_frequency_count_output_only)
@@ -142,7 +154,9 @@ TEST(penalties_leave_no_trace_for_the_next_call)
     struct sampler *s = sampler_create(V, kernels());
     struct sampling_params p = greedy();
     struct token_logprobs lp;
-    struct sampler_input in = { .logits = LOGITS, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 0 };
+    struct sampler_input in = {
+        .logits = LOGITS, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 0
+    };
     p.frequency_penalty = 1; /* 3 → 1.0, 1 → 1.0 */
     CHECK_EQ_INT(sampler_sample(s, &in, &lp), 4);
     in.n_tokens = 0;
@@ -152,7 +166,8 @@ TEST(penalties_leave_no_trace_for_the_next_call)
 
 TEST(min_p_is_relative_to_the_best)
 {
-    struct sampling_params p = warm(1); /* p relative to 3: ids 1, 4: e^-1 = 0.368; 7: e^-2 = 0.135; 0: e^-2.5 = 0.082 */
+    struct sampling_params p = warm(1); /* p relative to 3: ids 1, 4: e^-1 = 0.368; 7: e^-2 = 0.135;
+                                         * 0: e^-2.5 = 0.082 */
     p.min_p = 0.3f;
     CHECK_EQ_INT(support(LOGITS, p), 1u << 3 | 1u << 1 | 1u << 4);
     p.min_p = 0.13f;
@@ -182,7 +197,8 @@ TEST(top_k_keeps_ties_with_the_last)
 TEST(top_p_keeps_the_smallest_set_that_reaches_it)
 {
     /* p = 0.4, 0.3, 0.2, 0.1 */
-    const float logits[V] = { logf(0.2f), logf(0.4f), -INFINITY, logf(0.1f), logf(0.3f), -INFINITY, NAN, -INFINITY };
+    const float logits[V] = { logf(0.2f), logf(0.4f), -INFINITY, logf(0.1f),
+                              logf(0.3f), -INFINITY,  NAN,       -INFINITY };
     struct sampling_params p = warm(1);
     p.top_p = 0.39f;
     CHECK_EQ_INT(support(logits, p), 1u << 1);
@@ -230,13 +246,15 @@ TEST(truncation_agrees_with_sorting)
         struct sampling_params sp = warm((float)(0.2 + 2 * rng_uniform(round, 2, 0)));
         sp.top_k = round % 3 ? (int32_t)(rng_uniform(round, 3, 0) * 2 * N) : 0;
         sp.top_p = (float)rng_uniform(round, 4, 0);
-        for (uint32_t i = 0; i < N; i++) p[i] = (float)exp((double)(logits[i] - 8) / (double)sp.temperature);
+        for (uint32_t i = 0; i < N; i++)
+            p[i] = (float)exp((double)(logits[i] - 8) / (double)sp.temperature);
         float threshold;
         sorted_mass(p, N, sp.top_k, (double)sp.top_p, &threshold);
         for (uint64_t seed = 0; seed < 20; seed++) {
             sp.seed = seed;
             int32_t id = sample_row(logits, N, &sp, PROMPT, 3, 3);
-            CHECK(exp((double)(logits[id] - 8) / (double)sp.temperature) >= (double)threshold * (1 - 1e-5));
+            CHECK(exp((double)(logits[id] - 8) / (double)sp.temperature) >=
+                  (double)threshold * (1 - 1e-5));
         }
     }
 }
@@ -247,27 +265,32 @@ static int larger_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Leaving everything but the k largest out beforehand is the same draw, bit for bit: in vocabularies so large that candidates are looked for
- * above a floor, with many equal values. */
+/* Leaving everything but the k largest out beforehand is the same draw, bit for bit: in
+ * vocabularies so large that candidates are looked for above a floor, with many equal values. */
 TEST(top_k_of_large_vocabularies)
 {
     enum { N = 20011 };
     static float logits[N], only[N], sorted[N];
     static const int32_t ks[] = { 1, 2, 7, 50, 300, 312, 313, 5000, N - 1 };
     for (uint64_t round = 0; round < 12; round++) {
-        const double steps = round % 3 == 0 ? 40 : 1e6; /* few different values: the k-th has many equals */
-        for (uint64_t i = 0; i < N; i++) logits[i] = sorted[i] = (float)(floor(rng_uniform(round, 1, i) * steps) / steps * 9);
+        const double steps = round % 3 == 0 ? 40 : 1e6; /* few different values: the k-th has many
+                                                         * equals */
+        for (uint64_t i = 0; i < N; i++)
+            logits[i] = sorted[i] = (float)(floor(rng_uniform(round, 1, i) * steps) / steps * 9);
         if (round % 4 == 1) logits[N - 1] = sorted[N - 1] = 20; /* behind the last whole piece */
-        for (uint64_t i = 0; i < 50 && round % 4 == 2; i++) logits[i] = sorted[i] = 30; /* the largest all in one piece */
+        /* the largest all in one piece */
+        for (uint64_t i = 0; i < 50 && round % 4 == 2; i++) logits[i] = sorted[i] = 30;
         qsort(sorted, N, sizeof *sorted, larger_first);
         for (size_t k = 0; k < COUNT_OF(ks); k++) {
             struct sampling_params p = warm(0.8f), plain = p;
             p.top_k = ks[k];
             p.min_p = plain.min_p = round % 2 ? 0.01f : 0;
-            for (uint32_t i = 0; i < N; i++) only[i] = logits[i] >= sorted[ks[k] - 1] ? logits[i] : -INFINITY;
+            for (uint32_t i = 0; i < N; i++)
+                only[i] = logits[i] >= sorted[ks[k] - 1] ? logits[i] : -INFINITY;
             for (uint64_t seed = 0; seed < 5; seed++) {
                 p.seed = plain.seed = seed;
-                CHECK_EQ_INT(sample_row(logits, N, &p, PROMPT, 3, 3), sample_row(only, N, &plain, PROMPT, 3, 3));
+                CHECK_EQ_INT(sample_row(logits, N, &p, PROMPT, 3, 3),
+                             sample_row(only, N, &plain, PROMPT, 3, 3));
             }
         }
     }
@@ -281,7 +304,9 @@ TEST(draw_follows_the_distribution)
     for (int i = 0; i < V; i++) logits[i] = i < 4 ? (float)log(want[i]) + 11 : -INFINITY;
     struct sampler *s = sampler_create(V, kernels());
     struct sampling_params p = warm(1);
-    struct sampler_input in = { .logits = logits, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 3 };
+    struct sampler_input in = {
+        .logits = logits, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 3
+    };
     struct token_logprobs lp;
     int count[V] = { 0 };
     for (uint64_t seed = 0; seed < DRAWS; seed++) {
@@ -289,7 +314,8 @@ TEST(draw_follows_the_distribution)
         count[sampler_sample(s, &in, &lp)]++;
     }
     double chi2 = 0;
-    for (int i = 0; i < 4; i++) chi2 += (count[i] - DRAWS * want[i]) * (count[i] - DRAWS * want[i]) / (DRAWS * want[i]);
+    for (int i = 0; i < 4; i++)
+        chi2 += (count[i] - DRAWS * want[i]) * (count[i] - DRAWS * want[i]) / (DRAWS * want[i]);
     CHECK(chi2 < 16.3); /* three degrees of freedom, 0.1 % */
     sampler_free(s);
 }
@@ -315,7 +341,8 @@ TEST(draw_depends_on_seed_and_index_only)
     int differ = 0, seed_differs = 0;
     for (uint32_t i = 0; i < N; i++) {
         p.seed = 42;
-        int32_t a = sample_row(LOGITS, V, &p, tokens, 3 + i, 3), b = sample_row(LOGITS, V, &p, tokens, 1 + i, 1);
+        int32_t a = sample_row(LOGITS, V, &p, tokens, 3 + i, 3),
+                b = sample_row(LOGITS, V, &p, tokens, 1 + i, 1);
         CHECK_EQ_INT(a, b); /* the same output index after another prompt */
         if (i) differ += a != sample_row(LOGITS, V, &p, tokens, 3, 3);
         p.seed = 43;
@@ -353,7 +380,9 @@ TEST(logprobs_are_of_the_untouched_logits)
     struct sampler *s = sampler_create(V, kernels());
     struct sampling_params p = greedy();
     struct token_logprobs lp;
-    struct sampler_input in = { .logits = LOGITS, .lse = lse, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 3 };
+    struct sampler_input in = {
+        .logits = LOGITS, .lse = lse, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 3
+    };
     p.bias = &bias;
     p.n_bias = 1;
     p.n_logprobs = 4;
@@ -392,10 +421,13 @@ TEST(rank_counts_ties_and_survives_nan)
     sampler_free(s);
 }
 
-TEST_MAIN(CASE(greedy_takes_the_first_largest), CASE(bias_moves_the_choice), CASE(mask_leaves_only_allowed_ids),
-          CASE(end_tokens_wait_for_min_tokens), CASE(repetition_penalty_counts_prompt_and_output),
-          CASE(presence_and_frequency_count_output_only), CASE(penalties_leave_no_trace_for_the_next_call),
-          CASE(min_p_is_relative_to_the_best), CASE(top_k_keeps_ties_with_the_last), CASE(top_p_keeps_the_smallest_set_that_reaches_it),
-          CASE(truncation_agrees_with_sorting), CASE(top_k_of_large_vocabularies), CASE(draw_follows_the_distribution), CASE(draw_at_temperature_two_flattens),
+TEST_MAIN(CASE(greedy_takes_the_first_largest), CASE(bias_moves_the_choice),
+          CASE(mask_leaves_only_allowed_ids), CASE(end_tokens_wait_for_min_tokens),
+          CASE(repetition_penalty_counts_prompt_and_output),
+          CASE(presence_and_frequency_count_output_only),
+          CASE(penalties_leave_no_trace_for_the_next_call), CASE(min_p_is_relative_to_the_best),
+          CASE(top_k_keeps_ties_with_the_last), CASE(top_p_keeps_the_smallest_set_that_reaches_it),
+          CASE(truncation_agrees_with_sorting), CASE(top_k_of_large_vocabularies),
+          CASE(draw_follows_the_distribution), CASE(draw_at_temperature_two_flattens),
           CASE(draw_depends_on_seed_and_index_only), CASE(rows_without_usable_values_give_a_token),
           CASE(logprobs_are_of_the_untouched_logits), CASE(rank_counts_ties_and_survives_nan))

@@ -1,4 +1,5 @@
-/* test_sampler_batch.c - rows side by side give what they give one by one, on any number of threads. */
+/* test_sampler_batch.c - rows side by side give what they give one by one, on any number of
+ * threads. */
 #include "shared/engine/sampler_batch.h"
 
 #include <string.h>
@@ -9,13 +10,19 @@
 
 enum { N_VOCAB = 70001, N_ROWS = 13, N_TOKENS = 40, N_PROMPT = 30 };
 
-static float   logits[N_ROWS][N_VOCAB];
+static float logits[N_ROWS][N_VOCAB];
 static int32_t tokens[N_TOKENS];
 
 /* Every kind of work that a row may be. */
 static struct sampling_params params_of(int i)
 {
-    struct sampling_params p = { .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .seed = 77 + (uint64_t)i, .max_tokens = 100 };
+    struct sampling_params p = {
+        .top_p = 1,
+        .repetition_penalty = 1,
+        .n_logprobs = -1,
+        .seed = 77 + (uint64_t)i,
+        .max_tokens = 100,
+    };
     if (i % 2) p.temperature = 0.9f;
     if (i % 3 == 1) p.top_k = 40;
     if (i % 5 == 1) p.top_p = 0.8f;
@@ -28,27 +35,36 @@ static struct sampling_params params_of(int i)
 static void check(int n_threads, size_t n_rows)
 {
     struct sampling_params params[N_ROWS];
-    struct sampler_row     rows[N_ROWS] = { 0 };
-    struct kernel_ctx     *c;
-    struct sampler_batch  *b;
-    struct err             err;
+    struct sampler_row rows[N_ROWS] = { 0 };
+    struct kernel_ctx *c;
+    struct sampler_batch *b;
+    struct err err;
     CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, n_threads, &c, &err));
     CHECK_OK(sampler_batch_create(N_VOCAB, c, &b, &err));
     struct sampler *one = sampler_create(N_VOCAB, c);
     for (size_t i = 0; i < n_rows; i++) {
         params[i] = params_of((int)i);
         rows[i].score = i % 7 == 6 ? (int32_t)(i * 100) : -1;
-        rows[i].in = (struct sampler_input){ .logits = logits[i], .lse = 12.5f, .params = &params[i], .tokens = tokens, .n_tokens = N_TOKENS, .n_prompt = N_PROMPT };
+        rows[i].in = (struct sampler_input){
+            .logits = logits[i],
+            .lse = 12.5f,
+            .params = &params[i],
+            .tokens = tokens,
+            .n_tokens = N_TOKENS,
+            .n_prompt = N_PROMPT,
+        };
     }
     for (int again = 0; again < 3; again++) { /* scratch that was used before */
         sampler_batch_run(b, rows, n_rows);
         for (size_t i = 0; i < n_rows; i++) {
             struct token_logprobs want;
             if (rows[i].score < 0) CHECK_EQ_INT(sampler_sample(one, &rows[i].in, &want), want.id);
-            else sampler_logprobs(one, logits[i], 12.5f, rows[i].score, params[i].n_logprobs, &want);
+            else
+                sampler_logprobs(one, logits[i], 12.5f, rows[i].score, params[i].n_logprobs, &want);
             const struct token_logprobs *have = &rows[i].out;
             CHECK_EQ_INT(have->id, want.id);
-            CHECK(have->n_top == want.n_top && have->rank == want.rank && memcmp(&have->logprob, &want.logprob, sizeof want.logprob) == 0);
+            CHECK(have->n_top == want.n_top && have->rank == want.rank &&
+                  memcmp(&have->logprob, &want.logprob, sizeof want.logprob) == 0);
             CHECK(memcmp(have->top, want.top, want.n_top * sizeof *want.top) == 0);
         }
     }
@@ -60,7 +76,8 @@ static void check(int n_threads, size_t n_rows)
 TEST(rows_side_by_side_are_rows_one_by_one)
 {
     for (uint64_t i = 0; i < N_ROWS; i++)
-        for (uint64_t k = 0; k < N_VOCAB; k++) logits[i][k] = (float)(14 * rng_uniform(i, 5, k) * rng_uniform(i, 6, k) - 4);
+        for (uint64_t k = 0; k < N_VOCAB; k++)
+            logits[i][k] = (float)(14 * rng_uniform(i, 5, k) * rng_uniform(i, 6, k) - 4);
     for (int i = 0; i < N_TOKENS; i++) tokens[i] = i * i % 600;
     for (int n_threads = 1; n_threads <= 5; n_threads += 2) {
         check(n_threads, N_ROWS);

@@ -1,4 +1,5 @@
-/* test_compute_pool.c - the compute threads: every index once, results visible, idle threads asleep. */
+/* test_compute_pool.c - the compute threads: every index once, results visible, idle threads
+ * asleep. */
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -12,9 +13,9 @@
 enum { N_MAX = 1000 };
 
 struct tally {
-    int        plain[N_MAX]; /* written without atomics: visible to the caller when run returns */
+    int plain[N_MAX]; /* written without atomics: visible to the caller when run returns */
     atomic_int n_threads_seen, total;
-    int        limit;
+    int limit;
 };
 
 static void count_index(void *arg, int index, int thread)
@@ -28,7 +29,7 @@ static void count_index(void *arg, int index, int thread)
 static void check_runs_on(const struct numa_nodes *nodes, int n_threads, int n_runs)
 {
     struct compute_pool *p;
-    struct err           err;
+    struct err err;
     CHECK_OK(compute_pool_create_on(nodes, n_threads, &p, &err));
     CHECK_EQ_INT(compute_pool_threads(p), n_threads);
     for (int run = 0; run < n_runs; run++) {
@@ -44,7 +45,10 @@ static void check_runs_on(const struct numa_nodes *nodes, int n_threads, int n_r
     compute_pool_free(p);
 }
 
-static void check_runs(int n_threads, int n_runs) { check_runs_on(&(struct numa_nodes){ .n = 1 }, n_threads, n_runs); }
+static void check_runs(int n_threads, int n_runs)
+{
+    check_runs_on(&(struct numa_nodes){ .n = 1 }, n_threads, n_runs);
+}
 
 TEST(every_index_runs_once_on_one_thread) { check_runs(1, 200); }
 TEST(every_index_runs_once_on_two_threads) { check_runs(2, 3000); }
@@ -58,8 +62,8 @@ TEST(every_index_runs_once_on_two_nodes)
 
 struct meeting {
     atomic_int n;
-    int        thread[2];
-    cpu_set_t  cpus[2];
+    int thread[2];
+    cpu_set_t cpus[2];
 };
 
 static void meet(void *arg, int index, int thread)
@@ -71,13 +75,14 @@ static void meet(void *arg, int index, int thread)
     while (atomic_load(&m->n) < 2) usleep(100);
 }
 
-/* Two indices that wait for each other: each can only be taken by the thread whose share it is, bound to its node. */
+/* Two indices that wait for each other: each can only be taken by the thread whose share it is,
+ * bound to its node. */
 TEST(a_node_takes_its_own_share_first)
 {
-    struct numa_nodes     nodes = two_nodes();
+    struct numa_nodes nodes = two_nodes();
     struct compute_pool *p;
-    struct err           err;
-    cpu_set_t            mine;
+    struct err err;
+    cpu_set_t mine;
     sched_getaffinity(0, sizeof mine, &mine);
     CHECK_OK(compute_pool_create_on(&nodes, 2, &p, &err));
     CHECK_EQ_INT(compute_pool_groups(p), 2);
@@ -101,8 +106,8 @@ TEST(a_node_takes_its_own_share_first)
 TEST(threads_wake_up_after_sleeping)
 {
     struct compute_pool *p;
-    struct err           err;
-    static struct tally  t;
+    struct err err;
+    static struct tally t;
     CHECK_OK(compute_pool_create(3, &p, &err));
     t.limit = 3;
     for (int i = 0; i < 30; i++) {
@@ -125,19 +130,20 @@ static void wait_for_both(void *arg, int index, int thread)
 TEST(two_indices_run_at_the_same_time)
 {
     struct compute_pool *p;
-    struct err           err;
-    atomic_int           n = 0;
+    struct err err;
+    atomic_int n = 0;
     CHECK_OK(compute_pool_create(2, &p, &err));
     usleep(5000);
-    compute_pool_run(p, 2, wait_for_both, &n); /* hangs unless the other thread wakes up and takes one */
+    compute_pool_run(p, 2, wait_for_both, &n); /* hangs unless the other thread wakes up and takes
+                                                * one */
     compute_pool_free(p);
 }
 
 TEST(idle_threads_use_no_cpu)
 {
     struct compute_pool *p;
-    struct err           err;
-    struct timespec      before, after;
+    struct err err;
+    struct timespec before, after;
     CHECK_OK(compute_pool_create(4, &p, &err));
     usleep(50000);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -151,14 +157,15 @@ TEST(idle_threads_use_no_cpu)
 TEST(thread_counts_are_checked)
 {
     struct compute_pool *p;
-    struct err           err = { 0 };
+    struct err err = { 0 };
     CHECK_STATUS(compute_pool_create(0, &p, &err), ERR_INVALID);
     CHECK_STATUS(compute_pool_create(100000, &p, &err), ERR_INVALID);
     CHECK(err.text[0] != 0);
     compute_pool_free(NULL);
 }
 
-TEST_MAIN(CASE(every_index_runs_once_on_one_thread), CASE(every_index_runs_once_on_two_threads), CASE(every_index_runs_once_on_two_nodes),
-          CASE(a_node_takes_its_own_share_first),
-          CASE(every_index_runs_once_on_more_threads_than_cores), CASE(threads_wake_up_after_sleeping),
-          CASE(two_indices_run_at_the_same_time), CASE(idle_threads_use_no_cpu), CASE(thread_counts_are_checked))
+TEST_MAIN(CASE(every_index_runs_once_on_one_thread), CASE(every_index_runs_once_on_two_threads),
+          CASE(every_index_runs_once_on_two_nodes), CASE(a_node_takes_its_own_share_first),
+          CASE(every_index_runs_once_on_more_threads_than_cores),
+          CASE(threads_wake_up_after_sleeping), CASE(two_indices_run_at_the_same_time),
+          CASE(idle_threads_use_no_cpu), CASE(thread_counts_are_checked))

@@ -23,7 +23,7 @@ TEST(sizes_are_those_of_the_formats)
 /* Value of a finite f16 by its definition. */
 static double f16_value(uint16_t h)
 {
-    int    e = h >> 10 & 31, f = h & 0x3ff;
+    int e = h >> 10 & 31, f = h & 0x3ff;
     double magnitude = e == 0 ? ldexp(f, -24) : ldexp(f + 1024, e - 25);
     return h & 0x8000 ? -magnitude : magnitude;
 }
@@ -45,9 +45,10 @@ TEST(every_f16_goes_there_and_back)
 
 TEST(f16_rounds_to_nearest_even)
 {
-    for (uint32_t h = 0; h < 0x7bff; h++) { /* each neighbour pair: below, at and above the middle */
+    for (uint32_t h = 0; h < 0x7bff; h++) { /* each neighbour pair: below, at and above the
+                                             * middle */
         double low = f16_value((uint16_t)h), high = f16_value((uint16_t)(h + 1));
-        float  middle = (float)((low + high) / 2);
+        float middle = (float)((low + high) / 2);
         CHECK_EQ_INT(dtype_f32_to_f16(middle), h % 2 ? h + 1 : h);
         CHECK_EQ_INT(dtype_f32_to_f16(nextafterf(middle, 0)), h);
         CHECK_EQ_INT(dtype_f32_to_f16(nextafterf(middle, 1e9f)), h + 1);
@@ -64,11 +65,12 @@ TEST(bf16_rounds_to_nearest_even)
 {
     for (uint32_t h = 0; h < 65536; h++) {
         float f = dtype_bf16_to_f32((uint16_t)h);
-        if ((h & 0x7fff) > 0x7f80) CHECK(isnan(f) && isnan(dtype_bf16_to_f32(dtype_f32_to_bf16(f))));
+        if ((h & 0x7fff) > 0x7f80)
+            CHECK(isnan(f) && isnan(dtype_bf16_to_f32(dtype_f32_to_bf16(f))));
         else CHECK_EQ_INT(dtype_f32_to_bf16(f), h);
     }
     uint32_t bits = 0x3f808000; /* halfway: to the even neighbour */
-    float    f;
+    float f;
     memcpy(&f, &bits, 4);
     CHECK_EQ_INT(dtype_f32_to_bf16(f), 0x3f80);
     bits = 0x3f818000;
@@ -85,7 +87,7 @@ TEST(bf16_rounds_to_nearest_even)
 /* Value of a finite e4m3 by its definition. */
 static float f8_value(uint32_t b)
 {
-    int   e = (int)(b >> 3 & 15), f = (int)(b & 7);
+    int e = (int)(b >> 3 & 15), f = (int)(b & 7);
     float magnitude = e == 0 ? ldexpf((float)f, -9) : ldexpf((float)(f + 8), e - 10);
     return b & 0x80 ? -magnitude : magnitude;
 }
@@ -120,7 +122,7 @@ TEST(f8_rounds_to_nearest_even_and_saturates)
 TEST(blocks_follow_the_gguf_layout)
 {
     uint8_t q8[34] = { 0 }, q4[20] = { 0 };
-    float   out[32];
+    float out[32];
     q8[1] = 0x38; /* d = 0.5 */
     for (int i = 0; i < 32; i++) q8[2 + i] = (uint8_t)(i - 16);
     dtype_to_f32(DTYPE_Q8_0, q8, out, 32);
@@ -138,7 +140,7 @@ TEST(blocks_follow_the_gguf_layout)
 TEST(plain_types_convert_from_odd_addresses)
 {
     uint8_t bytes[1 + 12] = { 0 };
-    float   in[3] = { 1.5f, -2, 0.25f }, out[3];
+    float in[3] = { 1.5f, -2, 0.25f }, out[3];
     memcpy(bytes + 1, in, sizeof in);
     dtype_to_f32(DTYPE_F32, bytes + 1, out, 3);
     CHECK(memcmp(in, out, sizeof in) == 0);
@@ -156,6 +158,7 @@ TEST(plain_types_convert_from_odd_addresses)
     CHECK(memcmp(in, out, sizeof in) == 0);
 }
 
-TEST_MAIN(CASE(sizes_are_those_of_the_formats), CASE(every_f16_goes_there_and_back), CASE(f16_rounds_to_nearest_even),
-          CASE(bf16_rounds_to_nearest_even), CASE(every_f8_goes_there_and_back),
-          CASE(f8_rounds_to_nearest_even_and_saturates), CASE(blocks_follow_the_gguf_layout), CASE(plain_types_convert_from_odd_addresses))
+TEST_MAIN(CASE(sizes_are_those_of_the_formats), CASE(every_f16_goes_there_and_back),
+          CASE(f16_rounds_to_nearest_even), CASE(bf16_rounds_to_nearest_even),
+          CASE(every_f8_goes_there_and_back), CASE(f8_rounds_to_nearest_even_and_saturates),
+          CASE(blocks_follow_the_gguf_layout), CASE(plain_types_convert_from_odd_addresses))

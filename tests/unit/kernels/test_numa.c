@@ -1,4 +1,5 @@
-/* test_numa.c - lists of processors as the kernel writes them, folders like /sys/devices/system/node, and which node a thread belongs to. */
+/* test_numa.c - lists of processors as the kernel writes them, folders like
+ * /sys/devices/system/node, and which node a thread belongs to. */
 #include "kernels/numa.h"
 
 #include <stdbool.h>
@@ -25,7 +26,8 @@ TEST(lists)
     CHECK_EQ_INT(count("0\n"), 1);
     CHECK_EQ_INT(count("0-3,8,10-11\n"), 7);
     CHECK_EQ_INT(count("1000-999999"), CPU_SETSIZE - 1000);
-    static const char *const bad[] = { "a", "1-", "-1", "3-1", "1 2", "1;2", "1,,2", "12345678", "1-x\n" };
+    static const char *const bad[] = { "a",   "1-",   "-1",       "3-1",  "1 2",
+                                       "1;2", "1,,2", "12345678", "1-x\n" };
     for (size_t i = 0; i < COUNT_OF(bad); i++) CHECK_EQ_INT(count(bad[i]), -1);
 }
 
@@ -55,7 +57,8 @@ static void make_folder(char *folder, const char *online, const char *const list
 static void remove_folder(const char *folder)
 {
     char path[512];
-    static const char *const names[] = { "node0/cpulist", "node1/cpulist", "node2/cpulist", "node0", "node1", "node2", "online", "" };
+    static const char *const names[] = { "node0/cpulist", "node1/cpulist", "node2/cpulist", "node0",
+                                         "node1",         "node2",         "online",        "" };
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i]);
         remove(path);
@@ -74,17 +77,21 @@ static int nodes_of(const char *online, const char *const lists[3], struct numa_
 TEST(folders)
 {
     struct numa_nodes n;
-    cpu_set_t        mine;
-    int              first = 0;
-    char             own[32];
+    cpu_set_t mine;
+    int first = 0;
+    char own[32];
     CHECK(sched_getaffinity(0, sizeof mine, &mine) == 0);
     while (!CPU_ISSET((size_t)first, &mine)) first++;
     snprintf(own, sizeof own, "%d\n", first);
-    CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, own, "\n" }, &n), 2); /* the third has memory alone */
+    /* the third has memory alone */
+    CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, own, "\n" }, &n), 2);
     CHECK(CPU_ISSET((size_t)first, &n.cpus[0]) && CPU_COUNT(&n.cpus[1]) == 1);
     CHECK_EQ_INT(nodes_of("0,2\n", (const char *const[]){ own, NULL, own }, &n), 2);
-    CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, "1020-1023\n", "1016-1019\n" }, &n), 1); /* whose processors others have */
-    CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, NULL, own }, &n), 1); /* what is not understood is one node */
+    /* whose processors others have */
+    CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, "1020-1023\n", "1016-1019\n" }, &n),
+                 1);
+    /* what is not understood is one node */
+    CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, NULL, own }, &n), 1);
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, "x", own }, &n), 1);
     CHECK_EQ_INT(nodes_of("", (const char *const[]){ own, own, own }, &n), 1);
     numa_nodes_read("/nonexistent", &n);

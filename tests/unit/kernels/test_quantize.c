@@ -1,5 +1,6 @@
-/* test_quantize.c - the rounding of --quantization: corner values here, and whole matrices against the numbers that
- * tests/fixtures/quant_reference.py made of them (tests/data/quant says how its files lie). */
+/* test_quantize.c - the rounding of --quantization: corner values here, and whole matrices against
+ * the numbers that tests/fixtures/quant_reference.py made of them (tests/data/quant says how its
+ * files lie). */
 #include "kernels/quantize.h"
 
 #include <math.h>
@@ -14,11 +15,13 @@
 
 TEST(halves_go_away_from_zero)
 {
-    /* a is 127, so that w / a * 127 is w where that division is exact enough: halves of powers of two */
-    float  w[8] = { 127, 0.5f, -0.5f, 1.5f, -1.5f, 0.25f, -126.5f, 0.49999997f };
+    /* a is 127, so that w / a * 127 is w where that division is exact enough: halves of powers of
+     * two */
+    float w[8] = { 127, 0.5f, -0.5f, 1.5f, -1.5f, 0.25f, -126.5f, 0.49999997f };
     int8_t q[8], want[8] = { 127, 1, -1, 2, -2, 0, -127, 0 };
     for (int i = 0; i < 8; i++) w[i] *= 0x1p-7f;
-    CHECK(quantize_channel(w, 8, 127, q) == dtype_bf16_to_f32(dtype_f32_to_bf16(127 * 0x1p-7f / 127)));
+    CHECK(quantize_channel(w, 8, 127, q) ==
+          dtype_bf16_to_f32(dtype_f32_to_bf16(127 * 0x1p-7f / 127)));
     for (int i = 0; i < 8; i++) {
         float share = w[i] / w[0] * 127; /* the rule's own roundings */
         CHECK_EQ_INT(q[i], lroundf(share));
@@ -26,10 +29,11 @@ TEST(halves_go_away_from_zero)
     }
 }
 
-/* x + 0.5 in f32 would make 1 of the float below a half. Weights in bf16 have no such share, these in f32 do. */
+/* x + 0.5 in f32 would make 1 of the float below a half. Weights in bf16 have no such share, these
+ * in f32 do. */
 TEST(the_float_below_a_half_is_no_half)
 {
-    float  w[3] = { 0x1.af5de8p+0f, 0x1.ecfd98p-4f, -0x1.ecfd98p-4f };
+    float w[3] = { 0x1.af5de8p+0f, 0x1.ecfd98p-4f, -0x1.ecfd98p-4f };
     int8_t q[3];
     CHECK(w[1] / w[0] * 7 == nextafterf(0.5f, 0));
     (void)quantize_channel(w, 3, 7, q);
@@ -40,7 +44,7 @@ TEST(the_float_below_a_half_is_no_half)
 
 TEST(every_share_rounds_as_roundf_does)
 {
-    float  w[257];
+    float w[257];
     int8_t q[257];
     w[0] = 1;
     for (int step = 0; step < 2000; step++) {
@@ -55,7 +59,7 @@ TEST(every_share_rounds_as_roundf_does)
 
 TEST(channels_of_nothing_and_of_no_numbers)
 {
-    float  w[3] = { 0, -0.0f, 0 };
+    float w[3] = { 0, -0.0f, 0 };
     int8_t q[3] = { 1, 1, 1 };
     CHECK(quantize_channel(w, 3, 127, q) == 0);
     for (int i = 0; i < 3; i++) CHECK_EQ_INT(q[i], 0);
@@ -64,14 +68,15 @@ TEST(channels_of_nothing_and_of_no_numbers)
     w[1] = -INFINITY;
     CHECK(isnan(quantize_channel(w, 3, 7, q)));
     for (int i = 0; i < 3; i++) CHECK_EQ_INT(q[i], 0);
-    w[1] = -1e-40f; /* subnormal: a scale below bf16's least number is 0, the whole numbers are as ever */
+    w[1] = -1e-40f; /* subnormal: a scale below bf16's least number is 0, the whole numbers are as
+                     * ever */
     (void)quantize_channel(w, 3, 7, q);
     CHECK_EQ_INT(q[1], -7);
 }
 
 TEST(blocks_have_a_least_scale)
 {
-    float   w[6] = { 1e-5f, -2e-5f, 99, 0, 0, 99 }; /* the third column is not part of the block */
+    float w[6] = { 1e-5f, -2e-5f, 99, 0, 0, 99 }; /* the third column is not part of the block */
     uint8_t q[4];
     CHECK(quantize_f8_block(w, 3, 2, 2, q, 2) == 1e-4f / 448.0f);
     CHECK_EQ_INT(q[0], dtype_f32_to_f8_e4m3(1e-5f * (448.0f / 1e-4f)));
@@ -82,13 +87,14 @@ TEST(blocks_have_a_least_scale)
     CHECK_EQ_INT(q[0], 0xfe);
 }
 
-/* The loops for every processor and those for AVX2, over random bits: NaNs, infinities and subnormals among them. */
+/* The loops for every processor and those for AVX2, over random bits: NaNs, infinities and
+ * subnormals among them. */
 TEST(both_sets_of_loops_give_the_same_bits)
 {
     static const struct quantize_kernels plain = QUANTIZE_KERNELS;
     enum { N = 1003 };
-    float    w[N];
-    uint8_t  q[2][N];
+    float w[N];
+    uint8_t q[2][N];
     uint32_t state = 99;
     if (!__builtin_cpu_supports("avx2")) SKIP("this CPU has no AVX2");
     for (int round = 0; round < 500; round++) {
@@ -111,7 +117,7 @@ TEST(both_sets_of_loops_give_the_same_bits)
 TEST(names_go_there_and_back)
 {
     enum quantize q;
-    struct err    err;
+    struct err err;
     for (int i = QUANTIZE_NONE; i <= QUANTIZE_BLOCK_FP8; i++) {
         CHECK_OK(quantize_from_name(quantize_name((enum quantize)i), &q, &err));
         CHECK_EQ_INT(q, i);
@@ -141,10 +147,10 @@ static uint8_t *read_vectors(const char *name, size_t *n)
 }
 
 struct vectors {
-    size_t         rows, cols, n_scales;
-    uint8_t       *bytes;
+    size_t rows, cols, n_scales;
+    uint8_t *bytes;
     const uint8_t *q, *scales; /* in bytes */
-    float         *w;
+    float *w;
 };
 
 static void free_vectors(struct vectors *v)
@@ -155,9 +161,9 @@ static void free_vectors(struct vectors *v)
 
 static struct vectors read_weights(const char *name, size_t scale_bytes)
 {
-    size_t         n;
-    uint8_t       *bytes = read_vectors(name, &n);
-    uint32_t       head[3];
+    size_t n;
+    uint8_t *bytes = read_vectors(name, &n);
+    uint32_t head[3];
     struct vectors v = { .bytes = bytes };
     CHECK(n > sizeof head);
     memcpy(head, bytes, sizeof head);
@@ -174,7 +180,7 @@ static struct vectors read_weights(const char *name, size_t scale_bytes)
 static void check_channels(const char *name, int limit)
 {
     struct vectors v = read_weights(name, 2);
-    int8_t        *q = MEM_ARRAY(int8_t, v.cols);
+    int8_t *q = MEM_ARRAY(int8_t, v.cols);
     CHECK_EQ_INT(v.n_scales, v.rows);
     for (size_t i = 0; i < v.rows; i++) {
         uint16_t scale = dtype_f32_to_bf16(quantize_channel(v.w + i * v.cols, v.cols, limit, q));
@@ -194,14 +200,17 @@ TEST(channels_equal_the_reference)
 TEST(f8_blocks_equal_the_reference)
 {
     struct vectors v = read_weights("block_wise_fp8", 4);
-    size_t         i_block = 0;
+    size_t i_block = 0;
     for (size_t r = 0; r < v.rows; r += F8_BLOCK)
         for (size_t c = 0; c < v.cols; c += F8_BLOCK, i_block++) {
             uint8_t q[F8_BLOCK * F8_BLOCK];
-            size_t  n_rows = v.rows - r < F8_BLOCK ? v.rows - r : F8_BLOCK, n_cols = v.cols - c < F8_BLOCK ? v.cols - c : F8_BLOCK;
-            float   scale = quantize_f8_block(v.w + r * v.cols + c, v.cols, n_rows, n_cols, q, F8_BLOCK);
+            size_t n_rows = v.rows - r < F8_BLOCK ? v.rows - r : F8_BLOCK,
+                   n_cols = v.cols - c < F8_BLOCK ? v.cols - c : F8_BLOCK;
+            float scale = quantize_f8_block(v.w + r * v.cols + c, v.cols, n_rows, n_cols, q,
+                                            F8_BLOCK);
             CHECK(memcmp(&scale, v.scales + 4 * i_block, sizeof scale) == 0);
-            for (size_t i = 0; i < n_rows; i++) CHECK(memcmp(q + i * F8_BLOCK, v.q + (r + i) * v.cols + c, n_cols) == 0);
+            for (size_t i = 0; i < n_rows; i++)
+                CHECK(memcmp(q + i * F8_BLOCK, v.q + (r + i) * v.cols + c, n_cols) == 0);
         }
     CHECK_EQ_INT(i_block, v.n_scales);
     free_vectors(&v);
@@ -210,7 +219,7 @@ TEST(f8_blocks_equal_the_reference)
 TEST(block_types_mean_what_the_reference_says)
 {
     for (int t = DTYPE_F8_E4M3; t < DTYPE_COUNT; t++) {
-        size_t   n;
+        size_t n;
         uint8_t *bytes = read_vectors(t == DTYPE_F8_E4M3 ? "e4m3" : dtype_name((enum dtype)t), &n);
         uint32_t head[3];
         CHECK(n > sizeof head);
@@ -224,14 +233,16 @@ TEST(block_types_mean_what_the_reference_says)
         memcpy(want, bytes + sizeof head + (size_t)head[0] * head[1], 4 * count);
         for (size_t i = 0; i < count; i++) /* == : a zero's sign is not part of a format */
             if (got[i] != want[i] && !(isnan(got[i]) && isnan(want[i])))
-                test_fail(__FILE__, __LINE__, "%s: element %zu is %.9g, not %.9g", dtype_name((enum dtype)t), i, (double)got[i], (double)want[i]);
+                test_fail(__FILE__, __LINE__, "%s: element %zu is %.9g, not %.9g",
+                          dtype_name((enum dtype)t), i, (double)got[i], (double)want[i]);
         mem_free(bytes);
         mem_free(got);
         mem_free(want);
     }
 }
 
-TEST_MAIN(CASE(halves_go_away_from_zero), CASE(the_float_below_a_half_is_no_half), CASE(every_share_rounds_as_roundf_does),
-          CASE(channels_of_nothing_and_of_no_numbers), CASE(blocks_have_a_least_scale), CASE(both_sets_of_loops_give_the_same_bits),
-          CASE(names_go_there_and_back), CASE(channels_equal_the_reference), CASE(f8_blocks_equal_the_reference),
-          CASE(block_types_mean_what_the_reference_says))
+TEST_MAIN(CASE(halves_go_away_from_zero), CASE(the_float_below_a_half_is_no_half),
+          CASE(every_share_rounds_as_roundf_does), CASE(channels_of_nothing_and_of_no_numbers),
+          CASE(blocks_have_a_least_scale), CASE(both_sets_of_loops_give_the_same_bits),
+          CASE(names_go_there_and_back), CASE(channels_equal_the_reference),
+          CASE(f8_blocks_equal_the_reference), CASE(block_types_mean_what_the_reference_says))

@@ -7,8 +7,17 @@
 
 static struct kv_layout sample(void)
 {
-    return (struct kv_layout){ .model_fingerprint = 0x1122334455667788ull, .dtype = DTYPE_F32, .block_tokens = 64, .n_layers = 30,
-                               .n_kv_heads = 3, .head_dim = 64, .tp_size = 1, .tp_rank = 0, .n_blocks = 10 };
+    return (struct kv_layout){
+        .model_fingerprint = 0x1122334455667788ull,
+        .dtype = DTYPE_F32,
+        .block_tokens = 64,
+        .n_layers = 30,
+        .n_kv_heads = 3,
+        .head_dim = 64,
+        .tp_size = 1,
+        .tp_rank = 0,
+        .n_blocks = 10,
+    };
 }
 
 TEST(sizes)
@@ -35,7 +44,8 @@ TEST(pieces_tile_the_pool)
 TEST(runs_of_a_full_block_are_the_piece)
 {
     struct kv_layout l = sample();
-    CHECK_EQ_INT(kv_layout_segment_stride(&l) * kv_layout_n_segments(&l), kv_layout_piece_bytes(&l));
+    CHECK_EQ_INT(kv_layout_segment_stride(&l) * kv_layout_n_segments(&l),
+                 kv_layout_piece_bytes(&l));
     CHECK_EQ_INT(kv_layout_segment_bytes(&l, 5), 5 * 64 * 4);
 }
 
@@ -56,8 +66,10 @@ TEST(wire_form_round_trips_and_is_fixed)
     CHECK_OK(kv_layout_decode(buf_str(&b), &back, &err));
     kv_layout_encode(&back, &again);
     CHECK(again.len == b.len && memcmp(again.data, b.data, b.len) == 0);
-    CHECK(back.latent == 1 && back.head_dim == 576 && back.n_blocks == 10 && back.tp_rank == 3 && back.model_fingerprint == l.model_fingerprint);
-    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 40), &back, &err), ERR_FORMAT); /* the form before latents */
+    CHECK(back.latent == 1 && back.head_dim == 576 && back.n_blocks == 10 && back.tp_rank == 3 &&
+          back.model_fingerprint == l.model_fingerprint);
+    /* the form before latents */
+    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 40), &back, &err), ERR_FORMAT);
     b.data[40] = 2;
     CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "latent");
@@ -76,12 +88,12 @@ TEST(check_refuses_what_is_out_of_range)
     struct err err;
     struct kv_layout l = sample();
     CHECK_OK(kv_layout_check(&l, &err));
-#define REFUSES(member, value)                                     \
-    do {                                                           \
-        l = sample();                                              \
-        l.member = (value);                                        \
-        CHECK(kv_layout_check(&l, &err) != OK);                    \
-        CHECK_EQ_STR(err.field, #member);                          \
+#define REFUSES(member, value)                                                                     \
+    do {                                                                                           \
+        l = sample();                                                                              \
+        l.member = (value);                                                                        \
+        CHECK(kv_layout_check(&l, &err) != OK);                                                    \
+        CHECK_EQ_STR(err.field, #member);                                                          \
     } while (0)
     REFUSES(dtype, DTYPE_Q8_0);
     REFUSES(block_tokens, 0);
@@ -102,8 +114,15 @@ TEST(check_refuses_what_is_out_of_range)
     l.head_dim = 1025;
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
     CHECK_EQ_STR(err.field, "head_dim");
-    l = (struct kv_layout){ .dtype = DTYPE_F32, .block_tokens = 256, .n_layers = 4096, .n_kv_heads = 4096, .head_dim = 256,
-                            .tp_size = 1, .n_blocks = INT32_MAX };
+    l = (struct kv_layout){
+        .dtype = DTYPE_F32,
+        .block_tokens = 256,
+        .n_layers = 4096,
+        .n_kv_heads = 4096,
+        .head_dim = 256,
+        .tp_size = 1,
+        .n_blocks = INT32_MAX,
+    };
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
 }
 
@@ -127,11 +146,20 @@ TEST(int8_pieces_hold_values_then_scales)
     CHECK_EQ_STR(kv_dtype_name(e4m3.dtype), "f8_e4m3");
 }
 
-/* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token (facts: models.md 9.2). */
+/* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token (facts: models.md
+ * 9.2). */
 TEST(latents_have_one_part)
 {
-    struct kv_layout l = { .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = 61, .n_kv_heads = 1, .head_dim = 576, .tp_size = 8, .tp_rank = 5,
-                           .n_blocks = 4, .latent = 1 }, other = l;
+    struct kv_layout l = { .dtype = DTYPE_BF16,
+                           .block_tokens = 64,
+                           .n_layers = 61,
+                           .n_kv_heads = 1,
+                           .head_dim = 576,
+                           .tp_size = 8,
+                           .tp_rank = 5,
+                           .n_blocks = 4,
+                           .latent = 1, },
+                     other = l;
     struct err err;
     uint32_t first;
     CHECK_OK(kv_layout_check(&l, &err));
@@ -148,7 +176,8 @@ TEST(latents_have_one_part)
     other.latent = 0;
     CHECK_STATUS(kv_layout_same_model(&l, &other, &err), ERR_PEER_MISMATCH);
     CHECK_EQ_STR(err.field, "latent");
-    CHECK(strstr(err.text, "one latent vector per token here and keys and values of heads at the peer"));
+    CHECK(strstr(err.text,
+                 "one latent vector per token here and keys and values of heads at the peer"));
     l.dtype = DTYPE_I8;
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 576 + 4);
 }
@@ -204,10 +233,12 @@ TEST(widening_keeps_narrowing_does_not)
 {
     const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
     for (int i = 0; i < 5; i++)
-        for (int j = 0; j < 5; j++) CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
+        for (int j = 0; j < 5; j++)
+            CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
 }
 
-TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece), CASE(wire_form_round_trips_and_is_fixed),
-          CASE(check_refuses_what_is_out_of_range), CASE(int8_pieces_hold_values_then_scales),
-          CASE(latents_have_one_part), CASE(difference_is_named_with_both_values),
-          CASE(heads_in_common), CASE(widening_keeps_narrowing_does_not))
+TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece),
+          CASE(wire_form_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
+          CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part),
+          CASE(difference_is_named_with_both_values), CASE(heads_in_common),
+          CASE(widening_keeps_narrowing_does_not))

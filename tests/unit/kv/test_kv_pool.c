@@ -1,4 +1,5 @@
-/* test_kv_pool.c - block states, order of eviction, names, quarantine, and long random use held against a model. */
+/* test_kv_pool.c - block states, order of eviction, names, quarantine, and long random use held
+ * against a model. */
 #include "shared/kv/kv_pool.h"
 
 #include <string.h>
@@ -19,10 +20,7 @@ static struct kv_pool_stats stats(const struct kv_pool *p)
     return s;
 }
 
-static struct hash128 hash_of(uint32_t i)
-{
-    return hash_128(&i, sizeof i);
-}
+static struct hash128 hash_of(uint32_t i) { return hash_128(&i, sizeof i); }
 
 /* Take one block, name it i, give it back. */
 static int32_t cache_one(struct kv_pool *p, uint32_t i)
@@ -207,7 +205,8 @@ TEST(chain_depends_on_model_salt_and_all_tokens_before)
     CHECK(!hash128_eq(a[1], b[1]));
 }
 
-/* Random calls that a correct caller could make; the pool's own verify and the counts here must agree throughout. */
+/* Random calls that a correct caller could make; the pool's own verify and the counts here must
+ * agree throughout. */
 TEST(random_use_keeps_every_block_in_one_state)
 {
     enum { BLOCKS = 37, HELD_MAX = 64, ROUNDS = 20000 };
@@ -276,8 +275,11 @@ TEST(random_use_keeps_every_block_in_one_state)
     kv_pool_free(p);
 }
 
-TEST_MAIN(CASE(alloc_is_all_or_nothing), CASE(last_reference_frees_an_unnamed_block), CASE(named_block_is_found_again),
-          CASE(match_stops_at_the_first_gap), CASE(least_recently_given_back_is_evicted_first), CASE(free_blocks_go_before_cached_ones),
-          CASE(second_block_with_a_name_stays_anonymous), CASE(quarantined_block_is_out_of_reach_until_fenced),
+TEST_MAIN(CASE(alloc_is_all_or_nothing), CASE(last_reference_frees_an_unnamed_block),
+          CASE(named_block_is_found_again), CASE(match_stops_at_the_first_gap),
+          CASE(least_recently_given_back_is_evicted_first), CASE(free_blocks_go_before_cached_ones),
+          CASE(second_block_with_a_name_stays_anonymous),
+          CASE(quarantined_block_is_out_of_reach_until_fenced),
           CASE(without_prefix_cache_nothing_is_kept), CASE(forget_empties_the_cache),
-          CASE(chain_depends_on_model_salt_and_all_tokens_before), CASE(random_use_keeps_every_block_in_one_state))
+          CASE(chain_depends_on_model_salt_and_all_tokens_before),
+          CASE(random_use_keeps_every_block_in_one_state))

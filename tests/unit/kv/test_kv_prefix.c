@@ -5,7 +5,8 @@
 
 enum { BLOCK = 4, N = 5 };
 
-static const int32_t TOKENS[N * BLOCK] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 };
+static const int32_t TOKENS[N * BLOCK] = { 1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                           11, 12, 13, 14, 15, 16, 17, 18, 19, 20 };
 
 static void names(uint64_t salt, uint32_t n_prompt, struct hash128 out[N])
 {
@@ -17,7 +18,8 @@ static uint32_t common(const struct hash128 *a, const struct hash128 *b)
 {
     uint32_t n = 0;
     while (n < N && hash128_eq(a[n], b[n])) n++;
-    for (uint32_t i = n; i < N; i++) CHECK(!hash128_eq(a[i], b[i])); /* a chain: once apart, apart for good */
+    /* a chain: once apart, apart for good */
+    for (uint32_t i = n; i < N; i++) CHECK(!hash128_eq(a[i], b[i]));
     return n;
 }
 
@@ -59,4 +61,5 @@ TEST(names_are_the_same_in_pieces)
     }
 }
 
-TEST_MAIN(CASE(names_of_prompts_know_no_forms), CASE(names_say_where_generated_tokens_begin), CASE(names_are_the_same_in_pieces))
+TEST_MAIN(CASE(names_of_prompts_know_no_forms), CASE(names_say_where_generated_tokens_begin),
+          CASE(names_are_the_same_in_pieces))

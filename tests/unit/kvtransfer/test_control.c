@@ -1,4 +1,5 @@
-/* test_control.c - control connections over real sockets: two hubs in one process, polled by hand, and raw sockets that misbehave. */
+/* test_control.c - control connections over real sockets: two hubs in one process, polled by hand,
+ * and raw sockets that misbehave. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,8 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kvtransfer/connect/control.h"
 #include "kvtransfer/connect/address.h"
+#include "kvtransfer/connect/control.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
@@ -24,24 +25,24 @@ enum { SEEN_MAX = 20000 };
 
 struct seen {
     enum control_event_kind kind;
-    struct control_conn    *conn;
-    uint8_t                 frame;
-    uint64_t                after;
-    size_t                  n;
-    uint8_t                 first, last; /* of the body */
-    enum status             status;
-    char                    text[120];
+    struct control_conn *conn;
+    uint8_t frame;
+    uint64_t after;
+    size_t n;
+    uint8_t first, last; /* of the body */
+    enum status status;
+    char text[120];
 };
 
 struct side {
-    struct kvt_env      env;
+    struct kvt_env env;
     struct control_hub *hub;
-    uint8_t             ticket[KVT_TICKET_BYTES]; /* good once */
-    bool                used;
-    int                 n_admits;
-    bool                close_on_frame;
-    struct seen         seen[SEEN_MAX];
-    size_t              n;
+    uint8_t ticket[KVT_TICKET_BYTES]; /* good once */
+    bool used;
+    int n_admits;
+    bool close_on_frame;
+    struct seen seen[SEEN_MAX];
+    size_t n;
 };
 
 static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
@@ -58,8 +59,11 @@ static struct side *side_on(const char *ifname, uint32_t max_peers)
     struct side *s = calloc(1, sizeof *s);
     struct err err = { 0 };
     memset(s->ticket, 0x5a, sizeof s->ticket);
-    s->env = (struct kvt_env){ .listen_host = "127.0.0.1", .max_peers = max_peers, .arg = s, .admit = admit };
-    if (control_open(&s->env, "test", 0, ifname, &s->hub, &err) != OK) test_fail(__FILE__, __LINE__, "control_open: %s", err.text);
+    s->env = (struct kvt_env){
+        .listen_host = "127.0.0.1", .max_peers = max_peers, .arg = s, .admit = admit
+    };
+    if (control_open(&s->env, "test", 0, ifname, &s->hub, &err) != OK)
+        test_fail(__FILE__, __LINE__, "control_open: %s", err.text);
     return s;
 }
 
@@ -76,7 +80,14 @@ static void on_event(void *arg, const struct control_event *ev)
     struct side *s = arg;
     CHECK(s->n < SEEN_MAX);
     struct seen *e = &s->seen[s->n++];
-    *e = (struct seen){ .kind = ev->kind, .conn = ev->conn, .frame = ev->frame, .after = ev->after, .n = ev->body.n, .status = ev->status };
+    *e = (struct seen){
+        .kind = ev->kind,
+        .conn = ev->conn,
+        .frame = ev->frame,
+        .after = ev->after,
+        .n = ev->body.n,
+        .status = ev->status,
+    };
     if (ev->kind == CONTROL_FRAME && ev->body.n) {
         e->first = (uint8_t)ev->body.p[0];
         e->last = (uint8_t)ev->body.p[ev->body.n - 1];
@@ -96,7 +107,8 @@ static void poll_once(struct side *a, struct side *b)
 static void until(struct side *s, size_t n, struct side *other)
 {
     for (uint64_t end = clock_ms() + 10000; s->n < n;) {
-        if (clock_ms() > end) test_fail(__FILE__, __LINE__, "%zu events seen, expected %zu", s->n, n);
+        if (clock_ms() > end)
+            test_fail(__FILE__, __LINE__, "%zu events seen, expected %zu", s->n, n);
         poll_once(s, other);
     }
 }
@@ -132,7 +144,11 @@ static struct control_conn *pair(struct side *from, struct side *to, struct cont
 static int raw(struct side *to)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(control_port(to->hub)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(control_port(to->hub)),
+        .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    };
     CHECK_OK(connect(fd, (struct sockaddr *)&a, sizeof a));
     return fd;
 }
@@ -146,7 +162,8 @@ static void raw_preamble(int fd, enum kvt_preamble_kind kind, const uint8_t *tic
     CHECK(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL) == sizeof bytes);
 }
 
-/* What the hub answers until it closes or nothing comes for `ms`: number of bytes; *closed tells which. */
+/* What the hub answers until it closes or nothing comes for `ms`: number of bytes; *closed tells
+ * which. */
 static size_t raw_read(int fd, struct side *s, uint8_t *out, size_t cap, uint64_t ms, bool *closed)
 {
     size_t have = 0;
@@ -188,7 +205,8 @@ TEST(control_opens_and_passes_frames_in_order)
     for (int i = 0; i < 3000; i++) {
         const struct seen *e = &b->seen[i + 1], *f = &a->seen[i + 1];
         size_t n = i % 100 == 0 ? CONTROL_BODY_MAX : (size_t)(i * 7) % 700;
-        CHECK(e->kind == CONTROL_FRAME && e->conn == in && f->kind == CONTROL_FRAME && f->conn == out);
+        CHECK(e->kind == CONTROL_FRAME && e->conn == in && f->kind == CONTROL_FRAME &&
+              f->conn == out);
         CHECK_EQ_INT(e->frame, i % 250);
         CHECK(e->after == (uint64_t)i << 33 && f->after == (uint64_t)i);
         CHECK_EQ_INT(e->n, n);
@@ -231,11 +249,15 @@ TEST(control_bodies_and_queues_have_limits)
     CHECK_STATUS(control_send(out, 1, 0, body, sizeof body), ERR_INVALID);
     enum status st;
     size_t taken = 0;
-    while ((st = control_send(out, 1, taken, body, CONTROL_BODY_MAX)) == OK && taken < 10000) taken++; /* b does not read */
+    /* b does not read */
+    while ((st = control_send(out, 1, taken, body, CONTROL_BODY_MAX)) == OK && taken < 10000)
+        taken++;
     CHECK_STATUS(st, ERR_FULL);
-    CHECK(control_queued(out) > KVT_QUEUE_LIMIT && control_queued(out) <= KVT_QUEUE_LIMIT + CONTROL_HEAD_BYTES + CONTROL_BODY_MAX);
+    CHECK(control_queued(out) > KVT_QUEUE_LIMIT &&
+          control_queued(out) <= KVT_QUEUE_LIMIT + CONTROL_HEAD_BYTES + CONTROL_BODY_MAX);
     until(b, 1 + taken, a); /* and nothing of what was taken is lost */
-    for (size_t i = 0; i < taken; i++) CHECK(b->seen[1 + i].after == i && b->seen[1 + i].n == CONTROL_BODY_MAX);
+    for (size_t i = 0; i < taken; i++)
+        CHECK(b->seen[1 + i].after == i && b->seen[1 + i].n == CONTROL_BODY_MAX);
     CHECK_OK(control_send(out, 1, 0, NULL, 0));
     until(b, 2 + taken, a);
     CHECK_EQ_INT(b->seen[1 + taken].n, 0);
@@ -243,7 +265,8 @@ TEST(control_bodies_and_queues_have_limits)
     side_stop(b);
 }
 
-/* What was sent right before closing still arrives, also when the closing side has bytes it did not read. */
+/* What was sent right before closing still arrives, also when the closing side has bytes it did not
+ * read. */
 TEST(control_closing_lets_the_last_frames_out)
 {
     struct side *a = side_start(), *b = side_start();
@@ -310,7 +333,9 @@ TEST(control_peer_that_goes_is_lost_once)
 TEST(control_malformed_frames_end_the_connection)
 {
     struct side *s = side_start();
-    static const struct { uint8_t at, value; } wrong[] = { { 0, 0 }, { 1, 0xff }, { 3, 1 }, { 5, 0x11 }, { 6, 1 }, { 7, 0x80 } };
+    static const struct {
+        uint8_t at, value;
+    } wrong[] = { { 0, 0 }, { 1, 0xff }, { 3, 1 }, { 5, 0x11 }, { 6, 1 }, { 7, 0x80 } };
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         int fd = raw(s);
         uint8_t answer[64];
@@ -324,13 +349,15 @@ TEST(control_malformed_frames_end_the_connection)
         control_frame_encode(&frames, 7, 11, "good", 4);
         control_frame_encode(&frames, 8, 12, "bad", 3);
         frames.data[20 + wrong[i].at] = (char)wrong[i].value;
-        for (size_t at = 0; at < frames.len; at++) { /* byte by byte: every way a frame can be cut */
+        for (size_t at = 0; at < frames.len; at++) { /* byte by byte: every way a frame can be
+                                                      * cut */
             CHECK(send(fd, frames.data + at, 1, MSG_NOSIGNAL) == 1);
             poll_once(s, NULL);
             if (s->n == 3) break;
         }
         until(s, 3, NULL);
-        CHECK(s->seen[1].kind == CONTROL_FRAME && s->seen[1].frame == 7 && s->seen[1].after == 11 && s->seen[1].n == 4);
+        CHECK(s->seen[1].kind == CONTROL_FRAME && s->seen[1].frame == 7 && s->seen[1].after == 11 &&
+              s->seen[1].n == 4);
         CHECK(s->seen[2].kind == CONTROL_LOST);
         CHECK_STATUS(s->seen[2].status, ERR_FORMAT);
         control_close(s->seen[2].conn);
@@ -431,7 +458,8 @@ TEST(control_full_descriptor_table_pauses_accepting)
     struct rlimit old, tight;
     CHECK_OK(getrlimit(RLIMIT_NOFILE, &old));
     int top = dup(0);
-    tight = (struct rlimit){ (rlim_t)top, old.rlim_max }; /* descriptors below `top` are all taken */
+    tight = (struct rlimit){ (rlim_t)top, old.rlim_max }; /* descriptors below `top` are all
+                                                           * taken */
     close(top);
     for (int fd = 3; fd < top; fd++)
         if (fcntl(fd, F_GETFD) < 0) CHECK(dup2(0, fd) == fd);
@@ -466,7 +494,8 @@ TEST(control_connections_have_a_limit)
     CHECK(closed);
     struct control_conn *c;
     struct err err = { 0 };
-    CHECK_STATUS(control_connect(b->hub, control_address(a->hub), a->ticket, NULL, &c, &err), ERR_FULL);
+    CHECK_STATUS(control_connect(b->hub, control_address(a->hub), a->ticket, NULL, &c, &err),
+                 ERR_FULL);
     for (int i = 0; i < 3; i++) close(fds[i]);
     settle(b, NULL, 20);
     struct control_conn *in;
@@ -517,7 +546,11 @@ TEST(control_interface_is_where_peers_are_told_to_come)
     struct buf address = { 0 };
     struct err err = { 0 };
     struct control_hub *h = NULL;
-    struct kvt_env env = { .listen_host = "0.0.0.0", .advertise_host = "127.0.0.1", .max_peers = 1 };
+    struct kvt_env env = {
+        .listen_host = "0.0.0.0",
+        .advertise_host = "127.0.0.1",
+        .max_peers = 1,
+    };
     CHECK_OK(tcp_address_of_interface(name, &address, &err));
     CHECK_OK(control_open(&env, "test", 0, name, &h, &err));
     CHECK(str_starts(control_address(h), address.data));
@@ -541,12 +574,14 @@ TEST(control_interface_opens_no_port_beyond_the_address_asked_for)
 TEST(control_addresses_are_numeric)
 {
     CHECK(control_can_reach(STR("127.0.0.1 80")) && control_can_reach(STR("::1 80")));
-    static const char *const bad[] = { "", "127.0.0.1", "127.0.0.1 0", "127.0.0.1 65536", "localhost 80", "127.0.0.1 80 " };
+    static const char *const bad[] = {
+        "", "127.0.0.1", "127.0.0.1 0", "127.0.0.1 65536", "localhost 80", "127.0.0.1 80 "
+    };
     for (size_t i = 0; i < COUNT_OF(bad); i++) CHECK(!control_can_reach(str_of(bad[i])));
 }
 
-/* A host that vanished says nothing: the kernel is told to notice within 3 s. What it does then is its own affair; that the options are
- * on can be seen. */
+/* A host that vanished says nothing: the kernel is told to notice within 3 s. What it does then is
+ * its own affair; that the options are on can be seen. */
 TEST(control_connections_are_kept_alive)
 {
     struct side *a = side_start(), *b = side_start();
@@ -557,7 +592,8 @@ TEST(control_connections_are_kept_alive)
         int on = 0, idle = 0, interval = 0, timeout_ms = 0;
         struct sockaddr_in peer;
         socklen_t n = sizeof peer;
-        if (getpeername(fd, (struct sockaddr *)&peer, &n) != 0 || peer.sin_family != AF_INET) continue;
+        if (getpeername(fd, (struct sockaddr *)&peer, &n) != 0 || peer.sin_family != AF_INET)
+            continue;
         n = sizeof(int);
         CHECK_OK(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &n));
         CHECK_OK(getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &n));
@@ -572,9 +608,14 @@ TEST(control_connections_are_kept_alive)
     side_stop(b);
 }
 
-TEST_MAIN(CASE(control_opens_and_passes_frames_in_order), CASE(control_wrong_and_used_tickets_are_refused), CASE(control_bodies_and_queues_have_limits),
-          CASE(control_closing_lets_the_last_frames_out), CASE(control_handler_may_close_its_own_connection), CASE(control_peer_that_goes_is_lost_once),
-          CASE(control_malformed_frames_end_the_connection), CASE(control_bad_greetings_end_silently), CASE(control_silent_peers_meet_a_deadline),
-          CASE(control_listener_that_speaks_something_else), CASE(control_full_descriptor_table_pauses_accepting), CASE(control_connections_have_a_limit),
-          CASE(control_interface_by_name), CASE(control_interface_is_where_peers_are_told_to_come), CASE(control_interface_opens_no_port_beyond_the_address_asked_for),
-          CASE(control_addresses_are_numeric), CASE(control_connections_are_kept_alive))
+TEST_MAIN(
+    CASE(control_opens_and_passes_frames_in_order),
+    CASE(control_wrong_and_used_tickets_are_refused), CASE(control_bodies_and_queues_have_limits),
+    CASE(control_closing_lets_the_last_frames_out),
+    CASE(control_handler_may_close_its_own_connection), CASE(control_peer_that_goes_is_lost_once),
+    CASE(control_malformed_frames_end_the_connection), CASE(control_bad_greetings_end_silently),
+    CASE(control_silent_peers_meet_a_deadline), CASE(control_listener_that_speaks_something_else),
+    CASE(control_full_descriptor_table_pauses_accepting), CASE(control_connections_have_a_limit),
+    CASE(control_interface_by_name), CASE(control_interface_is_where_peers_are_told_to_come),
+    CASE(control_interface_opens_no_port_beyond_the_address_asked_for),
+    CASE(control_addresses_are_numeric), CASE(control_connections_are_kept_alive))

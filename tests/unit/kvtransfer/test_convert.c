@@ -1,4 +1,5 @@
-/* test_convert.c - rows of one element type as another: widening is exact, narrowing rounds to nearest, int8 and e4m3 stay within half a step. */
+/* test_convert.c - rows of one element type as another: widening is exact, narrowing rounds to
+ * nearest, int8 and e4m3 stay within half a step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,19 +79,22 @@ TEST(convert_to_e4m3_is_off_by_a_sixteenth_at_most)
 {
     srand(10);
     for (int round = 0; round < 2000; round++) {
-        float   x[N], back[N], scale, again, largest = 0;
+        float x[N], back[N], scale, again, largest = 0;
         uint8_t q[N], same[N];
         random_row(x);
         for (int i = 0; i < N; i++) largest = fmaxf(largest, fabsf(x[i]));
         kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_F8_E4M3, q, &scale, N);
         CHECK(scale == largest / 448);
         kvt_convert_row(DTYPE_F8_E4M3, q, &scale, DTYPE_F32, back, NULL, N);
-        for (int i = 0; i < N; i++) CHECK_NEAR(back[i], x[i], fmax(0.0626 * fabs((double)x[i]), 0x1.01p-10 * (double)scale));
+        for (int i = 0; i < N; i++)
+            CHECK_NEAR(back[i], x[i],
+                       fmax(0.0626 * fabs((double)x[i]), 0x1.01p-10 * (double)scale));
         /* The largest is still there, so what stands for the row becomes the same row again. */
         kvt_convert_row(DTYPE_F32, back, NULL, DTYPE_F8_E4M3, same, &again, N);
         CHECK(fabsf(again - scale) <= 1e-6f * scale && memcmp(q, same, N) == 0);
     }
 }
 
-TEST_MAIN(CASE(convert_there_and_back_is_exact_where_nothing_is_lost), CASE(convert_to_int8_is_off_by_half_a_step_at_most),
-          CASE(convert_to_int8_at_its_edges), CASE(convert_to_e4m3_is_off_by_a_sixteenth_at_most))
+TEST_MAIN(CASE(convert_there_and_back_is_exact_where_nothing_is_lost),
+          CASE(convert_to_int8_is_off_by_half_a_step_at_most), CASE(convert_to_int8_at_its_edges),
+          CASE(convert_to_e4m3_is_off_by_a_sixteenth_at_most))

@@ -1,4 +1,5 @@
-/* test_copier.c - copy rows against memcpy, and copiers: every job comes back once, whoever ran it, and what was copied is whole. */
+/* test_copier.c - copy rows against memcpy, and copiers: every job comes back once, whoever ran it,
+ * and what was copied is whole. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -18,7 +19,9 @@ static void check_row(const struct copy_row *row, size_t to_at, size_t from_at, 
     filled = true;
     memset(to, 0x5a, EDGE + to_at + n + EDGE);
     row->copy(to + EDGE + to_at, from + from_at, n);
-    if (memcmp(to + EDGE + to_at, from + from_at, n) != 0) test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", row->name, n, from_at, to_at);
+    if (memcmp(to + EDGE + to_at, from + from_at, n) != 0)
+        test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", row->name, n, from_at,
+                  to_at);
     for (size_t i = 0; i < EDGE + to_at; i++) CHECK_EQ_INT(to[i], 0x5a);
     for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(to[EDGE + to_at + n + i], 0x5a);
 }
@@ -61,7 +64,7 @@ TEST(copy_choice_runs_here)
 struct book {
     _Atomic uint32_t n_run;
     _Atomic uint32_t gate; /* 1: workers wait */
-    char            *to, *from;
+    char *to, *from;
 };
 
 static void run(const struct copier_job *j)
@@ -87,7 +90,9 @@ TEST(copier_jobs_come_back_once)
     static uint8_t seen[N];
     struct copier_job j;
     for (uint32_t i = 0; i < N; i++) {
-        struct copier_job job = { .put = &b, .i_copy = i, .skip = (uint64_t)i * BYTES, .bytes = BYTES };
+        struct copier_job job = {
+            .put = &b, .i_copy = i, .skip = (uint64_t)i * BYTES, .bytes = BYTES
+        };
         if (copier_offer(c, job)) offered++;
         else run(&job), self++;
         while (copier_take(c, &j)) seen[j.i_copy]++, back++;
@@ -163,5 +168,6 @@ TEST(copier_number_of_threads)
     CHECK_EQ_INT(copier_choose(0), 1);
 }
 
-TEST_MAIN(CASE(copy_plain), CASE(copy_avx2), CASE(copy_avx512), CASE(copy_choice_runs_here), CASE(copier_jobs_come_back_once),
-          CASE(copier_queues_are_bounded), CASE(copier_alone), CASE(copier_number_of_threads))
+TEST_MAIN(CASE(copy_plain), CASE(copy_avx2), CASE(copy_avx512), CASE(copy_choice_runs_here),
+          CASE(copier_jobs_come_back_once), CASE(copier_queues_are_bounded), CASE(copier_alone),
+          CASE(copier_number_of_threads))

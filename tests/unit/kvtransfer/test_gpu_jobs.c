@@ -1,5 +1,5 @@
-/* test_gpu_jobs.c - what a card does for transfers: sums and copies of pieces, and pieces of another layout, are the processor's; works and stages come
- * back, and not too early. */
+/* test_gpu_jobs.c - what a card does for transfers: sums and copies of pieces, and pieces of
+ * another layout, are the processor's; works and stages come back, and not too early. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,13 +12,13 @@
 enum { BLOCKS = 12, TOKENS = 7 * 16 + 5 };
 
 struct rig {
-    struct device      *device;
-    struct kv_layout    layout;
-    struct dev_mem      pool;
-    char               *image; /* the pool's bytes */
+    struct device *device;
+    struct kv_layout layout;
+    struct dev_mem pool;
+    char *image; /* the pool's bytes */
     struct kvt_staging *staging;
-    struct kvt_works   *works;
-    atomic_int          noticed;
+    struct kvt_works *works;
+    atomic_int noticed;
 };
 
 static void notice(void *arg) { atomic_fetch_add(&((struct rig *)arg)->noticed, 1); }
@@ -27,9 +27,16 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
 {
     struct err err = { 0 };
     if (device_count(name) == 0) SKIP("no card: works of a card are NOT tested");
-    *r = (struct rig){ .layout = { .dtype = dtype, .block_tokens = 16, .n_layers = 2, .n_kv_heads = 3, .head_dim = 24, .tp_size = 1, .n_blocks = BLOCKS } };
+    *r = (struct rig){ .layout = { .dtype = dtype,
+                                   .block_tokens = 16,
+                                   .n_layers = 2,
+                                   .n_kv_heads = 3,
+                                   .head_dim = 24,
+                                   .tp_size = 1,
+                                   .n_blocks = BLOCKS, }, };
     CHECK_OK(device_open(name, &r->device, &err));
-    CHECK_OK(device_mem_alloc(r->device, kv_layout_pool_bytes(&r->layout), DEVICE_MEM_SHARED, &r->pool, &err));
+    CHECK_OK(device_mem_alloc(r->device, kv_layout_pool_bytes(&r->layout), DEVICE_MEM_SHARED,
+                              &r->pool, &err));
     CHECK_OK(kvt_staging_create(r->device, 8 * KVT_STAGING_CHUNK, &r->staging, &err));
     CHECK(kvt_staging_card(r->staging) == NULL);
     CHECK_OK(kvt_staging_add_card(r->staging, &err));
@@ -38,8 +45,14 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
     srand(4);
     for (size_t i = 0; i < kv_layout_pool_bytes(&r->layout); i++) r->image[i] = (char)rand();
     device_upload(r->device, r->pool.ptr, r->image, kv_layout_pool_bytes(&r->layout));
-    struct kvt_works_options o = { .device = r->device, .pool = r->pool.ptr, .staging = r->staging, .max_copies = kvt_plan_max_copies(&r->layout),
-                                   .notice = notice, .arg = r };
+    struct kvt_works_options o = {
+        .device = r->device,
+        .pool = r->pool.ptr,
+        .staging = r->staging,
+        .max_copies = kvt_plan_max_copies(&r->layout),
+        .notice = notice,
+        .arg = r,
+    };
     CHECK_OK(kvt_works_create(&o, &r->works, &err));
 }
 
@@ -66,12 +79,20 @@ static void sums_of(const char *name, uint32_t dtype)
     for (int v = 0; v < 2; v++)
         for (uint32_t layer = 0; layer < 2; layer++) {
             struct kvt_work *k = kvt_works_take(r.works);
-            struct kvt_task t = { .view = &views[v], .blocks = TABLE, .n_tokens = TOKENS, .span = { layer, 2, 6 }, .sums = true };
+            struct kvt_task t = {
+                .view = &views[v],
+                .blocks = TABLE,
+                .n_tokens = TOKENS,
+                .span = { layer, 2, 6 },
+                .sums = true,
+            };
             CHECK_OK(kvt_work_begin(k, &t));
             CHECK_OK(kvt_works_settle(r.works));
             CHECK(kvt_work_landed(k) && kvt_works_oldest(r.works) == k);
             for (uint32_t i = 0; i < 6; i++)
-                CHECK(k->sums[i] == kvt_plan_checksum(&views[v], r.image, layer, TABLE[2 + i], kvt_plan_tokens(&r.layout, TOKENS, 2 + i), scratch));
+                CHECK(k->sums[i] == kvt_plan_checksum(&views[v], r.image, layer, TABLE[2 + i],
+                                                      kvt_plan_tokens(&r.layout, TOKENS, 2 + i),
+                                                      scratch));
             kvt_work_give(k);
             CHECK(kvt_works_oldest(r.works) == NULL);
         }
@@ -86,7 +107,8 @@ static void sums_case(const char *name)
     sums_of(name, DTYPE_I8);
 }
 
-/* Made pieces are the processor's, on the card's side of the stage and, fetched, on the other; their sums are of those bytes. */
+/* Made pieces are the processor's, on the card's side of the stage and, fetched, on the other;
+ * their sums are of those bytes. */
 static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t block_tokens)
 {
     struct rig r;
@@ -99,13 +121,21 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
     struct kvt_span span = { 1, n_last / 3, n_last - n_last / 3 };
     size_t bytes = kvt_plan_span_bytes(&dst, TOKENS, span), at = 0;
     char *want = malloc(bytes), *got = malloc(bytes);
-    for (uint32_t i = 0; i < span.n; at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i)), i++)
+    for (uint32_t i = 0; i < span.n;
+         at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i)), i++)
         kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, span.first + i, want + at);
     for (int fetch = 0; fetch < 2; fetch++) {
         struct kvt_work *k = kvt_works_take(r.works);
         CHECK(kvt_staging_take(r.staging, bytes, true, kvt_works_held(r.works), &k->stage));
-        struct kvt_task t = { .view = &src, .blocks = TABLE, .n_tokens = TOKENS, .span = span, .sums = true,
-                              .move = fetch ? KVT_TASK_FETCH : KVT_TASK_STAYS, .as = &dst };
+        struct kvt_task t = {
+            .view = &src,
+            .blocks = TABLE,
+            .n_tokens = TOKENS,
+            .span = span,
+            .sums = true,
+            .move = fetch ? KVT_TASK_FETCH : KVT_TASK_STAYS,
+            .as = &dst,
+        };
         CHECK_OK(kvt_work_begin(k, &t));
         CHECK_OK(kvt_works_settle(r.works));
         device_download(r.device, got, kvt_staging_card_at(r.staging, k->stage), bytes);
@@ -133,7 +163,8 @@ static void making_case(const char *name)
     making_of(name, DTYPE_I8, DTYPE_I8, 5);
 }
 
-/* Fetched bytes are the span's, one piece behind the other; stored again in other blocks they are there, and nothing else has changed. */
+/* Fetched bytes are the span's, one piece behind the other; stored again in other blocks they are
+ * there, and nothing else has changed. */
 static void copies_case(const char *name)
 {
     struct rig r;
@@ -149,18 +180,27 @@ static void copies_case(const char *name)
     for (int step = 0; step < 2; step++) {
         struct kvt_work *k = kvt_works_take(r.works);
         k->stage = stage;
-        struct kvt_task t = { .view = &view, .blocks = step ? other : TABLE, .n_tokens = TOKENS, .span = span, .move = step ? KVT_TASK_STORE : KVT_TASK_FETCH };
+        struct kvt_task t = {
+            .view = &view,
+            .blocks = step ? other : TABLE,
+            .n_tokens = TOKENS,
+            .span = span,
+            .move = step ? KVT_TASK_STORE : KVT_TASK_FETCH,
+        };
         CHECK_OK(kvt_work_begin(k, &t));
         CHECK_OK(kvt_works_settle(r.works));
         const char *made = kvt_staging_at(r.staging, stage);
-        for (uint32_t i = 0; i < n; i++) CHECK(memcmp(made + copies[i].local, r.image + copies[i].remote, copies[i].bytes) == 0);
+        for (uint32_t i = 0; i < n; i++)
+            CHECK(memcmp(made + copies[i].local, r.image + copies[i].remote, copies[i].bytes) == 0);
         k->stage.n = 0;
         kvt_work_give(k);
     }
     struct kvt_copy back[64];
     CHECK_EQ_INT(kvt_plan_copies_from(0, &view, other, TOKENS, span, back), n);
-    char *want = r.image, *now = malloc(kv_layout_pool_bytes(&r.layout)), *made = kvt_staging_at(r.staging, stage);
-    for (uint32_t i = 0; i < n; i++) memcpy(want + back[i].remote, made + back[i].local, back[i].bytes);
+    char *want = r.image, *now = malloc(kv_layout_pool_bytes(&r.layout)),
+         *made = kvt_staging_at(r.staging, stage);
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(want + back[i].remote, made + back[i].local, back[i].bytes);
     device_download(r.device, now, r.pool.ptr, kv_layout_pool_bytes(&r.layout));
     CHECK(memcmp(now, want, kv_layout_pool_bytes(&r.layout)) == 0);
     free(now);
@@ -184,11 +224,18 @@ TEST(a_work_given_early_keeps_its_stage)
     uint32_t free_before = kvt_staging_n_free(r.staging);
     struct kvt_work *k = kvt_works_take(r.works);
     CHECK(kvt_staging_take(r.staging, 6000, true, kvt_works_held(r.works), &k->stage));
-    struct kvt_task t = { .view = &all, .blocks = TABLE, .n_tokens = TOKENS, .span = { 0, 0, 2 }, .move = KVT_TASK_FETCH };
+    struct kvt_task t = {
+        .view = &all,
+        .blocks = TABLE,
+        .n_tokens = TOKENS,
+        .span = { 0, 0, 2 },
+        .move = KVT_TASK_FETCH,
+    };
     CHECK_OK(kvt_work_begin(k, &t));
     bool early = !kvt_work_landed(k);
     kvt_work_give(k);
-    if (early) CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_works_oldest(r.works) == NULL);
+    if (early)
+        CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_works_oldest(r.works) == NULL);
     CHECK_OK(kvt_works_settle(r.works));
     kvt_works_collect(r.works);
     CHECK_EQ_INT(kvt_staging_n_free(r.staging), free_before);

@@ -1,4 +1,5 @@
-/* test_plan.c - token ranges and block tables to copies: nothing missing, nothing twice, neighbours joined. */
+/* test_plan.c - token ranges and block tables to copies: nothing missing, nothing twice, neighbours
+ * joined. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,15 @@
 
 static struct kv_layout layout(uint32_t n_blocks)
 {
-    return (struct kv_layout){ .dtype = DTYPE_BF16, .block_tokens = 8, .n_layers = 3, .n_kv_heads = 2, .head_dim = 4, .tp_size = 1, .n_blocks = n_blocks };
+    return (struct kv_layout){
+        .dtype = DTYPE_BF16,
+        .block_tokens = 8,
+        .n_layers = 3,
+        .n_kv_heads = 2,
+        .head_dim = 4,
+        .tp_size = 1,
+        .n_blocks = n_blocks,
+    };
 }
 
 TEST(plan_counts_blocks_and_valid_tokens)
@@ -63,12 +72,14 @@ TEST(plan_takes_only_valid_runs_of_the_last_block)
         CHECK_EQ_INT(out[i].bytes, 3 * 4 * 2);
         CHECK_EQ_INT(out[i].local, (i - 1) * kv_layout_segment_stride(&l));
     }
-    CHECK_EQ_INT(kvt_plan_span_bytes(&v, 11, (struct kvt_span){ 0, 0, 2 }), kv_layout_piece_bytes(&l) + 4 * 24);
+    CHECK_EQ_INT(kvt_plan_span_bytes(&v, 11, (struct kvt_span){ 0, 0, 2 }),
+                 kv_layout_piece_bytes(&l) + 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 1), 3 * 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 2), 0);
 }
 
-/* Copies and scattered memory of the same span name the same bytes in the same order, from any offset, in any pieces. */
+/* Copies and scattered memory of the same span name the same bytes in the same order, from any
+ * offset, in any pieces. */
 static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n_heads)
 {
     struct kv_layout l = layout(16);
@@ -84,8 +95,10 @@ static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n
             a[i] = rand() % 16;
             b[i] = (i + round) % 16; /* different blocks */
         }
-        uint32_t n_tokens = 1 + (uint32_t)rand() % 48, n_used = kvt_plan_n_blocks(&l, n_tokens), first = (uint32_t)rand() % n_used;
-        struct kvt_span s = { (uint32_t)rand() % 3, first, 1 + (uint32_t)rand() % (n_used - first) };
+        uint32_t n_tokens = 1 + (uint32_t)rand() % 48, n_used = kvt_plan_n_blocks(&l, n_tokens),
+                 first = (uint32_t)rand() % n_used;
+        struct kvt_span s = { (uint32_t)rand() % 3, first,
+                              1 + (uint32_t)rand() % (n_used - first) };
         struct kvt_copy copies[1024];
         uint32_t n = kvt_plan_copies(&v, a, &v, b, n_tokens, s, copies);
         CHECK(n <= kvt_plan_max_copies(&l));
@@ -128,7 +141,8 @@ TEST(plan_copies_and_iov_agree)
     copies_and_iov_agree(DTYPE_I8, 1, 1);
 }
 
-/* The slice of a head is the same bytes of a piece wherever that head stands among the rank's own. */
+/* The slice of a head is the same bytes of a piece wherever that head stands among the rank's
+ * own. */
 TEST(plan_slices_heads)
 {
     struct kv_layout whole = layout(4), half = layout(9);
@@ -153,7 +167,8 @@ TEST(plan_slices_heads)
     CHECK_EQ_INT(kvt_plan_total_bytes(&half, 16, 0), 3 * 2 * head);
 }
 
-static enum status check_pair(struct kv_layout mine, struct kv_layout theirs, bool i_send, bool lossy, struct err *err)
+static enum status check_pair(struct kv_layout mine, struct kv_layout theirs, bool i_send,
+                              bool lossy, struct err *err)
 {
     return kvt_plan_check(&mine, &theirs, i_send, lossy, 1 << 20, err);
 }
@@ -168,7 +183,8 @@ TEST(plan_check_says_what_does_not_fit)
     b.dtype = DTYPE_F32;
     CHECK_OK(check_pair(a, b, true, false, &err));
     CHECK_STATUS(check_pair(a, b, false, false, &err), ERR_PEER_MISMATCH); /* f32 into bf16 */
-    CHECK(strstr(err.text, "f32") && strstr(err.text, "bf16") && strstr(err.text, "BATON_KV_LOSSY=1"));
+    CHECK(strstr(err.text, "f32") && strstr(err.text, "bf16") &&
+          strstr(err.text, "BATON_KV_LOSSY=1"));
     CHECK_OK(check_pair(a, b, false, true, &err));
     b.dtype = DTYPE_F16;
     CHECK_STATUS(check_pair(a, b, true, false, &err), ERR_PEER_MISMATCH);
@@ -180,7 +196,8 @@ TEST(plan_check_says_what_does_not_fit)
     b.tp_size = a.tp_size = 2;
     b.tp_rank = 1;
     CHECK_STATUS(check_pair(a, b, true, true, &err), ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "no KV head in common") && strstr(err.text, "rank 0 of 2 here") && strstr(err.text, "rank 1 of 2 at the peer"));
+    CHECK(strstr(err.text, "no KV head in common") && strstr(err.text, "rank 0 of 2 here") &&
+          strstr(err.text, "rank 1 of 2 at the peer"));
     a = b = layout(4);
     a.block_tokens = 256;
     a.head_dim = b.head_dim = 256;
@@ -194,23 +211,27 @@ TEST(plan_checksum_ignores_what_is_not_valid)
 {
     struct kv_layout l = layout(2);
     struct kvt_view v = kvt_view_all(&l);
-    char *pool = calloc(1, kv_layout_pool_bytes(&l)), *scratch = malloc(kv_layout_piece_bytes(&l)), joined[4 * 24];
+    char *pool = calloc(1, kv_layout_pool_bytes(&l)), *scratch = malloc(kv_layout_piece_bytes(&l)),
+         joined[4 * 24];
     char *piece = pool + kv_layout_offset(&l, 1, 1);
     for (size_t i = 0; i < kv_layout_piece_bytes(&l); i++) piece[i] = (char)(i * 7);
-    for (int run = 0; run < 4; run++) memcpy(joined + run * 24, piece + (size_t)run * kv_layout_segment_stride(&l), 24);
+    for (int run = 0; run < 4; run++)
+        memcpy(joined + run * 24, piece + (size_t)run * kv_layout_segment_stride(&l), 24);
     uint64_t sum = kvt_plan_checksum(&v, pool, 1, 1, 3, scratch);
     CHECK(sum == hash_64(joined, sizeof joined, 0));
     piece[24] ^= 1; /* the fourth token */
     CHECK(kvt_plan_checksum(&v, pool, 1, 1, 3, scratch) == sum);
     piece[23] ^= 1; /* the third */
     CHECK(kvt_plan_checksum(&v, pool, 1, 1, 3, scratch) != sum);
-    CHECK(kvt_plan_checksum(&v, pool, 1, 1, 8, scratch) == hash_64(piece, kv_layout_piece_bytes(&l), 0));
+    CHECK(kvt_plan_checksum(&v, pool, 1, 1, 8, scratch) ==
+          hash_64(piece, kv_layout_piece_bytes(&l), 0));
     free(pool);
     free(scratch);
 }
 
-/* The runs of a piece one behind the other are what it is summed over; and rows that are moved one by one make the bytes that converting whole pieces
- * makes. For views of all heads and of one, full blocks and partly filled ones. */
+/* The runs of a piece one behind the other are what it is summed over; and rows that are moved one
+ * by one make the bytes that converting whole pieces makes. For views of all heads and of one, full
+ * blocks and partly filled ones. */
 TEST(plan_strides_and_rows_cover_a_piece)
 {
     const uint32_t types[] = { DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
@@ -221,29 +242,40 @@ TEST(plan_strides_and_rows_cover_a_piece)
             a.block_tokens = 5;
             struct kvt_view src = { &a, 2 - n_heads, n_heads }, dst = { &b, 0, n_heads };
             const int32_t table[] = { 7, 2, 4, 0, 5 };
-            char *pool = malloc(kv_layout_pool_bytes(&a)), *scratch = malloc(kv_layout_piece_bytes(&a));
-            char *made = malloc(kv_layout_piece_bytes(&b)), *want = malloc(kv_layout_piece_bytes(&b));
+            char *pool = malloc(kv_layout_pool_bytes(&a)),
+                 *scratch = malloc(kv_layout_piece_bytes(&a));
+            char *made = malloc(kv_layout_piece_bytes(&b)),
+                 *want = malloc(kv_layout_piece_bytes(&b));
             for (size_t i = 0; i < kv_layout_pool_bytes(&a); i++) pool[i] = (char)(i * 7 + i / 251);
             for (uint32_t n_valid = 1; n_valid <= a.block_tokens; n_valid++) {
                 struct kvt_strides s[2];
                 uint32_t kinds = kvt_plan_strides(&src, 1, 4, n_valid, s);
                 size_t n = 0;
                 for (uint32_t k = 0; k < kinds; k++)
-                    for (uint32_t r = 0; r < s[k].n_runs; r++, n += s[k].run_bytes) memcpy(made + n, pool + s[k].at + r * s[k].stride, s[k].run_bytes);
+                    for (uint32_t r = 0; r < s[k].n_runs; r++, n += s[k].run_bytes)
+                        memcpy(made + n, pool + s[k].at + r * s[k].stride, s[k].run_bytes);
                 CHECK_EQ_INT(n, kvt_view_bytes(&src, n_valid));
                 CHECK(hash_64(made, n, 0) == kvt_plan_checksum(&src, pool, 1, 4, n_valid, scratch));
-                CHECK_EQ_INT(kinds, kv_layout_scale_bytes(&a) && !(n_valid == a.block_tokens && n_heads == 2) ? 2 : 1);
+                CHECK_EQ_INT(kinds, kv_layout_scale_bytes(&a) &&
+                                            !(n_valid == a.block_tokens && n_heads == 2)
+                                        ? 2
+                                        : 1);
             }
             uint32_t n_tokens = 21; /* positions 0, 1: full; 2: 5 tokens */
             for (uint32_t position = 0; position < 3; position++) {
                 uint32_t n_valid = kvt_plan_tokens(&b, n_tokens, position);
-                size_t from_row = a.head_dim * kv_layout_element_bytes(&a), scale = kv_layout_scale_bytes(&a);
+                size_t from_row = a.head_dim * kv_layout_element_bytes(&a),
+                       scale = kv_layout_scale_bytes(&a);
                 memset(made, 0, kv_layout_piece_bytes(&b));
                 for (uint32_t done = 0; done < n_valid;) {
-                    struct kvt_rows r = kvt_plan_rows(&src, table, &dst, n_tokens, 1, position, done);
+                    struct kvt_rows r = kvt_plan_rows(&src, table, &dst, n_tokens, 1, position,
+                                                      done);
                     for (uint32_t g = 0; g < r.n_groups; g++) {
-                        memcpy(made + r.to + g * r.to_stride * from_row, pool + r.from + g * r.from_stride * from_row, r.n * from_row);
-                        if (scale) memcpy(made + r.to_scales + g * r.to_stride * scale, pool + r.from_scales + g * r.from_stride * scale, r.n * scale);
+                        memcpy(made + r.to + g * r.to_stride * from_row,
+                               pool + r.from + g * r.from_stride * from_row, r.n * from_row);
+                        if (scale)
+                            memcpy(made + r.to_scales + g * r.to_stride * scale,
+                                   pool + r.from_scales + g * r.from_stride * scale, r.n * scale);
                     }
                     done += r.n;
                 }
@@ -267,6 +299,9 @@ TEST(plan_batches_by_bytes)
     CHECK_EQ_INT(kvt_plan_batch(&v, 900, UINT64_MAX), KVT_BATCH_PIECES);
 }
 
-TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens), CASE(plan_sends_a_partly_filled_block_with_the_last_token), CASE(plan_joins_adjacent_pieces),
-          CASE(plan_takes_only_valid_runs_of_the_last_block), CASE(plan_copies_and_iov_agree), CASE(plan_slices_heads), CASE(plan_check_says_what_does_not_fit), CASE(plan_checksum_ignores_what_is_not_valid),
+TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens),
+          CASE(plan_sends_a_partly_filled_block_with_the_last_token),
+          CASE(plan_joins_adjacent_pieces), CASE(plan_takes_only_valid_runs_of_the_last_block),
+          CASE(plan_copies_and_iov_agree), CASE(plan_slices_heads),
+          CASE(plan_check_says_what_does_not_fit), CASE(plan_checksum_ignores_what_is_not_valid),
           CASE(plan_strides_and_rows_cover_a_piece), CASE(plan_batches_by_bytes))

@@ -1,5 +1,6 @@
-/* test_rdma_offers.c - a receiver of the rdma row whose libibverbs is this file: every call can be made to fail, everything it gave out is
- * counted. Senders are control connections driven by hand. What a sender's offer comes to must not touch the listener or other senders. */
+/* test_rdma_offers.c - a receiver of the rdma row whose libibverbs is this file: every call can be
+ * made to fail, everything it gave out is counted. Senders are control connections driven by hand.
+ * What a sender's offer comes to must not touch the listener or other senders. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -19,7 +20,8 @@
 
 /* ---- the library ---- */
 
-static uint32_t calls, fail_at, n_live; /* calls that may fail; the one that does, 0: none; things given out and not taken back */
+static uint32_t calls, fail_at, n_live; /* calls that may fail; the one that does, 0: none; things
+                                         * given out and not taken back */
 static uint8_t init_port;
 static int n_domains, n_regions;
 
@@ -43,15 +45,23 @@ static int take_back(void *p)
     return 0;
 }
 
-static int poll_nothing(struct ibv_cq *cq, int n, struct ibv_wc *wc) { return (void)cq, (void)n, (void)wc, 0; }
-static int arm(struct ibv_cq *cq, int solicited) { return (void)cq, (void)solicited, fails() ? ENOMEM : 0; }
+static int poll_nothing(struct ibv_cq *cq, int n, struct ibv_wc *wc)
+{
+    return (void)cq, (void)n, (void)wc, 0;
+}
+static int arm(struct ibv_cq *cq, int solicited)
+{
+    return (void)cq, (void)solicited, fails() ? ENOMEM : 0;
+}
 static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     (void)qp;
     *bad = wr;
     return fails() ? ENOMEM : 0;
 }
-static struct ibv_context context = { .ops = { .poll_cq = poll_nothing, .req_notify_cq = arm, .post_recv = post_recv } };
+static struct ibv_context context = {
+    .ops = { .poll_cq = poll_nothing, .req_notify_cq = arm, .post_recv = post_recv }
+};
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *c)
 {
@@ -67,13 +77,18 @@ static struct ibv_mr *region(struct ibv_pd *pd)
     return mr;
 }
 #undef ibv_reg_mr
-struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *p, size_t n, int access) { return (void)p, (void)n, (void)access, region(pd); }
-struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *p, size_t n, uint64_t iova, unsigned access)
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *p, size_t n, int access)
+{
+    return (void)p, (void)n, (void)access, region(pd);
+}
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *p, size_t n, uint64_t iova,
+                                unsigned access)
 {
     return (void)p, (void)n, (void)iova, (void)access, region(pd);
 }
 int ibv_dereg_mr(struct ibv_mr *mr) { return n_regions--, take_back(mr); }
-struct ibv_cq *ibv_create_cq(struct ibv_context *c, int n, void *arg, struct ibv_comp_channel *channel, int vector)
+struct ibv_cq *ibv_create_cq(struct ibv_context *c, int n, void *arg,
+                             struct ibv_comp_channel *channel, int vector)
 {
     struct ibv_cq *cq = give(sizeof *cq);
     (void)n, (void)channel, (void)vector;
@@ -117,14 +132,18 @@ static struct rdma_event_channel channel;
 static struct rdma_cm_event *request; /* the next event */
 static uint32_t n_taken, n_rejected;
 
-int access(const char *path, int mode) { return (void)mode, strcmp(path, "/dev/infiniband/rdma_cm") == 0 ? 0 : -1; }
+int access(const char *path, int mode)
+{
+    return (void)mode, strcmp(path, "/dev/infiniband/rdma_cm") == 0 ? 0 : -1;
+}
 struct rdma_event_channel *rdma_create_event_channel(void)
 {
     channel.fd = eventfd(0, EFD_NONBLOCK);
     return &channel;
 }
 void rdma_destroy_event_channel(struct rdma_event_channel *c) { close(c->fd); }
-int rdma_create_id(struct rdma_event_channel *c, struct rdma_cm_id **out, void *arg, enum rdma_port_space space)
+int rdma_create_id(struct rdma_event_channel *c, struct rdma_cm_id **out, void *arg,
+                   enum rdma_port_space space)
 {
     (void)c, (void)space;
     if (!(*out = give(sizeof **out))) return -1;
@@ -132,8 +151,14 @@ int rdma_create_id(struct rdma_event_channel *c, struct rdma_cm_id **out, void *
     return 0;
 }
 int rdma_destroy_id(struct rdma_cm_id *id) { return take_back(id); }
-int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *a) { return (void)id, (void)a, fails() ? -1 : 0; }
-int rdma_listen(struct rdma_cm_id *id, int backlog) { return (void)id, (void)backlog, fails() ? -1 : 0; }
+int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *a)
+{
+    return (void)id, (void)a, fails() ? -1 : 0;
+}
+int rdma_listen(struct rdma_cm_id *id, int backlog)
+{
+    return (void)id, (void)backlog, fails() ? -1 : 0;
+}
 __be16 rdma_get_src_port(struct rdma_cm_id *id) { return (void)id, htons(7471); }
 int rdma_get_cm_event(struct rdma_event_channel *c, struct rdma_cm_event **out)
 {
@@ -152,30 +177,39 @@ int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *a, int *mask)
     *mask = IBV_QP_STATE | (a->qp_state == IBV_QPS_RTR ? IBV_QP_AV | IBV_QP_PATH_MTU : 0);
     return 0;
 }
-int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *p) { return (void)id, (void)p, n_taken++, fails() ? -1 : 0; }
-int rdma_reject(struct rdma_cm_id *id, const void *p, uint8_t n) { return (void)id, (void)p, (void)n, n_rejected++, 0; }
+int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *p)
+{
+    return (void)id, (void)p, n_taken++, fails() ? -1 : 0;
+}
+int rdma_reject(struct rdma_cm_id *id, const void *p, uint8_t n)
+{
+    return (void)id, (void)p, (void)n, n_rejected++, 0;
+}
 
 /* ---- the receiver and its senders ---- */
 
 struct sender {
     struct control_conn *conn;
-    uint32_t             n_accepted, n_refused, key;
-    bool                 cm, greeted, lost, invited;
-    struct rdma_invite   invite;
-    uint32_t             mtu;
+    uint32_t n_accepted, n_refused, key;
+    bool cm, greeted, lost, invited;
+    struct rdma_invite invite;
+    uint32_t mtu;
 };
 
 struct world {
-    struct kvt_env         env, far;
-    struct dev_mem         mem;
+    struct kvt_env env, far;
+    struct dev_mem mem;
     struct rdma_transport *t;
-    struct control_hub    *hub; /* of the senders */
-    struct sender          senders[2];
-    uint32_t               n_up, n_down;
-    struct kvt_conn       *down;
+    struct control_hub *hub; /* of the senders */
+    struct sender senders[2];
+    uint32_t n_up, n_down;
+    struct kvt_conn *down;
 };
 
-static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { return (void)arg, (void)ticket, OK; }
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    return (void)arg, (void)ticket, OK;
+}
 
 static struct world *world(void)
 {
@@ -183,17 +217,29 @@ static struct world *world(void)
     struct err err = { 0 };
     w->mem = (struct dev_mem){ .ptr = mem_calloc(1, 4096), .bytes = 4096 };
     w->far = (struct kvt_env){ .listen_host = "127.0.0.1", .max_peers = 4, .admit = admit };
-    w->env = (struct kvt_env){ .mem = &w->mem, .listen_host = "127.0.0.1", .max_peers = 4, .admit = admit };
+    w->env = (struct kvt_env){
+        .mem = &w->mem, .listen_host = "127.0.0.1", .max_peers = 4, .admit = admit
+    };
     w->t = MEM_NEW(struct rdma_transport);
     w->t->base.ops = &kvt_rdma_ops;
     w->t->env = &w->env;
     list_init(&w->t->conns);
     list_init(&w->t->ready);
     w->t->ports = (struct rdma_devices){ .ports = MEM_NEW(struct rdma_port), .n = 1 };
-    w->t->ports.ports[0] = (struct rdma_port){ .device = "fake", .number = 2, .link = RDMA_LINK_ETHERNET, .active = true, .max_sge = 4, .max_qp_wr = 1024,
-                                               .max_cqe = 4096, .gids = MEM_NEW(struct rdma_gid), .n_gids = 1 };
+    w->t->ports.ports[0] = (struct rdma_port){
+        .device = "fake",
+        .number = 2,
+        .link = RDMA_LINK_ETHERNET,
+        .active = true,
+        .max_sge = 4,
+        .max_qp_wr = 1024,
+        .max_cqe = 4096,
+        .gids = MEM_NEW(struct rdma_gid),
+        .n_gids = 1,
+    };
     w->t->ports.ports[0].gids->type = RDMA_GID_ROCE_V2;
-    w->t->devices[0] = (struct rdma_device){ .t = w->t, .port = w->t->ports.ports, .ctx = &context };
+    w->t->devices[0] =
+        (struct rdma_device){ .t = w->t, .port = w->t->ports.ports, .ctx = &context };
     w->t->ends[0] = (struct rdma_end){ w->t->devices, w->t->ports.ports, true };
     CHECK_OK(control_open(&w->env, "rdma", 0, NULL, &w->t->hub, &err));
     CHECK_OK(control_open(&w->far, "senders", 0, NULL, &w->hub, &err));
@@ -236,9 +282,14 @@ static void turn(struct world *w)
     usleep(200);
 }
 
-#define UNTIL(condition) for (uint64_t end_ = clock_ms() + 5000; !(condition); turn(w)) CHECK(clock_ms() < end_)
+#define UNTIL(condition)                                                                           \
+    for (uint64_t end_ = clock_ms() + 5000; !(condition); turn(w)) CHECK(clock_ms() < end_)
 
-static const struct rdma_place place = { .link = RDMA_LINK_ETHERNET, .gid_type = RDMA_GID_ROCE_V2, .mtu = 1024 };
+static const struct rdma_place place = {
+    .link = RDMA_LINK_ETHERNET,
+    .gid_type = RDMA_GID_ROCE_V2,
+    .mtu = 1024,
+};
 
 static void join(struct world *w, struct sender *s)
 {
@@ -256,7 +307,9 @@ static void join(struct world *w, struct sender *s)
 static void offer(struct world *w, struct sender *s, uint32_t epoch)
 {
     struct buf body = { 0 };
-    struct rdma_half m = { .epoch = epoch, .mtu = 1024, .place = place, .n_qps = 2, .qps = { { 1, 1, 0 }, { 2, 2, 0 } } };
+    struct rdma_half m = {
+        .epoch = epoch, .mtu = 1024, .place = place, .n_qps = 2, .qps = { { 1, 1, 0 }, { 2, 2, 0 } }
+    };
     uint32_t before = s->n_accepted + s->n_refused;
     rdma_half_encode(&m, &body);
     CHECK_OK(control_send(s->conn, RDMA_FRAME_OFFER, 0, body.data, body.len));
@@ -274,7 +327,8 @@ static void world_end(struct world *w)
     CHECK_EQ_INT(n_live, 0);
 }
 
-/* A request of the peer's queue pair `number` arrives over a port, with n bytes of private data. It is taken by a later turn. */
+/* A request of the peer's queue pair `number` arrives over a port, with n bytes of private data. It
+ * is taken by a later turn. */
 static void arrive(const struct rdma_call *call, uint32_t number, uint8_t port, size_t n)
 {
     static struct rdma_cm_event ev;
@@ -296,7 +350,8 @@ static void arrive(const struct rdma_call *call, uint32_t number, uint8_t port, 
 }
 
 /* True when it is accepted, and not rejected. */
-static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, uint8_t port, size_t n)
+static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, uint8_t port,
+                size_t n)
 {
     uint32_t taken = n_taken, rejected = n_rejected;
     arrive(call, number, port, n);
@@ -305,7 +360,8 @@ static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, 
     return n_taken > taken;
 }
 
-/* With BATON_RDMA_CM: whoever lacks the token, or is not what was offered, is rejected; so is a second one, and one after the rail is up. */
+/* With BATON_RDMA_CM: whoever lacks the token, or is not what was offered, is rejected; so is a
+ * second one, and one after the rail is up. */
 TEST(only_who_was_invited_may_connect)
 {
     struct world *w = world();
@@ -351,10 +407,12 @@ TEST(only_who_was_invited_may_connect)
 static void nothing_is_left(struct world *w, uint32_t but)
 {
     for (uint64_t end = clock_ms() + 2000; n_live > but && clock_ms() < end;) turn(w);
-    if (n_live > but) test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
+    if (n_live > but)
+        test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
 }
 
-/* Every failure was a refusal, the offer after them was taken, and the connection lived through it all. */
+/* Every failure was a refusal, the offer after them was taken, and the connection lived through it
+ * all. */
 static void end_of_failures(struct world *w, struct sender *s)
 {
     CHECK_EQ_INT(s->n_refused, fail_at - 1);
@@ -364,7 +422,8 @@ static void end_of_failures(struct world *w, struct sender *s)
     world_end(w);
 }
 
-/* As without it: whatever fails once, the offer is refused, nothing but the listener is left, and an offer after it is taken. */
+/* As without it: whatever fails once, the offer is refused, nothing but the listener is left, and
+ * an offer after it is taken. */
 TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
 {
     struct world *w = world();
@@ -383,7 +442,10 @@ TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
             memcpy(call.token, s->invite.token, sizeof call.token);
             arrive(&call, i + 1, 2, RDMA_CALL_BYTES);
             UNTIL(!request && (i == 0 || s->n_refused > refused || s->n_accepted));
-            for (uint64_t end = clock_ms() + 30; i == 0 && s->n_refused == refused && clock_ms() < end;) turn(w); /* it may be refused already */
+            /* it may be refused already */
+            for (uint64_t end = clock_ms() + 30;
+                 i == 0 && s->n_refused == refused && clock_ms() < end;)
+                turn(w);
         }
         if (s->n_accepted) break;
         nothing_is_left(w, 1);
@@ -405,7 +467,8 @@ TEST(a_peer_that_sets_up_otherwise_is_refused)
     world_end(w);
 }
 
-/* Each call of the library fails once: the offer is refused, nothing is left behind, the connection lives, and an offer after it is taken. */
+/* Each call of the library fails once: the offer is refused, nothing is left behind, the connection
+ * lives, and an offer after it is taken. */
 TEST(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing)
 {
     struct world *w = world();
@@ -447,8 +510,10 @@ TEST(a_sender_that_leaves_takes_nothing_of_the_others)
     world_end(w);
 }
 
-TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing), CASE(a_sender_that_leaves_takes_nothing_of_the_others),
-          CASE(only_who_was_invited_may_connect), CASE(an_invitation_that_comes_to_nothing_leaves_nothing),
+TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing),
+          CASE(a_sender_that_leaves_takes_nothing_of_the_others),
+          CASE(only_who_was_invited_may_connect),
+          CASE(an_invitation_that_comes_to_nothing_leaves_nothing),
           CASE(a_peer_that_sets_up_otherwise_is_refused))
 #else
 TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }

@@ -1,6 +1,7 @@
-/* test_rdma_puts.c - puts and rails over a card that is a page of code: it executes work requests when told to, fails when told to, and
- * refuses what does not fit its send queue. No device is needed: what the row calls of libibverbs either goes through the context's table
- * (posting, polling) or is defined here (states of queue pairs, destroying). */
+/* test_rdma_puts.c - puts and rails over a card that is a page of code: it executes work requests
+ * when told to, fails when told to, and refuses what does not fit its send queue. No device is
+ * needed: what the row calls of libibverbs either goes through the context's table (posting,
+ * polling) or is defined here (states of queue pairs, destroying). */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -16,21 +17,22 @@ enum { DEPTH = 512, POOL = 1 << 20, STRIDE = 512, PIECE = 200, WCS = 1024 };
 
 struct request {
     struct ibv_send_wr wr;
-    struct ibv_sge     sge[RDMA_SGE_MAX];
+    struct ibv_sge sge[RDMA_SGE_MAX];
 };
 
 struct card {
     struct ibv_context ctx;
-    struct ibv_qp      qp;
-    struct ibv_cq      cq;
-    struct request     queue[DEPTH];
-    uint32_t           head, n, n_unknown; /* not executed; not known to the poster to be complete */
-    uint32_t           room;               /* of the send queue; what does not fit is refused */
-    struct ibv_wc      wc[WCS];
-    uint32_t           n_wc;
-    uint32_t           freed[WCS];         /* entries that this completion gives back */
-    uint32_t           since_signal;
-    bool               in_error;
+    struct ibv_qp qp;
+    struct ibv_cq cq;
+    struct request queue[DEPTH];
+    uint32_t head, n, n_unknown; /* not executed; not known to the poster to be
+                                  * complete */
+    uint32_t room;               /* of the send queue; what does not fit is refused */
+    struct ibv_wc wc[WCS];
+    uint32_t n_wc;
+    uint32_t freed[WCS]; /* entries that this completion gives back */
+    uint32_t since_signal;
+    bool in_error;
 };
 
 static bool stuck; /* queue pairs neither go into error nor away */
@@ -85,7 +87,8 @@ static void complete(struct card *k, struct ibv_wc wc, uint32_t freed)
     k->wc[k->n_wc++] = wc;
 }
 
-/* Execute the oldest n requests; `st` is what the last of them comes to, signalled or not when it is an error. */
+/* Execute the oldest n requests; `st` is what the last of them comes to, signalled or not when it
+ * is an error. */
 static void execute(struct card *k, uint32_t n, enum ibv_wc_status st)
 {
     for (; n && k->n; n--, k->n--, k->head = (k->head + 1) % DEPTH) {
@@ -98,22 +101,23 @@ static void execute(struct card *k, uint32_t n, enum ibv_wc_status st)
         }
         k->since_signal++;
         if (!bad && !(r->wr.send_flags & IBV_SEND_SIGNALED)) continue;
-        complete(k, (struct ibv_wc){ .wr_id = r->wr.wr_id, .status = bad ? st : IBV_WC_SUCCESS }, k->since_signal);
+        complete(k, (struct ibv_wc){ .wr_id = r->wr.wr_id, .status = bad ? st : IBV_WC_SUCCESS },
+                 k->since_signal);
         k->since_signal = 0;
     }
 }
 
 /* A connection that is UP over `n_rails` cards. */
 struct world {
-    struct card            cards[2];
+    struct card cards[2];
     struct rdma_transport *t;
-    struct rdma_conn      *c;
-    struct kvt_env         env;
-    struct dev_mem         mem;
-    struct ibv_mr          mr;
-    struct rdma_port       port;
-    char                  *remote, *scratch;
-    struct kvt_copy        copies[256];
+    struct rdma_conn *c;
+    struct kvt_env env;
+    struct dev_mem mem;
+    struct ibv_mr mr;
+    struct rdma_port port;
+    char *remote, *scratch;
+    struct kvt_copy copies[256];
 };
 
 static struct world *world(bool incoming, uint32_t n_rails, bool verify)
@@ -122,7 +126,12 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
     w->mem = (struct dev_mem){ .ptr = mem_calloc(1, POOL), .bytes = POOL };
     for (uint32_t i = 0; i < POOL; i++) ((char *)w->mem.ptr)[i] = (char)(i * 7 + i / 251 + 1);
     w->remote = mem_calloc(1, POOL);
-    w->env = (struct kvt_env){ .mem = &w->mem, .max_copies = COUNT_OF(w->copies), .max_peers = 2, .tuning = { .rdma = { .verify_read = verify } } };
+    w->env = (struct kvt_env){
+        .mem = &w->mem,
+        .max_copies = COUNT_OF(w->copies),
+        .max_peers = 2,
+        .tuning = { .rdma = { .verify_read = verify } },
+    };
     w->t = MEM_NEW(struct rdma_transport);
     w->t->base.ops = &kvt_rdma_ops;
     w->t->env = &w->env;
@@ -142,7 +151,9 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
         k->ctx.ops.req_notify_cq = arm;
         k->qp = (struct ibv_qp){ .context = &k->ctx, .qp_context = k, .qp_num = 5 + i };
         k->cq = (struct ibv_cq){ .context = &k->ctx, .cq_context = k };
-        w->t->devices[i] = (struct rdma_device){ .t = w->t, .port = &w->port, .ctx = &k->ctx, .pool = &w->mr, .scratch = &w->mr };
+        w->t->devices[i] = (struct rdma_device){
+            .t = w->t, .port = &w->port, .ctx = &k->ctx, .pool = &w->mr, .scratch = &w->mr
+        };
         w->t->ends[i] = (struct rdma_end){ &w->t->devices[i], &w->port, true };
         struct rdma_rail *r = &w->c->rails[i];
         r->my_port = i;
@@ -153,7 +164,13 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
         r->send_wrs = DEPTH;
         r->max_sge = RDMA_SGE_MAX;
         r->bytes_per_s = i ? 1 : 1000; /* the first is taken while it is up and has room */
-        r->qps[0] = (struct rdma_qp){ .rail = r, .qp = &k->qp, .base = (uintptr_t)w->remote, .ready = true, .n_recvs = incoming ? RDMA_WINDOW : 0 };
+        r->qps[0] = (struct rdma_qp){
+            .rail = r,
+            .qp = &k->qp,
+            .base = (uintptr_t)w->remote,
+            .ready = true,
+            .n_recvs = incoming ? RDMA_WINDOW : 0,
+        };
         list_init(&r->qps[0].puts);
     }
     return w;
@@ -174,22 +191,33 @@ static void world_end(struct world *w)
 /* n pieces that no request can join, piece i from and to STRIDE * (first + i). */
 static enum status put(struct world *w, uint64_t tag, uint32_t first, uint32_t n)
 {
-    struct kvt_put p = { .head = { .kind = KVT_MSG_DATA, .session = 1, .generation = 1, .bytes = (uint64_t)n * PIECE }, .copies = w->copies, .n_copies = n, .tag = tag };
-    for (uint32_t i = 0; i < n; i++) w->copies[i] = (struct kvt_copy){ STRIDE * (uint64_t)(first + i), STRIDE * (uint64_t)(first + i), PIECE };
+    struct kvt_put p = { .head = { .kind = KVT_MSG_DATA,
+                                   .session = 1,
+                                   .generation = 1,
+                                   .bytes = (uint64_t)n * PIECE, },
+                         .copies = w->copies,
+                         .n_copies = n,
+                         .tag = tag, };
+    for (uint32_t i = 0; i < n; i++)
+        w->copies[i] = (struct kvt_copy){ STRIDE * (uint64_t)(first + i),
+                                          STRIDE * (uint64_t)(first + i), PIECE };
     return rdma_puts_add(w->c, &p);
 }
 
 static bool arrived(const struct world *w, uint32_t first, uint32_t n)
 {
     for (uint32_t i = first; i < first + n; i++)
-        if (memcmp(w->remote + STRIDE * i, (char *)w->mem.ptr + STRIDE * i, PIECE) != 0) return false;
+        if (memcmp(w->remote + STRIDE * i, (char *)w->mem.ptr + STRIDE * i, PIECE) != 0)
+            return false;
     return true;
 }
 
 static size_t n_done(const struct world *w)
 {
     size_t n = 0;
-    for (size_t i = 0; i < w->t->incidents.n; i++) n += w->t->incidents.v[(w->t->incidents.head + i) % w->t->incidents.cap].kind == KVT_PUT_DONE;
+    for (size_t i = 0; i < w->t->incidents.n; i++)
+        n += w->t->incidents.v[(w->t->incidents.head + i) % w->t->incidents.cap].kind ==
+             KVT_PUT_DONE;
     return n;
 }
 
@@ -197,7 +225,11 @@ static void poll(struct world *w, uint32_t rail) { (void)rdma_rail_poll(&w->c->r
 
 static void fenced(struct world *w, uint32_t rail, uint64_t landed_upto)
 {
-    const struct rdma_verdict v = { .rail = rail, .epoch = w->c->rails[rail].epoch, .landed = { .upto = landed_upto } };
+    const struct rdma_verdict v = {
+        .rail = rail,
+        .epoch = w->c->rails[rail].epoch,
+        .landed = { .upto = landed_upto },
+    };
     rdma_rail_on_verdict(&w->c->rails[rail], RDMA_FRAME_FENCED, &v);
 }
 
@@ -217,7 +249,8 @@ TEST(a_put_is_done_when_its_last_request_is_complete)
     world_end(w);
 }
 
-/* Whichever of its requests fails: nothing is done, and nothing is posted again before the receiver has fenced its side. */
+/* Whichever of its requests fails: nothing is done, and nothing is posted again before the receiver
+ * has fenced its side. */
 TEST(a_completion_with_an_error_is_never_done)
 {
     for (uint32_t at = 1; at <= 10; at++) {
@@ -267,7 +300,8 @@ TEST(acknowledged_and_never_landed_ends_the_connection)
     world_end(w);
 }
 
-/* The queue refuses one more than it holds: whatever is posted fits, also when puts are longer than the queue. */
+/* The queue refuses one more than it holds: whatever is posted fits, also when puts are longer than
+ * the queue. */
 TEST(the_send_queue_never_overflows)
 {
     struct world *w = world(false, 1, false);
@@ -301,7 +335,8 @@ TEST(a_request_that_is_refused_breaks_the_rail_and_loses_nothing)
     world_end(w);
 }
 
-/* A put of several chains: reading back begins after the last write, comparing after the last read. */
+/* A put of several chains: reading back begins after the last write, comparing after the last
+ * read. */
 TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
 {
     struct world *w = world(false, 1, true);
@@ -317,7 +352,8 @@ TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
     CHECK_OK(put(w, 2, 200, 200));
     for (uint32_t turns = 0; turns < 600; turns++) {
         execute(&w->cards[0], 1, IBV_WC_SUCCESS);
-        w->remote[STRIDE * 399] = (char)~((char *)w->mem.ptr)[STRIDE * 399]; /* the last piece does not keep what was written */
+        /* the last piece does not keep what was written */
+        w->remote[STRIDE * 399] = (char)~((char *)w->mem.ptr)[STRIDE * 399];
         poll(w, 0);
     }
     CHECK_EQ_INT(n_done(w), 1);
@@ -330,10 +366,20 @@ TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
 
 static void immediate(struct world *w, uint32_t number)
 {
-    complete(&w->cards[0], (struct ibv_wc){ .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false), .status = IBV_WC_SUCCESS, .wc_flags = IBV_WC_WITH_IMM, .imm_data = htonl(number) }, 0);
+    complete(&w->cards[0],
+             (struct ibv_wc){
+                 .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false),
+                 .status = IBV_WC_SUCCESS,
+                 .wc_flags = IBV_WC_WITH_IMM,
+                 .imm_data = htonl(number),
+             },
+             0);
 }
 
-static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) { return (void)qp, (void)wr, (void)bad, 0; }
+static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    return (void)qp, (void)wr, (void)bad, 0;
+}
 
 TEST(an_immediate_twice_or_of_no_put_ends_the_connection)
 {
@@ -353,7 +399,8 @@ TEST(an_immediate_twice_or_of_no_put_ends_the_connection)
     }
 }
 
-/* Neither into error nor destroyed: nobody can say what it still writes, so the pages stay where they are. */
+/* Neither into error nor destroyed: nobody can say what it still writes, so the pages stay where
+ * they are. */
 TEST(a_queue_pair_that_cannot_be_ended_is_no_fence)
 {
     struct world *w = world(true, 1, false);
@@ -367,10 +414,14 @@ TEST(a_queue_pair_that_cannot_be_ended_is_no_fence)
     world_end(w);
 }
 
-TEST_MAIN(CASE(a_put_is_done_when_its_last_request_is_complete), CASE(a_completion_with_an_error_is_never_done),
-          CASE(a_put_that_had_landed_is_not_sent_again), CASE(acknowledged_and_never_landed_ends_the_connection),
-          CASE(the_send_queue_never_overflows), CASE(a_request_that_is_refused_breaks_the_rail_and_loses_nothing),
-          CASE(what_is_read_back_is_compared_when_all_of_it_is_there), CASE(an_immediate_twice_or_of_no_put_ends_the_connection),
+TEST_MAIN(CASE(a_put_is_done_when_its_last_request_is_complete),
+          CASE(a_completion_with_an_error_is_never_done),
+          CASE(a_put_that_had_landed_is_not_sent_again),
+          CASE(acknowledged_and_never_landed_ends_the_connection),
+          CASE(the_send_queue_never_overflows),
+          CASE(a_request_that_is_refused_breaks_the_rail_and_loses_nothing),
+          CASE(what_is_read_back_is_compared_when_all_of_it_is_there),
+          CASE(an_immediate_twice_or_of_no_put_ends_the_connection),
           CASE(a_queue_pair_that_cannot_be_ended_is_no_fence))
 #else
 TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }

@@ -1,4 +1,5 @@
-/* test_rdma_schedule.c - which ports pair, which rail takes a put, when a broken rail is tried again. */
+/* test_rdma_schedule.c - which ports pair, which rail takes a put, when a broken rail is tried
+ * again. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -17,13 +18,19 @@ static struct rdma_place roce(const char *ipv4)
 
 static struct rdma_place infiniband(uint8_t subnet, uint8_t id)
 {
-    return (struct rdma_place){ .gid = { 0xfe, 0x80, [7] = subnet, [15] = id }, .lid = id, .link = RDMA_LINK_INFINIBAND, .mtu = 4096 };
+    return (struct rdma_place){
+        .gid = { 0xfe, 0x80, [7] = subnet, [15] = id },
+        .lid = id,
+        .link = RDMA_LINK_INFINIBAND,
+        .mtu = 4096,
+    };
 }
 
 TEST(pairs_ports_of_one_subnet)
 {
     /* the other side lists its ports the other way round */
-    struct rdma_place mine[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.3.0.1") }, theirs[] = { roce("10.3.0.2"), roce("10.2.0.2"), roce("10.1.0.2") };
+    struct rdma_place mine[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.3.0.1") },
+                      theirs[] = { roce("10.3.0.2"), roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 3, theirs, 3, p), 3);
     for (uint32_t i = 0; i < 3; i++) {
@@ -34,7 +41,8 @@ TEST(pairs_ports_of_one_subnet)
 
 TEST(pairs_equals_by_index)
 {
-    struct rdma_place mine[] = { infiniband(1, 1), infiniband(1, 1) }, theirs[] = { infiniband(1, 1), infiniband(1, 1) };
+    struct rdma_place mine[] = { infiniband(1, 1), infiniband(1, 1) },
+                      theirs[] = { infiniband(1, 1), infiniband(1, 1) };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 2, theirs, 2, p), 2);
     CHECK(p[0].theirs == 0 && p[1].theirs == 1);
@@ -43,7 +51,9 @@ TEST(pairs_equals_by_index)
 /* Whoever has more ports uses all of them; the others have several partners. */
 TEST(pairs_unequal_numbers)
 {
-    struct rdma_place many[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.1.0.9"), roce("10.2.0.9") }, few[] = { roce("10.2.0.2"), roce("10.1.0.2") };
+    struct rdma_place many[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.1.0.9"),
+                                 roce("10.2.0.9") },
+                      few[] = { roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(many, 4, few, 2, p), 4);
     for (uint32_t i = 0; i < 4; i++) CHECK(p[i].mine == i && p[i].theirs == (i + 1) % 2);
@@ -58,7 +68,8 @@ TEST(pairs_unequal_numbers)
 
 TEST(pairs_only_one_kind_of_link)
 {
-    struct rdma_place mine[] = { infiniband(1, 1), roce("10.1.0.1") }, theirs[] = { roce("10.1.0.2") };
+    struct rdma_place mine[] = { infiniband(1, 1), roce("10.1.0.1") },
+                      theirs[] = { roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 2, theirs, 1, p), 1);
     CHECK(p[0].mine == 1 && p[0].theirs == 0);
@@ -108,12 +119,17 @@ TEST(timeout_of_an_exponent)
     CHECK_EQ_INT(rdma_schedule_timeout_ms(31), 8796094);
 }
 
-TEST_MAIN(CASE(pairs_ports_of_one_subnet), CASE(pairs_equals_by_index), CASE(pairs_unequal_numbers), CASE(pairs_only_one_kind_of_link), CASE(pick_weighs_by_speed),
-          CASE(pick_takes_what_is_usable), CASE(rests_grow_to_a_bound), CASE(timeout_of_an_exponent))
+TEST_MAIN(CASE(pairs_ports_of_one_subnet), CASE(pairs_equals_by_index), CASE(pairs_unequal_numbers),
+          CASE(pairs_only_one_kind_of_link), CASE(pick_weighs_by_speed),
+          CASE(pick_takes_what_is_usable), CASE(rests_grow_to_a_bound),
+          CASE(timeout_of_an_exponent))
 
 #else
 
-TEST(not_built) { SKIP("built without libibverbs and librdmacm: the rdma row's logic is NOT tested"); }
+TEST(not_built)
+{
+    SKIP("built without libibverbs and librdmacm: the rdma row's logic is NOT tested");
+}
 
 TEST_MAIN(CASE(not_built))
 

@@ -1,4 +1,5 @@
-/* test_rdma_setup.c - set-up frames: what is encoded decodes to itself; every cut, stray byte and wrong field is refused. */
+/* test_rdma_setup.c - set-up frames: what is encoded decodes to itself; every cut, stray byte and
+ * wrong field is refused. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -8,33 +9,49 @@
 
 static struct rdma_place place(uint8_t id)
 {
-    return (struct rdma_place){ .gid = { 0xfe, 0x80, [15] = id }, .lid = 7, .link = RDMA_LINK_ETHERNET, .gid_type = RDMA_GID_ROCE_V2, .mtu = 4096, .bytes_per_s = 12500000000 };
+    return (struct rdma_place){
+        .gid = { 0xfe, 0x80, [15] = id },
+        .lid = 7,
+        .link = RDMA_LINK_ETHERNET,
+        .gid_type = RDMA_GID_ROCE_V2,
+        .mtu = 4096,
+        .bytes_per_s = 12500000000,
+    };
 }
 
-/* Every proper prefix, one byte more, and each byte set to 0xff in turn: the last must be refused or decode to something that encodes to itself. */
-#define CHECK_STRICT(decode, encode, b, type)                                       \
-    do {                                                                            \
-        type back_;                                                                 \
-        for (size_t n_ = 0; n_ < (b).len; n_++) CHECK(decode((struct str){ (b).data, n_ }, &back_) != OK); \
-        for (size_t i_ = 0; i_ < (b).len; i_++) {                                   \
-            struct buf again_ = { 0 };                                              \
-            char old_ = (b).data[i_];                                               \
-            (b).data[i_] = (char)0xff;                                              \
-            if (decode(buf_str(&(b)), &back_) == OK) {                              \
-                encode(&back_, &again_);                                            \
-                CHECK(again_.len == (b).len && memcmp(again_.data, (b).data, (b).len) == 0); \
-            }                                                                       \
-            buf_release(&again_);                                                   \
-            (b).data[i_] = old_;                                                    \
-        }                                                                           \
-        buf_add_char(&(b), 0);                                                      \
-        CHECK_STATUS(decode(buf_str(&(b)), &back_), ERR_FORMAT);                    \
-        (b).len--;                                                                  \
+/* Every proper prefix, one byte more, and each byte set to 0xff in turn: the last must be refused
+ * or decode to something that encodes to itself. */
+#define CHECK_STRICT(decode, encode, b, type)                                                      \
+    do {                                                                                           \
+        type back_;                                                                                \
+        for (size_t n_ = 0; n_ < (b).len; n_++)                                                    \
+            CHECK(decode((struct str){ (b).data, n_ }, &back_) != OK);                             \
+        for (size_t i_ = 0; i_ < (b).len; i_++) {                                                  \
+            struct buf again_ = { 0 };                                                             \
+            char old_ = (b).data[i_];                                                              \
+            (b).data[i_] = (char)0xff;                                                             \
+            if (decode(buf_str(&(b)), &back_) == OK) {                                             \
+                encode(&back_, &again_);                                                           \
+                CHECK(again_.len == (b).len && memcmp(again_.data, (b).data, (b).len) == 0);       \
+            }                                                                                      \
+            buf_release(&again_);                                                                  \
+            (b).data[i_] = old_;                                                                   \
+        }                                                                                          \
+        buf_add_char(&(b), 0);                                                                     \
+        CHECK_STATUS(decode(buf_str(&(b)), &back_), ERR_FORMAT);                                   \
+        (b).len--;                                                                                 \
     } while (0)
 
 TEST(hello_round_trip)
 {
-    struct rdma_hello m = { .pool_base = 0x7f0000000000, .pool_bytes = 1 << 30, .mtu_asked = 2048, .reads = true, .cm = true, .n_ports = 2, .ports = { place(1), place(2) } }, back;
+    struct rdma_hello m = { .pool_base = 0x7f0000000000,
+                            .pool_bytes = 1 << 30,
+                            .mtu_asked = 2048,
+                            .reads = true,
+                            .cm = true,
+                            .n_ports = 2,
+                            .ports = { place(1), place(2) }, },
+                      back;
     struct buf b = { 0 };
     rdma_hello_encode(&m, &b);
     CHECK_OK(rdma_hello_decode(buf_str(&b), &back));
@@ -58,8 +75,16 @@ TEST(hello_round_trip)
 
 TEST(half_round_trip)
 {
-    struct rdma_half m = { .rail = 1, .epoch = 3, .sender_port = 1, .receiver_port = 0, .mtu = 1024, .reads = true, .place = place(9), .n_qps = 2,
-                           .qps = { { 17, 0xffffff, 0 }, { 0xffffff, 5, 0x12345678 } } }, back;
+    struct rdma_half m = { .rail = 1,
+                           .epoch = 3,
+                           .sender_port = 1,
+                           .receiver_port = 0,
+                           .mtu = 1024,
+                           .reads = true,
+                           .place = place(9),
+                           .n_qps = 2,
+                           .qps = { { 17, 0xffffff, 0 }, { 0xffffff, 5, 0x12345678 } }, },
+                     back;
     struct buf b = { 0 };
     rdma_half_encode(&m, &b);
     CHECK_OK(rdma_half_decode(buf_str(&b), &back));
@@ -83,7 +108,11 @@ TEST(half_round_trip)
 
 TEST(verdict_round_trip)
 {
-    struct rdma_verdict m = { .rail = 2, .epoch = 4, .final = true, .reason = "MTU 4096 was asked for here, but mlx5_0 carries 1024" }, back;
+    struct rdma_verdict m = { .rail = 2,
+                              .epoch = 4,
+                              .final = true,
+                              .reason = "MTU 4096 was asked for here, but mlx5_0 carries 1024", },
+                        back;
     struct buf b = { 0 };
     rdma_verdict_encode(RDMA_FRAME_REFUSE, &m, &b);
     CHECK_OK(rdma_verdict_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back));
@@ -99,11 +128,16 @@ TEST(verdict_round_trip)
     CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
     b = (struct buf){ 0 };
-    m = (struct rdma_verdict){ .rail = 0, .epoch = 1, .landed = { .upto = 1000, .bits = { [1] = 5 } } };
+    m = (struct rdma_verdict){
+        .rail = 0,
+        .epoch = 1,
+        .landed = { .upto = 1000, .bits = { [1] = 5 } },
+    };
     rdma_verdict_encode(RDMA_FRAME_FENCED, &m, &b);
     CHECK_OK(rdma_verdict_decode(RDMA_FRAME_FENCED, buf_str(&b), &back));
     CHECK(back.landed.upto == 1000 && back.landed.bits[1] == 5);
-    for (size_t n = 0; n < b.len; n++) CHECK(rdma_verdict_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
+    for (size_t n = 0; n < b.len; n++)
+        CHECK(rdma_verdict_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
     memset(b.data + 16, 0xff, 32); /* the put at `upto` landed, so it would have been counted */
     CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_FENCED, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
@@ -111,12 +145,20 @@ TEST(verdict_round_trip)
 
 TEST(invite_round_trip)
 {
-    struct rdma_invite m = { .rail = 3, .epoch = 9, .mtu = 4096, .ipv6 = true, .address = { 0xfd, [15] = 1 }, .port = 4791, .token = { 1, 2, [15] = 3 } }, back;
+    struct rdma_invite m = { .rail = 3,
+                             .epoch = 9,
+                             .mtu = 4096,
+                             .ipv6 = true,
+                             .address = { 0xfd, [15] = 1 },
+                             .port = 4791,
+                             .token = { 1, 2, [15] = 3 }, },
+                       back;
     struct buf b = { 0 };
     rdma_invite_encode(&m, &b);
     CHECK_OK(rdma_invite_decode(buf_str(&b), &back));
     CHECK(back.rail == 3 && back.epoch == 9 && back.mtu == 4096 && back.ipv6 && back.port == 4791);
-    CHECK(memcmp(back.address, m.address, 16) == 0 && memcmp(back.token, m.token, sizeof m.token) == 0);
+    CHECK(memcmp(back.address, m.address, 16) == 0 &&
+          memcmp(back.token, m.token, sizeof m.token) == 0);
     CHECK_STRICT(rdma_invite_decode, rdma_invite_encode, b, struct rdma_invite);
     buf_release(&b);
     struct rdma_invite bad[] = { m, m, m, m, m };
@@ -139,12 +181,15 @@ TEST(call_round_trip)
     uint8_t bytes[56] = { 0 }; /* as the connection manager hands it on: longer */
     rdma_call_encode(&m, bytes);
     CHECK_OK(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back));
-    CHECK(back.rail == 2 && back.epoch == 5 && back.i_qp == 15 && memcmp(back.token, m.token, sizeof m.token) == 0);
-    for (size_t n = 0; n < RDMA_CALL_BYTES; n++) CHECK(rdma_call_decode((struct str){ (char *)bytes, n }, &back) == ERR_FORMAT);
+    CHECK(back.rail == 2 && back.epoch == 5 && back.i_qp == 15 &&
+          memcmp(back.token, m.token, sizeof m.token) == 0);
+    for (size_t n = 0; n < RDMA_CALL_BYTES; n++)
+        CHECK(rdma_call_decode((struct str){ (char *)bytes, n }, &back) == ERR_FORMAT);
     for (size_t i = 0; i < 8; i++) { /* magic, rail, queue pair, zeros */
         uint8_t old = bytes[i];
         bytes[i] = 0xff;
-        CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
+        CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back),
+                     ERR_FORMAT);
         bytes[i] = old;
     }
     m.epoch = 0;
@@ -152,11 +197,15 @@ TEST(call_round_trip)
     CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
 }
 
-TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip), CASE(invite_round_trip), CASE(call_round_trip))
+TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip),
+          CASE(invite_round_trip), CASE(call_round_trip))
 
 #else
 
-TEST(not_built) { SKIP("built without libibverbs and librdmacm: the rdma row's logic is NOT tested"); }
+TEST(not_built)
+{
+    SKIP("built without libibverbs and librdmacm: the rdma row's logic is NOT tested");
+}
 
 TEST_MAIN(CASE(not_built))
 

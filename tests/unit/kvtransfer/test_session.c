@@ -1,4 +1,5 @@
-/* test_session.c - the state machines alone: a row that only records, messages by hand, events counted. */
+/* test_session.c - the state machines alone: a row that only records, messages by hand, events
+ * counted. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,18 +24,35 @@ static enum status fake_put(struct kvt_conn *c, const struct kvt_put *p)
     n_puts++;
     return OK;
 }
-static void fake_abandon(struct kvt_conn *c, uint32_t s, uint64_t g) { (void)c, (void)s, (void)g, n_abandoned++; }
+static void fake_abandon(struct kvt_conn *c, uint32_t s, uint64_t g)
+{
+    (void)c, (void)s, (void)g, n_abandoned++;
+}
 static enum status fake_notify(struct kvt_conn *c, const struct kvt_message *m)
 {
     (void)c;
     if (notify_status == OK && n_said < COUNT_OF(said)) said[n_said++] = *m;
     return notify_status;
 }
-static enum status fake_flush(struct kvt_transport *t) { (void)t; return OK; }
-static uint64_t fake_link_speed(const struct kvt_conn *c) { (void)c; return 12500000000; }
+static enum status fake_flush(struct kvt_transport *t)
+{
+    (void)t;
+    return OK;
+}
+static uint64_t fake_link_speed(const struct kvt_conn *c)
+{
+    (void)c;
+    return 12500000000;
+}
 
-static struct kvt_transport_ops ops = { .name = "fake", .put = fake_put, .abandon = fake_abandon, .notify = fake_notify, .flush = fake_flush,
-                                        .link_speed = fake_link_speed };
+static struct kvt_transport_ops ops = {
+    .name = "fake",
+    .put = fake_put,
+    .abandon = fake_abandon,
+    .notify = fake_notify,
+    .flush = fake_flush,
+    .link_speed = fake_link_speed,
+};
 static struct kvt_transport transport = { &ops };
 static struct kvt_event events[64];
 static size_t n_events;
@@ -47,15 +65,35 @@ struct side {
     struct kvt_core core;
     struct kvt_conn conn;
     struct kvt_peer peer;
-    struct dev_mem  mem;
+    struct dev_mem mem;
 };
 
 static void side_init(struct side *s)
 {
-    struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = 16, .n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .tp_size = 1, .n_blocks = 8 };
-    s->mem = (struct dev_mem){ .ptr = calloc(1, kv_layout_pool_bytes(&l)), .bytes = kv_layout_pool_bytes(&l), .fd = -1 };
-    struct kvt_options o = { .layout = l, .mem = &s->mem, .checksum = true, .n_transfers = 2, .stall_ms = 1000, .deadline_ms = 100000, .metrics = registry,
-                             .on_event = on_event };
+    struct kv_layout l = {
+        .dtype = DTYPE_F32,
+        .block_tokens = 16,
+        .n_layers = 2,
+        .n_kv_heads = 1,
+        .head_dim = 8,
+        .tp_size = 1,
+        .n_blocks = 8,
+    };
+    s->mem = (struct dev_mem){
+        .ptr = calloc(1, kv_layout_pool_bytes(&l)),
+        .bytes = kv_layout_pool_bytes(&l),
+        .fd = -1,
+    };
+    struct kvt_options o = {
+        .layout = l,
+        .mem = &s->mem,
+        .checksum = true,
+        .n_transfers = 2,
+        .stall_ms = 1000,
+        .deadline_ms = 100000,
+        .metrics = registry,
+        .on_event = on_event,
+    };
     kvt_core_init(&s->core, &o);
     kvt_peer_init(&s->peer);
     s->conn = (struct kvt_conn){ .t = &transport, .peer = &s->peer };
@@ -75,17 +113,20 @@ static struct kvt_grant_msg claim(struct side *s, uint64_t id, struct buf *grant
 {
     int32_t blocks[BLOCKS] = { 5, 2, 7 };
     struct kvt_grant_msg g;
-    CHECK_OK(kvt_recv_claim(&s->core, &(struct kvt_expectation){ id, 0, 1, blocks, BLOCKS, 0, TOKENS }, grant));
+    CHECK_OK(kvt_recv_claim(
+        &s->core, &(struct kvt_expectation){ id, 0, 1, blocks, BLOCKS, 0, TOKENS }, grant));
     CHECK_OK(kvt_grant_decode(buf_str(grant), &g, NULL));
     return g;
 }
 
-static void send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+static void send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
+                     const int32_t *blocks)
 {
     kvt_send_add(c, id, &(struct kvt_range){ layer, begin, end, 0 }, blocks);
 }
 
-static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind, struct kvt_message m)
+static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind,
+                 struct kvt_message m)
 {
     m.kind = kind;
     m.session = g->session;
@@ -93,13 +134,15 @@ static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message
     kvt_recv_message(&s->core, &s->peer, &m);
 }
 
-static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, uint32_t first, uint32_t n)
+static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, uint32_t first,
+                 uint32_t n)
 {
     const int32_t blocks[BLOCKS] = { 5, 2, 7 };
     struct kvt_message m = { .layer = layer, .first = first, .n = n, .bytes = 8 * n };
     struct kvt_view all = kvt_view_all(&s->core.layout);
     for (uint32_t i = 0; i < n && first + i < BLOCKS; i++)
-        m.sums[i] = kvt_plan_checksum(&all, s->core.pool, layer, blocks[first + i], kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
+        m.sums[i] = kvt_plan_checksum(&all, s->core.pool, layer, blocks[first + i],
+                                      kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
                                       s->core.scratch);
     tell(s, g, KVT_MSG_NOTE, m);
 }
@@ -116,7 +159,8 @@ TEST(session_receives_when_every_piece_is_verified)
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 1, 2);
     CHECK_EQ_INT(n_events, 0);
-    tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+    tell(&s, &g, KVT_MSG_FINISH,
+         (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
     CHECK_EQ_INT(events[0].link_speed, 12500000000);
@@ -139,7 +183,8 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     CHECK_EQ_INT(n_events, 0); /* the writer may be giving up */
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 0, 3);
-    tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+    tell(&s, &g, KVT_MSG_FINISH,
+         (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
@@ -156,7 +201,8 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     side_release(&s);
 }
 
-/* A wrong checksum is the writer's giving up when it says so, and a failure when it says nothing. */
+/* A wrong checksum is the writer's giving up when it says so, and a failure when it says
+ * nothing. */
 TEST(session_doubts_a_wrong_checksum_for_a_moment)
 {
     struct side s;
@@ -174,7 +220,9 @@ TEST(session_doubts_a_wrong_checksum_for_a_moment)
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CANCELED);
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
-    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_checksum_failures_total", "", "")), 0);
+    CHECK_EQ_INT(counter_value(metrics_counter(
+                     registry, "baton_kv_transfer_checksum_failures_total", "", "")),
+                 0);
 
     g = claim(&s, 2, (buf_clear(&grant), &grant));
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
@@ -189,7 +237,8 @@ TEST(session_doubts_a_wrong_checksum_for_a_moment)
     registry = NULL;
 }
 
-/* STOP, or the answer to it, got lost: the blocks must not stay in quarantine for as long as the writer lives. */
+/* STOP, or the answer to it, got lost: the blocks must not stay in quarantine for as long as the
+ * writer lives. */
 TEST(session_repeats_a_stop_that_is_not_answered)
 {
     struct side s;
@@ -202,14 +251,16 @@ TEST(session_repeats_a_stop_that_is_not_answered)
     n_said = 0;
     kvt_recv_tick(&s.core, now + KVT_STOP_AGAIN_MS / 2);
     CHECK_EQ_INT(n_said, 0);
-    for (uint64_t after = 0; after < 10 * KVT_STOP_AGAIN_MS; after += 50) kvt_recv_tick(&s.core, now + after);
+    for (uint64_t after = 0; after < 10 * KVT_STOP_AGAIN_MS; after += 50)
+        kvt_recv_tick(&s.core, now + after);
     CHECK_EQ_INT(n_said, 4); /* after 1, 2, 4 and 8 times the pause */
     CHECK_EQ_INT(said[3].kind, KVT_MSG_STOP);
     CHECK_EQ_INT(said[3].generation, g.generation);
     uint64_t day = 24 * 3600 * 1000;
     n_said = 0;
     for (uint64_t i = 0; i < 40; i++) kvt_recv_tick(&s.core, now + day + 50 * i);
-    CHECK_EQ_INT(n_said, 13); /* those of 16 s to 18 h, one per tick, and then the next is due after 36 h */
+    CHECK_EQ_INT(n_said, 13); /* those of 16 s to 18 h, one per tick, and then the next is due after
+                               * 36 h */
     n_said = 4;
     tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
     CHECK_EQ_INT(events[n_events - 1].kind, KVT_FENCED);
@@ -221,7 +272,9 @@ TEST(session_repeats_a_stop_that_is_not_answered)
 
 TEST(session_refuses_pieces_out_of_order_missing_or_twice)
 {
-    const struct { uint32_t layer, first, n; } bad[] = { { 2, 0, 1 }, { 0, 1, 1 }, { 0, 0, 4 }, { 0, UINT32_MAX, 2 } };
+    const struct {
+        uint32_t layer, first, n;
+    } bad[] = { { 2, 0, 1 }, { 0, 1, 1 }, { 0, 0, 4 }, { 0, UINT32_MAX, 2 } };
     for (size_t i = 0; i < COUNT_OF(bad) + 2; i++) {
         struct side s;
         struct buf grant = { 0 };
@@ -259,13 +312,19 @@ TEST(session_place_follows_the_session)
     side_init(&s);
     ops.caps = KVT_CAP_RECEIVER_PLACES;
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    struct kvt_message head = { .kind = KVT_MSG_DATA, .session = g.session, .generation = g.generation, .n = 1,
-                                .bytes = kv_layout_piece_bytes(&s.core.layout) };
+    struct kvt_message head = {
+        .kind = KVT_MSG_DATA,
+        .session = g.session,
+        .generation = g.generation,
+        .n = 1,
+        .bytes = kv_layout_piece_bytes(&s.core.layout),
+    };
     CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 0); /* not opened */
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 1);
     CHECK(iov[0].iov_base == s.core.pool + kv_layout_offset(&s.core.layout, 0, 5));
-    kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes nowhere */
+    kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes
+                                  * nowhere */
     CHECK_EQ_INT(n_events, 2);
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
     CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 100, iov, 8), 0);
@@ -305,9 +364,12 @@ static struct kvt_send *open_send(struct side *s, uint64_t id, struct buf *grant
     return send;
 }
 
-static void answer(struct side *s, const struct kvt_send *send, enum kvt_message_kind kind, enum status st)
+static void answer(struct side *s, const struct kvt_send *send, enum kvt_message_kind kind,
+                   enum status st)
 {
-    struct kvt_message m = { .kind = kind, .session = send->session, .generation = send->generation, .status = st };
+    struct kvt_message m = {
+        .kind = kind, .session = send->session, .generation = send->generation, .status = st
+    };
     kvt_send_message(&s->core, &s->peer, &m);
 }
 
@@ -338,7 +400,8 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     kvt_send_pump(&s.core, &s.peer);
     CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
     for (uint64_t i = 0; i < 3; i++) {
-        CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE); /* no FINISH while a put can still be abandoned */
+        CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE); /* no FINISH while a put can still be
+                                                            * abandoned */
         kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
     }
     CHECK_EQ_INT(send->unfinished, 0);
@@ -384,7 +447,8 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     side_release(&s);
 }
 
-/* Cancelled after its caller had finished it, with a put on its way: what the row leaves out of it must not be vouched for. */
+/* Cancelled after its caller had finished it, with a put on its way: what the row leaves out of it
+ * must not be vouched for. */
 TEST(session_cancelled_late_says_no_finish)
 {
     struct side s;
@@ -437,8 +501,10 @@ static uint64_t failures(const char *direction, const char *reason)
     return counter_value(metrics_counter(registry, "baton_kv_transfer_failures_total", label, ""));
 }
 
-/* A receiver, opened and bound, to which `what` is done; it has failed for `reason` then, and for nothing else. */
-static void receive_fails(const char *reason, unsigned caps, void (*what)(struct side *s, const struct kvt_grant_msg *g))
+/* A receiver, opened and bound, to which `what` is done; it has failed for `reason` then, and for
+ * nothing else. */
+static void receive_fails(const char *reason, unsigned caps,
+                          void (*what)(struct side *s, const struct kvt_grant_msg *g))
 {
     struct side s;
     struct buf grant = { 0 };
@@ -451,7 +517,8 @@ static void receive_fails(const char *reason, unsigned caps, void (*what)(struct
     what(&s, &g);
     CHECK(n_events >= 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
-    if (failures("receive", reason) != before + 1) test_fail(__FILE__, __LINE__, "no failure was counted as %s (%s)", reason, events[0].text);
+    if (failures("receive", reason) != before + 1)
+        test_fail(__FILE__, __LINE__, "no failure was counted as %s (%s)", reason, events[0].text);
     kvt_recv_peer_fenced(&s.core, &s.peer);
     buf_release(&grant);
     side_release(&s);
@@ -462,8 +529,14 @@ static void wrong_sum(struct side *s, const struct kvt_grant_msg *g)
     tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
     tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
 }
-static void no_sums(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1 }); }
-static void no_such_piece(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .layer = 2, .n = 1, .bytes = 8 }); }
+static void no_sums(struct side *s, const struct kvt_grant_msg *g)
+{
+    tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1 });
+}
+static void no_such_piece(struct side *s, const struct kvt_grant_msg *g)
+{
+    tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .layer = 2, .n = 1, .bytes = 8 });
+}
 static void other_total(struct side *s, const struct kvt_grant_msg *g)
 {
     for (uint32_t layer = 0; layer < 2; layer++) note(s, g, layer, 0, BLOCKS);
@@ -478,23 +551,41 @@ static void too_early(struct side *s, const struct kvt_grant_msg *g) { note(s, g
 static void finish_early(struct side *s, const struct kvt_grant_msg *g)
 {
     note(s, g, 0, 0, BLOCKS);
-    tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
+    tell(s, g, KVT_MSG_FINISH,
+         (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
 }
 static void not_arrived(struct side *s, const struct kvt_grant_msg *g) { note(s, g, 0, 0, 1); }
 static void frame(struct side *s, const struct kvt_grant_msg *g, uint32_t first, uint64_t bytes)
 {
     struct iovec iov[8];
-    struct kvt_message head = { .kind = KVT_MSG_DATA, .session = g->session, .generation = g->generation, .first = first, .n = 1, .bytes = bytes };
-    if (kvt_recv_place(&s->core, &s->peer, &head, 0, iov, 8) > 0) kvt_recv_placed(&s->core, &s->peer, &head, bytes);
+    struct kvt_message head = {
+        .kind = KVT_MSG_DATA,
+        .session = g->session,
+        .generation = g->generation,
+        .first = first,
+        .n = 1,
+        .bytes = bytes,
+    };
+    if (kvt_recv_place(&s->core, &s->peer, &head, 0, iov, 8) > 0)
+        kvt_recv_placed(&s->core, &s->peer, &head, bytes);
 }
 static void frame_twice(struct side *s, const struct kvt_grant_msg *g)
 {
     frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout));
     frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout));
 }
-static void frame_early(struct side *s, const struct kvt_grant_msg *g) { frame(s, g, 1, kv_layout_piece_bytes(&s->core.layout)); }
-static void frame_short(struct side *s, const struct kvt_grant_msg *g) { frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout) - 1); }
-static void silent(struct side *s, const struct kvt_grant_msg *g) { (void)g, kvt_recv_tick(&s->core, clock_ms() + 1500); }
+static void frame_early(struct side *s, const struct kvt_grant_msg *g)
+{
+    frame(s, g, 1, kv_layout_piece_bytes(&s->core.layout));
+}
+static void frame_short(struct side *s, const struct kvt_grant_msg *g)
+{
+    frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout) - 1);
+}
+static void silent(struct side *s, const struct kvt_grant_msg *g)
+{
+    (void)g, kvt_recv_tick(&s->core, clock_ms() + 1500);
+}
 static void endless(struct side *s, const struct kvt_grant_msg *g)
 {
     (void)g;
@@ -502,9 +593,18 @@ static void endless(struct side *s, const struct kvt_grant_msg *g)
     kvt_recv_tick(&s->core, clock_ms() + 100500);
     CHECK(strstr(events[0].text, "not over after 100000 ms"));
 }
-static void lost(struct side *s, const struct kvt_grant_msg *g) { (void)g, kvt_recv_peer_lost(&s->core, &s->peer, ERR_PEER_LOST, "gone"); }
-static void cancel(struct side *s, const struct kvt_grant_msg *g) { (void)g, kvt_recv_cancel(&s->core, 1); }
-static void stopped_for(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_NOMEM }); }
+static void lost(struct side *s, const struct kvt_grant_msg *g)
+{
+    (void)g, kvt_recv_peer_lost(&s->core, &s->peer, ERR_PEER_LOST, "gone");
+}
+static void cancel(struct side *s, const struct kvt_grant_msg *g)
+{
+    (void)g, kvt_recv_cancel(&s->core, 1);
+}
+static void stopped_for(struct side *s, const struct kvt_grant_msg *g)
+{
+    tell(s, g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_NOMEM });
+}
 
 TEST(session_counts_what_a_receiver_died_of)
 {
@@ -528,11 +628,16 @@ TEST(session_counts_what_a_receiver_died_of)
     metrics_free(registry);
 }
 
-/* A sender that is told to stop counts what the receiver says; a grant that is over counts as stale on both sides. */
+/* A sender that is told to stop counts what the receiver says; a grant that is over counts as stale
+ * on both sides. */
 TEST(session_counts_what_a_sender_died_of)
 {
-    const struct { enum status st; const char *reason; } told[] = {
-        { ERR_CHECKSUM, "checksum" }, { ERR_STALE, "stale" }, { ERR_FORMAT, "format" }, { ERR_TIMEOUT, "timeout" }, { ERR_CANCELED, "canceled" },
+    const struct {
+        enum status st;
+        const char *reason;
+    } told[] = {
+        { ERR_CHECKSUM, "checksum" }, { ERR_STALE, "stale" },       { ERR_FORMAT, "format" },
+        { ERR_TIMEOUT, "timeout" },   { ERR_CANCELED, "canceled" },
     };
     registry = metrics_create();
     for (size_t i = 0; i < COUNT_OF(told); i++) {
@@ -556,10 +661,15 @@ TEST(session_counts_what_a_sender_died_of)
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     CHECK_STATUS(said[n_said - 1].status, ERR_STALE);
     tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
-    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total", "reason=\"stale\"", "")), 2);
+    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total",
+                                               "reason=\"stale\"", "")),
+                 2);
     g.generation++;
-    tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 }); /* live, but not opened over this connection */
-    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total", "reason=\"foreign\"", "")), 1);
+    /* live, but not opened over this connection */
+    tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
+    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total",
+                                               "reason=\"foreign\"", "")),
+                 1);
     buf_release(&grant);
     side_release(&s);
     metrics_free(registry);
@@ -573,7 +683,8 @@ TEST(session_bounds_its_puts)
     int32_t blocks[64];
     side_init(&s);
     for (int32_t i = 0; i < 64; i++) blocks[i] = i % 8;
-    CHECK_OK(kvt_recv_claim(&s.core, &(struct kvt_expectation){ 1, 0, 1, blocks, 64, 0, 1024 }, &grant));
+    CHECK_OK(
+        kvt_recv_claim(&s.core, &(struct kvt_expectation){ 1, 0, 1, blocks, 64, 0, 1024 }, &grant));
     struct kvt_send *send = open_send(&s, 9, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
     n_puts = 0;
@@ -591,7 +702,8 @@ TEST(session_bounds_its_puts)
     side_release(&s);
 }
 
-/* A row's own size of puts is for bytes that nobody here reads: with checksums it is every row's. */
+/* A row's own size of puts is for bytes that nobody here reads: with checksums it is every
+ * row's. */
 TEST(session_takes_the_size_of_puts_from_the_row)
 {
     for (int sums = 0; sums < 2; sums++) {
@@ -602,7 +714,8 @@ TEST(session_takes_the_size_of_puts_from_the_row)
         s.core.checksum = sums;
         ops.put_bytes = 4 * (uint32_t)kv_layout_piece_bytes(&s.core.layout);
         for (int32_t i = 0; i < 64; i++) blocks[i] = i % 8;
-        CHECK_OK(kvt_recv_claim(&s.core, &(struct kvt_expectation){ 1, 0, 1, blocks, 64, 0, 1024 }, &grant));
+        CHECK_OK(kvt_recv_claim(&s.core, &(struct kvt_expectation){ 1, 0, 1, blocks, 64, 0, 1024 },
+                                &grant));
         struct kvt_send *send = open_send(&s, 9, &grant);
         answer(&s, send, KVT_MSG_OPENED, OK);
         n_puts = 0;
@@ -616,8 +729,9 @@ TEST(session_takes_the_size_of_puts_from_the_row)
     }
 }
 
-/* OPEN and FINISH are round trips: a receiver that says nothing ends the transfer in seconds, however long a stall may be. Waiting for the
- * caller's next layer, and puts that still leave, have the whole of it. */
+/* OPEN and FINISH are round trips: a receiver that says nothing ends the transfer in seconds,
+ * however long a stall may be. Waiting for the caller's next layer, and puts that still leave, have
+ * the whole of it. */
 TEST(session_waits_seconds_for_an_answer)
 {
     struct side s;
@@ -641,9 +755,11 @@ TEST(session_waits_seconds_for_an_answer)
     for (uint32_t layer = 0; layer < 2; layer++) send_add(&s.core, 10, layer, 0, TOKENS, src);
     kvt_send_end(&s.core, 10, clock_ns());
     while (kvt_send_pump(&s.core, &s.peer)) {}
-    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000); /* its puts are on their way */
+    /* its puts are on their way */
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
     CHECK_EQ_INT(n_events, 1);
-    for (uint64_t i = 0; i < 2; i++) kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
+    for (uint64_t i = 0; i < 2; i++)
+        kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
     CHECK_EQ_INT(send->state, KVT_SEND_FINISHING);
     kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
     CHECK_EQ_INT(n_events, 2);
@@ -653,7 +769,8 @@ TEST(session_waits_seconds_for_an_answer)
     side_release(&s);
 }
 
-/* A receiver that says the same again and again moves nothing, so the deadline of what stands still comes all the same. */
+/* A receiver that says the same again and again moves nothing, so the deadline of what stands still
+ * comes all the same. */
 TEST(session_repeated_words_are_no_progress)
 {
     struct side s;
@@ -678,12 +795,16 @@ TEST(session_repeated_words_are_no_progress)
     side_release(&s);
 }
 
-TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
+TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
+          CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
           CASE(session_doubts_a_wrong_checksum_for_a_moment),
           CASE(session_repeats_a_stop_that_is_not_answered),
-          CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
-          CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
-          CASE(session_cancelled_late_says_no_finish), CASE(session_send_refuses_gaps_and_an_early_done),
-          CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of), CASE(session_bounds_its_puts),
-          CASE(session_takes_the_size_of_puts_from_the_row),
+          CASE(session_refuses_pieces_out_of_order_missing_or_twice),
+          CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
+          CASE(session_sends_nothing_before_opened_and_a_partial_block_last),
+          CASE(session_send_failed_waits_for_unfinished_puts),
+          CASE(session_cancelled_late_says_no_finish),
+          CASE(session_send_refuses_gaps_and_an_early_done),
+          CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of),
+          CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_row),
           CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_words_are_no_progress))

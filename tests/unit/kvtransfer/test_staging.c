@@ -38,7 +38,8 @@ TEST(staging_gives_neighbouring_chunks_once)
         if (!kvt_staging_take(s, bytes, true, &held[i], &stages[i])) continue;
         CHECK_EQ_INT(stages[i].n, (bytes + CHUNK - 1) / CHUNK);
         CHECK(stages[i].first + stages[i].n <= N);
-        CHECK(kvt_staging_at(s, stages[i]) == (char *)kvt_staging_mem(s)->ptr + kvt_staging_offset(stages[i]));
+        CHECK(kvt_staging_at(s, stages[i]) ==
+              (char *)kvt_staging_mem(s)->ptr + kvt_staging_offset(stages[i]));
         for (uint32_t c = 0; c < stages[i].n; c++) {
             CHECK(!taken[stages[i].first + c]);
             taken[stages[i].first + c] = true;
@@ -49,7 +50,8 @@ TEST(staging_gives_neighbouring_chunks_once)
     kvt_staging_free(s);
 }
 
-/* Each greedy peer gets half of what is left; one that comes after them still gets what it cannot do without. */
+/* Each greedy peer gets half of what is left; one that comes after them still gets what it cannot
+ * do without. */
 TEST(staging_leaves_something_for_the_next)
 {
     struct kvt_staging *s = make();

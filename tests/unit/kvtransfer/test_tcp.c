@@ -1,4 +1,5 @@
-/* test_tcp.c - the tcp row alone, against a receiver played by hand: what the kernel lets go of, and what is told after an end. */
+/* test_tcp.c - the tcp row alone, against a receiver played by hand: what the kernel lets go of,
+ * and what is told after an end. */
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,15 +7,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kvtransfer/transports.h"
 #include "kvtransfer/tcp/tcp.h"
+#include "kvtransfer/transports.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 enum { CALLS_BEFORE_WRAP = 3 };
 
-/* Notices of MSG_ZEROCOPY in any order: a call is over when all before it are, also where the numbers begin again. */
+/* Notices of MSG_ZEROCOPY in any order: a call is over when all before it are, also where the
+ * numbers begin again. */
 TEST(tcp_zerocopy_notices_in_any_order)
 {
     for (int wraps = 0; wraps < 2; wraps++) {
@@ -49,12 +51,17 @@ static int listen_here(uint16_t *port)
     return fd;
 }
 
-static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { (void)arg, (void)ticket; return ERR_UNAUTHORIZED; }
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    (void)arg, (void)ticket;
+    return ERR_UNAUTHORIZED;
+}
 
 static size_t poll_once(struct kvt_transport *t, struct kvt_incident *out, size_t cap)
 {
     size_t n = 0;
-    for (uint64_t end = clock_ms() + 3000; n == 0 && clock_ms() < end;) n = t->ops->poll(t, out, cap);
+    for (uint64_t end = clock_ms() + 3000; n == 0 && clock_ms() < end;)
+        n = t->ops->poll(t, out, cap);
     return n;
 }
 
@@ -67,17 +74,18 @@ static int welcome(struct kvt_transport *t, int listener, uint32_t n_links)
     int fd = accept(listener, NULL, NULL);
     CHECK(fd >= 0);
     CHECK_EQ_INT(recv(fd, bytes, sizeof bytes, MSG_WAITALL), sizeof bytes);
-    kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_WELCOME, .value = n_links }, bytes);
+    kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_WELCOME, .value = n_links },
+                        bytes);
     CHECK_EQ_INT(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
     return fd;
 }
 
 struct by_hand {
-    struct dev_mem        mem;
-    struct kvt_env        env;
+    struct dev_mem mem;
+    struct kvt_env env;
     struct kvt_transport *t;
-    struct kvt_conn      *conn;
-    int                   fd, listener;
+    struct kvt_conn *conn;
+    int fd, listener;
 };
 
 /* A row whose pool is pool[bytes], connected to a receiver that is this test. */
@@ -89,7 +97,9 @@ static void connect_by_hand(struct by_hand *h, void *pool, size_t bytes)
     uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
     uint16_t port;
     h->mem = (struct dev_mem){ .ptr = pool, .bytes = bytes, .fd = -1 };
-    h->env = (struct kvt_env){ .mem = &h->mem, .tuning.tcp_connections = 1, .max_copies = 4, .max_peers = 4, .admit = admit };
+    h->env = (struct kvt_env){
+        .mem = &h->mem, .tuning.tcp_connections = 1, .max_copies = 4, .max_peers = 4, .admit = admit
+    };
     h->listener = listen_here(&port);
     CHECK_OK(kvt_tcp_ops.open(&h->env, &h->t, &err));
     buf_printf(&address, "127.0.0.1 %u", port);
@@ -103,7 +113,12 @@ static void connect_by_hand(struct by_hand *h, void *pool, size_t bytes)
 static enum status put_pool(struct by_hand *h)
 {
     struct kvt_copy copy = { 0, 0, h->mem.bytes };
-    struct kvt_put put = { .head = { .kind = KVT_MSG_DATA, .n = 1, .bytes = h->mem.bytes }, .copies = &copy, .n_copies = 1, .tag = 7 };
+    struct kvt_put put = {
+        .head = { .kind = KVT_MSG_DATA, .n = 1, .bytes = h->mem.bytes },
+        .copies = &copy,
+        .n_copies = 1,
+        .tag = 7,
+    };
     return kvt_tcp_ops.put(h->conn, &put);
 }
 
@@ -115,8 +130,8 @@ static void end_by_hand(struct by_hand *h)
     close(h->listener);
 }
 
-/* One turn of the poll may see both the end of a put and the end of the connection; the session layer frees the connection at DOWN, so a
- * PUT_DONE behind it would name freed memory. */
+/* One turn of the poll may see both the end of a put and the end of the connection; the session
+ * layer frees the connection at DOWN, so a PUT_DONE behind it would name freed memory. */
 TEST(tcp_tells_nothing_after_down)
 {
     static char pool[8192];
@@ -133,8 +148,8 @@ TEST(tcp_tells_nothing_after_down)
     end_by_hand(&h);
 }
 
-/* A send that fails for a reason of this host (here a source that cannot be read) leaves the socket alive: the connection ends all the same,
- * so that the put has an end. */
+/* A send that fails for a reason of this host (here a source that cannot be read) leaves the socket
+ * alive: the connection ends all the same, so that the put has an end. */
 TEST(tcp_failed_send_ends_the_connection)
 {
     enum { PAGE = 4096 };
@@ -150,4 +165,5 @@ TEST(tcp_failed_send_ends_the_connection)
     munmap(pool, PAGE);
 }
 
-TEST_MAIN(CASE(tcp_zerocopy_notices_in_any_order), CASE(tcp_tells_nothing_after_down), CASE(tcp_failed_send_ends_the_connection))
+TEST_MAIN(CASE(tcp_zerocopy_notices_in_any_order), CASE(tcp_tells_nothing_after_down),
+          CASE(tcp_failed_send_ends_the_connection))

@@ -1,4 +1,5 @@
-/* test_tuning.c - every tuning name: right values arrive in their field, wrong ones are one sentence and change nothing. */
+/* test_tuning.c - every tuning name: right values arrive in their field, wrong ones are one
+ * sentence and change nothing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,8 @@ static struct kvt_tuning set(const char *name, const char *value)
     struct kvt_tuning t = { 0 };
     struct err err = { 0 };
     bool known = false;
-    if (kvt_tuning_set(&t, name, value, &known, &err) != OK) test_fail(__FILE__, __LINE__, "%s=%s: %s", name, value, err.text);
+    if (kvt_tuning_set(&t, name, value, &known, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s=%s: %s", name, value, err.text);
     CHECK(known);
     return t;
 }
@@ -53,20 +55,43 @@ TEST(values_arrive_in_their_fields)
 
 TEST(every_wrong_value_is_one_sentence_and_changes_nothing)
 {
-    static const struct { const char *name, *value, *sentence; } cases[] = {
-        { "KVCACHE_RDMA_NICS", "mlx5_0,,mlx5_1", "KVCACHE_RDMA_NICS: 'mlx5_0,,mlx5_1' is not a comma list such as mlx5_0,mlx5_1 or mlx5_0:1" },
-        { "KVCACHE_RDMA_NICS", "mlx5_0:0", NULL }, { "KVCACHE_RDMA_NICS", "mlx5_0:1:2", NULL }, { "KVCACHE_RDMA_NICS", "mlx5 0", NULL },
-        { "KVCACHE_RDMA_NICS", "../x", NULL }, { "KVCACHE_RDMA_NICS", ",", NULL },
-        { "KVCACHE_RDMA_GID_INDEX", "256", "KVCACHE_RDMA_GID_INDEX: '256' is not a number from 0 to 255" },
-        { "KVCACHE_RDMA_GID_INDEX", "-1", NULL }, { "KVCACHE_RDMA_GID_INDEX", "three", NULL },
-        { "KVCACHE_IB_TIMEOUT", "0", "KVCACHE_IB_TIMEOUT: '0' is not a number from 1 to 31" }, { "KVCACHE_IB_TIMEOUT", "32", NULL },
-        { "KVCACHE_IB_TIMEOUT", "18s", NULL }, { "KVCACHE_RELAX_ORDERING", "2", "KVCACHE_RELAX_ORDERING: '2' is not 0 or 1" },
-        { "KVCACHE_SOCKET_IFNAME", "an_interface_name_too_long", NULL }, { "KVCACHE_SOCKET_IFNAME", "eth0,eth1", NULL },
-        { "KV_CACHE_SOCKET_IFNAME", "eth0 ", NULL }, { "BATON_RDMA_MTU", "9000", "BATON_RDMA_MTU: '9000' is not auto, 256, 512, 1024, 2048 or 4096" },
-        { "BATON_RDMA_QPS", "17", NULL }, { "BATON_RDMA_RETRIES", "8", NULL }, { "BATON_RDMA_TRAFFIC_CLASS", "256", NULL },
-        { "BATON_RDMA_SERVICE_LEVEL", "16", NULL }, { "BATON_RDMA_CM", "maybe", NULL }, { "BATON_RDMA_KEY", "none", NULL }, { "BATON_UCX_TLS", "tcp,,", NULL },
-        { "BATON_TCP_CONNECTIONS", "0", NULL }, { "BATON_TCP_CONNECTIONS", "99999999999999999999", NULL }, { "BATON_TCP_ZEROCOPY", "perhaps", NULL },
-        { "BATON_IPC_COPIERS", "17", NULL }, { "BATON_IPC_CMA", "2", NULL }, { "BATON_KV_LOSSY", "lossy", NULL },
+    static const struct {
+        const char *name, *value, *sentence;
+    } cases[] = {
+        { "KVCACHE_RDMA_NICS", "mlx5_0,,mlx5_1",
+          "KVCACHE_RDMA_NICS: 'mlx5_0,,mlx5_1' is not a comma list such as mlx5_0,mlx5_1 or "
+          "mlx5_0:1" },
+        { "KVCACHE_RDMA_NICS", "mlx5_0:0", NULL },
+        { "KVCACHE_RDMA_NICS", "mlx5_0:1:2", NULL },
+        { "KVCACHE_RDMA_NICS", "mlx5 0", NULL },
+        { "KVCACHE_RDMA_NICS", "../x", NULL },
+        { "KVCACHE_RDMA_NICS", ",", NULL },
+        { "KVCACHE_RDMA_GID_INDEX", "256",
+          "KVCACHE_RDMA_GID_INDEX: '256' is not a number from 0 to 255" },
+        { "KVCACHE_RDMA_GID_INDEX", "-1", NULL },
+        { "KVCACHE_RDMA_GID_INDEX", "three", NULL },
+        { "KVCACHE_IB_TIMEOUT", "0", "KVCACHE_IB_TIMEOUT: '0' is not a number from 1 to 31" },
+        { "KVCACHE_IB_TIMEOUT", "32", NULL },
+        { "KVCACHE_IB_TIMEOUT", "18s", NULL },
+        { "KVCACHE_RELAX_ORDERING", "2", "KVCACHE_RELAX_ORDERING: '2' is not 0 or 1" },
+        { "KVCACHE_SOCKET_IFNAME", "an_interface_name_too_long", NULL },
+        { "KVCACHE_SOCKET_IFNAME", "eth0,eth1", NULL },
+        { "KV_CACHE_SOCKET_IFNAME", "eth0 ", NULL },
+        { "BATON_RDMA_MTU", "9000",
+          "BATON_RDMA_MTU: '9000' is not auto, 256, 512, 1024, 2048 or 4096" },
+        { "BATON_RDMA_QPS", "17", NULL },
+        { "BATON_RDMA_RETRIES", "8", NULL },
+        { "BATON_RDMA_TRAFFIC_CLASS", "256", NULL },
+        { "BATON_RDMA_SERVICE_LEVEL", "16", NULL },
+        { "BATON_RDMA_CM", "maybe", NULL },
+        { "BATON_RDMA_KEY", "none", NULL },
+        { "BATON_UCX_TLS", "tcp,,", NULL },
+        { "BATON_TCP_CONNECTIONS", "0", NULL },
+        { "BATON_TCP_CONNECTIONS", "99999999999999999999", NULL },
+        { "BATON_TCP_ZEROCOPY", "perhaps", NULL },
+        { "BATON_IPC_COPIERS", "17", NULL },
+        { "BATON_IPC_CMA", "2", NULL },
+        { "BATON_KV_LOSSY", "lossy", NULL },
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct kvt_tuning t, before;
@@ -74,7 +99,8 @@ TEST(every_wrong_value_is_one_sentence_and_changes_nothing)
         bool known = false;
         memset(&t, 0x11, sizeof t);
         before = t;
-        if (kvt_tuning_set(&t, cases[i].name, cases[i].value, &known, &err) != ERR_CONFIG) test_fail(__FILE__, __LINE__, "%s=%s was taken", cases[i].name, cases[i].value);
+        if (kvt_tuning_set(&t, cases[i].name, cases[i].value, &known, &err) != ERR_CONFIG)
+            test_fail(__FILE__, __LINE__, "%s=%s was taken", cases[i].name, cases[i].value);
         CHECK(known);
         CHECK(memcmp(&t, &before, sizeof t) == 0);
         CHECK_EQ_STR(err.field, cases[i].name);
@@ -115,8 +141,9 @@ TEST(names_without_effect_say_so_and_take_anything)
     CHECK(memcmp(&t, &none, sizeof t) == 0);
 }
 
-/* Random words over the characters that values are made of, against every name: either the value was right, or nothing changed and the
- * sentence names both. Whatever was taken lies in its range. */
+/* Random words over the characters that values are made of, against every name: either the value
+ * was right, or nothing changed and the sentence names both. Whatever was taken lies in its
+ * range. */
 TEST(random_values_never_leave_the_ranges)
 {
     static const char letters[] = "0123456789:,._-+ abcdefnomlx\t/%\"'\\\x7f\xc3";
@@ -142,15 +169,20 @@ TEST(random_values_never_leave_the_ranges)
             continue;
         }
         n_taken++;
-        CHECK(t.rdma.timeout <= 31 && t.rdma.retries <= 7 && t.rdma.service_level <= 15 && t.rdma.qps_per_rail <= 16);
-        CHECK(t.copiers <= 16 && t.tcp_connections <= 16 && t.rdma.mtu <= 4096 && t.rdma.key <= KVT_RDMA_KEY_REGION);
+        CHECK(t.rdma.timeout <= 31 && t.rdma.retries <= 7 && t.rdma.service_level <= 15 &&
+              t.rdma.qps_per_rail <= 16);
+        CHECK(t.copiers <= 16 && t.tcp_connections <= 16 && t.rdma.mtu <= 4096 &&
+              t.rdma.key <= KVT_RDMA_KEY_REGION);
         CHECK(t.cma <= KVT_OFF && t.zerocopy <= KVT_OFF && t.rdma.port == 0 && t.ucx_port == 0);
-        CHECK(!t.socket_ifname || (strlen(t.socket_ifname) < 16 && !strpbrk(t.socket_ifname, "/: ")));
+        CHECK(!t.socket_ifname ||
+              (strlen(t.socket_ifname) < 16 && !strpbrk(t.socket_ifname, "/: ")));
         CHECK(!t.rdma.nics || !strpbrk(t.rdma.nics, "/\"'"));
     }
     CHECK(n_taken > 1000);
 }
 
-TEST_MAIN(CASE(values_arrive_in_their_fields), CASE(every_wrong_value_is_one_sentence_and_changes_nothing),
-          CASE(an_empty_value_is_like_none_and_an_unknown_name_is_said), CASE(names_without_effect_say_so_and_take_anything),
+TEST_MAIN(CASE(values_arrive_in_their_fields),
+          CASE(every_wrong_value_is_one_sentence_and_changes_nothing),
+          CASE(an_empty_value_is_like_none_and_an_unknown_name_is_said),
+          CASE(names_without_effect_say_so_and_take_anything),
           CASE(random_values_never_leave_the_ranges))

@@ -1,5 +1,6 @@
-/* test_ucx_conn.c - the ucx row and a peer that holds a ticket and does as it likes: its control connection is driven by hand. UCX's own tcp
- * carries nothing here but lets the row open on a host without RDMA devices. */
+/* test_ucx_conn.c - the ucx row and a peer that holds a ticket and does as it likes: its control
+ * connection is driven by hand. UCX's own tcp carries nothing here but lets the row open on a host
+ * without RDMA devices. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_UCX
@@ -13,24 +14,35 @@
 #include "shared/base/mem.h"
 
 struct row {
-    struct device        *device;
-    struct dev_mem        mem;
-    struct kvt_env        env;
+    struct device *device;
+    struct dev_mem mem;
+    struct kvt_env env;
     struct kvt_transport *t;
 };
 
-static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { return (void)arg, (void)ticket, OK; }
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    return (void)arg, (void)ticket, OK;
+}
 
 static void row_open(struct row *r)
 {
     struct err err = { 0 };
 #ifdef __SANITIZE_THREAD__
-    SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): the row ucx is NOT tested");
+    SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): "
+         "the row ucx is NOT tested");
 #endif
     *r = (struct row){ 0 };
     CHECK_OK(device_open("cpu", &r->device, &err));
     CHECK_OK(device_mem_alloc(r->device, 1 << 16, DEVICE_MEM_SHARED, &r->mem, &err));
-    r->env = (struct kvt_env){ .mem = &r->mem, .listen_host = "127.0.0.1", .max_copies = 8, .max_peers = 8, .admit = admit, .tuning = { .ucx_tls = "tcp" } };
+    r->env = (struct kvt_env){
+        .mem = &r->mem,
+        .listen_host = "127.0.0.1",
+        .max_copies = 8,
+        .max_peers = 8,
+        .admit = admit,
+        .tuning = { .ucx_tls = "tcp" },
+    };
     if (kvt_ucx_ops.open(&r->env, &r->t, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
@@ -43,10 +55,10 @@ static void row_close(struct row *r)
 
 /* The hostile side: what has come, and what is sent at REGION. */
 struct peer {
-    struct kvt_env       env;
-    struct control_hub  *hub;
+    struct kvt_env env;
+    struct control_hub *hub;
     struct control_conn *conn;
-    bool                 opened, region, lost, mute; /* mute: names no rail */
+    bool opened, region, lost, mute; /* mute: names no rail */
 };
 
 static void on_event(void *arg, const struct control_event *ev)
@@ -54,7 +66,8 @@ static void on_event(void *arg, const struct control_event *ev)
     struct peer *p = arg;
     if (ev->kind == CONTROL_OPENED) {
         p->opened = true;
-        if (!p->mute) CHECK_OK(control_send(ev->conn, UCX_FRAME_RAIL, 0, "\7\0\0\xff", 4)); /* no such rail: any number means one */
+        /* no such rail: any number means one */
+        if (!p->mute) CHECK_OK(control_send(ev->conn, UCX_FRAME_RAIL, 0, "\7\0\0\xff", 4));
     }
     if (ev->kind == CONTROL_FRAME && ev->frame == UCX_FRAME_REGION) p->region = true;
     if (ev->kind == CONTROL_LOST) p->lost = true;
@@ -84,7 +97,8 @@ static size_t run(struct row *r, struct peer *p, const bool *done, uint64_t ms)
     return n;
 }
 
-/* READY without wiring, then messages that claim to follow nothing: the session layer has not heard of the connection and must not hear them. */
+/* READY without wiring, then messages that claim to follow nothing: the session layer has not heard
+ * of the connection and must not hear them. */
 TEST(no_message_of_a_connection_that_is_not_up)
 {
     static const bool never = false;
@@ -97,7 +111,9 @@ TEST(no_message_of_a_connection_that_is_not_up)
     CHECK(p.region);
     struct kvt_message m = { .kind = KVT_MSG_OPEN, .generation = 1 };
     CHECK_OK(control_send(p.conn, UCX_FRAME_READY, 0, NULL, 0));
-    for (uint64_t after = 0; after < 2; after++) CHECK_OK(control_send(p.conn, UCX_FRAME_MESSAGE, after, bytes, kvt_message_encode(&m, bytes)));
+    for (uint64_t after = 0; after < 2; after++)
+        CHECK_OK(
+            control_send(p.conn, UCX_FRAME_MESSAGE, after, bytes, kvt_message_encode(&m, bytes)));
     CHECK_EQ_INT(run(&r, &p, &never, 300), 0);
     CHECK(!p.lost);
     control_hub_free(p.hub);
@@ -107,8 +123,17 @@ TEST(no_message_of_a_connection_that_is_not_up)
 /* Each ends the connection, and the row has nothing to say about it. */
 TEST(set_up_out_of_order_ends_the_connection)
 {
-    static const struct { uint8_t frame; const char *body; uint32_t times; } bad[] = {
-        { UCX_FRAME_MESSAGE, "x", 1 }, { UCX_FRAME_READY, "x", 1 }, { UCX_FRAME_READY, "", 2 }, { UCX_FRAME_ADDRESS, "x", 1 }, { UCX_FRAME_REGION, "x", 1 }, { UCX_FRAME_RAIL, "abcd", 1 },
+    static const struct {
+        uint8_t frame;
+        const char *body;
+        uint32_t times;
+    } bad[] = {
+        { UCX_FRAME_MESSAGE, "x", 1 },
+        { UCX_FRAME_READY, "x", 1 },
+        { UCX_FRAME_READY, "", 2 },
+        { UCX_FRAME_ADDRESS, "x", 1 },
+        { UCX_FRAME_REGION, "x", 1 },
+        { UCX_FRAME_RAIL, "abcd", 1 },
         { 9, "", 1 },
     };
     static const bool never = false;
@@ -119,7 +144,8 @@ TEST(set_up_out_of_order_ends_the_connection)
         peer_open(&p, &r);
         (void)run(&r, &p, &p.region, 5000);
         CHECK(p.region);
-        for (uint32_t n = 0; n < bad[i].times; n++) CHECK_OK(control_send(p.conn, bad[i].frame, 0, bad[i].body, strlen(bad[i].body)));
+        for (uint32_t n = 0; n < bad[i].times; n++)
+            CHECK_OK(control_send(p.conn, bad[i].frame, 0, bad[i].body, strlen(bad[i].body)));
         CHECK_EQ_INT(run(&r, &p, &never, 5000), 0);
         CHECK(p.lost);
         control_hub_free(p.hub);
@@ -130,7 +156,14 @@ TEST(set_up_out_of_order_ends_the_connection)
 /* Before a rail is named there is no worker, and nothing else may come. */
 TEST(a_rail_is_named_first)
 {
-    static const struct { uint8_t frame; const char *body; } bad[] = { { UCX_FRAME_READY, "" }, { UCX_FRAME_RAIL, "" }, { UCX_FRAME_RAIL, "abc" }, { UCX_FRAME_RAIL, "abcde" }, { UCX_FRAME_MESSAGE, "x" } };
+    static const struct {
+        uint8_t frame;
+        const char *body;
+    } bad[] = { { UCX_FRAME_READY, "" },
+                { UCX_FRAME_RAIL, "" },
+                { UCX_FRAME_RAIL, "abc" },
+                { UCX_FRAME_RAIL, "abcde" },
+                { UCX_FRAME_MESSAGE, "x" } };
     static const bool never = false;
     struct row r;
     row_open(&r);
@@ -164,7 +197,9 @@ static enum status decode(const struct ucx_region *r, size_t cut, size_t more)
 TEST(a_region_is_decoded_strictly)
 {
     static char key[UCX_KEY_MAX + 1];
-    const struct ucx_region good = { .base = 4096, .bytes = 4096, .address_bytes = 10, .key = { key, 9 } };
+    const struct ucx_region good = {
+        .base = 4096, .bytes = 4096, .address_bytes = 10, .key = { key, 9 }
+    };
     struct ucx_region r = good;
     CHECK_OK(decode(&good, 0, 0));
     for (size_t cut = 1; cut <= 24 + 9; cut++) CHECK_STATUS(decode(&good, cut, 0), ERR_FORMAT);
@@ -183,7 +218,9 @@ TEST(a_region_is_decoded_strictly)
     CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
 }
 
-TEST_MAIN(CASE(no_message_of_a_connection_that_is_not_up), CASE(set_up_out_of_order_ends_the_connection), CASE(a_rail_is_named_first), CASE(a_region_is_decoded_strictly))
+TEST_MAIN(CASE(no_message_of_a_connection_that_is_not_up),
+          CASE(set_up_out_of_order_ends_the_connection), CASE(a_rail_is_named_first),
+          CASE(a_region_is_decoded_strictly))
 #else
 TEST(ucx) { SKIP("built without UCX: its row is NOT tested"); }
 TEST_MAIN(CASE(ucx))

@@ -1,4 +1,5 @@
-/* test_ucx_devices.c - which network devices a list names to the ucx row, and when it is none of names. */
+/* test_ucx_devices.c - which network devices a list names to the ucx row, and when it is none of
+ * names. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_UCX
@@ -69,7 +70,8 @@ TEST(an_unknown_port_counts_as_active)
     CHECK(ucx_device_active("no-such-device:1"));
 }
 
-TEST_MAIN(CASE(lists_of_names), CASE(what_is_left_to_ucx), CASE(who_decides), CASE(an_unknown_port_counts_as_active))
+TEST_MAIN(CASE(lists_of_names), CASE(what_is_left_to_ucx), CASE(who_decides),
+          CASE(an_unknown_port_counts_as_active))
 
 #else
 

@@ -1,12 +1,21 @@
-/* test_wire.c - what is encoded decodes to itself; every cut, every stray byte and every wrong field is refused. */
+/* test_wire.c - what is encoded decodes to itself; every cut, every stray byte and every wrong
+ * field is refused. */
 #include <string.h>
 
 #include "kvtransfer/wire.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static const struct kv_layout LAYOUT = { .model_fingerprint = 0x1234567890abcdef, .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = 30,
-                                         .n_kv_heads = 3, .head_dim = 64, .tp_size = 1, .n_blocks = 100 };
+static const struct kv_layout LAYOUT = {
+    .model_fingerprint = 0x1234567890abcdef,
+    .dtype = DTYPE_BF16,
+    .block_tokens = 64,
+    .n_layers = 30,
+    .n_kv_heads = 3,
+    .head_dim = 64,
+    .tp_size = 1,
+    .n_blocks = 100,
+};
 
 static bool same_layout(const struct kv_layout *a, const struct kv_layout *b)
 {
@@ -27,8 +36,10 @@ TEST(wire_hello_round_trip)
     kvt_hello_encode(&m, &b);
     CHECK_EQ_INT(b.len, 68);
     CHECK_OK(kvt_hello_decode(buf_str(&b), &back, &err));
-    CHECK(same_layout(&back.layout, &LAYOUT) && memcmp(back.node, m.node, 16) == 0 && back.lossy && !back.checksum);
-    for (size_t n = 0; n < b.len; n++) CHECK(kvt_hello_decode((struct str){ b.data, n }, &back, &err) != OK);
+    CHECK(same_layout(&back.layout, &LAYOUT) && memcmp(back.node, m.node, 16) == 0 && back.lossy &&
+          !back.checksum);
+    for (size_t n = 0; n < b.len; n++)
+        CHECK(kvt_hello_decode((struct str){ b.data, n }, &back, &err) != OK);
     buf_add_char(&b, 0);
     CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.len--;
@@ -42,16 +53,24 @@ TEST(wire_hello_round_trip)
 
 TEST(wire_answer_round_trip)
 {
-    struct kvt_answer_msg m = { .layout = LAYOUT, .checksum = true, .ticket = { 7, 8 }, .node = { 4, 5 }, .n_rows = 2,
-                                .rows = { { "ipc", STR("somewhere") }, { "tcp", STR("10.0.0.1 77") } } }, back;
+    struct kvt_answer_msg m = { .layout = LAYOUT,
+                                .checksum = true,
+                                .ticket = { 7, 8 },
+                                .node = { 4, 5 },
+                                .n_rows = 2,
+                                .rows = { { "ipc", STR("somewhere") },
+                                          { "tcp", STR("10.0.0.1 77") } }, },
+                          back;
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_answer_encode(&m, &b);
     CHECK_OK(kvt_answer_decode(buf_str(&b), &back, &err));
-    CHECK(back.checksum && !back.lossy && back.n_rows == 2 && back.ticket[1] == 8 && back.node[1] == 5);
+    CHECK(back.checksum && !back.lossy && back.n_rows == 2 && back.ticket[1] == 8 &&
+          back.node[1] == 5);
     CHECK_EQ_STR(back.rows[1].name, "tcp");
     CHECK(str_eq_c(back.rows[1].address, "10.0.0.1 77"));
-    for (size_t n = 0; n < b.len; n++) CHECK(kvt_answer_decode((struct str){ b.data, n }, &back, &err) != OK);
+    for (size_t n = 0; n < b.len; n++)
+        CHECK(kvt_answer_decode((struct str){ b.data, n }, &back, &err) != OK);
     buf_add_char(&b, 'x');
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.len--;
@@ -66,17 +85,26 @@ TEST(wire_answer_round_trip)
 TEST(wire_grant_round_trip)
 {
     int32_t blocks[] = { 5, 9, 1000000 };
-    struct kvt_grant_msg m = { .session = 3, .generation = 0xfedcba9876543210, .n_blocks = 3, .n_skip = 1, .n_tokens = 150, .first_head = 2,
-                               .n_heads = 6, .block_tokens = 64 }, back;
+    struct kvt_grant_msg m = { .session = 3,
+                               .generation = 0xfedcba9876543210,
+                               .n_blocks = 3,
+                               .n_skip = 1,
+                               .n_tokens = 150,
+                               .first_head = 2,
+                               .n_heads = 6,
+                               .block_tokens = 64, },
+                         back;
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_grant_encode(&m, blocks, &b);
     CHECK_EQ_INT(b.len, 48 + 12);
     CHECK_OK(kvt_grant_decode(buf_str(&b), &back, &err));
-    CHECK(back.session == 3 && back.generation == m.generation && back.n_skip == 1 && back.n_tokens == 150);
+    CHECK(back.session == 3 && back.generation == m.generation && back.n_skip == 1 &&
+          back.n_tokens == 150);
     CHECK(back.first_head == 2 && back.n_heads == 6 && back.block_tokens == 64);
     CHECK_EQ_INT(kvt_grant_block(&back, 2), 1000000);
-    for (size_t n = 0; n < b.len; n++) CHECK(kvt_grant_decode((struct str){ b.data, n }, &back, &err) != OK);
+    for (size_t n = 0; n < b.len; n++)
+        CHECK(kvt_grant_decode((struct str){ b.data, n }, &back, &err) != OK);
     b.data[24] = 4; /* n_skip > n_blocks */
     CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[24] = 1;
@@ -111,9 +139,34 @@ TEST(wire_message_round_trip)
 {
     struct kvt_message all[] = {
         { .kind = KVT_MSG_OPEN, .session = 4, .generation = 5 },
-        { .kind = KVT_MSG_DATA, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = 3, .bytes = 999 },
-        { .kind = KVT_MSG_NOTE, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = 3, .bytes = 24, .sums = { 1, 2, UINT64_MAX } },
-        { .kind = KVT_MSG_NOTE, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = KVT_BATCH_PIECES }, /* without checksums */
+        {
+            .kind = KVT_MSG_DATA,
+            .session = 4,
+            .generation = 5,
+            .layer = 2,
+            .first = 7,
+            .n = 3,
+            .bytes = 999,
+        },
+        {
+            .kind = KVT_MSG_NOTE,
+            .session = 4,
+            .generation = 5,
+            .layer = 2,
+            .first = 7,
+            .n = 3,
+            .bytes = 24,
+            .sums = { 1, 2, UINT64_MAX },
+        },
+        /* without checksums */
+        {
+            .kind = KVT_MSG_NOTE,
+            .session = 4,
+            .generation = 5,
+            .layer = 2,
+            .first = 7,
+            .n = KVT_BATCH_PIECES,
+        },
         { .kind = KVT_MSG_OPEN, .session = 4, .generation = 5, .bytes = KVT_OPEN_SUMS },
         { .kind = KVT_MSG_FINISH, .session = 4, .generation = 5, .bytes = 0 },
         { .kind = KVT_MSG_STOP, .session = 4, .generation = 5, .status = ERR_CHECKSUM },
@@ -125,8 +178,10 @@ TEST(wire_message_round_trip)
         size_t n = kvt_message_encode(&all[i], bytes);
         CHECK_EQ_INT(n, KVT_MESSAGE_BYTES + kvt_message_tail(&all[i]));
         CHECK_OK(kvt_message_decode(bytes, n, &back));
-        CHECK(back.kind == all[i].kind && back.status == all[i].status && back.session == all[i].session && back.bytes == all[i].bytes);
-        CHECK(back.generation == all[i].generation && back.layer == all[i].layer && back.first == all[i].first && back.n == all[i].n);
+        CHECK(back.kind == all[i].kind && back.status == all[i].status &&
+              back.session == all[i].session && back.bytes == all[i].bytes);
+        CHECK(back.generation == all[i].generation && back.layer == all[i].layer &&
+              back.first == all[i].first && back.n == all[i].n);
         CHECK(back.kind != KVT_MSG_NOTE || memcmp(back.sums, all[i].sums, all[i].bytes) == 0);
         CHECK_STATUS(kvt_message_decode(bytes, n - 1, &back), ERR_FORMAT);
         CHECK_STATUS(kvt_message_decode(bytes, n + 1, &back), ERR_FORMAT);
@@ -146,7 +201,7 @@ TEST(wire_message_refuses_fields_of_other_kinds)
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 1 },
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 16 },
         { .kind = KVT_MSG_BYE, .session = 1 },
-        { .kind = KVT_MSG_STOP, .status = (enum status)-22 },
+        { .kind = KVT_MSG_STOP, .status = (enum status) - 22 },
     };
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         uint8_t bytes[KVT_MESSAGE_MAX + 8];
@@ -160,5 +215,6 @@ TEST(wire_message_refuses_fields_of_other_kinds)
     }
 }
 
-TEST_MAIN(CASE(wire_hello_round_trip), CASE(wire_answer_round_trip), CASE(wire_grant_round_trip), CASE(wire_preamble_round_trip),
-          CASE(wire_message_round_trip), CASE(wire_message_refuses_fields_of_other_kinds))
+TEST_MAIN(CASE(wire_hello_round_trip), CASE(wire_answer_round_trip), CASE(wire_grant_round_trip),
+          CASE(wire_preamble_round_trip), CASE(wire_message_round_trip),
+          CASE(wire_message_refuses_fields_of_other_kinds))

@@ -1,4 +1,5 @@
-/* test_gguf.c - a file with everything in it reads back; each way of being wrong is refused with a sentence. */
+/* test_gguf.c - a file with everything in it reads back; each way of being wrong is refused with a
+ * sentence. */
 #include "shared/model/load/gguf.h"
 
 #include <string.h>
@@ -9,11 +10,11 @@
 
 static struct buf sample(void)
 {
-    static const float        ones[64] = { 1, 1, 1 };
-    static const char *const  texts[] = { "a", "", "ccc" };
-    static const int32_t      ids[] = { 1, -2, 3 };
-    struct gguf_write         w = { 0 };
-    struct buf                b = { 0 };
+    static const float ones[64] = { 1, 1, 1 };
+    static const char *const texts[] = { "a", "", "ccc" };
+    static const int32_t ids[] = { 1, -2, 3 };
+    struct gguf_write w = { 0 };
+    struct buf b = { 0 };
     gguf_write_u32(&w, "num", 7);
     gguf_write_f32(&w, "real", 0.5f);
     gguf_write_bool(&w, "flag", true);
@@ -29,23 +30,24 @@ static struct buf sample(void)
 static void refuses(const struct buf *b, enum status want, const char *words)
 {
     struct gguf *g;
-    struct err   err = { 0 };
+    struct err err = { 0 };
     CHECK_STATUS(gguf_parse(buf_str(b), &g, &err), want);
-    if (!strstr(err.text, words)) test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
+    if (!strstr(err.text, words))
+        test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
 }
 
 TEST(values_read_back)
 {
     struct gguf *g;
-    struct err   err;
-    struct buf   b = sample();
+    struct err err;
+    struct buf b = sample();
     CHECK_OK(gguf_parse(buf_str(&b), &g, &err));
     uint64_t u = 0;
-    double   d = 0;
-    bool     flag = false;
+    double d = 0;
+    bool flag = false;
     struct str text = { 0 }, *texts;
     int32_t *ids;
-    size_t   n;
+    size_t n;
     CHECK_OK(gguf_get_u64(g, "num", 0, 10, &u, &err));
     CHECK_EQ_INT(u, 7);
     CHECK_OK(gguf_get_f64(g, "real", 0, 1, &d, &err));
@@ -75,11 +77,12 @@ TEST(values_read_back)
 TEST(tensors_read_back)
 {
     struct gguf *g;
-    struct err   err;
-    struct buf   b = sample();
+    struct err err;
+    struct buf b = sample();
     CHECK_OK(gguf_parse(buf_str(&b), &g, &err));
     CHECK_EQ_INT(g->n_tensors, 2);
-    CHECK(str_eq_c(g->tensors[0].name, "m") && g->tensors[0].ne[0] == 4 && g->tensors[0].ne[1] == 3 && g->tensors[0].ne[2] == 1);
+    CHECK(str_eq_c(g->tensors[0].name, "m") && g->tensors[0].ne[0] == 4 &&
+          g->tensors[0].ne[1] == 3 && g->tensors[0].ne[2] == 1);
     CHECK_EQ_INT(g->tensors[0].bytes, 48);
     CHECK_EQ_INT(g->tensors[0].dtype, DTYPE_F32);
     CHECK_EQ_INT(g->tensors[1].bytes, 34);
@@ -91,17 +94,35 @@ TEST(tensors_read_back)
 
 TEST(every_type_with_arithmetic_is_known_by_its_number)
 {
-    static const struct { uint32_t id; int dtype; } TYPES[] = {
-        { 0, DTYPE_F32 },   { 1, DTYPE_F16 },   { 2, DTYPE_Q4_0 },  { 3, DTYPE_Q4_1 },  { 6, DTYPE_Q5_0 },  { 7, DTYPE_Q5_1 },    { 8, DTYPE_Q8_0 },
-        { 10, DTYPE_Q2_K }, { 11, DTYPE_Q3_K }, { 12, DTYPE_Q4_K }, { 13, DTYPE_Q5_K }, { 14, DTYPE_Q6_K }, { 20, DTYPE_IQ4_NL }, { 23, DTYPE_IQ4_XS },
-        { 30, DTYPE_BF16 }, { 15, -1 },         { 19, -1 } };
+    static const struct {
+        uint32_t id;
+        int dtype;
+    } TYPES[] = { { 0, DTYPE_F32 },
+                  { 1, DTYPE_F16 },
+                  { 2, DTYPE_Q4_0 },
+                  { 3, DTYPE_Q4_1 },
+                  { 6, DTYPE_Q5_0 },
+                  { 7, DTYPE_Q5_1 },
+                  { 8, DTYPE_Q8_0 },
+                  { 10, DTYPE_Q2_K },
+                  { 11, DTYPE_Q3_K },
+                  { 12, DTYPE_Q4_K },
+                  { 13, DTYPE_Q5_K },
+                  { 14, DTYPE_Q6_K },
+                  { 20, DTYPE_IQ4_NL },
+                  { 23, DTYPE_IQ4_XS },
+                  { 30, DTYPE_BF16 },
+                  { 15, -1 },
+                  { 19, -1 } };
     static const uint8_t zeros[1024];
     for (size_t i = 0; i < COUNT_OF(TYPES); i++) {
         struct gguf_write w = { 0 };
-        struct buf        b = { 0 };
-        struct gguf      *g;
-        struct err        err;
-        size_t            bytes = TYPES[i].dtype >= 0 ? dtype_row_bytes((enum dtype)TYPES[i].dtype, 256) : TYPES[i].id == 15 ? 292 : 50;
+        struct buf b = { 0 };
+        struct gguf *g;
+        struct err err;
+        size_t bytes = TYPES[i].dtype >= 0 ? dtype_row_bytes((enum dtype)TYPES[i].dtype, 256)
+                       : TYPES[i].id == 15 ? 292
+                                           : 50;
         gguf_write_tensor(&w, "t", TYPES[i].id, 1, (uint64_t[]){ 256 }, zeros, bytes);
         gguf_write_finish(&w, &b);
         CHECK_OK(gguf_parse(buf_str(&b), &g, &err));
@@ -116,9 +137,9 @@ TEST(every_shorter_file_is_refused)
 {
     struct buf b = sample();
     for (size_t n = 0; n < b.len; n++) {
-        struct buf   cut = { 0 };
+        struct buf cut = { 0 };
         struct gguf *g;
-        struct err   err;
+        struct err err;
         buf_add(&cut, b.data, n);
         CHECK(gguf_parse(buf_str(&cut), &g, &err) != OK);
         CHECK(err.text[0] != 0);
@@ -145,7 +166,8 @@ TEST(header_faults)
 }
 
 /* A file of one tensor with the given info; data of 4096 bytes follows. */
-static struct buf one_tensor(const char *name, uint32_t n_dims, const uint64_t *ne, uint32_t type, uint64_t offset, uint32_t alignment)
+static struct buf one_tensor(const char *name, uint32_t n_dims, const uint64_t *ne, uint32_t type,
+                             uint64_t offset, uint32_t alignment)
 {
     struct buf b = { 0 };
     buf_add_c(&b, "GGUF");
@@ -165,7 +187,8 @@ static struct buf one_tensor(const char *name, uint32_t n_dims, const uint64_t *
     return b;
 }
 
-static void tensor_refused(const char *name, uint32_t n_dims, const uint64_t *ne, uint32_t type, uint64_t offset, const char *words)
+static void tensor_refused(const char *name, uint32_t n_dims, const uint64_t *ne, uint32_t type,
+                           uint64_t offset, const char *words)
 {
     struct buf b = one_tensor(name, n_dims, ne, type, offset, 256);
     refuses(&b, ERR_FORMAT, words);
@@ -175,8 +198,8 @@ static void tensor_refused(const char *name, uint32_t n_dims, const uint64_t *ne
 TEST(tensor_faults)
 {
     struct gguf *g;
-    struct err   err;
-    struct buf   good = one_tensor("t", 1, (uint64_t[]){ 64 }, 0, 256, 256);
+    struct err err;
+    struct buf good = one_tensor("t", 1, (uint64_t[]){ 64 }, 0, 256, 256);
     CHECK_OK(gguf_parse(buf_str(&good), &g, &err));
     gguf_close(g);
     buf_release(&good);
@@ -192,15 +215,17 @@ TEST(tensor_faults)
     tensor_refused("t", 1, (uint64_t[]){ 64 }, 0, 4, "alignment");
     tensor_refused("t", 1, (uint64_t[]){ 4096 }, 0, 0, "end of the file");
     tensor_refused("t", 1, (uint64_t[]){ 64 }, 0, 1ull << 40, "end of the file");
-    tensor_refused("t", 3, (uint64_t[]){ 1ull << 40, 1ull << 40, 4 }, 0, 0, "larger than any memory");
+    tensor_refused("t", 3, (uint64_t[]){ 1ull << 40, 1ull << 40, 4 }, 0, 0,
+                   "larger than any memory");
 }
 
 TEST(overlapping_and_repeated_tensors)
 {
-    float             data[16] = { 0 };
+    float data[16] = { 0 };
     struct gguf_write w = { 0 };
-    struct buf        b = { 0 };
-    gguf_write_tensor(&w, "one", 0, 1, (uint64_t[]){ 16 }, data, 32); /* claims 64 bytes, the next begins after 32 */
+    struct buf b = { 0 };
+    /* claims 64 bytes, the next begins after 32 */
+    gguf_write_tensor(&w, "one", 0, 1, (uint64_t[]){ 16 }, data, 32);
     gguf_write_tensor(&w, "two", 0, 1, (uint64_t[]){ 16 }, data, 64);
     gguf_write_finish(&w, &b);
     refuses(&b, ERR_FORMAT, "overlaps");
@@ -216,7 +241,7 @@ TEST(overlapping_and_repeated_tensors)
 TEST(metadata_faults)
 {
     struct gguf_write w = { 0 };
-    struct buf        b = { 0 };
+    struct buf b = { 0 };
     gguf_write_u32(&w, "a", 1);
     gguf_write_u32(&w, "a", 1);
     gguf_write_finish(&w, &b);
@@ -245,6 +270,7 @@ TEST(metadata_faults)
     buf_release(&b);
 }
 
-TEST_MAIN(CASE(values_read_back), CASE(tensors_read_back), CASE(every_type_with_arithmetic_is_known_by_its_number),
+TEST_MAIN(CASE(values_read_back), CASE(tensors_read_back),
+          CASE(every_type_with_arithmetic_is_known_by_its_number),
           CASE(every_shorter_file_is_refused), CASE(header_faults), CASE(tensor_faults),
           CASE(overlapping_and_repeated_tensors), CASE(metadata_faults))

@@ -1,4 +1,5 @@
-/* test_gguf_split.c - a model in several GGUF files is the model in one; a file that is missing, misplaced or twice there is named. */
+/* test_gguf_split.c - a model in several GGUF files is the model in one; a file that is missing,
+ * misplaced or twice there is named. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,11 +21,12 @@ static const char *file_name(const char *name)
 }
 
 /* A file with one tensor, all of whose bytes are `byte`; count 0: without the keys of a part. */
-static void write_part(const char *name, uint32_t no, uint32_t count, uint32_t n_tensors, const char *tensor, uint8_t byte)
+static void write_part(const char *name, uint32_t no, uint32_t count, uint32_t n_tensors,
+                       const char *tensor, uint8_t byte)
 {
     struct gguf_write w = { 0 };
-    struct buf        b = { 0 };
-    uint8_t           data[64];
+    struct buf b = { 0 };
+    uint8_t data[64];
     memset(data, byte, sizeof data);
     if (count) {
         gguf_write_u32(&w, "split.no", no);
@@ -43,7 +45,8 @@ static void refuses(const char *name, enum status want, const char *words)
     struct gguf *g = NULL;
     err = (struct err){ 0 };
     CHECK_STATUS(gguf_open(file_name(name), &g, &err), want);
-    if (!strstr(err.text, words)) test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
+    if (!strstr(err.text, words))
+        test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
 }
 
 TEST(names)
@@ -66,7 +69,8 @@ TEST(tensors_of_all_files)
     CHECK_EQ_INT(g->n_tensors, 3);
     for (uint8_t i = 0; i < 3; i++) {
         CHECK_EQ_INT(g->tensors[i].name.p[0], 'a' + i);
-        CHECK(g->tensors[i].data[0] == i + 1 && g->tensors[i].data[63] == i + 1 && g->tensors[i].bytes == 64);
+        CHECK(g->tensors[i].data[0] == i + 1 && g->tensors[i].data[63] == i + 1 &&
+              g->tensors[i].bytes == 64);
     }
     gguf_close(g);
     write_part("one.gguf", 0, 1, 1, "a", 1);
@@ -83,7 +87,8 @@ TEST(faults)
     refuses("n-00001-of-00002.gguf", ERR_FORMAT, "tensor a is in two files");
     refuses("n-00002-of-00002.gguf", ERR_CONFIG, "is file 2 of 2 of a model: name the first");
     write_part("n-00002-of-00002.gguf", 0, 2, 2, "b", 1);
-    refuses("n-00001-of-00002.gguf", ERR_FORMAT, "n-00002-of-00002.gguf: it does not say that it is file 2 of 2");
+    refuses("n-00001-of-00002.gguf", ERR_FORMAT,
+            "n-00002-of-00002.gguf: it does not say that it is file 2 of 2");
     write_part("n-00002-of-00002.gguf", 0, 0, 0, "b", 1);
     refuses("n-00001-of-00002.gguf", ERR_FORMAT, "file 2 of 2");
     write_part("n-00001-of-00002.gguf", 0, 2, 3, "a", 1);
@@ -102,7 +107,8 @@ static uint64_t files_state(const char *name)
     return state;
 }
 
-/* What was made of the files is made anew when any of them is written to, whatever time it then has. */
+/* What was made of the files is made anew when any of them is written to, whatever time it then
+ * has. */
 TEST(every_file_counts_for_their_state)
 {
     write_part("s-00001-of-00003.gguf", 0, 3, 3, "a", 1);
@@ -111,8 +117,9 @@ TEST(every_file_counts_for_their_state)
     uint64_t before = files_state("s-00001-of-00003.gguf");
     CHECK(files_state("s-00001-of-00003.gguf") == before);
     for (int i = 1; i <= 3; i++) {
-        const struct timespec later[2] = { { .tv_sec = 10000000000 + i }, { .tv_sec = 10000000000 + i } };
-        char                  name[32];
+        const struct timespec later[2] = { { .tv_sec = 10000000000 + i },
+                                           { .tv_sec = 10000000000 + i } };
+        char name[32];
         snprintf(name, sizeof name, "s-%05d-of-00003.gguf", i);
         CHECK(utimensat(AT_FDCWD, file_name(name), later, 0) == 0);
         uint64_t after = files_state("s-00001-of-00003.gguf");
@@ -121,4 +128,5 @@ TEST(every_file_counts_for_their_state)
     }
 }
 
-TEST_MAIN(CASE(names), CASE(tensors_of_all_files), CASE(faults), CASE(every_file_counts_for_their_state))
+TEST_MAIN(CASE(names), CASE(tensors_of_all_files), CASE(faults),
+          CASE(every_file_counts_for_their_state))

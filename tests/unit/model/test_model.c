@@ -1,4 +1,5 @@
-/* test_model.c - loading: every way weights can disagree with a configuration, the limits, the fingerprint. */
+/* test_model.c - loading: every way weights can disagree with a configuration, the limits, the
+ * fingerprint. */
 #include "shared/model/model.h"
 
 #include <stdio.h>
@@ -14,19 +15,20 @@ enum { HIDDEN = 32, VOCAB = 8, INNER = 64, HEADS = 2, LAYERS = 1 };
 struct twist {
     const char *leave_out, *wrong_shape, *wrong_type; /* tensor names */
     const char *extra;
-    uint32_t    window, default_len; /* 0: none */
-    uint32_t    byte; /* added to every weight byte of the embedding */
+    uint32_t window, default_len; /* 0: none */
+    uint32_t byte;                /* added to every weight byte of the embedding */
 };
 
-static void tensor(struct gguf_write *w, const struct twist *t, const char *name, uint32_t n_dims, uint64_t n_in, uint64_t n_out)
+static void tensor(struct gguf_write *w, const struct twist *t, const char *name, uint32_t n_dims,
+                   uint64_t n_in, uint64_t n_out)
 {
     static uint8_t zeros[VOCAB * INNER * HIDDEN * 4], changed[VOCAB * HIDDEN * 4];
     const uint8_t *data = zeros;
-    uint64_t       ne[2] = { n_in, n_out };
+    uint64_t ne[2] = { n_in, n_out };
     if (t->leave_out && strcmp(t->leave_out, name) == 0) return;
     if (t->wrong_shape && strcmp(t->wrong_shape, name) == 0) ne[0] += 32;
     uint32_t type = t->wrong_type && strcmp(t->wrong_type, name) == 0 ? 24 : 0; /* I8 */
-    size_t   bytes = ne[0] * ne[1] * (type == 24 ? 1 : 4);
+    size_t bytes = ne[0] * ne[1] * (type == 24 ? 1 : 4);
     if (strcmp(name, "token_embd.weight") == 0) {
         memset(changed, (int)t->byte, sizeof changed);
         if (bytes <= sizeof changed) data = changed;
@@ -37,7 +39,7 @@ static void tensor(struct gguf_write *w, const struct twist *t, const char *name
 static void write_sample(const char *path, const struct twist *t)
 {
     struct gguf_write w = { 0 };
-    struct buf        b = { 0 };
+    struct buf b = { 0 };
     gguf_write_text(&w, "general.architecture", "llama");
     gguf_write_u32(&w, "llama.block_count", LAYERS);
     gguf_write_u32(&w, "llama.embedding_length", HIDDEN);
@@ -71,16 +73,23 @@ static uint32_t length_of(const struct twist *t, uint32_t asked)
     return !asked && t->window && t->window < n ? t->window : n;
 }
 
-static enum status load(const struct twist *t, const char *isa, uint32_t max_len, uint64_t *fingerprint, struct err *err)
+static enum status load(const struct twist *t, const char *isa, uint32_t max_len,
+                        uint64_t *fingerprint, struct err *err)
 {
-    char               path[4096];
+    char path[4096];
     struct kernel_ctx *k;
-    struct model      *m;
+    struct model *m;
     snprintf(path, sizeof path, "%s/m.gguf", test_tmpdir());
     write_sample(path, t);
     CHECK_OK(kernel_ctx_create(isa, ACTIVATIONS_F32, 1, &k, err));
-    struct model_options o = { .path = path, .max_rows = 4, .max_model_len = max_len, .default_len = t->default_len, .kernels = k };
-    enum status          st = model_load(&o, &m, err);
+    struct model_options o = {
+        .path = path,
+        .max_rows = 4,
+        .max_model_len = max_len,
+        .default_len = t->default_len,
+        .kernels = k,
+    };
+    enum status st = model_load(&o, &m, err);
     if (st == OK) {
         CHECK(m->weights == NULL && m->weight_bytes > 0 && m->max_len == length_of(t, max_len));
         CHECK(m->rope_bytes == (size_t)m->max_len * (HIDDEN / HEADS) * sizeof(float));
@@ -95,19 +104,25 @@ static void refuses(struct twist t, enum status want, const char *words)
 {
     struct err err = { 0 };
     CHECK_STATUS(load(&t, "ref", 0, NULL, &err), want);
-    if (!strstr(err.text, words)) test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
+    if (!strstr(err.text, words))
+        test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
 }
 
 TEST(faults_name_the_tensor)
 {
     struct err err;
     CHECK_OK(load(&(struct twist){ 0 }, "ref", 0, NULL, &err));
-    refuses((struct twist){ .leave_out = "blk.0.ffn_down.weight" }, ERR_NOT_FOUND, "tensor blk.0.ffn_down.weight is missing");
-    refuses((struct twist){ .leave_out = "output_norm.weight" }, ERR_NOT_FOUND, "tensor output_norm.weight is missing");
-    refuses((struct twist){ .wrong_shape = "blk.0.attn_k.weight" }, ERR_FORMAT, "tensor blk.0.attn_k.weight has shape [32, 64]");
-    refuses((struct twist){ .wrong_shape = "blk.0.ffn_norm.weight" }, ERR_FORMAT, "tensor blk.0.ffn_norm.weight has shape");
+    refuses((struct twist){ .leave_out = "blk.0.ffn_down.weight" }, ERR_NOT_FOUND,
+            "tensor blk.0.ffn_down.weight is missing");
+    refuses((struct twist){ .leave_out = "output_norm.weight" }, ERR_NOT_FOUND,
+            "tensor output_norm.weight is missing");
+    refuses((struct twist){ .wrong_shape = "blk.0.attn_k.weight" }, ERR_FORMAT,
+            "tensor blk.0.attn_k.weight has shape [32, 64]");
+    refuses((struct twist){ .wrong_shape = "blk.0.ffn_norm.weight" }, ERR_FORMAT,
+            "tensor blk.0.ffn_norm.weight has shape");
     refuses((struct twist){ .wrong_type = "blk.0.ffn_up.weight" }, ERR_UNSUPPORTED, "of type I8");
-    refuses((struct twist){ .extra = "blk.0.attn_q_norm.weight" }, ERR_UNSUPPORTED, "blk.0.attn_q_norm.weight");
+    refuses((struct twist){ .extra = "blk.0.attn_q_norm.weight" }, ERR_UNSUPPORTED,
+            "blk.0.attn_q_norm.weight");
     refuses((struct twist){ .extra = "rope_freqs.weight" }, ERR_FORMAT, "rope_freqs.weight");
 }
 
@@ -128,14 +143,15 @@ TEST(usual_length)
     CHECK_OK(load(&(struct twist){ .default_len = 4000 }, "ref", 0, NULL, &err));
     CHECK_OK(load(&(struct twist){ .default_len = 40, .window = 64 }, "ref", 0, NULL, &err));
     CHECK_OK(load(&(struct twist){ .default_len = 100, .window = 64 }, "ref", 0, NULL, &err));
-    CHECK_STATUS(load(&(struct twist){ .default_len = 40, .window = 64 }, "ref", 65, NULL, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(load(&(struct twist){ .default_len = 40, .window = 64 }, "ref", 65, NULL, &err),
+                 ERR_UNSUPPORTED);
     CHECK_STATUS(load(&(struct twist){ .window = 64 }, "ref", 0, NULL, &err), ERR_UNSUPPORTED);
 }
 
 TEST(fingerprint_tells_models_apart)
 {
     struct err err;
-    uint64_t   a = 0, same = 0, other = 0, shorter = 0;
+    uint64_t a = 0, same = 0, other = 0, shorter = 0;
     CHECK_OK(load(&(struct twist){ 0 }, "ref", 0, &a, &err));
     CHECK_OK(load(&(struct twist){ 0 }, "ref", 0, &same, &err));
     CHECK_OK(load(&(struct twist){ .byte = 1 }, "ref", 0, &other, &err));
@@ -143,7 +159,8 @@ TEST(fingerprint_tells_models_apart)
     CHECK(a == same && a != other && a == shorter);
     for (size_t i = 0; KERNEL_BACKENDS[i]; i++) {
         uint64_t row = 0;
-        if (!KERNEL_BACKENDS[i]->available() || strcmp(KERNEL_BACKENDS[i]->name, "ref") == 0) continue;
+        if (!KERNEL_BACKENDS[i]->available() || strcmp(KERNEL_BACKENDS[i]->name, "ref") == 0)
+            continue;
         CHECK_OK(load(&(struct twist){ 0 }, KERNEL_BACKENDS[i]->name, 0, &row, &err));
         CHECK(row != a);
     }
@@ -152,8 +169,8 @@ TEST(fingerprint_tells_models_apart)
 TEST(layout_is_that_of_the_configuration)
 {
     struct model_config c = { .n_layers = 30, .n_heads = 9, .n_kv_heads = 3, .head_dim = 64 };
-    struct kv_layout    l;
-    struct err          err;
+    struct kv_layout l;
+    struct err err;
     model_config_kv_layout(&c, DTYPE_F32, 64, 100, &l);
     CHECK_OK(kv_layout_check(&l, &err));
     CHECK(l.n_layers == 30 && l.n_kv_heads == 3 && l.n_blocks == 100 && l.dtype == DTYPE_F32);
@@ -165,10 +182,15 @@ TEST(layout_is_that_of_the_configuration)
 /* DeepSeek-V3: 576 values per token and layer, whatever the number of heads. */
 TEST(latent_layout)
 {
-    struct model_config c = { .n_layers = 61, .n_heads = 128, .n_kv_heads = 128, .head_dim = 192,
-                              .mla = { .q_lora = 1536, .kv_lora = 512, .nope = 128, .rope = 64, .v = 128 } };
-    struct kv_layout    l;
-    struct err          err;
+    struct model_config c = {
+        .n_layers = 61,
+        .n_heads = 128,
+        .n_kv_heads = 128,
+        .head_dim = 192,
+        .mla = { .q_lora = 1536, .kv_lora = 512, .nope = 128, .rope = 64, .v = 128 }
+    };
+    struct kv_layout l;
+    struct err err;
     model_config_kv_layout(&c, DTYPE_BF16, 64, 10, &l);
     CHECK_OK(kv_layout_check(&l, &err));
     CHECK(l.n_kv_heads == 1 && l.head_dim == 576);
@@ -177,10 +199,10 @@ TEST(latent_layout)
 
 TEST(more_than_the_host_has_is_refused_in_a_sentence)
 {
-    struct err         err;
+    struct err err;
     struct kernel_ctx *k;
-    struct model      *m;
-    char               path[4096];
+    struct model *m;
+    char path[4096];
     snprintf(path, sizeof path, "%s/m.gguf", test_tmpdir());
     write_sample(path, &(struct twist){ 0 });
     CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_F32, 1, &k, &err));
@@ -190,6 +212,6 @@ TEST(more_than_the_host_has_is_refused_in_a_sentence)
     kernel_ctx_free(k);
 }
 
-TEST_MAIN(CASE(faults_name_the_tensor), CASE(length_is_bounded_by_the_model), CASE(usual_length), CASE(fingerprint_tells_models_apart),
-          CASE(layout_is_that_of_the_configuration), CASE(latent_layout),
-          CASE(more_than_the_host_has_is_refused_in_a_sentence))
+TEST_MAIN(CASE(faults_name_the_tensor), CASE(length_is_bounded_by_the_model), CASE(usual_length),
+          CASE(fingerprint_tells_models_apart), CASE(layout_is_that_of_the_configuration),
+          CASE(latent_layout), CASE(more_than_the_host_has_is_refused_in_a_sentence))

@@ -24,7 +24,7 @@ static void put(const char *name, struct str text)
 static struct model_text load(void)
 {
     struct model_text t;
-    struct err        err;
+    struct err err;
     if (model_text_load(dir, &t, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
     return t;
 }
@@ -33,8 +33,11 @@ TEST(folder)
 {
     put("config.json", STR("{}"));
     put("tokenizer.json", STR("{\"model\":{}}"));
-    put("tokenizer_config.json", STR("{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\",\"lstrip\":false},\"pad_token\":null,"
-                                     "\"add_bos_token\":true,\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},{\"name\":\"default\",\"template\":\"D\"}]}"));
+    put("tokenizer_config.json",
+        STR("{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</"
+            "s>\",\"lstrip\":false},\"pad_token\":null,"
+            "\"add_bos_token\":true,\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},{"
+            "\"name\":\"default\",\"template\":\"D\"}]}"));
     put("special_tokens_map.json", STR("{\"unk_token\":\"<unk>\",\"bos_token\":\"other\"}"));
     struct model_text t = load();
     CHECK_EQ_STR(t.tokenizer_json.data, "{\"model\":{}}");
@@ -71,7 +74,9 @@ TEST(places_of_the_chat_template)
     snprintf(tools, sizeof tools, "%s/additional_chat_templates", dir);
     CHECK(mkdir(tools, 0700) == 0);
     put("additional_chat_templates/tool_use.jinja", STR("T"));
-    put("tokenizer_config.json", STR("{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"X\"}]}")); /* the files go before it */
+    /* the files go before it */
+    put("tokenizer_config.json",
+        STR("{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"X\"}]}"));
     t = load();
     CHECK_EQ_STR(t.chat_template.data, "F");
     CHECK_EQ_STR(t.tool_template.data, "T");
@@ -103,7 +108,7 @@ TEST(vocabulary_of_another_form)
 TEST(malformed_file_is_named)
 {
     struct model_text t;
-    struct err        err;
+    struct err err;
     put("config.json", STR("{}"));
     put("tokenizer_config.json", STR("{"));
     CHECK(model_text_load(dir, &t, &err) != OK);
@@ -113,8 +118,8 @@ TEST(malformed_file_is_named)
 static void put_gguf(const int32_t *kinds, size_t n_kinds, uint32_t bos)
 {
     static const char *const tokens[] = { "<s>", "</s>", "a", "b" }, *const merges[] = { "a b" };
-    struct gguf_write        w = { 0 };
-    struct buf               b = { 0 };
+    struct gguf_write w = { 0 };
+    struct buf b = { 0 };
     gguf_write_text(&w, "tokenizer.ggml.model", "gpt2");
     gguf_write_text(&w, "tokenizer.ggml.pre", "smollm");
     gguf_write_texts(&w, "tokenizer.ggml.tokens", tokens, 4);
@@ -134,7 +139,8 @@ TEST(gguf)
 {
     put_gguf((int32_t[]){ 3, 3, 1, 1 }, 4, 0);
     struct model_text t = load(); /* a folder with one .gguf */
-    CHECK(t.n_tokens == 4 && t.n_merges == 1 && t.bos == 0 && t.eos == 1 && t.add_bos && !t.add_eos && t.kinds[1] == 3);
+    CHECK(t.n_tokens == 4 && t.n_merges == 1 && t.bos == 0 && t.eos == 1 && t.add_bos &&
+          !t.add_eos && t.kinds[1] == 3);
     CHECK_EQ_STR(t.gguf_model, "gpt2");
     CHECK_EQ_STR(t.gguf_pre, "smollm");
     CHECK(str_eq_c(t.tokens[1], "</s>") && str_eq_c(t.merges[0], "a b"));
@@ -148,13 +154,14 @@ TEST(gguf)
 static void put_gguf_llama(const char *model, const char *pre, size_t n_scores, int bos)
 {
     static const char *const tokens[] = { "<unk>", "<s>", "</s>", "a" };
-    struct gguf_write        w = { 0 };
-    struct buf               b = { 0 };
+    struct gguf_write w = { 0 };
+    struct buf b = { 0 };
     gguf_write_text(&w, "tokenizer.ggml.model", model);
     if (pre) gguf_write_text(&w, "tokenizer.ggml.pre", pre);
     gguf_write_texts(&w, "tokenizer.ggml.tokens", tokens, 4);
     gguf_write_i32s(&w, "tokenizer.ggml.token_type", (int32_t[]){ 2, 3, 3, 1 }, 4);
-    if (n_scores) gguf_write_f32s(&w, "tokenizer.ggml.scores", (float[]){ 0, 0, 0, -1.5f, 9 }, n_scores);
+    if (n_scores)
+        gguf_write_f32s(&w, "tokenizer.ggml.scores", (float[]){ 0, 0, 0, -1.5f, 9 }, n_scores);
     if (bos >= 0) gguf_write_u32(&w, "tokenizer.ggml.bos_token_id", (uint32_t)bos);
     gguf_write_finish(&w, &b);
     put("m.gguf", buf_str(&b));
@@ -165,7 +172,8 @@ TEST(gguf_says_nothing_of_what_is_usual)
 {
     put_gguf_llama("llama", NULL, 4, -1);
     struct model_text t = load();
-    CHECK(t.add_bos && !t.add_eos && t.add_space_prefix && t.bos == 1 && t.eos == 2 && t.scores[3] == -1.5f);
+    CHECK(t.add_bos && !t.add_eos && t.add_space_prefix && t.bos == 1 && t.eos == 2 &&
+          t.scores[3] == -1.5f);
     CHECK_EQ_STR(t.unk_text, "<unk>");
     model_text_release(&t);
     put_gguf_llama("gpt2", "llama-bpe", 0, 1);
@@ -189,7 +197,7 @@ TEST(gguf_says_nothing_of_what_is_usual)
 TEST(gguf_faults)
 {
     struct model_text t;
-    struct err        err;
+    struct err err;
     put_gguf((int32_t[]){ 3, 3, 1 }, 3, 0);
     CHECK_STATUS(model_text_load(dir, &t, &err), ERR_FORMAT);
     CHECK(strstr(err.text, "token_type") != NULL);
@@ -198,5 +206,6 @@ TEST(gguf_faults)
     CHECK(strstr(err.text, "bos_token_id") != NULL && strstr(err.text, "m.gguf") != NULL);
 }
 
-TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(vocabulary_of_another_form), CASE(malformed_file_is_named),
-          CASE(gguf), CASE(gguf_says_nothing_of_what_is_usual), CASE(gguf_faults))
+TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(vocabulary_of_another_form),
+          CASE(malformed_file_is_named), CASE(gguf), CASE(gguf_says_nothing_of_what_is_usual),
+          CASE(gguf_faults))

@@ -1,4 +1,5 @@
-/* test_model_find.c - names found in BATON_MODELS and in the caches of Hugging Face and ModelScope. */
+/* test_model_find.c - names found in BATON_MODELS and in the caches of Hugging Face and
+ * ModelScope. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,8 @@ static void make(const char *path, const char *text)
 
 static void clean_environment(void)
 {
-    static const char *const NAMES[] = { "BATON_MODELS", "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "MODELSCOPE_CACHE" };
+    static const char *const NAMES[] = { "BATON_MODELS", "HF_HUB_CACHE", "HF_HOME",
+                                         "XDG_CACHE_HOME", "MODELSCOPE_CACHE" };
     for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) unsetenv(NAMES[i]);
     snprintf(root, sizeof root, "%s", test_tmpdir());
     setenv("HOME", root, 1);
@@ -35,9 +37,9 @@ static void clean_environment(void)
 
 static void finds(const char *name, const char *relative)
 {
-    struct buf  out = { 0 };
-    struct err  err;
-    char        want[4096];
+    struct buf out = { 0 };
+    struct err err;
+    char want[4096];
     enum status st = model_find(name, &out, &err);
     if (st != OK) test_fail(__FILE__, __LINE__, "%s: %s", name, err.text);
     snprintf(want, sizeof want, "%s/%s", root, relative);
@@ -50,7 +52,8 @@ static void misses(const char *name, enum status want, const char *words)
     struct buf out = { 0 };
     struct err err = { 0 };
     CHECK_STATUS(model_find(name, &out, &err), want);
-    if (!strstr(err.text, words)) test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
+    if (!strstr(err.text, words))
+        test_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", err.text, words);
     buf_release(&out);
 }
 
@@ -145,4 +148,5 @@ TEST(a_miss_lists_every_place)
     misses("org/m", ERR_NOT_FOUND, "modelscope");
 }
 
-TEST_MAIN(CASE(paths), CASE(folders_of_models), CASE(hugging_face), CASE(modelscope), CASE(a_miss_lists_every_place))
+TEST_MAIN(CASE(paths), CASE(folders_of_models), CASE(hugging_face), CASE(modelscope),
+          CASE(a_miss_lists_every_place))

@@ -1,4 +1,5 @@
-/* test_rope.c - rotary frequencies against published values of llama3 scaling and YaRN, and the table made from them. */
+/* test_rope.c - rotary frequencies against published values of llama3 scaling and YaRN, and the
+ * table made from them. */
 #include "shared/model/rope.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@ static struct model_config llama3(uint32_t head_dim, double factor)
 
 TEST(llama3_frequencies)
 {
-    double              inv[64], plain[64];
+    double inv[64], plain[64];
     struct model_config c = llama3(128, 8);
     rope_inv_freq(&c, NULL, inv);
     CHECK_NEAR(inv[29], 2.166570764e-03, 1e-12);
@@ -40,8 +41,8 @@ TEST(llama3_frequencies)
 
 TEST(linear_and_factors_divide)
 {
-    double              plain[8], scaled[8];
-    float               factors[8] = { 1, 2, 1, 1, 1, 1, 1, 8 };
+    double plain[8], scaled[8];
+    float factors[8] = { 1, 2, 1, 1, 1, 1, 1, 8 };
     struct model_config c = { .head_dim = 16, .rope_theta = 10000.0 };
     rope_inv_freq(&c, NULL, plain);
     CHECK(plain[0] == 1.0);
@@ -56,7 +57,10 @@ TEST(linear_and_factors_divide)
 /* DeepSeek-V3: 64 of the 192 elements of a head are rotated, factor 40 over 4096 positions. */
 static struct model_config deepseek(uint32_t dim, double factor, double original_max)
 {
-    struct model_config c = { .rope_theta = 10000.0, .mla = { .kv_lora = 512, .nope = 128, .rope = dim, .v = 128 } };
+    struct model_config c = {
+        .rope_theta = 10000.0,
+        .mla = { .kv_lora = 512, .nope = 128, .rope = dim, .v = 128 },
+    };
     c.rope.kind = ROPE_YARN;
     c.rope.factor = factor;
     c.rope.original_max = original_max;
@@ -68,14 +72,23 @@ static struct model_config deepseek(uint32_t dim, double factor, double original
 TEST(yarn_frequencies)
 {
     static const struct {
-        int    i;
+        int i;
         double inv;
-    } V3[] = { { 0, 1.0 },               { 5, 2.371373706e-01 },  { 10, 5.623413252e-02 }, { 11, 3.900692657e-02 }, { 12, 2.687936011e-02 },
-               { 16, 5.5e-03 },          { 20, 7.905694150e-04 }, { 22, 1.778279410e-04 }, { 23, 3.333803580e-05 }, { 31, 3.333803580e-06 } };
-    double              inv[64];
+    } V3[] = { { 0, 1.0 },
+               { 5, 2.371373706e-01 },
+               { 10, 5.623413252e-02 },
+               { 11, 3.900692657e-02 },
+               { 12, 2.687936011e-02 },
+               { 16, 5.5e-03 },
+               { 20, 7.905694150e-04 },
+               { 22, 1.778279410e-04 },
+               { 23, 3.333803580e-05 },
+               { 31, 3.333803580e-06 } };
+    double inv[64];
     struct model_config c = deepseek(64, 40, 4096);
     rope_inv_freq(&c, NULL, inv);
-    for (size_t i = 0; i < sizeof V3 / sizeof V3[0]; i++) CHECK_NEAR(inv[V3[i].i] / V3[i].inv, 1, 1e-9);
+    for (size_t i = 0; i < sizeof V3 / sizeof V3[0]; i++)
+        CHECK_NEAR(inv[V3[i].i] / V3[i].inv, 1, 1e-9);
     c = deepseek(8, 4, 64); /* the ramp begins before the first frequency */
     rope_inv_freq(&c, NULL, inv);
     CHECK_NEAR(inv[0], 1.0, 1e-12);
@@ -99,7 +112,7 @@ TEST(mscale)
 /* ERNIE-4.5's frequencies, which have no scaling. */
 TEST(plain_frequencies)
 {
-    double              inv[64];
+    double inv[64];
     struct model_config c = { .head_dim = 128, .rope_theta = 500000.0 };
     rope_inv_freq(&c, NULL, inv);
     CHECK_NEAR(inv[1], 8.146172339e-01, 1e-10);
@@ -111,9 +124,9 @@ TEST(plain_frequencies)
 TEST(table_is_exact_at_far_positions)
 {
     struct model_config c = { .head_dim = 16, .rope_theta = 500000.0 };
-    double              inv[8];
+    double inv[8];
     struct compute_pool *pool;
-    struct err           err;
+    struct err err;
     CHECK_OK(compute_pool_create(2, &pool, &err));
     float *t = mem_aligned(64, rope_table_bytes(&c, 131072));
     rope_table(&c, NULL, 131072, pool, t);
@@ -132,5 +145,5 @@ TEST(table_is_exact_at_far_positions)
     compute_pool_free(pool);
 }
 
-TEST_MAIN(CASE(llama3_frequencies), CASE(linear_and_factors_divide), CASE(yarn_frequencies), CASE(mscale), CASE(plain_frequencies),
-          CASE(table_is_exact_at_far_positions))
+TEST_MAIN(CASE(llama3_frequencies), CASE(linear_and_factors_divide), CASE(yarn_frequencies),
+          CASE(mscale), CASE(plain_frequencies), CASE(table_is_exact_at_far_positions))

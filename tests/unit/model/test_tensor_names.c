@@ -1,4 +1,5 @@
-/* test_tensor_names.c - spellings of tensor names in folders, PaddlePaddle's checkpoints and GGUF files. */
+/* test_tensor_names.c - spellings of tensor names in folders, PaddlePaddle's checkpoints and GGUF
+ * files. */
 #include "shared/model/load/tensor_names.h"
 
 #include <string.h>
@@ -9,21 +10,28 @@ static void is(const struct tensor_names *n, const char *name, const char *want)
 {
     char have[TENSOR_NAME_BYTES_MAX];
     tensor_names_in_file(n, name, have);
-    if (strcmp(have, want) != 0) test_fail(__FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", name, have, want);
+    if (strcmp(have, want) != 0)
+        test_fail(__FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", name, have, want);
 }
 
 TEST(folders)
 {
-    static const struct weights_alias ALIASES[] = { { ".mlp.", ".block_sparse_moe." }, { ".up_proj.", ".w3." }, { NULL, NULL } };
-    const struct tensor_names plain = { TENSOR_NAMES_HF, "", false, NULL }, wrapped = { TENSOR_NAMES_HF, "language_model.", false, NULL };
-    const struct tensor_names bare = { TENSOR_NAMES_HF, "", true, NULL }, mixtral = { TENSOR_NAMES_HF, "", false, ALIASES };
+    static const struct weights_alias ALIASES[] = { { ".mlp.", ".block_sparse_moe." },
+                                                    { ".up_proj.", ".w3." },
+                                                    { NULL, NULL } };
+    const struct tensor_names plain = { TENSOR_NAMES_HF, "", false, NULL },
+                              wrapped = { TENSOR_NAMES_HF, "language_model.", false, NULL };
+    const struct tensor_names bare = { TENSOR_NAMES_HF, "", true, NULL },
+                              mixtral = { TENSOR_NAMES_HF, "", false, ALIASES };
     is(&plain, "model.layers.3.self_attn.q_proj.weight", "model.layers.3.self_attn.q_proj.weight");
     is(&wrapped, "model.norm.weight", "language_model.model.norm.weight");
     is(&wrapped, "lm_head.weight", "language_model.lm_head.weight");
     is(&bare, "model.norm.weight", "norm.weight");
     is(&bare, "lm_head.weight", "lm_head.weight");
-    is(&mixtral, "model.layers.0.mlp.experts.7.up_proj.weight", "model.layers.0.block_sparse_moe.experts.7.w3.weight");
-    is(&mixtral, "model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.weight");
+    is(&mixtral, "model.layers.0.mlp.experts.7.up_proj.weight",
+       "model.layers.0.block_sparse_moe.experts.7.w3.weight");
+    is(&mixtral, "model.layers.0.self_attn.o_proj.weight",
+       "model.layers.0.self_attn.o_proj.weight");
 }
 
 TEST(paddle)
@@ -33,8 +41,10 @@ TEST(paddle)
     is(&n, "lm_head.weight", "lm_head.weight");
     is(&n, "model.layers.1.self_attn.qkv_proj.weight", "ernie.layers.1.self_attn.qkv_proj.weight");
     is(&n, "model.layers.1.mlp.gate_up_proj.weight", "ernie.layers.1.mlp.up_gate_proj.weight");
-    is(&n, "model.layers.1.mlp.experts.4.gate_up_proj.weight", "ernie.layers.1.mlp.experts.4.up_gate_proj.weight");
-    is(&n, "model.layers.1.mlp.gate.e_score_correction_bias", "ernie.layers.1.mlp.moe_statics.e_score_correction_bias");
+    is(&n, "model.layers.1.mlp.experts.4.gate_up_proj.weight",
+       "ernie.layers.1.mlp.experts.4.up_gate_proj.weight");
+    is(&n, "model.layers.1.mlp.gate.e_score_correction_bias",
+       "ernie.layers.1.mlp.moe_statics.e_score_correction_bias");
 }
 
 TEST(gguf)

@@ -1,4 +1,5 @@
-/* net_fixture.h - for the tests of shared/net: a loop on a thread of its own, and blocking sockets on the test's thread. */
+/* net_fixture.h - for the tests of shared/net: a loop on a thread of its own, and blocking sockets
+ * on the test's thread. */
 #ifndef BATON_TESTS_NET_FIXTURE_H
 #define BATON_TESTS_NET_FIXTURE_H
 
@@ -75,7 +76,11 @@ static inline int fixture_listen(uint16_t *port)
 
 static inline int fixture_dial(uint16_t port)
 {
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    struct sockaddr_in a = {
+        .sin_family = AF_INET,
+        .sin_port = htons(port),
+        .sin_addr = { htonl(INADDR_LOOPBACK) },
+    };
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
     CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
@@ -93,7 +98,8 @@ static inline bool fixture_send(int fd, const void *p, size_t n)
     return true;
 }
 
-/* Read until `n` bytes more are in b (SIZE_MAX: until the end) or timeout_ms passed; true at the end of the stream. */
+/* Read until `n` bytes more are in b (SIZE_MAX: until the end) or timeout_ms passed; true at the
+ * end of the stream. */
 static inline bool fixture_read(int fd, struct buf *b, size_t n, int timeout_ms)
 {
     uint64_t end = clock_ms() + (uint64_t)timeout_ms;
@@ -118,7 +124,8 @@ static inline void fixture_read_until(int fd, struct buf *b, size_t from, const 
     while (b->len <= from || !strstr(b->data + from, text)) {
         bool over = fixture_read(fd, b, 1, 5000);
         if ((over || clock_ms() > end) && (b->len <= from || !strstr(b->data + from, text)))
-            test_fail(__FILE__, __LINE__, "\"%s\" did not come; got \"%s\"", text, b->data ? b->data : "");
+            test_fail(__FILE__, __LINE__, "\"%s\" did not come; got \"%s\"", text,
+                      b->data ? b->data : "");
     }
 }
 

@@ -1,4 +1,5 @@
-/* test_http_client.c - against the server of the same folder, and against a scripted peer that misbehaves. */
+/* test_http_client.c - against the server of the same folder, and against a scripted peer that
+ * misbehaves. */
 #include "shared/net/http/http_client.h"
 
 #include <stdatomic.h>
@@ -12,23 +13,23 @@
 struct ask {
     struct rig *rig;
     const char *method, *host, *path, *headers;
-    struct str  body;
-    uint32_t    timeout_ms;
-    uint16_t    port;
+    struct str body;
+    uint32_t timeout_ms;
+    uint16_t port;
     enum status begun, st;
-    int         http_status, n_calls;
-    struct buf  answer;
-    sem_t       done;
+    int http_status, n_calls;
+    struct buf answer;
+    sem_t done;
 };
 
 struct rig {
-    struct loop        *loop;
-    pthread_t           thread;
+    struct loop *loop;
+    pthread_t thread;
     struct http_client *client;
     struct http_server *server;
-    uint16_t            port;
-    atomic_int          n_handled;
-    char                peers[64][64];
+    uint16_t port;
+    atomic_int n_handled;
+    char peers[64][64];
 };
 
 static void handle(void *arg, struct http_exchange *x)
@@ -46,7 +47,8 @@ static void handle(void *arg, struct http_exchange *x)
         return;
     }
     buf_printf(&b, "%s %.*s %.*s %.*s", http_method(x), STR_ARG(path), STR_ARG(id), STR_ARG(body));
-    http_reply(x, str_eq_c(path, "/missing") ? 404 : 200, "text/plain", str_eq_c(path, "/close") ? "X: y\r\n" : NULL, buf_str(&b));
+    http_reply(x, str_eq_c(path, "/missing") ? 404 : 200, "text/plain",
+               str_eq_c(path, "/close") ? "X: y\r\n" : NULL, buf_str(&b));
     buf_release(&b);
 }
 
@@ -54,7 +56,9 @@ static void rig_make(void *arg)
 {
     struct rig *g = arg;
     struct http_client_options co = { .loop = g->loop, .body_max = 1000, .n_idle = 4 };
-    struct http_server_options so = { .loop = g->loop, .host = "127.0.0.1", .handler = handle, .arg = g };
+    struct http_server_options so = {
+        .loop = g->loop, .host = "127.0.0.1", .handler = handle, .arg = g
+    };
     g->client = http_client_create(&co);
     CHECK_OK(http_server_start(&so, &g->server, NULL));
     g->port = http_server_port(g->server);
@@ -99,7 +103,8 @@ static void ask_on_answer(void *arg, enum status st, int http_status, struct str
 static void ask_begin(void *arg)
 {
     struct ask *a = arg;
-    a->begun = http_client_request(a->rig->client, a->method, a->host, a->port, a->path, a->headers, a->body, a->timeout_ms, ask_on_answer, a);
+    a->begun = http_client_request(a->rig->client, a->method, a->host, a->port, a->path, a->headers,
+                                   a->body, a->timeout_ms, ask_on_answer, a);
 }
 
 static void ask_start(struct rig *g, struct ask *a)
@@ -125,14 +130,18 @@ TEST(http_client_asks_and_reuses_its_connection)
 {
     struct rig *g = rig_open();
     for (int i = 0; i < 3; i++) {
-        struct ask a = { .method = "POST", .path = "/p", .headers = "X-Id: 7\r\n", .body = STR("hello") };
+        struct ask a = {
+            .method = "POST", .path = "/p", .headers = "X-Id: 7\r\n", .body = STR("hello")
+        };
         ask_wait(g, &a);
         CHECK_OK(a.st);
         CHECK_EQ_INT(a.http_status, 200);
         CHECK_EQ_STR(a.answer.data, "POST /p 7 hello");
         buf_release(&a.answer);
     }
-    struct ask missing = { .path = "/missing" }, stream = { .path = "/stream" }, head = { .method = "HEAD", .path = "/h" }, named = { .path = "/n", .host = "localhost" };
+    struct ask missing = { .path = "/missing" }, stream = { .path = "/stream" },
+               head = { .method = "HEAD", .path = "/h" },
+               named = { .path = "/n", .host = "localhost" };
     ask_wait(g, &missing);
     CHECK_OK(missing.st);
     CHECK_EQ_INT(missing.http_status, 404);
@@ -153,8 +162,13 @@ TEST(http_client_asks_and_reuses_its_connection)
 TEST(http_client_refuses_unsafe_requests)
 {
     struct rig *g = rig_open();
-    struct ask bad[] = { { .path = "/a b" }, { .path = "/a\r\nX: y" }, { .path = "a" }, { .path = "/", .headers = "X: y" },
-                         { .path = "/", .headers = "X: y\r\n\r\nGET" }, { .path = "/", .method = "GET /x" }, { .path = "/", .host = "a\r\nb" } };
+    struct ask bad[] = { { .path = "/a b" },
+                         { .path = "/a\r\nX: y" },
+                         { .path = "a" },
+                         { .path = "/", .headers = "X: y" },
+                         { .path = "/", .headers = "X: y\r\n\r\nGET" },
+                         { .path = "/", .method = "GET /x" },
+                         { .path = "/", .host = "a\r\nb" } };
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         ask_start(g, &bad[i]);
         CHECK_STATUS(bad[i].begun, ERR_INVALID);
@@ -168,7 +182,8 @@ TEST(http_client_reports_silence_refusal_and_unknown_names)
     struct rig *g = rig_open();
     uint16_t port;
     int fd = fixture_listen(&port);
-    struct ask hang = { .path = "/hang", .timeout_ms = 100 }, dead = { .path = "/" }, silent = { .path = "/", .port = port, .timeout_ms = 100 };
+    struct ask hang = { .path = "/hang", .timeout_ms = 100 }, dead = { .path = "/" },
+               silent = { .path = "/", .port = port, .timeout_ms = 100 };
     ask_wait(g, &hang);
     CHECK_STATUS(hang.st, ERR_TIMEOUT);
     ask_wait(g, &silent);
@@ -185,9 +200,9 @@ TEST(http_client_reports_silence_refusal_and_unknown_names)
 
 /* A peer that answers one request on one connection with `bytes` and closes. */
 struct scripted {
-    int         fd;
+    int fd;
     const char *bytes;
-    int         n_accepts;
+    int n_accepts;
 };
 
 static void *scripted_run(void *arg)
@@ -228,15 +243,20 @@ TEST(http_client_reads_every_kind_of_answer)
     check_scripted(g, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", OK, "hi");
     check_scripted(g, "HTTP/1.1 200 OK\r\n\r\nuntil the end", OK, "until the end");
     check_scripted(g, "HTTP/1.0 200 OK\r\n\r\nuntil the end", OK, "until the end");
-    check_scripted(g, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", OK, "hi");
-    check_scripted(g, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", OK, "hi");
+    check_scripted(g, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+                   OK, "hi");
+    check_scripted(g, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+                   OK, "hi");
     check_scripted(g, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi and more", OK, "hi");
     check_scripted(g, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", ERR_PEER_LOST, NULL);
-    check_scripted(g, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n", ERR_PEER_LOST, NULL);
+    check_scripted(g, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n",
+                   ERR_PEER_LOST, NULL);
     check_scripted(g, "", ERR_PEER_LOST, NULL);
     check_scripted(g, "SSH-2.0-x\r\n", ERR_IO, NULL);
-    check_scripted(g, "HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", ERR_IO, NULL);
-    check_scripted(g, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi", ERR_IO, NULL);
+    check_scripted(g, "HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", ERR_IO,
+                   NULL);
+    check_scripted(g, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi", ERR_IO,
+                   NULL);
     buf_add_c(&b, "HTTP/1.1 200 OK\r\n\r\n");
     for (int i = 0; i < 1001; i++) buf_add_char(&b, 'x');
     check_scripted(g, b.data, ERR_TOO_LONG, NULL);
@@ -258,7 +278,11 @@ static void free_client(void *arg)
 TEST(http_client_cancels_what_is_pending_when_freed)
 {
     struct rig *g = rig_open();
-    struct ask a[5] = { { .path = "/hang" }, { .path = "/hang" }, { .path = "/hang" }, { .path = "/", .host = "no-such-host.invalid" }, { .path = "/hang" } };
+    struct ask a[5] = { { .path = "/hang" },
+                        { .path = "/hang" },
+                        { .path = "/hang" },
+                        { .path = "/", .host = "no-such-host.invalid" },
+                        { .path = "/hang" } };
     for (int i = 0; i < 5; i++) {
         ask_start(g, &a[i]);
         CHECK_OK(a[i].begun);
@@ -266,12 +290,15 @@ TEST(http_client_cancels_what_is_pending_when_freed)
     fixture_on_loop(g->loop, free_client, g);
     for (int i = 0; i < 5; i++) {
         CHECK_EQ_INT(a[i].n_calls, 1);
-        if (a[i].host && a[i].st == ERR_PEER_LOST) continue; /* a fast resolver has said already that there is no such host */
+        /* a fast resolver has said already that there is no such host */
+        if (a[i].host && a[i].st == ERR_PEER_LOST) continue;
         CHECK_STATUS(a[i].st, ERR_CANCELED);
     }
     rig_close(g);
 }
 
-TEST_MAIN(CASE(http_client_asks_and_reuses_its_connection), CASE(http_client_refuses_unsafe_requests),
-          CASE_T(http_client_reports_silence_refusal_and_unknown_names, 90), CASE(http_client_reads_every_kind_of_answer),
+TEST_MAIN(CASE(http_client_asks_and_reuses_its_connection),
+          CASE(http_client_refuses_unsafe_requests),
+          CASE_T(http_client_reports_silence_refusal_and_unknown_names, 90),
+          CASE(http_client_reads_every_kind_of_answer),
           CASE(http_client_cancels_what_is_pending_when_freed))

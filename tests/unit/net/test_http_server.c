@@ -1,4 +1,5 @@
-/* test_http_server.c - the server over real sockets: forms and limits, framing tricks, pipelining, streams, clients that leave. */
+/* test_http_server.c - the server over real sockets: forms and limits, framing tricks, pipelining,
+ * streams, clients that leave. */
 #include "shared/net/http/http_server.h"
 
 #include <stdatomic.h>
@@ -11,24 +12,24 @@
 #include "tests/unit/net/net_fixture.h"
 
 struct site {
-    struct loop        *loop;
-    pthread_t           thread;
+    struct loop *loop;
+    pthread_t thread;
     struct http_server *server;
-    struct http_limits  limits;
-    struct metrics     *metrics;
-    struct err          err;
-    enum status         st;
-    uint16_t            port;
-    atomic_int          n_handled, n_ended, n_gone, n_full;
-    atomic_ullong       gone_ms;
-    sem_t               stopped;
+    struct http_limits limits;
+    struct metrics *metrics;
+    struct err err;
+    enum status st;
+    uint16_t port;
+    atomic_int n_handled, n_ended, n_gone, n_full;
+    atomic_ullong gone_ms;
+    sem_t stopped;
 };
 
 struct answer {
-    struct site          *site;
+    struct site *site;
     struct http_exchange *x;
-    struct loop_timer    *timer;
-    int                   n;
+    struct loop_timer *timer;
+    int n;
 };
 
 static void on_end(void *arg, bool gone)
@@ -79,8 +80,10 @@ static void on_flood_tick(void *arg)
 static void handle_echo(struct http_exchange *x)
 {
     struct buf b = { 0 };
-    struct str path = http_path(x), query = http_query(x), id = http_header(x, "X-Id"), body = http_body(x);
-    buf_printf(&b, "%s|%.*s|%.*s|%.*s|%.*s", http_method(x), STR_ARG(path), STR_ARG(query), STR_ARG(id), STR_ARG(body));
+    struct str path = http_path(x), query = http_query(x), id = http_header(x, "X-Id"),
+               body = http_body(x);
+    buf_printf(&b, "%s|%.*s|%.*s|%.*s|%.*s", http_method(x), STR_ARG(path), STR_ARG(query),
+               STR_ARG(id), STR_ARG(body));
     http_reply(x, 200, "text/plain", "X-More: yes\r\n", buf_str(&b));
     buf_release(&b);
 }
@@ -124,7 +127,15 @@ static void handle(void *arg, struct http_exchange *x)
 static void site_start_on_loop(void *arg)
 {
     struct site *s = arg;
-    struct http_server_options o = { .loop = s->loop, .host = "127.0.0.1", .port = s->port, .limits = s->limits, .handler = handle, .arg = s, .metrics = s->metrics };
+    struct http_server_options o = {
+        .loop = s->loop,
+        .host = "127.0.0.1",
+        .port = s->port,
+        .limits = s->limits,
+        .handler = handle,
+        .arg = s,
+        .metrics = s->metrics,
+    };
     s->st = http_server_start(&o, &s->server, &s->err);
     if (s->st == OK) s->port = http_server_port(s->server);
 }
@@ -174,7 +185,8 @@ static void site_wait_gone(struct site *s, int n)
 
 static bool send_text(int fd, const char *text) { return fixture_send(fd, text, strlen(text)); }
 
-/* Send, read to the end of the connection; the answer's status must be `status` and no handler must have run. */
+/* Send, read to the end of the connection; the answer's status must be `status` and no handler must
+ * have run. */
 static void check_refused(struct site *s, const char *bytes, size_t n, int status)
 {
     char want[32];
@@ -184,11 +196,13 @@ static void check_refused(struct site *s, const char *bytes, size_t n, int statu
     fixture_send(fd, bytes, n);
     bool over = fixture_read(fd, &got, SIZE_MAX, 5000);
     if (!over || !got.data || strncmp(got.data, want, strlen(want)) != 0)
-        test_fail(__FILE__, __LINE__, "wanted %d and the end for \"%.*s\", got \"%s\"", status, (int)(n < 200 ? n : 200), bytes, got.data ? got.data : "nothing");
+        test_fail(__FILE__, __LINE__, "wanted %d and the end for \"%.*s\", got \"%s\"", status,
+                  (int)(n < 200 ? n : 200), bytes, got.data ? got.data : "nothing");
     CHECK(strstr(got.data, "\r\nConnection: close\r\n") != NULL);
     CHECK(strstr(got.data, "\r\n\r\n{\"error\":{\"message\":\"") != NULL);
     CHECK(strstr(got.data, "\"param\":null,\"code\":\"") != NULL);
-    if (atomic_load(&s->n_handled) != before) test_fail(__FILE__, __LINE__, "a handler saw \"%.*s\"", (int)(n < 200 ? n : 200), bytes);
+    if (atomic_load(&s->n_handled) != before)
+        test_fail(__FILE__, __LINE__, "a handler saw \"%.*s\"", (int)(n < 200 ? n : 200), bytes);
     buf_release(&got);
     close(fd);
 }
@@ -196,7 +210,10 @@ static void check_refused(struct site *s, const char *bytes, size_t n, int statu
 TEST(http_server_refuses_ambiguous_and_malformed_requests)
 {
 #define HEAD "POST /x HTTP/1.1\r\nHost: a\r\n"
-    static const struct { int status; const char *bytes; } cases[] = {
+    static const struct {
+        int status;
+        const char *bytes;
+    } cases[] = {
         /* framing */
         { 400, HEAD "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc" },
         { 400, HEAD "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n" },
@@ -230,7 +247,8 @@ TEST(http_server_refuses_ambiguous_and_malformed_requests)
         { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n00000000000000005\r\nhello\r\n0\r\n\r\n" },
         { 413, HEAD "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nhello" },
         { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5;a=\x01\r\nhello\r\n0\r\n\r\n" },
-        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 4\r\n\r\n" },
+        { 400,
+          HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 4\r\n\r\n" },
         { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nHost: b\r\n\r\n" },
         { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: b\n\r\n" },
         /* lines */
@@ -286,12 +304,12 @@ TEST(http_server_refuses_ambiguous_and_malformed_requests)
     };
 #undef HEAD
     struct site *s = site_default();
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) check_refused(s, cases[i].bytes, strlen(cases[i].bytes), cases[i].status);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        check_refused(s, cases[i].bytes, strlen(cases[i].bytes), cases[i].status);
     static const char nul[] = "GET / HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n";
     check_refused(s, nul, sizeof nul - 1, 400);
     site_close(s);
 }
-
 
 static void fill(struct buf *b, char c, size_t n)
 {
@@ -300,10 +318,13 @@ static void fill(struct buf *b, char c, size_t n)
 
 TEST(http_server_holds_its_limits)
 {
-    struct http_limits l = { .header_bytes = 1000, .n_headers = 5, .url_bytes = 100, .body_bytes = 2000 };
+    struct http_limits l = {
+        .header_bytes = 1000, .n_headers = 5, .url_bytes = 100, .body_bytes = 2000
+    };
     struct site *s = site_open(l);
     struct buf b = { 0 };
-    /* The URL is refused before its line ends; so is a header block, whether one long value or many short ones. */
+    /* The URL is refused before its line ends; so is a header block, whether one long value or many
+     * short ones. */
     buf_add_c(&b, "GET /");
     fill(&b, 'u', 100);
     check_refused(s, b.data, b.len, 414);
@@ -363,21 +384,31 @@ static void check_served(struct site *s, const char *request, const char *want)
 TEST(http_server_serves_every_legal_form)
 {
     struct site *s = site_default();
-    check_served(s, "GET /a%20b/%C3%A4?q=%201 HTTP/1.1\r\nHost: h:1\r\nx-iD:  seven \t\r\n\r\n", "GET|/a b/\xc3\xa4|q=%201|seven|");
+    check_served(s, "GET /a%20b/%C3%A4?q=%201 HTTP/1.1\r\nHost: h:1\r\nx-iD:  seven \t\r\n\r\n",
+                 "GET|/a b/\xc3\xa4|q=%201|seven|");
     check_served(s, "GET / HTTP/1.1\r\nHost: [::1]:80\r\nX-Id:\r\n\r\n", "GET|/|||");
     check_served(s, "GET / HTTP/1.1\r\nHost:\r\n\r\n", "GET|/|||");
-    check_served(s, "\r\nPOST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "POST|/p|||hello");
-    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 005 \r\n\r\nhello", "POST|/p|||hello");
+    check_served(s, "\r\nPOST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello",
+                 "POST|/p|||hello");
+    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 005 \r\n\r\nhello",
+                 "POST|/p|||hello");
     check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\n\r\n", "POST|/p|||");
-    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n6;a=b;c=\"d\"\r\n world\r\n0\r\nX-T: 1\r\n\r\n", "POST|/p|||hello world");
+    check_served(s,
+                 "POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+                 "Chunked\r\n\r\n5\r\nhello\r\n6;a=b;c=\"d\"\r\n world\r\n0\r\nX-T: 1\r\n\r\n",
+                 "POST|/p|||hello world");
     check_served(s, "GET http://A:80/x?y HTTP/1.1\r\nHost: a:80\r\n\r\n", "GET|/x|y||");
     check_served(s, "GET http://a?y HTTP/1.1\r\nHost: a\r\n\r\n", "GET|/|y||");
     check_served(s, "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS|*|||");
     check_served(s, "GET / HTTP/1.0\r\n\r\n", "GET|/|||");
     /* Asked to switch to HTTP/2 it stays with HTTP/1.1 and reads the body as it is described. */
-    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 2\r\n\r\nhi",
+    check_served(s,
+                 "POST /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "
+                 "h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 2\r\n\r\nhi",
                  "POST|/p|||hi");
-    check_served(s, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET|/p|||");
+    check_served(s,
+                 "GET /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+                 "GET|/p|||");
     site_close(s);
 }
 
@@ -408,7 +439,8 @@ TEST(http_server_answers_pipelined_requests_in_order)
     struct buf out = { 0 }, got = { 0 };
     int fd = fixture_dial(s->port);
     buf_add_c(&out, "GET /later HTTP/1.1\r\nHost: a\r\n\r\n");
-    for (int i = 0; i < 200; i++) buf_printf(&out, "POST /n%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", i);
+    for (int i = 0; i < 200; i++)
+        buf_printf(&out, "POST /n%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", i);
     CHECK(fixture_send(fd, out.data, out.len));
     fixture_read_until(fd, &got, 0, "later");
     for (int i = 0; i < 200; i++) {
@@ -428,7 +460,8 @@ TEST(http_server_drops_what_follows_the_last_request)
 {
     struct site *s = site_default();
     struct buf got = { 0 };
-    const char *two = "GET /1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n";
+    const char *two =
+        "GET /1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n";
     int fd = fixture_dial(s->port);
     CHECK(fixture_send(fd, two, strlen(two)));
     CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
@@ -444,7 +477,8 @@ TEST(http_server_gives_leave_to_send_a_body)
 {
     struct site *s = site_default();
     struct buf got = { 0 };
-    const char *head = "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\n";
+    const char *head =
+        "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\n";
     int fd = fixture_dial(s->port);
     for (int i = 0; i < 2; i++) {
         size_t from = got.len;
@@ -455,7 +489,8 @@ TEST(http_server_gives_leave_to_send_a_body)
     }
     /* Too long: refused without the leave. */
     buf_clear(&got);
-    head = "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999999\r\n\r\n";
+    head = "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: "
+           "99999999999\r\n\r\n";
     CHECK(fixture_send(fd, head, strlen(head)));
     CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
     CHECK(strncmp(got.data, "HTTP/1.1 413 ", 13) == 0);
@@ -472,7 +507,8 @@ TEST(http_server_delivers_a_refusal_while_the_client_still_sends)
     const char *head = "POST /c HTTP/1.1\r\nHost: a\r\nContent-Length: 4194304\r\n\r\n";
     int fd = fixture_dial(s->port);
     CHECK(fixture_send(fd, head, strlen(head)));
-    CHECK(fixture_send(fd, junk, sizeof junk)); /* taken and thrown away: no reset destroys the answer */
+    CHECK(fixture_send(fd, junk, sizeof junk)); /* taken and thrown away: no reset destroys the
+                                                 * answer */
     CHECK(fixture_read(fd, &got, SIZE_MAX, 5000));
     CHECK(strncmp(got.data, "HTTP/1.1 413 ", 13) == 0);
     buf_release(&got);
@@ -485,12 +521,15 @@ TEST(http_server_answers_head_and_204_without_a_body)
     struct site *s = site_default();
     struct buf got = { 0 };
     const char *all = "HEAD /h HTTP/1.1\r\nHost: a\r\n\r\nHEAD /stream HTTP/1.1\r\nHost: a\r\n\r\n"
-                      "GET /none HTTP/1.1\r\nHost: a\r\n\r\nGET /end HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+                      "GET /none HTTP/1.1\r\nHost: a\r\n\r\nGET /end HTTP/1.1\r\nHost: "
+                      "a\r\nConnection: close\r\n\r\n";
     int fd = fixture_dial(s->port);
     CHECK(fixture_send(fd, all, strlen(all)));
     CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
-    CHECK(strstr(got.data, "Content-Length: 10\r\n\r\nHTTP/1.1 200 OK\r\n") != NULL); /* HEAD|/h||| */
-    CHECK(strstr(got.data, "Transfer-Encoding: chunked\r\n\r\nHTTP/1.1 204 No Content\r\n") != NULL);
+    /* HEAD|/h||| */
+    CHECK(strstr(got.data, "Content-Length: 10\r\n\r\nHTTP/1.1 200 OK\r\n") != NULL);
+    CHECK(strstr(got.data, "Transfer-Encoding: chunked\r\n\r\nHTTP/1.1 204 No Content\r\n") !=
+          NULL);
     CHECK(strstr(got.data, "\r\n\r\nHTTP/1.1 200 OK\r\n") != NULL);
     CHECK(strstr(got.data, "GET|/end|||") != NULL);
     buf_release(&got);
@@ -511,7 +550,9 @@ TEST(http_server_streams_events)
     CHECK(strstr(got.data, "\r\nX-Accel-Buffering: no\r\n") != NULL);
     CHECK(strstr(got.data, "\r\nX-Id: 7\r\n") != NULL);
     CHECK(strstr(got.data, "Content-Length") == NULL);
-    CHECK(strstr(got.data, "\r\n\r\nf\r\ndata: {\"i\":0}\n\n\r\nf\r\ndata: {\"i\":1}\n\n\r\nf\r\ndata: {\"i\":2}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n") != NULL);
+    CHECK(strstr(got.data,
+                 "\r\n\r\nf\r\ndata: {\"i\":0}\n\n\r\nf\r\ndata: {\"i\":1}\n\n\r\nf\r\ndata: "
+                 "{\"i\":2}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n") != NULL);
     /* The connection is good for another request. */
     size_t from = got.len;
     CHECK(send_text(fd, "GET /z HTTP/1.1\r\nHost: a\r\n\r\n"));
@@ -563,8 +604,10 @@ TEST(http_server_notices_within_milliseconds_that_a_client_left)
             struct buf out = { 0 };
             int fd = fixture_dial(s->port);
             buf_add_c(&out, "GET /hang HTTP/1.1\r\nHost: a\r\n\r\n");
-            /* More than the server wants to read ahead, less than the kernel holds: it stops reading and must still notice. */
-            for (int k = 0; pipelined && k < 3500; k++) buf_add_c(&out, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n");
+            /* More than the server wants to read ahead, less than the kernel holds: it stops
+             * reading and must still notice. */
+            for (int k = 0; pipelined && k < 3500; k++)
+                buf_add_c(&out, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n");
             CHECK(fixture_send(fd, out.data, out.len));
             usleep(30000);
             CHECK_EQ_INT(atomic_load(&s->n_gone), n_gone);
@@ -587,13 +630,15 @@ TEST(http_server_reads_on_after_holding_back)
     int fd = fixture_dial(s->port);
     for (int round = 0; round < 3; round++) {
         buf_clear(&out);
-        buf_add_c(&out, "GET /later HTTP/1.1\r\nHost: a\r\n\r\nPOST /big HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n");
+        buf_add_c(&out, "GET /later HTTP/1.1\r\nHost: a\r\n\r\nPOST /big HTTP/1.1\r\nHost: "
+                        "a\r\nContent-Length: 3000000\r\n\r\n");
         fill(&out, 'b', 3000000);
         buf_clear(&got);
         CHECK(fixture_send(fd, out.data, out.len));
         fixture_read_until(fd, &got, 0, "later");
         fixture_read_until(fd, &got, 0, "POST|/big|||");
-        fixture_read(fd, &got, 3000000 - (got.len - (size_t)(strstr(got.data, "|||") + 3 - got.data)), 5000);
+        fixture_read(fd, &got,
+                     3000000 - (got.len - (size_t)(strstr(got.data, "|||") + 3 - got.data)), 5000);
         CHECK(got.data[got.len - 1] == 'b');
     }
     close(fd);
@@ -615,7 +660,8 @@ TEST(http_server_cuts_a_reader_whose_queue_is_full)
 
 TEST(http_server_cuts_a_reader_that_stalls)
 {
-    struct site *s = site_open((struct http_limits){ .write_stall_ms = 200, .write_queue_bytes = 64 << 20 });
+    struct site *s = site_open(
+        (struct http_limits){ .write_stall_ms = 200, .write_queue_bytes = 64 << 20 });
     uint64_t t = clock_ms();
     int fd = fixture_dial(s->port);
     CHECK(send_text(fd, "GET /large HTTP/1.1\r\nHost: a\r\n\r\n"));
@@ -628,7 +674,8 @@ TEST(http_server_cuts_a_reader_that_stalls)
 
 TEST(http_server_has_deadlines_for_slow_requests)
 {
-    struct site *s = site_open((struct http_limits){ .header_timeout_ms = 300, .body_timeout_ms = 300, .idle_timeout_ms = 300 });
+    struct site *s = site_open((struct http_limits){
+        .header_timeout_ms = 300, .body_timeout_ms = 300, .idle_timeout_ms = 300 });
     struct buf got = { 0 };
     /* The header deadline is a total: a byte now and then does not extend it. */
     int fd = fixture_dial(s->port);
@@ -733,13 +780,20 @@ TEST(http_server_stops_with_grace_and_leaves_nothing)
     mem_free(s);
 }
 
-TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests), CASE(http_server_holds_its_limits),
-          CASE(http_server_serves_every_legal_form), CASE(http_server_keeps_or_closes_the_connection_as_asked),
-          CASE(http_server_answers_pipelined_requests_in_order), CASE(http_server_drops_what_follows_the_last_request),
-          CASE(http_server_gives_leave_to_send_a_body), CASE(http_server_delivers_a_refusal_while_the_client_still_sends),
+TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests),
+          CASE(http_server_holds_its_limits), CASE(http_server_serves_every_legal_form),
+          CASE(http_server_keeps_or_closes_the_connection_as_asked),
+          CASE(http_server_answers_pipelined_requests_in_order),
+          CASE(http_server_drops_what_follows_the_last_request),
+          CASE(http_server_gives_leave_to_send_a_body),
+          CASE(http_server_delivers_a_refusal_while_the_client_still_sends),
           CASE(http_server_answers_head_and_204_without_a_body), CASE(http_server_streams_events),
-          CASE(http_server_sends_answers_larger_than_the_queue_limit), CASE(http_server_notices_within_milliseconds_that_a_client_left),
-          CASE(http_server_reads_on_after_holding_back), CASE(http_server_cuts_a_reader_whose_queue_is_full),
-          CASE(http_server_cuts_a_reader_that_stalls), CASE(http_server_has_deadlines_for_slow_requests),
-          CASE(http_server_turns_away_connections_above_its_limit), CASE(http_server_says_who_holds_its_port),
+          CASE(http_server_sends_answers_larger_than_the_queue_limit),
+          CASE(http_server_notices_within_milliseconds_that_a_client_left),
+          CASE(http_server_reads_on_after_holding_back),
+          CASE(http_server_cuts_a_reader_whose_queue_is_full),
+          CASE(http_server_cuts_a_reader_that_stalls),
+          CASE(http_server_has_deadlines_for_slow_requests),
+          CASE(http_server_turns_away_connections_above_its_limit),
+          CASE(http_server_says_who_holds_its_port),
           CASE(http_server_stops_with_grace_and_leaves_nothing))

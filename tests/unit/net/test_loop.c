@@ -12,13 +12,13 @@
 
 struct posting {
     struct loop *loop;
-    int          n_posts, seen, order_faults, n_done;
-    int          last[4];
+    int n_posts, seen, order_faults, n_done;
+    int last[4];
 };
 
 struct post {
     struct posting *p;
-    int             poster, number;
+    int poster, number;
 };
 
 static void on_post(void *arg)
@@ -33,8 +33,8 @@ enum { POSTS_EACH = 5000 };
 
 struct poster {
     struct posting *p;
-    int             index;
-    struct post     posts[POSTS_EACH];
+    int index;
+    struct post posts[POSTS_EACH];
 };
 
 static void *post_many(void *arg)
@@ -85,9 +85,9 @@ TEST(loop_refuses_posts_over_the_limit_and_runs_the_rest)
 
 struct slow {
     struct loop *loop;
-    pthread_t    worker;
-    atomic_int   worked;
-    int          done;
+    pthread_t worker;
+    atomic_int worked;
+    int done;
 };
 
 static void slow_work(void *arg)
@@ -145,10 +145,10 @@ TEST(loop_bounds_slow_work)
 }
 
 struct ticking {
-    struct loop       *loop;
+    struct loop *loop;
     struct loop_timer *repeat;
-    int                n;
-    uint64_t           t_start;
+    int n;
+    uint64_t t_start;
 };
 
 static void on_tick(void *arg)
@@ -234,7 +234,8 @@ TEST(loop_measures_its_longest_turn_without_the_waiting)
     loop_free(s.loop);
 }
 
-TEST_MAIN(CASE(loop_keeps_the_order_of_each_poster), CASE(loop_refuses_posts_over_the_limit_and_runs_the_rest),
+TEST_MAIN(CASE(loop_keeps_the_order_of_each_poster),
+          CASE(loop_refuses_posts_over_the_limit_and_runs_the_rest),
           CASE(loop_ends_only_after_the_slow_work_it_promised), CASE(loop_bounds_slow_work),
           CASE(loop_timers_repeat_and_may_be_freed_inside), CASE(loop_hears_signals),
           CASE(loop_measures_its_longest_turn_without_the_waiting))

@@ -1,4 +1,5 @@
-/* test_redis.c - against a real redis-server on a free loopback port: commands, scripts, loss and return, deadlines. */
+/* test_redis.c - against a real redis-server on a free loopback port: commands, scripts, loss and
+ * return, deadlines. */
 #include "shared/net/redis/redis.h"
 
 #include <signal.h>
@@ -12,34 +13,35 @@
 #include "tests/unit/net/net_fixture.h"
 
 struct rig {
-    struct loop  *loop;
-    pthread_t     thread;
+    struct loop *loop;
+    pthread_t thread;
     struct redis *redis;
-    pid_t         server;
-    uint16_t      port;
-    const char   *host, *password;
-    int           db;
-    uint32_t      timeout_ms;
-    atomic_int    n_up, n_down;
-    char          why[200];
+    pid_t server;
+    uint16_t port;
+    const char *host, *password;
+    int db;
+    uint32_t timeout_ms;
+    atomic_int n_up, n_down;
+    char why[200];
 };
 
 struct ask {
     struct rig *rig;
     const char *script;
-    int         n_keys, argc;
+    int n_keys, argc;
     const char *argv[8];
-    size_t      len[8];
+    size_t len[8];
     enum status begun, st;
-    int         type, n_calls;
-    long long   integer;
-    struct buf  text;
-    sem_t       done;
+    int type, n_calls;
+    long long integer;
+    struct buf text;
+    sem_t done;
 };
 
 static void need_redis(void)
 {
-    if (access("/usr/bin/redis-server", X_OK) != 0 && system("command -v redis-server >/dev/null 2>&1") != 0)
+    if (access("/usr/bin/redis-server", X_OK) != 0 &&
+        system("command -v redis-server >/dev/null 2>&1") != 0)
         SKIP("redis-server is not installed: nothing of shared/net/redis was tested");
 }
 
@@ -53,8 +55,9 @@ static void server_start(struct rig *g)
     if (g->server > 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!freopen("/dev/null", "w", stdout)) _exit(126);
-    execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp",
-           "--requirepass", g->password ? g->password : "", (char *)NULL);
+    execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "",
+           "--appendonly", "no", "--dir", "/tmp", "--requirepass", g->password ? g->password : "",
+           (char *)NULL);
     _exit(127);
 }
 
@@ -81,8 +84,17 @@ static void on_down(void *arg, const char *why)
 static void rig_make(void *arg)
 {
     struct rig *g = arg;
-    struct redis_options o = { .loop = g->loop, .host = g->host ? g->host : "127.0.0.1", .port = g->port, .db = g->db, .password = g->password,
-                               .timeout_ms = g->timeout_ms ? g->timeout_ms : 1000, .on_up = on_up, .on_down = on_down, .arg = g };
+    struct redis_options o = {
+        .loop = g->loop,
+        .host = g->host ? g->host : "127.0.0.1",
+        .port = g->port,
+        .db = g->db,
+        .password = g->password,
+        .timeout_ms = g->timeout_ms ? g->timeout_ms : 1000,
+        .on_up = on_up,
+        .on_down = on_down,
+        .arg = g,
+    };
     CHECK_OK(redis_create(&o, &g->redis, NULL));
     CHECK(!redis_is_up(g->redis));
 }
@@ -136,7 +148,8 @@ static void ask_begin(void *arg)
     for (int i = 0; i < a->argc; i++)
         if (a->len[i] == 0) a->len[i] = strlen(a->argv[i]);
     struct redis *r = a->rig->redis;
-    if (a->script) a->begun = redis_script(r, a->script, on_reply, a, a->n_keys, a->argc, a->argv, a->len);
+    if (a->script)
+        a->begun = redis_script(r, a->script, on_reply, a, a->n_keys, a->argc, a->argv, a->len);
     else a->begun = redis_command(r, on_reply, a, a->argc, a->argv, a->len);
 }
 
@@ -161,8 +174,10 @@ TEST(redis_runs_commands)
     struct rig g = { .db = 3 };
     rig_open(&g);
     wait_for(&g.n_up, 1);
-    struct ask set = { .argc = 3, .argv = { "SET", "k", "a\0b\r\n" }, .len = { 0, 0, 5 } }, get = { .argc = 2, .argv = { "GET", "k" } };
-    struct ask bad = { .argc = 2, .argv = { "LPUSH", "k" } }, empty = { .argc = 2, .argv = { "GET", "none" } };
+    struct ask set = { .argc = 3, .argv = { "SET", "k", "a\0b\r\n" }, .len = { 0, 0, 5 } },
+               get = { .argc = 2, .argv = { "GET", "k" } };
+    struct ask bad = { .argc = 2, .argv = { "LPUSH", "k" } },
+               empty = { .argc = 2, .argv = { "GET", "none" } };
     ask_wait(&g, &set);
     CHECK_OK(set.st);
     ask_wait(&g, &get);
@@ -186,7 +201,8 @@ TEST(redis_runs_commands)
 
 TEST(redis_scripts_survive_a_flush)
 {
-    static const char script[] = "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('INCRBY', KEYS[1], ARGV[2])";
+    static const char script[] =
+        "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('INCRBY', KEYS[1], ARGV[2])";
     static const char broken[] = "return redis.call('NOSUCH')";
     struct rig g = { 0 };
     rig_open(&g);
@@ -205,7 +221,8 @@ TEST(redis_scripts_survive_a_flush)
     ask_wait(&g, &b);
     CHECK_STATUS(b.st, ERR_IO);
     ask_wait(&g, &calls);
-    CHECK(strstr(calls.text.data, "cmdstat_eval:calls=4,") != NULL); /* the text travels only when it must */
+    /* the text travels only when it must */
+    CHECK(strstr(calls.text.data, "cmdstat_eval:calls=4,") != NULL);
     buf_release(&calls.text);
     buf_release(&flush.text);
     rig_close(&g);
@@ -218,7 +235,8 @@ TEST(redis_comes_back_after_the_server_was_killed)
     wait_for(&g.n_up, 1);
     for (int round = 1; round <= 2; round++) {
         int downs = atomic_load(&g.n_down);
-        struct ask pop = { .argc = 3, .argv = { "BLPOP", "never", "0" } }, late = { .argc = 1, .argv = { "PING" } };
+        struct ask pop = { .argc = 3, .argv = { "BLPOP", "never", "0" } },
+                   late = { .argc = 1, .argv = { "PING" } };
         ask_start(&g, &pop);
         CHECK_OK(pop.begun);
         server_kill(&g);
@@ -350,7 +368,8 @@ TEST(redis_bounds_replies)
     rig_open(&g);
     wait_for(&g.n_up, 1);
     /* 20 MiB of zeros, then a list of 1.2 million elements. */
-    struct ask fill = { .argc = 4, .argv = { "SETRANGE", "big", "20971519", "x" } }, get = { .argc = 2, .argv = { "GET", "big" } };
+    struct ask fill = { .argc = 4, .argv = { "SETRANGE", "big", "20971519", "x" } },
+               get = { .argc = 2, .argv = { "GET", "big" } };
     static const char many[] = "local t = {} for i = 1, 1200000 do t[i] = 1 end return t";
     struct ask list = { .script = many };
     ask_wait(&g, &fill);
@@ -367,6 +386,8 @@ TEST(redis_bounds_replies)
     rig_close(&g);
 }
 
-TEST_MAIN(CASE(redis_runs_commands), CASE(redis_scripts_survive_a_flush), CASE(redis_comes_back_after_the_server_was_killed),
-          CASE(redis_rebuilds_the_connection_after_a_deadline), CASE(redis_says_why_it_is_down), CASE(redis_cancels_what_is_pending_when_freed),
-          CASE(redis_may_be_freed_inside_a_reply), CASE(redis_bounds_replies))
+TEST_MAIN(CASE(redis_runs_commands), CASE(redis_scripts_survive_a_flush),
+          CASE(redis_comes_back_after_the_server_was_killed),
+          CASE(redis_rebuilds_the_connection_after_a_deadline), CASE(redis_says_why_it_is_down),
+          CASE(redis_cancels_what_is_pending_when_freed), CASE(redis_may_be_freed_inside_a_reply),
+          CASE(redis_bounds_replies))

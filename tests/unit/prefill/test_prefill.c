@@ -1,13 +1,14 @@
-/* test_prefill.c - the prefill worker with a real engine and real transfers: credits are bounded and come back, and whatever
- * is canceled, lost, late or refused gives every block back and says so to the entry node. */
+/* test_prefill.c - the prefill worker with a real engine and real transfers: credits are bounded
+ * and come back, and whatever is canceled, lost, late or refused gives every block back and says so
+ * to the entry node. */
 #include "tests/unit/decode/worker_rig.h"
 
 enum { STEP = 64 };
 
 struct pair {
-    struct cluster_rig  rig;
+    struct cluster_rig rig;
     struct worker_node *p, *d;
-    struct entry        e;
+    struct entry e;
 };
 
 static void pair_open(struct pair *t, struct worker_options prefill, struct worker_options decode)
@@ -40,7 +41,8 @@ TEST(prefill_credits_are_bounded_and_come_back)
     struct gen *g[8];
     pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
     for (uint64_t i = 0; i < 8; i++) {
-        g[i] = entry_add(&t.e, i + 1, i == 4 ? 500 : 40, i, 5); /* two steps are 128 tokens; number 4 is more by itself */
+        /* two steps are 128 tokens; number 4 is more by itself */
+        g[i] = entry_add(&t.e, i + 1, i == 4 ? 500 : 40, i, 5);
         entry_ask(&t.e, g[i], t.p);
     }
     rig_turn_ms(&t.rig, 60);
@@ -54,7 +56,8 @@ TEST(prefill_credits_are_bounded_and_come_back)
     CHECK_EQ_INT(n_credits(g, 8), 4); /* the long one waits for its turn and nobody passes it */
     entry_generate(&t.e, g[2], t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g[2]->granted);
-    entry_prefill(&t.e, g[2], t.p, 2, cluster_port(t.d->peer->c)); /* computing it gives the credit back too */
+    /* computing it gives the credit back too */
+    entry_prefill(&t.e, g[2], t.p, 2, cluster_port(t.d->peer->c));
     entry_cancel(&t.e, g[3], t.p);
     RIG_WAIT(&t.rig, g[4]->credit);
     CHECK(!g[6]->credit);
@@ -132,7 +135,8 @@ TEST(prefill_bad_messages_give_the_credit_back)
         entry_ask(&t.e, g, t.p);
         RIG_WAIT(&t.rig, g->credit); /* each time: the one before gave it back */
         uint16_t port = cluster_port(t.d->peer->c);
-        if (i == 0) CHECK_OK(cluster_send(t.e.peer->c, 1, FRAME_PREFILL, g->request, 1, STR("\xff\xff")));
+        if (i == 0)
+            CHECK_OK(cluster_send(t.e.peer->c, 1, FRAME_PREFILL, g->request, 1, STR("\xff\xff")));
         if (i == 1) entry_prefill(&t.e, g, t.p, 2, port); /* no grant */
         if (i > 1) buf_add_c(&g->grant, "not a grant");
         if (i == 2) entry_prefill(&t.e, g, t.p, 2, 0);
@@ -152,7 +156,8 @@ TEST(prefill_cancel_in_every_state_gives_all_back)
 {
     struct pair t;
     pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
-    /* 0: asked, 1: credited, 2: in the same turn as PREFILL (no connection yet), 3 ..: some ms into the computing, then done */
+    /* 0: asked, 1: credited, 2: in the same turn as PREFILL (no connection yet), 3 ..: some ms into
+     * the computing, then done */
     for (int stage = 0; stage < 12; stage++) {
         struct gen *g = entry_add(&t.e, 1 + (uint64_t)stage, 600, 20 + (uint64_t)stage, 5);
         if (stage < 2) {
@@ -210,7 +215,8 @@ TEST(prefill_lost_entry_gives_all_back)
     t.e.peer = NULL;
     RIG_WAIT_MS(&t.rig, t.p->peer->n_lost == 1 && worker_is_idle(t.p) && worker_is_idle(t.d), 5000);
     entry_forget(&t.e);
-    entry_open(&t.e, &t.rig); /* its next incarnation finds the credits free (same id is enough for the test) */
+    entry_open(&t.e, &t.rig); /* its next incarnation finds the credits free (same id is enough for
+                               * the test) */
     struct gen *again = entry_add(&t.e, 10, 900, 1, 5);
     entry_split(&t.e, again, t.p, t.d);
     RIG_WAIT(&t.rig, again->finished);
@@ -234,7 +240,8 @@ TEST(prefill_unreachable_decode_node)
 TEST(prefill_incompatible_decode_node_is_said_so)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ .protocols = "tcp" }, (struct worker_options){ .protocols = "mem" });
+    pair_open(&t, (struct worker_options){ .protocols = "tcp" },
+              (struct worker_options){ .protocols = "mem" });
     struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
     entry_split(&t.e, g, t.p, t.d);
     RIG_WAIT_MS(&t.rig, g->failed, 6000); /* no protocol in common */
@@ -245,8 +252,10 @@ TEST(prefill_incompatible_decode_node_is_said_so)
     t.d = worker_open(&t.rig, 3, (struct worker_options){ .block_tokens = 32 });
     g = entry_add(&t.e, 2, 100, 1, 5);
     entry_split(&t.e, g, t.p, t.d);
-    RIG_WAIT_MS(&t.rig, g->failed || g->finished, 6000); /* another block size: converted, or refused with a sentence */
-    if (g->failed) CHECK(status_class_of(g->status) == CLASS_PEER && strstr(g->text, "block") != NULL);
+    RIG_WAIT_MS(&t.rig, g->failed || g->finished, 6000); /* another block size: converted, or
+                                                          * refused with a sentence */
+    if (g->failed)
+        CHECK(status_class_of(g->status) == CLASS_PEER && strstr(g->text, "block") != NULL);
     entry_cancel(&t.e, g, t.d);
     pair_close(&t);
 }
@@ -258,13 +267,16 @@ TEST(prefill_node_without_protocols_refuses)
     struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
     entry_split(&t.e, g, t.p, t.d);
     RIG_WAIT(&t.rig, g->failed);
-    CHECK(status_class_of(g->status) == CLASS_PEER); /* another pair may serve it: not the client's fault */
+    CHECK(status_class_of(g->status) == CLASS_PEER); /* another pair may serve it: not the client's
+                                                      * fault */
     entry_cancel(&t.e, g, t.d);
     pair_close(&t);
 }
 
-TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires), CASE(prefill_refuses_more_than_it_may_hold),
-          CASE(prefill_without_a_credit_is_stale), CASE(prefill_bad_messages_give_the_credit_back),
-          CASE(prefill_cancel_in_every_state_gives_all_back), CASE(prefill_lost_decode_node_fails_the_prompt),
-          CASE(prefill_lost_entry_gives_all_back), CASE(prefill_unreachable_decode_node), CASE(prefill_incompatible_decode_node_is_said_so),
+TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires),
+          CASE(prefill_refuses_more_than_it_may_hold), CASE(prefill_without_a_credit_is_stale),
+          CASE(prefill_bad_messages_give_the_credit_back),
+          CASE(prefill_cancel_in_every_state_gives_all_back),
+          CASE(prefill_lost_decode_node_fails_the_prompt), CASE(prefill_lost_entry_gives_all_back),
+          CASE(prefill_unreachable_decode_node), CASE(prefill_incompatible_decode_node_is_said_so),
           CASE(prefill_node_without_protocols_refuses))

@@ -1,5 +1,6 @@
-/* scheduler_rig.h - an entry node with a real scheduler, and nodes whose answers the test gives by hand, over real links.
- * Included by one test program each. Thread: the test's, which turns the loop. */
+/* scheduler_rig.h - an entry node with a real scheduler, and nodes whose answers the test gives by
+ * hand, over real links. Included by one test program each. Thread: the test's, which turns the
+ * loop. */
 #ifndef BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
 #define BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
 
@@ -11,24 +12,24 @@
 enum { NODES_MAX = 4, CLIENT_TOKENS_MAX = 64, ENTRY_ID = 100, PROMPT_LEN = 40, BLOCK_TOKENS = 16 };
 
 struct world {
-    struct cluster_rig   rig;
-    struct peer_node    *entry;
-    struct peer_node    *nodes[NODES_MAX]; /* NULL: killed */
-    enum node_role       roles[NODES_MAX];
-    size_t               n_nodes;
-    struct directory    *directory;
-    struct scheduler    *s;
+    struct cluster_rig rig;
+    struct peer_node *entry;
+    struct peer_node *nodes[NODES_MAX]; /* NULL: killed */
+    enum node_role roles[NODES_MAX];
+    size_t n_nodes;
+    struct directory *directory;
+    struct scheduler *s;
     struct serve_backend be;
-    bool                 in_submit;
+    bool in_submit;
 };
 
 struct client {
-    struct world  *w;
-    uint64_t       id;
-    uint32_t       n_tokens, n_lp, n_ended;
-    int32_t        tokens[CLIENT_TOKENS_MAX];
+    struct world *w;
+    uint64_t id;
+    uint32_t n_tokens, n_lp, n_ended;
+    int32_t tokens[CLIENT_TOKENS_MAX];
     struct gen_end end;
-    bool           cancel_on_token;
+    bool cancel_on_token;
 };
 
 static bool entry_message(void *arg, const struct cluster_message *m)
@@ -45,8 +46,16 @@ static void entry_lost(void *arg, uint64_t node, const char *why)
 
 static struct node_record record_of(const struct world *w, size_t i)
 {
-    struct node_record r = { .node = w->nodes[i]->id, .role = w->roles[i], .cluster_port = cluster_port(w->nodes[i]->c), .model = 7,
-                             .max_seqs = 64, .n_blocks = 1000, .block_tokens = BLOCK_TOKENS, .max_model_len = 4096 };
+    struct node_record r = {
+        .node = w->nodes[i]->id,
+        .role = w->roles[i],
+        .cluster_port = cluster_port(w->nodes[i]->c),
+        .model = 7,
+        .max_seqs = 64,
+        .n_blocks = 1000,
+        .block_tokens = BLOCK_TOKENS,
+        .max_model_len = 4096,
+    };
     snprintf(r.name, sizeof r.name, "%s-%zu", node_role_name(w->roles[i]), i);
     snprintf(r.topic, sizeof r.topic, "default");
     snprintf(r.host, sizeof r.host, "127.0.0.1");
@@ -71,12 +80,24 @@ static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
     struct err err = { 0 };
     *w = (struct world){ 0 };
     cluster_rig_open(&w->rig);
-    struct directory_options o = { .loop = w->rig.loop, .topic = "default", .lease_ms = 600000, .metrics = w->rig.metrics };
-    if (directory_open("local", &o, &w->directory, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
-    for (; *roles; roles++) world_add(w, *roles == 'p' ? ROLE_PREFILL : *roles == 'd' ? ROLE_DECODE : ROLE_MIXED);
+    struct directory_options o = {
+        .loop = w->rig.loop, .topic = "default", .lease_ms = 600000, .metrics = w->rig.metrics
+    };
+    if (directory_open("local", &o, &w->directory, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    for (; *roles; roles++)
+        world_add(w, *roles == 'p' ? ROLE_PREFILL : *roles == 'd' ? ROLE_DECODE : ROLE_MIXED);
     w->entry = peer_open(&w->rig, ENTRY_ID, (struct peer_options){ 0 });
-    struct scheduler_options so = { .loop = w->rig.loop, .cluster = w->entry->c, .directory = w->directory, .metrics = w->rig.metrics,
-                                    .max_requests = 300, .ttl_s = 60, .grace_ms = grace_ms, .block_tokens = BLOCK_TOKENS };
+    struct scheduler_options so = {
+        .loop = w->rig.loop,
+        .cluster = w->entry->c,
+        .directory = w->directory,
+        .metrics = w->rig.metrics,
+        .max_requests = 300,
+        .ttl_s = 60,
+        .grace_ms = grace_ms,
+        .block_tokens = BLOCK_TOKENS,
+    };
     w->s = scheduler_create(&so);
     w->be = scheduler_backend(w->s);
     w->entry->hook = entry_message;
@@ -155,7 +176,7 @@ static void client_end(void *arg, const struct gen_end *end)
 struct ask {
     uint32_t max_tokens;
     uint64_t deadline_ms;
-    bool     prompt_logprobs;
+    bool prompt_logprobs;
 };
 
 /* The prompt is 10, 11, 12 ... */
@@ -165,8 +186,15 @@ static enum status client_submit(struct world *w, struct client *c, struct ask a
     struct err err = { 0 };
     for (int i = 0; i < PROMPT_LEN; i++) tokens[i] = 10 + i;
     *c = (struct client){ .w = w };
-    struct gen_request g = { .name = "test", .tokens = tokens, .n_tokens = PROMPT_LEN, .deadline_ms = a.deadline_ms, .prompt_logprobs = a.prompt_logprobs,
-                             .sampling = { .top_p = 1, .repetition_penalty = 1, .max_tokens = a.max_tokens, .n_logprobs = a.prompt_logprobs ? 0 : -1 } };
+    struct gen_request g = { .name = "test",
+                             .tokens = tokens,
+                             .n_tokens = PROMPT_LEN,
+                             .deadline_ms = a.deadline_ms,
+                             .prompt_logprobs = a.prompt_logprobs,
+                             .sampling = { .top_p = 1,
+                                           .repetition_penalty = 1,
+                                           .max_tokens = a.max_tokens,
+                                           .n_logprobs = a.prompt_logprobs ? 0 : -1, }, };
     struct gen_sink sink = { client_token, client_prompt_logprob, client_end, c };
     w->in_submit = true;
     enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &err);
@@ -179,8 +207,8 @@ static enum status client_submit(struct world *w, struct client *c, struct ask a
 
 /* One attempt of a request as the nodes see it. */
 struct attempt {
-    uint64_t          request;
-    uint32_t          number;
+    uint64_t request;
+    uint32_t number;
     struct peer_node *prefill, *decode;
 };
 
@@ -194,14 +222,16 @@ static struct heard *world_expect(struct world *w, enum frame_type type, struct 
             *who = w->nodes[i];
         }
         if (h) break;
-        if (clock_ms() > end) test_fail(__FILE__, __LINE__, "no %s message came", frame_type_name(type));
+        if (clock_ms() > end)
+            test_fail(__FILE__, __LINE__, "no %s message came", frame_type_name(type));
         uv_run(loop_uv(w->rig.loop), UV_RUN_ONCE);
     }
     CHECK_EQ_INT(h->from, ENTRY_ID);
     return h;
 }
 
-static void reply(struct peer_node *n, const struct attempt *a, enum frame_type type, const ProtobufCMessage *body)
+static void reply(struct peer_node *n, const struct attempt *a, enum frame_type type,
+                  const ProtobufCMessage *body)
 {
     CHECK_OK(cluster_send_proto(n->c, ENTRY_ID, type, a->request, a->number, body));
 }
@@ -215,11 +245,15 @@ static void reply_failed(struct peer_node *n, const struct attempt *a, enum stat
 }
 
 /* Token number i has id 1000 + i, whoever makes it. */
-static void reply_tokens(struct peer_node *n, const struct attempt *a, uint32_t begin, uint32_t end, enum finish_reason ends)
+static void reply_tokens(struct peer_node *n, const struct attempt *a, uint32_t begin, uint32_t end,
+                         enum finish_reason ends)
 {
     struct buf b = { 0 };
     for (uint32_t i = begin; i < end; i++) {
-        struct token_logprobs t = { .id = 1000 + (int32_t)i, .ends = i + 1 == end ? ends : FINISH_NONE };
+        struct token_logprobs t = {
+            .id = 1000 + (int32_t)i,
+            .ends = i + 1 == end ? ends : FINISH_NONE,
+        };
         token_record_add(&b, a->request, a->number, i, &t);
     }
     CHECK_OK(cluster_send(n->c, ENTRY_ID, FRAME_TOKENS, 0, 0, buf_str(&b)));
@@ -237,7 +271,8 @@ static void reply_finished(struct peer_node *n, const struct attempt *a, uint32_
     reply(n, a, FRAME_FINISHED, &f.base);
 }
 
-/* The generation inside a RESERVE, RUN or PREFILL says the prompt and `n_out` tokens already given out. */
+/* The generation inside a RESERVE, RUN or PREFILL says the prompt and `n_out` tokens already given
+ * out. */
 static void check_generation(const struct heard *h, uint32_t n_out)
 {
     struct arena arena;
@@ -246,13 +281,17 @@ static void check_generation(const struct heard *h, uint32_t n_out)
     Baton__Reserve *reserve = NULL;
     Baton__Prefill *prefill = NULL;
     arena_init(&arena);
-    if (h->type == FRAME_PREFILL) prefill = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
-    else reserve = baton__reserve__unpack(NULL, h->body.len, (const uint8_t *)h->body.data); /* RUN has the same field */
+    if (h->type == FRAME_PREFILL)
+        prefill = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
+    /* RUN has the same field */
+    else reserve = baton__reserve__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
     CHECK(reserve || prefill);
-    CHECK_OK(generation_wire_decode(reserve ? reserve->generation : prefill->generation, &arena, &g, &err));
+    CHECK_OK(generation_wire_decode(reserve ? reserve->generation : prefill->generation, &arena, &g,
+                                    &err));
     CHECK_EQ_INT(g.n_prompt, PROMPT_LEN);
     CHECK_EQ_INT(g.n_tokens, PROMPT_LEN + n_out);
-    for (uint32_t i = 0; i < g.n_tokens; i++) CHECK_EQ_INT(g.tokens[i], i < PROMPT_LEN ? 10 + i : 1000 + i - PROMPT_LEN);
+    for (uint32_t i = 0; i < g.n_tokens; i++)
+        CHECK_EQ_INT(g.tokens[i], i < PROMPT_LEN ? 10 + i : 1000 + i - PROMPT_LEN);
     if (reserve) baton__reserve__free_unpacked(reserve, NULL);
     if (prefill) baton__prefill__free_unpacked(prefill, NULL);
     arena_release(&arena);
@@ -260,8 +299,10 @@ static void check_generation(const struct heard *h, uint32_t n_out)
 
 enum stage { AT_CREDIT, AT_RESERVE, AT_PREFILL, AT_DECODE };
 
-/* Follow a fresh attempt of a split request up to `stage`; AT_DECODE: `n_new` tokens have been sent. */
-static struct attempt play_split(struct world *w, struct client *c, enum stage stage, uint32_t n_new)
+/* Follow a fresh attempt of a split request up to `stage`; AT_DECODE: `n_new` tokens have been
+ * sent. */
+static struct attempt play_split(struct world *w, struct client *c, enum stage stage,
+                                 uint32_t n_new)
 {
     struct attempt a = { 0 };
     struct heard *h = world_expect(w, FRAME_ASK_CREDIT, &a.prefill);

@@ -10,10 +10,10 @@
 #include "tests/harness/test.h"
 
 struct answer {
-    bool        here;
+    bool here;
     enum status st;
-    int         http_status;
-    char        body[1024];
+    int http_status;
+    char body[1024];
 };
 
 static void on_wake(void *arg) { (void)arg; }
@@ -28,10 +28,10 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 }
 
 struct rig {
-    struct loop             *loop;
-    struct directory        *local;
+    struct loop *loop;
+    struct directory *local;
     struct directory_server *server;
-    struct http_client      *client;
+    struct http_client *client;
 };
 
 static void turn(struct rig *r)
@@ -65,10 +65,12 @@ static void rig_close(struct rig *r)
     loop_free(r->loop);
 }
 
-static struct answer call(struct rig *r, const char *method, const char *path, const char *headers, struct str body)
+static struct answer call(struct rig *r, const char *method, const char *path, const char *headers,
+                          struct str body)
 {
     struct answer a = { 0 };
-    CHECK_OK(http_client_request(r->client, method, "127.0.0.1", directory_serve_port(r->server), path, headers, body, 3000, on_answer, &a));
+    CHECK_OK(http_client_request(r->client, method, "127.0.0.1", directory_serve_port(r->server),
+                                 path, headers, body, 3000, on_answer, &a));
     for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(r);
     CHECK(a.here);
     CHECK_OK(a.st);
@@ -79,7 +81,7 @@ TEST(malformed_calls_are_answered)
 {
     static const struct {
         const char *method, *path, *body;
-        int         want;
+        int want;
     } calls[] = {
         { "POST", "/cluster/v1/snapshot", "{}", 200 },
         { "POST", "/cluster/v1/snapshot", "", 400 },
@@ -93,25 +95,42 @@ TEST(malformed_calls_are_answered)
         { "POST", "/", "{}", 404 },
         { "POST", "/cluster/v1/publish", "{}", 400 },
         { "POST", "/cluster/v1/publish", "{\"record\":{\"node\":\"0000000000000001\"}}", 400 },
-        { "POST", "/cluster/v1/publish", "{\"record\":{\"node\":\"0000000000000001\",\"topic\":\"default\",\"role\":\"mixed\",\"max_seqs\":1,\"n_blocks\":9}}", 200 },
+        { "POST", "/cluster/v1/publish",
+          "{\"record\":{\"node\":\"0000000000000001\",\"topic\":\"default\",\"role\":\"mixed\","
+          "\"max_seqs\":1,\"n_blocks\":9}}",
+          200 },
         { "POST", "/cluster/v1/leave", "{}", 400 },
         { "POST", "/cluster/v1/leave", "{\"node\":\"00000000000000ff\"}", 200 },
-        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\"}", 400 },
-        { "POST", "/cluster/v1/reserve", "{\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\"}", 400 }, /* nobody's */
-        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\",\"blocks\":-1}", 400 },
-        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\",\"ttl_ms\":1e12}", 400 },
-        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\",\"ttl_ms\":9000}", 200 },
+        { "POST", "/cluster/v1/reserve",
+          "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\"}", 400 },
+        /* nobody's */
+        { "POST", "/cluster/v1/reserve",
+          "{\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\"}", 400 },
+        { "POST", "/cluster/v1/reserve",
+          "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":"
+          "\"0000000000000001\",\"blocks\":-1}",
+          400 },
+        { "POST", "/cluster/v1/reserve",
+          "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":"
+          "\"0000000000000001\",\"ttl_ms\":1e12}",
+          400 },
+        { "POST", "/cluster/v1/reserve",
+          "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":"
+          "\"0000000000000001\",\"ttl_ms\":9000}",
+          200 },
         { "POST", "/cluster/v1/release", "{}", 400 },
         { "POST", "/cluster/v1/release", "{\"ids\":[1]}", 400 },
         { "POST", "/cluster/v1/release", "{\"ids\":[\"5\"]}", 400 },
-        { "POST", "/cluster/v1/release", "{\"ids\":[\"0000000000000005\",\"0000000000000005\"]}", 200 },
+        { "POST", "/cluster/v1/release", "{\"ids\":[\"0000000000000005\",\"0000000000000005\"]}",
+          200 },
     };
     struct rig r;
     rig_open(&r, STR(""));
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
         struct answer a = call(&r, calls[i].method, calls[i].path, NULL, str_of(calls[i].body));
         if (a.http_status != calls[i].want)
-            test_fail(__FILE__, __LINE__, "%s %s %s: %d, not %d: %s", calls[i].method, calls[i].path, calls[i].body, a.http_status, calls[i].want, a.body);
+            test_fail(__FILE__, __LINE__, "%s %s %s: %d, not %d: %s", calls[i].method,
+                      calls[i].path, calls[i].body, a.http_status, calls[i].want, a.body);
         CHECK((a.http_status == 200) != (strncmp(a.body, "{\"error\":", 9) == 0));
     }
     rig_close(&r);
@@ -125,8 +144,9 @@ TEST(long_bodies_are_refused)
     memset(buf_reserve(&body, DIRECTORY_BODY_MAX + 1), ' ', DIRECTORY_BODY_MAX + 1);
     body.len = DIRECTORY_BODY_MAX + 1;
     struct answer a = { 0 };
-    CHECK_OK(http_client_request(r.client, "POST", "127.0.0.1", directory_serve_port(r.server), "/cluster/v1/snapshot", NULL, buf_str(&body),
-                                 3000, on_answer, &a));
+    CHECK_OK(http_client_request(r.client, "POST", "127.0.0.1", directory_serve_port(r.server),
+                                 "/cluster/v1/snapshot", NULL, buf_str(&body), 3000, on_answer,
+                                 &a));
     for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(&r);
     CHECK(a.here);
     CHECK(a.st != OK || a.http_status == 413); /* the connection may be cut before all was sent */
@@ -154,4 +174,5 @@ TEST(only_the_exact_proof_is_taken)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(malformed_calls_are_answered), CASE(long_bodies_are_refused), CASE(only_the_exact_proof_is_taken))
+TEST_MAIN(CASE(malformed_calls_are_answered), CASE(long_bodies_are_refused),
+          CASE(only_the_exact_proof_is_taken))

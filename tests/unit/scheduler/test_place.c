@@ -11,13 +11,21 @@ enum { BLOCK = 64 };
 static struct node_record node(uint64_t id, enum node_role role)
 {
     return (struct node_record){
-        .node = id, .role = role, .model = 7, .max_seqs = 8, .n_blocks = 100, .block_tokens = BLOCK, .max_model_len = 4096,
+        .node = id,
+        .role = role,
+        .model = 7,
+        .max_seqs = 8,
+        .n_blocks = 100,
+        .block_tokens = BLOCK,
+        .max_model_len = 4096,
     };
 }
 
 static struct place_request request(uint32_t n_tokens)
 {
-    return (struct place_request){ .n_tokens = n_tokens, .n_total = n_tokens + 100, .model = 7, .random = 0x123456789abcdef0u };
+    return (struct place_request){
+        .n_tokens = n_tokens, .n_total = n_tokens + 100, .model = 7, .random = 0x123456789abcdef0u
+    };
 }
 
 static uint64_t random_bits(uint64_t i)
@@ -81,7 +89,8 @@ TEST(a_full_mixed_node_can_still_prefill)
 
 TEST(unfit_nodes_are_passed_over)
 {
-    struct node_record n[] = { node(1, ROLE_DECODE), node(2, ROLE_DECODE), node(3, ROLE_DECODE), node(4, ROLE_DECODE), node(5, ROLE_DECODE) };
+    struct node_record n[] = { node(1, ROLE_DECODE), node(2, ROLE_DECODE), node(3, ROLE_DECODE),
+                               node(4, ROLE_DECODE), node(5, ROLE_DECODE) };
     uint64_t avoid[] = { 3, 99 };
     struct place_request r = request(65);
     struct place_result out;
@@ -119,8 +128,8 @@ TEST(full_is_busy_and_too_small_is_unavailable)
     CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_UNAVAILABLE);
 }
 
-/* A node that would have to cut the answer short does not get it; a prompt that fills the context needs no room for an answer when
- * none is asked for. */
+/* A node that would have to cut the answer short does not get it; a prompt that fills the context
+ * needs no room for an answer when none is asked for. */
 TEST(the_whole_answer_must_fit)
 {
     struct node_record n = node(2, ROLE_DECODE);
@@ -138,7 +147,8 @@ TEST(the_whole_answer_must_fit)
 
 TEST(the_least_loaded_decode_node_wins)
 {
-    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_DECODE), node(3, ROLE_DECODE), node(4, ROLE_DECODE) };
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_DECODE), node(3, ROLE_DECODE),
+                               node(4, ROLE_DECODE) };
     struct place_request r = request(10);
     struct place_result out;
     n[1].placed_seqs = 3;
@@ -184,7 +194,8 @@ TEST(equal_prompts_go_to_one_prefill_node)
     for (uint64_t i = 0; i < N; i++) n[i] = node(100 + i, ROLE_PREFILL);
     n[N] = node(1, ROLE_DECODE);
     r.first_block = (struct hash128){ 11, 22 };
-    for (uint64_t i = 0; i < 200; i++) { /* more nodes than the sample: the named one is among the candidates always */
+    for (uint64_t i = 0; i < 200; i++) { /* more nodes than the sample: the named one is among the
+                                          * candidates always */
         r.random = random_bits(i);
         CHECK_OK(place_choose(n, N + 1, &r, &out));
         if (!first) first = out.prefill;
@@ -250,9 +261,10 @@ TEST(a_thousand_placements_are_balanced)
         if (n[i].placed_tokens > most) most = n[i].placed_tokens;
         if (n[i].placed_tokens < least) least = n[i].placed_tokens;
     }
-    CHECK(most - least < 2000); /* of about 137,000 each */
+    CHECK(most - least < 2000);        /* of about 137,000 each */
     for (size_t i = P; i < P + D; i++) /* 25 each; sampled 16 of 40 */
-        if (n[i].placed_seqs < 20 || n[i].placed_seqs > 30) test_fail(__FILE__, __LINE__, "node %zu has %u", i, n[i].placed_seqs);
+        if (n[i].placed_seqs < 20 || n[i].placed_seqs > 30)
+            test_fail(__FILE__, __LINE__, "node %zu has %u", i, n[i].placed_seqs);
 }
 
 /* Entries that all hold one old view must not choose the same node. */
@@ -276,7 +288,10 @@ TEST(equal_views_do_not_herd)
     CHECK_EQ_INT(n_used, D); /* the sample leaves nobody out */
 }
 
-TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(decode_nodes_alone_do_both), CASE(a_mixed_node_keeps_its_own_prompts),
-          CASE(a_full_mixed_node_can_still_prefill), CASE(unfit_nodes_are_passed_over), CASE(full_is_busy_and_too_small_is_unavailable),
-          CASE(the_whole_answer_must_fit), CASE(the_least_loaded_decode_node_wins), CASE(prefill_load_counts_beyond_the_slack), CASE(equal_prompts_go_to_one_prefill_node),
-          CASE(affinity_gives_way_to_load), CASE(a_thousand_placements_are_balanced), CASE(equal_views_do_not_herd))
+TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(decode_nodes_alone_do_both),
+          CASE(a_mixed_node_keeps_its_own_prompts), CASE(a_full_mixed_node_can_still_prefill),
+          CASE(unfit_nodes_are_passed_over), CASE(full_is_busy_and_too_small_is_unavailable),
+          CASE(the_whole_answer_must_fit), CASE(the_least_loaded_decode_node_wins),
+          CASE(prefill_load_counts_beyond_the_slack), CASE(equal_prompts_go_to_one_prefill_node),
+          CASE(affinity_gives_way_to_load), CASE(a_thousand_placements_are_balanced),
+          CASE(equal_views_do_not_herd))

@@ -6,10 +6,28 @@
 #include "tests/harness/test.h"
 
 static const struct node_record FULL = {
-    .node = 0xfedcba9876543211u, .name = "a \"b\"\\", .topic = "default", .role = ROLE_DECODE, .host = "fe80::1", .cluster_port = 65535,
-    .http_port = 1, .model = UINT64_MAX, .max_seqs = 1 << 20, .n_blocks = 1 << 30, .block_tokens = 64, .max_model_len = 131072,
-    .draining = true, .n_running = 5, .n_waiting = 6, .n_blocks_free = 7, .waiting_tokens = 1ull << 53, .progress = (1ull << 53) - 1,
-    .has_work = true, .placed_tokens = 99, .placed_seqs = 3, .placed_blocks = 1 << 30,
+    .node = 0xfedcba9876543211u,
+    .name = "a \"b\"\\",
+    .topic = "default",
+    .role = ROLE_DECODE,
+    .host = "fe80::1",
+    .cluster_port = 65535,
+    .http_port = 1,
+    .model = UINT64_MAX,
+    .max_seqs = 1 << 20,
+    .n_blocks = 1 << 30,
+    .block_tokens = 64,
+    .max_model_len = 131072,
+    .draining = true,
+    .n_running = 5,
+    .n_waiting = 6,
+    .n_blocks_free = 7,
+    .waiting_tokens = 1ull << 53,
+    .progress = (1ull << 53) - 1,
+    .has_work = true,
+    .placed_tokens = 99,
+    .placed_seqs = 3,
+    .placed_blocks = 1 << 30,
 };
 
 static enum status read_text(const char *json, struct node_record *out, struct err *err)
@@ -24,7 +42,8 @@ TEST(a_record_reads_back_equal)
     struct node_record r;
     struct err err = { 0 };
     node_record_write(&FULL, &b);
-    if (node_record_read(buf_str(&b), &r, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", err.text, b.data);
+    if (node_record_read(buf_str(&b), &r, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", err.text, b.data);
     CHECK(r.node == FULL.node);
     CHECK(r.model == UINT64_MAX); /* a double would have rounded it */
     CHECK_EQ_STR(r.name, FULL.name);
@@ -72,27 +91,39 @@ TEST(every_field_is_checked)
         { "{\"node\":\"00000000000000001\",\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
         { "{\"node\":\"000000000000000 1\",\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
         { "{\"node\":17,\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"model\":\"zz00000000000000\"}", "model" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"model\":"
+          "\"zz00000000000000\"}",
+          "model" },
         { "{\"node\":\"0000000000000001\",\"role\":\"mixed\"}", "topic" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"\",\"role\":\"mixed\"}", "topic" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"a b\",\"role\":\"mixed\"}", "topic" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"{x}\",\"role\":\"mixed\"}", "topic" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"t\"}", "role" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"MIXED\"}", "role" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"cluster_port\":65536}", "cluster_port" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"max_seqs\":-1}", "max_seqs" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"n_blocks\":1e10}", "n_blocks" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"progress\":1e17}", "progress" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"n_running\":1.5}", "n_running" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"draining\":1}", "draining" },
-        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"host\":\"a\\nb\"}", "host" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"cluster_port\":"
+          "65536}",
+          "cluster_port" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"max_seqs\":-1}",
+          "max_seqs" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"n_blocks\":1e10}",
+          "n_blocks" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"progress\":1e17}",
+          "progress" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"n_running\":1.5}",
+          "n_running" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"draining\":1}",
+          "draining" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"host\":\"a\\nb\"}",
+          "host" },
         { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"name\":"
-          "\"0123456789012345678901234567890123456789012345678901234567890123\"}", "name" },
+          "\"0123456789012345678901234567890123456789012345678901234567890123\"}",
+          "name" },
     };
     struct node_record r = { .node = 42 };
     struct err err;
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
-        if (read_text(bad[i].json, &r, &err) != ERR_INVALID) test_fail(__FILE__, __LINE__, "taken: %s", bad[i].json);
+        if (read_text(bad[i].json, &r, &err) != ERR_INVALID)
+            test_fail(__FILE__, __LINE__, "taken: %s", bad[i].json);
         CHECK_EQ_STR(err.field, bad[i].field);
         CHECK(err.text[0]);
     }
@@ -106,7 +137,9 @@ TEST(unknown_members_are_ignored)
 {
     struct node_record r;
     struct err err;
-    CHECK_OK(read_text("{\"node\":\"00000000000000AB\",\"topic\":\"t\",\"role\":\"prefill\",\"colour\":[1,2],\"max_seqs\":null}", &r, &err));
+    CHECK_OK(read_text("{\"node\":\"00000000000000AB\",\"topic\":\"t\",\"role\":\"prefill\","
+                       "\"colour\":[1,2],\"max_seqs\":null}",
+                       &r, &err));
     CHECK_EQ_INT(r.node, 0xab);
     CHECK_EQ_INT(r.max_seqs, 0);
     CHECK_EQ_INT(r.role, ROLE_PREFILL);
@@ -142,7 +175,8 @@ TEST(topics_are_listed_with_their_roles)
     directory_topics_add(t, &n, "both", ROLE_DECODE, 2);
     directory_topics_add(t, &n, "both", ROLE_MIXED, 1);
     directory_topics_write(t, n, text, sizeof text);
-    CHECK_EQ_STR(text, "both (0 prefill, 2 decode, 1 mixed), default (1 mixed), test (1 prefill, 0 decode)");
+    CHECK_EQ_STR(
+        text, "both (0 prefill, 2 decode, 1 mixed), default (1 mixed), test (1 prefill, 0 decode)");
     directory_topics_write(t, n, small, sizeof small);
     CHECK_EQ_STR(small, "...");
     for (int i = 0; i < 30; i++) {
@@ -157,5 +191,6 @@ TEST(topics_are_listed_with_their_roles)
     CHECK(str_ends(str_of(text), ", ..."));
 }
 
-TEST_MAIN(CASE(a_record_reads_back_equal), CASE(quantities_above_what_json_keeps_are_cut), CASE(every_field_is_checked),
-          CASE(unknown_members_are_ignored), CASE(a_proof_depends_on_every_part), CASE(topics_are_listed_with_their_roles))
+TEST_MAIN(CASE(a_record_reads_back_equal), CASE(quantities_above_what_json_keeps_are_cut),
+          CASE(every_field_is_checked), CASE(unknown_members_are_ignored),
+          CASE(a_proof_depends_on_every_part), CASE(topics_are_listed_with_their_roles))

@@ -1,5 +1,6 @@
-/* test_request.c - the state machine of a request at its entry node: every loss in every state, cancels, deadlines, late and
- * missing tokens. The prefill and decode nodes are the test; links and directory are real. */
+/* test_request.c - the state machine of a request at its entry node: every loss in every state,
+ * cancels, deadlines, late and missing tokens. The prefill and decode nodes are the test; links and
+ * directory are real. */
 #include "tests/unit/scheduler/scheduler_rig.h"
 
 #include "scheduler/retry.h"
@@ -92,7 +93,8 @@ TEST(request_waits_for_a_busy_node_and_asks_again)
         for (uint32_t n = 1; n <= 12; n++) { /* more often than a request may move */
             struct attempt a = play_split(&w, &c, stages[i], 0);
             CHECK_EQ_INT(a.number, n);
-            reply_failed(stages[i] == AT_RESERVE ? a.decode : a.prefill, &a, n % 2 ? ERR_BUSY : ERR_FULL);
+            reply_failed(stages[i] == AT_RESERVE ? a.decode : a.prefill, &a,
+                         n % 2 ? ERR_BUSY : ERR_FULL);
         }
         struct attempt a = play_split(&w, &c, AT_DECODE, 1);
         play_rest(&w, &c, &a, 10);
@@ -105,7 +107,8 @@ TEST(request_waits_for_a_busy_node_and_asks_again)
     world_close(&w);
 }
 
-/* Of ten requests to a node with room for two, the next starts when one ends, not when the view is fresh again. */
+/* Of ten requests to a node with room for two, the next starts when one ends, not when the view is
+ * fresh again. */
 TEST(request_takes_room_as_soon_as_another_leaves_it)
 {
     enum { CLIENTS = 10, ROOM = 2 };
@@ -278,24 +281,24 @@ TEST(request_ignores_messages_of_an_earlier_attempt_and_of_strangers)
     reply_failed(a.decode, &a, ERR_IO);
     struct attempt b = play_split(&w, &c, AT_DECODE, 1);
     CHECK_EQ_INT(b.number, 2);
-    CHECK(b.decode != a.decode); /* the culprit is avoided */
-    reply_tokens(a.decode, &a, 0, 9, FINISH_NONE);           /* late */
+    CHECK(b.decode != a.decode);                   /* the culprit is avoided */
+    reply_tokens(a.decode, &a, 0, 9, FINISH_NONE); /* late */
     reply_finished(a.decode, &a, 9);
     reply_failed(a.decode, &a, ERR_INVALID);
     reply_failed(a.prefill, &a, ERR_INVALID);
     struct attempt wrong = b;
     wrong.number = 3;
-    reply_tokens(b.decode, &wrong, 3, 5, FINISH_NONE);       /* of no attempt */
+    reply_tokens(b.decode, &wrong, 3, 5, FINISH_NONE); /* of no attempt */
     struct peer_node *other = a.decode;
-    reply_tokens(other, &b, 3, 5, FINISH_NONE);              /* right attempt, wrong node */
+    reply_tokens(other, &b, 3, 5, FINISH_NONE); /* right attempt, wrong node */
     reply_finished(other, &b, 5);
     reply_failed(other, &b, ERR_INVALID);
     wrong = b;
     wrong.request ^= 1;
     reply_tokens(b.decode, &wrong, 3, 5, FINISH_NONE);
-    reply_tokens(b.decode, &b, 0, 3, FINISH_NONE);           /* again what is there already */
+    reply_tokens(b.decode, &b, 0, 3, FINISH_NONE); /* again what is there already */
     Baton__Credit credit = BATON__CREDIT__INIT;
-    reply(b.prefill, &b, FRAME_CREDIT, &credit.base);        /* out of turn */
+    reply(b.prefill, &b, FRAME_CREDIT, &credit.base); /* out of turn */
     Baton__Grant grant = BATON__GRANT__INIT;
     reply(b.decode, &b, FRAME_GRANT, &grant.base);
     rig_turn_ms(&w.rig, 60);
@@ -303,7 +306,7 @@ TEST(request_ignores_messages_of_an_earlier_attempt_and_of_strangers)
     CHECK_EQ_INT(c.n_ended, 0);
     play_rest(&w, &c, &b, 10);
     CHECK_EQ_INT(c.end.trace.n_moves, 1);
-    reply_tokens(b.decode, &b, 10, 11, FINISH_NONE);         /* after its end */
+    reply_tokens(b.decode, &b, 10, 11, FINISH_NONE); /* after its end */
     reply_finished(b.decode, &b, 1);
     rig_turn_ms(&w.rig, 60);
     world_check_idle(&w);
@@ -318,7 +321,8 @@ TEST(request_moves_when_a_token_is_missing)
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_DECODE, 2);
     reply_tokens(a.decode, &a, 3, 6, FINISH_NONE);
-    struct attempt b = play_split(&w, &c, AT_DECODE, 3); /* the only one there is: better it than none */
+    struct attempt b = play_split(&w, &c, AT_DECODE, 3); /* the only one there is: better it than
+                                                          * none */
     CHECK_EQ_INT(b.number, 2);
     CHECK_EQ_INT(c.n_tokens, 5);
     RIG_WAIT(&w.rig, heard_count(a.decode, FRAME_CANCEL) == 1);
@@ -327,7 +331,8 @@ TEST(request_moves_when_a_token_is_missing)
     world_close(&w);
 }
 
-/* The last tokens were dropped on the way, the word that it is over was not: a cut answer must not look like a whole one. */
+/* The last tokens were dropped on the way, the word that it is over was not: a cut answer must not
+ * look like a whole one. */
 TEST(request_moves_when_the_last_tokens_are_missing)
 {
     struct world w;
@@ -397,7 +402,8 @@ TEST(request_cancel_before_and_while_it_is_placed)
     CHECK_OK(client_submit(&w, &c[1], TEN)); /* in the same turn */
     w.be.cancel(w.be.self, c[1].id);
     CHECK_OK(client_submit(&w, &c[2], TEN));
-    for (int i = 0; i < 2; i++) uv_run(loop_uv(w.rig.loop), UV_RUN_NOWAIT); /* about when the directory is asked */
+    /* about when the directory is asked */
+    for (int i = 0; i < 2; i++) uv_run(loop_uv(w.rig.loop), UV_RUN_NOWAIT);
     w.be.cancel(w.be.self, c[2].id);
     RIG_WAIT(&w.rig, c[1].n_ended == 1 && c[2].n_ended == 1);
     for (int i = 0; i < 3; i++) CHECK_STATUS(c[i].end.status, ERR_CANCELED);
@@ -427,16 +433,19 @@ TEST(request_deadline_ends_it_in_every_state)
     struct client c[5], lonely;
     world_open(&w, "pd", 60000);
     for (int i = 0; i < 4; i++) {
-        CHECK_OK(client_submit(&w, &c[i], (struct ask){ .max_tokens = 10, .deadline_ms = clock_ms() + 1500 }));
+        CHECK_OK(client_submit(&w, &c[i],
+                               (struct ask){ .max_tokens = 10, .deadline_ms = clock_ms() + 1500 }));
         play_split(&w, &c[i], (enum stage)i, 2);
     }
     RIG_WAIT(&w.rig, c[0].n_ended && c[1].n_ended && c[2].n_ended && c[3].n_ended);
     for (int i = 0; i < 4; i++) CHECK_STATUS(c[i].end.status, ERR_TIMEOUT);
-    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == 4 && heard_count(w.nodes[1], FRAME_CANCEL) == 4);
+    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == 4 &&
+                         heard_count(w.nodes[1], FRAME_CANCEL) == 4);
     world_check_idle(&w);
     world_close(&w);
     world_open(&w, "", 60000);
-    CHECK_OK(client_submit(&w, &lonely, (struct ask){ .max_tokens = 10, .deadline_ms = clock_ms() + 300 }));
+    CHECK_OK(client_submit(&w, &lonely,
+                           (struct ask){ .max_tokens = 10, .deadline_ms = clock_ms() + 300 }));
     RIG_WAIT(&w.rig, lonely.n_ended == 1);
     CHECK_STATUS(lonely.end.status, ERR_TIMEOUT);
     world_close(&w);
@@ -516,7 +525,8 @@ TEST(request_at_fault_fails_at_once)
         reply_failed(a.decode, &a, faults[i]);
         RIG_WAIT(&w.rig, c.n_ended == 1);
         CHECK_STATUS(c.end.status, faults[i]);
-        RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == i + 1); /* the credit comes back */
+        /* the credit comes back */
+        RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == i + 1);
     }
     world_check_idle(&w);
     world_close(&w);
@@ -530,11 +540,13 @@ TEST(request_malformed_answers_are_a_nodes_fault)
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_run(&w, &c);
     CHECK_OK(cluster_send(a.decode->c, ENTRY_ID, FRAME_TOKENS, 0, 0, STR("\xff\xff\xff")));
-    CHECK_OK(cluster_send(a.decode->c, ENTRY_ID, FRAME_FINISHED, a.request, a.number, STR("\xff\xff\xff")));
+    CHECK_OK(cluster_send(a.decode->c, ENTRY_ID, FRAME_FINISHED, a.request, a.number,
+                          STR("\xff\xff\xff")));
     a = play_run(&w, &c);
-    CHECK_OK(cluster_send(a.decode->c, ENTRY_ID, FRAME_FAILED, a.request, a.number, STR("\xff\xff\xff")));
+    CHECK_OK(cluster_send(a.decode->c, ENTRY_ID, FRAME_FAILED, a.request, a.number,
+                          STR("\xff\xff\xff")));
     a = play_run(&w, &c);
-    reply_failed(a.decode, &a, (enum status)-1000); /* a status this version does not know */
+    reply_failed(a.decode, &a, (enum status) - 1000); /* a status this version does not know */
     a = play_run(&w, &c);
     reply_failed(a.decode, &a, OK);
     a = play_run(&w, &c);
@@ -551,15 +563,19 @@ TEST(request_prompt_logprobs_come_before_the_tokens)
     world_open(&w, "pd", 1000);
     CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 10, .prompt_logprobs = true }));
     struct attempt a = { 0 };
-    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_ASK_CREDIT) + heard_count(w.nodes[1], FRAME_RUN) > 0);
+    RIG_WAIT(&w.rig,
+             heard_count(w.nodes[0], FRAME_ASK_CREDIT) + heard_count(w.nodes[1], FRAME_RUN) > 0);
     bool split = heard_count(w.nodes[0], FRAME_ASK_CREDIT) > 0;
     a = split ? play_split(&w, &c, AT_PREFILL, 0) : play_run(&w, &c);
-    if (split) reply_tokens(a.decode, &a, 0, 2, FINISH_NONE); /* on another link than the logprobs, so maybe earlier */
+    /* on another link than the logprobs, so maybe earlier */
+    if (split) reply_tokens(a.decode, &a, 0, 2, FINISH_NONE);
     rig_turn_ms(&w.rig, 50);
     CHECK_EQ_INT(c.n_tokens, 0);
     Baton__PromptLogprobs m = BATON__PROMPT_LOGPROBS__INIT;
     struct buf b = { 0 };
-    for (int i = 1; i < PROMPT_LEN; i++) token_record_add(&b, a.request, a.number, (uint32_t)i, &(struct token_logprobs){ .id = 10 + i });
+    for (int i = 1; i < PROMPT_LEN; i++)
+        token_record_add(&b, a.request, a.number, (uint32_t)i,
+                         &(struct token_logprobs){ .id = 10 + i });
     m.records = (ProtobufCBinaryData){ b.len, (uint8_t *)b.data };
     reply(split ? a.prefill : a.decode, &a, FRAME_PROMPT_LOGPROBS, &m.base);
     RIG_WAIT(&w.rig, c.n_lp == PROMPT_LEN - 1);
@@ -611,13 +627,13 @@ TEST(request_stop_in_every_state_frees_everything)
 
 /* Snapshots come from the real one; reservations are answered as the test says. */
 struct troubled {
-    struct directory      base;
-    struct world         *w;
-    enum status           now, later; /* `now` from the call itself; OK: `later` by callback */
+    struct directory base;
+    struct world *w;
+    enum status now, later; /* `now` from the call itself; OK: `later` by callback */
     directory_reserve_fn *cb;
-    void                 *arg;
-    struct loop_timer    *timer;
-    uint32_t              n_reserves, n_releases;
+    void *arg;
+    struct loop_timer *timer;
+    uint32_t n_reserves, n_releases;
 };
 
 static void troubled_answer(void *arg)
@@ -633,7 +649,8 @@ static enum status troubled_snapshot(struct directory *d, directory_snapshot_fn 
     return directory_snapshot(((struct troubled *)d)->w->directory, cb, arg);
 }
 
-static enum status troubled_reserve(struct directory *d, const struct placement *p, directory_reserve_fn *cb, void *arg)
+static enum status troubled_reserve(struct directory *d, const struct placement *p,
+                                    directory_reserve_fn *cb, void *arg)
 {
     struct troubled *t = (struct troubled *)d;
     (void)p;
@@ -653,11 +670,16 @@ static void troubled_release(struct directory *d, uint64_t request)
 
 TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
 {
-    static const struct directory_ops ops = { .name = "troubled", .snapshot = troubled_snapshot, .reserve = troubled_reserve, .release = troubled_release };
+    static const struct directory_ops ops = {
+        .name = "troubled",
+        .snapshot = troubled_snapshot,
+        .reserve = troubled_reserve,
+        .release = troubled_release,
+    };
     static const struct {
         enum status now, later;
-        bool        goes_ahead;
-        uint32_t    n_releases;
+        bool goes_ahead;
+        uint32_t n_releases;
     } rows[] = {
         { OK, OK, true, 1 },
         { OK, ERR_UNAVAILABLE, true, 0 },
@@ -670,7 +692,9 @@ TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
     struct world w;
     world_open(&w, "pd", 5000);
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        struct troubled t = { .base = { &ops }, .w = &w, .now = rows[i].now, .later = rows[i].later };
+        struct troubled t = {
+            .base = { &ops }, .w = &w, .now = rows[i].now, .later = rows[i].later
+        };
         struct client c;
         w.s->o.directory = &t.base;
         CHECK_OK(client_submit(&w, &c, TEN));
@@ -693,24 +717,25 @@ TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
 /* ---- many requests, nodes that answer, fail and lie at random ---- */
 
 struct monkey {
-    struct world     *w;
+    struct world *w;
     struct peer_node *n;
-    uint64_t          seed, draws;
-    struct monkey    *all; /* [NODES_MAX] */
+    uint64_t seed, draws;
+    struct monkey *all; /* [NODES_MAX] */
 };
 
 static double draw(struct monkey *k) { return rng_uniform(k->seed, 1, k->draws++); }
 
 static void monkey_tokens(struct monkey *k, const struct attempt *a, const Baton__Generation *g)
 {
-    uint32_t begin = (uint32_t)(g->tokens.len / 4) - g->n_prompt, at = begin, end = g->sampling->max_tokens;
+    uint32_t begin = (uint32_t)(g->tokens.len / 4) - g->n_prompt, at = begin,
+             end = g->sampling->max_tokens;
     while (at < end) {
         double x = draw(k);
         if (x < 0.03) {
             reply_failed(k->n, a, x < 0.01 ? ERR_IO : x < 0.02 ? ERR_BUSY : ERR_CHECKSUM);
             return;
         }
-        if (x < 0.05) at++; /* a gap */
+        if (x < 0.05) at++;               /* a gap */
         if (x > 0.95 && at > begin) at--; /* again */
         if (at >= end) break;
         reply_tokens(k->n, a, at, at + 1, at + 1 == end ? FINISH_LENGTH : FINISH_NONE);
@@ -724,7 +749,8 @@ static bool on_monkey(void *arg, const struct cluster_message *m)
 {
     struct monkey *k = arg;
     struct attempt a = { .request = m->request, .number = m->attempt };
-    static const enum status trouble[] = { ERR_BUSY, ERR_IO, ERR_STALE, ERR_TIMEOUT, ERR_FULL, ERR_NOMEM };
+    static const enum status trouble[] = { ERR_BUSY,    ERR_IO,   ERR_STALE,
+                                           ERR_TIMEOUT, ERR_FULL, ERR_NOMEM };
     if (m->type != FRAME_CANCEL && draw(k) < 0.08) {
         reply_failed(k->n, &a, trouble[(int)(draw(k) * 6)]);
         return true;
@@ -782,17 +808,28 @@ TEST(request_many_end_once_whatever_the_nodes_do)
     mem_free(c);
 }
 
-TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node), CASE(request_with_nothing_to_decode_runs_on_one_node),
-          CASE(request_waits_for_a_busy_node_and_asks_again), CASE(request_takes_room_as_soon_as_another_leaves_it),
+TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node),
+          CASE(request_with_nothing_to_decode_runs_on_one_node),
+          CASE(request_waits_for_a_busy_node_and_asks_again),
+          CASE(request_takes_room_as_soon_as_another_leaves_it),
           CASE(request_moves_when_the_decode_node_is_lost),
-          CASE(request_moves_when_the_prefill_node_is_lost), CASE(request_does_not_mind_a_lost_prefill_node_while_tokens_flow),
+          CASE(request_moves_when_the_prefill_node_is_lost),
+          CASE(request_does_not_mind_a_lost_prefill_node_while_tokens_flow),
           CASE(request_tries_suspects_when_there_is_nobody_else),
-          CASE(request_does_not_wait_for_ever_for_a_first_token), CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone), CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
-          CASE(request_moves_when_a_token_is_missing), CASE(request_moves_when_the_last_tokens_are_missing),
-          CASE(request_is_over_with_its_last_token_whatever_is_lost_then), CASE(request_cancel_in_every_state_tells_the_nodes),
-          CASE(request_cancel_before_and_while_it_is_placed), CASE(request_cancel_from_the_token_callback),
-          CASE(request_deadline_ends_it_in_every_state), CASE(request_without_nodes_is_told_what_is_missing), CASE(request_moves_are_limited), CASE(request_whose_transfers_keep_failing_is_not_split),
+          CASE(request_does_not_wait_for_ever_for_a_first_token),
+          CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone),
+          CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
+          CASE(request_moves_when_a_token_is_missing),
+          CASE(request_moves_when_the_last_tokens_are_missing),
+          CASE(request_is_over_with_its_last_token_whatever_is_lost_then),
+          CASE(request_cancel_in_every_state_tells_the_nodes),
+          CASE(request_cancel_before_and_while_it_is_placed),
+          CASE(request_cancel_from_the_token_callback),
+          CASE(request_deadline_ends_it_in_every_state),
+          CASE(request_without_nodes_is_told_what_is_missing), CASE(request_moves_are_limited),
+          CASE(request_whose_transfers_keep_failing_is_not_split),
           CASE(request_at_fault_fails_at_once), CASE(request_malformed_answers_are_a_nodes_fault),
           CASE(request_prompt_logprobs_come_before_the_tokens), CASE(request_limits_at_the_door),
-          CASE(request_stop_in_every_state_frees_everything), CASE(request_goes_ahead_when_the_directory_cannot_be_reached),
+          CASE(request_stop_in_every_state_frees_everything),
+          CASE(request_goes_ahead_when_the_directory_cannot_be_reached),
           CASE(request_many_end_once_whatever_the_nodes_do))

@@ -1,4 +1,5 @@
-/* simt_case.h - the harness for C++, and what tests of tests/simt share: CUDA calls that must succeed, cases that must die. Empty for C. */
+/* simt_case.h - the harness for C++, and what tests of tests/simt share: CUDA calls that must
+ * succeed, cases that must die. Empty for C. */
 #ifndef BATON_TESTS_UNIT_SIMT_SIMT_CASE_H
 #define BATON_TESTS_UNIT_SIMT_SIMT_CASE_H
 
@@ -20,24 +21,27 @@ extern "C" {
 
 #define GOOD(call) CHECK_STATUS(call, cudaSuccess)
 
-template<class T> static inline T *on_device(size_t n)
+template <class T> static inline T *on_device(size_t n)
 {
     T *p = nullptr;
     GOOD(cudaMalloc(&p, n * sizeof(T)));
     return p;
 }
 
-template<class T> static inline T *on_device(const T *from, size_t n)
+template <class T> static inline T *on_device(const T *from, size_t n)
 {
     T *p = on_device<T>(n);
     GOOD(cudaMemcpy(p, from, n * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 
-template<class T> static inline void to_host(T *to, const T *from, size_t n) { GOOD(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyDeviceToHost)); }
+template <class T> static inline void to_host(T *to, const T *from, size_t n)
+{
+    GOOD(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyDeviceToHost));
+}
 
-/* f, in a child, must end the process otherwise than by leaving: a signal, or a sanitizer's report. said: what it must have printed, or NULL.
- * The caller has not used CUDA yet. */
+/* f, in a child, must end the process otherwise than by leaving: a signal, or a sanitizer's report.
+ * said: what it must have printed, or NULL. The caller has not used CUDA yet. */
 static inline void must_end_badly(void (*f)(void), const char *said, void (*leave)(int))
 {
     int ends[2];
@@ -56,8 +60,10 @@ static inline void must_end_badly(void (*f)(void), const char *said, void (*leav
     for (ssize_t got; (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;) n += (size_t)got;
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) test_fail(__FILE__, __LINE__, "the child went on");
-    if (said && !strstr(text, said)) test_fail(__FILE__, __LINE__, "the child said not \"%s\" but \"%s\"", said, text);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        test_fail(__FILE__, __LINE__, "the child went on");
+    if (said && !strstr(text, said))
+        test_fail(__FILE__, __LINE__, "the child said not \"%s\" but \"%s\"", said, text);
 }
 static inline void must_die(void (*f)(void), const char *said) { must_end_badly(f, said, _exit); }
 

@@ -1,6 +1,7 @@
-/* test_simt_runtime.cc - the CUDA runtime of tests/simt: memory, lazy streams, events, graphs, errors, and two processes on one memory. */
-#include <pthread.h>
+/* test_simt_runtime.cc - the CUDA runtime of tests/simt: memory, lazy streams, events, graphs,
+ * errors, and two processes on one memory. */
 #include <poll.h>
+#include <pthread.h>
 
 #include <atomic>
 
@@ -13,7 +14,10 @@ __global__ void set_to(int *p, int n, int value)
 __global__ void add_to(int *p, const int *more) { *p += *more; }
 __global__ void take_from(int *to, const int *from) { *to = *from; }
 
-static void set(cudaStream_t s, int *p, int value) { GOOD(simt_launch(s, set_to, dim3(1), dim3(32), 0, p, 1, value)); }
+static void set(cudaStream_t s, int *p, int value)
+{
+    GOOD(simt_launch(s, set_to, dim3(1), dim3(32), 0, p, 1, value));
+}
 
 static cudaStream_t new_stream(void)
 {
@@ -54,7 +58,8 @@ TEST(simt_runs_nothing_before_somebody_waits)
     GOOD(cudaMemcpyAsync(h, d, sizeof *h, cudaMemcpyDeviceToHost, s));
     CHECK_EQ_INT(*h, 5);
     CHECK_EQ_INT(simt_n_pending(), 2);
-    CHECK_EQ_INT(read_int(d), -1); /* another stream does not wait for this one: what new memory holds */
+    CHECK_EQ_INT(read_int(d), -1); /* another stream does not wait for this one: what new memory
+                                    * holds */
     GOOD(cudaStreamSynchronize(s));
     CHECK_EQ_INT(*h, 7);
     CHECK_EQ_INT(simt_n_pending(), 0);
@@ -138,7 +143,8 @@ TEST(simt_ends_polling)
     set(b, d, 9);
     GOOD(cudaEventRecord(f, b));
     int n_polls = 0;
-    for (cudaError_t r; (r = cudaEventQuery(f)) != cudaSuccess; n_polls++) CHECK_STATUS(r, cudaErrorNotReady);
+    for (cudaError_t r; (r = cudaEventQuery(f)) != cudaSuccess; n_polls++)
+        CHECK_STATUS(r, cudaErrorNotReady);
     CHECK_EQ_INT(n_polls, 7); /* three kernels, the record, the wait, a kernel, a record */
     CHECK_STATUS(cudaGetLastError(), cudaErrorNotReady);
     GOOD(cudaStreamQuery(a));
@@ -170,7 +176,7 @@ TEST(simt_tells_the_time_between_events)
 /* Callbacks. */
 
 static std::atomic<int> n_called;
-static cudaError_t      told_in_callback;
+static cudaError_t told_in_callback;
 
 static void on_call(void *arg)
 {
@@ -220,7 +226,8 @@ TEST(simt_serves_several_threads)
     GOOD(cudaMemset(d, 0, N_THREADS * sizeof *d));
     GOOD(cudaDeviceSynchronize());
     pthread_t threads[N_THREADS];
-    for (int i = 0; i < N_THREADS; i++) CHECK(pthread_create(&threads[i], nullptr, work_on_a_stream, d + i) == 0);
+    for (int i = 0; i < N_THREADS; i++)
+        CHECK(pthread_create(&threads[i], nullptr, work_on_a_stream, d + i) == 0);
     for (pthread_t t : threads) pthread_join(t, nullptr);
     for (int i = 0; i < N_THREADS; i++) CHECK_EQ_INT(read_int(d + i), 20);
     CHECK_EQ_INT(n_called, 4 * N_THREADS);
@@ -312,7 +319,8 @@ TEST(simt_breaks_captures_by_what_cannot_be_captured)
     GOOD(cudaDeviceSynchronize());
     GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
     CHECK_STATUS(cudaMalloc(&p, 100), cudaErrorStreamCaptureUnsupported);
-    CHECK_STATUS(simt_launch(s, set_to, dim3(1), dim3(1), 0, d, 1, 1), cudaErrorStreamCaptureInvalidated);
+    CHECK_STATUS(simt_launch(s, set_to, dim3(1), dim3(1), 0, d, 1, 1),
+                 cudaErrorStreamCaptureInvalidated);
     CHECK_STATUS(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
     CHECK(graph == nullptr);
     GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
@@ -320,9 +328,11 @@ TEST(simt_breaks_captures_by_what_cannot_be_captured)
     CHECK_STATUS(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
     CHECK_STATUS(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
     GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
-    CHECK_STATUS(cudaMemcpyAsync(d, &here, sizeof here, cudaMemcpyHostToDevice, s), cudaErrorStreamCaptureUnsupported);
+    CHECK_STATUS(cudaMemcpyAsync(d, &here, sizeof here, cudaMemcpyHostToDevice, s),
+                 cudaErrorStreamCaptureUnsupported);
     CHECK_STATUS(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
-    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed)); /* a fork that does not come back */
+    /* a fork that does not come back */
+    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     GOOD(cudaEventRecord(e, s));
     GOOD(cudaStreamWaitEvent(t, e));
     set(t, d, 1);
@@ -335,7 +345,8 @@ TEST(simt_breaks_captures_by_what_cannot_be_captured)
     CHECK_STATUS(cudaStreamEndCapture(t, &graph), cudaErrorStreamCaptureUnmatched);
     CHECK_STATUS(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureUnjoined);
     CHECK_STATUS(cudaStreamEndCapture(s, &graph), cudaErrorIllegalState);
-    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed)); /* one that came back and then went on */
+    /* one that came back and then went on */
+    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     GOOD(cudaEventRecord(e, s));
     GOOD(cudaStreamWaitEvent(t, e));
     set(t, d, 1);
@@ -397,7 +408,8 @@ TEST(simt_knows_pointers)
     CHECK(a.type == cudaMemoryTypeHost && a.hostPointer == h + 3);
     GOOD(cudaPointerGetAttributes(&a, &here));
     CHECK(a.type == cudaMemoryTypeUnregistered);
-    CHECK_STATUS(cudaMemcpy(d + 1, h, 40, cudaMemcpyHostToDevice), cudaErrorInvalidValue); /* ends behind the memory */
+    /* ends behind the memory */
+    CHECK_STATUS(cudaMemcpy(d + 1, h, 40, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
     CHECK_STATUS(cudaMemcpy(h, d, 40, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
     CHECK_STATUS(cudaMemset(&here, 0, 4), cudaErrorInvalidValue);
     GOOD(cudaHostRegister(&here, sizeof here, cudaHostRegisterDefault));
@@ -416,8 +428,10 @@ TEST(simt_copies_rows)
     GOOD(cudaMemcpy2DAsync(d, 16, from, 10, 7, 5, cudaMemcpyHostToDevice, nullptr));
     GOOD(cudaMemcpy2DAsync(to, 7, d, 16, 7, 5, cudaMemcpyDeviceToHost, nullptr));
     for (int i = 0; i < 35; i++) CHECK_EQ_INT(to[i], i / 7 * 10 + i % 7);
-    CHECK_STATUS(cudaMemcpy2DAsync(d, 6, from, 10, 7, 5, cudaMemcpyHostToDevice, nullptr), cudaErrorInvalidPitchValue);
-    CHECK_STATUS(cudaMemcpy2DAsync(d, 18, from, 10, 10, 5, cudaMemcpyHostToDevice, nullptr), cudaErrorInvalidValue);
+    CHECK_STATUS(cudaMemcpy2DAsync(d, 6, from, 10, 7, 5, cudaMemcpyHostToDevice, nullptr),
+                 cudaErrorInvalidPitchValue);
+    CHECK_STATUS(cudaMemcpy2DAsync(d, 18, from, 10, 10, 5, cudaMemcpyHostToDevice, nullptr),
+                 cudaErrorInvalidValue);
     GOOD(cudaFree(d));
 }
 
@@ -432,10 +446,14 @@ static void free_after_overrun(void)
 {
     char *p = on_device<char>(100);
     GOOD(cudaMemset(p, 0, 100));
-    GOOD(simt_launch(nullptr, set_to, dim3(1), dim3(32), 0, (int *)p, 26, 0)); /* bytes 100 to 103 */
+    /* bytes 100 to 103 */
+    GOOD(simt_launch(nullptr, set_to, dim3(1), dim3(32), 0, (int *)p, 26, 0));
     GOOD(cudaFree(p));
 }
-TEST(simt_keeps_the_host_from_device_memory) { must_die(touch_on_the_host, FAULTS_ARE_TOLD ? "ordinary code touched device memory" : nullptr); }
+TEST(simt_keeps_the_host_from_device_memory)
+{
+    must_die(touch_on_the_host, FAULTS_ARE_TOLD ? "ordinary code touched device memory" : nullptr);
+}
 TEST(simt_finds_small_overruns_at_the_latest_when_freed) { must_die(free_after_overrun, nullptr); }
 
 /* Errors. */
@@ -443,11 +461,16 @@ TEST(simt_finds_small_overruns_at_the_latest_when_freed) { must_die(free_after_o
 TEST(simt_refuses_launches_that_a_card_refuses)
 {
     int *d = on_device<int>(1);
-    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1025), 0, d, 1, 1), cudaErrorInvalidConfiguration);
-    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(0), dim3(1), 0, d, 1, 1), cudaErrorInvalidConfiguration);
-    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1, 65536), dim3(1), 0, d, 1, 1), cudaErrorInvalidConfiguration);
-    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1), 228 << 10, d, 1, 1), cudaErrorInvalidValue);
-    CHECK_STATUS(simt_launch((cudaStream_t)0x9990, set_to, dim3(1), dim3(1), 0, d, 1, 1), cudaErrorInvalidResourceHandle);
+    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1025), 0, d, 1, 1),
+                 cudaErrorInvalidConfiguration);
+    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(0), dim3(1), 0, d, 1, 1),
+                 cudaErrorInvalidConfiguration);
+    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1, 65536), dim3(1), 0, d, 1, 1),
+                 cudaErrorInvalidConfiguration);
+    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1), 228 << 10, d, 1, 1),
+                 cudaErrorInvalidValue);
+    CHECK_STATUS(simt_launch((cudaStream_t)0x9990, set_to, dim3(1), dim3(1), 0, d, 1, 1),
+                 cudaErrorInvalidResourceHandle);
     CHECK_STATUS(cudaGetLastError(), cudaErrorInvalidResourceHandle);
     CHECK_EQ_INT(simt_n_pending(), 0);
     GOOD(cudaFree(d));
@@ -463,7 +486,8 @@ TEST(simt_fails_by_order)
     CHECK_STATUS(cudaMalloc(&q, 10), cudaErrorMemoryAllocation);
     GOOD(cudaMalloc(&q, 10));
     simt_fail_next(cudaErrorLaunchOutOfResources, "launch", 0);
-    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1), 0, (int *)p, 1, 1), cudaErrorLaunchOutOfResources);
+    CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1), 0, (int *)p, 1, 1),
+                 cudaErrorLaunchOutOfResources);
     simt_fail_next(cudaErrorIllegalAddress, "kernel", 1);
     set(nullptr, (int *)p, 1);
     set(nullptr, (int *)p, 2);
@@ -517,7 +541,8 @@ static int exporter(int in, int out)
     GOOD(cudaIpcGetMemHandle(&handles[1], gone));
     GOOD(cudaFree(gone));
     void *again;
-    CHECK_STATUS(cudaIpcOpenMemHandle(&again, handles[0], cudaIpcMemLazyEnablePeerAccess), cudaErrorDeviceUninitialized);
+    CHECK_STATUS(cudaIpcOpenMemHandle(&again, handles[0], cudaIpcMemLazyEnablePeerAccess),
+                 cudaErrorDeviceUninitialized);
     CHECK(write(out, handles, sizeof handles) == sizeof handles);
     char word;
     CHECK(read(in, &word, 1) == 1);
@@ -536,7 +561,8 @@ TEST(simt_shares_memory_between_processes)
     GOOD(cudaIpcOpenMemHandle(&p, handles[0], cudaIpcMemLazyEnablePeerAccess));
     GOOD(cudaIpcOpenMemHandle(&q, handles[0], cudaIpcMemLazyEnablePeerAccess));
     CHECK(p == q);
-    CHECK_STATUS(cudaIpcOpenMemHandle(&q, handles[1], cudaIpcMemLazyEnablePeerAccess), cudaErrorInvalidValue);
+    CHECK_STATUS(cudaIpcOpenMemHandle(&q, handles[1], cudaIpcMemLazyEnablePeerAccess),
+                 cudaErrorInvalidValue);
     int *d = (int *)p;
     CHECK_EQ_INT(read_int(d + 99), 0);
     cudaStream_t s = new_stream();
@@ -550,7 +576,9 @@ TEST(simt_shares_memory_between_processes)
     CHECK_STATUS(cudaIpcCloseMemHandle(p), cudaErrorInvalidValue);
     CHECK(write(out, "x", 1) == 1);
     CHECK_EQ_INT(exit_of(child), 0);
-    CHECK_STATUS(cudaIpcOpenMemHandle(&p, handles[0], cudaIpcMemLazyEnablePeerAccess), cudaErrorInvalidValue); /* of a dead process */
+    /* of a dead process */
+    CHECK_STATUS(cudaIpcOpenMemHandle(&p, handles[0], cudaIpcMemLazyEnablePeerAccess),
+                 cudaErrorInvalidValue);
 }
 
 static int use_after_fork(int, int)
@@ -567,11 +595,18 @@ TEST(simt_does_not_outlive_a_fork)
     GOOD(cudaFree(d));
 }
 
-TEST_MAIN(CASE(simt_runs_nothing_before_somebody_waits), CASE(simt_reads_pinned_sources_late_and_others_at_once),
-          CASE(simt_orders_streams_by_events_alone), CASE(simt_orders_blocking_streams_and_the_legacy_stream), CASE(simt_ends_polling),
-          CASE(simt_tells_the_time_between_events), CASE(simt_calls_back_though_nobody_synchronises), CASE(simt_serves_several_threads),
-          CASE(simt_replays_graphs_on_what_memory_holds_then), CASE(simt_shows_an_event_that_a_graph_lacks),
-          CASE(simt_breaks_captures_by_what_cannot_be_captured), CASE(simt_has_as_much_memory_as_it_says), CASE(simt_is_a_machine_without_a_card),
-          CASE(simt_knows_pointers), CASE(simt_copies_rows), CASE(simt_keeps_the_host_from_device_memory),
-          CASE(simt_finds_small_overruns_at_the_latest_when_freed), CASE(simt_refuses_launches_that_a_card_refuses), CASE(simt_fails_by_order),
+TEST_MAIN(CASE(simt_runs_nothing_before_somebody_waits),
+          CASE(simt_reads_pinned_sources_late_and_others_at_once),
+          CASE(simt_orders_streams_by_events_alone),
+          CASE(simt_orders_blocking_streams_and_the_legacy_stream), CASE(simt_ends_polling),
+          CASE(simt_tells_the_time_between_events),
+          CASE(simt_calls_back_though_nobody_synchronises), CASE(simt_serves_several_threads),
+          CASE(simt_replays_graphs_on_what_memory_holds_then),
+          CASE(simt_shows_an_event_that_a_graph_lacks),
+          CASE(simt_breaks_captures_by_what_cannot_be_captured),
+          CASE(simt_has_as_much_memory_as_it_says), CASE(simt_is_a_machine_without_a_card),
+          CASE(simt_knows_pointers), CASE(simt_copies_rows),
+          CASE(simt_keeps_the_host_from_device_memory),
+          CASE(simt_finds_small_overruns_at_the_latest_when_freed),
+          CASE(simt_refuses_launches_that_a_card_refuses), CASE(simt_fails_by_order),
           CASE(simt_shares_memory_between_processes), CASE(simt_does_not_outlive_a_fork))

@@ -1,4 +1,5 @@
-/* test_simt_sm90.cc - what compute capability 9.0 has, on tests/simt: barriers in memory, products of a warpgroup, and the mistakes they show. */
+/* test_simt_sm90.cc - what compute capability 9.0 has, on tests/simt: barriers in memory, products
+ * of a warpgroup, and the mistakes they show. */
 #include <math.h>
 
 #include "tests/unit/simt/simt_case.h"
@@ -10,11 +11,12 @@ enum { WARPGROUP = 128, K_BYTES = 128, A_BYTES = 64 * K_BYTES };
 /* The first half of the threads hands numbers to the second through two places. */
 __global__ void hand_over(int *out, int n, unsigned full_count)
 {
-    char     *s = (char *)simt_dynamic_shared();
+    char *s = (char *)simt_dynamic_shared();
     uint64_t *full = (uint64_t *)s, *empty = full + 2;
-    int      *places = (int *)(s + 64), half = (int)blockDim.x / 2, t = (int)threadIdx.x % half;
+    int *places = (int *)(s + 64), half = (int)blockDim.x / 2, t = (int)threadIdx.x % half;
     if (threadIdx.x == 0)
-        for (int i = 0; i < 2; i++) simt_mbarrier_init(full + i, full_count), simt_mbarrier_init(empty + i, (unsigned)half);
+        for (int i = 0; i < 2; i++)
+            simt_mbarrier_init(full + i, full_count), simt_mbarrier_init(empty + i, (unsigned)half);
     __syncthreads();
     for (int i = 0; i < n; i++) {
         const unsigned parity = (unsigned)i / 2 & 1;
@@ -46,7 +48,15 @@ TEST(simt_hands_over_at_barriers_in_memory)
     for (int i = 0; i < 7; i++)
         for (int t = 0; t < 64; t++) CHECK_EQ_INT(out[i * 64 + t], 1000 * i + 63 - t);
 }
-TEST(simt_ends_a_wait_for_too_many) { must_die([] { static int out[64]; run_hand_over(1, 65, out); }, "nobody comes to wake them"); }
+TEST(simt_ends_a_wait_for_too_many)
+{
+    must_die(
+        [] {
+            static int out[64];
+            run_hand_over(1, 65, out);
+        },
+        "nobody comes to wake them");
+}
 
 __global__ void overwritten_barrier(void)
 {
@@ -57,19 +67,36 @@ __global__ void overwritten_barrier(void)
 }
 TEST(simt_ends_an_arrival_where_no_barrier_is)
 {
-    must_die([] { GOOD(simt_launch(nullptr, overwritten_barrier, dim3(1), dim3(1), 16)); cudaDeviceSynchronize(); }, "there is no mbarrier");
+    must_die(
+        [] {
+            GOOD(simt_launch(nullptr, overwritten_barrier, dim3(1), dim3(1), 16));
+            cudaDeviceSynchronize();
+        },
+        "there is no mbarrier");
 }
 
 /* ---- products ---- */
 
 enum kind { BF16, F16, E4M3 };
 enum mistake {
-    NONE, NO_PROXY_FENCE, NO_COPY_WAIT, NO_FENCE, NO_WAIT, TOUCHED, OTHER_STRIDE, OTHER_SWIZZLE, LATE_K, WARP_MISSING, LEFT, OVERWRITTEN
+    NONE,
+    NO_PROXY_FENCE,
+    NO_COPY_WAIT,
+    NO_FENCE,
+    NO_WAIT,
+    TOUCHED,
+    OTHER_STRIDE,
+    OTHER_SWIZZLE,
+    LATE_K,
+    WARP_MISSING,
+    LEFT,
+    OVERWRITTEN
 };
 
 static __device__ uint64_t descriptor(const void *at, unsigned stride, unsigned swizzle)
 {
-    return (uint64_t)(simt_shared_address(at) >> 4) | (uint64_t)1 << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
+    return (uint64_t)(simt_shared_address(at) >> 4) | (uint64_t)1 << 16 |
+           (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
 }
 
 /* Rows of 128 bytes into the swizzled places, by cp.async. */
@@ -80,7 +107,7 @@ static __device__ void bring(char *to, const char *from, int n_rows)
 }
 
 /* y [64][n] = 2 A B: a stage twice over, as two groups; then + y of the first. */
-template<int N, kind K> __global__ void product(const char *a, const char *b, float *y, mistake m)
+template <int N, kind K> __global__ void product(const char *a, const char *b, float *y, mistake m)
 {
     char *s = (char *)simt_dynamic_shared();
     bring(s, a, 64);
@@ -89,15 +116,18 @@ template<int N, kind K> __global__ void product(const char *a, const char *b, fl
     if (m != NO_COPY_WAIT) simt_cp_async_wait(0);
     if (m != NO_PROXY_FENCE) simt_fence_proxy_async();
     __syncthreads();
-    float          d[N / 2];
+    float d[N / 2];
     const unsigned swizzle = m == OTHER_SWIZZLE ? 2 : 1, stride = m == OTHER_STRIDE ? 2048 : 1024;
-    const uint64_t of_a = descriptor(s, 1024, swizzle), of_b = descriptor(s + A_BYTES, stride, swizzle);
+    const uint64_t of_a = descriptor(s, 1024, swizzle),
+                   of_b = descriptor(s + A_BYTES, stride, swizzle);
     if (m != NO_FENCE) simt_wgmma_fence();
     for (int twice = 0; twice < 2; twice++) {
         for (int k = 0; k < 4; k++) {
             if (m == WARP_MISSING && threadIdx.x / 32 == 2 && twice && k == 3) continue;
             const uint64_t on = (uint64_t)(2 * k + (m == LATE_K ? 1 : 0));
-            (K == E4M3 ? simt_wgmma_e4m3 : K == F16 ? simt_wgmma_f16 : simt_wgmma_bf16)(d, N, of_a + on, of_b + on, twice || k);
+            (K == E4M3  ? simt_wgmma_e4m3
+             : K == F16 ? simt_wgmma_f16
+                        : simt_wgmma_bf16)(d, N, of_a + on, of_b + on, twice || k);
         }
         if (m == TOUCHED && threadIdx.x == 77) d[3] = 0;
         simt_wgmma_commit();
@@ -106,15 +136,16 @@ template<int N, kind K> __global__ void product(const char *a, const char *b, fl
     if (m == OVERWRITTEN) bring(s, a, 64);
     if (m != NO_WAIT && m != LEFT) simt_wgmma_wait(0);
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
-    for (int i = 0; i < N / 2 && m != LEFT; i++) y[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
+    for (int i = 0; i < N / 2 && m != LEFT; i++)
+        y[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
     if (m != LEFT) simt_wgmma_wait(0);
     simt_cp_async_wait_all();
 }
 
 static unsigned char a_bytes[A_BYTES], b_bytes[256 * K_BYTES];
-static float         y_got[64 * 256];
+static float y_got[64 * 256];
 
-template<int N, kind K> static void run_product(mistake m)
+template <int N, kind K> static void run_product(mistake m)
 {
     unsigned state = 7;
     for (size_t i = 0; i < sizeof a_bytes + sizeof b_bytes; i++) {
@@ -124,30 +155,33 @@ template<int N, kind K> static void run_product(mistake m)
         if (K != E4M3 && i % 2) v = (unsigned char)((v & 0x80) | 0x3f); /* about 1 */
         (i < sizeof a_bytes ? a_bytes[i] : b_bytes[i - sizeof a_bytes]) = v;
     }
-    char  *a = on_device((const char *)a_bytes, sizeof a_bytes), *b = on_device((const char *)b_bytes, (size_t)N * K_BYTES);
+    char *a = on_device((const char *)a_bytes, sizeof a_bytes),
+         *b = on_device((const char *)b_bytes, (size_t)N * K_BYTES);
     float *y = on_device<float>((size_t)64 * N);
-    GOOD(simt_launch(nullptr, product<N, K>, dim3(1), dim3(WARPGROUP), (size_t)(A_BYTES + N * K_BYTES), a, b, y, m));
+    GOOD(simt_launch(nullptr, product<N, K>, dim3(1), dim3(WARPGROUP),
+                     (size_t)(A_BYTES + N * K_BYTES), a, b, y, m));
     to_host(y_got, y, (size_t)64 * N);
     GOOD(cudaFree(a));
     GOOD(cudaFree(b));
     GOOD(cudaFree(y));
 }
 
-template<kind K> static double element(const unsigned char *row, int k)
+template <kind K> static double element(const unsigned char *row, int k)
 {
     if (K == E4M3) return (double)simt_e4m3_to_float(row[k]);
     const uint16_t bits = (uint16_t)(row[2 * k] | row[2 * k + 1] << 8);
     return (double)(K == F16 ? simt_f16_to_float(bits) : simt_bf16_to_float(bits));
 }
 
-template<int N, kind K> static void check_product(void)
+template <int N, kind K> static void check_product(void)
 {
     run_product<N, K>(NONE);
     for (int row = 0; row < 64; row++)
         for (int column = 0; column < N; column++) {
             double sum = 0, size = 0;
             for (int k = 0; k < (K == E4M3 ? 128 : 64); k++) {
-                const double term = element<K>(a_bytes + row * K_BYTES, k) * element<K>(b_bytes + column * K_BYTES, k);
+                const double term = element<K>(a_bytes + row * K_BYTES, k) *
+                                    element<K>(b_bytes + column * K_BYTES, k);
                 sum += 2 * term, size += fabs(term);
             }
             CHECK_NEAR((double)y_got[row * N + column], sum, 1e-6 * size);
@@ -170,20 +204,56 @@ TEST(simt_multiplies_no_earlier_than_waited_for)
     run_product<128, BF16>(NO_WAIT);
     for (float v : { y_got[0], y_got[5], y_got[64 * 128 - 1] }) CHECK(isnan(v));
 }
-TEST(simt_ends_products_of_what_is_being_overwritten) { must_die([] { run_product<128, BF16>(OVERWRITTEN); }, "has not waited"); }
-TEST(simt_ends_products_of_unfenced_copies) { must_die([] { run_product<128, BF16>(NO_PROXY_FENCE); }, "with no fence.proxy.async after it"); }
-TEST(simt_ends_products_of_copies_under_way) { must_die([] { run_product<128, BF16>(NO_COPY_WAIT); }, "has not waited"); }
-TEST(simt_ends_products_without_a_fence) { must_die([] { run_product<128, BF16>(NO_FENCE); }, "without a wgmma.fence"); }
-TEST(simt_ends_products_whose_sums_were_touched) { must_die([] { run_product<128, BF16>(TOUCHED); }, "accumulator 3 was touched"); }
-TEST(simt_ends_products_of_a_swizzle_that_is_not_built) { must_die([] { run_product<128, BF16>(OTHER_SWIZZLE); }, "swizzle 2"); }
-TEST(simt_ends_products_beyond_shared_memory) { must_die([] { run_product<128, BF16>(OTHER_STRIDE); }, "bytes at shared address"); }
-TEST(simt_ends_products_beyond_a_row) { must_die([] { run_product<128, BF16>(LATE_K); }, "goes on behind its 128 bytes"); }
-TEST(simt_ends_products_that_a_warp_leaves_out) { must_die([] { run_product<128, BF16>(WARP_MISSING); }, "did 7 wgmma and another of its warpgroup 8"); }
-TEST(simt_ends_a_thread_that_leaves_products) { must_die([] { run_product<128, BF16>(LEFT); }, "had not waited for 4 of its wgmma"); }
+TEST(simt_ends_products_of_what_is_being_overwritten)
+{
+    must_die([] { run_product<128, BF16>(OVERWRITTEN); }, "has not waited");
+}
+TEST(simt_ends_products_of_unfenced_copies)
+{
+    must_die([] { run_product<128, BF16>(NO_PROXY_FENCE); }, "with no fence.proxy.async after it");
+}
+TEST(simt_ends_products_of_copies_under_way)
+{
+    must_die([] { run_product<128, BF16>(NO_COPY_WAIT); }, "has not waited");
+}
+TEST(simt_ends_products_without_a_fence)
+{
+    must_die([] { run_product<128, BF16>(NO_FENCE); }, "without a wgmma.fence");
+}
+TEST(simt_ends_products_whose_sums_were_touched)
+{
+    must_die([] { run_product<128, BF16>(TOUCHED); }, "accumulator 3 was touched");
+}
+TEST(simt_ends_products_of_a_swizzle_that_is_not_built)
+{
+    must_die([] { run_product<128, BF16>(OTHER_SWIZZLE); }, "swizzle 2");
+}
+TEST(simt_ends_products_beyond_shared_memory)
+{
+    must_die([] { run_product<128, BF16>(OTHER_STRIDE); }, "bytes at shared address");
+}
+TEST(simt_ends_products_beyond_a_row)
+{
+    must_die([] { run_product<128, BF16>(LATE_K); }, "goes on behind its 128 bytes");
+}
+TEST(simt_ends_products_that_a_warp_leaves_out)
+{
+    must_die([] { run_product<128, BF16>(WARP_MISSING); },
+             "did 7 wgmma and another of its warpgroup 8");
+}
+TEST(simt_ends_a_thread_that_leaves_products)
+{
+    must_die([] { run_product<128, BF16>(LEFT); }, "had not waited for 4 of its wgmma");
+}
 
-TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for_too_many), CASE(simt_ends_an_arrival_where_no_barrier_is),
-          CASE(simt_multiplies_by_a_warpgroup), CASE(simt_multiplies_no_earlier_than_waited_for), CASE(simt_ends_products_of_what_is_being_overwritten),
-          CASE(simt_ends_products_of_unfenced_copies), CASE(simt_ends_products_of_copies_under_way), CASE(simt_ends_products_without_a_fence),
-          CASE(simt_ends_products_whose_sums_were_touched), CASE(simt_ends_products_of_a_swizzle_that_is_not_built),
-          CASE(simt_ends_products_beyond_shared_memory), CASE(simt_ends_products_beyond_a_row), CASE(simt_ends_products_that_a_warp_leaves_out),
+TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for_too_many),
+          CASE(simt_ends_an_arrival_where_no_barrier_is), CASE(simt_multiplies_by_a_warpgroup),
+          CASE(simt_multiplies_no_earlier_than_waited_for),
+          CASE(simt_ends_products_of_what_is_being_overwritten),
+          CASE(simt_ends_products_of_unfenced_copies), CASE(simt_ends_products_of_copies_under_way),
+          CASE(simt_ends_products_without_a_fence),
+          CASE(simt_ends_products_whose_sums_were_touched),
+          CASE(simt_ends_products_of_a_swizzle_that_is_not_built),
+          CASE(simt_ends_products_beyond_shared_memory), CASE(simt_ends_products_beyond_a_row),
+          CASE(simt_ends_products_that_a_warp_leaves_out),
           CASE(simt_ends_a_thread_that_leaves_products))
