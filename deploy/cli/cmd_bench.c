@@ -6,10 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "deploy/bench/kv.h"
+#include "deploy/bench/bench_kv.h"
 #include "deploy/cli/commands.h"
 #include "deploy/node/node_options.h"
-#include "deploy/probe/agent.h"
+#include "deploy/probe/server.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"

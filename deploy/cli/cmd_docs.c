@@ -4,7 +4,7 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/options/compatibility.h"
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 #include "kvtransfer/tuning.h"
 
 static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of "

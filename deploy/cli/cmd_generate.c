@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/generate/generate.h"
+#include "deploy/generate/batch_runner.h"
 #include "deploy/node/node.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 
 const struct command COMMANDS[] = {
     { "serve", cmd_serve, "one node: HTTP face, scheduler, engine" },

@@ -8,7 +8,7 @@
 #ifndef BATON_DEPLOY_DOCTOR_MESH_H
 #define BATON_DEPLOY_DOCTOR_MESH_H
 
-#include "deploy/probe/pair.h"
+#include "deploy/probe/measurement.h"
 
 enum { MESH_HOSTS_MAX = 33, MESH_TRANSPORTS_MAX = 8 };
 

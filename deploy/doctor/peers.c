@@ -8,7 +8,7 @@
 #include "deploy/doctor/doctor.h"
 #include "deploy/doctor/mesh.h"
 #include "deploy/node/node_options.h"
-#include "deploy/probe/agent.h"
+#include "deploy/probe/server.h"
 #include "shared/base/log.h"
 
 enum { LINES_MAX = 24 }; /* of one kind; the matrix has them all */

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 #include "kernels/device.h"
 #include "shared/base/assert.h"
 

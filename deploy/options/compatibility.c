@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 #include "kvtransfer/tuning.h"
 #include "shared/base/assert.h"
 

@@ -4,7 +4,7 @@
  * A row names the option, its aliases, environment variables, type, range, default and help. Values
  * come from, in falling order, command line, environment, default; config remembers which. Rows
  * also cover options of the systems our users come from: `effect` says what happens when one is
- * given. The table itself is deploy/options/options.c. Life cycle: config_create from a table,
+ * given. The table itself is deploy/options/option_table.c. Life cycle: config_create from a table,
  * config_load_env, config_load_args, read with config_*; free. Thread: loop, at start; read-only
  * afterwards. */
 #ifndef BATON_DEPLOY_OPTIONS_CONFIG_H

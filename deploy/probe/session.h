@@ -6,8 +6,8 @@
 #ifndef BATON_DEPLOY_PROBE_SESSION_H
 #define BATON_DEPLOY_PROBE_SESSION_H
 
-#include "deploy/probe/end.h"
-#include "deploy/probe/limits.h"
+#include "deploy/probe/endpoint.h"
+#include "deploy/probe/hardware_limits.h"
 
 struct probe_session {
     const struct kvt_tuning *tuning;

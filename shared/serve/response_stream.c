@@ -1,4 +1,4 @@
-/* stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a chat
+/* tcp_stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a chat
  * answer whose text waits for what follows (it may begin a tag) and of which nothing else is to be
  * told has none.
  *

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "deploy/bench/kv.h"
-#include "deploy/probe/end.h"
-#include "deploy/probe/limits.h"
+#include "deploy/bench/bench_kv.h"
+#include "deploy/probe/endpoint.h"
+#include "deploy/probe/hardware_limits.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 #include "kernels/device.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 #include "kvtransfer/rdma/device.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

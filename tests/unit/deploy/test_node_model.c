@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/options/options.h"
+#include "deploy/options/option_table.h"
 #include "kernels/cpu/host_memory.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

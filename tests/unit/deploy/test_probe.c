@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "deploy/probe/agent.h"
-#include "deploy/probe/pair.h"
+#include "deploy/probe/server.h"
+#include "deploy/probe/measurement.h"
 #include "deploy/probe/session.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

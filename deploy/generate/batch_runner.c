@@ -1,11 +1,11 @@
-/* generate.c - see generate.h: the lines in work, in the order of the input.
+/* batch_runner.c - see batch_runner.h: the lines in work, in the order of the input.
  *
  * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread
  * that writes the answers whose turn has come and reads the next lines. offline_advance looks what
  * can be started and is called after everything that happened. A request refused as busy goes back
  * to its place and is tried again a little later. Thread: loop; during a file job the worker owns
  * `file`, `writing` and `job`. */
-#include "deploy/generate/generate.h"
+#include "deploy/generate/batch_runner.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
-/* sizes.c - see sizes.h. */
-#include "deploy/bench/sizes.h"
+/* piece_sizes.c - see piece_sizes.h. */
+#include "deploy/bench/piece_sizes.h"
 
 #include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 
-#include "deploy/probe/end.h"
+#include "deploy/probe/endpoint.h"
 
 static bool unit_of(struct str s, double *factor)
 {

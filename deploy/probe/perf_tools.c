@@ -1,4 +1,4 @@
-/* tools.c - the programs that the field trusts, run for the limit: iperf3, perftest, ucx_perftest.
+/* perf_tools.c - the programs that the field trusts, run for the limit: iperf3, perftest, ucx_perftest.
  * See limits.h.
  *
  * Both sides run the same program on the same device as the transport would: iperf3 with the same
@@ -22,8 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "deploy/probe/limits.h"
-#include "deploy/probe/tool_settings.h"
+#include "deploy/probe/hardware_limits.h"
+#include "deploy/probe/perf_tool_env.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/json/json.h"

@@ -1,8 +1,8 @@
-/* kv_table.c - what `baton bench kv` prints: a table for people, the same as JSON. See kv.h. */
+/* bench_kv_table.c - what `baton bench kv` prints: a table for people, the same as JSON. See bench_kv.h. */
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "deploy/bench/kv.h"
+#include "deploy/bench/bench_kv.h"
 #include "shared/base/json/json.h"
 
 enum { GIGA = 1000000000 };

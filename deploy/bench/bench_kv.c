@@ -1,5 +1,5 @@
-/* kv.c - measuring the cells of `baton bench kv`. See kv.h. */
-#include "deploy/bench/kv.h"
+/* bench_kv.c - measuring the cells of `baton bench kv`. See bench_kv.h. */
+#include "deploy/bench/bench_kv.h"
 
 #include <math.h>
 #include <stdio.h>

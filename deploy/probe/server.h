@@ -1,4 +1,4 @@
-/* agent.h - the other side of `baton doctor --peers` and `baton bench kv --peers`: answers whoever
+/* probe/server.h - the other side of `baton doctor --peers` and `baton bench kv --peers`: answers whoever
  * proves the cluster secret.
  *
  *   listener ─▶ link (shared/cluster/link.h: both sides prove the secret) ─▶ visitor ─▶ one step at a time on a worker ─▶ reply
@@ -7,8 +7,8 @@
  * AGENT_IDLE_MS is sent away, a pool is at most PROBE_POOL_MAX. Without a secret it listens on
  * loopback only. Life cycle: create, run until a signal or agent_stop, free. Thread: the one that
  * calls run becomes the loop thread. */
-#ifndef BATON_DEPLOY_PROBE_AGENT_H
-#define BATON_DEPLOY_PROBE_AGENT_H
+#ifndef BATON_DEPLOY_PROBE_SERVER_H
+#define BATON_DEPLOY_PROBE_SERVER_H
 
 #include "kvtransfer/tuning.h"
 #include "shared/base/err.h"

@@ -1,11 +1,11 @@
-/* pair.h - one measurement: two agents, one transport, one piece size; and the limit beside it.
+/* measurement.h - one measurement: two agents, one transport, one piece size; and the limit beside it.
  *
  *   begin: OPEN on both, the hello to the receiver, its answer to the sender, CONNECT the bytes are
  *   relayed by this process round: EXPECT, SEND, TAKE timed at the sender, by its own clock end:
  *   CLOSE on both
  * Thread: main (it waits). */
-#ifndef BATON_DEPLOY_PROBE_PAIR_H
-#define BATON_DEPLOY_PROBE_PAIR_H
+#ifndef BATON_DEPLOY_PROBE_MEASUREMENT_H
+#define BATON_DEPLOY_PROBE_MEASUREMENT_H
 
 #include "deploy/probe/client.h"
 

@@ -1,15 +1,15 @@
-/* kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in interleaved
+/* bench_kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in interleaved
  * rounds; and the table of it.
  *
  * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per
  * round (and before it one of an eighth, not counted), each round after a round of the limit; the
  * best of the rounds on both sides is what is compared. Latency: `samples` transfers of one piece,
  * one after the other. Thread: main. */
-#ifndef BATON_DEPLOY_BENCH_KV_H
-#define BATON_DEPLOY_BENCH_KV_H
+#ifndef BATON_DEPLOY_BENCH_BENCH_KV_H
+#define BATON_DEPLOY_BENCH_BENCH_KV_H
 
-#include "deploy/bench/sizes.h"
-#include "deploy/probe/pair.h"
+#include "deploy/bench/piece_sizes.h"
+#include "deploy/probe/measurement.h"
 
 enum { BENCH_ROUNDS_MAX = 100, BENCH_SAMPLES_MAX = 100000, BENCH_TRANSPORTS_MAX = 8 };
 

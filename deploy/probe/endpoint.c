@@ -1,5 +1,5 @@
-/* end.c - see end.h. */
-#include "deploy/probe/end.h"
+/* endpoint.c - see endpoint.h. */
+#include "deploy/probe/endpoint.h"
 
 #include <inttypes.h>
 #include <stdio.h>

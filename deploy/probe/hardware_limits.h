@@ -2,11 +2,11 @@
  * the tools that others trust.
  *
  * A stream is k plain TCP connections from one agent to another, each presenting a random ticket
- * first, read into one reused buffer per connection. A tool is a program of the table in tools.c,
+ * first, read into one reused buffer per connection. A tool is a program of the table in perf_tools.c,
  * run with arguments made from checked numbers only. Life cycle: a sink between open and close, a
  * server between start and stop. Thread: an agent's worker; every call is bounded in time. */
-#ifndef BATON_DEPLOY_PROBE_LIMITS_H
-#define BATON_DEPLOY_PROBE_LIMITS_H
+#ifndef BATON_DEPLOY_PROBE_HARDWARE_LIMITS_H
+#define BATON_DEPLOY_PROBE_HARDWARE_LIMITS_H
 
 #include <sys/types.h>
 

@@ -1,11 +1,11 @@
-/* tool_settings.h - the environment in which ucx_perftest measures what the ucx row measures: the
+/* perf_tool_env.h - the environment in which ucx_perftest measures what the ucx row measures: the
  * same transports, devices, GID.
  *
  * The row gives these to UCX in code (kvtransfer/ucx/setup.c); a program takes them from UCX_*
  * variables. The operator's own variables stay, but for UCX_TLS, whose names the row translates.
  * Thread: any. */
-#ifndef BATON_DEPLOY_PROBE_TOOL_SETTINGS_H
-#define BATON_DEPLOY_PROBE_TOOL_SETTINGS_H
+#ifndef BATON_DEPLOY_PROBE_PERF_TOOL_ENV_H
+#define BATON_DEPLOY_PROBE_PERF_TOOL_ENV_H
 
 #include "kvtransfer/tuning.h"
 

@@ -1,4 +1,4 @@
-/* end.h - one side of a test transfer: a pool of its own, a kvt over it, and calls that wait.
+/* endpoint.h - one side of a test transfer: a pool of its own, a kvt over it, and calls that wait.
  *
  * An end is what a node has, without engine and requests: a shared pool, a transfer thread, one
  * allowed transport. Bytes really move and checksums are really compared; what arrived is also
@@ -7,8 +7,8 @@
  * Life cycle: open, then as sender hello, connect, send, or as receiver answer, expect, take;
  * close. Every call returns within PROBE_WAIT_MS. Thread: one at a time (an agent's worker); events
  * come from the kvt's thread through a mailbox. */
-#ifndef BATON_DEPLOY_PROBE_END_H
-#define BATON_DEPLOY_PROBE_END_H
+#ifndef BATON_DEPLOY_PROBE_ENDPOINT_H
+#define BATON_DEPLOY_PROBE_ENDPOINT_H
 
 #include "deploy/probe/probe_wire.h"
 #include "kvtransfer/kvtransfer.h"

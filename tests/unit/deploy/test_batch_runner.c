@@ -1,10 +1,10 @@
-/* test_generate.c - batch files: order, malformed lines, a server that is full, files that cannot
+/* test_batch_runner.c - batch files: order, malformed lines, a server that is full, files that cannot
  * be used. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "deploy/generate/generate.h"
+#include "deploy/generate/batch_runner.h"
 #include "tests/unit/serve/serve_rig.h"
 
 struct run {

@@ -1,5 +1,5 @@
-/* agent.c - see agent.h. */
-#include "deploy/probe/agent.h"
+/* probe/server.c - see probe/server.h. */
+#include "deploy/probe/server.h"
 
 #include <errno.h>
 #include <fcntl.h>

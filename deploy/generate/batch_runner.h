@@ -1,4 +1,4 @@
-/* generate.h - batches of requests from a file: OpenAI batch lines in, batch output lines out.
+/* batch_runner.h - batches of requests from a file: OpenAI batch lines in, batch output lines out.
  *
  * Input line: {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions" |
  * "/v1/completions", "body": {...}} Output line: {"id": "...", "custom_id": "...", "response":
@@ -7,8 +7,8 @@
  * as they are needed and at most `concurrency` are in work, so a file of any length runs in bounded
  * memory (answers that are ready early are held until their turn, at most 4 x concurrency lines).
  * Thread: loop. Life cycle: start, then `done` exactly once. */
-#ifndef BATON_DEPLOY_GENERATE_GENERATE_H
-#define BATON_DEPLOY_GENERATE_GENERATE_H
+#ifndef BATON_DEPLOY_GENERATE_BATCH_RUNNER_H
+#define BATON_DEPLOY_GENERATE_BATCH_RUNNER_H
 
 #include "shared/net/loop.h"
 #include "shared/serve/serve.h"

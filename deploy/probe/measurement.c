@@ -1,10 +1,10 @@
-/* pair.c - see pair.h. */
-#include "deploy/probe/pair.h"
+/* measurement.c - see measurement.h. */
+#include "deploy/probe/measurement.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "deploy/probe/limits.h"
+#include "deploy/probe/hardware_limits.h"
 #include "shared/base/mem.h"
 
 /* ---- the transfer ---- */

@@ -1,5 +1,5 @@
-/* tool_settings.c - see tool_settings.h. */
-#include "deploy/probe/tool_settings.h"
+/* perf_tool_env.c - see perf_tool_env.h. */
+#include "deploy/probe/perf_tool_env.h"
 
 #include <stdlib.h>
 #include <string.h>

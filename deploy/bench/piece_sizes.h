@@ -1,6 +1,6 @@
-/* sizes.h - piece sizes as a person writes them. Thread: any (pure functions). */
-#ifndef BATON_DEPLOY_BENCH_SIZES_H
-#define BATON_DEPLOY_BENCH_SIZES_H
+/* piece_sizes.h - piece sizes as a person writes them. Thread: any (pure functions). */
+#ifndef BATON_DEPLOY_BENCH_PIECE_SIZES_H
+#define BATON_DEPLOY_BENCH_PIECE_SIZES_H
 
 #include "shared/base/buf.h"
 #include "shared/base/err.h"

@@ -1,4 +1,4 @@
-/* stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3 is
+/* tcp_stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3 is
  * not installed. See limits.h. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "deploy/probe/limits.h"
+#include "deploy/probe/hardware_limits.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"

@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "deploy/probe/limits.h"
+#include "deploy/probe/hardware_limits.h"
 #include "shared/base/clock.h"
 #include "shared/base/thread.h"
 
