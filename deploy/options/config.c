@@ -18,7 +18,7 @@
 
 enum { ITEMS_MAX = 4096 };
 
-struct value {
+struct option_value {
     enum option_source source;
     char *given_as; /* "--port" or "BATON_PORT"; NULL: the default */
     char *text;     /* NULL: not set; not used by lists */
@@ -29,35 +29,35 @@ struct value {
 struct config {
     const struct option *table;
     const char *command;
-    size_t n_rows;
-    struct value *values; /* [n_rows] */
+    size_t n_options;
+    struct option_value *values; /* [n_options] */
 };
 
 /* Where a value comes from, for the parser and its sentences. */
-struct origin {
+struct value_origin {
     enum option_source source;
     const char *given_as; /* as the person wrote it */
 };
 
-bool row_word(struct str *rest, struct str *word)
+bool option_next_word(struct str *rest, struct str *word)
 {
     while (str_split(rest, ' ', word))
         if (word->n) return true;
     return false;
 }
 
-bool row_takes(const struct option *row, const char *command)
+bool option_applies_to(const struct option *option, const char *command)
 {
-    if (!row->commands || !command) return true;
-    struct str rest = str_of(row->commands), word;
-    while (row_word(&rest, &word))
+    if (!option->commands || !command) return true;
+    struct str rest = str_of(option->commands), word;
+    while (option_next_word(&rest, &word))
         if (str_eq_c(word, command)) return true;
     return false;
 }
 
-bool row_has_range(const struct option *row)
+bool option_has_range(const struct option *option)
 {
-    return (row->type == OPT_INT || row->type == OPT_FLOAT) && (row->min != 0 || row->max != 0);
+    return (option->type == OPT_INT || option->type == OPT_FLOAT) && (option->min != 0 || option->max != 0);
 }
 
 /* ---- checking one value ---- */
@@ -84,21 +84,21 @@ static bool in_choices(const char *choices, struct str value)
     return false;
 }
 
-static enum status check_number(const struct option *row, const char *given_as, const char *value,
+static enum status check_number(const struct option *option, const char *given_as, const char *value,
                                 struct err *err)
 {
-    const char *kind = row->type == OPT_INT ? "a whole number" : "a number";
+    const char *kind = option->type == OPT_INT ? "a whole number" : "a number";
     int64_t i = 0;
     double v = 0;
-    enum status st = row->type == OPT_INT ? str_to_i64(str_of(value), &i)
+    enum status st = option->type == OPT_INT ? str_to_i64(str_of(value), &i)
                                           : str_to_f64(str_of(value), &v);
-    if (row->type == OPT_INT) v = (double)i;
-    if (st == OK && (!row_has_range(row) || (v >= row->min && v <= row->max))) return OK;
-    if (row_has_range(row))
-        return err_field(err, ERR_CONFIG, row->name,
+    if (option->type == OPT_INT) v = (double)i;
+    if (st == OK && (!option_has_range(option) || (v >= option->min && v <= option->max))) return OK;
+    if (option_has_range(option))
+        return err_field(err, ERR_CONFIG, option->name,
                          "%s is \"%.80s\", but must be %s from %.15g to %.15g", given_as, value,
-                         kind, row->min, row->max);
-    return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s", given_as, value,
+                         kind, option->min, option->max);
+    return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be %s", given_as, value,
                      kind);
 }
 
@@ -112,48 +112,48 @@ static void add_choices(struct buf *b, const char *choices)
     }
 }
 
-static enum status check_enum(const struct option *row, const char *given_as, const char *value,
+static enum status check_enum(const struct option *option, const char *given_as, const char *value,
                               struct err *err)
 {
-    if (in_choices(row->choices, str_of(value))) return OK;
+    if (in_choices(option->choices, str_of(value))) return OK;
     struct buf choices = { 0 };
-    add_choices(&choices, row->choices);
-    enum status st = err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be %s",
+    add_choices(&choices, option->choices);
+    enum status st = err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be %s",
                                given_as, value, buf_str(&choices).p);
     buf_release(&choices);
     return st;
 }
 
-static enum status check_json(const struct option *row, const char *given_as, const char *value,
+static enum status check_json(const struct option *option, const char *given_as, const char *value,
                               struct err *err)
 {
     cJSON *doc = NULL;
     struct err cause = { 0 };
     if (json_parse(str_of(value), false, &doc, &cause) != OK)
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be JSON: %s",
+        return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be JSON: %s",
                          given_as, value, cause.text);
     cJSON_Delete(doc);
     return OK;
 }
 
-static enum status check_value(const struct option *row, const char *given_as, const char *value,
+static enum status check_value(const struct option *option, const char *given_as, const char *value,
                                struct err *err)
 {
     bool flag;
-    switch (row->type) {
+    switch (option->type) {
     case OPT_BOOL:
         if (parse_bool(str_of(value), &flag)) return OK;
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", but must be true or false",
+        return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be true or false",
                          given_as, value);
     case OPT_INT:
-    case OPT_FLOAT: return check_number(row, given_as, value, err);
-    case OPT_ENUM: return check_enum(row, given_as, value, err);
-    case OPT_JSON: return check_json(row, given_as, value, err);
+    case OPT_FLOAT: return check_number(option, given_as, value, err);
+    case OPT_ENUM: return check_enum(option, given_as, value, err);
+    case OPT_JSON: return check_json(option, given_as, value, err);
     case OPT_LIST:
         /* Not as if it was not given: an unset shell variable would open a server that was to ask
          * for a key. */
         if (value[strspn(value, ", \t")]) return OK;
-        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", which names nothing",
+        return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", which names nothing",
                          given_as, value);
     case OPT_STRING: break;
     }
@@ -162,32 +162,32 @@ static enum status check_value(const struct option *row, const char *given_as, c
 
 /* Does the checked `value` of a refused option ask for nothing? "1" is neutral where "1.0" or
  * "true" is. */
-static bool is_neutral(const struct option *row, const char *value)
+static bool is_neutral(const struct option *option, const char *value)
 {
-    if (!row->neutral) return false;
+    if (!option->neutral) return false;
     bool flag, neutral_flag;
     double v, neutral_v;
-    if (row->type == OPT_BOOL)
+    if (option->type == OPT_BOOL)
         return parse_bool(str_of(value), &flag) &&
-               parse_bool(str_of(row->neutral), &neutral_flag) && flag == neutral_flag;
-    if (row->type == OPT_INT || row->type == OPT_FLOAT)
+               parse_bool(str_of(option->neutral), &neutral_flag) && flag == neutral_flag;
+    if (option->type == OPT_INT || option->type == OPT_FLOAT)
         return str_to_f64(str_of(value), &v) == OK &&
-               str_to_f64(str_of(row->neutral), &neutral_v) == OK && v == neutral_v;
-    return strcmp(value, row->neutral) == 0;
+               str_to_f64(str_of(option->neutral), &neutral_v) == OK && v == neutral_v;
+    return strcmp(value, option->neutral) == 0;
 }
 
 /* ---- storing ---- */
 
-static void value_clear(struct value *v)
+static void value_clear(struct option_value *v)
 {
     for (size_t i = 0; i < v->n_items; i++) mem_free(v->items[i]);
     mem_free(v->items);
     mem_free(v->text);
     mem_free(v->given_as);
-    *v = (struct value){ 0 };
+    *v = (struct option_value){ 0 };
 }
 
-static enum status add_items(struct value *v, const struct option *row, struct str text,
+static enum status add_items(struct option_value *v, const struct option *option, struct str text,
                              struct err *err)
 {
     struct str item;
@@ -195,7 +195,7 @@ static enum status add_items(struct value *v, const struct option *row, struct s
         item = str_trim(item);
         if (!item.n) continue;
         if (v->n_items == ITEMS_MAX)
-            return err_field(err, ERR_CONFIG, row->name, "--%s has more than %d items", row->name,
+            return err_field(err, ERR_CONFIG, option->name, "--%s has more than %d items", option->name,
                              ITEMS_MAX);
         v->items = mem_realloc(v->items, v->n_items + 1, sizeof *v->items);
         v->items[v->n_items++] = mem_strndup(item.p, item.n);
@@ -204,20 +204,20 @@ static enum status add_items(struct value *v, const struct option *row, struct s
 }
 
 /* Check and keep. `grow`: add to a list that the same source has begun. */
-static enum status store(struct config *c, size_t i_row, struct origin from, const char *value,
+static enum status store(struct config *c, size_t i_option, struct value_origin from, const char *value,
                          bool grow, struct err *err)
 {
-    const struct option *row = &c->table[i_row];
-    struct value *v = &c->values[i_row];
-    TRY(check_value(row, from.given_as, value, err));
-    if (row->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT && !is_neutral(row, value))
-        return err_field(err, ERR_CONFIG, row->name, "%s: %s", from.given_as,
-                         row->note ? row->note : "not supported");
-    if (row->type != OPT_LIST || !grow || v->source != from.source) value_clear(v);
+    const struct option *option = &c->table[i_option];
+    struct option_value *v = &c->values[i_option];
+    TRY(check_value(option, from.given_as, value, err));
+    if (option->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT && !is_neutral(option, value))
+        return err_field(err, ERR_CONFIG, option->name, "%s: %s", from.given_as,
+                         option->note ? option->note : "not supported");
+    if (option->type != OPT_LIST || !grow || v->source != from.source) value_clear(v);
     v->source = from.source;
     mem_free(v->given_as);
     v->given_as = from.given_as ? mem_strdup(from.given_as) : NULL;
-    if (row->type == OPT_LIST) return add_items(v, row, str_of(value), err);
+    if (option->type == OPT_LIST) return add_items(v, option, str_of(value), err);
     v->text = mem_strdup(value);
     return OK;
 }
@@ -227,10 +227,10 @@ struct config *config_create(const struct option *table, const char *command)
     struct config *c = MEM_NEW(struct config);
     c->table = table;
     c->command = command;
-    while (table[c->n_rows].name) c->n_rows++;
-    c->values = MEM_ARRAY(struct value, c->n_rows);
-    for (size_t i = 0; i < c->n_rows; i++) {
-        struct origin from = { SOURCE_DEFAULT, NULL };
+    while (table[c->n_options].name) c->n_options++;
+    c->values = MEM_ARRAY(struct option_value, c->n_options);
+    for (size_t i = 0; i < c->n_options; i++) {
+        struct value_origin from = { SOURCE_DEFAULT, NULL };
         /* A default that its own row would refuse is a mistake in the table. */
         if (table[i].def) ASSERT(store(c, i, from, table[i].def, false, NULL) == OK);
     }
@@ -240,23 +240,23 @@ struct config *config_create(const struct option *table, const char *command)
 void config_free(struct config *c)
 {
     if (!c) return;
-    for (size_t i = 0; i < c->n_rows; i++) value_clear(&c->values[i]);
+    for (size_t i = 0; i < c->n_options; i++) value_clear(&c->values[i]);
     mem_free(c->values);
     mem_free(c);
 }
 
 enum status config_load_env(struct config *c, struct err *err)
 {
-    for (size_t i = 0; i < c->n_rows; i++) {
-        const struct option *row = &c->table[i];
-        if (!row->env || !row_takes(row, c->command) || c->values[i].source == SOURCE_ARGS)
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *option = &c->table[i];
+        if (!option->env || !option_applies_to(option, c->command) || c->values[i].source == SOURCE_ARGS)
             continue;
-        struct str rest = str_of(row->env), word;
-        while (row_word(&rest, &word)) {
+        struct str rest = str_of(option->env), word;
+        while (option_next_word(&rest, &word)) {
             char *name = mem_strndup(word.p, word.n);
             const char *value = getenv(name);
             bool given = value && *value;
-            struct origin from = { SOURCE_ENV, name };
+            struct value_origin from = { SOURCE_ENV, name };
             enum status st = given ? store(c, i, from, value, false, err) : OK;
             mem_free(name);
             if (st != OK) return st;
@@ -276,11 +276,11 @@ static bool name_eq(struct str a, struct str b)
     return true;
 }
 
-static bool row_is_called(const struct option *row, struct str name, bool aliases_only)
+static bool option_has_name(const struct option *option, struct str name, bool aliases_only)
 {
-    if (!aliases_only && name_eq(str_of(row->name), name)) return true;
-    struct str rest = str_of(row->aliases), word;
-    while (row_word(&rest, &word))
+    if (!aliases_only && name_eq(str_of(option->name), name)) return true;
+    struct str rest = str_of(option->aliases), word;
+    while (option_next_word(&rest, &word))
         if (name_eq(word, name)) return true;
     return false;
 }
@@ -290,9 +290,9 @@ static bool row_is_called(const struct option *row, struct str name, bool aliase
 static size_t find_flag(const struct config *c, struct str name, bool aliases_only,
                         bool any_command)
 {
-    for (size_t i = 0; i < c->n_rows; i++)
-        if ((any_command || row_takes(&c->table[i], c->command)) &&
-            row_is_called(&c->table[i], name, aliases_only))
+    for (size_t i = 0; i < c->n_options; i++)
+        if ((any_command || option_applies_to(&c->table[i], c->command)) &&
+            option_has_name(&c->table[i], name, aliases_only))
             return i;
     return SIZE_MAX;
 }
@@ -303,8 +303,8 @@ static const char *nearest_name(const struct config *c, struct str name)
     /* A third of the characters may be wrong: further away it is a guess, not a correction. */
     size_t best = name.n / 3 + 2;
     const char *nearest = NULL;
-    for (size_t i = 0; i < c->n_rows; i++) {
-        if (!row_takes(&c->table[i], c->command)) continue;
+    for (size_t i = 0; i < c->n_options; i++) {
+        if (!option_applies_to(&c->table[i], c->command)) continue;
         struct str rest = str_of(c->table[i].aliases), word = str_of(c->table[i].name);
         do {
             size_t d = word.n > 2 || name.n <= 2 ? str_distance(name, word, best) : best;
@@ -312,7 +312,7 @@ static const char *nearest_name(const struct config *c, struct str name)
                 best = d;
                 nearest = c->table[i].name;
             }
-        } while (row_word(&rest, &word));
+        } while (option_next_word(&rest, &word));
     }
     return nearest;
 }
@@ -321,7 +321,7 @@ static enum status unknown_flag(const struct config *c, struct str word, struct 
                                 struct err *err)
 {
     size_t other = find_flag(c, name, false, true);
-    if (other != SIZE_MAX && !row_takes(&c->table[other], c->command))
+    if (other != SIZE_MAX && !option_applies_to(&c->table[other], c->command))
         return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; these take it: %s",
                        c->table[other].name, c->command, c->table[other].commands);
     const char *nearest = nearest_name(c, name);
@@ -338,58 +338,58 @@ static bool looks_like_flag(const char *word)
     return word[0] == '-' && word[1] && !isdigit((unsigned char)word[1]) && word[1] != '.';
 }
 
-struct args {
+struct arg_cursor {
     int argc, i; /* i: the next word */
     char **argv;
 };
 
-static enum status take_list(struct config *c, size_t i_row, struct origin from, struct args *a,
+static enum status take_list(struct config *c, size_t i_option, struct value_origin from, struct arg_cursor *a,
                              struct err *err)
 {
     bool any = false;
     for (; a->i < a->argc && a->argv[a->i][0] != '-'; a->i++, any = true)
-        TRY(store(c, i_row, from, a->argv[a->i], true, err));
+        TRY(store(c, i_option, from, a->argv[a->i], true, err));
     if (any) return OK;
-    return err_field(err, ERR_CONFIG, c->table[i_row].name, "%s needs a value", from.given_as);
+    return err_field(err, ERR_CONFIG, c->table[i_option].name, "%s needs a value", from.given_as);
 }
 
 /* Store the value of the flag just read; `value` is NULL unless it was written with '='. */
-static enum status take_value(struct config *c, size_t i_row, const char *flag, const char *value,
-                              struct args *a, struct err *err)
+static enum status take_value(struct config *c, size_t i_option, const char *flag, const char *value,
+                              struct arg_cursor *a, struct err *err)
 {
-    const struct option *row = &c->table[i_row];
-    struct origin from = { SOURCE_ARGS, flag };
-    if (value) return store(c, i_row, from, value, true, err);
+    const struct option *option = &c->table[i_option];
+    struct value_origin from = { SOURCE_ARGS, flag };
+    if (value) return store(c, i_option, from, value, true, err);
     bool flag_word; /* "--kv-checksum off": a word that says yes or no is the flag's, no model is
                      * called so */
-    if (row->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word))
-        return store(c, i_row, from, a->argv[a->i++], false, err);
-    if (row->type == OPT_BOOL) return store(c, i_row, from, "true", false, err);
-    if (row->type == OPT_LIST) return take_list(c, i_row, from, a, err);
+    if (option->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word))
+        return store(c, i_option, from, a->argv[a->i++], false, err);
+    if (option->type == OPT_BOOL) return store(c, i_option, from, "true", false, err);
+    if (option->type == OPT_LIST) return take_list(c, i_option, from, a, err);
     if (a->i == a->argc || looks_like_flag(a->argv[a->i]))
-        return err_field(err, ERR_CONFIG, row->name, "%s needs a value", flag);
-    return store(c, i_row, from, a->argv[a->i++], false, err);
+        return err_field(err, ERR_CONFIG, option->name, "%s needs a value", flag);
+    return store(c, i_option, from, a->argv[a->i++], false, err);
 }
 
-static enum status take_flag(struct config *c, const char *word, struct args *a, struct err *err)
+static enum status take_flag(struct config *c, const char *word, struct arg_cursor *a, struct err *err)
 {
     bool one_dash = word[1] != '-';
     size_t n_dashes = one_dash ? 1 : 2, n = strcspn(word, "=");
     const char *value = word[n] ? word + n + 1 : NULL;
     struct str name = { word + n_dashes, n > n_dashes ? n - n_dashes : 0 };
-    size_t i_row = find_flag(c, name, one_dash, false);
+    size_t i_option = find_flag(c, name, one_dash, false);
     bool negated = false;
-    if (i_row == SIZE_MAX && !one_dash && (str_starts(name, "no-") || str_starts(name, "no_"))) {
-        i_row = find_flag(c, str_sub(name, 3, SIZE_MAX), false, false);
-        negated = i_row != SIZE_MAX && c->table[i_row].type == OPT_BOOL;
-        if (!negated) i_row = SIZE_MAX;
+    if (i_option == SIZE_MAX && !one_dash && (str_starts(name, "no-") || str_starts(name, "no_"))) {
+        i_option = find_flag(c, str_sub(name, 3, SIZE_MAX), false, false);
+        negated = i_option != SIZE_MAX && c->table[i_option].type == OPT_BOOL;
+        if (!negated) i_option = SIZE_MAX;
     }
-    if (i_row == SIZE_MAX) return unknown_flag(c, (struct str){ word, n }, name, err);
+    if (i_option == SIZE_MAX) return unknown_flag(c, (struct str){ word, n }, name, err);
     char *flag = mem_strndup(word, n);
     enum status st;
     if (negated && value)
-        st = err_field(err, ERR_CONFIG, c->table[i_row].name, "%s takes no value", flag);
-    else st = take_value(c, i_row, flag, negated ? "false" : value, a, err);
+        st = err_field(err, ERR_CONFIG, c->table[i_option].name, "%s takes no value", flag);
+    else st = take_value(c, i_option, flag, negated ? "false" : value, a, err);
     mem_free(flag);
     return st;
 }
@@ -397,7 +397,7 @@ static enum status take_flag(struct config *c, const char *word, struct args *a,
 enum status config_load_args(struct config *c, int argc, char **argv, const char **positional,
                              int *n, struct err *err)
 {
-    struct args a = { argc, 0, argv };
+    struct arg_cursor a = { argc, 0, argv };
     int n_found = 0, limit = n ? *n : 0;
     bool flags_end = false;
     while (a.i < argc) {
@@ -418,13 +418,13 @@ enum status config_load_args(struct config *c, int argc, char **argv, const char
 
 /* ---- reading ---- */
 
-static size_t row_index(const struct config *c, const char *name)
+static size_t option_index(const struct config *c, const char *name)
 {
     size_t found = SIZE_MAX;
     /* A name may have one row per command; another command's row gives its default. */
-    for (size_t i = 0; i < c->n_rows; i++) {
+    for (size_t i = 0; i < c->n_options; i++) {
         if (strcmp(c->table[i].name, name) != 0) continue;
-        if (row_takes(&c->table[i], c->command)) return i;
+        if (option_applies_to(&c->table[i], c->command)) return i;
         if (found == SIZE_MAX) found = i;
     }
     ASSERT(found != SIZE_MAX);
@@ -435,8 +435,8 @@ enum status config_set(struct config *c, const char *name, const char *value, st
 {
     struct buf flag = { 0 };
     buf_printf(&flag, "--%s", name);
-    struct origin from = { SOURCE_ARGS, flag.data };
-    enum status st = store(c, row_index(c, name), from, value, false, err);
+    struct value_origin from = { SOURCE_ARGS, flag.data };
+    enum status st = store(c, option_index(c, name), from, value, false, err);
     buf_release(&flag);
     return st;
 }
@@ -448,18 +448,18 @@ bool config_is_set(const struct config *c, const char *name)
 
 enum option_source config_source(const struct config *c, const char *name)
 {
-    return c->values[row_index(c, name)].source;
+    return c->values[option_index(c, name)].source;
 }
 
 const char *config_source_text(const struct config *c, const char *name)
 {
-    const char *given_as = c->values[row_index(c, name)].given_as;
+    const char *given_as = c->values[option_index(c, name)].given_as;
     return given_as ? given_as : "default";
 }
 
 static const char *text_of(const struct config *c, const char *name, enum option_type type)
 {
-    size_t i = row_index(c, name);
+    size_t i = option_index(c, name);
     ASSERT(c->table[i].type == type);
     return c->values[i].text;
 }
@@ -490,7 +490,7 @@ double config_float(const struct config *c, const char *name)
 
 const char *config_string(const struct config *c, const char *name)
 {
-    size_t i = row_index(c, name);
+    size_t i = option_index(c, name);
     enum option_type type = c->table[i].type;
     ASSERT(type == OPT_STRING || type == OPT_ENUM || type == OPT_JSON);
     return c->values[i].text;
@@ -498,23 +498,23 @@ const char *config_string(const struct config *c, const char *name)
 
 const char *config_list(const struct config *c, const char *name, size_t i, size_t *n)
 {
-    size_t i_row = row_index(c, name);
-    ASSERT(c->table[i_row].type == OPT_LIST);
-    const struct value *v = &c->values[i_row];
+    size_t i_option = option_index(c, name);
+    ASSERT(c->table[i_option].type == OPT_LIST);
+    const struct option_value *v = &c->values[i_option];
     if (n) *n = v->n_items;
     return i < v->n_items ? v->items[i] : NULL;
 }
 
-void config_notes(const struct config *c, void (*say)(void *arg, const char *sentence), void *arg)
+void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg)
 {
     struct buf b = { 0 };
-    for (size_t i = 0; i < c->n_rows; i++) {
-        const struct option *row = &c->table[i];
-        if (row->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT) continue;
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *option = &c->table[i];
+        if (option->effect != EFFECT_ACCEPTED || c->values[i].source == SOURCE_DEFAULT) continue;
         buf_clear(&b);
         buf_printf(&b, "%s: %s", c->values[i].given_as,
-                   row->note ? row->note : "accepted, has no effect here");
-        say(arg, b.data);
+                   option->note ? option->note : "accepted, has no effect here");
+        emit(arg, b.data);
     }
     buf_release(&b);
 }

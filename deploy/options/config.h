@@ -85,7 +85,7 @@ const char *config_string(const struct config *c, const char *name);
 const char *config_list(const struct config *c, const char *name, size_t i, size_t *n);
 
 /* What must be said at start: one sentence per ACCEPTED option that was given. */
-void config_notes(const struct config *c, void (*say)(void *arg, const char *sentence), void *arg);
+void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg);
 /* --help of the command; the table of docs/configuration.md. */
 void config_help(const struct option *table, const char *command, const char *intro, bool all,
                  struct buf *out);

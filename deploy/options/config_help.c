@@ -30,16 +30,16 @@ static void add_dashed(struct buf *out, struct str name)
 static void add_words(struct buf *out, const char *words, const char *quote)
 {
     struct str rest = str_of(words), word;
-    for (bool first = true; row_word(&rest, &word); first = false)
+    for (bool first = true; option_next_word(&rest, &word); first = false)
         buf_printf(out, "%s%s%.*s%s", first ? "" : ", ", quote, STR_ARG(word), quote);
 }
 
 /* First row of each group begins it: groups come in the order of the table. */
-static bool begins_group(const struct option *table, const struct option *row,
-                         bool (*shown)(const struct option *row, const void *arg), const void *arg)
+static bool begins_group(const struct option *table, const struct option *option,
+                         bool (*shown)(const struct option *option, const void *arg), const void *arg)
 {
-    for (const struct option *r = table; r < row; r++)
-        if (shown(r, arg) && strcmp(r->group, row->group) == 0) return false;
+    for (const struct option *r = table; r < option; r++)
+        if (shown(r, arg) && strcmp(r->group, option->group) == 0) return false;
     return true;
 }
 
@@ -48,27 +48,27 @@ struct help_scope {
     bool all;
 };
 
-static bool shown_in_help(const struct option *row, const void *arg)
+static bool shown_in_help(const struct option *option, const void *arg)
 {
     const struct help_scope *scope = arg;
-    return row_takes(row, scope->command) && (scope->all || row->effect == EFFECT_WORKS);
+    return option_applies_to(option, scope->command) && (scope->all || option->effect == EFFECT_WORKS);
 }
 
-static bool shown_in_docs(const struct option *row, const void *arg)
+static bool shown_in_docs(const struct option *option, const void *arg)
 {
-    (void)row;
+    (void)option;
     (void)arg;
     return true;
 }
 
-static void add_placeholder(const struct option *row, struct buf *out)
+static void add_placeholder(const struct option *option, struct buf *out)
 {
-    switch (row->type) {
+    switch (option->type) {
     case OPT_BOOL: break;
     case OPT_INT: buf_add_c(out, " N"); break;
     case OPT_FLOAT: buf_add_c(out, " X"); break;
     case OPT_STRING: buf_add_c(out, " TEXT"); break;
-    case OPT_ENUM: buf_printf(out, " %s", row->choices); break;
+    case OPT_ENUM: buf_printf(out, " %s", option->choices); break;
     case OPT_LIST: buf_add_c(out, " A,B,..."); break;
     case OPT_JSON: buf_add_c(out, " JSON"); break;
     }
@@ -79,7 +79,7 @@ static void add_wrapped(struct buf *out, struct str text)
 {
     struct str word;
     size_t column = HELP_WIDTH;
-    while (row_word(&text, &word)) {
+    while (option_next_word(&text, &word)) {
         if (column + 1 + word.n > HELP_WIDTH) {
             buf_printf(out, "%s%*s", out->len && out->data[out->len - 1] != '\n' ? "\n" : "",
                        HELP_INDENT, "");
@@ -94,27 +94,27 @@ static void add_wrapped(struct buf *out, struct str text)
     buf_add_char(out, '\n');
 }
 
-static void add_help_row(const struct option *row, struct buf *out)
+static void add_help_option(const struct option *option, struct buf *out)
 {
-    buf_printf(out, "  --%s", row->name);
-    struct str rest = str_of(row->aliases), word;
-    while (row_word(&rest, &word)) {
+    buf_printf(out, "  --%s", option->name);
+    struct str rest = str_of(option->aliases), word;
+    while (option_next_word(&rest, &word)) {
         buf_add_c(out, ", ");
         add_dashed(out, word);
     }
-    add_placeholder(row, out);
+    add_placeholder(option, out);
     buf_add_char(out, '\n');
     struct buf text = { 0 };
-    buf_add_c(&text, row->help);
-    if (row->effect == EFFECT_ACCEPTED)
-        buf_printf(&text, " Accepted: %s", row->note ? row->note : "has no effect here.");
-    if (row->effect == EFFECT_REFUSED)
-        buf_printf(&text, " Refused: %s", row->note ? row->note : "not supported.");
-    if (row_has_range(row)) buf_printf(&text, " From %.15g to %.15g.", row->min, row->max);
-    if (row->def) buf_printf(&text, " Default: %s.", *row->def ? row->def : "empty");
-    if (row->env) {
+    buf_add_c(&text, option->help);
+    if (option->effect == EFFECT_ACCEPTED)
+        buf_printf(&text, " Accepted: %s", option->note ? option->note : "has no effect here.");
+    if (option->effect == EFFECT_REFUSED)
+        buf_printf(&text, " Refused: %s", option->note ? option->note : "not supported.");
+    if (option_has_range(option)) buf_printf(&text, " From %.15g to %.15g.", option->min, option->max);
+    if (option->def) buf_printf(&text, " Default: %s.", *option->def ? option->def : "empty");
+    if (option->env) {
         buf_add_c(&text, " Environment: ");
-        add_words(&text, row->env, "");
+        add_words(&text, option->env, "");
         buf_add_char(&text, '.');
     }
     add_wrapped(out, buf_str(&text));
@@ -130,9 +130,9 @@ void config_help(const struct option *table, const char *command, const char *in
         if (!shown_in_help(first, &scope) || !begins_group(table, first, shown_in_help, &scope))
             continue;
         buf_printf(out, "\n%s\n", first->group);
-        for (const struct option *row = first; row->name; row++)
-            if (shown_in_help(row, &scope) && strcmp(row->group, first->group) == 0)
-                add_help_row(row, out);
+        for (const struct option *option = first; option->name; option++)
+            if (shown_in_help(option, &scope) && strcmp(option->group, first->group) == 0)
+                add_help_option(option, out);
     }
 }
 
@@ -146,64 +146,64 @@ static void add_cell(struct buf *out, const char *text)
     }
 }
 
-static void add_type_cell(const struct option *row, struct buf *out)
+static void add_type_cell(const struct option *option, struct buf *out)
 {
-    if (row->type == OPT_ENUM) {
-        struct str rest = str_of(row->choices), word;
+    if (option->type == OPT_ENUM) {
+        struct str rest = str_of(option->choices), word;
         for (bool first = true; str_split(&rest, '|', &word); first = false)
             buf_printf(out, "%s`%.*s`", first ? "" : ", ", STR_ARG(word));
         return;
     }
-    buf_add_c(out, type_word(row->type));
-    if (row_has_range(row)) buf_printf(out, ", %.15g to %.15g", row->min, row->max);
+    buf_add_c(out, type_word(option->type));
+    if (option_has_range(option)) buf_printf(out, ", %.15g to %.15g", option->min, option->max);
 }
 
-static void add_effect_cell(const struct option *row, struct buf *out)
+static void add_effect_cell(const struct option *option, struct buf *out)
 {
-    if (row->effect == EFFECT_WORKS) {
+    if (option->effect == EFFECT_WORKS) {
         buf_add_c(out, "works");
         return;
     }
-    buf_add_c(out, row->effect == EFFECT_ACCEPTED ? "accepted" : "refused");
-    if (row->neutral) {
+    buf_add_c(out, option->effect == EFFECT_ACCEPTED ? "accepted" : "refused");
+    if (option->neutral) {
         buf_add_c(out, " unless `");
-        add_cell(out, row->neutral);
+        add_cell(out, option->neutral);
         buf_add_char(out, '`');
     }
-    if (row->note) {
+    if (option->note) {
         buf_add_c(out, ": ");
-        add_cell(out, row->note);
+        add_cell(out, option->note);
     }
 }
 
-static void add_markdown_row(const struct option *row, struct buf *out)
+static void add_markdown_row(const struct option *option, struct buf *out)
 {
-    buf_printf(out, "| `--%s` | ", row->name);
-    struct str rest = str_of(row->aliases), word;
-    for (bool first = true; row_word(&rest, &word); first = false) {
+    buf_printf(out, "| `--%s` | ", option->name);
+    struct str rest = str_of(option->aliases), word;
+    for (bool first = true; option_next_word(&rest, &word); first = false) {
         buf_add_c(out, first ? "`" : ", `");
         add_dashed(out, word);
         buf_add_char(out, '`');
     }
     buf_add_c(out, " | ");
-    add_words(out, row->env, "`");
+    add_words(out, option->env, "`");
     buf_add_c(out, " | ");
-    add_type_cell(row, out);
+    add_type_cell(option, out);
     buf_add_c(out, " | ");
-    if (row->def) {
-        buf_add_c(out, *row->def ? "`" : "empty");
-        add_cell(out, row->def);
-        if (*row->def) buf_add_char(out, '`');
+    if (option->def) {
+        buf_add_c(out, *option->def ? "`" : "empty");
+        add_cell(out, option->def);
+        if (*option->def) buf_add_char(out, '`');
     }
     buf_add_c(out, " | ");
-    add_cell(out, row->help);
-    if (row->commands) {
+    add_cell(out, option->help);
+    if (option->commands) {
         buf_add_c(out, " Commands: ");
-        add_words(out, row->commands, "`");
+        add_words(out, option->commands, "`");
         buf_add_char(out, '.');
     }
     buf_add_c(out, " | ");
-    add_effect_cell(row, out);
+    add_effect_cell(option, out);
     buf_add_c(out, " |\n");
 }
 
@@ -215,7 +215,7 @@ void config_markdown(const struct option *table, struct buf *out)
         buf_add_c(out, "| Option | Aliases | Environment | Type and range | Default | What it does "
                        "| Effect |\n"
                        "|---|---|---|---|---|---|---|\n");
-        for (const struct option *row = first; row->name; row++)
-            if (strcmp(row->group, first->group) == 0) add_markdown_row(row, out);
+        for (const struct option *option = first; option->name; option++)
+            if (strcmp(option->group, first->group) == 0) add_markdown_row(option, out);
     }
 }

@@ -10,9 +10,9 @@
 
 /* Next of the words in a space separated list (NULL is empty); *rest starts as str_of(list). False
  * at the end. */
-bool row_word(struct str *rest, struct str *word);
+bool option_next_word(struct str *rest, struct str *word);
 /* Is `command` among those that take the row? A NULL command stands for all. */
-bool row_takes(const struct option *row, const char *command);
-bool row_has_range(const struct option *row);
+bool option_applies_to(const struct option *option, const char *command);
+bool option_has_range(const struct option *option);
 
 #endif
