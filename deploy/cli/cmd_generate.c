@@ -169,7 +169,7 @@ static int generate_with(struct config *c)
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
-        config_notes(c, command_say_note, NULL);
+        config_notes(c, command_print_note, NULL);
         if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);
         make_alone(&o);
         exit_status = 1;

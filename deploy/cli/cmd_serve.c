@@ -23,8 +23,8 @@ static int serve_with(struct config *c)
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
-        config_notes(c, command_say_note, NULL);
-        compatibility_env_notes(command_say_note, NULL);
+        config_notes(c, command_print_note, NULL);
+        compatibility_env_notes(command_print_note, NULL);
         node_options_print(&o, c, &page);
         fwrite(page.data, 1, page.len, stderr);
         exit_status = 1;

@@ -48,7 +48,7 @@ struct config *command_config(const char *command, const char *intro, int argc, 
     return c;
 }
 
-void command_say_note(void *arg, const char *sentence)
+void command_print_note(void *arg, const char *sentence)
 {
     (void)arg;
     fprintf(stderr, "note: %s\n", sentence);

@@ -35,6 +35,6 @@ struct config *command_config(const char *command, const char *intro, int argc, 
 int command_listen(const struct config *c, const char *command);
 
 /* One sentence about an option without effect, on stderr; for config_notes. */
-void command_say_note(void *arg, const char *sentence);
+void command_print_note(void *arg, const char *sentence);
 
 #endif

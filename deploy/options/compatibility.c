@@ -33,14 +33,14 @@ static const struct option *option_of_env(const char *name)
     return NULL;
 }
 
-bool compatibility_resolve(const struct compat_row *row, enum option_effect *effect,
+bool compatibility_resolve(const struct compat_entry *entry, enum option_effect *effect,
                            const char **sentence)
 {
-    *effect = row->effect;
-    *sentence = row->sentence;
-    if (row->sentence) return true;
-    const struct option *o = row->kind == COMPAT_FLAG ? option_of_flag(row->name + strlen("--"))
-                                                      : option_of_env(row->name);
+    *effect = entry->effect;
+    *sentence = entry->sentence;
+    if (entry->sentence) return true;
+    const struct option *o = entry->kind == COMPAT_FLAG ? option_of_flag(entry->name + strlen("--"))
+                                                      : option_of_env(entry->name);
     if (!o) return false;
     *effect = o->effect;
     *sentence = o->effect == EFFECT_WORKS || !o->note ? o->help : o->note;
@@ -66,14 +66,14 @@ static void add_cell(struct buf *out, const char *text)
     }
 }
 
-static void add_row(const struct compat_row *row, struct buf *out)
+static void add_entry(const struct compat_entry *entry, struct buf *out)
 {
     enum option_effect effect;
     const char *sentence;
-    ASSERT(compatibility_resolve(row, &effect, &sentence));
-    buf_printf(out, "| `%s`", row->name);
-    if (row->owner) buf_printf(out, " of %s", row->owner);
-    buf_printf(out, " | %s | %s | ", *row->seeds ? row->seeds : "-", effect_word(effect));
+    ASSERT(compatibility_resolve(entry, &effect, &sentence));
+    buf_printf(out, "| `%s`", entry->name);
+    if (entry->owner) buf_printf(out, " of %s", entry->owner);
+    buf_printf(out, " | %s | %s | ", *entry->seeds ? entry->seeds : "-", effect_word(effect));
     add_cell(out, sentence);
     buf_add_c(out, " |\n");
 }
@@ -102,24 +102,24 @@ void compatibility_markdown(struct buf *out)
         buf_printf(
             out, "\n## %s\n\n| Name | Documents | Effect | What Baton does |\n|---|---|---|---|\n",
             headings[kind]);
-        for (const struct compat_row *row = COMPATIBILITY; row->name; row++)
-            if ((int)row->kind == kind) add_row(row, out);
+        for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++)
+            if ((int)entry->kind == kind) add_entry(entry, out);
     }
 }
 
 /* ---- at start ---- */
 
 /* The row of a variable: its own, or the family's. */
-static const struct compat_row *row_of_env(struct str name)
+static const struct compat_entry *entry_of_env(struct str name)
 {
-    const struct compat_row *family = NULL;
-    for (const struct compat_row *row = COMPATIBILITY; row->name; row++) {
-        if (row->kind != COMPAT_ENV) continue;
-        struct str pattern = str_of(row->name);
-        if (str_eq(pattern, name)) return row;
+    const struct compat_entry *family = NULL;
+    for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++) {
+        if (entry->kind != COMPAT_ENV) continue;
+        struct str pattern = str_of(entry->name);
+        if (str_eq(pattern, name)) return entry;
         if (str_ends(pattern, "*") && name.n >= pattern.n &&
             memcmp(name.p, pattern.p, pattern.n - 1) == 0)
-            family = row;
+            family = entry;
     }
     return family;
 }
@@ -141,18 +141,18 @@ static void note_of(struct str name, struct buf *out)
 {
     enum option_effect effect;
     const char *sentence;
-    const struct compat_row *row = row_of_env(name);
+    const struct compat_entry *entry = entry_of_env(name);
     buf_add_str(out, name);
-    if (!row && is_misspelt(out->data))
+    if (!entry && is_misspelt(out->data))
         buf_add_c(out, ": no variable of that name is read; docs/configuration.md lists those that "
                        "tune transfers");
-    else if (row && !row->quiet && compatibility_resolve(row, &effect, &sentence) &&
+    else if (entry && !entry->quiet && compatibility_resolve(entry, &effect, &sentence) &&
              effect != EFFECT_WORKS && !option_of_env(out->data))
         buf_printf(out, ": %s", sentence);
     else buf_clear(out); /* nothing to say; or an option reads it, though its family is not read */
 }
 
-void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void *arg)
+void compatibility_env_notes(void (*emit)(void *arg, const char *sentence), void *arg)
 {
     struct buf note = { 0 };
     for (char **e = environ; e && *e; e++) {
@@ -160,7 +160,7 @@ void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void 
         if (!(*e)[n] || !(*e)[n + 1]) continue; /* empty counts as absent */
         buf_clear(&note);
         note_of((struct str){ *e, n }, &note);
-        if (note.len) say(arg, note.data);
+        if (note.len) emit(arg, note.data);
     }
     buf_release(&note);
 }

@@ -12,7 +12,7 @@
 
 enum compat_kind { COMPAT_COMMAND, COMPAT_FLAG, COMPAT_ENV, COMPAT_VALUE, COMPAT_N_KINDS };
 
-struct compat_row {
+struct compat_entry {
     enum compat_kind kind;
     const char *name;          /* as the documents write it; an environment variable may end in
                                 * '*': all that begin so; NULL ends */
@@ -25,14 +25,14 @@ struct compat_row {
                                 * start */
 };
 
-extern const struct compat_row COMPATIBILITY[];
+extern const struct compat_entry COMPATIBILITY[];
 
 /* Effect and sentence of a row; false when it relies on an option that does not exist. */
-bool compatibility_resolve(const struct compat_row *row, enum option_effect *effect,
+bool compatibility_resolve(const struct compat_entry *entry, enum option_effect *effect,
                            const char **sentence);
 void compatibility_markdown(struct buf *out);
 /* What must be said at start: one sentence per environment variable that is set and has no effect,
  * or looks misspelt. */
-void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void *arg);
+void compatibility_env_notes(void (*emit)(void *arg, const char *sentence), void *arg);
 
 #endif

@@ -69,7 +69,7 @@
 #define NO_DP     "ranks find each other through the cluster view; `baton launch` starts several nodes"
 #define BENCH_OWN "it belongs to the client, which runs as it is"
 
-const struct compat_row COMPATIBILITY[] = {
+const struct compat_entry COMPATIBILITY[] = {
     /* ---- commands ---- */
     COMMAND("python -m fastdeploy.entrypoints.openai.api_server", "001 003", WORKS,
             "`baton serve` with the same options"),

@@ -22,11 +22,11 @@ static void collect(void *arg, const char *sentence)
 TEST(every_row_has_an_effect_and_a_sentence)
 {
     size_t n = 0;
-    for (const struct compat_row *row = COMPATIBILITY; row->name; row++, n++) {
+    for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++, n++) {
         enum option_effect effect;
         const char *sentence;
-        if (!compatibility_resolve(row, &effect, &sentence))
-            test_fail(__FILE__, __LINE__, "%s relies on an option that does not exist", row->name);
+        if (!compatibility_resolve(entry, &effect, &sentence))
+            test_fail(__FILE__, __LINE__, "%s relies on an option that does not exist", entry->name);
         CHECK(sentence && *sentence);
         CHECK(effect == EFFECT_WORKS || effect == EFFECT_ACCEPTED || effect == EFFECT_REFUSED);
     }
@@ -94,7 +94,7 @@ TEST(the_page_has_a_row_per_name_and_no_broken_cells)
         n_rows++;
     }
     size_t n = 0;
-    for (const struct compat_row *row = COMPATIBILITY; row->name; row++) n++;
+    for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++) n++;
     CHECK_EQ_INT(n_rows, n);
     buf_release(&page);
 }
