@@ -22,8 +22,8 @@ enum { EXIT_INTERRUPTED = 130 /* as a shell reports SIGINT */ };
 struct generate {
     const struct config *c;
     struct node *node;
-    struct offline *batch; /* NULL: none is running */
-    uint64_t call;         /* of --prompt; 0: none */
+    struct batch_runner *batch; /* NULL: none is running */
+    uint64_t completion;         /* of --prompt; 0: none */
     bool raw;              /* completions, not chat */
 };
 
@@ -53,7 +53,7 @@ static void on_reply(void *arg, int status, const char *headers, struct str body
 {
     struct generate *g = arg;
     (void)headers;
-    g->call = 0;
+    g->completion = 0;
     fprintf(stderr, "baton generate: %d %.*s\n", status, STR_ARG(body));
     node_stop(g->node, 1);
 }
@@ -85,12 +85,12 @@ static enum status on_chunk(void *arg, struct str json)
 static void on_end(void *arg)
 {
     struct generate *g = arg;
-    g->call = 0;
+    g->completion = 0;
     putchar('\n');
     node_stop(g->node, flush_output() ? 0 : 1);
 }
 
-static void ask(struct generate *g)
+static void start_prompt(struct generate *g)
 {
     struct buf body = { 0 };
     const char *prompt = config_string(g->c, "prompt");
@@ -100,7 +100,7 @@ static void ask(struct generate *g)
     buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}",
                (long long)config_int(g->c, "max-tokens"), config_float(g->c, "temperature"));
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
-    g->call = serve_submit(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions",
+    g->completion = serve_submit(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions",
                            buf_str(&body), "generate", &reply);
     buf_release(&body);
 }
@@ -122,10 +122,10 @@ static void on_ready(void *arg)
     struct generate *g = arg;
     struct err err = { 0 };
     if (config_is_set(g->c, "prompt")) {
-        ask(g);
+        start_prompt(g);
         return;
     }
-    struct offline_options o = {
+    struct batch_runner_options o = {
         .loop = node_loop(g->node),
         .serve = node_serve(g->node),
         .input = config_string(g->c, "input"),
@@ -135,7 +135,7 @@ static void on_ready(void *arg)
         .done = on_batch_done,
         .arg = g,
     };
-    if (offline_start(&o, &g->batch, &err) == OK) return;
+    if (batch_runner_start(&o, &g->batch, &err) == OK) return;
     fprintf(stderr, "baton generate: %s\n", err.text);
     node_stop(g->node, 1);
 }
@@ -143,16 +143,16 @@ static void on_ready(void *arg)
 static void on_signal(void *arg)
 {
     struct generate *g = arg;
-    if (g->call) serve_cancel(node_serve(g->node), g->call);
-    g->call = 0;
-    if (g->batch) offline_stop(g->batch);
+    if (g->completion) serve_cancel(node_serve(g->node), g->completion);
+    g->completion = 0;
+    if (g->batch) batch_runner_stop(g->batch);
     else node_stop(g->node, EXIT_INTERRUPTED);
 }
 
 /* ---- start ---- */
 
 /* A node of its own: every option that belongs to a cluster keeps its default. */
-static void make_alone(struct node_options *o)
+static void make_standalone(struct node_options *o)
 {
     o->http = false;
     o->holds_directory = false;
@@ -171,7 +171,7 @@ static int generate_with(struct config *c)
     if (st == OK) {
         config_notes(c, command_print_note, NULL);
         if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);
-        make_alone(&o);
+        make_standalone(&o);
         exit_status = 1;
         st = node_create(&o, &g.node, &err);
     }

@@ -1,7 +1,7 @@
 /* batch_runner.c - see batch_runner.h: the lines in work, in the order of the input.
  *
  * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread
- * that writes the answers whose turn has come and reads the next lines. offline_advance looks what
+ * that writes the answers whose turn has come and reads the next lines. batch_runner_advance looks what
  * can be started and is called after everything that happened. A request refused as busy goes back
  * to its place and is tried again a little later. Thread: loop; during a file job the worker owns
  * `file`, `writing` and `job`. */
@@ -22,25 +22,25 @@
 #include "shared/base/thread.h"
 
 enum {
-    CONCURRENCY = 32,
-    HELD_FACTOR = 4, /* lines in memory per line in work */
+    CONCURRENCY_DEFAULT = 32,
+    BUFFERED_FACTOR = 4, /* lines in memory per line in work */
     READ_BATCH = 64, /* lines per file job */
     RETRY_MS = 200,
     RETRIES_MAX = 600,
     PROGRESS_TTY_MS = 500,
     PROGRESS_MS = 5000,
-    LINE_ID_MAX = 64
+    ENTRY_ID_MAX = 64
 };
 
-enum line_state { LINE_READ, LINE_WORKING, LINE_DONE };
+enum entry_state { ENTRY_READ, ENTRY_WORKING, ENTRY_DONE };
 
-struct line {
+struct batch_entry {
     struct list node;
-    struct offline *owner;
-    enum line_state state;
-    struct batch_line request;
-    char id[LINE_ID_MAX];
-    uint64_t call;
+    struct batch_runner *owner;
+    enum entry_state state;
+    struct batch_line line;
+    char id[ENTRY_ID_MAX];
+    uint64_t completion;
     uint32_t n_tries;
     struct buf answer;
 };
@@ -55,13 +55,13 @@ struct file_job {
     struct err err;
 };
 
-struct offline {
-    struct offline_options o;
+struct batch_runner {
+    struct batch_runner_options o;
     uint32_t concurrency;
     struct batch_file file;
     struct file_job job;
     struct list lines; /* in order */
-    uint32_t n_held, n_working;
+    uint32_t n_buffered, n_working;
     struct buf ready, writing;
     bool file_busy, eof, advancing, again, stopping;
     enum status st; /* of the run */
@@ -71,36 +71,36 @@ struct offline {
     struct loop_timer *progress, *retry;
 };
 
-static void line_free(struct line *l)
+static void batch_entry_free(struct batch_entry *l)
 {
-    batch_line_release(&l->request);
+    batch_line_release(&l->line);
     buf_release(&l->answer);
     mem_free(l);
 }
 
-static void offline_advance(struct offline *f);
+static void batch_runner_advance(struct batch_runner *f);
 
 /* ---- files, on a worker ---- */
 
-static void read_line(struct offline *f, enum status read, struct str text)
+static void read_line(struct batch_runner *f, enum status read, struct str text)
 {
     struct file_job *job = &f->job;
-    struct line *l = MEM_NEW(struct line);
+    struct batch_entry *l = MEM_NEW(struct batch_entry);
     struct err err = job->err;
-    enum status st = read == OK ? batch_line_parse(text, &l->request, &err) : read;
+    enum status st = read == OK ? batch_line_parse(text, &l->line, &err) : read;
     l->owner = f;
     snprintf(l->id, sizeof l->id, "batch_%s_%" PRIu64, f->batch, job->n_lines);
     if (st != OK) {
         err_prefix(&err, "line %" PRIu64 ": ", job->n_lines);
-        batch_line_error(&l->answer, l->id, l->request.custom_id, err.text);
-        l->state = LINE_DONE;
+        batch_line_error(&l->answer, l->id, l->line.custom_id, err.text);
+        l->state = ENTRY_DONE;
         job->n_bad++;
     }
     list_push(&job->lines, &l->node);
     job->n_read++;
 }
 
-static enum status read_lines(struct offline *f)
+static enum status read_lines(struct batch_runner *f)
 {
     struct file_job *job = &f->job;
     struct buf text = { 0 };
@@ -119,7 +119,7 @@ static enum status read_lines(struct offline *f)
 
 static void file_work(void *arg)
 {
-    struct offline *f = arg;
+    struct batch_runner *f = arg;
     f->job.st = batch_file_write(&f->file, buf_str(&f->writing), &f->job.err);
     buf_clear(&f->writing);
     if (f->job.st == OK) f->job.st = read_lines(f);
@@ -127,24 +127,24 @@ static void file_work(void *arg)
 
 static void on_file_done(void *arg)
 {
-    struct offline *f = arg;
+    struct batch_runner *f = arg;
     f->file_busy = false;
-    LIST_FOREACH(l, &f->job.lines, struct line, node)
+    LIST_FOREACH(l, &f->job.lines, struct batch_entry, node)
     {
         list_remove(&l->node);
         list_push(&f->lines, &l->node);
     }
-    f->n_held += f->job.n_read;
+    f->n_buffered += f->job.n_read;
     f->n_failed += f->job.n_bad;
     f->eof = f->job.eof;
     f->st = f->job.st;
     f->err = f->job.err;
-    offline_advance(f);
+    batch_runner_advance(f);
 }
 
-static void start_file_job(struct offline *f)
+static void start_file_job(struct batch_runner *f)
 {
-    uint32_t limit = f->concurrency * HELD_FACTOR, room = f->n_held < limit ? limit - f->n_held : 0;
+    uint32_t limit = f->concurrency * BUFFERED_FACTOR, room = f->n_buffered < limit ? limit - f->n_buffered : 0;
     if (f->file_busy || f->st != OK) return;
     f->job.n_read = f->job.n_bad = 0;
     f->job.n_wanted = f->eof || f->stopping ? 0 : room < READ_BATCH ? room : READ_BATCH;
@@ -162,29 +162,29 @@ static void start_file_job(struct offline *f)
 
 static void on_retry(void *arg)
 {
-    struct offline *f = arg;
+    struct batch_runner *f = arg;
     loop_timer_free(f->retry);
     f->retry = NULL;
-    offline_advance(f);
+    batch_runner_advance(f);
 }
 
 static void on_reply(void *arg, int status, const char *headers, struct str body)
 {
-    struct line *l = arg;
-    struct offline *f = l->owner;
+    struct batch_entry *l = arg;
+    struct batch_runner *f = l->owner;
     (void)headers;
-    l->call = 0;
+    l->completion = 0;
     f->n_working--;
     if ((status == 429 || status == 503) && ++l->n_tries < RETRIES_MAX) {
-        l->state = LINE_READ;
+        l->state = ENTRY_READ;
         if (!f->retry) f->retry = loop_timer_start(f->o.loop, RETRY_MS, 0, on_retry, f);
     } else {
-        batch_line_answer(&l->answer, l->id, l->request.custom_id, status, body);
-        l->state = LINE_DONE;
+        batch_line_answer(&l->answer, l->id, l->line.custom_id, status, body);
+        l->state = ENTRY_DONE;
         if (status == 200) f->n_ok++;
         else f->n_failed++;
     }
-    offline_advance(f);
+    batch_runner_advance(f);
 }
 
 /* Batch lines cannot ask for a stream (batch_line.c), so these have nothing to do. */
@@ -204,37 +204,37 @@ static enum status on_chunk(void *arg, struct str json)
 
 static void on_stream_end(void *arg) { (void)arg; }
 
-static void start_line(struct offline *f, struct line *l)
+static void start_line(struct batch_runner *f, struct batch_entry *l)
 {
     struct serve_reply reply = {
         .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = l
     };
-    l->state = LINE_WORKING;
+    l->state = ENTRY_WORKING;
     f->n_working++;
-    uint64_t call = serve_submit(f->o.serve, l->request.url, buf_str(&l->request.body), l->id,
+    uint64_t id = serve_submit(f->o.serve, l->line.url, buf_str(&l->line.body), l->id,
                                  &reply);
-    if (call) l->call = call; /* 0: answered already */
+    if (id) l->completion = id; /* 0: answered already */
 }
 
-static void start_lines(struct offline *f)
+static void start_lines(struct batch_runner *f)
 {
     if (f->retry || f->stopping || f->st != OK) return; /* not more while the server is full */
-    LIST_FOREACH(l, &f->lines, struct line, node)
+    LIST_FOREACH(l, &f->lines, struct batch_entry, node)
     {
         if (f->n_working >= f->concurrency || f->retry) return;
-        if (l->state == LINE_READ) start_line(f, l);
+        if (l->state == ENTRY_READ) start_line(f, l);
     }
 }
 
-static void take_answers(struct offline *f)
+static void take_answers(struct batch_runner *f)
 {
     while (!list_empty(&f->lines)) {
-        struct line *l = LIST_FIRST(&f->lines, struct line, node);
-        if (l->state != LINE_DONE) return;
+        struct batch_entry *l = LIST_FIRST(&f->lines, struct batch_entry, node);
+        if (l->state != ENTRY_DONE) return;
         list_remove(&l->node);
         buf_add_str(&f->ready, buf_str(&l->answer));
-        line_free(l);
-        f->n_held--;
+        batch_entry_free(l);
+        f->n_buffered--;
     }
 }
 
@@ -242,7 +242,7 @@ static void take_answers(struct offline *f)
 
 static void show_progress(void *arg)
 {
-    struct offline *f = arg;
+    struct batch_runner *f = arg;
     double s = (double)(clock_ms() - f->t_start_ms) * 1e-3;
     bool tty = isatty(STDERR_FILENO);
     fprintf(stderr,
@@ -252,7 +252,7 @@ static void show_progress(void *arg)
     fflush(stderr);
 }
 
-static enum status stopped(const struct offline *f, struct err *err)
+static enum status stopped(const struct batch_runner *f, struct err *err)
 {
     const struct batch_file *b = &f->file;
     return err_set(err, ERR_CANCELED, "interrupted; the answers up to here are in %s",
@@ -261,7 +261,7 @@ static enum status stopped(const struct offline *f, struct err *err)
                                : "standard output");
 }
 
-static void finish(struct offline *f)
+static void finish(struct batch_runner *f)
 {
     char text[ERR_TEXT_MAX];
     struct err err = f->err;
@@ -275,10 +275,10 @@ static void finish(struct offline *f)
     }
     loop_timer_free(f->progress);
     loop_timer_free(f->retry);
-    LIST_FOREACH(l, &f->lines, struct line, node)
+    LIST_FOREACH(l, &f->lines, struct batch_entry, node)
     {
-        if (l->call) serve_cancel(f->o.serve, l->call);
-        line_free(l);
+        if (l->completion) serve_cancel(f->o.serve, l->completion);
+        batch_entry_free(l);
     }
     buf_release(&f->ready);
     buf_release(&f->writing);
@@ -286,14 +286,14 @@ static void finish(struct offline *f)
         snprintf(text, sizeof text, "%" PRIu64 " answered, %" PRIu64 " failed", f->n_ok,
                  f->n_failed);
     else snprintf(text, sizeof text, "%s", err.text);
-    struct offline_options o = f->o;
+    struct batch_runner_options o = f->o;
     uint64_t n_ok = f->n_ok, n_failed = f->n_failed;
     mem_free(f);
     o.done(o.arg, st, n_ok, n_failed, text);
 }
 
 /* What happens inside (an answer given at once) asks for another round instead of a nested one. */
-static void offline_advance(struct offline *f)
+static void batch_runner_advance(struct batch_runner *f)
 {
     f->again = true;
     if (f->advancing) return;
@@ -310,17 +310,17 @@ static void offline_advance(struct offline *f)
         finish(f);
 }
 
-void offline_stop(struct offline *f)
+void batch_runner_stop(struct batch_runner *f)
 {
     ASSERT_THREAD(THREAD_LOOP);
     f->stopping = true;
-    offline_advance(f);
+    batch_runner_advance(f);
 }
 
-enum status offline_start(const struct offline_options *o, struct offline **out, struct err *err)
+enum status batch_runner_start(const struct batch_runner_options *o, struct batch_runner **out, struct err *err)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct offline *f = MEM_NEW(struct offline);
+    struct batch_runner *f = MEM_NEW(struct batch_runner);
     uint64_t batch;
     enum status st = batch_file_open(&f->file, o->input, o->output, err);
     if (st != OK) {
@@ -328,7 +328,7 @@ enum status offline_start(const struct offline_options *o, struct offline **out,
         return st;
     }
     f->o = *o;
-    f->concurrency = o->concurrency ? o->concurrency : CONCURRENCY;
+    f->concurrency = o->concurrency ? o->concurrency : CONCURRENCY_DEFAULT;
     f->t_start_ms = clock_ms();
     list_init(&f->lines);
     list_init(&f->job.lines);
@@ -339,6 +339,6 @@ enum status offline_start(const struct offline_options *o, struct offline **out,
         f->progress = loop_timer_start(o->loop, every, every, show_progress, f);
     }
     *out = f;
-    offline_advance(f);
+    batch_runner_advance(f);
     return OK;
 }

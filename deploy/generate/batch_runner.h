@@ -13,7 +13,7 @@
 #include "shared/net/loop.h"
 #include "shared/serve/serve.h"
 
-struct offline_options {
+struct batch_runner_options {
     struct loop *loop;
     struct serve *serve;
     const char *input;    /* path, "-" is standard input */
@@ -26,13 +26,13 @@ struct offline_options {
     void *arg;
 };
 
-struct offline;
+struct batch_runner;
 
 /* *out is valid until `done`. */
-enum status offline_start(const struct offline_options *o, struct offline **out,
+enum status batch_runner_start(const struct batch_runner_options *o, struct batch_runner **out,
                           struct err *err) MUST_CHECK;
 /* Start nothing more, write the answers that are there in their order, then `done` with
  * ERR_CANCELED. */
-void offline_stop(struct offline *f);
+void batch_runner_stop(struct batch_runner *f);
 
 #endif

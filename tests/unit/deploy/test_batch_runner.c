@@ -37,13 +37,13 @@ static struct run run_batch(struct rig *r, struct str input, uint32_t concurrenc
 {
     struct run u = { 0 };
     struct err err = { 0 };
-    struct offline *batch;
+    struct batch_runner *batch;
     char in[512], out[512], partial[600];
     snprintf(in, sizeof in, "%s/in.jsonl", test_tmpdir());
     snprintf(out, sizeof out, "%s/out.jsonl", test_tmpdir());
     snprintf(partial, sizeof partial, "%s.partial", out);
     write_file(in, input);
-    struct offline_options o = {
+    struct batch_runner_options o = {
         .loop = r->loop,
         .serve = r->serve,
         .input = in,
@@ -52,7 +52,7 @@ static struct run run_batch(struct rig *r, struct str input, uint32_t concurrenc
         .done = on_done,
         .arg = &u,
     };
-    CHECK_OK(offline_start(&o, &batch, &err));
+    CHECK_OK(batch_runner_start(&o, &batch, &err));
     for (int i = 0; i < 50000 && !u.done; i++) rig_turn(r);
     CHECK(u.done);
     FILE *f = fopen(out, "rb");
@@ -184,13 +184,13 @@ TEST(files_that_cannot_be_used)
         { "/dev/null", "/", ERR_IO, "/: is a directory" },
     };
     struct rig r;
-    struct offline *batch;
+    struct batch_runner *batch;
     struct run u = { 0 };
     rig_open(&r);
     rig_start(&r);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct err err = { 0 };
-        struct offline_options o = {
+        struct batch_runner_options o = {
             .loop = r.loop,
             .serve = r.serve,
             .input = cases[i].input,
@@ -198,7 +198,7 @@ TEST(files_that_cannot_be_used)
             .done = on_done,
             .arg = &u,
         };
-        CHECK_STATUS(offline_start(&o, &batch, &err), cases[i].st);
+        CHECK_STATUS(batch_runner_start(&o, &batch, &err), cases[i].st);
         CHECK(strstr(err.text, cases[i].named));
     }
     rig_close(&r);
@@ -223,11 +223,11 @@ TEST(pipes_and_links_are_written_in_place)
     const char *outputs[] = { link, fifo, "/dev/null" };
     for (size_t i = 0; i < COUNT_OF(outputs); i++) {
         struct err err = { 0 };
-        struct offline *batch;
+        struct batch_runner *batch;
         struct run u = { 0 };
         struct stat before, after;
         CHECK(lstat(outputs[i], &before) == 0);
-        struct offline_options o = {
+        struct batch_runner_options o = {
             .loop = r.loop,
             .serve = r.serve,
             .input = in,
@@ -235,7 +235,7 @@ TEST(pipes_and_links_are_written_in_place)
             .done = on_done,
             .arg = &u,
         };
-        CHECK_OK(offline_start(&o, &batch, &err));
+        CHECK_OK(batch_runner_start(&o, &batch, &err));
         for (int k = 0; k < 20000 && !u.done; k++) rig_turn(&r);
         CHECK_OK(u.st);
         CHECK(lstat(outputs[i], &after) == 0);
@@ -256,7 +256,7 @@ TEST(stop_keeps_what_was_answered)
 {
     struct rig r;
     struct err err = { 0 };
-    struct offline *batch;
+    struct batch_runner *batch;
     struct run u = { 0 };
     struct stat s;
     char fifo[512], out[512], partial[600];
@@ -268,13 +268,13 @@ TEST(stop_keeps_what_was_answered)
     CHECK(mkfifo(fifo, 0600) == 0);
     int writer = open(fifo, O_RDWR);
     CHECK(write(writer, "bad\n{\"half", 10) == 10);
-    struct offline_options o = {
+    struct batch_runner_options o = {
         .loop = r.loop, .serve = r.serve, .input = fifo, .output = out, .done = on_done, .arg = &u
     };
-    CHECK_OK(offline_start(&o, &batch, &err));
+    CHECK_OK(batch_runner_start(&o, &batch, &err));
     for (int i = 0; i < 20000 && (stat(partial, &s) != 0 || s.st_size == 0); i++) rig_turn(&r);
     CHECK(s.st_size > 0 && !u.done); /* an answer does not wait for the next line */
-    offline_stop(batch);
+    batch_runner_stop(batch);
     for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
     CHECK_STATUS(u.st, ERR_CANCELED);
     CHECK_EQ_INT(u.n_failed, 1); /* the line that was cut short is not one */
