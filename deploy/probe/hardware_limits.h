@@ -42,7 +42,7 @@ void probe_sink_close(struct probe_sink *s);
 enum status probe_stream(const char *address, uint16_t port, struct str ticket, uint32_t n,
                          uint64_t n_bytes, struct err *err) MUST_CHECK;
 
-struct probe_server {
+struct probe_tool_server {
     pid_t pid; /* 0: none */
     int fd;    /* its output */
 };
@@ -50,10 +50,10 @@ struct probe_server {
 const char *probe_tool_name(enum probe_tool tool);
 /* Start the tool's server side; *port is free when it is chosen. ERR_UNSUPPORTED: not installed;
  * ERR_NODEV: no device for it. */
-enum status probe_server_start(struct probe_server *s, const struct probe_request *r,
+enum status probe_tool_server_start(struct probe_tool_server *s, const struct probe_request *r,
                                const char *host, const struct kvt_tuning *tuning, uint16_t *port,
                                struct err *err) MUST_CHECK;
-void probe_server_stop(struct probe_server *s);
+void probe_tool_server_stop(struct probe_tool_server *s);
 /* Run the client side. Rates go to reply->n_bytes (bytes per second), latencies to reply->ns (p50,
  * p99, p99.9; 0: the tool does not say). */
 enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning,

@@ -15,13 +15,13 @@ extern char **environ;
 
 #ifdef BATON_HAVE_UCX
 /* The next one's place. */
-static struct buf *add(struct tool_settings *s)
+static struct buf *add(struct perf_tool_env *s)
 {
-    ASSERT(s->n < TOOL_SETTINGS_MAX);
+    ASSERT(s->n < PERF_TOOL_ENV_MAX);
     return &s->text[s->n++];
 }
 
-static void add_devices(struct tool_settings *s, const char *nics)
+static void add_devices(struct perf_tool_env *s, const char *nics)
 {
     struct str rest = str_of(nics), item;
     struct buf *out = add(s);
@@ -31,12 +31,12 @@ static void add_devices(struct tool_settings *s, const char *nics)
                    str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
 }
 
-void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
+void perf_tool_env_make(struct perf_tool_env *s, const struct kvt_tuning *tuning)
 {
     struct buf tls = { 0 };
     struct err err = { 0 };
     unsigned gid;
-    *s = (struct tool_settings){ 0 };
+    *s = (struct perf_tool_env){ 0 };
     /* A list that is not allowed is refused by the row, which opens before any tool runs. */
     if (ucx_check_tls(tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), &tls, &err) == OK) {
         buf_printf(add(s), "UCX_TLS=%s", tls.data);
@@ -49,21 +49,21 @@ void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning
         buf_printf(add(s), "UCX_IB_GID_INDEX=%u", gid);
 }
 #else
-void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
+void perf_tool_env_make(struct perf_tool_env *s, const struct kvt_tuning *tuning)
 {
     (void)tuning;
-    *s = (struct tool_settings){ 0 };
+    *s = (struct perf_tool_env){ 0 };
 }
 #endif
 
-void tool_settings_release(struct tool_settings *s)
+void perf_tool_env_release(struct perf_tool_env *s)
 {
     for (int i = 0; i < s->n; i++) buf_release(&s->text[i]);
     s->n = 0;
 }
 
 /* Is `entry` (NAME=value) replaced by one of ours? */
-static bool is_replaced(const struct tool_settings *s, const char *entry)
+static bool is_replaced(const struct perf_tool_env *s, const char *entry)
 {
     for (int i = 0; i < s->n; i++) {
         const char *mine = s->text[i].data;
@@ -73,11 +73,11 @@ static bool is_replaced(const struct tool_settings *s, const char *entry)
     return false;
 }
 
-char **tool_settings_environment(const struct tool_settings *s)
+char **perf_tool_env_array(const struct perf_tool_env *s)
 {
     size_t n = 0, kept = 0;
     while (environ[n]) n++;
-    char **env = MEM_ARRAY(char *, n + TOOL_SETTINGS_MAX + 1);
+    char **env = MEM_ARRAY(char *, n + PERF_TOOL_ENV_MAX + 1);
     for (size_t i = 0; i < n; i++)
         if (!is_replaced(s, environ[i])) env[kept++] = environ[i];
     for (int i = 0; i < s->n; i++) env[kept++] = s->text[i].data;

@@ -11,18 +11,18 @@
 
 #include "shared/base/buf.h"
 
-enum { TOOL_SETTINGS_MAX = 4 };
+enum { PERF_TOOL_ENV_MAX = 4 };
 
-struct tool_settings {
-    struct buf text[TOOL_SETTINGS_MAX]; /* NAME=value */
+struct perf_tool_env {
+    struct buf text[PERF_TOOL_ENV_MAX]; /* NAME=value */
     int n;
 };
 
-/* None in a build without UCX. Released by tool_settings_release. */
-void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning);
-void tool_settings_release(struct tool_settings *s);
+/* None in a build without UCX. Released by perf_tool_env_release. */
+void perf_tool_env_make(struct perf_tool_env *s, const struct kvt_tuning *tuning);
+void perf_tool_env_release(struct perf_tool_env *s);
 /* This process's environment with the settings in it, NULL-terminated. The array is the caller's
  * (mem_free); its strings are `s`'s and ours. */
-char **tool_settings_environment(const struct tool_settings *s);
+char **perf_tool_env_array(const struct perf_tool_env *s);
 
 #endif

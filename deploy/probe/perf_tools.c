@@ -31,8 +31,8 @@
 
 enum {
     OUTPUT_MAX = 1 << 20,
-    IPERF3_LEAST = 64 << 20, /* below it may print no rate, */
-    IPERF3_FAIR = 256 << 20, /* and below this, between fast ends, that of its start */
+    IPERF3_BYTES_MIN = 64 << 20, /* below it may print no rate, */
+    IPERF3_BYTES_STEADY = 256 << 20, /* and below this, between fast ends, that of its start */
     ARGS_MAX = 32,
     ARG_MAX_CHARS = 64,
     PATH_CHARS = 512,
@@ -40,15 +40,15 @@ enum {
     MIB = 1 << 20
 };
 
-struct command {
+struct tool_command {
     char text[ARGS_MAX][ARG_MAX_CHARS];
     char *argv[ARGS_MAX + 1];
     int n;
     char path[PATH_CHARS];
 };
 
-static void add_arg(struct command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void add_arg(struct command *c, const char *fmt, ...)
+static void add_arg(struct tool_command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add_arg(struct tool_command *c, const char *fmt, ...)
 {
     va_list ap;
     ASSERT(c->n < ARGS_MAX);
@@ -153,7 +153,7 @@ static uint64_t iterations(const struct probe_request *r, uint64_t most)
 }
 
 /* `server`: NULL on the serving side. */
-static void add_iperf3(struct command *c, const struct probe_request *r, const char *host,
+static void add_iperf3(struct tool_command *c, const struct probe_request *r, const char *host,
                        const char *server, uint16_t port)
 {
     add_arg(c, "-p");
@@ -170,12 +170,12 @@ static void add_iperf3(struct command *c, const struct probe_request *r, const c
     add_arg(c, "-P");
     add_arg(c, "%u", r->connections ? r->connections : 1);
     add_arg(c, "-n");
-    uint64_t least = r->n_bytes < IPERF3_LEAST ? IPERF3_LEAST : IPERF3_FAIR;
+    uint64_t least = r->n_bytes < IPERF3_BYTES_MIN ? IPERF3_BYTES_MIN : IPERF3_BYTES_STEADY;
     add_arg(c, "%" PRIu64, r->n_bytes > least ? r->n_bytes : least);
     add_arg(c, "-J");
 }
 
-static enum status add_perftest(struct command *c, const struct probe_request *r,
+static enum status add_perftest(struct tool_command *c, const struct probe_request *r,
                                 const char *server, uint16_t port, const struct kvt_tuning *tuning,
                                 struct err *err)
 {
@@ -205,7 +205,7 @@ static enum status add_perftest(struct command *c, const struct probe_request *r
     return OK;
 }
 
-static void add_ucx(struct command *c, const struct probe_request *r, const char *server,
+static void add_ucx(struct tool_command *c, const struct probe_request *r, const char *server,
                     uint16_t port)
 {
     bool latency = r->tool == PROBE_UCX_PUT_LAT;
@@ -223,12 +223,12 @@ static void add_ucx(struct command *c, const struct probe_request *r, const char
     add_arg(c, "20");
 }
 
-static enum status make_command(struct command *c, const struct probe_request *r, const char *host,
+static enum status make_command(struct tool_command *c, const struct probe_request *r, const char *host,
                                 const char *server, uint16_t port, const struct kvt_tuning *tuning,
                                 struct err *err)
 {
     const char *name = probe_tool_name(r->tool);
-    *c = (struct command){ 0 };
+    *c = (struct tool_command){ 0 };
     if (!find_program(name, c->path))
         return err_set(err, ERR_UNSUPPORTED, "%s is not installed", name);
     add_arg(c, "%s", name);
@@ -246,7 +246,7 @@ static enum status make_command(struct command *c, const struct probe_request *r
 /* ---- processes ---- */
 
 /* The child's part, between fork and exec: system calls only. */
-static _Noreturn void become(const char *path, char *const *argv, char **env, int output,
+static _Noreturn void exec_tool(const char *path, char *const *argv, char **env, int output,
                              pid_t parent)
 {
     sigset_t none;
@@ -262,21 +262,21 @@ static _Noreturn void become(const char *path, char *const *argv, char **env, in
 }
 
 /* Start the program with stdout and stderr in a pipe; *fd reads it. */
-static enum status start(const struct command *c, const struct kvt_tuning *tuning, pid_t *pid,
+static enum status start(const struct tool_command *c, const struct kvt_tuning *tuning, pid_t *pid,
                          int *fd, struct err *err)
 {
     int pipe_fds[2];
-    struct tool_settings settings;
+    struct perf_tool_env settings;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0)
         return err_set(err, ERR_IO, "no pipe for %s: %s", c->argv[0], strerror(errno));
-    tool_settings_make(&settings, tuning);
-    char **env = tool_settings_environment(&settings);
+    perf_tool_env_make(&settings, tuning);
+    char **env = perf_tool_env_array(&settings);
     pid_t me = getpid();
     *pid = fork();
     int error = errno;
-    if (*pid == 0) become(c->path, c->argv, env, pipe_fds[1], me);
+    if (*pid == 0) exec_tool(c->path, c->argv, env, pipe_fds[1], me);
     mem_free(env);
-    tool_settings_release(&settings);
+    perf_tool_env_release(&settings);
     close(pipe_fds[1]);
     *fd = pipe_fds[0];
     if (*pid > 0) return OK;
@@ -359,13 +359,13 @@ static bool is_listening(uint16_t port)
     return false;
 }
 
-enum status probe_server_start(struct probe_server *s, const struct probe_request *r,
+enum status probe_tool_server_start(struct probe_tool_server *s, const struct probe_request *r,
                                const char *host, const struct kvt_tuning *tuning, uint16_t *port,
                                struct err *err)
 {
-    struct command c;
+    struct tool_command c;
     struct buf out = { 0 };
-    probe_server_stop(s);
+    probe_tool_server_stop(s);
     *port = free_port(host);
     TRY(make_command(&c, r, host, NULL, *port, tuning, err));
     TRY(start(&c, tuning, &s->pid, &s->fd, err));
@@ -378,12 +378,12 @@ enum status probe_server_start(struct probe_server *s, const struct probe_reques
     }
     enum status st = err_set(err, ERR_IO, "%s does not serve: %.*s", c.argv[0],
                              STR_ARG(last_line(&out)));
-    probe_server_stop(s);
+    probe_tool_server_stop(s);
     buf_release(&out);
     return st;
 }
 
-void probe_server_stop(struct probe_server *s)
+void probe_tool_server_stop(struct probe_tool_server *s)
 {
     struct buf rest = { 0 };
     if (s->pid <= 0) return;
@@ -392,7 +392,7 @@ void probe_server_stop(struct probe_server *s)
     finish(s->pid, ended);
     close(s->fd);
     buf_release(&rest);
-    *s = (struct probe_server){ 0 };
+    *s = (struct probe_tool_server){ 0 };
 }
 
 /* ---- results ---- */
@@ -476,7 +476,7 @@ enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const c
 enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning,
                            struct probe_reply *reply, struct err *err)
 {
-    struct command c;
+    struct tool_command c;
     struct buf out = { 0 };
     pid_t pid = 0;
     int fd = -1;

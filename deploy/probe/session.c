@@ -26,7 +26,7 @@ void probe_session_release(struct probe_session *s)
 {
     close_end(s);
     probe_sink_close(&s->sink);
-    probe_server_stop(&s->server);
+    probe_tool_server_stop(&s->tool_server);
     probe_copy_release(&s->copy);
 }
 
@@ -112,12 +112,12 @@ static enum status do_listen(struct probe_session *s, const struct probe_request
     return OK;
 }
 
-static enum status do_serve(struct probe_session *s, const struct probe_request *r,
+static enum status do_tool_serve(struct probe_session *s, const struct probe_request *r,
                             struct probe_reply *reply, struct err *err)
 {
     const char *host;
     TRY(choose_host(s, r, &host, err));
-    return probe_server_start(&s->server, r, host, s->tuning, &reply->port, err);
+    return probe_tool_server_start(&s->tool_server, r, host, s->tuning, &reply->port, err);
 }
 
 static enum status do_step(struct probe_session *s, const struct probe_request *r,
@@ -139,7 +139,7 @@ static enum status do_step(struct probe_session *s, const struct probe_request *
     case PROBE_TAKE: return do_take(s, r, reply, err);
     case PROBE_CLOSE:
         close_end(s);
-        probe_server_stop(&s->server);
+        probe_tool_server_stop(&s->tool_server);
         return OK;
     case PROBE_LISTEN: return do_listen(s, r, reply, err);
     case PROBE_STREAM:
@@ -151,7 +151,7 @@ static enum status do_step(struct probe_session *s, const struct probe_request *
     case PROBE_COPY:
         reply->n_ns = 1;
         return probe_copy_run(&s->copy, r->n_bytes, r->copiers, &reply->ns[0], err);
-    case PROBE_TOOL_SERVE: return do_serve(s, r, reply, err);
+    case PROBE_TOOL_SERVE: return do_tool_serve(s, r, reply, err);
     case PROBE_TOOL_RUN: return probe_tool_run(r, s->tuning, reply, err);
     case PROBE_STEP_END: break;
     }

@@ -16,7 +16,7 @@ struct probe_session {
                                    * default of OPEN and LISTEN */
     struct probe_end *end;
     struct probe_sink sink;
-    struct probe_server server;
+    struct probe_tool_server tool_server;
     struct probe_copy copy;
     uint64_t cpu_mark_ns; /* of the process at EXPECT */
 };
