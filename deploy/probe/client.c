@@ -234,7 +234,7 @@ static uint64_t limit_of(enum probe_step step)
     return step == PROBE_SEND || step == PROBE_TAKE ? PROBE_ASK_MS / 2 : PROBE_ASK_MS / 4;
 }
 
-enum status probe_begin(struct probe_client *c, const struct probe_request *r, struct err *err)
+enum status probe_ask_begin(struct probe_client *c, const struct probe_request *r, struct err *err)
 {
     struct buf body = { 0 };
     probe_request_encode(r, &body);
@@ -256,7 +256,7 @@ enum status probe_begin(struct probe_client *c, const struct probe_request *r, s
                    c->connection->why[0] ? c->connection->why : status_text(st));
 }
 
-enum status probe_end_ask(struct probe_client *c, struct probe_reply *reply, struct err *err)
+enum status probe_ask_finish(struct probe_client *c, struct probe_reply *reply, struct err *err)
 {
     memset(reply, 0, sizeof *reply);
     wait_for(c, &c->answered, c->limit_ms);
@@ -275,6 +275,6 @@ enum status probe_ask(struct probe_client *c, const struct probe_request *r,
                       struct probe_reply *reply, struct err *err)
 {
     memset(reply, 0, sizeof *reply);
-    TRY(probe_begin(c, r, err));
-    return probe_end_ask(c, reply, err);
+    TRY(probe_ask_begin(c, r, err));
+    return probe_ask_finish(c, reply, err);
 }

@@ -29,9 +29,9 @@ void probe_hang_up(struct probe_client *c); /* NULL is fine */
  * (released by the caller) is valid in any case. */
 enum status probe_ask(struct probe_client *c, const struct probe_request *r,
                       struct probe_reply *reply, struct err *err) MUST_CHECK;
-enum status probe_begin(struct probe_client *c, const struct probe_request *r,
+enum status probe_ask_begin(struct probe_client *c, const struct probe_request *r,
                         struct err *err) MUST_CHECK;
-enum status probe_end_ask(struct probe_client *c, struct probe_reply *reply,
+enum status probe_ask_finish(struct probe_client *c, struct probe_reply *reply,
                           struct err *err) MUST_CHECK;
 
 /* What is known of the peer: constant after dial. */

@@ -13,12 +13,12 @@
 
 enum { PATTERN = 0x5a, EVENTS = 4096, STALL_MS = 15000 };
 
-struct stamped {
+struct timed_event {
     struct kvt_event ev;
     uint64_t t_ns; /* when the transfer thread said it */
 };
 
-struct probe_end {
+struct probe_endpoint {
     struct kv_layout layout;
     struct device *device;
     struct dev_mem mem;
@@ -32,9 +32,9 @@ struct probe_end {
 
 /* The largest divisor of n that is at most `limit`, powers of two preferred by starting from
  * `wish`. */
-static uint32_t divisor(uint32_t n, uint32_t wish, uint32_t limit)
+static uint32_t divisor(uint32_t n, uint32_t preferred, uint32_t limit)
 {
-    if (n % wish == 0) return wish;
+    if (n % preferred == 0) return preferred;
     for (uint32_t d = limit; d > 1; d--)
         if (n % d == 0) return d;
     return 1;
@@ -67,7 +67,7 @@ enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blo
 
 static void on_event(void *arg, const struct kvt_event *ev)
 {
-    struct stamped s = { *ev, clock_ns() };
+    struct timed_event s = { *ev, clock_ns() };
     /* Far more places than events of the transfers at once; one that is lost ends as a timeout with
      * a sentence. */
     enum status st = mailbox_post(arg, &s);
@@ -88,16 +88,16 @@ static int32_t *make_table(uint32_t n, bool contiguous, uint64_t key)
     return t;
 }
 
-enum status probe_end_open(const struct probe_request *r, const char *host,
-                           const struct kvt_tuning *tuning, struct probe_end **out, struct err *err)
+enum status probe_endpoint_open(const struct probe_request *r, const char *host,
+                           const struct kvt_tuning *tuning, struct probe_endpoint **out, struct err *err)
 {
     struct kv_layout layout;
     TRY(probe_layout(r->piece_bytes, r->n_layers, r->n_blocks, &layout, err));
-    struct probe_end *e = MEM_NEW(struct probe_end);
+    struct probe_endpoint *e = MEM_NEW(struct probe_endpoint);
     e->layout = layout;
     e->mem.fd = -1;
     snprintf(e->host, sizeof e->host, "%s", host);
-    e->events = mailbox_create(sizeof(struct stamped), EVENTS, NULL, NULL);
+    e->events = mailbox_create(sizeof(struct timed_event), EVENTS, NULL, NULL);
     e->table = make_table(layout.n_blocks, r->contiguous, clock_ns());
     struct kvt_options o = {
         .layout = layout,
@@ -123,11 +123,11 @@ enum status probe_end_open(const struct probe_request *r, const char *host,
         st = kvt_create(&o, &e->kvt, err);
     }
     if (st == OK) *out = e;
-    else probe_end_close(e);
+    else probe_endpoint_close(e);
     return st;
 }
 
-void probe_end_close(struct probe_end *e)
+void probe_endpoint_close(struct probe_endpoint *e)
 {
     if (!e) return;
     kvt_free(e->kvt);
@@ -138,13 +138,13 @@ void probe_end_close(struct probe_end *e)
     mem_free(e);
 }
 
-uint64_t probe_end_bytes(const struct probe_end *e, uint32_t n_blocks)
+uint64_t probe_endpoint_bytes(const struct probe_endpoint *e, uint32_t n_blocks)
 {
     return (uint64_t)kv_layout_block_bytes(&e->layout) * n_blocks;
 }
 
 /* The next event that matters, until `deadline_ms`. */
-static enum status next_event(struct probe_end *e, uint64_t deadline_ms, struct stamped *s,
+static enum status next_event(struct probe_endpoint *e, uint64_t deadline_ms, struct timed_event *s,
                               const char *what, struct err *err)
 {
     for (;;) {
@@ -164,18 +164,18 @@ static enum status next_event(struct probe_end *e, uint64_t deadline_ms, struct 
 
 /* ---- connecting ---- */
 
-void probe_end_hello(const struct probe_end *e, struct buf *out) { kvt_hello(e->kvt, out); }
+void probe_endpoint_hello(const struct probe_endpoint *e, struct buf *out) { kvt_hello(e->kvt, out); }
 
-enum status probe_end_answer(struct probe_end *e, struct str hello, struct buf *out,
+enum status probe_endpoint_answer(struct probe_endpoint *e, struct str hello, struct buf *out,
                              struct err *err)
 {
     return kvt_answer(e->kvt, hello, out, err);
 }
 
-enum status probe_end_connect(struct probe_end *e, struct str answer, const char **transport,
+enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer, const char **transport,
                               uint64_t *link_speed, struct err *err)
 {
-    struct stamped s;
+    struct timed_event s;
     if (e->peer) return err_set(err, ERR_INVALID, "this end is connected already");
     TRY(kvt_connect(e->kvt, answer, &e->peer, err));
     TRY(next_event(e, clock_ms() + PROBE_CONNECT_MS, &s, "connecting", err));
@@ -189,14 +189,14 @@ enum status probe_end_connect(struct probe_end *e, struct str answer, const char
 
 /* ---- receiving ---- */
 
-static enum status check_blocks(const struct probe_end *e, uint32_t n_blocks, struct err *err)
+static enum status check_blocks(const struct probe_endpoint *e, uint32_t n_blocks, struct err *err)
 {
     if (n_blocks >= 1 && n_blocks <= e->layout.n_blocks) return OK;
     return err_set(err, ERR_INVALID, "a transfer of %" PRIu32 " blocks: this pool has %" PRIu32,
                    n_blocks, e->layout.n_blocks);
 }
 
-enum status probe_end_expect(struct probe_end *e, uint32_t n, uint32_t n_blocks, struct buf *grants,
+enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks, struct buf *grants,
                              struct err *err)
 {
     struct buf one = { 0 };
@@ -220,7 +220,7 @@ enum status probe_end_expect(struct probe_end *e, uint32_t n, uint32_t n_blocks,
 }
 
 /* Both edges of every piece, in memory that was zero before. */
-static enum status look_at_pieces(const struct probe_end *e, struct err *err)
+static enum status check_pieces(const struct probe_endpoint *e, struct err *err)
 {
     const unsigned char *pool = e->mem.ptr;
     size_t piece = kv_layout_piece_bytes(&e->layout);
@@ -237,23 +237,23 @@ static enum status look_at_pieces(const struct probe_end *e, struct err *err)
     return OK;
 }
 
-enum status probe_end_take(struct probe_end *e, uint32_t n, struct err *err)
+enum status probe_endpoint_take(struct probe_endpoint *e, uint32_t n, struct err *err)
 {
     uint64_t deadline = clock_ms() + PROBE_WAIT_MS;
-    struct stamped s;
+    struct timed_event s;
     for (uint32_t got = 0; got < n;) {
         TRY(next_event(e, deadline, &s, "waiting for the blocks", err));
         got += s.ev.kind == KVT_RECEIVED;
     }
-    return look_at_pieces(e, err);
+    return check_pieces(e, err);
 }
 
 /* ---- sending ---- */
 
-static enum status send_one(struct probe_end *e, uint32_t n_blocks, struct str grant,
+static enum status send_one(struct probe_endpoint *e, uint32_t n_blocks, struct str grant,
                             uint64_t deadline, uint64_t *ns, struct err *err)
 {
-    struct stamped s;
+    struct timed_event s;
     uint64_t id = ++e->next_id, t = clock_ns();
     TRY(kvt_send_open(e->kvt, id, e->peer, grant, err));
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++) {
@@ -281,7 +281,7 @@ static bool take_grant(struct str *rest, struct str *grant)
     return true;
 }
 
-enum status probe_end_send(struct probe_end *e, uint32_t n, uint32_t n_blocks, struct str grants,
+enum status probe_endpoint_send(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks, struct str grants,
                            uint64_t *ns, struct err *err)
 {
     uint64_t deadline = clock_ms() + PROBE_WAIT_MS;

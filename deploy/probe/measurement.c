@@ -153,13 +153,13 @@ static enum status limit_stream(struct pair *p, uint64_t n_bytes, double *rate,
     TRY(exchange(p, false, &listen, &ticket, reply, err));
     stream.port = reply->port;
     stream.data = ticket;
-    enum status st = probe_begin(p->sender, &stream, err);
+    enum status st = probe_ask_begin(p->sender, &stream, err);
     buf_release(&ticket);
     if (st != OK) return st;
     st = probe_ask(p->receiver, &drain, reply, err);
     uint64_t ns = reply->ns[0];
     probe_reply_release(reply);
-    enum status sent = probe_end_ask(p->sender, reply, &second);
+    enum status sent = probe_ask_finish(p->sender, reply, &second);
     if (sent != OK) return err_set(err, sent, "%s", second.text);
     TRY(st);
     *rate = ns ? (double)n_bytes * 1e9 / (double)ns : 0;

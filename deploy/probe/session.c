@@ -16,15 +16,15 @@ void probe_session_init(struct probe_session *s, const struct kvt_tuning *tuning
     snprintf(s->host, sizeof s->host, "%s", host);
 }
 
-static void close_end(struct probe_session *s)
+static void close_endpoint(struct probe_session *s)
 {
-    probe_end_close(s->end);
-    s->end = NULL;
+    probe_endpoint_close(s->endpoint);
+    s->endpoint = NULL;
 }
 
 void probe_session_release(struct probe_session *s)
 {
-    close_end(s);
+    close_endpoint(s);
     probe_sink_close(&s->sink);
     probe_tool_server_stop(&s->tool_server);
     probe_copy_release(&s->copy);
@@ -67,10 +67,10 @@ static enum status do_open(struct probe_session *s, const struct probe_request *
                            struct probe_reply *reply, struct err *err)
 {
     const char *host;
-    close_end(s);
+    close_endpoint(s);
     TRY(choose_host(s, r, &host, err));
-    TRY(probe_end_open(r, host, s->tuning, &s->end, err));
-    probe_end_hello(s->end, &reply->data);
+    TRY(probe_endpoint_open(r, host, s->tuning, &s->endpoint, err));
+    probe_endpoint_hello(s->endpoint, &reply->data);
     return OK;
 }
 
@@ -78,7 +78,7 @@ static enum status do_connect(struct probe_session *s, const struct probe_reques
                               struct probe_reply *reply, struct err *err)
 {
     const char *transport = "";
-    TRY(probe_end_connect(s->end, buf_str(&r->data), &transport, &reply->link_speed, err));
+    TRY(probe_endpoint_connect(s->endpoint, buf_str(&r->data), &transport, &reply->link_speed, err));
     snprintf(reply->transport, sizeof reply->transport, "%s", transport);
     return OK;
 }
@@ -87,18 +87,18 @@ static enum status do_send(struct probe_session *s, const struct probe_request *
                            struct probe_reply *reply, struct err *err)
 {
     uint64_t before = cpu_ns();
-    TRY(probe_end_send(s->end, r->n_transfers, r->n_blocks, buf_str(&r->data), reply->ns, err));
+    TRY(probe_endpoint_send(s->endpoint, r->n_transfers, r->n_blocks, buf_str(&r->data), reply->ns, err));
     reply->cpu_ns = cpu_ns() - before;
     reply->n_ns = r->n_transfers;
-    reply->n_bytes = probe_end_bytes(s->end, r->n_blocks) * r->n_transfers;
+    reply->n_bytes = probe_endpoint_bytes(s->endpoint, r->n_blocks) * r->n_transfers;
     return OK;
 }
 
 static enum status do_take(struct probe_session *s, const struct probe_request *r,
                            struct probe_reply *reply, struct err *err)
 {
-    enum status st = probe_end_take(s->end, r->n_transfers, err);
-    reply->cpu_ns = cpu_ns() - s->cpu_mark_ns;
+    enum status st = probe_endpoint_take(s->endpoint, r->n_transfers, err);
+    reply->cpu_ns = cpu_ns() - s->cpu_start_ns;
     return st;
 }
 
@@ -123,22 +123,22 @@ static enum status do_tool_serve(struct probe_session *s, const struct probe_req
 static enum status do_step(struct probe_session *s, const struct probe_request *r,
                            struct probe_reply *reply, struct err *err)
 {
-    bool needs_end = r->step >= PROBE_ANSWER && r->step <= PROBE_TAKE;
-    if (needs_end && !s->end)
+    bool needs_endpoint = r->step >= PROBE_ANSWER && r->step <= PROBE_TAKE;
+    if (needs_endpoint && !s->endpoint)
         return err_set(err, ERR_INVALID, "the step %s needs OPEN before it",
                        probe_step_name(r->step));
     switch (r->step) {
     case PROBE_WHO: do_who(reply); return OK;
     case PROBE_OPEN: return do_open(s, r, reply, err);
-    case PROBE_ANSWER: return probe_end_answer(s->end, buf_str(&r->data), &reply->data, err);
+    case PROBE_ANSWER: return probe_endpoint_answer(s->endpoint, buf_str(&r->data), &reply->data, err);
     case PROBE_CONNECT: return do_connect(s, r, reply, err);
     case PROBE_EXPECT:
-        s->cpu_mark_ns = cpu_ns();
-        return probe_end_expect(s->end, r->n_transfers, r->n_blocks, &reply->data, err);
+        s->cpu_start_ns = cpu_ns();
+        return probe_endpoint_expect(s->endpoint, r->n_transfers, r->n_blocks, &reply->data, err);
     case PROBE_SEND: return do_send(s, r, reply, err);
     case PROBE_TAKE: return do_take(s, r, reply, err);
     case PROBE_CLOSE:
-        close_end(s);
+        close_endpoint(s);
         probe_tool_server_stop(&s->tool_server);
         return OK;
     case PROBE_LISTEN: return do_listen(s, r, reply, err);

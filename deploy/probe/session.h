@@ -14,11 +14,11 @@ struct probe_session {
     bool loopback_only;           /* no secret: nothing but loopback may be listened on */
     char host[PROBE_ADDRESS_MAX]; /* this host as the visitor reaches it:
                                    * default of OPEN and LISTEN */
-    struct probe_end *end;
+    struct probe_endpoint   *endpoint;
     struct probe_sink sink;
     struct probe_tool_server tool_server;
     struct probe_copy copy;
-    uint64_t cpu_mark_ns; /* of the process at EXPECT */
+    uint64_t cpu_start_ns; /* of the process at EXPECT */
 };
 
 void probe_session_init(struct probe_session *s, const struct kvt_tuning *tuning,
