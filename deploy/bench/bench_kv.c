@@ -37,10 +37,10 @@ static void choose_shape(const struct bench_kv *b, struct bench_cell *cell)
     cell->round_bytes = (uint64_t)cell->piece_bytes * cell->n_blocks * cell->n_layers;
 }
 
-static struct pair make_pair(const struct bench_kv *b, const struct bench_cell *cell,
+static struct measurement make_measurement(const struct bench_kv *b, const struct bench_cell *cell,
                              struct probe_client *sender, struct probe_client *receiver)
 {
-    struct pair p = {
+    struct measurement p = {
         .sender = sender,
         .receiver = receiver,
         .piece_bytes = cell->piece_bytes,
@@ -57,12 +57,12 @@ static struct pair make_pair(const struct bench_kv *b, const struct bench_cell *
     return p;
 }
 
-static void measure_limit(struct pair *p, struct bench_cell *cell, uint32_t i)
+static void measure_limit(struct measurement *p, struct bench_cell *cell, uint32_t i)
 {
     struct err err = { 0 };
     double rate = 0;
     if (cell->limit_error[0]) return; /* what is not installed is not asked for again */
-    if (pair_limit(p, cell->round_bytes, &rate, &cell->limit_name, &err) != OK) {
+    if (measurement_limit(p, cell->round_bytes, &rate, &cell->limit_name, &err) != OK) {
         snprintf(cell->limit_error, sizeof cell->limit_error, "%.*s", PROBE_TEXT_MAX - 1, err.text);
         return;
     }
@@ -73,16 +73,16 @@ static void measure_limit(struct pair *p, struct bench_cell *cell, uint32_t i)
 /* Rounds of limit and transfer in turn. What ran before holds the caches, so each transfer follows
  * one of an eighth that is not counted; of the limits memcpy and ucx_perftest warm up the same way,
  * the other tools run for so long that their start does not count. */
-static enum status measure_bulk(const struct bench_kv *b, struct pair *p, struct bench_cell *cell,
+static enum status measure_bulk(const struct bench_kv *b, struct measurement *p, struct bench_cell *cell,
                                 struct err *err)
 {
-    struct pair_round *r = MEM_NEW(struct pair_round);
+    struct measurement_round *r = MEM_NEW(struct measurement_round);
     uint64_t cpu_ns = 0, n_bytes = 0;
     enum status st = OK;
     for (uint32_t i = 0; st == OK && i < b->rounds; i++) {
         measure_limit(p, cell, i);
-        st = pair_run(p, 1, (cell->n_blocks + 7) / 8, r, err);
-        if (st == OK) st = pair_run(p, 1, cell->n_blocks, r, err);
+        st = measurement_run(p, 1, (cell->n_blocks + 7) / 8, r, err);
+        if (st == OK) st = measurement_run(p, 1, cell->n_blocks, r, err);
         if (st != OK) break;
         cell->rate[i] = r->total_ns ? (double)r->n_bytes * 1e9 / (double)r->total_ns : 0;
         if (cell->rate[i] > cell->best_rate) cell->best_rate = cell->rate[i];
@@ -96,15 +96,15 @@ static enum status measure_bulk(const struct bench_kv *b, struct pair *p, struct
     return st;
 }
 
-static enum status measure_latency(const struct bench_kv *b, struct pair *p,
+static enum status measure_latency(const struct bench_kv *b, struct measurement *p,
                                    struct bench_cell *cell, struct err *err)
 {
-    struct pair_round *r = MEM_NEW(struct pair_round);
+    struct measurement_round *r = MEM_NEW(struct measurement_round);
     double *us = MEM_ARRAY(double, b->samples);
     uint32_t have = 0;
-    enum status st = pair_run(p, WARM_UP, 1, r, err);
+    enum status st = measurement_run(p, WARM_UP, 1, r, err);
     while (st == OK && have < b->samples) {
-        st = pair_run(p, b->samples - have < BATCH ? b->samples - have : BATCH, 1, r, err);
+        st = measurement_run(p, b->samples - have < BATCH ? b->samples - have : BATCH, 1, r, err);
         for (uint32_t i = 0; st == OK && i < r->n; i++) us[have++] = (double)r->ns[i] / 1e3;
     }
     if (st == OK) {
@@ -119,12 +119,12 @@ static enum status measure_latency(const struct bench_kv *b, struct pair *p,
     return st;
 }
 
-static void measure_limit_latency(struct pair *p, struct bench_cell *cell)
+static void measure_limit_latency(struct measurement *p, struct bench_cell *cell)
 {
     uint64_t ns[3] = { 0 };
     const char *what = NULL;
     /* no such tool, or not here: the row shows none */
-    if (pair_limit_latency(p, ns, &what, NULL) != OK) return;
+    if (measurement_limit_latency(p, ns, &what, NULL) != OK) return;
     cell->limit_p50_us = (double)ns[0] / 1e3;
     cell->limit_p99_us = (double)ns[1] / 1e3;
 }
@@ -133,16 +133,16 @@ static enum status measure(const struct bench_kv *b, struct bench_cell *cell,
                            struct probe_client *sender, struct probe_client *receiver,
                            struct err *err)
 {
-    struct pair p = make_pair(b, cell, sender, receiver);
-    TRY(pair_begin(&p, err));
+    struct measurement p = make_measurement(b, cell, sender, receiver);
+    TRY(measurement_begin(&p, err));
     cell->link_speed = p.link_speed;
     enum status st = measure_bulk(b, &p, cell, err);
-    pair_end(&p);
+    measurement_end(&p);
     if (st != OK || b->samples == 0) return st;
     p.n_layers = p.n_blocks = 1;
-    TRY(pair_begin(&p, err));
+    TRY(measurement_begin(&p, err));
     st = measure_latency(b, &p, cell, err);
-    pair_end(&p);
+    measurement_end(&p);
     if (st == OK) measure_limit_latency(&p, cell);
     return st;
 }

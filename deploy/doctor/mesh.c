@@ -63,10 +63,10 @@ static enum mesh_state foresee(const struct mesh *m, const char *transport, uint
     return MESH_NOT_TRIED;
 }
 
-static struct pair make_pair(const struct mesh *m, const char *transport, uint32_t from,
+static struct measurement make_measurement(const struct mesh *m, const char *transport, uint32_t from,
                              uint32_t to, bool checksum)
 {
-    struct pair p = {
+    struct measurement p = {
         .sender = m->hosts[from].client,
         .receiver = m->hosts[to].client,
         .piece_bytes = PIECE,
@@ -82,11 +82,11 @@ static struct pair make_pair(const struct mesh *m, const char *transport, uint32
     return p;
 }
 
-static enum status measure_rate(struct pair *p, struct mesh_cell *c, struct pair_round *r,
+static enum status measure_rate(struct measurement *p, struct mesh_cell *c, struct measurement_round *r,
                                 struct err *err)
 {
     for (int i = 0; i <= ROUNDS; i++) { /* the first warms up */
-        TRY(pair_run(p, 1, BLOCKS, r, err));
+        TRY(measurement_run(p, 1, BLOCKS, r, err));
         double rate = r->total_ns ? (double)r->n_bytes * 1e9 / (double)r->total_ns : 0;
         if (i > 0 && rate > c->rate) c->rate = rate;
     }
@@ -99,19 +99,19 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static enum status measure(struct pair *p, struct mesh_cell *c, struct pair_round *r,
+static enum status measure(struct measurement *p, struct mesh_cell *c, struct measurement_round *r,
                            struct err *err)
 {
-    TRY(pair_begin(p, err));
+    TRY(measurement_begin(p, err));
     c->link_speed = p->link_speed;
     enum status st = measure_rate(p, c, r, err);
-    pair_end(p);
+    measurement_end(p);
     if (st != OK) return st;
     p->piece_bytes = SMALL_PIECE;
     p->n_layers = p->n_blocks = 1;
-    TRY(pair_begin(p, err));
-    st = pair_run(p, SMALL_TRANSFERS, 1, r, err);
-    pair_end(p);
+    TRY(measurement_begin(p, err));
+    st = measurement_run(p, SMALL_TRANSFERS, 1, r, err);
+    measurement_end(p);
     if (st != OK) return st;
     qsort(r->ns, r->n, sizeof *r->ns, by_value);
     c->p50_us = (double)r->ns[r->n / 2] / 1e3;
@@ -119,13 +119,13 @@ static enum status measure(struct pair *p, struct mesh_cell *c, struct pair_roun
 }
 
 static void measure_cell(struct mesh *m, const char *transport, uint32_t from, uint32_t to,
-                         bool checksum, struct pair_round *r, struct mesh_cell *c)
+                         bool checksum, struct measurement_round *r, struct mesh_cell *c)
 {
     struct err err = { 0 };
     if (from == to || !m->hosts[from].client || !m->hosts[to].client) return;
     c->state = foresee(m, transport, from, to, c);
     if (c->state != MESH_NOT_TRIED) return;
-    struct pair p = make_pair(m, transport, from, to, checksum);
+    struct measurement p = make_measurement(m, transport, from, to, checksum);
     if (measure(&p, c, r, &err) == OK) {
         c->state = MESH_MEASURED;
         return;
@@ -137,7 +137,7 @@ static void measure_cell(struct mesh *m, const char *transport, uint32_t from, u
 
 void mesh_measure(struct mesh *m, bool checksum)
 {
-    struct pair_round *r = MEM_NEW(struct pair_round);
+    struct measurement_round *r = MEM_NEW(struct measurement_round);
     m->cells = MEM_ARRAY(struct mesh_cell, (size_t)m->n_transports * m->n_hosts * m->n_hosts);
     for (uint32_t t = 0; t < m->n_transports; t++)
         for (uint32_t from = 0; from < m->n_hosts; from++)

@@ -9,7 +9,7 @@
 
 /* ---- the transfer ---- */
 
-static struct probe_request base_request(const struct pair *p, enum probe_step step)
+static struct probe_request base_request(const struct measurement *p, enum probe_step step)
 {
     struct probe_request r = {
         .step = step,
@@ -26,7 +26,7 @@ static struct probe_request base_request(const struct pair *p, enum probe_step s
 }
 
 /* Ask one side; `data` goes out with it, and the reply's data comes back in *data. */
-static enum status exchange(struct pair *p, bool sender, struct probe_request *r, struct buf *data,
+static enum status exchange(struct measurement *p, bool sender, struct probe_request *r, struct buf *data,
                             struct probe_reply *reply, struct err *err)
 {
     r->data = *data;
@@ -39,7 +39,7 @@ static enum status exchange(struct pair *p, bool sender, struct probe_request *r
     return st;
 }
 
-static enum status open_side(struct pair *p, bool sender, struct buf *hello,
+static enum status open_side(struct measurement *p, bool sender, struct buf *hello,
                              struct probe_reply *reply, struct err *err)
 {
     struct probe_request r = base_request(p, PROBE_OPEN);
@@ -48,7 +48,7 @@ static enum status open_side(struct pair *p, bool sender, struct buf *hello,
     return exchange(p, sender, &r, hello, reply, err);
 }
 
-static enum status connect_sides(struct pair *p, struct probe_reply *reply, struct err *err)
+static enum status connect_sides(struct measurement *p, struct probe_reply *reply, struct err *err)
 {
     struct buf data = { 0 };
     struct probe_request answer = base_request(p, PROBE_ANSWER),
@@ -63,7 +63,7 @@ static enum status connect_sides(struct pair *p, struct probe_reply *reply, stru
     return st;
 }
 
-enum status pair_begin(struct pair *p, struct err *err)
+enum status measurement_begin(struct measurement *p, struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
     enum status st = connect_sides(p, reply, err);
@@ -71,13 +71,13 @@ enum status pair_begin(struct pair *p, struct err *err)
     mem_free(reply);
     bool at_sender = p->at_sender;
     enum probe_step step = p->step;
-    if (st != OK) pair_end(p);
+    if (st != OK) measurement_end(p);
     p->at_sender = at_sender;
     p->step = step;
     return st;
 }
 
-void pair_end(struct pair *p)
+void measurement_end(struct measurement *p)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
     struct buf none = { 0 };
@@ -91,7 +91,7 @@ void pair_end(struct pair *p)
     mem_free(reply);
 }
 
-enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_round *out,
+enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks, struct measurement_round *out,
                      struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
@@ -100,7 +100,7 @@ enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_
     struct buf data = { 0 };
     expect.n_transfers = send.n_transfers = take.n_transfers = n;
     expect.n_blocks = send.n_blocks = n_blocks;
-    *out = (struct pair_round){ .n = n };
+    *out = (struct measurement_round){ .n = n };
     enum status st = exchange(p, false, &expect, &data, reply, err);
     if (st == OK) st = exchange(p, true, &send, &data, reply, err);
     if (st == OK) {
@@ -120,7 +120,7 @@ enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_
 
 /* ---- the limit ---- */
 
-static enum status limit_copy(struct pair *p, uint64_t n_bytes, double *rate,
+static enum status limit_copy(struct measurement *p, uint64_t n_bytes, double *rate,
                               struct probe_reply *reply, struct err *err)
 {
     struct probe_request r = base_request(p, PROBE_COPY);
@@ -132,14 +132,14 @@ static enum status limit_copy(struct pair *p, uint64_t n_bytes, double *rate,
     return OK;
 }
 
-static const char *receiver_address(const struct pair *p)
+static const char *receiver_address(const struct measurement *p)
 {
     return p->receiver_address && p->receiver_address[0] ? p->receiver_address
                                                          : probe_peer(p->receiver)->address;
 }
 
 /* The built-in stream: the sender writes while the receiver reads. */
-static enum status limit_stream(struct pair *p, uint64_t n_bytes, double *rate,
+static enum status limit_stream(struct measurement *p, uint64_t n_bytes, double *rate,
                                 struct probe_reply *reply, struct err *err)
 {
     struct probe_request listen = base_request(p, PROBE_LISTEN),
@@ -166,7 +166,7 @@ static enum status limit_stream(struct pair *p, uint64_t n_bytes, double *rate,
     return OK;
 }
 
-static enum status run_tool(struct pair *p, enum probe_tool tool, uint64_t n_bytes,
+static enum status run_tool(struct measurement *p, enum probe_tool tool, uint64_t n_bytes,
                             struct probe_reply *reply, struct err *err)
 {
     struct probe_request serve = base_request(p, PROBE_TOOL_SERVE),
@@ -181,17 +181,17 @@ static enum status run_tool(struct pair *p, enum probe_tool tool, uint64_t n_byt
     return probe_ask(p->sender, &run, reply, err);
 }
 
-static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, const char **what,
+static enum status limit_of(struct measurement *p, uint64_t n_bytes, double *rate, const char **what,
                             struct probe_reply *reply, struct err *err)
 {
-    struct str row = str_of(p->transport);
-    if (str_eq_c(row, "mem") || str_eq_c(row, "ipc")) {
+    struct str transport = str_of(p->transport);
+    if (str_eq_c(transport, "mem") || str_eq_c(transport, "ipc")) {
         *what = "memcpy";
         return limit_copy(p, n_bytes, rate, reply, err);
     }
-    enum probe_tool tool = str_eq_c(row, "tcp")    ? PROBE_IPERF3
-                           : str_eq_c(row, "rdma") ? PROBE_IB_WRITE_BW
-                           : str_eq_c(row, "ucx")  ? PROBE_UCX_PUT_BW
+    enum probe_tool tool = str_eq_c(transport, "tcp")    ? PROBE_IPERF3
+                           : str_eq_c(transport, "rdma") ? PROBE_IB_WRITE_BW
+                           : str_eq_c(transport, "ucx")  ? PROBE_UCX_PUT_BW
                                                    : PROBE_TOOL_END;
     if (tool == PROBE_TOOL_END)
         return err_set(err, ERR_UNSUPPORTED, "no tool is known for %s", p->transport);
@@ -204,7 +204,7 @@ static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, cons
     return limit_stream(p, n_bytes, rate, reply, err);
 }
 
-enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const char **what,
+enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *rate, const char **what,
                        struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
@@ -214,11 +214,11 @@ enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const cha
     return st;
 }
 
-enum status pair_limit_latency(struct pair *p, uint64_t ns[3], const char **what, struct err *err)
+enum status measurement_limit_latency(struct measurement *p, uint64_t ns[3], const char **what, struct err *err)
 {
-    struct str row = str_of(p->transport);
-    enum probe_tool tool = str_eq_c(row, "rdma")  ? PROBE_IB_WRITE_LAT
-                           : str_eq_c(row, "ucx") ? PROBE_UCX_PUT_LAT
+    struct str transport = str_of(p->transport);
+    enum probe_tool tool = str_eq_c(transport, "rdma")  ? PROBE_IB_WRITE_LAT
+                           : str_eq_c(transport, "ucx") ? PROBE_UCX_PUT_LAT
                                                   : PROBE_TOOL_END;
     if (tool == PROBE_TOOL_END)
         return err_set(err, ERR_UNSUPPORTED, "no latency tool is known for %s", p->transport);

@@ -9,7 +9,7 @@
 
 #include "deploy/probe/client.h"
 
-struct pair {
+struct measurement {
     struct probe_client *sender, *receiver;
     const char *sender_address, *receiver_address; /* to listen on and to tell; "" lets the
                                                     * agent choose */
@@ -24,26 +24,26 @@ struct pair {
 };
 
 /* ERR_* with the agents' sentence; both are CLOSEd then. */
-enum status pair_begin(struct pair *p, struct err *err) MUST_CHECK;
-void pair_end(struct pair *p);
+enum status measurement_begin(struct measurement *p, struct err *err) MUST_CHECK;
+void measurement_end(struct measurement *p);
 
-struct pair_round {
+struct measurement_round {
     uint64_t ns[PROBE_TRANSFERS_MAX]; /* each transfer: opened at the sender to acknowledged by the
                                        * receiver */
     uint32_t n;
     uint64_t total_ns, n_bytes, cpu_ns; /* cpu_ns: of both processes, once when they are one */
 };
 /* n transfers of n_blocks blocks, one after the other. */
-enum status pair_run(struct pair *p, uint32_t n, uint32_t n_blocks, struct pair_round *out,
+enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks, struct measurement_round *out,
                      struct err *err) MUST_CHECK;
 
 /* Rate in bytes per second of `n_bytes` beside the transport, between the same agents. *what gets
  * the limit's name (static). */
-enum status pair_limit(struct pair *p, uint64_t n_bytes, double *rate, const char **what,
+enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *rate, const char **what,
                        struct err *err) MUST_CHECK;
 /* One-way latencies p50, p99, p99.9 of the trusted tool, in ns; 0 where it does not say.
  * ERR_UNSUPPORTED: no such tool for this transport. */
-enum status pair_limit_latency(struct pair *p, uint64_t ns[3], const char **what,
+enum status measurement_limit_latency(struct measurement *p, uint64_t ns[3], const char **what,
                                struct err *err) MUST_CHECK;
 
 #endif

@@ -221,7 +221,7 @@ static void stop_agents(struct agents *a)
 
 static void check_moves(struct agents *a, const char *transport, bool contiguous)
 {
-    struct pair p = {
+    struct measurement p = {
         .sender = a->clients[0],
         .receiver = a->clients[1],
         .piece_bytes = 8192,
@@ -230,23 +230,23 @@ static void check_moves(struct agents *a, const char *transport, bool contiguous
         .checksum = true,
         .contiguous = contiguous,
     };
-    struct pair_round *r = MEM_NEW(struct pair_round);
+    struct measurement_round *r = MEM_NEW(struct measurement_round);
     struct err err = { 0 };
     double rate = 0;
     const char *what = NULL;
     snprintf(p.transport, sizeof p.transport, "%s", transport);
-    if (pair_begin(&p, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
+    if (measurement_begin(&p, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
     for (uint32_t n = 1; n <= 3; n++) {
-        if (pair_run(&p, n, 9, r, &err) != OK)
+        if (measurement_run(&p, n, 9, r, &err) != OK)
             test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
         CHECK_EQ_INT(r->n_bytes, (uint64_t)8192 * 3 * 9 * n);
         CHECK(r->n == n && r->total_ns > 0);
         for (uint32_t i = 0; i < n; i++) CHECK(r->ns[i] > 0);
     }
-    if (pair_limit(&p, 1 << 20, &rate, &what, &err) != OK)
+    if (measurement_limit(&p, 1 << 20, &rate, &what, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
     CHECK(rate > 0 && what != NULL);
-    pair_end(&p);
+    measurement_end(&p);
     mem_free(r);
 }
 
@@ -263,7 +263,7 @@ TEST(two_agents_move_blocks_and_measure_the_limit)
 TEST(the_plain_stream_stands_in_for_iperf3)
 {
     struct agents a;
-    struct pair p = {
+    struct measurement p = {
         .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .connections = 3, .transport = "tcp"
     };
     struct err err = { 0 };
@@ -273,12 +273,12 @@ TEST(the_plain_stream_stands_in_for_iperf3)
     start_agents(&a, "");
     p.sender = a.clients[0];
     p.receiver = a.clients[1];
-    if (pair_limit(&p, 4 << 20, &rate, &what, &err) != OK)
+    if (measurement_limit(&p, 4 << 20, &rate, &what, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     CHECK_EQ_STR(what, "socket stream");
     CHECK(rate > 0);
     snprintf(p.transport, sizeof p.transport, "rdma");
-    CHECK_STATUS(pair_limit(&p, 4 << 20, &rate, &what, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(measurement_limit(&p, 4 << 20, &rate, &what, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "ib_write_bw is not installed") != NULL);
     stop_agents(&a);
 }
@@ -286,12 +286,12 @@ TEST(the_plain_stream_stands_in_for_iperf3)
 TEST(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it)
 {
     struct agents a;
-    struct pair p = { .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .transport = "pigeon" };
+    struct measurement p = { .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .transport = "pigeon" };
     struct err err = { 0 };
     start_agents(&a, "s");
     p.sender = a.clients[0];
     p.receiver = a.clients[1];
-    CHECK_STATUS(pair_begin(&p, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(measurement_begin(&p, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "pigeon") != NULL);
     CHECK(p.step == PROBE_OPEN && !p.at_sender);
     stop_agents(&a);
