@@ -8,26 +8,26 @@
 
 enum { CALL_BYTES = 1 << 20 };
 
-struct copier {
+struct copy_thread {
     pthread_t thread;
-    pthread_barrier_t *gate;
+    pthread_barrier_t *barrier;
     const char *from;
     char *to;
     size_t n;
 };
 
-static void copy_all(const struct copier *c)
+static void copy_all(const struct copy_thread *c)
 {
     for (size_t at = 0; at < c->n; at += CALL_BYTES)
         memcpy(c->to + at, c->from + at, c->n - at < CALL_BYTES ? c->n - at : CALL_BYTES);
 }
 
-static void *copier_main(void *arg)
+static void *copy_thread_main(void *arg)
 {
-    struct copier *c = arg;
-    pthread_barrier_wait(c->gate);
+    struct copy_thread *c = arg;
+    pthread_barrier_wait(c->barrier);
     copy_all(c);
-    pthread_barrier_wait(c->gate);
+    pthread_barrier_wait(c->barrier);
     return NULL;
 }
 
@@ -58,32 +58,32 @@ static enum status make_areas(struct probe_copy *c, uint64_t n_bytes, struct err
 enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_threads, uint64_t *ns,
                            struct err *err)
 {
-    struct copier copiers[PROBE_THREADS_MAX];
-    pthread_barrier_t gate;
+    struct copy_thread threads[PROBE_THREADS_MAX];
+    pthread_barrier_t barrier;
     if (n_bytes > PROBE_POOL_MAX) return err_set(err, ERR_TOO_LONG, "a copy of more than 1 GiB");
     if (n_threads < 1) n_threads = 1;
     TRY(make_areas(c, n_bytes, err));
-    pthread_barrier_init(&gate, NULL, n_threads);
+    pthread_barrier_init(&barrier, NULL, n_threads);
     size_t share = (size_t)n_bytes / n_threads;
     for (uint32_t i = 0; i < n_threads; i++) {
         size_t n = i + 1 == n_threads ? (size_t)n_bytes - share * i : share;
-        copiers[i] = (struct copier){
-            .gate = &gate,
+        threads[i] = (struct copy_thread){
+            .barrier = &barrier,
             .from = (const char *)c->from.ptr + share * i,
             .to = (char *)c->to.ptr + share * i,
             .n = n,
         };
     }
-    /* A thread that cannot be started would leave the others at the gate: none can be done
+    /* A thread that cannot be started would leave the others at the barrier: none can be done
      * without. */
     for (uint32_t i = 1; i < n_threads; i++)
-        ASSERT(thread_start(&copiers[i].thread, copier_main, &copiers[i]) == OK);
-    pthread_barrier_wait(&gate);
+        ASSERT(thread_start(&threads[i].thread, copy_thread_main, &threads[i]) == OK);
+    pthread_barrier_wait(&barrier);
     uint64_t t = clock_ns();
-    copy_all(&copiers[0]);
-    pthread_barrier_wait(&gate);
+    copy_all(&threads[0]);
+    pthread_barrier_wait(&barrier);
     *ns = clock_ns() - t;
-    for (uint32_t i = 1; i < n_threads; i++) pthread_join(copiers[i].thread, NULL);
-    pthread_barrier_destroy(&gate);
+    for (uint32_t i = 1; i < n_threads; i++) pthread_join(threads[i].thread, NULL);
+    pthread_barrier_destroy(&barrier);
     return OK;
 }
