@@ -18,7 +18,7 @@
 
 enum { BUFFER_BYTES = 256 * 1024, SILENCE_S = 5 };
 
-struct lane {
+struct stream_conn {
     pthread_t thread;
     int fd;
     uint64_t n_bytes;         /* to move */
@@ -77,24 +77,24 @@ void probe_sink_close(struct probe_sink *s)
     s->fd = -1;
 }
 
-static void *lane_read(void *arg)
+static void *conn_read(void *arg)
 {
-    struct lane *l = arg;
+    struct stream_conn *c = arg;
     char *buffer = mem_aligned(4096, BUFFER_BYTES);
-    for (uint64_t got = 0; got < l->n_bytes && !l->error;) {
-        uint64_t left = l->n_bytes - got;
-        ssize_t n = recv(l->fd, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES, 0);
-        if (n <= 0) l->error = n == 0 ? ECONNRESET : errno;
+    for (uint64_t got = 0; got < c->n_bytes && !c->error;) {
+        uint64_t left = c->n_bytes - got;
+        ssize_t n = recv(c->fd, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES, 0);
+        if (n <= 0) c->error = n == 0 ? ECONNRESET : errno;
         else got += (uint64_t)n;
-        if (l->t_first == 0) l->t_first = clock_ns();
+        if (c->t_first == 0) c->t_first = clock_ns();
     }
-    l->t_last = clock_ns();
+    c->t_last = clock_ns();
     mem_free(buffer);
     return NULL;
 }
 
 /* One connection that presents the ticket; strangers are closed and the next is taken. */
-static int accept_lane(const struct probe_sink *s, uint64_t deadline_ms)
+static int accept_conn(const struct probe_sink *s, uint64_t deadline_ms)
 {
     uint8_t ticket[PROBE_STREAM_TICKET];
     for (;;) {
@@ -111,38 +111,38 @@ static int accept_lane(const struct probe_sink *s, uint64_t deadline_ms)
     }
 }
 
-/* Run `work` on every lane, the first on this thread, and give back the first error. */
-static int run_lanes(struct lane *lanes, uint32_t n, void *(*work)(void *))
+/* Run `work` on every connection, the first on this thread, and give back the first error. */
+static int run_conns(struct stream_conn *conns, uint32_t n, void *(*work)(void *))
 {
     int error = 0;
     uint32_t started = 1;
-    while (started < n && thread_start(&lanes[started].thread, work, &lanes[started]) == OK)
+    while (started < n && thread_start(&conns[started].thread, work, &conns[started]) == OK)
         started++;
-    if (started == n) work(&lanes[0]);
-    for (uint32_t i = 1; i < started; i++) pthread_join(lanes[i].thread, NULL);
+    if (started == n) work(&conns[0]);
+    for (uint32_t i = 1; i < started; i++) pthread_join(conns[i].thread, NULL);
     if (started < n) return EAGAIN;
     for (uint32_t i = 0; i < n; i++)
-        if (lanes[i].error) error = lanes[i].error;
+        if (conns[i].error) error = conns[i].error;
     return error;
 }
 
 enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes, uint64_t *ns,
                              struct err *err)
 {
-    struct lane lanes[PROBE_THREADS_MAX] = { 0 };
+    struct stream_conn conns[PROBE_THREADS_MAX] = { 0 };
     uint64_t deadline = clock_ms() + SILENCE_S * 1000, first = UINT64_MAX, last = 0;
     uint32_t n_open = 0;
     if (n < 1) n = 1;
     if (s->fd < 0) return err_set(err, ERR_INVALID, "drain before listen");
     for (; n_open < n; n_open++) {
-        lanes[n_open] = (struct lane){ .fd = accept_lane(s, deadline), .n_bytes = n_bytes / n };
-        if (lanes[n_open].fd < 0) break;
+        conns[n_open] = (struct stream_conn){ .fd = accept_conn(s, deadline), .n_bytes = n_bytes / n };
+        if (conns[n_open].fd < 0) break;
     }
-    int error = n_open < n ? ETIMEDOUT : run_lanes(lanes, n, lane_read);
+    int error = n_open < n ? ETIMEDOUT : run_conns(conns, n, conn_read);
     for (uint32_t i = 0; i < n_open; i++) {
-        close(lanes[i].fd);
-        if (lanes[i].t_first < first) first = lanes[i].t_first;
-        if (lanes[i].t_last > last) last = lanes[i].t_last;
+        close(conns[i].fd);
+        if (conns[i].t_first < first) first = conns[i].t_first;
+        if (conns[i].t_last > last) last = conns[i].t_last;
     }
     probe_sink_close(s);
     if (error) return err_set(err, ERR_IO, "the plain stream ended early: %s", strerror(error));
@@ -152,23 +152,23 @@ enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes,
 
 /* ---- sending ---- */
 
-static void *lane_write(void *arg)
+static void *conn_write(void *arg)
 {
-    struct lane *l = arg;
+    struct stream_conn *c = arg;
     char *buffer = mem_aligned(4096, BUFFER_BYTES);
     memset(buffer, 1, BUFFER_BYTES);
-    for (uint64_t sent = 0; sent < l->n_bytes && !l->error;) {
-        uint64_t left = l->n_bytes - sent;
-        ssize_t n = send(l->fd, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES,
+    for (uint64_t sent = 0; sent < c->n_bytes && !c->error;) {
+        uint64_t left = c->n_bytes - sent;
+        ssize_t n = send(c->fd, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES,
                          MSG_NOSIGNAL);
-        if (n <= 0) l->error = errno;
+        if (n <= 0) c->error = errno;
         else sent += (uint64_t)n;
     }
     mem_free(buffer);
     return NULL;
 }
 
-static int connect_lane(const char *address, uint16_t port, struct str ticket)
+static int connect_conn(const char *address, uint16_t port, struct str ticket)
 {
     struct sockaddr_storage sa;
     socklen_t len = make_address(address, port, &sa);
@@ -188,22 +188,22 @@ static int connect_lane(const char *address, uint16_t port, struct str ticket)
 enum status probe_stream(const char *address, uint16_t port, struct str ticket, uint32_t n,
                          uint64_t n_bytes, struct err *err)
 {
-    struct lane lanes[PROBE_THREADS_MAX] = { 0 };
+    struct stream_conn conns[PROBE_THREADS_MAX] = { 0 };
     uint32_t n_open = 0;
     int error = 0;
     if (n < 1) n = 1;
     if (ticket.n != PROBE_STREAM_TICKET)
         return err_set(err, ERR_INVALID, "a stream's ticket has %d bytes", PROBE_STREAM_TICKET);
     for (; n_open < n && !error; n_open++) {
-        lanes[n_open] = (struct lane){
-            .fd = connect_lane(address, port, ticket),
+        conns[n_open] = (struct stream_conn){
+            .fd = connect_conn(address, port, ticket),
             .n_bytes = n_bytes / n,
         };
-        if (lanes[n_open].fd < 0) error = errno ? errno : EINVAL;
+        if (conns[n_open].fd < 0) error = errno ? errno : EINVAL;
     }
-    if (!error) error = run_lanes(lanes, n, lane_write);
+    if (!error) error = run_conns(conns, n, conn_write);
     for (uint32_t i = 0; i < n_open; i++)
-        if (lanes[i].fd >= 0) close(lanes[i].fd);
+        if (conns[i].fd >= 0) close(conns[i].fd);
     if (error)
         return err_set(err, ERR_IO, "the plain stream to %s:%u: %s", address, port,
                        strerror(error));
