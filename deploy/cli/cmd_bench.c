@@ -134,9 +134,9 @@ static enum status read_listen(const char *text, char *host, size_t cap, uint16_
 
 static enum status listen_with(const struct config *c, struct arena *arena, struct err *err)
 {
-    struct agent_options o = { 0 };
+    struct probe_server_options o = { 0 };
     char host[PROBE_ADDRESS_MAX];
-    struct agent *a;
+    struct probe_server *a;
     TRY(node_options_tuning(&o.tuning, err));
     TRY(node_options_secret(c, arena, &o.secret, err));
     TRY(read_listen(config_string(c, "listen"), host, sizeof host, &o.port, err));
@@ -147,15 +147,15 @@ static enum status listen_with(const struct config *c, struct arena *arena, stru
         snprintf(host, sizeof host, "127.0.0.1");
     }
     o.host = host;
-    TRY(agent_create(&o, &a, err));
+    TRY(probe_server_create(&o, &a, err));
     printf("agent on %s:%u, for `baton doctor --peers` and `baton bench kv --peers`; %s; ends with "
            "SIGINT or SIGTERM\n",
-           host, agent_port(a),
+           host, probe_server_port(a),
            o.secret.n ? "peers must have the same cluster secret"
                       : "no cluster secret, this host only");
     fflush(stdout);
-    agent_run(a);
-    agent_free(a);
+    probe_server_run(a);
+    probe_server_free(a);
     return OK;
 }
 
@@ -203,7 +203,7 @@ static void measure(struct bench *b, const char *to, struct probe_client *sender
         }
 }
 
-static enum status measure_here(struct bench *b, struct probe_host *h, struct probe_client *sender,
+static enum status measure_here(struct bench *b, struct probe_dialer *h, struct probe_client *sender,
                                 const char *sender_at, const char *receiver_at, struct err *err)
 {
     struct probe_client *receiver = NULL, *same = NULL;
@@ -215,7 +215,7 @@ static enum status measure_here(struct bench *b, struct probe_host *h, struct pr
     return st;
 }
 
-static enum status measure_peers(struct bench *b, struct probe_host *h, struct probe_client *sender,
+static enum status measure_peers(struct bench *b, struct probe_dialer *h, struct probe_client *sender,
                                  struct err *err)
 {
     const char *where;
@@ -232,10 +232,10 @@ static enum status measure_peers(struct bench *b, struct probe_host *h, struct p
 static enum status run_with(struct bench *b, const char *sender_at, const char *receiver_at,
                             struct err *err)
 {
-    struct probe_host *h = NULL;
+    struct probe_dialer *h = NULL;
     struct probe_client *sender = NULL;
     struct buf out = { 0 };
-    TRY(probe_host_create(b->secret, &h, err));
+    TRY(probe_dialer_create(b->secret, &h, err));
     bench_kv_head(&b->kv, &out);
     if (!b->json) print(&out);
     buf_clear(&out);
@@ -244,7 +244,7 @@ static enum status run_with(struct bench *b, const char *sender_at, const char *
         st = config_is_set(b->c, "peers") ? measure_peers(b, h, sender, err)
                                           : measure_here(b, h, sender, sender_at, receiver_at, err);
     probe_hang_up(sender);
-    probe_host_free(h);
+    probe_dialer_free(h);
     bench_kv_json(&b->kv, b->cells, b->n_cells, &out);
     if (b->json && st == OK) print(&out);
     buf_release(&out);
@@ -255,7 +255,7 @@ static enum status run_with(struct bench *b, const char *sender_at, const char *
 static enum status run(struct bench *b, struct err *err)
 {
     uint8_t own[OWN_SECRET];
-    struct agent_options o = { .host = "127.0.0.1", .tuning = b->tuning };
+    struct probe_server_options o = { .host = "127.0.0.1", .tuning = b->tuning };
     int sender = 0, receiver = 0;
     uint16_t port = 0;
     char sender_at[32] = "", receiver_at[32] = "";
@@ -266,13 +266,13 @@ static enum status run(struct bench *b, struct err *err)
         b->secret = (struct str){ (const char *)own, sizeof own };
     }
     o.secret = b->secret;
-    TRY(agent_fork(&o, &sender, &port, err));
+    TRY(probe_server_fork(&o, &sender, &port, err));
     snprintf(sender_at, sizeof sender_at, "127.0.0.1:%u", port);
-    enum status st = here ? agent_fork(&o, &receiver, &port, err) : OK;
+    enum status st = here ? probe_server_fork(&o, &receiver, &port, err) : OK;
     snprintf(receiver_at, sizeof receiver_at, "127.0.0.1:%u", port);
     if (st == OK) st = run_with(b, sender_at, receiver_at, err);
-    agent_child_end(sender);
-    agent_child_end(receiver);
+    probe_server_child_stop(sender);
+    probe_server_child_stop(receiver);
     return st;
 }
 

@@ -37,7 +37,7 @@ struct mesh_cell *mesh_cell(const struct mesh *m, uint32_t transport, uint32_t f
 void mesh_release(struct mesh *m)
 {
     for (uint32_t i = 0; i < m->n_hosts; i++) probe_hang_up(m->hosts[i].client);
-    probe_host_free(m->dialer);
+    probe_dialer_free(m->dialer);
     mem_free(m->cells);
 }
 

@@ -38,7 +38,7 @@ struct mesh_cell {
 };
 
 struct mesh {
-    struct probe_host *dialer;
+    struct probe_dialer *dialer;
     struct mesh_host hosts[MESH_HOSTS_MAX];
     uint32_t n_hosts;
     char transports[MESH_TRANSPORTS_MAX][PROBE_NAME_MAX];

@@ -193,19 +193,19 @@ static void run_mesh(struct doctor *d, struct mesh *m, const char *here)
 
 static enum status check(struct doctor *d, struct arena *arena, struct err *err)
 {
-    struct agent_options o = { .host = "127.0.0.1", .tuning = d->tuning };
+    struct probe_server_options o = { .host = "127.0.0.1", .tuning = d->tuning };
     struct mesh *m = MEM_NEW(struct mesh);
     int pid = 0;
     uint16_t port = 0;
     char here[32];
     enum status st = node_options_secret(d->c, arena, &o.secret, err);
-    if (st == OK) st = agent_fork(&o, &pid, &port, err);
-    if (st == OK) st = probe_host_create(o.secret, &m->dialer, err);
+    if (st == OK) st = probe_server_fork(&o, &pid, &port, err);
+    if (st == OK) st = probe_dialer_create(o.secret, &m->dialer, err);
     snprintf(here, sizeof here, "127.0.0.1:%u", port);
     if (st == OK) run_mesh(d, m, here);
     mesh_release(m);
     mem_free(m);
-    agent_child_end(pid);
+    probe_server_child_stop(pid);
     return st;
 }
 

@@ -12,14 +12,14 @@
 
 enum { QUEUE_BYTES = 64 << 20 };
 
-struct probe_host {
+struct probe_dialer {
     struct loop *loop;
     struct link_host host;
     struct list links, clients;
 };
 
 struct probe_client {
-    struct probe_host *h;
+    struct probe_dialer *h;
     struct list link;
     struct link *connection;
     struct probe_peer peer;
@@ -31,7 +31,7 @@ struct probe_client {
 
 /* ---- link events ---- */
 
-static struct probe_client *find_client(struct probe_host *h, const struct link *l)
+static struct probe_client *find_client(struct probe_dialer *h, const struct link *l)
 {
     LIST_FOREACH(c, &h->clients, struct probe_client, link)
     if (c->connection == l) return c;
@@ -64,9 +64,9 @@ static void on_dead(void *arg, struct link *l)
 
 /* ---- life ---- */
 
-enum status probe_host_create(struct str secret, struct probe_host **out, struct err *err)
+enum status probe_dialer_create(struct str secret, struct probe_dialer **out, struct err *err)
 {
-    struct probe_host *h = MEM_NEW(struct probe_host);
+    struct probe_dialer *h = MEM_NEW(struct probe_dialer);
     enum status st = loop_create(&h->loop, err);
     if (st != OK) {
         mem_free(h);
@@ -91,7 +91,7 @@ enum status probe_host_create(struct str secret, struct probe_host **out, struct
     return OK;
 }
 
-void probe_host_free(struct probe_host *h)
+void probe_dialer_free(struct probe_dialer *h)
 {
     if (!h) return;
     loop_free(h->loop);
@@ -191,7 +191,7 @@ static enum status ask_who(struct probe_client *c, struct err *err)
     return st;
 }
 
-enum status probe_dial(struct probe_host *h, const char *where, struct probe_client **out,
+enum status probe_dial(struct probe_dialer *h, const char *where, struct probe_client **out,
                        struct err *err)
 {
     char address[PROBE_ADDRESS_MAX];

@@ -10,18 +10,18 @@
 
 enum { PROBE_DIAL_MS = 4000, PROBE_ASK_MS = 45000 };
 
-struct probe_host;
+struct probe_dialer;
 struct probe_client;
 
 /* `secret` is borrowed until free; empty: none. */
-enum status probe_host_create(struct str secret, struct probe_host **out,
+enum status probe_dialer_create(struct str secret, struct probe_dialer **out,
                               struct err *err) MUST_CHECK;
-void probe_host_free(struct probe_host *h);
+void probe_dialer_free(struct probe_dialer *h);
 
 /* `where` is "host:port" (names are looked up). ERR_CONFIG: not that; ERR_PEER_LOST: nobody there,
  * or no agent; ERR_UNAUTHORIZED: another secret; ERR_TIMEOUT: it does not answer. Each with a
  * sentence. Asks WHO, so that what is known of the peer is complete. */
-enum status probe_dial(struct probe_host *h, const char *where, struct probe_client **out,
+enum status probe_dial(struct probe_dialer *h, const char *where, struct probe_client **out,
                        struct err *err) MUST_CHECK;
 void probe_hang_up(struct probe_client *c); /* NULL is fine */
 

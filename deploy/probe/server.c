@@ -19,9 +19,9 @@
 
 enum { TICK_MS = 500, QUEUE_BYTES = 64 << 20, BACKLOG = 32, STOP_S = 2 };
 
-struct visitor {
+struct server_client {
     struct list link;
-    struct agent *agent;
+    struct probe_server *server;
     struct link *connection; /* NULL: gone; freed when its step has ended */
     bool busy;
     uint64_t t_asked_ms, i_request;
@@ -30,39 +30,39 @@ struct visitor {
     struct probe_reply reply;
 };
 
-struct agent {
-    struct agent_options o;
+struct probe_server {
+    struct probe_server_options o;
     struct loop *loop;
     struct link_host host;
     uv_tcp_t *listener;
-    struct list links, visitors;
-    struct loop_timer *tick, *kick;
+    struct list          links, clients;
+    struct loop_timer *tick, *reap;
     uint16_t port;
 };
 
-/* ---- visitors ---- */
+/* ---- clients ---- */
 
-static void free_visitor(void *arg)
+static void free_client(void *arg)
 {
-    struct visitor *v = arg;
-    probe_session_release(&v->session);
-    mem_free(v);
+    struct server_client *c = arg;
+    probe_session_release(&c->session);
+    mem_free(c);
 }
 
-static void forget_visitor(void *arg) { (void)arg; }
+static void on_client_freed(void *arg) { (void)arg; }
 
 /* Closing an end waits for its transfer thread: a worker does it. */
-static void release_visitor(struct visitor *v)
+static void release_client(struct server_client *c)
 {
-    struct agent *a = v->agent;
-    list_remove(&v->link);
-    if (loop_work(a->loop, free_visitor, forget_visitor, v) != OK) free_visitor(v);
+    struct probe_server *s = c->server;
+    list_remove(&c->link);
+    if (loop_work(s->loop, free_client, on_client_freed, c) != OK) free_client(c);
 }
 
-static struct visitor *find_visitor(struct agent *a, const struct link *l)
+static struct server_client *find_client(struct probe_server *s, const struct link *l)
 {
-    LIST_FOREACH(v, &a->visitors, struct visitor, link)
-    if (v->connection == l) return v;
+    LIST_FOREACH(c, &s->clients, struct server_client, link)
+    if (c->connection == l) return c;
     return NULL;
 }
 
@@ -79,89 +79,89 @@ static void local_address(const struct link *l, char *out, size_t cap)
 
 static void on_up(void *arg, struct link *l)
 {
-    struct agent *a = arg;
-    struct visitor *v = MEM_NEW(struct visitor);
+    struct probe_server *s = arg;
+    struct server_client *c = MEM_NEW(struct server_client);
     char host[PROBE_ADDRESS_MAX];
     local_address(l, host, sizeof host);
-    v->agent = a;
-    v->connection = l;
-    v->t_asked_ms = clock_ms();
-    probe_session_init(&v->session, &a->o.tuning, a->o.secret.n == 0, host);
-    list_push(&a->visitors, &v->link);
+    c->server = s;
+    c->connection = l;
+    c->t_asked_ms = clock_ms();
+    probe_session_init(&c->session, &s->o.tuning, s->o.secret.n == 0, host);
+    list_push(&s->clients, &c->link);
 }
 
 /* ---- steps ---- */
 
 static void do_request(void *arg)
 {
-    struct visitor *v = arg;
-    probe_session_do(&v->session, &v->request, &v->reply);
+    struct server_client *c = arg;
+    probe_session_do(&c->session, &c->request, &c->reply);
 }
 
-static void send_reply(struct visitor *v)
+static void send_reply(struct server_client *c)
 {
     struct buf body = { 0 };
-    probe_reply_encode(&v->reply, &body);
+    probe_reply_encode(&c->reply, &body);
     struct frame_header h = {
         .type = FRAME_PROBE_REPLY,
         .length = (uint32_t)body.len,
-        .request = v->i_request,
-        .incarnation = v->connection->node,
+        .request = c->i_request,
+        .incarnation = c->connection->node,
     };
-    if (body.len > FRAME_BODY_MAX || link_send(v->connection, &h, buf_str(&body)) != OK)
-        link_fail(v->connection, "a reply of %zu bytes could not be sent", body.len);
+    if (body.len > FRAME_BODY_MAX || link_send(c->connection, &h, buf_str(&body)) != OK)
+        link_fail(c->connection, "a reply of %zu bytes could not be sent", body.len);
     buf_release(&body);
 }
 
 static void on_done(void *arg)
 {
-    struct visitor *v = arg;
-    v->busy = false;
-    v->t_asked_ms = clock_ms();
-    if (v->connection) send_reply(v);
-    probe_request_release(&v->request);
-    probe_reply_release(&v->reply);
-    if (!v->connection) release_visitor(v);
+    struct server_client *c = arg;
+    c->busy = false;
+    c->t_asked_ms = clock_ms();
+    if (c->connection) send_reply(c);
+    probe_request_release(&c->request);
+    probe_reply_release(&c->reply);
+    if (!c->connection) release_client(c);
 }
 
 static void on_frame(void *arg, struct link *l, const struct frame_header *h, struct str body)
 {
-    struct agent *a = arg;
-    struct visitor *v = find_visitor(a, l);
+    struct probe_server *s = arg;
+    struct server_client *c = find_client(s, l);
     struct err err = { 0 };
-    if (!v || h->type != FRAME_PROBE) {
+    if (!c || h->type != FRAME_PROBE) {
         link_fail(l, "an agent takes probe messages only, not %s", frame_type_name(h->type));
         return;
     }
-    if (v->busy) {
+    if (c->busy) {
         link_fail(l, "a second step before the first has ended");
         return;
     }
-    memset(&v->reply, 0, sizeof v->reply);
-    v->i_request = h->request;
-    v->busy = true;
-    enum status st = probe_request_decode(body, &v->request, &err);
-    if (st == OK) st = loop_work(a->loop, do_request, on_done, v);
+    memset(&c->reply, 0, sizeof c->reply);
+    c->i_request = h->request;
+    c->busy = true;
+    enum status st = probe_request_decode(body, &c->request, &err);
+    if (st == OK) st = loop_work(s->loop, do_request, on_done, c);
     if (st == OK) return;
-    v->reply.status = st;
-    snprintf(v->reply.text, sizeof v->reply.text, "%.*s", PROBE_TEXT_MAX - 1,
+    c->reply.status = st;
+    snprintf(c->reply.text, sizeof c->reply.text, "%.*s", PROBE_TEXT_MAX - 1,
              err.text[0] ? err.text : status_text(st));
-    on_done(v);
+    on_done(c);
 }
 
 /* ---- links ---- */
 
-static void bury_dead(void *arg)
+static void reap_dead(void *arg)
 {
-    struct agent *a = arg;
-    loop_timer_free(a->kick);
-    a->kick = NULL;
-    LIST_FOREACH(l, &a->links, struct link, link)
+    struct probe_server *s = arg;
+    loop_timer_free(s->reap);
+    s->reap = NULL;
+    LIST_FOREACH(l, &s->links, struct link, link)
     {
         if (!l->dead) continue;
-        struct visitor *v = find_visitor(a, l);
-        if (v) v->connection = NULL;
-        if (v && !v->busy) release_visitor(v);
+        struct server_client *c = find_client(s, l);
+        if (c) c->connection = NULL;
+        if (c && !c->busy) release_client(c);
         if (l->state != LINK_UP)
             log_warn("probe connection refused", "peer=%s why=\"%s\"", l->name[0] ? l->name : "?",
                      l->why);
@@ -171,59 +171,59 @@ static void bury_dead(void *arg)
 
 static void on_dead(void *arg, struct link *l)
 {
-    struct agent *a = arg;
+    struct probe_server *s = arg;
     (void)l;
-    if (!a->kick) a->kick = loop_timer_start(a->loop, 0, 0, bury_dead, a);
+    if (!s->reap) s->reap = loop_timer_start(s->loop, 0, 0, reap_dead, s);
 }
 
 static void on_tick(void *arg)
 {
-    struct agent *a = arg;
+    struct probe_server *s = arg;
     uint64_t now = clock_ms();
-    LIST_FOREACH(l, &a->links, struct link, link)
+    LIST_FOREACH(l, &s->links, struct link, link)
     {
-        struct visitor *v = find_visitor(a, l);
+        struct server_client *c = find_client(s, l);
         if (l->dead) continue;
         if (l->state != LINK_UP && now > l->t_start_ms + LINK_HANDSHAKE_MS)
             link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
-        else if (v && !v->busy && now > v->t_asked_ms + AGENT_IDLE_MS)
-            link_fail(l, "nothing asked for %d s", AGENT_IDLE_MS / 1000);
+        else if (c && !c->busy && now > c->t_asked_ms + PROBE_SERVER_IDLE_MS)
+            link_fail(l, "nothing asked for %d s", PROBE_SERVER_IDLE_MS / 1000);
     }
 }
 
 static void on_connection(uv_stream_t *listener, int st)
 {
-    struct agent *a = listener->data;
+    struct probe_server *s = listener->data;
     size_t n = 0;
     if (st < 0) return;
-    LIST_FOREACH(other, &a->links, struct link, link) n++;
-    struct link *l = link_accept(&a->host, listener);
-    list_push(&a->links, &l->link);
-    if (n >= AGENT_VISITORS_MAX)
-        link_fail(l, "%d visitors are here, the limit", AGENT_VISITORS_MAX);
-    if (l->dead) on_dead(a, l);
+    LIST_FOREACH(other, &s->links, struct link, link) n++;
+    struct link *l = link_accept(&s->host, listener);
+    list_push(&s->links, &l->link);
+    if (n >= PROBE_SERVER_CLIENTS_MAX)
+        link_fail(l, "%d clients are connected, the limit", PROBE_SERVER_CLIENTS_MAX);
+    if (l->dead) on_dead(s, l);
 }
 
 /* ---- life ---- */
 
 static void on_listener_closed(uv_handle_t *h) { mem_free(h); }
 
-static enum status start_listening(struct agent *a, struct err *err)
+static enum status start_listening(struct probe_server *s, struct err *err)
 {
     struct sockaddr_storage sa;
     int len = sizeof sa;
-    a->listener = MEM_NEW(uv_tcp_t);
-    uv_tcp_init(loop_uv(a->loop), a->listener);
-    a->listener->data = a;
-    int st = uv_ip4_addr(a->o.host, a->o.port, (struct sockaddr_in *)&sa);
-    if (st < 0) st = uv_ip6_addr(a->o.host, a->o.port, (struct sockaddr_in6 *)&sa);
-    if (st == 0) st = uv_tcp_bind(a->listener, (const struct sockaddr *)&sa, 0);
-    if (st == 0) st = uv_listen((uv_stream_t *)a->listener, BACKLOG, on_connection);
-    if (st == 0) st = uv_tcp_getsockname(a->listener, (struct sockaddr *)&sa, &len);
+    s->listener = MEM_NEW(uv_tcp_t);
+    uv_tcp_init(loop_uv(s->loop), s->listener);
+    s->listener->data = s;
+    int st = uv_ip4_addr(s->o.host, s->o.port, (struct sockaddr_in *)&sa);
+    if (st < 0) st = uv_ip6_addr(s->o.host, s->o.port, (struct sockaddr_in6 *)&sa);
+    if (st == 0) st = uv_tcp_bind(s->listener, (const struct sockaddr *)&sa, 0);
+    if (st == 0) st = uv_listen((uv_stream_t *)s->listener, BACKLOG, on_connection);
+    if (st == 0) st = uv_tcp_getsockname(s->listener, (struct sockaddr *)&sa, &len);
     if (st < 0)
-        return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: %s", a->o.host, a->o.port,
+        return err_set(err, ERR_CONFIG, "cannot listen on %s:%u: %s", s->o.host, s->o.port,
                        uv_strerror(st));
-    a->port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
+    s->port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
                                              : ((struct sockaddr_in *)&sa)->sin_port);
     return OK;
 }
@@ -233,26 +233,26 @@ static bool is_loopback(const char *host)
     return strncmp(host, "127.", 4) == 0 || str_eq_c(str_of(host), "::1");
 }
 
-enum status agent_create(const struct agent_options *o, struct agent **out, struct err *err)
+enum status probe_server_create(const struct probe_server_options *o, struct probe_server **out, struct err *err)
 {
     if (o->secret.n == 0 && !is_loopback(o->host))
         return err_set(err, ERR_CONFIG,
                        "without a cluster secret (BATON_CLUSTER_SECRET) an agent listens on "
                        "loopback only, not on %s",
                        o->host);
-    struct agent *a = MEM_NEW(struct agent);
-    a->o = *o;
-    list_init(&a->links);
-    list_init(&a->visitors);
-    enum status st = loop_create(&a->loop, err);
+    struct probe_server *s = MEM_NEW(struct probe_server);
+    s->o = *o;
+    list_init(&s->links);
+    list_init(&s->clients);
+    enum status st = loop_create(&s->loop, err);
     if (st != OK) {
-        mem_free(a);
+        mem_free(s);
         return st;
     }
     uint64_t self = 0;
     while (self == 0) random_bytes(&self, sizeof self);
-    a->host = (struct link_host){
-        .loop = a->loop,
+    s->host = (struct link_host){
+        .loop = s->loop,
         .self = self,
         .name = "agent",
         .secret = o->secret,
@@ -260,76 +260,76 @@ enum status agent_create(const struct agent_options *o, struct agent **out, stru
         .on_up = on_up,
         .on_frame = on_frame,
         .on_dead = on_dead,
-        .arg = a,
+        .arg = s,
     };
-    st = start_listening(a, err);
-    if (st == OK) *out = a;
-    else agent_free(a);
+    st = start_listening(s, err);
+    if (st == OK) *out = s;
+    else probe_server_free(s);
     return st;
 }
 
-uint16_t agent_port(const struct agent *a) { return a->port; }
+uint16_t probe_server_port(const struct probe_server *s) { return s->port; }
 
 /* The loop waits for steps that are being done; one that waits for a peer that is gone is cut off
  * by the alarm. */
 static void on_signal(void *arg, int signum)
 {
-    struct agent *a = arg;
+    struct probe_server *s = arg;
     bool busy = false;
     (void)signum;
-    LIST_FOREACH(v, &a->visitors, struct visitor, link) busy |= v->busy;
+    LIST_FOREACH(c, &s->clients, struct server_client, link) busy |= c->busy;
     if (busy) alarm(STOP_S);
-    loop_stop(a->loop);
+    loop_stop(s->loop);
 }
 
-void agent_run(struct agent *a)
+void probe_server_run(struct probe_server *s)
 {
-    a->tick = loop_timer_start(a->loop, TICK_MS, TICK_MS, on_tick, a);
-    loop_on_signal(a->loop, on_signal, a);
-    loop_run(a->loop);
+    s->tick = loop_timer_start(s->loop, TICK_MS, TICK_MS, on_tick, s);
+    loop_on_signal(s->loop, on_signal, s);
+    loop_run(s->loop);
 }
 
-void agent_free(struct agent *a)
+void probe_server_free(struct probe_server *s)
 {
-    if (!a) return;
-    LIST_FOREACH(v, &a->visitors, struct visitor, link)
+    if (!s) return;
+    LIST_FOREACH(c, &s->clients, struct server_client, link)
     {
-        list_remove(&v->link);
-        free_visitor(v);
+        list_remove(&c->link);
+        free_client(c);
     }
-    LIST_FOREACH(l, &a->links, struct link, link) link_close(l);
-    if (a->listener) uv_close((uv_handle_t *)a->listener, on_listener_closed);
-    loop_free(a->loop);
-    mem_free(a);
+    LIST_FOREACH(l, &s->links, struct link, link) link_close(l);
+    if (s->listener) uv_close((uv_handle_t *)s->listener, on_listener_closed);
+    loop_free(s->loop);
+    mem_free(s);
 }
 
 /* ---- in a process of its own ---- */
 
-static _Noreturn void child_main(const struct agent_options *o, int pipe_fd)
+static _Noreturn void child_main(const struct probe_server_options *o, int pipe_fd)
 {
-    struct agent *a = NULL;
+    struct probe_server *s = NULL;
     struct err err = { 0 };
     struct {
         uint16_t port;
         char text[ERR_TEXT_MAX];
-    } said = { 0 };
+    } report = { 0 };
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    enum status st = agent_create(o, &a, &err);
-    if (st == OK) said.port = agent_port(a);
-    snprintf(said.text, sizeof said.text, "%s", err.text);
-    bool told = write(pipe_fd, &said, sizeof said) == sizeof said;
+    enum status st = probe_server_create(o, &s, &err);
+    if (st == OK) report.port = probe_server_port(s);
+    snprintf(report.text, sizeof report.text, "%s", err.text);
+    bool reported = write(pipe_fd, &report, sizeof report) == sizeof report;
     close(pipe_fd);
-    if (st == OK && told) agent_run(a);
-    agent_free(a);
+    if (st == OK && reported) probe_server_run(s);
+    probe_server_free(s);
     _exit(0);
 }
 
-enum status agent_fork(const struct agent_options *o, int *pid, uint16_t *port, struct err *err)
+enum status probe_server_fork(const struct probe_server_options *o, int *pid, uint16_t *port, struct err *err)
 {
     struct {
         uint16_t port;
         char text[ERR_TEXT_MAX];
-    } said = { 0 };
+    } report = { 0 };
     int fds[2];
     if (pipe2(fds, O_CLOEXEC) != 0) return err_set(err, ERR_IO, "no pipe: %s", strerror(errno));
     *pid = fork();
@@ -338,18 +338,18 @@ enum status agent_fork(const struct agent_options *o, int *pid, uint16_t *port, 
         child_main(o, fds[1]);
     }
     close(fds[1]);
-    ssize_t n = *pid > 0 ? read(fds[0], &said, sizeof said) : -1;
+    ssize_t n = *pid > 0 ? read(fds[0], &report, sizeof report) : -1;
     close(fds[0]);
     if (*pid < 0) return err_set(err, ERR_IO, "no process for the other side: %s", strerror(errno));
-    if (n == sizeof said && said.port) {
-        *port = said.port;
+    if (n == sizeof report && report.port) {
+        *port = report.port;
         return OK;
     }
-    agent_child_end(*pid);
-    return err_set(err, ERR_CONFIG, "the other side did not start: %s", said.text);
+    probe_server_child_stop(*pid);
+    return err_set(err, ERR_CONFIG, "the other side did not start: %s", report.text);
 }
 
-void agent_child_end(int pid)
+void probe_server_child_stop(int pid)
 {
     if (pid <= 0) return;
     kill(pid, SIGTERM);

@@ -190,23 +190,23 @@ TEST(steps_out_of_order_are_refused)
 
 struct agents {
     int pids[2];
-    struct probe_host *dialer;
+    struct probe_dialer *dialer;
     struct probe_client *clients[2];
 };
 
 static void start_agents(struct agents *a, const char *secret)
 {
-    struct agent_options o = { .host = "127.0.0.1", .secret = str_of(secret) };
+    struct probe_server_options o = { .host = "127.0.0.1", .secret = str_of(secret) };
     char where[2][32];
     struct err err = { 0 };
     log_set_level(LOG_ERROR);
     for (int i = 0; i < 2; i++) {
         uint16_t port;
-        if (agent_fork(&o, &a->pids[i], &port, &err) != OK)
+        if (probe_server_fork(&o, &a->pids[i], &port, &err) != OK)
             test_fail(__FILE__, __LINE__, "%s", err.text);
         snprintf(where[i], sizeof where[i], "127.0.0.1:%u", port);
     }
-    CHECK_OK(probe_host_create(o.secret, &a->dialer, &err));
+    CHECK_OK(probe_dialer_create(o.secret, &a->dialer, &err));
     for (int i = 0; i < 2; i++)
         if (probe_dial(a->dialer, where[i], &a->clients[i], &err) != OK)
             test_fail(__FILE__, __LINE__, "%s", err.text);
@@ -215,8 +215,8 @@ static void start_agents(struct agents *a, const char *secret)
 static void stop_agents(struct agents *a)
 {
     for (int i = 0; i < 2; i++) probe_hang_up(a->clients[i]);
-    probe_host_free(a->dialer);
-    for (int i = 0; i < 2; i++) agent_child_end(a->pids[i]);
+    probe_dialer_free(a->dialer);
+    for (int i = 0; i < 2; i++) probe_server_child_stop(a->pids[i]);
 }
 
 static void check_moves(struct agents *a, const char *transport, bool contiguous)
@@ -300,41 +300,41 @@ TEST(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it)
 TEST(a_stranger_does_not_get_in)
 {
     struct agents a;
-    struct probe_host *stranger;
+    struct probe_dialer *stranger;
     struct probe_client *c = NULL;
     struct err err = { 0 };
     char where[128];
     start_agents(&a, "right");
     snprintf(where, sizeof where, "%s", probe_peer(a.clients[0])->where);
-    CHECK_OK(probe_host_create(str_of("wrong"), &stranger, &err));
+    CHECK_OK(probe_dialer_create(str_of("wrong"), &stranger, &err));
     CHECK_STATUS(probe_dial(stranger, where, &c, &err), ERR_UNAUTHORIZED);
     CHECK(strstr(err.text, "another cluster secret") != NULL);
     CHECK_STATUS(probe_dial(stranger, "127.0.0.1:1", &c, &err), ERR_PEER_LOST);
     CHECK_STATUS(probe_dial(stranger, "here", &c, &err), ERR_CONFIG);
-    probe_host_free(stranger);
+    probe_dialer_free(stranger);
     stop_agents(&a);
 }
 
 TEST(without_a_secret_an_agent_stays_on_loopback)
 {
-    struct agent_options o = { .host = "0.0.0.0" };
-    struct agent *a;
+    struct probe_server_options o = { .host = "0.0.0.0" };
+    struct probe_server *a;
     struct err err = { 0 };
-    CHECK_STATUS(agent_create(&o, &a, &err), ERR_CONFIG);
+    CHECK_STATUS(probe_server_create(&o, &a, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "BATON_CLUSTER_SECRET") != NULL);
 }
 
 TEST(visitors_are_bounded)
 {
     struct agents a;
-    struct probe_client *more[AGENT_VISITORS_MAX] = { NULL };
+    struct probe_client *more[PROBE_SERVER_CLIENTS_MAX] = { NULL };
     struct err err = { 0 };
     char where[128];
     uint32_t n = 1; /* start_agents has one */
     start_agents(&a, "s");
     snprintf(where, sizeof where, "%s", probe_peer(a.clients[0])->where);
-    while (n < AGENT_VISITORS_MAX && probe_dial(a.dialer, where, &more[n - 1], &err) == OK) n++;
-    CHECK_EQ_INT(n, AGENT_VISITORS_MAX);
+    while (n < PROBE_SERVER_CLIENTS_MAX && probe_dial(a.dialer, where, &more[n - 1], &err) == OK) n++;
+    CHECK_EQ_INT(n, PROBE_SERVER_CLIENTS_MAX);
     CHECK(probe_dial(a.dialer, where, &more[n - 1], &err) != OK);
     probe_hang_up(more[0]);
     more[0] = NULL;
@@ -345,7 +345,7 @@ TEST(visitors_are_bounded)
         if (st != OK) usleep(20000);
     }
     CHECK_OK(st);
-    for (uint32_t i = 0; i < AGENT_VISITORS_MAX; i++) probe_hang_up(more[i]);
+    for (uint32_t i = 0; i < PROBE_SERVER_CLIENTS_MAX; i++) probe_hang_up(more[i]);
     stop_agents(&a);
 }
 
