@@ -155,7 +155,7 @@ static void on_signal(void *arg)
 static void make_standalone(struct node_options *o)
 {
     o->http = false;
-    o->holds_directory = false;
+    o->serves_directory = false;
     o->directory = "local";
     o->max_requests = UINT32_MAX;
     o->shutdown_s = 0;

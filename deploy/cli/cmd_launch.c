@@ -54,7 +54,7 @@ struct launcher {
     const struct config *c;
     struct metrics *metrics;
     struct directory *directory;
-    struct directory_server *holder;
+    struct directory_server *directory_server;
     struct http_client *client;
     struct launch_plan plan;
     struct child *children;
@@ -85,7 +85,7 @@ static void finish_rest(void *arg)
 
 static void finish(struct launcher *l)
 {
-    struct directory_server *holder = l->holder;
+    struct directory_server *directory_server = l->directory_server;
     for (size_t i = 0; l->children && i < l->plan.n; i++) {
         loop_timer_free(l->children[i].restart);
         l->children[i].restart = NULL;
@@ -95,8 +95,8 @@ static void finish(struct launcher *l)
     l->poll = l->kill = NULL;
     http_client_free(l->client);
     l->client = NULL;
-    l->holder = NULL;
-    if (holder) directory_serve_stop(holder, finish_rest, l);
+    l->directory_server = NULL;
+    if (directory_server) directory_serve_stop(directory_server, finish_rest, l);
     else finish_rest(l);
 }
 
@@ -281,7 +281,7 @@ static void make_secret(const struct config *c)
                                                      * join */
 }
 
-static enum status hold_view(struct launcher *l, char *holder, size_t cap, struct err *err)
+static enum status serve_directory(struct launcher *l, char *address, size_t cap, struct err *err)
 {
     const char *name = config_string(l->c, "scheduler-name");
     struct arena arena;
@@ -291,23 +291,23 @@ static enum status hold_view(struct launcher *l, char *holder, size_t cap, struc
         .topic = config_string(l->c, "scheduler-topic"),
         .metrics = l->metrics,
     };
-    holder[0] = 0;
+    address[0] = 0;
     if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global")) return OK;
     TRY(directory_open("local", &d, &l->directory, err));
     arena_init(&arena);
     /* as the nodes read it: a file comes before the environment */
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
-        st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret, &l->holder, err);
+        st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret, &l->directory_server, err);
     arena_release(&arena);
     if (st != OK) return st;
-    snprintf(holder, cap, "127.0.0.1:%u", directory_serve_port(l->holder));
+    snprintf(address, cap, "127.0.0.1:%u", directory_serve_port(l->directory_server));
     return OK;
 }
 
 static enum status start(struct launcher *l, struct err *err)
 {
-    char holder[64];
+    char directory_address[64];
     struct http_client_options h = { .body_max = 1 << 16, .n_idle = LAUNCH_NODES_MAX };
     make_secret(l->c);
     if (strcmp(config_string(l->c, "device"), "cuda") == 0) {
@@ -317,8 +317,8 @@ static enum status start(struct launcher *l, struct err *err)
     }
     l->metrics = metrics_create();
     TRY(loop_create(&l->loop, err));
-    TRY(hold_view(l, holder, sizeof holder, err));
-    TRY(launch_plan_make(l->c, "baton", holder[0] ? holder : NULL, &l->plan, err));
+    TRY(serve_directory(l, directory_address, sizeof directory_address, err));
+    TRY(launch_plan_make(l->c, "baton", directory_address[0] ? directory_address : NULL, &l->plan, err));
     h.loop = l->loop;
     l->client = http_client_create(&h);
     l->children = MEM_ARRAY(struct child, l->plan.n);

@@ -70,7 +70,7 @@ static int try_connect(const char *host, const char *port)
     return error;
 }
 
-static void check_holder(struct doctor *d, const char *option, const char *host, const char *port)
+static void check_directory_server(struct doctor *d, const char *option, const char *host, const char *port)
 {
     int error = try_connect(host, port);
     if (error == 0) {
@@ -89,7 +89,7 @@ void doctor_check_cluster(struct doctor *d)
     const char *router = config_string(d->c, "router"),
                *innode = config_list(d->c, "innode-prefill-ports", 0, NULL);
     check_secret(d);
-    if (innode) check_holder(d, "innode-prefill-ports", "127.0.0.1", innode);
+    if (innode) check_directory_server(d, "innode-prefill-ports", "127.0.0.1", innode);
     if (!router) return;
     const char *colon = strrchr(router, ':');
     if (!colon || colon == router) {
@@ -100,5 +100,5 @@ void doctor_check_cluster(struct doctor *d)
     }
     char host[256];
     snprintf(host, sizeof host, "%.*s", (int)(colon - router), router);
-    check_holder(d, "router", str_eq_c(str_of(host), "0.0.0.0") ? "127.0.0.1" : host, colon + 1);
+    check_directory_server(d, "router", str_eq_c(str_of(host), "0.0.0.0") ? "127.0.0.1" : host, colon + 1);
 }

@@ -140,7 +140,7 @@ static double share_per_node(const struct config *c, size_t n_nodes)
     return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_cards - 1) / n_cards);
 }
 
-static enum status plan_node(const struct config *c, const char *program, const char *holder,
+static enum status plan_node(const struct config *c, const char *program, const char *directory_address,
                              size_t i, struct launch_plan *p, struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
@@ -167,7 +167,7 @@ static enum status plan_node(const struct config *c, const char *program, const 
     const double share = share_per_node(c, p->n);
     snprintf(number, sizeof number, "%.4f", share);
     if (share > 0) add_option(&a, "gpu-memory-utilization", number);
-    if (holder) add_option(&a, "router", holder);
+    if (directory_address) add_option(&a, "router", directory_address);
     return OK;
 }
 
@@ -192,7 +192,7 @@ static enum status check_counts(const struct config *c, size_t n, struct err *er
     return OK;
 }
 
-enum status launch_plan_make(const struct config *c, const char *program, const char *holder,
+enum status launch_plan_make(const struct config *c, const char *program, const char *directory_address,
                              struct launch_plan *out, struct err *err)
 {
     size_t n_prefill = (size_t)config_int(c, "prefill"), n_decode = (size_t)config_int(c, "decode"),
@@ -215,7 +215,7 @@ enum status launch_plan_make(const struct config *c, const char *program, const 
         out->nodes[i].role = i < n_prefill              ? ROLE_PREFILL
                              : i < n_prefill + n_decode ? ROLE_DECODE
                                                         : ROLE_MIXED;
-        TRY(plan_node(c, program, holder, i, out, err));
+        TRY(plan_node(c, program, directory_address, i, out, err));
     }
     return OK;
 }

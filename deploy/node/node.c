@@ -61,7 +61,7 @@ struct node {
     struct kvt *kvt;
     struct cluster *cluster;
     struct directory *directory;
-    struct directory_server *holder;
+    struct directory_server *directory_server;
     struct decode_worker *decode;
     struct prefill_worker *prefill;
     struct scheduler *scheduler;
@@ -388,9 +388,9 @@ static enum status start_directory(struct node *n, struct err *err)
         .arg = n,
     };
     TRY(directory_open(n->o.directory, &d, &n->directory, err));
-    if (!n->o.holds_directory) return OK;
+    if (!n->o.serves_directory) return OK;
     return directory_serve_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port,
-                                 n->o.secret, &n->holder, err);
+                                 n->o.secret, &n->directory_server, err);
 }
 
 static void start_workers(struct node *n)
@@ -533,9 +533,9 @@ static void finish_rest(void *arg)
 
 static void finish_stop(struct node *n)
 {
-    struct directory_server *holder = n->holder;
+    struct directory_server *directory_server = n->directory_server;
     if (n->http || n->admin) return; /* the other one's turn comes */
-    n->holder = NULL;
+    n->directory_server = NULL;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
@@ -550,7 +550,7 @@ static void finish_stop(struct node *n)
     n->decode = NULL;
     prefill_free(n->prefill);
     n->prefill = NULL;
-    if (holder) directory_serve_stop(holder, finish_rest, n);
+    if (directory_server) directory_serve_stop(directory_server, finish_rest, n);
     else finish_rest(n);
 }
 

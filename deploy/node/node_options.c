@@ -399,7 +399,7 @@ static enum status read_directory(const struct config *c, struct node_options *o
         snprintf(text, sizeof text, "127.0.0.1:%.32s", innode);
         return read_host_port(o, "innode-prefill-ports", text, err);
     }
-    o->holds_directory = !redis &&
+    o->serves_directory = !redis &&
                          (o->role == ROLE_PREFILL || config_is_set(c, "engine-worker-queue-port"));
     return OK;
 }
@@ -521,9 +521,9 @@ static void print_directory(const struct node_options *o, const struct config *c
         snprintf(text, sizeof text, "held by %s:%u", o->directory_host, o->directory_port);
     else
         snprintf(text, sizeof text, "in this process%s",
-                 o->holds_directory ? "; others may register on the control port" : "");
+                 o->serves_directory ? "; others may register on the control port" : "");
     line(out, "cluster view", text, config_source_text(c, "scheduler-name"));
-    if (o->holds_directory)
+    if (o->serves_directory)
         print_port(out, c, "control", o->cluster_host, o->control_port, "engine-worker-queue-port");
 }
 
