@@ -31,10 +31,10 @@ static void check_memory(struct doctor *d, uint64_t total, uint64_t available)
                    "%.1f of %.1f GiB free: others have the rest, and --gpu-memory-utilization %g "
                    "leaves %.1f GiB for weights and KV cache",
                    (double)available / GIB, (double)total / GIB, share, (double)d->gpu_room / GIB),
-        "nvidia-smi names the processes; end them, or choose another card by CUDA_VISIBLE_DEVICES");
+        "nvidia-smi names the processes; end them, or choose another GPU by CUDA_VISIBLE_DEVICES");
 }
 
-static void check_card(struct doctor *d)
+static void check_device(struct doctor *d)
 {
     struct device *gpu = NULL;
     struct err err = { 0 };
@@ -55,7 +55,7 @@ static void check_card(struct doctor *d)
 
 void doctor_check_gpu(struct doctor *d)
 {
-    if (doctor_on_gpu(d)) check_card(d);
+    if (doctor_on_gpu(d)) check_device(d);
     else if (device_count("cuda") > 0)
         doctor_add(d, "GPU", DOCTOR_OK, "%d seen, not used: --device is cpu", device_count("cuda"));
 }

@@ -132,12 +132,12 @@ static double share_per_node(const struct config *c, size_t n_nodes)
 {
     static const char *const AMOUNTS[] = { "gpu-memory-utilization", "kv-cache-memory",
                                            "num-gpu-blocks-override" };
-    const size_t n_cards = (size_t)device_count("cuda");
-    if (strcmp(config_string(c, "device"), "cuda") != 0 || n_cards == 0 || n_nodes <= n_cards)
+    const size_t n_gpus = (size_t)device_count("cuda");
+    if (strcmp(config_string(c, "device"), "cuda") != 0 || n_gpus == 0 || n_nodes <= n_gpus)
         return 0;
     for (size_t i = 0; i < COUNT_OF(AMOUNTS); i++)
         if (config_is_set(c, AMOUNTS[i])) return 0;
-    return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_cards - 1) / n_cards);
+    return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_gpus - 1) / n_gpus);
 }
 
 static enum status plan_node(const struct config *c, const char *program, const char *directory_address,

@@ -214,7 +214,7 @@ void node_model_release(struct node_model *m)
 /* What the pool takes a share of. Not of the pages that are free: after some days nearly all of
  * them hold files that the kernel gives up when asked. Mapped weights are such a file, but they are
  * read at every step. */
-static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
+static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
 {
     uint64_t available = device_available(m->kernels->device),
              weights = m->weights_mapped ? m->weight_bytes : 0;
@@ -225,7 +225,7 @@ static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
 /* A card's: the node's share less what it has taken, which is weights, activations and all else
  * that steps need. Where other processes have the memory, the same share of what there still is:
  * recordings and the driver need some too. */
-static uint64_t card_for_kv(struct device *device, double share)
+static uint64_t gpu_memory_for_kv(struct device *device, double share)
 {
     const uint64_t taken = device_allocated(device),
                    ours = (uint64_t)((double)device_total(device) * share),
@@ -268,8 +268,8 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     model_kv_layout(m, o->block_tokens, 1, &l);
     struct device *device = m->kernels->device;
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
-    uint64_t room = device->is_host ? memory_for_kv(m, memory) / NODE_KV_SHARE
-                                    : card_for_kv(device, o->gpu_share);
+    uint64_t room = device->is_host ? host_memory_for_kv(m, memory) / NODE_KV_SHARE
+                                    : gpu_memory_for_kv(device, o->gpu_share);
     if (o->kv_bytes) room = o->kv_bytes;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
