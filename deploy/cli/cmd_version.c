@@ -11,7 +11,7 @@
 
 static const char INTRO[] = "usage: baton version [--json]\n";
 
-static void add_rows(struct buf *out, const char *quote)
+static void add_backends(struct buf *out, const char *quote)
 {
     for (size_t i = 0; KERNEL_BACKENDS[i]; i++)
         buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, KERNEL_BACKENDS[i]->name, quote);
@@ -48,7 +48,7 @@ static const char *truth(bool v) { return v ? "true" : "false"; }
 static void print_json(const char *features, struct buf *out)
 {
     buf_printf(out, "{\"version\":\"%s\",\"kernels\":[", BATON_VERSION);
-    add_rows(out, "\"");
+    add_backends(out, "\"");
     buf_printf(out, "],\"cpu\":\"%s\",\"transports\":[", features);
     add_transports(out, "\"");
     buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":%s}\n",
@@ -69,7 +69,7 @@ static void print_text(const char *features, struct buf *out)
 {
     bool rdma = has_transport("rdma"), ucx = has_transport("ucx");
     buf_printf(out, "baton %s\n  kernels     ", BATON_VERSION);
-    add_rows(out, "");
+    add_backends(out, "");
     buf_printf(out, "\n  this CPU    %s\n  transports  ", features);
     add_transports(out, "");
     if (!rdma || !ucx)

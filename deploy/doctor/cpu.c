@@ -8,7 +8,7 @@
 #include "deploy/doctor/doctor.h"
 #include "kernels/kernels.h"
 
-static void check_row(struct doctor *d)
+static void check_backend(struct doctor *d)
 {
     char features[128];
     struct err err = { 0 };
@@ -20,7 +20,7 @@ static void check_row(struct doctor *d)
     }
     bool plain = str_eq_c(str_of(ctx->ops->name), "ref");
     struct doctor_line *line = doctor_add(d, "CPU", plain ? DOCTOR_WARN : DOCTOR_OK,
-                                          "kernel row %s; this CPU has %s", ctx->ops->name,
+                                          "kernels %s; this CPU has %s", ctx->ops->name,
                                           features);
     if (plain)
         doctor_fix(line,
@@ -65,6 +65,6 @@ static void check_count(struct doctor *d)
 
 void doctor_check_cpu(struct doctor *d)
 {
-    check_row(d);
+    check_backend(d);
     check_count(d);
 }

@@ -360,14 +360,14 @@ static enum status start_cluster(struct node *n, struct err *err)
 static void on_directory_up(void *arg)
 {
     struct node *n = arg;
-    log_info("directory reached", "row=%s", n->o.directory);
+    log_info("directory reached", "backend=%s", n->o.directory);
     if (n->scheduler) scheduler_publish(n->scheduler);
 }
 
 static void on_directory_down(void *arg, const char *why)
 {
     struct node *n = arg;
-    log_warn("directory not reachable", "row=%s why=\"%s\"", n->o.directory, why);
+    log_warn("directory not reachable", "backend=%s why=\"%s\"", n->o.directory, why);
 }
 
 static enum status start_directory(struct node *n, struct err *err)

@@ -315,7 +315,7 @@ static bool is_listed(const struct str *known, size_t n, struct str name)
 static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
 {
     const struct str known[] = { STR("ipc"), STR("rdma"), STR("ucx"), STR("tcp") };
-    const struct kvt_transport_ops *row;
+    const struct kvt_transport_ops *ops;
     struct buf kept = { 0 };
     size_t n = 0;
     config_list(c, "cache-transfer-protocol", 0, &n);
@@ -327,7 +327,7 @@ static enum status read_protocols(const struct config *c, struct node_options *o
                              "--cache-transfer-protocol: '%.*s' is not one of ipc, rdma, ucx, tcp",
                              STR_ARG(p));
         }
-        if (kvt_transport_find(p, &row, NULL) == OK) {
+        if (kvt_transport_find(p, &ops, NULL) == OK) {
             if (kept.len) buf_add_char(&kept, ',');
             buf_add_str(&kept, p);
         } else if (config_is_set(c, "cache-transfer-protocol")) {
