@@ -116,11 +116,11 @@ static void on_kvt_event(void *arg, const struct kvt_event *e)
 }
 
 static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                        const int32_t *blocks, uint64_t mark)
+                        const int32_t *blocks, uint64_t event)
 {
     struct node *n = arg;
     if ((id & PREFILL_IDS) && n->kvt)
-        prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks, mark);
+        prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks, event);
 }
 
 static void dispatch(struct node *n, struct node_event *ev)
