@@ -12,7 +12,7 @@ static const char INTRO[] = "usage: baton status [--url http://host:port] [--jso
 
 enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000 };
 
-struct question {
+struct status_query {
     struct loop *loop;
     struct buf answer;
     enum status st;
@@ -21,7 +21,7 @@ struct question {
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
-    struct question *q = arg;
+    struct status_query *q = arg;
     q->st = st;
     q->http_status = http_status;
     if (st == OK) buf_add_str(&q->answer, body);
@@ -77,9 +77,9 @@ static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
     return true;
 }
 
-static int ask(const struct config *c, const char *host, uint16_t port)
+static int query_status(const struct config *c, const char *host, uint16_t port)
 {
-    struct question q = { 0 };
+    struct status_query q = { 0 };
     struct err err = { 0 };
     struct buf headers = { 0 };
     int exit_status = 1;
@@ -136,7 +136,7 @@ int cmd_status(int argc, char **argv)
             stderr,
             "baton status: --url %s is not http://host:port, which is all that is spoken here\n",
             url);
-    else exit_status = ask(c, host, port);
+    else exit_status = query_status(c, host, port);
     config_free(c);
     return exit_status;
 }

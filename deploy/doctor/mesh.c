@@ -50,7 +50,7 @@ static bool has_transport(const struct mesh_host *h, const char *name)
 }
 
 /* What can be said without trying; MESH_NOT_TRIED when nothing speaks against it. */
-static enum mesh_state foresee(const struct mesh *m, const char *transport, uint32_t from,
+static enum mesh_state predict_state(const struct mesh *m, const char *transport, uint32_t from,
                                uint32_t to, struct mesh_cell *c)
 {
     const struct mesh_host *a = &m->hosts[from], *b = &m->hosts[to];
@@ -123,7 +123,7 @@ static void measure_cell(struct mesh *m, const char *transport, uint32_t from, u
 {
     struct err err = { 0 };
     if (from == to || !m->hosts[from].client || !m->hosts[to].client) return;
-    c->state = foresee(m, transport, from, to, c);
+    c->state = predict_state(m, transport, from, to, c);
     if (c->state != MESH_NOT_TRIED) return;
     struct measurement p = make_measurement(m, transport, from, to, checksum);
     if (measure(&p, c, r, &err) == OK) {

@@ -33,7 +33,7 @@ static bool has_trouble(const struct doctor *d, const char *what)
 }
 
 /* rdma and ucx together: each alone may be missing, but not both. */
-void doctor_check_ways(struct doctor *d)
+void doctor_check_transports(struct doctor *d)
 {
     bool any = doctor_asked_for(d->c, "ipc") != DOCTOR_NOT_ALLOWED ||
                doctor_asked_for(d->c, "tcp") != DOCTOR_NOT_ALLOWED;

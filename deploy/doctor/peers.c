@@ -20,7 +20,7 @@ static const char *host_name(const struct mesh *m, uint32_t i)
     return m->hosts[i].where[0] ? m->hosts[i].where : "this host";
 }
 
-static void say_peer(struct doctor *d, const struct mesh_host *h)
+static void report_peer(struct doctor *d, const struct mesh_host *h)
 {
     const struct probe_peer *p = h->client ? probe_peer(h->client) : NULL;
     if (p && strcmp(p->version, BATON_VERSION) != 0) {
@@ -52,7 +52,7 @@ static void say_peer(struct doctor *d, const struct mesh_host *h)
 }
 
 /* A transport that a host has not, or cannot open: said once per host. */
-static void say_missing(struct doctor *d, const struct mesh *m, uint32_t t)
+static void report_missing(struct doctor *d, const struct mesh *m, uint32_t t)
 {
     for (uint32_t host = 0; host < m->n_hosts; host++)
         for (uint32_t i = 0; i < m->n_hosts * m->n_hosts; i++) {
@@ -76,7 +76,7 @@ static void say_missing(struct doctor *d, const struct mesh *m, uint32_t t)
 
 /* ---- what is said of pairs ---- */
 
-static void say_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
+static void report_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
                        uint32_t to)
 {
     const struct mesh_cell *c = mesh_cell(m, t, from, to);
@@ -95,7 +95,7 @@ static void say_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint3
 }
 
 /* Rates far below what the link's hardware says. */
-static void say_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from, uint32_t to)
+static void report_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from, uint32_t to)
 {
     const struct mesh_cell *c = mesh_cell(m, t, from, to);
     struct doctor_line *line = doctor_add(d, "peers", DOCTOR_WARN,
@@ -112,15 +112,15 @@ static bool is_slow(const struct mesh_cell *c)
 }
 
 /* One line for what went well, one for each pair that did not, as far as there is room. */
-static void say_transport(struct doctor *d, const struct mesh *m, uint32_t t)
+static void report_transport(struct doctor *d, const struct mesh *m, uint32_t t)
 {
     uint32_t n_good = 0, n_bad = 0, n_slow = 0;
     double least = 0, most = 0;
     for (uint32_t i = 0; i < m->n_hosts * m->n_hosts; i++) {
         const struct mesh_cell *c = mesh_cell(m, t, i / m->n_hosts, i % m->n_hosts);
         if (c->state == MESH_FAILED && n_bad++ < LINES_MAX)
-            say_failed(d, m, t, i / m->n_hosts, i % m->n_hosts);
-        if (is_slow(c) && n_slow++ < LINES_MAX) say_slow(d, m, t, i / m->n_hosts, i % m->n_hosts);
+            report_failed(d, m, t, i / m->n_hosts, i % m->n_hosts);
+        if (is_slow(c) && n_slow++ < LINES_MAX) report_slow(d, m, t, i / m->n_hosts, i % m->n_hosts);
         if (c->state != MESH_MEASURED) continue;
         if (n_good++ == 0 || c->rate < least) least = c->rate;
         if (c->rate > most) most = c->rate;
@@ -132,11 +132,11 @@ static void say_transport(struct doctor *d, const struct mesh *m, uint32_t t)
         doctor_add(d, "peers", DOCTOR_OK,
                    "%s: %" PRIu32 " of %" PRIu32 " pairs that should connect do, %.2f to %.2f GB/s",
                    m->transports[t], n_good, n_good + n_bad, least / 1e9, most / 1e9);
-    say_missing(d, m, t);
+    report_missing(d, m, t);
 }
 
 /* A pair for which no allowed transport is left cannot exchange KV at all. */
-static void say_unconnected(struct doctor *d, const struct mesh *m)
+static void report_unconnected(struct doctor *d, const struct mesh *m)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < m->n_hosts * m->n_hosts; i++) {
@@ -175,7 +175,7 @@ static void run_mesh(struct doctor *d, struct mesh *m, const char *here)
     const char *where;
     mesh_dial(m, "", here);
     for (size_t i = 0; (where = config_list(d->c, "peers", i, NULL)); i++) {
-        if (mesh_dial(m, where, where)) say_peer(d, &m->hosts[m->n_hosts - 1]);
+        if (mesh_dial(m, where, where)) report_peer(d, &m->hosts[m->n_hosts - 1]);
         else
             doctor_fix(doctor_add(d, "peer", DOCTOR_FAIL,
                                   "%s is left out: --peers may name %d hosts", where,
@@ -185,8 +185,8 @@ static void run_mesh(struct doctor *d, struct mesh *m, const char *here)
     }
     add_transports(d, m);
     mesh_measure(m, config_bool(d->c, "kv-checksum"));
-    for (uint32_t t = 0; t < m->n_transports; t++) say_transport(d, m, t);
-    say_unconnected(d, m);
+    for (uint32_t t = 0; t < m->n_transports; t++) report_transport(d, m, t);
+    report_unconnected(d, m);
     mesh_print_text(m, &d->tables);
     mesh_print_json(m, &d->members);
 }

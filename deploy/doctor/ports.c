@@ -11,13 +11,13 @@
 
 enum { PORTS_MAX = 64 };
 
-struct asked {
+struct port_use {
     uint16_t port;
     const char *option;
 };
 
-struct ports {
-    struct asked list[PORTS_MAX];
+struct port_uses {
+    struct port_use list[PORTS_MAX];
     size_t n;
 };
 
@@ -57,7 +57,7 @@ static void add_failure(struct doctor *d, const char *option, const char *host, 
     else doctor_fix(line, "--host must be an address of this host, or 0.0.0.0");
 }
 
-static void check_port(struct doctor *d, struct ports *p, const char *option, const char *host,
+static void check_port(struct doctor *d, struct port_uses *p, const char *option, const char *host,
                        int64_t number)
 {
     if (number <= 0 || number > 65535 || p->n == PORTS_MAX) return; /* 0: any free one */
@@ -69,12 +69,12 @@ static void check_port(struct doctor *d, struct ports *p, const char *option, co
                    "give each its own port");
         return;
     }
-    p->list[p->n++] = (struct asked){ port, option };
+    p->list[p->n++] = (struct port_use){ port, option };
     int error = try_bind(host, port);
     if (error) add_failure(d, option, host, port, error);
 }
 
-static void check_list(struct doctor *d, struct ports *p, const char *option, const char *host)
+static void check_list(struct doctor *d, struct port_uses *p, const char *option, const char *host)
 {
     const char *item;
     for (size_t i = 0; (item = config_list(d->c, option, i, NULL)); i++) {
@@ -90,7 +90,7 @@ void doctor_check_ports(struct doctor *d)
 {
     static const char *const lists[] = { "engine-worker-queue-port", "pd-comm-port",
                                          "cache-queue-port", "rdma-comm-ports" };
-    struct ports p = { 0 };
+    struct port_uses p = { 0 };
     size_t n_before = d->n;
     const char *host = config_string(d->c, "host");
     check_list(d, &p, "ports", host);

@@ -11,13 +11,13 @@
 
 enum { TIMEOUT_MS = 2000, N_PINGS = 20, VERSION_MIN = 6, SLOW_US = 5000 };
 
-struct probe {
+struct redis_check {
     struct doctor *d;
     redisContext *redis;
     char at[300]; /* host:port */
 };
 
-static struct doctor_line *add_failure(struct probe *p, const char *doing, const redisReply *r)
+static struct doctor_line *add_failure(struct redis_check *p, const char *doing, const redisReply *r)
 {
     const char *why = r && r->type == REDIS_REPLY_ERROR ? r->str
                       : p->redis->err                   ? p->redis->errstr
@@ -30,7 +30,7 @@ static bool is_text(const redisReply *r)
     return r && (r->type == REDIS_REPLY_STRING || r->type == REDIS_REPLY_STATUS);
 }
 
-static bool log_in(struct probe *p)
+static bool log_in(struct redis_check *p)
 {
     const char *password = config_string(p->d->c, "scheduler-password");
     int64_t db = config_int(p->d->c, "scheduler-db");
@@ -70,7 +70,7 @@ static bool info_field(const char *info, const char *name, char *out, size_t cap
     return true;
 }
 
-static void check_info(struct probe *p)
+static void check_info(struct redis_check *p)
 {
     char version[32] = "?", role[32] = "?", policy[64] = "?", max[32] = "0";
     redisReply *r = redisCommand(p->redis, "INFO");
@@ -109,7 +109,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void check_latency(struct probe *p)
+static void check_latency(struct redis_check *p)
 {
     uint64_t took_ns[N_PINGS];
     for (int i = 0; i < N_PINGS; i++) {
@@ -138,7 +138,7 @@ void doctor_check_redis(struct doctor *d)
     const char *name = config_string(d->c, "scheduler-name"),
                *host = config_string(d->c, "scheduler-host");
     if (strcmp(name, "splitwise") != 0 && strcmp(name, "global") != 0) return;
-    struct probe p = { .d = d };
+    struct redis_check p = { .d = d };
     int port = (int)config_int(d->c, "scheduler-port");
     snprintf(p.at, sizeof p.at, "%s:%d", host, port);
     p.redis = redisConnectWithTimeout(host, port, (struct timeval){ .tv_sec = TIMEOUT_MS / 1000 });

@@ -23,7 +23,7 @@ enum {
     EXIT_DEVICE = 70,       /* the GPU failed */
     EVENTS = 16384,         /* engine and transfer events waiting for the loop; full means the
                              * engine waits */
-    EVENTS_PER_TURN = 1024, /* so that one turn of the loop stays short */
+    EVENTS_PER_ITERATION = 1024, /* so that one turn of the loop stays short */
     MAX_TRANSFERS = 1024,
     DRAIN_POLL_MS = 50,
     STALL_MS = 60000 /* a transfer may wait for a long chunk of a slow CPU; dead and
@@ -141,13 +141,13 @@ static void drain_events(void *arg)
     struct node *n = arg;
     struct node_event ev;
     int i = 0;
-    while (i < EVENTS_PER_TURN && mailbox_take(n->events, &ev)) {
+    while (i < EVENTS_PER_ITERATION && mailbox_take(n->events, &ev)) {
         if (n->decode && n->prefill) dispatch(n, &ev);
         mem_free(ev.blocks);
         i++;
     }
     if (n->decode) decode_flush(n->decode);
-    if (i == EVENTS_PER_TURN)
+    if (i == EVENTS_PER_ITERATION)
         wake_loop(n); /* the rest in the next turn: a post into a box that is
                        * not empty wakes nobody */
 }
@@ -465,7 +465,7 @@ static enum status start_serve(struct node *n, struct err *err)
     return serve_create(&s, &n->serve, err);
 }
 
-static void say_ready(struct node *n)
+static void log_ready(struct node *n)
 {
     const struct kv_layout *l = engine_kv_layout(n->engine);
     double gib = (double)kv_layout_pool_bytes(l) / (1 << 30);
@@ -513,7 +513,7 @@ static void on_loaded(void *arg)
         return;
     }
     gauge_set(n->ready_gauge, 1);
-    say_ready(n);
+    log_ready(n);
     if (n->on_ready) n->on_ready(n->on_ready_arg);
 }
 

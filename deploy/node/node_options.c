@@ -205,7 +205,7 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
 
 /* ---- secrets ---- */
 
-enum { SECRET_FAIR = 16 }; /* characters; shorter ones work, with a word of warning */
+enum { SECRET_LEN_RECOMMENDED = 16 }; /* characters; shorter ones work, with a word of warning */
 
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out,
                                 struct err *err)
@@ -565,11 +565,11 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     if (!o->secret.n)
         buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
                        "127.0.0.1, so other hosts cannot join\n");
-    else if (o->secret.n < SECRET_FAIR)
+    else if (o->secret.n < SECRET_LEN_RECOMMENDED)
         buf_printf(out,
                    "  the cluster secret has %zu characters: whoever guesses it can join and read "
                    "KV; take %d random ones or more\n",
-                   o->secret.n, SECRET_FAIR);
+                   o->secret.n, SECRET_LEN_RECOMMENDED);
     if (o->role == ROLE_MIXED &&
         (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
         buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is "

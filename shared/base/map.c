@@ -23,8 +23,8 @@ struct map_slot {
     void *value;
 };
 
-static char deleted_mark;
-#define DELETED ((void *)&deleted_mark)
+static char deleted_sentinel;
+#define DELETED ((void *)&deleted_sentinel)
 
 /* The process's seed; 0 until first use. Two threads may both draw one: the first to store it
  * wins. */

@@ -70,16 +70,16 @@ TEST(rdma_and_ucx_alone_fail_when_the_host_has_neither)
 {
     struct doctor *d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma,ucx", NULL });
     doctor_add(d, "RDMA", DOCTOR_WARN, "this host has no RDMA device");
-    doctor_check_ways(d);
+    doctor_check_transports(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0); /* ucx is left */
     doctor_add(d, "UCX", DOCTOR_WARN, "no device");
-    doctor_check_ways(d);
+    doctor_check_transports(d);
     CHECK_EQ_INT(line_of(d, "KV")->result, DOCTOR_FAIL);
     doctor_done(d);
     d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma,ucx,tcp", NULL });
     doctor_add(d, "RDMA", DOCTOR_WARN, "this host has no RDMA device");
     doctor_add(d, "UCX", DOCTOR_WARN, "no device");
-    doctor_check_ways(d);
+    doctor_check_transports(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0);
     doctor_done(d);
 }
