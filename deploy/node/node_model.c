@@ -92,7 +92,7 @@ static enum status make_tokenizer(struct model_text *t, const struct node_option
     if (!o->dummy || t->tokenizer_json.len > 0 || t->tokenizer_model.len > 0)
         return node_model_tokenizer(t, out, err);
     log_warn("the model has no tokenizer",
-             "path=%s a made-up one spells bytes: give prompts as token ids, or any text, a token "
+             "path=%s a dummy one spells bytes: give prompts as token ids, or any text, a token "
              "a byte",
              o->model_path);
     return dummy_tokenizer_create(o->model_path, out, err);

@@ -534,7 +534,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     buf_printf(out, "baton %s\n", BATON_VERSION);
     line(out, "model", o->model_path, config_source_text(c, "model"));
     if (o->dummy)
-        line(out, "weights", "MADE UP: answers mean nothing", config_source_text(c, "load-format"));
+        line(out, "weights", "dummy: answers mean nothing", config_source_text(c, "load-format"));
     line(out, "role", node_role_name(o->role),
          config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config"
                                                                       : "splitwise-role"));
