@@ -6,12 +6,12 @@
 
 #include "deploy/doctor/doctor.h"
 
-struct module {
+struct kernel_module {
     const char *name, *shows, *for_what; /* `shows`: a path that exists when a built-in one is
                                           * there; NULL: none */
 };
 
-static bool is_loaded(const struct module *m)
+static bool is_loaded(const struct kernel_module *m)
 {
     char path[128];
     snprintf(path, sizeof path, "/sys/module/%s", m->name);
@@ -20,14 +20,14 @@ static bool is_loaded(const struct module *m)
 
 void doctor_check_modules(struct doctor *d)
 {
-    const struct module uverbs = { "ib_uverbs", "/sys/class/infiniband_verbs",
+    const struct kernel_module uverbs = { "ib_uverbs", "/sys/class/infiniband_verbs",
                                    "programs cannot open RDMA devices" };
-    const struct module peermem = {
+    const struct kernel_module peermem = {
         "nvidia_peermem", NULL, "without it RDMA devices reach GPU memory only through dma-buf"
     };
     const bool gpus = access("/proc/driver/nvidia/version", F_OK) == 0;
     struct {
-        const struct module *m;
+        const struct kernel_module *m;
         bool needed, wanted;
     } list[] = { { &uverbs, true, true }, { &peermem, false, gpus } };
     enum doctor_asked asked = doctor_asked_for(d->c, "rdma");

@@ -16,19 +16,19 @@
 
 enum { PORT_FIRST = 8000, PORT_END = 10000 };
 
-struct args {
+struct arg_list {
     struct launch_plan *plan;
     struct launch_node *node;
     size_t n;
 };
 
-static void add_arg(struct args *a, const char *text)
+static void add_arg(struct arg_list *a, const char *text)
 {
     ASSERT(a->n + 1 < LAUNCH_ARGS_MAX); /* the table of options is far smaller */
     a->node->argv[a->n++] = arena_strndup(&a->plan->arena, text, strlen(text));
 }
 
-static void add_option(struct args *a, const char *name, const char *value)
+static void add_option(struct arg_list *a, const char *name, const char *value)
 {
     struct buf b = { 0 };
     buf_printf(&b, "--%s=%s", name, value);
@@ -59,7 +59,7 @@ static void value_text(const struct config *c, const struct option *o, struct bu
     }
 }
 
-static void hand_on(struct args *a, const struct config *c)
+static void hand_on(struct arg_list *a, const struct config *c)
 {
     struct buf value = { 0 };
     for (const struct option *o = OPTIONS; o->name; o++) {
@@ -144,7 +144,7 @@ static enum status plan_node(const struct config *c, const char *program, const 
                              size_t i, struct launch_plan *p, struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
-    struct args a = { p, node, 0 };
+    struct arg_list a = { p, node, 0 };
     int64_t port, metrics_port;
     char number[32];
     TRY(listed_port(c, "ports", i, &port, err));

@@ -36,7 +36,7 @@ enum {
 /* How often one event was said in the running second. When more than RATE_SLOTS events repeat
  * within one second, the newcomers share a slot and its limit: the log stays bounded whatever is
  * said. */
-struct rate {
+struct log_rate {
     char event[EVENT_MAX_BYTES];
     uint64_t second;
     uint32_t n_written, n_dropped;
@@ -44,7 +44,7 @@ struct rate {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char node_name[NAME_MAX_BYTES] = "-";
-static struct rate rates[RATE_SLOTS];
+static struct log_rate rates[RATE_SLOTS];
 static uint32_t n_dropped_all;    /* over all slots, not yet reported */
 static atomic_int level_now = -1; /* -1: BATON_LOG_LEVEL was not read yet */
 static atomic_int file_fd = -1;
@@ -152,7 +152,7 @@ static void line_write(char *line, size_t n)
     if (fd >= 0) write_whole(fd, line, n);
 }
 
-static void report_dropped(struct rate *r)
+static void report_dropped(struct log_rate *r)
 {
     char line[512];
     size_t n = line_head(line, sizeof line - 1, LOG_WARN, "log lines held back");
@@ -170,9 +170,9 @@ static void report_past(uint64_t second)
 }
 
 /* The event's slot: its own, else one of a second that is over, else a shared one. Lock held. */
-static struct rate *rate_slot(const char *event, uint64_t second)
+static struct log_rate *rate_slot(const char *event, uint64_t second)
 {
-    struct rate *idle = NULL;
+    struct log_rate *idle = NULL;
     for (size_t i = 0; i < RATE_SLOTS; i++) {
         if (strncmp(rates[i].event, event, sizeof rates[i].event - 1) == 0) return &rates[i];
         if (!idle && rates[i].second != second) idle = &rates[i];
@@ -185,7 +185,7 @@ static struct rate *rate_slot(const char *event, uint64_t second)
 /* Lock held, after report_past: slots of earlier seconds hold no count that was not said. */
 static bool rate_allows(const char *event, uint64_t second)
 {
-    struct rate *r = rate_slot(event, second);
+    struct log_rate *r = rate_slot(event, second);
     if (r->second != second) {
         r->second = second;
         r->n_written = 0;

@@ -34,7 +34,7 @@ struct histogram {
     _Atomic uint64_t sum_bits; /* of a double */
 };
 
-struct series {
+struct metric_series {
     struct list in_family;
     char *labels;
     union {
@@ -44,7 +44,7 @@ struct series {
     };
 };
 
-struct family {
+struct metric_family {
     struct list in_registry;
     char *name, *help;
     enum metric_type type;
@@ -87,9 +87,9 @@ struct metrics *metrics_create(void)
     return m;
 }
 
-static void family_free(struct family *f)
+static void family_free(struct metric_family *f)
 {
-    LIST_FOREACH(s, &f->series, struct series, in_family)
+    LIST_FOREACH(s, &f->series, struct metric_series, in_family)
     {
         if (f->type == METRIC_HISTOGRAM) mem_free((void *)s->histogram.buckets);
         mem_free(s->labels);
@@ -105,24 +105,24 @@ static void family_free(struct family *f)
 void metrics_free(struct metrics *m)
 {
     if (!m) return;
-    LIST_FOREACH(f, &m->families, struct family, in_registry) family_free(f);
+    LIST_FOREACH(f, &m->families, struct metric_family, in_registry) family_free(f);
     map_release(&m->by_name);
     pthread_mutex_destroy(&m->lock);
     mem_free(m);
 }
 
 /* Lock held. The same name with another type or other bounds is our own bug. */
-static struct family *family_get(struct metrics *m, enum metric_type type, const char *name,
+static struct metric_family *family_get(struct metrics *m, enum metric_type type, const char *name,
                                  const char *help, const double *bounds, size_t n)
 {
-    struct family *f = map_get(&m->by_name, str_of(name));
+    struct metric_family *f = map_get(&m->by_name, str_of(name));
     if (f) {
         ASSERT(f->type == type);
         ASSERT(f->n_bounds == n && (n == 0 || memcmp(f->bounds, bounds, n * sizeof *bounds) == 0));
         return f;
     }
     for (size_t i = 1; i < n; i++) ASSERT(bounds[i - 1] < bounds[i]);
-    f = MEM_NEW(struct family);
+    f = MEM_NEW(struct metric_family);
     f->name = mem_strdup(name);
     f->help = mem_strdup(help);
     f->type = type;
@@ -134,15 +134,15 @@ static struct family *family_get(struct metrics *m, enum metric_type type, const
     return f;
 }
 
-static struct series *series_get(struct metrics *m, enum metric_type type, const char *name,
+static struct metric_series *series_get(struct metrics *m, enum metric_type type, const char *name,
                                  const char *labels, const char *help, const double *bounds,
                                  size_t n)
 {
     pthread_mutex_lock(&m->lock);
-    struct family *f = family_get(m, type, name, help, bounds, n);
-    struct series *s = map_get(&f->by_labels, str_of(labels));
+    struct metric_family *f = family_get(m, type, name, help, bounds, n);
+    struct metric_series *s = map_get(&f->by_labels, str_of(labels));
     if (!s) {
-        s = MEM_NEW(struct series);
+        s = MEM_NEW(struct metric_series);
         s->labels = mem_strdup(labels);
         if (type == METRIC_HISTOGRAM) {
             s->histogram.bounds = f->bounds;
@@ -212,7 +212,7 @@ static void write_number(struct buf *out, double v)
 }
 
 /* name{labels} with an optional suffix of the name. */
-static void write_name(const struct family *f, const struct series *s, const char *suffix,
+static void write_name(const struct metric_family *f, const struct metric_series *s, const char *suffix,
                        struct buf *out)
 {
     buf_printf(out, "%s%s", f->name, suffix);
@@ -220,7 +220,7 @@ static void write_name(const struct family *f, const struct series *s, const cha
     buf_add_char(out, ' ');
 }
 
-static void write_bucket(const struct family *f, const struct series *s, double bound,
+static void write_bucket(const struct metric_family *f, const struct metric_series *s, double bound,
                          uint64_t count, struct buf *out)
 {
     buf_printf(out, "%s_bucket{%s%sle=\"", f->name, s->labels, *s->labels ? "," : "");
@@ -228,7 +228,7 @@ static void write_bucket(const struct family *f, const struct series *s, double 
     buf_printf(out, "\"} %llu\n", (unsigned long long)count);
 }
 
-static void write_histogram(const struct family *f, const struct series *s, struct buf *out)
+static void write_histogram(const struct metric_family *f, const struct metric_series *s, struct buf *out)
 {
     const struct histogram *h = &s->histogram;
     uint64_t count = 0;
@@ -244,7 +244,7 @@ static void write_histogram(const struct family *f, const struct series *s, stru
     buf_printf(out, "%llu\n", (unsigned long long)count);
 }
 
-static void write_head(const struct family *f, struct buf *out)
+static void write_head(const struct metric_family *f, struct buf *out)
 {
     static const char *const types[] = { "counter", "gauge", "histogram" };
     buf_printf(out, "# HELP %s ", f->name);
@@ -256,7 +256,7 @@ static void write_head(const struct family *f, struct buf *out)
     buf_printf(out, "\n# TYPE %s %s\n", f->name, types[f->type]);
 }
 
-static void write_series(const struct family *f, const struct series *s, struct buf *out)
+static void write_series(const struct metric_family *f, const struct metric_series *s, struct buf *out)
 {
     if (f->type == METRIC_HISTOGRAM) {
         write_histogram(f, s, out);
@@ -272,10 +272,10 @@ static void write_series(const struct family *f, const struct series *s, struct 
 void metrics_write(struct metrics *m, struct buf *out)
 {
     pthread_mutex_lock(&m->lock);
-    LIST_FOREACH(f, &m->families, struct family, in_registry)
+    LIST_FOREACH(f, &m->families, struct metric_family, in_registry)
     {
         write_head(f, out);
-        LIST_FOREACH(s, &f->series, struct series, in_family) write_series(f, s, out);
+        LIST_FOREACH(s, &f->series, struct metric_series, in_family) write_series(f, s, out);
     }
     pthread_mutex_unlock(&m->lock);
 }

@@ -2,27 +2,27 @@
  * any thread. */
 #include "shared/base/status.h"
 
-struct status_row {
+struct status_entry {
     const char *name, *text;
     enum status_class class_;
     int http;
 };
 
-static struct status_row status_row(enum status st)
+static struct status_entry status_entry(enum status st)
 {
     switch (st) {
 #define X(code, number, text, class_, http)                                                        \
-    case code: return (struct status_row){ #code, text, class_, http };
+    case code: return (struct status_entry){ #code, text, class_, http };
         STATUS_TABLE(X)
 #undef X
     }
-    return status_row(ERR_INTERNAL);
+    return status_entry(ERR_INTERNAL);
 }
 
-const char *status_name(enum status st) { return status_row(st).name; }
+const char *status_name(enum status st) { return status_entry(st).name; }
 
-const char *status_text(enum status st) { return status_row(st).text; }
+const char *status_text(enum status st) { return status_entry(st).text; }
 
-enum status_class status_class_of(enum status st) { return status_row(st).class_; }
+enum status_class status_class_of(enum status st) { return status_entry(st).class_; }
 
-int status_http(enum status st) { return status_row(st).http; }
+int status_http(enum status st) { return status_entry(st).http; }

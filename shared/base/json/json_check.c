@@ -14,7 +14,7 @@
 
 enum { NUMBER_CHARS_MAX = 63 };
 
-struct scan {
+struct json_check_scan {
     struct str text;
     size_t at;
     size_t depth;
@@ -25,19 +25,19 @@ struct scan {
     struct err *err;
 };
 
-static enum status scan_fail(struct scan *s, size_t at, const char *what)
+static enum status scan_fail(struct json_check_scan *s, size_t at, const char *what)
 {
     return err_set(s->err, ERR_FORMAT, "malformed JSON at byte %zu: %s", at, what);
 }
 
-static int peek(const struct scan *s)
+static int peek(const struct json_check_scan *s)
 {
     return s->at < s->text.n ? (unsigned char)s->text.p[s->at] : -1;
 }
 
 static bool is_digit(int c) { return c >= '0' && c <= '9'; }
 
-static void skip_blanks(struct scan *s)
+static void skip_blanks(struct json_check_scan *s)
 {
     for (int c = peek(s); c == ' ' || c == '\t' || c == '\n' || c == '\r'; c = peek(s)) s->at++;
 }
@@ -60,7 +60,7 @@ size_t json_utf8_len(struct str s)
 }
 
 /* The four digits of a \u escape, or -1. */
-static int32_t scan_hex4(struct scan *s)
+static int32_t scan_hex4(struct json_check_scan *s)
 {
     int32_t v = 0;
     for (int i = 0; i < 4; i++, s->at++) {
@@ -92,7 +92,7 @@ static void add_utf8(struct buf *b, uint32_t c)
 }
 
 /* At the 'u' of an escape; surrogates must come in pairs. */
-static enum status scan_unicode(struct scan *s, struct buf *out)
+static enum status scan_unicode(struct json_check_scan *s, struct buf *out)
 {
     size_t start = s->at - 1;
     s->at++;
@@ -111,7 +111,7 @@ static enum status scan_unicode(struct scan *s, struct buf *out)
     return OK;
 }
 
-static enum status scan_escape(struct scan *s, struct buf *out)
+static enum status scan_escape(struct json_check_scan *s, struct buf *out)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     s->at++;
@@ -125,7 +125,7 @@ static enum status scan_escape(struct scan *s, struct buf *out)
 }
 
 /* At the opening quote; the characters go to `out` when it is given. */
-static enum status scan_string(struct scan *s, struct buf *out)
+static enum status scan_string(struct json_check_scan *s, struct buf *out)
 {
     size_t start = s->at++;
     for (;;) {
@@ -146,14 +146,14 @@ static enum status scan_string(struct scan *s, struct buf *out)
     return OK;
 }
 
-static bool scan_digits(struct scan *s)
+static bool scan_digits(struct json_check_scan *s)
 {
     size_t start = s->at;
     while (is_digit(peek(s))) s->at++;
     return s->at > start;
 }
 
-static enum status scan_number(struct scan *s)
+static enum status scan_number(struct json_check_scan *s)
 {
     size_t start = s->at;
     if (peek(s) == '-') s->at++;
@@ -175,7 +175,7 @@ static enum status scan_number(struct scan *s)
                : OK;
 }
 
-static enum status scan_word(struct scan *s)
+static enum status scan_word(struct json_check_scan *s)
 {
     static const char *const words[] = { "true", "false", "null" };
     for (size_t i = 0; i < 3; i++) {
@@ -188,7 +188,7 @@ static enum status scan_word(struct scan *s)
 }
 
 /* A member's name and the colon. */
-static enum status scan_key(struct scan *s)
+static enum status scan_key(struct json_check_scan *s)
 {
     size_t start = s->at;
     if (peek(s) != '"') return scan_fail(s, s->at, "a member name in quotes is expected");
@@ -203,14 +203,14 @@ static enum status scan_key(struct scan *s)
     return OK;
 }
 
-static void scan_close(struct scan *s)
+static void scan_close(struct json_check_scan *s)
 {
     s->depth--;
     map_release(&s->keys[s->depth]);
 }
 
 /* Enter the array or object at hand; *closed when it is empty and done with. */
-static enum status scan_open(struct scan *s, bool *closed)
+static enum status scan_open(struct json_check_scan *s, bool *closed)
 {
     if (s->depth == JSON_DEPTH_MAX) return scan_fail(s, s->at, "nested deeper than 64 levels");
     bool object = peek(s) == '{';
@@ -228,7 +228,7 @@ static enum status scan_open(struct scan *s, bool *closed)
 
 /* After a value: close what ends here, or pass the comma before the next value. *more: a value
  * follows. */
-static enum status scan_after(struct scan *s, bool *more)
+static enum status scan_after(struct json_check_scan *s, bool *more)
 {
     while (s->depth > 0) {
         skip_blanks(s);
@@ -250,7 +250,7 @@ static enum status scan_after(struct scan *s, bool *more)
     return OK;
 }
 
-static enum status scan_document(struct scan *s)
+static enum status scan_document(struct json_check_scan *s)
 {
     bool more = true;
     skip_blanks(s);
@@ -269,7 +269,7 @@ static enum status scan_document(struct scan *s)
 
 enum status json_check(struct str text, bool unique_keys, struct err *err)
 {
-    struct scan s = { .text = text, .unique_keys = unique_keys, .err = err };
+    struct json_check_scan s = { .text = text, .unique_keys = unique_keys, .err = err };
     enum status st = scan_document(&s);
     while (s.depth > 0) scan_close(&s);
     buf_release(&s.key);
