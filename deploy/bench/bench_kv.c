@@ -38,7 +38,8 @@ static void choose_shape(const struct bench_kv *b, struct bench_cell *cell)
 }
 
 static struct measurement make_measurement(const struct bench_kv *b, const struct bench_cell *cell,
-                             struct probe_client *sender, struct probe_client *receiver)
+                                           struct probe_client *sender,
+                                           struct probe_client *receiver)
 {
     struct measurement p = {
         .sender = sender,
@@ -73,8 +74,8 @@ static void measure_limit(struct measurement *p, struct bench_cell *cell, uint32
 /* Rounds of limit and transfer in turn. What ran before holds the caches, so each transfer follows
  * one of an eighth that is not counted; of the limits memcpy and ucx_perftest warm up the same way,
  * the other tools run for so long that their start does not count. */
-static enum status measure_bulk(const struct bench_kv *b, struct measurement *p, struct bench_cell *cell,
-                                struct err *err)
+static enum status measure_bulk(const struct bench_kv *b, struct measurement *p,
+                                struct bench_cell *cell, struct err *err)
 {
     struct measurement_round *r = MEM_NEW(struct measurement_round);
     uint64_t cpu_ns = 0, n_bytes = 0;

@@ -1,5 +1,5 @@
-/* bench_kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in interleaved
- * rounds; and the table of it.
+/* bench_kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in
+ * interleaved rounds; and the table of it.
  *
  * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per
  * round (and before it one of an eighth, not counted), each round after a round of the limit; the

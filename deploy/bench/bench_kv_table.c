@@ -1,4 +1,5 @@
-/* bench_kv_table.c - what `baton bench kv` prints: a table for people, the same as JSON. See bench_kv.h. */
+/* bench_kv_table.c - what `baton bench kv` prints: a table for people, the same as JSON. See
+ * bench_kv.h. */
 #include <inttypes.h>
 #include <stdio.h>
 

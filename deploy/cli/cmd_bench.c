@@ -203,8 +203,9 @@ static void measure(struct bench *b, const char *to, struct probe_client *sender
         }
 }
 
-static enum status measure_here(struct bench *b, struct probe_dialer *h, struct probe_client *sender,
-                                const char *sender_at, const char *receiver_at, struct err *err)
+static enum status measure_here(struct bench *b, struct probe_dialer *h,
+                                struct probe_client *sender, const char *sender_at,
+                                const char *receiver_at, struct err *err)
 {
     struct probe_client *receiver = NULL, *same = NULL;
     enum status st = probe_dial(h, receiver_at, &receiver, err);
@@ -215,8 +216,8 @@ static enum status measure_here(struct bench *b, struct probe_dialer *h, struct 
     return st;
 }
 
-static enum status measure_peers(struct bench *b, struct probe_dialer *h, struct probe_client *sender,
-                                 struct err *err)
+static enum status measure_peers(struct bench *b, struct probe_dialer *h,
+                                 struct probe_client *sender, struct err *err)
 {
     const char *where;
     for (size_t i = 0; (where = config_list(b->c, "peers", i, NULL)); i++) {

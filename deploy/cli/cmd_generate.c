@@ -23,8 +23,8 @@ struct generate {
     const struct config *c;
     struct node *node;
     struct batch_runner *batch; /* NULL: none is running */
-    uint64_t completion;         /* of --prompt; 0: none */
-    bool raw;              /* completions, not chat */
+    uint64_t completion;        /* of --prompt; 0: none */
+    bool raw;                   /* completions, not chat */
 };
 
 /* ---- one prompt ---- */
@@ -100,8 +100,9 @@ static void start_prompt(struct generate *g)
     buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}",
                (long long)config_int(g->c, "max-tokens"), config_float(g->c, "temperature"));
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
-    g->completion = serve_submit(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions",
-                           buf_str(&body), "generate", &reply);
+    g->completion = serve_submit(node_serve(g->node),
+                                 g->raw ? "/v1/completions" : "/v1/chat/completions",
+                                 buf_str(&body), "generate", &reply);
     buf_release(&body);
 }
 

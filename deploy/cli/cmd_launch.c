@@ -298,7 +298,8 @@ static enum status serve_directory(struct launcher *l, char *address, size_t cap
     /* as the nodes read it: a file comes before the environment */
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
-        st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret, &l->directory_server, err);
+        st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret,
+                                   &l->directory_server, err);
     arena_release(&arena);
     if (st != OK) return st;
     snprintf(address, cap, "127.0.0.1:%u", directory_serve_port(l->directory_server));
@@ -318,7 +319,8 @@ static enum status start(struct launcher *l, struct err *err)
     l->metrics = metrics_create();
     TRY(loop_create(&l->loop, err));
     TRY(serve_directory(l, directory_address, sizeof directory_address, err));
-    TRY(launch_plan_make(l->c, "baton", directory_address[0] ? directory_address : NULL, &l->plan, err));
+    TRY(launch_plan_make(l->c, "baton", directory_address[0] ? directory_address : NULL, &l->plan,
+                         err));
     h.loop = l->loop;
     l->client = http_client_create(&h);
     l->children = MEM_ARRAY(struct child, l->plan.n);

@@ -23,10 +23,10 @@ int cmd_bench(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 
-/* Read environment and arguments of `command` with the option table (deploy/options/option_table.h).
- * --help prints and gives *done = true. On failure the sentence has been printed to stderr; the
- * caller returns 2. `words` receives at most *n_words words that are not options (NULL: none
- * allowed). */
+/* Read environment and arguments of `command` with the option table
+ * (deploy/options/option_table.h). --help prints and gives *done = true. On failure the sentence
+ * has been printed to stderr; the caller returns 2. `words` receives at most *n_words words that
+ * are not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
                               const char **words, int *n_words, bool *done);
 

@@ -70,7 +70,8 @@ static int try_connect(const char *host, const char *port)
     return error;
 }
 
-static void check_directory_server(struct doctor *d, const char *option, const char *host, const char *port)
+static void check_directory_server(struct doctor *d, const char *option, const char *host,
+                                   const char *port)
 {
     int error = try_connect(host, port);
     if (error == 0) {
@@ -100,5 +101,6 @@ void doctor_check_cluster(struct doctor *d)
     }
     char host[256];
     snprintf(host, sizeof host, "%.*s", (int)(colon - router), router);
-    check_directory_server(d, "router", str_eq_c(str_of(host), "0.0.0.0") ? "127.0.0.1" : host, colon + 1);
+    check_directory_server(d, "router", str_eq_c(str_of(host), "0.0.0.0") ? "127.0.0.1" : host,
+                           colon + 1);
 }

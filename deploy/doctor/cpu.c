@@ -20,8 +20,7 @@ static void check_backend(struct doctor *d)
     }
     bool plain = str_eq_c(str_of(ctx->ops->name), "ref");
     struct doctor_line *line = doctor_add(d, "CPU", plain ? DOCTOR_WARN : DOCTOR_OK,
-                                          "kernels %s; this CPU has %s", ctx->ops->name,
-                                          features);
+                                          "kernels %s; this CPU has %s", ctx->ops->name, features);
     if (plain)
         doctor_fix(line,
                    "the plain row is for comparison; a CPU with AVX2 and FMA is many times faster");

@@ -75,8 +75,8 @@ void doctor_check_rdma(struct doctor *d);       /* devices, links, MTU, GID, flo
                                                  * Needs libibverbs (checks.c) */
 void doctor_check_ucx(struct doctor *d);        /* UCX's transports and devices. Needs UCX
                                                  * (checks.c) */
-void doctor_check_transports(struct doctor *d);       /* is one of the allowed protocols there? After rdma
-                                                 * and ucx */
+void doctor_check_transports(struct doctor *d); /* is one of the allowed protocols there?
+                                                 * After rdma and ucx */
 void doctor_check_ports(struct doctor *d);      /* ports of the options: free, not given twice */
 void doctor_check_cluster(struct doctor *d);    /* the secret, the holder of the cluster view */
 void doctor_check_redis(struct doctor *d);      /* only with --scheduler-name splitwise or global */

@@ -51,7 +51,7 @@ static bool has_transport(const struct mesh_host *h, const char *name)
 
 /* What can be said without trying; MESH_NOT_TRIED when nothing speaks against it. */
 static enum mesh_state predict_state(const struct mesh *m, const char *transport, uint32_t from,
-                               uint32_t to, struct mesh_cell *c)
+                                     uint32_t to, struct mesh_cell *c)
 {
     const struct mesh_host *a = &m->hosts[from], *b = &m->hosts[to];
     c->culprit = has_transport(a, transport) ? to : from;
@@ -63,8 +63,8 @@ static enum mesh_state predict_state(const struct mesh *m, const char *transport
     return MESH_NOT_TRIED;
 }
 
-static struct measurement make_measurement(const struct mesh *m, const char *transport, uint32_t from,
-                             uint32_t to, bool checksum)
+static struct measurement make_measurement(const struct mesh *m, const char *transport,
+                                           uint32_t from, uint32_t to, bool checksum)
 {
     struct measurement p = {
         .sender = m->hosts[from].client,
@@ -82,8 +82,8 @@ static struct measurement make_measurement(const struct mesh *m, const char *tra
     return p;
 }
 
-static enum status measure_rate(struct measurement *p, struct mesh_cell *c, struct measurement_round *r,
-                                struct err *err)
+static enum status measure_rate(struct measurement *p, struct mesh_cell *c,
+                                struct measurement_round *r, struct err *err)
 {
     for (int i = 0; i <= ROUNDS; i++) { /* the first warms up */
         TRY(measurement_run(p, 1, BLOCKS, r, err));

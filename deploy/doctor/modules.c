@@ -21,7 +21,7 @@ static bool is_loaded(const struct kernel_module *m)
 void doctor_check_modules(struct doctor *d)
 {
     const struct kernel_module uverbs = { "ib_uverbs", "/sys/class/infiniband_verbs",
-                                   "programs cannot open RDMA devices" };
+                                          "programs cannot open RDMA devices" };
     const struct kernel_module peermem = {
         "nvidia_peermem", NULL, "without it RDMA devices reach GPU memory only through dma-buf"
     };

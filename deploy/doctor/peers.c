@@ -77,7 +77,7 @@ static void report_missing(struct doctor *d, const struct mesh *m, uint32_t t)
 /* ---- what is said of pairs ---- */
 
 static void report_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
-                       uint32_t to)
+                          uint32_t to)
 {
     const struct mesh_cell *c = mesh_cell(m, t, from, to);
     struct doctor_line *line = doctor_add(d, "peers", DOCTOR_FAIL, "%s -> %s over %s: %s",
@@ -95,7 +95,8 @@ static void report_failed(struct doctor *d, const struct mesh *m, uint32_t t, ui
 }
 
 /* Rates far below what the link's hardware says. */
-static void report_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from, uint32_t to)
+static void report_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
+                        uint32_t to)
 {
     const struct mesh_cell *c = mesh_cell(m, t, from, to);
     struct doctor_line *line = doctor_add(d, "peers", DOCTOR_WARN,
@@ -120,7 +121,8 @@ static void report_transport(struct doctor *d, const struct mesh *m, uint32_t t)
         const struct mesh_cell *c = mesh_cell(m, t, i / m->n_hosts, i % m->n_hosts);
         if (c->state == MESH_FAILED && n_bad++ < LINES_MAX)
             report_failed(d, m, t, i / m->n_hosts, i % m->n_hosts);
-        if (is_slow(c) && n_slow++ < LINES_MAX) report_slow(d, m, t, i / m->n_hosts, i % m->n_hosts);
+        if (is_slow(c) && n_slow++ < LINES_MAX)
+            report_slow(d, m, t, i / m->n_hosts, i % m->n_hosts);
         if (c->state != MESH_MEASURED) continue;
         if (n_good++ == 0 || c->rate < least) least = c->rate;
         if (c->rate > most) most = c->rate;

@@ -17,7 +17,8 @@ struct redis_check {
     char at[300]; /* host:port */
 };
 
-static struct doctor_line *add_failure(struct redis_check *p, const char *doing, const redisReply *r)
+static struct doctor_line *add_failure(struct redis_check *p, const char *doing,
+                                       const redisReply *r)
 {
     const char *why = r && r->type == REDIS_REPLY_ERROR ? r->str
                       : p->redis->err                   ? p->redis->errstr

@@ -1,10 +1,10 @@
 /* batch_runner.c - see batch_runner.h: the lines in work, in the order of the input.
  *
  * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread
- * that writes the answers whose turn has come and reads the next lines. batch_runner_advance looks what
- * can be started and is called after everything that happened. A request refused as busy goes back
- * to its place and is tried again a little later. Thread: loop; during a file job the worker owns
- * `file`, `writing` and `job`. */
+ * that writes the answers whose turn has come and reads the next lines. batch_runner_advance looks
+ * what can be started and is called after everything that happened. A request refused as busy goes
+ * back to its place and is tried again a little later. Thread: loop; during a file job the worker
+ * owns `file`, `writing` and `job`. */
 #include "deploy/generate/batch_runner.h"
 
 #include <inttypes.h>
@@ -24,7 +24,7 @@
 enum {
     CONCURRENCY_DEFAULT = 32,
     BUFFERED_FACTOR = 4, /* lines in memory per line in work */
-    READ_BATCH = 64, /* lines per file job */
+    READ_BATCH = 64,     /* lines per file job */
     RETRY_MS = 200,
     RETRIES_MAX = 600,
     PROGRESS_TTY_MS = 500,
@@ -144,7 +144,8 @@ static void on_file_done(void *arg)
 
 static void start_file_job(struct batch_runner *f)
 {
-    uint32_t limit = f->concurrency * BUFFERED_FACTOR, room = f->n_buffered < limit ? limit - f->n_buffered : 0;
+    uint32_t limit = f->concurrency * BUFFERED_FACTOR,
+             room = f->n_buffered < limit ? limit - f->n_buffered : 0;
     if (f->file_busy || f->st != OK) return;
     f->job.n_read = f->job.n_bad = 0;
     f->job.n_wanted = f->eof || f->stopping ? 0 : room < READ_BATCH ? room : READ_BATCH;
@@ -211,8 +212,7 @@ static void start_line(struct batch_runner *f, struct batch_entry *l)
     };
     l->state = ENTRY_WORKING;
     f->n_working++;
-    uint64_t id = serve_submit(f->o.serve, l->line.url, buf_str(&l->line.body), l->id,
-                                 &reply);
+    uint64_t id = serve_submit(f->o.serve, l->line.url, buf_str(&l->line.body), l->id, &reply);
     if (id) l->completion = id; /* 0: answered already */
 }
 
@@ -317,7 +317,8 @@ void batch_runner_stop(struct batch_runner *f)
     batch_runner_advance(f);
 }
 
-enum status batch_runner_start(const struct batch_runner_options *o, struct batch_runner **out, struct err *err)
+enum status batch_runner_start(const struct batch_runner_options *o, struct batch_runner **out,
+                               struct err *err)
 {
     ASSERT_THREAD(THREAD_LOOP);
     struct batch_runner *f = MEM_NEW(struct batch_runner);

@@ -30,7 +30,7 @@ struct batch_runner;
 
 /* *out is valid until `done`. */
 enum status batch_runner_start(const struct batch_runner_options *o, struct batch_runner **out,
-                          struct err *err) MUST_CHECK;
+                               struct err *err) MUST_CHECK;
 /* Start nothing more, write the answers that are there in their order, then `done` with
  * ERR_CANCELED. */
 void batch_runner_stop(struct batch_runner *f);

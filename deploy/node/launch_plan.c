@@ -140,8 +140,9 @@ static double share_per_node(const struct config *c, size_t n_nodes)
     return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_gpus - 1) / n_gpus);
 }
 
-static enum status plan_node(const struct config *c, const char *program, const char *directory_address,
-                             size_t i, struct launch_plan *p, struct err *err)
+static enum status plan_node(const struct config *c, const char *program,
+                             const char *directory_address, size_t i, struct launch_plan *p,
+                             struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
     struct arg_list a = { p, node, 0 };
@@ -192,8 +193,9 @@ static enum status check_counts(const struct config *c, size_t n, struct err *er
     return OK;
 }
 
-enum status launch_plan_make(const struct config *c, const char *program, const char *directory_address,
-                             struct launch_plan *out, struct err *err)
+enum status launch_plan_make(const struct config *c, const char *program,
+                             const char *directory_address, struct launch_plan *out,
+                             struct err *err)
 {
     size_t n_prefill = (size_t)config_int(c, "prefill"), n_decode = (size_t)config_int(c, "decode"),
            n_mixed = (size_t)config_int(c, "num-servers");

@@ -21,10 +21,11 @@ struct launch_plan {
     size_t n;
 };
 
-/* `directory_address` is host:port of the launcher's own directory, NULL when the nodes use Redis. ERR_CONFIG
- * names the option at fault. */
-enum status launch_plan_make(const struct config *c, const char *program, const char *directory_address,
-                             struct launch_plan *out, struct err *err) MUST_CHECK;
+/* `directory_address` is host:port of the launcher's own directory, NULL when the nodes use Redis.
+ * ERR_CONFIG names the option at fault. */
+enum status launch_plan_make(const struct config *c, const char *program,
+                             const char *directory_address, struct launch_plan *out,
+                             struct err *err) MUST_CHECK;
 void launch_plan_release(struct launch_plan *p);
 
 #endif

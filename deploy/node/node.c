@@ -20,9 +20,9 @@
 #include "shared/base/thread.h"
 
 enum {
-    EXIT_DEVICE = 70,       /* the GPU failed */
-    EVENTS = 16384,         /* engine and transfer events waiting for the loop; full means the
-                             * engine waits */
+    EXIT_DEVICE = 70,            /* the GPU failed */
+    EVENTS = 16384,              /* engine and transfer events waiting for the loop; full means the
+                                  * engine waits */
     EVENTS_PER_ITERATION = 1024, /* so that one turn of the loop stays short */
     MAX_TRANSFERS = 1024,
     DRAIN_POLL_MS = 50,

@@ -400,7 +400,7 @@ static enum status read_directory(const struct config *c, struct node_options *o
         return read_host_port(o, "innode-prefill-ports", text, err);
     }
     o->serves_directory = !redis &&
-                         (o->role == ROLE_PREFILL || config_is_set(c, "engine-worker-queue-port"));
+                          (o->role == ROLE_PREFILL || config_is_set(c, "engine-worker-queue-port"));
     return OK;
 }
 

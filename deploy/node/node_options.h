@@ -71,7 +71,7 @@ struct node_options {
     const char *directory;      /* "local", "http", "redis" */
     const char *directory_host; /* http: the holder */
     uint16_t directory_port;
-    bool serves_directory;  /* local: others register on control_port */
+    bool serves_directory; /* local: others register on control_port */
     uint16_t control_port; /* --engine-worker-queue-port */
     const char *redis_host, *redis_password;
     uint16_t redis_port;

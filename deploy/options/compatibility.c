@@ -40,7 +40,7 @@ bool compatibility_resolve(const struct compat_entry *entry, enum option_effect 
     *sentence = entry->sentence;
     if (entry->sentence) return true;
     const struct option *o = entry->kind == COMPAT_FLAG ? option_of_flag(entry->name + strlen("--"))
-                                                      : option_of_env(entry->name);
+                                                        : option_of_env(entry->name);
     if (!o) return false;
     *effect = o->effect;
     *sentence = o->effect == EFFECT_WORKS || !o->note ? o->help : o->note;

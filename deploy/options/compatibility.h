@@ -1,10 +1,10 @@
 /* compatibility.h - what becomes of every flag, environment variable and command that our users'
  * documents show.
  *
- * One row per name and owner. Options of Baton's own table (option_table.h) carry no effect here: it is
- * looked up there, so the two cannot disagree. docs/compatibility.md is printed from this table
- * (`baton docs compatibility`), and tests/seeds holds the table against the documents themselves.
- * Thread: any (constants). */
+ * One row per name and owner. Options of Baton's own table (option_table.h) carry no effect here:
+ * it is looked up there, so the two cannot disagree. docs/compatibility.md is printed from this
+ * table (`baton docs compatibility`), and tests/seeds holds the table against the documents
+ * themselves. Thread: any (constants). */
 #ifndef BATON_DEPLOY_OPTIONS_COMPATIBILITY_H
 #define BATON_DEPLOY_OPTIONS_COMPATIBILITY_H
 

@@ -57,7 +57,8 @@ bool option_applies_to(const struct option *option, const char *command)
 
 bool option_has_range(const struct option *option)
 {
-    return (option->type == OPT_INT || option->type == OPT_FLOAT) && (option->min != 0 || option->max != 0);
+    return (option->type == OPT_INT || option->type == OPT_FLOAT) &&
+           (option->min != 0 || option->max != 0);
 }
 
 /* ---- checking one value ---- */
@@ -84,22 +85,23 @@ static bool in_choices(const char *choices, struct str value)
     return false;
 }
 
-static enum status check_number(const struct option *option, const char *given_as, const char *value,
-                                struct err *err)
+static enum status check_number(const struct option *option, const char *given_as,
+                                const char *value, struct err *err)
 {
     const char *kind = option->type == OPT_INT ? "a whole number" : "a number";
     int64_t i = 0;
     double v = 0;
     enum status st = option->type == OPT_INT ? str_to_i64(str_of(value), &i)
-                                          : str_to_f64(str_of(value), &v);
+                                             : str_to_f64(str_of(value), &v);
     if (option->type == OPT_INT) v = (double)i;
-    if (st == OK && (!option_has_range(option) || (v >= option->min && v <= option->max))) return OK;
+    if (st == OK && (!option_has_range(option) || (v >= option->min && v <= option->max)))
+        return OK;
     if (option_has_range(option))
         return err_field(err, ERR_CONFIG, option->name,
                          "%s is \"%.80s\", but must be %s from %.15g to %.15g", given_as, value,
                          kind, option->min, option->max);
-    return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be %s", given_as, value,
-                     kind);
+    return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be %s", given_as,
+                     value, kind);
 }
 
 /* "a, b or c" */
@@ -143,8 +145,8 @@ static enum status check_value(const struct option *option, const char *given_as
     switch (option->type) {
     case OPT_BOOL:
         if (parse_bool(str_of(value), &flag)) return OK;
-        return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", but must be true or false",
-                         given_as, value);
+        return err_field(err, ERR_CONFIG, option->name,
+                         "%s is \"%.80s\", but must be true or false", given_as, value);
     case OPT_INT:
     case OPT_FLOAT: return check_number(option, given_as, value, err);
     case OPT_ENUM: return check_enum(option, given_as, value, err);
@@ -195,8 +197,8 @@ static enum status add_items(struct option_value *v, const struct option *option
         item = str_trim(item);
         if (!item.n) continue;
         if (v->n_items == ITEMS_MAX)
-            return err_field(err, ERR_CONFIG, option->name, "--%s has more than %d items", option->name,
-                             ITEMS_MAX);
+            return err_field(err, ERR_CONFIG, option->name, "--%s has more than %d items",
+                             option->name, ITEMS_MAX);
         v->items = mem_realloc(v->items, v->n_items + 1, sizeof *v->items);
         v->items[v->n_items++] = mem_strndup(item.p, item.n);
     }
@@ -204,13 +206,14 @@ static enum status add_items(struct option_value *v, const struct option *option
 }
 
 /* Check and keep. `grow`: add to a list that the same source has begun. */
-static enum status store(struct config *c, size_t i_option, struct value_origin from, const char *value,
-                         bool grow, struct err *err)
+static enum status store(struct config *c, size_t i_option, struct value_origin from,
+                         const char *value, bool grow, struct err *err)
 {
     const struct option *option = &c->table[i_option];
     struct option_value *v = &c->values[i_option];
     TRY(check_value(option, from.given_as, value, err));
-    if (option->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT && !is_neutral(option, value))
+    if (option->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT &&
+        !is_neutral(option, value))
         return err_field(err, ERR_CONFIG, option->name, "%s: %s", from.given_as,
                          option->note ? option->note : "not supported");
     if (option->type != OPT_LIST || !grow || v->source != from.source) value_clear(v);
@@ -249,7 +252,8 @@ enum status config_load_env(struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *option = &c->table[i];
-        if (!option->env || !option_applies_to(option, c->command) || c->values[i].source == SOURCE_ARGS)
+        if (!option->env || !option_applies_to(option, c->command) ||
+            c->values[i].source == SOURCE_ARGS)
             continue;
         struct str rest = str_of(option->env), word;
         while (option_next_word(&rest, &word)) {
@@ -343,8 +347,8 @@ struct arg_cursor {
     char **argv;
 };
 
-static enum status take_list(struct config *c, size_t i_option, struct value_origin from, struct arg_cursor *a,
-                             struct err *err)
+static enum status take_list(struct config *c, size_t i_option, struct value_origin from,
+                             struct arg_cursor *a, struct err *err)
 {
     bool any = false;
     for (; a->i < a->argc && a->argv[a->i][0] != '-'; a->i++, any = true)
@@ -354,8 +358,8 @@ static enum status take_list(struct config *c, size_t i_option, struct value_ori
 }
 
 /* Store the value of the flag just read; `value` is NULL unless it was written with '='. */
-static enum status take_value(struct config *c, size_t i_option, const char *flag, const char *value,
-                              struct arg_cursor *a, struct err *err)
+static enum status take_value(struct config *c, size_t i_option, const char *flag,
+                              const char *value, struct arg_cursor *a, struct err *err)
 {
     const struct option *option = &c->table[i_option];
     struct value_origin from = { SOURCE_ARGS, flag };
@@ -371,7 +375,8 @@ static enum status take_value(struct config *c, size_t i_option, const char *fla
     return store(c, i_option, from, a->argv[a->i++], false, err);
 }
 
-static enum status take_flag(struct config *c, const char *word, struct arg_cursor *a, struct err *err)
+static enum status take_flag(struct config *c, const char *word, struct arg_cursor *a,
+                             struct err *err)
 {
     bool one_dash = word[1] != '-';
     size_t n_dashes = one_dash ? 1 : 2, n = strcspn(word, "=");

@@ -36,7 +36,8 @@ static void add_words(struct buf *out, const char *words, const char *quote)
 
 /* First row of each group begins it: groups come in the order of the table. */
 static bool begins_group(const struct option *table, const struct option *option,
-                         bool (*shown)(const struct option *option, const void *arg), const void *arg)
+                         bool (*shown)(const struct option *option, const void *arg),
+                         const void *arg)
 {
     for (const struct option *r = table; r < option; r++)
         if (shown(r, arg) && strcmp(r->group, option->group) == 0) return false;
@@ -51,7 +52,8 @@ struct help_scope {
 static bool shown_in_help(const struct option *option, const void *arg)
 {
     const struct help_scope *scope = arg;
-    return option_applies_to(option, scope->command) && (scope->all || option->effect == EFFECT_WORKS);
+    return option_applies_to(option, scope->command) &&
+           (scope->all || option->effect == EFFECT_WORKS);
 }
 
 static bool shown_in_docs(const struct option *option, const void *arg)
@@ -110,7 +112,8 @@ static void add_help_option(const struct option *option, struct buf *out)
         buf_printf(&text, " Accepted: %s", option->note ? option->note : "has no effect here.");
     if (option->effect == EFFECT_REFUSED)
         buf_printf(&text, " Refused: %s", option->note ? option->note : "not supported.");
-    if (option_has_range(option)) buf_printf(&text, " From %.15g to %.15g.", option->min, option->max);
+    if (option_has_range(option))
+        buf_printf(&text, " From %.15g to %.15g.", option->min, option->max);
     if (option->def) buf_printf(&text, " Default: %s.", *option->def ? option->def : "empty");
     if (option->env) {
         buf_add_c(&text, " Environment: ");

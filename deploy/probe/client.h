@@ -15,7 +15,7 @@ struct probe_client;
 
 /* `secret` is borrowed until free; empty: none. */
 enum status probe_dialer_create(struct str secret, struct probe_dialer **out,
-                              struct err *err) MUST_CHECK;
+                                struct err *err) MUST_CHECK;
 void probe_dialer_free(struct probe_dialer *h);
 
 /* `where` is "host:port" (names are looked up). ERR_CONFIG: not that; ERR_PEER_LOST: nobody there,
@@ -30,9 +30,9 @@ void probe_hang_up(struct probe_client *c); /* NULL is fine */
 enum status probe_ask(struct probe_client *c, const struct probe_request *r,
                       struct probe_reply *reply, struct err *err) MUST_CHECK;
 enum status probe_ask_begin(struct probe_client *c, const struct probe_request *r,
-                        struct err *err) MUST_CHECK;
+                            struct err *err) MUST_CHECK;
 enum status probe_ask_finish(struct probe_client *c, struct probe_reply *reply,
-                          struct err *err) MUST_CHECK;
+                             struct err *err) MUST_CHECK;
 
 /* What is known of the peer: constant after dial. */
 struct probe_peer {

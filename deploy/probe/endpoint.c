@@ -89,7 +89,8 @@ static int32_t *make_table(uint32_t n, bool contiguous, uint64_t key)
 }
 
 enum status probe_endpoint_open(const struct probe_request *r, const char *host,
-                           const struct kvt_tuning *tuning, struct probe_endpoint **out, struct err *err)
+                                const struct kvt_tuning *tuning, struct probe_endpoint **out,
+                                struct err *err)
 {
     struct kv_layout layout;
     TRY(probe_layout(r->piece_bytes, r->n_layers, r->n_blocks, &layout, err));
@@ -164,16 +165,19 @@ static enum status next_event(struct probe_endpoint *e, uint64_t deadline_ms, st
 
 /* ---- connecting ---- */
 
-void probe_endpoint_hello(const struct probe_endpoint *e, struct buf *out) { kvt_hello(e->kvt, out); }
+void probe_endpoint_hello(const struct probe_endpoint *e, struct buf *out)
+{
+    kvt_hello(e->kvt, out);
+}
 
 enum status probe_endpoint_answer(struct probe_endpoint *e, struct str hello, struct buf *out,
-                             struct err *err)
+                                  struct err *err)
 {
     return kvt_answer(e->kvt, hello, out, err);
 }
 
-enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer, const char **transport,
-                              uint64_t *link_speed, struct err *err)
+enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer,
+                                   const char **transport, uint64_t *link_speed, struct err *err)
 {
     struct timed_event s;
     if (e->peer) return err_set(err, ERR_INVALID, "this end is connected already");
@@ -196,8 +200,8 @@ static enum status check_blocks(const struct probe_endpoint *e, uint32_t n_block
                    n_blocks, e->layout.n_blocks);
 }
 
-enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks, struct buf *grants,
-                             struct err *err)
+enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks,
+                                  struct buf *grants, struct err *err)
 {
     struct buf one = { 0 };
     TRY(check_blocks(e, n_blocks, err));
@@ -281,8 +285,8 @@ static bool take_grant(struct str *rest, struct str *grant)
     return true;
 }
 
-enum status probe_endpoint_send(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks, struct str grants,
-                           uint64_t *ns, struct err *err)
+enum status probe_endpoint_send(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks,
+                                struct str grants, uint64_t *ns, struct err *err)
 {
     uint64_t deadline = clock_ms() + PROBE_WAIT_MS;
     struct str grant;

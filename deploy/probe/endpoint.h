@@ -25,21 +25,22 @@ enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blo
 /* `r` is an OPEN; `host` is where transports listen and what peers are told. ERR_UNSUPPORTED,
  * ERR_CONFIG as kvt_create; ERR_NOMEM. */
 enum status probe_endpoint_open(const struct probe_request *r, const char *host,
-                           const struct kvt_tuning *tuning, struct probe_endpoint **out,
-                           struct err *err) MUST_CHECK;
+                                const struct kvt_tuning *tuning, struct probe_endpoint **out,
+                                struct err *err) MUST_CHECK;
 void probe_endpoint_close(struct probe_endpoint *e); /* NULL is fine */
 void probe_endpoint_hello(const struct probe_endpoint *e, struct buf *out);
 enum status probe_endpoint_answer(struct probe_endpoint *e, struct str hello, struct buf *out,
-                             struct err *err) MUST_CHECK;
+                                  struct err *err) MUST_CHECK;
 /* Waits for CONNECTED; *transport is static, *link_speed in bytes per second or 0. */
-enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer, const char **transport,
-                              uint64_t *link_speed, struct err *err) MUST_CHECK;
+enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer,
+                                   const char **transport, uint64_t *link_speed,
+                                   struct err *err) MUST_CHECK;
 /* `n` grants of `n_blocks` blocks each, appended with their lengths. */
-enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks, struct buf *grants,
-                             struct err *err) MUST_CHECK;
+enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks,
+                                  struct buf *grants, struct err *err) MUST_CHECK;
 /* One transfer per grant, one after the other; ns[i]: kvt_send_open to SENT. */
-enum status probe_endpoint_send(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks, struct str grants,
-                           uint64_t *ns, struct err *err) MUST_CHECK;
+enum status probe_endpoint_send(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks,
+                                struct str grants, uint64_t *ns, struct err *err) MUST_CHECK;
 /* Waits until the n expected transfers have arrived and looks at them. */
 enum status probe_endpoint_take(struct probe_endpoint *e, uint32_t n, struct err *err) MUST_CHECK;
 /* KV bytes of one transfer of n_blocks blocks. */

@@ -2,9 +2,10 @@
  * the tools that others trust.
  *
  * A stream is k plain TCP connections from one agent to another, each presenting a random ticket
- * first, read into one reused buffer per connection. A tool is a program of the table in perf_tools.c,
- * run with arguments made from checked numbers only. Life cycle: a sink between open and close, a
- * server between start and stop. Thread: an agent's worker; every call is bounded in time. */
+ * first, read into one reused buffer per connection. A tool is a program of the table in
+ * perf_tools.c, run with arguments made from checked numbers only. Life cycle: a sink between open
+ * and close, a server between start and stop. Thread: an agent's worker; every call is bounded in
+ * time. */
 #ifndef BATON_DEPLOY_PROBE_HARDWARE_LIMITS_H
 #define BATON_DEPLOY_PROBE_HARDWARE_LIMITS_H
 
@@ -51,8 +52,8 @@ const char *probe_tool_name(enum probe_tool tool);
 /* Start the tool's server side; *port is free when it is chosen. ERR_UNSUPPORTED: not installed;
  * ERR_NODEV: no device for it. */
 enum status probe_tool_server_start(struct probe_tool_server *s, const struct probe_request *r,
-                               const char *host, const struct kvt_tuning *tuning, uint16_t *port,
-                               struct err *err) MUST_CHECK;
+                                    const char *host, const struct kvt_tuning *tuning,
+                                    uint16_t *port, struct err *err) MUST_CHECK;
 void probe_tool_server_stop(struct probe_tool_server *s);
 /* Run the client side. Rates go to reply->n_bytes (bytes per second), latencies to reply->ns (p50,
  * p99, p99.9; 0: the tool does not say). */

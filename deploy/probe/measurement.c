@@ -26,8 +26,8 @@ static struct probe_request base_request(const struct measurement *p, enum probe
 }
 
 /* Ask one side; `data` goes out with it, and the reply's data comes back in *data. */
-static enum status exchange(struct measurement *p, bool sender, struct probe_request *r, struct buf *data,
-                            struct probe_reply *reply, struct err *err)
+static enum status exchange(struct measurement *p, bool sender, struct probe_request *r,
+                            struct buf *data, struct probe_reply *reply, struct err *err)
 {
     r->data = *data;
     enum status st = probe_ask(sender ? p->sender : p->receiver, r, reply, err);
@@ -91,8 +91,8 @@ void measurement_end(struct measurement *p)
     mem_free(reply);
 }
 
-enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks, struct measurement_round *out,
-                     struct err *err)
+enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks,
+                            struct measurement_round *out, struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
     struct probe_request expect = base_request(p, PROBE_EXPECT), send = base_request(p, PROBE_SEND),
@@ -181,8 +181,8 @@ static enum status run_tool(struct measurement *p, enum probe_tool tool, uint64_
     return probe_ask(p->sender, &run, reply, err);
 }
 
-static enum status limit_of(struct measurement *p, uint64_t n_bytes, double *rate, const char **what,
-                            struct probe_reply *reply, struct err *err)
+static enum status limit_of(struct measurement *p, uint64_t n_bytes, double *rate,
+                            const char **what, struct probe_reply *reply, struct err *err)
 {
     struct str transport = str_of(p->transport);
     if (str_eq_c(transport, "mem") || str_eq_c(transport, "ipc")) {
@@ -192,7 +192,7 @@ static enum status limit_of(struct measurement *p, uint64_t n_bytes, double *rat
     enum probe_tool tool = str_eq_c(transport, "tcp")    ? PROBE_IPERF3
                            : str_eq_c(transport, "rdma") ? PROBE_IB_WRITE_BW
                            : str_eq_c(transport, "ucx")  ? PROBE_UCX_PUT_BW
-                                                   : PROBE_TOOL_END;
+                                                         : PROBE_TOOL_END;
     if (tool == PROBE_TOOL_END)
         return err_set(err, ERR_UNSUPPORTED, "no tool is known for %s", p->transport);
     enum status st = run_tool(p, tool, n_bytes, reply, err);
@@ -204,8 +204,8 @@ static enum status limit_of(struct measurement *p, uint64_t n_bytes, double *rat
     return limit_stream(p, n_bytes, rate, reply, err);
 }
 
-enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *rate, const char **what,
-                       struct err *err)
+enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *rate,
+                              const char **what, struct err *err)
 {
     struct probe_reply *reply = MEM_NEW(struct probe_reply);
     enum status st = limit_of(p, n_bytes, rate, what, reply, err);
@@ -214,12 +214,13 @@ enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *r
     return st;
 }
 
-enum status measurement_limit_latency(struct measurement *p, uint64_t ns[3], const char **what, struct err *err)
+enum status measurement_limit_latency(struct measurement *p, uint64_t ns[3], const char **what,
+                                      struct err *err)
 {
     struct str transport = str_of(p->transport);
     enum probe_tool tool = str_eq_c(transport, "rdma")  ? PROBE_IB_WRITE_LAT
                            : str_eq_c(transport, "ucx") ? PROBE_UCX_PUT_LAT
-                                                  : PROBE_TOOL_END;
+                                                        : PROBE_TOOL_END;
     if (tool == PROBE_TOOL_END)
         return err_set(err, ERR_UNSUPPORTED, "no latency tool is known for %s", p->transport);
     struct probe_reply *reply = MEM_NEW(struct probe_reply);

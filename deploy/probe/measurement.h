@@ -1,4 +1,5 @@
-/* measurement.h - one measurement: two agents, one transport, one piece size; and the limit beside it.
+/* measurement.h - one measurement: two agents, one transport, one piece size; and the limit beside
+ * it.
  *
  *   begin: OPEN on both, the hello to the receiver, its answer to the sender, CONNECT the bytes are
  *   relayed by this process round: EXPECT, SEND, TAKE timed at the sender, by its own clock end:
@@ -34,16 +35,16 @@ struct measurement_round {
     uint64_t total_ns, n_bytes, cpu_ns; /* cpu_ns: of both processes, once when they are one */
 };
 /* n transfers of n_blocks blocks, one after the other. */
-enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks, struct measurement_round *out,
-                     struct err *err) MUST_CHECK;
+enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks,
+                            struct measurement_round *out, struct err *err) MUST_CHECK;
 
 /* Rate in bytes per second of `n_bytes` beside the transport, between the same agents. *what gets
  * the limit's name (static). */
-enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *rate, const char **what,
-                       struct err *err) MUST_CHECK;
+enum status measurement_limit(struct measurement *p, uint64_t n_bytes, double *rate,
+                              const char **what, struct err *err) MUST_CHECK;
 /* One-way latencies p50, p99, p99.9 of the trusted tool, in ns; 0 where it does not say.
  * ERR_UNSUPPORTED: no such tool for this transport. */
 enum status measurement_limit_latency(struct measurement *p, uint64_t ns[3], const char **what,
-                               struct err *err) MUST_CHECK;
+                                      struct err *err) MUST_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* perf_tools.c - the programs that the field trusts, run for the limit: iperf3, perftest, ucx_perftest.
- * See limits.h.
+/* perf_tools.c - the programs that the field trusts, run for the limit: iperf3, perftest,
+ * ucx_perftest. See limits.h.
  *
  * Both sides run the same program on the same device as the transport would: iperf3 with the same
  * number of connections, ib_write_bw and ib_write_lat on the device of KVCACHE_RDMA_NICS (or the
@@ -31,7 +31,7 @@
 
 enum {
     OUTPUT_MAX = 1 << 20,
-    IPERF3_BYTES_MIN = 64 << 20, /* below it may print no rate, */
+    IPERF3_BYTES_MIN = 64 << 20,     /* below it may print no rate, */
     IPERF3_BYTES_STEADY = 256 << 20, /* and below this, between fast ends, that of its start */
     ARGS_MAX = 32,
     ARG_MAX_CHARS = 64,
@@ -47,7 +47,8 @@ struct tool_command {
     char path[PATH_CHARS];
 };
 
-static void add_arg(struct tool_command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add_arg(struct tool_command *c, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 static void add_arg(struct tool_command *c, const char *fmt, ...)
 {
     va_list ap;
@@ -223,9 +224,9 @@ static void add_ucx(struct tool_command *c, const struct probe_request *r, const
     add_arg(c, "20");
 }
 
-static enum status make_command(struct tool_command *c, const struct probe_request *r, const char *host,
-                                const char *server, uint16_t port, const struct kvt_tuning *tuning,
-                                struct err *err)
+static enum status make_command(struct tool_command *c, const struct probe_request *r,
+                                const char *host, const char *server, uint16_t port,
+                                const struct kvt_tuning *tuning, struct err *err)
 {
     const char *name = probe_tool_name(r->tool);
     *c = (struct tool_command){ 0 };
@@ -247,7 +248,7 @@ static enum status make_command(struct tool_command *c, const struct probe_reque
 
 /* The child's part, between fork and exec: system calls only. */
 static _Noreturn void exec_tool(const char *path, char *const *argv, char **env, int output,
-                             pid_t parent)
+                                pid_t parent)
 {
     sigset_t none;
     sigemptyset(&none);
@@ -360,8 +361,8 @@ static bool is_listening(uint16_t port)
 }
 
 enum status probe_tool_server_start(struct probe_tool_server *s, const struct probe_request *r,
-                               const char *host, const struct kvt_tuning *tuning, uint16_t *port,
-                               struct err *err)
+                                    const char *host, const struct kvt_tuning *tuning,
+                                    uint16_t *port, struct err *err)
 {
     struct tool_command c;
     struct buf out = { 0 };

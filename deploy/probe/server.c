@@ -35,7 +35,7 @@ struct probe_server {
     struct loop *loop;
     struct link_host host;
     uv_tcp_t *listener;
-    struct list          links, clients;
+    struct list links, clients;
     struct loop_timer *tick, *reap;
     uint16_t port;
 };
@@ -233,7 +233,8 @@ static bool is_loopback(const char *host)
     return strncmp(host, "127.", 4) == 0 || str_eq_c(str_of(host), "::1");
 }
 
-enum status probe_server_create(const struct probe_server_options *o, struct probe_server **out, struct err *err)
+enum status probe_server_create(const struct probe_server_options *o, struct probe_server **out,
+                                struct err *err)
 {
     if (o->secret.n == 0 && !is_loopback(o->host))
         return err_set(err, ERR_CONFIG,
@@ -324,7 +325,8 @@ static _Noreturn void child_main(const struct probe_server_options *o, int pipe_
     _exit(0);
 }
 
-enum status probe_server_fork(const struct probe_server_options *o, int *pid, uint16_t *port, struct err *err)
+enum status probe_server_fork(const struct probe_server_options *o, int *pid, uint16_t *port,
+                              struct err *err)
 {
     struct {
         uint16_t port;

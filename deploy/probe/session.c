@@ -78,7 +78,8 @@ static enum status do_connect(struct probe_session *s, const struct probe_reques
                               struct probe_reply *reply, struct err *err)
 {
     const char *transport = "";
-    TRY(probe_endpoint_connect(s->endpoint, buf_str(&r->data), &transport, &reply->link_speed, err));
+    TRY(probe_endpoint_connect(s->endpoint, buf_str(&r->data), &transport, &reply->link_speed,
+                               err));
     snprintf(reply->transport, sizeof reply->transport, "%s", transport);
     return OK;
 }
@@ -87,7 +88,8 @@ static enum status do_send(struct probe_session *s, const struct probe_request *
                            struct probe_reply *reply, struct err *err)
 {
     uint64_t before = cpu_ns();
-    TRY(probe_endpoint_send(s->endpoint, r->n_transfers, r->n_blocks, buf_str(&r->data), reply->ns, err));
+    TRY(probe_endpoint_send(s->endpoint, r->n_transfers, r->n_blocks, buf_str(&r->data), reply->ns,
+                            err));
     reply->cpu_ns = cpu_ns() - before;
     reply->n_ns = r->n_transfers;
     reply->n_bytes = probe_endpoint_bytes(s->endpoint, r->n_blocks) * r->n_transfers;
@@ -113,7 +115,7 @@ static enum status do_listen(struct probe_session *s, const struct probe_request
 }
 
 static enum status do_tool_serve(struct probe_session *s, const struct probe_request *r,
-                            struct probe_reply *reply, struct err *err)
+                                 struct probe_reply *reply, struct err *err)
 {
     const char *host;
     TRY(choose_host(s, r, &host, err));
@@ -130,7 +132,8 @@ static enum status do_step(struct probe_session *s, const struct probe_request *
     switch (r->step) {
     case PROBE_WHO: do_who(reply); return OK;
     case PROBE_OPEN: return do_open(s, r, reply, err);
-    case PROBE_ANSWER: return probe_endpoint_answer(s->endpoint, buf_str(&r->data), &reply->data, err);
+    case PROBE_ANSWER:
+        return probe_endpoint_answer(s->endpoint, buf_str(&r->data), &reply->data, err);
     case PROBE_CONNECT: return do_connect(s, r, reply, err);
     case PROBE_EXPECT:
         s->cpu_start_ns = cpu_ns();

@@ -14,7 +14,7 @@ struct probe_session {
     bool loopback_only;           /* no secret: nothing but loopback may be listened on */
     char host[PROBE_ADDRESS_MAX]; /* this host as the visitor reaches it:
                                    * default of OPEN and LISTEN */
-    struct probe_endpoint   *endpoint;
+    struct probe_endpoint *endpoint;
     struct probe_sink sink;
     struct probe_tool_server tool_server;
     struct probe_copy copy;

@@ -1,5 +1,5 @@
-/* tcp_stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3 is
- * not installed. See limits.h. */
+/* tcp_stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3
+ * is not installed. See limits.h. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -135,7 +135,10 @@ enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes,
     if (n < 1) n = 1;
     if (s->fd < 0) return err_set(err, ERR_INVALID, "drain before listen");
     for (; n_open < n; n_open++) {
-        conns[n_open] = (struct stream_conn){ .fd = accept_conn(s, deadline), .n_bytes = n_bytes / n };
+        conns[n_open] = (struct stream_conn){
+            .fd = accept_conn(s, deadline),
+            .n_bytes = n_bytes / n,
+        };
         if (conns[n_open].fd < 0) break;
     }
     int error = n_open < n ? ETIMEDOUT : run_conns(conns, n, conn_read);

@@ -113,7 +113,7 @@ void metrics_free(struct metrics *m)
 
 /* Lock held. The same name with another type or other bounds is our own bug. */
 static struct metric_family *family_get(struct metrics *m, enum metric_type type, const char *name,
-                                 const char *help, const double *bounds, size_t n)
+                                        const char *help, const double *bounds, size_t n)
 {
     struct metric_family *f = map_get(&m->by_name, str_of(name));
     if (f) {
@@ -135,8 +135,8 @@ static struct metric_family *family_get(struct metrics *m, enum metric_type type
 }
 
 static struct metric_series *series_get(struct metrics *m, enum metric_type type, const char *name,
-                                 const char *labels, const char *help, const double *bounds,
-                                 size_t n)
+                                        const char *labels, const char *help, const double *bounds,
+                                        size_t n)
 {
     pthread_mutex_lock(&m->lock);
     struct metric_family *f = family_get(m, type, name, help, bounds, n);
@@ -212,8 +212,8 @@ static void write_number(struct buf *out, double v)
 }
 
 /* name{labels} with an optional suffix of the name. */
-static void write_name(const struct metric_family *f, const struct metric_series *s, const char *suffix,
-                       struct buf *out)
+static void write_name(const struct metric_family *f, const struct metric_series *s,
+                       const char *suffix, struct buf *out)
 {
     buf_printf(out, "%s%s", f->name, suffix);
     if (*s->labels) buf_printf(out, "{%s}", s->labels);
@@ -228,7 +228,8 @@ static void write_bucket(const struct metric_family *f, const struct metric_seri
     buf_printf(out, "\"} %llu\n", (unsigned long long)count);
 }
 
-static void write_histogram(const struct metric_family *f, const struct metric_series *s, struct buf *out)
+static void write_histogram(const struct metric_family *f, const struct metric_series *s,
+                            struct buf *out)
 {
     const struct histogram *h = &s->histogram;
     uint64_t count = 0;
@@ -256,7 +257,8 @@ static void write_head(const struct metric_family *f, struct buf *out)
     buf_printf(out, "\n# TYPE %s %s\n", f->name, types[f->type]);
 }
 
-static void write_series(const struct metric_family *f, const struct metric_series *s, struct buf *out)
+static void write_series(const struct metric_family *f, const struct metric_series *s,
+                         struct buf *out)
 {
     if (f->type == METRIC_HISTOGRAM) {
         write_histogram(f, s, out);

@@ -1,5 +1,5 @@
-/* test_batch_runner.c - batch files: order, malformed lines, a server that is full, files that cannot
- * be used. */
+/* test_batch_runner.c - batch files: order, malformed lines, a server that is full, files that
+ * cannot be used. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -26,7 +26,8 @@ TEST(every_row_has_an_effect_and_a_sentence)
         enum option_effect effect;
         const char *sentence;
         if (!compatibility_resolve(entry, &effect, &sentence))
-            test_fail(__FILE__, __LINE__, "%s relies on an option that does not exist", entry->name);
+            test_fail(__FILE__, __LINE__, "%s relies on an option that does not exist",
+                      entry->name);
         CHECK(sentence && *sentence);
         CHECK(effect == EFFECT_WORKS || effect == EFFECT_ACCEPTED || effect == EFFECT_REFUSED);
     }

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "deploy/probe/server.h"
 #include "deploy/probe/measurement.h"
+#include "deploy/probe/server.h"
 #include "deploy/probe/session.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -235,7 +235,8 @@ static void check_moves(struct agents *a, const char *transport, bool contiguous
     double rate = 0;
     const char *what = NULL;
     snprintf(p.transport, sizeof p.transport, "%s", transport);
-    if (measurement_begin(&p, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
+    if (measurement_begin(&p, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
     for (uint32_t n = 1; n <= 3; n++) {
         if (measurement_run(&p, n, 9, r, &err) != OK)
             test_fail(__FILE__, __LINE__, "%s: %s", transport, err.text);
@@ -286,7 +287,9 @@ TEST(the_plain_stream_stands_in_for_iperf3)
 TEST(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it)
 {
     struct agents a;
-    struct measurement p = { .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .transport = "pigeon" };
+    struct measurement p = {
+        .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .transport = "pigeon"
+    };
     struct err err = { 0 };
     start_agents(&a, "s");
     p.sender = a.clients[0];
@@ -333,7 +336,8 @@ TEST(visitors_are_bounded)
     uint32_t n = 1; /* start_agents has one */
     start_agents(&a, "s");
     snprintf(where, sizeof where, "%s", probe_peer(a.clients[0])->where);
-    while (n < PROBE_SERVER_CLIENTS_MAX && probe_dial(a.dialer, where, &more[n - 1], &err) == OK) n++;
+    while (n < PROBE_SERVER_CLIENTS_MAX && probe_dial(a.dialer, where, &more[n - 1], &err) == OK)
+        n++;
     CHECK_EQ_INT(n, PROBE_SERVER_CLIENTS_MAX);
     CHECK(probe_dial(a.dialer, where, &more[n - 1], &err) != OK);
     probe_hang_up(more[0]);
