@@ -45,10 +45,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/compute_pool.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
 #include "kernels/dummy_weights.h"
+#include "kernels/host/compute_pool.h"
 #include "shared/base/sampling.h"
 
 enum {

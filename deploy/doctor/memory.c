@@ -7,7 +7,7 @@
 
 #include "deploy/doctor/doctor.h"
 #include "deploy/node/node_options.h"
-#include "kernels/cpu/host_memory.h"
+#include "kernels/host/host_memory.h"
 #include "kvtransfer/staging.h"
 
 static const double GIB = 1 << 30;

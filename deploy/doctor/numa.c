@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
-#include "kernels/numa.h"
+#include "kernels/host/numa.h"
 
 enum { LIST_MAX = 4096, NODES_MAX = 1024 };
 

@@ -4,7 +4,7 @@
  * loading; engine afterwards. */
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/pages.h"
+#include "kernels/host/pages.h"
 #include "shared/base/arith.h"
 #include "shared/base/mem.h"
 

@@ -12,8 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kernels/cpu/host_memory.h"
-#include "kernels/cpu/pages.h"
+#include "kernels/host/host_memory.h"
+#include "kernels/host/pages.h"
 #include "shared/base/mem.h"
 
 static enum status cpu_open(struct device **out, struct err *err)

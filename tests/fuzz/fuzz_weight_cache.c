@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/pages.h"
+#include "kernels/host/pages.h"
 #include "shared/model/load/weight_cache.h"
 
 enum { N = 3 };

@@ -2,7 +2,7 @@
 #ifndef BATON_TESTS_HARNESS_TWO_NODES_H
 #define BATON_TESTS_HARNESS_TWO_NODES_H
 
-#include "kernels/numa.h"
+#include "kernels/host/numa.h"
 
 /* The lower and the upper half of them; of a single one both are it. */
 static inline struct numa_nodes two_nodes(void)

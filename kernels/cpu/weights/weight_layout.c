@@ -7,9 +7,9 @@
 
 #include <string.h>
 
-#include "kernels/cpu/pages.h"
 #include "kernels/cpu/weights/weight_layout_offsets.h"
 #include "kernels/float_bits.h"
+#include "kernels/host/pages.h"
 #include "shared/base/assert.h"
 
 enum { LINE = 64 };

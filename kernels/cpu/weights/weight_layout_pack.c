@@ -10,10 +10,10 @@
  * (weight_layout_pack), pool (the ways). */
 #include <string.h>
 
-#include "kernels/cpu/pages.h"
 #include "kernels/cpu/weights/weight_layout_offsets.h"
 #include "kernels/cpu/weights/weight_layout_transpose.h"
 #include "kernels/dtype_blocks.h"
+#include "kernels/host/pages.h"
 #include "kernels/quantize.h"
 #include "kernels/weight_src.h"
 #include "shared/base/arith.h"

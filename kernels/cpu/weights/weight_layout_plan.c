@@ -1,7 +1,7 @@
 /* weight_layout_plan.c - what a matrix will be once packed: shapes alone, no element is looked at.
  * Thread: any. */
-#include "kernels/cpu/pages.h"
 #include "kernels/cpu/weights/weight_layout.h"
+#include "kernels/host/pages.h"
 #include "kernels/weight_src.h"
 
 enum status weight_layout_plan(const struct kernel_ctx *c, const struct weight_pack_args *a,

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/cpu/pages.h"
+#include "kernels/host/pages.h"
 #include "shared/base/buf.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"

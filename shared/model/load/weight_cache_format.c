@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "kernels/cpu/pages.h"
+#include "kernels/host/pages.h"
 #include "shared/base/hash/hash.h"
 #include "shared/model/load/weight_cache.h"
 

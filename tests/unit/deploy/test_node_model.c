@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "deploy/options/option_table.h"
-#include "kernels/cpu/host_memory.h"
+#include "kernels/host/host_memory.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/compute_pool.h"
+#include "kernels/host/compute_pool.h"
 #include "shared/base/clock.h"
 #include "tests/harness/test.h"
 #include "tests/harness/two_nodes.h"

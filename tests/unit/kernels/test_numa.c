@@ -1,6 +1,6 @@
 /* test_numa.c - lists of processors as the kernel writes them, folders like
  * /sys/devices/system/node, and which node a thread belongs to. */
-#include "kernels/numa.h"
+#include "kernels/host/numa.h"
 
 #include <stdbool.h>
 #include <stdio.h>

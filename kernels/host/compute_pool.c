@@ -18,7 +18,7 @@
  *
  * Thread: compute_pool_run on the engine thread (one run at a time); create and free on the thread
  * that owns the pool. */
-#include "kernels/compute_pool.h"
+#include "kernels/host/compute_pool.h"
 
 #include <linux/futex.h>
 #include <sched.h>

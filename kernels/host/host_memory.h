@@ -1,7 +1,7 @@
 /* host_memory.h - how much memory this process may still take: the smaller of what the machine has
  * free and what its control group leaves. Thread: any. */
-#ifndef BATON_KERNELS_CPU_HOST_MEMORY_H
-#define BATON_KERNELS_CPU_HOST_MEMORY_H
+#ifndef BATON_KERNELS_HOST_HOST_MEMORY_H
+#define BATON_KERNELS_HOST_HOST_MEMORY_H
 
 #include <stdint.h>
 

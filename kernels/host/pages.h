@@ -1,7 +1,7 @@
 /* pages.h - large private memory straight from the system: zeroed on first touch, huge pages where
  * possible. Thread: any. */
-#ifndef BATON_KERNELS_CPU_PAGES_H
-#define BATON_KERNELS_CPU_PAGES_H
+#ifndef BATON_KERNELS_HOST_PAGES_H
+#define BATON_KERNELS_HOST_PAGES_H
 
 #include <stddef.h>
 

@@ -4,8 +4,8 @@
  * A processor reads its own node's memory about twice as fast as another's. Most machines have one
  * node; then nothing here matters. Life cycle: a value, read once when a pool is made. Thread:
  * any. */
-#ifndef BATON_KERNELS_NUMA_H
-#define BATON_KERNELS_NUMA_H
+#ifndef BATON_KERNELS_HOST_NUMA_H
+#define BATON_KERNELS_HOST_NUMA_H
 
 #include <sched.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
-/* kernels/numa.c - see numa.h. Source of the format: Documentation/ABI/stable/sysfs-devices-node of
+/* kernels/host/numa.c - see numa.h. Source of the format: Documentation/ABI/stable/sysfs-devices-node of
  * Linux. Thread: any. */
-#include "kernels/numa.h"
+#include "kernels/host/numa.h"
 
 #include <ctype.h>
 #include <stdio.h>

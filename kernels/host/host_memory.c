@@ -1,6 +1,6 @@
 /* host_memory.c - /proc/meminfo and the memory control group (version 2, then version 1). Thread:
  * any. */
-#include "kernels/cpu/host_memory.h"
+#include "kernels/host/host_memory.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

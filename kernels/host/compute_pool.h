@@ -10,12 +10,12 @@
  * On a host with several memory nodes the threads are bound to the nodes' processors, and each node
  * has a share of the indices of every run: the first ones the first node. Who writes weights by
  * index and reads them by index reads its own node's memory. */
-#ifndef BATON_KERNELS_COMPUTE_POOL_H
-#define BATON_KERNELS_COMPUTE_POOL_H
+#ifndef BATON_KERNELS_HOST_COMPUTE_POOL_H
+#define BATON_KERNELS_HOST_COMPUTE_POOL_H
 
 #include <stdint.h>
 
-#include "kernels/numa.h"
+#include "kernels/host/numa.h"
 #include "shared/base/err.h"
 
 struct compute_pool;

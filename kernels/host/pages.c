@@ -3,7 +3,7 @@
  * Packed weights are read once per token from end to end; 2 MiB pages save most of the address
  * translations of that. They are only asked for where they fit, from the first byte on, so small
  * things cost no more than they hold. Thread: any. */
-#include "kernels/cpu/pages.h"
+#include "kernels/host/pages.h"
 
 #include <stdint.h>
 #include <sys/mman.h>
