@@ -1,4 +1,4 @@
-/* kernels.c - the rows of the kernel table in order of preference, and the calls that go through it
+/* backend.c - the rows of the kernel table in order of preference, and the calls that go through it
  * whatever the backend.
  *
  * Life cycle: kernel_ctx_create at start, kernel_ctx_free after the last model that uses it.
