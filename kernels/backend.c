@@ -1,9 +1,7 @@
-/* backend.c - the rows of the kernel table in order of preference, and the calls that go through it
- * whatever the backend.
+/* backend.c - the registry of backends, and the calls that serve every backend alike.
  *
- * Life cycle: kernel_ctx_create at start, kernel_ctx_free after the last model that uses it.
- * Thread: engine. */
-#include "kernels/kernels.h"
+ * Thread: as in backend.h. */
+#include "kernels/backend.h"
 
 #include <string.h>
 
@@ -14,23 +12,26 @@
 #endif
 #include "shared/base/buf.h"
 
-const struct kernel_ops *const KERNEL_BACKENDS[] = {
-    &cpu_backend_amx.ops, &cpu_backend_avx512_bf16.ops, &cpu_backend_avx512_vnni.ops,
-    &cpu_backend_avx512.ops, &cpu_backend_avx2.ops, &cpu_backend_ref.ops,
+const struct kernel_backend *const KERNEL_BACKENDS[] = {
+    &cpu_backend_amx.base,
+    &cpu_backend_avx512_bf16.base,
+    &cpu_backend_avx512_vnni.base,
+    &cpu_backend_avx512.base,
+    &cpu_backend_avx2.base,
+    &cpu_backend_ref.base,
 #ifdef BATON_HAVE_CUDA_KERNELS
-    /* behind ref, which is always available: never
-                                                  * what "auto" takes */
-    &cuda_backend,
+    &cuda_backend, /* after ref, which is always available: "auto" stops before it */
 #endif
-    NULL
+    NULL,
 };
 
-static enum status choose_backend(const char *isa, const struct kernel_ops **out, struct err *err)
+static enum status choose_backend(const char *name, const struct kernel_backend **out,
+                                  struct err *err)
 {
-    bool any = strcmp(isa, "auto") == 0, known = any;
+    bool any = strcmp(name, "auto") == 0, known = any;
     struct buf list = { 0 };
-    for (const struct kernel_ops *const *backend = KERNEL_BACKENDS; *backend; backend++) {
-        bool named = strcmp(isa, (*backend)->name) == 0;
+    for (const struct kernel_backend *const *backend = KERNEL_BACKENDS; *backend; backend++) {
+        bool named = strcmp(name, (*backend)->name) == 0;
         known = known || named;
         if (!(*backend)->available()) continue;
         if (any || named) {
@@ -42,49 +43,78 @@ static enum status choose_backend(const char *isa, const struct kernel_ops **out
     }
     enum status st = known ? ERR_UNSUPPORTED : ERR_INVALID;
     err_field(err, st, "cpu-isa", "%s \"%s\"; this CPU has: %s",
-              known ? "this CPU cannot run instruction set" : "there is no instruction set", isa,
+              known ? "this CPU cannot run instruction set" : "there is no instruction set", name,
               list.data);
     buf_release(&list);
     return st;
 }
 
-enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads,
-                              struct kernel_ctx **out, struct err *err)
+struct kernel_options kernel_options_default(const char *backend, enum activations a, int n_threads)
 {
-    const struct kernel_ops *backend;
-    TRY(choose_backend(isa, &backend, err));
-    return backend->create(backend, activations, n_threads, out, err);
+    return (struct kernel_options){
+        .backend = backend,
+        .activations = a,
+        .n_threads = n_threads,
+        .kv = kernel_kv_default(a),
+    };
+}
+
+enum status kernel_ctx_create(struct kernel_options o, struct kernel_ctx **out, struct err *err)
+{
+    const struct kernel_backend *backend;
+    TRY(choose_backend(o.backend, &backend, err));
+    return backend->create(backend, &o, out, err);
+}
+
+void kernel_ctx_init(struct kernel_ctx *c, const struct kernel_backend *b,
+                     const struct kernel_options *o)
+{
+    c->backend = b;
+    c->ops = b->ops;
+    c->weight_ops = b->weight_ops;
+    c->step_ops = b->step_ops;
+    c->options = *o;
+    c->options.backend = b->name;
 }
 
 void kernel_ctx_free(struct kernel_ctx *c)
 {
-    if (c) c->ops->free(c);
+    if (c) c->backend->free(c);
 }
 
 enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in)
 {
-    return c->ops->reserve(c, n_rows, n_in);
+    return c->backend->reserve(c, n_rows, n_in);
 }
 
 struct kernel_ctx *kernel_host(struct kernel_ctx *c) { return c->host ? c->host : c; }
 
+void *weight_arena_take(struct weight_arena *a, size_t bytes)
+{
+    if (!a || !a->at || a->left < bytes) return NULL;
+    char *at = a->at;
+    a->at += bytes;
+    a->left -= bytes;
+    return at;
+}
+
 void weight_release(struct kernel_ctx *c, struct weight *w)
 {
     if (!w || !w->data) return;
-    if (!w->borrowed) c->ops->weight_release(c, w);
+    if (!w->borrowed) c->weight_ops->release(c, w);
     *w = (struct weight){ 0 };
 }
 
 bool kernel_is_deterministic(const struct kernel_ctx *c)
 {
-    return c->device->is_host || c->deterministic;
+    return c->device->is_host || c->options.deterministic;
 }
 
-/* The processor has two forms of latent attention; a card has two kernels of any, where it may
- * round. */
+/* The CPU computes MLA in two forms. A GPU has two kernels for any attention, and may round
+ * differently in them. */
 bool kernel_has_two_attention_paths(const struct kernel_ctx *c, bool latent)
 {
-    return c->device->is_host ? latent : c->activations == ACTIVATIONS_FAST;
+    return c->device->is_host ? latent : c->options.activations == ACTIVATIONS_FAST;
 }
 
 enum dtype kernel_kv_default(enum activations a)
@@ -94,9 +124,9 @@ enum dtype kernel_kv_default(enum activations a)
 
 #define KV_OPTION "kv-cache-dtype"
 
-enum status kernel_kv_check(const struct kernel_ctx *c, enum dtype t, bool latent, struct err *err)
+enum status kernel_kv_check(enum activations a, enum dtype t, bool latent, struct err *err)
 {
-    const enum dtype suits = kernel_kv_default(c->activations);
+    const enum dtype suits = kernel_kv_default(a);
     if (t == suits) return OK;
     if (!kv_rows_known(t))
         return err_field(

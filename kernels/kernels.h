@@ -1,43 +1,15 @@
-/* kernels.h - arithmetic on tensors: one ops table, one row per instruction set (ref, avx2, avx512,
- * avx512-vnni, amx), and cuda.
+/* kernels.h - the arithmetic of a model's step on tensors: one ops table, struct kernel_ops.
  *
- * A context computes on one device, whose memory everything lies in that the slots read and write:
- * activations, weights, norms, biases, the angles of rope, the KV pool (ctx->device; device.h moves
- * bytes there and back). The processor's rows compute in place; a GPU's only put work in a queue,
- * in order, and what the host reads of it is fetched with device_download, which waits. What a
- * step's rows are - ids, positions, sequences - is made on the host and handed over once per step,
- * by `upload_step`.
- *
- * The rule every slot obeys: a row of the output depends only on the same row of the input and on
- * the weights, never on the other rows, on n_rows or on the number of threads (bit for bit).
- * Reductions run in a fixed order. A card's products of bf16 obey it in contexts that are
- * `deterministic`; in others their last bits may follow n_rows.
- *
- * Two arithmetics (enum activations), chosen when the context is made and part of what peers
- * compare:
- *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k
- *          ascending, from +0, then + bias[n]; the weight of a quantised element is the f32 that
- *          its format means. The processor's rows all give the same bits; a card shares k among
- *          lanes, and is held to a bound.
- *   FAST   matrices of integer types take inputs rounded to two int8 terms
- *          (kernels/cpu/matmul/act_quant.h says how): products and sums inside a group of k's that
- *          share a scale are exact integers, groups are chained in f32; the processor's rows all
- *          give the same bits here too. Matrices of bf16 and f8 take inputs rounded to bf16 on rows
- *          whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16 where
- *          nothing else is asked for, and then on those rows the queries are rounded to bf16 too:
- *          scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).
- * Attention takes keys in tiles of ATTN_TILE positions and segments of ATTN_SEGMENT, both counted
- * from position 0: online softmax from tile to tile, segments merged in ascending order, so that
- * the number of threads and the size of KV blocks change nothing.
- *
- * `ref` is the definition, in plain C; each other row states the bound within which it equals ref
- * and is held to it by tests/conformance/test_kernels.c.
- *
- * Activations are handed over as f32, but for ready rows (struct matmul_args). Shapes are
- * row-major, the last index contiguous. Pointers are borrowed for the call, outputs do not overlap
- * inputs except where said. Weights are packed once by weight_pack. Thread: engine (the processor's
- * rows fan out over ctx->pool themselves and return when done). No slot of a step allocates or
- * fails: shapes are checked when a model is bound, which also calls kernel_ctx_reserve. */
+ * The rule every op obeys: a row of the output depends only on the same row of the input and on the
+ * weights, bit for bit: never on the other rows, on n_rows or on the number of threads. Sums have a
+ * fixed order. On a GPU bf16 products obey it with kernel_options.deterministic; otherwise their
+ * last bits may depend on n_rows. `ref` is the definition, in plain C; every other backend states
+ * its error bound, and tests/conformance holds it to that.
+ * Tensors are row-major f32 (prequantised rows apart: struct matmul_args); the last index is
+ * contiguous. Pointers are borrowed for the call; outputs do not overlap inputs except where said.
+ * docs/kernels.md describes the two arithmetics and the order of sums.
+ * Thread: engine; CPU backends fan out over ctx->pool and return when done. No op allocates or
+ * fails: shapes are checked when a model is bound. */
 #ifndef BATON_KERNELS_KERNELS_H
 #define BATON_KERNELS_KERNELS_H
 
@@ -45,11 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/device.h"
-#include "kernels/dtype.h"
-#include "kernels/dummy_weights.h"
-#include "kernels/host/compute_pool.h"
-#include "shared/base/sampling.h"
+#include "kernels/step.h"
+#include "kernels/weights.h"
 
 enum {
     KERNEL_BLOCK_TOKENS_MAX = 256,
@@ -58,67 +27,12 @@ enum {
 };
 enum { ATTN_TILE = 64, ATTN_SEGMENT = 256 };
 enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
-enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weights */
 
 /* Raised with every change of the values that some row computes: peers of other revisions would not
  * agree bit for bit, and are refused. */
 enum { KERNEL_REVISION = 4 };
 
 enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
-
-/* What becomes of a bf16, f16 or f32 matrix while it is packed (facts: FastDeploy's --quantization;
- * kernels/quantize.h has the rules). */
-enum quantize { QUANTIZE_NONE, QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
-
-/* A matrix as a checkpoint stores it, mapped from the file: [n_out, n_in] with n_in contiguous, or
- * transposed (plain types only): [n_in, n_out] with n_out contiguous. No alignment is promised. */
-struct weight_src {
-    enum dtype dtype;
-    const void *data;
-    size_t n_out, n_in;
-    size_t row_bytes; /* from one stored row to the next; 0: they lie one after the other */
-    bool transposed;
-    const float *scales;        /* F8_E4M3: [ceil(n_out / 128)][ceil(n_in / 128)], multiplied;
-                                 * otherwise NULL */
-    struct dummy_weights dummy; /* of a unit above 0: there is no data, elements (BF16 or F32) are
-                                 * made up by their place among stored ones */
-};
-
-/* A matrix packed for a row of this table. Owned by whoever called weight_pack; freed with
- * weight_release. */
-struct weight {
-    int layout;    /* enum weight_layout of kernels/cpu/weights/weight_layout.h */
-    bool paired;   /* two matrices of n_out / 2 rows, panel by panel in turn: gate and up
-                    * of SwiGLU */
-    bool borrowed; /* data belongs to somebody else's allocation */
-    size_t n_out, n_in;
-    void *data; /* in the device's memory */
-    size_t bytes;
-};
-
-enum weight_join {
-    JOIN_STACKED, /* outputs of the parts side by side, in order */
-    JOIN_PAIRED   /* two parts of equal shape: MATMUL_SILU_MUL can follow */
-};
-
-struct weight_pack_args {
-    const struct weight_src *parts; /* of equal n_in and dtype; when stacked, each n_out but the
-                                     * last is a multiple of 16 */
-    size_t n_parts;
-    enum weight_join join;
-    enum quantize quantize;
-    /* Device memory to pack into, as many bytes as weight_plan says, or NULL: new memory. The
-     * processor's rows take pages, which become the weight's, also of a call that fails; to others
-     * it stays the caller's. */
-    void *to;
-};
-
-/* Of the time that packing a model's weights took. */
-struct weight_times {
-    uint64_t copy_wait_ns; /* copies to the device were waited for */
-};
-
-struct kernel_ctx;
 
 enum matmul_epilogue {
     MATMUL_STORE,   /* y  = w x + bias */
@@ -154,77 +68,6 @@ struct matmul_args {
     const struct weight *quantize_for; /* MATMUL_SILU_MUL: leave y ready for this one, whose n_in
                                         * is n_out / 2; NULL: y is f32 */
     enum matmul_epilogue epilogue;
-};
-
-/* Query rows of one sequence in a step, as the host writes it. */
-struct attn_seq {
-    int32_t q_begin; /* first row in q and out */
-    int32_t n_q;     /* rows; row i has position pos_begin + i and sees keys 0 ..
-                      * pos_begin + i */
-    int32_t pos_begin;
-    const int32_t *block_table; /* physical KV block of each logical block, enough for pos_begin +
-                                 * n_q tokens */
-    bool is_decode;             /* rows of answer tokens: where an architecture has two forms of
-                                 * attention, the decode form is theirs */
-};
-
-/* Sequences that a call of kv_append or attention works on. Their rows lie one after the other in q
- * and out. */
-struct attn_list {
-    const struct attn_seq *seqs; /* [n_seqs], the host's */
-    int32_t n_seqs;
-    const void *uploaded; /* what `upload_step` made of them; the row's own */
-};
-
-/* How the token after a row is to be chosen, or which token is to be scored there.
- * shared/engine/sampler.h has the rules; these are its inputs. */
-struct sample_request {
-    const struct sampling_params *params;
-    const int32_t *tokens; /* prompt, then output: [n_tokens] that the host
-                            * knows */
-    uint32_t n_tokens, n_prompt;
-    uint32_t n_out;       /* output tokens before the one asked for, those
-                           * included that only the device knows yet */
-    int32_t future_token; /* which is one at most: -1 - i as in
-                           * kernel_step's ids; 0: there is none */
-    const int32_t *eos;   /* the model's end tokens */
-    uint32_t n_eos;
-    int32_t score; /* the token whose logprobs are asked for; -1: choose
-                    * one */
-};
-
-/* What a step's rows are. `upload_step` makes pointers the row's own, and may raise the counts:
- * rows are then filled up to what launches were recorded for. What is computed for those that were
- * added means nothing and reaches neither the KV pool nor the results. */
-struct kernel_step {
-    int32_t n_rows, n_logits, n_lists;
-    const int32_t *ids;        /* [n_rows]; -1 - i: the token that the last step which sampled
-                                * chose for its i-th row of logits */
-    const int32_t *pos;        /* [n_rows] */
-    const int32_t *logit_rows; /* [n_logits] */
-    struct attn_list *lists;   /* [n_lists] */
-    int32_t block_tokens;      /* of the KV pool that their block tables name */
-    const struct sample_request *sample_requests; /* [n_logits]: choose tokens on the device where
-                                                   * it can; NULL: logits are fetched */
-    int parity;          /* 0 or 1: where the results of sampling go; the last ones of
-                          * that parity must have been fetched */
-    bool eager;          /* something happens between the layers: no recorded launches */
-    bool sampled;        /* out: the device chooses the tokens: call sample after submit,
-                          * and fetch later */
-    bool graph_launched; /* out: the whole step is in the queue: no slot but submit
-                          * is called */
-};
-
-/* What all steps stay within, so that nothing is allocated once they run. */
-struct kernel_limits {
-    uint32_t max_rows, max_logits, max_len, n_vocab, block_tokens;
-    uint32_t max_seqs;       /* sequences in a step */
-    uint32_t n_lists;        /* of a step that may be recorded */
-    uint32_t max_lists;      /* of any */
-    uint32_t n_heads, v_dim; /* of attention's results */
-    bool latent;
-    uint32_t n_kv_heads, head_dim; /* of the pool */
-    uint32_t max_graph_rows;       /* rows of a step whose launches may be recorded; 0: none are */
 };
 
 /* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA):
@@ -347,57 +190,11 @@ struct experts_args {
 };
 
 struct kernel_ops {
-    const char *name; /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, hello between peers */
-    const char *weight_layouts; /* rows with equal ones pack the same source to the same
-                                 * bytes */
-    bool absorbed_only;      /* MLA's prompt tokens take the absorbed form too: attention is never
-                              * called with k_up and v_up */
-    bool (*available)(void); /* does this machine have what the row needs */
-
-    /* kernel_ctx_create, kernel_ctx_free and kernel_ctx_reserve go here. */
-    enum status (*create)(const struct kernel_ops *backend, enum activations activations,
-                          int n_threads, struct kernel_ctx **out, struct err *err);
-    void (*free)(struct kernel_ctx *c);
-    enum status (*reserve)(struct kernel_ctx *c, size_t n_rows, size_t n_in);
-
-    /* What weight_pack would make of the parts, before any packing and without looking at their
-     * data: form, shape and bytes, a multiple of what the row's memory is handed out by; out->data
-     * stays NULL. The reasons for which parts cannot be packed are here. */
-    enum status (*weight_plan)(const struct kernel_ctx *c, const struct weight_pack_args *a,
-                               struct weight *out, struct err *err);
-    /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on
-     * the way when asked to. `err` (may be NULL) says what is wrong with the parts, or how much
-     * memory there was not. */
-    enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a,
-                               struct weight *out, struct err *err);
-    /* The weights of a model were packed: none is on its way any more, and memory that packing
-     * alone needs is given back. Work that was put in queues by weight_pack may fail as late as
-     * here. */
-    enum status (*weights_finish)(struct kernel_ctx *c, struct weight_times *out, struct err *err);
-    void (*weight_release)(struct kernel_ctx *c, struct weight *w);
-
-    /* Hands a step over: pointers of `s` to ids, positions and rows become the row's own, and
-     * `uploaded` of its lists is filled in; the sequences themselves stay where they are and are
-     * needed until the step is over. Good until the next call. */
-    void (*upload_step)(struct kernel_ctx *c, struct kernel_step *s);
-    /* The next four are NULL in rows that compute as they are called.
-     * Memory for all steps within the limits, before the first. ERR_NOMEM. */
-    enum status (*prepare)(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
-    /* Begins the i-th recording: fills `s` in as upload_step does, then all slots of the step are
-     * called, then submit. False: there are no more. */
-    bool (*capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
-    /* All slots of the step (or of the recording) have been called. */
-    void (*submit)(struct kernel_ctx *c);
-    /* Chooses the tokens of the submitted step's rows of logits, [n_logits, n_vocab]. */
-    void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
-    /* Waits for the step of that parity and hands over what was chosen for its n rows; logprobs
-     * where they were asked for. */
-    void (*fetch)(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
     /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]; ids as in kernel_step. */
     void (*embed)(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
                   size_t n_rows);
-    /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows,
-     * norm and n_rows share the rounding of x. */
+    /* Independent products. Neighbouring jobs with the same x, x_stride, n_in, x_rows, norm and
+     * n_rows share the quantisation of x. */
     void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
     /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); rows of n floats, strides in floats; y may
      * be x. */
@@ -414,87 +211,6 @@ struct kernel_ops {
     void (*route)(struct kernel_ctx *c, const struct route_args *a);
     void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
     void (*experts)(struct kernel_ctx *c, const struct experts_args *a);
-    /* The last three read the host's memory and are the processor's rows' alone: sampling has a
-     * context of them (kernel_host). */
-    /* lse[i] = log(sum_j exp(x[i][j])) of x [n_rows, n] with row stride x_stride, in a fixed
-     * order. */
-    void (*log_sum_exp)(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
-                        size_t n_rows, size_t n);
-    /* Index of the largest of x [n], the first of equals; -1 when none is above -inf (NaN never
-     * is). */
-    int32_t (*argmax)(struct kernel_ctx *c, const float *x, size_t n);
-    /* p[i] = exp((min(x[i], FLT_MAX) - max) * by) with the rows' own exp: the same bits everywhere;
-     * 0 for NaN. p may be x. */
-    void (*exp_terms)(struct kernel_ctx *c, float *p, const float *x, size_t n, float max,
-                      float by);
 };
-
-struct kernel_ctx {
-    const struct kernel_ops *ops;
-    enum activations activations;
-    bool deterministic;         /* set before use: a row's bits depend on neither the
-                                 * other rows nor their number, where that costs speed
-                                 * too */
-    size_t sampling_edit_bytes; /* set before kernel_limits: bytes of changes to
-                                 * logits that a step is sampled on the device
-                                 * with; 0: as suits */
-    enum dtype kv;              /* element type of KV pools; as suits the arithmetic, or set before
-                                 * use to what kernel_kv_check lets pass */
-    uint32_t n_graph_nodes;     /* that the smallest recorded step consists of; 0: none
-                                 * is recorded */
-    uint64_t n_graph_steps;     /* steps computed by recorded launches; engine thread */
-    struct device *device;      /* whose memory the slots read and write; owned by the
-                                 * context */
-    struct compute_pool *pool;  /* of the host: packing, sampling, and all slots of the
-                                 * processor's rows */
-    struct kernel_ctx *host;    /* a processor's context with the same pool; NULL: this is
-                                 * one */
-    /* The processor's rows: */
-    void *scratch; /* per thread, owned by the context */
-    size_t scratch_bytes_per_thread;
-    void *acts; /* the running matmul: its tables and the inputs that it made
-                 * ready; owned by the context */
-    size_t acts_bytes;
-    void *attn; /* attention_workspace_bytes() of pages, touched as needed:
-                 * attention's work table, owned by the context */
-};
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-/* The rows, in order of preference, ended by NULL. */
-extern const struct kernel_ops *const KERNEL_BACKENDS[];
-
-/* `isa`: "auto" takes the first available row of the processor; a name takes that row or fails with
- * a sentence listing what this machine has. */
-enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads,
-                              struct kernel_ctx **out, struct err *err) MUST_CHECK;
-void kernel_ctx_free(struct kernel_ctx *c);
-/* Room for the inputs of one matmul call: n_rows rows of at most n_in elements, n_rows summed over
- * its jobs. Only grows. ERR_NOMEM. Loading thread, no call running. */
-enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in) MUST_CHECK;
-/* The context that computes on what the host has, logits that were fetched above all: c itself, or
- * one that it owns. */
-struct kernel_ctx *kernel_host(struct kernel_ctx *c);
-/* Does a row's result depend on the row alone? Always so of the processor. */
-bool kernel_is_deterministic(const struct kernel_ctx *c);
-/* Do attention's results of prompt tokens and of generated ones (attn_seq.is_decode) round
- * differently? */
-bool kernel_has_two_attention_paths(const struct kernel_ctx *c, bool latent);
-/* The element type of KV pools that suits an arithmetic: f32, or bf16 of FAST. */
-enum dtype kernel_kv_default(enum activations a);
-/* May a pool of heads, or of latents, be of type t? Latents only of the type that suits the
- * arithmetic. ERR_UNSUPPORTED with a sentence. */
-enum status kernel_kv_check(const struct kernel_ctx *c, enum dtype t, bool latent,
-                            struct err *err) MUST_CHECK;
-/* Frees what weight_pack made, if it is the weight's; twice is harmless. */
-void weight_release(struct kernel_ctx *c, struct weight *w);
-/* Space-separated features of this CPU that matter here, for the start page and `baton version`. */
-void kernel_cpu_features(char *out, size_t cap);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef BATON_KERNELS_WEIGHT_SRC_H
 #define BATON_KERNELS_WEIGHT_SRC_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 enum {
     WEIGHT_PART_ALIGN = 16,      /* rows that a stacked part with another behind it is a multiple

@@ -4,9 +4,9 @@
 #include <uv.h>
 
 #include "deploy/cli/commands.h"
+#include "kernels/backend.h"
 #include "kernels/device.h"
 #include "kernels/ep/ep.h"
-#include "kernels/kernels.h"
 #include "kvtransfer/transport.h"
 
 static const char INTRO[] = "usage: baton version [--json]\n";

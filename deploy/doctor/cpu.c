@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "deploy/doctor/doctor.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 static void check_backend(struct doctor *d)
 {
@@ -14,13 +14,16 @@ static void check_backend(struct doctor *d)
     struct err err = { 0 };
     struct kernel_ctx *ctx = NULL;
     kernel_cpu_features(features, sizeof features);
-    if (kernel_ctx_create(config_string(d->c, "cpu-isa"), ACTIVATIONS_F32, 1, &ctx, &err) != OK) {
+    if (kernel_ctx_create(
+            kernel_options_default(config_string(d->c, "cpu-isa"), ACTIVATIONS_F32, 1), &ctx,
+            &err) != OK) {
         doctor_fix(doctor_add(d, "CPU", DOCTOR_FAIL, "%s", err.text), "use --cpu-isa auto");
         return;
     }
-    bool plain = str_eq_c(str_of(ctx->ops->name), "ref");
+    bool plain = str_eq_c(str_of(ctx->backend->name), "ref");
     struct doctor_line *line = doctor_add(d, "CPU", plain ? DOCTOR_WARN : DOCTOR_OK,
-                                          "kernels %s; this CPU has %s", ctx->ops->name, features);
+                                          "kernels %s; this CPU has %s", ctx->backend->name,
+                                          features);
     if (plain)
         doctor_fix(line,
                    "the plain row is for comparison; a CPU with AVX2 and FMA is many times faster");

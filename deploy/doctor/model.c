@@ -30,11 +30,11 @@ static void check_kv(struct doctor *d, const struct model_config *m)
     struct kv_layout l;
     struct err err = { 0 };
     uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
-    struct kernel_ctx kernels = { 0 }; /* nothing computes: what may be depends on the arithmetic
-                                        * alone */
-    enum status st = node_options_arithmetic(d->c, &kernels.activations, &kernels.kv, &err);
-    if (st == OK) st = kernel_kv_check(&kernels, kernels.kv, model_is_latent(m), &err);
-    model_config_kv_layout(m, kernels.kv, (uint32_t)config_int(d->c, "block-size"), 1, &l);
+    enum activations activations;
+    enum dtype kv;
+    enum status st = node_options_arithmetic(d->c, &activations, &kv, &err);
+    if (st == OK) st = kernel_kv_check(activations, kv, model_is_latent(m), &err);
+    model_config_kv_layout(m, kv, (uint32_t)config_int(d->c, "block-size"), 1, &l);
     if (st == OK) st = kv_layout_check(&l, &err);
     if (st != OK) {
         doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);

@@ -150,10 +150,14 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     enum status st = cuda ? device_open("cuda", &d, err) : OK;
     if (st != OK) return err_prefix(err, "--device cuda: ");
     if (cuda) device_close(d);
-    TRY(kernel_ctx_create(cuda ? "cuda" : o->cpu_isa, o->activations, o->n_threads, out, err));
-    (*out)->deterministic = cuda && o->deterministic;
-    (*out)->kv = o->kv_dtype;
-    return OK;
+    const struct kernel_options k = {
+        .backend = cuda ? "cuda" : o->cpu_isa,
+        .activations = o->activations,
+        .n_threads = o->n_threads,
+        .kv = o->kv_dtype,
+        .deterministic = cuda && o->deterministic,
+    };
+    return kernel_ctx_create(k, out, err);
 }
 
 static struct model_options model_options_of(const struct node_options *o,
@@ -197,7 +201,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
     log_info("model loaded",
              "path=%s arch=%s layers=%u weights_mib=%.0f kernels=%s threads=%d after_ms=%llu",
              o->model_path, m->weights->config.arch, m->weights->config.n_layers,
-             (double)m->weights->weight_bytes / (1 << 20), m->kernels->ops->name, o->n_threads,
+             (double)m->weights->weight_bytes / (1 << 20), m->kernels->backend->name, o->n_threads,
              (unsigned long long)(clock_ms() - t0));
     return OK;
 }

@@ -5,7 +5,7 @@
 #define BATON_DEPLOY_NODE_NODE_OPTIONS_H
 
 #include "deploy/options/config.h"
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "kvtransfer/tuning.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"

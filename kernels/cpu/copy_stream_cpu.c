@@ -4,8 +4,8 @@
 
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/device_cpu.h"
-#include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"

@@ -38,9 +38,6 @@ static void rows_of_item(const struct cpu_rows_job *job, int index, size_t *begi
     *end = min_size(*begin + job->rows_per_item, job->n_rows);
 }
 
-/* The slots compute where the host writes. */
-void cpu_upload_step(struct kernel_ctx *c, struct kernel_step *s) { (void)c, (void)s; }
-
 /* ---- rows ---- */
 
 struct embed_job {
@@ -193,8 +190,8 @@ static void log_sum_exp_item(void *arg, int index, int thread)
     }
 }
 
-void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
-                     size_t n_rows, size_t n)
+void host_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
+                      size_t n_rows, size_t n)
 {
     struct cpu_rows_job job = {
         .out = lse, .x = x, .n_rows = n_rows, .n = n, .x_stride = x_stride

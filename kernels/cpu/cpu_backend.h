@@ -26,6 +26,7 @@
 #ifndef BATON_KERNELS_CPU_CPU_BACKEND_H
 #define BATON_KERNELS_CPU_CPU_BACKEND_H
 
+#include "kernels/backend.h"
 #include "kernels/cpu/matmul/act_quant.h"
 
 enum {
@@ -174,20 +175,34 @@ struct cpu_microkernels {
 };
 
 struct cpu_backend {
-    struct kernel_ops ops; /* first: the context's ops pointer leads to the loops */
+    struct kernel_backend base; /* first: a context's backend leads to the microkernels */
     struct cpu_microkernels microkernels;
 };
 
 extern const struct cpu_backend cpu_backend_ref, cpu_backend_avx2, cpu_backend_avx512,
     cpu_backend_avx512_vnni, cpu_backend_avx512_bf16, cpu_backend_amx;
 
-/* The slots every cpu row fills in the same way. */
-enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations,
-                           int n_threads, struct kernel_ctx **out, struct err *err);
+/* A CPU backend's context, with memory that its ops work in. */
+struct cpu_ctx {
+    struct kernel_ctx base; /* first */
+    void *scratch;          /* cpu_scratch(): scratch_bytes_per_thread for each thread */
+    size_t scratch_bytes_per_thread;
+    void *acts; /* the running matmul: its tables and the inputs that it quantised */
+    size_t acts_bytes;
+    void *attn; /* attention_workspace_bytes(): attention's work table; touched as needed */
+};
+
+static inline struct cpu_ctx *cpu_ctx_of(struct kernel_ctx *c) { return (struct cpu_ctx *)c; }
+
+/* What all CPU backends have in common: cpu_ctx.c. */
+extern const struct kernel_ops cpu_ops;
+extern const struct weight_ops cpu_weight_ops;
+extern const struct step_ops cpu_step_ops;
+enum status cpu_ctx_create(const struct kernel_backend *backend, const struct kernel_options *o,
+                           struct kernel_ctx **out, struct err *err);
 void cpu_ctx_free(struct kernel_ctx *c);
 enum status cpu_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
-enum status cpu_weights_finish(struct kernel_ctx *c, struct weight_times *out, struct err *err);
-void cpu_upload_step(struct kernel_ctx *c, struct kernel_step *s);
+
 void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
                size_t n_rows);
 void cpu_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
@@ -202,34 +217,25 @@ void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a);
-void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
-                     size_t n_rows, size_t n);
-int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n);
-void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by);
-/* Bytes of ctx->acts for inputs of n_rows rows of n_in elements in all. */
+/* Bytes of cpu_ctx.acts for inputs of n_rows rows of n_in elements in all. */
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
-#define CPU_BACKEND_OPS(name_, available_)                                                         \
+#define CPU_BACKEND(name_, available_)                                                             \
     {                                                                                              \
         .name = (name_), .weight_layouts = "panels of 16", .available = (available_),              \
-        .create = cpu_ctx_create, .free = cpu_ctx_free, .reserve = cpu_ctx_reserve,                \
-        .weight_plan = weight_layout_plan, .weight_pack = weight_layout_pack,                      \
-        .weights_finish = cpu_weights_finish, .weight_release = weight_layout_release,             \
-        .upload_step = cpu_upload_step, .embed = cpu_embed, .matmul = cpu_matmul,                  \
-        .rms_norm = cpu_rms_norm, .add = cpu_add, .copy_rows = cpu_copy_rows, .rope = cpu_rope,    \
-        .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route,                \
-        .combine = cpu_combine, .experts = cpu_experts, .log_sum_exp = cpu_log_sum_exp,            \
-        .argmax = cpu_argmax, .exp_terms = cpu_exp_terms                                           \
+        .ops = &cpu_ops, .weight_ops = &cpu_weight_ops, .step_ops = &cpu_step_ops,                 \
+        .create = cpu_ctx_create, .free = cpu_ctx_free, .reserve = cpu_ctx_reserve                 \
     }
 
 static inline const struct cpu_microkernels *cpu_microkernels_of(const struct kernel_ctx *c)
 {
-    return &((const struct cpu_backend *)c->ops)->microkernels;
+    return &((const struct cpu_backend *)c->backend)->microkernels;
 }
 
-static inline void *cpu_scratch(const struct kernel_ctx *c, int thread)
+static inline void *cpu_scratch(struct kernel_ctx *c, int thread)
 {
-    return (char *)c->scratch + (size_t)thread * c->scratch_bytes_per_thread;
+    const struct cpu_ctx *cpu = cpu_ctx_of(c);
+    return (char *)cpu->scratch + (size_t)thread * cpu->scratch_bytes_per_thread;
 }
 
 #endif

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "shared/base/mem.h"
 
 enum { XCR0_YMM = 0x6, XCR0_ZMM = 0xe6, XCR0_AMX = 0x60000 };

@@ -3,12 +3,13 @@
 #include <math.h>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/host_math.h"
 #include "shared/base/arith.h"
 
 enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
 
 /* The chunk that holds the first largest value, then its place in there. */
-int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)
+int32_t host_argmax(struct kernel_ctx *c, const float *x, size_t n)
 {
     const struct cpu_microkernels *kernels = cpu_microkernels_of(c);
     float best = -INFINITY;
@@ -40,7 +41,7 @@ static void terms_item(void *arg, int index, int thread)
     j->kernels->exp_terms(j->p + at, j->x + at, min_size(TERMS_PER_ITEM, j->n - at), j->max, j->by);
 }
 
-void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by)
+void host_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by)
 {
     struct exp_terms_job job = {
         .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by

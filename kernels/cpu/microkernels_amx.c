@@ -7,7 +7,7 @@
 #include "kernels/cpu/microkernels_vnni.h"
 
 const struct cpu_backend cpu_backend_amx = {
-    .ops = CPU_BACKEND_OPS("amx", cpu_supports_amx),
+    .base = CPU_BACKEND("amx", cpu_supports_amx),
     .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int,
                       .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
                       .upconvert_bf16 = bf16_upconvert, .tile_bf16 = amx_tile_bf16,

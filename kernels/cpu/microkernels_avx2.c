@@ -192,7 +192,7 @@ static void avx2_axpy(float *y, const float *x, float factor, size_t n)
 }
 
 const struct cpu_backend cpu_backend_avx2 = {
-    .ops = CPU_BACKEND_OPS("avx2", cpu_supports_avx2),
+    .base = CPU_BACKEND("avx2", cpu_supports_avx2),
     .microkernels = { .gemv = avx2_gemv,
                       .dequantize = avx2_dequantize,
                       .tile = avx2_tile,

@@ -137,7 +137,7 @@ void avx512_axpy(float *y, const float *x, float factor, size_t n)
 }
 
 const struct cpu_backend cpu_backend_avx512 = {
-    .ops = CPU_BACKEND_OPS("avx512", cpu_supports_avx512),
+    .base = CPU_BACKEND("avx512", cpu_supports_avx512),
     .microkernels = { AVX512_MICROKERNELS, .gemv_int = avx512_gemv_int,
                       .tile_int = avx512_tile_int },
 };

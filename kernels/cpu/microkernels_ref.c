@@ -207,7 +207,7 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 }
 
 const struct cpu_backend cpu_backend_ref = {
-    .ops = CPU_BACKEND_OPS("ref", always),
+    .base = CPU_BACKEND("ref", always),
     .microkernels = { .gemv = ref_gemv,
                       .dequantize = ref_dequantize,
                       .tile = ref_tile,

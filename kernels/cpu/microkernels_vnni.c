@@ -7,12 +7,12 @@
 #include "kernels/cpu/microkernels_avx512.h"
 
 const struct cpu_backend cpu_backend_avx512_vnni = {
-    .ops = CPU_BACKEND_OPS("avx512-vnni", cpu_supports_vnni),
+    .base = CPU_BACKEND("avx512-vnni", cpu_supports_vnni),
     .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int },
 };
 
 const struct cpu_backend cpu_backend_avx512_bf16 = {
-    .ops = CPU_BACKEND_OPS("avx512-bf16", cpu_supports_bf16),
+    .base = CPU_BACKEND("avx512-bf16", cpu_supports_bf16),
     .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int,
                       .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
                       .upconvert_bf16 = bf16_upconvert, .tile_bf16 = bf16_tile,

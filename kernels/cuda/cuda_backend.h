@@ -16,11 +16,11 @@
 #ifndef BATON_KERNELS_CUDA_CUDA_BACKEND_H
 #define BATON_KERNELS_CUDA_CUDA_BACKEND_H
 
+#include "kernels/backend.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/sampling/sample.h"
 #include "kernels/cuda/weight_upload.h"
-#include "kernels/kernels.h"
 
 /* bytes of changes to a row of logits: some 1,000 tokens that penalties count, on the average of a
  * step */
@@ -106,7 +106,7 @@ struct cuda_ctx {
     struct dev_mem attention; /* attention_scratch_floats */
 };
 
-extern const struct kernel_ops cuda_backend;
+extern const struct kernel_backend cuda_backend;
 
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
@@ -118,8 +118,8 @@ static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c)
 }
 
 /* cuda_ctx.c */
-enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations,
-                            int n_threads, struct kernel_ctx **out, struct err *err);
+enum status cuda_ctx_create(const struct kernel_backend *backend, const struct kernel_options *o,
+                            struct kernel_ctx **out, struct err *err);
 void cuda_ctx_free(struct kernel_ctx *c);
 enum status cuda_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 
@@ -163,5 +163,8 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args *a,
                              struct weight *out, struct err *err);
 void cuda_weight_release(struct kernel_ctx *c, struct weight *w);
+enum status cuda_weight_arena_create(struct kernel_ctx *c, size_t bytes, struct weight_arena *out,
+                                     struct err *err);
+void cuda_weight_arena_free(struct kernel_ctx *c, struct weight_arena *a);
 
 #endif

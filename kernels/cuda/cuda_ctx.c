@@ -8,15 +8,14 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations,
-                            int n_threads, struct kernel_ctx **out, struct err *err)
+enum status cuda_ctx_create(const struct kernel_backend *backend, const struct kernel_options *o,
+                            struct kernel_ctx **out, struct err *err)
 {
     struct kernel_ctx *host;
-    TRY(kernel_ctx_create("auto", activations, n_threads, &host, err));
+    TRY(kernel_ctx_create(kernel_options_default("auto", o->activations, o->n_threads), &host,
+                          err));
     struct cuda_ctx *c = MEM_NEW(struct cuda_ctx);
-    c->base.ops = backend;
-    c->base.activations = activations;
-    c->base.kv = kernel_kv_default(activations);
+    kernel_ctx_init(&c->base, backend, o);
     c->base.host = host;
     c->base.pool = host->pool;
     enum status st = device_open("cuda", &c->base.device, err);
@@ -82,7 +81,8 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
 static enum status prepare_cublaslt(struct cuda_ctx *c, struct err *err)
 {
     struct err why;
-    if (c->cublaslt_tried || c->base.deterministic || c->base.activations == ACTIVATIONS_F32)
+    if (c->cublaslt_tried || c->base.options.deterministic ||
+        c->base.options.activations == ACTIVATIONS_F32)
         return OK;
     c->cublaslt_tried = true;
     if (gemm_cublaslt_create(&c->cublaslt, &why) != OK) {

@@ -65,14 +65,14 @@ static bool nth_wanted(const struct kernel_limits *l, int32_t i, struct cuda_cap
 static struct attention attention_shape(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
-    return (struct attention){ .kv = { .dtype = c->base.kv,
+    return (struct attention){ .kv = { .dtype = c->base.options.kv,
                                        .latent = l->latent,
                                        .n_heads = (int32_t)l->n_kv_heads,
                                        .head_dim = (int32_t)l->head_dim,
                                        .block_tokens = (int32_t)l->block_tokens, },
                                .n_heads = (int32_t)l->n_heads,
                                .v_dim = (int32_t)l->v_dim,
-                               .exact = c->base.activations == ACTIVATIONS_F32, };
+                               .exact = c->base.options.activations == ACTIVATIONS_F32, };
 }
 
 /* ---- recording ---- */

@@ -48,7 +48,7 @@ static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
         .scratch = c->products.ptr,
         .cublaslt = c->step.capturing ? NULL : c->cublaslt,
         .workspace = c->workspace.ptr,
-        .deterministic = c->base.deterministic,
+        .deterministic = c->base.options.deterministic,
     };
 }
 

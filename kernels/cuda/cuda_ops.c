@@ -53,7 +53,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
         .n_heads = a->n_heads,
         .v_dim = a->v_dim,
         .scale = a->scale,
-        .exact = base->activations == ACTIVATIONS_F32,
+        .exact = base->options.activations == ACTIVATIONS_F32,
         .scratch = c->attention.ptr,
     };
     (void)cuda_check(c->device, attention_run(c->device->stream, &run), "attention");
@@ -112,24 +112,7 @@ static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
 
 static bool has_device(void) { return cuda_device_count() > 0; }
 
-const struct kernel_ops cuda_backend = {
-    .name = "cuda",
-    .weight_layouts = "cuda rows",
-    .absorbed_only = true,
-    .available = has_device,
-    .create = cuda_ctx_create,
-    .free = cuda_ctx_free,
-    .reserve = cuda_ctx_reserve,
-    .weight_plan = cuda_weight_plan,
-    .weight_pack = cuda_weight_pack,
-    .weights_finish = weight_upload_finish,
-    .weight_release = cuda_weight_release,
-    .upload_step = cuda_upload_step,
-    .prepare = cuda_prepare,
-    .capture = cuda_capture,
-    .submit = cuda_submit,
-    .sample = cuda_sample,
-    .fetch = cuda_fetch,
+static const struct kernel_ops CUDA_OPS = {
     .embed = cuda_embed,
     .matmul = cuda_matmul,
     .rms_norm = cuda_rms_norm,
@@ -141,4 +124,35 @@ const struct kernel_ops cuda_backend = {
     .route = cuda_route,
     .combine = cuda_combine,
     .experts = cuda_experts,
+};
+
+static const struct weight_ops CUDA_WEIGHT_OPS = {
+    .plan = cuda_weight_plan,
+    .pack = cuda_weight_pack,
+    .finish = weight_upload_finish,
+    .release = cuda_weight_release,
+    .arena_create = cuda_weight_arena_create,
+    .arena_free = cuda_weight_arena_free,
+};
+
+static const struct step_ops CUDA_STEP_OPS = {
+    .prepare = cuda_prepare,
+    .upload = cuda_upload_step,
+    .capture = cuda_capture,
+    .submit = cuda_submit,
+    .sample = cuda_sample,
+    .fetch = cuda_fetch,
+};
+
+const struct kernel_backend cuda_backend = {
+    .name = "cuda",
+    .weight_layouts = "cuda rows",
+    .absorbed_only = true,
+    .ops = &CUDA_OPS,
+    .weight_ops = &CUDA_WEIGHT_OPS,
+    .step_ops = &CUDA_STEP_OPS,
+    .available = has_device,
+    .create = cuda_ctx_create,
+    .free = cuda_ctx_free,
+    .reserve = cuda_ctx_reserve,
 };

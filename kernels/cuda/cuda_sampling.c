@@ -22,7 +22,8 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
     /* the host samples */
     if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK;
     s->encoder = sample_encoder_create(c->limits.n_vocab);
-    s->room = c->base.sampling_edit_bytes ? c->base.sampling_edit_bytes : n * CUDA_EDITS_PER_LOGITS;
+    s->room = c->base.options.sampling_edit_bytes ? c->base.options.sampling_edit_bytes
+                                                  : n * CUDA_EDITS_PER_LOGITS;
     TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results,
                          err));
     TRY(device_mem_alloc(d, n * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->chosen, err));

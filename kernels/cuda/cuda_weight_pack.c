@@ -36,7 +36,7 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 {
     struct weight w;
     TRY(weight_src_check(a, &w, err));
-    w.layout = layout_of(a->parts[0].dtype, a->quantize, c->activations);
+    w.layout = layout_of(a->parts[0].dtype, a->quantize, c->options.activations);
     for (size_t i = 0; w.layout == GEMM_F8 && !w.paired && i + 1 < a->n_parts; i++)
         if (a->parts[i].n_out % F8_BLOCK != 0)
             return err_set(err, ERR_UNSUPPORTED,
@@ -410,21 +410,36 @@ enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args
                              struct weight *out, struct err *err)
 {
     struct weight w;
-    struct dev_mem mem = { .ptr = a->to };
     TRY(cuda_weight_plan(c, a, &w, err));
-    enum status st = a->to ? OK
-                           : device_mem_alloc(c->device, w.bytes, DEVICE_MEM_PRIVATE, &mem, err);
-    if (st == OK)
-        st = can_fill_dummy(a, &w) ? fill_dummy_weight(c, a, &w, mem.ptr, err)
-                                   : pack_and_upload(c, a, &w, mem.ptr, err);
+    struct dev_mem mem = { .ptr = weight_arena_take(a->arena, w.bytes) };
+    w.borrowed = mem.ptr != NULL;
+    if (!w.borrowed) TRY(device_mem_alloc(c->device, w.bytes, DEVICE_MEM_PRIVATE, &mem, err));
+    enum status st = can_fill_dummy(a, &w) ? fill_dummy_weight(c, a, &w, mem.ptr, err)
+                                           : pack_and_upload(c, a, &w, mem.ptr, err);
     if (st != OK) {
-        if (!a->to) device_mem_free(c->device, &mem);
+        if (!w.borrowed) device_mem_free(c->device, &mem);
         return st;
     }
     w.data = mem.ptr;
-    w.borrowed = a->to != NULL;
     *out = w;
     return OK;
+}
+
+enum status cuda_weight_arena_create(struct kernel_ctx *c, size_t bytes, struct weight_arena *out,
+                                     struct err *err)
+{
+    *out = (struct weight_arena){ 0 };
+    if (bytes == 0) return OK;
+    TRY(device_mem_alloc(c->device, bytes, DEVICE_MEM_PRIVATE, &out->mem, err));
+    out->at = out->mem.ptr;
+    out->left = bytes;
+    return OK;
+}
+
+void cuda_weight_arena_free(struct kernel_ctx *c, struct weight_arena *a)
+{
+    device_mem_free(c->device, &a->mem);
+    *a = (struct weight_arena){ 0 };
 }
 
 void cuda_weight_release(struct kernel_ctx *c, struct weight *w)

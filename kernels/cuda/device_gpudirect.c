@@ -33,8 +33,7 @@ static bool find(void *library, const char *name, void *function, size_t size)
 
 static enum status cannot(struct err *err, const char *why)
 {
-    return err_set(err, ERR_UNSUPPORTED, "network cards cannot write into this GPU's memory: %s",
-                   why);
+    return err_set(err, ERR_UNSUPPORTED, "NICs cannot write into this GPU's memory: %s", why);
 }
 
 /* What the card needs after a network card's writes: nothing, or a flush that the host can ask

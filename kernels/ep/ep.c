@@ -3,8 +3,8 @@
 
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/ep/ep_backend.h"
-#include "kernels/kernels.h"
 #include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash.h"

@@ -10,6 +10,7 @@
  * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens
  * are taken, because a token may end its sequence and free it. Thread: engine. */
 #include "kernels/copy_stream.h"
+#include "kernels/host_math.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/engine/engine_state.h"
@@ -205,7 +206,7 @@ static void normalise(struct engine *e, const struct batch *b)
         const struct batch_logit *l = &b->logits[i];
         wanted |= l->seq && (!l->sample || l->seq->sampling.n_logprobs >= 0);
     }
-    if (wanted) host->ops->log_sum_exp(host, e->lse, e->logits, n_vocab, b->n_logits, n_vocab);
+    if (wanted) host_log_sum_exp(host, e->lse, e->logits, n_vocab, b->n_logits, n_vocab);
 }
 
 /* What the sampler is asked for row i of the logits. */

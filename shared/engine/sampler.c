@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/host_math.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 #include "shared/base/rng.h"
@@ -145,7 +146,7 @@ static const float *process(struct sampler *s, const struct sampler_input *in)
 /* First largest entry. A row without a single usable value gives the first allowed token. */
 static int32_t argmax(const struct sampler *s, const float *x, const uint64_t *allowed)
 {
-    int32_t best = s->kernels->ops->argmax(s->kernels, x, s->n_vocab);
+    int32_t best = host_argmax(s->kernels, x, s->n_vocab);
     if (best >= 0) return best;
     for (uint32_t i = 0; allowed && i < s->n_vocab; i++)
         if (is_allowed(allowed, i)) return (int32_t)i;
@@ -157,7 +158,7 @@ static int32_t argmax(const struct sampler *s, const float *x, const uint64_t *a
 static void to_probabilities(struct sampler *s, const float *x, float max, float temperature)
 {
     float by = 1.0f / (temperature < TEMPERATURE_MIN ? TEMPERATURE_MIN : temperature);
-    s->kernels->ops->exp_terms(s->kernels, s->x, x, s->n_vocab, max > FLT_MAX ? FLT_MAX : max, by);
+    host_exp_terms(s->kernels, s->x, x, s->n_vocab, max > FLT_MAX ? FLT_MAX : max, by);
 }
 
 static bool comes_before(struct cand a, struct cand b)

@@ -10,7 +10,7 @@
 #ifndef BATON_ENGINE_SAMPLER_H
 #define BATON_ENGINE_SAMPLER_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "shared/base/sampling.h"
 #include "shared/base/status.h"
 

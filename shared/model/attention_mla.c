@@ -55,7 +55,8 @@ static bool is_plain(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || 
  * arithmetic is exact. */
 static enum status make_plain(struct binder *b, struct weight_src *s, void **copy)
 {
-    const enum dtype type = b->m->kernels->activations == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16;
+    const enum dtype type = b->m->kernels->options.activations == ACTIVATIONS_F32 ? DTYPE_F32
+                                                                                  : DTYPE_BF16;
     *copy = NULL;
     if (is_plain(s->dtype)) return OK;
     if (b->converting && !(*copy = bind_plain_copy(b->m->kernels, s, type)))
@@ -309,7 +310,7 @@ static float score_scale(const struct model_config *c)
 
 static bool is_absorbed(const struct model *m, const struct attn_seq *s)
 {
-    return s->is_decode || m->kernels->ops->absorbed_only;
+    return s->is_decode || m->kernels->backend->absorbed_only;
 }
 
 static void add_range(struct attention_mla_work *w, struct attn_list *lists, size_t begin,

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/host/pages.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -41,9 +40,9 @@ struct decoder {
     struct attn_list *lists; /* of the step: all its sequences, then
                               * attention_mla_lists */
     float *logits;           /* [max_logits, V]; NULL where the host's memory serves */
-    /* What all of these, norms, biases and angles point into; weight_arena: weights, where the
-     * kernels leave that memory ours. */
-    struct dev_mem buffers, vectors, cos_sin_mem, weight_arena;
+    /* Memory that all of these point into, norms and biases included. */
+    struct dev_mem buffers, vectors, cos_sin_mem;
+    struct weight_arena weight_arena;
     void *host;
     struct decoder_totals totals;
     struct weight *plan; /* [n_plan] of all weights, between plan and pack */
@@ -171,24 +170,6 @@ enum status decoder_plan(struct model *m, struct err *err)
 
 /* ---- pack ---- */
 
-/* One piece for all weights. The processor's become the weights' own, page by page, and each can
- * have pages of its own; a device's are ours. */
-static enum status alloc_weight_arena(struct binder *b)
-{
-    struct decoder *d = b->m->decoder;
-    const size_t bytes = d->totals.weights;
-    if (!b->converting || bytes == 0) return OK;
-    if (b->m->kernels->device->is_host) {
-        b->weight_arena = pages_map(bytes);
-    } else {
-        TRY(device_mem_alloc(b->m->kernels->device, bytes, DEVICE_MEM_PRIVATE, &d->weight_arena,
-                             b->err));
-        b->weight_arena = d->weight_arena.ptr;
-    }
-    b->weight_arena_bytes = b->weight_arena ? bytes : 0;
-    return OK;
-}
-
 static double ms(uint64_t ns) { return (double)ns / 1e6; }
 
 /* What took the time: waiting for files, conversion (and quantisation), waiting for copies to the
@@ -218,7 +199,7 @@ static enum status pack_all(struct binder *b)
     b->ahead = b->converting ? read_ahead_start(d->sources, d->n_sources) : NULL;
     enum status st = bind_all(b);
     const uint64_t t_end = clock_ns();
-    const enum status ended = k->ops->weights_finish(k, &times, st == OK ? b->err : NULL);
+    const enum status ended = k->weight_ops->finish(k, &times, st == OK ? b->err : NULL);
     if (st == OK) st = ended;
     if (st == OK && b->converting) log_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
     read_ahead_stop(b->ahead);
@@ -236,7 +217,7 @@ bool decoder_uses_weight_cache(const struct model *m, const struct model_options
 static enum status pack_weights(struct binder *b, const struct model_options *o,
                                 const struct weight_cache_key *key)
 {
-    const struct decoder *d = b->m->decoder;
+    struct decoder *d = b->m->decoder;
     const char *base = strrchr(o->path, '/');
     const struct weight_cache_options p = {
         .folder = o->weight_cache_folder,
@@ -251,10 +232,11 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     b->cache = decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
     b->converting = !b->cache || !weight_cache_is_ready(b->cache);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
-    enum status st = alloc_weight_arena(b);
+    struct kernel_ctx *k = b->m->kernels;
+    enum status st = OK;
+    if (b->converting)
+        st = k->weight_ops->arena_create(k, d->totals.weights, &d->weight_arena, b->err);
     if (st == OK) st = pack_all(b);
-    /* what nothing was packed into */
-    if (!d->weight_arena.ptr) pages_unmap(b->weight_arena, b->weight_arena_bytes);
     if (st == OK && b->cache) weight_cache_finish(b->cache);
     b->m->weights_mapped = b->cache && weight_cache_is_ready(b->cache);
     weight_cache_close(b->cache);
@@ -303,6 +285,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
         .m = m,
         .err = err,
         .packing = true,
+        .weight_arena = &m->decoder->weight_arena,
         .weight_total = t->weights,
         .progress = o->progress,
         .progress_arg = o->progress_arg,
@@ -335,7 +318,8 @@ void decoder_free(struct model *m)
     for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
     weight_release(m->kernels, &d->embed);
     weight_release(m->kernels, &d->head);
-    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->cos_sin_mem, &d->weight_arena };
+    m->kernels->weight_ops->arena_free(m->kernels, &d->weight_arena);
+    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->cos_sin_mem };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
     mem_free(d->host);
     mem_free(d->layers);
@@ -430,11 +414,11 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config))
         step.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
-    k->ops->upload_step(k, &step);
+    k->step_ops->upload(k, &step);
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was handed over */
     if (!step.graph_launched) compute(m, b, &step);
-    if (k->ops->submit) k->ops->submit(k);
-    if (step.sampled) k->ops->sample(k, d->logits, m->config.n_vocab);
+    k->step_ops->submit(k);
+    if (step.sampled) k->step_ops->sample(k, d->logits, m->config.n_vocab);
     else wait_for_logits(m, b);
     return step.sampled;
 }
@@ -467,10 +451,10 @@ static bool capture_graph(struct model *m, const struct model_batch *b, int32_t 
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
     if (model_is_latent(&m->config))
         s.n_lists += attention_mla_capture_lists(&d->mla, d->lists + 1);
-    if (!k->ops->capture(k, i, &s)) return false;
+    if (!k->step_ops->capture(k, i, &s)) return false;
     if (model_is_latent(&m->config)) d->mla.ranges[0].n = (size_t)s.n_rows;
     compute(m, b, &s);
-    k->ops->submit(k);
+    k->step_ops->submit(k);
     return true;
 }
 
@@ -495,7 +479,7 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
         .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim,
         .max_graph_rows = s->capture_graphs ? graph_rows_max(m) : 0
     };
-    TRY(k->ops->prepare(k, &l, err));
+    TRY(k->step_ops->prepare(k, &l, err));
     const struct model_batch b = {
         .kv = s->kv,
         .n_blocks = s->n_blocks,

@@ -116,8 +116,8 @@ static void print_config(struct buf *b, const struct model_config *c)
 static uint64_t fingerprint(const struct model *m)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "%s|%d|%d|%d|%d|%s", m->kernels->ops->name, KERNEL_REVISION,
-               (int)m->kernels->activations, (int)kernel_is_deterministic(m->kernels),
+    buf_printf(&b, "%s|%d|%d|%d|%d|%s", m->kernels->backend->name, KERNEL_REVISION,
+               (int)m->kernels->options.activations, (int)kernel_is_deterministic(m->kernels),
                (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
     uint64_t h = weights_fingerprint(m->weights, hash_64(b.data, b.len, 0));
@@ -130,8 +130,8 @@ static uint64_t fingerprint(const struct model *m)
 static struct weight_cache_key weight_cache_key_of(const struct model *m)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->weight_layouts,
-               (int)m->kernels->activations, (int)m->quantize, m->ops->name);
+    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->backend->weight_layouts,
+               (int)m->kernels->options.activations, (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
     struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)),
                                     weights_files_state(m->weights) };
@@ -169,7 +169,8 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
     m->weights->names.aliases = m->ops->aliases;
     m->two_attention_paths = kernel_has_two_attention_paths(m->kernels,
                                                             model_is_latent(&m->config));
-    TRY(kernel_kv_check(m->kernels, m->kernels->kv, model_is_latent(&m->config), err));
+    TRY(kernel_kv_check(m->kernels->options.activations, m->kernels->options.kv,
+                        model_is_latent(&m->config), err));
     TRY(choose_length(m, o->max_model_len, o->default_len, err));
     enum status st = decoder_plan(m, err);
     return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
@@ -265,7 +266,7 @@ void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_
 void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks,
                      struct kv_layout *out)
 {
-    model_config_kv_layout(&m->config, m->kernels->kv, block_tokens, n_blocks, out);
+    model_config_kv_layout(&m->config, m->kernels->options.kv, block_tokens, n_blocks, out);
     out->model_fingerprint = m->fingerprint;
 }
 
@@ -301,10 +302,10 @@ bool model_submit(struct model *m, const struct model_batch *b)
 
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n)
 {
-    m->kernels->ops->fetch(m->kernels, parity, out, n);
+    m->kernels->step_ops->fetch(m->kernels, parity, out, n);
 }
 
 enum status model_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)
 {
-    return m->kernels->ops->prepare ? decoder_prepare(m, s, err) : OK;
+    return decoder_prepare(m, s, err);
 }

@@ -15,7 +15,7 @@
 #ifndef BATON_MODEL_MODEL_H
 #define BATON_MODEL_MODEL_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "shared/kv/kv_layout.h"
 
 enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 4096 };

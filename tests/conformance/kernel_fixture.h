@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
@@ -56,13 +56,13 @@ static inline struct kernel_ctx *open_row(const char *isa, enum activations acti
 {
     struct err err;
     struct kernel_ctx *c;
-    for (const struct kernel_ops *const *row = KERNEL_BACKENDS; *row; row++) {
+    for (const struct kernel_backend *const *row = KERNEL_BACKENDS; *row; row++) {
         static char why[64];
         if (strcmp((*row)->name, isa) != 0 || (*row)->available()) continue;
         snprintf(why, sizeof why, "this machine cannot run the %s row", isa);
         SKIP(why);
     }
-    CHECK_OK(kernel_ctx_create(isa, activations, n_threads, &c, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default(isa, activations, n_threads), &c, &err));
     return c;
 }
 
@@ -148,7 +148,7 @@ static inline struct weight pack_one(struct kernel_ctx *c, const struct matrix *
 {
     struct weight w;
     const struct weight_pack_args a = { .parts = &m->src, .n_parts = 1 };
-    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &a, &w, NULL));
     float *row = MEM_ARRAY(float, m->src.n_in);
     for (size_t i = 0; i < m->src.n_out; i++) {
         const int32_t id = (int32_t)i;

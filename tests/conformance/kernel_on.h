@@ -154,7 +154,7 @@ static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_appen
          false);
     note_rope(&m, append->rope, n_pos);
     send(&m);
-    c->ops->upload_step(c, &step);
+    c->step_ops->upload(c, &step);
     const struct rope_args rope = rope_there(&m, *append->rope);
     struct kv_append_args a = *append;
     a.k = rope.heads[1].x;
@@ -340,7 +340,7 @@ static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *app
         .n_lists = 1,
         .block_tokens = append ? append->kv.block_tokens : attend->kv.block_tokens,
     };
-    c->ops->upload_step(c, &step);
+    c->step_ops->upload(c, &step);
     if (append) {
         struct kv_append_args a = *append;
         a.k = there(&m, a.k);

@@ -13,7 +13,7 @@ _Thread_local struct tile_model tile_model;
 static struct kernel_ctx *open_amx(void)
 {
     struct kernel_ctx *c = open_row("avx512-bf16", ACTIVATIONS_FAST, 2);
-    c->ops = &cpu_backend_amx.ops;
+    c->backend = &cpu_backend_amx.base;
     return c;
 }
 

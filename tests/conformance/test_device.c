@@ -9,9 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/backend.h"
 #include "kernels/copy_stream.h"
 #include "kernels/float_bits.h"
-#include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"

@@ -106,8 +106,8 @@ static uint8_t *packed_bytes(struct kernel_ctx *c, const struct weight_pack_args
 {
     struct weight w;
     struct err err;
-    if (c->ops->weight_pack(c, a, &w, &err) != OK)
-        test_fail(__FILE__, __LINE__, "%s: %s", c->ops->name, err.text);
+    if (c->weight_ops->pack(c, a, &w, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", c->backend->name, err.text);
     uint8_t *bytes = mem_calloc(w.bytes, 1);
     device_download(c->device, bytes, w.data, w.bytes);
     CHECK_OK(device_fault(c->device, NULL));
@@ -134,9 +134,9 @@ static void check_packed(struct kernel_ctx *c, const struct shape *s)
     for (size_t i = 0; i < n; i++)
         if (have[i] != want[i])
             test_fail(__FILE__, __LINE__,
-                      "%s, %s, quantization %d, %zu x %zu: byte %zu is %d, not %d", c->ops->name,
-                      dtype_name(s->dtype), (int)s->quantize, s->n_out[0], s->n_in, i, have[i],
-                      want[i]);
+                      "%s, %s, quantization %d, %zu x %zu: byte %zu is %d, not %d",
+                      c->backend->name, dtype_name(s->dtype), (int)s->quantize, s->n_out[0],
+                      s->n_in, i, have[i], want[i]);
     for (size_t p = 0; p < s->n_parts; p++) mem_free((void *)(uintptr_t)written[p].data);
     mem_free(have);
     mem_free(want);
@@ -157,7 +157,7 @@ static void check_all_packed(const char *isa, enum activations activations)
     };
     struct kernel_ctx *c;
     struct err err;
-    CHECK_OK(kernel_ctx_create(isa, activations, 2, &c, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default(isa, activations, 2), &c, &err));
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++)
         for (size_t q = 0; q < COUNT_OF(HOW); q++)
             for (int wide = 0; wide < 2; wide++) {
@@ -188,12 +188,12 @@ TEST(what_cannot_be_made_up_is_refused)
     struct kernel_ctx *c;
     struct err err;
     struct weight w;
-    CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_FAST, 1, &c, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("ref", ACTIVATIONS_FAST, 1), &c, &err));
     const struct weight_src s = {
         .dtype = DTYPE_Q8_0, .n_out = 16, .n_in = 32, .dummy = { .seed = 1, .unit = 1 }
     };
     const struct weight_pack_args a = { .parts = &s, .n_parts = 1 };
-    CHECK_STATUS(c->ops->weight_pack(c, &a, &w, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(c->weight_ops->pack(c, &a, &w, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "q8_0") != NULL);
     kernel_ctx_free(c);
 }
@@ -233,14 +233,14 @@ static void check_logits(struct rig *r, const char *name)
     feed_all(r, &(struct feed){ .table = 0, .ids = ids, .n = N_IDS }, 1, NULL);
     for (size_t i = 0; i < (size_t)N_IDS * r->n_vocab; i++) {
         if (!isfinite(r->logits[i]))
-            test_fail(__FILE__, __LINE__, "%s on %s: logit %zu is %g", name, r->k->ops->name, i,
+            test_fail(__FILE__, __LINE__, "%s on %s: logit %zu is %g", name, r->k->backend->name, i,
                       (double)r->logits[i]);
         squares += (double)r->logits[i] * (double)r->logits[i];
     }
     const double deviation = sqrt(squares / ((double)N_IDS * r->n_vocab));
     if (!(deviation > 0.2 && deviation < 5))
         test_fail(__FILE__, __LINE__, "%s on %s: logits have a deviation of %g", name,
-                  r->k->ops->name, deviation);
+                  r->k->backend->name, deviation);
     CHECK(memcmp(r->logits, r->logits + r->n_vocab, r->n_vocab * sizeof(float)) != 0);
 }
 
@@ -308,14 +308,14 @@ static void counting_route(struct kernel_ctx *c, const struct route_args *a)
 static void count_experts(struct rig *r)
 {
     int32_t ids[N_ROUTED];
-    struct cpu_backend row = *(const struct cpu_backend *)r->k->ops;
+    struct kernel_ops ops = *r->k->ops;
     for (int32_t i = 0; i < N_ROUTED; i++)
         ids[i] = (int32_t)((uint32_t)i * 2654435761u % r->n_vocab);
     memset(times_used, 0, sizeof times_used);
     n_routes = 0;
     counted_ops = r->k->ops;
-    row.ops.route = counting_route;
-    r->k->ops = &row.ops;
+    ops.route = counting_route;
+    r->k->ops = &ops;
     feed_all(r, &(struct feed){ .table = 0, .ids = ids, .n = N_ROUTED }, 1, NULL);
     r->k->ops = counted_ops;
 }
@@ -389,7 +389,7 @@ TEST(a_file_is_no_folder)
     struct kernel_ctx *k;
     struct model *m;
     struct err err;
-    CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_F32, 1, &k, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("ref", ACTIVATIONS_F32, 1), &k, &err));
     const struct model_options o = {
         .path = test_data("configs/llama-3-8b/config.json"),
         .dummy = true,
@@ -410,7 +410,8 @@ static size_t planned_bytes(const char *name, struct model_config *config)
     struct err err;
     struct model m = { .max_rows = 1, .max_logits = 1, .max_len = 1 };
     snprintf(path, sizeof path, "configs/%s", name);
-    CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_FAST, 1, &m.kernels, &err));
+    CHECK_OK(
+        kernel_ctx_create(kernel_options_default("ref", ACTIVATIONS_FAST, 1), &m.kernels, &err));
     if (config_hf_load(test_data(path), &m.config, &m.generation, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     m.ops = model_registry_find(m.config.arch, &err);

@@ -20,7 +20,7 @@ static struct weight pair(struct kernel_ctx *c, const struct matrix *gate, const
     const struct weight_src parts[] = { gate->src, up->src };
     const struct weight_pack_args a = { .parts = parts, .n_parts = 2, .join = JOIN_PAIRED };
     struct weight w;
-    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &a, &w, NULL));
     return w;
 }
 
@@ -28,7 +28,7 @@ static struct weight single(struct kernel_ctx *c, const struct matrix *m)
 {
     const struct weight_pack_args a = { .parts = &m->src, .n_parts = 1 };
     struct weight w;
-    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &a, &w, NULL));
     return w;
 }
 

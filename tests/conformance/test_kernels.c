@@ -5,6 +5,7 @@
  * threads. ref itself is held to formulas written out here, in f64 where rounding is not part of
  * the definition. Buffers have exactly the size a call may touch, so that a sanitizer build sees
  * every stray access. A row that this CPU cannot run is skipped by name. */
+#include "kernels/host_math.h"
 #include "tests/conformance/kernel_on.h"
 
 static const size_t LENGTHS[] = { 1, 2, 5, 8, 9, 15, 16, 17, 24, 31, 33, 96, 576, 1000, 4099 };
@@ -172,15 +173,15 @@ static void lse_cases(const char *isa)
         float *x = random_floats(n_rows * stride - 7, 15), got[4], want[4], alone;
         for (size_t i = 0; i < n; i++) x[2 * stride + i] = -INFINITY;
         for (size_t i = 1; i < n; i += 3) x[3 * stride + i] = -INFINITY;
-        c->ops->log_sum_exp(c, got, x, stride, n_rows, n);
-        ref->ops->log_sum_exp(ref, want, x, stride, n_rows, n);
+        host_log_sum_exp(c, got, x, stride, n_rows, n);
+        host_log_sum_exp(ref, want, x, stride, n_rows, n);
         check_bits(got, want, n_rows, "log_sum_exp", n, n_rows);
         for (size_t i = 0; i < n_rows; i++) {
             double sum = 0;
             for (size_t j = 0; j < n; j++) sum += exp((double)x[i * stride + j]);
             if (i == 2) CHECK(want[i] == -INFINITY);
             else CHECK_NEAR(want[i], log(sum), 3e-6);
-            c->ops->log_sum_exp(c, &alone, x + i * stride, stride, 1, n);
+            host_log_sum_exp(c, &alone, x + i * stride, stride, 1, n);
             check_bits(&alone, &want[i], 1, "log_sum_exp of one row", n, i);
         }
         mem_free(x);
@@ -200,21 +201,21 @@ static void vocabulary_cases(const char *isa)
         size_t n = lengths[l], first = 0;
         float *x = random_floats(n, 20), *got = MEM_ARRAY(float, n), *want = MEM_ARRAY(float, n);
         for (size_t i = 1; i < n; i++) first = x[i] > x[first] ? i : first;
-        CHECK_EQ_INT(c->ops->argmax(c, x, n), (int)first);
-        c->ops->exp_terms(c, got, x, n, x[first], 1.25f);
-        ref->ops->exp_terms(ref, want, x, n, x[first], 1.25f);
+        CHECK_EQ_INT(host_argmax(c, x, n), (int)first);
+        host_exp_terms(c, got, x, n, x[first], 1.25f);
+        host_exp_terms(ref, want, x, n, x[first], 1.25f);
         check_bits(got, want, n, "exp_terms", n, 0);
         for (size_t i = 0; i < n; i++)
             CHECK_NEAR(want[i], exp(((double)x[i] - (double)x[first]) * 1.25), 4e-6);
         for (size_t i = 0; i < n && i < COUNT_OF(odd); i++) x[n - 1 - i] = odd[i];
-        c->ops->exp_terms(c, x, memcpy(got, x, n * sizeof *x), n, 20, 0.5f);
-        ref->ops->exp_terms(ref, want, got, n, 20, 0.5f);
+        host_exp_terms(c, x, memcpy(got, x, n * sizeof *x), n, 20, 0.5f);
+        host_exp_terms(ref, want, got, n, 20, 0.5f);
         check_bits(x, want, n, "exp_terms of odd values", n, 0);
         CHECK(want[n - 1] == 0); /* NaN */
         for (size_t i = 0; i < n; i++) x[i] = i == n / 2 || i + 1 == n ? 3 : NAN;
-        CHECK_EQ_INT(c->ops->argmax(c, x, n), (int)(n / 2));
+        CHECK_EQ_INT(host_argmax(c, x, n), (int)(n / 2));
         for (size_t i = 0; i < n; i++) x[i] = i % 2 ? NAN : -INFINITY;
-        CHECK_EQ_INT(c->ops->argmax(c, x, n), -1);
+        CHECK_EQ_INT(host_argmax(c, x, n), -1);
         mem_free(x), mem_free(got), mem_free(want);
     }
     kernel_ctx_free(c);
@@ -285,22 +286,25 @@ TEST(context_names_what_this_machine_has)
     struct err err = { 0 };
     struct kernel_ctx *c = NULL;
     char features[128];
-    CHECK_STATUS(kernel_ctx_create("sse9", ACTIVATIONS_FAST, 1, &c, &err), ERR_INVALID);
+    CHECK_STATUS(kernel_ctx_create(kernel_options_default("sse9", ACTIVATIONS_FAST, 1), &c, &err),
+                 ERR_INVALID);
     CHECK(strstr(err.text, "sse9") && strstr(err.text, "ref"));
-    CHECK_STATUS(kernel_ctx_create("ref", ACTIVATIONS_FAST, 0, &c, &err), ERR_INVALID);
+    CHECK_STATUS(kernel_ctx_create(kernel_options_default("ref", ACTIVATIONS_FAST, 0), &c, &err),
+                 ERR_INVALID);
     CHECK(c == NULL);
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 2, &c, &err));
-    CHECK(c->ops->available());
-    CHECK(c->kv == DTYPE_BF16);
+    CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_FAST, 2), &c, &err));
+    CHECK(c->backend->available());
+    CHECK(c->options.kv == DTYPE_BF16);
     kernel_ctx_free(c);
     kernel_ctx_free(NULL);
     kernel_cpu_features(features, sizeof features);
     printf("features: %s\n", features);
     kernel_cpu_features(features, 7);
     CHECK(strlen(features) < 7);
-    for (const struct kernel_ops *const *row = KERNEL_BACKENDS; *row; row++)
+    for (const struct kernel_backend *const *row = KERNEL_BACKENDS; *row; row++)
         if (!(*row)->available())
-            CHECK_STATUS(kernel_ctx_create((*row)->name, ACTIVATIONS_FAST, 1, &c, &err),
+            CHECK_STATUS(kernel_ctx_create(
+                             kernel_options_default((*row)->name, ACTIVATIONS_FAST, 1), &c, &err),
                          ERR_UNSUPPORTED);
 }
 
@@ -314,7 +318,7 @@ static struct weight pack_parts(struct kernel_ctx *c, const struct weight_src *p
 {
     const struct weight_pack_args a = { .parts = parts, .n_parts = n, .join = join };
     struct weight w;
-    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &a, &w, NULL));
     return w;
 }
 

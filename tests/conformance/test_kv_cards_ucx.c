@@ -84,7 +84,7 @@ static enum status give_dmabuf(struct device *d, const struct dev_mem *m, int *f
     (void)d;
     if (!has_dmabuf)
         return err_set(err, ERR_UNSUPPORTED,
-                       "network cards cannot write into this GPU's memory: a test says so");
+                       "NICs cannot write into this GPU's memory: a test says so");
     CHECK_EQ_INT(m->kind, DEV_MEM_CUDA);
     *fd = memfd_create("test", 0);
     n_exports++;
@@ -255,7 +255,7 @@ TEST(a_card_that_network_cards_cannot_write_is_refused)
 {
     need_all();
     knows_cards = true;
-    check_refused("network cards cannot write into this GPU's memory");
+    check_refused("NICs cannot write into this GPU's memory");
 }
 
 TEST(a_device_that_cannot_register_the_card_is_refused)

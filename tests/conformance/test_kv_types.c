@@ -371,18 +371,19 @@ TEST(what_may_be)
                       *fast = open_row("ref", ACTIVATIONS_FAST, 1);
     struct err err;
     for (size_t i = 0; i < COUNT_OF(types); i++) {
-        CHECK_OK(kernel_kv_check(exact, types[i], false, &err));
-        if (types[i] != DTYPE_F32) CHECK_OK(kernel_kv_check(fast, types[i], false, &err));
-        CHECK_EQ_INT(kernel_kv_check(exact, types[i], true, &err),
+        CHECK_OK(kernel_kv_check(ACTIVATIONS_F32, types[i], false, &err));
+        if (types[i] != DTYPE_F32)
+            CHECK_OK(kernel_kv_check(ACTIVATIONS_FAST, types[i], false, &err));
+        CHECK_EQ_INT(kernel_kv_check(ACTIVATIONS_F32, types[i], true, &err),
                      types[i] == DTYPE_F32 ? OK : ERR_UNSUPPORTED);
-        CHECK_EQ_INT(kernel_kv_check(fast, types[i], true, &err),
+        CHECK_EQ_INT(kernel_kv_check(ACTIVATIONS_FAST, types[i], true, &err),
                      types[i] == DTYPE_BF16 ? OK : ERR_UNSUPPORTED);
     }
-    CHECK_STATUS(kernel_kv_check(fast, DTYPE_I8, true, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(kernel_kv_check(ACTIVATIONS_FAST, DTYPE_I8, true, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "latents") && strstr(err.text, "as bf16, not as int8"));
-    CHECK_STATUS(kernel_kv_check(fast, DTYPE_F32, false, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(kernel_kv_check(ACTIVATIONS_FAST, DTYPE_F32, false, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "--activations f32"));
-    CHECK_STATUS(kernel_kv_check(fast, DTYPE_Q8_0, false, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(kernel_kv_check(ACTIVATIONS_FAST, DTYPE_Q8_0, false, &err), ERR_UNSUPPORTED);
     kernel_ctx_free(exact), kernel_ctx_free(fast);
 }
 

@@ -99,7 +99,7 @@ static struct kernel_ctx *card(enum activations activations)
     struct kernel_ctx *c;
     struct err err;
     if (!has_card()) SKIP("no CUDA card, and no emulated one in this build: NOT run on it");
-    if (kernel_ctx_create("cuda", activations, 2, &c, &err) != OK)
+    if (kernel_ctx_create(kernel_options_default("cuda", activations, 2), &c, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     return c;
 }
@@ -108,8 +108,7 @@ static void end_weights(struct kernel_ctx *c)
 {
     struct weight_times times;
     struct err err;
-    if (c->ops->weights_finish(c, &times, &err) != OK)
-        test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (c->weight_ops->finish(c, &times, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
 static uint8_t *fetch_weight(struct kernel_ctx *c, const struct weight *w)
@@ -147,7 +146,7 @@ TEST(a_matrix_larger_than_a_buffer)
             .join = paired ? JOIN_PAIRED : JOIN_STACKED,
         };
         struct weight w;
-        CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+        CHECK_OK(c->weight_ops->pack(c, &a, &w, NULL));
         uint8_t *have = fetch_weight(c, &w);
         for (size_t i = 0; i < WIDE; i++) {
             const uint16_t *want = v + (paired ? i / 2 + i % 2 * n_out : i) * N_IN;
@@ -174,7 +173,7 @@ TEST(scales_of_all_pieces)
     };
     const struct weight_pack_args a = { .parts = parts, .n_parts = 2, .quantize = QUANTIZE_WINT8 };
     struct weight w;
-    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &a, &w, NULL));
     uint8_t *have = fetch_weight(c, &w);
     const float *scales =
         (const float *)(const void *)(have + ((size_t)(FIRST + REST) * N_IN + 255) / 256 * 256);
@@ -208,7 +207,7 @@ TEST(many_matrices_before_the_first_is_used)
                 .dtype = DTYPE_BF16, .data = v[i], .n_out = ROWS, .n_in = 2 * N_IN
             };
             const struct weight_pack_args a = { .parts = &s, .n_parts = 1 };
-            CHECK_OK(c->ops->weight_pack(c, &a, &w[i], NULL));
+            CHECK_OK(c->weight_ops->pack(c, &a, &w[i], NULL));
         }
         if (model == 0) end_weights(c);
         for (size_t i = 0; i < N; i++) {
@@ -232,7 +231,7 @@ static bool load_fails(const char *call, cudaError_t e, int after)
     struct kernel_ctx *k;
     struct model *m;
     struct err err = { 0 };
-    CHECK_OK(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 2, &k, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("cuda", ACTIVATIONS_FAST, 2), &k, &err));
     const struct model_options o = {
         .path = golden("deepseek_v3_fp8", "model").text,
         .max_rows = 8,

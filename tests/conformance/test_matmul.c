@@ -279,10 +279,10 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
     struct weight wg = pack_one(c, &gate), wu = pack_one(c, &up), paired, stacked;
     const struct weight_src parts[] = { gate.src, up.src };
     const struct weight_pack_args pair = { .parts = parts, .n_parts = 2, .join = JOIN_PAIRED };
-    CHECK_OK(c->ops->weight_pack(c, &pair, &paired, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &pair, &paired, NULL));
     /* 41 is no multiple of 16 */
     const struct weight_pack_args crooked = { .parts = parts, .n_parts = 2 };
-    CHECK_STATUS(c->ops->weight_pack(c, &crooked, &stacked, NULL), ERR_INVALID);
+    CHECK_STATUS(c->weight_ops->pack(c, &crooked, &stacked, NULL), ERR_INVALID);
     CHECK_OK(kernel_ctx_reserve(c, 4 * ROWS, K));
     float *x = random_floats(ROWS * K, 3), *bias = random_floats(2 * N, 1),
           *g = MEM_ARRAY(float, ROWS *N), *u = MEM_ARRAY(float, ROWS *N);

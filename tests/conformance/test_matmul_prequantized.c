@@ -28,7 +28,7 @@ static struct block make_block(struct kernel_ctx *c, enum dtype first, enum dtyp
     };
     const struct weight_src parts[] = { b.gate.src, b.up.src };
     const struct weight_pack_args pair = { .parts = parts, .n_parts = 2, .join = JOIN_PAIRED };
-    CHECK_OK(c->ops->weight_pack(c, &pair, &b.pair, NULL));
+    CHECK_OK(c->weight_ops->pack(c, &pair, &b.pair, NULL));
     b.last = pack_one(c, &b.down);
     return b;
 }

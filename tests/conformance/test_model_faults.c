@@ -126,7 +126,7 @@ TEST(f8_scales)
     struct err err;
     struct sheet *s = sheet_read(golden("qwen2", "model").text);
     struct sheet_tensor *t = sheet_find(s, "model.layers.1.mlp.down_proj.weight");
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &f.k, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &f.k, &err));
     sheet_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
     CHECK_OK(file_read(golden("qwen2", "model/config.json").text, 1 << 20, &f.config, &err));
     t->dtype = DTYPE_F8_E4M3;
@@ -151,7 +151,7 @@ TEST(windows)
     struct err err;
     struct buf plain = { 0 };
     struct sheet *s = sheet_read(golden("mixtral", "model").text);
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &f.k, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &f.k, &err));
     sheet_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
     CHECK_OK(file_read(golden("mixtral", "model/config.json").text, 1 << 20, &plain, &err));
     size_t at = str_find(buf_str(&plain), STR("\"sliding_window\": null"));
@@ -176,7 +176,7 @@ TEST(memory_that_packing_lacks)
     struct kernel_ctx *k;
     struct model *m = NULL;
     int n_named = 0;
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &k, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &k, &err));
     struct path folder = golden("qwen2", "model");
     struct model_options o = {
         .path = folder.text,

@@ -172,8 +172,9 @@ TEST(latents_are_refused_before_anything_is_packed)
         struct kernel_ctx *k;
         struct model *m = NULL;
         struct err err;
-        CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 1, &k, &err));
-        k->kv = types[i];
+        struct kernel_options ko = kernel_options_default("auto", ACTIVATIONS_FAST, 1);
+        ko.kv = types[i];
+        CHECK_OK(kernel_ctx_create(ko, &k, &err));
         const struct model_options o = { .path = path.text, .max_rows = 8, .kernels = k };
         CHECK_STATUS(model_load(&o, &m, &err), ERR_UNSUPPORTED);
         CHECK(m == NULL);

@@ -50,7 +50,7 @@ static void check_same_bits(const struct rig *r, const float *have, const float 
         if (memcmp(have + (size_t)i * r->n_vocab, want + (size_t)i * r->n_vocab,
                    r->n_vocab * sizeof(float)) != 0)
             test_fail(__FILE__, __LINE__, "%s on %s: the logits of row %d differ", what,
-                      r->k->ops->name, i);
+                      r->k->backend->name, i);
 }
 
 /* Tokens of the two sequences that share the steps of run_cut. */
@@ -180,13 +180,13 @@ static void check_close(const struct rig *r, const float *have, const float *wan
     for (size_t i = 0; i < (size_t)n * r->n_vocab; i++)
         if (!(fabs((double)have[i] - (double)want[i]) <= 2e-4))
             test_fail(__FILE__, __LINE__, "%s on %s: logit %zu is %g, expected %g", what,
-                      r->k->ops->name, i, (double)have[i], (double)want[i]);
+                      r->k->backend->name, i, (double)have[i], (double)want[i]);
 }
 
 /* Over a border of segments where that is quick. */
 static int32_t answer_length(const struct rig *r)
 {
-    if (strcmp(r->k->ops->name, "ref") == 0) return TEST_IS_SANITIZED ? 20 : 70;
+    if (strcmp(r->k->backend->name, "ref") == 0) return TEST_IS_SANITIZED ? 20 : 70;
     return !TEST_IS_SANITIZED ? ANSWER_MAX : r->m->two_attention_paths ? 200 : 20;
 }
 

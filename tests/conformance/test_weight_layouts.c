@@ -14,8 +14,8 @@ enum { PARTS_MAX = 3 };
 
 static void release(struct weight *w)
 {
-    struct kernel_ctx c = { .ops = KERNEL_BACKENDS[0] }; /* all rows of the processor release in one
-                                                          * way */
+    /* all CPU backends release in one way */
+    struct kernel_ctx c = { .weight_ops = KERNEL_BACKENDS[0]->weight_ops };
     weight_release(&c, w);
 }
 

@@ -17,6 +17,7 @@
 #include "tests/cuda/device_case.h"
 
 extern "C" {
+#include "kernels/host_math.h"
 #include "shared/engine/sampler.h"
 }
 
@@ -161,7 +162,8 @@ struct host_sampler {
     explicit host_sampler(uint32_t n) : n_vocab(n)
     {
         struct err err;
-        CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &kernels, &err));
+        CHECK_OK(
+            kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &kernels, &err));
         s = sampler_create(n, kernels);
     }
     ~host_sampler()
@@ -175,7 +177,7 @@ struct host_sampler {
         const sample_request w = row.wish();
         token_logprobs out;
         float lse;
-        kernels->ops->log_sum_exp(kernels, &lse, row.logits.data(), n_vocab, 1, n_vocab);
+        host_log_sum_exp(kernels, &lse, row.logits.data(), n_vocab, 1, n_vocab);
         const sampler_input in = { row.logits.data(), lse,        w.params, w.tokens,
                                    w.n_tokens,        w.n_prompt, w.eos,    w.n_eos };
         if (row.score < 0) (void)sampler_sample(s, &in, &out);

@@ -132,8 +132,9 @@ int main(int argc, char **argv)
     struct kernel_ctx *c;
     struct err err;
     int n_threads = argc > 2 ? atoi(argv[2]) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (kernel_ctx_create(argc > 1 ? argv[1] : "auto", ACTIVATIONS_FAST, n_threads, &c, &err) !=
-        OK) {
+    if (kernel_ctx_create(
+            kernel_options_default(argc > 1 ? argv[1] : "auto", ACTIVATIONS_FAST, n_threads), &c,
+            &err) != OK) {
         fprintf(stderr, "bench_attention: %s\n", err.text);
         return 1;
     }
@@ -142,7 +143,7 @@ int main(int argc, char **argv)
         struct pool pool;
         if (argc > 3 && !strstr(shapes[i].name, argv[3])) continue;
         struct limits l = limits_measure(c);
-        if (i == 0) printf("row %s, %d threads\n", c->ops->name, n_threads);
+        if (i == 0) printf("row %s, %d threads\n", c->backend->name, n_threads);
         printf("limits now: %.1f GFLOP/s fused multiply-add, %.1f GB/s memory read\n", l.f32,
                l.gbytes);
         open_pool(&pool, shapes[i].dtype);

@@ -135,8 +135,9 @@ static enum status rig_open(struct rig *r, const char *path, const char *isa, in
                             bool exact, const char *packed, struct err *err)
 {
     struct kv_layout layout;
-    enum status st = kernel_ctx_create(isa, exact ? ACTIVATIONS_F32 : ACTIVATIONS_FAST, n_threads,
-                                       &r->kernels, err);
+    enum status st = kernel_ctx_create(
+        kernel_options_default(isa, exact ? ACTIVATIONS_F32 : ACTIVATIONS_FAST, n_threads),
+        &r->kernels, err);
     if (st != OK) return st;
     struct model_options o = {
         .path = path,
@@ -190,7 +191,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_engine: %s\n", err.text); /* what was taken goes with the process */
         return 1;
     }
-    printf("ready %zu %s %llu\n", r.model->weight_bytes, r.kernels->ops->name,
+    printf("ready %zu %s %llu\n", r.model->weight_bytes, r.kernels->backend->name,
            (unsigned long long)(clock_ns() - t0));
     fflush(stdout);
     int status = 0;

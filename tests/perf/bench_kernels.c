@@ -60,7 +60,7 @@ static struct weight make_weight(struct kernel_ctx *c, const struct kind *k, siz
         for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)((i * 2654435761u >> 13) % 0x30);
     for (size_t i = 0; i < blocks; i++) scales[i] = 0.01f;
     if (k->dtype == DTYPE_F8_E4M3) src.scales = scales;
-    if (c->ops->weight_pack(
+    if (c->weight_ops->pack(
             c, &(struct weight_pack_args){ .parts = &src, .n_parts = 1, .quantize = k->quantize },
             &w, NULL) != OK) {
         fprintf(stderr, "bench_kernels: no memory for %s, %zu x %zu\n", k->name, n_out, n_in);
@@ -103,7 +103,7 @@ static double time_product(struct kernel_ctx *c, const struct weight *w, size_t 
 
 static double peak_of(const struct kernel_ctx *c, const struct weight *w, const struct limits *l)
 {
-    if (c->activations == ACTIVATIONS_F32) return l->f32;
+    if (c->options.activations == ACTIVATIONS_F32) return l->f32;
     if (weight_layout_info(w->layout)->integer) return l->i8;
     return (w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8) && l->bf16 > 0 ? l->bf16 : l->f32;
 }
@@ -202,7 +202,7 @@ static void bench_attention(struct kernel_ctx *c, int n_q, int n_keys, int n_seq
                             const struct limits *l)
 {
     enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
-    enum dtype t = c->kv;
+    enum dtype t = c->options.kv;
     int32_t blocks = (n_keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     size_t kv_bytes = (size_t)blocks * (size_t)n_seqs * KV_HEADS * 2 * BLOCK_TOKENS * DIM *
                       (t == DTYPE_F32 ? 4 : 2);
@@ -275,16 +275,18 @@ int main(int argc, char **argv)
     int n_threads = argc > 2 ? atoi(argv[2]) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     bool f32 = argc > 3 && strcmp(argv[3], "f32") == 0;
     const char *part = argc > 4 ? argv[4] : "";
-    if (kernel_ctx_create(argc > 1 ? argv[1] : "auto", f32 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST,
-                          n_threads, &c, &err) != OK) {
+    if (kernel_ctx_create(kernel_options_default(argc > 1 ? argv[1] : "auto",
+                                                 f32 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST,
+                                                 n_threads),
+                          &c, &err) != OK) {
         fprintf(stderr, "bench_kernels: %s\n", err.text);
         return 1;
     }
     struct limits l = limits_measure(c);
     printf("row %s, %d threads, %s; limits: %.0f Gop/s fused multiply-add, %.0f %s, %.0f %s, %.1f "
            "GB/s memory read\n",
-           c->ops->name, n_threads, f32 ? "f32" : "fast", l.f32, l.i8, l.i8_by, l.bf16, l.bf16_by,
-           l.gbytes);
+           c->backend->name, n_threads, f32 ? "f32" : "fast", l.f32, l.i8, l.i8_by, l.bf16,
+           l.bf16_by, l.gbytes);
     static const struct {
         const char *name;
         void (*run)(struct kernel_ctx *, const struct limits *);

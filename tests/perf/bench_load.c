@@ -167,8 +167,9 @@ int main(int argc, char **argv)
     struct err err = { 0 };
     if (argc < 2 || model_find(argv[1], &path, &err) != OK ||
         quantize_from_name(argc > 4 ? argv[4] : "none", &o.quantize, &err) != OK ||
-        kernel_ctx_create(argc > 2 ? argv[2] : "auto", ACTIVATIONS_FAST,
-                          argc > 3 ? atoi(argv[3]) : 2, &o.kernels, &err) != OK) {
+        kernel_ctx_create(kernel_options_default(argc > 2 ? argv[2] : "auto", ACTIVATIONS_FAST,
+                                                 argc > 3 ? atoi(argv[3]) : 2),
+                          &o.kernels, &err) != OK) {
         fprintf(stderr,
                 "%s%susage: bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] "
                 "[ROUNDS] [dummy]\n",

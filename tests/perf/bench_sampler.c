@@ -60,8 +60,9 @@ int main(int argc, char **argv)
     static struct sampling_params params[BATCH_MAX];
     static struct sampler_row rows[BATCH_MAX];
     if (batch < 1 || batch > BATCH_MAX ||
-        kernel_ctx_create(argc > 1 ? argv[1] : "auto", ACTIVATIONS_FAST,
-                          argc > 2 ? atoi(argv[2]) : 2, &c, &err) != OK) {
+        kernel_ctx_create(kernel_options_default(argc > 1 ? argv[1] : "auto", ACTIVATIONS_FAST,
+                                                 argc > 2 ? atoi(argv[2]) : 2),
+                          &c, &err) != OK) {
         fprintf(stderr, "usage: bench_sampler [isa] [threads] [batch of 1 to %d]\n", BATCH_MAX);
         return 2;
     }
@@ -71,7 +72,7 @@ int main(int argc, char **argv)
     const double gbytes = read_gbytes(c),
                  read_ms = (double)(batch * N_VOCAB * sizeof *logits) / gbytes * 1e-6;
     printf("%zu rows of %d, %s, %d threads; reading them at %.1f GB/s takes %.3f ms\n", batch,
-           N_VOCAB, c->ops->name, compute_pool_threads(c->pool), gbytes, read_ms);
+           N_VOCAB, c->backend->name, compute_pool_threads(c->pool), gbytes, read_ms);
     for (size_t k = 0; k < COUNT_OF(KINDS); k++) {
         double best = INFINITY;
         for (uint32_t step = 0; step < STEPS; step++) {

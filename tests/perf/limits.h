@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/cpu_features.h"
-#include "kernels/kernels.h"
 #include "shared/base/clock.h"
 
 enum {
@@ -143,7 +143,7 @@ static inline struct limits limits_measure(struct kernel_ctx *c)
 {
     struct cpu_features f;
     struct limits l = { .gbytes = read_gbytes(c), .i8_by = "none", .bf16_by = "none" };
-    const char *row = c->ops->name;
+    const char *row = c->backend->name;
     bool wide = strcmp(row, "avx2") != 0;
     cpu_features_read(&f);
     if (strcmp(row, "ref") == 0) return l;

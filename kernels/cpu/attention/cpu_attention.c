@@ -14,7 +14,7 @@
  *
  * Whole items (the usual case) take their segments one after another and merge as they go. When
  * there are too few items to give every thread its share - few sequences, long contexts - items are
- * single segments: their results wait in ctx->attn, as many segments at a time as it holds, and are
+ * single segments: their results wait in cpu_ctx.attn, as many segments at a time as it holds, and are
  * merged in a second pass. Both ways compute the same. Thread: engine, pool. */
 #include <math.h>
 #include <string.h>
@@ -41,7 +41,7 @@ _Static_assert((KERNEL_LATENT_MAX + PARTIAL_HEADER_FLOATS) * ATTN_LATENT_PAIRS <
                    (KERNEL_HEAD_DIM_MAX + PARTIAL_HEADER_FLOATS) * ATTN_NAIVE_ROWS,
                "one segment of a split call fits whatever the form");
 
-/* ctx->attn */
+/* cpu_ctx.attn */
 struct attn_workspace {
     int32_t item_begin[SEQS_PER_CALL + 1]; /* of one run of heads, before each sequence */
     int32_t pair_begin[SEQS_PER_CALL + 1]; /* of all heads */
@@ -403,7 +403,7 @@ static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_thr
 /* Whether scores are products of bf16. Keys that are expanded from latents are f32. */
 static bool can_use_bf16_scores(const struct kernel_ctx *c, const struct attn_args *a)
 {
-    return c->activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up &&
+    return c->options.activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up &&
            cpu_microkernels_of(c)->scores_bf16;
 }
 
@@ -416,7 +416,7 @@ static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a,
         .a = a,
         .seqs = seqs,
         .n_seqs = n_seqs,
-        .workspace = c->attn,
+        .workspace = cpu_ctx_of(c)->attn,
         .n_heads = naive ? a->n_heads : a->kv.n_heads,
     };
     job.group = a->n_heads / job.n_heads;

@@ -10,7 +10,7 @@
  * numbers. All zero, or a below ACT_ABSMAX_MIN (where 16256 / a would be infinite): s = 0 and terms
  * 0; terms 0 beside s = NaN too. `sum` adds up the 15-bit numbers of each half, for forms whose
  * stored numbers are offset; `ssum` is (float)(sum[0] + sum[1]) * s, what m of a group of 32 is
- * multiplied by: once per row and block instead of once per panel. Such rows lie in ctx->acts
+ * multiplied by: once per row and block instead of once per panel. Such rows lie in cpu_ctx.acts
  * during one matmul call, or, as ready rows (kernels.h), where the caller wants them until the
  * product that they were made for. Thread: engine, pool. */
 #ifndef BATON_KERNELS_CPU_MATMUL_ACT_QUANT_H

@@ -257,7 +257,7 @@ static struct matmul_job make_job(const struct kernel_ctx *c, const struct matmu
 
 static void run_jobs(struct kernel_ctx *c, const struct matmul_args *args, size_t n)
 {
-    struct matmul_tables *t = c->acts;
+    struct matmul_tables *t = cpu_ctx_of(c)->acts;
     struct matmul_run r = {
         .c = c,
         .kernels = cpu_microkernels_of(c),

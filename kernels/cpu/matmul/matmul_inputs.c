@@ -1,4 +1,4 @@
-/* matmul_inputs.c - the inputs of a matmul call: each distinct one is written to ctx->acts once, as
+/* matmul_inputs.c - the inputs of a matmul call: each distinct one is written to cpu_ctx.acts once, as
  * its products take it.
  *
  * A row is normalised while it is rounded, a few cache lines at a time, so that nothing but the
@@ -26,7 +26,7 @@ size_t matmul_acts_bytes(size_t n_rows, size_t n_in)
 
 enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const struct weight *w)
 {
-    if (c->activations == ACTIVATIONS_F32) return MATMUL_F32;
+    if (c->options.activations == ACTIVATIONS_F32) return MATMUL_F32;
     if (weight_layout_info(w->layout)->integer) return MATMUL_INT;
     bool bf16 = w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8;
     return bf16 && cpu_microkernels_of(c)->tile_bf16 ? MATMUL_BF16 : MATMUL_F32;
@@ -101,8 +101,9 @@ static bool same_input(const struct matmul_args *a, const struct matmul_args *b)
 void matmul_prepare_inputs(struct matmul_run *r)
 {
     struct kernel_ctx *c = r->c;
-    char *at = (char *)c->acts + round_up(sizeof(struct matmul_tables), 64),
-         *end = (char *)c->acts + c->acts_bytes;
+    const struct cpu_ctx *cpu = cpu_ctx_of(c);
+    char *at = (char *)cpu->acts + round_up(sizeof(struct matmul_tables), 64),
+         *end = (char *)cpu->acts + cpu->acts_bytes;
     size_t rows = 0, elements = 0;
     for (size_t i = 0; i < r->n_jobs; i++) {
         struct matmul_job *j = &r->jobs[i];

@@ -6,7 +6,7 @@
  *   matmul_epilogue.c   chain sums to y: bias, y += .., SwiGLU, rounded for the product that
  *                       follows
  *
- * Everything lives for one matmul call, in tables at the head of ctx->acts. Thread: engine,
+ * Everything lives for one matmul call, in tables at the head of cpu_ctx.acts. Thread: engine,
  * pool. */
 #ifndef BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
 #define BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H

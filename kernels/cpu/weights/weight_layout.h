@@ -33,7 +33,7 @@
 #ifndef BATON_KERNELS_CPU_WEIGHTS_WEIGHT_LAYOUT_H
 #define BATON_KERNELS_CPU_WEIGHTS_WEIGHT_LAYOUT_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 enum { PANEL = 16, BLOCK_K = 32, SUPERBLOCK_K = 256 };
 

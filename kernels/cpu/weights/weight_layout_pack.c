@@ -314,7 +314,8 @@ enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_ar
     job.panel_bytes = weight_layout_panel_bytes(w.layout, w.n_in);
     job.packer = packer_of(first->dtype, w.layout);
     job.panels_per_item = first->transposed ? job.packer->panels_transposed : job.packer->panels;
-    w.data = a->to ? a->to : pages_map(w.bytes);
+    w.data = weight_arena_take(a->arena, w.bytes);
+    if (!w.data) w.data = pages_map(w.bytes);
     if (!w.data) return no_memory(w.bytes, err);
     plan_scratch(&job, needs_staging(first));
     size_t scratch_bytes = job.transposed_bytes + job.f32_bytes + job.q_bytes;

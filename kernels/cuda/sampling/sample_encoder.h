@@ -14,7 +14,7 @@
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ENCODER_H
 
 #include "kernels/cuda/sampling/sample.h"
-#include "kernels/kernels.h"
+#include "kernels/step.h"
 
 #ifdef __cplusplus
 extern "C" {

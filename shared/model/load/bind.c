@@ -104,15 +104,6 @@ static void add_to_plan(struct binder *b, const struct weight *w)
     b->plan[b->n_plan++] = *w;
 }
 
-static void *take_from_arena(struct binder *b, size_t bytes)
-{
-    char *at = b->weight_arena;
-    if (!at || b->weight_arena_bytes < bytes) return NULL;
-    b->weight_arena += bytes;
-    b->weight_arena_bytes -= bytes;
-    return at;
-}
-
 static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
                                 const struct weight *plan, struct weight *to)
 {
@@ -123,9 +114,9 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
         ASSERT(to->layout == plan->layout && to->n_out == plan->n_out && to->n_in == plan->n_in);
         return OK;
     }
-    a.to = take_from_arena(b, plan->bytes);
+    a.arena = b->weight_arena;
     const uint64_t t0 = clock_ns();
-    TRY(k->ops->weight_pack(k, &a, to, b->err));
+    TRY(k->weight_ops->pack(k, &a, to, b->err));
     b->pack_ns += clock_ns() - t0;
     if (b->cache) weight_cache_put(b->cache, to);
     return OK;
@@ -135,7 +126,7 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
                         struct weight *to)
 {
     struct weight plan;
-    enum status st = b->m->kernels->ops->weight_plan(b->m->kernels, a, &plan, b->err);
+    enum status st = b->m->kernels->weight_ops->plan(b->m->kernels, a, &plan, b->err);
     if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;

@@ -43,9 +43,7 @@ struct binder {
     struct read_ahead *ahead;           /* second pass: who reads them; may be NULL */
     uint64_t pack_ns;                   /* second pass: in weight_pack */
     struct weight_cache *cache;         /* second pass: the copy on disk; NULL: none */
-    char *weight_arena;                 /* second pass: memory for the weights still to come, side
-                                         * by side so that huge pages fit; NULL: each has its own */
-    size_t weight_arena_bytes;          /* left of them */
+    struct weight_arena *weight_arena;  /* second pass: memory for the weights; may be empty */
     size_t weight_bytes;                /* packed sizes this pass came by */
     size_t weight_total;                /* second pass: what the first came by */
     struct bind_arena vectors, buffers; /* norms and biases; activations of a step: both in the

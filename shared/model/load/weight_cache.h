@@ -24,7 +24,7 @@
 #ifndef BATON_MODEL_LOAD_WEIGHT_CACHE_H
 #define BATON_MODEL_LOAD_WEIGHT_CACHE_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 /* Raised when the packed bytes of an unchanged model change: another order of weights, another
  * meaning of a form. tests/conformance/test_weight_cache.c knows the bytes of this version. */

@@ -10,7 +10,7 @@
 #ifndef BATON_MODEL_LOAD_WEIGHTS_H
 #define BATON_MODEL_LOAD_WEIGHTS_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "shared/base/map.h"
 #include "shared/model/load/gguf.h"
 #include "shared/model/load/safetensors.h"

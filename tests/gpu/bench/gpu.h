@@ -22,7 +22,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 /* Sizes: those of a card, or small enough for one that is emulated, whose figures mean nothing. */
 struct gpu_sizes {

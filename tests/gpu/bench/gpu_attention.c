@@ -121,7 +121,7 @@ static void open_rig(struct rig *r, const struct shape *s, const struct gpu_size
         .lists = &r->list,
         .block_tokens = BLOCK_TOKENS,
     };
-    r->c->ops->upload_step(r->c, &step);
+    r->c->step_ops->upload(r->c, &step);
 }
 
 static void close_rig(struct rig *r)
@@ -166,8 +166,9 @@ int gpu_attention_main(const struct gpu_sizes *sizes)
     const struct shape *shapes = sizes->tiny ? TINY : SHAPES;
     const size_t n = sizes->tiny ? sizeof TINY / sizeof *TINY : sizeof SHAPES / sizeof *SHAPES;
     gpu_limits_measure(sizes, false, &limits);
-    gpu_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 1, &r.c, &err) == OK, "the card",
-             err.text);
+    gpu_need(kernel_ctx_create(kernel_options_default("cuda", ACTIVATIONS_FAST, 1), &r.c, &err) ==
+                 OK,
+             "the card", err.text);
     for (size_t i = 0; i < n; i++) {
         open_rig(&r, &shapes[i], sizes);
         measure(&r, sizes, &limits);

@@ -343,9 +343,10 @@ static void open_rig(struct rig *r)
 {
     struct err err;
     const uint64_t begin = clock_ns();
-    gpu_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, r->sizes->tiny ? 1 : 8, &r->o.kernels,
-                               &err) == OK,
-             "the card", err.text);
+    gpu_need(
+        kernel_ctx_create(kernel_options_default("cuda", ACTIVATIONS_FAST, r->sizes->tiny ? 1 : 8),
+                          &r->o.kernels, &err) == OK,
+        "the card", err.text);
     gpu_need(model_load(&r->o, &r->model, &err) == OK, r->o.path, err.text);
     const double s = (double)(clock_ns() - begin) * 1e-9;
     printf(

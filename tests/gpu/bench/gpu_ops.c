@@ -16,6 +16,8 @@ enum mode { PASSING, COUNTING, TIMING, ENDS, FOLLOWING };
 struct gpu_ops {
     struct kernel_ops ops; /* first: a context's ops lead back here */
     const struct kernel_ops *inner;
+    struct step_ops step_ops;
+    const struct step_ops *inner_steps;
     struct kernel_ctx *ctx;
     cudaStream_t stream;
     int64_t hold_cycles;
@@ -190,13 +192,13 @@ static void slot_submit(struct kernel_ctx *c)
 {
     struct gpu_ops *s = slots_of(c);
     follow_begin(s);
-    s->inner->submit(c);
+    s->inner_steps->submit(c);
 }
 
 static void slot_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
 {
     struct gpu_ops *s = slots_of(c);
-    s->inner->sample(c, logits, n_vocab);
+    s->inner_steps->sample(c, logits, n_vocab);
     if (!s->began) return;
     gpu_cuda(cudaEventRecord(s->ends[s->i_step++], s->stream), "timing a step");
     s->began = false;
@@ -217,8 +219,9 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention,
     s->ops.route = slot_route;
     s->ops.combine = slot_combine, s->ops.experts = slot_experts;
-    if (s->inner->submit) s->ops.submit = slot_submit;
-    if (s->inner->sample) s->ops.sample = slot_sample;
+    s->inner_steps = c->step_ops;
+    s->step_ops = *c->step_ops;
+    s->step_ops.submit = slot_submit, s->step_ops.sample = slot_sample;
     for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++)
         gpu_cuda(cudaEventCreate(&s->marks[i]), "making an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
@@ -226,12 +229,14 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
         gpu_cuda(cudaEventCreate(&s->ends[i]), "making an event");
     }
     c->ops = &s->ops;
+    c->step_ops = &s->step_ops;
     return s;
 }
 
 void gpu_ops_remove(struct gpu_ops *s)
 {
     s->ctx->ops = s->inner;
+    s->ctx->step_ops = s->inner_steps;
     for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++)
         gpu_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {

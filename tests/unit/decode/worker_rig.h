@@ -119,7 +119,8 @@ static void worker_open_engine(struct worker_node *n, const struct worker_option
         .max_model_len = PROMPT_MAX,
     };
     if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 1, &n->kernels, &err));
+    CHECK_OK(
+        kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_FAST, 1), &n->kernels, &err));
     struct engine_options eo = {
         .block_tokens = o->block_tokens ? o->block_tokens : 16,
         .n_blocks = o->n_blocks ? o->n_blocks : 128,

@@ -9,7 +9,7 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static struct kernel_ctx kernels = { .activations = ACTIVATIONS_F32 };
+static struct kernel_ctx kernels = { .options.activations = ACTIVATIONS_F32 };
 static struct model m = {
     .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 }, .kernels = &kernels
 };
@@ -107,18 +107,18 @@ TEST(half_the_bytes_are_nearly_twice_the_blocks)
         .max_model_len = 64, .block_tokens = 64, .max_seqs = 4, .kv_bytes = (uint64_t)128 << 20
     };
     uint32_t n = 0, n_bf16 = 0;
-    narrow.kv = DTYPE_BF16;
+    narrow.options.kv = DTYPE_BF16;
     CHECK_OK(node_model_blocks(&heads, &o, &n_bf16, &err));
     CHECK_EQ_INT(n_bf16, 2048);
-    narrow.kv = DTYPE_I8;
+    narrow.options.kv = DTYPE_I8;
     CHECK_OK(node_model_blocks(&heads, &o, &n, &err));
     CHECK_EQ_INT(n, (128 << 20) / (2 * 2 * 2 * 64 * 68));
     CHECK((double)n > 1.88 * n_bf16);
-    narrow.kv = DTYPE_F8_E4M3;
+    narrow.options.kv = DTYPE_F8_E4M3;
     uint32_t n_e4m3 = 0;
     CHECK_OK(node_model_blocks(&heads, &o, &n_e4m3, &err));
     CHECK_EQ_INT(n_e4m3, n);
-    narrow.kv = DTYPE_F16;
+    narrow.options.kv = DTYPE_F16;
     CHECK_OK(node_model_blocks(&heads, &o, &n, &err));
     CHECK_EQ_INT(n, n_bf16);
 }
@@ -203,7 +203,7 @@ TEST(a_card_gives_what_its_share_leaves)
         .name = "a card", .available = card_available, .total = card_total, .allocated = card_taken
     };
     struct device d = { .ops = &ops };
-    struct kernel_ctx k = { .activations = ACTIVATIONS_F32, .device = &d };
+    struct kernel_ctx k = { .options.activations = ACTIVATIONS_F32, .device = &d };
     struct model on_card = m;
     struct node_options o = {
         .max_model_len = 1024, .block_tokens = 64, .max_seqs = 1, .gpu_share = 0.9

@@ -107,9 +107,10 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .metrics = metrics_create(),
         .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL),
     };
-    CHECK_OK(kernel_ctx_create(o.isa ? o.isa : "auto", o.activations, 2, &r->kernels, &err));
-    r->kernels->deterministic = !o.loose;
-    r->kernels->sampling_edit_bytes = o.sampling_edit_bytes;
+    struct kernel_options ko = kernel_options_default(o.isa ? o.isa : "auto", o.activations, 2);
+    ko.deterministic = !o.loose;
+    ko.sampling_edit_bytes = o.sampling_edit_bytes;
+    CHECK_OK(kernel_ctx_create(ko, &r->kernels, &err));
     struct engine_options eo = {
         .block_tokens = RIG_BLOCK_TOKENS,
         .n_blocks = o.n_blocks ? o.n_blocks : RIG_BLOCKS_MAX,

@@ -28,7 +28,8 @@ static struct kernel_ctx *kernels(void)
 {
     static struct kernel_ctx *c;
     struct err err;
-    if (!c) CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &c, &err));
+    if (!c)
+        CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &c, &err));
     return c;
 }
 

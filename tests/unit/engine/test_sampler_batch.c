@@ -39,7 +39,8 @@ static void check(int n_threads, size_t n_rows)
     struct kernel_ctx *c;
     struct sampler_batch *b;
     struct err err;
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, n_threads, &c, &err));
+    CHECK_OK(
+        kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, n_threads), &c, &err));
     CHECK_OK(sampler_batch_create(N_VOCAB, c, &b, &err));
     struct sampler *one = sampler_create(N_VOCAB, c);
     for (size_t i = 0; i < n_rows; i++) {

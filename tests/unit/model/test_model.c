@@ -81,7 +81,7 @@ static enum status load(const struct twist *t, const char *isa, uint32_t max_len
     struct model *m;
     snprintf(path, sizeof path, "%s/m.gguf", test_tmpdir());
     write_sample(path, t);
-    CHECK_OK(kernel_ctx_create(isa, ACTIVATIONS_F32, 1, &k, err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default(isa, ACTIVATIONS_F32, 1), &k, err));
     struct model_options o = {
         .path = path,
         .max_rows = 4,
@@ -205,7 +205,7 @@ TEST(more_than_the_host_has_is_refused_in_a_sentence)
     char path[4096];
     snprintf(path, sizeof path, "%s/m.gguf", test_tmpdir());
     write_sample(path, &(struct twist){ 0 });
-    CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_F32, 1, &k, &err));
+    CHECK_OK(kernel_ctx_create(kernel_options_default("ref", ACTIVATIONS_F32, 1), &k, &err));
     struct model_options o = { .path = path, .max_rows = UINT32_MAX, .kernels = k };
     CHECK_STATUS(model_load(&o, &m, &err), ERR_NOMEM);
     CHECK(strstr(err.text, "GiB are available") && strstr(err.text, "--max-num-batched-tokens"));

@@ -1,0 +1,105 @@
+/* step.h - one step of the engine as a backend sees it: its rows and sequences, the submission of
+ * its work, CUDA graphs, and the tokens that the device samples.
+ *
+ * The calls of a step, in order:
+ *   upload      the step's rows and sequences go to the device; a captured graph may be chosen
+ *   (compute)   the ops of kernels.h, unless a graph contains them (kernel_step.graph_launched)
+ *   submit      launches the graph, if there is one
+ *   sample      if kernel_step.sampled: the device chooses the tokens
+ *   fetch       waits for the chosen tokens; the next step may have been submitted meanwhile
+ * A backend that computes in place (the CPU's) has finished when an op returns: it captures and
+ * samples nothing.
+ * Thread: engine. No call allocates once `prepare` has returned. */
+#ifndef BATON_KERNELS_STEP_H
+#define BATON_KERNELS_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shared/base/err.h"
+#include "shared/base/sampling.h"
+
+struct kernel_ctx;
+
+/* Query rows of one sequence in a step. */
+struct attn_seq {
+    int32_t q_begin; /* its first row in q and out */
+    int32_t n_q;     /* its rows; row i has position pos_begin + i and sees keys 0..pos_begin + i */
+    int32_t pos_begin;
+    const int32_t *block_table; /* physical KV blocks, enough for pos_begin + n_q tokens; host */
+    bool is_decode; /* generated tokens: they take the absorbed form of MLA (attention_mla.c) */
+};
+
+/* Sequences that one call of kv_append or attention works on; their rows are contiguous in q and
+ * out. */
+struct attn_list {
+    const struct attn_seq *seqs; /* [n_seqs], host memory */
+    int32_t n_seqs;
+    const void *uploaded; /* the backend's own copy, made by `upload` */
+};
+
+/* How the token that follows a row is chosen, or which token is scored there. These are the inputs
+ * of the rules in shared/engine/sampler.h. */
+struct sample_request {
+    const struct sampling_params *params;
+    const int32_t *tokens; /* [n_tokens] prompt, then the output that the host knows */
+    uint32_t n_tokens, n_prompt;
+    uint32_t n_out;       /* output tokens before this one, those only the device knows included */
+    int32_t future_token; /* a token of `tokens` that only the device knows: -1 - i as in
+                           * kernel_step.ids; 0: none. One at most */
+    const int32_t *eos;   /* [n_eos] the model's end tokens */
+    uint32_t n_eos;
+    int32_t score; /* return the logprobs of this token; -1: choose one */
+};
+
+/* The rows of a step. `upload` redirects the pointers to the backend's memory and may pad the
+ * counts to the size of a captured graph. Padding rows reach neither the KV pool nor the results. */
+struct kernel_step {
+    int32_t n_rows, n_logits, n_lists;
+    const int32_t *ids;        /* [n_rows]; -1 - i: the token that the last sampled step chose for
+                                * its i-th row of logits */
+    const int32_t *pos;        /* [n_rows] */
+    const int32_t *logit_rows; /* [n_logits] */
+    struct attn_list *lists;   /* [n_lists] */
+    int32_t block_tokens;      /* of the KV pool that the block tables refer to */
+    const struct sample_request *sample_requests; /* [n_logits] for sampling on the device; NULL:
+                                                   * the caller downloads the logits */
+    int parity;          /* 0 or 1: which of two result buffers; its last results were fetched */
+    bool eager;          /* the caller acts between layers: use no graph */
+    bool sampled;        /* out: the device samples: call `sample` after `submit`, `fetch` later */
+    bool graph_launched; /* out: a graph contains the whole step: call no op but `submit` */
+};
+
+/* Upper bounds of all steps; memory is sized by them. */
+struct kernel_limits {
+    uint32_t max_rows, max_logits, max_len, n_vocab, block_tokens;
+    uint32_t max_seqs;       /* sequences in a step */
+    uint32_t n_lists;        /* lists of a step that may be captured */
+    uint32_t max_lists;      /* lists of any step */
+    uint32_t n_heads, v_dim; /* of attention's output */
+    bool latent;
+    uint32_t n_kv_heads, head_dim; /* of the KV pool */
+    uint32_t max_graph_rows;       /* rows of the largest captured step; 0: capture none */
+};
+
+struct step_ops {
+    /* Allocates for all steps within the limits. Before the first step; may be called again with
+     * other limits. ERR_NOMEM. */
+    enum status (*prepare)(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
+    /* Uploads the step: fills in `s` as described there. Its sequences and their block tables stay
+     * borrowed until the step has completed. Valid until the next call. */
+    void (*upload)(struct kernel_ctx *c, struct kernel_step *s);
+    /* Begins to capture the i-th graph: fills in `s` as upload does. The caller then calls all ops
+     * of the step and `submit`. False: there is no i-th graph. */
+    bool (*capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+    /* All ops of the step, or of the capture, have been called. */
+    void (*submit)(struct kernel_ctx *c);
+    /* Chooses the tokens of the submitted step from its logits [n_logits, n_vocab] on the device.
+     * Only after an upload that set `sampled`. */
+    void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
+    /* Waits for the sampled step of that parity and copies its n results. */
+    void (*fetch)(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
+};
+
+#endif
