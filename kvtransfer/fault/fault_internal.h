@@ -1,5 +1,5 @@
 /* fault_internal.h - the wrapper row's insides, shared by its files: fault.c (the row),
- * fault_chance.c (what befalls what), fault_out.c (puts and messages that leave, and what waits),
+ * fault_inject.c (what befalls what), fault_out.c (puts and messages that leave, and what waits),
  * fault_in.c (what the inner row tells). Meaning: fault.h.
  *
  *   session layer ── put, notify ──▶ befall ──▶ inner row, or c->out (waiting) ──▶ inner row

@@ -497,7 +497,7 @@ static void sharing_cases(const char *name)
 DEVICE_TESTS(cpu)
 DEVICE_TESTS(cuda)
 
-/* A GPU's memory is shared by CUDA IPC: tests/conformance/test_transport_ways.c. */
+/* A GPU's memory is shared by CUDA IPC: tests/conformance/test_transport_specific.c. */
 TEST(another_process_writes_into_shared_memory)
 {
     struct device *d = open_device("cpu");

@@ -291,7 +291,7 @@ static void random_pairs_on(const char *row, int rounds, const char *from_device
 
 static void random_pairs(const char *row, int rounds) { random_pairs_on(row, rounds, NULL, NULL); }
 
-/* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_cards.c. */
+/* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_gpu.c. */
 static void random_pairs_with_a_card(const char *from, const char *to)
 {
     if (device_count("cuda") == 0)

@@ -1,4 +1,4 @@
-/* test_kv_cards_ucx.c - the ucx row and pools in a card's memory: on an emulated card, whose memory
+/* test_kv_gpu_ucx.c - the ucx row and pools in a card's memory: on an emulated card, whose memory
  * is the processor's, with a UCX that is made to say that it knows such memory. What UCX is asked
  * is real, and so are the bytes on their way; what UCX writes into the card's memory, which the
  * emulated card keeps from everybody but itself, is let through as a network card's would be. By

@@ -1,4 +1,4 @@
-/* test_kv_cards.c - pools in a card's memory whose peer has another layout, or a type with scales:
+/* test_kv_gpu.c - pools in a card's memory whose peer has another layout, or a type with scales:
  * what arrives is what kvt_convert_piece makes of the sender's bytes, by CUDA IPC between two
  * processes and by tcp; damage on the way is noticed; what cannot be is refused with a sentence. */
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-/* test_transport_ways.c - what single rows promise beyond the common contract: several tcp
+/* test_transport_specific.c - what single rows promise beyond the common contract: several tcp
  * connections per peer, their loss and a full descriptor table, copiers, pools that are not shared
  * memory, GPU pools, interfaces. The common contract itself is run over these ways by
  * test_transports with BATON_* variables set (tests/CMakeLists.txt). */

@@ -1,4 +1,4 @@
-/* fault_chance.c - what befalls a put, a message or a step: triggers first, then dice. Thread:
+/* fault_inject.c - what befalls a put, a message or a step: triggers first, then dice. Thread:
  * transfer. */
 #include <errno.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-/* choose.c - which RDMA ports a node uses: those the operator named, or the active ones nearest to
+/* choose_ports.c - which RDMA ports a node uses: those the operator named, or the active ones nearest to
  * its memory. Pure. Thread: any. */
 #include <stdio.h>
 #include <stdlib.h>
