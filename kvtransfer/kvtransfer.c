@@ -65,18 +65,18 @@ static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops
 }
 
 /* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
-static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops,
+static enum status open_transport(struct kvt *k, const struct kvt_transport_ops *ops,
                             const struct kvt_options *o, struct buf *why, struct err *err)
 {
-    struct kvt_row row = { .ops = ops };
-    if (k->n_rows == KVT_ROWS_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
+    struct kvt_open_transport transport = { .ops = ops };
+    if (k->n_transports == KVT_TRANSPORTS_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_TRANSPORTS_MAX);
     const char *fault = k->env.tuning.fault;
     struct err reason = { 0 };
     enum status st = fits_pool(k, ops, fault && *fault, &reason);
     if (st == OK)
-        st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &row.t, &reason)
-                             : ops->open(&k->env, &row.t, &reason);
+        st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &transport.t, &reason)
+                             : ops->open(&k->env, &transport.t, &reason);
     if (st == ERR_NODEV) {
         buf_printf(why, "%s%s", why->len ? "; " : ": ", reason.text);
         log_line(o->named ? LOG_WARN : LOG_INFO, "kv transport not available",
@@ -85,13 +85,13 @@ static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops,
     }
     if (st != OK && err) *err = reason;
     TRY(st);
-    row.ops = row.t->ops; /* not `ops` when faults are injected */
-    row.ops->export_address(row.t, &row.address);
-    k->rows[k->n_rows++] = row;
+    transport.ops = transport.t->ops; /* not `ops` when faults are injected */
+    transport.ops->export_address(transport.t, &transport.address);
+    k->transports[k->n_transports++] = transport;
     return OK;
 }
 
-static bool names_row(const char *protocols, const struct kvt_transport_ops *ops)
+static bool names_transport(const char *protocols, const struct kvt_transport_ops *ops)
 {
     struct str rest = str_of(protocols), item;
     while (str_split(&rest, ',', &item))
@@ -101,7 +101,7 @@ static bool names_row(const char *protocols, const struct kvt_transport_ops *ops
 
 /* The named rows in the order of the table: which one is best does not depend on how the list was
  * written. */
-static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct err *err)
+static enum status open_transports(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     struct str rest = str_of(o->protocols), item;
     struct buf why = { 0 };
@@ -110,9 +110,9 @@ static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct 
         if (str_trim(item).n) TRY(kvt_transport_find(str_trim(item), &ops, err));
     enum status st = OK;
     for (size_t i = 0; kvt_transports[i] && st == OK; i++)
-        if (names_row(o->protocols, kvt_transports[i]))
-            st = open_row(k, kvt_transports[i], o, &why, err);
-    if (st == OK && k->n_rows == 0)
+        if (names_transport(o->protocols, kvt_transports[i]))
+            st = open_transport(k, kvt_transports[i], o, &why, err);
+    if (st == OK && k->n_transports == 0)
         st = err_set(err, ERR_CONFIG,
                      "no KV transfer protocol of '%s' is available on this host (ipc and tcp need "
                      "no device)%s",
@@ -126,7 +126,7 @@ static uint64_t at_least(uint64_t bytes, uint64_t least) { return bytes > least 
 static bool is_allowed(const struct kvt_options *o, unsigned cap)
 {
     for (size_t i = 0; kvt_transports[i]; i++)
-        if ((kvt_transports[i]->caps & cap) && names_row(o->protocols, kvt_transports[i]))
+        if ((kvt_transports[i]->caps & cap) && names_transport(o->protocols, kvt_transports[i]))
             return true;
     return false;
 }
@@ -191,7 +191,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
         .place = kvt_progress_place,
         .placed = kvt_progress_placed,
     };
-    if (st == OK) st = open_rows(k, o, err);
+    if (st == OK) st = open_transports(k, o, err);
     if (st == OK) st = kvt_progress_start(k, err);
     if (st != OK) {
         kvt_free(k);
@@ -205,9 +205,9 @@ void kvt_free(struct kvt *k)
 {
     if (!k) return;
     kvt_progress_stop(k);
-    for (uint32_t i = 0; i < k->n_rows; i++) {
-        k->rows[i].ops->close(k->rows[i].t);
-        buf_release(&k->rows[i].address);
+    for (uint32_t i = 0; i < k->n_transports; i++) {
+        k->transports[i].ops->close(k->transports[i].t);
+        buf_release(&k->transports[i].address);
     }
     kvt_core_release(&k->core);
     mem_free(k->listen_host);
@@ -218,9 +218,9 @@ void kvt_free(struct kvt *k)
 uint16_t kvt_port(const struct kvt *k)
 {
     uint16_t port = 0;
-    for (uint32_t i = 0; i < k->n_rows; i++) {
-        bool tcp = strcmp(k->rows[i].ops->name, "tcp") == 0;
-        if (tcp || !port) port = k->rows[i].ops->port(k->rows[i].t);
+    for (uint32_t i = 0; i < k->n_transports; i++) {
+        bool tcp = strcmp(k->transports[i].ops->name, "tcp") == 0;
+        if (tcp || !port) port = k->transports[i].ops->port(k->transports[i].t);
         if (tcp) break;
     }
     return port;
@@ -228,8 +228,8 @@ uint16_t kvt_port(const struct kvt *k)
 
 void kvt_available(const struct kvt *k, struct buf *out)
 {
-    for (uint32_t i = 0; i < k->n_rows; i++)
-        buf_printf(out, "%s%s", i ? "," : "", k->rows[i].ops->name);
+    for (uint32_t i = 0; i < k->n_transports; i++)
+        buf_printf(out, "%s%s", i ? "," : "", k->transports[i].ops->name);
 }
 
 /* ---- posting ---- */
@@ -280,15 +280,15 @@ enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct 
         .layout = k->core.layout,
         .checksum = theirs.checksum && k->core.checksum,
         .lossy = lossy,
-        .n_rows = k->n_rows,
+        .n_transports = k->n_transports,
     };
     memcpy(m.node, theirs.node, sizeof m.node);
     if (kvt_tickets_make(&k->tickets, clock_ms(), m.ticket) != OK)
         return err_set(err, ERR_FULL, "%d KV connections are being made, the limit",
                        KVT_TICKETS_MAX);
-    for (uint32_t i = 0; i < k->n_rows; i++) {
-        snprintf(m.rows[i].name, sizeof m.rows[i].name, "%s", k->rows[i].ops->name);
-        m.rows[i].address = buf_str(&k->rows[i].address);
+    for (uint32_t i = 0; i < k->n_transports; i++) {
+        snprintf(m.transports[i].name, sizeof m.transports[i].name, "%s", k->transports[i].ops->name);
+        m.transports[i].address = buf_str(&k->transports[i].address);
     }
     kvt_answer_encode(&m, out);
     return OK;
@@ -299,11 +299,11 @@ static struct kvt_route *make_route(struct kvt *k, const struct kvt_answer_msg *
 {
     struct kvt_route *r = MEM_NEW(struct kvt_route);
     memcpy(r->ticket, a->ticket, sizeof r->ticket);
-    for (uint32_t i = 0; i < k->n_rows; i++)
-        for (uint32_t j = 0; j < a->n_rows; j++)
-            if (r->n < KVT_ROWS_MAX && str_eq_c(str_of(a->rows[j].name), k->rows[i].ops->name)) {
-                buf_add_str(&r->addresses[r->n], a->rows[j].address);
-                r->rows[r->n++] = &k->rows[i];
+    for (uint32_t i = 0; i < k->n_transports; i++)
+        for (uint32_t j = 0; j < a->n_transports; j++)
+            if (r->n < KVT_TRANSPORTS_MAX && str_eq_c(str_of(a->transports[j].name), k->transports[i].ops->name)) {
+                buf_add_str(&r->addresses[r->n], a->transports[j].address);
+                r->transports[r->n++] = &k->transports[i];
                 break;
             }
     return r;
@@ -312,10 +312,10 @@ static struct kvt_route *make_route(struct kvt *k, const struct kvt_answer_msg *
 static enum status no_common(const struct kvt *k, const struct kvt_answer_msg *a, struct err *err)
 {
     struct buf mine = { 0 }, theirs = { 0 };
-    for (uint32_t i = 0; i < k->n_rows; i++)
-        buf_printf(&mine, "%s%s", i ? "," : "", k->rows[i].ops->name);
-    for (uint32_t i = 0; i < a->n_rows; i++)
-        buf_printf(&theirs, "%s%s", i ? "," : "", a->rows[i].name);
+    for (uint32_t i = 0; i < k->n_transports; i++)
+        buf_printf(&mine, "%s%s", i ? "," : "", k->transports[i].ops->name);
+    for (uint32_t i = 0; i < a->n_transports; i++)
+        buf_printf(&theirs, "%s%s", i ? "," : "", a->transports[i].name);
     enum status st = err_set(
         err, ERR_UNSUPPORTED,
         "no KV transfer protocol in common: this node allows %s, the decode node %s", mine.data,

@@ -63,16 +63,16 @@ static void connect_next(struct kvt *k, struct kvt_peer *p)
     struct kvt_route *r = p->route;
     while (r->next < r->n) {
         uint32_t i = r->next++;
-        struct kvt_row *row = r->rows[i];
+        struct kvt_open_transport *transport = r->transports[i];
         struct str address = buf_str(&r->addresses[i]);
         struct err err = { 0 };
-        if (!row->ops->can_reach(row->t, address)) {
+        if (!transport->ops->can_reach(transport->t, address)) {
             r->status = ERR_PEER_LOST;
             snprintf(r->why, sizeof r->why, "%s does not reach the peer from this host",
-                     row->ops->name);
-        } else if ((r->status = row->ops->connect(row->t, address, &p->layout, r->ticket, &p->conn,
+                     transport->ops->name);
+        } else if ((r->status = transport->ops->connect(transport->t, address, &p->layout, r->ticket, &p->conn,
                                                   &err)) == OK) {
-            p->ops = row->ops;
+            p->ops = transport->ops;
             p->conn->peer = p;
             return;
         } else {
@@ -80,7 +80,7 @@ static void connect_next(struct kvt *k, struct kvt_peer *p)
         }
         if (r->next < r->n)
             log_warn("kv transport not used", "peer=%016llx why=\"%s\" next=%s",
-                     (unsigned long long)p->handle, r->why, r->rows[r->next]->ops->name);
+                     (unsigned long long)p->handle, r->why, r->transports[r->next]->ops->name);
     }
     char why[160];
     snprintf(why, sizeof why, "%s", r->why);
@@ -144,7 +144,7 @@ static void on_down(struct kvt *k, struct kvt_incident *i)
         if (p->route->next < p->route->n)
             log_warn("kv transport not used", "peer=%016llx why=\"%s\" next=%s",
                      (unsigned long long)p->handle, i->text,
-                     p->route->rows[p->route->next]->ops->name);
+                     p->route->transports[p->route->next]->ops->name);
         connect_next(k, p);
     }
 }
@@ -171,11 +171,11 @@ static void on_message(struct kvt *k, struct kvt_peer *p, const struct kvt_messa
     }
 }
 
-static bool poll_rows(struct kvt *k)
+static bool poll_transports(struct kvt *k)
 {
     bool any = false;
-    for (uint32_t row = 0; row < k->n_rows; row++) {
-        size_t n = k->rows[row].ops->poll(k->rows[row].t, k->incidents, KVT_INCIDENTS);
+    for (uint32_t transport = 0; transport < k->n_transports; transport++) {
+        size_t n = k->transports[transport].ops->poll(k->transports[transport].t, k->incidents, KVT_INCIDENTS);
         for (size_t i = 0; i < n; i++) {
             struct kvt_incident *in = &k->incidents[i];
             switch (in->kind) {
@@ -190,7 +190,7 @@ static bool poll_rows(struct kvt *k)
     return any;
 }
 
-/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_rows: later
+/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_transports: later
  * incidents may name them. */
 static void sweep_peers(struct kvt *k)
 {
@@ -331,7 +331,7 @@ static void tick(struct kvt *k)
 
 static void wait(struct kvt *k, bool more)
 {
-    struct epoll_event events[KVT_ROWS_MAX + 1];
+    struct epoll_event events[KVT_TRANSPORTS_MAX + 1];
     int n = epoll_wait(k->epoll_fd, events, COUNT_OF(events), more ? 0 : TICK_MS);
     for (int i = 0; i < n; i++) {
         uint64_t count;
@@ -357,7 +357,7 @@ static void *run(void *arg)
     while (!atomic_load_explicit(&k->stopping, memory_order_acquire)) {
         wait(k, more);
         more = do_commands(k);
-        more |= poll_rows(k);
+        more |= poll_transports(k);
         kvt_works_collect(k->core.leaving);
         if (k->core.arriving) kvt_recv_landed(&k->core);
         sweep_peers(k);
@@ -383,9 +383,9 @@ enum status kvt_progress_start(struct kvt *k, struct err *err)
         return err_set(err, ERR_INTERNAL, "no event descriptors for the transfer thread: %s",
                        strerror(errno));
     k->box = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake, k);
-    for (uint32_t i = 0; i <= k->n_rows; i++) {
+    for (uint32_t i = 0; i <= k->n_transports; i++) {
         struct epoll_event e = { .events = EPOLLIN };
-        e.data.fd = i < k->n_rows ? k->rows[i].ops->wait_fd(k->rows[i].t) : k->wake_fd;
+        e.data.fd = i < k->n_transports ? k->transports[i].ops->wait_fd(k->transports[i].t) : k->wake_fd;
         if (epoll_ctl(k->epoll_fd, EPOLL_CTL_ADD, e.data.fd, &e) != 0)
             return err_set(err, ERR_INTERNAL, "the transfer thread cannot wait: %s",
                            strerror(errno));

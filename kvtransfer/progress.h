@@ -28,15 +28,15 @@ enum {
     KVT_INCIDENTS = 32
 };
 
-struct kvt_row {
+struct kvt_open_transport {
     const struct kvt_transport_ops *ops;
     struct kvt_transport *t;
     struct buf address; /* exported once; constant */
 };
 
 struct kvt_route {
-    struct kvt_row *rows[KVT_ROWS_MAX]; /* in order of preference */
-    struct buf addresses[KVT_ROWS_MAX];
+    struct kvt_open_transport *transports[KVT_TRANSPORTS_MAX]; /* in order of preference */
+    struct buf addresses[KVT_TRANSPORTS_MAX];
     uint32_t n, next;
     uint8_t ticket[KVT_TICKET_BYTES];
     char why[160]; /* of the last failure */
@@ -85,8 +85,8 @@ struct kvt {
     struct kvt_core core;
     struct kvt_env env;
     char *listen_host, *advertise_host;
-    struct kvt_row rows[KVT_ROWS_MAX];
-    uint32_t n_rows;
+    struct kvt_open_transport transports[KVT_TRANSPORTS_MAX];
+    uint32_t n_transports;
     uint8_t node[16];
     struct kvt_tickets tickets;
     struct kvt_handle handles[KVT_PEERS_MAX];

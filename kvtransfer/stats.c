@@ -5,7 +5,7 @@
 #include "kvtransfer/transport.h"
 #include "shared/base/mem.h"
 
-enum { ROWS = 8 };
+enum { TRANSPORTS_MAX = 8 };
 
 struct kvt_stats {
     struct metrics *m;
@@ -14,7 +14,7 @@ struct kvt_stats {
         struct counter *bytes[2];
         struct histogram *seconds[2], *rate[2];
         struct gauge *link;
-    } rows[ROWS];
+    } transports[TRANSPORTS_MAX];
     struct counter *checksum_failed, *fence_waits, *failed[2][KVT_FAILED_COUNT], *dropped[2],
         *hashed[2], *converted;
     struct gauge *in_flight[2], *quarantined;
@@ -63,17 +63,17 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
     struct buf b = { 0 };
     s->m = m;
     if (!m) return s;
-    for (size_t i = 0; kvt_transports[i] && i < ROWS; i++) {
-        const char *name = s->rows[i].transport = kvt_transports[i]->name;
+    for (size_t i = 0; kvt_transports[i] && i < TRANSPORTS_MAX; i++) {
+        const char *name = s->transports[i].transport = kvt_transports[i]->name;
         for (int d = 0; d < 2; d++) {
-            s->rows[i].bytes[d] = metrics_counter(m, "baton_kv_transfer_bytes_total",
+            s->transports[i].bytes[d] = metrics_counter(m, "baton_kv_transfer_bytes_total",
                                                   label(&b, name, d),
                                                   "KV bytes moved between nodes.");
-            s->rows[i].seconds[d] = metrics_histogram(
+            s->transports[i].seconds[d] = metrics_histogram(
                 m, "baton_kv_transfer_seconds", label(&b, name, d),
                 "First byte to acknowledged (send) or verified (receive) of one transfer.",
                 METRICS_SECONDS, METRICS_SECONDS_N);
-            s->rows[i].rate[d] = metrics_histogram(
+            s->transports[i].rate[d] = metrics_histogram(
                 m, "baton_kv_transfer_rate_bytes_per_second", label(&b, name, d),
                 "KV bytes of one transfer over the time they were under way (send) or over its "
                 "seconds (receive).",
@@ -81,7 +81,7 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
         }
         buf_clear(&b);
         buf_printf(&b, "transport=\"%s\"", name);
-        s->rows[i].link = metrics_gauge(
+        s->transports[i].link = metrics_gauge(
             m, "baton_kv_link_speed_bytes_per_second", b.data,
             "Speed of the last connection's link(s) as the hardware says; 0: not known.");
     }
@@ -117,34 +117,34 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
 
 void kvt_stats_free(struct kvt_stats *s) { mem_free(s); }
 
-static int row_of(const struct kvt_stats *s, const char *transport)
+static int transport_index(const struct kvt_stats *s, const char *transport)
 {
-    for (int i = 0; s->m && i < ROWS && s->rows[i].transport; i++)
-        if (str_eq_c(str_of(transport), s->rows[i].transport)) return i;
+    for (int i = 0; s->m && i < TRANSPORTS_MAX && s->transports[i].transport; i++)
+        if (str_eq_c(str_of(transport), s->transports[i].transport)) return i;
     return -1;
 }
 
 void kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direction d,
                      uint64_t bytes)
 {
-    int i = row_of(s, transport);
-    if (i >= 0) counter_add(s->rows[i].bytes[d], bytes);
+    int i = transport_index(s, transport);
+    if (i >= 0) counter_add(s->transports[i].bytes[d], bytes);
 }
 
 void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d,
                     uint64_t bytes, uint64_t ns, uint64_t busy_ns)
 {
-    int i = row_of(s, transport);
+    int i = transport_index(s, transport);
     if (i < 0) return;
-    histogram_observe(s->rows[i].seconds[d], (double)ns * 1e-9);
+    histogram_observe(s->transports[i].seconds[d], (double)ns * 1e-9);
     if (bytes && busy_ns)
-        histogram_observe(s->rows[i].rate[d], (double)bytes * 1e9 / (double)busy_ns);
+        histogram_observe(s->transports[i].rate[d], (double)bytes * 1e9 / (double)busy_ns);
 }
 
 void kvt_stats_link(struct kvt_stats *s, const char *transport, uint64_t bytes_per_second)
 {
-    int i = row_of(s, transport);
-    if (i >= 0) gauge_set(s->rows[i].link, (double)bytes_per_second);
+    int i = transport_index(s, transport);
+    if (i >= 0) gauge_set(s->transports[i].link, (double)bytes_per_second);
 }
 
 void kvt_stats_failed(struct kvt_stats *s, enum kvt_direction d, enum kvt_failure f)

@@ -25,7 +25,7 @@ static_assert(sizeof(struct wire_hello) == 68, "wire size");
 struct wire_answer {
     uint32_t magic;
     uint16_t version;
-    uint8_t n_rows, flags;
+    uint8_t n_transports, flags;
     uint8_t ticket[KVT_TICKET_BYTES];
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
     uint8_t node[16];
@@ -115,7 +115,7 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
     struct wire_answer w = {
         .magic = ANSWER_MAGIC,
         .version = KVT_VERSION,
-        .n_rows = (uint8_t)m->n_rows,
+        .n_transports = (uint8_t)m->n_transports,
         .flags = flags_of(m->checksum, m->lossy),
     };
     memcpy(w.ticket, m->ticket, sizeof w.ticket);
@@ -125,18 +125,18 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
     memcpy(w.layout, layout.data, sizeof w.layout);
     buf_release(&layout);
     buf_add(out, &w, sizeof w);
-    for (uint32_t i = 0; i < m->n_rows; i++) {
+    for (uint32_t i = 0; i < m->n_transports; i++) {
         struct wire_row r = {
-            .name_len = (uint8_t)strlen(m->rows[i].name),
-            .address_len = (uint16_t)m->rows[i].address.n,
+            .name_len = (uint8_t)strlen(m->transports[i].name),
+            .address_len = (uint16_t)m->transports[i].address.n,
         };
         buf_add(out, &r, sizeof r);
-        buf_add(out, m->rows[i].name, r.name_len);
-        buf_add(out, m->rows[i].address.p, r.address_len);
+        buf_add(out, m->transports[i].name, r.name_len);
+        buf_add(out, m->transports[i].address.p, r.address_len);
     }
 }
 
-static bool take_row(struct str *in, struct kvt_answer_row *out)
+static bool decode_transport(struct str *in, struct kvt_answer_transport *out)
 {
     struct wire_row r;
     if (!str_take(in, &r, sizeof r) || r.zero || r.name_len == 0 || r.name_len > KVT_NAME_MAX ||
@@ -160,15 +160,15 @@ enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct 
     struct kvt_answer_msg m = {
         .checksum = w.flags & FLAG_CHECKSUM,
         .lossy = w.flags & FLAG_LOSSY,
-        .n_rows = w.n_rows,
+        .n_transports = w.n_transports,
     };
-    if ((w.flags & ~FLAGS) || m.n_rows == 0 || m.n_rows > KVT_ROWS_MAX)
+    if ((w.flags & ~FLAGS) || m.n_transports == 0 || m.n_transports > KVT_TRANSPORTS_MAX)
         return err_set(err, ERR_FORMAT, "malformed KV transfer answer");
     memcpy(m.ticket, w.ticket, sizeof m.ticket);
     memcpy(m.node, w.node, sizeof m.node);
     TRY(kv_layout_decode((struct str){ (const char *)w.layout, sizeof w.layout }, &m.layout, err));
-    for (uint32_t i = 0; i < m.n_rows; i++)
-        if (!take_row(&in, &m.rows[i]))
+    for (uint32_t i = 0; i < m.n_transports; i++)
+        if (!decode_transport(&in, &m.transports[i]))
             return err_set(err, ERR_FORMAT, "malformed transport %u in a KV transfer answer", i);
     if (in.n)
         return err_set(err, ERR_FORMAT, "%zu bytes too many after a KV transfer answer", in.n);

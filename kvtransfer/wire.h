@@ -31,7 +31,7 @@ enum {
     KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,
     KVT_PREAMBLE_BYTES = 32,
     KVT_ADDRESS_MAX = 1024,
-    KVT_ROWS_MAX = 8,
+    KVT_TRANSPORTS_MAX = 8,
     KVT_NAME_MAX = 15,
     KVT_BLOCK_TOKENS_MAX = 65536,
     KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens of 64-token blocks: far above any context
@@ -46,7 +46,7 @@ struct kvt_hello_msg {
     bool lossy;       /* the sender allows its values to be narrowed */
 };
 
-struct kvt_answer_row {
+struct kvt_answer_transport {
     char name[KVT_NAME_MAX + 1];
     struct str address; /* borrowed from the input */
 };
@@ -57,8 +57,8 @@ struct kvt_answer_msg {
     bool checksum;    /* both sides want checksums */
     bool lossy;       /* one side at least allows values to be narrowed */
     uint8_t ticket[KVT_TICKET_BYTES];
-    uint32_t n_rows; /* 1..KVT_ROWS_MAX */
-    struct kvt_answer_row rows[KVT_ROWS_MAX];
+    uint32_t n_transports; /* 1..KVT_TRANSPORTS_MAX */
+    struct kvt_answer_transport transports[KVT_TRANSPORTS_MAX];
 };
 
 struct kvt_grant_msg {

@@ -19,13 +19,13 @@ static void watch(int epoll_fd, int listen_fd, bool yes)
     (void)epoll_ctl(epoll_fd, EPOLL_CTL_MOD, listen_fd, &e);
 }
 
-int kvt_accept(const char *row, int epoll_fd, int listen_fd, uint64_t *again_ms)
+int kvt_accept(const char *transport, int epoll_fd, int listen_fd, uint64_t *again_ms)
 {
     int fd;
     do fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     while (fd < 0 && (errno == ECONNABORTED || errno == EINTR));
     if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-        log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", row, strerror(errno),
+        log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", transport, strerror(errno),
                  ACCEPT_PAUSE_MS);
         watch(epoll_fd, listen_fd, false);
         *again_ms = clock_ms() + ACCEPT_PAUSE_MS;

@@ -12,7 +12,7 @@
 /* The next connection, non-blocking, close-on-exec, the caller's; -1: none, or (*again_ms is set)
  * no descriptor for it, which the log says with the name of the row. Connections that went before
  * they were taken (accept(2)) are passed over. */
-int kvt_accept(const char *row, int epoll_fd, int listen_fd, uint64_t *again_ms);
+int kvt_accept(const char *transport, int epoll_fd, int listen_fd, uint64_t *again_ms);
 /* Watch the listener again when its time has come. */
 void kvt_accept_resume(int epoll_fd, int listen_fd, uint64_t *again_ms, uint64_t now_ms);
 

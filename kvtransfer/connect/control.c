@@ -71,7 +71,7 @@ struct conn {
 
 struct control_hub {
     const struct kvt_env *env;
-    const char *row;
+    const char *transport;
     int epoll_fd, listen_fd;
     uint16_t port;
     const char *ifname; /* outgoing connections leave from it; NULL: from where the
@@ -242,7 +242,7 @@ static void lose(struct conn *c, enum status st, const char *text, control_handl
     shutdown(c->fd, SHUT_RDWR);
     c->state = CONN_LOST;
     struct control_event ev = { .kind = CONTROL_LOST, .status = st };
-    snprintf(ev.text, sizeof ev.text, "%s: %s", c->base.hub->row, text);
+    snprintf(ev.text, sizeof ev.text, "%s: %s", c->base.hub->transport, text);
     say(c, on_event, arg, ev);
 }
 
@@ -341,7 +341,7 @@ static void on_connected(struct conn *c, control_handler *on_event, void *arg)
 static void accept_conns(struct control_hub *h)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
-        int fd = kvt_accept(h->row, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
+        int fd = kvt_accept(h->transport, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
         if (fd < 0) return;
         if (h->n_conns >= h->env->max_peers) close(fd);
         else new_conn(h, fd, CONN_GREETING, NULL);
@@ -378,12 +378,12 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
     check_deadlines(h, now_ms, on_event, arg);
 }
 
-enum status control_open(const struct kvt_env *env, const char *row, uint16_t port,
+enum status control_open(const struct kvt_env *env, const char *transport, uint16_t port,
                          const char *ifname, struct control_hub **out, struct err *err)
 {
     struct control_hub *h = MEM_NEW(struct control_hub);
     h->env = env;
-    h->row = row;
+    h->transport = transport;
     h->listen_fd = -1;
     list_init(&h->conns);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -401,7 +401,7 @@ enum status control_open(const struct kvt_env *env, const char *row, uint16_t po
     h->listen_fd = l.fd;
     h->port = l.port;
     if (st != OK) {
-        err_prefix(err, "%s: ", row);
+        err_prefix(err, "%s: ", transport);
         control_hub_free(h);
         return st;
     }
@@ -465,12 +465,12 @@ enum status control_connect(struct control_hub *h, struct str address,
     struct sockaddr_storage a;
     socklen_t n;
     if (tcp_address_parse(address, &a, &n) != OK)
-        return err_set(err, ERR_FORMAT, "%s: malformed address", h->row);
+        return err_set(err, ERR_FORMAT, "%s: malformed address", h->transport);
     if (h->n_conns >= h->env->max_peers)
-        return err_set(err, ERR_FULL, "%s: too many connections", h->row);
+        return err_set(err, ERR_FULL, "%s: too many connections", h->transport);
     int fd = -1;
     if (begin_connect(h, address, &a, n, &fd, err) != OK) {
-        err_prefix(err, "%s: ", h->row);
+        err_prefix(err, "%s: ", h->transport);
         return ERR_PEER_LOST;
     }
     struct conn *c = new_conn(h, fd, CONN_CONNECTING, owner);

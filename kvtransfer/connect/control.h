@@ -75,7 +75,7 @@ typedef void control_handler(void *arg, const struct control_event *ev);
  * control_hub_free. `port` 0: any. `ifname`: leave from that interface's address, and listen on it
  * where env->listen_host is every address (tcp_listener); NULL or "": no. ERR_CONFIG: port taken,
  * no such address or interface. */
-enum status control_open(const struct kvt_env *env, const char *row, uint16_t port,
+enum status control_open(const struct kvt_env *env, const char *transport, uint16_t port,
                          const char *ifname, struct control_hub **out, struct err *err) MUST_CHECK;
 void control_hub_free(struct control_hub *h); /* closes what is left, without events */
 int control_wait_fd(const struct control_hub *h);

@@ -19,14 +19,14 @@ enum { EXTRA_COPIES = 2 /* a flipped bit cuts one copy into three */ };
 
 static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
 {
-    struct fault_row *r = arg;
+    struct fault_transport *r = arg;
     return r->outer->admit(r->outer->arg, ticket);
 }
 
 static int place(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t offset,
                  struct iovec *iov, int cap)
 {
-    struct fault_row *r = arg;
+    struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
     if (!c || c->silent || c->doomed) return 0;
     return r->outer->place(r->outer->arg, &c->base, head, offset, iov, cap);
@@ -35,7 +35,7 @@ static int place(void *arg, struct kvt_conn *inner, const struct kvt_message *he
 static void placed(void *arg, struct kvt_conn *inner, const struct kvt_message *head,
                    uint64_t bytes)
 {
-    struct fault_row *r = arg;
+    struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
     if (!c || c->silent || c->doomed) return;
     if (bytes == head->bytes && fault_befall(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT)
@@ -45,30 +45,30 @@ static void placed(void *arg, struct kvt_conn *inner, const struct kvt_message *
 
 /* ---- the other slots ---- */
 
-static int fault_wait_fd(struct kvt_transport *t) { return ((struct fault_row *)t)->epoll_fd; }
+static int fault_wait_fd(struct kvt_transport *t) { return ((struct fault_transport *)t)->epoll_fd; }
 static uint16_t fault_port(struct kvt_transport *t)
 {
-    return ((struct fault_row *)t)->inner_ops->port(((struct fault_row *)t)->inner);
+    return ((struct fault_transport *)t)->inner_ops->port(((struct fault_transport *)t)->inner);
 }
 static enum status fault_flush(struct kvt_transport *t)
 {
-    return ((struct fault_row *)t)->inner_ops->flush(((struct fault_row *)t)->inner);
+    return ((struct fault_transport *)t)->inner_ops->flush(((struct fault_transport *)t)->inner);
 }
 static bool fault_can_reach(struct kvt_transport *t, struct str address)
 {
-    return ((struct fault_row *)t)->inner_ops->can_reach(((struct fault_row *)t)->inner, address);
+    return ((struct fault_transport *)t)->inner_ops->can_reach(((struct fault_transport *)t)->inner, address);
 }
 
 static void fault_export_address(const struct kvt_transport *t, struct buf *out)
 {
-    const struct fault_row *r = (const struct fault_row *)t;
+    const struct fault_transport *r = (const struct fault_transport *)t;
     r->inner_ops->export_address(r->inner, out);
 }
 
 static uint64_t fault_link_speed(const struct kvt_conn *base)
 {
     const struct fault_conn *c = (const struct fault_conn *)base;
-    return c->row->inner_ops->link_speed(c->inner);
+    return c->transport->inner_ops->link_speed(c->inner);
 }
 
 static enum status fault_connect(struct kvt_transport *t, struct str address,
@@ -76,7 +76,7 @@ static enum status fault_connect(struct kvt_transport *t, struct str address,
                                  const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out,
                                  struct err *err)
 {
-    struct fault_row *r = ((struct fault_row *)t);
+    struct fault_transport *r = ((struct fault_transport *)t);
     struct kvt_conn *inner = NULL;
     if (fault_befall(r, FAULT_AT_CONNECT, false).kind == FAULT_DISCONNECT) {
         fault_count(r, FAULT_DISCONNECT);
@@ -91,26 +91,26 @@ static enum status fault_connect(struct kvt_transport *t, struct str address,
 static void fault_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    if (!c->gone) c->row->inner_ops->abandon(c->inner, session, generation);
+    if (!c->gone) c->transport->inner_ops->abandon(c->inner, session, generation);
 }
 
 static enum status fault_fence(struct kvt_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    struct fault_fate f = fault_befall(c->row, FAULT_AT_FENCE, false);
+    struct fault_fate f = fault_befall(c->transport, FAULT_AT_FENCE, false);
     c->silent = true;
     if (f.kind == FAULT_DELAY) {
-        fault_count(c->row, f.kind);
+        fault_count(c->transport, f.kind);
         c->fence_ms = clock_ms() + f.ms;
     }
-    enum status st = c->row->inner_ops->fence(c->inner);
+    enum status st = c->transport->inner_ops->fence(c->inner);
     return clock_ms() < c->fence_ms ? ERR_BUSY : st;
 }
 
 static void fault_disconnect(struct kvt_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    struct fault_row *r = c->row;
+    struct fault_transport *r = c->transport;
     (void)fault_befall(r, FAULT_AT_DISCONNECT, false);
     c->inner->peer = NULL;
     r->inner_ops->disconnect(c->inner);
@@ -119,7 +119,7 @@ static void fault_disconnect(struct kvt_conn *base)
 
 static void fault_close(struct kvt_transport *t)
 {
-    struct fault_row *r = ((struct fault_row *)t);
+    struct fault_transport *r = ((struct fault_transport *)t);
     LIST_FOREACH(c, &r->conns, struct fault_conn, link) fault_disconnect(&c->base);
     if (r->inner) r->inner_ops->close(r->inner);
     if (r->epoll_fd >= 0) close(r->epoll_fd);
@@ -131,7 +131,7 @@ static void fault_close(struct kvt_transport *t)
 
 /* ---- opening ---- */
 
-static const struct kvt_transport_ops SLOT_TABLE = {
+static const struct kvt_transport_ops FAULT_OPS = {
     .close = fault_close,
     .wait_fd = fault_wait_fd,
     .port = fault_port,
@@ -148,7 +148,7 @@ static const struct kvt_transport_ops SLOT_TABLE = {
     .disconnect = fault_disconnect,
 };
 
-static void register_counters(struct fault_row *r, struct metrics *m)
+static void register_counters(struct fault_transport *r, struct metrics *m)
 {
     struct buf labels = { 0 };
     for (int k = 0; m && k < FAULT_KINDS; k++) {
@@ -161,7 +161,7 @@ static void register_counters(struct fault_row *r, struct metrics *m)
 }
 
 /* Sources of our own: an image of the staging memory, then the windows. */
-static void make_memory(struct fault_row *r)
+static void make_memory(struct fault_transport *r)
 {
     enum { PAGE = 4096 };
     size_t staging = r->outer->staging ? r->outer->staging->bytes : 0;
@@ -171,7 +171,7 @@ static void make_memory(struct fault_row *r)
     r->copies = MEM_ARRAY(struct kvt_copy, r->outer->max_copies + EXTRA_COPIES);
 }
 
-static enum status open_inner(struct fault_row *r, struct err *err)
+static enum status open_inner(struct fault_transport *r, struct err *err)
 {
     r->env = *r->outer;
     r->env.staging = &r->memory;
@@ -198,8 +198,8 @@ enum status kvt_fault_open(const struct kvt_transport_ops *inner, const struct k
 {
     struct kvt_fault_plan plan;
     TRY(kvt_fault_parse(str_of(text), &plan, err));
-    struct fault_row *r = MEM_NEW(struct fault_row);
-    r->ops = SLOT_TABLE;
+    struct fault_transport *r = MEM_NEW(struct fault_transport);
+    r->ops = FAULT_OPS;
     r->ops.name = inner->name;
     r->ops.caps = inner->caps;
     r->ops.put_bytes = inner->put_bytes;

@@ -10,11 +10,11 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-struct fault_conn *fault_new_conn(struct fault_row *r, struct kvt_conn *inner)
+struct fault_conn *fault_new_conn(struct fault_transport *r, struct kvt_conn *inner)
 {
     struct fault_conn *c = MEM_NEW(struct fault_conn);
     c->base = (struct kvt_conn){ .t = &r->base, .incoming = inner->incoming };
-    c->row = r;
+    c->transport = r;
     c->inner = inner;
     inner->peer = c;
     list_init(&c->link);
@@ -43,7 +43,7 @@ static void hold_in(struct fault_conn *c, struct fault_held h, uint32_t ms)
     fault_hold(&c->in, h, ms ? clock_ms() + ms : 0);
     c->n_in++;
     if (!last || !last->overtaken || h.what != HELD_MESSAGE) return;
-    fault_count(c->row, FAULT_REORDER);
+    fault_count(c->transport, FAULT_REORDER);
     last->overtaken = false;
     last->due_ms = 0;
     list_remove(&last->link);
@@ -52,7 +52,7 @@ static void hold_in(struct fault_conn *c, struct fault_held h, uint32_t ms)
 
 static void on_message(struct fault_conn *c, const struct kvt_message *m)
 {
-    struct fault_row *r = c->row;
+    struct fault_transport *r = c->transport;
     struct fault_held h = { .what = HELD_MESSAGE, .message = *m };
     struct fault_fate f = fault_befall(r, fault_step_of(m->kind), false);
     switch (f.kind) {
@@ -73,7 +73,7 @@ static void on_message(struct fault_conn *c, const struct kvt_message *m)
     if (f.kind != FAULT_NOTHING) fault_count(r, f.kind);
 }
 
-static void on_put_done(struct fault_row *r, uint64_t tag)
+static void on_put_done(struct fault_transport *r, uint64_t tag)
 {
     struct fault_slot *s = &r->slots[tag % FAULT_SLOTS];
     if (!s->c) return;
@@ -102,7 +102,7 @@ static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kin
 }
 
 /* One incident of the inner row, in place of which one may go out at once (UP). */
-static void take(struct fault_row *r, const struct kvt_incident *i, struct incidents *out)
+static void take(struct fault_transport *r, const struct kvt_incident *i, struct incidents *out)
 {
     struct fault_conn *c = i->conn->peer ? i->conn->peer : fault_new_conn(r, i->conn);
     if (c->silent) return;
@@ -127,7 +127,7 @@ static void tell_down(struct incidents *out, struct fault_conn *c, const struct 
     c->silent = true;
     i->status = why ? why->status : ERR_PEER_LOST;
     if (why) memcpy(i->text, why->text, sizeof i->text);
-    else snprintf(i->text, sizeof i->text, "%s: disconnected by the fault plan", c->row->ops.name);
+    else snprintf(i->text, sizeof i->text, "%s: disconnected by the fault plan", c->transport->ops.name);
     fault_free_slots(c);
     fault_free_list(&c->in);
     fault_free_list(&c->late);
@@ -151,7 +151,7 @@ static void deliver(struct incidents *out, struct fault_conn *c, uint64_t now)
 }
 
 /* All that may be told now: completions before the answers of the peer that came after them. */
-static void tell(struct fault_row *r, struct incidents *out, uint64_t now)
+static void tell(struct fault_transport *r, struct incidents *out, uint64_t now)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS && out->n < out->cap; i++) {
         struct fault_slot *s = &r->slots[i];
@@ -170,7 +170,7 @@ static void tell(struct fault_row *r, struct incidents *out, uint64_t now)
  * that it places follow messages that the session has seen. */
 size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap)
 {
-    struct fault_row *r = ((struct fault_row *)t);
+    struct fault_transport *r = ((struct fault_transport *)t);
     struct kvt_incident inner[16];
     struct incidents out = { v, 0, cap };
     uint64_t now = clock_ms(), ticks;

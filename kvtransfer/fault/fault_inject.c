@@ -9,7 +9,7 @@
 #include "shared/base/log.h"
 
 /* splitmix64 */
-uint64_t fault_draw(struct fault_row *r)
+uint64_t fault_draw(struct fault_transport *r)
 {
     uint64_t z = r->random += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -17,7 +17,7 @@ uint64_t fault_draw(struct fault_row *r)
     return z ^ z >> 31;
 }
 
-void fault_count(struct fault_row *r, enum kvt_fault_kind kind)
+void fault_count(struct fault_transport *r, enum kvt_fault_kind kind)
 {
     if (r->injected[kind]) counter_add(r->injected[kind], 1);
 }
@@ -28,7 +28,7 @@ static void sleep_ms(uint32_t ms)
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
 }
 
-struct fault_fate fault_befall(struct fault_row *r, enum kvt_fault_step step, bool leaves)
+struct fault_fate fault_befall(struct fault_transport *r, enum kvt_fault_step step, bool leaves)
 {
     struct fault_fate f = { FAULT_NOTHING, 0 };
     r->passed[step]++;
@@ -67,7 +67,7 @@ enum kvt_fault_step fault_step_of(enum kvt_message_kind kind)
     }
 }
 
-void fault_damage_message(struct fault_row *r, struct kvt_message *m, enum kvt_fault_kind kind)
+void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind)
 {
     uint64_t bit = UINT64_C(1) << fault_draw(r) % 64;
     if (kind == FAULT_STALE) m->generation--;

@@ -39,7 +39,7 @@ struct fault_held {
 
 struct fault_conn {
     struct kvt_conn base;
-    struct fault_row *row;
+    struct fault_transport *transport;
     struct kvt_conn *inner;
     struct list link, out, in;
     struct list late; /* puts to be repeated, by time */
@@ -50,7 +50,7 @@ struct fault_conn {
     uint64_t fence_ms; /* fence answers ERR_BUSY until then */
 };
 
-struct fault_row {
+struct fault_transport {
     struct kvt_transport base;
     struct kvt_transport_ops ops; /* this row's: the slots below under the inner row's name
                                    * and capabilities */
@@ -75,7 +75,7 @@ struct fault_fate {
     uint32_t ms;
 };
 
-static inline bool fault_places(const struct fault_row *r)
+static inline bool fault_places(const struct fault_transport *r)
 {
     return r->ops.caps & KVT_CAP_RECEIVER_PLACES;
 }
@@ -83,12 +83,12 @@ static inline bool fault_places(const struct fault_row *r)
 /* What befalls the thing that passes `step`; `leaves`: a put or message of this process, which
  * probabilities are for. What this process does to itself is done inside; the rest is the caller's,
  * who counts it. */
-struct fault_fate fault_befall(struct fault_row *r, enum kvt_fault_step step, bool leaves);
-void fault_count(struct fault_row *r, enum kvt_fault_kind kind);
-uint64_t fault_draw(struct fault_row *r);
+struct fault_fate fault_befall(struct fault_transport *r, enum kvt_fault_step step, bool leaves);
+void fault_count(struct fault_transport *r, enum kvt_fault_kind kind);
+uint64_t fault_draw(struct fault_transport *r);
 enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
 /* STALE, FLIP; other kinds leave it as it is. */
-void fault_damage_message(struct fault_row *r, struct kvt_message *m, enum kvt_fault_kind kind);
+void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind);
 
 /* A free slot for a put of c, or NULL. */
 struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool silent);
@@ -100,7 +100,7 @@ struct fault_held *fault_hold(struct list *l, struct fault_held what, uint64_t d
 void fault_free_held(struct fault_held *h);
 void fault_free_list(struct list *l);
 /* Wake the transfer thread when the next waiting thing is due. */
-void fault_arm(struct fault_row *r);
+void fault_arm(struct fault_transport *r);
 /* What waits on its way out and is due, in order. */
 void fault_flush_out(struct fault_conn *c, uint64_t now);
 /* The connection is to be DOWN; ERR_PEER_LOST. */
@@ -110,7 +110,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p);
 enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m);
 size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap);
 
-struct fault_conn *fault_new_conn(struct fault_row *r, struct kvt_conn *inner);
+struct fault_conn *fault_new_conn(struct fault_transport *r, struct kvt_conn *inner);
 void fault_free_conn(struct fault_conn *c);
 
 #endif

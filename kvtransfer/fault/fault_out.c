@@ -14,19 +14,19 @@ enum { FLIP_BYTES = 64 };
 struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool silent)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS; i++) {
-        if (c->row->slots[i].c) continue;
-        c->row->slots[i] = (struct fault_slot){ .c = c, .tag = tag, .silent = silent };
-        return &c->row->slots[i];
+        if (c->transport->slots[i].c) continue;
+        c->transport->slots[i] = (struct fault_slot){ .c = c, .tag = tag, .silent = silent };
+        return &c->transport->slots[i];
     }
     return NULL;
 }
 
-static uint32_t number_of(const struct fault_row *r, const struct fault_slot *s)
+static uint32_t number_of(const struct fault_transport *r, const struct fault_slot *s)
 {
     return (uint32_t)(s - r->slots);
 }
 
-static uint64_t window_of(const struct fault_row *r, const struct fault_slot *s)
+static uint64_t window_of(const struct fault_transport *r, const struct fault_slot *s)
 {
     return r->memory.bytes - (uint64_t)(FAULT_SLOTS - number_of(r, s)) * FAULT_WINDOW;
 }
@@ -40,7 +40,7 @@ void fault_end_slot(struct fault_slot *s, uint64_t due_ms)
 void fault_free_slots(struct fault_conn *c)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS; i++)
-        if (c->row->slots[i].c == c) c->row->slots[i].c = NULL;
+        if (c->transport->slots[i].c == c) c->transport->slots[i].c = NULL;
 }
 
 /* ---- waiting ---- */
@@ -78,7 +78,7 @@ static uint64_t sooner(uint64_t at, const struct list *l)
     return due < at ? due : at;
 }
 
-void fault_arm(struct fault_row *r)
+void fault_arm(struct fault_transport *r)
 {
     uint64_t at = UINT64_MAX, now = clock_ms();
     for (uint32_t i = 0; i < FAULT_SLOTS; i++)
@@ -99,7 +99,7 @@ void fault_arm(struct fault_row *r)
 
 static enum status give(struct fault_conn *c, struct fault_held *h)
 {
-    const struct kvt_transport_ops *ops = c->row->inner_ops;
+    const struct kvt_transport_ops *ops = c->transport->inner_ops;
     if (c->gone) return ERR_PEER_LOST;
     return h->what == HELD_PUT ? ops->put(c->inner, &h->put) : ops->notify(c->inner, &h->message);
 }
@@ -141,7 +141,7 @@ static enum status pass_on(struct fault_conn *c, struct fault_held *h, bool must
         enum status st = give(c, h);
         if (st == ERR_BUSY && can_refuse && !must) return st;
         if (st == OK && overtakes) {
-            fault_count(c->row, FAULT_REORDER);
+            fault_count(c->transport, FAULT_REORDER);
             first->overtaken = false;
             first->due_ms = 0;
             fault_flush_out(c, clock_ms());
@@ -174,7 +174,7 @@ static uint32_t cut(struct kvt_copy *copies, uint32_t n, uint64_t keep)
 }
 
 /* Replace a few bytes of one copy by a damaged image of them. */
-static uint32_t flip_bit(struct fault_row *r, const struct fault_slot *s, struct kvt_copy *copies,
+static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s, struct kvt_copy *copies,
                          uint32_t n, uint64_t total)
 {
     uint64_t at = fault_draw(r) % total;
@@ -201,7 +201,7 @@ static uint32_t flip_bit(struct fault_row *r, const struct fault_slot *s, struct
 /* Keep the first bytes of the put for a repetition of its own. */
 static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t ms)
 {
-    struct fault_row *r = c->row;
+    struct fault_transport *r = c->transport;
     struct fault_slot *s = fault_take_slot(c, p->tag, true);
     if (!s) return;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
@@ -226,7 +226,7 @@ static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t
 static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct kvt_put *p,
                             struct fault_fate f)
 {
-    struct fault_row *r = c->row;
+    struct fault_transport *r = c->transport;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
     struct fault_slot *again;
     switch (f.kind) {
@@ -271,16 +271,16 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
 
 enum status fault_doom(struct fault_conn *c)
 {
-    fault_count(c->row, FAULT_DISCONNECT);
+    fault_count(c->transport, FAULT_DISCONNECT);
     c->doomed = true;
-    fault_arm(c->row);
+    fault_arm(c->transport);
     return ERR_PEER_LOST;
 }
 
 enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    struct fault_row *r = c->row;
+    struct fault_transport *r = c->transport;
     if (c->gone || c->doomed || c->silent) return ERR_PEER_LOST;
     if (c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;
     struct fault_slot *s = fault_take_slot(c, p->tag, false);
@@ -318,24 +318,24 @@ static enum status notify_with(struct fault_conn *c, struct fault_held *h, struc
     case FAULT_DELAY: hold_out(c, h, f.ms, false); break;
     case FAULT_REORDER: hold_out(c, h, FAULT_REORDER_MS, true); return OK;
     case FAULT_DUPLICATE:
-        fault_count(c->row, f.kind);
+        fault_count(c->transport, f.kind);
         TRY(pass_on(c, h, true));
         return pass_on(c, h, true);
     case FAULT_FLIP:
     case FAULT_STALE:
-        fault_damage_message(c->row, &h->message, f.kind);
-        fault_count(c->row, f.kind);
+        fault_damage_message(c->transport, &h->message, f.kind);
+        fault_count(c->transport, f.kind);
         return pass_on(c, h, true);
     default: return pass_on(c, h, false);
     }
-    fault_count(c->row, f.kind);
+    fault_count(c->transport, f.kind);
     return OK;
 }
 
 enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    struct fault_row *r = c->row;
+    struct fault_transport *r = c->transport;
     enum kvt_fault_step step = fault_step_of(m->kind);
     if (c->gone || c->doomed || c->silent) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;

@@ -6,17 +6,17 @@
 static bool always(void) { return true; }
 static void plain(void *to, const void *from, size_t n) { memcpy(to, from, n); }
 
-const struct copy_row copy_plain = { .name = "plain", .runs_here = always, .copy = plain };
+const struct copy_impl copy_plain = { .name = "plain", .runs_here = always, .copy = plain };
 
 #if defined(__x86_64__)
-const struct copy_row *const copy_rows[] = { &copy_avx512, &copy_avx2, &copy_plain, NULL };
+const struct copy_impl *const copy_impls[] = { &copy_avx512, &copy_avx2, &copy_plain, NULL };
 #else
-const struct copy_row *const copy_rows[] = { &copy_plain, NULL };
+const struct copy_impl *const copy_impls[] = { &copy_plain, NULL };
 #endif
 
-const struct copy_row *copy_choose(void)
+const struct copy_impl *copy_choose(void)
 {
-    const struct copy_row *const *row = copy_rows;
-    while (!(*row)->runs_here()) row++;
-    return *row;
+    const struct copy_impl *const *impl = copy_impls;
+    while (!(*impl)->runs_here()) impl++;
+    return *impl;
 }

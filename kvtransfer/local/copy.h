@@ -13,24 +13,24 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-struct copy_row {
+struct copy_impl {
     const char *name;
     bool (*runs_here)(void);                            /* the CPU has what it needs */
     size_t from_bytes;                                  /* shorter copies go to memcpy */
     void (*copy)(void *to, const void *from, size_t n); /* ranges do not overlap */
 };
 
-extern const struct copy_row copy_plain, copy_avx2, copy_avx512; /* the last two on x86-64 only */
+extern const struct copy_impl copy_plain, copy_avx2, copy_avx512; /* the last two on x86-64 only */
 /* Every row of this build, the preferred first; NULL ends. copy_plain is the last. */
-extern const struct copy_row *const copy_rows[];
+extern const struct copy_impl *const copy_impls[];
 
 /* The first row that runs here. */
-const struct copy_row *copy_choose(void);
+const struct copy_impl *copy_choose(void);
 
-static inline void copy_bytes(const struct copy_row *row, void *to, const void *from, size_t n)
+static inline void copy_bytes(const struct copy_impl *impl, void *to, const void *from, size_t n)
 {
-    if (n < row->from_bytes) copy_plain.copy(to, from, n);
-    else row->copy(to, from, n);
+    if (n < impl->from_bytes) copy_plain.copy(to, from, n);
+    else impl->copy(to, from, n);
 }
 
 #endif

@@ -35,7 +35,7 @@ static void copy(void *to, const void *from, size_t n)
     memcpy(d, s, n);
 }
 
-const struct copy_row copy_avx2 = {
+const struct copy_impl copy_avx2 = {
     .name = "avx2", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy
 };
 #endif

@@ -32,7 +32,7 @@ static void copy(void *to, const void *from, size_t n)
     memcpy(d, s, n);
 }
 
-const struct copy_row copy_avx512 = {
+const struct copy_impl copy_avx512 = {
     .name = "avx512", .runs_here = runs_here, .from_bytes = 16 * 1024, .copy = copy
 };
 #endif

@@ -101,5 +101,5 @@ static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **ou
 }
 
 const struct kvt_transport_ops kvt_ipc_ops = {
-    .name = "ipc", .caps = KVT_CAP_SAME_HOST | KVT_CAP_DEVICE_MEM, .open = ipc_open, LOCAL_SLOTS
+    .name = "ipc", .caps = KVT_CAP_SAME_HOST | KVT_CAP_DEVICE_MEM, .open = ipc_open, LOCAL_OPS
 };

@@ -135,7 +135,7 @@ struct local_transport {
     struct copier *copier;
     int wake_fd;  /* readable when copiers have finished jobs */
     int offer_fd; /* made for offers, or -1 */
-    const struct copy_row *copy;
+    const struct copy_impl *copy;
     uint32_t n_broken; /* connections with `broken` whose DOWN has not been
                         * said */
 };
@@ -174,7 +174,7 @@ void local_write_out(struct local_conn *c);     /* packets whose time has come a
 void local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events);
 enum status local_send_packet(int fd, const void *p, size_t n);
 
-#define LOCAL_SLOTS                                                                                \
+#define LOCAL_OPS                                                                                \
     .close = local_close, .wait_fd = local_wait_fd, .port = local_port,                            \
     .export_address = local_export_address, .can_reach = local_can_reach,                          \
     .connect = local_connect, .put = local_put, .abandon = local_abandon, .notify = local_notify,  \

@@ -40,5 +40,5 @@ static enum status mem_open(const struct kvt_env *env, struct kvt_transport **ou
 }
 
 const struct kvt_transport_ops kvt_mem_ops = {
-    .name = "mem", .caps = KVT_CAP_SAME_PROCESS | KVT_CAP_SAME_HOST, .open = mem_open, LOCAL_SLOTS
+    .name = "mem", .caps = KVT_CAP_SAME_PROCESS | KVT_CAP_SAME_HOST, .open = mem_open, LOCAL_OPS
 };

@@ -440,7 +440,7 @@ TEST(bit_flipped_on_the_wire_tcp)
     CHECK_OK(kvt_answer(to->kvt, buf_str(&hello), &answer, &err));
     CHECK_OK(kvt_answer_decode(buf_str(&answer), &m, &err));
     buf_printf(&address, "127.0.0.1 %u", ntohs(a.sin_port));
-    m.rows[0].address = buf_str(&address);
+    m.transports[0].address = buf_str(&address);
     struct buf bent = { 0 };
     kvt_answer_encode(&m, &bent);
     CHECK_OK(kvt_connect(from->kvt, buf_str(&bent), &peer, &err));

@@ -10,7 +10,7 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static void check_row(const struct copy_row *row, size_t to_at, size_t from_at, size_t n)
+static void check_row(const struct copy_impl *row, size_t to_at, size_t from_at, size_t n)
 {
     enum { ROOM = 72 * 1024, EDGE = 128 };
     static char from[ROOM], to[ROOM] __attribute__((aligned(64)));
@@ -26,7 +26,7 @@ static void check_row(const struct copy_row *row, size_t to_at, size_t from_at, 
     for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(to[EDGE + to_at + n + i], 0x5a);
 }
 
-static void check_all(const struct copy_row *row)
+static void check_all(const struct copy_impl *row)
 {
     static const size_t large[] = { 4096, 16384, 16385, 32767, 65536, 65600 + 63 };
     if (!row->runs_here()) SKIP("this CPU has not the instruction set of the row");
@@ -48,7 +48,7 @@ TEST(copy_avx512) { SKIP("x86-64 only"); }
 
 TEST(copy_choice_runs_here)
 {
-    const struct copy_row *row = copy_choose();
+    const struct copy_impl *row = copy_choose();
     CHECK(row->runs_here());
     char a[100000], b[100000];
     for (size_t i = 0; i < sizeof a; i++) a[i] = (char)(i * 31);

@@ -57,18 +57,18 @@ TEST(wire_answer_round_trip)
                                 .checksum = true,
                                 .ticket = { 7, 8 },
                                 .node = { 4, 5 },
-                                .n_rows = 2,
-                                .rows = { { "ipc", STR("somewhere") },
+                                .n_transports = 2,
+                                .transports = { { "ipc", STR("somewhere") },
                                           { "tcp", STR("10.0.0.1 77") } }, },
                           back;
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_answer_encode(&m, &b);
     CHECK_OK(kvt_answer_decode(buf_str(&b), &back, &err));
-    CHECK(back.checksum && !back.lossy && back.n_rows == 2 && back.ticket[1] == 8 &&
+    CHECK(back.checksum && !back.lossy && back.n_transports == 2 && back.ticket[1] == 8 &&
           back.node[1] == 5);
-    CHECK_EQ_STR(back.rows[1].name, "tcp");
-    CHECK(str_eq_c(back.rows[1].address, "10.0.0.1 77"));
+    CHECK_EQ_STR(back.transports[1].name, "tcp");
+    CHECK(str_eq_c(back.transports[1].address, "10.0.0.1 77"));
     for (size_t n = 0; n < b.len; n++)
         CHECK(kvt_answer_decode((struct str){ b.data, n }, &back, &err) != OK);
     buf_add_char(&b, 'x');
