@@ -12,10 +12,10 @@
 
 #include "shared/base/mem.h"
 
-enum kind { NOTHING, BOOL, SWITCH, U8, U32, MTU, KEY, NICS, IFNAME, WORDS, TEXT };
+enum tuning_kind { NOTHING, BOOL, SWITCH, U8, U32, MTU, KEY, NICS, IFNAME, WORDS, TEXT };
 
-struct row {
-    enum kind kind;
+struct tuning_entry {
+    enum tuning_kind kind;
     size_t offset, given; /* of the field; of the flag that says it was given (0: it has none) */
     unsigned min, max;
 };
@@ -101,10 +101,10 @@ struct row {
 const struct kvt_tuning_name kvt_tuning_names[] = { TUNING(NAME) NO_EFFECT(IDLE_NAME){
     NULL, NULL, NULL, false } };
 
-#define ROW(name, kind, field, flag, min, max, values, help) { kind, field, flag, min, max },
-#define IDLE_ROW(name, help)                                 { NOTHING, 0, 0, 0, 0 },
-static const struct row ROWS[] = { TUNING(ROW) NO_EFFECT(IDLE_ROW) };
-static_assert(COUNT_OF(ROWS) + 1 == COUNT_OF(kvt_tuning_names), "a row per name");
+#define ENTRY(name, kind, field, flag, min, max, values, help) { kind, field, flag, min, max },
+#define IDLE_ENTRY(name, help)                                 { NOTHING, 0, 0, 0, 0 },
+static const struct tuning_entry ENTRIES[] = { TUNING(ENTRY) NO_EFFECT(IDLE_ENTRY) };
+static_assert(COUNT_OF(ENTRIES) + 1 == COUNT_OF(kvt_tuning_names), "an entry per name");
 
 static bool parse_bool(struct str s, bool *out)
 {
@@ -128,7 +128,7 @@ static bool parse_switch(struct str s, enum kvt_switch *out)
     return true;
 }
 
-static bool parse_number(struct str s, const struct row *r, unsigned *out)
+static bool parse_number(struct str s, const struct tuning_entry *r, unsigned *out)
 {
     int64_t v;
     if (str_to_i64(s, &v) != OK || v < r->min || v > r->max) return false;
@@ -190,7 +190,7 @@ static bool is_list(struct str s, bool nics)
     return true;
 }
 
-static bool is_text_of(enum kind kind, struct str s)
+static bool is_text_of(enum tuning_kind kind, struct str s)
 {
     switch (kind) {
     case NICS: return is_list(s, true);
@@ -201,7 +201,7 @@ static bool is_text_of(enum kind kind, struct str s)
 }
 
 /* Write the field when `value` is right. Fields are written through their own type. */
-static bool store(struct kvt_tuning *t, const struct row *r, const char *value)
+static bool store(struct kvt_tuning *t, const struct tuning_entry *r, const char *value)
 {
     void *field = (char *)t + r->offset;
     struct str s = str_trim(str_of(value));
@@ -233,8 +233,8 @@ enum status kvt_tuning_set(struct kvt_tuning *t, const char *name, const char *v
                            struct err *err)
 {
     *known = false;
-    for (size_t i = 0; i < COUNT_OF(ROWS); i++) {
-        const struct row *r = &ROWS[i];
+    for (size_t i = 0; i < COUNT_OF(ENTRIES); i++) {
+        const struct tuning_entry *r = &ENTRIES[i];
         if (strcmp(kvt_tuning_names[i].name, name) != 0) continue;
         *known = true;
         if (!value || str_trim(str_of(value)).n == 0) return OK;
