@@ -125,7 +125,7 @@ static void lose_incoming(struct kvt *k, struct kvt_peer *p, enum status st, con
     kvt_recv_peer_lost(&k->core, p, ERR_PEER_LOST, text);
 }
 
-static void on_down(struct kvt *k, struct kvt_incident *i)
+static void on_down(struct kvt *k, struct kvt_transport_event *i)
 {
     struct kvt_peer *p = i->conn->peer;
     if (i->conn->incoming) {
@@ -175,9 +175,9 @@ static bool poll_transports(struct kvt *k)
 {
     bool any = false;
     for (uint32_t transport = 0; transport < k->n_transports; transport++) {
-        size_t n = k->transports[transport].ops->poll(k->transports[transport].t, k->incidents, KVT_INCIDENTS);
+        size_t n = k->transports[transport].ops->poll(k->transports[transport].t, k->transport_events, KVT_TRANSPORT_EVENTS);
         for (size_t i = 0; i < n; i++) {
-            struct kvt_incident *in = &k->incidents[i];
+            struct kvt_transport_event *in = &k->transport_events[i];
             switch (in->kind) {
             case KVT_UP: on_up(k, in->conn); break;
             case KVT_DOWN: on_down(k, in); break;

@@ -25,7 +25,7 @@ enum {
     KVT_COMMANDS_SOFT = 16384, /* beyond it new work is refused ... */
     KVT_COMMANDS_HARD = 20480, /* ... and only ends and cancels are taken; what finds no place even
                                 * here goes to kvt.late */
-    KVT_INCIDENTS = 32
+    KVT_TRANSPORT_EVENTS = 32
 };
 
 struct kvt_open_transport {
@@ -100,7 +100,7 @@ struct kvt {
     pthread_t thread;
     /* transfer thread */
     struct list peers;
-    struct kvt_incident incidents[KVT_INCIDENTS];
+    struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
     struct kvt_late *due; /* taken from `late`, oldest first; they run when n_before
                            * commands have left the box */

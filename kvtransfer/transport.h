@@ -80,7 +80,7 @@ struct kvt_conn {
     void *peer;              /* the session layer's; NULL until it sets it */
 };
 
-enum kvt_incident_kind {
+enum kvt_transport_event_kind {
     KVT_UP,      /* conn may be used; incoming ones appear here for the first time */
     KVT_DOWN,    /* conn ended or never came up; err says why. Nothing more about it; disconnect()
                   * frees it */
@@ -88,8 +88,8 @@ enum kvt_incident_kind {
     KVT_PUT_DONE /* tag: the source is not read any more */
 };
 
-struct kvt_incident {
-    enum kvt_incident_kind kind;
+struct kvt_transport_event {
+    enum kvt_transport_event_kind kind;
     struct kvt_conn *conn;
     uint64_t tag;
     struct kvt_message message;
@@ -160,7 +160,7 @@ struct kvt_transport_ops {
      * ERR_BUSY: not proven yet, ask again. After the first call only fence and disconnect are
      * called for this connection. */
     enum status (*fence)(struct kvt_conn *c);
-    size_t (*poll)(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
+    size_t (*poll)(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap);
     /* Bytes per second of the link(s) this connection uses, as their hardware says; 0: not known
      * (loopback, memory). */
     uint64_t (*link_speed)(const struct kvt_conn *c);

@@ -88,28 +88,28 @@ static void on_put_done(struct fault_transport *r, uint64_t tag)
     else fault_end_slot(s, f.kind == FAULT_DELAY ? clock_ms() + f.ms : 0);
 }
 
-struct incidents {
-    struct kvt_incident *v;
+struct fault_events {
+    struct kvt_transport_event *v;
     size_t n, cap;
 };
 
-static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind,
+static struct kvt_transport_event *add_event(struct fault_events *evs, enum kvt_transport_event_kind kind,
                                 struct fault_conn *c)
 {
-    struct kvt_incident *i = &in->v[in->n++];
-    *i = (struct kvt_incident){ .kind = kind, .conn = &c->base };
+    struct kvt_transport_event *i = &evs->v[evs->n++];
+    *i = (struct kvt_transport_event){ .kind = kind, .conn = &c->base };
     return i;
 }
 
 /* One incident of the inner row, in place of which one may go out at once (UP). */
-static void take(struct fault_transport *r, const struct kvt_incident *i, struct incidents *out)
+static void take(struct fault_transport *r, const struct kvt_transport_event *i, struct fault_events *out)
 {
     struct fault_conn *c = i->conn->peer ? i->conn->peer : fault_new_conn(r, i->conn);
     if (c->silent) return;
     switch (i->kind) {
     case KVT_UP:
         if (fault_befall(r, FAULT_AT_UP, false).kind == FAULT_DISCONNECT) (void)fault_doom(c);
-        add(out, KVT_UP, c);
+        add_event(out, KVT_UP, c);
         break;
     case KVT_DOWN:
         c->gone = true;
@@ -121,9 +121,9 @@ static void take(struct fault_transport *r, const struct kvt_incident *i, struct
 }
 
 /* The connection ends for the session layer, which will disconnect it. */
-static void tell_down(struct incidents *out, struct fault_conn *c, const struct kvt_incident *why)
+static void tell_down(struct fault_events *out, struct fault_conn *c, const struct kvt_transport_event *why)
 {
-    struct kvt_incident *i = add(out, KVT_DOWN, c);
+    struct kvt_transport_event *i = add_event(out, KVT_DOWN, c);
     c->silent = true;
     i->status = why ? why->status : ERR_PEER_LOST;
     if (why) memcpy(i->text, why->text, sizeof i->text);
@@ -134,29 +134,29 @@ static void tell_down(struct incidents *out, struct fault_conn *c, const struct 
 }
 
 /* What waited on its way in and is due. A DOWN is behind the messages that came before it. */
-static void deliver(struct incidents *out, struct fault_conn *c, uint64_t now)
+static void deliver(struct fault_events *out, struct fault_conn *c, uint64_t now)
 {
     while (!list_empty(&c->in) && !c->silent && out->n < out->cap) {
         struct fault_held *h = LIST_FIRST(&c->in, struct fault_held, link);
         if (h->due_ms > now && c->n_in < FAULT_HELD_MAX) return;
         c->n_in--;
         if (h->what == HELD_DOWN) {
-            struct kvt_incident why = h->down;
+            struct kvt_transport_event why = h->down;
             tell_down(out, c, &why);
             return;
         }
-        add(out, KVT_MESSAGE, c)->message = h->message;
+        add_event(out, KVT_MESSAGE, c)->message = h->message;
         fault_free_held(h);
     }
 }
 
 /* All that may be told now: completions before the answers of the peer that came after them. */
-static void tell(struct fault_transport *r, struct incidents *out, uint64_t now)
+static void tell(struct fault_transport *r, struct fault_events *out, uint64_t now)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS && out->n < out->cap; i++) {
         struct fault_slot *s = &r->slots[i];
         if (!s->c || !s->over || s->due_ms > now) continue;
-        add(out, KVT_PUT_DONE, s->c)->tag = s->tag;
+        add_event(out, KVT_PUT_DONE, s->c)->tag = s->tag;
         s->c = NULL;
     }
     LIST_FOREACH(c, &r->conns, struct fault_conn, link)
@@ -168,11 +168,11 @@ static void tell(struct fault_transport *r, struct incidents *out, uint64_t now)
 
 /* The inner row is polled only when everything it told before and that is due has gone out: bytes
  * that it places follow messages that the session has seen. */
-size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap)
+size_t fault_poll(struct kvt_transport *t, struct kvt_transport_event *v, size_t cap)
 {
     struct fault_transport *r = ((struct fault_transport *)t);
-    struct kvt_incident inner[16];
-    struct incidents out = { v, 0, cap };
+    struct kvt_transport_event inner[16];
+    struct fault_events out = { v, 0, cap };
     uint64_t now = clock_ms(), ticks;
     if (read(r->timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN)
         log_warn("kv fault timer", "errno=%d", errno);

@@ -32,7 +32,7 @@ struct fault_held {
     enum { HELD_MESSAGE, HELD_PUT, HELD_DOWN } what;
     bool overtaken; /* waits for the next thing to pass it; then due */
     struct kvt_message message;
-    struct kvt_incident down;
+    struct kvt_transport_event down;
     struct kvt_put put; /* copies follow this struct */
     uint32_t slot;
 };
@@ -108,7 +108,7 @@ enum status fault_doom(struct fault_conn *c);
 /* The row's slots (transport.h). */
 enum status fault_put(struct kvt_conn *base, const struct kvt_put *p);
 enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m);
-size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap);
+size_t fault_poll(struct kvt_transport *t, struct kvt_transport_event *v, size_t cap);
 
 struct fault_conn *fault_new_conn(struct fault_transport *r, struct kvt_conn *inner);
 void fault_free_conn(struct fault_conn *c);

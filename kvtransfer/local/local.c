@@ -387,15 +387,15 @@ static void accept_conns(struct local_transport *t)
 
 /* ---- incidents ---- */
 
-struct incidents {
-    struct kvt_incident *v;
+struct local_events {
+    struct kvt_transport_event *v;
     size_t n, cap;
 };
 
-static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind,
+static struct kvt_transport_event *add_event(struct local_events *evs, enum kvt_transport_event_kind kind,
                                 struct local_conn *c)
 {
-    struct kvt_incident *i = &in->v[in->n++];
+    struct kvt_transport_event *i = &evs->v[evs->n++];
     i->kind = kind;
     i->conn = &c->base;
     i->status = OK;
@@ -404,7 +404,7 @@ static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kin
 }
 
 /* The connection is over; a GREETING one was never announced and just goes. */
-static void go_down(struct incidents *in, struct local_conn *c, enum status st, const char *text)
+static void go_down(struct local_events *evs, struct local_conn *c, enum status st, const char *text)
 {
     if (c->state == LOCAL_GREETING) {
         free_conn(c);
@@ -418,12 +418,12 @@ static void go_down(struct incidents *in, struct local_conn *c, enum status st, 
     if (c->silent) return;
     c->silent = true;
     forget_broken(c);
-    struct kvt_incident *i = add(in, KVT_DOWN, c);
+    struct kvt_transport_event *i = add_event(evs, KVT_DOWN, c);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s: %s", c->base.t->ops->name, text);
 }
 
-static void greet(struct incidents *in, struct local_conn *c, const uint8_t *bytes, ssize_t n)
+static void greet(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n)
 {
     struct kvt_preamble p, reply = { .kind = KVT_PREAMBLE_REFUSED };
     const struct kvt_env *env = c->lt->env;
@@ -457,10 +457,10 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
         return;
     }
     c->state = LOCAL_UP;
-    add(in, KVT_UP, c);
+    add_event(evs, KVT_UP, c);
 }
 
-static void on_welcome(struct incidents *in, struct local_conn *c, const uint8_t *bytes, ssize_t n,
+static void on_welcome(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n,
                        int fd)
 {
     struct kvt_preamble p;
@@ -476,11 +476,11 @@ static void on_welcome(struct incidents *in, struct local_conn *c, const uint8_t
         st = c->lt->kind->attach(c, p.value, fd, text, sizeof text);
     }
     if (st != OK) {
-        go_down(in, c, st, text);
+        go_down(evs, c, st, text);
         return;
     }
     c->state = LOCAL_UP;
-    add(in, KVT_UP, c);
+    add_event(evs, KVT_UP, c);
 }
 
 /* recv with a descriptor that may come along. -1 with EMFILE: one came, and this process has no
@@ -511,30 +511,30 @@ static ssize_t receive(int fd, uint8_t *out, size_t max, int *passed)
     return n;
 }
 
-static void on_packet(struct incidents *in, struct local_conn *c, const uint8_t *bytes, ssize_t n)
+static void on_packet(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n)
 {
     struct kvt_message m;
     if (kvt_message_decode(bytes, (size_t)n, &m) != OK || m.kind == KVT_MSG_DATA) {
-        go_down(in, c, ERR_FORMAT, "malformed message");
+        go_down(evs, c, ERR_FORMAT, "malformed message");
         return;
     }
     if (m.kind == KVT_MSG_BYE) c->said_bye = true;
-    if (c->state == LOCAL_UP && !c->silent) add(in, KVT_MESSAGE, c)->message = m;
+    if (c->state == LOCAL_UP && !c->silent) add_event(evs, KVT_MESSAGE, c)->message = m;
 }
 
 /* End of file or error: nothing more is read; from now on the process itself is watched. */
-static void on_end(struct incidents *in, struct local_conn *c)
+static void on_end(struct local_events *evs, struct local_conn *c)
 {
     if (c->state != LOCAL_GREETING) {
         local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0);
         if (c->base.incoming && !c->said_bye) watch_process(c);
     }
-    go_down(in, c, ERR_PEER_LOST, "the peer closed the connection");
+    go_down(evs, c, ERR_PEER_LOST, "the peer closed the connection");
 }
 
-static void read_conn(struct incidents *in, struct local_conn *c)
+static void read_conn(struct local_events *evs, struct local_conn *c)
 {
-    for (int i = 0; i < PACKETS_PER_POLL && in->n < in->cap; i++) {
+    for (int i = 0; i < PACKETS_PER_POLL && evs->n < evs->cap; i++) {
         uint8_t bytes[KVT_MESSAGE_MAX];
         int fd;
         ssize_t n = receive(c->fd, bytes, sizeof bytes, &fd);
@@ -545,35 +545,35 @@ static void read_conn(struct incidents *in, struct local_conn *c)
         /* Without its descriptor the WELCOME would be taken for one by address. */
         if (n < 0 && errno == EMFILE && c->state == LOCAL_WAITING) {
             go_down(
-                in, c, ERR_FULL,
+                evs, c, ERR_FULL,
                 "no free file descriptor for the receiver's memory: raise the limit of open files");
             return;
         }
         if (n > 0 && c->state == LOCAL_WAITING) {
-            on_welcome(in, c, bytes, n, fd);
+            on_welcome(evs, c, bytes, n, fd);
             continue;
         }
         if (fd >= 0) close(fd); /* nobody else sends one */
         if (n <= 0) {
-            on_end(in, c);
+            on_end(evs, c);
             return;
         }
         if (c->state == LOCAL_GREETING) {
-            greet(in, c, bytes, n);
+            greet(evs, c, bytes, n);
             return; /* c may be gone */
         }
-        on_packet(in, c, bytes, n);
+        on_packet(evs, c, bytes, n);
     }
 }
 
 /* A copier found the receiver's memory gone; nobody else notices before its socket says so. */
-static void end_broken(struct local_transport *t, struct incidents *in)
+static void end_broken(struct local_transport *t, struct local_events *evs)
 {
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    if (c->broken && in->n < in->cap) go_down(in, c, ERR_PEER_LOST, c->broken);
+    if (c->broken && evs->n < evs->cap) go_down(evs, c, ERR_PEER_LOST, c->broken);
 }
 
-static void check_deadlines(struct local_transport *t, struct incidents *in)
+static void check_deadlines(struct local_transport *t, struct local_events *evs)
 {
     uint64_t now = clock_ms();
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
@@ -581,19 +581,19 @@ static void check_deadlines(struct local_transport *t, struct incidents *in)
     t->checked_ms = now;
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
     {
-        if (c->state > LOCAL_WAITING || now <= c->deadline_ms || in->n == in->cap) continue;
-        go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
+        if (c->state > LOCAL_WAITING || now <= c->deadline_ms || evs->n == evs->cap) continue;
+        go_down(evs, c, ERR_TIMEOUT, "the peer did not answer in time");
     }
 }
 
-size_t local_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
+size_t local_poll(struct kvt_transport *base, struct kvt_transport_event *out, size_t cap)
 {
     struct local_transport *t = transport(base);
-    struct incidents in = { out, 0, cap };
+    struct local_events evs = { out, 0, cap };
     local_collect(t);
-    while (t->n_done && in.n < cap) {
+    while (t->n_done && evs.n < cap) {
         t->n_done--;
-        add(&in, KVT_PUT_DONE, connection(t->done[t->n_done].conn))->tag = t->done[t->n_done].tag;
+        add_event(&evs, KVT_PUT_DONE, connection(t->done[t->n_done].conn))->tag = t->done[t->n_done].tag;
     }
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
@@ -612,12 +612,12 @@ size_t local_poll(struct kvt_transport *base, struct kvt_incident *out, size_t c
             go_on_leaving(c);
         } else {
             if (events[i].events & EPOLLOUT) local_write_out(c);
-            if (events[i].events & ~(uint32_t)EPOLLOUT) read_conn(&in, c);
+            if (events[i].events & ~(uint32_t)EPOLLOUT) read_conn(&evs, c);
         }
     }
-    if (t->n_broken) end_broken(t, &in);
-    check_deadlines(t, &in);
-    return in.n;
+    if (t->n_broken) end_broken(t, &evs);
+    check_deadlines(t, &evs);
+    return evs.n;
 }
 
 enum status local_fence(struct kvt_conn *base)

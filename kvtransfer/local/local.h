@@ -157,7 +157,7 @@ void local_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
 enum status local_notify(struct kvt_conn *c, const struct kvt_message *m);
 enum status local_flush(struct kvt_transport *t);
 enum status local_fence(struct kvt_conn *c);
-size_t local_poll(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
+size_t local_poll(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap);
 uint64_t local_link_speed(const struct kvt_conn *c);
 void local_disconnect(struct kvt_conn *c);
 

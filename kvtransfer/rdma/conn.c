@@ -10,20 +10,20 @@
 
 /* ---- incidents ---- */
 
-struct kvt_incident *rdma_conn_incident(struct rdma_conn *c, enum kvt_incident_kind kind)
+struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c, enum kvt_transport_event_kind kind)
 {
-    struct rdma_incidents *in = &c->t->incidents;
-    if (c->silent) return &in->nobody;
-    if (in->n == in->cap) {
-        size_t cap = in->cap ? in->cap * 2 : 64;
-        struct kvt_incident *v = MEM_ARRAY(struct kvt_incident, cap);
-        for (size_t i = 0; i < in->n; i++) v[i] = in->v[(in->head + i) % in->cap];
-        mem_free(in->v);
-        in->v = v;
-        in->cap = cap;
-        in->head = 0;
+    struct rdma_event_queue *q = &c->t->event_queue;
+    if (c->silent) return &q->discarded;
+    if (q->n == q->cap) {
+        size_t cap = q->cap ? q->cap * 2 : 64;
+        struct kvt_transport_event *v = MEM_ARRAY(struct kvt_transport_event, cap);
+        for (size_t i = 0; i < q->n; i++) v[i] = q->v[(q->head + i) % q->cap];
+        mem_free(q->v);
+        q->v = v;
+        q->cap = cap;
+        q->head = 0;
     }
-    struct kvt_incident *i = &in->v[(in->head + in->n++) % in->cap];
+    struct kvt_transport_event *i = &q->v[(q->head + q->n++) % q->cap];
     i->kind = kind;
     i->conn = &c->base;
     i->status = OK;
@@ -31,15 +31,15 @@ struct kvt_incident *rdma_conn_incident(struct rdma_conn *c, enum kvt_incident_k
     return i;
 }
 
-static void forget_incidents(struct rdma_conn *c)
+static void drop_events(struct rdma_conn *c)
 {
-    struct rdma_incidents *in = &c->t->incidents;
+    struct rdma_event_queue *q = &c->t->event_queue;
     size_t kept = 0;
-    for (size_t i = 0; i < in->n; i++) {
-        struct kvt_incident *from = &in->v[(in->head + i) % in->cap];
-        if (from->conn != &c->base) in->v[(in->head + kept++) % in->cap] = *from;
+    for (size_t i = 0; i < q->n; i++) {
+        struct kvt_transport_event *from = &q->v[(q->head + i) % q->cap];
+        if (from->conn != &c->base) q->v[(q->head + kept++) % q->cap] = *from;
     }
-    in->n = kept;
+    q->n = kept;
 }
 
 /* ---- life ---- */
@@ -77,7 +77,7 @@ void rdma_conn_free(struct rdma_conn *c)
 {
     destroy_rails(c);
     if (c->control) control_close(c->control);
-    forget_incidents(c);
+    drop_events(c);
     list_remove(&c->link);
     c->t->n_conns--;
     rdma_puts_release(c);
@@ -89,7 +89,7 @@ void rdma_conn_up(struct rdma_conn *c)
 {
     if (c->state != RDMA_CONN_OPENING) return;
     c->state = RDMA_CONN_UP;
-    rdma_conn_incident(c, KVT_UP);
+    rdma_conn_add_event(c, KVT_UP);
 }
 
 void rdma_conn_fail(struct rdma_conn *c, enum status st, const char *text)
@@ -113,7 +113,7 @@ void rdma_conn_end(struct rdma_conn *c, enum status st, const char *text)
     destroy_rails(c);
     if (c->control) control_close(c->control);
     c->control = NULL;
-    struct kvt_incident *i = rdma_conn_incident(c, KVT_DOWN);
+    struct kvt_transport_event *i = rdma_conn_add_event(c, KVT_DOWN);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s", text);
 }
@@ -198,7 +198,7 @@ static void hand_on(struct rdma_conn *c, struct str bytes)
     struct kvt_message m;
     if (kvt_message_decode(bytes.p, bytes.n, &m) != OK)
         rdma_conn_fail(c, ERR_FORMAT, "malformed message");
-    else rdma_conn_incident(c, KVT_MESSAGE)->message = m;
+    else rdma_conn_add_event(c, KVT_MESSAGE)->message = m;
 }
 
 struct held {

@@ -237,7 +237,7 @@ static void done(struct rdma_conn *c, struct rdma_put *p)
 {
     list_remove(&p->link);
     p->state = RDMA_PUT_ACKED;
-    rdma_conn_incident(c, KVT_PUT_DONE)->tag = p->tag;
+    rdma_conn_add_event(c, KVT_PUT_DONE)->tag = p->tag;
     while (c->acked < c->issued && c->puts[c->acked % RDMA_WINDOW].state == RDMA_PUT_ACKED)
         c->acked++;
     rdma_conn_release_held(c);

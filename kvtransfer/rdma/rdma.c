@@ -26,7 +26,7 @@ static void rdma_close(struct kvt_transport *base)
     rdma_memory_close(t);
     rdma_devices_release(&t->ports);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
-    mem_free(t->incidents.v);
+    mem_free(t->event_queue.v);
     mem_free(t->scratch);
     mem_free(t);
 }
@@ -189,7 +189,7 @@ static void tick(struct rdma_transport *t)
     control_poll(t->hub, rdma_conn_on_control, t); /* its deadlines */
 }
 
-static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
+static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *out, size_t cap)
 {
     struct rdma_transport *t = (struct rdma_transport *)base;
     struct epoll_event events[2 * RDMA_RAILS_MAX + 2];
@@ -207,11 +207,11 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, si
     if (control) control_poll(t->hub, rdma_conn_on_control, t);
     tick(t);
     end_failed(t);
-    struct rdma_incidents *in = &t->incidents;
+    struct rdma_event_queue *q = &t->event_queue;
     size_t taken = 0;
-    for (; taken < cap && in->n; taken++, in->n--) {
-        out[taken] = in->v[in->head];
-        in->head = (in->head + 1) % in->cap;
+    for (; taken < cap && q->n; taken++, q->n--) {
+        out[taken] = q->v[q->head];
+        q->head = (q->head + 1) % q->cap;
     }
     return taken;
 }

@@ -220,10 +220,10 @@ struct rdma_conn {
 };
 
 /* What poll has found and the session layer has not taken yet. */
-struct rdma_incidents {
-    struct kvt_incident *v; /* ring; grows */
+struct rdma_event_queue {
+    struct kvt_transport_event *v; /* ring; grows */
     size_t cap, head, n;
-    struct kvt_incident nobody;
+    struct kvt_transport_event discarded;
 };
 
 struct rdma_transport {
@@ -240,7 +240,7 @@ struct rdma_transport {
     struct list conns, ready;
     uint32_t n_conns;
     uint64_t ticked_ms;
-    struct rdma_incidents incidents;
+    struct rdma_event_queue event_queue;
     char *scratch; /* flush_read: a few bytes; verify_read: a put's */
     size_t scratch_bytes;
     struct ibv_send_wr wrs[RDMA_CHAIN_MAX + 2];
@@ -342,7 +342,7 @@ struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *c
 void rdma_conn_free(struct rdma_conn *c);
 /* A place in the ring of incidents; of a connection that is silent, one that nobody reads. Valid
  * until the next. */
-struct kvt_incident *rdma_conn_incident(struct rdma_conn *c, enum kvt_incident_kind kind);
+struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c, enum kvt_transport_event_kind kind);
 /* control_handler; `transport` is the struct rdma_transport. */
 void rdma_conn_on_control(void *transport, const struct control_event *ev);
 /* body NULL: none */

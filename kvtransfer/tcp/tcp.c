@@ -252,7 +252,7 @@ struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_B
     return c;
 }
 
-void tcp_link_is_up(struct tcp_incidents *in, struct tcp_link *l)
+void tcp_link_is_up(struct tcp_events *evs, struct tcp_link *l)
 {
     struct tcp_conn *c = l->conn;
     l->state = TCP_LINK_UP;
@@ -264,15 +264,15 @@ void tcp_link_is_up(struct tcp_incidents *in, struct tcp_link *l)
     if (++c->n_links_up < c->n_links) return;
     c->state = TCP_IS_UP;
     c->link_speed = c->same_host ? 0 : tcp_address_link_speed(c->links[0]->fd);
-    tcp_add(in, KVT_UP, c);
+    tcp_add_event(evs, KVT_UP, c);
 }
 
 /* ---- incidents ---- */
 
-struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind,
+struct kvt_transport_event *tcp_add_event(struct tcp_events *evs, enum kvt_transport_event_kind kind,
                              struct tcp_conn *c)
 {
-    struct kvt_incident *i = &in->v[in->n++];
+    struct kvt_transport_event *i = &evs->v[evs->n++];
     i->kind = kind;
     i->conn = &c->base;
     i->status = OK;
@@ -280,7 +280,7 @@ struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind ki
     return i;
 }
 
-void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, const char *text)
+void tcp_go_down(struct tcp_events *evs, struct tcp_conn *c, enum status st, const char *text)
 {
     if (c->state == TCP_IS_DOWN) return;
     if (c->state == TCP_ASSEMBLING && c->base.incoming) { /* never announced */
@@ -292,7 +292,7 @@ void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, c
         if (c->links[i]) cut_off(c->links[i]);
     forget_done(c); /* DOWN stands for them, and after it the session layer frees the connection */
     if (c->silent) return;
-    struct kvt_incident *i = tcp_add(in, KVT_DOWN, c);
+    struct kvt_transport_event *i = tcp_add_event(evs, KVT_DOWN, c);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "tcp:", 4) == 0 ? "" : "tcp: ", text);
 }
@@ -300,19 +300,19 @@ void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, c
 static enum status tcp_fence(struct kvt_conn *base)
 {
     struct tcp_conn *c = (struct tcp_conn *)base;
-    struct tcp_incidents none = { 0 };
+    struct tcp_events none = { 0 };
     c->silent = true;
     tcp_go_down(&none, c, OK, "");
     return OK;
 }
 
-static void on_connected(struct tcp_incidents *in, struct tcp_link *l)
+static void on_connected(struct tcp_events *evs, struct tcp_link *l)
 {
     int code = 0;
     socklen_t n = sizeof code;
-    if (in->n == in->cap) return; /* the next poll finds it again */
+    if (evs->n == evs->cap) return; /* the next poll finds it again */
     if (getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code) {
-        tcp_go_down(in, l->conn, ERR_PEER_LOST, strerror(code));
+        tcp_go_down(evs, l->conn, ERR_PEER_LOST, strerror(code));
         return;
     }
     l->state = TCP_WAITING;
@@ -329,7 +329,7 @@ static void accept_links(struct tcp_transport *t)
     }
 }
 
-static void check_deadlines(struct tcp_transport *t, struct tcp_incidents *in)
+static void check_deadlines(struct tcp_transport *t, struct tcp_events *evs)
 {
     uint64_t now = clock_ms();
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
@@ -338,8 +338,8 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_incidents *in)
     LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting)
     if (now > l->deadline_ms) tcp_link_free(l);
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-    if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && in->n < in->cap)
-        tcp_go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
+    if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && evs->n < evs->cap)
+        tcp_go_down(evs, c, ERR_TIMEOUT, "the peer did not answer in time");
 }
 
 /* Not inside the loop over events: later ones may name their links. */
@@ -351,23 +351,23 @@ static void free_nobodys(struct tcp_transport *t)
 }
 
 /* Bytes that were read ahead and had to wait. */
-static void go_on_reading(struct tcp_transport *t, struct tcp_incidents *in)
+static void go_on_reading(struct tcp_transport *t, struct tcp_events *evs)
 {
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
     {
         if (!c->backlog) continue;
         c->backlog = false;
         t->n_backlog--;
-        if (c->state != TCP_IS_DOWN) tcp_read_in(in, c->links[0]);
+        if (c->state != TCP_IS_DOWN) tcp_read_in(evs, c->links[0]);
     }
 }
 
-static void on_event(struct tcp_incidents *in, struct tcp_link *l, uint32_t events)
+static void on_event(struct tcp_events *evs, struct tcp_link *l, uint32_t events)
 {
     struct tcp_conn *c = l->conn;
     if (c && c->state == TCP_IS_DOWN) return; /* another link of it, earlier in this turn */
     if (l->state == TCP_CONNECTING) {
-        on_connected(in, l);
+        on_connected(evs, l);
         return;
     }
     if ((events & EPOLLERR) && l->zc_sent != l->zc_done) tcp_read_notices(l);
@@ -377,8 +377,8 @@ static void on_event(struct tcp_incidents *in, struct tcp_link *l, uint32_t even
     if (!reads && (events & EPOLLERR))
         ended |= getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code;
     if (!reads && ended) {
-        if (in->n < in->cap)
-            tcp_go_down(in, c, ERR_PEER_LOST,
+        if (evs->n < evs->cap)
+            tcp_go_down(evs, c, ERR_PEER_LOST,
                         code ? strerror(code) : "the peer closed the connection");
         return;
     }
@@ -390,39 +390,39 @@ static void on_event(struct tcp_incidents *in, struct tcp_link *l, uint32_t even
         return;
     }
     if (!writes) {
-        tcp_read_in(in, l);
+        tcp_read_in(evs, l);
         return;
     }
-    tcp_read_in(in, l);
+    tcp_read_in(evs, l);
     if (c->state != TCP_IS_DOWN) (void)tcp_write_out(l);
 }
 
-static void tell_done(struct tcp_transport *t, struct tcp_incidents *in)
+static void tell_done(struct tcp_transport *t, struct tcp_events *evs)
 {
-    while (t->n_done && in->n < in->cap) {
+    while (t->n_done && evs->n < evs->cap) {
         t->n_done--;
-        tcp_add(in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag =
+        tcp_add_event(evs, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag =
             t->done[t->n_done].tag;
     }
 }
 
-static size_t tcp_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
+static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *out, size_t cap)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
-    struct tcp_incidents in = { out, 0, cap };
-    tell_done(t, &in);
-    if (in.n) return in.n; /* completions reach the sessions before any answer of the peer does */
+    struct tcp_events evs = { out, 0, cap };
+    tell_done(t, &evs);
+    if (evs.n) return evs.n; /* completions reach the sessions before any answer of the peer does */
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
-        if (events[i].data.ptr) on_event(&in, events[i].data.ptr, events[i].events);
+        if (events[i].data.ptr) on_event(&evs, events[i].data.ptr, events[i].events);
         else accept_links(t);
     }
-    tell_done(t, &in); /* for messages that came early */
-    if (t->n_backlog) go_on_reading(t, &in);
-    check_deadlines(t, &in);
+    tell_done(t, &evs); /* for messages that came early */
+    if (t->n_backlog) go_on_reading(t, &evs);
+    check_deadlines(t, &evs);
     if (t->n_nobodys) free_nobodys(t);
-    return in.n;
+    return evs.n;
 }
 
 /* ---- the transport ---- */

@@ -129,19 +129,19 @@ struct tcp_transport {
     uint8_t *trash, *zeros;
 };
 
-struct tcp_incidents {
-    struct kvt_incident *v;
+struct tcp_events {
+    struct kvt_transport_event *v;
     size_t n, cap;
 };
 
 /* tcp.c */
-struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind,
+struct kvt_transport_event *tcp_add_event(struct tcp_events *evs, enum kvt_transport_event_kind kind,
                              struct tcp_conn *c);
 /* End the connection. Nothing of it is read or written afterwards. */
-void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, const char *text);
+void tcp_go_down(struct tcp_events *evs, struct tcp_conn *c, enum status st, const char *text);
 void tcp_watch(struct tcp_link *l, uint32_t events);
 /* One more link is UP; the connection is when all are. */
-void tcp_link_is_up(struct tcp_incidents *in, struct tcp_link *l);
+void tcp_link_is_up(struct tcp_events *evs, struct tcp_link *l);
 /* The first link's WELCOME named n: make the others. */
 enum status tcp_make_links(struct tcp_conn *c, uint32_t n, struct err *err) MUST_CHECK;
 /* An accepted link's ticket: the connection it opens or joins, or NULL. */
@@ -162,7 +162,7 @@ enum status tcp_notify(struct kvt_conn *c, const struct kvt_message *m);
 
 /* tcp_in.c */
 /* frees a link that has no connection and ends */
-void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l);
+void tcp_read_in(struct tcp_events *evs, struct tcp_link *l);
 /* Where slice i of n of `bytes` begins; i == n: the end. */
 static inline uint64_t tcp_slice_begin(uint64_t bytes, uint32_t n, uint32_t i)
 {

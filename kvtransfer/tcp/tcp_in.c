@@ -120,7 +120,7 @@ static ssize_t read_slice(struct tcp_link *l)
 /* ---- preambles and messages ---- */
 
 /* A preamble is complete. False: the link is over (freed when it has no connection). */
-static bool on_preamble(struct tcp_incidents *in, struct tcp_link *l)
+static bool on_preamble(struct tcp_events *evs, struct tcp_link *l)
 {
     struct kvt_preamble p;
     struct err err = { 0 };
@@ -134,26 +134,26 @@ static bool on_preamble(struct tcp_incidents *in, struct tcp_link *l)
                               });
         bool sent = tcp_write_out(l) == OK;
         if (c && sent) {
-            tcp_link_is_up(in, l);
+            tcp_link_is_up(evs, l);
             return true;
         }
-        if (c) tcp_go_down(in, c, ERR_PEER_LOST, "the sender left");
+        if (c) tcp_go_down(evs, c, ERR_PEER_LOST, "the sender left");
         else tcp_link_free(l);
         return false;
     }
     struct tcp_conn *c = l->conn;
     if (!good || p.kind != KVT_PREAMBLE_WELCOME || p.value < 1 || p.value > TCP_LINKS_MAX) {
         bool refused = good && p.kind == KVT_PREAMBLE_REFUSED;
-        tcp_go_down(in, c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT,
+        tcp_go_down(evs, c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT,
                     refused ? "the receiver refused the ticket"
                             : "the peer does not speak this protocol");
         return false;
     }
     if (l->index == 0 && tcp_make_links(c, (uint32_t)p.value, &err) != OK) {
-        tcp_go_down(in, c, err.code, err.text);
+        tcp_go_down(evs, c, err.code, err.text);
         return false;
     }
-    tcp_link_is_up(in, l);
+    tcp_link_is_up(evs, l);
     return true;
 }
 
@@ -171,7 +171,7 @@ static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
 
 /* Take one message out of what was read. False: not complete, to be looked at again (*wait), or the
  * connection is over. */
-static bool take_message(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
+static bool take_message(struct tcp_events *evs, struct tcp_link *l, bool *wait)
 {
     size_t have = l->in_have - l->in_at;
     struct tcp_conn *c = l->conn;
@@ -179,7 +179,7 @@ static bool take_message(struct tcp_incidents *in, struct tcp_link *l, bool *wai
     if (have < KVT_MESSAGE_BYTES) return false;
     const uint8_t *p = l->in + l->in_at;
     if (kvt_message_decode_head(p, &m) != OK || (m.kind == KVT_MSG_DATA && !c->base.incoming)) {
-        tcp_go_down(in, c, ERR_FORMAT, "malformed message");
+        tcp_go_down(evs, c, ERR_FORMAT, "malformed message");
         return false;
     }
     size_t tail = kvt_message_tail(&m);
@@ -191,7 +191,7 @@ static bool take_message(struct tcp_incidents *in, struct tcp_link *l, bool *wai
     memcpy(m.sums, p + KVT_MESSAGE_BYTES, tail);
     l->in_at += KVT_MESSAGE_BYTES + tail;
     if (m.kind == KVT_MSG_DATA) begin_frame(c, &m);
-    else tcp_add(in, KVT_MESSAGE, c)->message = m;
+    else tcp_add_event(evs, KVT_MESSAGE, c)->message = m;
     return true;
 }
 
@@ -204,22 +204,22 @@ static void keep_backlog(struct tcp_conn *c)
 
 /* Handle what was read already. False: the link is over. *wait: nothing may be read before the next
  * poll. */
-static bool use_bytes(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
+static bool use_bytes(struct tcp_events *evs, struct tcp_link *l, bool *wait)
 {
     *wait = false;
     while (l->in_at < l->in_have && !*wait) {
         struct tcp_conn *c = l->conn;
         if (l->state != TCP_LINK_UP) {
             if (l->in_have - l->in_at < KVT_PREAMBLE_BYTES) break;
-            if (in->n == in->cap) *wait = true;
-            else if (!on_preamble(in, l)) return false;
-        } else if (c->state == TCP_ASSEMBLING || (c->in_frame && (l->slice_left == 0 || in->n)) ||
-                   in->n == in->cap) {
+            if (evs->n == evs->cap) *wait = true;
+            else if (!on_preamble(evs, l)) return false;
+        } else if (c->state == TCP_ASSEMBLING || (c->in_frame && (l->slice_left == 0 || evs->n)) ||
+                   evs->n == evs->cap) {
             *wait = true; /* for other links, or for sessions to see the messages before this
                            * payload */
         } else if (c->in_frame) {
             place_ahead(l);
-        } else if (!take_message(in, l, wait)) {
+        } else if (!take_message(evs, l, wait)) {
             if (c->state == TCP_IS_DOWN) return false;
             break;
         }
@@ -245,21 +245,21 @@ static ssize_t read_small(struct tcp_link *l)
     return got;
 }
 
-static void lose(struct tcp_incidents *in, struct tcp_link *l, enum status st, const char *text)
+static void lose(struct tcp_events *evs, struct tcp_link *l, enum status st, const char *text)
 {
-    if (l->conn) tcp_go_down(in, l->conn, st, text);
+    if (l->conn) tcp_go_down(evs, l->conn, st, text);
     else tcp_link_free(l);
 }
 
-void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l)
+void tcp_read_in(struct tcp_events *evs, struct tcp_link *l)
 {
-    for (uint64_t turn = 0; turn < TCP_TURN_BYTES && in->n < in->cap;) {
+    for (uint64_t turn = 0; turn < TCP_TURN_BYTES && evs->n < evs->cap;) {
         bool wait;
         /* full: an end of file needs room for its DOWN */
-        if (!use_bytes(in, l, &wait) || wait || in->n == in->cap) return;
+        if (!use_bytes(evs, l, &wait) || wait || evs->n == evs->cap) return;
         struct tcp_conn *c = l->conn;
         bool up = l->state == TCP_LINK_UP, payload = up && c->in_frame && l->slice_left;
-        if (payload && in->n)
+        if (payload && evs->n)
             return; /* messages that wait in `in` come before the payload behind
                      * them */
         /* nothing is due here before other links go on */
@@ -268,12 +268,12 @@ void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l)
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got <= 0) {
-            lose(in, l, ERR_PEER_LOST,
+            lose(evs, l, ERR_PEER_LOST,
                  got == 0 ? "the peer closed the connection" : strerror(errno));
             return;
         }
         if (up && l->index && !c->base.incoming) {
-            lose(in, l, ERR_FORMAT, "bytes came where none are due");
+            lose(evs, l, ERR_FORMAT, "bytes came where none are due");
             return;
         }
         turn += (uint64_t)got;

@@ -32,20 +32,20 @@ struct ucx_transport {
     int epoll_fd, more_fd;
     bool more; /* more_fd is readable */
     uint64_t checked_ms;
-    struct kvt_incident *queue; /* [q_head, q_len) are to be handed out */
+    struct kvt_transport_event *queue; /* [q_head, q_len) are to be handed out */
     size_t q_head, q_len, q_cap;
 };
 
 /* ---- incidents ---- */
 
-static struct kvt_incident *add(struct ucx_conn *c, enum kvt_incident_kind kind)
+static struct kvt_transport_event *add_event(struct ucx_conn *c, enum kvt_transport_event_kind kind)
 {
     struct ucx_transport *t = c->t;
     if (t->q_len == t->q_cap) {
         t->q_cap = t->q_cap ? 2 * t->q_cap : 64;
         t->queue = mem_realloc(t->queue, t->q_cap, sizeof *t->queue);
     }
-    struct kvt_incident *i = &t->queue[t->q_len++];
+    struct kvt_transport_event *i = &t->queue[t->q_len++];
     i->kind = kind;
     i->conn = &c->base;
     i->status = OK;
@@ -53,7 +53,7 @@ static struct kvt_incident *add(struct ucx_conn *c, enum kvt_incident_kind kind)
     return i;
 }
 
-static size_t hand_out(struct ucx_transport *t, struct kvt_incident *out, size_t cap)
+static size_t hand_out(struct ucx_transport *t, struct kvt_transport_event *out, size_t cap)
 {
     size_t n = t->q_len - t->q_head < cap ? t->q_len - t->q_head : cap;
     if (n) memcpy(out, t->queue + t->q_head, n * sizeof *out);
@@ -63,7 +63,7 @@ static size_t hand_out(struct ucx_transport *t, struct kvt_incident *out, size_t
 }
 
 /* A connection that is about to be freed must not be named any more. */
-static void forget_incidents(struct ucx_conn *c)
+static void drop_events(struct ucx_conn *c)
 {
     struct ucx_transport *t = c->t;
     size_t kept = t->q_head;
@@ -111,7 +111,7 @@ static void stop(struct ucx_conn *c)
 static void free_conn(struct ucx_conn *c)
 {
     stop(c);
-    forget_incidents(c);
+    drop_events(c);
     list_remove(&c->link);
     mem_free(c);
 }
@@ -132,7 +132,7 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
     if (c->control) control_close(c->control);
     c->control = NULL;
     if (c->silent) return;
-    struct kvt_incident *i = add(c, KVT_DOWN);
+    struct kvt_transport_event *i = add_event(c, KVT_DOWN);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "ucx: ", 5) == 0 ? "" : "ucx: ", text);
 }
@@ -155,7 +155,7 @@ static enum status start_worker(struct ucx_conn *c, struct err *err)
 static void go_up(struct ucx_conn *c)
 {
     c->state = UCX_UP;
-    add(c, KVT_UP);
+    add_event(c, KVT_UP);
 }
 
 /* ---- what comes over the control connection ---- */
@@ -237,7 +237,7 @@ static void on_message(struct ucx_conn *c, const struct control_event *ev)
         go_down(c, ERR_FORMAT, "malformed message");
     /* none before UP: the session layer knows no such connection */
     else if (c->state != UCX_UP || c->n_held || ev->after > c->landed) hold(c, ev->after, &m);
-    else add(c, KVT_MESSAGE)->message = m;
+    else add_event(c, KVT_MESSAGE)->message = m;
 }
 
 static void on_control(void *arg, const struct control_event *ev)
@@ -263,7 +263,7 @@ static void on_control(void *arg, const struct control_event *ev)
 static void release_held(struct ucx_conn *c)
 {
     while (c->n_held && c->held[c->held_head].after <= c->landed) {
-        add(c, KVT_MESSAGE)->message = c->held[c->held_head].message;
+        add_event(c, KVT_MESSAGE)->message = c->held[c->held_head].message;
         c->held_head = (c->held_head + 1) % UCX_HELD_MAX;
         c->n_held--;
     }
@@ -280,7 +280,7 @@ static void turn(struct ucx_conn *c)
         go_down(c, ERR_PEER_LOST, text);
         return;
     }
-    for (size_t i = 0; i < n; i++) add(c, KVT_PUT_DONE)->tag = done[i];
+    for (size_t i = 0; i < n; i++) add_event(c, KVT_PUT_DONE)->tag = done[i];
     if (c->state == UCX_WIRING && c->n_flushed) {
         if (control_send(c->control, UCX_FRAME_READY, 0, NULL, 0) == OK) go_up(c);
         else go_down(c, ERR_PEER_LOST, "the peer closed the connection");
@@ -304,7 +304,7 @@ static void check_deadlines(struct ucx_transport *t)
     }
 }
 
-static size_t ucx_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
+static size_t ucx_poll(struct kvt_transport *base, struct kvt_transport_event *out, size_t cap)
 {
     struct ucx_transport *t = (struct ucx_transport *)base;
     struct epoll_event events[EVENTS];
@@ -360,7 +360,7 @@ static enum status ucx_fence(struct kvt_conn *base)
     c->silent = true;
     if (c->worker || c->control) stop(c);
     c->state = UCX_DOWN;
-    forget_incidents(c);
+    drop_events(c);
     return OK;
 }
 

@@ -462,7 +462,7 @@ TEST(ipc_close_waits_for_writers_by_address)
     struct kvt_env env = { .mem = &mem, .max_copies = 4, .max_peers = 4, .admit = admit_all };
     struct sockaddr_un name = { .sun_family = AF_UNIX };
     struct kvt_transport *t = NULL;
-    struct kvt_incident in[4];
+    struct kvt_transport_event in[4];
     struct buf address = { 0 };
     struct err err = { 0 };
     struct writer w = { .left = false };

@@ -101,7 +101,7 @@ static struct {
     struct kvt_message heads[64], said[64];
     uint32_t n_puts, n_said, n_done;
     uint64_t done[64];
-    struct kvt_incident next[8];
+    struct kvt_transport_event next[8];
     uint32_t n_next;
     enum status put_status, fence_status;
     bool open, disconnected;
@@ -113,7 +113,7 @@ static enum status in_open(const struct kvt_env *env, struct kvt_transport **out
     in.env = env;
     in.fd = eventfd(0, EFD_CLOEXEC);
     in.conn = (struct kvt_conn){ .t = &in.t, .incoming = true };
-    in.next[in.n_next++] = (struct kvt_incident){ .kind = KVT_UP, .conn = &in.conn };
+    in.next[in.n_next++] = (struct kvt_transport_event){ .kind = KVT_UP, .conn = &in.conn };
     in.open = true;
     *out = &in.t;
     return OK;
@@ -152,14 +152,14 @@ static enum status in_fence(struct kvt_conn *c)
     (void)c;
     return in.fence_status;
 }
-static size_t in_poll(struct kvt_transport *t, struct kvt_incident *out, size_t cap)
+static size_t in_poll(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap)
 {
     size_t n = 0;
     (void)t;
     for (uint32_t i = 0; i < in.n_next && n < cap; i++) out[n++] = in.next[i];
     in.n_next = 0;
     while (in.n_done && n < cap)
-        out[n++] = (struct kvt_incident){
+        out[n++] = (struct kvt_transport_event){
             .kind = KVT_PUT_DONE,
             .conn = &in.conn,
             .tag = in.done[--in.n_done],
@@ -189,18 +189,18 @@ static struct {
     struct kvt_transport *t;
     struct kvt_conn *c;
     struct metrics *m;
-    struct kvt_incident got[64];
+    struct kvt_transport_event got[64];
     uint32_t n_got;
 } f;
 
 static void poll_once(void)
 {
-    struct kvt_incident v[8];
+    struct kvt_transport_event v[8];
     size_t n = f.t->ops->poll(f.t, v, COUNT_OF(v));
     for (size_t i = 0; i < n; i++) f.got[f.n_got++] = v[i];
 }
 
-static uint32_t n_got(enum kvt_incident_kind kind)
+static uint32_t n_got(enum kvt_transport_event_kind kind)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < f.n_got; i++) n += f.got[i].kind == kind;
@@ -283,7 +283,7 @@ static void say(enum kvt_message_kind kind, uint64_t generation)
 
 static void hear(enum kvt_message_kind kind)
 {
-    in.next[in.n_next++] = (struct kvt_incident){
+    in.next[in.n_next++] = (struct kvt_transport_event){
         .kind = KVT_MESSAGE,
         .conn = &in.conn,
         .message = { .kind = kind, .generation = 10 },
@@ -320,7 +320,7 @@ TEST(fault_nothing_is_changed_without_a_fault)
     in.put_status = ERR_BUSY;
     CHECK_STATUS(put(1, false), ERR_BUSY);
     in.put_status = OK;
-    in.next[in.n_next++] = (struct kvt_incident){
+    in.next[in.n_next++] = (struct kvt_transport_event){
         .kind = KVT_DOWN, .conn = &in.conn, .status = ERR_IO, .text = "why"
     };
     poll_once();

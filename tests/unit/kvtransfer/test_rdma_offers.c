@@ -271,7 +271,7 @@ static void on_event(void *arg, const struct control_event *ev)
 
 static void turn(struct world *w)
 {
-    struct kvt_incident in[8];
+    struct kvt_transport_event in[8];
     size_t n = kvt_rdma_ops.poll(&w->t->base, in, COUNT_OF(in));
     for (size_t i = 0; i < n; i++) {
         w->n_up += in[i].kind == KVT_UP;

@@ -180,7 +180,7 @@ static void world_end(struct world *w)
 {
     stuck = false;
     rdma_conn_free(w->c);
-    mem_free(w->t->incidents.v);
+    mem_free(w->t->event_queue.v);
     mem_free(w->t);
     mem_free(w->mem.ptr);
     mem_free(w->remote);
@@ -215,8 +215,8 @@ static bool arrived(const struct world *w, uint32_t first, uint32_t n)
 static size_t n_done(const struct world *w)
 {
     size_t n = 0;
-    for (size_t i = 0; i < w->t->incidents.n; i++)
-        n += w->t->incidents.v[(w->t->incidents.head + i) % w->t->incidents.cap].kind ==
+    for (size_t i = 0; i < w->t->event_queue.n; i++)
+        n += w->t->event_queue.v[(w->t->event_queue.head + i) % w->t->event_queue.cap].kind ==
              KVT_PUT_DONE;
     return n;
 }

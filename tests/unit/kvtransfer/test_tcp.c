@@ -57,7 +57,7 @@ static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
     return ERR_UNAUTHORIZED;
 }
 
-static size_t poll_once(struct kvt_transport *t, struct kvt_incident *out, size_t cap)
+static size_t poll_once(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap)
 {
     size_t n = 0;
     for (uint64_t end = clock_ms() + 3000; n == 0 && clock_ms() < end;)
@@ -69,7 +69,7 @@ static size_t poll_once(struct kvt_transport *t, struct kvt_incident *out, size_
 static int welcome(struct kvt_transport *t, int listener, uint32_t n_links)
 {
     uint8_t bytes[KVT_PREAMBLE_BYTES];
-    struct kvt_incident in[4];
+    struct kvt_transport_event in[4];
     CHECK_EQ_INT(t->ops->poll(t, in, COUNT_OF(in)), 0); /* the ticket leaves */
     int fd = accept(listener, NULL, NULL);
     CHECK(fd >= 0);
@@ -91,7 +91,7 @@ struct by_hand {
 /* A row whose pool is pool[bytes], connected to a receiver that is this test. */
 static void connect_by_hand(struct by_hand *h, void *pool, size_t bytes)
 {
-    struct kvt_incident in[4];
+    struct kvt_transport_event in[4];
     struct err err = { 0 };
     struct buf address = { 0 };
     uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
@@ -136,11 +136,11 @@ TEST(tcp_tells_nothing_after_down)
 {
     static char pool[8192];
     struct by_hand h;
-    struct kvt_incident in[8];
+    struct kvt_transport_event in[8];
     connect_by_hand(&h, pool, sizeof pool);
     CHECK_OK(put_pool(&h)); /* the socket takes it whole: PUT_DONE is to be told */
     CHECK_EQ_INT(((struct tcp_transport *)h.t)->n_done, 1);
-    struct tcp_incidents told = { in, 0, COUNT_OF(in) };
+    struct tcp_events told = { in, 0, COUNT_OF(in) };
     tcp_go_down(&told, (struct tcp_conn *)h.conn, ERR_PEER_LOST, "another of its sockets ended");
     CHECK_EQ_INT(told.n, 1);
     CHECK_EQ_INT(in[0].kind, KVT_DOWN);
@@ -154,7 +154,7 @@ TEST(tcp_failed_send_ends_the_connection)
 {
     enum { PAGE = 4096 };
     struct by_hand h;
-    struct kvt_incident in[4];
+    struct kvt_transport_event in[4];
     void *pool = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pool != MAP_FAILED);
     connect_by_hand(&h, pool, PAGE);

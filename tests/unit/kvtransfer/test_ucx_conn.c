@@ -88,7 +88,7 @@ static void peer_open(struct peer *p, const struct row *r)
 /* Until *done or the peer is lost; returns how many incidents of any kind the row had. */
 static size_t run(struct row *r, struct peer *p, const bool *done, uint64_t ms)
 {
-    struct kvt_incident in[8];
+    struct kvt_transport_event in[8];
     size_t n = 0;
     for (uint64_t end = clock_ms() + ms; !*done && !p->lost && clock_ms() < end; usleep(500)) {
         n += kvt_ucx_ops.poll(r->t, in, COUNT_OF(in));
