@@ -4,12 +4,12 @@
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
-struct kvt_works {
-    struct kvt_works_options o;
+struct kvt_gpu_jobs {
+    struct kvt_gpu_jobs_options o;
     struct copy_stream *lane;
     struct dev_mem memory; /* pieces and sums of all works */
-    struct kvt_work works[KVT_WORKS_MAX];
-    struct list begun;
+    struct kvt_gpu_job jobs[KVT_GPU_JOBS_MAX];
+    struct list running;
     struct kvt_copy *copies;
     uint32_t held;
 };
@@ -19,26 +19,26 @@ enum {
     SUMS_BYTES = KVT_BATCH_PIECES * sizeof(uint64_t)
 };
 
-enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works **out,
+enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
                              struct err *err)
 {
-    struct kvt_works *w = MEM_NEW(struct kvt_works);
+    struct kvt_gpu_jobs *w = MEM_NEW(struct kvt_gpu_jobs);
     w->o = *o;
     w->memory.fd = -1;
-    list_init(&w->begun);
+    list_init(&w->running);
     w->copies = MEM_ARRAY(struct kvt_copy, o->max_copies);
     enum status st = device_mem_alloc(o->device,
-                                      (size_t)KVT_WORKS_MAX * (PIECES_BYTES + SUMS_BYTES),
+                                      (size_t)KVT_GPU_JOBS_MAX * (PIECES_BYTES + SUMS_BYTES),
                                       DEVICE_MEM_HOST, &w->memory, err);
     if (st == OK) st = device_copy_stream(o->device, &w->lane, err);
     if (st != OK) {
-        kvt_works_free(w);
+        kvt_gpu_jobs_free(w);
         return st;
     }
     char *at = w->memory.ptr;
-    for (uint32_t i = 0; i < KVT_WORKS_MAX; i++, at += PIECES_BYTES + SUMS_BYTES) {
-        struct kvt_work *k = &w->works[i];
-        k->works = w;
+    for (uint32_t i = 0; i < KVT_GPU_JOBS_MAX; i++, at += PIECES_BYTES + SUMS_BYTES) {
+        struct kvt_gpu_job *k = &w->jobs[i];
+        k->jobs = w;
         k->pieces = (struct copy_stream_checksum_range *)(void *)at;
         k->sums = (uint64_t *)(void *)(at + PIECES_BYTES);
         list_init(&k->link);
@@ -47,7 +47,7 @@ enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works
     return OK;
 }
 
-void kvt_works_free(struct kvt_works *w)
+void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w)
 {
     if (!w) return;
     copy_stream_close(w->lane);
@@ -56,28 +56,28 @@ void kvt_works_free(struct kvt_works *w)
     mem_free(w);
 }
 
-struct kvt_work *kvt_works_take(struct kvt_works *w)
+struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w)
 {
-    for (uint32_t i = 0; i < KVT_WORKS_MAX; i++) {
-        struct kvt_work *k = &w->works[i];
-        if (k->taken) continue;
-        k->taken = true;
-        k->given = false;
+    for (uint32_t i = 0; i < KVT_GPU_JOBS_MAX; i++) {
+        struct kvt_gpu_job *k = &w->jobs[i];
+        if (k->acquired) continue;
+        k->acquired = true;
+        k->released = false;
         k->stage.n = 0;
         /* nobody else knows it yet */
-        atomic_store_explicit(&k->landed, false, memory_order_relaxed);
+        atomic_store_explicit(&k->done, false, memory_order_relaxed);
         return k;
     }
     return NULL;
 }
 
-static void on_landed(void *arg)
+static void on_job_done(void *arg)
 {
-    struct kvt_work *k = arg;
-    const struct kvt_works_options *o = &k->works->o; /* constant; *k may be taken again once it has
+    struct kvt_gpu_job *k = arg;
+    const struct kvt_gpu_jobs_options *o = &k->jobs->o; /* constant; *k may be taken again once it has
                                                        * landed */
-    atomic_store_explicit(&k->landed, true, memory_order_release);
-    o->notice(o->arg);
+    atomic_store_explicit(&k->done, true, memory_order_release);
+    o->on_done(o->arg);
 }
 
 static struct copy_stream_checksum_range piece_at(const char *pool, const struct kvt_strides *s,
@@ -100,11 +100,11 @@ static struct copy_stream_checksum_range piece_at(const char *pool, const struct
 }
 
 /* Of the pool's pieces, or of those that were made. */
-static enum status begin_sums(struct kvt_work *k, const struct kvt_task *t)
+static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
-    const struct kvt_works *w = k->works;
-    const struct kvt_view *v = t->as ? t->as : t->view;
-    const char *made = t->as ? kvt_staging_card_at(w->o.staging, k->stage) : NULL;
+    const struct kvt_gpu_jobs *w = k->jobs;
+    const struct kvt_view *v = t->convert_to ? t->convert_to : t->view;
+    const char *made = t->convert_to ? kvt_staging_card_at(w->o.staging, k->stage) : NULL;
     for (uint32_t i = 0; i < t->span.n; i++) {
         uint32_t position = t->span.first + i,
                  n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
@@ -117,12 +117,12 @@ static enum status begin_sums(struct kvt_work *k, const struct kvt_task *t)
 }
 
 /* Rows on their way to a lane, so many at once. */
-struct made_rows {
+struct kv_row_batch {
     struct copy_stream_conversion c;
     struct copy_stream_kv_rows rows[64];
 };
 
-static enum status flush_rows(struct copy_stream *lane, struct made_rows *m)
+static enum status flush_rows(struct copy_stream *lane, struct kv_row_batch *m)
 {
     enum status st = m->c.n ? copy_stream_convert(lane, &m->c) : OK;
     m->c.n = 0;
@@ -131,19 +131,19 @@ static enum status flush_rows(struct copy_stream *lane, struct made_rows *m)
 
 /* The pieces of the span as t->as holds them, one behind the other, on the card's side of the
  * stage. */
-static enum status begin_making(struct kvt_work *k, const struct kvt_task *t)
+static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
-    const struct kvt_works *w = k->works;
-    const struct kv_layout *from = t->view->layout, *to = t->as->layout;
+    const struct kvt_gpu_jobs *w = k->jobs;
+    const struct kv_layout *from = t->view->layout, *to = t->convert_to->layout;
     char *out = kvt_staging_card_at(w->o.staging, k->stage);
-    struct made_rows m = { .c = { .from = (enum dtype)from->dtype,
+    struct kv_row_batch m = { .c = { .from = (enum dtype)from->dtype,
                                   .to = (enum dtype)to->dtype,
                                   .width = from->head_dim,
                                   .rows = m.rows, }, };
     for (uint32_t i = t->span.first; i < t->span.first + t->span.n; i++) {
         uint32_t n_valid = kvt_plan_tokens(to, t->n_tokens, i);
         for (uint32_t done = 0; done < n_valid;) {
-            struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->as, t->n_tokens, t->span.layer,
+            struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->convert_to, t->n_tokens, t->span.layer,
                                               i, done);
             if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->lane, &m));
             m.rows[m.c.n++] = (struct copy_stream_kv_rows){
@@ -158,33 +158,33 @@ static enum status begin_making(struct kvt_work *k, const struct kvt_task *t)
             };
             done += r.n;
         }
-        out += kvt_view_bytes(t->as, n_valid);
+        out += kvt_view_bytes(t->convert_to, n_valid);
     }
     return flush_rows(w->lane, &m);
 }
 
 /* What was made, to the processor's side. */
-static enum status begin_bringing(struct kvt_work *k, const struct kvt_task *t)
+static enum status begin_d2h(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
-    const struct kvt_staging *s = k->works->o.staging;
-    return copy_stream_copy(k->works->lane,
+    const struct kvt_staging *s = k->jobs->o.staging;
+    return copy_stream_copy(k->jobs->lane,
                             &(struct copy_stream_strided){
                                 .to = kvt_staging_at(s, k->stage),
                                 .from = kvt_staging_card_at(s, k->stage),
-                                .bytes = kvt_plan_span_bytes(t->as, t->n_tokens, t->span),
+                                .bytes = kvt_plan_span_bytes(t->convert_to, t->n_tokens, t->span),
                                 .n = 1,
                             });
 }
 
-static enum status begin_copies(struct kvt_work *k, const struct kvt_task *t)
+static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
-    const struct kvt_works *w = k->works;
+    const struct kvt_gpu_jobs *w = k->jobs;
     char *stage = kvt_staging_at(w->o.staging, k->stage);
     uint32_t n = kvt_plan_copies_from(0, t->view, t->blocks, t->n_tokens, t->span, w->copies);
     enum status st = OK;
     for (uint32_t i = 0; i < n && st == OK; i++) {
         char *here = stage + w->copies[i].local, *there = w->o.pool + w->copies[i].remote;
-        bool fetch = t->move == KVT_TASK_FETCH;
+        bool fetch = t->copy == KVT_GPU_COPY_D2H;
         st = copy_stream_copy(w->lane, &(struct copy_stream_strided){
                                            .to = fetch ? here : there,
                                            .from = fetch ? there : here,
@@ -195,54 +195,54 @@ static enum status begin_copies(struct kvt_work *k, const struct kvt_task *t)
     return st;
 }
 
-enum status kvt_work_begin(struct kvt_work *k, const struct kvt_task *t)
+enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
-    struct kvt_works *w = k->works;
-    ASSERT(k->taken && !k->given && t->span.n <= KVT_BATCH_PIECES);
-    ASSERT(!t->as || (k->stage.n && t->move != KVT_TASK_STORE));
-    list_push(&w->begun, &k->link);
+    struct kvt_gpu_jobs *w = k->jobs;
+    ASSERT(k->acquired && !k->released && t->span.n <= KVT_BATCH_PIECES);
+    ASSERT(!t->convert_to || (k->stage.n && t->copy != KVT_GPU_COPY_H2D));
+    list_push(&w->running, &k->link);
     enum status st = copy_stream_wait_event(w->lane, t->mark);
-    if (st == OK && t->as) st = begin_making(k, t);
-    if (st == OK && t->move != KVT_TASK_STAYS)
-        st = t->as ? begin_bringing(k, t) : begin_copies(k, t);
-    if (st == OK && t->sums) st = begin_sums(k, t);
-    return st == OK ? copy_stream_launch_host_fn(w->lane, on_landed, k) : st;
+    if (st == OK && t->convert_to) st = begin_convert(k, t);
+    if (st == OK && t->copy != KVT_GPU_COPY_NONE)
+        st = t->convert_to ? begin_d2h(k, t) : begin_copies(k, t);
+    if (st == OK && t->sums) st = begin_checksums(k, t);
+    return st == OK ? copy_stream_launch_host_fn(w->lane, on_job_done, k) : st;
 }
 
-bool kvt_work_landed(const struct kvt_work *k)
+bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k)
 {
-    return atomic_load_explicit(&k->landed, memory_order_acquire);
+    return atomic_load_explicit(&k->done, memory_order_acquire);
 }
 
-static void free_work(struct kvt_work *k)
+static void free_job(struct kvt_gpu_job *k)
 {
-    struct kvt_works *w = k->works;
+    struct kvt_gpu_jobs *w = k->jobs;
     list_remove(&k->link);
     kvt_staging_give(w->o.staging, &w->held, &k->stage);
-    k->taken = false;
+    k->acquired = false;
 }
 
-void kvt_work_give(struct kvt_work *k)
+void kvt_gpu_job_release(struct kvt_gpu_job *k)
 {
     if (!k) return;
-    k->given = true;
-    if (list_empty(&k->link) || kvt_work_landed(k)) free_work(k); /* never begun, or over */
+    k->released = true;
+    if (list_empty(&k->link) || kvt_gpu_job_is_done(k)) free_job(k); /* never begun, or over */
 }
 
-void kvt_works_collect(struct kvt_works *w)
+void kvt_gpu_jobs_collect(struct kvt_gpu_jobs *w)
 {
     if (!w) return;
-    LIST_FOREACH(k, &w->begun, struct kvt_work, link)
-    if (k->given && kvt_work_landed(k)) free_work(k);
+    LIST_FOREACH(k, &w->running, struct kvt_gpu_job, link)
+    if (k->released && kvt_gpu_job_is_done(k)) free_job(k);
 }
 
-struct kvt_work *kvt_works_oldest(struct kvt_works *w)
+struct kvt_gpu_job *kvt_gpu_jobs_oldest(struct kvt_gpu_jobs *w)
 {
-    LIST_FOREACH(k, &w->begun, struct kvt_work, link)
-    if (!k->given) return k;
+    LIST_FOREACH(k, &w->running, struct kvt_gpu_job, link)
+    if (!k->released) return k;
     return NULL;
 }
 
-enum status kvt_works_settle(struct kvt_works *w) { return copy_stream_synchronize(w->lane); }
+enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w) { return copy_stream_synchronize(w->lane); }
 
-uint32_t *kvt_works_held(struct kvt_works *w) { return &w->held; }
+uint32_t *kvt_gpu_jobs_held(struct kvt_gpu_jobs *w) { return &w->held; }

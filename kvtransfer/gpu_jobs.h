@@ -1,7 +1,7 @@
 /* gpu_jobs.h - what a card does for transfers of a pool in its memory: checksums of pieces, copies
  * between pool and staging memory, pieces of another layout.
  *
- *   take ──▶ begin (behind a mark, on the one lane) ──▶ landed, seen by kvt_work_landed after `notice` ──▶ give
+ *   take ──▶ begin (behind a mark, on the one lane) ──▶ landed, seen by kvt_gpu_job_is_done after `notice` ──▶ give
  *                                                   └─▶ given before it landed: kept, with its stage, until it has
  *
  * Two of them for a kvt: what leaves (its lane waits for marks of layers that are being computed)
@@ -10,7 +10,7 @@
  * that reads blocks whose transfer has failed reads what the blocks' next owner writes: its result
  * is thrown away. Invariants
  *  1 A stage whose bytes a work still reads or writes is not free.
- *  2 There are at most KVT_WORKS_MAX works; sessions wait for one.
+ *  2 There are at most KVT_GPU_JOBS_MAX works; sessions wait for one.
  * Thread: transfer; create and free: the owner's; `notice` is called on a thread of the driver. */
 #ifndef BATON_KVTRANSFER_GPU_JOBS_H
 #define BATON_KVTRANSFER_GPU_JOBS_H
@@ -22,16 +22,16 @@
 #include "kvtransfer/staging.h"
 #include "shared/base/list.h"
 
-enum { KVT_WORKS_MAX = 64 };
+enum { KVT_GPU_JOBS_MAX = 64 };
 
-struct kvt_works;
+struct kvt_gpu_jobs;
 
-struct kvt_work {
-    struct kvt_works *works;
+struct kvt_gpu_job {
+    struct kvt_gpu_jobs *jobs;
     struct list link;    /* in works->begun, from begin to give */
-    _Atomic bool landed; /* release by the driver's thread: the sums and bytes are there;
-                          * acquire by kvt_work_landed */
-    bool taken, given;
+    _Atomic bool done; /* release by the driver's thread: the sums and bytes are there;
+                          * acquire by kvt_gpu_job_is_done */
+    bool acquired, released;
     struct kvt_stage stage; /* of works->staging, held until it has landed and was given */
     struct copy_stream_checksum_range *pieces; /* KVT_BATCH_PIECES; the device reads them */
     uint64_t *sums;                            /* likewise; the device writes them */
@@ -42,47 +42,47 @@ struct kvt_work {
                               * pool */
 };
 
-/* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by kvt_work_begin
+/* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by kvt_gpu_job_begin
  * alone. */
-struct kvt_task {
+struct kvt_gpu_job_params {
     const struct kvt_view *view;
     const int32_t *blocks; /* by position in view's blocks */
     uint32_t n_tokens;
     struct kvt_span span; /* in view's blocks, or in those of `as` */
     uint64_t mark;
     bool sums;
-    enum { KVT_TASK_STAYS, KVT_TASK_FETCH, KVT_TASK_STORE } move; /* pool to work->stage, or back */
-    const struct kvt_view *as; /* another pool's: its pieces of the span are made of view's, on the
+    enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy; /* pool to work->stage, or back */
+    const struct kvt_view *convert_to; /* another pool's: its pieces of the span are made of view's, on the
                                 * card's side of work->stage, and are what is summed and fetched.
                                 * NULL: as they are */
 };
 
-struct kvt_works_options {
+struct kvt_gpu_jobs_options {
     struct device *device; /* the pool's */
     char *pool;
     struct kvt_staging *staging; /* of the stages; NULL: nothing is moved */
     uint32_t max_copies;
-    void (*notice)(void *arg); /* works have landed: collect */
+    void (*on_done)(void *arg); /* works have landed: collect */
     void *arg;
 };
 
-enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works **out,
+enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
                              struct err *err) MUST_CHECK;
-void kvt_works_free(struct kvt_works *w); /* waits */
+void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w); /* waits */
 /* A free work, or NULL: all are under way; `notice` will come. */
-struct kvt_work *kvt_works_take(struct kvt_works *w);
+struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);
 /* ERR_NODEV: the device has failed; the work is to be given back. */
-enum status kvt_work_begin(struct kvt_work *k, const struct kvt_task *t) MUST_CHECK;
-bool kvt_work_landed(const struct kvt_work *k);
-void kvt_work_give(struct kvt_work *k); /* NULL is fine */
+enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t) MUST_CHECK;
+bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k);
+void kvt_gpu_job_release(struct kvt_gpu_job *k); /* NULL is fine */
 /* Free what was given before it landed and has landed now. */
-void kvt_works_collect(struct kvt_works *w);
+void kvt_gpu_jobs_collect(struct kvt_gpu_jobs *w);
 /* The oldest work that has begun and was not given, or NULL. */
-struct kvt_work *kvt_works_oldest(struct kvt_works *w);
+struct kvt_gpu_job *kvt_gpu_jobs_oldest(struct kvt_gpu_jobs *w);
 /* Wait for everything that has begun. Short: copies of a few MiB, and no marks among what
  * arrives. */
-enum status kvt_works_settle(struct kvt_works *w) MUST_CHECK;
+enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w) MUST_CHECK;
 /* Stages that works hold. */
-uint32_t *kvt_works_held(struct kvt_works *w);
+uint32_t *kvt_gpu_jobs_held(struct kvt_gpu_jobs *w);
 
 #endif

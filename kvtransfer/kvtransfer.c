@@ -146,20 +146,20 @@ static enum status make_staging(struct kvt *k, const struct kvt_options *o, stru
 }
 
 /* What the card does for a pool in its memory. */
-static enum status make_works(struct kvt *k, const struct kvt_options *o, struct err *err)
+static enum status make_gpu_jobs(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     if (o->mem->kind == DEV_MEM_HOST) return OK;
-    struct kvt_works_options w = {
+    struct kvt_gpu_jobs_options w = {
         .device = o->device,
         .pool = o->mem->ptr,
         .staging = k->core.staging,
         .max_copies = kvt_plan_max_copies(&o->layout),
-        .notice = kvt_progress_wake,
+        .on_done = kvt_progress_wake,
         .arg = k,
     };
-    TRY(kvt_works_create(&w, &k->core.leaving, err));
+    TRY(kvt_gpu_jobs_create(&w, &k->core.send_jobs, err));
     w.staging = k->core.inbox;
-    return kvt_works_create(&w, &k->core.arriving, err);
+    return kvt_gpu_jobs_create(&w, &k->core.recv_jobs, err);
 }
 
 enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err *err)
@@ -170,7 +170,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     list_init(&k->peers);
     kvt_core_init(&k->core, o);
     enum status st = make_staging(k, o, err);
-    if (st == OK) st = make_works(k, o, err);
+    if (st == OK) st = make_gpu_jobs(k, o, err);
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);

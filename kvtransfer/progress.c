@@ -344,7 +344,7 @@ static void wait(struct kvt *k, bool more)
  * to be this thread's: the runtime makes it so with any call. */
 static void meet_card(struct kvt *k)
 {
-    if (k->core.arriving && kvt_works_settle(k->core.arriving) != OK)
+    if (k->core.recv_jobs && kvt_gpu_jobs_synchronize(k->core.recv_jobs) != OK)
         log_error("kv transfer has no card", "why=\"it has failed\"");
 }
 
@@ -358,8 +358,8 @@ static void *run(void *arg)
         wait(k, more);
         more = do_commands(k);
         more |= poll_transports(k);
-        kvt_works_collect(k->core.leaving);
-        if (k->core.arriving) kvt_recv_landed(&k->core);
+        kvt_gpu_jobs_collect(k->core.send_jobs);
+        if (k->core.recv_jobs) kvt_recv_collect(&k->core);
         sweep_peers(k);
         LIST_FOREACH(p, &k->peers, struct kvt_peer, link) more |= kvt_send_pump(&k->core, p);
         tick(k);
@@ -408,9 +408,9 @@ void kvt_progress_stop(struct kvt *k)
         drop_commands(k);
         mailbox_free(k->box);
     }
-    kvt_works_free(k->core.leaving); /* waits; they wake through the descriptor below */
-    kvt_works_free(k->core.arriving);
-    k->core.leaving = k->core.arriving = NULL;
+    kvt_gpu_jobs_free(k->core.send_jobs); /* waits; they wake through the descriptor below */
+    kvt_gpu_jobs_free(k->core.recv_jobs);
+    k->core.send_jobs = k->core.recv_jobs = NULL;
     if (k->wake_fd >= 0) close(k->wake_fd);
     if (k->epoll_fd >= 0) close(k->epoll_fd);
     LIST_FOREACH(p, &k->peers, struct kvt_peer, link)

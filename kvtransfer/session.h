@@ -115,7 +115,7 @@ enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT
 struct kvt_batch {
     struct kvt_span span;
     struct kvt_stage stage; /* where its bytes were made; n == 0: they lie in the pool */
-    struct kvt_work *work;  /* that fetches them from a card, or makes their checksums there; NULL:
+    struct kvt_gpu_job *job;  /* that fetches them from a card, or makes their checksums there; NULL:
                              * none */
 };
 
@@ -147,7 +147,7 @@ struct kvt_send {
     uint32_t unfinished;           /* bit i: puts[i] has no PUT_DONE yet */
     struct kvt_batch made;         /* converted, fetched or begun, and not taken by
                                     * the row yet; made.span.n == 0: none */
-    struct kvt_work *note_work;    /* makes the checksums of `note`; NULL: they are in
+    struct kvt_gpu_job *note_job;    /* makes the checksums of `note`; NULL: they are in
                                     * it */
     bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
     bool card_failed;              /* that holds the pool: the next pump ends the
@@ -185,7 +185,7 @@ struct kvt_core {
     char *pool;
     bool checksum;
     bool lossy;                           /* a peer may hold less precise values */
-    struct kvt_works *leaving, *arriving; /* of a pool in a card's memory; NULL: the processor
+    struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in a card's memory; NULL: the processor
                                            * reads the pool */
     struct kvt_staging *inbox;            /* with `arriving`: where frames of rows that place bytes
                                            * land first; NULL: there is no such row */
@@ -239,7 +239,7 @@ void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);
 /* Works of what arrives have landed: NOTEs are verified, stages come back. */
-void kvt_recv_landed(struct kvt_core *c);
+void kvt_recv_collect(struct kvt_core *c);
 /* The frame that a connection was reading is over or will not be: its stage comes back. */
 void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p);
 

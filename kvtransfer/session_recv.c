@@ -137,7 +137,7 @@ static void fenced(struct kvt_core *c, struct kvt_recv *r)
  * nobody can say. */
 static bool stores_over(struct kvt_core *c, const struct kvt_recv *r)
 {
-    return r->n_stores == 0 || kvt_works_settle(c->arriving) == OK;
+    return r->n_stores == 0 || kvt_gpu_jobs_synchronize(c->recv_jobs) == OK;
 }
 
 /* End a transfer that cannot be completed. `stopped`: the writer itself said that it has
@@ -329,29 +329,29 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
 
 /* A work for what arrives. When all are taken, wait for them: they are copies and checksums of a
  * few MiB. May end any transfer. */
-static struct kvt_work *take_work(struct kvt_core *c)
+static struct kvt_gpu_job *acquire_job(struct kvt_core *c)
 {
-    struct kvt_work *k = kvt_works_take(c->arriving);
-    if (k || kvt_works_settle(c->arriving) != OK) return k;
-    kvt_recv_landed(c);
-    return kvt_works_take(c->arriving);
+    struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(c->recv_jobs);
+    if (k || kvt_gpu_jobs_synchronize(c->recv_jobs) != OK) return k;
+    kvt_recv_collect(c);
+    return kvt_gpu_jobs_acquire(c->recv_jobs);
 }
 
 /* Give the card something of this transfer to do; `k` may be NULL. False: the transfer has ended,
  * the card has failed. */
-static bool begin_task(struct kvt_core *c, struct kvt_recv *r, struct kvt_work *k,
-                       const struct kvt_message *m, struct kvt_task task)
+static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job *k,
+                       const struct kvt_message *m, struct kvt_gpu_job_params params)
 {
     if (k) {
         k->session = r->session;
         k->generation = r->generation;
         k->note = *m;
-        task.view = &r->view;
-        task.blocks = r->blocks;
-        task.n_tokens = r->n_tokens;
-        task.span = (struct kvt_span){ m->layer, m->first, m->n };
-        if (kvt_work_begin(k, &task) == OK) return true;
-        kvt_work_give(k);
+        params.view = &r->view;
+        params.blocks = r->blocks;
+        params.n_tokens = r->n_tokens;
+        params.span = (struct kvt_span){ m->layer, m->first, m->n };
+        if (kvt_gpu_job_begin(k, &params) == OK) return true;
+        kvt_gpu_job_release(k);
     }
     fail(c, r, ERR_NODEV, false, "the card that holds the KV has failed");
     return false;
@@ -361,13 +361,13 @@ static bool begin_task(struct kvt_core *c, struct kvt_recv *r, struct kvt_work *
 static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     struct kvt_peer *p = r->peer;
-    struct kvt_work *k = take_work(c);
+    struct kvt_gpu_job *k = acquire_job(c);
     /* works that landed meanwhile ended it, or cast doubt */
     if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_doubt_ms) {
-        kvt_work_give(k);
+        kvt_gpu_job_release(k);
         return;
     }
-    if (!begin_task(c, r, k, m, (struct kvt_task){ .sums = r->sums })) return;
+    if (!begin_job(c, r, k, m, (struct kvt_gpu_job_params){ .sums = r->sums })) return;
     r->verified[m->layer] += m->n;
     r->n_checks++;
 }
@@ -393,7 +393,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         return;
     }
     note_movement(r);
-    if (c->arriving && (r->sums || (ops->caps & KVT_CAP_RECEIVER_PLACES))) {
+    if (c->recv_jobs && (r->sums || (ops->caps & KVT_CAP_RECEIVER_PLACES))) {
         begin_check(c, r, m);
         return;
     }
@@ -465,7 +465,7 @@ static int place_in_stage(struct kvt_core *c, struct kvt_peer *p, const struct k
                           uint64_t offset, struct iovec *iov)
 {
     if (!p->frame.n && !kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
-        if (kvt_works_settle(c->arriving) == OK) kvt_recv_landed(c);
+        if (kvt_gpu_jobs_synchronize(c->recv_jobs) == OK) kvt_recv_collect(c);
         struct kvt_recv *r = bound(c, p, head);
         if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
         if (!kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
@@ -483,23 +483,23 @@ static int place_in_stage(struct kvt_core *c, struct kvt_peer *p, const struct k
 static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv *r,
                         const struct kvt_message *head)
 {
-    struct kvt_work *k = take_work(c);
+    struct kvt_gpu_job *k = acquire_job(c);
     if (bound(c, p, head) != r || state_of(r) != KVT_RECV_BOUND) {
-        kvt_work_give(k);
+        kvt_gpu_job_release(k);
         kvt_recv_drop_frame(c, p);
         return;
     }
     if (k) { /* the stage is the work's now */
         k->stage = p->frame;
-        *kvt_works_held(c->arriving) += p->frame.n;
+        *kvt_gpu_jobs_held(c->recv_jobs) += p->frame.n;
         p->boxed -= p->frame.n;
         p->frame.n = 0;
     }
-    if (begin_task(c, r, k, head, (struct kvt_task){ .move = KVT_TASK_STORE })) r->n_stores++;
+    if (begin_job(c, r, k, head, (struct kvt_gpu_job_params){ .copy = KVT_GPU_COPY_H2D })) r->n_stores++;
 }
 
 /* What a NOTE's sums say of the pieces that are in the pool. */
-static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_work *k)
+static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_gpu_job *k)
 {
     const struct kvt_message *m = &k->note;
     r->n_checks--;
@@ -509,12 +509,12 @@ static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_
     if (r->finishes && r->n_checks == 0) conclude(c, r, r->finish_bytes);
 }
 
-void kvt_recv_landed(struct kvt_core *c)
+void kvt_recv_collect(struct kvt_core *c)
 {
-    for (struct kvt_work *k; (k = kvt_works_oldest(c->arriving)) != NULL && kvt_work_landed(k);) {
+    for (struct kvt_gpu_job *k; (k = kvt_gpu_jobs_oldest(c->recv_jobs)) != NULL && kvt_gpu_job_is_done(k);) {
         struct kvt_recv *r = &c->slots[k->session];
         bool live = state_of(r) >= KVT_RECV_BOUND && r->generation == k->generation;
-        kvt_work_give(k); /* its fields stay until the next take */
+        kvt_gpu_job_release(k); /* its fields stay until the next take */
         if (live && k->note.kind == KVT_MSG_DATA) r->n_stores--;
         else if (live) on_checked(c, r, k);
     }
@@ -537,7 +537,7 @@ int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mess
         kvt_recv_drop_frame(c, p);
         return 0;
     }
-    if (c->arriving) return place_in_stage(c, p, head, offset, iov);
+    if (c->recv_jobs) return place_in_stage(c, p, head, offset, iov);
     return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
 }
 
@@ -552,7 +552,7 @@ void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
     note_movement(r);
     if (bytes < head->bytes) return;
     r->landed[head->layer] += head->n;
-    if (c->arriving) store_frame(c, p, r, head);
+    if (c->recv_jobs) store_frame(c, p, r, head);
 }
 
 /* ---- losses and deadlines ---- */

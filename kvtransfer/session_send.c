@@ -143,13 +143,13 @@ static void give_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_batch 
 static void drop_made(struct kvt_core *c, struct kvt_send *s)
 {
     struct kvt_batch *b = &s->made;
-    if (b->work && b->stage.n) {
-        b->work->stage = b->stage;
+    if (b->job && b->stage.n) {
+        b->job->stage = b->stage;
         s->peer->staged -= b->stage.n;
-        *kvt_works_held(c->leaving) += b->stage.n;
+        *kvt_gpu_jobs_held(c->send_jobs) += b->stage.n;
         b->stage.n = 0;
     }
-    kvt_work_give(b->work);
+    kvt_gpu_job_release(b->job);
     give_stage(c, s, b);
     *b = (struct kvt_batch){ .stage = { 0, 0 } };
 }
@@ -173,8 +173,8 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
                                      * stall they have had it */
     s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
-    kvt_work_give(s->note_work);
-    s->note_work = NULL;
+    kvt_gpu_job_release(s->note_job);
+    s->note_job = NULL;
     drop_made(c, s);
     if (s->unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
     else end_stopped(c, s);
@@ -314,11 +314,11 @@ void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns)
 
 static bool flush_note(struct kvt_send *s)
 {
-    if (s->note_work) { /* its sums are being made */
-        if (!kvt_work_landed(s->note_work)) return false;
-        memcpy(s->note.sums, s->note_work->sums, s->note.bytes);
-        kvt_work_give(s->note_work);
-        s->note_work = NULL;
+    if (s->note_job) { /* its sums are being made */
+        if (!kvt_gpu_job_is_done(s->note_job)) return false;
+        memcpy(s->note.sums, s->note_job->sums, s->note.bytes);
+        kvt_gpu_job_release(s->note_job);
+        s->note_job = NULL;
         s->t_moved_ms = clock_ms();
     }
     if (s->note_waits && s->peer->ops->notify(s->peer->conn, &s->note) == OK) s->note_waits = false;
@@ -335,9 +335,9 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     s->note.kind = KVT_MSG_NOTE;
     s->note.bytes = s->sums ? sizeof s->note.sums[0] * head->n : 0;
     s->note_waits = true;
-    s->note_work = b->work;
+    s->note_job = b->job;
     if (!s->sums) return;
-    for (uint32_t i = 0; i < head->n && !b->work; i++) {
+    for (uint32_t i = 0; i < head->n && !b->job; i++) {
         uint32_t position = head->first + i,
                  n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
         uint64_t bytes = kvt_view_bytes(&s->dst, n_valid);
@@ -382,40 +382,40 @@ static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 /* Must the bytes be brought to the processor's memory before they are put? */
 static bool must_fetch(const struct kvt_core *c, const struct kvt_send *s)
 {
-    return c->leaving && !(s->peer->ops->caps & KVT_CAP_DEVICE_MEM);
+    return c->send_jobs && !(s->peer->ops->caps & KVT_CAP_DEVICE_MEM);
 }
 
 /* Is a batch put from a stage that the card has filled, whichever of its sides? */
 static bool must_stage(const struct kvt_core *c, const struct kvt_send *s)
 {
-    return c->leaving && (!s->direct || must_fetch(c, s));
+    return c->send_jobs && (!s->direct || must_fetch(c, s));
 }
 
 /* Let the card make a span, fetch it into staging memory, make its checksums, or several of these.
  * False: not yet, or (card_failed) not at all. */
-static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
-    struct kvt_work *work = kvt_works_take(c->leaving);
-    if (!work) return false;
+    struct kvt_gpu_job *job = kvt_gpu_jobs_acquire(c->send_jobs);
+    if (!job) return false;
     if (must_stage(c, s) && !take_stage(c, s, &span)) {
-        kvt_work_give(work);
+        kvt_gpu_job_release(job);
         return false;
     }
     s->made.span = span;
-    s->made.work = work;
-    work->stage = s->made.stage;
-    struct kvt_task task = {
+    s->made.job = job;
+    job->stage = s->made.stage;
+    struct kvt_gpu_job_params params = {
         .view = &s->src,
         .blocks = s->src_blocks,
         .n_tokens = s->n_tokens,
         .span = span,
         .mark = s->marks[span.layer],
         .sums = s->sums,
-        .move = must_fetch(c, s) ? KVT_TASK_FETCH : KVT_TASK_STAYS,
-        .as = s->direct ? NULL : &s->dst,
+        .copy = must_fetch(c, s) ? KVT_GPU_COPY_D2H : KVT_GPU_COPY_NONE,
+        .convert_to = s->direct ? NULL : &s->dst,
     };
-    enum status st = kvt_work_begin(work, &task);
-    work->stage.n = 0; /* the batch's, until it is dropped */
+    enum status st = kvt_gpu_job_begin(job, &params);
+    job->stage.n = 0; /* the batch's, until it is dropped */
     s->card_failed = st != OK;
     if (st == OK && !s->direct)
         kvt_stats_converted(c->stats, kvt_plan_span_bytes(&s->dst, s->n_tokens, span));
@@ -425,12 +425,12 @@ static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span s
 /* True when the batch in `made` may be put: what has to be made and fetched is there. */
 static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
-    if (!s->made.span.n && !begin_work(c, s, span)) return false;
+    if (!s->made.span.n && !begin_gpu_job(c, s, span)) return false;
     if (!must_stage(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
-    if (s->made.work && !kvt_work_landed(s->made.work)) return false;
+    if (s->made.job && !kvt_gpu_job_is_done(s->made.job)) return false;
     if (!s->sums) {
-        kvt_work_give(s->made.work);
-        s->made.work = NULL;
+        kvt_gpu_job_release(s->made.job);
+        s->made.job = NULL;
     }
     return true;
 }
@@ -439,7 +439,7 @@ static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span
  * as large as the row likes. */
 static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
 {
-    if (c->leaving) return must_stage(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
+    if (c->send_jobs) return must_stage(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
     return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes
                                                             : KVT_PUT_BYTES;
 }
@@ -453,7 +453,7 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
     struct kvt_span span = { layer, s->cursor[layer],
                              kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
     *out = (struct kvt_batch){ .span = span };
-    bool by_card = c->leaving && (s->sums || must_stage(c, s));
+    bool by_card = c->send_jobs && (s->sums || must_stage(c, s));
     if (s->direct && !by_card) return true;
     if (by_card ? !prepare(c, s, span) : !make(c, s, span)) return false;
     *out = s->made;
@@ -507,7 +507,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     s->made = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
     account(c, s, b.span, ready, put.head.bytes);
     make_note(c, s, &put.head, &s->puts[place]);
-    s->puts[place].work = NULL; /* the note's */
+    s->puts[place].job = NULL; /* the note's */
     return true;
 }
 

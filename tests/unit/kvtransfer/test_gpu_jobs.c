@@ -17,7 +17,7 @@ struct rig {
     struct dev_mem pool;
     char *image; /* the pool's bytes */
     struct kvt_staging *staging;
-    struct kvt_works *works;
+    struct kvt_gpu_jobs *works;
     atomic_int noticed;
 };
 
@@ -45,22 +45,22 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
     srand(4);
     for (size_t i = 0; i < kv_layout_pool_bytes(&r->layout); i++) r->image[i] = (char)rand();
     device_upload(r->device, r->pool.ptr, r->image, kv_layout_pool_bytes(&r->layout));
-    struct kvt_works_options o = {
+    struct kvt_gpu_jobs_options o = {
         .device = r->device,
         .pool = r->pool.ptr,
         .staging = r->staging,
         .max_copies = kvt_plan_max_copies(&r->layout),
-        .notice = notice,
+        .on_done = notice,
         .arg = r,
     };
-    CHECK_OK(kvt_works_create(&o, &r->works, &err));
+    CHECK_OK(kvt_gpu_jobs_create(&o, &r->works, &err));
 }
 
 static void rig_open(struct rig *r, const char *name) { rig_open_as(r, name, DTYPE_BF16); }
 
 static void rig_close(struct rig *r)
 {
-    kvt_works_free(r->works);
+    kvt_gpu_jobs_free(r->works);
     kvt_staging_free(r->staging);
     device_mem_free(r->device, &r->pool);
     device_close(r->device);
@@ -78,23 +78,23 @@ static void sums_of(const char *name, uint32_t dtype)
     void *scratch = malloc(kv_layout_piece_bytes(&r.layout));
     for (int v = 0; v < 2; v++)
         for (uint32_t layer = 0; layer < 2; layer++) {
-            struct kvt_work *k = kvt_works_take(r.works);
-            struct kvt_task t = {
+            struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
+            struct kvt_gpu_job_params t = {
                 .view = &views[v],
                 .blocks = TABLE,
                 .n_tokens = TOKENS,
                 .span = { layer, 2, 6 },
                 .sums = true,
             };
-            CHECK_OK(kvt_work_begin(k, &t));
-            CHECK_OK(kvt_works_settle(r.works));
-            CHECK(kvt_work_landed(k) && kvt_works_oldest(r.works) == k);
+            CHECK_OK(kvt_gpu_job_begin(k, &t));
+            CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
+            CHECK(kvt_gpu_job_is_done(k) && kvt_gpu_jobs_oldest(r.works) == k);
             for (uint32_t i = 0; i < 6; i++)
                 CHECK(k->sums[i] == kvt_plan_checksum(&views[v], r.image, layer, TABLE[2 + i],
                                                       kvt_plan_tokens(&r.layout, TOKENS, 2 + i),
                                                       scratch));
-            kvt_work_give(k);
-            CHECK(kvt_works_oldest(r.works) == NULL);
+            kvt_gpu_job_release(k);
+            CHECK(kvt_gpu_jobs_oldest(r.works) == NULL);
         }
     CHECK_EQ_INT(atomic_load(&r.noticed), 4);
     free(scratch);
@@ -125,19 +125,19 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
          at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i)), i++)
         kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, span.first + i, want + at);
     for (int fetch = 0; fetch < 2; fetch++) {
-        struct kvt_work *k = kvt_works_take(r.works);
-        CHECK(kvt_staging_take(r.staging, bytes, true, kvt_works_held(r.works), &k->stage));
-        struct kvt_task t = {
+        struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
+        CHECK(kvt_staging_take(r.staging, bytes, true, kvt_gpu_jobs_held(r.works), &k->stage));
+        struct kvt_gpu_job_params t = {
             .view = &src,
             .blocks = TABLE,
             .n_tokens = TOKENS,
             .span = span,
             .sums = true,
-            .move = fetch ? KVT_TASK_FETCH : KVT_TASK_STAYS,
-            .as = &dst,
+            .copy = fetch ? KVT_GPU_COPY_D2H : KVT_GPU_COPY_NONE,
+            .convert_to = &dst,
         };
-        CHECK_OK(kvt_work_begin(k, &t));
-        CHECK_OK(kvt_works_settle(r.works));
+        CHECK_OK(kvt_gpu_job_begin(k, &t));
+        CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
         device_download(r.device, got, kvt_staging_card_at(r.staging, k->stage), bytes);
         CHECK(memcmp(got, want, bytes) == 0);
         CHECK((memcmp(kvt_staging_at(r.staging, k->stage), want, bytes) == 0) == (fetch == 1));
@@ -148,7 +148,7 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
             at += n;
         }
         CHECK_EQ_INT(at, bytes);
-        kvt_work_give(k);
+        kvt_gpu_job_release(k);
     }
     free(want);
     free(got);
@@ -178,22 +178,22 @@ static void copies_case(const char *name)
     struct kvt_stage stage;
     CHECK(n <= 64 && kvt_staging_take(r.staging, n_bytes, true, &held, &stage));
     for (int step = 0; step < 2; step++) {
-        struct kvt_work *k = kvt_works_take(r.works);
+        struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
         k->stage = stage;
-        struct kvt_task t = {
+        struct kvt_gpu_job_params t = {
             .view = &view,
             .blocks = step ? other : TABLE,
             .n_tokens = TOKENS,
             .span = span,
-            .move = step ? KVT_TASK_STORE : KVT_TASK_FETCH,
+            .copy = step ? KVT_GPU_COPY_H2D : KVT_GPU_COPY_D2H,
         };
-        CHECK_OK(kvt_work_begin(k, &t));
-        CHECK_OK(kvt_works_settle(r.works));
+        CHECK_OK(kvt_gpu_job_begin(k, &t));
+        CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
         const char *made = kvt_staging_at(r.staging, stage);
         for (uint32_t i = 0; i < n; i++)
             CHECK(memcmp(made + copies[i].local, r.image + copies[i].remote, copies[i].bytes) == 0);
         k->stage.n = 0;
-        kvt_work_give(k);
+        kvt_gpu_job_release(k);
     }
     struct kvt_copy back[64];
     CHECK_EQ_INT(kvt_plan_copies_from(0, &view, other, TOKENS, span, back), n);
@@ -222,38 +222,38 @@ TEST(a_work_given_early_keeps_its_stage)
     rig_open(&r, "cuda");
     struct kvt_view all = kvt_view_all(&r.layout);
     uint32_t free_before = kvt_staging_n_free(r.staging);
-    struct kvt_work *k = kvt_works_take(r.works);
-    CHECK(kvt_staging_take(r.staging, 6000, true, kvt_works_held(r.works), &k->stage));
-    struct kvt_task t = {
+    struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
+    CHECK(kvt_staging_take(r.staging, 6000, true, kvt_gpu_jobs_held(r.works), &k->stage));
+    struct kvt_gpu_job_params t = {
         .view = &all,
         .blocks = TABLE,
         .n_tokens = TOKENS,
         .span = { 0, 0, 2 },
-        .move = KVT_TASK_FETCH,
+        .copy = KVT_GPU_COPY_D2H,
     };
-    CHECK_OK(kvt_work_begin(k, &t));
-    bool early = !kvt_work_landed(k);
-    kvt_work_give(k);
+    CHECK_OK(kvt_gpu_job_begin(k, &t));
+    bool early = !kvt_gpu_job_is_done(k);
+    kvt_gpu_job_release(k);
     if (early)
-        CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_works_oldest(r.works) == NULL);
-    CHECK_OK(kvt_works_settle(r.works));
-    kvt_works_collect(r.works);
+        CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_gpu_jobs_oldest(r.works) == NULL);
+    CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
+    kvt_gpu_jobs_collect(r.works);
     CHECK_EQ_INT(kvt_staging_n_free(r.staging), free_before);
-    CHECK_EQ_INT(*kvt_works_held(r.works), 0);
+    CHECK_EQ_INT(*kvt_gpu_jobs_held(r.works), 0);
     rig_close(&r);
 }
 
 TEST(works_are_bounded)
 {
     struct rig r;
-    struct kvt_work *taken[KVT_WORKS_MAX];
+    struct kvt_gpu_job *taken[KVT_GPU_JOBS_MAX];
     rig_open(&r, "cpu");
-    for (int i = 0; i < KVT_WORKS_MAX; i++) CHECK((taken[i] = kvt_works_take(r.works)) != NULL);
-    CHECK(kvt_works_take(r.works) == NULL);
-    kvt_work_give(taken[5]); /* never begun */
-    kvt_work_give(NULL);
-    CHECK(kvt_works_take(r.works) == taken[5]);
-    CHECK(kvt_works_take(r.works) == NULL);
+    for (int i = 0; i < KVT_GPU_JOBS_MAX; i++) CHECK((taken[i] = kvt_gpu_jobs_acquire(r.works)) != NULL);
+    CHECK(kvt_gpu_jobs_acquire(r.works) == NULL);
+    kvt_gpu_job_release(taken[5]); /* never begun */
+    kvt_gpu_job_release(NULL);
+    CHECK(kvt_gpu_jobs_acquire(r.works) == taken[5]);
+    CHECK(kvt_gpu_jobs_acquire(r.works) == NULL);
     rig_close(&r);
 }
 
