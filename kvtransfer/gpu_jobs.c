@@ -6,7 +6,7 @@
 
 struct kvt_gpu_jobs {
     struct kvt_gpu_jobs_options o;
-    struct copy_stream *lane;
+    struct copy_stream *stream;
     struct dev_mem memory; /* pieces and sums of all works */
     struct kvt_gpu_job jobs[KVT_GPU_JOBS_MAX];
     struct list running;
@@ -30,7 +30,7 @@ enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt
     enum status st = device_mem_alloc(o->device,
                                       (size_t)KVT_GPU_JOBS_MAX * (PIECES_BYTES + SUMS_BYTES),
                                       DEVICE_MEM_HOST, &w->memory, err);
-    if (st == OK) st = device_copy_stream(o->device, &w->lane, err);
+    if (st == OK) st = device_copy_stream(o->device, &w->stream, err);
     if (st != OK) {
         kvt_gpu_jobs_free(w);
         return st;
@@ -50,7 +50,7 @@ enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt
 void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w)
 {
     if (!w) return;
-    copy_stream_close(w->lane);
+    copy_stream_close(w->stream);
     device_mem_free(w->o.device, &w->memory);
     mem_free(w->copies);
     mem_free(w);
@@ -113,7 +113,7 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
         if (made) made += s->run_bytes;
     }
-    return copy_stream_checksum(w->lane, k->pieces, t->span.n, k->sums);
+    return copy_stream_checksum(w->stream, k->pieces, t->span.n, k->sums);
 }
 
 /* Rows on their way to a lane, so many at once. */
@@ -122,9 +122,9 @@ struct kv_row_batch {
     struct copy_stream_kv_rows rows[64];
 };
 
-static enum status flush_rows(struct copy_stream *lane, struct kv_row_batch *m)
+static enum status flush_rows(struct copy_stream *stream, struct kv_row_batch *m)
 {
-    enum status st = m->c.n ? copy_stream_convert(lane, &m->c) : OK;
+    enum status st = m->c.n ? copy_stream_convert(stream, &m->c) : OK;
     m->c.n = 0;
     return st;
 }
@@ -145,7 +145,7 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
         for (uint32_t done = 0; done < n_valid;) {
             struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->convert_to, t->n_tokens, t->span.layer,
                                               i, done);
-            if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->lane, &m));
+            if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->stream, &m));
             m.rows[m.c.n++] = (struct copy_stream_kv_rows){
                 .to = out + r.to,
                 .to_scales = out + r.to_scales,
@@ -160,14 +160,14 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
         }
         out += kvt_view_bytes(t->convert_to, n_valid);
     }
-    return flush_rows(w->lane, &m);
+    return flush_rows(w->stream, &m);
 }
 
 /* What was made, to the processor's side. */
 static enum status begin_d2h(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     const struct kvt_staging *s = k->jobs->o.staging;
-    return copy_stream_copy(k->jobs->lane,
+    return copy_stream_copy(k->jobs->stream,
                             &(struct copy_stream_strided){
                                 .to = kvt_staging_at(s, k->stage),
                                 .from = kvt_staging_card_at(s, k->stage),
@@ -185,7 +185,7 @@ static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_
     for (uint32_t i = 0; i < n && st == OK; i++) {
         char *here = stage + w->copies[i].local, *there = w->o.pool + w->copies[i].remote;
         bool fetch = t->copy == KVT_GPU_COPY_D2H;
-        st = copy_stream_copy(w->lane, &(struct copy_stream_strided){
+        st = copy_stream_copy(w->stream, &(struct copy_stream_strided){
                                            .to = fetch ? here : there,
                                            .from = fetch ? there : here,
                                            .bytes = w->copies[i].bytes,
@@ -201,12 +201,12 @@ enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_pa
     ASSERT(k->acquired && !k->released && t->span.n <= KVT_BATCH_PIECES);
     ASSERT(!t->convert_to || (k->stage.n && t->copy != KVT_GPU_COPY_H2D));
     list_push(&w->running, &k->link);
-    enum status st = copy_stream_wait_event(w->lane, t->mark);
+    enum status st = copy_stream_wait_event(w->stream, t->mark);
     if (st == OK && t->convert_to) st = begin_convert(k, t);
     if (st == OK && t->copy != KVT_GPU_COPY_NONE)
         st = t->convert_to ? begin_d2h(k, t) : begin_copies(k, t);
     if (st == OK && t->sums) st = begin_checksums(k, t);
-    return st == OK ? copy_stream_launch_host_fn(w->lane, on_job_done, k) : st;
+    return st == OK ? copy_stream_launch_host_fn(w->stream, on_job_done, k) : st;
 }
 
 bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k)
@@ -243,6 +243,6 @@ struct kvt_gpu_job *kvt_gpu_jobs_oldest(struct kvt_gpu_jobs *w)
     return NULL;
 }
 
-enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w) { return copy_stream_synchronize(w->lane); }
+enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w) { return copy_stream_synchronize(w->stream); }
 
 uint32_t *kvt_gpu_jobs_held(struct kvt_gpu_jobs *w) { return &w->held; }

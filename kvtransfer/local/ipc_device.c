@@ -76,8 +76,8 @@ static const char *source(const struct kvt_env *env, uint64_t local)
 
 static bool begin(struct local_conn *c, struct local_put *p)
 {
-    struct copy_stream *lane = c->way_state;
-    enum status st = copy_stream_wait_event(lane, p->mark);
+    struct copy_stream *stream = c->way_state;
+    enum status st = copy_stream_wait_event(stream, p->mark);
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct copy_stream_pair pairs[PAIRS_AT_ONCE];
         for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
@@ -86,13 +86,13 @@ static bool begin(struct local_conn *c, struct local_put *p)
                 .from = source(c->lt->env, p->copies[i + n].local),
                 .bytes = p->copies[i + n].bytes,
             };
-        st = copy_stream_gather(lane, pairs, n);
+        st = copy_stream_gather(stream, pairs, n);
     }
-    if (st == OK) st = copy_stream_launch_host_fn(lane, on_copied, p);
+    if (st == OK) st = copy_stream_launch_host_fn(stream, on_copied, p);
     p->n_jobs = st == OK;
     /* What had begun reads the source no more when DOWN is said; a device that has failed runs
      * nothing. */
-    if (st != OK && copy_stream_synchronize(lane) != OK) p->n_jobs = 0;
+    if (st != OK && copy_stream_synchronize(stream) != OK) p->n_jobs = 0;
     return st == OK;
 }
 
@@ -103,7 +103,7 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
     return false;
 }
 
-static bool wait_for_lane(struct local_conn *c)
+static bool synchronize_stream(struct local_conn *c)
 {
     return copy_stream_synchronize(c->way_state) == OK;
 }
@@ -117,7 +117,7 @@ static void detach(struct local_conn *c)
 }
 
 static const struct local_way DEVICE = {
-    .name = "device", .move = move, .begin = begin, .wait = wait_for_lane, .detach = detach
+    .name = "device", .move = move, .begin = begin, .wait = synchronize_stream, .detach = detach
 };
 
 /* The handle and size of an offer; false: it is none. */
@@ -143,18 +143,18 @@ enum status ipc_device_attach(struct local_conn *c, int fd, char *text, size_t t
                       : "this node's pool is in GPU memory and the receiver's is not");
         return ERR_UNSUPPORTED;
     }
-    struct copy_stream *lane = NULL;
+    struct copy_stream *stream = NULL;
     struct err err = { 0 };
     void *p = NULL;
-    enum status st = device_copy_stream(device, &lane, &err);
+    enum status st = device_copy_stream(device, &stream, &err);
     if (st == OK) st = device_mem_import(device, handle, &p, &err);
     if (st != OK) {
-        copy_stream_close(lane);
+        copy_stream_close(stream);
         snprintf(text, text_max, "%.90s", err.text);
         return ERR_UNSUPPORTED;
     }
     c->way = &DEVICE;
-    c->way_state = lane;
+    c->way_state = stream;
     c->remote = p;
     c->remote_bytes = n;
     return OK;
