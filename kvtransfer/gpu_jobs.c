@@ -201,7 +201,7 @@ enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_pa
     ASSERT(k->acquired && !k->released && t->span.n <= KVT_BATCH_PIECES);
     ASSERT(!t->convert_to || (k->stage.n && t->copy != KVT_GPU_COPY_H2D));
     list_push(&w->running, &k->link);
-    enum status st = copy_stream_wait_event(w->stream, t->mark);
+    enum status st = copy_stream_wait_event(w->stream, t->event);
     if (st == OK && t->convert_to) st = begin_convert(k, t);
     if (st == OK && t->copy != KVT_GPU_COPY_NONE)
         st = t->convert_to ? begin_d2h(k, t) : begin_copies(k, t);

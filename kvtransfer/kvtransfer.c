@@ -443,7 +443,7 @@ enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t 
 }
 
 enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin,
-                                 uint32_t end, const int32_t *blocks, uint64_t mark)
+                                 uint32_t end, const int32_t *blocks, uint64_t event)
 {
     if (layer >= k->core.layout.n_layers || begin > end) return ERR_INVALID;
     uint32_t n = kvt_plan_n_blocks(&k->core.layout, end);
@@ -454,7 +454,7 @@ enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uin
     r->layer = layer;
     r->begin = begin;
     r->end = end;
-    r->mark = mark;
+    r->event = event;
     if (n) memcpy(r->blocks, blocks, sizeof *blocks * n);
     enum status st = post(k, (struct kvt_command){ .kind = KVT_DO_READY, .p = r });
     if (st != OK) mem_free(r);

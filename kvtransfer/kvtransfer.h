@@ -147,10 +147,10 @@ enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str 
  * SENT / SEND_FAILED. Ranges of one layer come in order. */
 enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                            const int32_t *blocks) MUST_CHECK;
-/* As kvt_send_ready, of tokens that are there when options.device has come to `mark`
+/* As kvt_send_ready, of tokens that are there when options.device has come to `event`
  * (device_record_event; 0: they are there). Later ranges of a layer have later marks. */
 enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin,
-                                 uint32_t end, const int32_t *blocks, uint64_t mark) MUST_CHECK;
+                                 uint32_t end, const int32_t *blocks, uint64_t event) MUST_CHECK;
 void kvt_send_finish(struct kvt *k, uint64_t id);
 void kvt_send_cancel(struct kvt *k, uint64_t id); /* SEND_FAILED(ERR_CANCELED) follows unless
                                                    * it ended already */

@@ -77,7 +77,7 @@ struct kvt_late {
 struct kvt_ready {
     uint64_t id;
     uint32_t layer, begin, end;
-    uint64_t mark;
+    uint64_t event;
     int32_t blocks[];
 };
 

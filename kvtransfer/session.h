@@ -137,7 +137,7 @@ struct kvt_send {
     uint32_t n_src;                             /* own blocks that hold n_tokens */
     int32_t *dst_blocks, *src_blocks;           /* n_used and n_src of them */
     uint32_t *tokens, *cursor;                  /* per layer: tokens ready, next position to put */
-    uint64_t *marks;                            /* per layer: of the tokens that are ready */
+    uint64_t *events;                            /* per layer: of the tokens that are ready */
     uint32_t *queue;                            /* layers with something to put, in order of
                                                  * arrival */
     uint8_t *queued;                            /* per layer */
@@ -243,10 +243,10 @@ void kvt_recv_collect(struct kvt_core *c);
 /* The frame that a connection was reading is over or will not be: its stage comes back. */
 void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p);
 
-/* Tokens [begin, end) of a layer, there when the pool's device has come to `mark`. */
+/* Tokens [begin, end) of a layer, there when the pool's device has come to `event`. */
 struct kvt_range {
     uint32_t layer, begin, end;
-    uint64_t mark;
+    uint64_t event;
 };
 
 /* Sender. create: any thread; takes nothing; ERR_FULL, ERR_NOMEM, ERR_FORMAT (grant). */

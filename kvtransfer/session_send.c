@@ -26,7 +26,7 @@ void kvt_send_free(struct kvt_core *c, struct kvt_send *s)
     mem_free(s->dst_blocks);
     mem_free(s->tokens);
     mem_free(s->queued);
-    mem_free(s->marks);
+    mem_free(s->events);
     mem_free(s);
 }
 
@@ -35,8 +35,8 @@ static enum status allocate(struct kvt_send *s, uint32_t n_layers)
     s->dst_blocks = mem_try_calloc((size_t)s->n_used + s->n_src + 1, sizeof *s->dst_blocks);
     s->tokens = mem_try_calloc(3 * (size_t)n_layers, sizeof *s->tokens);
     s->queued = mem_try_calloc(n_layers, sizeof *s->queued);
-    s->marks = mem_try_calloc(n_layers, sizeof *s->marks);
-    if (!s->dst_blocks || !s->tokens || !s->queued || !s->marks) return ERR_NOMEM;
+    s->events = mem_try_calloc(n_layers, sizeof *s->events);
+    if (!s->dst_blocks || !s->tokens || !s->queued || !s->events) return ERR_NOMEM;
     s->src_blocks = s->dst_blocks + s->n_used;
     s->cursor = s->tokens + n_layers;
     s->queue = s->cursor + n_layers;
@@ -273,7 +273,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range
     }
     if (end_token <= s->tokens[layer]) return;
     s->tokens[layer] = end_token;
-    if (range->mark) s->marks[layer] = range->mark;
+    if (range->event) s->events[layer] = range->event;
     if (kvt_plan_complete(s->dst.layout, s->n_tokens, end_token) > s->cursor[layer]) {
         if (s->q_len == 0)
             s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins
@@ -409,7 +409,7 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_spa
         .blocks = s->src_blocks,
         .n_tokens = s->n_tokens,
         .span = span,
-        .mark = s->marks[span.layer],
+        .event = s->events[span.layer],
         .sums = s->sums,
         .copy = must_fetch(c, s) ? KVT_GPU_COPY_D2H : KVT_GPU_COPY_NONE,
         .convert_to = s->direct ? NULL : &s->dst,
@@ -485,7 +485,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     if (place >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
     struct kvt_put put = { .copies = c->copies,
                            .tag = s->serial * KVT_SEND_PUTS + place,
-                           .mark = b.stage.n ? 0 : s->marks[layer],
+                           .event = b.stage.n ? 0 : s->events[layer],
                            .head = { .kind = KVT_MSG_DATA,
                                      .session = s->session,
                                      .generation = s->generation,

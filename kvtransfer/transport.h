@@ -65,7 +65,7 @@ struct kvt_put {
                                     * enough for the receiver to place it */
     const struct kvt_copy *copies; /* in the order of the bytes; copied by the row */
     uint32_t n_copies;             /* 1..env->max_copies */
-    uint64_t mark;                 /* the pool's device has the bytes when it has come to it
+    uint64_t event;                 /* the pool's device has the bytes when it has come to it
                                     * (device_record_event); 0: they are there */
     uint64_t tag;
 };

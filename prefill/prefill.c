@@ -80,10 +80,10 @@ void prefill_free(struct prefill_worker *w)
 uint32_t prefill_n_live(const struct prefill_worker *w) { return w->n_live; }
 
 void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                         const int32_t *blocks, uint64_t mark)
+                         const int32_t *blocks, uint64_t event)
 {
     /* A refused piece ends the transfer with SEND_FAILED, which is handled on the loop. */
-    enum status st = kvt_send_ready_after(kvt, id, layer, begin, end, blocks, mark);
+    enum status st = kvt_send_ready_after(kvt, id, layer, begin, end, blocks, event);
     if (st != OK && st != ERR_CANCELED)
         log_debug("kv piece not taken", "id=%llu st=%s", (unsigned long long)id, status_name(st));
 }

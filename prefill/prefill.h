@@ -40,7 +40,7 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node);
 /* Engine thread: hand finished layers of sequence `id` to kvtransfer
  * (engine_options.on_kv_ready). */
 void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                         const int32_t *blocks, uint64_t mark);
+                         const int32_t *blocks, uint64_t event);
 uint32_t prefill_n_live(const struct prefill_worker *w);
 
 #endif

@@ -77,7 +77,7 @@ static const char *source(const struct kvt_env *env, uint64_t local)
 static bool begin(struct local_conn *c, struct local_put *p)
 {
     struct copy_stream *stream = c->way_state;
-    enum status st = copy_stream_wait_event(stream, p->mark);
+    enum status st = copy_stream_wait_event(stream, p->event);
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct copy_stream_pair pairs[PAIRS_AT_ONCE];
         for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)

@@ -43,7 +43,7 @@ struct local_transport;
 /* A put that is not over. */
 struct local_put {
     struct local_conn *conn;
-    uint64_t tag, generation, mark;     /* mark: kvt_put's */
+    uint64_t tag, generation, event;     /* event: kvt_put's */
     uint32_t session, n_copies, n_jobs; /* jobs on their way */
     bool whole;                         /* every byte is copied or in a job */
     _Atomic bool abandoned;  /* relaxed: only makes copiers stop early; that they have stopped

@@ -107,7 +107,7 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     if (!slot->copies) slot->copies = MEM_ARRAY(struct kvt_copy, c->lt->env->max_copies);
     slot->conn = c;
     slot->tag = p->tag;
-    slot->mark = p->mark;
+    slot->event = p->event;
     slot->session = p->head.session;
     slot->generation = p->head.generation;
     slot->n_copies = p->n_copies;
