@@ -104,7 +104,7 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
 {
     const struct kvt_gpu_jobs *w = k->jobs;
     const struct kvt_view *v = t->convert_to ? t->convert_to : t->view;
-    const char *made = t->convert_to ? kvt_staging_card_at(w->o.staging, k->stage) : NULL;
+    const char *made = t->convert_to ? kvt_staging_device_at(w->o.staging, k->stage) : NULL;
     for (uint32_t i = 0; i < t->span.n; i++) {
         uint32_t position = t->span.first + i,
                  n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
@@ -135,7 +135,7 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
 {
     const struct kvt_gpu_jobs *w = k->jobs;
     const struct kv_layout *from = t->view->layout, *to = t->convert_to->layout;
-    char *out = kvt_staging_card_at(w->o.staging, k->stage);
+    char *out = kvt_staging_device_at(w->o.staging, k->stage);
     struct kv_row_batch m = { .c = { .from = (enum dtype)from->dtype,
                                   .to = (enum dtype)to->dtype,
                                   .width = from->head_dim,
@@ -170,7 +170,7 @@ static enum status begin_d2h(struct kvt_gpu_job *k, const struct kvt_gpu_job_par
     return copy_stream_copy(k->jobs->stream,
                             &(struct copy_stream_strided){
                                 .to = kvt_staging_at(s, k->stage),
-                                .from = kvt_staging_card_at(s, k->stage),
+                                .from = kvt_staging_device_at(s, k->stage),
                                 .bytes = kvt_plan_span_bytes(t->convert_to, t->n_tokens, t->span),
                                 .n = 1,
                             });

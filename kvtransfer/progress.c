@@ -342,7 +342,7 @@ static void wait(struct kvt *k, bool more)
 
 /* The driver's own functions and libraries (device_flush_rdma_writes, UCX) want the card's context
  * to be this thread's: the runtime makes it so with any call. */
-static void meet_card(struct kvt *k)
+static void bind_device_context(struct kvt *k)
 {
     if (k->core.recv_jobs && kvt_gpu_jobs_synchronize(k->core.recv_jobs) != OK)
         log_error("kv transfer has no card", "why=\"it has failed\"");
@@ -353,7 +353,7 @@ static void *run(void *arg)
     struct kvt *k = arg;
     bool more = false;
     thread_become(THREAD_TRANSFER, "transfer");
-    meet_card(k);
+    bind_device_context(k);
     while (!atomic_load_explicit(&k->stopping, memory_order_acquire)) {
         wait(k, more);
         more = do_commands(k);

@@ -150,7 +150,7 @@ struct kvt_send {
     struct kvt_gpu_job *note_job;    /* makes the checksums of `note`; NULL: they are in
                                     * it */
     bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
-    bool card_failed;              /* that holds the pool: the next pump ends the
+    bool device_failed;              /* that holds the pool: the next pump ends the
                                     * session */
     struct kvt_message note;       /* to be sent when note_waits */
     uint64_t bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;

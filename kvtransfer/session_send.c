@@ -392,7 +392,7 @@ static bool must_stage(const struct kvt_core *c, const struct kvt_send *s)
 }
 
 /* Let the card make a span, fetch it into staging memory, make its checksums, or several of these.
- * False: not yet, or (card_failed) not at all. */
+ * False: not yet, or (device_failed) not at all. */
 static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
     struct kvt_gpu_job *job = kvt_gpu_jobs_acquire(c->send_jobs);
@@ -416,7 +416,7 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_spa
     };
     enum status st = kvt_gpu_job_begin(job, &params);
     job->stage.n = 0; /* the batch's, until it is dropped */
-    s->card_failed = st != OK;
+    s->device_failed = st != OK;
     if (st == OK && !s->direct)
         kvt_stats_converted(c->stats, kvt_plan_span_bytes(&s->dst, s->n_tokens, span));
     return st == OK;
@@ -453,9 +453,9 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
     struct kvt_span span = { layer, s->cursor[layer],
                              kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
     *out = (struct kvt_batch){ .span = span };
-    bool by_card = c->send_jobs && (s->sums || must_stage(c, s));
-    if (s->direct && !by_card) return true;
-    if (by_card ? !prepare(c, s, span) : !make(c, s, span)) return false;
+    bool on_device = c->send_jobs && (s->sums || must_stage(c, s));
+    if (s->direct && !on_device) return true;
+    if (on_device ? !prepare(c, s, span) : !make(c, s, span)) return false;
     *out = s->made;
     return true;
 }
@@ -522,7 +522,7 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
             flush_note(s);
             more = true;
         }
-        if (s->card_failed) kvt_send_fail(c, s, ERR_NODEV, "the card that holds the KV has failed");
+        if (s->device_failed) kvt_send_fail(c, s, ERR_NODEV, "the card that holds the KV has failed");
         else finish_if_complete(c, s);
     }
     /* The next pump begins with another session. */

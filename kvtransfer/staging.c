@@ -10,7 +10,7 @@
 struct kvt_staging {
     struct device *device;
     bool own_device;
-    struct dev_mem mem, card; /* card.ptr == NULL: no such side */
+    struct dev_mem mem, device_mem; /* card.ptr == NULL: no such side */
     uint32_t n, n_free;
     bool *taken; /* by chunk */
 };
@@ -19,7 +19,7 @@ enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt
                                struct err *err)
 {
     struct kvt_staging *s = MEM_NEW(struct kvt_staging);
-    s->mem.fd = s->card.fd = -1;
+    s->mem.fd = s->device_mem.fd = -1;
     s->n = s->n_free = (uint32_t)((bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK);
     s->taken = MEM_ARRAY(bool, s->n);
     s->device = device;
@@ -36,18 +36,18 @@ enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt
     return OK;
 }
 
-enum status kvt_staging_add_card(struct kvt_staging *s, struct err *err)
+enum status kvt_staging_add_device(struct kvt_staging *s, struct err *err)
 {
     ASSERT(!s->own_device);
     return device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, DEVICE_MEM_PRIVATE,
-                            &s->card, err);
+                            &s->device_mem, err);
 }
 
 void kvt_staging_free(struct kvt_staging *s)
 {
     if (!s) return;
     if (s->device) device_mem_free(s->device, &s->mem);
-    if (s->device) device_mem_free(s->device, &s->card);
+    if (s->device) device_mem_free(s->device, &s->device_mem);
     if (s->own_device) device_close(s->device);
     mem_free(s->taken);
     mem_free(s);
@@ -55,9 +55,9 @@ void kvt_staging_free(struct kvt_staging *s)
 
 const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s) { return &s->mem; }
 
-const struct dev_mem *kvt_staging_card(const struct kvt_staging *s)
+const struct dev_mem *kvt_staging_device_mem(const struct kvt_staging *s)
 {
-    return s->card.ptr ? &s->card : NULL;
+    return s->device_mem.ptr ? &s->device_mem : NULL;
 }
 
 uint64_t kvt_staging_piece_max(const struct kvt_staging *s)
@@ -111,9 +111,9 @@ void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage)
     return (char *)s->mem.ptr + kvt_staging_offset(stage);
 }
 
-void *kvt_staging_card_at(const struct kvt_staging *s, struct kvt_stage stage)
+void *kvt_staging_device_at(const struct kvt_staging *s, struct kvt_stage stage)
 {
-    return (char *)s->card.ptr + kvt_staging_offset(stage);
+    return (char *)s->device_mem.ptr + kvt_staging_offset(stage);
 }
 
 uint32_t kvt_staging_n_free(const struct kvt_staging *s) { return s->n_free; }

@@ -30,10 +30,10 @@ struct kvt_stage {
 enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out,
                                struct err *err) MUST_CHECK;
 /* Have a card's side too: as much of the device's memory. ERR_NOMEM. */
-enum status kvt_staging_add_card(struct kvt_staging *s, struct err *err) MUST_CHECK;
+enum status kvt_staging_add_device(struct kvt_staging *s, struct err *err) MUST_CHECK;
 void kvt_staging_free(struct kvt_staging *s);
 /* NULL: there is none. */
-const struct dev_mem *kvt_staging_card(const struct kvt_staging *s);
+const struct dev_mem *kvt_staging_device_mem(const struct kvt_staging *s);
 const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s);
 /* The largest piece it is for: a quarter, so that several peers find room. */
 uint64_t kvt_staging_piece_max(const struct kvt_staging *s);
@@ -49,7 +49,7 @@ void kvt_staging_give(struct kvt_staging *s, uint32_t *held, struct kvt_stage *s
 uint64_t kvt_staging_offset(struct kvt_stage stage);
 void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage);
 /* on the card's side */
-void *kvt_staging_card_at(const struct kvt_staging *s, struct kvt_stage stage);
+void *kvt_staging_device_at(const struct kvt_staging *s, struct kvt_stage stage);
 uint32_t kvt_staging_n_free(const struct kvt_staging *s); /* chunks */
 
 #endif

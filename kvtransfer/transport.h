@@ -39,7 +39,7 @@ enum kvt_cap {
     KVT_CAP_FENCE_TEARDOWN = 8,  /* disconnecting takes the peer's access away (rdma: queue pair in
                                   * error, key invalid) */
     KVT_CAP_DEVICE_MEM = 16,     /* puts from GPU memory into GPU memory, behind their marks */
-    KVT_CAP_DEVICE_LANDING = 32  /* peers write into GPU memory where open finds that they can;
+    KVT_CAP_GPUDIRECT = 32  /* peers write into GPU memory where open finds that they can;
                                   * puts are made from staging memory */
 };
 
@@ -104,7 +104,7 @@ struct kvt_env {
     struct device *device;         /* whose memory the pool is, when that is not the processor's;
                                     * else NULL */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
-    const struct dev_mem *staging_card; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the
+    const struct dev_mem *staging_device; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the
                                          * device's memory, and what such rows put from */
     struct kvt_tuning tuning;
     const char *listen_host, *advertise_host;

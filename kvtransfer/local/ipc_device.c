@@ -71,7 +71,7 @@ enum { PAIRS_AT_ONCE = 128 };
 static const char *source(const struct kvt_env *env, uint64_t local)
 {
     return local < KVT_STAGING ? (const char *)env->mem->ptr + local
-                               : (const char *)env->staging_card->ptr + (local - KVT_STAGING);
+                               : (const char *)env->staging_device->ptr + (local - KVT_STAGING);
 }
 
 static bool begin(struct local_conn *c, struct local_put *p)

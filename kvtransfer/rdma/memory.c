@@ -54,7 +54,7 @@ static bool may_page(const struct rdma_device *d)
 
 /* Addresses in it are the card's, as peers' keys and window bounds name them. The region keeps the
  * memory; the descriptor is not needed after. */
-static enum status register_card(struct rdma_device *d, struct ibv_pd *pd, int access,
+static enum status register_device_memory(struct rdma_device *d, struct ibv_pd *pd, int access,
                                  struct ibv_mr **out, struct err *err)
 {
     const struct kvt_env *env = d->t->env;
@@ -77,7 +77,7 @@ static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, con
     /* An optional flag: providers that cannot order loosely ignore it. */
     if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
     if (d->t->env->device && p == d->t->env->mem->ptr)
-        return register_card(d, pd, access, out, err);
+        return register_device_memory(d, pd, access, out, err);
     struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes,
                                    access | (d->on_demand ? IBV_ACCESS_ON_DEMAND : 0));
     int code = errno;

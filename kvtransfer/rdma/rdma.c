@@ -141,8 +141,8 @@ static void rdma_abandon(struct kvt_conn *c, uint32_t session, uint64_t generati
  * memory too when the data are a card's: it has to be asked to let them be seen. */
 static enum status rdma_flush(struct kvt_transport *t)
 {
-    struct device *card = ((struct rdma_transport *)t)->env->device;
-    return card ? device_flush_rdma_writes(card) : OK;
+    struct device *device = ((struct rdma_transport *)t)->env->device;
+    return device ? device_flush_rdma_writes(device) : OK;
 }
 
 /* Destroyed queue pairs take no packet, and their windows and regions are gone: nothing of the peer
@@ -218,7 +218,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
 
 const struct kvt_transport_ops kvt_rdma_ops = {
     .name = "rdma",
-    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_DEVICE_LANDING,
+    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT,
     .put_bytes = 8 << 20, /* two fill a lane: one is on its way while the next is posted */
     .open = rdma_open,
     .close = rdma_close,

@@ -183,17 +183,17 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
 static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h *out,
                        struct err *err)
 {
-    bool card = m->kind == DEV_MEM_CUDA;
+    bool is_device = m->kind == DEV_MEM_CUDA;
     ucp_mem_map_params_t p = {
         .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                       UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
         .address = m->ptr,
         .length = m->bytes,
-        .memory_type = card ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
+        .memory_type = is_device ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST,
     };
     ucs_status_t st = ucp_mem_map(context, &p, out);
     if (st == UCS_OK) return OK;
-    if (card)
+    if (is_device)
         return err_set(err, ERR_NODEV,
                        "ucx: %zu bytes of KV in a card's memory cannot be registered: %s", m->bytes,
                        ucs_status_string(st));
@@ -231,16 +231,16 @@ static enum status open_context(const struct kvt_env *env, const char *tls, cons
 
 /* A context that knows the card's memory: cuda_copy moves nothing here, but brings that knowledge.
  * Alone it would open on a host without any network device: so one without it has to open first. */
-static enum status open_card_context(const struct kvt_env *env, const char *tls, const char *device,
+static enum status open_device_context(const struct kvt_env *env, const char *tls, const char *device,
                                      ucp_context_h *out, struct err *err)
 {
     ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
-    struct buf with_card = { 0 };
+    struct buf with_cuda = { 0 };
     TRY(open_context(env, tls, device, out, err));
     ucp_cleanup(*out);
-    buf_printf(&with_card, "%s,cuda_copy", tls);
-    enum status st = open_context(env, with_card.data, device, out, err);
-    buf_release(&with_card);
+    buf_printf(&with_cuda, "%s,cuda_copy", tls);
+    enum status st = open_context(env, with_cuda.data, device, out, err);
+    buf_release(&with_cuda);
     TRY(st);
     if (ucp_context_query(*out, &attr) == UCS_OK &&
         (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)))
@@ -254,7 +254,7 @@ static enum status open_card_context(const struct kvt_env *env, const char *tls,
 
 /* What network cards write has to be made visible to the card, as for rdma: the driver that gives
  * the pool's dma-buf is asked how, once. */
-static enum status check_card(const struct kvt_env *env, struct err *err)
+static enum status check_device_memory(const struct kvt_env *env, struct err *err)
 {
     struct err why = { 0 };
     int fd = -1;
@@ -287,9 +287,9 @@ static enum status check_key(const struct ucx_rail *r, struct err *err)
 static enum status open_rail(const struct kvt_env *env, const char *tls, struct ucx_rail *r,
                              struct err *err)
 {
-    TRY(env->device ? open_card_context(env, tls, r->device, &r->context, err)
+    TRY(env->device ? open_device_context(env, tls, r->device, &r->context, err)
                     : open_context(env, tls, r->device, &r->context, err));
-    if (env->device) TRY(check_card(env, err));
+    if (env->device) TRY(check_device_memory(env, err));
     TRY(map(r->context, env->mem, &r->pool, err));
     if (env->staging) TRY(map(r->context, env->staging, &r->staging, err));
     ucs_status_t packed = ucp_rkey_pack(r->context, r->pool, &r->key, &r->key_bytes);

@@ -432,8 +432,8 @@ static uint16_t ucx_port(struct kvt_transport *t)
  * to let them be seen. */
 static enum status ucx_flush(struct kvt_transport *t)
 {
-    struct device *card = ((struct ucx_transport *)t)->env->device;
-    return card ? device_flush_rdma_writes(card) : OK;
+    struct device *device = ((struct ucx_transport *)t)->env->device;
+    return device ? device_flush_rdma_writes(device) : OK;
 }
 
 /* UCX 1.13 does not tell which device an endpoint uses. */
@@ -456,7 +456,7 @@ static bool ucx_can_reach(struct kvt_transport *t, struct str address)
 
 const struct kvt_transport_ops kvt_ucx_ops = {
     .name = "ucx",
-    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_DEVICE_LANDING,
+    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT,
     .put_bytes = 8 << 20, /* as rdma's: a message less per MiB is 3 % of a Soft-RoCE link */
     .open = ucx_open,
     .close = ucx_close,

@@ -38,9 +38,9 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
     CHECK_OK(device_mem_alloc(r->device, kv_layout_pool_bytes(&r->layout), DEVICE_MEM_SHARED,
                               &r->pool, &err));
     CHECK_OK(kvt_staging_create(r->device, 8 * KVT_STAGING_CHUNK, &r->staging, &err));
-    CHECK(kvt_staging_card(r->staging) == NULL);
-    CHECK_OK(kvt_staging_add_card(r->staging, &err));
-    CHECK_EQ_INT(kvt_staging_card(r->staging)->bytes >= kvt_staging_mem(r->staging)->bytes, 1);
+    CHECK(kvt_staging_device_mem(r->staging) == NULL);
+    CHECK_OK(kvt_staging_add_device(r->staging, &err));
+    CHECK_EQ_INT(kvt_staging_device_mem(r->staging)->bytes >= kvt_staging_mem(r->staging)->bytes, 1);
     r->image = malloc(kv_layout_pool_bytes(&r->layout));
     srand(4);
     for (size_t i = 0; i < kv_layout_pool_bytes(&r->layout); i++) r->image[i] = (char)rand();
@@ -138,7 +138,7 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
         };
         CHECK_OK(kvt_gpu_job_begin(k, &t));
         CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
-        device_download(r.device, got, kvt_staging_card_at(r.staging, k->stage), bytes);
+        device_download(r.device, got, kvt_staging_device_at(r.staging, k->stage), bytes);
         CHECK(memcmp(got, want, bytes) == 0);
         CHECK((memcmp(kvt_staging_at(r.staging, k->stage), want, bytes) == 0) == (fetch == 1));
         at = 0;
