@@ -51,7 +51,7 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
 static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults,
                              struct err *err)
 {
-    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_PLACES | KVT_CAP_GPUDIRECT)))
+    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_SCATTERS | KVT_CAP_GPUDIRECT)))
         return OK;
     if (!(ops->caps & KVT_CAP_DEVICE_MEM))
         return err_set(err, ERR_NODEV,
@@ -141,7 +141,7 @@ static enum status make_staging(struct kvt *k, const struct kvt_options *o, stru
         return kvt_staging_create(NULL, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err);
     TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
     TRY(kvt_staging_add_device(k->core.staging, err));
-    if (!is_allowed(o, KVT_CAP_RECEIVER_PLACES)) return OK;
+    if (!is_allowed(o, KVT_CAP_RECEIVER_SCATTERS)) return OK;
     return kvt_staging_create(o->device, at_least(bytes, KVT_INBOX_BYTES), &k->core.inbox, err);
 }
 
@@ -188,8 +188,8 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
         .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
         .staging_device = k->core.staging ? kvt_staging_device_mem(k->core.staging) : NULL,
         .admit = kvt_progress_admit,
-        .place = kvt_progress_place,
-        .placed = kvt_progress_placed,
+        .scatter = kvt_progress_scatter,
+        .scattered = kvt_progress_scattered,
     };
     if (st == OK) st = open_transports(k, o, err);
     if (st == OK) st = kvt_progress_start(k, err);

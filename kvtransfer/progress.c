@@ -432,14 +432,14 @@ enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]
     return st;
 }
 
-int kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+int kvt_progress_scatter(void *arg, struct kvt_conn *c, const struct kvt_message *head,
                        uint64_t offset, struct iovec *iov, int cap)
 {
-    return kvt_recv_place(&((struct kvt *)arg)->core, c->peer, head, offset, iov, cap);
+    return kvt_recv_scatter(&((struct kvt *)arg)->core, c->peer, head, offset, iov, cap);
 }
 
-void kvt_progress_placed(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+void kvt_progress_scattered(void *arg, struct kvt_conn *c, const struct kvt_message *head,
                          uint64_t bytes)
 {
-    kvt_recv_placed(&((struct kvt *)arg)->core, c->peer, head, bytes);
+    kvt_recv_scattered(&((struct kvt *)arg)->core, c->peer, head, bytes);
 }

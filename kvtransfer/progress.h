@@ -113,9 +113,9 @@ void kvt_progress_stop(struct kvt *k); /* joins; frees peers and commands that w
 void kvt_progress_wake(void *kvt);
 /* Env callbacks of the rows; `arg` is the kvt. */
 enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
-int kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+int kvt_progress_scatter(void *arg, struct kvt_conn *c, const struct kvt_message *head,
                        uint64_t offset, struct iovec *iov, int cap);
-void kvt_progress_placed(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+void kvt_progress_scattered(void *arg, struct kvt_conn *c, const struct kvt_message *head,
                          uint64_t bytes);
 void kvt_route_free(struct kvt_route *r);
 

@@ -231,9 +231,9 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e,
 void kvt_recv_cancel(struct kvt_core *c, uint64_t id);
 /* OPEN, NOTE, FINISH, STOPPED, BYE. */
 void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);
-int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
                    uint64_t offset, struct iovec *iov, int cap);
-void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
                      uint64_t bytes);
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);

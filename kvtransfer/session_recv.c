@@ -163,7 +163,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
         return;
     }
     kvt_peer_tell(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, st);
-    if ((r->peer->ops->caps & KVT_CAP_RECEIVER_PLACES) && stores_over(c, r)) {
+    if ((r->peer->ops->caps & KVT_CAP_RECEIVER_SCATTERS) && stores_over(c, r)) {
         fenced(c, r); /* from here on place() finds no such session */
         return;
     }
@@ -377,7 +377,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     const struct kvt_transport_ops *ops = r->peer->ops;
     if (r->t_doubt_ms) return;
     if (!follows(c, r, m, r->verified)) return;
-    if ((ops->caps & KVT_CAP_RECEIVER_PLACES) && m->first + m->n > r->landed[m->layer]) {
+    if ((ops->caps & KVT_CAP_RECEIVER_SCATTERS) && m->first + m->n > r->landed[m->layer]) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false,
                 "the sender announced pieces that did not arrive");
         return;
@@ -393,7 +393,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         return;
     }
     note_movement(r);
-    if (c->recv_jobs && (r->sums || (ops->caps & KVT_CAP_RECEIVER_PLACES))) {
+    if (c->recv_jobs && (r->sums || (ops->caps & KVT_CAP_RECEIVER_SCATTERS))) {
         begin_check(c, r, m);
         return;
     }
@@ -461,7 +461,7 @@ void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
 
 /* Where the frame is read to. When the inbox is full its copies are waited for; what is left then
  * belongs to frames that other peers have begun. */
-static int place_in_stage(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
                           uint64_t offset, struct iovec *iov)
 {
     if (!p->frame.n && !kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
@@ -520,7 +520,7 @@ void kvt_recv_collect(struct kvt_core *c)
     }
 }
 
-int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
                    uint64_t offset, struct iovec *iov, int cap)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
@@ -537,11 +537,11 @@ int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mess
         kvt_recv_drop_frame(c, p);
         return 0;
     }
-    if (c->recv_jobs) return place_in_stage(c, p, head, offset, iov);
+    if (c->recv_jobs) return scatter_to_staging(c, p, head, offset, iov);
     return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
 }
 
-void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
+void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
                      uint64_t bytes)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
@@ -559,10 +559,10 @@ void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
 
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
-    bool places = p->ops->caps & KVT_CAP_RECEIVER_PLACES;
+    bool scatters = p->ops->caps & KVT_CAP_RECEIVER_SCATTERS;
     kvt_recv_drop_frame(c, p);
     LIST_FOREACH(r, &p->recvs, struct kvt_recv, link)
-    if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, places, text);
+    if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, scatters, text);
 }
 
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p)

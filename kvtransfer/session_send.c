@@ -478,13 +478,13 @@ static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_span span
 static bool put_batch(struct kvt_core *c, struct kvt_send *s)
 {
     uint32_t layer = s->queue[s->q_head],
-             place = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
+             slot = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
     uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) -
                      s->cursor[layer];
     struct kvt_batch b;
-    if (place >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
+    if (slot >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
     struct kvt_put put = { .copies = c->copies,
-                           .tag = s->serial * KVT_SEND_PUTS + place,
+                           .tag = s->serial * KVT_SEND_PUTS + slot,
                            .event = b.stage.n ? 0 : s->events[layer],
                            .head = { .kind = KVT_MSG_DATA,
                                      .session = s->session,
@@ -501,13 +501,13 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     uint64_t now = clock_ns();
     if (!s->t_first_ns) s->t_first_ns = now;
     if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
-    s->puts[place] = b;
+    s->puts[slot] = b;
     if (!s->unfinished) s->t_busy_ns = now;
-    s->unfinished |= 1u << place;
+    s->unfinished |= 1u << slot;
     s->made = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
     account(c, s, b.span, ready, put.head.bytes);
-    make_note(c, s, &put.head, &s->puts[place]);
-    s->puts[place].job = NULL; /* the note's */
+    make_note(c, s, &put.head, &s->puts[slot]);
+    s->puts[slot].job = NULL; /* the note's */
     return true;
 }
 

@@ -35,7 +35,7 @@
 enum kvt_cap {
     KVT_CAP_SAME_PROCESS = 1,    /* reaches only within one process */
     KVT_CAP_SAME_HOST = 2,       /* reaches only within one host */
-    KVT_CAP_RECEIVER_PLACES = 4, /* env->place is used: forgetting a session is its fence */
+    KVT_CAP_RECEIVER_SCATTERS = 4, /* env->place is used: forgetting a session is its fence */
     KVT_CAP_FENCE_TEARDOWN = 8,  /* disconnecting takes the peer's access away (rdma: queue pair in
                                   * error, key invalid) */
     KVT_CAP_DEVICE_MEM = 16,     /* puts from GPU memory into GPU memory, behind their marks */
@@ -117,10 +117,10 @@ struct kvt_env {
     /* Where the bytes of DATA frame `head` go from its byte `offset` on: fills at most `cap` pieces
      * and returns how many; 0: nowhere (no live grant of that generation on this connection): the
      * row reads the rest of the frame and drops it. */
-    int (*place)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset,
+    int (*scatter)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset,
                  struct iovec *iov, int cap);
     /* The first `bytes` of the frame are in place now. */
-    void (*placed)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t bytes);
+    void (*scattered)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t bytes);
 };
 
 struct kvt_transport_ops {

@@ -23,16 +23,16 @@ static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
     return r->outer->admit(r->outer->arg, ticket);
 }
 
-static int place(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t offset,
+static int scatter(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t offset,
                  struct iovec *iov, int cap)
 {
     struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
     if (!c || c->silent || c->doomed) return 0;
-    return r->outer->place(r->outer->arg, &c->base, head, offset, iov, cap);
+    return r->outer->scatter(r->outer->arg, &c->base, head, offset, iov, cap);
 }
 
-static void placed(void *arg, struct kvt_conn *inner, const struct kvt_message *head,
+static void scattered(void *arg, struct kvt_conn *inner, const struct kvt_message *head,
                    uint64_t bytes)
 {
     struct fault_transport *r = arg;
@@ -40,7 +40,7 @@ static void placed(void *arg, struct kvt_conn *inner, const struct kvt_message *
     if (!c || c->silent || c->doomed) return;
     if (bytes == head->bytes && fault_befall(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT)
         (void)fault_doom(c);
-    else r->outer->placed(r->outer->arg, &c->base, head, bytes);
+    else r->outer->scattered(r->outer->arg, &c->base, head, bytes);
 }
 
 /* ---- the other slots ---- */
@@ -178,8 +178,8 @@ static enum status open_inner(struct fault_transport *r, struct err *err)
     r->env.max_copies += EXTRA_COPIES;
     r->env.arg = r;
     r->env.admit = admit;
-    r->env.place = place;
-    r->env.placed = placed;
+    r->env.scatter = scatter;
+    r->env.scattered = scattered;
     TRY(r->inner_ops->open(&r->env, &r->inner, err));
     r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     r->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);

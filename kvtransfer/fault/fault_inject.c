@@ -45,7 +45,7 @@ struct fault_fate fault_befall(struct fault_transport *r, enum kvt_fault_step st
         if (fault_draw(r) % FAULT_PARTS < r->plan.parts[k])
             f = (struct fault_fate){ (enum kvt_fault_kind)k, r->plan.ms[k] };
     }
-    if (f.kind == FAULT_STALE && step == FAULT_AT_PUT && !fault_places(r)) f.kind = FAULT_NOTHING;
+    if (f.kind == FAULT_STALE && step == FAULT_AT_PUT && !fault_scatters(r)) f.kind = FAULT_NOTHING;
     if (f.kind != FAULT_SIGKILL && f.kind != FAULT_SIGSTOP && f.kind != FAULT_PAUSE) return f;
     fault_count(r, f.kind);
     if (f.kind == FAULT_PAUSE) sleep_ms(f.ms);

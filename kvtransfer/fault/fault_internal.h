@@ -75,9 +75,9 @@ struct fault_fate {
     uint32_t ms;
 };
 
-static inline bool fault_places(const struct fault_transport *r)
+static inline bool fault_scatters(const struct fault_transport *r)
 {
-    return r->ops.caps & KVT_CAP_RECEIVER_PLACES;
+    return r->ops.caps & KVT_CAP_RECEIVER_SCATTERS;
 }
 
 /* What befalls the thing that passes `step`; `leaves`: a put or message of this process, which

@@ -252,7 +252,7 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
         if (p->head.bytes < 2) return pass_on(c, &h, true);
         fault_count(r, f.kind);
         h.put.n_copies = cut(r->copies, p->n_copies, 1 + fault_draw(r) % (p->head.bytes - 1));
-        for (uint32_t i = 0; fault_places(r) && i < h.put.n_copies; i++)
+        for (uint32_t i = 0; fault_scatters(r) && i < h.put.n_copies; i++)
             h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
         return pass_on(c, &h, true);
     case FAULT_FLIP:

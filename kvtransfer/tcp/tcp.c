@@ -504,7 +504,7 @@ static bool tcp_can_reach(struct kvt_transport *t, struct str address)
 
 const struct kvt_transport_ops kvt_tcp_ops = {
     .name = "tcp",
-    .caps = KVT_CAP_RECEIVER_PLACES,
+    .caps = KVT_CAP_RECEIVER_SCATTERS,
     .open = tcp_open,
     .close = tcp_close,
     .wait_fd = tcp_wait_fd,

@@ -61,7 +61,7 @@ static void account_payload(struct tcp_link *l, uint64_t bytes)
     const struct kvt_env *env = c->tt->env;
     l->slice_left -= bytes;
     if (l->slice_left == 0) end_slice(l);
-    if (!c->dropping) env->placed(env->arg, &c->base, &c->frame, contiguous(c));
+    if (!c->dropping) env->scattered(env->arg, &c->base, &c->frame, contiguous(c));
 }
 
 /* Where the rest of this link's slice goes: pieces, their bytes in *bytes. */
@@ -71,7 +71,7 @@ static int slice_target(struct tcp_link *l, struct iovec *iov, int cap, uint64_t
     const struct kvt_env *env = c->tt->env;
     uint32_t n_slices = tcp_n_slices(c->frame.bytes, c->n_links);
     uint64_t offset = tcp_slice_begin(c->frame.bytes, n_slices, l->index + 1) - l->slice_left;
-    int n = c->dropping ? 0 : env->place(env->arg, &c->base, &c->frame, offset, iov, cap);
+    int n = c->dropping ? 0 : env->scatter(env->arg, &c->base, &c->frame, offset, iov, cap);
     *bytes = 0;
     if (n == 0) {
         c->dropping = true;
@@ -87,7 +87,7 @@ static int slice_target(struct tcp_link *l, struct iovec *iov, int cap, uint64_t
 }
 
 /* Payload that was read ahead together with small bytes. */
-static void place_ahead(struct tcp_link *l)
+static void scatter_read_ahead(struct tcp_link *l)
 {
     struct iovec iov[TCP_IOV_MAX];
     uint64_t bytes, done = 0;
@@ -218,7 +218,7 @@ static bool use_bytes(struct tcp_events *evs, struct tcp_link *l, bool *wait)
             *wait = true; /* for other links, or for sessions to see the messages before this
                            * payload */
         } else if (c->in_frame) {
-            place_ahead(l);
+            scatter_read_ahead(l);
         } else if (!take_message(evs, l, wait)) {
             if (c->state == TCP_IS_DOWN) return false;
             break;

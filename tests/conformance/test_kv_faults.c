@@ -260,7 +260,7 @@ static void everything(const char *row)
              "seed=5,drop=0.002,delay=0.01:2,duplicate=0.01,truncate=0.01,flip=0.01,stale=0.003,"
              "disconnect=0.0005%s%s",
              ops->caps & KVT_CAP_SAME_PROCESS ? "" : ",reorder=0.01",
-             ops->caps & KVT_CAP_RECEIVER_PLACES ? ",late=0.01:3" : "");
+             ops->caps & KVT_CAP_RECEIVER_SCATTERS ? ",late=0.01:3" : "");
     struct bed b = bed_start(
         row, plan,
         "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");

@@ -142,9 +142,9 @@ static void receive(struct str in, unsigned caps, bool sums)
         struct iovec iov[4];
         uint64_t offset = m.layer >> 8;
         m.layer &= 0xff;
-        int n = kvt_recv_place(&core, &peer, &m, offset, iov, 4);
+        int n = kvt_recv_scatter(&core, &peer, &m, offset, iov, 4);
         for (int i = 0; i < n; i++) memset(iov[i].iov_base, 1, iov[i].iov_len);
-        if (n) kvt_recv_placed(&core, &peer, &m, m.bytes);
+        if (n) kvt_recv_scattered(&core, &peer, &m, m.bytes);
     }
     for (size_t i = 0; i < kv_layout_pool_bytes(&l); i++) {
         size_t piece = i / kv_layout_piece_bytes(&l),
@@ -164,6 +164,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0) return 0;
     struct str in = { (const char *)data + 1, size - 1 };
     if (data[0] % 9 < 5) decode(data[0] % 9, in);
-    else receive(in, data[0] % 9 < 7 ? 0 : KVT_CAP_RECEIVER_PLACES, data[0] % 2);
+    else receive(in, data[0] % 9 < 7 ? 0 : KVT_CAP_RECEIVER_SCATTERS, data[0] % 2);
     return 0;
 }

@@ -355,7 +355,7 @@ TEST(fault_flip_changes_one_bit_of_what_is_written)
 
 TEST(fault_truncate_writes_fewer_bytes)
 {
-    for (unsigned caps = 0; caps <= KVT_CAP_RECEIVER_PLACES; caps += KVT_CAP_RECEIVER_PLACES) {
+    for (unsigned caps = 0; caps <= KVT_CAP_RECEIVER_SCATTERS; caps += KVT_CAP_RECEIVER_SCATTERS) {
         memset(&in, 0, sizeof in);
         memset(&f, 0, sizeof f);
         start("seed=4,truncate=1", caps);
@@ -381,7 +381,7 @@ TEST(fault_drop_duplicate_stale)
     start("at=put:1:drop,at=put:2:duplicate,at=put:3:stale,at=note:1:drop,at=note:2:duplicate,at="
           "finish:1:stale,at=opened:1:drop,"
           "at=opened:2:duplicate,at=done:1:stale,at=put_done:3:drop",
-          KVT_CAP_RECEIVER_PLACES);
+          KVT_CAP_RECEIVER_SCATTERS);
     f.n_got = 0;
     CHECK_OK(put(1, false));
     CHECK_EQ_INT(in.n_puts, 0);

@@ -310,7 +310,7 @@ TEST(session_place_follows_the_session)
     struct buf grant = { 0 };
     struct iovec iov[8];
     side_init(&s);
-    ops.caps = KVT_CAP_RECEIVER_PLACES;
+    ops.caps = KVT_CAP_RECEIVER_SCATTERS;
     struct kvt_grant_msg g = claim(&s, 1, &grant);
     struct kvt_message head = {
         .kind = KVT_MSG_DATA,
@@ -319,15 +319,15 @@ TEST(session_place_follows_the_session)
         .n = 1,
         .bytes = kv_layout_piece_bytes(&s.core.layout),
     };
-    CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 0); /* not opened */
+    CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 0, iov, 8), 0); /* not opened */
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
-    CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 1);
+    CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 0, iov, 8), 1);
     CHECK(iov[0].iov_base == s.core.pool + kv_layout_offset(&s.core.layout, 0, 5));
     kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes
                                   * nowhere */
     CHECK_EQ_INT(n_events, 2);
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
-    CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 100, iov, 8), 0);
+    CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 100, iov, 8), 0);
     g = claim(&s, 2, (buf_clear(&grant), &grant));
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     note(&s, &g, 0, 0, 1); /* announced, but nothing was placed */
@@ -566,8 +566,8 @@ static void frame(struct side *s, const struct kvt_grant_msg *g, uint32_t first,
         .n = 1,
         .bytes = bytes,
     };
-    if (kvt_recv_place(&s->core, &s->peer, &head, 0, iov, 8) > 0)
-        kvt_recv_placed(&s->core, &s->peer, &head, bytes);
+    if (kvt_recv_scatter(&s->core, &s->peer, &head, 0, iov, 8) > 0)
+        kvt_recv_scattered(&s->core, &s->peer, &head, bytes);
 }
 static void frame_twice(struct side *s, const struct kvt_grant_msg *g)
 {
@@ -614,12 +614,12 @@ TEST(session_counts_what_a_receiver_died_of)
     receive_fails("format", 0, no_such_piece);
     receive_fails("format", 0, other_total);
     receive_fails("duplicate", 0, twice);
-    receive_fails("duplicate", KVT_CAP_RECEIVER_PLACES, frame_twice);
+    receive_fails("duplicate", KVT_CAP_RECEIVER_SCATTERS, frame_twice);
     receive_fails("reordered", 0, too_early);
-    receive_fails("reordered", KVT_CAP_RECEIVER_PLACES, frame_early);
+    receive_fails("reordered", KVT_CAP_RECEIVER_SCATTERS, frame_early);
     receive_fails("truncated", 0, finish_early);
-    receive_fails("truncated", KVT_CAP_RECEIVER_PLACES, not_arrived);
-    receive_fails("truncated", KVT_CAP_RECEIVER_PLACES, frame_short);
+    receive_fails("truncated", KVT_CAP_RECEIVER_SCATTERS, not_arrived);
+    receive_fails("truncated", KVT_CAP_RECEIVER_SCATTERS, frame_short);
     receive_fails("timeout", 0, silent);
     receive_fails("timeout", 0, endless);
     receive_fails("peer_lost", 0, lost);
