@@ -105,15 +105,15 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
     const struct kvt_gpu_jobs *w = k->jobs;
     const struct kvt_view *v = t->convert_to ? t->convert_to : t->view;
     const char *made = t->convert_to ? kvt_staging_device_at(w->o.staging, k->stage) : NULL;
-    for (uint32_t i = 0; i < t->span.n; i++) {
-        uint32_t position = t->span.first + i,
+    for (uint32_t i = 0; i < t->range.n; i++) {
+        uint32_t position = t->range.first + i,
                  n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
         struct kvt_strides s[2] = { { .run_bytes = kvt_view_bytes(v, n_valid), .n_runs = 1 } };
-        uint32_t n = made ? 1 : kvt_plan_strides(v, t->span.layer, t->blocks[position], n_valid, s);
+        uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[position], n_valid, s);
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
         if (made) made += s->run_bytes;
     }
-    return copy_stream_checksum(w->stream, k->pieces, t->span.n, k->sums);
+    return copy_stream_checksum(w->stream, k->pieces, t->range.n, k->sums);
 }
 
 /* Rows on their way to a lane, so many at once. */
@@ -140,10 +140,10 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
                                   .to = (enum dtype)to->dtype,
                                   .width = from->head_dim,
                                   .rows = m.rows, }, };
-    for (uint32_t i = t->span.first; i < t->span.first + t->span.n; i++) {
+    for (uint32_t i = t->range.first; i < t->range.first + t->range.n; i++) {
         uint32_t n_valid = kvt_plan_tokens(to, t->n_tokens, i);
         for (uint32_t done = 0; done < n_valid;) {
-            struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->convert_to, t->n_tokens, t->span.layer,
+            struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->convert_to, t->n_tokens, t->range.layer,
                                               i, done);
             if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->stream, &m));
             m.rows[m.c.n++] = (struct copy_stream_kv_rows){
@@ -171,7 +171,7 @@ static enum status begin_d2h(struct kvt_gpu_job *k, const struct kvt_gpu_job_par
                             &(struct copy_stream_strided){
                                 .to = kvt_staging_at(s, k->stage),
                                 .from = kvt_staging_device_at(s, k->stage),
-                                .bytes = kvt_plan_span_bytes(t->convert_to, t->n_tokens, t->span),
+                                .bytes = kvt_plan_range_bytes(t->convert_to, t->n_tokens, t->range),
                                 .n = 1,
                             });
 }
@@ -180,7 +180,7 @@ static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_
 {
     const struct kvt_gpu_jobs *w = k->jobs;
     char *stage = kvt_staging_at(w->o.staging, k->stage);
-    uint32_t n = kvt_plan_copies_from(0, t->view, t->blocks, t->n_tokens, t->span, w->copies);
+    uint32_t n = kvt_plan_copies_from(0, t->view, t->blocks, t->n_tokens, t->range, w->copies);
     enum status st = OK;
     for (uint32_t i = 0; i < n && st == OK; i++) {
         char *here = stage + w->copies[i].local, *there = w->o.pool + w->copies[i].remote;
@@ -198,7 +198,7 @@ static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     struct kvt_gpu_jobs *w = k->jobs;
-    ASSERT(k->acquired && !k->released && t->span.n <= KVT_BATCH_PIECES);
+    ASSERT(k->acquired && !k->released && t->range.n <= KVT_BATCH_PIECES);
     ASSERT(!t->convert_to || (k->stage.n && t->copy != KVT_GPU_COPY_H2D));
     list_push(&w->running, &k->link);
     enum status st = copy_stream_wait_event(w->stream, t->event);

@@ -48,7 +48,7 @@ struct kvt_gpu_job_params {
     const struct kvt_view *view;
     const int32_t *blocks; /* by position in view's blocks */
     uint32_t n_tokens;
-    struct kvt_span span; /* in view's blocks, or in those of `as` */
+    struct kvt_block_range range; /* in view's blocks, or in those of `as` */
     uint64_t event;
     bool sums;
     enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy; /* pool to work->stage, or back */

@@ -107,7 +107,7 @@ uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid)
     return (uint64_t)n_groups(v) * n_valid * row_bytes(v->layout);
 }
 
-uint64_t kvt_plan_span_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_span s)
+uint64_t kvt_plan_range_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_block_range s)
 {
     if (s.n == 0) return 0;
     uint32_t last = kvt_plan_tokens(v->layout, n_tokens, s.first + s.n - 1);
@@ -118,7 +118,7 @@ uint64_t kvt_view_total_bytes(const struct kvt_view *v, uint32_t n_tokens, uint3
 {
     uint32_t n = kvt_plan_n_blocks(v->layout, n_tokens);
     if (n_skip >= n) return 0;
-    return kvt_plan_span_bytes(v, n_tokens, (struct kvt_span){ 0, n_skip, n - n_skip }) *
+    return kvt_plan_range_bytes(v, n_tokens, (struct kvt_block_range){ 0, n_skip, n - n_skip }) *
            v->layout->n_layers;
 }
 
@@ -181,7 +181,7 @@ static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
 
 uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks,
                          const struct kvt_view *dst, const int32_t *dst_blocks, uint32_t n_tokens,
-                         struct kvt_span s, struct kvt_copy *out)
+                         struct kvt_block_range s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
@@ -201,7 +201,7 @@ uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks,
 }
 
 uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const int32_t *dst_blocks,
-                              uint32_t n_tokens, struct kvt_span s, struct kvt_copy *out)
+                              uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
@@ -219,7 +219,7 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const 
 }
 
 int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens,
-                 struct kvt_span s, uint64_t offset, struct iovec *iov, int cap)
+                 struct kvt_block_range s, uint64_t offset, struct iovec *iov, int cap)
 {
     const struct kv_layout *l = v->layout;
     uint64_t piece = kvt_view_bytes(v, l->block_tokens);

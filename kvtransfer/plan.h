@@ -26,7 +26,7 @@
 #include "kvtransfer/transport.h"
 
 /* Positions [first, first + n) of one layer. */
-struct kvt_span {
+struct kvt_block_range {
     uint32_t layer, first, n;
 };
 
@@ -62,7 +62,7 @@ uint32_t kvt_plan_complete(const struct kv_layout *l, uint32_t n_tokens, uint32_
 /* Bytes of a piece of n_valid tokens, of a span, of all layers of a transfer (n_skip leading blocks
  * are not moved). */
 uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid);
-uint64_t kvt_plan_span_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_span s);
+uint64_t kvt_plan_range_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_block_range s);
 uint64_t kvt_view_total_bytes(const struct kvt_view *v, uint32_t n_tokens, uint32_t n_skip);
 /* of all heads */
 uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip);
@@ -76,14 +76,14 @@ uint32_t kvt_plan_max_copies(const struct kv_layout *l);
  * block numbers of their pools. `out` has room for kvt_plan_max_copies. Returns how many. */
 uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks,
                          const struct kvt_view *dst, const int32_t *dst_blocks, uint32_t n_tokens,
-                         struct kvt_span s, struct kvt_copy *out);
+                         struct kvt_block_range s, struct kvt_copy *out);
 /* As kvt_plan_copies, from a span's bytes that lie one after the other at `local`. */
 uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const int32_t *dst_blocks,
-                              uint32_t n_tokens, struct kvt_span s, struct kvt_copy *out);
+                              uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out);
 /* Where byte `offset` of a span and what follows it lies in the pool at `base`: up to `cap`
  * scattered pieces; returns how many. */
 int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens,
-                 struct kvt_span s, uint64_t offset, struct iovec *iov, int cap);
+                 struct kvt_block_range s, uint64_t offset, struct iovec *iov, int cap);
 /* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long,
  * how many. */
 struct kvt_strides {

@@ -246,7 +246,7 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
     case KVT_DO_OPEN: kvt_send_begin(&k->core, send, find_peer(k, send->peer_handle)); break;
     case KVT_DO_READY:
         kvt_send_add(&k->core, ready->id,
-                     &(struct kvt_range){ ready->layer, ready->begin, ready->end, ready->event },
+                     &(struct kvt_token_range){ ready->layer, ready->begin, ready->end, ready->event },
                      ready->blocks);
         mem_free(ready);
         break;

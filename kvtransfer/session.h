@@ -113,7 +113,7 @@ enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT
 
 /* A put under way, or made and not taken yet. */
 struct kvt_batch {
-    struct kvt_span span;
+    struct kvt_block_range range;
     struct kvt_stage stage; /* where its bytes were made; n == 0: they lie in the pool */
     struct kvt_gpu_job *job;  /* that fetches them from a card, or makes their checksums there; NULL:
                              * none */
@@ -244,7 +244,7 @@ void kvt_recv_collect(struct kvt_core *c);
 void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p);
 
 /* Tokens [begin, end) of a layer, there when the pool's device has come to `event`. */
-struct kvt_range {
+struct kvt_token_range {
     uint32_t layer, begin, end;
     uint64_t event;
 };
@@ -255,7 +255,7 @@ enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, stru
 void kvt_send_free(struct kvt_core *c, struct kvt_send *s);
 /* Takes s. `p` is NULL when there is no such connection. */
 void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p);
-void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range,
+void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range *range,
                   const int32_t *blocks);
 void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns);
 void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const char *text);

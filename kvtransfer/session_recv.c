@@ -300,8 +300,8 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
 /* Pieces are in place, and right as far as that is asked. */
 static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
-    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens,
-                                         (struct kvt_span){ m->layer, m->first, m->n });
+    uint64_t bytes = kvt_plan_range_bytes(&r->view, r->n_tokens,
+                                         (struct kvt_block_range){ m->layer, m->first, m->n });
     r->n_left -= m->n;
     r->bytes += bytes;
     kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_TAKEN_IN, bytes);
@@ -349,7 +349,7 @@ static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job
         params.view = &r->view;
         params.blocks = r->blocks;
         params.n_tokens = r->n_tokens;
-        params.span = (struct kvt_span){ m->layer, m->first, m->n };
+        params.range = (struct kvt_block_range){ m->layer, m->first, m->n };
         if (kvt_gpu_job_begin(k, &params) == OK) return true;
         kvt_gpu_job_release(k);
     }
@@ -529,8 +529,8 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
         kvt_recv_drop_frame(c, p);
         return 0;
     }
-    struct kvt_span span = { head->layer, head->first, head->n };
-    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, span);
+    struct kvt_block_range range = { head->layer, head->first, head->n };
+    uint64_t bytes = kvt_plan_range_bytes(&r->view, r->n_tokens, range);
     if (head->bytes != bytes || offset >= head->bytes) {
         fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT,
                 false, "the sender pushed a frame of another size than its pieces");
@@ -538,7 +538,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
         return 0;
     }
     if (c->recv_jobs) return scatter_to_staging(c, p, head, offset, iov);
-    return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
+    return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, range, offset, iov, cap);
 }
 
 void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,

@@ -249,7 +249,7 @@ static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
     s->queue[(s->q_head + s->q_len++) % c->layout.n_layers] = layer;
 }
 
-void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range,
+void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range *range,
                   const int32_t *blocks)
 {
     uint32_t layer = range->layer, end_token = range->end;
@@ -351,27 +351,27 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
 
 /* Staging memory for the pieces of a span, or for the first of them; false while there is no
  * room. */
-static bool take_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_span *span)
+static bool take_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range *range)
 {
-    uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, *span);
-    if (kvt_staging_take(c->staging, bytes, span->n == 1, &s->peer->staged, &s->made.stage))
+    uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
+    if (kvt_staging_take(c->staging, bytes, range->n == 1, &s->peer->staged, &s->made.stage))
         return true;
-    if (span->n == 1) return false;
-    span->n = 1; /* fragments, or others hold most of it: something always goes on */
-    bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, *span);
+    if (range->n == 1) return false;
+    range->n = 1; /* fragments, or others hold most of it: something always goes on */
+    bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
     return kvt_staging_take(c->staging, bytes, true, &s->peer->staged, &s->made.stage);
 }
 
 /* Convert the pieces of a span in staging memory; false while there is no room. */
-static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
-    if (s->made.span.n) return true; /* made for an earlier try */
-    if (!take_stage(c, s, &span)) return false;
-    uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
-    s->made.span = span;
+    if (s->made.range.n) return true; /* made for an earlier try */
+    if (!take_stage(c, s, &range)) return false;
+    uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, range);
+    s->made.range = range;
     char *out = kvt_staging_at(c->staging, s->made.stage);
-    for (uint32_t i = span.first; i < span.first + span.n; i++) {
-        kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, span.layer, i,
+    for (uint32_t i = range.first; i < range.first + range.n; i++) {
+        kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, range.layer, i,
                           out);
         out += kvt_view_bytes(&s->dst, kvt_plan_tokens(s->dst.layout, s->n_tokens, i));
     }
@@ -393,23 +393,23 @@ static bool must_stage(const struct kvt_core *c, const struct kvt_send *s)
 
 /* Let the card make a span, fetch it into staging memory, make its checksums, or several of these.
  * False: not yet, or (device_failed) not at all. */
-static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
     struct kvt_gpu_job *job = kvt_gpu_jobs_acquire(c->send_jobs);
     if (!job) return false;
-    if (must_stage(c, s) && !take_stage(c, s, &span)) {
+    if (must_stage(c, s) && !take_stage(c, s, &range)) {
         kvt_gpu_job_release(job);
         return false;
     }
-    s->made.span = span;
+    s->made.range = range;
     s->made.job = job;
     job->stage = s->made.stage;
     struct kvt_gpu_job_params params = {
         .view = &s->src,
         .blocks = s->src_blocks,
         .n_tokens = s->n_tokens,
-        .span = span,
-        .event = s->events[span.layer],
+        .range = range,
+        .event = s->events[range.layer],
         .sums = s->sums,
         .copy = must_fetch(c, s) ? KVT_GPU_COPY_D2H : KVT_GPU_COPY_NONE,
         .convert_to = s->direct ? NULL : &s->dst,
@@ -418,14 +418,14 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_spa
     job->stage.n = 0; /* the batch's, until it is dropped */
     s->device_failed = st != OK;
     if (st == OK && !s->direct)
-        kvt_stats_converted(c->stats, kvt_plan_span_bytes(&s->dst, s->n_tokens, span));
+        kvt_stats_converted(c->stats, kvt_plan_range_bytes(&s->dst, s->n_tokens, range));
     return st == OK;
 }
 
 /* True when the batch in `made` may be put: what has to be made and fetched is there. */
-static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
-    if (!s->made.span.n && !begin_gpu_job(c, s, span)) return false;
+    if (!s->made.range.n && !begin_gpu_job(c, s, range)) return false;
     if (!must_stage(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
     if (s->made.job && !kvt_gpu_job_is_done(s->made.job)) return false;
     if (!s->sums) {
@@ -450,26 +450,26 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
                        struct kvt_batch *out)
 {
     uint32_t layer = s->queue[s->q_head];
-    struct kvt_span span = { layer, s->cursor[layer],
+    struct kvt_block_range range = { layer, s->cursor[layer],
                              kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
-    *out = (struct kvt_batch){ .span = span };
+    *out = (struct kvt_batch){ .range = range };
     bool on_device = c->send_jobs && (s->sums || must_stage(c, s));
     if (s->direct && !on_device) return true;
-    if (on_device ? !prepare(c, s, span) : !make(c, s, span)) return false;
+    if (on_device ? !prepare(c, s, range) : !make(c, s, range)) return false;
     *out = s->made;
     return true;
 }
 
-static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_span span, uint32_t ready,
+static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range, uint32_t ready,
                     uint64_t bytes)
 {
     s->t_moved_ms = clock_ms();
-    s->cursor[span.layer] += span.n;
-    s->n_left -= span.n;
+    s->cursor[range.layer] += range.n;
+    s->n_left -= range.n;
     s->bytes += bytes;
     kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_SENT_OUT, bytes);
-    if (span.n < ready) return;
-    s->queued[span.layer] = 0;
+    if (range.n < ready) return;
+    s->queued[range.layer] = 0;
     s->q_head = (s->q_head + 1) % c->layout.n_layers;
     s->q_len--;
 }
@@ -490,14 +490,14 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
                                      .session = s->session,
                                      .generation = s->generation,
                                      .layer = layer,
-                                     .first = b.span.first,
-                                     .n = b.span.n,
-                                     .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span), }, };
+                                     .first = b.range.first,
+                                     .n = b.range.n,
+                                     .bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, b.range), }, };
     put.n_copies = !b.stage.n
                        ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks,
-                                         s->n_tokens, b.span, c->copies)
+                                         s->n_tokens, b.range, c->copies)
                        : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst,
-                                              s->dst_blocks, s->n_tokens, b.span, c->copies);
+                                              s->dst_blocks, s->n_tokens, b.range, c->copies);
     uint64_t now = clock_ns();
     if (!s->t_first_ns) s->t_first_ns = now;
     if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
@@ -505,7 +505,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     if (!s->unfinished) s->t_busy_ns = now;
     s->unfinished |= 1u << slot;
     s->made = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
-    account(c, s, b.span, ready, put.head.bytes);
+    account(c, s, b.range, ready, put.head.bytes);
     make_note(c, s, &put.head, &s->puts[slot]);
     s->puts[slot].job = NULL; /* the note's */
     return true;

@@ -148,7 +148,7 @@ static void check_converted(struct node *from, const int32_t *src, struct node *
     for (uint32_t layer = 0; layer < to->layout.n_layers; layer++)
         for (uint32_t i = 0; i < kvt_plan_n_blocks(&to->layout, TOKENS); i++) {
             kvt_convert_piece(&a, from->image, src, &b, TOKENS, layer, i, piece);
-            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_span){ layer, i, 1 },
+            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_block_range){ layer, i, 1 },
                                               copies);
             for (uint32_t k = 0; k < n; k++)
                 CHECK(memcmp(to->image + copies[k].remote, piece + copies[k].local,

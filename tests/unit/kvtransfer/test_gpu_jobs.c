@@ -83,7 +83,7 @@ static void sums_of(const char *name, uint32_t dtype)
                 .view = &views[v],
                 .blocks = TABLE,
                 .n_tokens = TOKENS,
-                .span = { layer, 2, 6 },
+                .range = { layer, 2, 6 },
                 .sums = true,
             };
             CHECK_OK(kvt_gpu_job_begin(k, &t));
@@ -118,12 +118,12 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
     l.block_tokens = block_tokens;
     uint32_t n_last = kvt_plan_n_blocks(&l, TOKENS);
     struct kvt_view src = { &r.layout, 1, 2 }, dst = { &l, 0, 2 };
-    struct kvt_span span = { 1, n_last / 3, n_last - n_last / 3 };
-    size_t bytes = kvt_plan_span_bytes(&dst, TOKENS, span), at = 0;
+    struct kvt_block_range range = { 1, n_last / 3, n_last - n_last / 3 };
+    size_t bytes = kvt_plan_range_bytes(&dst, TOKENS, range), at = 0;
     char *want = malloc(bytes), *got = malloc(bytes);
-    for (uint32_t i = 0; i < span.n;
-         at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i)), i++)
-        kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, span.first + i, want + at);
+    for (uint32_t i = 0; i < range.n;
+         at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i)), i++)
+        kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, range.first + i, want + at);
     for (int fetch = 0; fetch < 2; fetch++) {
         struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
         CHECK(kvt_staging_take(r.staging, bytes, true, kvt_gpu_jobs_held(r.works), &k->stage));
@@ -131,7 +131,7 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
             .view = &src,
             .blocks = TABLE,
             .n_tokens = TOKENS,
-            .span = span,
+            .range = range,
             .sums = true,
             .copy = fetch ? KVT_GPU_COPY_D2H : KVT_GPU_COPY_NONE,
             .convert_to = &dst,
@@ -142,8 +142,8 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
         CHECK(memcmp(got, want, bytes) == 0);
         CHECK((memcmp(kvt_staging_at(r.staging, k->stage), want, bytes) == 0) == (fetch == 1));
         at = 0;
-        for (uint32_t i = 0; i < span.n; i++) {
-            size_t n = kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i));
+        for (uint32_t i = 0; i < range.n; i++) {
+            size_t n = kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i));
             CHECK(k->sums[i] == hash_64(want + at, n, 0));
             at += n;
         }
@@ -171,10 +171,10 @@ static void copies_case(const char *name)
     rig_open(&r, name);
     static const int32_t other[8] = { 4, 6, 8, 10, 4, 6, 8, 10 };
     struct kvt_view view = { &r.layout, 1, 2 };
-    struct kvt_span span = { 1, 4, 4 };
+    struct kvt_block_range range = { 1, 4, 4 };
     struct kvt_copy copies[64];
-    uint64_t n_bytes = kvt_plan_span_bytes(&view, TOKENS, span);
-    uint32_t held = 0, n = kvt_plan_copies_from(0, &view, TABLE, TOKENS, span, copies);
+    uint64_t n_bytes = kvt_plan_range_bytes(&view, TOKENS, range);
+    uint32_t held = 0, n = kvt_plan_copies_from(0, &view, TABLE, TOKENS, range, copies);
     struct kvt_stage stage;
     CHECK(n <= 64 && kvt_staging_take(r.staging, n_bytes, true, &held, &stage));
     for (int step = 0; step < 2; step++) {
@@ -184,7 +184,7 @@ static void copies_case(const char *name)
             .view = &view,
             .blocks = step ? other : TABLE,
             .n_tokens = TOKENS,
-            .span = span,
+            .range = range,
             .copy = step ? KVT_GPU_COPY_H2D : KVT_GPU_COPY_D2H,
         };
         CHECK_OK(kvt_gpu_job_begin(k, &t));
@@ -196,7 +196,7 @@ static void copies_case(const char *name)
         kvt_gpu_job_release(k);
     }
     struct kvt_copy back[64];
-    CHECK_EQ_INT(kvt_plan_copies_from(0, &view, other, TOKENS, span, back), n);
+    CHECK_EQ_INT(kvt_plan_copies_from(0, &view, other, TOKENS, range, back), n);
     char *want = r.image, *now = malloc(kv_layout_pool_bytes(&r.layout)),
          *made = kvt_staging_at(r.staging, stage);
     for (uint32_t i = 0; i < n; i++)
@@ -228,7 +228,7 @@ TEST(a_work_given_early_keeps_its_stage)
         .view = &all,
         .blocks = TABLE,
         .n_tokens = TOKENS,
-        .span = { 0, 0, 2 },
+        .range = { 0, 0, 2 },
         .copy = KVT_GPU_COPY_D2H,
     };
     CHECK_OK(kvt_gpu_job_begin(k, &t));

@@ -49,7 +49,7 @@ TEST(plan_joins_adjacent_pieces)
     struct kvt_view from = kvt_view_all(&src), to = kvt_view_all(&dst);
     int32_t a[] = { 3, 4, 5, 9 }, b[] = { 11, 12, 2, 3 };
     struct kvt_copy out[1024];
-    uint32_t n = kvt_plan_copies(&from, a, &to, b, 32, (struct kvt_span){ 1, 0, 4 }, out);
+    uint32_t n = kvt_plan_copies(&from, a, &to, b, 32, (struct kvt_block_range){ 1, 0, 4 }, out);
     uint64_t piece = kv_layout_piece_bytes(&src);
     CHECK_EQ_INT(n, 3);
     CHECK_EQ_INT(out[0].bytes, 2 * piece);
@@ -66,13 +66,13 @@ TEST(plan_takes_only_valid_runs_of_the_last_block)
     struct kvt_view v = kvt_view_all(&l);
     int32_t a[] = { 1, 0 }, b[] = { 2, 3 };
     struct kvt_copy out[1024];
-    uint32_t n = kvt_plan_copies(&v, a, &v, b, 11, (struct kvt_span){ 0, 0, 2 }, out);
+    uint32_t n = kvt_plan_copies(&v, a, &v, b, 11, (struct kvt_block_range){ 0, 0, 2 }, out);
     CHECK_EQ_INT(n, 1 + 4); /* a full piece, then 2 heads x (k, v) */
     for (uint32_t i = 1; i < n; i++) {
         CHECK_EQ_INT(out[i].bytes, 3 * 4 * 2);
         CHECK_EQ_INT(out[i].local, (i - 1) * kv_layout_segment_stride(&l));
     }
-    CHECK_EQ_INT(kvt_plan_span_bytes(&v, 11, (struct kvt_span){ 0, 0, 2 }),
+    CHECK_EQ_INT(kvt_plan_range_bytes(&v, 11, (struct kvt_block_range){ 0, 0, 2 }),
                  kv_layout_piece_bytes(&l) + 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 1), 3 * 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 2), 0);
@@ -97,13 +97,13 @@ static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n
         }
         uint32_t n_tokens = 1 + (uint32_t)rand() % 48, n_used = kvt_plan_n_blocks(&l, n_tokens),
                  first = (uint32_t)rand() % n_used;
-        struct kvt_span s = { (uint32_t)rand() % 3, first,
+        struct kvt_block_range s = { (uint32_t)rand() % 3, first,
                               1 + (uint32_t)rand() % (n_used - first) };
         struct kvt_copy copies[1024];
         uint32_t n = kvt_plan_copies(&v, a, &v, b, n_tokens, s, copies);
         CHECK(n <= kvt_plan_max_copies(&l));
         char stream[4096];
-        uint64_t len = 0, bytes = kvt_plan_span_bytes(&v, n_tokens, s);
+        uint64_t len = 0, bytes = kvt_plan_range_bytes(&v, n_tokens, s);
         memset(by_copy, 0, pool);
         memset(by_iov, 0, pool);
         for (uint32_t i = 0; i < n; i++) {
@@ -158,7 +158,7 @@ TEST(plan_slices_heads)
     int32_t a[] = { 2, 3 }, b[] = { 7, 0 };
     struct kvt_copy out[1024];
     uint64_t head = kv_layout_piece_bytes(&half);
-    CHECK_EQ_INT(kvt_plan_copies(&from, a, &to, b, 16, (struct kvt_span){ 1, 0, 2 }, out), 2);
+    CHECK_EQ_INT(kvt_plan_copies(&from, a, &to, b, 16, (struct kvt_block_range){ 1, 0, 2 }, out), 2);
     CHECK_EQ_INT(out[0].local, kv_layout_offset(&whole, 1, 2) + head);
     CHECK_EQ_INT(out[0].remote, kv_layout_offset(&half, 1, 7));
     CHECK_EQ_INT(out[0].bytes, head);

@@ -122,7 +122,7 @@ static struct kvt_grant_msg claim(struct side *s, uint64_t id, struct buf *grant
 static void send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                      const int32_t *blocks)
 {
-    kvt_send_add(c, id, &(struct kvt_range){ layer, begin, end, 0 }, blocks);
+    kvt_send_add(c, id, &(struct kvt_token_range){ layer, begin, end, 0 }, blocks);
 }
 
 static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind,
