@@ -52,8 +52,8 @@ static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows d
         kvt_convert_row(from, src.values, src.scales, to, dst.values, dst.scales, head_dim);
 }
 
-void kvt_convert_piece(const struct kvt_view *src, const void *pool, const int32_t *src_blocks,
-                       const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
+void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const int32_t *src_blocks,
+                       const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
                        uint32_t position, void *out)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;

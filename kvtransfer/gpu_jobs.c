@@ -103,12 +103,12 @@ static struct copy_stream_checksum_range piece_at(const char *pool, const struct
 static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     const struct kvt_gpu_jobs *w = k->jobs;
-    const struct kvt_view *v = t->convert_to ? t->convert_to : t->view;
+    const struct kvt_head_slice *v = t->convert_to ? t->convert_to : t->slice;
     const char *made = t->convert_to ? kvt_staging_device_at(w->o.staging, k->stage) : NULL;
     for (uint32_t i = 0; i < t->range.n; i++) {
         uint32_t position = t->range.first + i,
                  n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
-        struct kvt_strides s[2] = { { .run_bytes = kvt_view_bytes(v, n_valid), .n_runs = 1 } };
+        struct kvt_strides s[2] = { { .run_bytes = kvt_head_slice_bytes(v, n_valid), .n_runs = 1 } };
         uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[position], n_valid, s);
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
         if (made) made += s->run_bytes;
@@ -134,7 +134,7 @@ static enum status flush_rows(struct copy_stream *stream, struct kv_row_batch *m
 static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     const struct kvt_gpu_jobs *w = k->jobs;
-    const struct kv_layout *from = t->view->layout, *to = t->convert_to->layout;
+    const struct kv_layout *from = t->slice->layout, *to = t->convert_to->layout;
     char *out = kvt_staging_device_at(w->o.staging, k->stage);
     struct kv_row_batch m = { .c = { .from = (enum dtype)from->dtype,
                                   .to = (enum dtype)to->dtype,
@@ -143,7 +143,7 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
     for (uint32_t i = t->range.first; i < t->range.first + t->range.n; i++) {
         uint32_t n_valid = kvt_plan_tokens(to, t->n_tokens, i);
         for (uint32_t done = 0; done < n_valid;) {
-            struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->convert_to, t->n_tokens, t->range.layer,
+            struct kvt_rows r = kvt_plan_rows(t->slice, t->blocks, t->convert_to, t->n_tokens, t->range.layer,
                                               i, done);
             if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->stream, &m));
             m.rows[m.c.n++] = (struct copy_stream_kv_rows){
@@ -158,7 +158,7 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
             };
             done += r.n;
         }
-        out += kvt_view_bytes(t->convert_to, n_valid);
+        out += kvt_head_slice_bytes(t->convert_to, n_valid);
     }
     return flush_rows(w->stream, &m);
 }
@@ -180,7 +180,7 @@ static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_
 {
     const struct kvt_gpu_jobs *w = k->jobs;
     char *stage = kvt_staging_at(w->o.staging, k->stage);
-    uint32_t n = kvt_plan_copies_from(0, t->view, t->blocks, t->n_tokens, t->range, w->copies);
+    uint32_t n = kvt_plan_copies_from(0, t->slice, t->blocks, t->n_tokens, t->range, w->copies);
     enum status st = OK;
     for (uint32_t i = 0; i < n && st == OK; i++) {
         char *here = stage + w->copies[i].local, *there = w->o.pool + w->copies[i].remote;

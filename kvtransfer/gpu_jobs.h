@@ -45,14 +45,14 @@ struct kvt_gpu_job {
 /* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by kvt_gpu_job_begin
  * alone. */
 struct kvt_gpu_job_params {
-    const struct kvt_view *view;
+    const struct kvt_head_slice *slice;
     const int32_t *blocks; /* by position in view's blocks */
     uint32_t n_tokens;
     struct kvt_block_range range; /* in view's blocks, or in those of `as` */
     uint64_t event;
     bool sums;
     enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy; /* pool to work->stage, or back */
-    const struct kvt_view *convert_to; /* another pool's: its pieces of the span are made of view's, on the
+    const struct kvt_head_slice *convert_to; /* another pool's: its pieces of the span are made of view's, on the
                                 * card's side of work->stage, and are what is summed and fetched.
                                 * NULL: as they are */
 };

@@ -38,29 +38,29 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
                          " of %" PRIu32 " at the peer",
                          mine->tp_rank, mine->tp_size, theirs->tp_rank, theirs->tp_size);
     TRY(check_types(from, to, lossy, err));
-    struct kvt_view slice = { to, 0, n };
-    if (!kvt_plan_direct(from, to) && kvt_view_bytes(&slice, to->block_tokens) > staging_bytes)
+    struct kvt_head_slice slice = { to, 0, n };
+    if (!kvt_plan_direct(from, to) && kvt_head_slice_bytes(&slice, to->block_tokens) > staging_bytes)
         return err_field(
             err, ERR_UNSUPPORTED, "block_tokens",
             "a KV piece of the receiver (%" PRIu32 " tokens, %s) has %" PRIu64
             " bytes, more than the %" PRIu64 " in which the sender (%" PRIu32
             " tokens, %s) converts; start both with the same --block-size and element type",
-            to->block_tokens, kv_dtype_name(to->dtype), kvt_view_bytes(&slice, to->block_tokens),
+            to->block_tokens, kv_dtype_name(to->dtype), kvt_head_slice_bytes(&slice, to->block_tokens),
             staging_bytes, from->block_tokens, kv_dtype_name(from->dtype));
     return OK;
 }
 
-struct kvt_view kvt_view_all(const struct kv_layout *l)
+struct kvt_head_slice kvt_head_slice_all(const struct kv_layout *l)
 {
-    return (struct kvt_view){ l, 0, l->n_kv_heads };
+    return (struct kvt_head_slice){ l, 0, l->n_kv_heads };
 }
 
-enum status kvt_view_heads(const struct kv_layout *l, uint32_t first, uint32_t n,
-                           struct kvt_view *out)
+enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
+                           struct kvt_head_slice *out)
 {
     uint64_t mine = kv_layout_first_head(l);
     if (n == 0 || first < mine || (uint64_t)first + n > mine + l->n_kv_heads) return ERR_INVALID;
-    *out = (struct kvt_view){ l, (uint32_t)(first - mine), n };
+    *out = (struct kvt_head_slice){ l, (uint32_t)(first - mine), n };
     return OK;
 }
 
@@ -93,28 +93,28 @@ static uint64_t row_bytes(const struct kv_layout *l)
 }
 
 /* (head, part) pairs of a view, and those before it in the piece. */
-static uint32_t n_groups(const struct kvt_view *v)
+static uint32_t n_groups(const struct kvt_head_slice *v)
 {
     return v->n_heads * kv_layout_n_parts(v->layout);
 }
-static uint64_t first_group(const struct kvt_view *v)
+static uint64_t first_group(const struct kvt_head_slice *v)
 {
     return (uint64_t)v->first_head * kv_layout_n_parts(v->layout);
 }
 
-uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid)
+uint64_t kvt_head_slice_bytes(const struct kvt_head_slice *v, uint32_t n_valid)
 {
     return (uint64_t)n_groups(v) * n_valid * row_bytes(v->layout);
 }
 
-uint64_t kvt_plan_range_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_block_range s)
+uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens, struct kvt_block_range s)
 {
     if (s.n == 0) return 0;
     uint32_t last = kvt_plan_tokens(v->layout, n_tokens, s.first + s.n - 1);
-    return kvt_view_bytes(v, v->layout->block_tokens) * (s.n - 1) + kvt_view_bytes(v, last);
+    return kvt_head_slice_bytes(v, v->layout->block_tokens) * (s.n - 1) + kvt_head_slice_bytes(v, last);
 }
 
-uint64_t kvt_view_total_bytes(const struct kvt_view *v, uint32_t n_tokens, uint32_t n_skip)
+uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens, uint32_t n_skip)
 {
     uint32_t n = kvt_plan_n_blocks(v->layout, n_tokens);
     if (n_skip >= n) return 0;
@@ -124,13 +124,13 @@ uint64_t kvt_view_total_bytes(const struct kvt_view *v, uint32_t n_tokens, uint3
 
 uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip)
 {
-    struct kvt_view all = kvt_view_all(l);
-    return kvt_view_total_bytes(&all, n_tokens, n_skip);
+    struct kvt_head_slice all = kvt_head_slice_all(l);
+    return kvt_head_slice_total_bytes(&all, n_tokens, n_skip);
 }
 
-uint32_t kvt_plan_batch(const struct kvt_view *v, uint32_t n, uint64_t bytes)
+uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes)
 {
-    uint64_t fit = bytes / kvt_view_bytes(v, v->layout->block_tokens);
+    uint64_t fit = bytes / kvt_head_slice_bytes(v, v->layout->block_tokens);
     if (fit < 1) fit = 1;
     if (fit > KVT_BATCH_PIECES) fit = KVT_BATCH_PIECES;
     return n < fit ? n : (uint32_t)fit;
@@ -144,13 +144,13 @@ struct run {
 
 /* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block
  * is full, else one per (head, part). */
-static uint32_t n_runs(const struct kvt_view *v, uint32_t n_valid)
+static uint32_t n_runs(const struct kvt_head_slice *v, uint32_t n_valid)
 {
     return (n_valid == v->layout->block_tokens ? 1 : n_groups(v)) *
            (kv_layout_scale_bytes(v->layout) ? 2 : 1);
 }
 
-static struct run run_of(const struct kvt_view *v, uint32_t n_valid, uint32_t i)
+static struct run run_of(const struct kvt_head_slice *v, uint32_t n_valid, uint32_t i)
 {
     const struct kv_layout *l = v->layout;
     bool full = n_valid == l->block_tokens;
@@ -179,8 +179,8 @@ static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
     return n + 1;
 }
 
-uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks,
-                         const struct kvt_view *dst, const int32_t *dst_blocks, uint32_t n_tokens,
+uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_blocks,
+                         const struct kvt_head_slice *dst, const int32_t *dst_blocks, uint32_t n_tokens,
                          struct kvt_block_range s, struct kvt_copy *out)
 {
     uint32_t n = 0;
@@ -200,7 +200,7 @@ uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks,
     return n;
 }
 
-uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const int32_t *dst_blocks,
+uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst, const int32_t *dst_blocks,
                               uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out)
 {
     uint32_t n = 0;
@@ -218,11 +218,11 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const 
     return n;
 }
 
-int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens,
+int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *blocks, uint32_t n_tokens,
                  struct kvt_block_range s, uint64_t offset, struct iovec *iov, int cap)
 {
     const struct kv_layout *l = v->layout;
-    uint64_t piece = kvt_view_bytes(v, l->block_tokens);
+    uint64_t piece = kvt_head_slice_bytes(v, l->block_tokens);
     /* only the last piece can be shorter than `piece` */
     uint64_t skipped = offset / piece < s.n ? offset / piece : s.n;
     offset -= skipped * piece;
@@ -247,7 +247,7 @@ int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, ui
     return n;
 }
 
-uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid,
+uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block, uint32_t n_valid,
                           struct kvt_strides out[2])
 {
     const struct kv_layout *l = v->layout;
@@ -275,8 +275,8 @@ uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t bloc
     return 2;
 }
 
-struct kvt_rows kvt_plan_rows(const struct kvt_view *src, const int32_t *src_blocks,
-                              const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
+struct kvt_rows kvt_plan_rows(const struct kvt_head_slice *src, const int32_t *src_blocks,
+                              const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
                               uint32_t position, uint32_t done)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
@@ -300,7 +300,7 @@ struct kvt_rows kvt_plan_rows(const struct kvt_view *src, const int32_t *src_blo
     };
 }
 
-uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer,
+uint64_t kvt_plan_checksum(const struct kvt_head_slice *v, const void *base, uint32_t layer,
                            int32_t block, uint32_t n_valid, void *scratch)
 {
     const char *p = (const char *)base + kv_layout_offset(v->layout, layer, (uint32_t)block);

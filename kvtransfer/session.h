@@ -88,7 +88,7 @@ struct kvt_recv {
     _Atomic uint32_t state;
     uint32_t session; /* index of the slot */
     uint64_t id, generation;
-    struct kvt_view view; /* of the pool: the heads that were granted */
+    struct kvt_head_slice slice; /* of the pool: the heads that were granted */
     int32_t *blocks;
     uint32_t n_used, n_first, n_tokens; /* positions [n_first, n_used) are to come */
     uint32_t *landed, *verified;        /* per layer: positions below are in place /
@@ -130,7 +130,7 @@ struct kvt_send {
     uint64_t generation;
     uint32_t first_head, n_heads, block_tokens; /* as granted: heads of the model, the
                                                  * receiver's block size */
-    struct kvt_view src, dst;                   /* of both pools, from kvt_send_begin on */
+    struct kvt_head_slice src, dst;                   /* of both pools, from kvt_send_begin on */
     bool direct;                                /* bytes go from pool to pool, nothing is
                                                  * converted */
     uint32_t n_used, n_first, n_tokens;         /* positions: the receiver's blocks */

@@ -88,7 +88,7 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->id = e->id;
     /* unique; order does not matter */
     r->generation = atomic_fetch_add_explicit(&c->next_generation, 1, memory_order_relaxed);
-    r->view = (struct kvt_view){ &c->layout, e->first_head, e->n_heads };
+    r->slice = (struct kvt_head_slice){ &c->layout, e->first_head, e->n_heads };
     r->blocks = copy;
     r->n_used = n_used;
     r->n_first = e->n_skip < n_used ? e->n_skip : n_used;
@@ -285,9 +285,9 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
         uint32_t position = m->first + i;
         uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, position);
         uint64_t sum = sums ? sums[i]
-                            : kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position],
+                            : kvt_plan_checksum(&r->slice, c->pool, m->layer, r->blocks[position],
                                                 n_valid, c->scratch);
-        kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_view_bytes(&r->view, n_valid));
+        kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_head_slice_bytes(&r->slice, n_valid));
         if (sum == m->sums[i]) continue;
         r->t_doubt_ms = clock_ms();
         r->doubt_layer = m->layer;
@@ -300,7 +300,7 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
 /* Pieces are in place, and right as far as that is asked. */
 static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
-    uint64_t bytes = kvt_plan_range_bytes(&r->view, r->n_tokens,
+    uint64_t bytes = kvt_plan_range_bytes(&r->slice, r->n_tokens,
                                          (struct kvt_block_range){ m->layer, m->first, m->n });
     r->n_left -= m->n;
     r->bytes += bytes;
@@ -346,7 +346,7 @@ static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job
         k->session = r->session;
         k->generation = r->generation;
         k->note = *m;
-        params.view = &r->view;
+        params.slice = &r->slice;
         params.blocks = r->blocks;
         params.n_tokens = r->n_tokens;
         params.range = (struct kvt_block_range){ m->layer, m->first, m->n };
@@ -530,7 +530,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
         return 0;
     }
     struct kvt_block_range range = { head->layer, head->first, head->n };
-    uint64_t bytes = kvt_plan_range_bytes(&r->view, r->n_tokens, range);
+    uint64_t bytes = kvt_plan_range_bytes(&r->slice, r->n_tokens, range);
     if (head->bytes != bytes || offset >= head->bytes) {
         fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT,
                 false, "the sender pushed a frame of another size than its pieces");
@@ -538,7 +538,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
         return 0;
     }
     if (c->recv_jobs) return scatter_to_staging(c, p, head, offset, iov);
-    return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, range, offset, iov, cap);
+    return kvt_plan_iov(&r->slice, c->pool, r->blocks, r->n_tokens, range, offset, iov, cap);
 }
 
 void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,

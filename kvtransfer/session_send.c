@@ -66,8 +66,8 @@ static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_
     if (kvt_plan_n_blocks(&c->layout, g->n_tokens) > KVT_GRANT_BLOCKS_MAX)
         return err_set(err, ERR_FORMAT, "a KV grant of %u tokens needs more than %d blocks here",
                        g->n_tokens, KVT_GRANT_BLOCKS_MAX);
-    struct kvt_view view;
-    if (kvt_view_heads(&c->layout, g->first_head, g->n_heads, &view) != OK) {
+    struct kvt_head_slice slice;
+    if (kvt_head_slice_of(&c->layout, g->first_head, g->n_heads, &slice) != OK) {
         uint32_t mine = kv_layout_first_head(&c->layout);
         return err_set(err, ERR_PEER_MISMATCH,
                        "the grant names KV heads %u to %llu of the model, this rank holds %u to "
@@ -203,8 +203,8 @@ static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const s
     *st = ERR_FORMAT;
     if (s->block_tokens != p->layout.block_tokens)
         return "the grant counts in blocks of another size than the receiver said it has";
-    if (kvt_view_heads(&p->layout, s->first_head, s->n_heads, &s->dst) != OK ||
-        kvt_view_heads(&c->layout, s->first_head, s->n_heads, &s->src) != OK)
+    if (kvt_head_slice_of(&p->layout, s->first_head, s->n_heads, &s->dst) != OK ||
+        kvt_head_slice_of(&c->layout, s->first_head, s->n_heads, &s->src) != OK)
         return "the grant names KV heads that the receiver does not have";
     for (uint32_t i = s->n_first; i < s->n_used; i++)
         if (s->dst_blocks[i] < 0 || (uint32_t)s->dst_blocks[i] >= p->layout.n_blocks)
@@ -340,7 +340,7 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     for (uint32_t i = 0; i < head->n && !b->job; i++) {
         uint32_t position = head->first + i,
                  n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
-        uint64_t bytes = kvt_view_bytes(&s->dst, n_valid);
+        uint64_t bytes = kvt_head_slice_bytes(&s->dst, n_valid);
         s->note.sums[i] = made ? hash_64(made, bytes, 0)
                                : kvt_plan_checksum(&s->src, c->pool, head->layer,
                                                    s->src_blocks[position], n_valid, c->scratch);
@@ -373,7 +373,7 @@ static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range 
     for (uint32_t i = range.first; i < range.first + range.n; i++) {
         kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, range.layer, i,
                           out);
-        out += kvt_view_bytes(&s->dst, kvt_plan_tokens(s->dst.layout, s->n_tokens, i));
+        out += kvt_head_slice_bytes(&s->dst, kvt_plan_tokens(s->dst.layout, s->n_tokens, i));
     }
     kvt_stats_converted(c->stats, bytes);
     return true;
@@ -405,7 +405,7 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
     s->made.job = job;
     job->stage = s->made.stage;
     struct kvt_gpu_job_params params = {
-        .view = &s->src,
+        .slice = &s->src,
         .blocks = s->src_blocks,
         .n_tokens = s->n_tokens,
         .range = range,

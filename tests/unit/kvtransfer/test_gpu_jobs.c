@@ -74,13 +74,13 @@ static void sums_of(const char *name, uint32_t dtype)
 {
     struct rig r;
     rig_open_as(&r, name, dtype);
-    struct kvt_view views[] = { kvt_view_all(&r.layout), { &r.layout, 1, 1 } };
+    struct kvt_head_slice views[] = { kvt_head_slice_all(&r.layout), { &r.layout, 1, 1 } };
     void *scratch = malloc(kv_layout_piece_bytes(&r.layout));
     for (int v = 0; v < 2; v++)
         for (uint32_t layer = 0; layer < 2; layer++) {
             struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
             struct kvt_gpu_job_params t = {
-                .view = &views[v],
+                .slice = &views[v],
                 .blocks = TABLE,
                 .n_tokens = TOKENS,
                 .range = { layer, 2, 6 },
@@ -117,18 +117,18 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
     l.dtype = to;
     l.block_tokens = block_tokens;
     uint32_t n_last = kvt_plan_n_blocks(&l, TOKENS);
-    struct kvt_view src = { &r.layout, 1, 2 }, dst = { &l, 0, 2 };
+    struct kvt_head_slice src = { &r.layout, 1, 2 }, dst = { &l, 0, 2 };
     struct kvt_block_range range = { 1, n_last / 3, n_last - n_last / 3 };
     size_t bytes = kvt_plan_range_bytes(&dst, TOKENS, range), at = 0;
     char *want = malloc(bytes), *got = malloc(bytes);
     for (uint32_t i = 0; i < range.n;
-         at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i)), i++)
+         at += kvt_head_slice_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i)), i++)
         kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, range.first + i, want + at);
     for (int fetch = 0; fetch < 2; fetch++) {
         struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
         CHECK(kvt_staging_take(r.staging, bytes, true, kvt_gpu_jobs_held(r.works), &k->stage));
         struct kvt_gpu_job_params t = {
-            .view = &src,
+            .slice = &src,
             .blocks = TABLE,
             .n_tokens = TOKENS,
             .range = range,
@@ -143,7 +143,7 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
         CHECK((memcmp(kvt_staging_at(r.staging, k->stage), want, bytes) == 0) == (fetch == 1));
         at = 0;
         for (uint32_t i = 0; i < range.n; i++) {
-            size_t n = kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i));
+            size_t n = kvt_head_slice_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i));
             CHECK(k->sums[i] == hash_64(want + at, n, 0));
             at += n;
         }
@@ -170,18 +170,18 @@ static void copies_case(const char *name)
     struct rig r;
     rig_open(&r, name);
     static const int32_t other[8] = { 4, 6, 8, 10, 4, 6, 8, 10 };
-    struct kvt_view view = { &r.layout, 1, 2 };
+    struct kvt_head_slice slice = { &r.layout, 1, 2 };
     struct kvt_block_range range = { 1, 4, 4 };
     struct kvt_copy copies[64];
-    uint64_t n_bytes = kvt_plan_range_bytes(&view, TOKENS, range);
-    uint32_t held = 0, n = kvt_plan_copies_from(0, &view, TABLE, TOKENS, range, copies);
+    uint64_t n_bytes = kvt_plan_range_bytes(&slice, TOKENS, range);
+    uint32_t held = 0, n = kvt_plan_copies_from(0, &slice, TABLE, TOKENS, range, copies);
     struct kvt_stage stage;
     CHECK(n <= 64 && kvt_staging_take(r.staging, n_bytes, true, &held, &stage));
     for (int step = 0; step < 2; step++) {
         struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
         k->stage = stage;
         struct kvt_gpu_job_params t = {
-            .view = &view,
+            .slice = &slice,
             .blocks = step ? other : TABLE,
             .n_tokens = TOKENS,
             .range = range,
@@ -196,7 +196,7 @@ static void copies_case(const char *name)
         kvt_gpu_job_release(k);
     }
     struct kvt_copy back[64];
-    CHECK_EQ_INT(kvt_plan_copies_from(0, &view, other, TOKENS, range, back), n);
+    CHECK_EQ_INT(kvt_plan_copies_from(0, &slice, other, TOKENS, range, back), n);
     char *want = r.image, *now = malloc(kv_layout_pool_bytes(&r.layout)),
          *made = kvt_staging_at(r.staging, stage);
     for (uint32_t i = 0; i < n; i++)
@@ -220,12 +220,12 @@ TEST(a_work_given_early_keeps_its_stage)
 {
     struct rig r;
     rig_open(&r, "cuda");
-    struct kvt_view all = kvt_view_all(&r.layout);
+    struct kvt_head_slice all = kvt_head_slice_all(&r.layout);
     uint32_t free_before = kvt_staging_n_free(r.staging);
     struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
     CHECK(kvt_staging_take(r.staging, 6000, true, kvt_gpu_jobs_held(r.works), &k->stage));
     struct kvt_gpu_job_params t = {
-        .view = &all,
+        .slice = &all,
         .blocks = TABLE,
         .n_tokens = TOKENS,
         .range = { 0, 0, 2 },

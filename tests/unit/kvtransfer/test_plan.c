@@ -46,7 +46,7 @@ TEST(plan_sends_a_partly_filled_block_with_the_last_token)
 TEST(plan_joins_adjacent_pieces)
 {
     struct kv_layout src = layout(10), dst = layout(20);
-    struct kvt_view from = kvt_view_all(&src), to = kvt_view_all(&dst);
+    struct kvt_head_slice from = kvt_head_slice_all(&src), to = kvt_head_slice_all(&dst);
     int32_t a[] = { 3, 4, 5, 9 }, b[] = { 11, 12, 2, 3 };
     struct kvt_copy out[1024];
     uint32_t n = kvt_plan_copies(&from, a, &to, b, 32, (struct kvt_block_range){ 1, 0, 4 }, out);
@@ -63,7 +63,7 @@ TEST(plan_joins_adjacent_pieces)
 TEST(plan_takes_only_valid_runs_of_the_last_block)
 {
     struct kv_layout l = layout(4);
-    struct kvt_view v = kvt_view_all(&l);
+    struct kvt_head_slice v = kvt_head_slice_all(&l);
     int32_t a[] = { 1, 0 }, b[] = { 2, 3 };
     struct kvt_copy out[1024];
     uint32_t n = kvt_plan_copies(&v, a, &v, b, 11, (struct kvt_block_range){ 0, 0, 2 }, out);
@@ -84,7 +84,7 @@ static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n
 {
     struct kv_layout l = layout(16);
     l.dtype = dtype;
-    struct kvt_view v = { &l, first_head, n_heads };
+    struct kvt_head_slice v = { &l, first_head, n_heads };
     size_t pool = kv_layout_pool_bytes(&l);
     char *src = malloc(pool), *by_copy = calloc(1, pool), *by_iov = calloc(1, pool);
     srand(3);
@@ -146,15 +146,15 @@ TEST(plan_copies_and_iov_agree)
 TEST(plan_slices_heads)
 {
     struct kv_layout whole = layout(4), half = layout(9);
-    struct kvt_view from, to;
+    struct kvt_head_slice from, to;
     half.n_kv_heads = 1;
     half.tp_size = 2;
     half.tp_rank = 1;
-    CHECK_STATUS(kvt_view_heads(&half, 0, 1, &to), ERR_INVALID);
-    CHECK_STATUS(kvt_view_heads(&half, 1, 2, &to), ERR_INVALID);
-    CHECK_STATUS(kvt_view_heads(&half, 1, UINT32_MAX, &to), ERR_INVALID);
-    CHECK_OK(kvt_view_heads(&half, 1, 1, &to));
-    CHECK_OK(kvt_view_heads(&whole, 1, 1, &from));
+    CHECK_STATUS(kvt_head_slice_of(&half, 0, 1, &to), ERR_INVALID);
+    CHECK_STATUS(kvt_head_slice_of(&half, 1, 2, &to), ERR_INVALID);
+    CHECK_STATUS(kvt_head_slice_of(&half, 1, UINT32_MAX, &to), ERR_INVALID);
+    CHECK_OK(kvt_head_slice_of(&half, 1, 1, &to));
+    CHECK_OK(kvt_head_slice_of(&whole, 1, 1, &from));
     int32_t a[] = { 2, 3 }, b[] = { 7, 0 };
     struct kvt_copy out[1024];
     uint64_t head = kv_layout_piece_bytes(&half);
@@ -163,7 +163,7 @@ TEST(plan_slices_heads)
     CHECK_EQ_INT(out[0].remote, kv_layout_offset(&half, 1, 7));
     CHECK_EQ_INT(out[0].bytes, head);
     CHECK_EQ_INT(out[1].local, kv_layout_offset(&whole, 1, 3) + head);
-    CHECK_EQ_INT(kvt_view_total_bytes(&from, 16, 0), 3 * 2 * head);
+    CHECK_EQ_INT(kvt_head_slice_total_bytes(&from, 16, 0), 3 * 2 * head);
     CHECK_EQ_INT(kvt_plan_total_bytes(&half, 16, 0), 3 * 2 * head);
 }
 
@@ -210,7 +210,7 @@ TEST(plan_check_says_what_does_not_fit)
 TEST(plan_checksum_ignores_what_is_not_valid)
 {
     struct kv_layout l = layout(2);
-    struct kvt_view v = kvt_view_all(&l);
+    struct kvt_head_slice v = kvt_head_slice_all(&l);
     char *pool = calloc(1, kv_layout_pool_bytes(&l)), *scratch = malloc(kv_layout_piece_bytes(&l)),
          joined[4 * 24];
     char *piece = pool + kv_layout_offset(&l, 1, 1);
@@ -240,7 +240,7 @@ TEST(plan_strides_and_rows_cover_a_piece)
             struct kv_layout a = layout(9), b = layout(9);
             a.dtype = b.dtype = types[t];
             a.block_tokens = 5;
-            struct kvt_view src = { &a, 2 - n_heads, n_heads }, dst = { &b, 0, n_heads };
+            struct kvt_head_slice src = { &a, 2 - n_heads, n_heads }, dst = { &b, 0, n_heads };
             const int32_t table[] = { 7, 2, 4, 0, 5 };
             char *pool = malloc(kv_layout_pool_bytes(&a)),
                  *scratch = malloc(kv_layout_piece_bytes(&a));
@@ -254,7 +254,7 @@ TEST(plan_strides_and_rows_cover_a_piece)
                 for (uint32_t k = 0; k < kinds; k++)
                     for (uint32_t r = 0; r < s[k].n_runs; r++, n += s[k].run_bytes)
                         memcpy(made + n, pool + s[k].at + r * s[k].stride, s[k].run_bytes);
-                CHECK_EQ_INT(n, kvt_view_bytes(&src, n_valid));
+                CHECK_EQ_INT(n, kvt_head_slice_bytes(&src, n_valid));
                 CHECK(hash_64(made, n, 0) == kvt_plan_checksum(&src, pool, 1, 4, n_valid, scratch));
                 CHECK_EQ_INT(kinds, kv_layout_scale_bytes(&a) &&
                                             !(n_valid == a.block_tokens && n_heads == 2)
@@ -280,7 +280,7 @@ TEST(plan_strides_and_rows_cover_a_piece)
                     done += r.n;
                 }
                 kvt_convert_piece(&src, pool, table, &dst, n_tokens, 1, position, want);
-                CHECK(memcmp(made, want, kvt_view_bytes(&dst, n_valid)) == 0);
+                CHECK(memcmp(made, want, kvt_head_slice_bytes(&dst, n_valid)) == 0);
             }
             free(pool);
             free(scratch);
@@ -292,7 +292,7 @@ TEST(plan_strides_and_rows_cover_a_piece)
 TEST(plan_batches_by_bytes)
 {
     struct kv_layout l = layout(1000);
-    struct kvt_view v = kvt_view_all(&l);
+    struct kvt_head_slice v = kvt_head_slice_all(&l);
     CHECK_EQ_INT(kvt_plan_batch(&v, 90, 1), 1);
     CHECK_EQ_INT(kvt_plan_batch(&v, 90, 3 * kv_layout_piece_bytes(&l)), 3);
     CHECK_EQ_INT(kvt_plan_batch(&v, 2, 3 * kv_layout_piece_bytes(&l)), 2);
