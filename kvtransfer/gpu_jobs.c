@@ -86,15 +86,15 @@ static struct copy_stream_checksum_range piece_at(const char *pool, const struct
     struct copy_stream_checksum_range p = {
         .at = pool + s->at,
         .stride = s->stride,
-        .run_bytes = (uint32_t)s->run_bytes,
-        .n_runs = s->n_runs,
+        .run_bytes = (uint32_t)s->segment_bytes,
+        .n_runs = s->n_segments,
     };
     if (n > 1)
         p.tail = (struct copy_stream_checksum_tail){
             .at = pool + s[1].at,
             .stride = s[1].stride,
-            .run_bytes = (uint32_t)s[1].run_bytes,
-            .n_runs = s[1].n_runs,
+            .run_bytes = (uint32_t)s[1].segment_bytes,
+            .n_runs = s[1].n_segments,
         };
     return p;
 }
@@ -108,10 +108,10 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
     for (uint32_t i = 0; i < t->range.n; i++) {
         uint32_t position = t->range.first + i,
                  n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
-        struct kvt_strides s[2] = { { .run_bytes = kvt_head_slice_bytes(v, n_valid), .n_runs = 1 } };
+        struct kvt_strides s[2] = { { .segment_bytes = kvt_head_slice_bytes(v, n_valid), .n_segments = 1 } };
         uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[position], n_valid, s);
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
-        if (made) made += s->run_bytes;
+        if (made) made += s->segment_bytes;
     }
     return copy_stream_checksum(w->stream, k->pieces, t->range.n, k->sums);
 }

@@ -138,19 +138,19 @@ uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t byt
 
 /* ---- runs: contiguous bytes of a view's piece ---- */
 
-struct run {
+struct plan_segment {
     uint64_t at, bytes; /* at: from the piece's beginning */
 };
 
 /* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block
  * is full, else one per (head, part). */
-static uint32_t n_runs(const struct kvt_head_slice *v, uint32_t n_valid)
+static uint32_t n_segments(const struct kvt_head_slice *v, uint32_t n_valid)
 {
     return (n_valid == v->layout->block_tokens ? 1 : n_groups(v)) *
            (kv_layout_scale_bytes(v->layout) ? 2 : 1);
 }
 
-static struct run run_of(const struct kvt_head_slice *v, uint32_t n_valid, uint32_t i)
+static struct plan_segment segment_at(const struct kvt_head_slice *v, uint32_t n_valid, uint32_t i)
 {
     const struct kv_layout *l = v->layout;
     bool full = n_valid == l->block_tokens;
@@ -160,7 +160,7 @@ static struct run run_of(const struct kvt_head_slice *v, uint32_t n_valid, uint3
     uint64_t unit = scales ? kv_layout_scale_bytes(l) : l->head_dim * kv_layout_element_bytes(l);
     uint64_t stride = unit * l->block_tokens, base = scales ? kv_layout_scale_offset(l) : 0;
     uint64_t at = base + (first_group(v) + (scales ? i - per_kind : i)) * stride;
-    return (struct run){ at, full ? n_groups(v) * stride : n_valid * unit };
+    return (struct plan_segment){ at, full ? n_groups(v) * stride : n_valid * unit };
 }
 
 uint32_t kvt_plan_max_copies(const struct kv_layout *l)
@@ -190,8 +190,8 @@ uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_bl
         uint32_t valid = kvt_plan_tokens(dst->layout, n_tokens, i);
         uint64_t from = kv_layout_offset(src->layout, s.layer, (uint32_t)src_blocks[i]);
         uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
-        for (uint32_t j = 0; j < n_runs(dst, valid); j++) {
-            struct run a = run_of(src, valid, j), b = run_of(dst, valid, j);
+        for (uint32_t j = 0; j < n_segments(dst, valid); j++) {
+            struct plan_segment a = segment_at(src, valid, j), b = segment_at(dst, valid, j);
             n = add_copy(
                 out, n,
                 (struct kvt_copy){ .local = from + a.at, .remote = to + b.at, .bytes = b.bytes });
@@ -208,8 +208,8 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst, 
     for (uint32_t i = s.first; i < s.first + s.n; i++) {
         uint32_t valid = kvt_plan_tokens(dst->layout, n_tokens, i);
         uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
-        for (uint32_t j = 0; j < n_runs(dst, valid); j++) {
-            struct run b = run_of(dst, valid, j);
+        for (uint32_t j = 0; j < n_segments(dst, valid); j++) {
+            struct plan_segment b = segment_at(dst, valid, j);
             n = add_copy(
                 out, n, (struct kvt_copy){ .local = local, .remote = to + b.at, .bytes = b.bytes });
             local += b.bytes;
@@ -228,10 +228,10 @@ int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *bloc
     offset -= skipped * piece;
     int n = 0;
     for (uint32_t i = s.first + (uint32_t)skipped; i < s.first + s.n && n < cap; i++) {
-        uint32_t valid = kvt_plan_tokens(l, n_tokens, i), runs = n_runs(v, valid);
+        uint32_t valid = kvt_plan_tokens(l, n_tokens, i), count = n_segments(v, valid);
         char *p = (char *)base + kv_layout_offset(l, s.layer, (uint32_t)blocks[i]);
-        for (uint32_t j = 0; j < runs && n < cap; j++) {
-            struct run r = run_of(v, valid, j);
+        for (uint32_t j = 0; j < count && n < cap; j++) {
+            struct plan_segment r = segment_at(v, valid, j);
             if (offset >= r.bytes) {
                 offset -= r.bytes;
                 continue;
@@ -253,24 +253,24 @@ uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_
     const struct kv_layout *l = v->layout;
     uint64_t pool = kv_layout_offset(l, layer, (uint32_t)block);
     uint32_t per_kind = n_valid == l->block_tokens ? 1 : n_groups(v);
-    struct run values = run_of(v, n_valid, 0);
+    struct plan_segment values = segment_at(v, n_valid, 0);
     out[0] = (struct kvt_strides){
         .at = pool + values.at,
-        .run_bytes = values.bytes,
+        .segment_bytes = values.bytes,
         .stride = kv_layout_segment_stride(l),
-        .n_runs = per_kind,
+        .n_segments = per_kind,
     };
     if (!kv_layout_scale_bytes(l)) return 1;
-    struct run scales = run_of(v, n_valid, per_kind);
+    struct plan_segment scales = segment_at(v, n_valid, per_kind);
     if (per_kind == 1 && scales.at == values.at + values.bytes) { /* all heads of a full block */
-        out[0].run_bytes += scales.bytes;
+        out[0].segment_bytes += scales.bytes;
         return 1;
     }
     out[1] = (struct kvt_strides){
         .at = pool + scales.at,
-        .run_bytes = scales.bytes,
+        .segment_bytes = scales.bytes,
         .stride = kv_layout_scale_bytes(l) * l->block_tokens,
-        .n_runs = per_kind,
+        .n_segments = per_kind,
     };
     return 2;
 }
@@ -304,14 +304,14 @@ uint64_t kvt_plan_checksum(const struct kvt_head_slice *v, const void *base, uin
                            int32_t block, uint32_t n_valid, void *scratch)
 {
     const char *p = (const char *)base + kv_layout_offset(v->layout, layer, (uint32_t)block);
-    uint32_t runs = n_runs(v, n_valid);
+    uint32_t count = n_segments(v, n_valid);
     uint64_t n = 0;
-    if (runs == 1) {
-        struct run r = run_of(v, n_valid, 0);
+    if (count == 1) {
+        struct plan_segment r = segment_at(v, n_valid, 0);
         return hash_64(p + r.at, r.bytes, 0);
     }
-    for (uint32_t i = 0; i < runs; i++) {
-        struct run r = run_of(v, n_valid, i);
+    for (uint32_t i = 0; i < count; i++) {
+        struct plan_segment r = segment_at(v, n_valid, i);
         memcpy((char *)scratch + n, p + r.at, r.bytes);
         n += r.bytes;
     }

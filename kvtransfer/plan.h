@@ -87,8 +87,8 @@ int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *bloc
 /* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long,
  * how many. */
 struct kvt_strides {
-    uint64_t at, stride, run_bytes;
-    uint32_t n_runs;
+    uint64_t at, stride, segment_bytes;
+    uint32_t n_segments;
 };
 /* Returns 1, or 2 where scales do not adjoin the values they are of: values, then scales. */
 uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block, uint32_t n_valid,

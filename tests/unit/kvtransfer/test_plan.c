@@ -252,8 +252,8 @@ TEST(plan_strides_and_rows_cover_a_piece)
                 uint32_t kinds = kvt_plan_strides(&src, 1, 4, n_valid, s);
                 size_t n = 0;
                 for (uint32_t k = 0; k < kinds; k++)
-                    for (uint32_t r = 0; r < s[k].n_runs; r++, n += s[k].run_bytes)
-                        memcpy(made + n, pool + s[k].at + r * s[k].stride, s[k].run_bytes);
+                    for (uint32_t r = 0; r < s[k].n_segments; r++, n += s[k].segment_bytes)
+                        memcpy(made + n, pool + s[k].at + r * s[k].stride, s[k].segment_bytes);
                 CHECK_EQ_INT(n, kvt_head_slice_bytes(&src, n_valid));
                 CHECK(hash_64(made, n, 0) == kvt_plan_checksum(&src, pool, 1, 4, n_valid, scratch));
                 CHECK_EQ_INT(kinds, kv_layout_scale_bytes(&a) &&
