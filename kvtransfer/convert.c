@@ -54,17 +54,17 @@ static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows d
 
 void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const int32_t *src_blocks,
                        const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
-                       uint32_t position, void *out)
+                       uint32_t i_block, void *out)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
-    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position), parts = kv_layout_n_parts(b),
+    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, i_block), parts = kv_layout_n_parts(b),
              n_groups = parts * dst->n_heads;
     ASSERT(src->n_heads == dst->n_heads);
     struct rows to = rows_of(b, out, NULL);
     to.scales = to.values + (size_t)n_groups * n_valid * to.value_bytes;
     for (uint32_t done = 0; done < n_valid;) { /* token ranges that lie in one block of the
                                                 * source */
-        uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens,
+        uint32_t token = i_block * b->block_tokens + done, within = token % a->block_tokens,
                  left = a->block_tokens - within;
         uint32_t n = n_valid - done < left ? n_valid - done : left;
         char *piece = (char *)(uintptr_t)pool +

@@ -20,6 +20,6 @@ void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint
  * block table there, by position in blocks of src's size. Views of as many heads. */
 void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const int32_t *src_blocks,
                        const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
-                       uint32_t position, void *out);
+                       uint32_t i_block, void *out);
 
 #endif

@@ -106,10 +106,10 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
     const struct kvt_head_slice *v = t->convert_to ? t->convert_to : t->slice;
     const char *made = t->convert_to ? kvt_staging_device_at(w->o.staging, k->stage) : NULL;
     for (uint32_t i = 0; i < t->range.n; i++) {
-        uint32_t position = t->range.first + i,
-                 n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
+        uint32_t i_block = t->range.first + i,
+                 n_valid = kvt_plan_tokens(v->layout, t->n_tokens, i_block);
         struct kvt_strides s[2] = { { .segment_bytes = kvt_head_slice_bytes(v, n_valid), .n_segments = 1 } };
-        uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[position], n_valid, s);
+        uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[i_block], n_valid, s);
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
         if (made) made += s->segment_bytes;
     }

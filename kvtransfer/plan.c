@@ -71,9 +71,9 @@ uint32_t kvt_plan_n_blocks(const struct kv_layout *l, uint32_t n_tokens)
     return n_tokens / l->block_tokens + (n_tokens % l->block_tokens != 0);
 }
 
-uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t position)
+uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t i_block)
 {
-    uint64_t begin = (uint64_t)position * l->block_tokens;
+    uint64_t begin = (uint64_t)i_block * l->block_tokens;
     if (begin >= n_tokens) return 0;
     uint64_t left = n_tokens - begin;
     return left < l->block_tokens ? (uint32_t)left : l->block_tokens;
@@ -277,13 +277,13 @@ uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_
 
 struct kvt_rows kvt_plan_rows(const struct kvt_head_slice *src, const int32_t *src_blocks,
                               const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
-                              uint32_t position, uint32_t done)
+                              uint32_t i_block, uint32_t done)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
-    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position);
+    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, i_block);
     ASSERT(src->n_heads == dst->n_heads);
     ASSERT(done < n_valid);
-    uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens,
+    uint32_t token = i_block * b->block_tokens + done, within = token % a->block_tokens,
              left = a->block_tokens - within;
     uint64_t piece = kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]),
              row = first_group(src) * a->block_tokens + within;

@@ -55,7 +55,7 @@ enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_
 uint32_t kvt_plan_n_blocks(const struct kv_layout *l, uint32_t n_tokens);
 /* Valid tokens of the block at `position` of a prompt of n_tokens: block_tokens, less in the last,
  * 0 past it. */
-uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t position);
+uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t i_block);
 /* Positions that are complete when tokens [0, end) of n_tokens are there: a partly filled block
  * only with the last token. */
 uint32_t kvt_plan_complete(const struct kv_layout *l, uint32_t n_tokens, uint32_t end);
@@ -104,7 +104,7 @@ struct kvt_rows {
  * one type to the other for all of them. */
 struct kvt_rows kvt_plan_rows(const struct kvt_head_slice *src, const int32_t *src_blocks,
                               const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
-                              uint32_t position, uint32_t done);
+                              uint32_t i_block, uint32_t done);
 /* XXH3 over the valid runs of one piece in order. `scratch` has kv_layout_piece_bytes. */
 uint64_t kvt_plan_checksum(const struct kvt_head_slice *v, const void *base, uint32_t layer,
                            int32_t block, uint32_t n_valid, void *scratch);

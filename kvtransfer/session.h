@@ -100,7 +100,7 @@ struct kvt_recv {
     uint32_t n_stops;                     /* FENCING: STOP was said so often */
     uint64_t t_doubt_ms;                  /* BOUND: when the first wrong checksum was seen; 0:
                                            * none was */
-    uint32_t doubt_layer, doubt_position; /* where */
+    uint32_t doubt_layer, doubt_block; /* where */
     bool moved;                  /* t_begin_ns is that of the first byte, not of the grant */
     bool sums;                   /* every NOTE carries checksums, and they are verified */
     uint32_t n_stores, n_checks; /* works under way: frames on their way into the pool,

@@ -153,7 +153,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     if (r->t_doubt_ms && st != ERR_CHECKSUM)
         log_info("kv transfer ended in doubt of a checksum",
                  "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id,
-                 ev.transport, r->doubt_layer, r->doubt_position, text);
+                 ev.transport, r->doubt_layer, r->doubt_block, text);
     if (st == ERR_CHECKSUM)
         log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"",
                   (unsigned long long)r->id, ev.transport, text);
@@ -271,7 +271,7 @@ static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
 {
     char text[128];
     snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s",
-             r->doubt_layer, r->doubt_position, transport_of(r));
+             r->doubt_layer, r->doubt_block, transport_of(r));
     kvt_stats_checksum_failed(c->stats);
     fail(c, r, ERR_CHECKSUM, false, text);
 }
@@ -282,16 +282,16 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
                          const uint64_t *sums)
 {
     for (uint32_t i = 0; r->sums && i < m->n; i++) {
-        uint32_t position = m->first + i;
-        uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, position);
+        uint32_t i_block = m->first + i;
+        uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, i_block);
         uint64_t sum = sums ? sums[i]
-                            : kvt_plan_checksum(&r->slice, c->pool, m->layer, r->blocks[position],
+                            : kvt_plan_checksum(&r->slice, c->pool, m->layer, r->blocks[i_block],
                                                 n_valid, c->scratch);
         kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_head_slice_bytes(&r->slice, n_valid));
         if (sum == m->sums[i]) continue;
         r->t_doubt_ms = clock_ms();
         r->doubt_layer = m->layer;
-        r->doubt_position = position;
+        r->doubt_block = i_block;
         return false;
     }
     return true;

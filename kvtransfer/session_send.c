@@ -338,12 +338,12 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     s->note_job = b->job;
     if (!s->sums) return;
     for (uint32_t i = 0; i < head->n && !b->job; i++) {
-        uint32_t position = head->first + i,
-                 n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
+        uint32_t i_block = head->first + i,
+                 n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, i_block);
         uint64_t bytes = kvt_head_slice_bytes(&s->dst, n_valid);
         s->note.sums[i] = made ? hash_64(made, bytes, 0)
                                : kvt_plan_checksum(&s->src, c->pool, head->layer,
-                                                   s->src_blocks[position], n_valid, c->scratch);
+                                                   s->src_blocks[i_block], n_valid, c->scratch);
         if (made) made += bytes;
     }
     kvt_stats_hashed(c->stats, KVT_SENT_OUT, head->bytes);
