@@ -48,7 +48,7 @@ void kvt_core_release(struct kvt_core *c)
     map_release(&c->sends);
     for (uint32_t i = 0; i < c->n_slots; i++) {
         mem_free(c->slots[i].blocks);
-        mem_free(c->slots[i].landed);
+        mem_free(c->slots[i].arrived);
     }
     kvt_staging_free(c->staging);
     kvt_staging_free(c->inbox);

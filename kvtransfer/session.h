@@ -91,7 +91,7 @@ struct kvt_recv {
     struct kvt_head_slice slice; /* of the pool: the heads that were granted */
     int32_t *blocks;
     uint32_t n_used, n_first, n_tokens; /* positions [n_first, n_used) are to come */
-    uint32_t *landed, *verified;        /* per layer: positions below are in place /
+    uint32_t *arrived, *verified;        /* per layer: positions below are in place /
                                          * agreed */
     uint64_t n_left;                    /* pieces not verified yet, all layers */
     struct kvt_peer *peer;              /* BOUND, FENCING: the writer */

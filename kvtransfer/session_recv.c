@@ -93,7 +93,7 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->n_used = n_used;
     r->n_first = e->n_skip < n_used ? e->n_skip : n_used;
     r->n_tokens = e->n_tokens;
-    r->landed = cursors;
+    r->arrived = cursors;
     r->verified = cursors + n_layers;
     for (uint32_t i = 0; i < 2 * n_layers; i++) cursors[i] = r->n_first;
     r->n_left = (uint64_t)(n_used - r->n_first) * n_layers;
@@ -119,9 +119,9 @@ static void free_slot(struct kvt_core *c, struct kvt_recv *r)
         atomic_fetch_sub_explicit(&c->n_recvs, 1, memory_order_relaxed);
     list_remove(&r->link);
     mem_free(r->blocks);
-    mem_free(r->landed);
+    mem_free(r->arrived);
     r->blocks = NULL;
-    r->landed = r->verified = NULL;
+    r->arrived = r->verified = NULL;
     r->peer = NULL;
     set_state(r, KVT_RECV_FREE);
 }
@@ -377,7 +377,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     const struct kvt_transport_ops *ops = r->peer->ops;
     if (r->t_doubt_ms) return;
     if (!follows(c, r, m, r->verified)) return;
-    if ((ops->caps & KVT_CAP_RECEIVER_SCATTERS) && m->first + m->n > r->landed[m->layer]) {
+    if ((ops->caps & KVT_CAP_RECEIVER_SCATTERS) && m->first + m->n > r->arrived[m->layer]) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false,
                 "the sender announced pieces that did not arrive");
         return;
@@ -525,7 +525,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r && offset == 0) dropped(c, head);
-    if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->landed)) {
+    if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->arrived)) {
         kvt_recv_drop_frame(c, p);
         return 0;
     }
@@ -551,7 +551,7 @@ void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt
     }
     note_movement(r);
     if (bytes < head->bytes) return;
-    r->landed[head->layer] += head->n;
+    r->arrived[head->layer] += head->n;
     if (c->recv_jobs) store_frame(c, p, r, head);
 }
 
