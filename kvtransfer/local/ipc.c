@@ -52,7 +52,7 @@ static void unmap(struct local_conn *c)
     c->remote = NULL;
 }
 
-static const struct local_way MAPPED = {
+static const struct local_copy_method MAPPED = {
     .name = "mapped",
     .move = local_move_mapped,
     .detach = unmap,
@@ -72,7 +72,7 @@ static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text,
                                              * the pidfd still covers this process */
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the owner did: its huge pages are mapped as such
                                              * here */
-    c->way = &MAPPED;
+    c->method = &MAPPED;
     c->remote = p;
     c->remote_bytes = bytes;
     return OK;
@@ -84,7 +84,7 @@ static enum status attach(struct local_conn *c, uint64_t value, int fd, char *te
     return fd >= 0 ? map(c, value, fd, text, text_max) : ipc_cma_attach(c, value, text, text_max);
 }
 
-static const struct local_kind IPC = { .prefix = "baton-ipc-", .offer = offer, .attach = attach };
+static const struct local_address_method IPC = { .prefix = "baton-ipc-", .offer = offer, .attach = attach };
 
 static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {

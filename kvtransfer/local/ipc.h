@@ -7,7 +7,7 @@
 #include "kvtransfer/local/local.h"
 
 /* By process_vm_writev to address `value` of the process c->pid: pools that are not shared memory.
- * As local_kind.attach. */
+ * As local_address_method.attach. */
 enum status ipc_cma_attach(struct local_conn *c, uint64_t value, char *text, size_t text_max);
 
 /* GPU memory. */

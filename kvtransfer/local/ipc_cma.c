@@ -53,7 +53,7 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
 
 static void detach(struct local_conn *c) { c->remote = NULL; }
 
-static const struct local_way CMA = { .name = "cma", .move = move, .detach = detach };
+static const struct local_copy_method CMA = { .name = "cma", .move = move, .detach = detach };
 
 static int yama_scope(void)
 {
@@ -78,7 +78,7 @@ enum status ipc_cma_attach(struct local_conn *c, uint64_t value, char *text, siz
     }
     ssize_t n = process_vm_readv(c->pid, here, 2, there, 2, 0);
     if (n == 2) {
-        c->way = &CMA;
+        c->method = &CMA;
         c->remote = (char *)(uintptr_t)value;
         c->remote_bytes = c->need_bytes;
         return OK;

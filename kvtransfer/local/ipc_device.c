@@ -76,7 +76,7 @@ static const char *source(const struct kvt_env *env, uint64_t local)
 
 static bool begin(struct local_conn *c, struct local_put *p)
 {
-    struct copy_stream *stream = c->way_state;
+    struct copy_stream *stream = c->method_state;
     enum status st = copy_stream_wait_event(stream, p->event);
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct copy_stream_pair pairs[PAIRS_AT_ONCE];
@@ -105,18 +105,18 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
 
 static bool synchronize_stream(struct local_conn *c)
 {
-    return copy_stream_synchronize(c->way_state) == OK;
+    return copy_stream_synchronize(c->method_state) == OK;
 }
 
 static void detach(struct local_conn *c)
 {
-    copy_stream_close(c->way_state); /* waits */
+    copy_stream_close(c->method_state); /* waits */
     device_mem_unimport(c->lt->env->device, c->remote);
-    c->way_state = NULL;
+    c->method_state = NULL;
     c->remote = NULL;
 }
 
-static const struct local_way DEVICE = {
+static const struct local_copy_method DEVICE = {
     .name = "device", .move = move, .begin = begin, .wait = synchronize_stream, .detach = detach
 };
 
@@ -153,8 +153,8 @@ enum status ipc_device_attach(struct local_conn *c, int fd, char *text, size_t t
         snprintf(text, text_max, "%.90s", err.text);
         return ERR_UNSUPPORTED;
     }
-    c->way = &DEVICE;
-    c->way_state = stream;
+    c->method = &DEVICE;
+    c->method_state = stream;
     c->remote = p;
     c->remote_bytes = n;
     return OK;

@@ -63,12 +63,12 @@ static enum status read_boot_id(char out[LOCAL_BOOT_CHARS + 1])
     return OK;
 }
 
-static socklen_t socket_name(const struct local_kind *kind, const char *name,
+static socklen_t socket_name(const struct local_address_method *method, const char *name,
                              struct sockaddr_un *out)
 {
     memset(out, 0, sizeof *out);
     out->sun_family = AF_UNIX;
-    int n = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "%s%.*s", kind->prefix,
+    int n = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "%s%.*s", method->prefix,
                      LOCAL_NAME_CHARS, name);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
@@ -84,7 +84,7 @@ static enum status listen_local(struct local_transport *t, struct err *err)
     for (size_t i = 0; i < sizeof random; i++)
         snprintf(t->address + LOCAL_BOOT_CHARS + 2 * i, 3, "%02x", random[i]);
     struct sockaddr_un name;
-    socklen_t n = socket_name(t->kind, t->address + LOCAL_BOOT_CHARS, &name);
+    socklen_t n = socket_name(t->address_method, t->address + LOCAL_BOOT_CHARS, &name);
     t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (t->listen_fd < 0 || bind(t->listen_fd, (struct sockaddr *)&name, n) != 0 ||
         listen(t->listen_fd, 64) != 0)
@@ -102,12 +102,12 @@ static void wake(void *arg)
 }
 
 enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops,
-                       const struct local_kind *kind, struct kvt_transport **out, struct err *err)
+                       const struct local_address_method *method, struct kvt_transport **out, struct err *err)
 {
     struct local_transport *t = MEM_NEW(struct local_transport);
     t->base.ops = ops;
     t->env = env;
-    t->kind = kind;
+    t->address_method = method;
     t->listen_fd = t->offer_fd = -1;
     t->copy = copy_choose();
     list_init(&t->conns);
@@ -168,7 +168,7 @@ static void free_conn(struct local_conn *c)
     list_remove(&c->link);
     t->n_conns--;
     forget_broken(c);
-    if (c->remote) c->way->detach(c);
+    if (c->remote) c->method->detach(c);
     for (uint32_t i = 0; c->puts && i < LOCAL_PUTS_MAX; i++) mem_free(c->puts[i].copies);
     mem_free(c->puts);
     close(c->fd);
@@ -203,7 +203,7 @@ void local_disconnect(struct kvt_conn *base)
     enum status said = OK;
     local_settle(c);
     if (!base->incoming && c->remote) {
-        c->way->detach(c); /* before BYE: invariant 1 */
+        c->method->detach(c); /* before BYE: invariant 1 */
         c->remote = NULL;
         said = say_bye(c);
     }
@@ -305,13 +305,13 @@ bool local_can_reach(struct kvt_transport *t, struct str address)
 
 /* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace),
  * ERR_FULL: no descriptor to watch it with. */
-static enum status identify(const struct local_kind *kind, int fd, int32_t *pid, int *pidfd)
+static enum status identify(const struct local_address_method *method, int fd, int32_t *pid, int *pidfd)
 {
     struct ucred who;
     socklen_t n = sizeof who;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0 || who.pid <= 0)
         return ERR_UNSUPPORTED;
-    if (kind->same_process && who.pid != getpid()) return ERR_UNSUPPORTED;
+    if (method->same_process && who.pid != getpid()) return ERR_UNSUPPORTED;
     *pid = who.pid;
     n = sizeof *pidfd;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, pidfd, &n) == 0) return OK;
@@ -330,7 +330,7 @@ enum status local_connect(struct kvt_transport *base, struct str address,
     if (t->n_conns >= t->env->max_peers)
         return err_set(err, ERR_FULL, "%s: too many connections", base->ops->name);
     struct sockaddr_un name;
-    socklen_t n = socket_name(t->kind, address.p + LOCAL_BOOT_CHARS, &name);
+    socklen_t n = socket_name(t->address_method, address.p + LOCAL_BOOT_CHARS, &name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), pidfd = -1;
     int32_t pid = 0;
     if (fd < 0 || connect(fd, (struct sockaddr *)&name, n) != 0) {
@@ -345,7 +345,7 @@ enum status local_connect(struct kvt_transport *base, struct str address,
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     kvt_preamble_encode(&p, preamble);
-    enum status st = identify(t->kind, fd, &pid, &pidfd);
+    enum status st = identify(t->address_method, fd, &pid, &pidfd);
     bool known = st == OK;
     if (known) st = local_send_packet(fd, preamble, sizeof preamble);
     if (st != OK) {
@@ -375,7 +375,7 @@ static void accept_conns(struct local_transport *t)
             pidfd = -1;
         int32_t pid = 0;
         if (fd < 0) return;
-        if (t->n_conns >= t->env->max_peers || identify(t->kind, fd, &pid, &pidfd) != OK) {
+        if (t->n_conns >= t->env->max_peers || identify(t->address_method, fd, &pid, &pidfd) != OK) {
             close(fd);
             continue;
         }
@@ -432,7 +432,7 @@ static void greet(struct local_events *evs, struct local_conn *c, const uint8_t 
     int fd = -1;
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
-        c->lt->kind->offer(c->lt, &reply.value, &fd);
+        c->lt->address_method->offer(c->lt, &reply.value, &fd);
         c->must_leave = fd < 0 || fd == c->lt->offer_fd;
     }
     uint8_t out[KVT_PREAMBLE_BYTES];
@@ -473,7 +473,7 @@ static void on_welcome(struct local_events *evs, struct local_conn *c, const uin
         st = ERR_UNAUTHORIZED;
         snprintf(text, sizeof text, "the receiver refused the ticket");
     } else {
-        st = c->lt->kind->attach(c, p.value, fd, text, sizeof text);
+        st = c->lt->address_method->attach(c, p.value, fd, text, sizeof text);
     }
     if (st != OK) {
         go_down(evs, c, st, text);

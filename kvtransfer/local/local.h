@@ -60,7 +60,7 @@ struct local_conn {
     enum local_state state;
     int fd, pidfd;
     int32_t pid;                     /* of the other end, as this process may name it */
-    const struct local_way *way;     /* outgoing, while attached */
+    const struct local_copy_method *method;     /* outgoing, while attached */
     char *remote;                    /* outgoing, while attached: the receiver's pool, as `way`
                                       * names it */
     size_t remote_bytes, need_bytes; /* need: what their layout says */
@@ -70,7 +70,7 @@ struct local_conn {
     uint32_t n_jobs;
     const char *broken; /* why the receiver's memory cannot be written any more;
                          * NULL: it can */
-    void *way_state;    /* the way's, from attach to detach */
+    void *method_state;    /* the way's, from attach to detach */
     struct buf out;     /* packets that wait, for a put or for room: struct
                          * local_packet, bytes */
     bool wants_write;
@@ -88,7 +88,7 @@ struct local_packet {
 };
 
 /* How a connection's writer reaches the receiver's pool; attach chooses. */
-struct local_way {
+struct local_copy_method {
     const char *name;
     /* Copy `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's
      * memory cannot be written any more. Transfer thread and copiers. */
@@ -105,7 +105,7 @@ struct local_way {
 };
 
 /* How a pool becomes visible to writers: the difference between the rows. */
-struct local_kind {
+struct local_address_method {
     const char *prefix; /* of the abstract name */
     bool same_process;  /* both ends must be this process */
     /* Receiver: the WELCOME's value and descriptor (-1: none; stays the caller's). */
@@ -119,7 +119,7 @@ struct local_kind {
 struct local_transport {
     struct kvt_transport base;
     const struct kvt_env *env;
-    const struct local_kind *kind;
+    const struct local_address_method *address_method;
     int epoll_fd, listen_fd;
     /* boot id of this host, then the name */
     char address[LOCAL_ADDRESS_CHARS + 1];
@@ -142,7 +142,7 @@ struct local_transport {
 
 /* The slots of both rows; open is called by each row's own. */
 enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops,
-                       const struct local_kind *kind, struct kvt_transport **out,
+                       const struct local_address_method *method, struct kvt_transport **out,
                        struct err *err) MUST_CHECK;
 void local_close(struct kvt_transport *t);
 int local_wait_fd(struct kvt_transport *t);

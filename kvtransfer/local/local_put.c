@@ -27,7 +27,7 @@ void local_run_job(const struct copier_job *j)
 {
     struct local_put *p = j->put;
     if (atomic_load_explicit(&p->abandoned, memory_order_relaxed)) return;
-    if (!p->conn->way->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes))
+    if (!p->conn->method->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes))
         atomic_store_explicit(&p->failed, true, memory_order_relaxed);
 }
 
@@ -84,7 +84,7 @@ void local_settle(struct local_conn *c)
 {
     for (uint64_t i = c->n_over; i < c->n_put; i++)
         atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
-    if (c->n_jobs && c->way->wait && !c->way->wait(c)) {
+    if (c->n_jobs && c->method->wait && !c->method->wait(c)) {
         for (uint64_t i = c->n_over; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
         c->n_jobs = 0;
     }
@@ -155,8 +155,8 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
     if (t->n_done + t->n_unfinished >= LOCAL_DONE_MAX) return ERR_BUSY;
     struct local_put *slot = new_put(c, p);
     if (!slot) return ERR_BUSY;
-    if (!c->way->begin) share_out(c, slot);
-    else if (c->way->begin(c, slot)) c->n_jobs += slot->n_jobs;
+    if (!c->method->begin) share_out(c, slot);
+    else if (c->method->begin(c, slot)) c->n_jobs += slot->n_jobs;
     else atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
     slot->whole = true;
     advance(c);

@@ -15,7 +15,7 @@ static void offer(const struct local_transport *t, uint64_t *value, int *fd)
 
 static void detach(struct local_conn *c) { c->remote = NULL; }
 
-static const struct local_way DIRECT = {
+static const struct local_copy_method DIRECT = {
     .name = "direct",
     .move = local_move_mapped,
     .detach = detach,
@@ -24,13 +24,13 @@ static const struct local_way DIRECT = {
 static enum status attach(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max)
 {
     (void)fd, (void)text, (void)text_max; /* this process's own WELCOME */
-    c->way = &DIRECT;
+    c->method = &DIRECT;
     c->remote = (char *)(uintptr_t)value;
     c->remote_bytes = c->need_bytes;
     return OK;
 }
 
-static const struct local_kind MEM = {
+static const struct local_address_method MEM = {
     .prefix = "baton-mem-", .same_process = true, .offer = offer, .attach = attach
 };
 
