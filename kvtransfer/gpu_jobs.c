@@ -218,7 +218,7 @@ static void free_job(struct kvt_gpu_job *k)
 {
     struct kvt_gpu_jobs *w = k->jobs;
     list_remove(&k->link);
-    kvt_staging_give(w->o.staging, &w->held, &k->stage);
+    kvt_staging_release(w->o.staging, &w->held, &k->stage);
     k->acquired = false;
 }
 

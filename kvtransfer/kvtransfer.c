@@ -142,7 +142,7 @@ static enum status make_staging(struct kvt *k, const struct kvt_options *o, stru
     TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
     TRY(kvt_staging_add_device(k->core.staging, err));
     if (!is_allowed(o, KVT_CAP_RECEIVER_SCATTERS)) return OK;
-    return kvt_staging_create(o->device, at_least(bytes, KVT_INBOX_BYTES), &k->core.inbox, err);
+    return kvt_staging_create(o->device, at_least(bytes, KVT_RECV_STAGING_BYTES), &k->core.recv_staging, err);
 }
 
 /* What the card does for a pool in its memory. */
@@ -158,7 +158,7 @@ static enum status make_gpu_jobs(struct kvt *k, const struct kvt_options *o, str
         .arg = k,
     };
     TRY(kvt_gpu_jobs_create(&w, &k->core.send_jobs, err));
-    w.staging = k->core.inbox;
+    w.staging = k->core.recv_staging;
     return kvt_gpu_jobs_create(&w, &k->core.recv_jobs, err);
 }
 

@@ -51,7 +51,7 @@ void kvt_core_release(struct kvt_core *c)
         mem_free(c->slots[i].arrived);
     }
     kvt_staging_free(c->staging);
-    kvt_staging_free(c->inbox);
+    kvt_staging_free(c->recv_staging);
     mem_free(c->slots);
     mem_free(c->fenced);
     mem_free(c->copies);

@@ -58,7 +58,7 @@ enum {
                               * to stay in cache for its checksum */
     KVT_DEVICE_PUT_BYTES = 8 << 20, /* of one between cards, whose bytes no processor touches: some
                                      * 20 us of NVLink, 150 us of PCIe */
-    KVT_INBOX_BYTES = 32 << 20,  /* of frames on their way into a pool in a card's memory: 32 of 1
+    KVT_RECV_STAGING_BYTES = 32 << 20,  /* of frames on their way into a pool in a card's memory: 32 of 1
                                   * MiB, 30 us of PCIe each */
     KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB or more, more than any
                                   * link holds (100 GB/s over 200 us is 20 MB) */
@@ -145,7 +145,7 @@ struct kvt_send {
     uint64_t n_left; /* pieces not put yet, all layers */
     struct kvt_batch puts[KVT_SEND_PUTS];
     uint32_t unfinished;           /* bit i: puts[i] has no PUT_DONE yet */
-    struct kvt_batch made;         /* converted, fetched or begun, and not taken by
+    struct kvt_batch prepared;         /* converted, fetched or begun, and not taken by
                                     * the row yet; made.span.n == 0: none */
     struct kvt_gpu_job *note_job;    /* makes the checksums of `note`; NULL: they are in
                                     * it */
@@ -168,8 +168,8 @@ struct kvt_peer {
     uint64_t handle;                     /* of kvt_connect; 0: incoming */
     struct kv_layout layout;             /* theirs; outgoing only */
     bool checksum;                       /* outgoing: both sides want checksums */
-    uint32_t staged;                     /* outgoing: chunks of staging memory its puts hold */
-    uint32_t boxed;                      /* incoming: chunks of the inbox its frame holds */
+    uint32_t staging_chunks;                     /* outgoing: chunks of staging memory its puts hold */
+    uint32_t recv_chunks;                      /* incoming: chunks of the inbox its frame holds */
     struct kvt_stage frame; /* incoming: where the frame that is being read lands; n == 0: in
                              * the pool, or there is none */
     bool up, lost;          /* lost: DOWN was seen */
@@ -187,7 +187,7 @@ struct kvt_core {
     bool lossy;                           /* a peer may hold less precise values */
     struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in a card's memory; NULL: the processor
                                            * reads the pool */
-    struct kvt_staging *inbox;            /* with `arriving`: where frames of rows that place bytes
+    struct kvt_staging *recv_staging;            /* with `arriving`: where frames of rows that place bytes
                                            * land first; NULL: there is no such row */
     struct kvt_staging *staging; /* NULL: peers of another layout cannot be served (tests of
                                   * sessions alone) */

@@ -456,7 +456,7 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
 
 void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
 {
-    if (p && p->frame.n) kvt_staging_give(c->inbox, &p->boxed, &p->frame);
+    if (p && p->frame.n) kvt_staging_release(c->recv_staging, &p->recv_chunks, &p->frame);
 }
 
 /* Where the frame is read to. When the inbox is full its copies are waited for; what is left then
@@ -464,17 +464,17 @@ void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
 static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
                           uint64_t offset, struct iovec *iov)
 {
-    if (!p->frame.n && !kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
+    if (!p->frame.n && !kvt_staging_acquire(c->recv_staging, head->bytes, true, &p->recv_chunks, &p->frame)) {
         if (kvt_gpu_jobs_synchronize(c->recv_jobs) == OK) kvt_recv_collect(c);
         struct kvt_recv *r = bound(c, p, head);
         if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
-        if (!kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
+        if (!kvt_staging_acquire(c->recv_staging, head->bytes, true, &p->recv_chunks, &p->frame)) {
             fail(c, r, ERR_FULL, false,
                  "no memory to receive KV for the card: too many senders at once");
             return 0;
         }
     }
-    iov[0] = (struct iovec){ (char *)kvt_staging_at(c->inbox, p->frame) + offset,
+    iov[0] = (struct iovec){ (char *)kvt_staging_at(c->recv_staging, p->frame) + offset,
                              head->bytes - offset };
     return 1;
 }
@@ -492,7 +492,7 @@ static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv 
     if (k) { /* the stage is the work's now */
         k->stage = p->frame;
         *kvt_gpu_jobs_held(c->recv_jobs) += p->frame.n;
-        p->boxed -= p->frame.n;
+        p->recv_chunks -= p->frame.n;
         p->frame.n = 0;
     }
     if (begin_job(c, r, k, head, (struct kvt_gpu_job_params){ .copy = KVT_GPU_COPY_H2D })) r->n_stores++;

@@ -134,23 +134,23 @@ static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
     kvt_core_event(c, ev);
 }
 
-static void give_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_batch *b)
+static void release_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_batch *b)
 {
-    if (b->stage.n) kvt_staging_give(c->staging, &s->peer->staged, &b->stage);
+    if (b->stage.n) kvt_staging_release(c->staging, &s->peer->staging_chunks, &b->stage);
 }
 
 /* Nobody will put it. A work that still writes its stage keeps that until it is over. */
-static void drop_made(struct kvt_core *c, struct kvt_send *s)
+static void drop_prepared(struct kvt_core *c, struct kvt_send *s)
 {
-    struct kvt_batch *b = &s->made;
+    struct kvt_batch *b = &s->prepared;
     if (b->job && b->stage.n) {
         b->job->stage = b->stage;
-        s->peer->staged -= b->stage.n;
+        s->peer->staging_chunks -= b->stage.n;
         *kvt_gpu_jobs_held(c->send_jobs) += b->stage.n;
         b->stage.n = 0;
     }
     kvt_gpu_job_release(b->job);
-    give_stage(c, s, b);
+    release_stage(c, s, b);
     *b = (struct kvt_batch){ .stage = { 0, 0 } };
 }
 
@@ -175,7 +175,7 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     snprintf(s->text, sizeof s->text, "%s", text);
     kvt_gpu_job_release(s->note_job);
     s->note_job = NULL;
-    drop_made(c, s);
+    drop_prepared(c, s);
     if (s->unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
     else end_stopped(c, s);
 }
@@ -184,7 +184,7 @@ void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 {
     LIST_FOREACH(s, &p->sends, struct kvt_send, link)
     {
-        for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) give_stage(c, s, &s->puts[i]);
+        for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) release_stage(c, s, &s->puts[i]);
         s->unfinished = 0; /* the row reads nothing of a connection that is down */
         if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
         else kvt_send_fail(c, s, st, text);
@@ -351,25 +351,25 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
 
 /* Staging memory for the pieces of a span, or for the first of them; false while there is no
  * room. */
-static bool take_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range *range)
+static bool acquire_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range *range)
 {
     uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
-    if (kvt_staging_take(c->staging, bytes, range->n == 1, &s->peer->staged, &s->made.stage))
+    if (kvt_staging_acquire(c->staging, bytes, range->n == 1, &s->peer->staging_chunks, &s->prepared.stage))
         return true;
     if (range->n == 1) return false;
     range->n = 1; /* fragments, or others hold most of it: something always goes on */
     bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
-    return kvt_staging_take(c->staging, bytes, true, &s->peer->staged, &s->made.stage);
+    return kvt_staging_acquire(c->staging, bytes, true, &s->peer->staging_chunks, &s->prepared.stage);
 }
 
 /* Convert the pieces of a span in staging memory; false while there is no room. */
-static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
+static bool convert_batch(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
-    if (s->made.range.n) return true; /* made for an earlier try */
-    if (!take_stage(c, s, &range)) return false;
+    if (s->prepared.range.n) return true; /* made for an earlier try */
+    if (!acquire_stage(c, s, &range)) return false;
     uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, range);
-    s->made.range = range;
-    char *out = kvt_staging_at(c->staging, s->made.stage);
+    s->prepared.range = range;
+    char *out = kvt_staging_at(c->staging, s->prepared.stage);
     for (uint32_t i = range.first; i < range.first + range.n; i++) {
         kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, range.layer, i,
                           out);
@@ -397,13 +397,13 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
 {
     struct kvt_gpu_job *job = kvt_gpu_jobs_acquire(c->send_jobs);
     if (!job) return false;
-    if (must_stage(c, s) && !take_stage(c, s, &range)) {
+    if (must_stage(c, s) && !acquire_stage(c, s, &range)) {
         kvt_gpu_job_release(job);
         return false;
     }
-    s->made.range = range;
-    s->made.job = job;
-    job->stage = s->made.stage;
+    s->prepared.range = range;
+    s->prepared.job = job;
+    job->stage = s->prepared.stage;
     struct kvt_gpu_job_params params = {
         .slice = &s->src,
         .blocks = s->src_blocks,
@@ -425,12 +425,12 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
 /* True when the batch in `made` may be put: what has to be made and fetched is there. */
 static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
-    if (!s->made.range.n && !begin_gpu_job(c, s, range)) return false;
+    if (!s->prepared.range.n && !begin_gpu_job(c, s, range)) return false;
     if (!must_stage(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
-    if (s->made.job && !kvt_gpu_job_is_done(s->made.job)) return false;
+    if (s->prepared.job && !kvt_gpu_job_is_done(s->prepared.job)) return false;
     if (!s->sums) {
-        kvt_gpu_job_release(s->made.job);
-        s->made.job = NULL;
+        kvt_gpu_job_release(s->prepared.job);
+        s->prepared.job = NULL;
     }
     return true;
 }
@@ -455,8 +455,8 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
     *out = (struct kvt_batch){ .range = range };
     bool on_device = c->send_jobs && (s->sums || must_stage(c, s));
     if (s->direct && !on_device) return true;
-    if (on_device ? !prepare(c, s, range) : !make(c, s, range)) return false;
-    *out = s->made;
+    if (on_device ? !prepare(c, s, range) : !convert_batch(c, s, range)) return false;
+    *out = s->prepared;
     return true;
 }
 
@@ -504,7 +504,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     s->puts[slot] = b;
     if (!s->unfinished) s->t_busy_ns = now;
     s->unfinished |= 1u << slot;
-    s->made = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
+    s->prepared = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
     account(c, s, b.range, ready, put.head.bytes);
     make_note(c, s, &put.head, &s->puts[slot]);
     s->puts[slot].job = NULL; /* the note's */
@@ -543,7 +543,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
     if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
-    give_stage(c, s, &s->puts[tag % KVT_SEND_PUTS]);
+    release_stage(c, s, &s->puts[tag % KVT_SEND_PUTS]);
     s->t_moved_ms = clock_ms();
     if (s->state == KVT_SEND_STOPPING && !s->unfinished) end_stopped(c, s);
     else finish_if_complete(c, s);

@@ -12,7 +12,7 @@ struct kvt_staging {
     bool own_device;
     struct dev_mem mem, device_mem; /* card.ptr == NULL: no such side */
     uint32_t n, n_free;
-    bool *taken; /* by chunk */
+    bool *in_use; /* by chunk */
 };
 
 enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out,
@@ -21,7 +21,7 @@ enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt
     struct kvt_staging *s = MEM_NEW(struct kvt_staging);
     s->mem.fd = s->device_mem.fd = -1;
     s->n = s->n_free = (uint32_t)((bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK);
-    s->taken = MEM_ARRAY(bool, s->n);
+    s->in_use = MEM_ARRAY(bool, s->n);
     s->device = device;
     s->own_device = !device;
     enum status st = device ? OK : device_open("cpu", &s->device, err);
@@ -49,7 +49,7 @@ void kvt_staging_free(struct kvt_staging *s)
     if (s->device) device_mem_free(s->device, &s->mem);
     if (s->device) device_mem_free(s->device, &s->device_mem);
     if (s->own_device) device_close(s->device);
-    mem_free(s->taken);
+    mem_free(s->in_use);
     mem_free(s);
 }
 
@@ -66,36 +66,36 @@ uint64_t kvt_staging_piece_max(const struct kvt_staging *s)
 }
 
 /* The first run of n free chunks, or s->n. */
-static uint32_t find_run(const struct kvt_staging *s, uint32_t n)
+static uint32_t find_free_chunks(const struct kvt_staging *s, uint32_t n)
 {
     uint32_t length = 0;
     for (uint32_t i = 0; i < s->n; i++) {
-        length = s->taken[i] ? 0 : length + 1;
+        length = s->in_use[i] ? 0 : length + 1;
         if (length == n) return i + 1 - n;
     }
     return s->n;
 }
 
-bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
+bool kvt_staging_acquire(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
                       struct kvt_stage *out)
 {
     uint64_t n = (bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK;
     if (n == 0 || n > s->n_free) return false;
     if (*held + n > s->n_free - n && !(least && *held == 0)) return false;
-    uint32_t first = find_run(s, (uint32_t)n);
+    uint32_t first = find_free_chunks(s, (uint32_t)n);
     if (first == s->n) return false;
     *out = (struct kvt_stage){ first, (uint32_t)n };
-    memset(s->taken + first, true, n);
+    memset(s->in_use + first, true, n);
     s->n_free -= out->n;
     *held += out->n;
     return true;
 }
 
-void kvt_staging_give(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage)
+void kvt_staging_release(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage)
 {
     if (stage->n == 0) return;
-    for (uint32_t i = stage->first; i < stage->first + stage->n; i++) ASSERT(s->taken[i]);
-    memset(s->taken + stage->first, false, stage->n);
+    for (uint32_t i = stage->first; i < stage->first + stage->n; i++) ASSERT(s->in_use[i]);
+    memset(s->in_use + stage->first, false, stage->n);
     s->n_free += stage->n;
     *held -= stage->n;
     stage->n = 0;

@@ -41,10 +41,10 @@ uint64_t kvt_staging_piece_max(const struct kvt_staging *s);
  * `least`: less than this the peer cannot use, so one that holds nothing gets it beyond its share
  * too. LIMIT: about log2(memory / piece) peers that do not drain leave nothing for one more until
  * their transfers' stall deadline. */
-bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
+bool kvt_staging_acquire(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
                       struct kvt_stage *out);
 /* Give back; none is fine. */
-void kvt_staging_give(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage);
+void kvt_staging_release(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage);
 /* Offset of the stage's first byte in the memory, and its address. */
 uint64_t kvt_staging_offset(struct kvt_stage stage);
 void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage);

@@ -126,7 +126,7 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
         kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, range.first + i, want + at);
     for (int fetch = 0; fetch < 2; fetch++) {
         struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
-        CHECK(kvt_staging_take(r.staging, bytes, true, kvt_gpu_jobs_held(r.works), &k->stage));
+        CHECK(kvt_staging_acquire(r.staging, bytes, true, kvt_gpu_jobs_held(r.works), &k->stage));
         struct kvt_gpu_job_params t = {
             .slice = &src,
             .blocks = TABLE,
@@ -176,7 +176,7 @@ static void copies_case(const char *name)
     uint64_t n_bytes = kvt_plan_range_bytes(&slice, TOKENS, range);
     uint32_t held = 0, n = kvt_plan_copies_from(0, &slice, TABLE, TOKENS, range, copies);
     struct kvt_stage stage;
-    CHECK(n <= 64 && kvt_staging_take(r.staging, n_bytes, true, &held, &stage));
+    CHECK(n <= 64 && kvt_staging_acquire(r.staging, n_bytes, true, &held, &stage));
     for (int step = 0; step < 2; step++) {
         struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
         k->stage = stage;
@@ -204,7 +204,7 @@ static void copies_case(const char *name)
     device_download(r.device, now, r.pool.ptr, kv_layout_pool_bytes(&r.layout));
     CHECK(memcmp(now, want, kv_layout_pool_bytes(&r.layout)) == 0);
     free(now);
-    kvt_staging_give(r.staging, &held, &stage);
+    kvt_staging_release(r.staging, &held, &stage);
     rig_close(&r);
 }
 
@@ -223,7 +223,7 @@ TEST(a_work_given_early_keeps_its_stage)
     struct kvt_head_slice all = kvt_head_slice_all(&r.layout);
     uint32_t free_before = kvt_staging_n_free(r.staging);
     struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
-    CHECK(kvt_staging_take(r.staging, 6000, true, kvt_gpu_jobs_held(r.works), &k->stage));
+    CHECK(kvt_staging_acquire(r.staging, 6000, true, kvt_gpu_jobs_held(r.works), &k->stage));
     struct kvt_gpu_job_params t = {
         .slice = &all,
         .blocks = TABLE,

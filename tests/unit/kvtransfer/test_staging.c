@@ -30,12 +30,12 @@ TEST(staging_gives_neighbouring_chunks_once)
                 CHECK(taken[stages[i].first + c]);
                 taken[stages[i].first + c] = false;
             }
-            kvt_staging_give(s, &held[i], &stages[i]);
+            kvt_staging_release(s, &held[i], &stages[i]);
             CHECK_EQ_INT(held[i], 0);
             continue;
         }
         uint64_t bytes = 1 + (uint64_t)rand() % (4 * CHUNK);
-        if (!kvt_staging_take(s, bytes, true, &held[i], &stages[i])) continue;
+        if (!kvt_staging_acquire(s, bytes, true, &held[i], &stages[i])) continue;
         CHECK_EQ_INT(stages[i].n, (bytes + CHUNK - 1) / CHUNK);
         CHECK(stages[i].first + stages[i].n <= N);
         CHECK(kvt_staging_at(s, stages[i]) ==
@@ -45,7 +45,7 @@ TEST(staging_gives_neighbouring_chunks_once)
             taken[stages[i].first + c] = true;
         }
     }
-    for (int i = 0; i < 40; i++) kvt_staging_give(s, &held[i], &stages[i]);
+    for (int i = 0; i < 40; i++) kvt_staging_release(s, &held[i], &stages[i]);
     CHECK_EQ_INT(kvt_staging_n_free(s), N);
     kvt_staging_free(s);
 }
@@ -59,15 +59,15 @@ TEST(staging_leaves_something_for_the_next)
     struct kvt_stage stage;
     for (int i = 0; i < 4; i++) {
         uint32_t before = kvt_staging_n_free(s);
-        while (kvt_staging_take(s, CHUNK, false, &held[i], &stage)) {}
+        while (kvt_staging_acquire(s, CHUNK, false, &held[i], &stage)) {}
         CHECK_EQ_INT(held[i], before / 2);
-        CHECK(!kvt_staging_take(s, CHUNK, true, &held[i], &stage));
+        CHECK(!kvt_staging_acquire(s, CHUNK, true, &held[i], &stage));
     }
     uint32_t late = 0;
     CHECK_EQ_INT(kvt_staging_n_free(s), 4);
-    CHECK(!kvt_staging_take(s, 4 * CHUNK, false, &late, &stage));
-    CHECK(kvt_staging_take(s, 4 * CHUNK, true, &late, &stage));
-    CHECK(!kvt_staging_take(s, 1, true, &(uint32_t){ 0 }, &stage));
+    CHECK(!kvt_staging_acquire(s, 4 * CHUNK, false, &late, &stage));
+    CHECK(kvt_staging_acquire(s, 4 * CHUNK, true, &late, &stage));
+    CHECK(!kvt_staging_acquire(s, 1, true, &(uint32_t){ 0 }, &stage));
     kvt_staging_free(s);
 }
 
