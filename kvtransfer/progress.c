@@ -159,15 +159,15 @@ static void on_message(struct kvt *k, struct kvt_peer *p, const struct kvt_messa
     case KVT_MSG_STOPPED:
     case KVT_MSG_BYE:
         if (p->conn->incoming) kvt_recv_message(&k->core, p, m);
-        else p->condemned = true;
+        else p->must_close = true;
         break;
     case KVT_MSG_OPENED:
     case KVT_MSG_DONE:
     case KVT_MSG_STOP:
         if (!p->conn->incoming) kvt_send_message(&k->core, p, m);
-        else p->condemned = true;
+        else p->must_close = true;
         break;
-    default: p->condemned = true; /* DATA is the rows' affair */
+    default: p->must_close = true; /* DATA is the rows' affair */
     }
 }
 
@@ -196,7 +196,7 @@ static void sweep_peers(struct kvt *k)
 {
     LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
     {
-        if (p->condemned && !p->lost) {
+        if (p->must_close && !p->lost) {
             log_warn("kv peer dropped",
                      "peer=%016llx transport=%s why=\"it broke the protocol or stopped reading\"",
                      (unsigned long long)p->handle, p->ops->name);

@@ -82,5 +82,5 @@ void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t sess
     };
     enum status sent = p->ops->notify(p->conn, &m);
     /* it does not read what it is told */
-    if (sent != OK && sent != ERR_PEER_LOST) p->condemned = true;
+    if (sent != OK && sent != ERR_PEER_LOST) p->must_close = true;
 }

@@ -173,7 +173,7 @@ struct kvt_peer {
     struct kvt_stage frame; /* incoming: where the frame that is being read lands; n == 0: in
                              * the pool, or there is none */
     bool up, lost;          /* lost: DOWN was seen */
-    bool condemned;         /* to be disconnected (does not answer STOP, breaks the
+    bool must_close;         /* to be disconnected (does not answer STOP, breaks the
                              * protocol) */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */

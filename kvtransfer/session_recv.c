@@ -597,7 +597,7 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
             stop_again(r, now_ms);
             if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) &&
                 now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
-                r->peer->condemned = true;
+                r->peer->must_close = true;
         } else if (s == KVT_RECV_BOUND && r->t_doubt_ms &&
                    now_ms >
                        r->t_doubt_ms + (KVT_DOUBT_MS < c->stall_ms ? KVT_DOUBT_MS : c->stall_ms)) {

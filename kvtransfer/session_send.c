@@ -614,7 +614,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
         bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished;
         bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
-            p->condemned |= stalls; /* an abandoned put that does not end: only the end of the
+            p->must_close |= stalls; /* an abandoned put that does not end: only the end of the
                                      * connection ends it */
             continue;
         }

@@ -1,7 +1,7 @@
 /* control.c - the hub of control connections; see control.h for the protocol and its invariants.
  *
- * Life of a connection here: CONNECTING → WAITING → OPEN or GREETING → OPEN, then LOST (said, still
- * the row's), then LEAVING: the row has closed it, what it queued goes out, the write side is shut,
+ * Life of a connection here: CONNECTING → WAITING → OPEN or HANDSHAKE → OPEN, then LOST (said, still
+ * the row's), then CLOSING: the row has closed it, what it queued goes out, the write side is shut,
  * and what the peer still sends is read away, because closing a socket with unread bytes resets it
  * and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed only at the
  * beginning of control_poll, so that a handler may close any connection while events about it are
@@ -28,8 +28,8 @@
 enum {
     FRAME_MAGIC = 0x4346, /* "FC" */
     ACCEPTS_PER_POLL = 16,
-    LEAVE_MS = 1000,
-    LEAVE_READS = 16, /* per poll: a peer that goes on sending does not hold the thread */
+    CLOSING_MS = 1000,
+    CLOSING_READS = 16, /* per poll: a peer that goes on sending does not hold the thread */
     DEADLINE_CHECK_MS = 50,
     KEEPALIVE_S = 1,        /* first probe after this long without a byte, and the time between
                              * probes */
@@ -50,10 +50,10 @@ static_assert(CONTROL_HEAD_BYTES + CONTROL_BODY_MAX <= CONTROL_IN_BYTES, "a whol
 enum conn_state {
     CONN_CONNECTING,
     CONN_WAITING,
-    CONN_GREETING,
+    CONN_HANDSHAKE,
     CONN_OPEN,
     CONN_LOST,
-    CONN_LEAVING
+    CONN_CLOSING
 };
 
 struct conn {
@@ -61,7 +61,7 @@ struct conn {
     struct list link;
     enum conn_state state;
     int fd;
-    uint64_t deadline_ms;           /* CONNECTING, WAITING, GREETING, LEAVING */
+    uint64_t deadline_ms;           /* CONNECTING, WAITING, HANDSHAKE, CLOSING */
     bool wants_write, shut, broken; /* broken: the socket takes no more bytes */
     struct buf out;
     size_t out_sent; /* bytes of it the kernel has taken */
@@ -142,7 +142,7 @@ static void set_options(int fd)
 static struct conn *new_conn(struct control_hub *h, int fd, enum conn_state state, void *owner)
 {
     struct conn *c = MEM_NEW(struct conn);
-    c->base = (struct control_conn){ .hub = h, .incoming = state == CONN_GREETING, .owner = owner };
+    c->base = (struct control_conn){ .hub = h, .incoming = state == CONN_HANDSHAKE, .owner = owner };
     c->fd = fd;
     c->state = state;
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
@@ -192,27 +192,27 @@ static void queue_preamble(struct conn *c, const struct kvt_preamble *p)
 }
 
 /* The row or the protocol has no more use for it. */
-static void leave(struct conn *c)
+static void begin_close(struct conn *c)
 {
     /* nothing can go out any more, or nothing has come in */
     if (c->state == CONN_LOST || c->state == CONN_CONNECTING) {
         if (c->state == CONN_CONNECTING) unwatch(c);
         c->broken = true;
     }
-    c->state = CONN_LEAVING;
-    c->deadline_ms = clock_ms() + LEAVE_MS;
+    c->state = CONN_CLOSING;
+    c->deadline_ms = clock_ms() + CLOSING_MS;
     if (!c->broken) write_out(c);
 }
 
-/* One step of LEAVING; frees when done. */
-static void step_leaving(struct conn *c, uint64_t now_ms)
+/* One step of CLOSING; frees when done. */
+static void step_closing(struct conn *c, uint64_t now_ms)
 {
     bool over = c->broken || now_ms > c->deadline_ms;
     if (!over && c->out.len == 0 && !c->shut) {
         c->shut = true;
         shutdown(c->fd, SHUT_WR);
     }
-    for (int i = 0; !over && i < LEAVE_READS; i++) {
+    for (int i = 0; !over && i < CLOSING_READS; i++) {
         ssize_t n = recv(c->fd, c->in, sizeof c->in, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
@@ -233,9 +233,9 @@ static void lose(struct conn *c, enum status st, const char *text, control_handl
                  void *arg)
 {
     if (c->state >= CONN_LOST) return;
-    if (c->state == CONN_GREETING) {
+    if (c->state == CONN_HANDSHAKE) {
         c->broken = true;
-        leave(c);
+        begin_close(c);
         return;
     }
     unwatch(c);
@@ -246,7 +246,7 @@ static void lose(struct conn *c, enum status st, const char *text, control_handl
     say(c, on_event, arg, ev);
 }
 
-void control_close(struct control_conn *base) { leave((struct conn *)base); }
+void control_close(struct control_conn *base) { begin_close((struct conn *)base); }
 
 /* ---- in ---- */
 
@@ -256,7 +256,7 @@ static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
     struct kvt_preamble p;
     const struct kvt_env *env = c->base.hub->env;
     bool good = kvt_preamble_decode(c->in, KVT_PREAMBLE_BYTES, &p) == OK;
-    if (c->state == CONN_GREETING) {
+    if (c->state == CONN_HANDSHAKE) {
         if (!good || p.kind != KVT_PREAMBLE_TICKET) {
             lose(c, ERR_FORMAT, "", on_event, arg);
             return false;
@@ -266,7 +266,7 @@ static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
                               .kind = good ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED,
                           });
         if (!good) {
-            leave(c);
+            begin_close(c);
             return false;
         }
         write_out(c);
@@ -344,7 +344,7 @@ static void accept_conns(struct control_hub *h)
         int fd = kvt_accept(h->transport, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
         if (fd < 0) return;
         if (h->n_conns >= h->env->max_peers) close(fd);
-        else new_conn(h, fd, CONN_GREETING, NULL);
+        else new_conn(h, fd, CONN_HANDSHAKE, NULL);
     }
 }
 
@@ -363,7 +363,7 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
     uint64_t now_ms = clock_ms();
     kvt_accept_resume(h->epoll_fd, h->listen_fd, &h->accept_again_ms, now_ms);
     LIST_FOREACH(c, &h->conns, struct conn, link)
-    if (c->state == CONN_LEAVING) step_leaving(c, now_ms);
+    if (c->state == CONN_CLOSING) step_closing(c, now_ms);
     struct epoll_event events[16];
     int n = epoll_wait(h->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
@@ -373,7 +373,7 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
         else if (c->state < CONN_LOST) {
             if (events[i].events & EPOLLOUT) write_out(c);
             if (events[i].events & ~(uint32_t)EPOLLOUT) read_in(c, on_event, arg);
-        } else if (c->state == CONN_LEAVING && (events[i].events & EPOLLOUT)) write_out(c);
+        } else if (c->state == CONN_CLOSING && (events[i].events & EPOLLOUT)) write_out(c);
     }
     check_deadlines(h, now_ms, on_event, arg);
 }
@@ -416,10 +416,10 @@ void control_hub_free(struct control_hub *h)
     if (!h) return;
     LIST_FOREACH(c, &h->conns, struct conn, link)
     {
-        if (c->state == CONN_OPEN || c->state == CONN_LEAVING) {
+        if (c->state == CONN_OPEN || c->state == CONN_CLOSING) {
             write_out(c);
             c->deadline_ms = UINT64_MAX;
-            step_leaving(c, 0); /* reads what is there away, see above */
+            step_closing(c, 0); /* reads what is there away, see above */
         }
     }
     LIST_FOREACH(c, &h->conns, struct conn, link) free_conn(c);

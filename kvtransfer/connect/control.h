@@ -6,7 +6,7 @@
  * `after`) and a body of at most CONTROL_BODY_MAX bytes, the row's own.
  *
  *   outgoing  CONNECTING ── ticket ──▶ WAITING ── WELCOME ──▶ OPEN ──▶ LOST
- *   incoming  GREETING ── ticket admitted: WELCOME ──▶ OPEN ──▶ LOST
+ *   incoming  HANDSHAKE ── ticket admitted: WELCOME ──▶ OPEN ──▶ LOST
  *
  * Invariants 1 No CONTROL_OPENED before env->admit took the ticket (incoming) or WELCOME came
  *  (outgoing), within KVT_CONNECT_MS. 2 Frames arrive whole, in order, exactly once, or the

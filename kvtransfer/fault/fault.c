@@ -28,7 +28,7 @@ static int scatter(void *arg, struct kvt_conn *inner, const struct kvt_message *
 {
     struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
-    if (!c || c->silent || c->doomed) return 0;
+    if (!c || c->detached || c->force_down) return 0;
     return r->outer->scatter(r->outer->arg, &c->base, head, offset, iov, cap);
 }
 
@@ -37,9 +37,9 @@ static void scattered(void *arg, struct kvt_conn *inner, const struct kvt_messag
 {
     struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
-    if (!c || c->silent || c->doomed) return;
+    if (!c || c->detached || c->force_down) return;
     if (bytes == head->bytes && fault_befall(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT)
-        (void)fault_doom(c);
+        (void)fault_force_down(c);
     else r->outer->scattered(r->outer->arg, &c->base, head, bytes);
 }
 
@@ -91,14 +91,14 @@ static enum status fault_connect(struct kvt_transport *t, struct str address,
 static void fault_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    if (!c->gone) c->transport->inner_ops->abandon(c->inner, session, generation);
+    if (!c->inner_down) c->transport->inner_ops->abandon(c->inner, session, generation);
 }
 
 static enum status fault_fence(struct kvt_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
     struct fault_fate f = fault_befall(c->transport, FAULT_AT_FENCE, false);
-    c->silent = true;
+    c->detached = true;
     if (f.kind == FAULT_DELAY) {
         fault_count(c->transport, f.kind);
         c->fence_ms = clock_ms() + f.ms;

@@ -56,7 +56,7 @@ static void on_message(struct fault_conn *c, const struct kvt_message *m)
     struct fault_held h = { .what = HELD_MESSAGE, .message = *m };
     struct fault_fate f = fault_befall(r, fault_step_of(m->kind), false);
     switch (f.kind) {
-    case FAULT_DISCONNECT: (void)fault_doom(c); return;
+    case FAULT_DISCONNECT: (void)fault_force_down(c); return;
     case FAULT_REORDER:
         h.overtaken = true;
         hold_in(c, h, FAULT_REORDER_MS); /* counted when something overtakes it */
@@ -77,14 +77,14 @@ static void on_put_done(struct fault_transport *r, uint64_t tag)
 {
     struct fault_slot *s = &r->slots[tag % FAULT_SLOTS];
     if (!s->c) return;
-    if (s->silent) {
+    if (s->unreported) {
         s->c = NULL;
         return;
     }
     struct fault_fate f = fault_befall(r, FAULT_AT_PUT_DONE, false);
     if (f.kind != FAULT_NOTHING && f.kind != FAULT_DISCONNECT) fault_count(r, f.kind);
     if (f.kind == FAULT_DROP) s->c = NULL;
-    else if (f.kind == FAULT_DISCONNECT) (void)fault_doom(s->c);
+    else if (f.kind == FAULT_DISCONNECT) (void)fault_force_down(s->c);
     else fault_end_slot(s, f.kind == FAULT_DELAY ? clock_ms() + f.ms : 0);
 }
 
@@ -105,14 +105,14 @@ static struct kvt_transport_event *add_event(struct fault_events *evs, enum kvt_
 static void take(struct fault_transport *r, const struct kvt_transport_event *i, struct fault_events *out)
 {
     struct fault_conn *c = i->conn->peer ? i->conn->peer : fault_new_conn(r, i->conn);
-    if (c->silent) return;
+    if (c->detached) return;
     switch (i->kind) {
     case KVT_UP:
-        if (fault_befall(r, FAULT_AT_UP, false).kind == FAULT_DISCONNECT) (void)fault_doom(c);
+        if (fault_befall(r, FAULT_AT_UP, false).kind == FAULT_DISCONNECT) (void)fault_force_down(c);
         add_event(out, KVT_UP, c);
         break;
     case KVT_DOWN:
-        c->gone = true;
+        c->inner_down = true;
         hold_in(c, (struct fault_held){ .what = HELD_DOWN, .down = *i }, 0);
         break;
     case KVT_MESSAGE: on_message(c, &i->message); break;
@@ -124,7 +124,7 @@ static void take(struct fault_transport *r, const struct kvt_transport_event *i,
 static void tell_down(struct fault_events *out, struct fault_conn *c, const struct kvt_transport_event *why)
 {
     struct kvt_transport_event *i = add_event(out, KVT_DOWN, c);
-    c->silent = true;
+    c->detached = true;
     i->status = why ? why->status : ERR_PEER_LOST;
     if (why) memcpy(i->text, why->text, sizeof i->text);
     else snprintf(i->text, sizeof i->text, "%s: disconnected by the fault plan", c->transport->ops.name);
@@ -136,7 +136,7 @@ static void tell_down(struct fault_events *out, struct fault_conn *c, const stru
 /* What waited on its way in and is due. A DOWN is behind the messages that came before it. */
 static void deliver(struct fault_events *out, struct fault_conn *c, uint64_t now)
 {
-    while (!list_empty(&c->in) && !c->silent && out->n < out->cap) {
+    while (!list_empty(&c->in) && !c->detached && out->n < out->cap) {
         struct fault_held *h = LIST_FIRST(&c->in, struct fault_held, link);
         if (h->due_ms > now && c->n_in < FAULT_HELD_MAX) return;
         c->n_in--;
@@ -161,7 +161,7 @@ static void tell(struct fault_transport *r, struct fault_events *out, uint64_t n
     }
     LIST_FOREACH(c, &r->conns, struct fault_conn, link)
     {
-        if (c->doomed && !c->silent && out->n < out->cap) tell_down(out, c, NULL);
+        if (c->force_down && !c->detached && out->n < out->cap) tell_down(out, c, NULL);
         deliver(out, c, now);
     }
 }

@@ -20,7 +20,7 @@ enum { FAULT_SLOTS = 512, FAULT_WINDOW = FAULT_LATE_BYTES };
 struct fault_slot {
     struct fault_conn *c; /* NULL: free */
     uint64_t tag, due_ms;
-    bool silent; /* a repetition: the session layer does not know it */
+    bool unreported; /* a repetition: the session layer does not know it */
     bool over;   /* PUT_DONE is to be told at due_ms */
 };
 
@@ -44,9 +44,9 @@ struct fault_conn {
     struct list link, out, in;
     struct list late; /* puts to be repeated, by time */
     uint32_t n_out, n_in;
-    bool gone;         /* the inner row said DOWN */
-    bool doomed;       /* `disconnect`: DOWN is to be told */
-    bool silent;       /* DOWN was told, or fence asked: nothing more is */
+    bool inner_down;         /* the inner row said DOWN */
+    bool force_down;       /* `disconnect`: DOWN is to be told */
+    bool detached;       /* DOWN was told, or fence asked: nothing more is */
     uint64_t fence_ms; /* fence answers ERR_BUSY until then */
 };
 
@@ -91,7 +91,7 @@ enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
 void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind);
 
 /* A free slot for a put of c, or NULL. */
-struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool silent);
+struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool unreported);
 /* PUT_DONE is to be told at due_ms. */
 void fault_end_slot(struct fault_slot *s, uint64_t due_ms);
 void fault_free_slots(struct fault_conn *c);
@@ -104,7 +104,7 @@ void fault_arm(struct fault_transport *r);
 /* What waits on its way out and is due, in order. */
 void fault_flush_out(struct fault_conn *c, uint64_t now);
 /* The connection is to be DOWN; ERR_PEER_LOST. */
-enum status fault_doom(struct fault_conn *c);
+enum status fault_force_down(struct fault_conn *c);
 /* The row's slots (transport.h). */
 enum status fault_put(struct kvt_conn *base, const struct kvt_put *p);
 enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m);

@@ -11,11 +11,11 @@ enum { FLIP_BYTES = 64 };
 
 /* ---- slots and their windows ---- */
 
-struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool silent)
+struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool unreported)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS; i++) {
         if (c->transport->slots[i].c) continue;
-        c->transport->slots[i] = (struct fault_slot){ .c = c, .tag = tag, .silent = silent };
+        c->transport->slots[i] = (struct fault_slot){ .c = c, .tag = tag, .unreported = unreported };
         return &c->transport->slots[i];
     }
     return NULL;
@@ -86,7 +86,7 @@ void fault_arm(struct fault_transport *r)
     LIST_FOREACH(c, &r->conns, struct fault_conn, link)
     {
         at = sooner(sooner(sooner(at, &c->out), &c->in), &c->late);
-        if (c->doomed && !c->silent) at = now;
+        if (c->force_down && !c->detached) at = now;
     }
     uint64_t in = at > now ? at - now : 0;
     struct itimerspec t = { .it_value = { (time_t)(in / 1000), (long)(in % 1000) * 1000000 } };
@@ -100,7 +100,7 @@ void fault_arm(struct fault_transport *r)
 static enum status give(struct fault_conn *c, struct fault_held *h)
 {
     const struct kvt_transport_ops *ops = c->transport->inner_ops;
-    if (c->gone) return ERR_PEER_LOST;
+    if (c->inner_down) return ERR_PEER_LOST;
     return h->what == HELD_PUT ? ops->put(c->inner, &h->put) : ops->notify(c->inner, &h->message);
 }
 
@@ -269,10 +269,10 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
     return OK;
 }
 
-enum status fault_doom(struct fault_conn *c)
+enum status fault_force_down(struct fault_conn *c)
 {
     fault_count(c->transport, FAULT_DISCONNECT);
-    c->doomed = true;
+    c->force_down = true;
     fault_arm(c->transport);
     return ERR_PEER_LOST;
 }
@@ -281,7 +281,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
 {
     struct fault_conn *c = (struct fault_conn *)base;
     struct fault_transport *r = c->transport;
-    if (c->gone || c->doomed || c->silent) return ERR_PEER_LOST;
+    if (c->inner_down || c->force_down || c->detached) return ERR_PEER_LOST;
     if (c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;
     struct fault_slot *s = fault_take_slot(c, p->tag, false);
     if (!s) return ERR_BUSY;
@@ -290,7 +290,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     struct fault_fate f = fault_befall(r, FAULT_AT_PUT, true);
     if (f.kind == FAULT_DISCONNECT) {
         s->c = NULL;
-        return fault_doom(c);
+        return fault_force_down(c);
     }
     struct kvt_put mine = *p;
     memcpy(r->copies, p->copies, p->n_copies * sizeof *r->copies);
@@ -337,12 +337,12 @@ enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m)
     struct fault_conn *c = (struct fault_conn *)base;
     struct fault_transport *r = c->transport;
     enum kvt_fault_step step = fault_step_of(m->kind);
-    if (c->gone || c->doomed || c->silent) return ERR_PEER_LOST;
+    if (c->inner_down || c->force_down || c->detached) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;
     uint64_t random = r->random;
     uint32_t passed = r->passed[step];
     struct fault_fate f = fault_befall(r, step, true);
-    if (f.kind == FAULT_DISCONNECT) return fault_doom(c);
+    if (f.kind == FAULT_DISCONNECT) return fault_force_down(c);
     struct fault_held h = { .what = HELD_MESSAGE, .message = *m };
     enum status st = notify_with(c, &h, f);
     if (st == ERR_BUSY) {

@@ -136,7 +136,7 @@ static struct local_conn *new_conn(struct local_transport *t, int fd, bool incom
     c->lt = t;
     c->fd = fd;
     c->pidfd = -1;
-    c->state = incoming ? LOCAL_GREETING : LOCAL_WAITING;
+    c->state = incoming ? LOCAL_HANDSHAKE : LOCAL_WAITING;
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
     list_push(&t->conns, &c->link);
     t->n_conns++;
@@ -215,20 +215,20 @@ void local_disconnect(struct kvt_conn *base)
     forget_broken(c);
     base->peer = NULL;
     c->state = LOCAL_DOWN;
-    c->silent = c->leaving = true;
+    c->detached = c->closing = true;
     local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of
                                                         * file */
     local_watch(c->lt, EPOLL_CTL_ADD, c->fd, c, EPOLLOUT);
 }
 
 /* The receiver's socket has room again, or is gone. */
-static void go_on_leaving(struct local_conn *c)
+static void continue_closing(struct local_conn *c)
 {
     if (say_bye(c) != ERR_BUSY) free_conn(c);
 }
 
 /* The end of this transport: its process may live on, so a moment for receivers that are behind. */
-static void finish_leaving(struct local_conn *c)
+static void finish_closing(struct local_conn *c)
 {
     struct pollfd p = { .fd = c->fd, .events = POLLOUT };
     if (poll(&p, 1, BYE_WAIT_MS) == 1) (void)say_bye(c);
@@ -244,7 +244,7 @@ static void drain_writers(struct local_transport *t)
     uint64_t deadline = clock_ms() + DRAIN_MS;
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
     {
-        if (!c->must_leave || c->said_bye) continue;
+        if (!c->must_drain || c->said_bye) continue;
         shutdown(c->fd, SHUT_WR);
         for (uint64_t now; (now = clock_ms()) < deadline;) {
             struct pollfd p = { .fd = c->fd, .events = POLLIN };
@@ -261,9 +261,9 @@ void local_close(struct kvt_transport *base)
     struct local_transport *t = transport(base);
     if (t->listen_fd >= 0) close(t->listen_fd);
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    if (!c->base.incoming && !c->leaving) local_disconnect(&c->base);
+    if (!c->base.incoming && !c->closing) local_disconnect(&c->base);
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    if (c->leaving) finish_leaving(c);
+    if (c->closing) finish_closing(c);
     drain_writers(t);
     LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
     copier_free(t->copier);
@@ -403,10 +403,10 @@ static struct kvt_transport_event *add_event(struct local_events *evs, enum kvt_
     return i;
 }
 
-/* The connection is over; a GREETING one was never announced and just goes. */
+/* The connection is over; a HANDSHAKE one was never announced and just goes. */
 static void go_down(struct local_events *evs, struct local_conn *c, enum status st, const char *text)
 {
-    if (c->state == LOCAL_GREETING) {
+    if (c->state == LOCAL_HANDSHAKE) {
         free_conn(c);
         return;
     }
@@ -415,15 +415,15 @@ static void go_down(struct local_events *evs, struct local_conn *c, enum status 
     if (c->base.incoming)
         shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, says
                                    * BYE; a writer still has to say it */
-    if (c->silent) return;
-    c->silent = true;
+    if (c->detached) return;
+    c->detached = true;
     forget_broken(c);
     struct kvt_transport_event *i = add_event(evs, KVT_DOWN, c);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s: %s", c->base.t->ops->name, text);
 }
 
-static void greet(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n)
+static void on_ticket(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n)
 {
     struct kvt_preamble p, reply = { .kind = KVT_PREAMBLE_REFUSED };
     const struct kvt_env *env = c->lt->env;
@@ -433,7 +433,7 @@ static void greet(struct local_events *evs, struct local_conn *c, const uint8_t 
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
         c->lt->address_method->offer(c->lt, &reply.value, &fd);
-        c->must_leave = fd < 0 || fd == c->lt->offer_fd;
+        c->must_drain = fd < 0 || fd == c->lt->offer_fd;
     }
     uint8_t out[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&reply, out);
@@ -519,13 +519,13 @@ static void on_packet(struct local_events *evs, struct local_conn *c, const uint
         return;
     }
     if (m.kind == KVT_MSG_BYE) c->said_bye = true;
-    if (c->state == LOCAL_UP && !c->silent) add_event(evs, KVT_MESSAGE, c)->message = m;
+    if (c->state == LOCAL_UP && !c->detached) add_event(evs, KVT_MESSAGE, c)->message = m;
 }
 
 /* End of file or error: nothing more is read; from now on the process itself is watched. */
 static void on_end(struct local_events *evs, struct local_conn *c)
 {
-    if (c->state != LOCAL_GREETING) {
+    if (c->state != LOCAL_HANDSHAKE) {
         local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0);
         if (c->base.incoming && !c->said_bye) watch_process(c);
     }
@@ -558,8 +558,8 @@ static void read_conn(struct local_events *evs, struct local_conn *c)
             on_end(evs, c);
             return;
         }
-        if (c->state == LOCAL_GREETING) {
-            greet(evs, c, bytes, n);
+        if (c->state == LOCAL_HANDSHAKE) {
+            on_ticket(evs, c, bytes, n);
             return; /* c may be gone */
         }
         on_packet(evs, c, bytes, n);
@@ -608,8 +608,8 @@ size_t local_poll(struct kvt_transport *base, struct kvt_transport_event *out, s
         } else if (who & 1) {
             local_watch(t, EPOLL_CTL_DEL, c->pidfd, NULL, 0);
             c->ended = true;
-        } else if (c->leaving) {
-            go_on_leaving(c);
+        } else if (c->closing) {
+            continue_closing(c);
         } else {
             if (events[i].events & EPOLLOUT) local_write_out(c);
             if (events[i].events & ~(uint32_t)EPOLLOUT) read_conn(&evs, c);
@@ -623,7 +623,7 @@ size_t local_poll(struct kvt_transport *base, struct kvt_transport_event *out, s
 enum status local_fence(struct kvt_conn *base)
 {
     struct local_conn *c = connection(base);
-    c->silent = true;
+    c->detached = true;
     if (c->state != LOCAL_DOWN) {
         c->state = LOCAL_DOWN;
         shutdown(c->fd, SHUT_WR);

@@ -7,7 +7,7 @@
  * where there are CPUs for it, by a bounded number of copiers (copier.h): a put is cut into jobs,
  * is over when its last job is, and a message waits in `out` until the puts before it are over.
  *
- *   incoming  GREETING ── ticket good ──▶ UP ── end of file, malformed packet, fence() ──▶ DOWN ── BYE | process ended: fenced
+ *   incoming  HANDSHAKE ── ticket good ──▶ UP ── end of file, malformed packet, fence() ──▶ DOWN ── BYE | process ended: fenced
  *   outgoing  WAITING ── WELCOME ──▶ UP ── end of file ──▶ DOWN ── disconnect: BYE (when it fits), close
  *
  * Invariants 1 A writer unmaps (or forgets) the pool before it says BYE, and says BYE before it
@@ -36,7 +36,7 @@ enum {
     LOCAL_PUTS_MAX = 8    /* of one connection with jobs on their way */
 };
 
-enum local_state { LOCAL_GREETING, LOCAL_WAITING, LOCAL_UP, LOCAL_DOWN };
+enum local_state { LOCAL_HANDSHAKE, LOCAL_WAITING, LOCAL_UP, LOCAL_DOWN };
 
 struct local_transport;
 
@@ -64,7 +64,7 @@ struct local_conn {
     char *remote;                    /* outgoing, while attached: the receiver's pool, as `way`
                                       * names it */
     size_t remote_bytes, need_bytes; /* need: what their layout says */
-    uint64_t deadline_ms;            /* GREETING, WAITING */
+    uint64_t deadline_ms;            /* HANDSHAKE, WAITING */
     struct local_put *puts;          /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
     uint64_t n_put, n_over;          /* puts taken; puts over without a gap */
     uint32_t n_jobs;
@@ -74,11 +74,11 @@ struct local_conn {
     struct buf out;     /* packets that wait, for a put or for room: struct
                          * local_packet, bytes */
     bool wants_write;
-    bool said_bye, ended, silent; /* silent: DOWN is known to the session
+    bool said_bye, ended, detached; /* detached: DOWN is known to the session
                                    * layer */
-    bool must_leave;              /* incoming: its writes go to addresses of this process,
+    bool must_drain;              /* incoming: its writes go to addresses of this process,
                                    * or to a card's memory, whatever is there by then */
-    bool leaving;                 /* outgoing, disconnected: BYE waits for room in the
+    bool closing;                 /* outgoing, disconnected: BYE waits for room in the
                                    * receiver's socket */
 };
 

@@ -13,7 +13,7 @@
 struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c, enum kvt_transport_event_kind kind)
 {
     struct rdma_event_queue *q = &c->t->event_queue;
-    if (c->silent) return &q->discarded;
+    if (c->detached) return &q->discarded;
     if (q->n == q->cap) {
         size_t cap = q->cap ? q->cap * 2 : 64;
         struct kvt_transport_event *v = MEM_ARRAY(struct kvt_transport_event, cap);
@@ -53,7 +53,7 @@ struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *c
     c->t = t;
     c->control = control;
     c->opened_ms = c->last_up_ms = clock_ms();
-    list_init(&c->homeless);
+    list_init(&c->unassigned);
     for (uint32_t i = 0; i < RDMA_RAILS_MAX; i++) {
         c->rails[i].conn = c;
         c->rails[i].index = i;
@@ -259,7 +259,7 @@ void rdma_conn_report(struct rdma_conn *c)
 
 static void on_hello(struct rdma_conn *c, struct str body)
 {
-    enum status st = c->greeted ? ERR_FORMAT : rdma_hello_decode(body, &c->theirs);
+    enum status st = c->handshaken ? ERR_FORMAT : rdma_hello_decode(body, &c->theirs);
     if (st != OK) {
         rdma_conn_fail(
             c, st,
@@ -268,7 +268,7 @@ static void on_hello(struct rdma_conn *c, struct str body)
                 : "malformed hello");
         return;
     }
-    c->greeted = true;
+    c->handshaken = true;
     if (c->theirs.cm != (c->t->cm != NULL)) {
         rdma_conn_fail(
             c, ERR_PEER_MISMATCH,
@@ -313,7 +313,7 @@ static void on_half(struct rdma_conn *c, enum rdma_frame frame, struct str body)
 {
     struct rdma_half m;
     bool offer = frame == RDMA_FRAME_OFFER;
-    if (offer != c->base.incoming || !c->greeted || rdma_half_decode(body, &m) != OK ||
+    if (offer != c->base.incoming || !c->handshaken || rdma_half_decode(body, &m) != OK ||
         (!offer && m.rail >= c->n_rails))
         rdma_conn_fail(c, ERR_FORMAT, "malformed offer of queue pairs, or answer to one");
     else if (offer) rdma_rail_on_offer(c, &m);
@@ -390,7 +390,7 @@ void rdma_conn_on_control(void *transport, const struct control_event *ev)
     if (!c) c = ev->conn->owner = rdma_conn_new(t, ev->conn, true);
     if (ev->kind == CONTROL_OPENED) say_hello(c);
     else if (ev->kind == CONTROL_LOST) on_lost(c, ev->status, ev->text);
-    else if (!c->failed && !c->silent) on_frame(c, (enum rdma_frame)ev->frame, ev->after, ev->body);
+    else if (!c->failed && !c->detached) on_frame(c, (enum rdma_frame)ev->frame, ev->after, ev->body);
 }
 
 /* ---- time ---- */

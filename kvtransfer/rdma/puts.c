@@ -186,7 +186,7 @@ enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
 {
     uint64_t oldest = c->acked < c->reported ? c->acked : c->reported;
     if (c->state != RDMA_CONN_UP) return ERR_PEER_LOST;
-    if (c->issued - oldest >= RDMA_WINDOW || !list_empty(&c->homeless)) return ERR_BUSY;
+    if (c->issued - oldest >= RDMA_WINDOW || !list_empty(&c->unassigned)) return ERR_BUSY;
     if (c->t->env->tuning.rdma.verify_read &&
         (!scratch_is_free(c->t) || p->head.bytes > c->t->scratch_bytes))
         return ERR_BUSY;
@@ -211,7 +211,7 @@ enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
 
 void rdma_puts_pump(struct rdma_conn *c)
 {
-    LIST_FOREACH(p, &c->homeless, struct rdma_put, link)
+    LIST_FOREACH(p, &c->unassigned, struct rdma_put, link)
     {
         struct rdma_qp *q = choose(c, p->bytes);
         if (!q) return;
@@ -278,7 +278,7 @@ void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id)
     if (wr_id >> 48 & 1) {
         q->in_flight -= p->bytes;
         done(c, p);
-        if (!list_empty(&c->homeless)) rdma_puts_pump(c);
+        if (!list_empty(&c->unassigned)) rdma_puts_pump(c);
     } else {
         chain_completed(q, p);
     }
@@ -305,8 +305,8 @@ enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_landing *lan
                 continue;
             }
             list_remove(&p->link);
-            p->state = RDMA_PUT_HOMELESS;
-            list_push(&c->homeless, &p->link);
+            p->state = RDMA_PUT_UNASSIGNED;
+            list_push(&c->unassigned, &p->link);
         }
     }
     return OK;

@@ -150,7 +150,7 @@ static enum status rdma_flush(struct kvt_transport *t)
 static enum status rdma_fence(struct kvt_conn *base)
 {
     struct rdma_conn *c = (struct rdma_conn *)base;
-    c->silent = true;
+    c->detached = true;
     rdma_conn_end(c, OK, "");
     return c->unfenced ? ERR_BUSY : OK;
 }

@@ -116,7 +116,7 @@ struct rdma_end {
     bool active;
 };
 
-enum rdma_put_state { RDMA_PUT_FREE, RDMA_PUT_HOMELESS, RDMA_PUT_ON_QP, RDMA_PUT_ACKED };
+enum rdma_put_state { RDMA_PUT_FREE, RDMA_PUT_UNASSIGNED, RDMA_PUT_ON_QP, RDMA_PUT_ACKED };
 
 /* Only verify_read goes through all three; otherwise the immediate is posted in WRITE. */
 enum rdma_phase { RDMA_PHASE_WRITE, RDMA_PHASE_READ, RDMA_PHASE_TELL };
@@ -196,7 +196,7 @@ struct rdma_conn {
     struct list link;
     struct control_conn *control; /* NULL after it was lost */
     enum rdma_conn_state state;
-    bool greeted, silent; /* greeted: HELLO came; silent: no incidents any more */
+    bool handshaken, detached; /* handshaken: HELLO came; detached: no incidents any more */
     bool unfenced;        /* a queue pair could neither be put into error nor
                            * destroyed: nobody knows what it still writes */
     bool failed;          /* to be ended by the next poll, for: */
@@ -211,7 +211,7 @@ struct rdma_conn {
     struct rdma_put puts[RDMA_WINDOW]; /* by number modulo */
     uint64_t issued, acked, reported;  /* numbers: next; all below are acknowledged;
                                         * the receiver has said landed */
-    struct list homeless;
+    struct list unassigned;
     /* receiver */
     struct rdma_landing landed;
     uint64_t told;   /* landed.upto as last reported */

@@ -61,18 +61,18 @@ static struct tcp_link *new_link(struct tcp_transport *t, struct tcp_conn *c, ui
     l->conn = c;
     l->index = index;
     l->fd = fd;
-    l->state = c ? TCP_CONNECTING : TCP_GREETING;
+    l->state = c ? TCP_CONNECTING : TCP_HANDSHAKE;
     l->deadline_ms = clock_ms() + KVT_CONNECT_MS;
     l->events = EPOLLIN | (c ? EPOLLOUT : 0u);
-    list_init(&l->greeting);
+    list_init(&l->handshake);
     set_options(l, c && c->same_host);
     struct epoll_event e = { .events = l->events, .data.ptr = l };
     (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e);
     if (c) {
         c->links[index] = l;
     } else {
-        list_push(&t->greeting, &l->greeting);
-        t->n_greeting++;
+        list_push(&t->handshakes, &l->handshake);
+        t->n_handshakes++;
     }
     return l;
 }
@@ -80,8 +80,8 @@ static struct tcp_link *new_link(struct tcp_transport *t, struct tcp_conn *c, ui
 void tcp_link_free(struct tcp_link *l)
 {
     if (!l->conn) {
-        list_remove(&l->greeting);
-        l->tt->n_greeting--;
+        list_remove(&l->handshake);
+        l->tt->n_handshakes--;
     }
     close(l->fd);
     buf_release(&l->queue);
@@ -90,7 +90,7 @@ void tcp_link_free(struct tcp_link *l)
 
 /* Nothing of the link's sources is read after this. What MSG_ZEROCOPY left pinned in the send queue
  * goes with a reset. */
-static void cut_off(struct tcp_link *l)
+static void abort_link(struct tcp_link *l)
 {
     (void)epoll_ctl(l->tt->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
     struct sockaddr nobody = { .sa_family = AF_UNSPEC };
@@ -164,7 +164,7 @@ static void tcp_disconnect(struct kvt_conn *base)
     t->n_conns--;
     for (uint32_t i = 0; i < TCP_LINKS_MAX; i++) {
         if (!c->links[i]) continue;
-        if (c->links[i]->zc_sent != c->links[i]->zc_done) cut_off(c->links[i]);
+        if (c->links[i]->zc_sent != c->links[i]->zc_done) abort_link(c->links[i]);
         tcp_link_free(c->links[i]);
     }
     for (uint32_t i = 0; i < TCP_PUTS_MAX; i++) mem_free(c->puts[i].copies);
@@ -198,7 +198,7 @@ static enum status tcp_connect(struct kvt_transport *base, struct str address,
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     (void)theirs;
-    if (t->n_conns + t->n_greeting >= t->env->max_peers)
+    if (t->n_conns + t->n_handshakes >= t->env->max_peers)
         return err_set(err, ERR_FULL, "tcp: too many connections");
     struct tcp_conn *c = new_conn(t, false, ticket);
     buf_add_str(&c->address, address);
@@ -222,8 +222,8 @@ static uint32_t choose_links(const struct tcp_conn *c)
 
 static void adopt(struct tcp_conn *c, struct tcp_link *l, uint32_t index)
 {
-    list_remove(&l->greeting);
-    c->tt->n_greeting--;
+    list_remove(&l->handshake);
+    c->tt->n_handshakes--;
     l->conn = c;
     l->index = index;
     c->links[index] = l;
@@ -284,14 +284,14 @@ void tcp_go_down(struct tcp_events *evs, struct tcp_conn *c, enum status st, con
 {
     if (c->state == TCP_IS_DOWN) return;
     if (c->state == TCP_ASSEMBLING && c->base.incoming) { /* never announced */
-        c->silent = c->nobodys = true;
-        c->tt->n_nobodys++;
+        c->detached = c->must_reap = true;
+        c->tt->n_to_reap++;
     }
     c->state = TCP_IS_DOWN;
     for (uint32_t i = 0; i < TCP_LINKS_MAX; i++)
-        if (c->links[i]) cut_off(c->links[i]);
+        if (c->links[i]) abort_link(c->links[i]);
     forget_done(c); /* DOWN stands for them, and after it the session layer frees the connection */
-    if (c->silent) return;
+    if (c->detached) return;
     struct kvt_transport_event *i = tcp_add_event(evs, KVT_DOWN, c);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "tcp:", 4) == 0 ? "" : "tcp: ", text);
@@ -301,7 +301,7 @@ static enum status tcp_fence(struct kvt_conn *base)
 {
     struct tcp_conn *c = (struct tcp_conn *)base;
     struct tcp_events none = { 0 };
-    c->silent = true;
+    c->detached = true;
     tcp_go_down(&none, c, OK, "");
     return OK;
 }
@@ -324,7 +324,7 @@ static void accept_links(struct tcp_transport *t)
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
         int fd = kvt_accept("tcp", t->epoll_fd, t->listen_fd, &t->accept_again_ms);
         if (fd < 0) return;
-        if (t->n_conns + t->n_greeting >= t->env->max_peers) close(fd);
+        if (t->n_conns + t->n_handshakes >= t->env->max_peers) close(fd);
         else new_link(t, NULL, 0, fd);
     }
 }
@@ -335,7 +335,7 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_events *evs)
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting)
+    LIST_FOREACH(l, &t->handshakes, struct tcp_link, handshake)
     if (now > l->deadline_ms) tcp_link_free(l);
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
     if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && evs->n < evs->cap)
@@ -343,15 +343,15 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_events *evs)
 }
 
 /* Not inside the loop over events: later ones may name their links. */
-static void free_nobodys(struct tcp_transport *t)
+static void reap_conns(struct tcp_transport *t)
 {
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-    if (c->nobodys) tcp_disconnect(&c->base);
-    t->n_nobodys = 0;
+    if (c->must_reap) tcp_disconnect(&c->base);
+    t->n_to_reap = 0;
 }
 
 /* Bytes that were read ahead and had to wait. */
-static void go_on_reading(struct tcp_transport *t, struct tcp_events *evs)
+static void resume_reading(struct tcp_transport *t, struct tcp_events *evs)
 {
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
     {
@@ -370,7 +370,7 @@ static void on_event(struct tcp_events *evs, struct tcp_link *l, uint32_t events
         on_connected(evs, l);
         return;
     }
-    if ((events & EPOLLERR) && l->zc_sent != l->zc_done) tcp_read_notices(l);
+    if ((events & EPOLLERR) && l->zc_sent != l->zc_done) tcp_read_zerocopy_completions(l);
     bool ended = events & (EPOLLHUP | EPOLLRDHUP), reads = l->events & EPOLLIN;
     int code = 0;
     socklen_t n = sizeof code;
@@ -384,7 +384,7 @@ static void on_event(struct tcp_events *evs, struct tcp_link *l, uint32_t events
     }
     /* Reading first: a put that completes below is told by the next poll, before any answer to it
      * can be read. */
-    bool writes = (events & EPOLLOUT) && l->state != TCP_GREETING;
+    bool writes = (events & EPOLLOUT) && l->state != TCP_HANDSHAKE;
     if (!(events & ~(uint32_t)EPOLLOUT)) {
         (void)tcp_write_out(l);
         return;
@@ -419,9 +419,9 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *o
         else accept_links(t);
     }
     tell_done(t, &evs); /* for messages that came early */
-    if (t->n_backlog) go_on_reading(t, &evs);
+    if (t->n_backlog) resume_reading(t, &evs);
     check_deadlines(t, &evs);
-    if (t->n_nobodys) free_nobodys(t);
+    if (t->n_to_reap) reap_conns(t);
     return evs.n;
 }
 
@@ -431,7 +431,7 @@ static void tcp_close(struct kvt_transport *base)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link) tcp_disconnect(&c->base);
-    LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting) tcp_link_free(l);
+    LIST_FOREACH(l, &t->handshakes, struct tcp_link, handshake) tcp_link_free(l);
     if (t->listen_fd >= 0) close(t->listen_fd);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     buf_release(&t->address);
@@ -448,7 +448,7 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     t->env = env;
     t->listen_fd = -1;
     list_init(&t->conns);
-    list_init(&t->greeting);
+    list_init(&t->handshakes);
     t->done = MEM_ARRAY(struct tcp_done, (size_t)env->max_peers * TCP_PUTS_MAX);
     t->trash = mem_calloc(1, TCP_TRASH_BYTES);
     t->zeros = mem_calloc(1, TCP_TRASH_BYTES);

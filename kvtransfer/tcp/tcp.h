@@ -6,7 +6,7 @@
  * ticket derived from the first one's. The connection is UP when all are.
  *
  *   outgoing  CONNECTING ── connected: ticket ──▶ WAITING ── WELCOME(n) ──▶ UP; the first then makes the other n - 1
- *   incoming  GREETING ── ticket good: WELCOME(n) ──▶ UP
+ *   incoming  HANDSHAKE ── ticket good: WELCOME(n) ──▶ UP
  *
  * Messages and DATA heads travel on the first link alone. The payload of a DATA of TCP_STRIPE_MIN
  * bytes per link or more is cut into n equal slices, one per link, which are nothing but bytes
@@ -42,13 +42,13 @@ enum {
                                * copied. A power of two */
 };
 
-enum tcp_link_state { TCP_CONNECTING, TCP_WAITING, TCP_GREETING, TCP_LINK_UP };
+enum tcp_link_state { TCP_CONNECTING, TCP_WAITING, TCP_HANDSHAKE, TCP_LINK_UP };
 enum tcp_conn_state { TCP_ASSEMBLING, TCP_IS_UP, TCP_IS_DOWN };
 
 struct tcp_link {
     struct tcp_transport *tt;
     struct tcp_conn *conn; /* NULL: accepted, its ticket not read yet */
-    struct list greeting;  /* in tt->greeting while conn is NULL */
+    struct list handshake;  /* in tt->handshakes while conn is NULL */
     enum tcp_link_state state;
     uint32_t index, events; /* events: what epoll watches for */
     int fd;
@@ -94,8 +94,8 @@ struct tcp_conn {
     struct tcp_link *links[TCP_LINKS_MAX];
     uint32_t n_links, n_links_up; /* n_links: agreed, 1 until WELCOME */
     uint64_t deadline_ms;
-    bool silent, same_host;
-    bool nobodys; /* ended before it was announced: the poll frees it */
+    bool detached, same_host;
+    bool must_reap; /* ended before it was announced: the poll frees it */
     uint8_t ticket[KVT_TICKET_BYTES];
     struct buf address; /* outgoing: of the receiver */
     uint64_t link_speed;
@@ -120,8 +120,8 @@ struct tcp_transport {
     int epoll_fd, listen_fd;
     uint16_t port;
     struct buf address;
-    struct list conns, greeting;
-    uint32_t n_conns, n_greeting, n_backlog, n_nobodys;
+    struct list conns, handshakes;
+    uint32_t n_conns, n_handshakes, n_backlog, n_to_reap;
     uint64_t checked_ms, accept_again_ms; /* accept_again_ms: 0, or when the listener
                                            * is looked at again */
     struct tcp_done *done;
@@ -152,10 +152,10 @@ void tcp_link_free(struct tcp_link *l);
 void tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p);
 enum status tcp_write_out(struct tcp_link *l); /* as much as the socket takes; ERR_PEER_LOST:
                                                 * reading will tell */
-void tcp_read_notices(struct tcp_link *l);     /* the error queue: buffers the kernel let go
+void tcp_read_zerocopy_completions(struct tcp_link *l);     /* the error queue: buffers the kernel let go
                                                 * of */
 /* one notice: of the MSG_ZEROCOPY calls first..last */
-void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last);
+void tcp_zerocopy_completed(struct tcp_link *l, uint32_t first, uint32_t last);
 enum status tcp_put(struct kvt_conn *c, const struct kvt_put *p);
 void tcp_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
 enum status tcp_notify(struct kvt_conn *c, const struct kvt_message *m);

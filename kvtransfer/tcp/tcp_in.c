@@ -126,7 +126,7 @@ static bool on_preamble(struct tcp_events *evs, struct tcp_link *l)
     struct err err = { 0 };
     bool good = kvt_preamble_decode(l->in + l->in_at, KVT_PREAMBLE_BYTES, &p) == OK;
     l->in_at += KVT_PREAMBLE_BYTES;
-    if (l->state == TCP_GREETING) {
+    if (l->state == TCP_HANDSHAKE) {
         struct tcp_conn *c = good && p.kind == KVT_PREAMBLE_TICKET ? tcp_admit(l, p.ticket) : NULL;
         tcp_queue_preamble(l, &(struct kvt_preamble){
                                   .kind = c ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED,
@@ -171,7 +171,7 @@ static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
 
 /* Take one message out of what was read. False: not complete, to be looked at again (*wait), or the
  * connection is over. */
-static bool take_message(struct tcp_events *evs, struct tcp_link *l, bool *wait)
+static bool parse_message(struct tcp_events *evs, struct tcp_link *l, bool *wait)
 {
     size_t have = l->in_have - l->in_at;
     struct tcp_conn *c = l->conn;
@@ -219,7 +219,7 @@ static bool use_bytes(struct tcp_events *evs, struct tcp_link *l, bool *wait)
                            * payload */
         } else if (c->in_frame) {
             scatter_read_ahead(l);
-        } else if (!take_message(evs, l, wait)) {
+        } else if (!parse_message(evs, l, wait)) {
             if (c->state == TCP_IS_DOWN) return false;
             break;
         }

@@ -169,7 +169,7 @@ enum status tcp_write_out(struct tcp_link *l)
 /* Notices may overtake each other after a retransmission (Linux,
  * Documentation/networking/msg_zerocopy.rst, "Notification Parsing"): a call counts when all before
  * it do, so that zc_done says of every source below it that nobody reads it. */
-void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last)
+void tcp_zerocopy_completed(struct tcp_link *l, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i - l->zc_done < TCP_ZEROCOPY_CALLS && (int32_t)(last - i) >= 0; i++)
         l->zc_early[i % TCP_ZEROCOPY_CALLS / 64] |= UINT64_C(1) << i % 64;
@@ -181,7 +181,7 @@ void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last)
 }
 
 /* One notice covers the calls [ee_info, ee_data]. */
-void tcp_read_notices(struct tcp_link *l)
+void tcp_read_zerocopy_completions(struct tcp_link *l)
 {
     for (;;) {
         union {
@@ -194,7 +194,7 @@ void tcp_read_notices(struct tcp_link *l)
             struct sock_extended_err e;
             memcpy(&e, CMSG_DATA(h), sizeof e);
             if (e.ee_errno != 0 || e.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
-            tcp_let_go(l, e.ee_info, e.ee_data);
+            tcp_zerocopy_completed(l, e.ee_info, e.ee_data);
         }
     }
     if (l->conn) finish_puts(l->conn);

@@ -85,7 +85,7 @@ struct ucx_conn {
     struct ucx_transport *t;
     struct list link;
     enum ucx_state state;
-    bool silent;                  /* the session layer knows that it ended */
+    bool detached;                  /* the session layer knows that it ended */
     bool ready;                   /* OFFERED: READY came */
     bool armed;                   /* the worker's descriptor tells when there is something to
                                    * do */

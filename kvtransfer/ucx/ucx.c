@@ -131,7 +131,7 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
     c->state = UCX_DOWN;
     if (c->control) control_close(c->control);
     c->control = NULL;
-    if (c->silent) return;
+    if (c->detached) return;
     struct kvt_transport_event *i = add_event(c, KVT_DOWN);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "ucx: ", 5) == 0 ? "" : "ucx: ", text);
@@ -357,7 +357,7 @@ static enum status ucx_notify(struct kvt_conn *base, const struct kvt_message *m
 static enum status ucx_fence(struct kvt_conn *base)
 {
     struct ucx_conn *c = (struct ucx_conn *)base;
-    c->silent = true;
+    c->detached = true;
     if (c->worker || c->control) stop(c);
     c->state = UCX_DOWN;
     drop_events(c);

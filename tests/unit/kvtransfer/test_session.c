@@ -790,7 +790,7 @@ TEST(session_repeated_words_are_no_progress)
     answer(&s, send, KVT_MSG_STOP, ERR_CANCELED);
     CHECK_EQ_INT(send->t_moved_ms, since);
     kvt_send_tick(&s.core, &s.peer, since + 60001);
-    CHECK(s.peer.condemned); /* an abandoned put that does not end */
+    CHECK(s.peer.must_close); /* an abandoned put that does not end */
     buf_release(&grant);
     side_release(&s);
 }

@@ -22,17 +22,17 @@ TEST(tcp_zerocopy_notices_in_any_order)
     for (int wraps = 0; wraps < 2; wraps++) {
         uint32_t at = wraps ? UINT32_MAX - CALLS_BEFORE_WRAP + 1 : 0;
         struct tcp_link l = { .zc_sent = at + 8, .zc_done = at };
-        tcp_let_go(&l, at + 1, at + 1);
+        tcp_zerocopy_completed(&l, at + 1, at + 1);
         CHECK_EQ_INT(l.zc_done - at, 0); /* call 0 may still be sent again */
-        tcp_let_go(&l, at + 4, at + 6);
+        tcp_zerocopy_completed(&l, at + 4, at + 6);
         CHECK_EQ_INT(l.zc_done - at, 0);
-        tcp_let_go(&l, at, at);
+        tcp_zerocopy_completed(&l, at, at);
         CHECK_EQ_INT(l.zc_done - at, 2);
-        tcp_let_go(&l, at + 2, at + 3);
+        tcp_zerocopy_completed(&l, at + 2, at + 3);
         CHECK_EQ_INT(l.zc_done - at, 7);
-        tcp_let_go(&l, at + 2, at + 3); /* of the past */
+        tcp_zerocopy_completed(&l, at + 2, at + 3); /* of the past */
         CHECK_EQ_INT(l.zc_done - at, 7);
-        tcp_let_go(&l, at + 7, at + 7);
+        tcp_zerocopy_completed(&l, at + 7, at + 7);
         CHECK_EQ_INT(l.zc_done, l.zc_sent);
         for (size_t i = 0; i < COUNT_OF(l.zc_early); i++) CHECK(l.zc_early[i] == 0);
     }
