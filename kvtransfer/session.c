@@ -73,7 +73,7 @@ void kvt_peer_init(struct kvt_peer *p)
     list_init(&p->recvs);
 }
 
-void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,
+void kvt_peer_send(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,
                    uint64_t generation, uint64_t bytes, enum status st)
 {
     if (!p->up || p->lost) return;

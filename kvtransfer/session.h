@@ -213,7 +213,7 @@ void kvt_core_release(struct kvt_core *c);
 void kvt_core_event(struct kvt_core *c, struct kvt_event ev);
 void kvt_peer_init(struct kvt_peer *p);
 /* A message to the peer; a connection that cannot take it is condemned. */
-void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,
+void kvt_peer_send(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,
                    uint64_t generation, uint64_t bytes, enum status st);
 
 /* What a receiver promises: where tokens [0, n_tokens) of its heads [first_head, first_head +

@@ -162,7 +162,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
         fenced(c, r);
         return;
     }
-    kvt_peer_tell(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, st);
+    kvt_peer_send(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, st);
     if ((r->peer->ops->caps & KVT_CAP_RECEIVER_SCATTERS) && stores_over(c, r)) {
         fenced(c, r); /* from here on place() finds no such session */
         return;
@@ -199,7 +199,7 @@ static void received(struct kvt_core *c, struct kvt_recv *r)
         .ns = clock_ns() - r->t_begin_ns,
         .link_speed = r->peer->ops->link_speed(r->peer->conn),
     };
-    kvt_peer_tell(r->peer, KVT_MSG_DONE, r->session, r->generation, 0, OK);
+    kvt_peer_send(r->peer, KVT_MSG_DONE, r->session, r->generation, 0, OK);
     kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.bytes, ev.ns, ev.ns);
     free_slot(c, r);
     /* the caller used that id before */
@@ -248,7 +248,7 @@ static void on_open(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mes
     struct kvt_recv *r = m->session < c->n_slots ? &c->slots[m->session] : NULL;
     if (!r || state_of(r) != KVT_RECV_OPEN || r->generation != m->generation) {
         dropped(c, m);
-        kvt_peer_tell(p, KVT_MSG_STOP, m->session, m->generation, 0, ERR_STALE);
+        kvt_peer_send(p, KVT_MSG_STOP, m->session, m->generation, 0, ERR_STALE);
         return;
     }
     r->peer = p;
@@ -256,7 +256,7 @@ static void on_open(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mes
     r->t_moved_ms = clock_ms();
     list_push(&p->recvs, &r->link);
     set_state(r, KVT_RECV_BOUND);
-    kvt_peer_tell(p, KVT_MSG_OPENED, m->session, m->generation, 0, OK);
+    kvt_peer_send(p, KVT_MSG_OPENED, m->session, m->generation, 0, OK);
 }
 
 static void note_movement(struct kvt_recv *r)
@@ -583,7 +583,7 @@ static void stop_again(struct kvt_recv *r, uint64_t now_ms)
     uint32_t n = r->n_stops < DOUBLINGS ? r->n_stops : DOUBLINGS;
     if (now_ms - r->t_fence_ms < (uint64_t)KVT_STOP_AGAIN_MS << (n - 1)) return;
     r->n_stops++;
-    kvt_peer_tell(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, ERR_CANCELED);
+    kvt_peer_send(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, ERR_CANCELED);
 }
 
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)

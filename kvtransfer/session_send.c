@@ -159,7 +159,7 @@ static void end_stopped(struct kvt_core *c, struct kvt_send *s)
 {
     struct kvt_event ev = { .kind = KVT_SEND_FAILED, .status = s->status, .bytes = s->bytes };
     snprintf(ev.text, sizeof ev.text, "%s", s->text);
-    if (s->peer) kvt_peer_tell(s->peer, KVT_MSG_STOPPED, s->session, s->generation, 0, s->status);
+    if (s->peer) kvt_peer_send(s->peer, KVT_MSG_STOPPED, s->session, s->generation, 0, s->status);
     end(c, s, ev);
 }
 
@@ -239,7 +239,7 @@ void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
     s->direct = kvt_plan_direct(&c->layout, &p->layout);
     s->sums = p->checksum && c->checksum;
     list_push(&p->sends, &s->link);
-    kvt_peer_tell(p, KVT_MSG_OPEN, s->session, s->generation, s->sums ? KVT_OPEN_SUMS : 0, OK);
+    kvt_peer_send(p, KVT_MSG_OPEN, s->session, s->generation, s->sums ? KVT_OPEN_SUMS : 0, OK);
 }
 
 static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
@@ -286,7 +286,7 @@ static void send_finish(struct kvt_send *s)
 {
     s->state = KVT_SEND_FINISHING;
     s->t_moved_ms = clock_ms();
-    kvt_peer_tell(s->peer, KVT_MSG_FINISH, s->session, s->generation, s->bytes, OK);
+    kvt_peer_send(s->peer, KVT_MSG_FINISH, s->session, s->generation, s->bytes, OK);
 }
 
 /* FINISH waits for the last PUT_DONE: a put that is abandoned is over for the row, and a FINISH
@@ -583,7 +583,7 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     if (it->session == m->session && it->generation == m->generation) s = it;
     if (!s) { /* it ended already */
         if (m->kind == KVT_MSG_STOP)
-            kvt_peer_tell(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
+            kvt_peer_send(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
         else kvt_stats_dropped(c->stats, false);
         return;
     }

@@ -221,7 +221,7 @@ static void step_closing(struct conn *c, uint64_t now_ms)
     if (over) free_conn(c);
 }
 
-static void say(struct conn *c, control_handler *on_event, void *arg, struct control_event ev)
+static void emit(struct conn *c, control_handler *on_event, void *arg, struct control_event ev)
 {
     ev.conn = &c->base;
     on_event(arg, &ev);
@@ -243,7 +243,7 @@ static void lose(struct conn *c, enum status st, const char *text, control_handl
     c->state = CONN_LOST;
     struct control_event ev = { .kind = CONTROL_LOST, .status = st };
     snprintf(ev.text, sizeof ev.text, "%s: %s", c->base.hub->transport, text);
-    say(c, on_event, arg, ev);
+    emit(c, on_event, arg, ev);
 }
 
 void control_close(struct control_conn *base) { begin_close((struct conn *)base); }
@@ -278,7 +278,7 @@ static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
         return false;
     }
     c->state = CONN_OPEN;
-    say(c, on_event, arg, (struct control_event){ .kind = CONTROL_OPENED });
+    emit(c, on_event, arg, (struct control_event){ .kind = CONTROL_OPENED });
     return true;
 }
 
@@ -297,7 +297,7 @@ static void parse(struct conn *c, control_handler *on_event, void *arg)
         enum status st = control_frame_decode(c->in + at, c->in_have - at, &f, &used);
         if (st == ERR_FORMAT) lose(c, st, "malformed frame", on_event, arg);
         if (st != OK) break;
-        say(c, on_event, arg,
+        emit(c, on_event, arg,
             (struct control_event){
                 .kind = CONTROL_FRAME, .frame = f.kind, .after = f.after, .body = f.body });
         at += used;

@@ -102,7 +102,7 @@ static struct kvt_transport_event *add_event(struct fault_events *evs, enum kvt_
 }
 
 /* One incident of the inner row, in place of which one may go out at once (UP). */
-static void take(struct fault_transport *r, const struct kvt_transport_event *i, struct fault_events *out)
+static void on_inner_event(struct fault_transport *r, const struct kvt_transport_event *i, struct fault_events *out)
 {
     struct fault_conn *c = i->conn->peer ? i->conn->peer : fault_new_conn(r, i->conn);
     if (c->detached) return;
@@ -121,7 +121,7 @@ static void take(struct fault_transport *r, const struct kvt_transport_event *i,
 }
 
 /* The connection ends for the session layer, which will disconnect it. */
-static void tell_down(struct fault_events *out, struct fault_conn *c, const struct kvt_transport_event *why)
+static void report_down(struct fault_events *out, struct fault_conn *c, const struct kvt_transport_event *why)
 {
     struct kvt_transport_event *i = add_event(out, KVT_DOWN, c);
     c->detached = true;
@@ -142,7 +142,7 @@ static void deliver(struct fault_events *out, struct fault_conn *c, uint64_t now
         c->n_in--;
         if (h->what == HELD_DOWN) {
             struct kvt_transport_event why = h->down;
-            tell_down(out, c, &why);
+            report_down(out, c, &why);
             return;
         }
         add_event(out, KVT_MESSAGE, c)->message = h->message;
@@ -151,7 +151,7 @@ static void deliver(struct fault_events *out, struct fault_conn *c, uint64_t now
 }
 
 /* All that may be told now: completions before the answers of the peer that came after them. */
-static void tell(struct fault_transport *r, struct fault_events *out, uint64_t now)
+static void report_due(struct fault_transport *r, struct fault_events *out, uint64_t now)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS && out->n < out->cap; i++) {
         struct fault_slot *s = &r->slots[i];
@@ -161,7 +161,7 @@ static void tell(struct fault_transport *r, struct fault_events *out, uint64_t n
     }
     LIST_FOREACH(c, &r->conns, struct fault_conn, link)
     {
-        if (c->force_down && !c->detached && out->n < out->cap) tell_down(out, c, NULL);
+        if (c->force_down && !c->detached && out->n < out->cap) report_down(out, c, NULL);
         deliver(out, c, now);
     }
 }
@@ -177,11 +177,11 @@ size_t fault_poll(struct kvt_transport *t, struct kvt_transport_event *v, size_t
     if (read(r->timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN)
         log_warn("kv fault timer", "errno=%d", errno);
     LIST_FOREACH(c, &r->conns, struct fault_conn, link) fault_flush_out(c, now);
-    tell(r, &out, now);
+    report_due(r, &out, now);
     size_t room = cap - out.n < COUNT_OF(inner) ? cap - out.n : COUNT_OF(inner);
     size_t n = room ? r->inner_ops->poll(r->inner, inner, room) : 0;
-    for (size_t i = 0; i < n; i++) take(r, &inner[i], &out);
-    if (n) tell(r, &out, now);
+    for (size_t i = 0; i < n; i++) on_inner_event(r, &inner[i], &out);
+    if (n) report_due(r, &out, now);
     fault_arm(r);
     return out.n;
 }

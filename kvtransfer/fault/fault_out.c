@@ -97,7 +97,7 @@ void fault_arm(struct fault_transport *r)
 
 /* ---- out ---- */
 
-static enum status give(struct fault_conn *c, struct fault_held *h)
+static enum status forward(struct fault_conn *c, struct fault_held *h)
 {
     const struct kvt_transport_ops *ops = c->transport->inner_ops;
     if (c->inner_down) return ERR_PEER_LOST;
@@ -109,7 +109,7 @@ void fault_flush_out(struct fault_conn *c, uint64_t now)
     while (!list_empty(&c->out)) {
         struct fault_held *h = LIST_FIRST(&c->out, struct fault_held, link);
         if (h->due_ms > now) return;
-        if (give(c, h) == ERR_BUSY) {
+        if (forward(c, h) == ERR_BUSY) {
             h->due_ms = now + 1;
             return;
         }
@@ -119,7 +119,7 @@ void fault_flush_out(struct fault_conn *c, uint64_t now)
     while (!list_empty(&c->late)) {
         struct fault_held *h = LIST_FIRST(&c->late, struct fault_held, link);
         if (h->due_ms > now) return;
-        if (give(c, h) == ERR_BUSY) {
+        if (forward(c, h) == ERR_BUSY) {
             h->due_ms = now + 1;
             return;
         }
@@ -136,9 +136,9 @@ static enum status pass_on(struct fault_conn *c, struct fault_held *h, bool must
     bool overtakes = first && first->overtaken && first->link.next == &c->out;
     bool can_refuse = h->what == HELD_PUT || h->message.kind == KVT_MSG_NOTE;
     if (first && !overtakes && c->n_out >= FAULT_HELD_MAX)
-        return can_refuse ? ERR_BUSY : give(c, h);
+        return can_refuse ? ERR_BUSY : forward(c, h);
     if (!first || overtakes) {
-        enum status st = give(c, h);
+        enum status st = forward(c, h);
         if (st == ERR_BUSY && can_refuse && !must) return st;
         if (st == OK && overtakes) {
             fault_count(c->transport, FAULT_REORDER);

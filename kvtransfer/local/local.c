@@ -188,7 +188,7 @@ enum status local_send_packet(int fd, const void *p, size_t n)
     }
 }
 
-static enum status say_bye(struct local_conn *c)
+static enum status send_bye(struct local_conn *c)
 {
     uint8_t bytes[KVT_MESSAGE_MAX];
     size_t n = kvt_message_encode(&(struct kvt_message){ .kind = KVT_MSG_BYE }, bytes);
@@ -205,7 +205,7 @@ void local_disconnect(struct kvt_conn *base)
     if (!base->incoming && c->remote) {
         c->method->detach(c); /* before BYE: invariant 1 */
         c->remote = NULL;
-        said = say_bye(c);
+        said = send_bye(c);
     }
     if (said != ERR_BUSY) {
         free_conn(c);
@@ -224,14 +224,14 @@ void local_disconnect(struct kvt_conn *base)
 /* The receiver's socket has room again, or is gone. */
 static void continue_closing(struct local_conn *c)
 {
-    if (say_bye(c) != ERR_BUSY) free_conn(c);
+    if (send_bye(c) != ERR_BUSY) free_conn(c);
 }
 
 /* The end of this transport: its process may live on, so a moment for receivers that are behind. */
 static void finish_closing(struct local_conn *c)
 {
     struct pollfd p = { .fd = c->fd, .events = POLLOUT };
-    if (poll(&p, 1, BYE_WAIT_MS) == 1) (void)say_bye(c);
+    if (poll(&p, 1, BYE_WAIT_MS) == 1) (void)send_bye(c);
     free_conn(c);
 }
 
@@ -244,7 +244,7 @@ static void drain_writers(struct local_transport *t)
     uint64_t deadline = clock_ms() + DRAIN_MS;
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
     {
-        if (!c->must_drain || c->said_bye) continue;
+        if (!c->must_drain || c->bye_received) continue;
         shutdown(c->fd, SHUT_WR);
         for (uint64_t now; (now = clock_ms()) < deadline;) {
             struct pollfd p = { .fd = c->fd, .events = POLLIN };
@@ -518,7 +518,7 @@ static void on_packet(struct local_events *evs, struct local_conn *c, const uint
         go_down(evs, c, ERR_FORMAT, "malformed message");
         return;
     }
-    if (m.kind == KVT_MSG_BYE) c->said_bye = true;
+    if (m.kind == KVT_MSG_BYE) c->bye_received = true;
     if (c->state == LOCAL_UP && !c->detached) add_event(evs, KVT_MESSAGE, c)->message = m;
 }
 
@@ -527,7 +527,7 @@ static void on_end(struct local_events *evs, struct local_conn *c)
 {
     if (c->state != LOCAL_HANDSHAKE) {
         local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0);
-        if (c->base.incoming && !c->said_bye) watch_process(c);
+        if (c->base.incoming && !c->bye_received) watch_process(c);
     }
     go_down(evs, c, ERR_PEER_LOST, "the peer closed the connection");
 }
@@ -628,5 +628,5 @@ enum status local_fence(struct kvt_conn *base)
         c->state = LOCAL_DOWN;
         shutdown(c->fd, SHUT_WR);
     }
-    return !base->incoming || c->said_bye || c->ended ? OK : ERR_BUSY;
+    return !base->incoming || c->bye_received || c->ended ? OK : ERR_BUSY;
 }

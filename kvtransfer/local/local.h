@@ -74,7 +74,7 @@ struct local_conn {
     struct buf out;     /* packets that wait, for a put or for room: struct
                          * local_packet, bytes */
     bool wants_write;
-    bool said_bye, ended, detached; /* detached: DOWN is known to the session
+    bool bye_received, ended, detached; /* detached: DOWN is known to the session
                                    * layer */
     bool must_drain;              /* incoming: its writes go to addresses of this process,
                                    * or to a card's memory, whatever is there by then */

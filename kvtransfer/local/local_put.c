@@ -38,7 +38,7 @@ static struct local_put *put_at(struct local_conn *c, uint64_t i)
     return &c->puts[i % LOCAL_PUTS_MAX];
 }
 
-static void say_done(struct local_conn *c, uint64_t tag)
+static void report_done(struct local_conn *c, uint64_t tag)
 {
     struct local_transport *t = c->lt;
     t->done[t->n_done].conn = &c->base;
@@ -63,7 +63,7 @@ static void advance(struct local_conn *c)
         }
         c->n_over++;
         c->lt->n_unfinished--;
-        say_done(c, p->tag);
+        report_done(c, p->tag);
     }
 }
 

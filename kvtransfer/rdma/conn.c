@@ -166,7 +166,7 @@ static bool places(struct rdma_conn *c, struct rdma_place out[RDMA_RAILS_MAX])
     return any;
 }
 
-static void say_hello(struct rdma_conn *c)
+static void send_hello(struct rdma_conn *c)
 {
     const struct kvt_env *env = c->t->env;
     const struct kvt_rdma_tuning *t = &env->tuning.rdma;
@@ -247,10 +247,10 @@ void rdma_conn_landed(struct rdma_conn *c, uint32_t immediate)
 void rdma_conn_report(struct rdma_conn *c)
 {
     rdma_conn_release_held(c);
-    if (c->landed.upto - c->told < RDMA_REPORT_EVERY) return;
-    c->told = c->landed.upto;
+    if (c->landed.upto - c->last_reported < RDMA_REPORT_EVERY) return;
+    c->last_reported = c->landed.upto;
     struct buf body = { 0 };
-    buf_add_u64le(&body, c->told);
+    buf_add_u64le(&body, c->last_reported);
     rdma_conn_send(c, RDMA_FRAME_LANDED, &body);
     buf_release(&body);
 }
@@ -388,7 +388,7 @@ void rdma_conn_on_control(void *transport, const struct control_event *ev)
         return;
     }
     if (!c) c = ev->conn->owner = rdma_conn_new(t, ev->conn, true);
-    if (ev->kind == CONTROL_OPENED) say_hello(c);
+    if (ev->kind == CONTROL_OPENED) send_hello(c);
     else if (ev->kind == CONTROL_LOST) on_lost(c, ev->status, ev->text);
     else if (!c->failed && !c->detached) on_frame(c, (enum rdma_frame)ev->frame, ev->after, ev->body);
 }

@@ -104,11 +104,11 @@ static bool post_some(struct rdma_qp *q, struct rdma_put *p)
     uint32_t most = room - 2 < RDMA_CHAIN_MAX ? room - 2 : RDMA_CHAIN_MAX;
     bool back = p->phase == RDMA_PHASE_READ;
     if (p->abandoned) p->i_copy = p->n_copies;
-    else if (p->phase != RDMA_PHASE_TELL)
+    else if (p->phase != RDMA_PHASE_NOTIFY)
         for (; p->i_copy < p->n_copies && n < most && bytes < RDMA_CHAIN_BYTES; n++)
             bytes += next_request(q, p, &t->wrs[n], &t->sges[n * RDMA_SGE_MAX], back);
     if (p->i_copy == p->n_copies) {
-        bool verify = tuning->verify_read && !p->abandoned && p->phase != RDMA_PHASE_TELL;
+        bool verify = tuning->verify_read && !p->abandoned && p->phase != RDMA_PHASE_NOTIFY;
         if (!verify) n = add_immediate(q, p, n);
         p->waits = verify;
     }
@@ -257,7 +257,7 @@ static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
         p->read_at = 0;
         return;
     }
-    p->phase = RDMA_PHASE_TELL;
+    p->phase = RDMA_PHASE_NOTIFY;
     const char *back = q->rail->conn->t->scratch;
     for (uint32_t i = 0; i < p->n_copies; back += p->copies[i++].bytes) {
         if (memcmp(back, kvt_source(env, p->copies[i].local), p->copies[i].bytes) == 0) continue;

@@ -25,7 +25,7 @@ bool rdma_rail_is_up(const struct rdma_conn *c)
     return false;
 }
 
-static void say(struct rdma_rail *r, enum rdma_frame frame, const char *reason, bool final)
+static void send_rail_status(struct rdma_rail *r, enum rdma_frame frame, const char *reason, bool final)
 {
     struct rdma_verdict v = { .rail = r->index, .epoch = r->epoch, .final = final };
     struct buf body = { 0 };
@@ -315,7 +315,7 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
     const char *why = refusal(r, m, &mine, &final);
     if (why) {
         r->state = RDMA_RAIL_DOWN;
-        say(r, RDMA_FRAME_REFUSE, why, final);
+        send_rail_status(r, RDMA_FRAME_REFUSE, why, final);
         return;
     }
     uint32_t limit = c->t->env->tuning.rdma.mtu ? c->t->env->tuning.rdma.mtu : mine.mtu;
@@ -344,7 +344,7 @@ static void end_draining(struct rdma_rail *r, bool now)
     }
     log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r),
               r->index, (unsigned long long)r->conn->landed.upto, left);
-    say(r, RDMA_FRAME_FENCED, NULL, false);
+    send_rail_status(r, RDMA_FRAME_FENCED, NULL, false);
 }
 
 /* ---- both ---- */
@@ -369,7 +369,7 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
     case RDMA_RAIL_BINDING:
         rdma_queue_error(r);
         r->state = RDMA_RAIL_DOWN;
-        say(r, RDMA_FRAME_REFUSE, r->why, false);
+        send_rail_status(r, RDMA_FRAME_REFUSE, r->why, false);
         return;
     case RDMA_RAIL_UP: break;
     case RDMA_RAIL_DOWN:
@@ -384,7 +384,7 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
         r->deadline_ms = clock_ms() + RDMA_DRAIN_MS;
     } else {
         r->state = RDMA_RAIL_FENCING;
-        say(r, RDMA_FRAME_BROKEN, NULL, false);
+        send_rail_status(r, RDMA_FRAME_BROKEN, NULL, false);
     }
 }
 

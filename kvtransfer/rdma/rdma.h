@@ -119,7 +119,7 @@ struct rdma_end {
 enum rdma_put_state { RDMA_PUT_FREE, RDMA_PUT_UNASSIGNED, RDMA_PUT_ON_QP, RDMA_PUT_ACKED };
 
 /* Only verify_read goes through all three; otherwise the immediate is posted in WRITE. */
-enum rdma_phase { RDMA_PHASE_WRITE, RDMA_PHASE_READ, RDMA_PHASE_TELL };
+enum rdma_phase { RDMA_PHASE_WRITE, RDMA_PHASE_READ, RDMA_PHASE_NOTIFY };
 
 struct rdma_put {
     enum rdma_put_state state;
@@ -214,7 +214,7 @@ struct rdma_conn {
     struct list unassigned;
     /* receiver */
     struct rdma_landing landed;
-    uint64_t told;   /* landed.upto as last reported */
+    uint64_t last_reported;   /* landed.upto as last reported */
     struct buf held; /* messages that wait: u64 after, u32 length, bytes */
     size_t held_at;
 };

@@ -397,7 +397,7 @@ static void on_event(struct tcp_events *evs, struct tcp_link *l, uint32_t events
     if (c->state != TCP_IS_DOWN) (void)tcp_write_out(l);
 }
 
-static void tell_done(struct tcp_transport *t, struct tcp_events *evs)
+static void report_done(struct tcp_transport *t, struct tcp_events *evs)
 {
     while (t->n_done && evs->n < evs->cap) {
         t->n_done--;
@@ -410,7 +410,7 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *o
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     struct tcp_events evs = { out, 0, cap };
-    tell_done(t, &evs);
+    report_done(t, &evs);
     if (evs.n) return evs.n; /* completions reach the sessions before any answer of the peer does */
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
@@ -418,7 +418,7 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *o
         if (events[i].data.ptr) on_event(&evs, events[i].data.ptr, events[i].events);
         else accept_links(t);
     }
-    tell_done(t, &evs); /* for messages that came early */
+    report_done(t, &evs); /* for messages that came early */
     if (t->n_backlog) resume_reading(t, &evs);
     check_deadlines(t, &evs);
     if (t->n_to_reap) reap_conns(t);
