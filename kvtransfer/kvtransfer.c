@@ -237,22 +237,22 @@ void kvt_available(const struct kvt *k, struct buf *out)
 /* New work: refused when the thread is far behind. */
 static enum status post(struct kvt *k, struct kvt_command cmd)
 {
-    if (mailbox_len(k->box) >= KVT_COMMANDS_SOFT) return ERR_FULL;
-    return mailbox_post(k->box, &cmd);
+    if (mailbox_len(k->mailbox) >= KVT_COMMANDS_SOFT) return ERR_FULL;
+    return mailbox_post(k->mailbox, &cmd);
 }
 
 /* Ends and cancels cannot be refused, and nobody waits: when even their places in the box are taken
  * they go onto a list that the thread takes as a whole. It runs them after everything that was in
  * the box then, which is everything their caller had posted before. */
-static void post_surely(struct kvt *k, struct kvt_command cmd)
+static void post_always(struct kvt *k, struct kvt_command cmd)
 {
-    if (mailbox_post(k->box, &cmd) != ERR_FULL) return; /* taken, or closed: then everything ends */
-    struct kvt_late *late = MEM_NEW(struct kvt_late);
-    late->cmd = cmd;
-    late->next = atomic_load_explicit(&k->late, memory_order_relaxed);
+    if (mailbox_post(k->mailbox, &cmd) != ERR_FULL) return; /* taken, or closed: then everything ends */
+    struct kvt_overflow *overflow = MEM_NEW(struct kvt_overflow);
+    overflow->cmd = cmd;
+    overflow->next = atomic_load_explicit(&k->overflow, memory_order_relaxed);
     /* release: the thread's exchange sees the command, and the length of the box with what this
      * caller posted before */
-    while (!atomic_compare_exchange_weak_explicit(&k->late, &late->next, late, memory_order_release,
+    while (!atomic_compare_exchange_weak_explicit(&k->overflow, &overflow->next, overflow, memory_order_release,
                                                   memory_order_relaxed)) {}
 }
 
@@ -371,7 +371,7 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
 
 void kvt_disconnect(struct kvt *k, uint64_t peer)
 {
-    if (peer) post_surely(k, (struct kvt_command){ .kind = KVT_DO_DISCONNECT, .id = peer });
+    if (peer) post_always(k, (struct kvt_command){ .kind = KVT_DO_DISCONNECT, .id = peer });
 }
 
 const char *kvt_peer_transport(struct kvt *k, uint64_t peer)
@@ -422,7 +422,7 @@ enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *fi
 
 void kvt_expect_cancel(struct kvt *k, uint64_t id)
 {
-    post_surely(k, (struct kvt_command){ .kind = KVT_DO_EXPECT_CANCEL, .id = id });
+    post_always(k, (struct kvt_command){ .kind = KVT_DO_EXPECT_CANCEL, .id = id });
 }
 
 enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant,
@@ -463,10 +463,10 @@ enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uin
 
 void kvt_send_finish(struct kvt *k, uint64_t id)
 {
-    post_surely(k, (struct kvt_command){ .kind = KVT_DO_FINISH, .id = id, .stamp = clock_ns() });
+    post_always(k, (struct kvt_command){ .kind = KVT_DO_FINISH, .id = id, .stamp = clock_ns() });
 }
 
 void kvt_send_cancel(struct kvt *k, uint64_t id)
 {
-    post_surely(k, (struct kvt_command){ .kind = KVT_DO_SEND_CANCEL, .id = id });
+    post_always(k, (struct kvt_command){ .kind = KVT_DO_SEND_CANCEL, .id = id });
 }

@@ -14,7 +14,7 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
-enum { TICK_MS = 50, COMMANDS_PER_TURN = 256 };
+enum { TICK_MS = 50, COMMANDS_PER_ITERATION = 256 };
 
 /* ---- connections ---- */
 
@@ -259,58 +259,58 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
 }
 
 /* Take what found the box full, in the order it came. */
-static void take_late(struct kvt *k)
+static void take_overflow(struct kvt *k)
 {
-    if (k->due) return;
-    /* acquire: see post_surely. What its callers had posted before is in the box now, or was taken
+    if (k->overflow_due) return;
+    /* acquire: see post_always. What its callers had posted before is in the box now, or was taken
      * out already. */
-    struct kvt_late *newest = atomic_exchange_explicit(&k->late, NULL, memory_order_acquire);
+    struct kvt_overflow *newest = atomic_exchange_explicit(&k->overflow, NULL, memory_order_acquire);
     while (newest) {
-        struct kvt_late *next = newest->next;
-        newest->next = k->due;
-        k->due = newest;
+        struct kvt_overflow *next = newest->next;
+        newest->next = k->overflow_due;
+        k->overflow_due = newest;
         newest = next;
     }
-    k->n_before = mailbox_len(k->box);
+    k->n_before = mailbox_len(k->mailbox);
 }
 
-static void do_late(struct kvt *k)
+static void run_overflow(struct kvt *k)
 {
-    while (k->due) {
-        struct kvt_late *late = k->due;
-        k->due = late->next;
-        do_command(k, &late->cmd);
-        mem_free(late);
+    while (k->overflow_due) {
+        struct kvt_overflow *overflow = k->overflow_due;
+        k->overflow_due = overflow->next;
+        do_command(k, &overflow->cmd);
+        mem_free(overflow);
     }
 }
 
 static bool do_commands(struct kvt *k)
 {
     struct kvt_command cmd;
-    take_late(k);
-    for (int i = 0; i < COMMANDS_PER_TURN; i++) {
-        if (k->n_before == 0) do_late(k);
-        if (!mailbox_take(k->box, &cmd)) return false;
+    take_overflow(k);
+    for (int i = 0; i < COMMANDS_PER_ITERATION; i++) {
+        if (k->n_before == 0) run_overflow(k);
+        if (!mailbox_take(k->mailbox, &cmd)) return false;
         do_command(k, &cmd);
         if (k->n_before) k->n_before--;
     }
     return true;
 }
 
-static void drop_late(struct kvt *k)
+static void drop_overflow(struct kvt *k)
 {
-    take_late(k);
-    for (struct kvt_late *late; (late = k->due) != NULL; take_late(k)) {
-        k->due = late->next;
-        mem_free(late); /* ends and cancels carry nothing */
+    take_overflow(k);
+    for (struct kvt_overflow *overflow; (overflow = k->overflow_due) != NULL; take_overflow(k)) {
+        k->overflow_due = overflow->next;
+        mem_free(overflow); /* ends and cancels carry nothing */
     }
 }
 
 static void drop_commands(struct kvt *k)
 {
     struct kvt_command cmd;
-    drop_late(k);
-    while (mailbox_take(k->box, &cmd)) {
+    drop_overflow(k);
+    while (mailbox_take(k->mailbox, &cmd)) {
         if (cmd.kind == KVT_DO_CONNECT) free_peer(cmd.p);
         else if (cmd.kind == KVT_DO_OPEN) kvt_send_free(&k->core, cmd.p);
         else mem_free(cmd.p);
@@ -382,7 +382,7 @@ enum status kvt_progress_start(struct kvt *k, struct err *err)
     if (k->wake_fd < 0 || k->epoll_fd < 0)
         return err_set(err, ERR_INTERNAL, "no event descriptors for the transfer thread: %s",
                        strerror(errno));
-    k->box = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake, k);
+    k->mailbox = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake, k);
     for (uint32_t i = 0; i <= k->n_transports; i++) {
         struct epoll_event e = { .events = EPOLLIN };
         e.data.fd = i < k->n_transports ? k->transports[i].ops->wait_fd(k->transports[i].t) : k->wake_fd;
@@ -403,10 +403,10 @@ void kvt_progress_stop(struct kvt *k)
         kvt_progress_wake(k);
         pthread_join(k->thread, NULL);
     }
-    if (k->box) {
-        mailbox_close(k->box);
+    if (k->mailbox) {
+        mailbox_close(k->mailbox);
         drop_commands(k);
-        mailbox_free(k->box);
+        mailbox_free(k->mailbox);
     }
     kvt_gpu_jobs_free(k->core.send_jobs); /* waits; they wake through the descriptor below */
     kvt_gpu_jobs_free(k->core.recv_jobs);

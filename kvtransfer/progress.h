@@ -69,8 +69,8 @@ struct kvt_command {
 };
 
 /* An end or cancel that found the box full. */
-struct kvt_late {
-    struct kvt_late *next;
+struct kvt_overflow {
+    struct kvt_overflow *next;
     struct kvt_command cmd;
 };
 
@@ -91,8 +91,8 @@ struct kvt {
     struct kvt_tickets tickets;
     struct kvt_handle handles[KVT_PEERS_MAX];
     _Atomic uint64_t next_handle;
-    struct mailbox *box;
-    _Atomic(struct kvt_late *) late; /* newest first; pushed by any thread, taken as a whole by the
+    struct mailbox *mailbox;
+    _Atomic(struct kvt_overflow *) overflow; /* newest first; pushed by any thread, taken as a whole by the
                                       * transfer thread */
     int wake_fd, epoll_fd;
     _Atomic bool stopping;
@@ -102,7 +102,7 @@ struct kvt {
     struct list peers;
     struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
-    struct kvt_late *due; /* taken from `late`, oldest first; they run when n_before
+    struct kvt_overflow *overflow_due; /* taken from `late`, oldest first; they run when n_before
                            * commands have left the box */
     size_t n_before;
 };

@@ -10,7 +10,7 @@
 
 struct worker {
     struct copier *copier;
-    struct mailbox *box;
+    struct mailbox *mailbox;
     pthread_t thread;
     uint64_t bytes; /* handed over and not taken back; the transfer thread's */
     uint32_t n_jobs;
@@ -36,8 +36,8 @@ static void *work(void *arg)
     struct worker *w = arg;
     struct copier_job j;
     thread_become(THREAD_COMPUTE, "kv-copier");
-    while (mailbox_wait(w->box, -1))
-        while (mailbox_take(w->box, &j)) {
+    while (mailbox_wait(w->mailbox, -1))
+        while (mailbox_take(w->mailbox, &j)) {
             w->copier->run(&j);
             copier_done(w->copier, j);
         }
@@ -57,9 +57,9 @@ enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
     for (; c->n_workers < n_workers; c->n_workers++) {
         struct worker *w = &c->workers[c->n_workers];
         w->copier = c;
-        w->box = mailbox_create(sizeof(struct copier_job), COPIER_JOBS_MAX, NULL, NULL);
+        w->mailbox = mailbox_create(sizeof(struct copier_job), COPIER_JOBS_MAX, NULL, NULL);
         if (thread_start(&w->thread, work, w) != OK) {
-            mailbox_free(w->box);
+            mailbox_free(w->mailbox);
             copier_free(c);
             return err_set(
                 err, ERR_NOMEM,
@@ -74,10 +74,10 @@ enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
 void copier_free(struct copier *c)
 {
     if (!c) return;
-    for (uint32_t i = 0; i < c->n_workers; i++) mailbox_close(c->workers[i].box);
+    for (uint32_t i = 0; i < c->n_workers; i++) mailbox_close(c->workers[i].mailbox);
     for (uint32_t i = 0; i < c->n_workers; i++) {
         pthread_join(c->workers[i].thread, NULL);
-        mailbox_free(c->workers[i].box);
+        mailbox_free(c->workers[i].mailbox);
     }
     mailbox_free(c->done);
     mem_free(c);
@@ -96,7 +96,7 @@ bool copier_offer(struct copier *c, struct copier_job j)
     j.worker = (uint32_t)(idle - c->workers);
     idle->bytes += j.bytes;
     idle->n_jobs++;
-    ASSERT(mailbox_post(idle->box, &j) == OK); /* invariant 2 */
+    ASSERT(mailbox_post(idle->mailbox, &j) == OK); /* invariant 2 */
     return true;
 }
 
