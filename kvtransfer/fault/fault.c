@@ -38,7 +38,7 @@ static void scattered(void *arg, struct kvt_conn *inner, const struct kvt_messag
     struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
     if (!c || c->detached || c->force_down) return;
-    if (bytes == head->bytes && fault_befall(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT)
+    if (bytes == head->bytes && fault_inject(r, FAULT_AT_PUT, false).kind == FAULT_DISCONNECT)
         (void)fault_force_down(c);
     else r->outer->scattered(r->outer->arg, &c->base, head, bytes);
 }
@@ -78,7 +78,7 @@ static enum status fault_connect(struct kvt_transport *t, struct str address,
 {
     struct fault_transport *r = ((struct fault_transport *)t);
     struct kvt_conn *inner = NULL;
-    if (fault_befall(r, FAULT_AT_CONNECT, false).kind == FAULT_DISCONNECT) {
+    if (fault_inject(r, FAULT_AT_CONNECT, false).kind == FAULT_DISCONNECT) {
         fault_count(r, FAULT_DISCONNECT);
         return err_set(err, ERR_PEER_LOST, "%s: not connected, as the fault plan says",
                        r->ops.name);
@@ -97,7 +97,7 @@ static void fault_abandon(struct kvt_conn *base, uint32_t session, uint64_t gene
 static enum status fault_fence(struct kvt_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    struct fault_fate f = fault_befall(c->transport, FAULT_AT_FENCE, false);
+    struct fault_action f = fault_inject(c->transport, FAULT_AT_FENCE, false);
     c->detached = true;
     if (f.kind == FAULT_DELAY) {
         fault_count(c->transport, f.kind);
@@ -111,7 +111,7 @@ static void fault_disconnect(struct kvt_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
     struct fault_transport *r = c->transport;
-    (void)fault_befall(r, FAULT_AT_DISCONNECT, false);
+    (void)fault_inject(r, FAULT_AT_DISCONNECT, false);
     c->inner->peer = NULL;
     r->inner_ops->disconnect(c->inner);
     fault_free_conn(c);

@@ -93,7 +93,7 @@ enum kvt_fault_kind {
 enum {
     FAULT_TRIGGERS_MAX = 16,
     FAULT_MS_MAX = 600000,
-    FAULT_PARTS = 1000000, /* probabilities are counted in these */
+    FAULT_PPM = 1000000, /* probabilities are counted in these */
     FAULT_LATE_BYTES = 4096,
     FAULT_REORDER_MS = 100,
     FAULT_HELD_MAX = 1024
@@ -107,8 +107,8 @@ struct kvt_fault_trigger {
 
 struct kvt_fault_plan {
     uint64_t seed;
-    /* parts of FAULT_PARTS; ms of those that have one */
-    uint32_t parts[FAULT_KINDS], ms[FAULT_KINDS];
+    /* parts of FAULT_PPM; ms of those that have one */
+    uint32_t ppm[FAULT_KINDS], ms[FAULT_KINDS];
     struct kvt_fault_trigger at[FAULT_TRIGGERS_MAX];
     uint32_t n_at;
 };
@@ -122,7 +122,7 @@ enum status kvt_fault_parse(struct str text, struct kvt_fault_plan *out,
 /* The plan as text that parses to the same plan; appended. */
 void kvt_fault_write(const struct kvt_fault_plan *plan, struct buf *out);
 /* Can this action befall this step at all? */
-bool kvt_fault_fits(enum kvt_fault_step step, enum kvt_fault_kind kind);
+bool kvt_fault_applies(enum kvt_fault_step step, enum kvt_fault_kind kind);
 
 /* Open `inner` with the plan around it. *out's ops are to be used instead of inner; they live until
  * its close. `env` as of open in transport.h; `m` may be NULL. Says so in the log. ERR_CONFIG: the

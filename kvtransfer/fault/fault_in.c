@@ -54,7 +54,7 @@ static void on_message(struct fault_conn *c, const struct kvt_message *m)
 {
     struct fault_transport *r = c->transport;
     struct fault_held h = { .what = HELD_MESSAGE, .message = *m };
-    struct fault_fate f = fault_befall(r, fault_step_of(m->kind), false);
+    struct fault_action f = fault_inject(r, fault_step_of(m->kind), false);
     switch (f.kind) {
     case FAULT_DISCONNECT: (void)fault_force_down(c); return;
     case FAULT_REORDER:
@@ -81,7 +81,7 @@ static void on_put_done(struct fault_transport *r, uint64_t tag)
         s->c = NULL;
         return;
     }
-    struct fault_fate f = fault_befall(r, FAULT_AT_PUT_DONE, false);
+    struct fault_action f = fault_inject(r, FAULT_AT_PUT_DONE, false);
     if (f.kind != FAULT_NOTHING && f.kind != FAULT_DISCONNECT) fault_count(r, f.kind);
     if (f.kind == FAULT_DROP) s->c = NULL;
     else if (f.kind == FAULT_DISCONNECT) (void)fault_force_down(s->c);
@@ -108,7 +108,7 @@ static void on_inner_event(struct fault_transport *r, const struct kvt_transport
     if (c->detached) return;
     switch (i->kind) {
     case KVT_UP:
-        if (fault_befall(r, FAULT_AT_UP, false).kind == FAULT_DISCONNECT) (void)fault_force_down(c);
+        if (fault_inject(r, FAULT_AT_UP, false).kind == FAULT_DISCONNECT) (void)fault_force_down(c);
         add_event(out, KVT_UP, c);
         break;
     case KVT_DOWN:

@@ -9,7 +9,7 @@
 #include "shared/base/log.h"
 
 /* splitmix64 */
-uint64_t fault_draw(struct fault_transport *r)
+uint64_t fault_random(struct fault_transport *r)
 {
     uint64_t z = r->random += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -28,29 +28,29 @@ static void sleep_ms(uint32_t ms)
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
 }
 
-struct fault_fate fault_befall(struct fault_transport *r, enum kvt_fault_step step, bool leaves)
+struct fault_action fault_inject(struct fault_transport *r, enum kvt_fault_step step, bool leaves)
 {
-    struct fault_fate f = { FAULT_NOTHING, 0 };
+    struct fault_action f = { FAULT_NOTHING, 0 };
     r->passed[step]++;
     for (uint32_t i = 0; i < r->plan.n_at && f.kind == FAULT_NOTHING; i++) {
         const struct kvt_fault_trigger *t = &r->plan.at[i];
         if (r->fired[i] || t->step != step || t->nth != r->passed[step]) continue;
         r->fired[i] = true;
-        f = (struct fault_fate){ t->kind, t->ms };
+        f = (struct fault_action){ t->kind, t->ms };
         log_warn("kv fault injected", "transport=%s step=%s n=%u action=%s ms=%u", r->ops.name,
                  kvt_fault_step_names[step], t->nth, kvt_fault_kind_names[t->kind], t->ms);
     }
     for (int k = 0; leaves && k < FAULT_KINDS && f.kind == FAULT_NOTHING; k++) {
-        if (!r->plan.parts[k] || !kvt_fault_fits(step, (enum kvt_fault_kind)k)) continue;
-        if (fault_draw(r) % FAULT_PARTS < r->plan.parts[k])
-            f = (struct fault_fate){ (enum kvt_fault_kind)k, r->plan.ms[k] };
+        if (!r->plan.ppm[k] || !kvt_fault_applies(step, (enum kvt_fault_kind)k)) continue;
+        if (fault_random(r) % FAULT_PPM < r->plan.ppm[k])
+            f = (struct fault_action){ (enum kvt_fault_kind)k, r->plan.ms[k] };
     }
     if (f.kind == FAULT_STALE && step == FAULT_AT_PUT && !fault_scatters(r)) f.kind = FAULT_NOTHING;
     if (f.kind != FAULT_SIGKILL && f.kind != FAULT_SIGSTOP && f.kind != FAULT_PAUSE) return f;
     fault_count(r, f.kind);
     if (f.kind == FAULT_PAUSE) sleep_ms(f.ms);
     else (void)kill(getpid(), f.kind == FAULT_SIGKILL ? SIGKILL : SIGSTOP);
-    return (struct fault_fate){ FAULT_NOTHING, 0 };
+    return (struct fault_action){ FAULT_NOTHING, 0 };
 }
 
 enum kvt_fault_step fault_step_of(enum kvt_message_kind kind)
@@ -69,8 +69,8 @@ enum kvt_fault_step fault_step_of(enum kvt_message_kind kind)
 
 void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind)
 {
-    uint64_t bit = UINT64_C(1) << fault_draw(r) % 64;
+    uint64_t bit = UINT64_C(1) << fault_random(r) % 64;
     if (kind == FAULT_STALE) m->generation--;
-    if (kind == FAULT_FLIP && m->kind == KVT_MSG_NOTE) m->sums[fault_draw(r) % m->n] ^= bit;
+    if (kind == FAULT_FLIP && m->kind == KVT_MSG_NOTE) m->sums[fault_random(r) % m->n] ^= bit;
     if (kind == FAULT_FLIP && m->kind == KVT_MSG_FINISH) m->bytes ^= bit;
 }

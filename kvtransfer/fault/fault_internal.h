@@ -70,7 +70,7 @@ struct fault_transport {
     int epoll_fd, timer_fd;
 };
 
-struct fault_fate {
+struct fault_action {
     enum kvt_fault_kind kind; /* or FAULT_NOTHING */
     uint32_t ms;
 };
@@ -83,15 +83,15 @@ static inline bool fault_scatters(const struct fault_transport *r)
 /* What befalls the thing that passes `step`; `leaves`: a put or message of this process, which
  * probabilities are for. What this process does to itself is done inside; the rest is the caller's,
  * who counts it. */
-struct fault_fate fault_befall(struct fault_transport *r, enum kvt_fault_step step, bool leaves);
+struct fault_action fault_inject(struct fault_transport *r, enum kvt_fault_step step, bool leaves);
 void fault_count(struct fault_transport *r, enum kvt_fault_kind kind);
-uint64_t fault_draw(struct fault_transport *r);
+uint64_t fault_random(struct fault_transport *r);
 enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
 /* STALE, FLIP; other kinds leave it as it is. */
 void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind);
 
 /* A free slot for a put of c, or NULL. */
-struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool unreported);
+struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported);
 /* PUT_DONE is to be told at due_ms. */
 void fault_end_slot(struct fault_slot *s, uint64_t due_ms);
 void fault_free_slots(struct fault_conn *c);

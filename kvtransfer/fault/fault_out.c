@@ -11,7 +11,7 @@ enum { FLIP_BYTES = 64 };
 
 /* ---- slots and their windows ---- */
 
-struct fault_slot *fault_take_slot(struct fault_conn *c, uint64_t tag, bool unreported)
+struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS; i++) {
         if (c->transport->slots[i].c) continue;
@@ -177,7 +177,7 @@ static uint32_t cut(struct kvt_copy *copies, uint32_t n, uint64_t keep)
 static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s, struct kvt_copy *copies,
                          uint32_t n, uint64_t total)
 {
-    uint64_t at = fault_draw(r) % total;
+    uint64_t at = fault_random(r) % total;
     uint32_t i = 0;
     while (at >= copies[i].bytes) at -= copies[i++].bytes;
     struct kvt_copy whole = copies[i];
@@ -185,7 +185,7 @@ static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s, 
     uint64_t window = window_of(r, s);
     char *image = (char *)r->memory.ptr + window;
     memcpy(image, kvt_source(&r->env, whole.local + at), bytes);
-    image[0] = (char)(image[0] ^ 1 << fault_draw(r) % 8);
+    image[0] = (char)(image[0] ^ 1 << fault_random(r) % 8);
     struct kvt_copy parts[3] = { { whole.local, whole.remote, at },
                                  { KVT_STAGING + window, whole.remote + at, bytes },
                                  { whole.local + at + bytes, whole.remote + at + bytes,
@@ -202,7 +202,7 @@ static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s, 
 static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t ms)
 {
     struct fault_transport *r = c->transport;
-    struct fault_slot *s = fault_take_slot(c, p->tag, true);
+    struct fault_slot *s = fault_acquire_slot(c, p->tag, true);
     if (!s) return;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
     uint64_t window = window_of(r, s);
@@ -224,7 +224,7 @@ static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t
 
 /* Do to the put what befell it; its copies are r->copies. */
 static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct kvt_put *p,
-                            struct fault_fate f)
+                            struct fault_action f)
 {
     struct fault_transport *r = c->transport;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
@@ -242,7 +242,7 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
             f.ms);
         return pass_on(c, &h, true);
     case FAULT_DUPLICATE:
-        again = fault_take_slot(c, s->tag, true);
+        again = fault_acquire_slot(c, s->tag, true);
         TRY(pass_on(c, &h, true));
         if (!again) return OK;
         h.put.tag = number_of(r, again);
@@ -251,7 +251,7 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
     case FAULT_TRUNCATE:
         if (p->head.bytes < 2) return pass_on(c, &h, true);
         fault_count(r, f.kind);
-        h.put.n_copies = cut(r->copies, p->n_copies, 1 + fault_draw(r) % (p->head.bytes - 1));
+        h.put.n_copies = cut(r->copies, p->n_copies, 1 + fault_random(r) % (p->head.bytes - 1));
         for (uint32_t i = 0; fault_scatters(r) && i < h.put.n_copies; i++)
             h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
         return pass_on(c, &h, true);
@@ -283,11 +283,11 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     struct fault_transport *r = c->transport;
     if (c->inner_down || c->force_down || c->detached) return ERR_PEER_LOST;
     if (c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;
-    struct fault_slot *s = fault_take_slot(c, p->tag, false);
+    struct fault_slot *s = fault_acquire_slot(c, p->tag, false);
     if (!s) return ERR_BUSY;
     uint64_t random = r->random;
     uint32_t passed = r->passed[FAULT_AT_PUT];
-    struct fault_fate f = fault_befall(r, FAULT_AT_PUT, true);
+    struct fault_action f = fault_inject(r, FAULT_AT_PUT, true);
     if (f.kind == FAULT_DISCONNECT) {
         s->c = NULL;
         return fault_force_down(c);
@@ -311,7 +311,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     return st;
 }
 
-static enum status notify_with(struct fault_conn *c, struct fault_held *h, struct fault_fate f)
+static enum status notify_with(struct fault_conn *c, struct fault_held *h, struct fault_action f)
 {
     switch (f.kind) {
     case FAULT_DROP: break;
@@ -341,7 +341,7 @@ enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m)
     if (m->kind == KVT_MSG_NOTE && c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;
     uint64_t random = r->random;
     uint32_t passed = r->passed[step];
-    struct fault_fate f = fault_befall(r, step, true);
+    struct fault_action f = fault_inject(r, step, true);
     if (f.kind == FAULT_DISCONNECT) return fault_force_down(c);
     struct fault_held h = { .what = HELD_MESSAGE, .message = *m };
     enum status st = notify_with(c, &h, f);

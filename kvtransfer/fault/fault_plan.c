@@ -29,7 +29,7 @@ static bool has_ms(enum kvt_fault_kind k)
     return k == FAULT_DELAY || k == FAULT_LATE || k == FAULT_PAUSE;
 }
 
-bool kvt_fault_fits(enum kvt_fault_step step, enum kvt_fault_kind kind)
+bool kvt_fault_applies(enum kvt_fault_step step, enum kvt_fault_kind kind)
 {
     enum {
         SELF = 1u << FAULT_SIGKILL | 1u << FAULT_SIGSTOP | 1u << FAULT_PAUSE,
@@ -111,7 +111,7 @@ static enum status read_at(struct str value, struct kvt_fault_plan *out, struct 
     if (str_to_i64(nth, &n) != OK || n < 1 || n > INT32_MAX)
         return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' in 'at=%.*s' is not a count from 1",
                        STR_ARG(nth), STR_ARG(value));
-    if (!kvt_fault_fits((enum kvt_fault_step)i_step, (enum kvt_fault_kind)kind))
+    if (!kvt_fault_applies((enum kvt_fault_step)i_step, (enum kvt_fault_kind)kind))
         return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%s' cannot befall '%s'",
                        kvt_fault_kind_names[kind], kvt_fault_step_names[i_step]);
     if (out->n_at == FAULT_TRIGGERS_MAX)
@@ -134,7 +134,7 @@ static enum status read_probability(enum kvt_fault_kind kind, struct str value,
                        "BATON_KV_FAULT: '%.*s' of '%s' is not a probability from 0 to 1",
                        STR_ARG(value), kvt_fault_kind_names[kind]);
     TRY(read_ms(kind, rest, &out->ms[kind], err));
-    out->parts[kind] = (uint32_t)(p * FAULT_PARTS + 0.5);
+    out->ppm[kind] = (uint32_t)(p * FAULT_PPM + 0.5);
     return OK;
 }
 
@@ -176,9 +176,9 @@ void kvt_fault_write(const struct kvt_fault_plan *plan, struct buf *out)
     buf_printf(out, "seed=%llu", (unsigned long long)plan->seed);
     for (int i = 0; i < FAULT_KINDS; i++) {
         bool ms = has_ms((enum kvt_fault_kind)i) && plan->ms[i] != MS_DEFAULT;
-        if (plan->parts[i] || ms)
+        if (plan->ppm[i] || ms)
             buf_printf(out, ",%s=%.6f", kvt_fault_kind_names[i],
-                       (double)plan->parts[i] / FAULT_PARTS);
+                       (double)plan->ppm[i] / FAULT_PPM);
         if (ms) buf_printf(out, ":%u", plan->ms[i]);
     }
     for (uint32_t i = 0; i < plan->n_at; i++) {

@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     for (uint32_t i = 0; i < plan.n_at; i++)
-        ASSERT(kvt_fault_fits(plan.at[i].step, plan.at[i].kind));
+        ASSERT(kvt_fault_applies(plan.at[i].step, plan.at[i].kind));
     kvt_fault_write(&plan, &text);
     ASSERT(kvt_fault_parse(buf_str(&text), &again, NULL) == OK);
     ASSERT(memcmp(&plan, &again, sizeof plan) == 0);

@@ -40,7 +40,7 @@ TEST(fault_plan_round_trip)
     struct kvt_fault_plan p;
     CHECK_OK(kvt_fault_parse(STR("seed=9,flip=0.01,delay=0.5:30,at=put:5:late:2"), &p, NULL));
     CHECK_EQ_INT(p.seed, 9);
-    CHECK_EQ_INT(p.parts[FAULT_FLIP], 10000);
+    CHECK_EQ_INT(p.ppm[FAULT_FLIP], 10000);
     CHECK_EQ_INT(p.ms[FAULT_DELAY], 30);
     CHECK_EQ_INT(p.n_at, 1);
     CHECK_EQ_INT(p.at[0].step, FAULT_AT_PUT);
