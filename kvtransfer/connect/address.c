@@ -41,7 +41,7 @@ static uint16_t port_of(const struct sockaddr_storage *a)
     return ntohs(((const struct sockaddr_in *)a)->sin_port);
 }
 
-enum status tcp_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound,
+enum status kvt_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound,
                                struct err *err)
 {
     if (!host) host = "127.0.0.1";
@@ -94,7 +94,7 @@ static void first_interface(char out[TEXT_MAX])
     freeifaddrs(list);
 }
 
-enum status tcp_address_advertise(const char *advertise, const char *host, uint16_t port,
+enum status kvt_address_advertise(const char *advertise, const char *host, uint16_t port,
                                   struct buf *out, struct err *err)
 {
     const char *name = advertise ? advertise : host ? host : "127.0.0.1";
@@ -112,7 +112,7 @@ enum status tcp_address_advertise(const char *advertise, const char *host, uint1
     return OK;
 }
 
-enum status tcp_address_parse(struct str text, struct sockaddr_storage *out, socklen_t *len)
+enum status kvt_address_parse(struct str text, struct sockaddr_storage *out, socklen_t *len)
 {
     char host[TEXT_MAX], service[8];
     size_t space = str_find_char(text, ' ');
@@ -134,10 +134,10 @@ enum status tcp_address_parse(struct str text, struct sockaddr_storage *out, soc
 
 /* ---- interfaces ---- */
 
-bool tcp_address_is_anywhere(const char *host)
+bool kvt_address_is_wildcard(const char *host)
 {
     struct addrinfo *list;
-    if (!host) return false; /* loopback, see tcp_address_listen */
+    if (!host) return false; /* loopback, see kvt_address_listen */
     if (resolve(host, "0", AI_NUMERICHOST, &list) != OK) return false;
     bool yes = is_wildcard(list->ai_addr);
     freeaddrinfo(list);
@@ -171,7 +171,7 @@ static bool interface_address(const char *ifname, int family, struct sockaddr_st
     return found;
 }
 
-enum status tcp_address_of_interface(const char *ifname, struct buf *out, struct err *err)
+enum status kvt_address_of_interface(const char *ifname, struct buf *out, struct err *err)
 {
     struct sockaddr_storage a;
     socklen_t n;
@@ -201,30 +201,30 @@ static bool is_here(const char *host)
     struct sockaddr_storage a = { 0 };
     if (!host || resolve(host, "9", 0, &list) != OK) return false; /* any port: nothing is sent */
     memcpy(&a, list->ai_addr, list->ai_addrlen);
-    bool yes = tcp_address_is_local(&a, list->ai_addrlen);
+    bool yes = kvt_address_is_local(&a, list->ai_addrlen);
     freeaddrinfo(list);
     return yes;
 }
 
-enum status tcp_address_serve(struct tcp_listener *l, struct err *err)
+enum status kvt_address_serve(struct kvt_listener *l, struct err *err)
 {
     struct buf of_interface = { 0 };
     const char *host = l->host, *advertise = l->advertise;
     bool named = l->ifname && *l->ifname;
-    enum status st = named ? tcp_address_of_interface(l->ifname, &of_interface, err) : OK;
-    if (st == OK && named && tcp_address_is_anywhere(host)) {
+    enum status st = named ? kvt_address_of_interface(l->ifname, &of_interface, err) : OK;
+    if (st == OK && named && kvt_address_is_wildcard(host)) {
         host = of_interface.data;
         if (is_here(advertise)) advertise = NULL;
     }
-    if (st == OK && (st = tcp_address_listen(host, l->port, &l->fd, &l->port, err)) != OK &&
+    if (st == OK && (st = kvt_address_listen(host, l->port, &l->fd, &l->port, err)) != OK &&
         l->port && l->port_option)
         err_prefix(err, "%s: ", l->port_option);
-    if (st == OK) st = tcp_address_advertise(advertise, host, l->port, l->address, err);
+    if (st == OK) st = kvt_address_advertise(advertise, host, l->port, l->address, err);
     buf_release(&of_interface);
     return st;
 }
 
-enum status tcp_address_leave_from(int fd, const char *ifname, int family, struct err *err)
+enum status kvt_address_bind_interface(int fd, const char *ifname, int family, struct err *err)
 {
     struct sockaddr_storage a;
     socklen_t n;
@@ -252,7 +252,7 @@ static bool same_address(const struct sockaddr_storage *a, const struct sockaddr
            ((const struct sockaddr_in *)b)->sin_addr.s_addr;
 }
 
-bool tcp_address_same_host(int fd)
+bool kvt_address_same_host(int fd)
 {
     struct sockaddr_storage mine = { 0 }, theirs = { 0 };
     socklen_t n = sizeof mine, m = sizeof theirs;
@@ -262,16 +262,16 @@ bool tcp_address_same_host(int fd)
 
 /* The kernel's choice of source towards an address of this host is that address itself; a datagram
  * socket asks without sending. */
-bool tcp_address_is_local(const struct sockaddr_storage *a, socklen_t n)
+bool kvt_address_is_local(const struct sockaddr_storage *a, socklen_t n)
 {
     int fd = socket(a->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     bool yes = fd >= 0 && connect(fd, (const struct sockaddr *)a, n) == 0 &&
-               tcp_address_same_host(fd);
+               kvt_address_same_host(fd);
     if (fd >= 0) close(fd);
     return yes;
 }
 
-uint64_t tcp_address_link_speed(int fd)
+uint64_t kvt_address_link_speed(int fd)
 {
     struct sockaddr_storage mine = { 0 };
     socklen_t n = sizeof mine;

@@ -388,7 +388,7 @@ enum status control_open(const struct kvt_env *env, const char *transport, uint1
     list_init(&h->conns);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     h->ifname = ifname;
-    struct tcp_listener l = {
+    struct kvt_listener l = {
         .host = env->listen_host,
         .advertise = env->advertise_host,
         .ifname = ifname,
@@ -397,7 +397,7 @@ enum status control_open(const struct kvt_env *env, const char *transport, uint1
         .address = &h->address,
     };
     enum status st = h->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
-                                     : tcp_address_serve(&l, err);
+                                     : kvt_address_serve(&l, err);
     h->listen_fd = l.fd;
     h->port = l.port;
     if (st != OK) {
@@ -437,7 +437,7 @@ bool control_can_reach(struct str address)
 {
     struct sockaddr_storage a;
     socklen_t n;
-    return tcp_address_parse(address, &a, &n) == OK;
+    return kvt_address_parse(address, &a, &n) == OK;
 }
 
 /* A connecting socket. Towards this host the kernel chooses the way. */
@@ -447,9 +447,9 @@ static enum status begin_connect(const struct control_hub *h, struct str address
 {
     int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return err_set(err, ERR_PEER_LOST, "no socket: %s", strerror(errno));
-    enum status st = tcp_address_is_local(a, n)
+    enum status st = kvt_address_is_local(a, n)
                          ? OK
-                         : tcp_address_leave_from(fd, h->ifname, a->ss_family, err);
+                         : kvt_address_bind_interface(fd, h->ifname, a->ss_family, err);
     if (st == OK && connect(fd, (const struct sockaddr *)a, n) != 0 && errno != EINPROGRESS)
         st = err_set(err, ERR_PEER_LOST, "cannot connect to %.*s: %s", STR_ARG(address),
                      strerror(errno));
@@ -464,7 +464,7 @@ enum status control_connect(struct control_hub *h, struct str address,
 {
     struct sockaddr_storage a;
     socklen_t n;
-    if (tcp_address_parse(address, &a, &n) != OK)
+    if (kvt_address_parse(address, &a, &n) != OK)
         return err_set(err, ERR_FORMAT, "%s: malformed address", h->transport);
     if (h->n_conns >= h->env->max_peers)
         return err_set(err, ERR_FULL, "%s: too many connections", h->transport);

@@ -73,7 +73,7 @@ typedef void control_handler(void *arg, const struct control_event *ev);
 
 /* `row` names the transport in sentences; it, `env` and `ifname` are borrowed until
  * control_hub_free. `port` 0: any. `ifname`: leave from that interface's address, and listen on it
- * where env->listen_host is every address (tcp_listener); NULL or "": no. ERR_CONFIG: port taken,
+ * where env->listen_host is every address (kvt_listener); NULL or "": no. ERR_CONFIG: port taken,
  * no such address or interface. */
 enum status control_open(const struct kvt_env *env, const char *transport, uint16_t port,
                          const char *ifname, struct control_hub **out, struct err *err) MUST_CHECK;

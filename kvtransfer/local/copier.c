@@ -23,7 +23,7 @@ struct copier {
     void (*run)(const struct copier_job *j);
 };
 
-uint32_t copier_choose(uint32_t wanted)
+uint32_t copier_choose_threads(uint32_t wanted)
 {
     if (wanted) return wanted < COPIER_THREADS_MAX ? wanted : COPIER_THREADS_MAX;
     cpu_set_t allowed;

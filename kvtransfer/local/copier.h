@@ -7,7 +7,7 @@
  * they get done. Whose put a job is, is the caller's affair. Invariants
  *  1 A job that was offered is taken exactly once, also when it was not run in full (abandoned
  *  puts). 2 At most COPIER_JOBS_MAX jobs per worker are on their way, so neither box can be full.
- * Thread: transfer, but for copier_choose (any), copier_done (any), and `run`, which runs on the
+ * Thread: transfer, but for copier_choose_threads (any), copier_done (any), and `run`, which runs on the
  * workers. */
 #ifndef BATON_KVTRANSFER_LOCAL_COPIER_H
 #define BATON_KVTRANSFER_LOCAL_COPIER_H
@@ -38,7 +38,7 @@ struct copier_job {
 
 /* How many threads shall copy, the transfer thread among them: `wanted`, or when 0 one for up to
  * two CPUs this process may use, half of them up to four. */
-uint32_t copier_choose(uint32_t wanted);
+uint32_t copier_choose_threads(uint32_t wanted);
 /* n_threads - 1 workers. `run` copies a job; `wake` is called on their threads when something is to
  * be taken; at most n_foreign jobs at a time come through copier_done from elsewhere. ERR_NOMEM: no
  * threads. */

@@ -117,7 +117,7 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
                          ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
                          : listen_local(t, err);
     if (st == OK)
-        st = copier_create(copier_choose(env->tuning.copiers), LOCAL_DONE_MAX, local_run_job, wake,
+        st = copier_create(copier_choose_threads(env->tuning.copiers), LOCAL_DONE_MAX, local_run_job, wake,
                            t, &t->copier, err);
     if (st != OK) {
         local_close(&t->base);

@@ -112,7 +112,7 @@ void rdma_cm_close(struct rdma_transport *t)
     t->cm = NULL;
 }
 
-void rdma_cm_forget(struct rdma_qp *q)
+void rdma_cm_release_id(struct rdma_qp *q)
 {
     struct rdma_cm *cm = q->rail->conn->t->cm;
     const struct rdma_end *e = rdma_rail_end(q->rail);
@@ -153,7 +153,7 @@ static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
 static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
 {
     struct rdma_place mine;
-    TRY(rdma_queue_settle(r, &mine, NULL));
+    TRY(rdma_queue_update_addr(r, &mine, NULL));
     if (rdma_cm_address(rdma_rail_end(r)->port, &mine, out)) return OK;
     snprintf(r->why, sizeof r->why,
              "%.24s: BATON_RDMA_CM=1 needs an IP address of its network interface", port_name(r));
@@ -432,7 +432,7 @@ static void on_event(struct rdma_transport *t, const struct event *e)
     rdma_rail_break(q->rail, why);
 }
 
-void rdma_cm_take(struct rdma_transport *t)
+void rdma_cm_process_events(struct rdma_transport *t)
 {
     struct rdma_cm_event *ev;
     for (int i = 0; i < EVENTS_AT_ONCE && rdma_get_cm_event(t->cm->channel, &ev) == 0; i++) {

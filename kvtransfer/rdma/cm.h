@@ -33,10 +33,10 @@ enum status rdma_cm_listen(struct rdma_rail *r, struct rdma_invite *m) MUST_CHEC
  * rdma_rail_break, or nothing in time. */
 enum status rdma_cm_call(struct rdma_rail *r, const struct rdma_invite *m) MUST_CHECK;
 /* Take what has happened. */
-void rdma_cm_take(struct rdma_transport *t);
+void rdma_cm_process_events(struct rdma_transport *t);
 /* Destroy q's id: its peer is told, if it was connected. Over a port that is down this is put off
  * until it is active again. */
-void rdma_cm_forget(struct rdma_qp *q);
+void rdma_cm_release_id(struct rdma_qp *q);
 
 void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms);
 

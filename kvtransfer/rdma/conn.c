@@ -153,7 +153,7 @@ static bool places(struct rdma_conn *c, struct rdma_place out[RDMA_RAILS_MAX])
     bool any = false;
     for (uint32_t i = 0; i < c->t->ports.n; i++) {
         const struct rdma_port *p = c->t->ends[i].port;
-        if (rdma_queue_place(c, i, &out[i], NULL, &err) == OK) any = true;
+        if (rdma_queue_port_addr(c, i, &out[i], NULL, &err) == OK) any = true;
         else
             out[i] = (struct rdma_place){
                 .link = (uint8_t)p->link,

@@ -89,7 +89,7 @@ static void address_changed(struct rdma_transport *t, struct rdma_device *d, int
         struct err err = { 0 };
         if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN || !c->control)
             continue;
-        if (rdma_queue_place(c, r->my_port, &now, NULL, &err) != OK ||
+        if (rdma_queue_port_addr(c, r->my_port, &now, NULL, &err) != OK ||
             memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
             rdma_rail_break(r, what);
     }
@@ -126,7 +126,7 @@ static void on_device_event(struct rdma_transport *t, struct rdma_device *d,
     }
 }
 
-void rdma_events_take(struct rdma_device *d)
+void rdma_events_process(struct rdma_device *d)
 {
     struct rdma_transport *t = d->t;
     struct ibv_cq *cq;
@@ -144,9 +144,9 @@ void rdma_events_take(struct rdma_device *d)
     }
 }
 
-void rdma_events_end(struct rdma_device *d)
+void rdma_events_device_lost(struct rdma_device *d)
 {
-    rdma_events_take(d); /* what it said before */
+    rdma_events_process(d); /* what it said before */
     /* A closed descriptor polls as an error for ever (Linux, ib_uverbs_event_poll): the thread
      * would never sleep again. */
     (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->channel->fd, NULL);

@@ -248,7 +248,7 @@ enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **
     if (st != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX,
                  r->pd ? err.text : "no protection domain for another connection");
-        rdma_memory_forget(r);
+        rdma_memory_deregister(r);
         return st;
     }
     *out = r->pd;
@@ -289,7 +289,7 @@ void rdma_memory_revoke(struct rdma_qp *q)
     q->key = 0;
 }
 
-void rdma_memory_forget(struct rdma_rail *r)
+void rdma_memory_deregister(struct rdma_rail *r)
 {
     if (r->region) ibv_dereg_mr(r->region);
     if (r->pd) ibv_dealloc_pd(r->pd);

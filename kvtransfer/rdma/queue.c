@@ -24,7 +24,7 @@ static enum status fail(struct rdma_rail *r, const char *what)
 
 /* ---- where ---- */
 
-enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
+enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
                              uint8_t *gid_index, struct err *err)
 {
     const struct rdma_port *p = c->t->ends[port].port;
@@ -54,10 +54,10 @@ enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_pla
     return OK;
 }
 
-enum status rdma_queue_settle(struct rdma_rail *r, struct rdma_place *out, uint8_t *gid_index)
+enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_place *out, uint8_t *gid_index)
 {
     struct err err = { 0 };
-    enum status st = rdma_queue_place(r->conn, r->my_port, out, gid_index, &err);
+    enum status st = rdma_queue_port_addr(r->conn, r->my_port, out, gid_index, &err);
     if (st != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
         return st;
@@ -214,7 +214,7 @@ enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *thei
 {
     struct rdma_place mine;
     uint8_t gid_index;
-    TRY(rdma_queue_settle(r, &mine, &gid_index));
+    TRY(rdma_queue_update_addr(r, &mine, &gid_index));
     for (uint32_t i = 0; i < r->n_qps; i++)
         TRY(connect_one(r, &r->qps[i], theirs, &theirs->qps[i], gid_index));
     return OK;
@@ -271,12 +271,12 @@ void rdma_queue_destroy(struct rdma_rail *r)
             r->conn->unfenced = true;
         }
         q->qp = NULL;
-        if (q->id) rdma_cm_forget(q); /* after its queue pair: rdma_destroy_id(3) */
+        if (q->id) rdma_cm_release_id(q); /* after its queue pair: rdma_destroy_id(3) */
         q->ready = q->connected = false;
         q->n_recvs = q->n_wrs = 0;
     }
     list_remove(&r->link);
     if (r->cq) ibv_destroy_cq(r->cq);
     r->cq = NULL;
-    rdma_memory_forget(r);
+    rdma_memory_deregister(r);
 }

@@ -95,7 +95,7 @@ void rdma_rail_offer(struct rdma_rail *r)
     r->accepted = false;
     r->hung_up_ms = 0;
     rdma_queue_destroy(r);
-    enum status st = rdma_queue_place(c, r->my_port, &m.place, NULL, &err);
+    enum status st = rdma_queue_port_addr(c, r->my_port, &m.place, NULL, &err);
     if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
     else if (!mtu_fits(r, &m.place, t->mtu, c->theirs.mtu_asked)) {
         rdma_conn_fail(c, ERR_CONFIG, r->why);
@@ -222,7 +222,7 @@ static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struc
     struct err err = { 0 };
     *final = false;
     if (rdma_rail_end(r)->device->dead) return "the device is gone";
-    if (rdma_queue_place(r->conn, r->my_port, mine, NULL, &err) != OK) {
+    if (rdma_queue_port_addr(r->conn, r->my_port, mine, NULL, &err) != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
         return r->why;
     }
@@ -245,7 +245,7 @@ static void accept_offer(struct rdma_rail *r)
         .n_qps = r->n_qps,
     };
     struct err err = { 0 };
-    if (rdma_queue_place(r->conn, r->my_port, &m.place, NULL, &err) != OK) {
+    if (rdma_queue_port_addr(r->conn, r->my_port, &m.place, NULL, &err) != OK) {
         rdma_rail_break(r, err.text);
         return;
     }

@@ -198,12 +198,12 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
     for (int i = 0; i < n; i++) {
         if (!events[i].data.ptr) control = true;
         else if (events[i].data.ptr == t->cm) cm = true;
-        else if (events[i].events & (EPOLLERR | EPOLLHUP)) rdma_events_end(events[i].data.ptr);
-        else rdma_events_take(events[i].data.ptr);
+        else if (events[i].events & (EPOLLERR | EPOLLHUP)) rdma_events_device_lost(events[i].data.ptr);
+        else rdma_events_process(events[i].data.ptr);
     }
     /* Completions before frames: a message usually finds its puts landed. */
     LIST_FOREACH(r, &t->ready, struct rdma_rail, link)(void) rdma_rail_poll(r);
-    if (cm) rdma_cm_take(t);
+    if (cm) rdma_cm_process_events(t);
     if (control) control_poll(t->hub, rdma_conn_on_control, t);
     tick(t);
     end_failed(t);

@@ -261,7 +261,7 @@ enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **
  * tells. Otherwise OK at once. */
 enum status rdma_memory_grant(struct rdma_qp *q, bool reads) MUST_CHECK;
 void rdma_memory_revoke(struct rdma_qp *q);   /* its queue pair is in error */
-void rdma_memory_forget(struct rdma_rail *r); /* after all of them are */
+void rdma_memory_deregister(struct rdma_rail *r); /* after all of them are */
 /* Key for the device to read [p, p + n) of this process. */
 uint32_t rdma_memory_key(const struct rdma_device *d, uint64_t local);
 
@@ -282,10 +282,10 @@ void rdma_queue_destroy(struct rdma_rail *r); /* nothing lands and nothing is re
 enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n) MUST_CHECK;
 struct rdma_end *rdma_rail_end(const struct rdma_rail *r);
 /* How the port is spoken to now: its GID may have changed. */
-enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
+enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
                              uint8_t *gid_index, struct err *err) MUST_CHECK;
 /* The same for r, which speaks from there now; r->why. */
-enum status rdma_queue_settle(struct rdma_rail *r, struct rdma_place *out,
+enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_place *out,
                               uint8_t *gid_index) MUST_CHECK;
 
 /* ---- rail.c: the states above ---- */
@@ -309,9 +309,9 @@ bool rdma_rail_is_up(const struct rdma_conn *c); /* any */
 /* ---- events.c ---- */
 
 /* Take what the device has to say: completion queues go to t->ready. */
-void rdma_events_take(struct rdma_device *d);
+void rdma_events_process(struct rdma_device *d);
 /* The kernel has closed its descriptors: the device is gone, its rails are broken. */
-void rdma_events_end(struct rdma_device *d);
+void rdma_events_device_lost(struct rdma_device *d);
 
 /* ---- puts.c: posting and completing ---- */
 

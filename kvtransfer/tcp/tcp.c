@@ -104,14 +104,14 @@ static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket
 {
     struct sockaddr_storage a;
     socklen_t n;
-    if (tcp_address_parse(buf_str(&c->address), &a, &n) != OK)
+    if (kvt_address_parse(buf_str(&c->address), &a, &n) != OK)
         return err_set(err, ERR_FORMAT, "tcp: malformed address");
-    c->same_host = tcp_address_is_local(&a, n);
+    c->same_host = kvt_address_is_local(&a, n);
     int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return err_set(err, ERR_PEER_LOST, "tcp: no socket: %s", strerror(errno));
     struct tcp_link *l = new_link(c->tt, c, index, fd);
     enum status st = c->same_host ? OK
-                                  : tcp_address_leave_from(fd, c->tt->env->tuning.socket_ifname,
+                                  : kvt_address_bind_interface(fd, c->tt->env->tuning.socket_ifname,
                                                            a.ss_family, err);
     if (st != OK) {
         err_prefix(err, "tcp: ");
@@ -246,7 +246,7 @@ struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_B
     }
     if (t->env->admit(t->env->arg, ticket) != OK) return NULL;
     struct tcp_conn *c = new_conn(t, true, ticket);
-    c->same_host = tcp_address_same_host(l->fd);
+    c->same_host = kvt_address_same_host(l->fd);
     c->n_links = choose_links(c);
     adopt(c, l, 0);
     return c;
@@ -263,7 +263,7 @@ void tcp_link_is_up(struct tcp_events *evs, struct tcp_link *l)
     }
     if (++c->n_links_up < c->n_links) return;
     c->state = TCP_IS_UP;
-    c->link_speed = c->same_host ? 0 : tcp_address_link_speed(c->links[0]->fd);
+    c->link_speed = c->same_host ? 0 : kvt_address_link_speed(c->links[0]->fd);
     tcp_add_event(evs, KVT_UP, c);
 }
 
@@ -455,7 +455,7 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
                                      : OK;
-    struct tcp_listener l = {
+    struct kvt_listener l = {
         .host = env->listen_host,
         .advertise = env->advertise_host,
         .ifname = env->tuning.socket_ifname,
@@ -464,7 +464,7 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
         .fd = -1,
         .address = &t->address,
     };
-    if (st == OK) st = tcp_address_serve(&l, err);
+    if (st == OK) st = kvt_address_serve(&l, err);
     t->listen_fd = l.fd;
     t->port = l.port;
     if (st != OK) {
@@ -499,7 +499,7 @@ static bool tcp_can_reach(struct kvt_transport *t, struct str address)
     struct sockaddr_storage a;
     socklen_t n;
     (void)t;
-    return tcp_address_parse(address, &a, &n) == OK;
+    return kvt_address_parse(address, &a, &n) == OK;
 }
 
 const struct kvt_transport_ops kvt_tcp_ops = {

@@ -366,7 +366,7 @@ TEST(tcp_interface_of_its_own)
                                   * listened on */
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
     o.listen_host = "0.0.0.0";
-    CHECK_OK(tcp_address_of_interface("lo", &name, &err));
+    CHECK_OK(kvt_address_of_interface("lo", &name, &err));
     CHECK_EQ_STR(name.data, "127.0.0.1");
     o.tuning.socket_ifname = "lo";
     CHECK_OK(kvt_create(&o, &k, &err));

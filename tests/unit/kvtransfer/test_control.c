@@ -551,7 +551,7 @@ TEST(control_interface_is_where_peers_are_told_to_come)
         .advertise_host = "127.0.0.1",
         .max_peers = 1,
     };
-    CHECK_OK(tcp_address_of_interface(name, &address, &err));
+    CHECK_OK(kvt_address_of_interface(name, &address, &err));
     CHECK_OK(control_open(&env, "test", 0, name, &h, &err));
     CHECK(str_starts(control_address(h), address.data));
     control_hub_free(h);

@@ -155,9 +155,9 @@ TEST(copier_alone)
 
 TEST(copier_number_of_threads)
 {
-    CHECK_EQ_INT(copier_choose(3), 3);
-    CHECK_EQ_INT(copier_choose(99), COPIER_THREADS_MAX);
-    CHECK(copier_choose(0) >= 1 && copier_choose(0) <= 4);
+    CHECK_EQ_INT(copier_choose_threads(3), 3);
+    CHECK_EQ_INT(copier_choose_threads(99), COPIER_THREADS_MAX);
+    CHECK(copier_choose_threads(0) >= 1 && copier_choose_threads(0) <= 4);
     cpu_set_t one;
     CHECK_OK(sched_getaffinity(0, sizeof one, &one));
     int cpu = 0;
@@ -165,7 +165,7 @@ TEST(copier_number_of_threads)
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
     CHECK_OK(sched_setaffinity(0, sizeof one, &one));
-    CHECK_EQ_INT(copier_choose(0), 1);
+    CHECK_EQ_INT(copier_choose_threads(0), 1);
 }
 
 TEST_MAIN(CASE(copy_plain), CASE(copy_avx2), CASE(copy_avx512), CASE(copy_choice_runs_here),
