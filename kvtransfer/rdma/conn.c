@@ -140,7 +140,7 @@ enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
     if (c->state != RDMA_CONN_UP || !c->control) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && control_queued(c->control) > KVT_QUEUE_BYTES) return ERR_BUSY;
     uint8_t bytes[KVT_MESSAGE_MAX];
-    return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->landed.upto : c->issued, bytes,
+    return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->recv_window.completed : c->issued, bytes,
                       kvt_message_encode(m, bytes));
 }
 
@@ -188,9 +188,9 @@ static void send_hello(struct rdma_conn *c)
 /* ---- messages ---- */
 
 /* Puts that are done, as messages count them. */
-static uint64_t done_upto(const struct rdma_conn *c)
+static uint64_t completed_puts(const struct rdma_conn *c)
 {
-    return c->base.incoming ? c->landed.upto : c->acked;
+    return c->base.incoming ? c->recv_window.completed : c->acked;
 }
 
 static void hand_on(struct rdma_conn *c, struct str bytes)
@@ -210,7 +210,7 @@ void rdma_conn_release_held(struct rdma_conn *c)
     struct held h;
     while (c->held_at < c->held.len) {
         memcpy(&h, c->held.data + c->held_at, sizeof h);
-        if (h.after > done_upto(c)) return;
+        if (h.after > completed_puts(c)) return;
         hand_on(c, (struct str){ c->held.data + c->held_at + sizeof h, h.bytes });
         c->held_at += sizeof h + h.bytes;
     }
@@ -220,12 +220,12 @@ void rdma_conn_release_held(struct rdma_conn *c)
 
 static void on_message(struct rdma_conn *c, uint64_t after, struct str body)
 {
-    uint64_t most = c->base.incoming ? c->landed.upto + RDMA_WINDOW : c->issued;
+    uint64_t most = c->base.incoming ? c->recv_window.completed + RDMA_WINDOW : c->issued;
     if (c->state != RDMA_CONN_UP || after > most || c->held.len > RDMA_HELD_BYTES) {
         rdma_conn_fail(c, ERR_FORMAT, "a message that belongs to no put");
         return;
     }
-    if (c->held.len == 0 && after <= done_upto(c)) {
+    if (c->held.len == 0 && after <= completed_puts(c)) {
         hand_on(c, body);
         return;
     }
@@ -238,20 +238,20 @@ static void on_message(struct rdma_conn *c, uint64_t after, struct str body)
     buf_add_str(&c->held, body);
 }
 
-void rdma_conn_landed(struct rdma_conn *c, uint32_t immediate)
+void rdma_conn_completed(struct rdma_conn *c, uint32_t immediate)
 {
-    if (rdma_landing_mark(&c->landed, immediate) != OK)
+    if (rdma_recv_window_set(&c->recv_window, immediate) != OK)
         rdma_conn_fail(c, ERR_FORMAT, "an immediate that names no put");
 }
 
 void rdma_conn_report(struct rdma_conn *c)
 {
     rdma_conn_release_held(c);
-    if (c->landed.upto - c->last_reported < RDMA_REPORT_EVERY) return;
-    c->last_reported = c->landed.upto;
+    if (c->recv_window.completed - c->last_reported < RDMA_REPORT_EVERY) return;
+    c->last_reported = c->recv_window.completed;
     struct buf body = { 0 };
     buf_add_u64le(&body, c->last_reported);
-    rdma_conn_send(c, RDMA_FRAME_LANDED, &body);
+    rdma_conn_send(c, RDMA_FRAME_COMPLETED, &body);
     buf_release(&body);
 }
 
@@ -300,13 +300,13 @@ static void on_hello(struct rdma_conn *c, struct str body)
     rdma_conn_tick(c, clock_ms());
 }
 
-static void on_landed(struct rdma_conn *c, struct str body)
+static void on_completed(struct rdma_conn *c, struct str body)
 {
-    uint64_t upto;
-    if (body.n == sizeof upto) memcpy(&upto, body.p, sizeof upto);
-    if (body.n != sizeof upto || upto < c->reported || upto > c->issued)
+    uint64_t completed;
+    if (body.n == sizeof completed) memcpy(&completed, body.p, sizeof completed);
+    if (body.n != sizeof completed || completed < c->reported || completed > c->issued)
         rdma_conn_fail(c, ERR_FORMAT, "a report of puts that were not made");
-    else c->reported = upto;
+    else c->reported = completed;
 }
 
 static void on_half(struct rdma_conn *c, enum rdma_frame frame, struct str body)
@@ -353,9 +353,9 @@ static void on_frame(struct rdma_conn *c, enum rdma_frame frame, uint64_t after,
     case RDMA_FRAME_REFUSE:
     case RDMA_FRAME_BROKEN:
     case RDMA_FRAME_FENCED: on_verdict(c, frame, body); return;
-    case RDMA_FRAME_LANDED:
+    case RDMA_FRAME_COMPLETED:
         if (c->base.incoming) break;
-        on_landed(c, body);
+        on_completed(c, body);
         return;
     case RDMA_FRAME_RETRY:
         if (c->base.incoming || body.n) break;

@@ -285,13 +285,13 @@ void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id)
     pump_qp(q);
 }
 
-enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_landing *landed)
+enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_recv_window *window)
 {
     struct rdma_conn *c = r->conn;
     for (uint64_t n = c->reported; n < c->issued; n++) {
         const struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
         if (p->state == RDMA_PUT_ACKED && p->rail == r->index && p->epoch == r->epoch &&
-            !rdma_landing_has(landed, n))
+            !rdma_recv_window_has(window, n))
             return ERR_FORMAT;
     }
     for (uint32_t i = 0; i < r->n_qps; i++) {
@@ -300,7 +300,7 @@ enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_landing *lan
         q->next = NULL;
         LIST_FOREACH(p, &q->puts, struct rdma_put, link)
         {
-            if (rdma_landing_has(landed, p->number)) {
+            if (rdma_recv_window_has(window, p->number)) {
                 done(c, p);
                 continue;
             }

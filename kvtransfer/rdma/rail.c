@@ -29,7 +29,7 @@ static void send_rail_status(struct rdma_rail *r, enum rdma_frame frame, const c
 {
     struct rdma_verdict v = { .rail = r->index, .epoch = r->epoch, .final = final };
     struct buf body = { 0 };
-    if (frame == RDMA_FRAME_FENCED) v.landed = r->conn->landed;
+    if (frame == RDMA_FRAME_FENCED) v.recv_window = r->conn->recv_window;
     if (frame == RDMA_FRAME_REFUSE) snprintf(v.reason, sizeof v.reason, "%s", reason);
     rdma_verdict_encode(frame, &v, &body);
     rdma_conn_send(r->conn, frame, &body);
@@ -185,7 +185,7 @@ void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m)
     if (rdma_cm_call(r, m) != OK) attempt_failed(r);
 }
 
-static void on_fenced(struct rdma_rail *r, const struct rdma_landing *landed)
+static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window)
 {
     struct rdma_conn *c = r->conn;
     if (r->state == RDMA_RAIL_OFFERED || r->state == RDMA_RAIL_PROBING) {
@@ -203,8 +203,8 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_landing *landed)
     rest(r);
     log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu",
               port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
-              (unsigned long long)landed->upto);
-    if (rdma_puts_return(r, landed) != OK)
+              (unsigned long long)window->completed);
+    if (rdma_puts_return(r, window) != OK)
         rdma_conn_fail(
             c, ERR_IO,
             "a put was acknowledged by a queue pair that never showed it to the receiver");
@@ -343,7 +343,7 @@ static void end_draining(struct rdma_rail *r, bool now)
         return;
     }
     log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r),
-              r->index, (unsigned long long)r->conn->landed.upto, left);
+              r->index, (unsigned long long)r->conn->recv_window.completed, left);
     send_rail_status(r, RDMA_FRAME_FENCED, NULL, false);
 }
 
@@ -397,7 +397,7 @@ void rdma_rail_hung_up(struct rdma_rail *r)
 void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m)
 {
     if (m->epoch != r->epoch) return; /* of earlier queue pairs */
-    if (frame == RDMA_FRAME_FENCED) on_fenced(r, &m->landed);
+    if (frame == RDMA_FRAME_FENCED) on_fenced(r, &m->recv_window);
     else if (frame == RDMA_FRAME_BROKEN) {
         if (r->state == RDMA_RAIL_UP) rdma_rail_break(r, "the sender says so");
     } else if (r->state == RDMA_RAIL_OFFERED) {
@@ -444,7 +444,7 @@ static void on_completion(struct rdma_rail *r, const struct ibv_wc *wc)
     }
     switch (kind) {
     case RDMA_WR_RECV:
-        if (wc->wc_flags & IBV_WC_WITH_IMM) rdma_conn_landed(r->conn, ntohl(wc->imm_data));
+        if (wc->wc_flags & IBV_WC_WITH_IMM) rdma_conn_completed(r->conn, ntohl(wc->imm_data));
         break;
     case RDMA_WR_PUT: rdma_puts_completed(q, wc->wr_id); break;
     case RDMA_WR_PROBE:

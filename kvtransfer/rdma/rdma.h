@@ -213,7 +213,7 @@ struct rdma_conn {
                                         * the receiver has said landed */
     struct list unassigned;
     /* receiver */
-    struct rdma_landing landed;
+    struct rdma_recv_window recv_window;
     uint64_t last_reported;   /* landed.upto as last reported */
     struct buf held; /* messages that wait: u64 after, u32 length, bytes */
     size_t held_at;
@@ -330,7 +330,7 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id);
 /* The rail was fenced; its queue pairs are gone: what has landed is done, the rest waits for
  * another rail. ERR_FORMAT: a put that was acknowledged never landed there. */
-enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_landing *landed) MUST_CHECK;
+enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_recv_window *window) MUST_CHECK;
 /* Give homeless puts to the rails that are up, and post what fits. */
 void rdma_puts_pump(struct rdma_conn *c);
 void rdma_puts_release(struct rdma_conn *c);
@@ -355,7 +355,7 @@ void rdma_conn_fail(struct rdma_conn *c, enum status st, const char *text);
 /* Destroy its rails at once, so that nothing is read or written any more, and tell DOWN. One that
  * was never announced is freed. */
 void rdma_conn_end(struct rdma_conn *c, enum status st, const char *text);
-void rdma_conn_landed(struct rdma_conn *c, uint32_t immediate);
+void rdma_conn_completed(struct rdma_conn *c, uint32_t immediate);
 /* Receiver, after completions were taken: hand on what waited for them, and report when enough has
  * landed. */
 void rdma_conn_report(struct rdma_conn *c);

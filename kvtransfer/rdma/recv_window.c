@@ -4,27 +4,27 @@
 static uint64_t bit_of(uint64_t number) { return UINT64_C(1) << (number % 64); }
 static uint32_t word_of(uint64_t number) { return (uint32_t)(number % RDMA_WINDOW / 64); }
 
-enum status rdma_landing_mark(struct rdma_landing *l, uint32_t immediate)
+enum status rdma_recv_window_set(struct rdma_recv_window *l, uint32_t immediate)
 {
-    uint32_t ahead = immediate - (uint32_t)l->upto; /* modulo 2^32: RDMA_WINDOW is far smaller */
+    uint32_t ahead = immediate - (uint32_t)l->completed; /* modulo 2^32: RDMA_WINDOW is far smaller */
     if (ahead >= RDMA_WINDOW) return ERR_FORMAT;
-    uint64_t number = l->upto + ahead;
+    uint64_t number = l->completed + ahead;
     if (l->bits[word_of(number)] & bit_of(number)) return ERR_FORMAT;
     l->bits[word_of(number)] |= bit_of(number);
-    while (l->bits[word_of(l->upto)] & bit_of(l->upto)) {
-        l->bits[word_of(l->upto)] &= ~bit_of(l->upto);
-        l->upto++;
+    while (l->bits[word_of(l->completed)] & bit_of(l->completed)) {
+        l->bits[word_of(l->completed)] &= ~bit_of(l->completed);
+        l->completed++;
     }
     return OK;
 }
 
-bool rdma_landing_has(const struct rdma_landing *l, uint64_t number)
+bool rdma_recv_window_has(const struct rdma_recv_window *l, uint64_t number)
 {
-    if (number < l->upto) return true;
-    return number - l->upto < RDMA_WINDOW && (l->bits[word_of(number)] & bit_of(number));
+    if (number < l->completed) return true;
+    return number - l->completed < RDMA_WINDOW && (l->bits[word_of(number)] & bit_of(number));
 }
 
-bool rdma_landing_is_valid(const struct rdma_landing *l)
+bool rdma_recv_window_is_valid(const struct rdma_recv_window *l)
 {
-    return !(l->bits[word_of(l->upto)] & bit_of(l->upto));
+    return !(l->bits[word_of(l->completed)] & bit_of(l->completed));
 }

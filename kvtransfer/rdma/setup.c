@@ -49,7 +49,7 @@ struct wire_verdict { /* REFUSE: then the reason. FENCED: then wire_landed */
 static_assert(sizeof(struct wire_verdict) == 8, "wire size");
 
 struct wire_landed {
-    uint64_t upto, bits[RDMA_WINDOW / 64];
+    uint64_t completed, bits[RDMA_WINDOW / 64];
 };
 
 struct wire_invite {
@@ -206,8 +206,8 @@ void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, st
     buf_add(out, &w, sizeof w);
     if (frame == RDMA_FRAME_REFUSE) buf_add_c(out, m->reason);
     if (frame != RDMA_FRAME_FENCED) return;
-    struct wire_landed l = { .upto = m->landed.upto };
-    memcpy(l.bits, m->landed.bits, sizeof l.bits);
+    struct wire_landed l = { .completed = m->recv_window.completed };
+    memcpy(l.bits, m->recv_window.bits, sizeof l.bits);
     buf_add(out, &l, sizeof l);
 }
 
@@ -228,9 +228,9 @@ enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdm
     } else if (frame == RDMA_FRAME_FENCED) {
         struct wire_landed l;
         if (!str_take(&in, &l, sizeof l)) return ERR_FORMAT;
-        m.landed.upto = l.upto;
-        memcpy(m.landed.bits, l.bits, sizeof l.bits);
-        if (!rdma_landing_is_valid(&m.landed)) return ERR_FORMAT;
+        m.recv_window.completed = l.completed;
+        memcpy(m.recv_window.bits, l.bits, sizeof l.bits);
+        if (!rdma_recv_window_is_valid(&m.recv_window)) return ERR_FORMAT;
     }
     if (in.n) return ERR_FORMAT;
     *out = m;

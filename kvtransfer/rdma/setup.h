@@ -36,7 +36,7 @@ enum rdma_frame {
     RDMA_FRAME_REFUSE,
     RDMA_FRAME_BROKEN,
     RDMA_FRAME_FENCED,
-    RDMA_FRAME_LANDED,
+    RDMA_FRAME_COMPLETED,
     RDMA_FRAME_RETRY,
     RDMA_FRAME_MESSAGE,
     RDMA_FRAME_INVITE,
@@ -87,7 +87,7 @@ struct rdma_verdict {
     bool final; /* REFUSE: no use in trying again; the reason is a sentence for the
                  * sender's log */
     char reason[RDMA_REASON_MAX + 1]; /* REFUSE: printable ASCII; "" otherwise */
-    struct rdma_landing landed;       /* FENCED */
+    struct rdma_recv_window recv_window;       /* FENCED */
 };
 
 /* A receiver waits for the queue pairs of a rail. */

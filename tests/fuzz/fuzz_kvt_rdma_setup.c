@@ -37,9 +37,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 frame == RDMA_FRAME_FENCED) &&
                rdma_verdict_decode(frame, in, &verdict) == OK) {
         if (frame == RDMA_FRAME_FENCED) {
-            struct rdma_landing l = verdict.landed;
-            ASSERT(!rdma_landing_has(&l, l.upto));
-            ASSERT(rdma_landing_mark(&l, (uint32_t)l.upto) == OK && rdma_landing_is_valid(&l));
+            struct rdma_recv_window l = verdict.recv_window;
+            ASSERT(!rdma_recv_window_has(&l, l.completed));
+            ASSERT(rdma_recv_window_set(&l, (uint32_t)l.completed) == OK && rdma_recv_window_is_valid(&l));
         }
         if (memchr(verdict.reason, 0, sizeof verdict.reason) == NULL) ASSERT(false);
         rdma_verdict_encode(frame, &verdict, &again);

@@ -228,7 +228,7 @@ static void fenced(struct world *w, uint32_t rail, uint64_t landed_upto)
     const struct rdma_verdict v = {
         .rail = rail,
         .epoch = w->c->rails[rail].epoch,
-        .landed = { .upto = landed_upto },
+        .recv_window = { .completed = landed_upto },
     };
     rdma_rail_on_verdict(&w->c->rails[rail], RDMA_FRAME_FENCED, &v);
 }

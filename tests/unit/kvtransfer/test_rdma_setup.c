@@ -131,14 +131,14 @@ TEST(verdict_round_trip)
     m = (struct rdma_verdict){
         .rail = 0,
         .epoch = 1,
-        .landed = { .upto = 1000, .bits = { [1] = 5 } },
+        .recv_window = { .completed = 1000, .bits = { [1] = 5 } },
     };
     rdma_verdict_encode(RDMA_FRAME_FENCED, &m, &b);
     CHECK_OK(rdma_verdict_decode(RDMA_FRAME_FENCED, buf_str(&b), &back));
-    CHECK(back.landed.upto == 1000 && back.landed.bits[1] == 5);
+    CHECK(back.recv_window.completed == 1000 && back.recv_window.bits[1] == 5);
     for (size_t n = 0; n < b.len; n++)
         CHECK(rdma_verdict_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
-    memset(b.data + 16, 0xff, 32); /* the put at `upto` landed, so it would have been counted */
+    memset(b.data + 16, 0xff, 32); /* the put at `completed` landed, so it would have been counted */
     CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_FENCED, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
 }
