@@ -34,7 +34,7 @@ struct listener {
  * again hears a connection manager's message on a port that had no route for one. */
 struct sleeper {
     struct rdma_cm_id *id;
-    const struct rdma_end *end;
+    const struct rdma_local_port *local_port;
     uint64_t wake_ms; /* 0: its port is down */
 };
 
@@ -57,7 +57,7 @@ struct event {
     size_t n;
 };
 
-static const char *port_name(const struct rdma_rail *r) { return rdma_rail_end(r)->port->device; }
+static const char *port_name(const struct rdma_rail *r) { return rdma_rail_local_port(r)->port->device; }
 
 static enum status fail(struct rdma_rail *r, const char *what)
 {
@@ -115,12 +115,12 @@ void rdma_cm_close(struct rdma_transport *t)
 void rdma_cm_release_id(struct rdma_qp *q)
 {
     struct rdma_cm *cm = q->rail->conn->t->cm;
-    const struct rdma_end *e = rdma_rail_end(q->rail);
+    const struct rdma_local_port *e = rdma_rail_local_port(q->rail);
     if (e->active || e->device->dead) rdma_destroy_id(q->id);
     else {
         q->id->context = NULL;
         cm->sleepers = mem_realloc(cm->sleepers, cm->n_sleepers + 1, sizeof *cm->sleepers);
-        cm->sleepers[cm->n_sleepers++] = (struct sleeper){ .id = q->id, .end = e };
+        cm->sleepers[cm->n_sleepers++] = (struct sleeper){ .id = q->id, .local_port = e };
     }
     q->id = NULL;
 }
@@ -135,16 +135,16 @@ void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms)
 {
     for (size_t i = t->cm ? t->cm->n_sleepers : 0; i-- > 0;) {
         struct sleeper *s = &t->cm->sleepers[i];
-        if (!s->end->active) s->wake_ms = 0;
+        if (!s->local_port->active) s->wake_ms = 0;
         else if (!s->wake_ms) s->wake_ms = now_ms + WAKE_MS;
-        if (s->end->device->dead || (s->wake_ms && now_ms >= s->wake_ms)) end_sleeper(t->cm, i);
+        if (s->local_port->device->dead || (s->wake_ms && now_ms >= s->wake_ms)) end_sleeper(t->cm, i);
     }
 }
 
 /* Is the id's port the one that r uses? */
 static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
 {
-    const struct rdma_port *p = rdma_rail_end(r)->port;
+    const struct rdma_port *p = rdma_rail_local_port(r)->port;
     return id->verbs && id->port_num == p->number &&
            strcmp(ibv_get_device_name(id->verbs->device), p->device) == 0;
 }
@@ -152,9 +152,9 @@ static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
 /* The address of r's port, from which it speaks from now on. */
 static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
 {
-    struct rdma_place mine;
+    struct rdma_port_addr mine;
     TRY(rdma_queue_update_addr(r, &mine, NULL));
-    if (rdma_cm_address(rdma_rail_end(r)->port, &mine, out)) return OK;
+    if (rdma_cm_address(rdma_rail_local_port(r)->port, &mine, out)) return OK;
     snprintf(r->why, sizeof r->why,
              "%.24s: BATON_RDMA_CM=1 needs an IP address of its network interface", port_name(r));
     return ERR_NODEV;
@@ -259,34 +259,34 @@ static struct rdma_conn_param parameters(const struct rdma_qp *q)
 /* ---- receiver: being called ---- */
 
 /* The rail that waits for who shows this token. Every rail is compared, whatever was found. */
-static struct rdma_rail *rail_of(struct rdma_transport *t, const struct rdma_call *call)
+static struct rdma_rail *rail_of_token(struct rdma_transport *t, const struct rdma_cm_request *request)
 {
     struct rdma_rail *found = NULL;
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
     for (uint32_t i = 0; c->base.incoming && !c->failed && i < c->n_rails; i++) {
         struct rdma_rail *r = &c->rails[i];
         if (r->state == RDMA_RAIL_BINDING &&
-            equal_constant_time(r->token, call->token, sizeof r->token))
+            equal_constant_time(r->token, request->token, sizeof r->token))
             found = r;
     }
     return found;
 }
 
-static struct rdma_qp *called(struct rdma_transport *t, const struct event *e)
+static struct rdma_qp *requested_qp(struct rdma_transport *t, const struct event *e)
 {
-    struct rdma_call call;
-    if (rdma_call_decode((struct str){ (const char *)e->data, e->n }, &call) != OK) return NULL;
-    struct rdma_rail *r = rail_of(t, &call);
-    if (!r || r->index != call.rail || r->epoch != call.epoch || call.i_qp >= r->n_qps ||
+    struct rdma_cm_request request;
+    if (rdma_cm_request_decode((struct str){ (const char *)e->data, e->n }, &request) != OK) return NULL;
+    struct rdma_rail *r = rail_of_token(t, &request);
+    if (!r || r->index != request.rail || r->epoch != request.epoch || request.i_qp >= r->n_qps ||
         !on_port_of(e->id, r))
         return NULL;
-    struct rdma_qp *q = &r->qps[call.i_qp];
+    struct rdma_qp *q = &r->qps[request.i_qp];
     return q->qp && !q->id && q->peer == e->qp_num ? q : NULL;
 }
 
 static void on_request(struct rdma_transport *t, const struct event *e)
 {
-    struct rdma_qp *q = called(t, e);
+    struct rdma_qp *q = requested_qp(t, e);
     e->id->context = NULL;
     if (!q) {
         log_debug("rdma connection rejected", "why=\"nobody waits for it here\"");
@@ -317,7 +317,7 @@ static void set_options(const struct rdma_qp *q)
                           sizeof timeout);
 }
 
-static enum status call_one(struct rdma_qp *q, struct sockaddr_storage *from,
+static enum status connect_qp(struct rdma_qp *q, struct sockaddr_storage *from,
                             struct sockaddr_storage *to)
 {
     struct rdma_rail *r = q->rail;
@@ -333,7 +333,7 @@ static enum status call_one(struct rdma_qp *q, struct sockaddr_storage *from,
     return OK;
 }
 
-enum status rdma_cm_call(struct rdma_rail *r, const struct rdma_invite *m)
+enum status rdma_cm_connect(struct rdma_rail *r, const struct rdma_invite *m)
 {
     struct sockaddr_storage from, to;
     TRY(my_address(r, &from));
@@ -343,9 +343,9 @@ enum status rdma_cm_call(struct rdma_rail *r, const struct rdma_invite *m)
                  port_name(r));
         return ERR_CONFIG;
     }
-    rdma_cm_address_of(rdma_rail_end(r)->port, m, &to);
+    rdma_cm_address_of(rdma_rail_local_port(r)->port, m, &to);
     memcpy(r->token, m->token, sizeof r->token);
-    for (uint32_t i = 0; i < r->n_qps; i++) TRY(call_one(&r->qps[i], &from, &to));
+    for (uint32_t i = 0; i < r->n_qps; i++) TRY(connect_qp(&r->qps[i], &from, &to));
     return OK;
 }
 
@@ -364,11 +364,11 @@ static enum status on_address(struct rdma_qp *q)
 static enum status on_route(struct rdma_qp *q)
 {
     struct rdma_rail *r = q->rail;
-    struct rdma_call call = { .rail = r->index, .epoch = r->epoch, .i_qp = (uint32_t)(q - r->qps) };
+    struct rdma_cm_request request = { .rail = r->index, .epoch = r->epoch, .i_qp = (uint32_t)(q - r->qps) };
     struct rdma_conn_param p = parameters(q);
-    uint8_t data[RDMA_CALL_BYTES];
-    memcpy(call.token, r->token, sizeof call.token);
-    rdma_call_encode(&call, data);
+    uint8_t data[RDMA_CM_REQUEST_BYTES];
+    memcpy(request.token, r->token, sizeof request.token);
+    rdma_cm_request_encode(&request, data);
     p.private_data = data;
     p.private_data_len = sizeof data;
     return rdma_connect(q->id, &p) == 0 ? OK : fail(r, "the peer cannot be asked for a connection");
@@ -420,7 +420,7 @@ static void on_event(struct rdma_transport *t, const struct event *e)
     else if (e->type == RDMA_CM_EVENT_ROUTE_RESOLVED && wanted) st = on_route(q);
     else if (e->type == RDMA_CM_EVENT_CONNECT_RESPONSE && wanted) st = on_response(q);
     else if (e->type == RDMA_CM_EVENT_ESTABLISHED) rdma_rail_connected(q);
-    else if (e->type == RDMA_CM_EVENT_DISCONNECTED) rdma_rail_hung_up(q->rail);
+    else if (e->type == RDMA_CM_EVENT_DISCONNECTED) rdma_rail_disconnected(q->rail);
     if (st != OK) rdma_rail_break(q->rail, q->rail->why);
     if (!what) return;
     char why[RDMA_REASON_MAX];

@@ -31,7 +31,7 @@ void rdma_cm_close(struct rdma_transport *t); /* after the last connection; NULL
 enum status rdma_cm_listen(struct rdma_rail *r, struct rdma_invite *m) MUST_CHECK;
 /* Sender: begin to connect every queue pair of r. r->why. rdma_rail_connected for each follows, or
  * rdma_rail_break, or nothing in time. */
-enum status rdma_cm_call(struct rdma_rail *r, const struct rdma_invite *m) MUST_CHECK;
+enum status rdma_cm_connect(struct rdma_rail *r, const struct rdma_invite *m) MUST_CHECK;
 /* Take what has happened. */
 void rdma_cm_process_events(struct rdma_transport *t);
 /* Destroy q's id: its peer is told, if it was connected. Over a port that is down this is put off
@@ -43,7 +43,7 @@ void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms);
 /* cm_address.c: the IP address by which the connection manager knows a port. RoCE: the GID that it
  * speaks from. InfiniBand and iWARP: an address of its network interface, IPv4 first. False: it has
  * none. */
-bool rdma_cm_address(const struct rdma_port *p, const struct rdma_place *mine,
+bool rdma_cm_address(const struct rdma_port *p, const struct rdma_port_addr *mine,
                      struct sockaddr_storage *out);
 /* An address of an invitation, as it is reached from port p. */
 void rdma_cm_address_of(const struct rdma_port *p, const struct rdma_invite *m,

@@ -67,7 +67,7 @@ static bool address_of_interface(const char *netdev, struct sockaddr_storage *ou
     return found;
 }
 
-bool rdma_cm_address(const struct rdma_port *p, const struct rdma_place *mine,
+bool rdma_cm_address(const struct rdma_port *p, const struct rdma_port_addr *mine,
                      struct sockaddr_storage *out)
 {
     static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };

@@ -147,15 +147,15 @@ enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
 /* How every port is spoken to. One that cannot be now (its address is gone) is named all the same,
  * without one: the rails over the others carry, and those over it are tried until it has one again.
  * False, and the connection fails, when no port can be spoken to. */
-static bool places(struct rdma_conn *c, struct rdma_place out[RDMA_RAILS_MAX])
+static bool port_addrs(struct rdma_conn *c, struct rdma_port_addr out[RDMA_RAILS_MAX])
 {
     struct err err = { 0 };
     bool any = false;
     for (uint32_t i = 0; i < c->t->ports.n; i++) {
-        const struct rdma_port *p = c->t->ends[i].port;
+        const struct rdma_port *p = c->t->local_ports[i].port;
         if (rdma_queue_port_addr(c, i, &out[i], NULL, &err) == OK) any = true;
         else
-            out[i] = (struct rdma_place){
+            out[i] = (struct rdma_port_addr){
                 .link = (uint8_t)p->link,
                 .gid_type = p->link == RDMA_LINK_INFINIBAND ? RDMA_GID_IB : RDMA_GID_ROCE_V2,
                 .mtu = 256,
@@ -179,7 +179,7 @@ static void send_hello(struct rdma_conn *c)
         .n_ports = (uint32_t)c->t->ports.n,
     };
     struct buf body = { 0 };
-    if (!places(c, m.ports)) return;
+    if (!port_addrs(c, m.ports)) return;
     rdma_hello_encode(&m, &body);
     rdma_conn_send(c, RDMA_FRAME_HELLO, &body);
     buf_release(&body);
@@ -281,9 +281,9 @@ static void on_hello(struct rdma_conn *c, struct str body)
         rdma_conn_fail(c, ERR_PEER_MISMATCH, "the receiver's pool is smaller than its layout says");
         return;
     }
-    struct rdma_place mine[RDMA_RAILS_MAX];
+    struct rdma_port_addr mine[RDMA_RAILS_MAX];
     struct rdma_pair pairs[RDMA_RAILS_MAX];
-    if (!places(c, mine)) return;
+    if (!port_addrs(c, mine)) return;
     c->n_rails = rdma_schedule_pair(mine, (uint32_t)c->t->ports.n, c->theirs.ports,
                                     c->theirs.n_ports, pairs);
     if (!c->n_rails)
@@ -309,11 +309,11 @@ static void on_completed(struct rdma_conn *c, struct str body)
     else c->reported = completed;
 }
 
-static void on_half(struct rdma_conn *c, enum rdma_frame frame, struct str body)
+static void on_rail_info(struct rdma_conn *c, enum rdma_frame frame, struct str body)
 {
-    struct rdma_half m;
+    struct rdma_rail_info m;
     bool offer = frame == RDMA_FRAME_OFFER;
-    if (offer != c->base.incoming || !c->handshaken || rdma_half_decode(body, &m) != OK ||
+    if (offer != c->base.incoming || !c->handshaken || rdma_rail_info_decode(body, &m) != OK ||
         (!offer && m.rail >= c->n_rails))
         rdma_conn_fail(c, ERR_FORMAT, "malformed offer of queue pairs, or answer to one");
     else if (offer) rdma_rail_on_offer(c, &m);
@@ -328,14 +328,14 @@ static void on_invite(struct rdma_conn *c, struct str body)
     else rdma_rail_on_invite(&c->rails[m.rail], &m);
 }
 
-static void on_verdict(struct rdma_conn *c, enum rdma_frame frame, struct str body)
+static void on_rail_status(struct rdma_conn *c, enum rdma_frame frame, struct str body)
 {
-    struct rdma_verdict m;
+    struct rdma_rail_status m;
     bool of_sender = frame == RDMA_FRAME_BROKEN;
-    if (of_sender != c->base.incoming || rdma_verdict_decode(frame, body, &m) != OK ||
+    if (of_sender != c->base.incoming || rdma_rail_status_decode(frame, body, &m) != OK ||
         m.rail >= c->n_rails)
         rdma_conn_fail(c, ERR_FORMAT, "malformed word about a rail");
-    else rdma_rail_on_verdict(&c->rails[m.rail], frame, &m);
+    else rdma_rail_on_status(&c->rails[m.rail], frame, &m);
 }
 
 static void on_retry(struct rdma_conn *c)
@@ -349,10 +349,10 @@ static void on_frame(struct rdma_conn *c, enum rdma_frame frame, uint64_t after,
     switch (frame) {
     case RDMA_FRAME_HELLO: on_hello(c, body); return;
     case RDMA_FRAME_OFFER:
-    case RDMA_FRAME_ACCEPT: on_half(c, frame, body); return;
+    case RDMA_FRAME_ACCEPT: on_rail_info(c, frame, body); return;
     case RDMA_FRAME_REFUSE:
     case RDMA_FRAME_BROKEN:
-    case RDMA_FRAME_FENCED: on_verdict(c, frame, body); return;
+    case RDMA_FRAME_FENCED: on_rail_status(c, frame, body); return;
     case RDMA_FRAME_COMPLETED:
         if (c->base.incoming) break;
         on_completed(c, body);

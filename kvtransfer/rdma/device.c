@@ -33,7 +33,7 @@ static const char *read_line(const char *path, char *out, size_t cap)
 
 /* Where the device is plugged in: the target of its `device` link ends in the PCI address.
  * Emulations have no such link. */
-static void read_place(const char *ibdev_path, struct rdma_port *p)
+static void read_pci_address(const char *ibdev_path, struct rdma_port *p)
 {
     char path[512], text[512];
     unsigned domain, bus, slot, function;
@@ -150,7 +150,7 @@ static void add_device(struct rdma_devices *out, struct ibv_device *device, stru
         struct rdma_port *p = &out->ports[out->n++];
         *p = (struct rdma_port){ .number = (uint8_t)number };
         snprintf(p->device, sizeof p->device, "%s", ibv_get_device_name(device));
-        read_place(device->ibdev_path, p);
+        read_pci_address(device->ibdev_path, p);
         read_abilities(ctx, p);
         read_port(ctx, device->ibdev_path, p);
         read_gids(ctx, device->ibdev_path, p);

@@ -13,7 +13,7 @@ static void break_rails(struct rdma_transport *t, const struct rdma_device *d, i
 {
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
     for (uint32_t i = 0; i < c->n_rails; i++) {
-        const struct rdma_end *e = rdma_rail_end(&c->rails[i]);
+        const struct rdma_local_port *e = rdma_rail_local_port(&c->rails[i]);
         if (e->device == d && (!port || e->port->number == port))
             rdma_rail_break(&c->rails[i], why);
     }
@@ -27,7 +27,7 @@ static void retry_rails(struct rdma_transport *t, const struct rdma_device *d, i
         bool any = false;
         for (uint32_t i = 0; i < c->n_rails; i++) {
             struct rdma_rail *r = &c->rails[i];
-            const struct rdma_end *e = rdma_rail_end(r);
+            const struct rdma_local_port *e = rdma_rail_local_port(r);
             if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_UP) continue;
             any = true;
             if (r->state == RDMA_RAIL_DOWN && !c->base.incoming) r->deadline_ms = 0;
@@ -40,7 +40,7 @@ static void retry_rails(struct rdma_transport *t, const struct rdma_device *d, i
 static void on_port(struct rdma_transport *t, struct rdma_device *d, int port, bool active)
 {
     for (size_t i = 0; i < t->ports.n; i++) {
-        struct rdma_end *e = &t->ends[i];
+        struct rdma_local_port *e = &t->local_ports[i];
         if (e->device != d || e->port->number != port) continue;
         if (active != e->active)
             log_line(active ? LOG_INFO : LOG_WARN, "rdma port", "device=%s port=%d state=%s",
@@ -84,8 +84,8 @@ static void address_changed(struct rdma_transport *t, struct rdma_device *d, int
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
     for (uint32_t i = 0; i < c->n_rails; i++) {
         struct rdma_rail *r = &c->rails[i];
-        const struct rdma_end *e = rdma_rail_end(r);
-        struct rdma_place now;
+        const struct rdma_local_port *e = rdma_rail_local_port(r);
+        struct rdma_port_addr now;
         struct err err = { 0 };
         if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN || !c->control)
             continue;

@@ -214,7 +214,7 @@ enum status rdma_memory_open(struct rdma_transport *t, struct err *err)
             d = &t->devices[t->n_devices++];
             TRY(open_device(t, d, p, err));
         }
-        t->ends[i] = (struct rdma_end){ .device = d, .port = p, .active = p->active };
+        t->local_ports[i] = (struct rdma_local_port){ .device = d, .port = p, .active = p->active };
     }
     return OK;
 }
@@ -233,7 +233,7 @@ static int remote_access(bool reads)
 
 enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **out)
 {
-    struct rdma_device *d = rdma_rail_end(r)->device;
+    struct rdma_device *d = rdma_rail_local_port(r)->device;
     if (!r->conn->base.incoming || d->windows) {
         *out = d->pd;
         return OK;
@@ -257,7 +257,7 @@ enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **
 
 enum status rdma_memory_grant(struct rdma_qp *q, bool reads)
 {
-    struct rdma_device *d = rdma_rail_end(q->rail)->device;
+    struct rdma_device *d = rdma_rail_local_port(q->rail)->device;
     if (q->rail->region) {
         q->key = q->rail->region->rkey;
         return OK;

@@ -26,7 +26,7 @@ static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_s
 {
     const struct rdma_rail *r = q->rail;
     struct rdma_transport *t = r->conn->t;
-    const struct rdma_device *d = rdma_rail_end(r)->device;
+    const struct rdma_device *d = rdma_rail_local_port(r)->device;
     uint64_t remote = p->copies[p->i_copy].remote + p->copy_at;
     uint32_t total = 0, n = 0;
     do {
@@ -74,7 +74,7 @@ static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
         uint64_t end = last->wr.rdma.remote_addr;
         for (int i = 0; i < last->num_sge; i++) end += last->sg_list[i].length;
         *sge = (struct ibv_sge){ (uintptr_t)t->scratch, 1,
-                                 rdma_rail_end(q->rail)->device->scratch->lkey };
+                                 rdma_rail_local_port(q->rail)->device->scratch->lkey };
         t->wrs[n++] = (struct ibv_send_wr){
             .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .wr.rdma = { end - 1, q->key }
         };
@@ -93,7 +93,7 @@ static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
 
 /* Post what fits of p; false: it has to wait (for room, or for its bytes to be read back), or the
  * rail broke. */
-static bool post_some(struct rdma_qp *q, struct rdma_put *p)
+static bool post_chain(struct rdma_qp *q, struct rdma_put *p)
 {
     struct rdma_rail *r = q->rail;
     struct rdma_transport *t = r->conn->t;
@@ -120,7 +120,7 @@ static bool post_some(struct rdma_qp *q, struct rdma_put *p)
     int code = ibv_post_send(q->qp, t->wrs, &bad);
     if (code == 0) return true;
     char why[RDMA_REASON_MAX];
-    snprintf(why, sizeof why, "%s takes no work request: %s", rdma_rail_end(r)->port->device,
+    snprintf(why, sizeof why, "%s takes no work request: %s", rdma_rail_local_port(r)->port->device,
              strerror(code));
     rdma_rail_break(r, why);
     return false;
@@ -130,7 +130,7 @@ static void pump_qp(struct rdma_qp *q)
 {
     while (q->next && q->rail->state == RDMA_RAIL_UP) {
         struct rdma_put *p = q->next;
-        if (!post_some(q, p)) return;
+        if (!post_chain(q, p)) return;
         if (!p->posted) continue;
         q->next = p->link.next == &q->puts ? NULL : LIST_ENTRY(p->link.next, struct rdma_put, link);
     }
@@ -140,7 +140,7 @@ static void pump_qp(struct rdma_qp *q)
 
 static struct rdma_qp *choose(struct rdma_conn *c, uint64_t bytes)
 {
-    struct rdma_lane lanes[RDMA_RAILS_MAX * RDMA_QPS_MAX];
+    struct rdma_qp_load loads[RDMA_RAILS_MAX * RDMA_QPS_MAX];
     struct rdma_qp *of[RDMA_RAILS_MAX * RDMA_QPS_MAX];
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->n_rails; i++) {
@@ -148,12 +148,12 @@ static struct rdma_qp *choose(struct rdma_conn *c, uint64_t bytes)
         if (r->state != RDMA_RAIL_UP) continue;
         for (uint32_t j = 0; j < r->n_qps; j++, n++) {
             struct rdma_qp *q = of[n] = &r->qps[j];
-            lanes[n] = (struct rdma_lane){ q->in_flight, r->bytes_per_s / r->n_qps,
-                                           q->in_flight < RDMA_LANE_BYTES };
+            loads[n] = (struct rdma_qp_load){ q->in_flight, r->bytes_per_s / r->n_qps,
+                                           q->in_flight < RDMA_QP_IN_FLIGHT_BYTES };
         }
     }
     if (!n) return NULL;
-    uint32_t best = rdma_schedule_pick(lanes, n, bytes);
+    uint32_t best = rdma_schedule_pick(loads, n, bytes);
     return best < n ? of[best] : NULL;
 }
 

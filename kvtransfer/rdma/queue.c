@@ -11,24 +11,24 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-struct rdma_end *rdma_rail_end(const struct rdma_rail *r) { return &r->conn->t->ends[r->my_port]; }
+struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r) { return &r->conn->t->local_ports[r->my_port]; }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static enum status fail(struct rdma_rail *r, const char *what)
 {
-    snprintf(r->why, sizeof r->why, "%.24s: %s: %s", rdma_rail_end(r)->port->device, what,
+    snprintf(r->why, sizeof r->why, "%.24s: %s: %s", rdma_rail_local_port(r)->port->device, what,
              strerror(errno));
     return ERR_IO;
 }
 
 /* ---- where ---- */
 
-enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
+enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_port_addr *out,
                              uint8_t *gid_index, struct err *err)
 {
-    const struct rdma_port *p = c->t->ends[port].port;
-    struct ibv_context *ctx = c->t->ends[port].device->ctx;
+    const struct rdma_port *p = c->t->local_ports[port].port;
+    struct ibv_context *ctx = c->t->local_ports[port].device->ctx;
     const struct rdma_gid *g;
     struct sockaddr_storage local, remote;
     struct ibv_port_attr now;
@@ -41,7 +41,7 @@ enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma
         ibv_query_port(ctx, p->number, &now) != 0)
         return err_set(err, ERR_NODEV, "%s does not answer any more: %s", p->device,
                        strerror(errno));
-    *out = (struct rdma_place){
+    *out = (struct rdma_port_addr){
         .lid = now.lid,
         .link = (uint8_t)p->link,
         .gid_type = (uint8_t)g->type,
@@ -54,7 +54,7 @@ enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma
     return OK;
 }
 
-enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_place *out, uint8_t *gid_index)
+enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out, uint8_t *gid_index)
 {
     struct err err = { 0 };
     enum status st = rdma_queue_port_addr(r->conn, r->my_port, out, gid_index, &err);
@@ -107,7 +107,7 @@ static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdm
     struct ibv_qp_attr a = {
         .qp_state = IBV_QPS_INIT,
         .pkey_index = 0,
-        .port_num = rdma_rail_end(r)->port->number,
+        .port_num = rdma_rail_local_port(r)->port->number,
     };
     if (r->conn->base.incoming)
         a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0u);
@@ -121,7 +121,7 @@ static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdm
 
 enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
 {
-    const struct rdma_end *e = rdma_rail_end(r);
+    const struct rdma_local_port *e = rdma_rail_local_port(r);
     struct ibv_pd *pd;
     bool receiver = r->conn->base.incoming;
     r->send_wrs = receiver ? 4 : smaller(RDMA_SEND_WRS, e->port->max_qp_wr);
@@ -177,8 +177,8 @@ static void set_limits(struct ibv_qp_attr *a, const struct kvt_rdma_tuning *t)
     a->rnr_retry = 7;
 }
 
-static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_half *m,
-                               const struct rdma_qp_name *peer, uint8_t gid_index)
+static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_rail_info *m,
+                               const struct rdma_qp_info *peer, uint8_t gid_index)
 {
     const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
     struct ibv_qp_attr a = {
@@ -189,13 +189,13 @@ static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const str
     };
     set_limits(&a, t);
     a.ah_attr = (struct ibv_ah_attr){
-        .dlid = m->place.lid,
+        .dlid = m->addr.lid,
         .sl = t->service_level,
         .is_global = 1,
-        .port_num = rdma_rail_end(r)->port->number,
+        .port_num = rdma_rail_local_port(r)->port->number,
         .grh = { .sgid_index = gid_index, .hop_limit = 255, .traffic_class = t->traffic_class }
     };
-    memcpy(a.ah_attr.grh.dgid.raw, m->place.gid, sizeof m->place.gid);
+    memcpy(a.ah_attr.grh.dgid.raw, m->addr.gid, sizeof m->addr.gid);
     if (ibv_modify_qp(q->qp, &a,
                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0)
@@ -210,9 +210,9 @@ static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const str
     return OK;
 }
 
-enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *theirs)
+enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_rail_info *theirs)
 {
-    struct rdma_place mine;
+    struct rdma_port_addr mine;
     uint8_t gid_index;
     TRY(rdma_queue_update_addr(r, &mine, &gid_index));
     for (uint32_t i = 0; i < r->n_qps; i++)
@@ -267,7 +267,7 @@ void rdma_queue_destroy(struct rdma_rail *r)
                                                        * verbs_is_destroy_err) */
         if (code && !ended) {
             log_error("rdma queue pair cannot be ended", "device=%s why=\"%s\"",
-                      rdma_rail_end(r)->port->device, strerror(code));
+                      rdma_rail_local_port(r)->port->device, strerror(code));
             r->conn->unfenced = true;
         }
         q->qp = NULL;

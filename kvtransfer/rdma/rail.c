@@ -14,9 +14,9 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
-static const char HUNG_UP[] = "the peer has disconnected a queue pair";
+static const char DISCONNECTED[] = "the peer has disconnected a queue pair";
 
-static const char *port_name(const struct rdma_rail *r) { return rdma_rail_end(r)->port->device; }
+static const char *port_name(const struct rdma_rail *r) { return rdma_rail_local_port(r)->port->device; }
 
 bool rdma_rail_is_up(const struct rdma_conn *c)
 {
@@ -27,32 +27,32 @@ bool rdma_rail_is_up(const struct rdma_conn *c)
 
 static void send_rail_status(struct rdma_rail *r, enum rdma_frame frame, const char *reason, bool final)
 {
-    struct rdma_verdict v = { .rail = r->index, .epoch = r->epoch, .final = final };
+    struct rdma_rail_status v = { .rail = r->index, .epoch = r->epoch, .final = final };
     struct buf body = { 0 };
     if (frame == RDMA_FRAME_FENCED) v.recv_window = r->conn->recv_window;
     if (frame == RDMA_FRAME_REFUSE) snprintf(v.reason, sizeof v.reason, "%s", reason);
-    rdma_verdict_encode(frame, &v, &body);
+    rdma_rail_status_encode(frame, &v, &body);
     rdma_conn_send(r->conn, frame, &body);
     buf_release(&body);
 }
 
 /* ---- sender ---- */
 
-static void rest(struct rdma_rail *r)
+static void back_off(struct rdma_rail *r)
 {
     r->state = RDMA_RAIL_DOWN;
-    r->deadline_ms = clock_ms() + rdma_schedule_rest_ms(r->n_failed++, rdma_rail_is_up(r->conn));
+    r->deadline_ms = clock_ms() + rdma_schedule_backoff_ms(r->n_failed++, rdma_rail_is_up(r->conn));
 }
 
 /* OFFERED or PROBING came to nothing. A connection none of whose rails can come up says so at
  * once. */
-static void attempt_failed(struct rdma_rail *r)
+static void fail_attempt(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
     rdma_queue_error(r);
     log_debug("rdma rail not up", "device=%s rail=%u try=%u why=\"%s\"", port_name(r), r->index,
               r->n_failed, r->why);
-    rest(r);
+    back_off(r);
     if (c->state != RDMA_CONN_OPENING) return;
     for (uint32_t i = 0; i < c->n_rails; i++)
         if (c->rails[i].state != RDMA_RAIL_DOWN || c->rails[i].n_failed == 0) return;
@@ -61,7 +61,7 @@ static void attempt_failed(struct rdma_rail *r)
 
 /* A path MTU that `asked` forbids or the port cannot carry is the operator's mistake; false with
  * the sentence in r->why. */
-static bool mtu_fits(struct rdma_rail *r, const struct rdma_place *mine, uint32_t mine_asked,
+static bool mtu_fits(struct rdma_rail *r, const struct rdma_port_addr *mine, uint32_t mine_asked,
                      uint32_t theirs_asked)
 {
     if (mine_asked > mine->mtu)
@@ -82,7 +82,7 @@ void rdma_rail_offer(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
     const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
-    struct rdma_half m = {
+    struct rdma_rail_info m = {
         .rail = r->index,
         .epoch = ++r->epoch,
         .sender_port = r->my_port,
@@ -93,11 +93,11 @@ void rdma_rail_offer(struct rdma_rail *r)
     r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
     r->state = RDMA_RAIL_OFFERED;
     r->accepted = false;
-    r->hung_up_ms = 0;
+    r->disconnected_ms = 0;
     rdma_queue_destroy(r);
-    enum status st = rdma_queue_port_addr(c, r->my_port, &m.place, NULL, &err);
+    enum status st = rdma_queue_port_addr(c, r->my_port, &m.addr, NULL, &err);
     if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
-    else if (!mtu_fits(r, &m.place, t->mtu, c->theirs.mtu_asked)) {
+    else if (!mtu_fits(r, &m.addr, t->mtu, c->theirs.mtu_asked)) {
         rdma_conn_fail(c, ERR_CONFIG, r->why);
         return;
     } else
@@ -107,15 +107,15 @@ void rdma_rail_offer(struct rdma_rail *r)
                                    : RDMA_QPS_DEFAULT,
                                false);
     if (st != OK) {
-        attempt_failed(r);
+        fail_attempt(r);
         return;
     }
-    m.mtu = t->mtu ? t->mtu : m.place.mtu;
+    m.mtu = t->mtu ? t->mtu : m.addr.mtu;
     m.n_qps = r->n_qps;
     for (uint32_t i = 0; i < r->n_qps; i++)
-        m.qps[i] = (struct rdma_qp_name){ .number = r->qps[i].qp->qp_num, .psn = r->qps[i].psn };
+        m.qps[i] = (struct rdma_qp_info){ .number = r->qps[i].qp->qp_num, .psn = r->qps[i].psn };
     struct buf body = { 0 };
-    rdma_half_encode(&m, &body);
+    rdma_rail_info_encode(&m, &body);
     rdma_conn_send(c, RDMA_FRAME_OFFER, &body);
     buf_release(&body);
 }
@@ -147,7 +147,7 @@ static void probe_when_connected(struct rdma_rail *r)
                      strerror(errno));
     }
     if (st != OK) {
-        attempt_failed(r);
+        fail_attempt(r);
         return;
     }
     r->state = RDMA_RAIL_PROBING;
@@ -155,7 +155,7 @@ static void probe_when_connected(struct rdma_rail *r)
              port_name(r));
 }
 
-void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
+void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_rail_info *m)
 {
     struct rdma_conn *c = r->conn;
     if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return; /* of an attempt given up */
@@ -171,7 +171,7 @@ void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
         r->qps[i].base = c->theirs.pool_base;
     }
     if (c->t->cm || rdma_queue_connect(r, m) == OK) probe_when_connected(r);
-    else attempt_failed(r);
+    else fail_attempt(r);
 }
 
 void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m)
@@ -182,7 +182,7 @@ void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m)
         return;
     }
     r->mtu = m->mtu;
-    if (rdma_cm_call(r, m) != OK) attempt_failed(r);
+    if (rdma_cm_connect(r, m) != OK) fail_attempt(r);
 }
 
 static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window)
@@ -190,7 +190,7 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
     struct rdma_conn *c = r->conn;
     if (r->state == RDMA_RAIL_OFFERED || r->state == RDMA_RAIL_PROBING) {
         snprintf(r->why, sizeof r->why, "the peer's queue pair went into error");
-        attempt_failed(r);
+        fail_attempt(r);
     }
     if (r->state != RDMA_RAIL_UP && r->state != RDMA_RAIL_FENCING) return;
     if (r->state == RDMA_RAIL_UP)
@@ -200,7 +200,7 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
     rdma_queue_error(r);
     (void)rdma_rail_poll(r); /* acknowledged before it broke */
     rdma_queue_destroy(r);
-    rest(r);
+    back_off(r);
     log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu",
               port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
               (unsigned long long)window->completed);
@@ -214,14 +214,14 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
 /* ---- receiver ---- */
 
 /* Why this offer cannot be taken, or NULL. *final: not by trying again either. */
-static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struct rdma_place *mine,
+static const char *refusal(struct rdma_rail *r, const struct rdma_rail_info *m, struct rdma_port_addr *mine,
                            bool *final)
 {
     const struct rdma_conn *c = r->conn;
     const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
     struct err err = { 0 };
     *final = false;
-    if (rdma_rail_end(r)->device->dead) return "the device is gone";
+    if (rdma_rail_local_port(r)->device->dead) return "the device is gone";
     if (rdma_queue_port_addr(r->conn, r->my_port, mine, NULL, &err) != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
         return r->why;
@@ -236,7 +236,7 @@ static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struc
 
 static void accept_offer(struct rdma_rail *r)
 {
-    struct rdma_half m = {
+    struct rdma_rail_info m = {
         .rail = r->index,
         .epoch = r->epoch,
         .sender_port = r->their_port,
@@ -245,17 +245,17 @@ static void accept_offer(struct rdma_rail *r)
         .n_qps = r->n_qps,
     };
     struct err err = { 0 };
-    if (rdma_queue_port_addr(r->conn, r->my_port, &m.place, NULL, &err) != OK) {
+    if (rdma_queue_port_addr(r->conn, r->my_port, &m.addr, NULL, &err) != OK) {
         rdma_rail_break(r, err.text);
         return;
     }
     for (uint32_t i = 0; i < r->n_qps; i++)
-        m.qps[i] = (struct rdma_qp_name){ r->qps[i].qp->qp_num, r->qps[i].psn, r->qps[i].key };
+        m.qps[i] = (struct rdma_qp_info){ r->qps[i].qp->qp_num, r->qps[i].psn, r->qps[i].key };
     r->state = RDMA_RAIL_UP;
     log_debug("rdma rail up", "device=%s rail=%u side=receiver qps=%u mtu=%u key=%s", port_name(r),
               r->index, r->n_qps, r->mtu, r->region ? "region" : "window");
     struct buf body = { 0 };
-    rdma_half_encode(&m, &body);
+    rdma_rail_info_encode(&m, &body);
     rdma_conn_send(r->conn, RDMA_FRAME_ACCEPT, &body);
     buf_release(&body);
     rdma_conn_up(r->conn);
@@ -279,7 +279,7 @@ static enum status grant(struct rdma_qp *q)
 }
 
 /* The sender's queue pairs are to call here. */
-static enum status invite(struct rdma_rail *r, const struct rdma_half *offer)
+static enum status invite(struct rdma_rail *r, const struct rdma_rail_info *offer)
 {
     struct rdma_invite m = { .rail = r->index, .epoch = r->epoch, .mtu = r->mtu };
     struct buf body = { 0 };
@@ -291,7 +291,7 @@ static enum status invite(struct rdma_rail *r, const struct rdma_half *offer)
     return OK;
 }
 
-void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
+void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_rail_info *m)
 {
     struct rdma_rail *r = &c->rails[m->rail];
     if (m->epoch <= r->epoch || m->receiver_port >= c->t->ports.n ||
@@ -308,9 +308,9 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
     r->my_port = m->receiver_port;
     r->their_port = m->sender_port;
     r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
-    r->hung_up_ms = 0;
+    r->disconnected_ms = 0;
     r->why[0] = 0;
-    struct rdma_place mine;
+    struct rdma_port_addr mine;
     bool final;
     const char *why = refusal(r, m, &mine, &final);
     if (why) {
@@ -365,7 +365,7 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
     if (why != r->why) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, why);
     switch (r->state) {
     case RDMA_RAIL_OFFERED:
-    case RDMA_RAIL_PROBING: attempt_failed(r); return;
+    case RDMA_RAIL_PROBING: fail_attempt(r); return;
     case RDMA_RAIL_BINDING:
         rdma_queue_error(r);
         r->state = RDMA_RAIL_DOWN;
@@ -388,13 +388,13 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
     }
 }
 
-void rdma_rail_hung_up(struct rdma_rail *r)
+void rdma_rail_disconnected(struct rdma_rail *r)
 {
-    if (r->state != RDMA_RAIL_UP) rdma_rail_break(r, HUNG_UP);
-    else if (!r->hung_up_ms) r->hung_up_ms = clock_ms();
+    if (r->state != RDMA_RAIL_UP) rdma_rail_break(r, DISCONNECTED);
+    else if (!r->disconnected_ms) r->disconnected_ms = clock_ms();
 }
 
-void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m)
+void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_rail_status *m)
 {
     if (m->epoch != r->epoch) return; /* of earlier queue pairs */
     if (frame == RDMA_FRAME_FENCED) on_fenced(r, &m->recv_window);
@@ -403,7 +403,7 @@ void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const stru
     } else if (r->state == RDMA_RAIL_OFFERED) {
         snprintf(r->why, sizeof r->why, "%s", m->reason);
         if (m->final) rdma_conn_fail(r->conn, ERR_PEER_REFUSED, r->why);
-        else attempt_failed(r);
+        else fail_attempt(r);
     }
 }
 
@@ -519,8 +519,8 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
     switch (r->state) {
     case RDMA_RAIL_DOWN:
         if (r->cq) rdma_queue_destroy(r);
-        if (!r->conn->base.incoming && late && rdma_rail_end(r)->active &&
-            !rdma_rail_end(r)->device->dead)
+        if (!r->conn->base.incoming && late && rdma_rail_local_port(r)->active &&
+            !rdma_rail_local_port(r)->device->dead)
             rdma_rail_offer(r);
         break;
     case RDMA_RAIL_OFFERED:
@@ -540,7 +540,7 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
                        : "memory windows were not bound in time");
         break;
     case RDMA_RAIL_UP:
-        if (r->hung_up_ms && now_ms > r->hung_up_ms + RDMA_HANGUP_MS) rdma_rail_break(r, HUNG_UP);
+        if (r->disconnected_ms && now_ms > r->disconnected_ms + RDMA_DISCONNECT_MS) rdma_rail_break(r, DISCONNECTED);
         else if (!r->conn->base.incoming) check_progress(r, now_ms);
         break;
     case RDMA_RAIL_DRAINING:

@@ -52,8 +52,8 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
         /* a peer's elements are four times as wide at most */
         uint64_t piece = 4 * (uint64_t)kv_layout_piece_bytes(&t->env->layout);
         t->scratch_bytes = !tuning->rdma.verify_read ? 4096
-                           : piece > RDMA_LANE_BYTES ? piece
-                                                     : RDMA_LANE_BYTES;
+                           : piece > RDMA_QP_IN_FLIGHT_BYTES ? piece
+                                                     : RDMA_QP_IN_FLIGHT_BYTES;
         t->scratch = mem_aligned(4096, t->scratch_bytes);
     }
     TRY(rdma_memory_open(t, err));
@@ -162,7 +162,7 @@ static uint64_t rdma_speed(const struct kvt_conn *base)
     for (uint32_t i = 0; i < c->n_rails; i++) {
         const struct rdma_rail *r = &c->rails[i];
         if (r->state != RDMA_RAIL_UP) continue;
-        uint64_t mine = rdma_rail_end(r)->port->bytes_per_s,
+        uint64_t mine = rdma_rail_local_port(r)->port->bytes_per_s,
                  other = c->theirs.ports[r->their_port].bytes_per_s;
         sum += mine < other ? mine : other;
     }

@@ -63,7 +63,7 @@ enum {
                                  * queue pair moves, on a slow link too */
     RDMA_INLINE_BYTES = 64,     /* writes up to this are copied into the work request: one read of
                                  * host memory less */
-    RDMA_LANE_BYTES = 16 << 20, /* in flight per queue pair, from which on it takes no put: what 3
+    RDMA_QP_IN_FLIGHT_BYTES = 16 << 20, /* in flight per queue pair, from which on it takes no put: what 3
                                  * GB/s times 5 ms needs. Not a put more than fits: large ones would
                                  * wait for ever behind small ones. An abandoned transfer waits for
                                  * this and one put */
@@ -76,7 +76,7 @@ enum {
                            * broken, whatever the device thinks */
     RDMA_ALONE_MS = 3000, /* a connection without any rail lives this long */
     RDMA_DRAIN_MS = 1000,
-    RDMA_HANGUP_MS = 100, /* BATON_RDMA_CM: a peer that leaves hangs up first, and then ends
+    RDMA_DISCONNECT_MS = 100, /* BATON_RDMA_CM: a peer that leaves hangs up first, and then ends
                            * its control connection: that is no broken rail */
     RDMA_TICK_MS = 20,
     RDMA_HELD_BYTES = 4 << 20 /* messages that wait for puts; a peer that sends more is dropped */
@@ -110,7 +110,7 @@ struct rdma_device {
 };
 
 /* A port in use. */
-struct rdma_end {
+struct rdma_local_port {
     struct rdma_device *device;
     struct rdma_port *port; /* in t->ports */
     bool active;
@@ -180,7 +180,7 @@ struct rdma_rail {
                                       * connect, while BINDING */
     uint64_t deadline_ms;            /* OFFERED, PROBING, BINDING, DRAINING; DOWN of a sender: when
                                       * to try again */
-    uint64_t hung_up_ms;             /* UP: the connection manager says that the peer has
+    uint64_t disconnected_ms;             /* UP: the connection manager says that the peer has
                                       * disconnected; 0: it has not */
     uint64_t bytes_per_s;
     uint8_t gid[16]; /* it speaks from */
@@ -235,7 +235,7 @@ struct rdma_transport {
     int epoll_fd;
     struct rdma_devices ports;
     struct rdma_device devices[RDMA_RAILS_MAX];
-    struct rdma_end ends[RDMA_RAILS_MAX]; /* one per port */
+    struct rdma_local_port local_ports[RDMA_RAILS_MAX]; /* one per port */
     uint32_t n_devices;
     struct list conns, ready;
     uint32_t n_conns;
@@ -271,7 +271,7 @@ uint32_t rdma_memory_key(const struct rdma_device *d, uint64_t local);
  * nothing is left; r->why says why. */
 enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads) MUST_CHECK;
 /* To ready-to-receive and ready-to-send, towards the peer's half. */
-enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *theirs) MUST_CHECK;
+enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_rail_info *theirs) MUST_CHECK;
 /* One transition with the connection manager's attributes, in which what the operator set holds.
  * r->mtu is what it came to. */
 enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mask) MUST_CHECK;
@@ -280,25 +280,25 @@ void rdma_queue_error(struct rdma_rail *r);   /* nothing lands and nothing is re
 void rdma_queue_destroy(struct rdma_rail *r); /* nothing lands and nothing is read any
                                                * more */
 enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n) MUST_CHECK;
-struct rdma_end *rdma_rail_end(const struct rdma_rail *r);
+struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r);
 /* How the port is spoken to now: its GID may have changed. */
-enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_place *out,
+enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_port_addr *out,
                              uint8_t *gid_index, struct err *err) MUST_CHECK;
 /* The same for r, which speaks from there now; r->why. */
-enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_place *out,
+enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
                               uint8_t *gid_index) MUST_CHECK;
 
 /* ---- rail.c: the states above ---- */
 
 void rdma_rail_offer(struct rdma_rail *r);
-void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m);
-void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m);
+void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_rail_info *m);
+void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_rail_info *m);
 void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m);
 /* The connection manager has connected q. */
 void rdma_rail_connected(struct rdma_qp *q);
 /* It says that the peer has disconnected one of r's queue pairs. */
-void rdma_rail_hung_up(struct rdma_rail *r);
-void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m);
+void rdma_rail_disconnected(struct rdma_rail *r);
+void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_rail_status *m);
 /* Something of the rail is broken: the transition of its state for that. */
 void rdma_rail_break(struct rdma_rail *r, const char *why);
 /* Take what completions there are; true when any. */

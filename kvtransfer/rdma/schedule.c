@@ -12,7 +12,7 @@ static uint32_t common_bits(const uint8_t *a, const uint8_t *b)
 
 /* How well two ports suit each other; -1: not at all. A GID type in common and a common prefix
  * weigh more than any distance of indices. */
-static int score(const struct rdma_place *a, uint32_t i, const struct rdma_place *b, uint32_t j)
+static int score(const struct rdma_port_addr *a, uint32_t i, const struct rdma_port_addr *b, uint32_t j)
 {
     if (a->link != b->link) return -1;
     uint32_t prefix = common_bits(a->gid, b->gid);
@@ -22,8 +22,8 @@ static int score(const struct rdma_place *a, uint32_t i, const struct rdma_place
 }
 
 /* The best pair whose `mine` has no partner yet, and whose `theirs` has `uses` partners. */
-static bool best_pair(const struct rdma_place *mine, uint32_t n_mine,
-                      const struct rdma_place *theirs, uint32_t n_theirs, const uint32_t *of_mine,
+static bool best_pair(const struct rdma_port_addr *mine, uint32_t n_mine,
+                      const struct rdma_port_addr *theirs, uint32_t n_theirs, const uint32_t *of_mine,
                       const uint32_t *of_theirs, bool exclusive, struct rdma_pair *out)
 {
     int best = -1;
@@ -38,8 +38,8 @@ static bool best_pair(const struct rdma_place *mine, uint32_t n_mine,
     return best >= 0;
 }
 
-uint32_t rdma_schedule_pair(const struct rdma_place *mine, uint32_t n_mine,
-                            const struct rdma_place *theirs, uint32_t n_theirs,
+uint32_t rdma_schedule_pair(const struct rdma_port_addr *mine, uint32_t n_mine,
+                            const struct rdma_port_addr *theirs, uint32_t n_theirs,
                             struct rdma_pair out[RDMA_RAILS_MAX])
 {
     uint32_t of_mine[RDMA_RAILS_MAX] = { 0 }, of_theirs[RDMA_RAILS_MAX] = { 0 }, n = 0;
@@ -58,14 +58,14 @@ uint32_t rdma_schedule_pair(const struct rdma_place *mine, uint32_t n_mine,
 
 /* ---- choice, rest ---- */
 
-uint32_t rdma_schedule_pick(const struct rdma_lane *lanes, uint32_t n, uint64_t bytes)
+uint32_t rdma_schedule_pick(const struct rdma_qp_load *loads, uint32_t n, uint64_t bytes)
 {
     uint32_t best = n;
     double least = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (!lanes[i].usable) continue;
-        double when = (double)(lanes[i].in_flight + bytes) /
-                      (double)(lanes[i].bytes_per_s ? lanes[i].bytes_per_s : 1);
+        if (!loads[i].usable) continue;
+        double when = (double)(loads[i].in_flight + bytes) /
+                      (double)(loads[i].bytes_per_s ? loads[i].bytes_per_s : 1);
         if (best == n || when < least) {
             best = i;
             least = when;
@@ -74,7 +74,7 @@ uint32_t rdma_schedule_pick(const struct rdma_lane *lanes, uint32_t n, uint64_t 
     return best;
 }
 
-uint32_t rdma_schedule_rest_ms(uint32_t n_failed, bool others_up)
+uint32_t rdma_schedule_backoff_ms(uint32_t n_failed, bool others_up)
 {
     if (!others_up) return RDMA_RETRY_ALONE_MS;
     uint32_t ms = RDMA_RETRY_FIRST_MS;

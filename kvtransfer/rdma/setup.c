@@ -9,7 +9,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "structs go over the wire as they lie in memory");
 
 static const uint32_t HELLO_MAGIC = 0x41445248; /* "HRDA" */
-static const uint32_t CALL_MAGIC = 0x43445248;  /* "HRDC" */
+static const uint32_t CM_REQUEST_MAGIC = 0x43445248;  /* "HRDC" */
 
 struct wire_place {
     uint8_t gid[16];
@@ -38,7 +38,7 @@ struct wire_half { /* then n_qps of wire_qp */
     uint8_t rail, sender_port, receiver_port, n_qps;
     uint32_t epoch, mtu;
     uint8_t reads, zero[3];
-    struct wire_place place;
+    struct wire_place addr;
 };
 static_assert(sizeof(struct wire_half) == 48, "wire size");
 
@@ -66,11 +66,11 @@ struct wire_call {
     uint32_t epoch;
     uint8_t token[RDMA_TOKEN_BYTES];
 };
-static_assert(sizeof(struct wire_call) == RDMA_CALL_BYTES, "wire size");
+static_assert(sizeof(struct wire_call) == RDMA_CM_REQUEST_BYTES, "wire size");
 
 /* ---- places ---- */
 
-static void place_encode(const struct rdma_place *p, struct wire_place *w)
+static void port_addr_encode(const struct rdma_port_addr *p, struct wire_place *w)
 {
     *w = (struct wire_place){
         .lid = p->lid,
@@ -82,11 +82,11 @@ static void place_encode(const struct rdma_place *p, struct wire_place *w)
     memcpy(w->gid, p->gid, sizeof w->gid);
 }
 
-static bool place_decode(const struct wire_place *w, struct rdma_place *p)
+static bool port_addr_decode(const struct wire_place *w, struct rdma_port_addr *p)
 {
     if (w->link > RDMA_LINK_ETHERNET || w->gid_type > RDMA_GID_ROCE_V2 || !rdma_mtu_code(w->mtu))
         return false;
-    *p = (struct rdma_place){
+    *p = (struct rdma_port_addr){
         .lid = w->lid,
         .link = w->link,
         .gid_type = w->gid_type,
@@ -114,7 +114,7 @@ void rdma_hello_encode(const struct rdma_hello *m, struct buf *out)
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_ports; i++) {
         struct wire_place p;
-        place_encode(&m->ports[i], &p);
+        port_addr_encode(&m->ports[i], &p);
         buf_add(out, &p, sizeof p);
     }
 }
@@ -140,7 +140,7 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
     };
     for (uint32_t i = 0; i < m.n_ports; i++) {
         struct wire_place p;
-        if (!str_take(&in, &p, sizeof p) || !place_decode(&p, &m.ports[i])) return ERR_FORMAT;
+        if (!str_take(&in, &p, sizeof p) || !port_addr_decode(&p, &m.ports[i])) return ERR_FORMAT;
     }
     if (in.n) return ERR_FORMAT;
     *out = m;
@@ -149,7 +149,7 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
 
 /* ---- OFFER, ACCEPT ---- */
 
-void rdma_half_encode(const struct rdma_half *m, struct buf *out)
+void rdma_rail_info_encode(const struct rdma_rail_info *m, struct buf *out)
 {
     struct wire_half w = {
         .rail = (uint8_t)m->rail,
@@ -160,7 +160,7 @@ void rdma_half_encode(const struct rdma_half *m, struct buf *out)
         .mtu = m->mtu,
         .reads = m->reads,
     };
-    place_encode(&m->place, &w.place);
+    port_addr_encode(&m->addr, &w.addr);
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_qps; i++) {
         struct wire_qp q = { m->qps[i].number, m->qps[i].psn, m->qps[i].key };
@@ -168,7 +168,7 @@ void rdma_half_encode(const struct rdma_half *m, struct buf *out)
     }
 }
 
-enum status rdma_half_decode(struct str in, struct rdma_half *out)
+enum status rdma_rail_info_decode(struct str in, struct rdma_rail_info *out)
 {
     struct wire_half w;
     if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX ||
@@ -178,7 +178,7 @@ enum status rdma_half_decode(struct str in, struct rdma_half *out)
         w.reads > 1)
         return ERR_FORMAT;
     if (w.zero[0] || w.zero[1] || w.zero[2]) return ERR_FORMAT;
-    struct rdma_half m = {
+    struct rdma_rail_info m = {
         .rail = w.rail,
         .sender_port = w.sender_port,
         .receiver_port = w.receiver_port,
@@ -187,11 +187,11 @@ enum status rdma_half_decode(struct str in, struct rdma_half *out)
         .mtu = w.mtu,
         .reads = w.reads,
     };
-    if (!place_decode(&w.place, &m.place)) return ERR_FORMAT;
+    if (!port_addr_decode(&w.addr, &m.addr)) return ERR_FORMAT;
     for (uint32_t i = 0; i < m.n_qps; i++) {
         struct wire_qp q;
         if (!str_take(&in, &q, sizeof q) || q.number >> 24 || q.psn >> 24) return ERR_FORMAT;
-        m.qps[i] = (struct rdma_qp_name){ q.number, q.psn, q.key };
+        m.qps[i] = (struct rdma_qp_info){ q.number, q.psn, q.key };
     }
     if (in.n) return ERR_FORMAT;
     *out = m;
@@ -200,7 +200,7 @@ enum status rdma_half_decode(struct str in, struct rdma_half *out)
 
 /* ---- REFUSE, BROKEN, FENCED ---- */
 
-void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, struct buf *out)
+void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_status *m, struct buf *out)
 {
     struct wire_verdict w = { .rail = (uint8_t)m->rail, .final = m->final, .epoch = m->epoch };
     buf_add(out, &w, sizeof w);
@@ -211,14 +211,14 @@ void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, st
     buf_add(out, &l, sizeof l);
 }
 
-enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdma_verdict *out)
+enum status rdma_rail_status_decode(enum rdma_frame frame, struct str in, struct rdma_rail_status *out)
 {
     struct wire_verdict w;
     if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] ||
         w.zero[1])
         return ERR_FORMAT;
     if (w.final > (frame == RDMA_FRAME_REFUSE)) return ERR_FORMAT;
-    struct rdma_verdict m = { .rail = w.rail, .epoch = w.epoch, .final = w.final };
+    struct rdma_rail_status m = { .rail = w.rail, .epoch = w.epoch, .final = w.final };
     if (frame == RDMA_FRAME_REFUSE) {
         if (in.n > RDMA_REASON_MAX) return ERR_FORMAT;
         for (size_t i = 0; i < in.n; i++)
@@ -271,23 +271,23 @@ enum status rdma_invite_decode(struct str in, struct rdma_invite *out)
     return OK;
 }
 
-void rdma_call_encode(const struct rdma_call *m, uint8_t out[RDMA_CALL_BYTES])
+void rdma_cm_request_encode(const struct rdma_cm_request *m, uint8_t out[RDMA_CM_REQUEST_BYTES])
 {
     struct wire_call w = {
-        .magic = CALL_MAGIC, .rail = (uint8_t)m->rail, .i_qp = (uint8_t)m->i_qp, .epoch = m->epoch
+        .magic = CM_REQUEST_MAGIC, .rail = (uint8_t)m->rail, .i_qp = (uint8_t)m->i_qp, .epoch = m->epoch
     };
     memcpy(w.token, m->token, sizeof w.token);
     memcpy(out, &w, sizeof w);
 }
 
-enum status rdma_call_decode(struct str in, struct rdma_call *out)
+enum status rdma_cm_request_decode(struct str in, struct rdma_cm_request *out)
 {
     struct wire_call w;
-    if (!str_take(&in, &w, sizeof w) || w.magic != CALL_MAGIC || w.rail >= RDMA_RAILS_MAX ||
+    if (!str_take(&in, &w, sizeof w) || w.magic != CM_REQUEST_MAGIC || w.rail >= RDMA_RAILS_MAX ||
         w.i_qp >= RDMA_QPS_MAX || w.epoch == 0)
         return ERR_FORMAT;
     if (w.zero[0] || w.zero[1]) return ERR_FORMAT;
-    *out = (struct rdma_call){ .rail = w.rail, .epoch = w.epoch, .i_qp = w.i_qp };
+    *out = (struct rdma_cm_request){ .rail = w.rail, .epoch = w.epoch, .i_qp = w.i_qp };
     memcpy(out->token, w.token, sizeof out->token);
     return OK;
 }

@@ -26,7 +26,7 @@ enum {
     RDMA_REASON_MAX = 100,
     RDMA_SETUP_VERSION = 1,
     RDMA_TOKEN_BYTES = 16,
-    RDMA_CALL_BYTES = 28
+    RDMA_CM_REQUEST_BYTES = 28
 };
 
 enum rdma_frame {
@@ -44,7 +44,7 @@ enum rdma_frame {
 };
 
 /* Where a queue pair is spoken to. */
-struct rdma_place {
+struct rdma_port_addr {
     uint8_t gid[16];
     uint16_t lid;
     uint8_t link;     /* enum rdma_link */
@@ -61,28 +61,28 @@ struct rdma_hello {
     bool cm;                        /* its queue pairs are connected by the connection
                                      * manager */
     uint32_t n_ports;               /* 1..RDMA_RAILS_MAX */
-    struct rdma_place ports[RDMA_RAILS_MAX];
+    struct rdma_port_addr ports[RDMA_RAILS_MAX];
 };
 
-struct rdma_qp_name {
+struct rdma_qp_info {
     uint32_t number, psn; /* 24 bits each */
     uint32_t key;         /* ACCEPT: the right to write, of this queue pair; 0 in OFFER */
 };
 
 /* OFFER and ACCEPT: one side's half of a rail. */
-struct rdma_half {
+struct rdma_rail_info {
     uint32_t rail, epoch;                /* < RDMA_RAILS_MAX, at least 1 */
     uint32_t sender_port, receiver_port; /* index into the HELLO of each */
     uint32_t mtu;                        /* OFFER: what the sender can; ACCEPT: what both
                                           * use */
     bool reads;                          /* OFFER: the sender wants to read back */
-    struct rdma_place place;             /* now: an address may have changed since HELLO */
+    struct rdma_port_addr addr;             /* now: an address may have changed since HELLO */
     uint32_t n_qps;                      /* 1..RDMA_QPS_MAX */
-    struct rdma_qp_name qps[RDMA_QPS_MAX];
+    struct rdma_qp_info qps[RDMA_QPS_MAX];
 };
 
 /* REFUSE, BROKEN, FENCED. */
-struct rdma_verdict {
+struct rdma_rail_status {
     uint32_t rail, epoch;
     bool final; /* REFUSE: no use in trying again; the reason is a sentence for the
                  * sender's log */
@@ -101,23 +101,23 @@ struct rdma_invite {
 };
 
 /* A sender's queue pair, to the receiver that invited it. */
-struct rdma_call {
+struct rdma_cm_request {
     uint32_t rail, epoch, i_qp;
     uint8_t token[RDMA_TOKEN_BYTES];
 };
 
 void rdma_hello_encode(const struct rdma_hello *m, struct buf *out);
 enum status rdma_hello_decode(struct str in, struct rdma_hello *out) MUST_CHECK;
-void rdma_half_encode(const struct rdma_half *m, struct buf *out);
-enum status rdma_half_decode(struct str in, struct rdma_half *out) MUST_CHECK;
-void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, struct buf *out);
-enum status rdma_verdict_decode(enum rdma_frame frame, struct str in,
-                                struct rdma_verdict *out) MUST_CHECK;
+void rdma_rail_info_encode(const struct rdma_rail_info *m, struct buf *out);
+enum status rdma_rail_info_decode(struct str in, struct rdma_rail_info *out) MUST_CHECK;
+void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_status *m, struct buf *out);
+enum status rdma_rail_status_decode(enum rdma_frame frame, struct str in,
+                                struct rdma_rail_status *out) MUST_CHECK;
 void rdma_invite_encode(const struct rdma_invite *m, struct buf *out);
 enum status rdma_invite_decode(struct str in, struct rdma_invite *out) MUST_CHECK;
-void rdma_call_encode(const struct rdma_call *m, uint8_t out[RDMA_CALL_BYTES]);
-/* The connection manager hands on more bytes than were sent: those after the first RDMA_CALL_BYTES
+void rdma_cm_request_encode(const struct rdma_cm_request *m, uint8_t out[RDMA_CM_REQUEST_BYTES]);
+/* The connection manager hands on more bytes than were sent: those after the first RDMA_CM_REQUEST_BYTES
  * are not looked at. */
-enum status rdma_call_decode(struct str in, struct rdma_call *out) MUST_CHECK;
+enum status rdma_cm_request_decode(struct str in, struct rdma_cm_request *out) MUST_CHECK;
 
 #endif

@@ -240,7 +240,7 @@ static struct world *world(void)
     w->t->ports.ports[0].gids->type = RDMA_GID_ROCE_V2;
     w->t->devices[0] =
         (struct rdma_device){ .t = w->t, .port = w->t->ports.ports, .ctx = &context };
-    w->t->ends[0] = (struct rdma_end){ w->t->devices, w->t->ports.ports, true };
+    w->t->local_ports[0] = (struct rdma_local_port){ w->t->devices, w->t->ports.ports, true };
     CHECK_OK(control_open(&w->env, "rdma", 0, NULL, &w->t->hub, &err));
     CHECK_OK(control_open(&w->far, "senders", 0, NULL, &w->hub, &err));
     w->t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -252,7 +252,7 @@ static struct world *world(void)
 static void on_event(void *arg, const struct control_event *ev)
 {
     struct sender *s = ev->conn->owner;
-    struct rdma_half m;
+    struct rdma_rail_info m;
     (void)arg;
     if (ev->kind == CONTROL_LOST) s->lost = true;
     if (ev->kind != CONTROL_FRAME) return;
@@ -263,7 +263,7 @@ static void on_event(void *arg, const struct control_event *ev)
         s->invited = true;
     }
     if (ev->frame != RDMA_FRAME_ACCEPT) return;
-    CHECK_OK(rdma_half_decode(ev->body, &m));
+    CHECK_OK(rdma_rail_info_decode(ev->body, &m));
     s->n_accepted++;
     s->key = m.qps[0].key;
     s->mtu = m.mtu;
@@ -285,7 +285,7 @@ static void turn(struct world *w)
 #define UNTIL(condition)                                                                           \
     for (uint64_t end_ = clock_ms() + 5000; !(condition); turn(w)) CHECK(clock_ms() < end_)
 
-static const struct rdma_place place = {
+static const struct rdma_port_addr place = {
     .link = RDMA_LINK_ETHERNET,
     .gid_type = RDMA_GID_ROCE_V2,
     .mtu = 1024,
@@ -307,11 +307,11 @@ static void join(struct world *w, struct sender *s)
 static void offer(struct world *w, struct sender *s, uint32_t epoch)
 {
     struct buf body = { 0 };
-    struct rdma_half m = {
-        .epoch = epoch, .mtu = 1024, .place = place, .n_qps = 2, .qps = { { 1, 1, 0 }, { 2, 2, 0 } }
+    struct rdma_rail_info m = {
+        .epoch = epoch, .mtu = 1024, .addr = place, .n_qps = 2, .qps = { { 1, 1, 0 }, { 2, 2, 0 } }
     };
     uint32_t before = s->n_accepted + s->n_refused;
-    rdma_half_encode(&m, &body);
+    rdma_rail_info_encode(&m, &body);
     CHECK_OK(control_send(s->conn, RDMA_FRAME_OFFER, 0, body.data, body.len));
     buf_release(&body);
     UNTIL(s->n_accepted + s->n_refused > before || s->invited || s->lost);
@@ -329,7 +329,7 @@ static void world_end(struct world *w)
 
 /* A request of the peer's queue pair `number` arrives over a port, with n bytes of private data. It
  * is taken by a later turn. */
-static void arrive(const struct rdma_call *call, uint32_t number, uint8_t port, size_t n)
+static void arrive(const struct rdma_cm_request *call, uint32_t number, uint8_t port, size_t n)
 {
     static struct rdma_cm_event ev;
     static uint8_t data[56];
@@ -341,7 +341,7 @@ static void arrive(const struct rdma_call *call, uint32_t number, uint8_t port, 
     calls--;
     fail_at = was;
     ev.id->port_num = port;
-    rdma_call_encode(call, data);
+    rdma_cm_request_encode(call, data);
     ev.param.conn.private_data = data;
     ev.param.conn.private_data_len = (uint8_t)n;
     ev.param.conn.qp_num = number;
@@ -350,7 +350,7 @@ static void arrive(const struct rdma_call *call, uint32_t number, uint8_t port, 
 }
 
 /* True when it is accepted, and not rejected. */
-static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, uint8_t port,
+static bool ask(struct world *w, const struct rdma_cm_request *call, uint32_t number, uint8_t port,
                 size_t n)
 {
     uint32_t taken = n_taken, rejected = n_rejected;
@@ -372,7 +372,7 @@ TEST(only_who_was_invited_may_connect)
     join(w, s);
     offer(w, s, 1);
     CHECK(s->invited && s->invite.port == 7471 && s->invite.ipv6 && s->invite.epoch == 1);
-    struct rdma_call call = { .rail = 0, .epoch = 1, .i_qp = 0 }, bad;
+    struct rdma_cm_request call = { .rail = 0, .epoch = 1, .i_qp = 0 }, bad;
     CHECK(!ask(w, &call, 1, 2, 56)); /* a token of zeros */
     memcpy(call.token, s->invite.token, sizeof call.token);
     bad = call;
@@ -389,12 +389,12 @@ TEST(only_who_was_invited_may_connect)
     CHECK(!ask(w, &bad, 1, 2, 56));
     CHECK(!ask(w, &call, 2, 2, 56)); /* the number of the other queue pair */
     CHECK(!ask(w, &call, 1, 1, 56)); /* over another port */
-    CHECK(!ask(w, &call, 1, 2, RDMA_CALL_BYTES - 1));
+    CHECK(!ask(w, &call, 1, 2, RDMA_CM_REQUEST_BYTES - 1));
     CHECK(ask(w, &call, 1, 2, 56));
     CHECK(!ask(w, &call, 1, 2, 56)); /* it is connected */
     CHECK_EQ_INT(s->n_accepted, 0);
     call.i_qp = 1;
-    CHECK(ask(w, &call, 2, 2, RDMA_CALL_BYTES));
+    CHECK(ask(w, &call, 2, 2, RDMA_CM_REQUEST_BYTES));
     UNTIL(s->n_accepted == 1);
     CHECK_EQ_INT(s->mtu, 512); /* what the connection manager said */
     UNTIL(w->n_up == 1);
@@ -438,9 +438,9 @@ TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
         s->invited = false;
         offer(w, s, fail_at);
         for (uint32_t i = 0; i < 2 && s->n_refused == refused; i++) {
-            struct rdma_call call = { .epoch = fail_at, .i_qp = i };
+            struct rdma_cm_request call = { .epoch = fail_at, .i_qp = i };
             memcpy(call.token, s->invite.token, sizeof call.token);
-            arrive(&call, i + 1, 2, RDMA_CALL_BYTES);
+            arrive(&call, i + 1, 2, RDMA_CM_REQUEST_BYTES);
             UNTIL(!request && (i == 0 || s->n_refused > refused || s->n_accepted));
             /* it may be refused already */
             for (uint64_t end = clock_ms() + 30;

@@ -154,7 +154,7 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
         w->t->devices[i] = (struct rdma_device){
             .t = w->t, .port = &w->port, .ctx = &k->ctx, .pool = &w->mr, .scratch = &w->mr
         };
-        w->t->ends[i] = (struct rdma_end){ &w->t->devices[i], &w->port, true };
+        w->t->local_ports[i] = (struct rdma_local_port){ &w->t->devices[i], &w->port, true };
         struct rdma_rail *r = &w->c->rails[i];
         r->my_port = i;
         r->epoch = 1;
@@ -225,12 +225,12 @@ static void poll(struct world *w, uint32_t rail) { (void)rdma_rail_poll(&w->c->r
 
 static void fenced(struct world *w, uint32_t rail, uint64_t landed_upto)
 {
-    const struct rdma_verdict v = {
+    const struct rdma_rail_status v = {
         .rail = rail,
         .epoch = w->c->rails[rail].epoch,
         .recv_window = { .completed = landed_upto },
     };
-    rdma_rail_on_verdict(&w->c->rails[rail], RDMA_FRAME_FENCED, &v);
+    rdma_rail_on_status(&w->c->rails[rail], RDMA_FRAME_FENCED, &v);
 }
 
 /* ---- sender ---- */

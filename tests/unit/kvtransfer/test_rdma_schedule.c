@@ -8,17 +8,17 @@
 
 #include "kvtransfer/rdma/schedule.h"
 
-static struct rdma_place roce(const char *ipv4)
+static struct rdma_port_addr roce(const char *ipv4)
 {
-    struct rdma_place p = { .link = RDMA_LINK_ETHERNET, .gid_type = RDMA_GID_ROCE_V2, .mtu = 1024 };
+    struct rdma_port_addr p = { .link = RDMA_LINK_ETHERNET, .gid_type = RDMA_GID_ROCE_V2, .mtu = 1024 };
     p.gid[10] = p.gid[11] = 0xff;
     CHECK_EQ_INT(inet_pton(AF_INET, ipv4, p.gid + 12), 1);
     return p;
 }
 
-static struct rdma_place infiniband(uint8_t subnet, uint8_t id)
+static struct rdma_port_addr infiniband(uint8_t subnet, uint8_t id)
 {
-    return (struct rdma_place){
+    return (struct rdma_port_addr){
         .gid = { 0xfe, 0x80, [7] = subnet, [15] = id },
         .lid = id,
         .link = RDMA_LINK_INFINIBAND,
@@ -29,7 +29,7 @@ static struct rdma_place infiniband(uint8_t subnet, uint8_t id)
 TEST(pairs_ports_of_one_subnet)
 {
     /* the other side lists its ports the other way round */
-    struct rdma_place mine[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.3.0.1") },
+    struct rdma_port_addr mine[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.3.0.1") },
                       theirs[] = { roce("10.3.0.2"), roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 3, theirs, 3, p), 3);
@@ -41,7 +41,7 @@ TEST(pairs_ports_of_one_subnet)
 
 TEST(pairs_equals_by_index)
 {
-    struct rdma_place mine[] = { infiniband(1, 1), infiniband(1, 1) },
+    struct rdma_port_addr mine[] = { infiniband(1, 1), infiniband(1, 1) },
                       theirs[] = { infiniband(1, 1), infiniband(1, 1) };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 2, theirs, 2, p), 2);
@@ -51,7 +51,7 @@ TEST(pairs_equals_by_index)
 /* Whoever has more ports uses all of them; the others have several partners. */
 TEST(pairs_unequal_numbers)
 {
-    struct rdma_place many[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.1.0.9"),
+    struct rdma_port_addr many[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.1.0.9"),
                                  roce("10.2.0.9") },
                       few[] = { roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
@@ -61,14 +61,14 @@ TEST(pairs_unequal_numbers)
     uint32_t of[4] = { 0 };
     for (uint32_t i = 0; i < 4; i++) of[p[i].theirs]++;
     for (uint32_t i = 0; i < 4; i++) CHECK_EQ_INT(of[i], 1);
-    struct rdma_place eight[RDMA_RAILS_MAX];
+    struct rdma_port_addr eight[RDMA_RAILS_MAX];
     for (int i = 0; i < RDMA_RAILS_MAX; i++) eight[i] = roce("10.1.0.1");
     CHECK_EQ_INT(rdma_schedule_pair(eight, RDMA_RAILS_MAX, few, 1, p), RDMA_RAILS_MAX);
 }
 
 TEST(pairs_only_one_kind_of_link)
 {
-    struct rdma_place mine[] = { infiniband(1, 1), roce("10.1.0.1") },
+    struct rdma_port_addr mine[] = { infiniband(1, 1), roce("10.1.0.1") },
                       theirs[] = { roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 2, theirs, 1, p), 1);
@@ -78,7 +78,7 @@ TEST(pairs_only_one_kind_of_link)
 
 TEST(pick_weighs_by_speed)
 {
-    struct rdma_lane lanes[] = { { 0, 100, true }, { 0, 300, true } };
+    struct rdma_qp_load lanes[] = { { 0, 100, true }, { 0, 300, true } };
     uint64_t of[2] = { 0 };
     for (int i = 0; i < 400; i++) {
         uint32_t k = rdma_schedule_pick(lanes, 2, 1000);
@@ -91,24 +91,24 @@ TEST(pick_weighs_by_speed)
 
 TEST(pick_takes_what_is_usable)
 {
-    struct rdma_lane lanes[] = { { 0, 0, false }, { 5000, 0, true }, { 4000, 0, true } };
+    struct rdma_qp_load lanes[] = { { 0, 0, false }, { 5000, 0, true }, { 4000, 0, true } };
     CHECK_EQ_INT(rdma_schedule_pick(lanes, 3, 10), 2);
     lanes[2].usable = false;
     CHECK_EQ_INT(rdma_schedule_pick(lanes, 3, 10), 1);
     lanes[1].usable = false;
     CHECK_EQ_INT(rdma_schedule_pick(lanes, 3, 10), 3);
     CHECK_EQ_INT(rdma_schedule_pick(lanes, 0, 10), 0);
-    struct rdma_lane equal[] = { { 7, 10, true }, { 7, 10, true } };
+    struct rdma_qp_load equal[] = { { 7, 10, true }, { 7, 10, true } };
     CHECK_EQ_INT(rdma_schedule_pick(equal, 2, 1), 0);
 }
 
 TEST(rests_grow_to_a_bound)
 {
-    CHECK_EQ_INT(rdma_schedule_rest_ms(0, true), RDMA_RETRY_FIRST_MS);
-    CHECK_EQ_INT(rdma_schedule_rest_ms(1, true), 2 * RDMA_RETRY_FIRST_MS);
-    CHECK_EQ_INT(rdma_schedule_rest_ms(50, true), RDMA_RETRY_MAX_MS);
-    CHECK_EQ_INT(rdma_schedule_rest_ms(UINT32_MAX, true), RDMA_RETRY_MAX_MS);
-    CHECK_EQ_INT(rdma_schedule_rest_ms(50, false), RDMA_RETRY_ALONE_MS);
+    CHECK_EQ_INT(rdma_schedule_backoff_ms(0, true), RDMA_RETRY_FIRST_MS);
+    CHECK_EQ_INT(rdma_schedule_backoff_ms(1, true), 2 * RDMA_RETRY_FIRST_MS);
+    CHECK_EQ_INT(rdma_schedule_backoff_ms(50, true), RDMA_RETRY_MAX_MS);
+    CHECK_EQ_INT(rdma_schedule_backoff_ms(UINT32_MAX, true), RDMA_RETRY_MAX_MS);
+    CHECK_EQ_INT(rdma_schedule_backoff_ms(50, false), RDMA_RETRY_ALONE_MS);
 }
 
 TEST(timeout_of_an_exponent)

@@ -7,9 +7,9 @@
 
 #include "kvtransfer/rdma/setup.h"
 
-static struct rdma_place place(uint8_t id)
+static struct rdma_port_addr place(uint8_t id)
 {
-    return (struct rdma_place){
+    return (struct rdma_port_addr){
         .gid = { 0xfe, 0x80, [15] = id },
         .lid = 7,
         .link = RDMA_LINK_ETHERNET,
@@ -75,23 +75,23 @@ TEST(hello_round_trip)
 
 TEST(half_round_trip)
 {
-    struct rdma_half m = { .rail = 1,
+    struct rdma_rail_info m = { .rail = 1,
                            .epoch = 3,
                            .sender_port = 1,
                            .receiver_port = 0,
                            .mtu = 1024,
                            .reads = true,
-                           .place = place(9),
+                           .addr = place(9),
                            .n_qps = 2,
                            .qps = { { 17, 0xffffff, 0 }, { 0xffffff, 5, 0x12345678 } }, },
                      back;
     struct buf b = { 0 };
-    rdma_half_encode(&m, &b);
-    CHECK_OK(rdma_half_decode(buf_str(&b), &back));
+    rdma_rail_info_encode(&m, &b);
+    CHECK_OK(rdma_rail_info_decode(buf_str(&b), &back));
     CHECK(memcmp(&m, &back, sizeof m) == 0);
-    CHECK_STRICT(rdma_half_decode, rdma_half_encode, b, struct rdma_half);
+    CHECK_STRICT(rdma_rail_info_decode, rdma_rail_info_encode, b, struct rdma_rail_info);
     buf_release(&b);
-    struct rdma_half bad[] = { m, m, m, m, m };
+    struct rdma_rail_info bad[] = { m, m, m, m, m };
     bad[0].rail = RDMA_RAILS_MAX;
     bad[1].epoch = 0;
     bad[2].n_qps = RDMA_QPS_MAX + 1;
@@ -100,46 +100,46 @@ TEST(half_round_trip)
     for (size_t i = 0; i < 5; i++) {
         b = (struct buf){ 0 };
         bad[i].n_qps = i == 2 ? 0 : bad[i].n_qps;
-        rdma_half_encode(&bad[i], &b);
-        CHECK_STATUS(rdma_half_decode(buf_str(&b), &back), ERR_FORMAT);
+        rdma_rail_info_encode(&bad[i], &b);
+        CHECK_STATUS(rdma_rail_info_decode(buf_str(&b), &back), ERR_FORMAT);
         buf_release(&b);
     }
 }
 
 TEST(verdict_round_trip)
 {
-    struct rdma_verdict m = { .rail = 2,
+    struct rdma_rail_status m = { .rail = 2,
                               .epoch = 4,
                               .final = true,
                               .reason = "MTU 4096 was asked for here, but mlx5_0 carries 1024", },
                         back;
     struct buf b = { 0 };
-    rdma_verdict_encode(RDMA_FRAME_REFUSE, &m, &b);
-    CHECK_OK(rdma_verdict_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back));
+    rdma_rail_status_encode(RDMA_FRAME_REFUSE, &m, &b);
+    CHECK_OK(rdma_rail_status_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back));
     CHECK(back.final && back.rail == 2 && back.epoch == 4);
     CHECK_EQ_STR(back.reason, m.reason);
     b.data[b.len - 1] = '\n'; /* a log line of its own */
-    CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back), ERR_FORMAT);
+    CHECK_STATUS(rdma_rail_status_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back), ERR_FORMAT);
     b.data[b.len - 1] = ' ';
-    CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_BROKEN, buf_str(&b), &back), ERR_FORMAT);
+    CHECK_STATUS(rdma_rail_status_decode(RDMA_FRAME_BROKEN, buf_str(&b), &back), ERR_FORMAT);
     while (b.len < 8 + RDMA_REASON_MAX) buf_add_char(&b, 'x');
-    CHECK_OK(rdma_verdict_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back));
+    CHECK_OK(rdma_rail_status_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back));
     buf_add_char(&b, 'x');
-    CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back), ERR_FORMAT);
+    CHECK_STATUS(rdma_rail_status_decode(RDMA_FRAME_REFUSE, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
     b = (struct buf){ 0 };
-    m = (struct rdma_verdict){
+    m = (struct rdma_rail_status){
         .rail = 0,
         .epoch = 1,
         .recv_window = { .completed = 1000, .bits = { [1] = 5 } },
     };
-    rdma_verdict_encode(RDMA_FRAME_FENCED, &m, &b);
-    CHECK_OK(rdma_verdict_decode(RDMA_FRAME_FENCED, buf_str(&b), &back));
+    rdma_rail_status_encode(RDMA_FRAME_FENCED, &m, &b);
+    CHECK_OK(rdma_rail_status_decode(RDMA_FRAME_FENCED, buf_str(&b), &back));
     CHECK(back.recv_window.completed == 1000 && back.recv_window.bits[1] == 5);
     for (size_t n = 0; n < b.len; n++)
-        CHECK(rdma_verdict_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
+        CHECK(rdma_rail_status_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
     memset(b.data + 16, 0xff, 32); /* the put at `completed` landed, so it would have been counted */
-    CHECK_STATUS(rdma_verdict_decode(RDMA_FRAME_FENCED, buf_str(&b), &back), ERR_FORMAT);
+    CHECK_STATUS(rdma_rail_status_decode(RDMA_FRAME_FENCED, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
 }
 
@@ -177,24 +177,24 @@ TEST(invite_round_trip)
 
 TEST(call_round_trip)
 {
-    struct rdma_call m = { .rail = 2, .epoch = 5, .i_qp = 15, .token = { 7, [15] = 8 } }, back;
+    struct rdma_cm_request m = { .rail = 2, .epoch = 5, .i_qp = 15, .token = { 7, [15] = 8 } }, back;
     uint8_t bytes[56] = { 0 }; /* as the connection manager hands it on: longer */
-    rdma_call_encode(&m, bytes);
-    CHECK_OK(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back));
+    rdma_cm_request_encode(&m, bytes);
+    CHECK_OK(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back));
     CHECK(back.rail == 2 && back.epoch == 5 && back.i_qp == 15 &&
           memcmp(back.token, m.token, sizeof m.token) == 0);
-    for (size_t n = 0; n < RDMA_CALL_BYTES; n++)
-        CHECK(rdma_call_decode((struct str){ (char *)bytes, n }, &back) == ERR_FORMAT);
+    for (size_t n = 0; n < RDMA_CM_REQUEST_BYTES; n++)
+        CHECK(rdma_cm_request_decode((struct str){ (char *)bytes, n }, &back) == ERR_FORMAT);
     for (size_t i = 0; i < 8; i++) { /* magic, rail, queue pair, zeros */
         uint8_t old = bytes[i];
         bytes[i] = 0xff;
-        CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back),
+        CHECK_STATUS(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back),
                      ERR_FORMAT);
         bytes[i] = old;
     }
     m.epoch = 0;
-    rdma_call_encode(&m, bytes);
-    CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
+    rdma_cm_request_encode(&m, bytes);
+    CHECK_STATUS(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
 }
 
 TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip),
