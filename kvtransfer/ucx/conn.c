@@ -9,23 +9,23 @@
 /* a forced close is complete after some progress; destroying the worker does what is left of it */
 enum { CLOSE_MS = 50 };
 
-/* ---- callbacks: they only note; ucx_conn_turn acts ---- */
+/* ---- callbacks: they only note; ucx_conn_progress acts ---- */
 
 static void fail(struct ucx_conn *c, ucs_status_t st)
 {
     if (st != UCS_OK && c->failed == UCS_OK) c->failed = st;
 }
 
-static ucs_status_t on_mark(void *arg, const void *header, size_t header_bytes, void *data,
+static ucs_status_t on_put_seq(void *arg, const void *header, size_t header_bytes, void *data,
                             size_t bytes, const ucp_am_recv_param_t *param)
 {
     struct ucx_conn *c = arg;
-    uint64_t mark;
+    uint64_t seq;
     (void)data;
     (void)param;
-    if (header_bytes != sizeof mark || bytes != 0) return UCS_OK;
-    memcpy(&mark, header, sizeof mark);
-    if (mark > c->landed) c->landed = mark;
+    if (header_bytes != sizeof seq || bytes != 0) return UCS_OK;
+    memcpy(&seq, header, sizeof seq);
+    if (seq > c->seq_received) c->seq_received = seq;
     c->moved = true;
     return UCS_OK;
 }
@@ -46,10 +46,10 @@ static void on_done(void *request, ucs_status_t st, void *arg)
     ucp_request_free(request);
 }
 
-static void on_mark_sent(void *request, ucs_status_t st, void *arg)
+static void on_put_seq_sent(void *request, ucs_status_t st, void *arg)
 {
     struct ucx_conn *c = arg;
-    c->mark_busy = false;
+    c->seq_pending = false;
     c->moved = true;
     fail(c, st);
     ucp_request_free(request);
@@ -74,8 +74,8 @@ enum status ucx_conn_worker(struct ucx_conn *c, struct err *err)
     ucp_am_handler_param_t am = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
                       UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = UCX_MARK_ID,
-        .cb = on_mark,
+        .id = UCX_AM_PUT_SEQ,
+        .cb = on_put_seq,
         .arg = c,
     };
     ucs_status_t st = ucp_worker_create(c->rail->context, &p, &c->worker);
@@ -94,7 +94,7 @@ static enum status send_address(struct ucx_conn *c, const char *address, size_t 
     return OK;
 }
 
-enum status ucx_conn_offer(struct ucx_conn *c, const struct dev_mem *pool, struct err *err)
+enum status ucx_conn_send_address(struct ucx_conn *c, const struct dev_mem *pool, struct err *err)
 {
     ucp_address_t *address;
     size_t n = 0;
@@ -134,18 +134,18 @@ static enum status make_endpoint(struct ucx_conn *c, struct err *err)
                    ucs_status_string(st));
 }
 
-static void send_mark(struct ucx_conn *c, uint64_t mark)
+static void send_put_seq(struct ucx_conn *c, uint64_t seq)
 {
     ucp_request_param_t p = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_AM_SEND_FLAG_EAGER,
-        .cb.send = on_mark_sent,
+        .cb.send = on_put_seq_sent,
         .user_data = c,
     };
-    c->mark = c->mark_out = mark;
-    c->mark_busy = pending(
-        c, ucp_am_send_nbx(c->ep, UCX_MARK_ID, &c->mark_out, sizeof c->mark_out, NULL, 0, &p));
+    c->seq_sent = c->seq_buf = seq;
+    c->seq_pending = pending(
+        c, ucp_am_send_nbx(c->ep, UCX_AM_PUT_SEQ, &c->seq_buf, sizeof c->seq_buf, NULL, 0, &p));
 }
 
 /* Flush what the endpoint was given so far, as the last request of slot p. */
@@ -159,7 +159,7 @@ static void flush(struct ucx_conn *c, struct ucx_put *p)
     p->n_pending += pending(c, ucp_ep_flush_nbx(c->ep, &param));
 }
 
-enum status ucx_conn_wire(struct ucx_conn *c, const struct ucx_region *r, struct err *err)
+enum status ucx_conn_wireup(struct ucx_conn *c, const struct ucx_region *r, struct err *err)
 {
     if (r->address_bytes != c->address.len) return err_set(err, ERR_FORMAT, "malformed set-up");
     if (r->bytes < c->need_bytes)
@@ -175,7 +175,7 @@ enum status ucx_conn_wire(struct ucx_conn *c, const struct ucx_region *r, struct
     c->n_put = 1;
     struct ucx_put *p = &c->puts[1];
     *p = (struct ucx_put){ .c = c };
-    send_mark(c, 1);
+    send_put_seq(c, 1);
     flush(c, p);
     return OK;
 }
@@ -209,23 +209,23 @@ void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kv
     if (c->failed == UCS_OK) flush(c, p);
 }
 
-size_t ucx_conn_turn(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX])
+size_t ucx_conn_progress(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX])
 {
     size_t n = 0;
-    for (int i = 0; i < UCX_TURN && ucp_worker_progress(c->worker); i++) {}
+    for (int i = 0; i < UCX_PROGRESS_CALLS && ucp_worker_progress(c->worker); i++) {}
     if (c->failed != UCS_OK) return 0;
     while (c->n_flushed < c->n_put && c->puts[(c->n_flushed + 1) % UCX_PUTS_MAX].n_pending == 0) {
         const struct ucx_put *p = &c->puts[++c->n_flushed % UCX_PUTS_MAX];
         c->in_flight -= p->bytes;
         if (c->n_flushed > 1) done[n++] = p->tag;
     }
-    if (c->n_flushed > c->mark && !c->mark_busy) send_mark(c, c->n_flushed);
+    if (c->n_flushed > c->seq_sent && !c->seq_pending) send_put_seq(c, c->n_flushed);
     return n;
 }
 
 bool ucx_conn_is_stalled(struct ucx_conn *c, uint64_t now_ms)
 {
-    bool waits = c->base.incoming ? c->n_held > 0 : c->n_put != c->n_flushed || c->mark_busy;
+    bool waits = c->base.incoming ? c->n_held > 0 : c->n_put != c->n_flushed || c->seq_pending;
     if (c->moved || !waits) c->progress_ms = now_ms;
     c->moved = false;
     uint64_t rest = now_ms > c->progress_ms ? now_ms - c->progress_ms : 0;

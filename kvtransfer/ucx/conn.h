@@ -1,8 +1,8 @@
 /* conn.h - one connection of the ucx row: its worker, its endpoint, the puts under way, the
  * messages that wait for them.
  *
- *   outgoing  DIALLING ── control OPENED: RAIL ──▶ LEARNING ── ADDRESS.., REGION ──▶ WIRING ── mark 1 sent and flushed: READY ──▶ UP ──▶ DOWN
- *   incoming  OFFERED ── RAIL came: ADDRESS.., REGION ── READY and mark 1 came ──▶ UP ──▶ DOWN
+ *   outgoing  CONNECTING ── control OPENED: RAIL ──▶ EXCHANGING ── ADDRESS.., REGION ──▶ WIREUP ── mark 1 sent and flushed: READY ──▶ UP ──▶ DOWN
+ *   incoming  ACCEPTED ── RAIL came: ADDRESS.., REGION ── READY and mark 1 came ──▶ UP ──▶ DOWN
  *
  * One rail (setup.h), chosen by the dialler; one that fails is avoided by the next connection. The
  * dialler makes its worker while the other side makes its own. Each of the steps may take
@@ -54,12 +54,12 @@ enum {
                              * queue pair's retries */
     UCX_HELD_MAX = 4096,    /* messages that wait for a mark; a sender has at most UCX_PUTS_MAX puts
                              * to wait for */
-    UCX_MARK_ID = 0,        /* of the active message */
-    UCX_TURN = 64           /* progress calls per connection and poll, so that connections share the
+    UCX_AM_PUT_SEQ = 0,        /* of the active message */
+    UCX_PROGRESS_CALLS = 64           /* progress calls per connection and poll, so that connections share the
                              * thread */
 };
 
-enum ucx_state { UCX_DIALLING, UCX_LEARNING, UCX_WIRING, UCX_OFFERED, UCX_UP, UCX_DOWN };
+enum ucx_state { UCX_CONNECTING, UCX_EXCHANGING, UCX_WIREUP, UCX_ACCEPTED, UCX_UP, UCX_DOWN };
 /* RAIL has the number as four bytes, little-endian; READY has nothing. */
 enum ucx_frame {
     UCX_FRAME_ADDRESS = 1,
@@ -86,13 +86,13 @@ struct ucx_conn {
     struct list link;
     enum ucx_state state;
     bool detached;                  /* the session layer knows that it ended */
-    bool ready;                   /* OFFERED: READY came */
+    bool ready;                   /* ACCEPTED: READY came */
     bool armed;                   /* the worker's descriptor tells when there is something to
                                    * do */
     struct control_conn *control; /* NULL when closed */
     struct ucx_rail *rail;        /* NULL until one is chosen */
     uint64_t deadline_ms, need_bytes;
-    struct buf address; /* LEARNING: of the peer's worker, so far */
+    struct buf address; /* EXCHANGING: of the peer's worker, so far */
     ucp_worker_h worker;
     int event_fd; /* of the worker, which owns it; -1 */
     ucp_ep_h ep;
@@ -107,11 +107,11 @@ struct ucx_conn {
                                         * end of wiring */
     uint64_t in_flight;                /* bytes of those between them */
     struct ucx_put puts[UCX_PUTS_MAX]; /* number n at [n % UCX_PUTS_MAX] */
-    uint64_t mark, mark_out;           /* last one sent; the one being sent, stable until its
+    uint64_t seq_sent, seq_buf;           /* last one sent; the one being sent, stable until its
                                         * request is complete */
-    bool mark_busy;
+    bool seq_pending;
     /* receiver */
-    uint64_t landed;       /* highest mark that came */
+    uint64_t seq_received;       /* highest mark that came */
     struct ucx_held *held; /* ring of UCX_HELD_MAX, allocated with the first */
     uint32_t held_head, n_held;
 };
@@ -119,17 +119,17 @@ struct ucx_conn {
 /* A worker of c->rail with its descriptor and mark handler. ERR_IO. */
 enum status ucx_conn_worker(struct ucx_conn *c, struct err *err) MUST_CHECK;
 /* Send this side's worker address and region. ERR_IO, ERR_PEER_LOST. */
-enum status ucx_conn_offer(struct ucx_conn *c, const struct dev_mem *pool,
+enum status ucx_conn_send_address(struct ucx_conn *c, const struct dev_mem *pool,
                            struct err *err) MUST_CHECK;
 /* Make the endpoint to the address learned and begin wiring. ERR_FORMAT, ERR_PEER_MISMATCH,
  * ERR_IO. */
-enum status ucx_conn_wire(struct ucx_conn *c, const struct ucx_region *r,
+enum status ucx_conn_wireup(struct ucx_conn *c, const struct ucx_region *r,
                           struct err *err) MUST_CHECK;
 /* Begin a put; the caller has checked for room and for UP. Failures show in c->failed. */
 void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kvt_put *p);
 /* Progress; then puts that have landed are counted, their tags written to `done`, and a mark goes
  * out. Returns how many tags. */
-size_t ucx_conn_turn(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX]);
+size_t ucx_conn_progress(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX]);
 /* To be asked every now and then: has UCX left puts and marks, or an incoming connection's
  * messages, waiting for so long that it is of no use? */
 bool ucx_conn_is_stalled(struct ucx_conn *c, uint64_t now_ms);

@@ -351,7 +351,7 @@ void ucx_release(struct ucx_setup *s)
 /* ---- which rail ---- */
 
 /* When a connection over it failed, unless that is forgiven: 0. */
-static uint64_t blame(const struct ucx_rail *r, uint64_t now)
+static uint64_t recent_failure_ms(const struct ucx_rail *r, uint64_t now)
 {
     return r->failed_ms && now - r->failed_ms < UCX_FORGIVE_MS ? r->failed_ms : 0;
 }
@@ -359,7 +359,7 @@ static uint64_t blame(const struct ucx_rail *r, uint64_t now)
 static bool is_better(const struct ucx_rail *a, const struct ucx_rail *b, uint64_t now)
 {
     bool up_a = ucx_device_active(a->device), up_b = ucx_device_active(b->device);
-    uint64_t bad_a = blame(a, now), bad_b = blame(b, now);
+    uint64_t bad_a = recent_failure_ms(a, now), bad_b = recent_failure_ms(b, now);
     if (up_a != up_b) return up_a;
     return bad_a != bad_b ? bad_a < bad_b : a->n_begun < b->n_begun;
 }
@@ -376,7 +376,7 @@ struct ucx_rail *ucx_rail_choose(struct ucx_setup *s)
     return best;
 }
 
-struct ucx_rail *ucx_rail_numbered(struct ucx_setup *s, uint32_t number)
+struct ucx_rail *ucx_rail_by_number(struct ucx_setup *s, uint32_t number)
 {
     uint32_t i = number % s->n_rails;
     for (uint32_t tried = 1; !s->rails[i].context; tried++, i = (i + 1) % s->n_rails)

@@ -63,7 +63,7 @@ void ucx_release(struct ucx_setup *s);
  * used. */
 struct ucx_rail *ucx_rail_choose(struct ucx_setup *s);
 /* What a peer means by that number: any number tells one that is available. */
-struct ucx_rail *ucx_rail_numbered(struct ucx_setup *s, uint32_t number);
+struct ucx_rail *ucx_rail_by_number(struct ucx_setup *s, uint32_t number);
 
 void ucx_region_encode(const struct ucx_region *r, struct buf *out);
 enum status ucx_region_decode(struct str in, struct ucx_region *out) MUST_CHECK;

@@ -122,7 +122,7 @@ static void free_conn(struct ucx_conn *c)
 static void go_down(struct ucx_conn *c, enum status st, const char *text)
 {
     if (c->state == UCX_DOWN) return;
-    if (c->base.incoming && c->state == UCX_OFFERED) {
+    if (c->base.incoming && c->state == UCX_ACCEPTED) {
         free_conn(c);
         return;
     }
@@ -165,7 +165,7 @@ static void begin_rail(struct ucx_conn *c)
 {
     struct err err = { 0 };
     struct ucx_setup *s = &c->t->setup;
-    c->state = UCX_LEARNING;
+    c->state = UCX_EXCHANGING;
     c->rail = ucx_rail_choose(s);
     uint32_t number = (uint32_t)(c->rail - s->rails);
     enum status st = control_send(c->control, UCX_FRAME_RAIL, 0, &number, sizeof number);
@@ -181,25 +181,25 @@ static void on_opened(struct ucx_transport *t, struct control_conn *control)
         begin_rail(c);
         return;
     }
-    c = new_conn(t, true, UCX_OFFERED);
+    c = new_conn(t, true, UCX_ACCEPTED);
     c->control = control;
     control->owner = c;
 }
 
 /* Incoming: the peer has said which rail. */
-static void offer(struct ucx_conn *c, struct str body)
+static void on_rail(struct ucx_conn *c, struct str body)
 {
     struct err err = { 0 };
     uint32_t number;
     memcpy(&number, body.p, sizeof number);
-    c->rail = ucx_rail_numbered(&c->t->setup, number);
+    c->rail = ucx_rail_by_number(&c->t->setup, number);
     enum status st = start_worker(c, &err);
-    if (st == OK) st = ucx_conn_offer(c, c->t->env->mem, &err);
+    if (st == OK) st = ucx_conn_send_address(c, c->t->env->mem, &err);
     allow_time(c);
     if (st != OK) go_down(c, st, err.text);
 }
 
-static void learn(struct ucx_conn *c, const struct control_event *ev)
+static void on_address(struct ucx_conn *c, const struct control_event *ev)
 {
     struct err err = { 0 };
     struct ucx_region r;
@@ -213,9 +213,9 @@ static void learn(struct ucx_conn *c, const struct control_event *ev)
     /* see start_worker */
     if (st == OK && !ucx_device_active(c->rail->device))
         st = err_set(&err, ERR_PEER_LOST, "the port %s is down", c->rail->device);
-    if (st == OK) st = ucx_conn_wire(c, &r, &err);
+    if (st == OK) st = ucx_conn_wireup(c, &r, &err);
     allow_time(c);
-    if (st == OK) c->state = UCX_WIRING;
+    if (st == OK) c->state = UCX_WIREUP;
     else go_down(c, st, err.text);
 }
 
@@ -236,7 +236,7 @@ static void on_message(struct ucx_conn *c, const struct control_event *ev)
         (ev->after && !c->base.incoming))
         go_down(c, ERR_FORMAT, "malformed message");
     /* none before UP: the session layer knows no such connection */
-    else if (c->state != UCX_UP || c->n_held || ev->after > c->landed) hold(c, ev->after, &m);
+    else if (c->state != UCX_UP || c->n_held || ev->after > c->seq_received) hold(c, ev->after, &m);
     else add_event(c, KVT_MESSAGE)->message = m;
 }
 
@@ -245,14 +245,14 @@ static void on_control(void *arg, const struct control_event *ev)
     struct ucx_conn *c = ev->conn->owner;
     if (ev->kind == CONTROL_OPENED) on_opened(arg, ev->conn);
     else if (ev->kind == CONTROL_LOST) go_down(c, ev->status, ev->text);
-    else if (c->state == UCX_LEARNING) learn(c, ev);
-    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_RAIL && !c->rail &&
+    else if (c->state == UCX_EXCHANGING) on_address(c, ev);
+    else if (c->state == UCX_ACCEPTED && ev->frame == UCX_FRAME_RAIL && !c->rail &&
              ev->body.n == sizeof(uint32_t))
-        offer(c, ev->body);
-    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_READY && c->worker && !c->ready &&
+        on_rail(c, ev->body);
+    else if (c->state == UCX_ACCEPTED && ev->frame == UCX_FRAME_READY && c->worker && !c->ready &&
              ev->body.n == 0) {
         c->ready = true;
-        if (c->landed) go_up(c);
+        if (c->seq_received) go_up(c);
     } else if ((c->state == UCX_UP || c->ready) && ev->frame == UCX_FRAME_MESSAGE)
         on_message(c, ev);
     else go_down(c, ERR_FORMAT, "malformed set-up");
@@ -262,7 +262,7 @@ static void on_control(void *arg, const struct control_event *ev)
 
 static void release_held(struct ucx_conn *c)
 {
-    while (c->n_held && c->held[c->held_head].after <= c->landed) {
+    while (c->n_held && c->held[c->held_head].after <= c->seq_received) {
         add_event(c, KVT_MESSAGE)->message = c->held[c->held_head].message;
         c->held_head = (c->held_head + 1) % UCX_HELD_MAX;
         c->n_held--;
@@ -270,10 +270,10 @@ static void release_held(struct ucx_conn *c)
 }
 
 /* May free c. */
-static void turn(struct ucx_conn *c)
+static void progress_conn(struct ucx_conn *c)
 {
     uint64_t done[UCX_PUTS_MAX];
-    size_t n = ucx_conn_turn(c, done);
+    size_t n = ucx_conn_progress(c, done);
     if (c->failed != UCS_OK) {
         char text[120];
         snprintf(text, sizeof text, "the UCX connection failed: %s", ucs_status_string(c->failed));
@@ -281,10 +281,10 @@ static void turn(struct ucx_conn *c)
         return;
     }
     for (size_t i = 0; i < n; i++) add_event(c, KVT_PUT_DONE)->tag = done[i];
-    if (c->state == UCX_WIRING && c->n_flushed) {
+    if (c->state == UCX_WIREUP && c->n_flushed) {
         if (control_send(c->control, UCX_FRAME_READY, 0, NULL, 0) == OK) go_up(c);
         else go_down(c, ERR_PEER_LOST, "the peer closed the connection");
-    } else if (c->state == UCX_OFFERED && c->ready && c->landed) go_up(c);
+    } else if (c->state == UCX_ACCEPTED && c->ready && c->seq_received) go_up(c);
     if (c->state == UCX_UP) release_held(c);
 }
 
@@ -313,7 +313,7 @@ static size_t ucx_poll(struct kvt_transport *base, struct kvt_transport_event *o
     for (int i = 0; i < n; i++) /* the hub's and more_fd have no connection */
         if (events[i].data.ptr) ((struct ucx_conn *)events[i].data.ptr)->armed = false;
     LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
-    if (c->worker && !c->armed && c->state != UCX_DOWN) turn(c);
+    if (c->worker && !c->armed && c->state != UCX_DOWN) progress_conn(c);
     control_poll(t->hub, on_control, t);
     check_deadlines(t);
     bool more = false;
@@ -372,7 +372,7 @@ static enum status ucx_connect(struct kvt_transport *base, struct str address,
                                struct err *err)
 {
     struct ucx_transport *t = (struct ucx_transport *)base;
-    struct ucx_conn *c = new_conn(t, false, UCX_DIALLING);
+    struct ucx_conn *c = new_conn(t, false, UCX_CONNECTING);
     c->need_bytes = kv_layout_pool_bytes(theirs);
     enum status st = control_connect(t->hub, address, ticket, c, &c->control, err);
     if (st != OK) {
