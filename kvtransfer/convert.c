@@ -22,25 +22,25 @@ void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint
 /* ---- pieces ---- */
 
 /* Rows of one (head, part): where they are and how far apart. */
-struct rows {
+struct convert_rows {
     char *values, *scales;
     size_t value_bytes, scale_bytes; /* of one row */
 };
 
-static struct rows rows_after(struct rows r, size_t n)
+static struct convert_rows rows_after(struct convert_rows r, size_t n)
 {
     r.values += n * r.value_bytes;
     r.scales += n * r.scale_bytes;
     return r;
 }
 
-static struct rows rows_of(const struct kv_layout *l, char *values, char *scales)
+static struct convert_rows rows_of(const struct kv_layout *l, char *values, char *scales)
 {
-    return (struct rows){ values, scales, l->head_dim * kv_layout_element_bytes(l),
+    return (struct convert_rows){ values, scales, l->head_dim * kv_layout_element_bytes(l),
                           kv_layout_scale_bytes(l) };
 }
 
-static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows dst,
+static void move_rows(uint32_t from, struct convert_rows src, uint32_t to, struct convert_rows dst,
                       uint32_t head_dim, uint32_t n)
 {
     if (from == to) {
@@ -60,7 +60,7 @@ void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const
     uint32_t n_valid = kvt_plan_tokens(b, n_tokens, i_block), parts = kv_layout_n_parts(b),
              n_groups = parts * dst->n_heads;
     ASSERT(src->n_heads == dst->n_heads);
-    struct rows to = rows_of(b, out, NULL);
+    struct convert_rows to = rows_of(b, out, NULL);
     to.scales = to.values + (size_t)n_groups * n_valid * to.value_bytes;
     for (uint32_t done = 0; done < n_valid;) { /* token ranges that lie in one block of the
                                                 * source */
@@ -69,7 +69,7 @@ void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const
         uint32_t n = n_valid - done < left ? n_valid - done : left;
         char *piece = (char *)(uintptr_t)pool +
                       kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]);
-        struct rows from = rows_of(a, piece, piece + kv_layout_scale_offset(a));
+        struct convert_rows from = rows_of(a, piece, piece + kv_layout_scale_offset(a));
         for (uint32_t g = 0; g < n_groups; g++)
             move_rows(
                 a->dtype,

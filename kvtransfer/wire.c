@@ -14,15 +14,15 @@ static const uint32_t GRANT_MAGIC = 0x4b565447;    /* "GTVK" */
 static const uint32_t PREAMBLE_MAGIC = 0x4b565450; /* "PTVK" */
 enum { FLAG_CHECKSUM = 1, FLAG_LOSSY = 2, FLAGS = FLAG_CHECKSUM | FLAG_LOSSY };
 
-struct wire_hello {
+struct kvt_wire_hello {
     uint32_t magic;
     uint16_t version, flags;
     uint8_t node[16];
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
 };
-static_assert(sizeof(struct wire_hello) == 68, "wire size");
+static_assert(sizeof(struct kvt_wire_hello) == 68, "wire size");
 
-struct wire_answer {
+struct kvt_wire_answer {
     uint32_t magic;
     uint16_t version;
     uint8_t n_transports, flags;
@@ -30,39 +30,39 @@ struct wire_answer {
     uint8_t layout[KV_LAYOUT_WIRE_BYTES];
     uint8_t node[16];
 };
-static_assert(sizeof(struct wire_answer) == 84, "wire size");
+static_assert(sizeof(struct kvt_wire_answer) == 84, "wire size");
 
-struct wire_row { /* then name, then address */
+struct kvt_wire_transport { /* then name, then address */
     uint8_t name_len, zero;
     uint16_t address_len;
 };
-static_assert(sizeof(struct wire_row) == 4, "wire size");
+static_assert(sizeof(struct kvt_wire_transport) == 4, "wire size");
 
-struct wire_grant { /* then n_blocks int32 */
+struct kvt_wire_grant { /* then n_blocks int32 */
     uint32_t magic;
     uint16_t version, zero;
     uint64_t generation;
     uint32_t session, n_blocks, n_skip, n_tokens;
     uint32_t first_head, n_heads, block_tokens, zero_too;
 };
-static_assert(sizeof(struct wire_grant) == 48, "wire size");
+static_assert(sizeof(struct kvt_wire_grant) == 48, "wire size");
 
-struct wire_preamble {
+struct kvt_wire_preamble {
     uint32_t magic;
     uint16_t version, kind;
     uint8_t ticket[KVT_TICKET_BYTES];
     uint64_t value;
 };
-static_assert(sizeof(struct wire_preamble) == KVT_PREAMBLE_BYTES, "wire size");
+static_assert(sizeof(struct kvt_wire_preamble) == KVT_PREAMBLE_BYTES, "wire size");
 
-struct wire_message {     /* then n checksums of a NOTE */
+struct kvt_wire_message {     /* then n checksums of a NOTE */
     uint8_t kind, status; /* status: its number without the sign */
     uint16_t n;
     uint32_t session;
     uint64_t generation, bytes;
     uint32_t layer, first;
 };
-static_assert(sizeof(struct wire_message) == KVT_MESSAGE_BYTES, "wire size");
+static_assert(sizeof(struct kvt_wire_message) == KVT_MESSAGE_BYTES, "wire size");
 
 static uint8_t flags_of(bool checksum, bool lossy)
 {
@@ -81,7 +81,7 @@ static enum status bad_version(struct err *err, const char *what, uint32_t versi
 
 void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 {
-    struct wire_hello w = {
+    struct kvt_wire_hello w = {
         .magic = HELLO_MAGIC,
         .version = KVT_VERSION,
         .flags = flags_of(m->checksum, m->lossy),
@@ -96,7 +96,7 @@ void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 
 enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct err *err)
 {
-    struct wire_hello w;
+    struct kvt_wire_hello w;
     if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC)
         return err_set(err, ERR_FORMAT, "not a KV transfer hello");
     if (w.version != KVT_VERSION) return bad_version(err, "sender", w.version);
@@ -112,7 +112,7 @@ enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct er
 
 void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
 {
-    struct wire_answer w = {
+    struct kvt_wire_answer w = {
         .magic = ANSWER_MAGIC,
         .version = KVT_VERSION,
         .n_transports = (uint8_t)m->n_transports,
@@ -126,7 +126,7 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
     buf_release(&layout);
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_transports; i++) {
-        struct wire_row r = {
+        struct kvt_wire_transport r = {
             .name_len = (uint8_t)strlen(m->transports[i].name),
             .address_len = (uint16_t)m->transports[i].address.n,
         };
@@ -138,7 +138,7 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
 
 static bool decode_transport(struct str *in, struct kvt_answer_transport *out)
 {
-    struct wire_row r;
+    struct kvt_wire_transport r;
     if (!str_take(in, &r, sizeof r) || r.zero || r.name_len == 0 || r.name_len > KVT_NAME_MAX ||
         r.address_len > KVT_ADDRESS_MAX)
         return false;
@@ -153,7 +153,7 @@ static bool decode_transport(struct str *in, struct kvt_answer_transport *out)
 
 enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct err *err)
 {
-    struct wire_answer w;
+    struct kvt_wire_answer w;
     if (!str_take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC)
         return err_set(err, ERR_FORMAT, "not a KV transfer answer");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
@@ -180,7 +180,7 @@ enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct 
 
 void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, struct buf *out)
 {
-    struct wire_grant w = {
+    struct kvt_wire_grant w = {
         .magic = GRANT_MAGIC,
         .version = KVT_VERSION,
         .generation = m->generation,
@@ -198,7 +198,7 @@ void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, stru
 
 enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct err *err)
 {
-    struct wire_grant w;
+    struct kvt_wire_grant w;
     if (!str_take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC)
         return err_set(err, ERR_FORMAT, "not a KV grant");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
@@ -233,7 +233,7 @@ int32_t kvt_grant_block(const struct kvt_grant_msg *m, uint32_t i)
 
 void kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_BYTES])
 {
-    struct wire_preamble w = {
+    struct kvt_wire_preamble w = {
         .magic = PREAMBLE_MAGIC,
         .version = KVT_VERSION,
         .kind = (uint16_t)m->kind,
@@ -246,7 +246,7 @@ void kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_
 enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *out)
 {
     static const uint8_t no_ticket[KVT_TICKET_BYTES];
-    struct wire_preamble w;
+    struct kvt_wire_preamble w;
     struct str s = { in, n };
     if (n != sizeof w || !str_take(&s, &w, sizeof w) || w.magic != PREAMBLE_MAGIC ||
         w.version != KVT_VERSION)
@@ -270,7 +270,7 @@ size_t kvt_message_tail(const struct kvt_message *m)
 
 size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX])
 {
-    struct wire_message w = {
+    struct kvt_wire_message w = {
         .kind = (uint8_t)m->kind,
         .status = (uint8_t)-m->status,
         .n = (uint16_t)m->n,
@@ -286,7 +286,7 @@ size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_M
 }
 
 /* Which fields a kind uses; the others must be zero. */
-static bool fields_fit(const struct wire_message *w)
+static bool fields_fit(const struct kvt_wire_message *w)
 {
     bool pieces = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_NOTE;
     bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH ||
@@ -303,7 +303,7 @@ static bool fields_fit(const struct wire_message *w)
 
 enum status kvt_message_decode_head(const void *in, struct kvt_message *out)
 {
-    struct wire_message w;
+    struct kvt_wire_message w;
     memcpy(&w, in, sizeof w);
     if (w.kind < KVT_MSG_OPEN || w.kind >= KVT_MSG_KIND_END || !fields_fit(&w)) return ERR_FORMAT;
     if (w.status > -ERR_INTERNAL) return ERR_FORMAT;

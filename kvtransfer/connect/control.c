@@ -38,28 +38,28 @@ enum {
     COMPACT_BYTES = 64 * 1024
 };
 
-struct wire_frame {
+struct control_wire_frame {
     uint16_t magic;
     uint8_t kind, zero;
     uint32_t length;
     uint64_t after;
 };
-static_assert(sizeof(struct wire_frame) == CONTROL_HEAD_BYTES, "wire size");
+static_assert(sizeof(struct control_wire_frame) == CONTROL_HEAD_BYTES, "wire size");
 static_assert(CONTROL_HEAD_BYTES + CONTROL_BODY_MAX <= CONTROL_IN_BYTES, "a whole frame fits");
 
-enum conn_state {
-    CONN_CONNECTING,
-    CONN_WAITING,
-    CONN_HANDSHAKE,
-    CONN_OPEN,
-    CONN_LOST,
-    CONN_CLOSING
+enum control_state {
+    CONTROL_STATE_CONNECTING,
+    CONTROL_STATE_WAITING,
+    CONTROL_STATE_HANDSHAKE,
+    CONTROL_STATE_OPEN,
+    CONTROL_STATE_LOST,
+    CONTROL_STATE_CLOSING
 };
 
-struct conn {
+struct control_conn_impl {
     struct control_conn base;
     struct list link;
-    enum conn_state state;
+    enum control_state state;
     int fd;
     uint64_t deadline_ms;           /* CONNECTING, WAITING, HANDSHAKE, CLOSING */
     bool wants_write, shut, broken; /* broken: the socket takes no more bytes */
@@ -86,7 +86,7 @@ struct control_hub {
 
 enum status control_frame_decode(const void *in, size_t n, struct control_frame *out, size_t *used)
 {
-    struct wire_frame w;
+    struct control_wire_frame w;
     if (n < sizeof w) return ERR_BUSY;
     memcpy(&w, in, sizeof w);
     if (w.magic != FRAME_MAGIC || w.zero || w.length > CONTROL_BODY_MAX) return ERR_FORMAT;
@@ -102,7 +102,7 @@ enum status control_frame_decode(const void *in, size_t n, struct control_frame 
 
 void control_frame_encode(struct buf *out, uint8_t kind, uint64_t after, const void *body, size_t n)
 {
-    struct wire_frame w = {
+    struct control_wire_frame w = {
         .magic = FRAME_MAGIC, .kind = kind, .length = (uint32_t)n, .after = after
     };
     buf_add(out, &w, sizeof w);
@@ -111,20 +111,20 @@ void control_frame_encode(struct buf *out, uint8_t kind, uint64_t after, const v
 
 /* ---- connections ---- */
 
-static void watch(struct conn *c, int op)
+static void watch(struct control_conn_impl *c, int op)
 {
     struct epoll_event e = { .events = EPOLLIN | (c->wants_write ? EPOLLOUT : 0u), .data.ptr = c };
     (void)epoll_ctl(c->base.hub->epoll_fd, op, c->fd, &e);
 }
 
-static void want_write(struct conn *c, bool yes)
+static void want_write(struct control_conn_impl *c, bool yes)
 {
     if (c->wants_write == yes) return;
     c->wants_write = yes;
     watch(c, EPOLL_CTL_MOD);
 }
 
-static void unwatch(struct conn *c)
+static void unwatch(struct control_conn_impl *c)
 {
     (void)epoll_ctl(c->base.hub->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
 }
@@ -139,14 +139,14 @@ static void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-static struct conn *new_conn(struct control_hub *h, int fd, enum conn_state state, void *owner)
+static struct control_conn_impl *new_conn(struct control_hub *h, int fd, enum control_state state, void *owner)
 {
-    struct conn *c = MEM_NEW(struct conn);
-    c->base = (struct control_conn){ .hub = h, .incoming = state == CONN_HANDSHAKE, .owner = owner };
+    struct control_conn_impl *c = MEM_NEW(struct control_conn_impl);
+    c->base = (struct control_conn){ .hub = h, .incoming = state == CONTROL_STATE_HANDSHAKE, .owner = owner };
     c->fd = fd;
     c->state = state;
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
-    c->wants_write = state == CONN_CONNECTING;
+    c->wants_write = state == CONTROL_STATE_CONNECTING;
     set_options(fd);
     list_push(&h->conns, &c->link);
     h->n_conns++;
@@ -154,7 +154,7 @@ static struct conn *new_conn(struct control_hub *h, int fd, enum conn_state stat
     return c;
 }
 
-static void free_conn(struct conn *c)
+static void free_conn(struct control_conn_impl *c)
 {
     list_remove(&c->link);
     c->base.hub->n_conns--;
@@ -164,7 +164,7 @@ static void free_conn(struct conn *c)
 }
 
 /* Give the kernel what it takes. A socket that fails is `broken`; reading will say why. */
-static void write_out(struct conn *c)
+static void write_out(struct control_conn_impl *c)
 {
     while (!c->broken && c->out_sent < c->out.len) {
         ssize_t n = send(c->fd, c->out.data + c->out_sent, c->out.len - c->out_sent,
@@ -184,7 +184,7 @@ static void write_out(struct conn *c)
     want_write(c, c->out.len > 0);
 }
 
-static void queue_preamble(struct conn *c, const struct kvt_preamble *p)
+static void queue_preamble(struct control_conn_impl *c, const struct kvt_preamble *p)
 {
     uint8_t bytes[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(p, bytes);
@@ -192,20 +192,20 @@ static void queue_preamble(struct conn *c, const struct kvt_preamble *p)
 }
 
 /* The row or the protocol has no more use for it. */
-static void begin_close(struct conn *c)
+static void begin_close(struct control_conn_impl *c)
 {
     /* nothing can go out any more, or nothing has come in */
-    if (c->state == CONN_LOST || c->state == CONN_CONNECTING) {
-        if (c->state == CONN_CONNECTING) unwatch(c);
+    if (c->state == CONTROL_STATE_LOST || c->state == CONTROL_STATE_CONNECTING) {
+        if (c->state == CONTROL_STATE_CONNECTING) unwatch(c);
         c->broken = true;
     }
-    c->state = CONN_CLOSING;
+    c->state = CONTROL_STATE_CLOSING;
     c->deadline_ms = clock_ms() + CLOSING_MS;
     if (!c->broken) write_out(c);
 }
 
 /* One step of CLOSING; frees when done. */
-static void step_closing(struct conn *c, uint64_t now_ms)
+static void step_closing(struct control_conn_impl *c, uint64_t now_ms)
 {
     bool over = c->broken || now_ms > c->deadline_ms;
     if (!over && c->out.len == 0 && !c->shut) {
@@ -221,7 +221,7 @@ static void step_closing(struct conn *c, uint64_t now_ms)
     if (over) free_conn(c);
 }
 
-static void emit(struct conn *c, control_handler *on_event, void *arg, struct control_event ev)
+static void emit(struct control_conn_impl *c, control_handler *on_event, void *arg, struct control_event ev)
 {
     ev.conn = &c->base;
     on_event(arg, &ev);
@@ -229,34 +229,34 @@ static void emit(struct conn *c, control_handler *on_event, void *arg, struct co
 
 /* End a connection for a reason of this side's or the network's; one that was never announced goes
  * silently. */
-static void lose(struct conn *c, enum status st, const char *text, control_handler *on_event,
+static void lose(struct control_conn_impl *c, enum status st, const char *text, control_handler *on_event,
                  void *arg)
 {
-    if (c->state >= CONN_LOST) return;
-    if (c->state == CONN_HANDSHAKE) {
+    if (c->state >= CONTROL_STATE_LOST) return;
+    if (c->state == CONTROL_STATE_HANDSHAKE) {
         c->broken = true;
         begin_close(c);
         return;
     }
     unwatch(c);
     shutdown(c->fd, SHUT_RDWR);
-    c->state = CONN_LOST;
+    c->state = CONTROL_STATE_LOST;
     struct control_event ev = { .kind = CONTROL_LOST, .status = st };
     snprintf(ev.text, sizeof ev.text, "%s: %s", c->base.hub->transport, text);
     emit(c, on_event, arg, ev);
 }
 
-void control_close(struct control_conn *base) { begin_close((struct conn *)base); }
+void control_close(struct control_conn *base) { begin_close((struct control_conn_impl *)base); }
 
 /* ---- in ---- */
 
 /* A preamble is complete. False: the connection is over. */
-static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
+static bool on_preamble(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     struct kvt_preamble p;
     const struct kvt_env *env = c->base.hub->env;
     bool good = kvt_preamble_decode(c->in, KVT_PREAMBLE_BYTES, &p) == OK;
-    if (c->state == CONN_HANDSHAKE) {
+    if (c->state == CONTROL_STATE_HANDSHAKE) {
         if (!good || p.kind != KVT_PREAMBLE_TICKET) {
             lose(c, ERR_FORMAT, "", on_event, arg);
             return false;
@@ -277,21 +277,21 @@ static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
              on_event, arg);
         return false;
     }
-    c->state = CONN_OPEN;
+    c->state = CONTROL_STATE_OPEN;
     emit(c, on_event, arg, (struct control_event){ .kind = CONTROL_OPENED });
     return true;
 }
 
 /* Everything whole in c->in. */
-static void parse(struct conn *c, control_handler *on_event, void *arg)
+static void parse(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     size_t at = 0;
-    if (c->state < CONN_OPEN) {
+    if (c->state < CONTROL_STATE_OPEN) {
         if (c->in_have < KVT_PREAMBLE_BYTES) return;
         if (!on_preamble(c, on_event, arg)) return;
         at = KVT_PREAMBLE_BYTES;
     }
-    while (c->state == CONN_OPEN) { /* the handler may close it */
+    while (c->state == CONTROL_STATE_OPEN) { /* the handler may close it */
         struct control_frame f;
         size_t used = 0;
         enum status st = control_frame_decode(c->in + at, c->in_have - at, &f, &used);
@@ -308,7 +308,7 @@ static void parse(struct conn *c, control_handler *on_event, void *arg)
 
 /* One read per connection and poll, so that connections share the thread; epoll tells again what
  * was left. */
-static void read_in(struct conn *c, control_handler *on_event, void *arg)
+static void read_in(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     ssize_t n;
     do n = recv(c->fd, c->in + c->in_have, sizeof c->in - c->in_have, MSG_DONTWAIT);
@@ -323,7 +323,7 @@ static void read_in(struct conn *c, control_handler *on_event, void *arg)
     parse(c, on_event, arg);
 }
 
-static void on_connected(struct conn *c, control_handler *on_event, void *arg)
+static void on_connected(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     int code = 0;
     socklen_t n = sizeof code;
@@ -332,7 +332,7 @@ static void on_connected(struct conn *c, control_handler *on_event, void *arg)
         lose(c, ERR_PEER_LOST, strerror(code), on_event, arg);
         return;
     }
-    c->state = CONN_WAITING;
+    c->state = CONTROL_STATE_WAITING;
     write_out(c);
 }
 
@@ -344,7 +344,7 @@ static void accept_conns(struct control_hub *h)
         int fd = kvt_accept(h->transport, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
         if (fd < 0) return;
         if (h->n_conns >= h->env->max_peers) close(fd);
-        else new_conn(h, fd, CONN_HANDSHAKE, NULL);
+        else new_conn(h, fd, CONTROL_STATE_HANDSHAKE, NULL);
     }
 }
 
@@ -353,8 +353,8 @@ static void check_deadlines(struct control_hub *h, uint64_t now_ms, control_hand
 {
     if (now_ms < h->checked_ms + DEADLINE_CHECK_MS) return;
     h->checked_ms = now_ms;
-    LIST_FOREACH(c, &h->conns, struct conn, link)
-    if (c->state < CONN_OPEN && now_ms > c->deadline_ms)
+    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link)
+    if (c->state < CONTROL_STATE_OPEN && now_ms > c->deadline_ms)
         lose(c, ERR_TIMEOUT, "the peer did not answer in time", on_event, arg);
 }
 
@@ -362,18 +362,18 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
 {
     uint64_t now_ms = clock_ms();
     kvt_accept_resume(h->epoll_fd, h->listen_fd, &h->accept_again_ms, now_ms);
-    LIST_FOREACH(c, &h->conns, struct conn, link)
-    if (c->state == CONN_CLOSING) step_closing(c, now_ms);
+    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link)
+    if (c->state == CONTROL_STATE_CLOSING) step_closing(c, now_ms);
     struct epoll_event events[16];
     int n = epoll_wait(h->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
-        struct conn *c = events[i].data.ptr;
+        struct control_conn_impl *c = events[i].data.ptr;
         if (!c) accept_conns(h);
-        else if (c->state == CONN_CONNECTING) on_connected(c, on_event, arg);
-        else if (c->state < CONN_LOST) {
+        else if (c->state == CONTROL_STATE_CONNECTING) on_connected(c, on_event, arg);
+        else if (c->state < CONTROL_STATE_LOST) {
             if (events[i].events & EPOLLOUT) write_out(c);
             if (events[i].events & ~(uint32_t)EPOLLOUT) read_in(c, on_event, arg);
-        } else if (c->state == CONN_CLOSING && (events[i].events & EPOLLOUT)) write_out(c);
+        } else if (c->state == CONTROL_STATE_CLOSING && (events[i].events & EPOLLOUT)) write_out(c);
     }
     check_deadlines(h, now_ms, on_event, arg);
 }
@@ -414,15 +414,15 @@ enum status control_open(const struct kvt_env *env, const char *transport, uint1
 void control_hub_free(struct control_hub *h)
 {
     if (!h) return;
-    LIST_FOREACH(c, &h->conns, struct conn, link)
+    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link)
     {
-        if (c->state == CONN_OPEN || c->state == CONN_CLOSING) {
+        if (c->state == CONTROL_STATE_OPEN || c->state == CONTROL_STATE_CLOSING) {
             write_out(c);
             c->deadline_ms = UINT64_MAX;
             step_closing(c, 0); /* reads what is there away, see above */
         }
     }
-    LIST_FOREACH(c, &h->conns, struct conn, link) free_conn(c);
+    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link) free_conn(c);
     if (h->listen_fd >= 0) close(h->listen_fd);
     if (h->epoll_fd >= 0) close(h->epoll_fd);
     buf_release(&h->address);
@@ -473,7 +473,7 @@ enum status control_connect(struct control_hub *h, struct str address,
         err_prefix(err, "%s: ", h->transport);
         return ERR_PEER_LOST;
     }
-    struct conn *c = new_conn(h, fd, CONN_CONNECTING, owner);
+    struct control_conn_impl *c = new_conn(h, fd, CONTROL_STATE_CONNECTING, owner);
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     queue_preamble(c, &p);
@@ -484,8 +484,8 @@ enum status control_connect(struct control_hub *h, struct str address,
 enum status control_send(struct control_conn *base, uint8_t frame, uint64_t after, const void *body,
                          size_t n)
 {
-    struct conn *c = (struct conn *)base;
-    if (c->state != CONN_OPEN || c->broken) return ERR_PEER_LOST;
+    struct control_conn_impl *c = (struct control_conn_impl *)base;
+    if (c->state != CONTROL_STATE_OPEN || c->broken) return ERR_PEER_LOST;
     if (n > CONTROL_BODY_MAX) return ERR_INVALID;
     if (control_queued(base) > KVT_QUEUE_LIMIT) return ERR_FULL;
     bool idle = c->out.len == 0;
@@ -496,14 +496,14 @@ enum status control_send(struct control_conn *base, uint8_t frame, uint64_t afte
 
 size_t control_queued(const struct control_conn *base)
 {
-    const struct conn *c = (const struct conn *)base;
+    const struct control_conn_impl *c = (const struct control_conn_impl *)base;
     return c->out.len - c->out_sent;
 }
 
 void control_addresses(const struct control_conn *base, struct sockaddr_storage *local,
                        struct sockaddr_storage *remote)
 {
-    const struct conn *c = (const struct conn *)base;
+    const struct control_conn_impl *c = (const struct control_conn_impl *)base;
     socklen_t n = sizeof *local, m = sizeof *remote;
     memset(local, 0, sizeof *local);
     memset(remote, 0, sizeof *remote);

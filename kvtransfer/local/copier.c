@@ -8,7 +8,7 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
-struct worker {
+struct copier_worker {
     struct copier *copier;
     struct mailbox *mailbox;
     pthread_t thread;
@@ -17,7 +17,7 @@ struct worker {
 };
 
 struct copier {
-    struct worker workers[COPIER_THREADS_MAX];
+    struct copier_worker workers[COPIER_THREADS_MAX];
     uint32_t n_workers;
     struct mailbox *done;
     void (*run)(const struct copier_job *j);
@@ -33,7 +33,7 @@ uint32_t copier_choose_threads(uint32_t wanted)
 
 static void *work(void *arg)
 {
-    struct worker *w = arg;
+    struct copier_worker *w = arg;
     struct copier_job j;
     thread_become(THREAD_COMPUTE, "kv-copier");
     while (mailbox_wait(w->mailbox, -1))
@@ -55,7 +55,7 @@ enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
     c->done = mailbox_create(sizeof(struct copier_job),
                              (size_t)n_workers * COPIER_JOBS_MAX + n_foreign + 1, wake, arg);
     for (; c->n_workers < n_workers; c->n_workers++) {
-        struct worker *w = &c->workers[c->n_workers];
+        struct copier_worker *w = &c->workers[c->n_workers];
         w->copier = c;
         w->mailbox = mailbox_create(sizeof(struct copier_job), COPIER_JOBS_MAX, NULL, NULL);
         if (thread_start(&w->thread, work, w) != OK) {
@@ -85,9 +85,9 @@ void copier_free(struct copier *c)
 
 bool copier_offer(struct copier *c, struct copier_job j)
 {
-    struct worker *idle = NULL;
+    struct copier_worker *idle = NULL;
     for (uint32_t i = 0; i < c->n_workers; i++) {
-        struct worker *w = &c->workers[i];
+        struct copier_worker *w = &c->workers[i];
         if (w->n_jobs < COPIER_JOBS_MAX && w->bytes < COPIER_AHEAD &&
             (!idle || w->bytes < idle->bytes))
             idle = w;

@@ -23,7 +23,7 @@ enum {
     EVENTS_AT_ONCE = 64 /* then the rest of the thread has its turn */
 };
 
-struct listener {
+struct rdma_cm_listener {
     struct rdma_cm_id *id; /* NULL: none; its context is NULL, that of all others their queue
                             * pair */
     struct sockaddr_storage address; /* without a port */
@@ -32,7 +32,7 @@ struct listener {
 /* The id of a queue pair that is gone, over a port that is down. Destroying it sends word to the
  * peer: over a port that carries nothing that is lost at best, and Soft-RoCE (Linux 6.1) never
  * again hears a connection manager's message on a port that had no route for one. */
-struct sleeper {
+struct rdma_cm_deferred_id {
     struct rdma_cm_id *id;
     const struct rdma_local_port *local_port;
     uint64_t wake_ms; /* 0: its port is down */
@@ -40,15 +40,15 @@ struct sleeper {
 
 struct rdma_cm {
     struct rdma_event_channel *channel;
-    struct sleeper *sleepers; /* no more than queue pairs over a port when it went down:
+    struct rdma_cm_deferred_id *deferred_ids; /* no more than queue pairs over a port when it went down:
                                * none is connected while it is */
-    size_t n_sleepers;
-    struct listener listeners[LISTENERS];
+    size_t n_deferred_ids;
+    struct rdma_cm_listener listeners[LISTENERS];
     uint32_t next; /* to be replaced when all are taken */
 };
 
 /* An event, after it was acknowledged. */
-struct event {
+struct rdma_cm_event_copy {
     enum rdma_cm_event_type type;
     struct rdma_cm_id *id;
     int status;
@@ -95,18 +95,18 @@ enum status rdma_cm_open(struct rdma_transport *t, struct err *err)
     return OK;
 }
 
-static void end_listener(struct listener *l)
+static void end_listener(struct rdma_cm_listener *l)
 {
     if (l->id) rdma_destroy_id(l->id);
-    *l = (struct listener){ 0 };
+    *l = (struct rdma_cm_listener){ 0 };
 }
 
 void rdma_cm_close(struct rdma_transport *t)
 {
     if (!t->cm) return;
     for (size_t i = 0; i < LISTENERS; i++) end_listener(&t->cm->listeners[i]);
-    for (size_t i = 0; i < t->cm->n_sleepers; i++) rdma_destroy_id(t->cm->sleepers[i].id);
-    mem_free(t->cm->sleepers);
+    for (size_t i = 0; i < t->cm->n_deferred_ids; i++) rdma_destroy_id(t->cm->deferred_ids[i].id);
+    mem_free(t->cm->deferred_ids);
     rdma_destroy_event_channel(t->cm->channel);
     mem_free(t->cm);
     t->cm = NULL;
@@ -119,25 +119,25 @@ void rdma_cm_release_id(struct rdma_qp *q)
     if (e->active || e->device->dead) rdma_destroy_id(q->id);
     else {
         q->id->context = NULL;
-        cm->sleepers = mem_realloc(cm->sleepers, cm->n_sleepers + 1, sizeof *cm->sleepers);
-        cm->sleepers[cm->n_sleepers++] = (struct sleeper){ .id = q->id, .local_port = e };
+        cm->deferred_ids = mem_realloc(cm->deferred_ids, cm->n_deferred_ids + 1, sizeof *cm->deferred_ids);
+        cm->deferred_ids[cm->n_deferred_ids++] = (struct rdma_cm_deferred_id){ .id = q->id, .local_port = e };
     }
     q->id = NULL;
 }
 
-static void end_sleeper(struct rdma_cm *cm, size_t i)
+static void destroy_deferred_id(struct rdma_cm *cm, size_t i)
 {
-    rdma_destroy_id(cm->sleepers[i].id);
-    cm->sleepers[i] = cm->sleepers[--cm->n_sleepers];
+    rdma_destroy_id(cm->deferred_ids[i].id);
+    cm->deferred_ids[i] = cm->deferred_ids[--cm->n_deferred_ids];
 }
 
 void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms)
 {
-    for (size_t i = t->cm ? t->cm->n_sleepers : 0; i-- > 0;) {
-        struct sleeper *s = &t->cm->sleepers[i];
+    for (size_t i = t->cm ? t->cm->n_deferred_ids : 0; i-- > 0;) {
+        struct rdma_cm_deferred_id *s = &t->cm->deferred_ids[i];
         if (!s->local_port->active) s->wake_ms = 0;
         else if (!s->wake_ms) s->wake_ms = now_ms + WAKE_MS;
-        if (s->local_port->device->dead || (s->wake_ms && now_ms >= s->wake_ms)) end_sleeper(t->cm, i);
+        if (s->local_port->device->dead || (s->wake_ms && now_ms >= s->wake_ms)) destroy_deferred_id(t->cm, i);
     }
 }
 
@@ -162,11 +162,11 @@ static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
 
 /* ---- receiver: listening ---- */
 
-static struct listener *listener_at(struct rdma_cm *cm, const struct sockaddr_storage *address)
+static struct rdma_cm_listener *listener_at(struct rdma_cm *cm, const struct sockaddr_storage *address)
 {
-    struct listener *vacant = NULL;
+    struct rdma_cm_listener *vacant = NULL;
     for (size_t i = 0; i < LISTENERS; i++) {
-        struct listener *l = &cm->listeners[i];
+        struct rdma_cm_listener *l = &cm->listeners[i];
         if (l->id && memcmp(&l->address, address, sizeof *address) == 0) return l;
         if (!l->id && !vacant) vacant = l;
     }
@@ -176,7 +176,7 @@ static struct listener *listener_at(struct rdma_cm *cm, const struct sockaddr_st
     return vacant;
 }
 
-static enum status open_listener(struct rdma_rail *r, struct listener *l,
+static enum status open_listener(struct rdma_rail *r, struct rdma_cm_listener *l,
                                  struct sockaddr_storage *address)
 {
     struct rdma_cm *cm = r->conn->t->cm;
@@ -202,7 +202,7 @@ enum status rdma_cm_listen(struct rdma_rail *r, struct rdma_invite *m)
 {
     struct sockaddr_storage address;
     TRY(my_address(r, &address));
-    struct listener *l = listener_at(r->conn->t->cm, &address);
+    struct rdma_cm_listener *l = listener_at(r->conn->t->cm, &address);
     if (!l->id) TRY(open_listener(r, l, &address));
     random_bytes(r->token, sizeof r->token);
     memcpy(m->token, r->token, sizeof m->token);
@@ -272,7 +272,7 @@ static struct rdma_rail *rail_of_token(struct rdma_transport *t, const struct rd
     return found;
 }
 
-static struct rdma_qp *requested_qp(struct rdma_transport *t, const struct event *e)
+static struct rdma_qp *requested_qp(struct rdma_transport *t, const struct rdma_cm_event_copy *e)
 {
     struct rdma_cm_request request;
     if (rdma_cm_request_decode((struct str){ (const char *)e->data, e->n }, &request) != OK) return NULL;
@@ -284,7 +284,7 @@ static struct rdma_qp *requested_qp(struct rdma_transport *t, const struct event
     return q->qp && !q->id && q->peer == e->qp_num ? q : NULL;
 }
 
-static void on_request(struct rdma_transport *t, const struct event *e)
+static void on_request(struct rdma_transport *t, const struct rdma_cm_event_copy *e)
 {
     struct rdma_qp *q = requested_qp(t, e);
     e->id->context = NULL;
@@ -398,7 +398,7 @@ static const char *what_ended(enum rdma_cm_event_type type)
     }
 }
 
-static void on_event(struct rdma_transport *t, const struct event *e)
+static void on_event(struct rdma_transport *t, const struct rdma_cm_event_copy *e)
 {
     struct rdma_qp *q = e->id->context;
     const char *what = what_ended(e->type);
@@ -411,8 +411,8 @@ static void on_event(struct rdma_transport *t, const struct event *e)
                * needs */
         for (size_t i = 0; i < LISTENERS && what; i++)
             if (t->cm->listeners[i].id == e->id) end_listener(&t->cm->listeners[i]);
-        for (size_t i = t->cm->n_sleepers; i-- > 0 && e->type == RDMA_CM_EVENT_DEVICE_REMOVAL;)
-            if (t->cm->sleepers[i].id == e->id) end_sleeper(t->cm, i);
+        for (size_t i = t->cm->n_deferred_ids; i-- > 0 && e->type == RDMA_CM_EVENT_DEVICE_REMOVAL;)
+            if (t->cm->deferred_ids[i].id == e->id) destroy_deferred_id(t->cm, i);
         return;
     }
     bool wanted = q->rail->state == RDMA_RAIL_OFFERED; /* not of an attempt given up */
@@ -436,7 +436,7 @@ void rdma_cm_process_events(struct rdma_transport *t)
 {
     struct rdma_cm_event *ev;
     for (int i = 0; i < EVENTS_AT_ONCE && rdma_get_cm_event(t->cm->channel, &ev) == 0; i++) {
-        struct event e = { .type = ev->event, .id = ev->id, .status = ev->status };
+        struct rdma_cm_event_copy e = { .type = ev->event, .id = ev->id, .status = ev->status };
         if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
             e.qp_num = ev->param.conn.qp_num;
             e.n = ev->param.conn.private_data_len < sizeof e.data ? ev->param.conn.private_data_len

@@ -201,13 +201,13 @@ static void hand_on(struct rdma_conn *c, struct str bytes)
     else rdma_conn_add_event(c, KVT_MESSAGE)->message = m;
 }
 
-struct held {
+struct rdma_held_message {
     uint64_t after, bytes;
 };
 
 void rdma_conn_release_held(struct rdma_conn *c)
 {
-    struct held h;
+    struct rdma_held_message h;
     while (c->held_at < c->held.len) {
         memcpy(&h, c->held.data + c->held_at, sizeof h);
         if (h.after > completed_puts(c)) return;
@@ -233,7 +233,7 @@ static void on_message(struct rdma_conn *c, uint64_t after, struct str body)
         buf_consume(&c->held, c->held_at);
         c->held_at = 0;
     }
-    struct held h = { after, body.n };
+    struct rdma_held_message h = { after, body.n };
     buf_add(&c->held, &h, sizeof h);
     buf_add_str(&c->held, body);
 }

@@ -386,16 +386,16 @@ struct ucx_rail *ucx_rail_by_number(struct ucx_setup *s, uint32_t number)
 
 /* ---- the region on the wire ---- */
 
-struct wire_region { /* then the key */
+struct ucx_wire_region { /* then the key */
     uint64_t base, bytes;
     uint32_t address_bytes, key_bytes;
 };
-static_assert(sizeof(struct wire_region) == 24, "wire size");
-static_assert(sizeof(struct wire_region) + UCX_KEY_MAX <= 4096, "one control frame");
+static_assert(sizeof(struct ucx_wire_region) == 24, "wire size");
+static_assert(sizeof(struct ucx_wire_region) + UCX_KEY_MAX <= 4096, "one control frame");
 
 void ucx_region_encode(const struct ucx_region *r, struct buf *out)
 {
-    struct wire_region w = {
+    struct ucx_wire_region w = {
         .base = r->base,
         .bytes = r->bytes,
         .address_bytes = r->address_bytes,
@@ -407,7 +407,7 @@ void ucx_region_encode(const struct ucx_region *r, struct buf *out)
 
 enum status ucx_region_decode(struct str in, struct ucx_region *out)
 {
-    struct wire_region w;
+    struct ucx_wire_region w;
     if (in.n < sizeof w) return ERR_FORMAT;
     memcpy(&w, in.p, sizeof w);
     if (w.key_bytes == 0 || w.key_bytes > UCX_KEY_MAX || in.n - sizeof w != w.key_bytes)
