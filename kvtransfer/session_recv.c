@@ -149,7 +149,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
         .kind = KVT_RECEIVE_FAILED, .id = r->id, .status = st, .transport = transport_of(r)
     };
     snprintf(ev.text, sizeof ev.text, "%s", text);
-    kvt_stats_failed(c->stats, KVT_TAKEN_IN, why);
+    kvt_stats_failed(c->stats, KVT_DIRECTION_RECEIVE, why);
     if (r->t_doubt_ms && st != ERR_CHECKSUM)
         log_info("kv transfer ended in doubt of a checksum",
                  "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id,
@@ -200,7 +200,7 @@ static void received(struct kvt_core *c, struct kvt_recv *r)
         .link_speed = r->peer->ops->link_speed(r->peer->conn),
     };
     kvt_peer_send(r->peer, KVT_MSG_DONE, r->session, r->generation, 0, OK);
-    kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.bytes, ev.ns, ev.ns);
+    kvt_stats_done(c->stats, ev.transport, KVT_DIRECTION_RECEIVE, ev.bytes, ev.ns, ev.ns);
     free_slot(c, r);
     /* the caller used that id before */
     for (uint64_t *old; (old = find_fenced(c, ev.id)) != NULL;) *old = UINT64_MAX;
@@ -287,7 +287,7 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
         uint64_t sum = sums ? sums[i]
                             : kvt_plan_checksum(&r->slice, c->pool, m->layer, r->blocks[i_block],
                                                 n_valid, c->scratch);
-        kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_head_slice_bytes(&r->slice, n_valid));
+        kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE, kvt_head_slice_bytes(&r->slice, n_valid));
         if (sum == m->sums[i]) continue;
         r->t_doubt_ms = clock_ms();
         r->doubt_layer = m->layer;
@@ -304,7 +304,7 @@ static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct k
                                          (struct kvt_block_range){ m->layer, m->first, m->n });
     r->n_left -= m->n;
     r->bytes += bytes;
-    kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_TAKEN_IN, bytes);
+    kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_DIRECTION_RECEIVE, bytes);
 }
 
 /* Do pieces [m->first, + m->n) follow what is there, `cursor` being the next one to come? Fails the

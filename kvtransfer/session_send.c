@@ -126,8 +126,8 @@ static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
     ev.transport = s->peer ? s->peer->ops->name : "";
     if (s->peer && s->peer->conn) ev.link_speed = s->peer->ops->link_speed(s->peer->conn);
     if (ev.kind == KVT_SENT)
-        kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.bytes, ev.ns, ev.busy_ns);
-    else kvt_stats_failed(c->stats, KVT_SENT_OUT, kvt_failure_of(ev.status));
+        kvt_stats_done(c->stats, ev.transport, KVT_DIRECTION_SEND, ev.bytes, ev.ns, ev.busy_ns);
+    else kvt_stats_failed(c->stats, KVT_DIRECTION_SEND, kvt_failure_of(ev.status));
     list_remove(&s->link);
     map_del(&c->sends, map_key_u64(&s->id));
     kvt_send_free(c, s);
@@ -346,7 +346,7 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
                                                    s->src_blocks[i_block], n_valid, c->scratch);
         if (made) made += bytes;
     }
-    kvt_stats_hashed(c->stats, KVT_SENT_OUT, head->bytes);
+    kvt_stats_hashed(c->stats, KVT_DIRECTION_SEND, head->bytes);
 }
 
 /* Staging memory for the pieces of a span, or for the first of them; false while there is no
@@ -467,7 +467,7 @@ static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_ran
     s->cursor[range.layer] += range.n;
     s->n_left -= range.n;
     s->bytes += bytes;
-    kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_SENT_OUT, bytes);
+    kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_DIRECTION_SEND, bytes);
     if (range.n < ready) return;
     s->queued[range.layer] = 0;
     s->q_head = (s->q_head + 1) % c->layout.n_layers;

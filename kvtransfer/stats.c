@@ -20,7 +20,7 @@ struct kvt_stats {
     struct gauge *in_flight[2], *quarantined;
 };
 
-static const char *const DIRECTIONS[] = { [KVT_SENT_OUT] = "send", [KVT_TAKEN_IN] = "receive" };
+static const char *const DIRECTIONS[] = { [KVT_DIRECTION_SEND] = "send", [KVT_DIRECTION_RECEIVE] = "receive" };
 
 static const char *const FAILURES[KVT_FAILED_COUNT] = {
     [KVT_FAILED_CHECKSUM] = "checksum",   [KVT_FAILED_STALE] = "stale",
@@ -181,7 +181,7 @@ void kvt_stats_gauges(struct kvt_stats *s, uint32_t n_sends, uint32_t n_recvs,
                       uint32_t n_quarantined)
 {
     if (!s->m) return;
-    gauge_set(s->in_flight[KVT_SENT_OUT], n_sends);
-    gauge_set(s->in_flight[KVT_TAKEN_IN], n_recvs);
+    gauge_set(s->in_flight[KVT_DIRECTION_SEND], n_sends);
+    gauge_set(s->in_flight[KVT_DIRECTION_RECEIVE], n_recvs);
     gauge_set(s->quarantined, n_quarantined);
 }

@@ -29,7 +29,7 @@
 #include "shared/base/metrics.h"
 #include "shared/base/status.h"
 
-enum kvt_direction { KVT_SENT_OUT, KVT_TAKEN_IN };
+enum kvt_direction { KVT_DIRECTION_SEND, KVT_DIRECTION_RECEIVE };
 
 /* What a transfer died of. */
 enum kvt_failure {
