@@ -1,7 +1,7 @@
 /* gpu_jobs.h - what a card does for transfers of a pool in its memory: checksums of pieces, copies
  * between pool and staging memory, pieces of another layout.
  *
- *   take ──▶ begin (behind a mark, on the one lane) ──▶ landed, seen by kvt_gpu_job_is_done after `notice` ──▶ give
+ *   take ──▶ begin (behind a mark, on the one lane) ──▶ landed, seen by kvt_gpu_job_is_done after `on_done` ──▶ give
  *                                                   └─▶ given before it landed: kept, with its stage, until it has
  *
  * Two of them for a kvt: what leaves (its lane waits for marks of layers that are being computed)
@@ -11,7 +11,7 @@
  * is thrown away. Invariants
  *  1 A stage whose bytes a work still reads or writes is not free.
  *  2 There are at most KVT_GPU_JOBS_MAX works; sessions wait for one.
- * Thread: transfer; create and free: the owner's; `notice` is called on a thread of the driver. */
+ * Thread: transfer; create and free: the owner's; `on_done` is called on a thread of the driver. */
 #ifndef BATON_KVTRANSFER_GPU_JOBS_H
 #define BATON_KVTRANSFER_GPU_JOBS_H
 
@@ -28,11 +28,11 @@ struct kvt_gpu_jobs;
 
 struct kvt_gpu_job {
     struct kvt_gpu_jobs *jobs;
-    struct list link;    /* in works->begun, from begin to give */
+    struct list link;    /* in jobs->begun, from begin to give */
     _Atomic bool done; /* release by the driver's thread: the sums and bytes are there;
                           * acquire by kvt_gpu_job_is_done */
     bool acquired, released;
-    struct kvt_stage stage; /* of works->staging, held until it has landed and was given */
+    struct kvt_stage stage; /* of jobs->staging, held until it has landed and was given */
     struct copy_stream_checksum_range *pieces; /* KVT_BATCH_PIECES; the device reads them */
     uint64_t *sums;                            /* likewise; the device writes them */
     /* The asker's: what arrives. */
@@ -48,12 +48,12 @@ struct kvt_gpu_job_params {
     const struct kvt_head_slice *slice;
     const int32_t *blocks; /* by position in view's blocks */
     uint32_t n_tokens;
-    struct kvt_block_range range; /* in view's blocks, or in those of `as` */
+    struct kvt_block_range range; /* in view's blocks, or in those of `convert_to` */
     uint64_t event;
     bool sums;
-    enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy; /* pool to work->stage, or back */
+    enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy; /* pool to job->stage, or back */
     const struct kvt_head_slice *convert_to; /* another pool's: its pieces of the span are made of view's, on the
-                                * card's side of work->stage, and are what is summed and fetched.
+                                * card's side of job->stage, and are what is summed and fetched.
                                 * NULL: as they are */
 };
 
@@ -69,7 +69,7 @@ struct kvt_gpu_jobs_options {
 enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
                              struct err *err) MUST_CHECK;
 void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w); /* waits */
-/* A free work, or NULL: all are under way; `notice` will come. */
+/* A free work, or NULL: all are under way; `on_done` will come. */
 struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);
 /* ERR_NODEV: the device has failed; the work is to be given back. */
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t) MUST_CHECK;

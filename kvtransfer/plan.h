@@ -53,7 +53,7 @@ enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_
 
 /* Blocks that hold n_tokens tokens. */
 uint32_t kvt_plan_n_blocks(const struct kv_layout *l, uint32_t n_tokens);
-/* Valid tokens of the block at `position` of a prompt of n_tokens: block_tokens, less in the last,
+/* Valid tokens of the block at `i_block` of a prompt of n_tokens: block_tokens, less in the last,
  * 0 past it. */
 uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t i_block);
 /* Positions that are complete when tokens [0, end) of n_tokens are there: a partly filled block

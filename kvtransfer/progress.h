@@ -102,7 +102,7 @@ struct kvt {
     struct list peers;
     struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
-    struct kvt_overflow *overflow_due; /* taken from `late`, oldest first; they run when n_before
+    struct kvt_overflow *overflow_due; /* taken from `overflow`, oldest first; they run when n_before
                            * commands have left the box */
     size_t n_before;
 };

@@ -146,7 +146,7 @@ struct kvt_send {
     struct kvt_batch puts[KVT_SEND_PUTS];
     uint32_t unfinished;           /* bit i: puts[i] has no PUT_DONE yet */
     struct kvt_batch prepared;         /* converted, fetched or begun, and not taken by
-                                    * the row yet; made.span.n == 0: none */
+                                    * the row yet; prepared.range.n == 0: none */
     struct kvt_gpu_job *note_job;    /* makes the checksums of `note`; NULL: they are in
                                     * it */
     bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
@@ -187,7 +187,7 @@ struct kvt_core {
     bool lossy;                           /* a peer may hold less precise values */
     struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in a card's memory; NULL: the processor
                                            * reads the pool */
-    struct kvt_staging *recv_staging;            /* with `arriving`: where frames of rows that place bytes
+    struct kvt_staging *recv_staging;            /* with `recv_jobs`: where frames of rows that place bytes
                                            * land first; NULL: there is no such row */
     struct kvt_staging *staging; /* NULL: peers of another layout cannot be served (tests of
                                   * sessions alone) */

@@ -422,7 +422,7 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
     return st == OK;
 }
 
-/* True when the batch in `made` may be put: what has to be made and fetched is there. */
+/* True when the batch in `prepared` may be put: what has to be made and fetched is there. */
 static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
     if (!s->prepared.range.n && !begin_gpu_job(c, s, range)) return false;

@@ -6,7 +6,7 @@
  * two kinds fit:
  *   one-sided        put() writes into the receiver's memory (mem, ipc; rdma, ucx): the receiver's
  *                    threads never see the bytes
- *   receiver places put() streams; the receiving row asks env->place where they go and writes them
+ *   receiver places put() streams; the receiving row asks env->scatter where they go and writes them
  *   itself (tcp)
  * To add a row: write its file, add one line to kvt_transports[] in transport.c, pass
  * tests/conformance/test_transports.c.
@@ -35,7 +35,7 @@
 enum kvt_cap {
     KVT_CAP_SAME_PROCESS = 1,    /* reaches only within one process */
     KVT_CAP_SAME_HOST = 2,       /* reaches only within one host */
-    KVT_CAP_RECEIVER_SCATTERS = 4, /* env->place is used: forgetting a session is its fence */
+    KVT_CAP_RECEIVER_SCATTERS = 4, /* env->scatter is used: forgetting a session is its fence */
     KVT_CAP_FENCE_TEARDOWN = 8,  /* disconnecting takes the peer's access away (rdma: queue pair in
                                   * error, key invalid) */
     KVT_CAP_DEVICE_MEM = 16,     /* puts from GPU memory into GPU memory, behind their marks */

@@ -214,7 +214,7 @@ struct rdma_conn {
     struct list unassigned;
     /* receiver */
     struct rdma_recv_window recv_window;
-    uint64_t last_reported;   /* landed.upto as last reported */
+    uint64_t last_reported;   /* recv_window.completed as last reported */
     struct buf held; /* messages that wait: u64 after, u32 length, bytes */
     size_t held_at;
 };

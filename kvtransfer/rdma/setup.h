@@ -2,7 +2,7 @@
  * little-endian frames, strictly decoded.
  *
  *   HELLO    both, first: ports, pool, limits                    MESSAGE  a message of wire.h; the frame's `after` says what it waits for
- *   OFFER    sender: queue pairs of one rail                     LANDED   receiver: how many puts have landed (gives room for more)
+ *   OFFER    sender: queue pairs of one rail                     COMPLETED   receiver: how many puts have landed (gives room for more)
  *   ACCEPT   receiver: its queue pairs and keys                  BROKEN   sender: this rail is dead here; end it on your side too
  *   REFUSE   receiver: why not                                   FENCED   receiver: it is dead here too; what had landed until then
  *   RETRY    either: a port came back, try broken rails now

@@ -1,4 +1,4 @@
-/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->place says. See
+/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->scatter says. See
  * tcp.h.
  *
  * place is asked again before every read, so that a session that has just ended gets no further
