@@ -155,7 +155,7 @@ static void report_due(struct fault_transport *r, struct fault_events *out, uint
 {
     for (uint32_t i = 0; i < FAULT_SLOTS && out->n < out->cap; i++) {
         struct fault_slot *s = &r->slots[i];
-        if (!s->c || !s->over || s->due_ms > now) continue;
+        if (!s->c || !s->completed || s->due_ms > now) continue;
         add_event(out, KVT_PUT_DONE, s->c)->tag = s->tag;
         s->c = NULL;
     }

@@ -21,7 +21,7 @@ struct fault_slot {
     struct fault_conn *c; /* NULL: free */
     uint64_t tag, due_ms;
     bool unreported; /* a repetition: the session layer does not know it */
-    bool over;   /* PUT_DONE is to be told at due_ms */
+    bool completed;   /* PUT_DONE is to be told at due_ms */
 };
 
 /* Something that waits: a put or message on its way out, a message or the end of the connection on

@@ -33,7 +33,7 @@ static uint64_t window_of(const struct fault_transport *r, const struct fault_sl
 
 void fault_end_slot(struct fault_slot *s, uint64_t due_ms)
 {
-    s->over = true;
+    s->completed = true;
     s->due_ms = due_ms;
 }
 
@@ -82,7 +82,7 @@ void fault_arm(struct fault_transport *r)
 {
     uint64_t at = UINT64_MAX, now = clock_ms();
     for (uint32_t i = 0; i < FAULT_SLOTS; i++)
-        if (r->slots[i].c && r->slots[i].over && r->slots[i].due_ms < at) at = r->slots[i].due_ms;
+        if (r->slots[i].c && r->slots[i].completed && r->slots[i].due_ms < at) at = r->slots[i].due_ms;
     LIST_FOREACH(c, &r->conns, struct fault_conn, link)
     {
         at = sooner(sooner(sooner(at, &c->out), &c->in), &c->late);
@@ -161,7 +161,7 @@ static void hold_out(struct fault_conn *c, struct fault_held *h, uint32_t ms, bo
 }
 
 /* The first `keep` bytes of the copies; returns how many copies that leaves. */
-static uint32_t cut(struct kvt_copy *copies, uint32_t n, uint64_t keep)
+static uint32_t truncate_copies(struct kvt_copy *copies, uint32_t n, uint64_t keep)
 {
     for (uint32_t i = 0; i < n; i++) {
         if (copies[i].bytes >= keep) {
@@ -210,7 +210,7 @@ static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t
     h.put.copies = copies;
     h.put.tag = number_of(r, s);
     if (h.put.head.bytes > FAULT_WINDOW) h.put.head.bytes = FAULT_WINDOW;
-    h.put.n_copies = cut(copies, p->n_copies, h.put.head.bytes);
+    h.put.n_copies = truncate_copies(copies, p->n_copies, h.put.head.bytes);
     for (uint32_t i = 0; i < h.put.n_copies; i++) {
         memcpy((char *)r->memory.ptr + window, kvt_source(&r->env, copies[i].local),
                copies[i].bytes);
@@ -251,7 +251,7 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
     case FAULT_TRUNCATE:
         if (p->head.bytes < 2) return pass_on(c, &h, true);
         fault_count(r, f.kind);
-        h.put.n_copies = cut(r->copies, p->n_copies, 1 + fault_random(r) % (p->head.bytes - 1));
+        h.put.n_copies = truncate_copies(r->copies, p->n_copies, 1 + fault_random(r) % (p->head.bytes - 1));
         for (uint32_t i = 0; fault_scatters(r) && i < h.put.n_copies; i++)
             h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
         return pass_on(c, &h, true);

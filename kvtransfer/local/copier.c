@@ -44,7 +44,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
+enum status copier_create(uint32_t n_threads, uint32_t n_external,
                           void (*run)(const struct copier_job *j), void (*wake)(void *arg),
                           void *arg, struct copier **out, struct err *err)
 {
@@ -53,7 +53,7 @@ enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
     uint32_t n_workers = n_threads - 1;
     c->run = run;
     c->done = mailbox_create(sizeof(struct copier_job),
-                             (size_t)n_workers * COPIER_JOBS_MAX + n_foreign + 1, wake, arg);
+                             (size_t)n_workers * COPIER_JOBS_MAX + n_external + 1, wake, arg);
     for (; c->n_workers < n_workers; c->n_workers++) {
         struct copier_worker *w = &c->workers[c->n_workers];
         w->copier = c;
@@ -88,7 +88,7 @@ bool copier_offer(struct copier *c, struct copier_job j)
     struct copier_worker *idle = NULL;
     for (uint32_t i = 0; i < c->n_workers; i++) {
         struct copier_worker *w = &c->workers[i];
-        if (w->n_jobs < COPIER_JOBS_MAX && w->bytes < COPIER_AHEAD &&
+        if (w->n_jobs < COPIER_JOBS_MAX && w->bytes < COPIER_QUEUED_BYTES &&
             (!idle || w->bytes < idle->bytes))
             idle = w;
     }

@@ -23,10 +23,10 @@ enum {
     COPIER_THREADS_MAX = 16,
     COPIER_CHUNK = 128 * 1024,       /* bytes of a job: some 6 us of copying, against less than 1 us
                                       * of handing over */
-    COPIER_AHEAD = 2 * COPIER_CHUNK, /* bytes before a worker: it never runs dry while the transfer
+    COPIER_QUEUED_BYTES = 2 * COPIER_CHUNK, /* bytes before a worker: it never runs dry while the transfer
                                       * thread copies one chunk */
     COPIER_JOBS_MAX = 64,
-    COPIER_FOREIGN = COPIER_THREADS_MAX
+    COPIER_EXTERNAL = COPIER_THREADS_MAX
 };
 
 struct copier_job {
@@ -42,7 +42,7 @@ uint32_t copier_choose_threads(uint32_t wanted);
 /* n_threads - 1 workers. `run` copies a job; `wake` is called on their threads when something is to
  * be taken; at most n_foreign jobs at a time come through copier_done from elsewhere. ERR_NOMEM: no
  * threads. */
-enum status copier_create(uint32_t n_threads, uint32_t n_foreign,
+enum status copier_create(uint32_t n_threads, uint32_t n_external,
                           void (*run)(const struct copier_job *j), void (*wake)(void *arg),
                           void *arg, struct copier **out, struct err *err) MUST_CHECK;
 void copier_free(struct copier *c); /* nothing is on its way any more; joins */
@@ -52,7 +52,7 @@ bool copier_take(struct copier *c, struct copier_job *out);
 /* Sleep until there is something to take, at most timeout_ms. */
 void copier_wait(struct copier *c, int timeout_ms);
 /* A job that somebody else ran (a GPU's stream) has ended: copier_take gives it back. Its `worker`
- * is COPIER_FOREIGN. */
+ * is COPIER_EXTERNAL. */
 void copier_done(struct copier *c, struct copier_job j);
 
 #endif

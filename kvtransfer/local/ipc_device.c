@@ -62,7 +62,7 @@ enum status ipc_device_offer(const struct kvt_env *env, int *fd, struct err *err
 static void on_copied(void *arg)
 {
     struct local_put *p = arg;
-    copier_done(p->conn->lt->copier, (struct copier_job){ .put = p, .worker = COPIER_FOREIGN });
+    copier_done(p->conn->lt->copier, (struct copier_job){ .put = p, .worker = COPIER_EXTERNAL });
 }
 
 enum { PAIRS_AT_ONCE = 128 };

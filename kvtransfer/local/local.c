@@ -163,7 +163,7 @@ static void forget_broken(struct local_conn *c)
 static void free_conn(struct local_conn *c)
 {
     struct local_transport *t = c->lt;
-    local_settle(c);
+    local_quiesce(c);
     forget_done(c);
     list_remove(&c->link);
     t->n_conns--;
@@ -201,7 +201,7 @@ void local_disconnect(struct kvt_conn *base)
 {
     struct local_conn *c = connection(base);
     enum status said = OK;
-    local_settle(c);
+    local_quiesce(c);
     if (!base->incoming && c->remote) {
         c->method->detach(c); /* before BYE: invariant 1 */
         c->remote = NULL;
@@ -411,7 +411,7 @@ static void go_down(struct local_events *evs, struct local_conn *c, enum status 
         return;
     }
     c->state = LOCAL_DOWN;
-    local_settle(c); /* invariant 3 */
+    local_quiesce(c); /* invariant 3 */
     if (c->base.incoming)
         shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, says
                                    * BYE; a writer still has to say it */

@@ -15,7 +15,7 @@
  *  be closed while the mapping stays): without BYE the fence is the end of the
  *    process, seen through the pidfd taken when it connected, before its ticket was looked at.
  *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread waits
- *    for the jobs on their way (at most COPIER_AHEAD bytes each) before it says either. So 1 holds
+ *    for the jobs on their way (at most COPIER_QUEUED_BYTES bytes each) before it says either. So 1 holds
  *    for every thread.
  * Thread: transfer; `move` of a kind also on copiers, which change nothing of a connection. */
 #ifndef BATON_KVTRANSFER_LOCAL_LOCAL_H
@@ -45,7 +45,7 @@ struct local_put {
     struct local_conn *conn;
     uint64_t tag, generation, event;     /* event: kvt_put's */
     uint32_t session, n_copies, n_jobs; /* jobs on their way */
-    bool whole;                         /* every byte is copied or in a job */
+    bool submitted;                         /* every byte is copied or in a job */
     _Atomic bool abandoned;  /* relaxed: only makes copiers stop early; that they have stopped
                               * is known from their jobs' return */
     _Atomic bool failed;     /* relaxed likewise: a copier could not write; read after its job
@@ -66,7 +66,7 @@ struct local_conn {
     size_t remote_bytes, need_bytes; /* need: what their layout says */
     uint64_t deadline_ms;            /* HANDSHAKE, WAITING */
     struct local_put *puts;          /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
-    uint64_t n_put, n_over;          /* puts taken; puts over without a gap */
+    uint64_t n_put, n_completed;          /* puts taken; puts over without a gap */
     uint32_t n_jobs;
     const char *broken; /* why the receiver's memory cannot be written any more;
                          * NULL: it can */
@@ -167,7 +167,7 @@ bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint
 void local_run_job(const struct copier_job *j); /* copiers */
 void local_collect(struct local_transport *t);  /* take finished jobs back; what waited for
                                                  * their puts goes out */
-void local_settle(struct local_conn *c);        /* abandon its puts and wait until no copier
+void local_quiesce(struct local_conn *c);        /* abandon its puts and wait until no copier
                                                  * works for it */
 void local_write_out(struct local_conn *c);     /* packets whose time has come and for which
                                                  * there is room */

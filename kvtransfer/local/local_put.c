@@ -54,14 +54,14 @@ static void break_conn(struct local_conn *c, const char *why)
 /* Puts end in order: one that is over behind one that is not waits. */
 static void advance(struct local_conn *c)
 {
-    while (c->n_over < c->n_put) {
-        struct local_put *p = put_at(c, c->n_over);
-        if (p->n_jobs || !p->whole) return;
+    while (c->n_completed < c->n_put) {
+        struct local_put *p = put_at(c, c->n_completed);
+        if (p->n_jobs || !p->submitted) return;
         if (atomic_load_explicit(&p->failed, memory_order_relaxed)) {
             break_conn(c, "the receiver's memory cannot be written any more");
             return; /* DOWN comes instead of PUT_DONE */
         }
-        c->n_over++;
+        c->n_completed++;
         c->lt->n_unfinished--;
         report_done(c, p->tag);
     }
@@ -80,20 +80,20 @@ void local_collect(struct local_transport *t)
     }
 }
 
-void local_settle(struct local_conn *c)
+void local_quiesce(struct local_conn *c)
 {
-    for (uint64_t i = c->n_over; i < c->n_put; i++)
+    for (uint64_t i = c->n_completed; i < c->n_put; i++)
         atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
     if (c->n_jobs && c->method->wait && !c->method->wait(c)) {
-        for (uint64_t i = c->n_over; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
+        for (uint64_t i = c->n_completed; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
         c->n_jobs = 0;
     }
     while (c->n_jobs) {
         copier_wait(c->lt->copier, SETTLE_LOOK_MS);
         local_collect(c->lt);
     }
-    c->lt->n_unfinished -= (uint32_t)(c->n_put - c->n_over); /* those of a broken connection */
-    c->n_over = c->n_put;
+    c->lt->n_unfinished -= (uint32_t)(c->n_put - c->n_completed); /* those of a broken connection */
+    c->n_completed = c->n_put;
 }
 
 /* ---- beginning puts ---- */
@@ -101,7 +101,7 @@ void local_settle(struct local_conn *c)
 /* Room for one more put of this connection, or NULL. */
 static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
 {
-    if (c->n_put - c->n_over == LOCAL_PUTS_MAX) return NULL;
+    if (c->n_put - c->n_completed == LOCAL_PUTS_MAX) return NULL;
     if (!c->puts) c->puts = MEM_ARRAY(struct local_put, LOCAL_PUTS_MAX);
     struct local_put *slot = put_at(c, c->n_put);
     if (!slot->copies) slot->copies = MEM_ARRAY(struct kvt_copy, c->lt->env->max_copies);
@@ -112,7 +112,7 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     slot->generation = p->head.generation;
     slot->n_copies = p->n_copies;
     slot->n_jobs = 0;
-    slot->whole = false;
+    slot->submitted = false;
     atomic_store_explicit(&slot->abandoned, false, memory_order_relaxed);
     atomic_store_explicit(&slot->failed, false, memory_order_relaxed);
     for (uint32_t i = 0; i < p->n_copies; i++) slot->copies[i] = p->copies[i];
@@ -122,7 +122,7 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
 }
 
 /* Cut the put into jobs; what no copier takes is copied here. */
-static void share_out(struct local_conn *c, struct local_put *p)
+static void split_into_jobs(struct local_conn *c, struct local_put *p)
 {
     struct copier_job j = { .put = p };
     while (j.i_copy < p->n_copies) {
@@ -155,10 +155,10 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
     if (t->n_done + t->n_unfinished >= LOCAL_DONE_MAX) return ERR_BUSY;
     struct local_put *slot = new_put(c, p);
     if (!slot) return ERR_BUSY;
-    if (!c->method->begin) share_out(c, slot);
+    if (!c->method->begin) split_into_jobs(c, slot);
     else if (c->method->begin(c, slot)) c->n_jobs += slot->n_jobs;
     else atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
-    slot->whole = true;
+    slot->submitted = true;
     advance(c);
     return OK;
 }
@@ -166,7 +166,7 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
 void local_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
 {
     struct local_conn *c = (struct local_conn *)base;
-    for (uint64_t i = c->n_over; i < c->n_put; i++) {
+    for (uint64_t i = c->n_completed; i < c->n_put; i++) {
         struct local_put *p = put_at(c, i);
         if (p->session == session && p->generation == generation)
             atomic_store_explicit(&p->abandoned, true, memory_order_relaxed);
@@ -189,7 +189,7 @@ void local_write_out(struct local_conn *c)
     while (sent < c->out.len) {
         struct local_packet head;
         memcpy(&head, c->out.data + sent, sizeof head);
-        if (head.after > c->n_over) break;
+        if (head.after > c->n_completed) break;
         enum status st = local_send_packet(c->fd, c->out.data + sent + sizeof head, head.bytes);
         full = st == ERR_BUSY;
         if (full) break;
@@ -207,7 +207,7 @@ enum status local_notify(struct kvt_conn *base, const struct kvt_message *m)
     if (m->kind == KVT_MSG_NOTE && c->out.len > KVT_QUEUE_BYTES) return ERR_BUSY;
     if (c->out.len > KVT_QUEUE_LIMIT) return ERR_FULL;
     struct local_packet head = { .after = c->n_put, .bytes = kvt_message_encode(m, bytes) };
-    bool now = c->out.len == 0 && c->n_over == c->n_put;
+    bool now = c->out.len == 0 && c->n_completed == c->n_put;
     enum status st = now ? local_send_packet(c->fd, bytes, head.bytes) : ERR_BUSY;
     if (st != ERR_BUSY) return st;
     buf_add(&c->out, &head, sizeof head);

@@ -285,7 +285,7 @@ void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id)
     pump_qp(q);
 }
 
-enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_recv_window *window)
+enum status rdma_puts_requeue(struct rdma_rail *r, const struct rdma_recv_window *window)
 {
     struct rdma_conn *c = r->conn;
     for (uint64_t n = c->reported; n < c->issued; n++) {

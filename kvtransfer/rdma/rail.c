@@ -204,7 +204,7 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
     log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu",
               port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
               (unsigned long long)window->completed);
-    if (rdma_puts_return(r, window) != OK)
+    if (rdma_puts_requeue(r, window) != OK)
         rdma_conn_fail(
             c, ERR_IO,
             "a put was acknowledged by a queue pair that never showed it to the receiver");

@@ -330,7 +330,7 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id);
 /* The rail was fenced; its queue pairs are gone: what has landed is done, the rest waits for
  * another rail. ERR_FORMAT: a put that was acknowledged never landed there. */
-enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_recv_window *window) MUST_CHECK;
+enum status rdma_puts_requeue(struct rdma_rail *r, const struct rdma_recv_window *window) MUST_CHECK;
 /* Give homeless puts to the rails that are up, and post what fits. */
 void rdma_puts_pump(struct rdma_conn *c);
 void rdma_puts_release(struct rdma_conn *c);

@@ -158,7 +158,7 @@ static void tcp_disconnect(struct kvt_conn *base)
     struct tcp_conn *c = (struct tcp_conn *)base;
     struct tcp_transport *t = c->tt;
     forget_done(c);
-    t->n_unfinished -= (uint32_t)(c->n_put - c->n_over);
+    t->n_unfinished -= (uint32_t)(c->n_put - c->n_completed);
     if (c->backlog) t->n_backlog--;
     list_remove(&c->link);
     t->n_conns--;
@@ -436,7 +436,7 @@ static void tcp_close(struct kvt_transport *base)
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     buf_release(&t->address);
     mem_free(t->done);
-    mem_free(t->trash);
+    mem_free(t->discard_buf);
     mem_free(t->zeros);
     mem_free(t);
 }
@@ -450,8 +450,8 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     list_init(&t->conns);
     list_init(&t->handshakes);
     t->done = MEM_ARRAY(struct tcp_done, (size_t)env->max_peers * TCP_PUTS_MAX);
-    t->trash = mem_calloc(1, TCP_TRASH_BYTES);
-    t->zeros = mem_calloc(1, TCP_TRASH_BYTES);
+    t->discard_buf = mem_calloc(1, TCP_DISCARD_BYTES);
+    t->zeros = mem_calloc(1, TCP_DISCARD_BYTES);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
                                      : OK;

@@ -30,9 +30,9 @@ enum {
     TCP_LINKS_MAX = 16,
     TCP_STRIPE_MIN = 32 * 1024,  /* bytes of a slice: a segment offload's worth */
     TCP_PUTS_MAX = 4,            /* per connection: leaving, ready behind it, being noted */
-    TCP_TURN_BYTES = 4 << 20,    /* read or written per link and poll, so that connections share the
+    TCP_BYTES_PER_POLL = 4 << 20,    /* read or written per link and poll, so that connections share the
                                   * thread */
-    TCP_TRASH_BYTES = 64 * 1024, /* where bytes of dead sessions go; zeros of abandoned puts come
+    TCP_DISCARD_BYTES = 64 * 1024, /* where bytes of dead sessions go; zeros of abandoned puts come
                                   * from a second one */
     TCP_IOV_MAX = 256,
     TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX, /* read together with the end of a payload: usually the
@@ -101,7 +101,7 @@ struct tcp_conn {
     uint64_t link_speed;
     /* out */
     struct tcp_put puts[TCP_PUTS_MAX];
-    uint64_t n_put, n_over; /* puts taken; puts over */
+    uint64_t n_put, n_completed; /* puts taken; puts over */
     /* in */
     bool in_frame, dropping, backlog; /* backlog: bytes were read that no event
                                        * will tell of */
@@ -126,7 +126,7 @@ struct tcp_transport {
                                            * is looked at again */
     struct tcp_done *done;
     uint32_t n_done, n_unfinished; /* together at most TCP_PUTS_MAX per connection */
-    uint8_t *trash, *zeros;
+    uint8_t *discard_buf, *zeros;
 };
 
 struct tcp_events {

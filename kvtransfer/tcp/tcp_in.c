@@ -75,7 +75,7 @@ static int slice_target(struct tcp_link *l, struct iovec *iov, int cap, uint64_t
     *bytes = 0;
     if (n == 0) {
         c->dropping = true;
-        iov[0] = (struct iovec){ c->tt->trash, TCP_TRASH_BYTES };
+        iov[0] = (struct iovec){ c->tt->discard_buf, TCP_DISCARD_BYTES };
         n = 1;
     }
     for (int i = 0; i < n; i++) {
@@ -162,7 +162,7 @@ static bool on_preamble(struct tcp_events *evs, struct tcp_link *l)
 static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
 {
     if (m->kind != KVT_MSG_DONE || c->base.incoming) return false;
-    for (uint64_t seq = c->n_over; seq < c->n_put; seq++) {
+    for (uint64_t seq = c->n_completed; seq < c->n_put; seq++) {
         const struct tcp_put *p = &c->puts[seq % TCP_PUTS_MAX];
         if (p->session == m->session && p->generation == m->generation) return true;
     }
@@ -253,7 +253,7 @@ static void lose(struct tcp_events *evs, struct tcp_link *l, enum status st, con
 
 void tcp_read_in(struct tcp_events *evs, struct tcp_link *l)
 {
-    for (uint64_t turn = 0; turn < TCP_TURN_BYTES && evs->n < evs->cap;) {
+    for (uint64_t total = 0; total < TCP_BYTES_PER_POLL && evs->n < evs->cap;) {
         bool wait;
         /* full: an end of file needs room for its DOWN */
         if (!use_bytes(evs, l, &wait) || wait || evs->n == evs->cap) return;
@@ -276,6 +276,6 @@ void tcp_read_in(struct tcp_events *evs, struct tcp_link *l)
             lose(evs, l, ERR_FORMAT, "bytes came where none are due");
             return;
         }
-        turn += (uint64_t)got;
+        total += (uint64_t)got;
     }
 }

@@ -23,7 +23,7 @@ static struct tcp_put *put_at(struct tcp_conn *c, uint64_t seq)
 static uint64_t next_put(const struct tcp_link *l, uint64_t seq)
 {
     const struct tcp_conn *c = l->conn;
-    if (c && seq < c->n_over) seq = c->n_over; /* puts without a slice here came and went */
+    if (c && seq < c->n_completed) seq = c->n_completed; /* puts without a slice here came and went */
     while (c && seq < c->n_put && c->puts[seq % TCP_PUTS_MAX].n_slices <= l->index) seq++;
     return seq;
 }
@@ -36,7 +36,7 @@ static int slice_iov(const struct tcp_transport *t, const struct tcp_put *p,
     int n = 0;
     uint64_t left = s->left, skip = s->copy_sent;
     for (uint32_t i = s->i_copy; left && n < cap; i++, n++, skip = 0) {
-        uint64_t bytes = p->abandoned ? TCP_TRASH_BYTES : p->copies[i].bytes - skip;
+        uint64_t bytes = p->abandoned ? TCP_DISCARD_BYTES : p->copies[i].bytes - skip;
         if (bytes > left) bytes = left;
         iov[n] = (struct iovec){ p->abandoned ? (char *)t->zeros
                                               : kvt_source(t->env, p->copies[i].local) + skip,
@@ -91,8 +91,8 @@ static void advance_slice(const struct tcp_put *p, struct tcp_slice *s, uint64_t
 /* Puts of which every slice has left, and was let go of, are over. */
 static void finish_puts(struct tcp_conn *c)
 {
-    for (; c->n_over < c->n_put; c->n_over++) {
-        struct tcp_put *p = put_at(c, c->n_over);
+    for (; c->n_completed < c->n_put; c->n_completed++) {
+        struct tcp_put *p = put_at(c, c->n_completed);
         for (uint32_t i = 0; i < p->n_slices; i++)
             if (p->slices[i].left || (int32_t)(c->links[i]->zc_done - p->slices[i].zc_until) < 0)
                 return;
@@ -139,7 +139,7 @@ static bool has_more(const struct tcp_link *l)
 enum status tcp_write_out(struct tcp_link *l)
 {
     bool full = false;
-    for (uint64_t turn = 0; turn < TCP_TURN_BYTES && !full;) {
+    for (uint64_t total = 0; total < TCP_BYTES_PER_POLL && !full;) {
         struct iovec iov[TCP_IOV_MAX];
         bool zerocopy;
         int n = gather(l, iov, &zerocopy);
@@ -160,7 +160,7 @@ enum status tcp_write_out(struct tcp_link *l)
             return ERR_PEER_LOST;
         }
         if (!full) account_sent(l, (uint64_t)sent, zerocopy);
-        turn += full ? 0 : (uint64_t)sent;
+        total += full ? 0 : (uint64_t)sent;
     }
     tcp_watch(l, has_more(l) ? l->events | EPOLLOUT : l->events & ~(uint32_t)EPOLLOUT);
     return OK;
@@ -210,7 +210,7 @@ void tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p)
 /* ---- what sessions ask for ---- */
 
 /* Slices of the links: each begins at its byte of the put. */
-static void cut(struct tcp_conn *c, struct tcp_put *p, uint64_t bytes)
+static void make_slices(struct tcp_conn *c, struct tcp_put *p, uint64_t bytes)
 {
     uint32_t i_copy = 0;
     uint64_t before = 0; /* bytes of the copies before i_copy */
@@ -234,7 +234,7 @@ enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
     struct tcp_transport *t = c->tt;
     if (c->state != TCP_IS_UP) return ERR_PEER_LOST;
     struct tcp_link *first = c->links[0];
-    if (c->n_put - c->n_over == TCP_PUTS_MAX || first->queue.len > KVT_QUEUE_BYTES) return ERR_BUSY;
+    if (c->n_put - c->n_completed == TCP_PUTS_MAX || first->queue.len > KVT_QUEUE_BYTES) return ERR_BUSY;
     if (t->n_done + t->n_unfinished >= t->env->max_peers * (uint32_t)TCP_PUTS_MAX) return ERR_BUSY;
     struct tcp_put *slot = put_at(c, c->n_put);
     if (!slot->copies) slot->copies = MEM_ARRAY(struct kvt_copy, t->env->max_copies);
@@ -247,7 +247,7 @@ enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
     slot->n_copies = p->n_copies;
     slot->n_slices = tcp_n_slices(p->head.bytes, c->n_links);
     slot->abandoned = false;
-    cut(c, slot, p->head.bytes);
+    make_slices(c, slot, p->head.bytes);
     c->n_put++;
     t->n_unfinished++;
     /* At once: the receiver reads while the checksums of this put are made. */
@@ -260,7 +260,7 @@ enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
 void tcp_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
 {
     struct tcp_conn *c = (struct tcp_conn *)base;
-    for (uint64_t seq = c->n_over; seq < c->n_put; seq++) {
+    for (uint64_t seq = c->n_completed; seq < c->n_put; seq++) {
         struct tcp_put *p = put_at(c, seq);
         if (p->session == session && p->generation == generation) p->abandoned = true;
     }

@@ -111,7 +111,7 @@ TEST(copier_jobs_come_back_once)
     free(b.from);
 }
 
-/* Workers that do not come forward take COPIER_AHEAD bytes and COPIER_JOBS_MAX jobs, no more. */
+/* Workers that do not come forward take COPIER_QUEUED_BYTES bytes and COPIER_JOBS_MAX jobs, no more. */
 TEST(copier_queues_are_bounded)
 {
     struct book b = { .to = malloc(8 * COPIER_CHUNK), .from = calloc(8, COPIER_CHUNK), .gate = 1 };
@@ -121,7 +121,7 @@ TEST(copier_queues_are_bounded)
     CHECK_OK(copier_create(3, 0, run, NULL, NULL, &c, &err));
     uint32_t n = 0, back = 0;
     for (; copier_offer(c, j); j.skip += COPIER_CHUNK) CHECK(++n < 8);
-    CHECK_EQ_INT(n, 2 * COPIER_AHEAD / COPIER_CHUNK);
+    CHECK_EQ_INT(n, 2 * COPIER_QUEUED_BYTES / COPIER_CHUNK);
     CHECK(!copier_take(c, &out));
     atomic_store(&b.gate, 0);
     for (; back < n; copier_wait(c, 100))
@@ -143,7 +143,7 @@ TEST(copier_alone)
 {
     struct copier *c;
     struct err err;
-    struct copier_job j = { .worker = COPIER_FOREIGN, .bytes = 77 }, out;
+    struct copier_job j = { .worker = COPIER_EXTERNAL, .bytes = 77 }, out;
     CHECK_OK(copier_create(1, 2, run, NULL, NULL, &c, &err));
     CHECK(!copier_offer(c, j));
     copier_done(c, j);
