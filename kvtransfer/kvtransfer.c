@@ -25,7 +25,7 @@ static enum status check_device(const struct kvt_options *o, struct err *err)
     if (o->mem->kind == DEV_MEM_HOST) return OK;
     if (!o->device)
         return err_set(err, ERR_INVALID,
-                       "the KV pool is in a card's memory, and no device was named");
+                       "the KV pool is in GPU memory, and no device was given");
     if (kv_layout_piece_bytes(&o->layout) <= UINT32_MAX) return OK;
     return err_field(err, ERR_UNSUPPORTED, "block_tokens",
                      "a KV piece of %zu bytes (%u tokens of a layer) cannot be moved from a card's "
@@ -59,7 +59,7 @@ static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops
                        "card's: ipc and tcp move that",
                        ops->name);
     return faults ? err_set(err, ERR_UNSUPPORTED,
-                            "a fault plan needs to read the KV that %s pushes from a card's memory",
+                            "a fault plan needs to read the KV that %s pushes from GPU memory",
                             ops->name)
                   : OK;
 }

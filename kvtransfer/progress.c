@@ -345,7 +345,7 @@ static void wait(struct kvt *k, bool more)
 static void bind_device_context(struct kvt *k)
 {
     if (k->core.recv_jobs && kvt_gpu_jobs_synchronize(k->core.recv_jobs) != OK)
-        log_error("kv transfer has no card", "why=\"it has failed\"");
+        log_error("kv transfer has no device", "why=\"it has failed\"");
 }
 
 static void *run(void *arg)

@@ -353,7 +353,7 @@ static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job
         if (kvt_gpu_job_begin(k, &params) == OK) return true;
         kvt_gpu_job_release(k);
     }
-    fail(c, r, ERR_NODEV, false, "the card that holds the KV has failed");
+    fail(c, r, ERR_NODEV, false, "the GPU that holds the KV has failed");
     return false;
 }
 
@@ -470,7 +470,7 @@ static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p, const stru
         if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
         if (!kvt_staging_acquire(c->recv_staging, head->bytes, true, &p->recv_chunks, &p->frame)) {
             fail(c, r, ERR_FULL, false,
-                 "no memory to receive KV for the card: too many senders at once");
+                 "no memory to receive KV for the GPU: too many senders at once");
             return 0;
         }
     }

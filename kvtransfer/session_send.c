@@ -522,7 +522,7 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
             flush_note(s);
             more = true;
         }
-        if (s->device_failed) kvt_send_fail(c, s, ERR_NODEV, "the card that holds the KV has failed");
+        if (s->device_failed) kvt_send_fail(c, s, ERR_NODEV, "the GPU that holds the KV has failed");
         else finish_if_complete(c, s);
     }
     /* The next pump begins with another session. */

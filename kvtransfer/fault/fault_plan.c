@@ -112,7 +112,7 @@ static enum status read_at(struct str value, struct kvt_fault_plan *out, struct 
         return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' in 'at=%.*s' is not a count from 1",
                        STR_ARG(nth), STR_ARG(value));
     if (!kvt_fault_applies((enum kvt_fault_step)i_step, (enum kvt_fault_kind)kind))
-        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%s' cannot befall '%s'",
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%s' cannot be injected at '%s'",
                        kvt_fault_kind_names[kind], kvt_fault_step_names[i_step]);
     if (out->n_at == FAULT_TRIGGERS_MAX)
         return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: more than %d times 'at='",

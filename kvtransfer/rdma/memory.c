@@ -66,7 +66,7 @@ static enum status register_device_memory(struct rdma_device *d, struct ibv_pd *
     int code = errno;
     close(fd);
     return *out ? OK
-                : err_set(err, ERR_NODEV, "rdma: %s cannot register the card's memory: %s",
+                : err_set(err, ERR_NODEV, "rdma: %s cannot register GPU memory: %s",
                           d->port->device, strerror(code));
 }
 

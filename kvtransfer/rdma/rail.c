@@ -201,7 +201,7 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
     (void)rdma_rail_poll(r); /* acknowledged before it broke */
     rdma_queue_destroy(r);
     back_off(r);
-    log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu",
+    log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu completed=%llu",
               port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
               (unsigned long long)window->completed);
     if (rdma_puts_requeue(r, window) != OK)
@@ -342,7 +342,7 @@ static void end_draining(struct rdma_rail *r, bool now)
         rdma_conn_fail(r->conn, ERR_IO, "a queue pair cannot be ended");
         return;
     }
-    log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r),
+    log_debug("rdma rail fenced", "device=%s rail=%u completed=%llu not_flushed=%u", port_name(r),
               r->index, (unsigned long long)r->conn->recv_window.completed, left);
     send_rail_status(r, RDMA_FRAME_FENCED, NULL, false);
 }

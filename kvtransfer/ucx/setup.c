@@ -195,7 +195,7 @@ static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h
     if (st == UCS_OK) return OK;
     if (is_device)
         return err_set(err, ERR_NODEV,
-                       "ucx: %zu bytes of KV in a card's memory cannot be registered: %s", m->bytes,
+                       "ucx: %zu bytes of KV in GPU memory cannot be registered: %s", m->bytes,
                        ucs_status_string(st));
     return err_set(err, ERR_CONFIG,
                    "ucx: %zu bytes of KV memory cannot be registered: %s (the locked-memory limit, "
@@ -247,8 +247,8 @@ static enum status open_device_context(const struct kvt_env *env, const char *tl
         return OK;
     return err_set(err, ERR_NODEV,
                    "ucx: this UCX (%s) was built without CUDA, or its module for it is not "
-                   "installed: it cannot register a card's memory; "
-                   "rdma does without, and ipc and tcp move KV of cards on any host",
+                   "installed: it cannot register GPU memory; "
+                   "rdma does without, and ipc and tcp move KV of GPUs on any host",
                    ucp_get_version_string());
 }
 
@@ -279,7 +279,7 @@ static enum status check_key(const struct ucx_rail *r, struct err *err)
     ucp_rkey_buffer_release(host);
     if (n < r->key_bytes + DEVICE_KEY_BYTES) return OK;
     return err_set(err, ERR_NODEV,
-                   "ucx: %s cannot register the card's memory: that needs the module "
+                   "ucx: %s cannot register GPU memory: that needs the module "
                    "nvidia_peermem, or a UCX and a driver with dma-buf",
                    r->device[0] ? r->device : "the network device");
 }

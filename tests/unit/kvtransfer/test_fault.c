@@ -69,7 +69,7 @@ TEST(fault_plan_refusals_name_the_item)
         { "at=putt:1:drop", "putt" },
         { "at=put:0:drop", "'0'" },
         { "at=put:1:dropp", "dropp" },
-        { "at=fence:1:flip", "cannot befall" },
+        { "at=fence:1:flip", "cannot be injected" },
         { "at=put:1:drop:5", "no milliseconds" },
         { "drop=0.1,", "''" },
         { "at=put:1:drop,at=put:2:drop,at=put:3:drop,at=put:4:drop,at=put:5:drop,at=put:6:drop,at="
