@@ -37,7 +37,7 @@ static struct convert_rows rows_after(struct convert_rows r, size_t n)
 static struct convert_rows rows_of(const struct kv_layout *l, char *values, char *scales)
 {
     return (struct convert_rows){ values, scales, l->head_dim * kv_layout_element_bytes(l),
-                          kv_layout_scale_bytes(l) };
+                                  kv_layout_scale_bytes(l) };
 }
 
 static void move_rows(uint32_t from, struct convert_rows src, uint32_t to, struct convert_rows dst,
@@ -52,9 +52,9 @@ static void move_rows(uint32_t from, struct convert_rows src, uint32_t to, struc
         kvt_convert_row(from, src.values, src.scales, to, dst.values, dst.scales, head_dim);
 }
 
-void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const int32_t *src_blocks,
-                       const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
-                       uint32_t i_block, void *out)
+void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool,
+                       const int32_t *src_blocks, const struct kvt_head_slice *dst,
+                       uint32_t n_tokens, uint32_t layer, uint32_t i_block, void *out)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
     uint32_t n_valid = kvt_plan_tokens(b, n_tokens, i_block), parts = kv_layout_n_parts(b),

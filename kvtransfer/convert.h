@@ -16,10 +16,10 @@ void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint
                      void *dst_scale, uint32_t n);
 
 /* Write the piece at `i_block` of a prompt of n_tokens as `dst` holds it, its valid runs one after
- * the other, to `out`: kvt_head_slice_bytes of them. `pool` is that of `src`; src_blocks is the prompt's
- * block table there, by position in blocks of src's size. Views of as many heads. */
-void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool, const int32_t *src_blocks,
-                       const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
-                       uint32_t i_block, void *out);
+ * the other, to `out`: kvt_head_slice_bytes of them. `pool` is that of `src`; src_blocks is the
+ * prompt's block table there, by position in blocks of src's size. Views of as many heads. */
+void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool,
+                       const int32_t *src_blocks, const struct kvt_head_slice *dst,
+                       uint32_t n_tokens, uint32_t layer, uint32_t i_block, void *out);
 
 #endif

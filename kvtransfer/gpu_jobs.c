@@ -20,7 +20,7 @@ enum {
 };
 
 enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
-                             struct err *err)
+                                struct err *err)
 {
     struct kvt_gpu_jobs *w = MEM_NEW(struct kvt_gpu_jobs);
     w->o = *o;
@@ -74,8 +74,8 @@ struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w)
 static void on_job_done(void *arg)
 {
     struct kvt_gpu_job *k = arg;
-    const struct kvt_gpu_jobs_options *o = &k->jobs->o; /* constant; *k may be taken again once it has
-                                                       * landed */
+    const struct kvt_gpu_jobs_options *o = &k->jobs->o; /* constant; *k may be taken again once it
+                                                         * has landed */
     atomic_store_explicit(&k->done, true, memory_order_release);
     o->on_done(o->arg);
 }
@@ -108,7 +108,10 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
     for (uint32_t i = 0; i < t->range.n; i++) {
         uint32_t i_block = t->range.first + i,
                  n_valid = kvt_plan_tokens(v->layout, t->n_tokens, i_block);
-        struct kvt_strides s[2] = { { .segment_bytes = kvt_head_slice_bytes(v, n_valid), .n_segments = 1 } };
+        struct kvt_strides s[2] = { {
+            .segment_bytes = kvt_head_slice_bytes(v, n_valid),
+            .n_segments = 1,
+        } };
         uint32_t n = made ? 1 : kvt_plan_strides(v, t->range.layer, t->blocks[i_block], n_valid, s);
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
         if (made) made += s->segment_bytes;
@@ -143,8 +146,8 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
     for (uint32_t i = t->range.first; i < t->range.first + t->range.n; i++) {
         uint32_t n_valid = kvt_plan_tokens(to, t->n_tokens, i);
         for (uint32_t done = 0; done < n_valid;) {
-            struct kvt_rows r = kvt_plan_rows(t->slice, t->blocks, t->convert_to, t->n_tokens, t->range.layer,
-                                              i, done);
+            struct kvt_rows r = kvt_plan_rows(t->slice, t->blocks, t->convert_to, t->n_tokens,
+                                              t->range.layer, i, done);
             if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->stream, &m));
             m.rows[m.c.n++] = (struct copy_stream_kv_rows){
                 .to = out + r.to,
@@ -186,11 +189,11 @@ static enum status begin_copies(struct kvt_gpu_job *k, const struct kvt_gpu_job_
         char *here = stage + w->copies[i].local, *there = w->o.pool + w->copies[i].remote;
         bool fetch = t->copy == KVT_GPU_COPY_D2H;
         st = copy_stream_copy(w->stream, &(struct copy_stream_strided){
-                                           .to = fetch ? here : there,
-                                           .from = fetch ? there : here,
-                                           .bytes = w->copies[i].bytes,
-                                           .n = 1,
-                                       });
+                                             .to = fetch ? here : there,
+                                             .from = fetch ? there : here,
+                                             .bytes = w->copies[i].bytes,
+                                             .n = 1,
+                                         });
     }
     return st;
 }
@@ -243,6 +246,9 @@ struct kvt_gpu_job *kvt_gpu_jobs_oldest(struct kvt_gpu_jobs *w)
     return NULL;
 }
 
-enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w) { return copy_stream_synchronize(w->stream); }
+enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w)
+{
+    return copy_stream_synchronize(w->stream);
+}
 
 uint32_t *kvt_gpu_jobs_held(struct kvt_gpu_jobs *w) { return &w->held; }

@@ -28,9 +28,9 @@ struct kvt_gpu_jobs;
 
 struct kvt_gpu_job {
     struct kvt_gpu_jobs *jobs;
-    struct list link;    /* in jobs->begun, from begin to give */
+    struct list link;  /* in jobs->begun, from begin to give */
     _Atomic bool done; /* release by the driver's thread: the sums and bytes are there;
-                          * acquire by kvt_gpu_job_is_done */
+                        * acquire by kvt_gpu_job_is_done */
     bool acquired, released;
     struct kvt_stage stage; /* of jobs->staging, held until it has landed and was given */
     struct copy_stream_checksum_range *pieces; /* KVT_BATCH_PIECES; the device reads them */
@@ -42,8 +42,8 @@ struct kvt_gpu_job {
                               * pool */
 };
 
-/* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by kvt_gpu_job_begin
- * alone. */
+/* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by
+ * kvt_gpu_job_begin alone. */
 struct kvt_gpu_job_params {
     const struct kvt_head_slice *slice;
     const int32_t *blocks; /* by position in view's blocks */
@@ -51,10 +51,11 @@ struct kvt_gpu_job_params {
     struct kvt_block_range range; /* in view's blocks, or in those of `convert_to` */
     uint64_t event;
     bool sums;
-    enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy; /* pool to job->stage, or back */
-    const struct kvt_head_slice *convert_to; /* another pool's: its pieces of the span are made of view's, on the
-                                * card's side of job->stage, and are what is summed and fetched.
-                                * NULL: as they are */
+    /* pool to job->stage, or back */
+    enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy;
+    const struct kvt_head_slice *convert_to; /* another pool's: its pieces of the span are made of
+                                              * view's, on the card's side of job->stage, and are
+                                              * what is summed and fetched. NULL: as they are */
 };
 
 struct kvt_gpu_jobs_options {
@@ -67,7 +68,7 @@ struct kvt_gpu_jobs_options {
 };
 
 enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
-                             struct err *err) MUST_CHECK;
+                                struct err *err) MUST_CHECK;
 void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w); /* waits */
 /* A free work, or NULL: all are under way; `on_done` will come. */
 struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);

@@ -24,11 +24,10 @@ static enum status check_device(const struct kvt_options *o, struct err *err)
 {
     if (o->mem->kind == DEV_MEM_HOST) return OK;
     if (!o->device)
-        return err_set(err, ERR_INVALID,
-                       "the KV pool is in GPU memory, and no device was given");
+        return err_set(err, ERR_INVALID, "the KV pool is in GPU memory, and no device was given");
     if (kv_layout_piece_bytes(&o->layout) <= UINT32_MAX) return OK;
     return err_field(err, ERR_UNSUPPORTED, "block_tokens",
-                     "a KV piece of %zu bytes (%u tokens of a layer) cannot be moved from a card's "
+                     "a KV piece of %zu bytes (%u tokens of a layer) cannot be moved from GPU "
                      "memory: less than 4 GiB can; give a smaller --block-size",
                      kv_layout_piece_bytes(&o->layout), o->layout.block_tokens);
 }
@@ -51,12 +50,11 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
 static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults,
                              struct err *err)
 {
-    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_SCATTERS | KVT_CAP_GPUDIRECT)))
-        return OK;
+    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_SCATTERS | KVT_CAP_GPUDIRECT))) return OK;
     if (!(ops->caps & KVT_CAP_DEVICE_MEM))
         return err_set(err, ERR_NODEV,
-                       "%s moves KV in the processor's memory alone, and this node's is in a "
-                       "card's: ipc and tcp move that",
+                       "%s moves KV in CPU memory only, and this node's is in GPU memory: ipc "
+                       "and tcp move that",
                        ops->name);
     return faults ? err_set(err, ERR_UNSUPPORTED,
                             "a fault plan needs to read the KV that %s pushes from GPU memory",
@@ -66,17 +64,19 @@ static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops
 
 /* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
 static enum status open_transport(struct kvt *k, const struct kvt_transport_ops *ops,
-                            const struct kvt_options *o, struct buf *why, struct err *err)
+                                  const struct kvt_options *o, struct buf *why, struct err *err)
 {
     struct kvt_open_transport transport = { .ops = ops };
     if (k->n_transports == KVT_TRANSPORTS_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_TRANSPORTS_MAX);
+        return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols",
+                       KVT_TRANSPORTS_MAX);
     const char *fault = k->env.tuning.fault;
     struct err reason = { 0 };
     enum status st = fits_pool(k, ops, fault && *fault, &reason);
     if (st == OK)
-        st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &transport.t, &reason)
-                             : ops->open(&k->env, &transport.t, &reason);
+        st = fault && *fault
+                 ? kvt_fault_open(ops, &k->env, fault, o->metrics, &transport.t, &reason)
+                 : ops->open(&k->env, &transport.t, &reason);
     if (st == ERR_NODEV) {
         buf_printf(why, "%s%s", why->len ? "; " : ": ", reason.text);
         log_line(o->named ? LOG_WARN : LOG_INFO, "kv transport not available",
@@ -142,7 +142,8 @@ static enum status make_staging(struct kvt *k, const struct kvt_options *o, stru
     TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
     TRY(kvt_staging_add_device(k->core.staging, err));
     if (!is_allowed(o, KVT_CAP_RECEIVER_SCATTERS)) return OK;
-    return kvt_staging_create(o->device, at_least(bytes, KVT_RECV_STAGING_BYTES), &k->core.recv_staging, err);
+    return kvt_staging_create(o->device, at_least(bytes, KVT_RECV_STAGING_BYTES),
+                              &k->core.recv_staging, err);
 }
 
 /* What the card does for a pool in its memory. */
@@ -246,14 +247,16 @@ static enum status post(struct kvt *k, struct kvt_command cmd)
  * the box then, which is everything their caller had posted before. */
 static void post_always(struct kvt *k, struct kvt_command cmd)
 {
-    if (mailbox_post(k->mailbox, &cmd) != ERR_FULL) return; /* taken, or closed: then everything ends */
+    if (mailbox_post(k->mailbox, &cmd) != ERR_FULL)
+        return; /* taken, or closed: then everything
+                 * ends */
     struct kvt_overflow *overflow = MEM_NEW(struct kvt_overflow);
     overflow->cmd = cmd;
     overflow->next = atomic_load_explicit(&k->overflow, memory_order_relaxed);
     /* release: the thread's exchange sees the command, and the length of the box with what this
      * caller posted before */
-    while (!atomic_compare_exchange_weak_explicit(&k->overflow, &overflow->next, overflow, memory_order_release,
-                                                  memory_order_relaxed)) {}
+    while (!atomic_compare_exchange_weak_explicit(&k->overflow, &overflow->next, overflow,
+                                                  memory_order_release, memory_order_relaxed)) {}
 }
 
 /* ---- connecting ---- */
@@ -287,7 +290,8 @@ enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct 
         return err_set(err, ERR_FULL, "%d KV connections are being made, the limit",
                        KVT_TICKETS_MAX);
     for (uint32_t i = 0; i < k->n_transports; i++) {
-        snprintf(m.transports[i].name, sizeof m.transports[i].name, "%s", k->transports[i].ops->name);
+        snprintf(m.transports[i].name, sizeof m.transports[i].name, "%s",
+                 k->transports[i].ops->name);
         m.transports[i].address = buf_str(&k->transports[i].address);
     }
     kvt_answer_encode(&m, out);
@@ -301,7 +305,8 @@ static struct kvt_route *make_route(struct kvt *k, const struct kvt_answer_msg *
     memcpy(r->ticket, a->ticket, sizeof r->ticket);
     for (uint32_t i = 0; i < k->n_transports; i++)
         for (uint32_t j = 0; j < a->n_transports; j++)
-            if (r->n < KVT_TRANSPORTS_MAX && str_eq_c(str_of(a->transports[j].name), k->transports[i].ops->name)) {
+            if (r->n < KVT_TRANSPORTS_MAX &&
+                str_eq_c(str_of(a->transports[j].name), k->transports[i].ops->name)) {
                 buf_add_str(&r->addresses[r->n], a->transports[j].address);
                 r->transports[r->n++] = &k->transports[i];
                 break;

@@ -39,14 +39,16 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
                          mine->tp_rank, mine->tp_size, theirs->tp_rank, theirs->tp_size);
     TRY(check_types(from, to, lossy, err));
     struct kvt_head_slice slice = { to, 0, n };
-    if (!kvt_plan_direct(from, to) && kvt_head_slice_bytes(&slice, to->block_tokens) > staging_bytes)
+    if (!kvt_plan_direct(from, to) &&
+        kvt_head_slice_bytes(&slice, to->block_tokens) > staging_bytes)
         return err_field(
             err, ERR_UNSUPPORTED, "block_tokens",
             "a KV piece of the receiver (%" PRIu32 " tokens, %s) has %" PRIu64
             " bytes, more than the %" PRIu64 " in which the sender (%" PRIu32
             " tokens, %s) converts; start both with the same --block-size and element type",
-            to->block_tokens, kv_dtype_name(to->dtype), kvt_head_slice_bytes(&slice, to->block_tokens),
-            staging_bytes, from->block_tokens, kv_dtype_name(from->dtype));
+            to->block_tokens, kv_dtype_name(to->dtype),
+            kvt_head_slice_bytes(&slice, to->block_tokens), staging_bytes, from->block_tokens,
+            kv_dtype_name(from->dtype));
     return OK;
 }
 
@@ -56,7 +58,7 @@ struct kvt_head_slice kvt_head_slice_all(const struct kv_layout *l)
 }
 
 enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
-                           struct kvt_head_slice *out)
+                              struct kvt_head_slice *out)
 {
     uint64_t mine = kv_layout_first_head(l);
     if (n == 0 || first < mine || (uint64_t)first + n > mine + l->n_kv_heads) return ERR_INVALID;
@@ -107,14 +109,17 @@ uint64_t kvt_head_slice_bytes(const struct kvt_head_slice *v, uint32_t n_valid)
     return (uint64_t)n_groups(v) * n_valid * row_bytes(v->layout);
 }
 
-uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens, struct kvt_block_range s)
+uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
+                              struct kvt_block_range s)
 {
     if (s.n == 0) return 0;
     uint32_t last = kvt_plan_tokens(v->layout, n_tokens, s.first + s.n - 1);
-    return kvt_head_slice_bytes(v, v->layout->block_tokens) * (s.n - 1) + kvt_head_slice_bytes(v, last);
+    return kvt_head_slice_bytes(v, v->layout->block_tokens) * (s.n - 1) +
+           kvt_head_slice_bytes(v, last);
 }
 
-uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens, uint32_t n_skip)
+uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
+                                    uint32_t n_skip)
 {
     uint32_t n = kvt_plan_n_blocks(v->layout, n_tokens);
     if (n_skip >= n) return 0;
@@ -180,8 +185,8 @@ static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
 }
 
 uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_blocks,
-                         const struct kvt_head_slice *dst, const int32_t *dst_blocks, uint32_t n_tokens,
-                         struct kvt_block_range s, struct kvt_copy *out)
+                         const struct kvt_head_slice *dst, const int32_t *dst_blocks,
+                         uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
@@ -200,8 +205,9 @@ uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_bl
     return n;
 }
 
-uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst, const int32_t *dst_blocks,
-                              uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out)
+uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst,
+                              const int32_t *dst_blocks, uint32_t n_tokens,
+                              struct kvt_block_range s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
@@ -218,8 +224,9 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst, 
     return n;
 }
 
-int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *blocks, uint32_t n_tokens,
-                 struct kvt_block_range s, uint64_t offset, struct iovec *iov, int cap)
+int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *blocks,
+                 uint32_t n_tokens, struct kvt_block_range s, uint64_t offset, struct iovec *iov,
+                 int cap)
 {
     const struct kv_layout *l = v->layout;
     uint64_t piece = kvt_head_slice_bytes(v, l->block_tokens);
@@ -247,8 +254,8 @@ int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *bloc
     return n;
 }
 
-uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block, uint32_t n_valid,
-                          struct kvt_strides out[2])
+uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block,
+                          uint32_t n_valid, struct kvt_strides out[2])
 {
     const struct kv_layout *l = v->layout;
     uint64_t pool = kv_layout_offset(l, layer, (uint32_t)block);

@@ -49,7 +49,7 @@ struct kvt_head_slice kvt_head_slice_all(const struct kv_layout *l);
 /* The view of heads [first, first + n) of the whole model. OK, or ERR_INVALID: this rank does not
  * have them all. */
 enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
-                           struct kvt_head_slice *out) MUST_CHECK;
+                              struct kvt_head_slice *out) MUST_CHECK;
 
 /* Blocks that hold n_tokens tokens. */
 uint32_t kvt_plan_n_blocks(const struct kv_layout *l, uint32_t n_tokens);
@@ -62,8 +62,10 @@ uint32_t kvt_plan_complete(const struct kv_layout *l, uint32_t n_tokens, uint32_
 /* Bytes of a piece of n_valid tokens, of a span, of all layers of a transfer (n_skip leading blocks
  * are not moved). */
 uint64_t kvt_head_slice_bytes(const struct kvt_head_slice *v, uint32_t n_valid);
-uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens, struct kvt_block_range s);
-uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens, uint32_t n_skip);
+uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
+                              struct kvt_block_range s);
+uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
+                                    uint32_t n_skip);
 /* of all heads */
 uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip);
 /* How many of at most n positions fit into one put of about `bytes` bytes (at least 1, at most
@@ -75,15 +77,17 @@ uint32_t kvt_plan_max_copies(const struct kv_layout *l);
  * neighbours that are adjacent on both sides are joined. Tables are indexed by position and hold
  * block numbers of their pools. `out` has room for kvt_plan_max_copies. Returns how many. */
 uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_blocks,
-                         const struct kvt_head_slice *dst, const int32_t *dst_blocks, uint32_t n_tokens,
-                         struct kvt_block_range s, struct kvt_copy *out);
+                         const struct kvt_head_slice *dst, const int32_t *dst_blocks,
+                         uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out);
 /* As kvt_plan_copies, from a span's bytes that lie one after the other at `local`. */
-uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst, const int32_t *dst_blocks,
-                              uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out);
+uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst,
+                              const int32_t *dst_blocks, uint32_t n_tokens,
+                              struct kvt_block_range s, struct kvt_copy *out);
 /* Where byte `offset` of a span and what follows it lies in the pool at `base`: up to `cap`
  * scattered pieces; returns how many. */
-int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *blocks, uint32_t n_tokens,
-                 struct kvt_block_range s, uint64_t offset, struct iovec *iov, int cap);
+int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *blocks,
+                 uint32_t n_tokens, struct kvt_block_range s, uint64_t offset, struct iovec *iov,
+                 int cap);
 /* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long,
  * how many. */
 struct kvt_strides {
@@ -91,8 +95,8 @@ struct kvt_strides {
     uint32_t n_segments;
 };
 /* Returns 1, or 2 where scales do not adjoin the values they are of: values, then scales. */
-uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block, uint32_t n_valid,
-                          struct kvt_strides out[2]);
+uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block,
+                          uint32_t n_valid, struct kvt_strides out[2]);
 /* Tokens of one piece of `dst` that lie in one block of `src`, n of each of n_groups (head, part)
  * pairs: where their rows and scales begin in the pool of src and in the piece as it is sent (its
  * valid runs one after the other), and how many rows apart the pairs are. */

@@ -70,8 +70,8 @@ static void connect_next(struct kvt *k, struct kvt_peer *p)
             r->status = ERR_PEER_LOST;
             snprintf(r->why, sizeof r->why, "%s does not reach the peer from this host",
                      transport->ops->name);
-        } else if ((r->status = transport->ops->connect(transport->t, address, &p->layout, r->ticket, &p->conn,
-                                                  &err)) == OK) {
+        } else if ((r->status = transport->ops->connect(transport->t, address, &p->layout,
+                                                        r->ticket, &p->conn, &err)) == OK) {
             p->ops = transport->ops;
             p->conn->peer = p;
             return;
@@ -175,7 +175,8 @@ static bool poll_transports(struct kvt *k)
 {
     bool any = false;
     for (uint32_t transport = 0; transport < k->n_transports; transport++) {
-        size_t n = k->transports[transport].ops->poll(k->transports[transport].t, k->transport_events, KVT_TRANSPORT_EVENTS);
+        size_t n = k->transports[transport].ops->poll(k->transports[transport].t,
+                                                      k->transport_events, KVT_TRANSPORT_EVENTS);
         for (size_t i = 0; i < n; i++) {
             struct kvt_transport_event *in = &k->transport_events[i];
             switch (in->kind) {
@@ -190,8 +191,8 @@ static bool poll_transports(struct kvt *k)
     return any;
 }
 
-/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_transports: later
- * incidents may name them. */
+/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_transports:
+ * later incidents may name them. */
 static void sweep_peers(struct kvt *k)
 {
     LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
@@ -245,9 +246,10 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
     case KVT_DO_EXPECT_CANCEL: kvt_recv_cancel(&k->core, cmd->id); break;
     case KVT_DO_OPEN: kvt_send_begin(&k->core, send, find_peer(k, send->peer_handle)); break;
     case KVT_DO_READY:
-        kvt_send_add(&k->core, ready->id,
-                     &(struct kvt_token_range){ ready->layer, ready->begin, ready->end, ready->event },
-                     ready->blocks);
+        kvt_send_add(
+            &k->core, ready->id,
+            &(struct kvt_token_range){ ready->layer, ready->begin, ready->end, ready->event },
+            ready->blocks);
         mem_free(ready);
         break;
     case KVT_DO_FINISH: kvt_send_end(&k->core, cmd->id, cmd->stamp); break;
@@ -264,7 +266,8 @@ static void take_overflow(struct kvt *k)
     if (k->overflow_due) return;
     /* acquire: see post_always. What its callers had posted before is in the box now, or was taken
      * out already. */
-    struct kvt_overflow *newest = atomic_exchange_explicit(&k->overflow, NULL, memory_order_acquire);
+    struct kvt_overflow *newest = atomic_exchange_explicit(&k->overflow, NULL,
+                                                           memory_order_acquire);
     while (newest) {
         struct kvt_overflow *next = newest->next;
         newest->next = k->overflow_due;
@@ -382,10 +385,12 @@ enum status kvt_progress_start(struct kvt *k, struct err *err)
     if (k->wake_fd < 0 || k->epoll_fd < 0)
         return err_set(err, ERR_INTERNAL, "no event descriptors for the transfer thread: %s",
                        strerror(errno));
-    k->mailbox = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake, k);
+    k->mailbox = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake,
+                                k);
     for (uint32_t i = 0; i <= k->n_transports; i++) {
         struct epoll_event e = { .events = EPOLLIN };
-        e.data.fd = i < k->n_transports ? k->transports[i].ops->wait_fd(k->transports[i].t) : k->wake_fd;
+        e.data.fd = i < k->n_transports ? k->transports[i].ops->wait_fd(k->transports[i].t)
+                                        : k->wake_fd;
         if (epoll_ctl(k->epoll_fd, EPOLL_CTL_ADD, e.data.fd, &e) != 0)
             return err_set(err, ERR_INTERNAL, "the transfer thread cannot wait: %s",
                            strerror(errno));
@@ -433,13 +438,13 @@ enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]
 }
 
 int kvt_progress_scatter(void *arg, struct kvt_conn *c, const struct kvt_message *head,
-                       uint64_t offset, struct iovec *iov, int cap)
+                         uint64_t offset, struct iovec *iov, int cap)
 {
     return kvt_recv_scatter(&((struct kvt *)arg)->core, c->peer, head, offset, iov, cap);
 }
 
 void kvt_progress_scattered(void *arg, struct kvt_conn *c, const struct kvt_message *head,
-                         uint64_t bytes)
+                            uint64_t bytes)
 {
     kvt_recv_scattered(&((struct kvt *)arg)->core, c->peer, head, bytes);
 }

@@ -92,8 +92,8 @@ struct kvt {
     struct kvt_handle handles[KVT_PEERS_MAX];
     _Atomic uint64_t next_handle;
     struct mailbox *mailbox;
-    _Atomic(struct kvt_overflow *) overflow; /* newest first; pushed by any thread, taken as a whole by the
-                                      * transfer thread */
+    _Atomic(struct kvt_overflow *) overflow; /* newest first; pushed by any thread, taken as a whole
+                                              * by the transfer thread */
     int wake_fd, epoll_fd;
     _Atomic bool stopping;
     bool started;
@@ -102,8 +102,8 @@ struct kvt {
     struct list peers;
     struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
-    struct kvt_overflow *overflow_due; /* taken from `overflow`, oldest first; they run when n_before
-                           * commands have left the box */
+    struct kvt_overflow *overflow_due; /* taken from `overflow`, oldest first; they run when
+                                        * n_before commands have left the box */
     size_t n_before;
 };
 
@@ -114,9 +114,9 @@ void kvt_progress_wake(void *kvt);
 /* Env callbacks of the rows; `arg` is the kvt. */
 enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
 int kvt_progress_scatter(void *arg, struct kvt_conn *c, const struct kvt_message *head,
-                       uint64_t offset, struct iovec *iov, int cap);
+                         uint64_t offset, struct iovec *iov, int cap);
 void kvt_progress_scattered(void *arg, struct kvt_conn *c, const struct kvt_message *head,
-                         uint64_t bytes);
+                            uint64_t bytes);
 void kvt_route_free(struct kvt_route *r);
 
 #endif

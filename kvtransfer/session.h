@@ -58,8 +58,8 @@ enum {
                               * to stay in cache for its checksum */
     KVT_DEVICE_PUT_BYTES = 8 << 20, /* of one between cards, whose bytes no processor touches: some
                                      * 20 us of NVLink, 150 us of PCIe */
-    KVT_RECV_STAGING_BYTES = 32 << 20,  /* of frames on their way into a pool in a card's memory: 32 of 1
-                                  * MiB, 30 us of PCIe each */
+    KVT_RECV_STAGING_BYTES = 32 << 20, /* of frames on their way into a pool in a card's memory: 32
+                                        * of 1 MiB, 30 us of PCIe each */
     KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB or more, more than any
                                   * link holds (100 GB/s over 200 us is 20 MB) */
     KVT_ANSWER_MS = 5000,        /* OPEN and FINISH are round trips: a sender waits so long for
@@ -91,22 +91,22 @@ struct kvt_recv {
     struct kvt_head_slice slice; /* of the pool: the heads that were granted */
     int32_t *blocks;
     uint32_t n_used, n_first, n_tokens; /* positions [n_first, n_used) are to come */
-    uint32_t *arrived, *verified;        /* per layer: positions below are in place /
+    uint32_t *arrived, *verified;       /* per layer: positions below are in place /
                                          * agreed */
     uint64_t n_left;                    /* pieces not verified yet, all layers */
     struct kvt_peer *peer;              /* BOUND, FENCING: the writer */
     struct list link;                   /* in peer->recvs */
     uint64_t bytes, t_begin_ns, t_moved_ms, t_fence_ms, deadline_ms;
-    uint32_t n_stops;                     /* FENCING: STOP was said so often */
-    uint64_t t_doubt_ms;                  /* BOUND: when the first wrong checksum was seen; 0:
-                                           * none was */
+    uint32_t n_stops;                  /* FENCING: STOP was said so often */
+    uint64_t t_doubt_ms;               /* BOUND: when the first wrong checksum was seen; 0:
+                                        * none was */
     uint32_t doubt_layer, doubt_block; /* where */
-    bool moved;                  /* t_begin_ns is that of the first byte, not of the grant */
-    bool sums;                   /* every NOTE carries checksums, and they are verified */
-    uint32_t n_stores, n_checks; /* works under way: frames on their way into the pool,
-                                  * NOTEs being verified */
-    bool finishes;               /* FINISH came before they were over ... */
-    uint64_t finish_bytes;       /* ... and said this */
+    bool moved;                        /* t_begin_ns is that of the first byte, not of the grant */
+    bool sums;                         /* every NOTE carries checksums, and they are verified */
+    uint32_t n_stores, n_checks;       /* works under way: frames on their way into the pool,
+                                        * NOTEs being verified */
+    bool finishes;                     /* FINISH came before they were over ... */
+    uint64_t finish_bytes;             /* ... and said this */
 };
 
 enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
@@ -114,9 +114,9 @@ enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT
 /* A put under way, or made and not taken yet. */
 struct kvt_batch {
     struct kvt_block_range range;
-    struct kvt_stage stage; /* where its bytes were made; n == 0: they lie in the pool */
-    struct kvt_gpu_job *job;  /* that fetches them from a card, or makes their checksums there; NULL:
-                             * none */
+    struct kvt_stage stage;  /* where its bytes were made; n == 0: they lie in the pool */
+    struct kvt_gpu_job *job; /* that fetches them from a card, or makes their checksums there;
+                              * NULL: none */
 };
 
 struct kvt_send {
@@ -130,14 +130,14 @@ struct kvt_send {
     uint64_t generation;
     uint32_t first_head, n_heads, block_tokens; /* as granted: heads of the model, the
                                                  * receiver's block size */
-    struct kvt_head_slice src, dst;                   /* of both pools, from kvt_send_begin on */
+    struct kvt_head_slice src, dst;             /* of both pools, from kvt_send_begin on */
     bool direct;                                /* bytes go from pool to pool, nothing is
                                                  * converted */
     uint32_t n_used, n_first, n_tokens;         /* positions: the receiver's blocks */
     uint32_t n_src;                             /* own blocks that hold n_tokens */
     int32_t *dst_blocks, *src_blocks;           /* n_used and n_src of them */
     uint32_t *tokens, *cursor;                  /* per layer: tokens ready, next position to put */
-    uint64_t *events;                            /* per layer: of the tokens that are ready */
+    uint64_t *events;                           /* per layer: of the tokens that are ready */
     uint32_t *queue;                            /* layers with something to put, in order of
                                                  * arrival */
     uint8_t *queued;                            /* per layer */
@@ -145,12 +145,12 @@ struct kvt_send {
     uint64_t n_left; /* pieces not put yet, all layers */
     struct kvt_batch puts[KVT_SEND_PUTS];
     uint32_t unfinished;           /* bit i: puts[i] has no PUT_DONE yet */
-    struct kvt_batch prepared;         /* converted, fetched or begun, and not taken by
+    struct kvt_batch prepared;     /* converted, fetched or begun, and not taken by
                                     * the row yet; prepared.range.n == 0: none */
-    struct kvt_gpu_job *note_job;    /* makes the checksums of `note`; NULL: they are in
+    struct kvt_gpu_job *note_job;  /* makes the checksums of `note`; NULL: they are in
                                     * it */
     bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
-    bool device_failed;              /* that holds the pool: the next pump ends the
+    bool device_failed;            /* that holds the pool: the next pump ends the
                                     * session */
     struct kvt_message note;       /* to be sent when note_waits */
     uint64_t bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
@@ -168,12 +168,13 @@ struct kvt_peer {
     uint64_t handle;                     /* of kvt_connect; 0: incoming */
     struct kv_layout layout;             /* theirs; outgoing only */
     bool checksum;                       /* outgoing: both sides want checksums */
-    uint32_t staging_chunks;                     /* outgoing: chunks of staging memory its puts hold */
-    uint32_t recv_chunks;                      /* incoming: chunks of the inbox its frame holds */
+    uint32_t staging_chunks;             /* outgoing: chunks of staging memory its puts
+                                          * hold */
+    uint32_t recv_chunks;                /* incoming: chunks of the inbox its frame holds */
     struct kvt_stage frame; /* incoming: where the frame that is being read lands; n == 0: in
                              * the pool, or there is none */
     bool up, lost;          /* lost: DOWN was seen */
-    bool must_close;         /* to be disconnected (does not answer STOP, breaks the
+    bool must_close;        /* to be disconnected (does not answer STOP, breaks the
                              * protocol) */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */
@@ -184,11 +185,12 @@ struct kvt_core {
     struct kv_layout layout;
     char *pool;
     bool checksum;
-    bool lossy;                           /* a peer may hold less precise values */
+    bool lossy;                                 /* a peer may hold less precise values */
     struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in a card's memory; NULL: the processor
-                                           * reads the pool */
-    struct kvt_staging *recv_staging;            /* with `recv_jobs`: where frames of rows that place bytes
-                                           * land first; NULL: there is no such row */
+                                                 * reads the pool */
+    struct kvt_staging *recv_staging;           /* with `recv_jobs`: where frames of rows that
+                                                 * place bytes land first; NULL: there is no such
+                                                 * row */
     struct kvt_staging *staging; /* NULL: peers of another layout cannot be served (tests of
                                   * sessions alone) */
     uint32_t stall_ms, n_transfers, n_slots;
@@ -232,9 +234,9 @@ void kvt_recv_cancel(struct kvt_core *c, uint64_t id);
 /* OPEN, NOTE, FINISH, STOPPED, BYE. */
 void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);
 int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
-                   uint64_t offset, struct iovec *iov, int cap);
+                     uint64_t offset, struct iovec *iov, int cap);
 void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
-                     uint64_t bytes);
+                        uint64_t bytes);
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);

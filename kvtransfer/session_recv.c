@@ -301,7 +301,7 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
 static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     uint64_t bytes = kvt_plan_range_bytes(&r->slice, r->n_tokens,
-                                         (struct kvt_block_range){ m->layer, m->first, m->n });
+                                          (struct kvt_block_range){ m->layer, m->first, m->n });
     r->n_left -= m->n;
     r->bytes += bytes;
     kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_DIRECTION_RECEIVE, bytes);
@@ -340,7 +340,7 @@ static struct kvt_gpu_job *acquire_job(struct kvt_core *c)
 /* Give the card something of this transfer to do; `k` may be NULL. False: the transfer has ended,
  * the card has failed. */
 static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job *k,
-                       const struct kvt_message *m, struct kvt_gpu_job_params params)
+                      const struct kvt_message *m, struct kvt_gpu_job_params params)
 {
     if (k) {
         k->session = r->session;
@@ -461,10 +461,11 @@ void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
 
 /* Where the frame is read to. When the inbox is full its copies are waited for; what is left then
  * belongs to frames that other peers have begun. */
-static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
-                          uint64_t offset, struct iovec *iov)
+static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p,
+                              const struct kvt_message *head, uint64_t offset, struct iovec *iov)
 {
-    if (!p->frame.n && !kvt_staging_acquire(c->recv_staging, head->bytes, true, &p->recv_chunks, &p->frame)) {
+    if (!p->frame.n &&
+        !kvt_staging_acquire(c->recv_staging, head->bytes, true, &p->recv_chunks, &p->frame)) {
         if (kvt_gpu_jobs_synchronize(c->recv_jobs) == OK) kvt_recv_collect(c);
         struct kvt_recv *r = bound(c, p, head);
         if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
@@ -495,7 +496,8 @@ static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv 
         p->recv_chunks -= p->frame.n;
         p->frame.n = 0;
     }
-    if (begin_job(c, r, k, head, (struct kvt_gpu_job_params){ .copy = KVT_GPU_COPY_H2D })) r->n_stores++;
+    if (begin_job(c, r, k, head, (struct kvt_gpu_job_params){ .copy = KVT_GPU_COPY_H2D }))
+        r->n_stores++;
 }
 
 /* What a NOTE's sums say of the pieces that are in the pool. */
@@ -511,7 +513,8 @@ static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_
 
 void kvt_recv_collect(struct kvt_core *c)
 {
-    for (struct kvt_gpu_job *k; (k = kvt_gpu_jobs_oldest(c->recv_jobs)) != NULL && kvt_gpu_job_is_done(k);) {
+    for (struct kvt_gpu_job *k;
+         (k = kvt_gpu_jobs_oldest(c->recv_jobs)) != NULL && kvt_gpu_job_is_done(k);) {
         struct kvt_recv *r = &c->slots[k->session];
         bool live = state_of(r) >= KVT_RECV_BOUND && r->generation == k->generation;
         kvt_gpu_job_release(k); /* its fields stay until the next take */
@@ -521,7 +524,7 @@ void kvt_recv_collect(struct kvt_core *c)
 }
 
 int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
-                   uint64_t offset, struct iovec *iov, int cap)
+                     uint64_t offset, struct iovec *iov, int cap)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r && offset == 0) dropped(c, head);
@@ -542,7 +545,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
 }
 
 void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head,
-                     uint64_t bytes)
+                        uint64_t bytes)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r || state_of(r) != KVT_RECV_BOUND) {

@@ -354,12 +354,14 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
 static bool acquire_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range *range)
 {
     uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
-    if (kvt_staging_acquire(c->staging, bytes, range->n == 1, &s->peer->staging_chunks, &s->prepared.stage))
+    if (kvt_staging_acquire(c->staging, bytes, range->n == 1, &s->peer->staging_chunks,
+                            &s->prepared.stage))
         return true;
     if (range->n == 1) return false;
     range->n = 1; /* fragments, or others hold most of it: something always goes on */
     bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
-    return kvt_staging_acquire(c->staging, bytes, true, &s->peer->staging_chunks, &s->prepared.stage);
+    return kvt_staging_acquire(c->staging, bytes, true, &s->peer->staging_chunks,
+                               &s->prepared.stage);
 }
 
 /* Convert the pieces of a span in staging memory; false while there is no room. */
@@ -451,7 +453,7 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
 {
     uint32_t layer = s->queue[s->q_head];
     struct kvt_block_range range = { layer, s->cursor[layer],
-                             kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
+                                     kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
     *out = (struct kvt_batch){ .range = range };
     bool on_device = c->send_jobs && (s->sums || must_stage(c, s));
     if (s->direct && !on_device) return true;
@@ -460,8 +462,8 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
     return true;
 }
 
-static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range, uint32_t ready,
-                    uint64_t bytes)
+static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range,
+                    uint32_t ready, uint64_t bytes)
 {
     s->t_moved_ms = clock_ms();
     s->cursor[range.layer] += range.n;
@@ -522,7 +524,8 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
             flush_note(s);
             more = true;
         }
-        if (s->device_failed) kvt_send_fail(c, s, ERR_NODEV, "the GPU that holds the KV has failed");
+        if (s->device_failed)
+            kvt_send_fail(c, s, ERR_NODEV, "the GPU that holds the KV has failed");
         else finish_if_complete(c, s);
     }
     /* The next pump begins with another session. */
@@ -615,7 +618,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
         bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
             p->must_close |= stalls; /* an abandoned put that does not end: only the end of the
-                                     * connection ends it */
+                                      * connection ends it */
             continue;
         }
         char text[128];

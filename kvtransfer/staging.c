@@ -77,7 +77,7 @@ static uint32_t find_free_chunks(const struct kvt_staging *s, uint32_t n)
 }
 
 bool kvt_staging_acquire(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
-                      struct kvt_stage *out)
+                         struct kvt_stage *out)
 {
     uint64_t n = (bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK;
     if (n == 0 || n > s->n_free) return false;

@@ -42,7 +42,7 @@ uint64_t kvt_staging_piece_max(const struct kvt_staging *s);
  * too. LIMIT: about log2(memory / piece) peers that do not drain leave nothing for one more until
  * their transfers' stall deadline. */
 bool kvt_staging_acquire(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
-                      struct kvt_stage *out);
+                         struct kvt_stage *out);
 /* Give back; none is fine. */
 void kvt_staging_release(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage);
 /* Offset of the stage's first byte in the memory, and its address. */

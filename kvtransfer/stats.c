@@ -20,7 +20,9 @@ struct kvt_stats {
     struct gauge *in_flight[2], *quarantined;
 };
 
-static const char *const DIRECTIONS[] = { [KVT_DIRECTION_SEND] = "send", [KVT_DIRECTION_RECEIVE] = "receive" };
+static const char *const DIRECTIONS[] = {
+    [KVT_DIRECTION_SEND] = "send", [KVT_DIRECTION_RECEIVE] = "receive"
+};
 
 static const char *const FAILURES[KVT_FAILED_COUNT] = {
     [KVT_FAILED_CHECKSUM] = "checksum",   [KVT_FAILED_STALE] = "stale",
@@ -67,8 +69,8 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
         const char *name = s->transports[i].transport = kvt_transports[i]->name;
         for (int d = 0; d < 2; d++) {
             s->transports[i].bytes[d] = metrics_counter(m, "baton_kv_transfer_bytes_total",
-                                                  label(&b, name, d),
-                                                  "KV bytes moved between nodes.");
+                                                        label(&b, name, d),
+                                                        "KV bytes moved between nodes.");
             s->transports[i].seconds[d] = metrics_histogram(
                 m, "baton_kv_transfer_seconds", label(&b, name, d),
                 "First byte to acknowledged (send) or verified (receive) of one transfer.",

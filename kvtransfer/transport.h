@@ -6,8 +6,8 @@
  * two kinds fit:
  *   one-sided        put() writes into the receiver's memory (mem, ipc; rdma, ucx): the receiver's
  *                    threads never see the bytes
- *   receiver places put() streams; the receiving row asks env->scatter where they go and writes them
- *   itself (tcp)
+ *   receiver places put() streams; the receiving row asks env->scatter where they go and writes
+ *   them itself (tcp)
  * To add a row: write its file, add one line to kvt_transports[] in transport.c, pass
  * tests/conformance/test_transports.c.
  *
@@ -33,14 +33,14 @@
 #include "shared/kv/kv_layout.h"
 
 enum kvt_cap {
-    KVT_CAP_SAME_PROCESS = 1,    /* reaches only within one process */
-    KVT_CAP_SAME_HOST = 2,       /* reaches only within one host */
+    KVT_CAP_SAME_PROCESS = 1,      /* reaches only within one process */
+    KVT_CAP_SAME_HOST = 2,         /* reaches only within one host */
     KVT_CAP_RECEIVER_SCATTERS = 4, /* env->scatter is used: forgetting a session is its fence */
-    KVT_CAP_FENCE_TEARDOWN = 8,  /* disconnecting takes the peer's access away (rdma: queue pair in
-                                  * error, key invalid) */
-    KVT_CAP_DEVICE_MEM = 16,     /* puts from GPU memory into GPU memory, behind their marks */
-    KVT_CAP_GPUDIRECT = 32  /* peers write into GPU memory where open finds that they can;
-                                  * puts are made from staging memory */
+    KVT_CAP_FENCE_TEARDOWN = 8, /* disconnecting takes the peer's access away (rdma: queue pair in
+                                 * error, key invalid) */
+    KVT_CAP_DEVICE_MEM = 16,    /* puts from GPU memory into GPU memory, behind their marks */
+    KVT_CAP_GPUDIRECT = 32      /* peers write into GPU memory where open finds that they can;
+                                 * puts are made from staging memory */
 };
 
 enum {
@@ -65,7 +65,7 @@ struct kvt_put {
                                     * enough for the receiver to place it */
     const struct kvt_copy *copies; /* in the order of the bytes; copied by the row */
     uint32_t n_copies;             /* 1..env->max_copies */
-    uint64_t event;                 /* the pool's device has the bytes when it has come to it
+    uint64_t event;                /* the pool's device has the bytes when it has come to it
                                     * (device_record_event); 0: they are there */
     uint64_t tag;
 };
@@ -105,7 +105,7 @@ struct kvt_env {
                                     * else NULL */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
     const struct dev_mem *staging_device; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the
-                                         * device's memory, and what such rows put from */
+                                           * device's memory, and what such rows put from */
     struct kvt_tuning tuning;
     const char *listen_host, *advertise_host;
     uint16_t port; /* tcp */
@@ -118,9 +118,10 @@ struct kvt_env {
      * and returns how many; 0: nowhere (no live grant of that generation on this connection): the
      * row reads the rest of the frame and drops it. */
     int (*scatter)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset,
-                 struct iovec *iov, int cap);
+                   struct iovec *iov, int cap);
     /* The first `bytes` of the frame are in place now. */
-    void (*scattered)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t bytes);
+    void (*scattered)(void *arg, struct kvt_conn *c, const struct kvt_message *head,
+                      uint64_t bytes);
 };
 
 struct kvt_transport_ops {

@@ -73,7 +73,7 @@ struct tuning_entry {
       "register the KV cache for on-demand paging, without locking its memory; auto: where "       \
       "locking fails and the device can")                                                          \
     X("BATON_UCX_TLS", WORDS, AT(ucx_tls), 0, 0, 0, "a comma list such as rc_verbs,tcp",           \
-      "UCX transports that the ucx transport may use")                                                   \
+      "UCX transports that the ucx transport may use")                                             \
     X("BATON_TCP_CONNECTIONS", U32, AT(tcp_connections), 0, 1, 16, "a number from 1 to 16",        \
       "TCP connections per peer")                                                                  \
     X("BATON_TCP_ZEROCOPY", SWITCH, AT(zerocopy), 0, 0, 0, AUTO_ON_OFF,                            \

@@ -55,7 +55,7 @@ struct kvt_wire_preamble {
 };
 static_assert(sizeof(struct kvt_wire_preamble) == KVT_PREAMBLE_BYTES, "wire size");
 
-struct kvt_wire_message {     /* then n checksums of a NOTE */
+struct kvt_wire_message { /* then n checksums of a NOTE */
     uint8_t kind, status; /* status: its number without the sign */
     uint16_t n;
     uint32_t session;

@@ -25,8 +25,8 @@ int kvt_accept(const char *transport, int epoll_fd, int listen_fd, uint64_t *aga
     do fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     while (fd < 0 && (errno == ECONNABORTED || errno == EINTR));
     if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-        log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", transport, strerror(errno),
-                 ACCEPT_PAUSE_MS);
+        log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", transport,
+                 strerror(errno), ACCEPT_PAUSE_MS);
         watch(epoll_fd, listen_fd, false);
         *again_ms = clock_ms() + ACCEPT_PAUSE_MS;
     }

@@ -49,7 +49,7 @@ bool kvt_address_same_host(int fd);
 /* Connections of `fd` leave with the address of that interface; NULL: the kernel chooses.
  * ERR_CONFIG: it has no address of that family. */
 enum status kvt_address_bind_interface(int fd, const char *ifname, int family,
-                                   struct err *err) MUST_CHECK;
+                                       struct err *err) MUST_CHECK;
 /* Bytes per second of the interface that a connected socket uses, as its driver says in
  * /sys/class/net; 0: not known. */
 uint64_t kvt_address_link_speed(int fd);

@@ -1,11 +1,11 @@
 /* control.c - the hub of control connections; see control.h for the protocol and its invariants.
  *
- * Life of a connection here: CONNECTING → WAITING → OPEN or HANDSHAKE → OPEN, then LOST (said, still
- * the row's), then CLOSING: the row has closed it, what it queued goes out, the write side is shut,
- * and what the peer still sends is read away, because closing a socket with unread bytes resets it
- * and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed only at the
- * beginning of control_poll, so that a handler may close any connection while events about it are
- * still in hand. Thread: transfer. */
+ * Life of a connection here: CONNECTING → WAITING → OPEN or HANDSHAKE → OPEN, then LOST (said,
+ * still the row's), then CLOSING: the row has closed it, what it queued goes out, the write side is
+ * shut, and what the peer still sends is read away, because closing a socket with unread bytes
+ * resets it and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed
+ * only at the beginning of control_poll, so that a handler may close any connection while events
+ * about it are still in hand. Thread: transfer. */
 #include "kvtransfer/connect/control.h"
 
 #include <assert.h>
@@ -139,10 +139,15 @@ static void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-static struct control_conn_impl *new_conn(struct control_hub *h, int fd, enum control_state state, void *owner)
+static struct control_conn_impl *new_conn(struct control_hub *h, int fd, enum control_state state,
+                                          void *owner)
 {
     struct control_conn_impl *c = MEM_NEW(struct control_conn_impl);
-    c->base = (struct control_conn){ .hub = h, .incoming = state == CONTROL_STATE_HANDSHAKE, .owner = owner };
+    c->base = (struct control_conn){
+        .hub = h,
+        .incoming = state == CONTROL_STATE_HANDSHAKE,
+        .owner = owner,
+    };
     c->fd = fd;
     c->state = state;
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
@@ -221,7 +226,8 @@ static void step_closing(struct control_conn_impl *c, uint64_t now_ms)
     if (over) free_conn(c);
 }
 
-static void emit(struct control_conn_impl *c, control_handler *on_event, void *arg, struct control_event ev)
+static void emit(struct control_conn_impl *c, control_handler *on_event, void *arg,
+                 struct control_event ev)
 {
     ev.conn = &c->base;
     on_event(arg, &ev);
@@ -229,8 +235,8 @@ static void emit(struct control_conn_impl *c, control_handler *on_event, void *a
 
 /* End a connection for a reason of this side's or the network's; one that was never announced goes
  * silently. */
-static void lose(struct control_conn_impl *c, enum status st, const char *text, control_handler *on_event,
-                 void *arg)
+static void lose(struct control_conn_impl *c, enum status st, const char *text,
+                 control_handler *on_event, void *arg)
 {
     if (c->state >= CONTROL_STATE_LOST) return;
     if (c->state == CONTROL_STATE_HANDSHAKE) {
@@ -298,8 +304,8 @@ static void parse(struct control_conn_impl *c, control_handler *on_event, void *
         if (st == ERR_FORMAT) lose(c, st, "malformed frame", on_event, arg);
         if (st != OK) break;
         emit(c, on_event, arg,
-            (struct control_event){
-                .kind = CONTROL_FRAME, .frame = f.kind, .after = f.after, .body = f.body });
+             (struct control_event){
+                 .kind = CONTROL_FRAME, .frame = f.kind, .after = f.after, .body = f.body });
         at += used;
     }
     memmove(c->in, c->in + at, c->in_have - at);

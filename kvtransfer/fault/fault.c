@@ -23,8 +23,8 @@ static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
     return r->outer->admit(r->outer->arg, ticket);
 }
 
-static int scatter(void *arg, struct kvt_conn *inner, const struct kvt_message *head, uint64_t offset,
-                 struct iovec *iov, int cap)
+static int scatter(void *arg, struct kvt_conn *inner, const struct kvt_message *head,
+                   uint64_t offset, struct iovec *iov, int cap)
 {
     struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
@@ -33,7 +33,7 @@ static int scatter(void *arg, struct kvt_conn *inner, const struct kvt_message *
 }
 
 static void scattered(void *arg, struct kvt_conn *inner, const struct kvt_message *head,
-                   uint64_t bytes)
+                      uint64_t bytes)
 {
     struct fault_transport *r = arg;
     struct fault_conn *c = inner->peer;
@@ -45,7 +45,10 @@ static void scattered(void *arg, struct kvt_conn *inner, const struct kvt_messag
 
 /* ---- the other slots ---- */
 
-static int fault_wait_fd(struct kvt_transport *t) { return ((struct fault_transport *)t)->epoll_fd; }
+static int fault_wait_fd(struct kvt_transport *t)
+{
+    return ((struct fault_transport *)t)->epoll_fd;
+}
 static uint16_t fault_port(struct kvt_transport *t)
 {
     return ((struct fault_transport *)t)->inner_ops->port(((struct fault_transport *)t)->inner);
@@ -56,7 +59,8 @@ static enum status fault_flush(struct kvt_transport *t)
 }
 static bool fault_can_reach(struct kvt_transport *t, struct str address)
 {
-    return ((struct fault_transport *)t)->inner_ops->can_reach(((struct fault_transport *)t)->inner, address);
+    return ((struct fault_transport *)t)
+        ->inner_ops->can_reach(((struct fault_transport *)t)->inner, address);
 }
 
 static void fault_export_address(const struct kvt_transport *t, struct buf *out)

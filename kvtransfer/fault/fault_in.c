@@ -93,8 +93,9 @@ struct fault_events {
     size_t n, cap;
 };
 
-static struct kvt_transport_event *add_event(struct fault_events *evs, enum kvt_transport_event_kind kind,
-                                struct fault_conn *c)
+static struct kvt_transport_event *add_event(struct fault_events *evs,
+                                             enum kvt_transport_event_kind kind,
+                                             struct fault_conn *c)
 {
     struct kvt_transport_event *i = &evs->v[evs->n++];
     *i = (struct kvt_transport_event){ .kind = kind, .conn = &c->base };
@@ -102,7 +103,8 @@ static struct kvt_transport_event *add_event(struct fault_events *evs, enum kvt_
 }
 
 /* One incident of the inner row, in place of which one may go out at once (UP). */
-static void on_inner_event(struct fault_transport *r, const struct kvt_transport_event *i, struct fault_events *out)
+static void on_inner_event(struct fault_transport *r, const struct kvt_transport_event *i,
+                           struct fault_events *out)
 {
     struct fault_conn *c = i->conn->peer ? i->conn->peer : fault_new_conn(r, i->conn);
     if (c->detached) return;
@@ -121,13 +123,16 @@ static void on_inner_event(struct fault_transport *r, const struct kvt_transport
 }
 
 /* The connection ends for the session layer, which will disconnect it. */
-static void report_down(struct fault_events *out, struct fault_conn *c, const struct kvt_transport_event *why)
+static void report_down(struct fault_events *out, struct fault_conn *c,
+                        const struct kvt_transport_event *why)
 {
     struct kvt_transport_event *i = add_event(out, KVT_DOWN, c);
     c->detached = true;
     i->status = why ? why->status : ERR_PEER_LOST;
     if (why) memcpy(i->text, why->text, sizeof i->text);
-    else snprintf(i->text, sizeof i->text, "%s: disconnected by the fault plan", c->transport->ops.name);
+    else
+        snprintf(i->text, sizeof i->text, "%s: disconnected by the fault plan",
+                 c->transport->ops.name);
     fault_free_slots(c);
     fault_free_list(&c->in);
     fault_free_list(&c->late);

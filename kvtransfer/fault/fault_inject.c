@@ -67,7 +67,8 @@ enum kvt_fault_step fault_step_of(enum kvt_message_kind kind)
     }
 }
 
-void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind)
+void fault_damage_message(struct fault_transport *r, struct kvt_message *m,
+                          enum kvt_fault_kind kind)
 {
     uint64_t bit = UINT64_C(1) << fault_random(r) % 64;
     if (kind == FAULT_STALE) m->generation--;

@@ -21,7 +21,7 @@ struct fault_slot {
     struct fault_conn *c; /* NULL: free */
     uint64_t tag, due_ms;
     bool unreported; /* a repetition: the session layer does not know it */
-    bool completed;   /* PUT_DONE is to be told at due_ms */
+    bool completed;  /* PUT_DONE is to be told at due_ms */
 };
 
 /* Something that waits: a put or message on its way out, a message or the end of the connection on
@@ -44,9 +44,9 @@ struct fault_conn {
     struct list link, out, in;
     struct list late; /* puts to be repeated, by time */
     uint32_t n_out, n_in;
-    bool inner_down;         /* the inner row said DOWN */
-    bool force_down;       /* `disconnect`: DOWN is to be told */
-    bool detached;       /* DOWN was told, or fence asked: nothing more is */
+    bool inner_down;   /* the inner row said DOWN */
+    bool force_down;   /* `disconnect`: DOWN is to be told */
+    bool detached;     /* DOWN was told, or fence asked: nothing more is */
     uint64_t fence_ms; /* fence answers ERR_BUSY until then */
 };
 
@@ -88,7 +88,8 @@ void fault_count(struct fault_transport *r, enum kvt_fault_kind kind);
 uint64_t fault_random(struct fault_transport *r);
 enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
 /* STALE, FLIP; other kinds leave it as it is. */
-void fault_damage_message(struct fault_transport *r, struct kvt_message *m, enum kvt_fault_kind kind);
+void fault_damage_message(struct fault_transport *r, struct kvt_message *m,
+                          enum kvt_fault_kind kind);
 
 /* A free slot for a put of c, or NULL. */
 struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported);

@@ -15,7 +15,8 @@ struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool u
 {
     for (uint32_t i = 0; i < FAULT_SLOTS; i++) {
         if (c->transport->slots[i].c) continue;
-        c->transport->slots[i] = (struct fault_slot){ .c = c, .tag = tag, .unreported = unreported };
+        c->transport->slots[i] =
+            (struct fault_slot){ .c = c, .tag = tag, .unreported = unreported };
         return &c->transport->slots[i];
     }
     return NULL;
@@ -82,7 +83,8 @@ void fault_arm(struct fault_transport *r)
 {
     uint64_t at = UINT64_MAX, now = clock_ms();
     for (uint32_t i = 0; i < FAULT_SLOTS; i++)
-        if (r->slots[i].c && r->slots[i].completed && r->slots[i].due_ms < at) at = r->slots[i].due_ms;
+        if (r->slots[i].c && r->slots[i].completed && r->slots[i].due_ms < at)
+            at = r->slots[i].due_ms;
     LIST_FOREACH(c, &r->conns, struct fault_conn, link)
     {
         at = sooner(sooner(sooner(at, &c->out), &c->in), &c->late);
@@ -174,8 +176,8 @@ static uint32_t truncate_copies(struct kvt_copy *copies, uint32_t n, uint64_t ke
 }
 
 /* Replace a few bytes of one copy by a damaged image of them. */
-static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s, struct kvt_copy *copies,
-                         uint32_t n, uint64_t total)
+static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s,
+                         struct kvt_copy *copies, uint32_t n, uint64_t total)
 {
     uint64_t at = fault_random(r) % total;
     uint32_t i = 0;
@@ -251,7 +253,8 @@ static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct k
     case FAULT_TRUNCATE:
         if (p->head.bytes < 2) return pass_on(c, &h, true);
         fault_count(r, f.kind);
-        h.put.n_copies = truncate_copies(r->copies, p->n_copies, 1 + fault_random(r) % (p->head.bytes - 1));
+        h.put.n_copies = truncate_copies(r->copies, p->n_copies,
+                                         1 + fault_random(r) % (p->head.bytes - 1));
         for (uint32_t i = 0; fault_scatters(r) && i < h.put.n_copies; i++)
             h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
         return pass_on(c, &h, true);

@@ -177,8 +177,7 @@ void kvt_fault_write(const struct kvt_fault_plan *plan, struct buf *out)
     for (int i = 0; i < FAULT_KINDS; i++) {
         bool ms = has_ms((enum kvt_fault_kind)i) && plan->ms[i] != MS_DEFAULT;
         if (plan->ppm[i] || ms)
-            buf_printf(out, ",%s=%.6f", kvt_fault_kind_names[i],
-                       (double)plan->ppm[i] / FAULT_PPM);
+            buf_printf(out, ",%s=%.6f", kvt_fault_kind_names[i], (double)plan->ppm[i] / FAULT_PPM);
         if (ms) buf_printf(out, ":%u", plan->ms[i]);
     }
     for (uint32_t i = 0; i < plan->n_at; i++) {

@@ -7,8 +7,8 @@
  * they get done. Whose put a job is, is the caller's affair. Invariants
  *  1 A job that was offered is taken exactly once, also when it was not run in full (abandoned
  *  puts). 2 At most COPIER_JOBS_MAX jobs per worker are on their way, so neither box can be full.
- * Thread: transfer, but for copier_choose_threads (any), copier_done (any), and `run`, which runs on the
- * workers. */
+ * Thread: transfer, but for copier_choose_threads (any), copier_done (any), and `run`, which runs
+ * on the workers. */
 #ifndef BATON_KVTRANSFER_LOCAL_COPIER_H
 #define BATON_KVTRANSFER_LOCAL_COPIER_H
 
@@ -21,10 +21,10 @@ struct copier;
 
 enum {
     COPIER_THREADS_MAX = 16,
-    COPIER_CHUNK = 128 * 1024,       /* bytes of a job: some 6 us of copying, against less than 1 us
-                                      * of handing over */
-    COPIER_QUEUED_BYTES = 2 * COPIER_CHUNK, /* bytes before a worker: it never runs dry while the transfer
-                                      * thread copies one chunk */
+    COPIER_CHUNK = 128 * 1024, /* bytes of a job: some 6 us of copying, against less than 1 us
+                                * of handing over */
+    COPIER_QUEUED_BYTES = 2 * COPIER_CHUNK, /* bytes before a worker: it never runs dry while the
+                                             * transfer thread copies one chunk */
     COPIER_JOBS_MAX = 64,
     COPIER_EXTERNAL = COPIER_THREADS_MAX
 };

@@ -84,7 +84,11 @@ static enum status attach(struct local_conn *c, uint64_t value, int fd, char *te
     return fd >= 0 ? map(c, value, fd, text, text_max) : ipc_cma_attach(c, value, text, text_max);
 }
 
-static const struct local_address_method IPC = { .prefix = "baton-ipc-", .offer = offer, .attach = attach };
+static const struct local_address_method IPC = {
+    .prefix = "baton-ipc-",
+    .offer = offer,
+    .attach = attach,
+};
 
 static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {

@@ -102,7 +102,8 @@ static void wake(void *arg)
 }
 
 enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops,
-                       const struct local_address_method *method, struct kvt_transport **out, struct err *err)
+                       const struct local_address_method *method, struct kvt_transport **out,
+                       struct err *err)
 {
     struct local_transport *t = MEM_NEW(struct local_transport);
     t->base.ops = ops;
@@ -117,8 +118,8 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
                          ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno))
                          : listen_local(t, err);
     if (st == OK)
-        st = copier_create(copier_choose_threads(env->tuning.copiers), LOCAL_DONE_MAX, local_run_job, wake,
-                           t, &t->copier, err);
+        st = copier_create(copier_choose_threads(env->tuning.copiers), LOCAL_DONE_MAX,
+                           local_run_job, wake, t, &t->copier, err);
     if (st != OK) {
         local_close(&t->base);
         return st;
@@ -305,7 +306,8 @@ bool local_can_reach(struct kvt_transport *t, struct str address)
 
 /* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace),
  * ERR_FULL: no descriptor to watch it with. */
-static enum status identify(const struct local_address_method *method, int fd, int32_t *pid, int *pidfd)
+static enum status identify(const struct local_address_method *method, int fd, int32_t *pid,
+                            int *pidfd)
 {
     struct ucred who;
     socklen_t n = sizeof who;
@@ -375,7 +377,8 @@ static void accept_conns(struct local_transport *t)
             pidfd = -1;
         int32_t pid = 0;
         if (fd < 0) return;
-        if (t->n_conns >= t->env->max_peers || identify(t->address_method, fd, &pid, &pidfd) != OK) {
+        if (t->n_conns >= t->env->max_peers ||
+            identify(t->address_method, fd, &pid, &pidfd) != OK) {
             close(fd);
             continue;
         }
@@ -392,8 +395,9 @@ struct local_events {
     size_t n, cap;
 };
 
-static struct kvt_transport_event *add_event(struct local_events *evs, enum kvt_transport_event_kind kind,
-                                struct local_conn *c)
+static struct kvt_transport_event *add_event(struct local_events *evs,
+                                             enum kvt_transport_event_kind kind,
+                                             struct local_conn *c)
 {
     struct kvt_transport_event *i = &evs->v[evs->n++];
     i->kind = kind;
@@ -404,7 +408,8 @@ static struct kvt_transport_event *add_event(struct local_events *evs, enum kvt_
 }
 
 /* The connection is over; a HANDSHAKE one was never announced and just goes. */
-static void go_down(struct local_events *evs, struct local_conn *c, enum status st, const char *text)
+static void go_down(struct local_events *evs, struct local_conn *c, enum status st,
+                    const char *text)
 {
     if (c->state == LOCAL_HANDSHAKE) {
         free_conn(c);
@@ -423,7 +428,8 @@ static void go_down(struct local_events *evs, struct local_conn *c, enum status 
     snprintf(i->text, sizeof i->text, "%s: %s", c->base.t->ops->name, text);
 }
 
-static void on_ticket(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n)
+static void on_ticket(struct local_events *evs, struct local_conn *c, const uint8_t *bytes,
+                      ssize_t n)
 {
     struct kvt_preamble p, reply = { .kind = KVT_PREAMBLE_REFUSED };
     const struct kvt_env *env = c->lt->env;
@@ -460,8 +466,8 @@ static void on_ticket(struct local_events *evs, struct local_conn *c, const uint
     add_event(evs, KVT_UP, c);
 }
 
-static void on_welcome(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n,
-                       int fd)
+static void on_welcome(struct local_events *evs, struct local_conn *c, const uint8_t *bytes,
+                       ssize_t n, int fd)
 {
     struct kvt_preamble p;
     char text[100] = "malformed reply";
@@ -511,7 +517,8 @@ static ssize_t receive(int fd, uint8_t *out, size_t max, int *passed)
     return n;
 }
 
-static void on_packet(struct local_events *evs, struct local_conn *c, const uint8_t *bytes, ssize_t n)
+static void on_packet(struct local_events *evs, struct local_conn *c, const uint8_t *bytes,
+                      ssize_t n)
 {
     struct kvt_message m;
     if (kvt_message_decode(bytes, (size_t)n, &m) != OK || m.kind == KVT_MSG_DATA) {
@@ -593,7 +600,8 @@ size_t local_poll(struct kvt_transport *base, struct kvt_transport_event *out, s
     local_collect(t);
     while (t->n_done && evs.n < cap) {
         t->n_done--;
-        add_event(&evs, KVT_PUT_DONE, connection(t->done[t->n_done].conn))->tag = t->done[t->n_done].tag;
+        add_event(&evs, KVT_PUT_DONE, connection(t->done[t->n_done].conn))->tag =
+            t->done[t->n_done].tag;
     }
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);

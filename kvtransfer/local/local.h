@@ -15,8 +15,8 @@
  *  be closed while the mapping stays): without BYE the fence is the end of the
  *    process, seen through the pidfd taken when it connected, before its ticket was looked at.
  *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread waits
- *    for the jobs on their way (at most COPIER_QUEUED_BYTES bytes each) before it says either. So 1 holds
- *    for every thread.
+ *    for the jobs on their way (at most COPIER_QUEUED_BYTES bytes each) before it says either. So 1
+ *    holds for every thread.
  * Thread: transfer; `move` of a kind also on copiers, which change nothing of a connection. */
 #ifndef BATON_KVTRANSFER_LOCAL_LOCAL_H
 #define BATON_KVTRANSFER_LOCAL_LOCAL_H
@@ -43,9 +43,9 @@ struct local_transport;
 /* A put that is not over. */
 struct local_put {
     struct local_conn *conn;
-    uint64_t tag, generation, event;     /* event: kvt_put's */
+    uint64_t tag, generation, event;    /* event: kvt_put's */
     uint32_t session, n_copies, n_jobs; /* jobs on their way */
-    bool submitted;                         /* every byte is copied or in a job */
+    bool submitted;                     /* every byte is copied or in a job */
     _Atomic bool abandoned;  /* relaxed: only makes copiers stop early; that they have stopped
                               * is known from their jobs' return */
     _Atomic bool failed;     /* relaxed likewise: a copier could not write; read after its job
@@ -59,27 +59,27 @@ struct local_conn {
     struct list link;
     enum local_state state;
     int fd, pidfd;
-    int32_t pid;                     /* of the other end, as this process may name it */
-    const struct local_copy_method *method;     /* outgoing, while attached */
+    int32_t pid;                            /* of the other end, as this process may name it */
+    const struct local_copy_method *method; /* outgoing, while attached */
     char *remote;                    /* outgoing, while attached: the receiver's pool, as `way`
                                       * names it */
     size_t remote_bytes, need_bytes; /* need: what their layout says */
     uint64_t deadline_ms;            /* HANDSHAKE, WAITING */
     struct local_put *puts;          /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
-    uint64_t n_put, n_completed;          /* puts taken; puts over without a gap */
+    uint64_t n_put, n_completed;     /* puts taken; puts over without a gap */
     uint32_t n_jobs;
     const char *broken; /* why the receiver's memory cannot be written any more;
                          * NULL: it can */
-    void *method_state;    /* the way's, from attach to detach */
+    void *method_state; /* the way's, from attach to detach */
     struct buf out;     /* packets that wait, for a put or for room: struct
                          * local_packet, bytes */
     bool wants_write;
     bool bye_received, ended, detached; /* detached: DOWN is known to the session
-                                   * layer */
-    bool must_drain;              /* incoming: its writes go to addresses of this process,
-                                   * or to a card's memory, whatever is there by then */
-    bool closing;                 /* outgoing, disconnected: BYE waits for room in the
-                                   * receiver's socket */
+                                         * layer */
+    bool must_drain;                    /* incoming: its writes go to addresses of this process,
+                                         * or to a card's memory, whatever is there by then */
+    bool closing;                       /* outgoing, disconnected: BYE waits for room in the
+                                         * receiver's socket */
 };
 
 struct local_packet {
@@ -167,14 +167,14 @@ bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint
 void local_run_job(const struct copier_job *j); /* copiers */
 void local_collect(struct local_transport *t);  /* take finished jobs back; what waited for
                                                  * their puts goes out */
-void local_quiesce(struct local_conn *c);        /* abandon its puts and wait until no copier
+void local_quiesce(struct local_conn *c);       /* abandon its puts and wait until no copier
                                                  * works for it */
 void local_write_out(struct local_conn *c);     /* packets whose time has come and for which
                                                  * there is room */
 void local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events);
 enum status local_send_packet(int fd, const void *p, size_t n);
 
-#define LOCAL_OPS                                                                                \
+#define LOCAL_OPS                                                                                  \
     .close = local_close, .wait_fd = local_wait_fd, .port = local_port,                            \
     .export_address = local_export_address, .can_reach = local_can_reach,                          \
     .connect = local_connect, .put = local_put, .abandon = local_abandon, .notify = local_notify,  \

@@ -1,5 +1,5 @@
-/* choose_ports.c - which RDMA ports a node uses: those the operator named, or the active ones nearest to
- * its memory. Pure. Thread: any. */
+/* choose_ports.c - which RDMA ports a node uses: those the operator named, or the active ones
+ * nearest to its memory. Pure. Thread: any. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

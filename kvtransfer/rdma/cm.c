@@ -40,8 +40,8 @@ struct rdma_cm_deferred_id {
 
 struct rdma_cm {
     struct rdma_event_channel *channel;
-    struct rdma_cm_deferred_id *deferred_ids; /* no more than queue pairs over a port when it went down:
-                               * none is connected while it is */
+    struct rdma_cm_deferred_id *deferred_ids; /* no more than queue pairs over a port when it went
+                                               * down: none is connected while it is */
     size_t n_deferred_ids;
     struct rdma_cm_listener listeners[LISTENERS];
     uint32_t next; /* to be replaced when all are taken */
@@ -57,7 +57,10 @@ struct rdma_cm_event_copy {
     size_t n;
 };
 
-static const char *port_name(const struct rdma_rail *r) { return rdma_rail_local_port(r)->port->device; }
+static const char *port_name(const struct rdma_rail *r)
+{
+    return rdma_rail_local_port(r)->port->device;
+}
 
 static enum status fail(struct rdma_rail *r, const char *what)
 {
@@ -119,8 +122,12 @@ void rdma_cm_release_id(struct rdma_qp *q)
     if (e->active || e->device->dead) rdma_destroy_id(q->id);
     else {
         q->id->context = NULL;
-        cm->deferred_ids = mem_realloc(cm->deferred_ids, cm->n_deferred_ids + 1, sizeof *cm->deferred_ids);
-        cm->deferred_ids[cm->n_deferred_ids++] = (struct rdma_cm_deferred_id){ .id = q->id, .local_port = e };
+        cm->deferred_ids = mem_realloc(cm->deferred_ids, cm->n_deferred_ids + 1,
+                                       sizeof *cm->deferred_ids);
+        cm->deferred_ids[cm->n_deferred_ids++] = (struct rdma_cm_deferred_id){
+            .id = q->id,
+            .local_port = e,
+        };
     }
     q->id = NULL;
 }
@@ -137,7 +144,8 @@ void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms)
         struct rdma_cm_deferred_id *s = &t->cm->deferred_ids[i];
         if (!s->local_port->active) s->wake_ms = 0;
         else if (!s->wake_ms) s->wake_ms = now_ms + WAKE_MS;
-        if (s->local_port->device->dead || (s->wake_ms && now_ms >= s->wake_ms)) destroy_deferred_id(t->cm, i);
+        if (s->local_port->device->dead || (s->wake_ms && now_ms >= s->wake_ms))
+            destroy_deferred_id(t->cm, i);
     }
 }
 
@@ -162,7 +170,8 @@ static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
 
 /* ---- receiver: listening ---- */
 
-static struct rdma_cm_listener *listener_at(struct rdma_cm *cm, const struct sockaddr_storage *address)
+static struct rdma_cm_listener *listener_at(struct rdma_cm *cm,
+                                            const struct sockaddr_storage *address)
 {
     struct rdma_cm_listener *vacant = NULL;
     for (size_t i = 0; i < LISTENERS; i++) {
@@ -259,7 +268,8 @@ static struct rdma_conn_param parameters(const struct rdma_qp *q)
 /* ---- receiver: being called ---- */
 
 /* The rail that waits for who shows this token. Every rail is compared, whatever was found. */
-static struct rdma_rail *rail_of_token(struct rdma_transport *t, const struct rdma_cm_request *request)
+static struct rdma_rail *rail_of_token(struct rdma_transport *t,
+                                       const struct rdma_cm_request *request)
 {
     struct rdma_rail *found = NULL;
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
@@ -275,7 +285,8 @@ static struct rdma_rail *rail_of_token(struct rdma_transport *t, const struct rd
 static struct rdma_qp *requested_qp(struct rdma_transport *t, const struct rdma_cm_event_copy *e)
 {
     struct rdma_cm_request request;
-    if (rdma_cm_request_decode((struct str){ (const char *)e->data, e->n }, &request) != OK) return NULL;
+    if (rdma_cm_request_decode((struct str){ (const char *)e->data, e->n }, &request) != OK)
+        return NULL;
     struct rdma_rail *r = rail_of_token(t, &request);
     if (!r || r->index != request.rail || r->epoch != request.epoch || request.i_qp >= r->n_qps ||
         !on_port_of(e->id, r))
@@ -318,7 +329,7 @@ static void set_options(const struct rdma_qp *q)
 }
 
 static enum status connect_qp(struct rdma_qp *q, struct sockaddr_storage *from,
-                            struct sockaddr_storage *to)
+                              struct sockaddr_storage *to)
 {
     struct rdma_rail *r = q->rail;
     if (rdma_create_id(r->conn->t->cm->channel, &q->id, q, RDMA_PS_TCP) != 0) {
@@ -364,7 +375,11 @@ static enum status on_address(struct rdma_qp *q)
 static enum status on_route(struct rdma_qp *q)
 {
     struct rdma_rail *r = q->rail;
-    struct rdma_cm_request request = { .rail = r->index, .epoch = r->epoch, .i_qp = (uint32_t)(q - r->qps) };
+    struct rdma_cm_request request = {
+        .rail = r->index,
+        .epoch = r->epoch,
+        .i_qp = (uint32_t)(q - r->qps),
+    };
     struct rdma_conn_param p = parameters(q);
     uint8_t data[RDMA_CM_REQUEST_BYTES];
     memcpy(request.token, r->token, sizeof request.token);

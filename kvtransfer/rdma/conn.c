@@ -10,7 +10,8 @@
 
 /* ---- incidents ---- */
 
-struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c, enum kvt_transport_event_kind kind)
+struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c,
+                                                enum kvt_transport_event_kind kind)
 {
     struct rdma_event_queue *q = &c->t->event_queue;
     if (c->detached) return &q->discarded;
@@ -140,7 +141,8 @@ enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
     if (c->state != RDMA_CONN_UP || !c->control) return ERR_PEER_LOST;
     if (m->kind == KVT_MSG_NOTE && control_queued(c->control) > KVT_QUEUE_BYTES) return ERR_BUSY;
     uint8_t bytes[KVT_MESSAGE_MAX];
-    return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->recv_window.completed : c->issued, bytes,
+    return send_after(c, RDMA_FRAME_MESSAGE,
+                      c->base.incoming ? c->recv_window.completed : c->issued, bytes,
                       kvt_message_encode(m, bytes));
 }
 
@@ -390,7 +392,8 @@ void rdma_conn_on_control(void *transport, const struct control_event *ev)
     if (!c) c = ev->conn->owner = rdma_conn_new(t, ev->conn, true);
     if (ev->kind == CONTROL_OPENED) send_hello(c);
     else if (ev->kind == CONTROL_LOST) on_lost(c, ev->status, ev->text);
-    else if (!c->failed && !c->detached) on_frame(c, (enum rdma_frame)ev->frame, ev->after, ev->body);
+    else if (!c->failed && !c->detached)
+        on_frame(c, (enum rdma_frame)ev->frame, ev->after, ev->body);
 }
 
 /* ---- time ---- */

@@ -55,7 +55,7 @@ static bool may_page(const struct rdma_device *d)
 /* Addresses in it are the card's, as peers' keys and window bounds name them. The region keeps the
  * memory; the descriptor is not needed after. */
 static enum status register_device_memory(struct rdma_device *d, struct ibv_pd *pd, int access,
-                                 struct ibv_mr **out, struct err *err)
+                                          struct ibv_mr **out, struct err *err)
 {
     const struct kvt_env *env = d->t->env;
     struct err why = { 0 };

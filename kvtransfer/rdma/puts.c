@@ -149,7 +149,7 @@ static struct rdma_qp *choose(struct rdma_conn *c, uint64_t bytes)
         for (uint32_t j = 0; j < r->n_qps; j++, n++) {
             struct rdma_qp *q = of[n] = &r->qps[j];
             loads[n] = (struct rdma_qp_load){ q->in_flight, r->bytes_per_s / r->n_qps,
-                                           q->in_flight < RDMA_QP_IN_FLIGHT_BYTES };
+                                              q->in_flight < RDMA_QP_IN_FLIGHT_BYTES };
         }
     }
     if (!n) return NULL;

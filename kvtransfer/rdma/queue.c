@@ -11,7 +11,10 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r) { return &r->conn->t->local_ports[r->my_port]; }
+struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r)
+{
+    return &r->conn->t->local_ports[r->my_port];
+}
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
@@ -25,7 +28,7 @@ static enum status fail(struct rdma_rail *r, const char *what)
 /* ---- where ---- */
 
 enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_port_addr *out,
-                             uint8_t *gid_index, struct err *err)
+                                 uint8_t *gid_index, struct err *err)
 {
     const struct rdma_port *p = c->t->local_ports[port].port;
     struct ibv_context *ctx = c->t->local_ports[port].device->ctx;
@@ -54,7 +57,8 @@ enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma
     return OK;
 }
 
-enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out, uint8_t *gid_index)
+enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
+                                   uint8_t *gid_index)
 {
     struct err err = { 0 };
     enum status st = rdma_queue_port_addr(r->conn, r->my_port, out, gid_index, &err);
@@ -177,8 +181,9 @@ static void set_limits(struct ibv_qp_attr *a, const struct kvt_rdma_tuning *t)
     a->rnr_retry = 7;
 }
 
-static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_rail_info *m,
-                               const struct rdma_qp_info *peer, uint8_t gid_index)
+static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q,
+                               const struct rdma_rail_info *m, const struct rdma_qp_info *peer,
+                               uint8_t gid_index)
 {
     const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
     struct ibv_qp_attr a = {

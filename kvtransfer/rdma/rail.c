@@ -16,7 +16,10 @@
 
 static const char DISCONNECTED[] = "the peer has disconnected a queue pair";
 
-static const char *port_name(const struct rdma_rail *r) { return rdma_rail_local_port(r)->port->device; }
+static const char *port_name(const struct rdma_rail *r)
+{
+    return rdma_rail_local_port(r)->port->device;
+}
 
 bool rdma_rail_is_up(const struct rdma_conn *c)
 {
@@ -25,7 +28,8 @@ bool rdma_rail_is_up(const struct rdma_conn *c)
     return false;
 }
 
-static void send_rail_status(struct rdma_rail *r, enum rdma_frame frame, const char *reason, bool final)
+static void send_rail_status(struct rdma_rail *r, enum rdma_frame frame, const char *reason,
+                             bool final)
 {
     struct rdma_rail_status v = { .rail = r->index, .epoch = r->epoch, .final = final };
     struct buf body = { 0 };
@@ -214,8 +218,8 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
 /* ---- receiver ---- */
 
 /* Why this offer cannot be taken, or NULL. *final: not by trying again either. */
-static const char *refusal(struct rdma_rail *r, const struct rdma_rail_info *m, struct rdma_port_addr *mine,
-                           bool *final)
+static const char *refusal(struct rdma_rail *r, const struct rdma_rail_info *m,
+                           struct rdma_port_addr *mine, bool *final)
 {
     const struct rdma_conn *c = r->conn;
     const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
@@ -394,7 +398,8 @@ void rdma_rail_disconnected(struct rdma_rail *r)
     else if (!r->disconnected_ms) r->disconnected_ms = clock_ms();
 }
 
-void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_rail_status *m)
+void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame,
+                         const struct rdma_rail_status *m)
 {
     if (m->epoch != r->epoch) return; /* of earlier queue pairs */
     if (frame == RDMA_FRAME_FENCED) on_fenced(r, &m->recv_window);
@@ -540,7 +545,8 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
                        : "memory windows were not bound in time");
         break;
     case RDMA_RAIL_UP:
-        if (r->disconnected_ms && now_ms > r->disconnected_ms + RDMA_DISCONNECT_MS) rdma_rail_break(r, DISCONNECTED);
+        if (r->disconnected_ms && now_ms > r->disconnected_ms + RDMA_DISCONNECT_MS)
+            rdma_rail_break(r, DISCONNECTED);
         else if (!r->conn->base.incoming) check_progress(r, now_ms);
         break;
     case RDMA_RAIL_DRAINING:

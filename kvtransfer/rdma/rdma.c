@@ -51,9 +51,9 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
     if (tuning->rdma.flush_read || tuning->rdma.verify_read) {
         /* a peer's elements are four times as wide at most */
         uint64_t piece = 4 * (uint64_t)kv_layout_piece_bytes(&t->env->layout);
-        t->scratch_bytes = !tuning->rdma.verify_read ? 4096
+        t->scratch_bytes = !tuning->rdma.verify_read         ? 4096
                            : piece > RDMA_QP_IN_FLIGHT_BYTES ? piece
-                                                     : RDMA_QP_IN_FLIGHT_BYTES;
+                                                             : RDMA_QP_IN_FLIGHT_BYTES;
         t->scratch = mem_aligned(4096, t->scratch_bytes);
     }
     TRY(rdma_memory_open(t, err));
@@ -198,7 +198,8 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
     for (int i = 0; i < n; i++) {
         if (!events[i].data.ptr) control = true;
         else if (events[i].data.ptr == t->cm) cm = true;
-        else if (events[i].events & (EPOLLERR | EPOLLHUP)) rdma_events_device_lost(events[i].data.ptr);
+        else if (events[i].events & (EPOLLERR | EPOLLHUP))
+            rdma_events_device_lost(events[i].data.ptr);
         else rdma_events_process(events[i].data.ptr);
     }
     /* Completions before frames: a message usually finds its puts landed. */

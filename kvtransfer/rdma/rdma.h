@@ -63,10 +63,10 @@ enum {
                                  * queue pair moves, on a slow link too */
     RDMA_INLINE_BYTES = 64,     /* writes up to this are copied into the work request: one read of
                                  * host memory less */
-    RDMA_QP_IN_FLIGHT_BYTES = 16 << 20, /* in flight per queue pair, from which on it takes no put: what 3
-                                 * GB/s times 5 ms needs. Not a put more than fits: large ones would
-                                 * wait for ever behind small ones. An abandoned transfer waits for
-                                 * this and one put */
+    RDMA_QP_IN_FLIGHT_BYTES = 16 << 20, /* in flight per queue pair, from which on it takes no put:
+                                         * what 3 GB/s times 5 ms needs. Not a put more than fits:
+                                         * large ones would wait for ever behind small ones. An
+                                         * abandoned transfer waits for this and one put */
     RDMA_REPORT_EVERY = RDMA_WINDOW / 8,
     RDMA_QPS_DEFAULT = 2,
     RDMA_TIMEOUT_DEFAULT = 14, /* 67 ms */
@@ -77,7 +77,7 @@ enum {
     RDMA_ALONE_MS = 3000, /* a connection without any rail lives this long */
     RDMA_DRAIN_MS = 1000,
     RDMA_DISCONNECT_MS = 100, /* BATON_RDMA_CM: a peer that leaves hangs up first, and then ends
-                           * its control connection: that is no broken rail */
+                               * its control connection: that is no broken rail */
     RDMA_TICK_MS = 20,
     RDMA_HELD_BYTES = 4 << 20 /* messages that wait for puts; a peer that sends more is dropped */
 };
@@ -180,7 +180,7 @@ struct rdma_rail {
                                       * connect, while BINDING */
     uint64_t deadline_ms;            /* OFFERED, PROBING, BINDING, DRAINING; DOWN of a sender: when
                                       * to try again */
-    uint64_t disconnected_ms;             /* UP: the connection manager says that the peer has
+    uint64_t disconnected_ms;        /* UP: the connection manager says that the peer has
                                       * disconnected; 0: it has not */
     uint64_t bytes_per_s;
     uint8_t gid[16]; /* it speaks from */
@@ -197,9 +197,9 @@ struct rdma_conn {
     struct control_conn *control; /* NULL after it was lost */
     enum rdma_conn_state state;
     bool handshaken, detached; /* handshaken: HELLO came; detached: no incidents any more */
-    bool unfenced;        /* a queue pair could neither be put into error nor
-                           * destroyed: nobody knows what it still writes */
-    bool failed;          /* to be ended by the next poll, for: */
+    bool unfenced;             /* a queue pair could neither be put into error nor
+                                * destroyed: nobody knows what it still writes */
+    bool failed;               /* to be ended by the next poll, for: */
     enum status status;
     char text[120];
     uint64_t opened_ms, last_up_ms; /* last_up: a rail was up */
@@ -214,8 +214,8 @@ struct rdma_conn {
     struct list unassigned;
     /* receiver */
     struct rdma_recv_window recv_window;
-    uint64_t last_reported;   /* recv_window.completed as last reported */
-    struct buf held; /* messages that wait: u64 after, u32 length, bytes */
+    uint64_t last_reported; /* recv_window.completed as last reported */
+    struct buf held;        /* messages that wait: u64 after, u32 length, bytes */
     size_t held_at;
 };
 
@@ -260,7 +260,7 @@ enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **
 /* Receiver: give q its key. With windows ERR_BUSY: the completion of the bind (wr_id kind BIND)
  * tells. Otherwise OK at once. */
 enum status rdma_memory_grant(struct rdma_qp *q, bool reads) MUST_CHECK;
-void rdma_memory_revoke(struct rdma_qp *q);   /* its queue pair is in error */
+void rdma_memory_revoke(struct rdma_qp *q);       /* its queue pair is in error */
 void rdma_memory_deregister(struct rdma_rail *r); /* after all of them are */
 /* Key for the device to read [p, p + n) of this process. */
 uint32_t rdma_memory_key(const struct rdma_device *d, uint64_t local);
@@ -283,10 +283,10 @@ enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n) MUST_CHECK;
 struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r);
 /* How the port is spoken to now: its GID may have changed. */
 enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_port_addr *out,
-                             uint8_t *gid_index, struct err *err) MUST_CHECK;
+                                 uint8_t *gid_index, struct err *err) MUST_CHECK;
 /* The same for r, which speaks from there now; r->why. */
 enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
-                              uint8_t *gid_index) MUST_CHECK;
+                                   uint8_t *gid_index) MUST_CHECK;
 
 /* ---- rail.c: the states above ---- */
 
@@ -298,7 +298,8 @@ void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m);
 void rdma_rail_connected(struct rdma_qp *q);
 /* It says that the peer has disconnected one of r's queue pairs. */
 void rdma_rail_disconnected(struct rdma_rail *r);
-void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_rail_status *m);
+void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame,
+                         const struct rdma_rail_status *m);
 /* Something of the rail is broken: the transition of its state for that. */
 void rdma_rail_break(struct rdma_rail *r, const char *why);
 /* Take what completions there are; true when any. */
@@ -330,7 +331,8 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id);
 /* The rail was fenced; its queue pairs are gone: what has landed is done, the rest waits for
  * another rail. ERR_FORMAT: a put that was acknowledged never landed there. */
-enum status rdma_puts_requeue(struct rdma_rail *r, const struct rdma_recv_window *window) MUST_CHECK;
+enum status rdma_puts_requeue(struct rdma_rail *r,
+                              const struct rdma_recv_window *window) MUST_CHECK;
 /* Give homeless puts to the rails that are up, and post what fits. */
 void rdma_puts_pump(struct rdma_conn *c);
 void rdma_puts_release(struct rdma_conn *c);
@@ -342,7 +344,8 @@ struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *c
 void rdma_conn_free(struct rdma_conn *c);
 /* A place in the ring of incidents; of a connection that is silent, one that nobody reads. Valid
  * until the next. */
-struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c, enum kvt_transport_event_kind kind);
+struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c,
+                                                enum kvt_transport_event_kind kind);
 /* control_handler; `transport` is the struct rdma_transport. */
 void rdma_conn_on_control(void *transport, const struct control_event *ev);
 /* body NULL: none */

@@ -6,7 +6,8 @@ static uint32_t word_of(uint64_t number) { return (uint32_t)(number % RDMA_WINDO
 
 enum status rdma_recv_window_set(struct rdma_recv_window *l, uint32_t immediate)
 {
-    uint32_t ahead = immediate - (uint32_t)l->completed; /* modulo 2^32: RDMA_WINDOW is far smaller */
+    uint32_t ahead = immediate - (uint32_t)l->completed; /* modulo 2^32: RDMA_WINDOW is far
+                                                          * smaller */
     if (ahead >= RDMA_WINDOW) return ERR_FORMAT;
     uint64_t number = l->completed + ahead;
     if (l->bits[word_of(number)] & bit_of(number)) return ERR_FORMAT;

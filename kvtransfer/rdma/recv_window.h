@@ -4,9 +4,9 @@
  * The sender numbers its puts 0, 1, 2, ... and never has more than RDMA_WINDOW of them beyond what
  * the receiver has reported. Each put's last work request carries the low 32 bits of its number;
  * queue pairs overtake each other, so numbers arrive in any order. Invariants
- *  1 Every number below `completed` has landed; bit (number % RDMA_WINDOW) is set for those at or above
- *  it that have. `completed` itself has not. 2 A number is marked once: a second time, or outside [upto,
- *  upto + RDMA_WINDOW), is the peer's mistake and changes nothing.
+ *  1 Every number below `completed` has landed; bit (number % RDMA_WINDOW) is set for those at or
+ *  above it that have. `completed` itself has not. 2 A number is marked once: a second time, or
+ *  outside [upto, upto + RDMA_WINDOW), is the peer's mistake and changes nothing.
  * Thread: its owner's (a value). */
 #ifndef BATON_KVTRANSFER_RDMA_RECV_WINDOW_H
 #define BATON_KVTRANSFER_RDMA_RECV_WINDOW_H

@@ -12,7 +12,8 @@ static uint32_t common_bits(const uint8_t *a, const uint8_t *b)
 
 /* How well two ports suit each other; -1: not at all. A GID type in common and a common prefix
  * weigh more than any distance of indices. */
-static int score(const struct rdma_port_addr *a, uint32_t i, const struct rdma_port_addr *b, uint32_t j)
+static int score(const struct rdma_port_addr *a, uint32_t i, const struct rdma_port_addr *b,
+                 uint32_t j)
 {
     if (a->link != b->link) return -1;
     uint32_t prefix = common_bits(a->gid, b->gid);
@@ -23,8 +24,9 @@ static int score(const struct rdma_port_addr *a, uint32_t i, const struct rdma_p
 
 /* The best pair whose `mine` has no partner yet, and whose `theirs` has `uses` partners. */
 static bool best_pair(const struct rdma_port_addr *mine, uint32_t n_mine,
-                      const struct rdma_port_addr *theirs, uint32_t n_theirs, const uint32_t *of_mine,
-                      const uint32_t *of_theirs, bool exclusive, struct rdma_pair *out)
+                      const struct rdma_port_addr *theirs, uint32_t n_theirs,
+                      const uint32_t *of_mine, const uint32_t *of_theirs, bool exclusive,
+                      struct rdma_pair *out)
 {
     int best = -1;
     for (uint32_t i = 0; i < n_mine; i++)

@@ -8,8 +8,8 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "structs go over the wire as they lie in memory");
 
-static const uint32_t HELLO_MAGIC = 0x41445248; /* "HRDA" */
-static const uint32_t CM_REQUEST_MAGIC = 0x43445248;  /* "HRDC" */
+static const uint32_t HELLO_MAGIC = 0x41445248;      /* "HRDA" */
+static const uint32_t CM_REQUEST_MAGIC = 0x43445248; /* "HRDC" */
 
 struct rdma_wire_port_addr {
     uint8_t gid[16];
@@ -200,9 +200,14 @@ enum status rdma_rail_info_decode(struct str in, struct rdma_rail_info *out)
 
 /* ---- REFUSE, BROKEN, FENCED ---- */
 
-void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_status *m, struct buf *out)
+void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_status *m,
+                             struct buf *out)
 {
-    struct rdma_wire_rail_status w = { .rail = (uint8_t)m->rail, .final = m->final, .epoch = m->epoch };
+    struct rdma_wire_rail_status w = {
+        .rail = (uint8_t)m->rail,
+        .final = m->final,
+        .epoch = m->epoch,
+    };
     buf_add(out, &w, sizeof w);
     if (frame == RDMA_FRAME_REFUSE) buf_add_c(out, m->reason);
     if (frame != RDMA_FRAME_FENCED) return;
@@ -211,7 +216,8 @@ void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_statu
     buf_add(out, &l, sizeof l);
 }
 
-enum status rdma_rail_status_decode(enum rdma_frame frame, struct str in, struct rdma_rail_status *out)
+enum status rdma_rail_status_decode(enum rdma_frame frame, struct str in,
+                                    struct rdma_rail_status *out)
 {
     struct rdma_wire_rail_status w;
     if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] ||
@@ -274,7 +280,10 @@ enum status rdma_invite_decode(struct str in, struct rdma_invite *out)
 void rdma_cm_request_encode(const struct rdma_cm_request *m, uint8_t out[RDMA_CM_REQUEST_BYTES])
 {
     struct rdma_wire_cm_request w = {
-        .magic = CM_REQUEST_MAGIC, .rail = (uint8_t)m->rail, .i_qp = (uint8_t)m->i_qp, .epoch = m->epoch
+        .magic = CM_REQUEST_MAGIC,
+        .rail = (uint8_t)m->rail,
+        .i_qp = (uint8_t)m->i_qp,
+        .epoch = m->epoch,
     };
     memcpy(w.token, m->token, sizeof w.token);
     memcpy(out, &w, sizeof w);

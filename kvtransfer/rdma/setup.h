@@ -76,7 +76,7 @@ struct rdma_rail_info {
     uint32_t mtu;                        /* OFFER: what the sender can; ACCEPT: what both
                                           * use */
     bool reads;                          /* OFFER: the sender wants to read back */
-    struct rdma_port_addr addr;             /* now: an address may have changed since HELLO */
+    struct rdma_port_addr addr;          /* now: an address may have changed since HELLO */
     uint32_t n_qps;                      /* 1..RDMA_QPS_MAX */
     struct rdma_qp_info qps[RDMA_QPS_MAX];
 };
@@ -86,8 +86,8 @@ struct rdma_rail_status {
     uint32_t rail, epoch;
     bool final; /* REFUSE: no use in trying again; the reason is a sentence for the
                  * sender's log */
-    char reason[RDMA_REASON_MAX + 1]; /* REFUSE: printable ASCII; "" otherwise */
-    struct rdma_recv_window recv_window;       /* FENCED */
+    char reason[RDMA_REASON_MAX + 1];    /* REFUSE: printable ASCII; "" otherwise */
+    struct rdma_recv_window recv_window; /* FENCED */
 };
 
 /* A receiver waits for the queue pairs of a rail. */
@@ -110,14 +110,15 @@ void rdma_hello_encode(const struct rdma_hello *m, struct buf *out);
 enum status rdma_hello_decode(struct str in, struct rdma_hello *out) MUST_CHECK;
 void rdma_rail_info_encode(const struct rdma_rail_info *m, struct buf *out);
 enum status rdma_rail_info_decode(struct str in, struct rdma_rail_info *out) MUST_CHECK;
-void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_status *m, struct buf *out);
+void rdma_rail_status_encode(enum rdma_frame frame, const struct rdma_rail_status *m,
+                             struct buf *out);
 enum status rdma_rail_status_decode(enum rdma_frame frame, struct str in,
-                                struct rdma_rail_status *out) MUST_CHECK;
+                                    struct rdma_rail_status *out) MUST_CHECK;
 void rdma_invite_encode(const struct rdma_invite *m, struct buf *out);
 enum status rdma_invite_decode(struct str in, struct rdma_invite *out) MUST_CHECK;
 void rdma_cm_request_encode(const struct rdma_cm_request *m, uint8_t out[RDMA_CM_REQUEST_BYTES]);
-/* The connection manager hands on more bytes than were sent: those after the first RDMA_CM_REQUEST_BYTES
- * are not looked at. */
+/* The connection manager hands on more bytes than were sent: those after the first
+ * RDMA_CM_REQUEST_BYTES are not looked at. */
 enum status rdma_cm_request_decode(struct str in, struct rdma_cm_request *out) MUST_CHECK;
 
 #endif

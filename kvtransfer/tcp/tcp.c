@@ -112,7 +112,7 @@ static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket
     struct tcp_link *l = new_link(c->tt, c, index, fd);
     enum status st = c->same_host ? OK
                                   : kvt_address_bind_interface(fd, c->tt->env->tuning.socket_ifname,
-                                                           a.ss_family, err);
+                                                               a.ss_family, err);
     if (st != OK) {
         err_prefix(err, "tcp: ");
         return st;
@@ -269,8 +269,8 @@ void tcp_link_is_up(struct tcp_events *evs, struct tcp_link *l)
 
 /* ---- incidents ---- */
 
-struct kvt_transport_event *tcp_add_event(struct tcp_events *evs, enum kvt_transport_event_kind kind,
-                             struct tcp_conn *c)
+struct kvt_transport_event *tcp_add_event(struct tcp_events *evs,
+                                          enum kvt_transport_event_kind kind, struct tcp_conn *c)
 {
     struct kvt_transport_event *i = &evs->v[evs->n++];
     i->kind = kind;

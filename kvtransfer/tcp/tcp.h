@@ -28,12 +28,12 @@
 
 enum {
     TCP_LINKS_MAX = 16,
-    TCP_STRIPE_MIN = 32 * 1024,  /* bytes of a slice: a segment offload's worth */
-    TCP_PUTS_MAX = 4,            /* per connection: leaving, ready behind it, being noted */
-    TCP_BYTES_PER_POLL = 4 << 20,    /* read or written per link and poll, so that connections share the
-                                  * thread */
+    TCP_STRIPE_MIN = 32 * 1024,    /* bytes of a slice: a segment offload's worth */
+    TCP_PUTS_MAX = 4,              /* per connection: leaving, ready behind it, being noted */
+    TCP_BYTES_PER_POLL = 4 << 20,  /* read or written per link and poll, so that connections share
+                                    * the thread */
     TCP_DISCARD_BYTES = 64 * 1024, /* where bytes of dead sessions go; zeros of abandoned puts come
-                                  * from a second one */
+                                    * from a second one */
     TCP_IOV_MAX = 256,
     TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX, /* read together with the end of a payload: usually the
                                             * NOTE behind it and the next head */
@@ -48,7 +48,7 @@ enum tcp_conn_state { TCP_ASSEMBLING, TCP_IS_UP, TCP_IS_DOWN };
 struct tcp_link {
     struct tcp_transport *tt;
     struct tcp_conn *conn; /* NULL: accepted, its ticket not read yet */
-    struct list handshake;  /* in tt->handshakes while conn is NULL */
+    struct list handshake; /* in tt->handshakes while conn is NULL */
     enum tcp_link_state state;
     uint32_t index, events; /* events: what epoll watches for */
     int fd;
@@ -135,8 +135,8 @@ struct tcp_events {
 };
 
 /* tcp.c */
-struct kvt_transport_event *tcp_add_event(struct tcp_events *evs, enum kvt_transport_event_kind kind,
-                             struct tcp_conn *c);
+struct kvt_transport_event *tcp_add_event(struct tcp_events *evs,
+                                          enum kvt_transport_event_kind kind, struct tcp_conn *c);
 /* End the connection. Nothing of it is read or written afterwards. */
 void tcp_go_down(struct tcp_events *evs, struct tcp_conn *c, enum status st, const char *text);
 void tcp_watch(struct tcp_link *l, uint32_t events);
@@ -152,8 +152,8 @@ void tcp_link_free(struct tcp_link *l);
 void tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p);
 enum status tcp_write_out(struct tcp_link *l); /* as much as the socket takes; ERR_PEER_LOST:
                                                 * reading will tell */
-void tcp_read_zerocopy_completions(struct tcp_link *l);     /* the error queue: buffers the kernel let go
-                                                * of */
+void tcp_read_zerocopy_completions(struct tcp_link *l); /* the error queue: buffers the kernel
+                                                         * let go of */
 /* one notice: of the MSG_ZEROCOPY calls first..last */
 void tcp_zerocopy_completed(struct tcp_link *l, uint32_t first, uint32_t last);
 enum status tcp_put(struct kvt_conn *c, const struct kvt_put *p);

@@ -1,5 +1,5 @@
-/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->scatter says. See
- * tcp.h.
+/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->scatter says.
+ * See tcp.h.
  *
  * place is asked again before every read, so that a session that has just ended gets no further
  * byte. On the first link the end of a payload is read together with the small bytes behind it;

@@ -23,7 +23,9 @@ static struct tcp_put *put_at(struct tcp_conn *c, uint64_t seq)
 static uint64_t next_put(const struct tcp_link *l, uint64_t seq)
 {
     const struct tcp_conn *c = l->conn;
-    if (c && seq < c->n_completed) seq = c->n_completed; /* puts without a slice here came and went */
+    if (c && seq < c->n_completed)
+        seq = c->n_completed; /* puts without a slice here came and
+                               * went */
     while (c && seq < c->n_put && c->puts[seq % TCP_PUTS_MAX].n_slices <= l->index) seq++;
     return seq;
 }
@@ -234,7 +236,8 @@ enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
     struct tcp_transport *t = c->tt;
     if (c->state != TCP_IS_UP) return ERR_PEER_LOST;
     struct tcp_link *first = c->links[0];
-    if (c->n_put - c->n_completed == TCP_PUTS_MAX || first->queue.len > KVT_QUEUE_BYTES) return ERR_BUSY;
+    if (c->n_put - c->n_completed == TCP_PUTS_MAX || first->queue.len > KVT_QUEUE_BYTES)
+        return ERR_BUSY;
     if (t->n_done + t->n_unfinished >= t->env->max_peers * (uint32_t)TCP_PUTS_MAX) return ERR_BUSY;
     struct tcp_put *slot = put_at(c, c->n_put);
     if (!slot->copies) slot->copies = MEM_ARRAY(struct kvt_copy, t->env->max_copies);

@@ -17,7 +17,7 @@ static void fail(struct ucx_conn *c, ucs_status_t st)
 }
 
 static ucs_status_t on_put_seq(void *arg, const void *header, size_t header_bytes, void *data,
-                            size_t bytes, const ucp_am_recv_param_t *param)
+                               size_t bytes, const ucp_am_recv_param_t *param)
 {
     struct ucx_conn *c = arg;
     uint64_t seq;

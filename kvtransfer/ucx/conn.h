@@ -54,9 +54,9 @@ enum {
                              * queue pair's retries */
     UCX_HELD_MAX = 4096,    /* messages that wait for a mark; a sender has at most UCX_PUTS_MAX puts
                              * to wait for */
-    UCX_AM_PUT_SEQ = 0,        /* of the active message */
-    UCX_PROGRESS_CALLS = 64           /* progress calls per connection and poll, so that connections share the
-                             * thread */
+    UCX_AM_PUT_SEQ = 0,     /* of the active message */
+    UCX_PROGRESS_CALLS = 64 /* progress calls per connection and poll, so that connections
+                             * share the thread */
 };
 
 enum ucx_state { UCX_CONNECTING, UCX_EXCHANGING, UCX_WIREUP, UCX_ACCEPTED, UCX_UP, UCX_DOWN };
@@ -85,7 +85,7 @@ struct ucx_conn {
     struct ucx_transport *t;
     struct list link;
     enum ucx_state state;
-    bool detached;                  /* the session layer knows that it ended */
+    bool detached;                /* the session layer knows that it ended */
     bool ready;                   /* ACCEPTED: READY came */
     bool armed;                   /* the worker's descriptor tells when there is something to
                                    * do */
@@ -107,11 +107,11 @@ struct ucx_conn {
                                         * end of wiring */
     uint64_t in_flight;                /* bytes of those between them */
     struct ucx_put puts[UCX_PUTS_MAX]; /* number n at [n % UCX_PUTS_MAX] */
-    uint64_t seq_sent, seq_buf;           /* last one sent; the one being sent, stable until its
+    uint64_t seq_sent, seq_buf;        /* last one sent; the one being sent, stable until its
                                         * request is complete */
     bool seq_pending;
     /* receiver */
-    uint64_t seq_received;       /* highest mark that came */
+    uint64_t seq_received; /* highest mark that came */
     struct ucx_held *held; /* ring of UCX_HELD_MAX, allocated with the first */
     uint32_t held_head, n_held;
 };
@@ -120,11 +120,11 @@ struct ucx_conn {
 enum status ucx_conn_worker(struct ucx_conn *c, struct err *err) MUST_CHECK;
 /* Send this side's worker address and region. ERR_IO, ERR_PEER_LOST. */
 enum status ucx_conn_send_address(struct ucx_conn *c, const struct dev_mem *pool,
-                           struct err *err) MUST_CHECK;
+                                  struct err *err) MUST_CHECK;
 /* Make the endpoint to the address learned and begin wiring. ERR_FORMAT, ERR_PEER_MISMATCH,
  * ERR_IO. */
 enum status ucx_conn_wireup(struct ucx_conn *c, const struct ucx_region *r,
-                          struct err *err) MUST_CHECK;
+                            struct err *err) MUST_CHECK;
 /* Begin a put; the caller has checked for room and for UP. Failures show in c->failed. */
 void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kvt_put *p);
 /* Progress; then puts that have landed are counted, their tags written to `done`, and a mark goes

@@ -231,8 +231,8 @@ static enum status open_context(const struct kvt_env *env, const char *tls, cons
 
 /* A context that knows the card's memory: cuda_copy moves nothing here, but brings that knowledge.
  * Alone it would open on a host without any network device: so one without it has to open first. */
-static enum status open_device_context(const struct kvt_env *env, const char *tls, const char *device,
-                                     ucp_context_h *out, struct err *err)
+static enum status open_device_context(const struct kvt_env *env, const char *tls,
+                                       const char *device, ucp_context_h *out, struct err *err)
 {
     ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
     struct buf with_cuda = { 0 };

@@ -57,8 +57,8 @@ static char *expected(const struct kv_layout *from, const char *image, const int
     for (uint32_t layer = 0; layer < to->n_layers; layer++)
         for (uint32_t i = n_skip; i < kvt_plan_n_blocks(to, TOKENS); i++) {
             kvt_convert_piece(&a, image, src, &b, TOKENS, layer, i, piece);
-            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_block_range){ layer, i, 1 },
-                                              copies);
+            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS,
+                                              (struct kvt_block_range){ layer, i, 1 }, copies);
             for (uint32_t k = 0; k < n; k++)
                 memcpy(want + copies[k].remote, piece + copies[k].local, copies[k].bytes);
         }

@@ -141,15 +141,16 @@ static struct node *start(const char *device, uint32_t dtype, uint32_t block_tok
 static void check_converted(struct node *from, const int32_t *src, struct node *to,
                             const int32_t *dst)
 {
-    struct kvt_head_slice a = kvt_head_slice_all(&from->layout), b = kvt_head_slice_all(&to->layout);
+    struct kvt_head_slice a = kvt_head_slice_all(&from->layout),
+                          b = kvt_head_slice_all(&to->layout);
     char *piece = malloc(kv_layout_piece_bytes(&to->layout));
     struct kvt_copy *copies = malloc(sizeof *copies * kvt_plan_max_copies(&to->layout));
     node_pull(to);
     for (uint32_t layer = 0; layer < to->layout.n_layers; layer++)
         for (uint32_t i = 0; i < kvt_plan_n_blocks(&to->layout, TOKENS); i++) {
             kvt_convert_piece(&a, from->image, src, &b, TOKENS, layer, i, piece);
-            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS, (struct kvt_block_range){ layer, i, 1 },
-                                              copies);
+            uint32_t n = kvt_plan_copies_from(0, &b, dst, TOKENS,
+                                              (struct kvt_block_range){ layer, i, 1 }, copies);
             for (uint32_t k = 0; k < n; k++)
                 CHECK(memcmp(to->image + copies[k].remote, piece + copies[k].local,
                              copies[k].bytes) == 0);

@@ -110,7 +110,8 @@ static void step(struct kernel_ctx *c, struct world *w, enum dtype t, float *con
                  float *out[N_SEQS])
 {
     struct attn_seq seqs[N_SEQS];
-    size_t n_transports = 0, q_row = w->s.n_heads * w->s.dim, kv_row = w->s.n_kv * w->s.dim, row = 0;
+    size_t n_transports = 0, q_row = w->s.n_heads * w->s.dim, kv_row = w->s.n_kv * w->s.dim,
+           row = 0;
     for (size_t s = 0; s < N_SEQS; s++) n_transports += count[s];
     float *q = MEM_ARRAY(float, n_transports *q_row), *rows = MEM_ARRAY(float, n_transports *q_row);
     float *k = MEM_ARRAY(float, n_transports *kv_row), *v = MEM_ARRAY(float, n_transports *kv_row);

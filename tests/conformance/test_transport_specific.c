@@ -375,7 +375,8 @@ TEST(tcp_interface_of_its_own)
     kvt_hello(k, &hello);
     CHECK_OK(kvt_answer(k, buf_str(&hello), &answer, &err));
     CHECK_OK(kvt_answer_decode(buf_str(&answer), &m, &err));
-    CHECK(m.transports[0].address.n > 10 && memcmp(m.transports[0].address.p, "127.0.0.1 ", 10) == 0);
+    CHECK(m.transports[0].address.n > 10 &&
+          memcmp(m.transports[0].address.p, "127.0.0.1 ", 10) == 0);
     struct kvt *second = NULL;
     o.port = kvt_port(k);
     CHECK_STATUS(kvt_create(&o, &second, &err), ERR_CONFIG);

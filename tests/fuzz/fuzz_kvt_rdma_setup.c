@@ -39,7 +39,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (frame == RDMA_FRAME_FENCED) {
             struct rdma_recv_window l = verdict.recv_window;
             ASSERT(!rdma_recv_window_has(&l, l.completed));
-            ASSERT(rdma_recv_window_set(&l, (uint32_t)l.completed) == OK && rdma_recv_window_is_valid(&l));
+            ASSERT(rdma_recv_window_set(&l, (uint32_t)l.completed) == OK &&
+                   rdma_recv_window_is_valid(&l));
         }
         if (memchr(verdict.reason, 0, sizeof verdict.reason) == NULL) ASSERT(false);
         rdma_rail_status_encode(frame, &verdict, &again);

@@ -111,7 +111,8 @@ TEST(copier_jobs_come_back_once)
     free(b.from);
 }
 
-/* Workers that do not come forward take COPIER_QUEUED_BYTES bytes and COPIER_JOBS_MAX jobs, no more. */
+/* Workers that do not come forward take COPIER_QUEUED_BYTES bytes and COPIER_JOBS_MAX jobs, no
+ * more. */
 TEST(copier_queues_are_bounded)
 {
     struct book b = { .to = malloc(8 * COPIER_CHUNK), .from = calloc(8, COPIER_CHUNK), .gate = 1 };

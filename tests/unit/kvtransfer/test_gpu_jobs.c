@@ -40,7 +40,8 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
     CHECK_OK(kvt_staging_create(r->device, 8 * KVT_STAGING_CHUNK, &r->staging, &err));
     CHECK(kvt_staging_device_mem(r->staging) == NULL);
     CHECK_OK(kvt_staging_add_device(r->staging, &err));
-    CHECK_EQ_INT(kvt_staging_device_mem(r->staging)->bytes >= kvt_staging_mem(r->staging)->bytes, 1);
+    CHECK_EQ_INT(kvt_staging_device_mem(r->staging)->bytes >= kvt_staging_mem(r->staging)->bytes,
+                 1);
     r->image = malloc(kv_layout_pool_bytes(&r->layout));
     srand(4);
     for (size_t i = 0; i < kv_layout_pool_bytes(&r->layout); i++) r->image[i] = (char)rand();
@@ -248,7 +249,8 @@ TEST(works_are_bounded)
     struct rig r;
     struct kvt_gpu_job *taken[KVT_GPU_JOBS_MAX];
     rig_open(&r, "cpu");
-    for (int i = 0; i < KVT_GPU_JOBS_MAX; i++) CHECK((taken[i] = kvt_gpu_jobs_acquire(r.works)) != NULL);
+    for (int i = 0; i < KVT_GPU_JOBS_MAX; i++)
+        CHECK((taken[i] = kvt_gpu_jobs_acquire(r.works)) != NULL);
     CHECK(kvt_gpu_jobs_acquire(r.works) == NULL);
     kvt_gpu_job_release(taken[5]); /* never begun */
     kvt_gpu_job_release(NULL);

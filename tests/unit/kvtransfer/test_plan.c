@@ -98,7 +98,7 @@ static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n
         uint32_t n_tokens = 1 + (uint32_t)rand() % 48, n_used = kvt_plan_n_blocks(&l, n_tokens),
                  first = (uint32_t)rand() % n_used;
         struct kvt_block_range s = { (uint32_t)rand() % 3, first,
-                              1 + (uint32_t)rand() % (n_used - first) };
+                                     1 + (uint32_t)rand() % (n_used - first) };
         struct kvt_copy copies[1024];
         uint32_t n = kvt_plan_copies(&v, a, &v, b, n_tokens, s, copies);
         CHECK(n <= kvt_plan_max_copies(&l));
@@ -158,7 +158,8 @@ TEST(plan_slices_heads)
     int32_t a[] = { 2, 3 }, b[] = { 7, 0 };
     struct kvt_copy out[1024];
     uint64_t head = kv_layout_piece_bytes(&half);
-    CHECK_EQ_INT(kvt_plan_copies(&from, a, &to, b, 16, (struct kvt_block_range){ 1, 0, 2 }, out), 2);
+    CHECK_EQ_INT(kvt_plan_copies(&from, a, &to, b, 16, (struct kvt_block_range){ 1, 0, 2 }, out),
+                 2);
     CHECK_EQ_INT(out[0].local, kv_layout_offset(&whole, 1, 2) + head);
     CHECK_EQ_INT(out[0].remote, kv_layout_offset(&half, 1, 7));
     CHECK_EQ_INT(out[0].bytes, head);

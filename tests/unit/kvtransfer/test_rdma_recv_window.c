@@ -13,11 +13,12 @@ TEST(landing_counts_without_gaps)
     CHECK_OK(rdma_recv_window_set(&l, 2));
     CHECK_OK(rdma_recv_window_set(&l, 1));
     CHECK_EQ_INT(l.completed, 0);
-    CHECK(!rdma_recv_window_has(&l, 0) && rdma_recv_window_has(&l, 1) && rdma_recv_window_has(&l, 2) &&
-          !rdma_recv_window_has(&l, 3));
+    CHECK(!rdma_recv_window_has(&l, 0) && rdma_recv_window_has(&l, 1) &&
+          rdma_recv_window_has(&l, 2) && !rdma_recv_window_has(&l, 3));
     CHECK_OK(rdma_recv_window_set(&l, 0));
     CHECK_EQ_INT(l.completed, 3);
-    CHECK(rdma_recv_window_has(&l, 0) && !rdma_recv_window_has(&l, 3) && rdma_recv_window_is_valid(&l));
+    CHECK(rdma_recv_window_has(&l, 0) && !rdma_recv_window_has(&l, 3) &&
+          rdma_recv_window_is_valid(&l));
 }
 
 TEST(landing_refuses_what_was_or_cannot_be)
@@ -55,7 +56,8 @@ TEST(landing_wraps_and_agrees_with_a_plain_list)
         CHECK(rdma_recv_window_is_valid(&l));
         for (uint64_t i = 0; i < RDMA_WINDOW; i++)
             CHECK_EQ_INT(rdma_recv_window_has(&l, completed + i), flags[completed + i - base]);
-        if (completed > base) CHECK_STATUS(rdma_recv_window_set(&l, (uint32_t)(completed - 1)), ERR_FORMAT);
+        if (completed > base)
+            CHECK_STATUS(rdma_recv_window_set(&l, (uint32_t)(completed - 1)), ERR_FORMAT);
     }
 }
 

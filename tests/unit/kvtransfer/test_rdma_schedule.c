@@ -10,7 +10,11 @@
 
 static struct rdma_port_addr roce(const char *ipv4)
 {
-    struct rdma_port_addr p = { .link = RDMA_LINK_ETHERNET, .gid_type = RDMA_GID_ROCE_V2, .mtu = 1024 };
+    struct rdma_port_addr p = {
+        .link = RDMA_LINK_ETHERNET,
+        .gid_type = RDMA_GID_ROCE_V2,
+        .mtu = 1024,
+    };
     p.gid[10] = p.gid[11] = 0xff;
     CHECK_EQ_INT(inet_pton(AF_INET, ipv4, p.gid + 12), 1);
     return p;
@@ -30,7 +34,7 @@ TEST(pairs_ports_of_one_subnet)
 {
     /* the other side lists its ports the other way round */
     struct rdma_port_addr mine[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.3.0.1") },
-                      theirs[] = { roce("10.3.0.2"), roce("10.2.0.2"), roce("10.1.0.2") };
+                          theirs[] = { roce("10.3.0.2"), roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 3, theirs, 3, p), 3);
     for (uint32_t i = 0; i < 3; i++) {
@@ -42,7 +46,7 @@ TEST(pairs_ports_of_one_subnet)
 TEST(pairs_equals_by_index)
 {
     struct rdma_port_addr mine[] = { infiniband(1, 1), infiniband(1, 1) },
-                      theirs[] = { infiniband(1, 1), infiniband(1, 1) };
+                          theirs[] = { infiniband(1, 1), infiniband(1, 1) };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 2, theirs, 2, p), 2);
     CHECK(p[0].theirs == 0 && p[1].theirs == 1);
@@ -52,8 +56,8 @@ TEST(pairs_equals_by_index)
 TEST(pairs_unequal_numbers)
 {
     struct rdma_port_addr many[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.1.0.9"),
-                                 roce("10.2.0.9") },
-                      few[] = { roce("10.2.0.2"), roce("10.1.0.2") };
+                                     roce("10.2.0.9") },
+                          few[] = { roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(many, 4, few, 2, p), 4);
     for (uint32_t i = 0; i < 4; i++) CHECK(p[i].mine == i && p[i].theirs == (i + 1) % 2);
@@ -69,7 +73,7 @@ TEST(pairs_unequal_numbers)
 TEST(pairs_only_one_kind_of_link)
 {
     struct rdma_port_addr mine[] = { infiniband(1, 1), roce("10.1.0.1") },
-                      theirs[] = { roce("10.1.0.2") };
+                          theirs[] = { roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
     CHECK_EQ_INT(rdma_schedule_pair(mine, 2, theirs, 1, p), 1);
     CHECK(p[0].mine == 1 && p[0].theirs == 0);

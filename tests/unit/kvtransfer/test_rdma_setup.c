@@ -138,7 +138,8 @@ TEST(verdict_round_trip)
     CHECK(back.recv_window.completed == 1000 && back.recv_window.bits[1] == 5);
     for (size_t n = 0; n < b.len; n++)
         CHECK(rdma_rail_status_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
-    memset(b.data + 16, 0xff, 32); /* the put at `completed` landed, so it would have been counted */
+    memset(b.data + 16, 0xff, 32); /* the put at `completed` landed, so it would have been
+                                    * counted */
     CHECK_STATUS(rdma_rail_status_decode(RDMA_FRAME_FENCED, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
 }
@@ -177,7 +178,8 @@ TEST(invite_round_trip)
 
 TEST(call_round_trip)
 {
-    struct rdma_cm_request m = { .rail = 2, .epoch = 5, .i_qp = 15, .token = { 7, [15] = 8 } }, back;
+    struct rdma_cm_request m = { .rail = 2, .epoch = 5, .i_qp = 15, .token = { 7, [15] = 8 } },
+                           back;
     uint8_t bytes[56] = { 0 }; /* as the connection manager hands it on: longer */
     rdma_cm_request_encode(&m, bytes);
     CHECK_OK(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back));
@@ -194,7 +196,8 @@ TEST(call_round_trip)
     }
     m.epoch = 0;
     rdma_cm_request_encode(&m, bytes);
-    CHECK_STATUS(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
+    CHECK_STATUS(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back),
+                 ERR_FORMAT);
 }
 
 TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip),
