@@ -507,7 +507,7 @@ TEST(ipc_gpu_pool_needs_a_gpu)
         .arg = n,
     };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_INVALID);
-    CHECK(strstr(err.text, "no device was named"));
+    CHECK(strstr(err.text, "no device was given"));
     /* The processor's memory that claims to be a GPU's: no handle of it exists. */
     o.device = n->device;
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_UNSUPPORTED);
