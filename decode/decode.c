@@ -9,6 +9,7 @@
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/generation_wire.h"
+#include "shared/cluster/request_key.h"
 
 struct decode_worker {
     struct decode_options o;
@@ -21,15 +22,6 @@ struct decode_worker {
     struct emit emit;
     struct counter *received_bytes, *received, *failed, *canceled;
 };
-
-struct request_key {
-    uint64_t request, entry, attempt;
-};
-
-static struct str key_of(const struct request_key *k)
-{
-    return (struct str){ (const char *)k, sizeof *k };
-}
 
 struct decode_worker *decode_create(const struct decode_options *o)
 {
@@ -51,7 +43,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
 void decode_free(struct decode_worker *w)
 {
     if (!w) return;
-    LIST_FOREACH(g, &w->live, struct generation, link) mem_free(g);
+    LIST_FOREACH (g, &w->live, struct generation, link) mem_free(g);
     map_release(&w->by_id);
     map_release(&w->by_request);
     emit_release(&w->emit);
@@ -66,13 +58,14 @@ static struct generation *find_request(struct decode_worker *w, const struct clu
                                        uint64_t entry)
 {
     struct request_key k = { m->request, entry, m->attempt };
-    return map_get(&w->by_request, key_of(&k));
+    return map_get(&w->by_request, request_key_str(&k));
 }
 
 static void forget_request(struct decode_worker *w, const struct generation *g)
 {
     struct request_key k = { g->request, g->entry, g->attempt };
-    if (map_get(&w->by_request, key_of(&k)) == g) map_del(&w->by_request, key_of(&k));
+    if (map_get(&w->by_request, request_key_str(&k)) == g)
+        map_del(&w->by_request, request_key_str(&k));
 }
 
 static struct generation *add_generation(struct decode_worker *w, const struct cluster_message *m,
@@ -88,7 +81,7 @@ static struct generation *add_generation(struct decode_worker *w, const struct c
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&g->id), g);
     struct request_key k = { g->request, g->entry, g->attempt };
-    map_put(&w->by_request, key_of(&k), g);
+    map_put(&w->by_request, request_key_str(&k), g);
     return g;
 }
 
@@ -258,8 +251,7 @@ static void on_prefill_done(struct decode_worker *w, const struct cluster_messag
     uint64_t request;
     uint32_t attempt, index;
     if (body && token_record_next(&records, &request, &attempt, &index, &first) == OK) {
-        LIST_FOREACH(g, &w->live, struct generation, link)
-        {
+        LIST_FOREACH (g, &w->live, struct generation, link) {
             if (g->request != m->request || g->attempt != m->attempt ||
                 g->state != GENERATION_GRANTED || g->has_first)
                 continue;
@@ -322,8 +314,8 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
 
 void decode_on_lost(struct decode_worker *w, uint64_t node)
 {
-    LIST_FOREACH(g, &w->live, struct generation, link)
-    if (g->entry == node) close_generation(w, g);
+    LIST_FOREACH (g, &w->live, struct generation, link)
+        if (g->entry == node) close_generation(w, g);
     emit_drop(&w->emit, node);
 }
 

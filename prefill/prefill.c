@@ -7,6 +7,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"
+#include "shared/cluster/request_key.h"
 
 enum {
     CREDIT_EXPIRES_MS = 15000, /* an entry that never follows up (its decode nodes are full) gives
@@ -27,15 +28,6 @@ struct prefill_worker {
     struct counter *started, *sent, *failed, *canceled;
     struct gauge *asked_gauge, *credited_gauge;
 };
-
-struct request_key {
-    uint64_t request, entry, attempt;
-};
-
-static struct str key_of(const struct request_key *k)
-{
-    return (struct str){ (const char *)k, sizeof *k };
-}
 
 static void sweep(void *arg);
 
@@ -66,8 +58,7 @@ void prefill_free(struct prefill_worker *w)
 {
     if (!w) return;
     loop_timer_free(w->sweep);
-    LIST_FOREACH(p, &w->live, struct prompt, link)
-    {
+    LIST_FOREACH (p, &w->live, struct prompt, link) {
         arena_release(&p->arena);
         mem_free(p);
     }
@@ -93,13 +84,14 @@ void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t 
 static struct prompt *find_request(struct prefill_worker *w, const struct cluster_message *m)
 {
     struct request_key k = { m->request, m->from, m->attempt };
-    return map_get(&w->by_request, key_of(&k));
+    return map_get(&w->by_request, request_key_str(&k));
 }
 
 static void forget_request(struct prefill_worker *w, const struct prompt *p)
 {
     struct request_key k = { p->request, p->entry, p->attempt };
-    if (map_get(&w->by_request, key_of(&k)) == p) map_del(&w->by_request, key_of(&k));
+    if (map_get(&w->by_request, request_key_str(&k)) == p)
+        map_del(&w->by_request, request_key_str(&k));
 }
 
 static struct prompt *add_prompt(struct prefill_worker *w, const struct cluster_message *m)
@@ -116,7 +108,7 @@ static struct prompt *add_prompt(struct prefill_worker *w, const struct cluster_
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&p->id), p);
     struct request_key k = { p->request, p->entry, p->attempt };
-    map_put(&w->by_request, key_of(&k), p);
+    map_put(&w->by_request, request_key_str(&k), p);
     return p;
 }
 
@@ -361,17 +353,16 @@ static void sweep(void *arg)
     struct prefill_worker *w = arg;
     uint64_t now = clock_ms();
     uint32_t n_asked = 0;
-    LIST_FOREACH(p, &w->live, struct prompt, link)
-    {
+    LIST_FOREACH (p, &w->live, struct prompt, link) {
         n_asked += p->state == PROMPT_ASKED;
         /* Not by a difference: the credit may be younger than `now`, given back by the prompt that
          * has just failed. */
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
     }
-    LIST_FOREACH(route, &w->routes.all, struct route, link)
-    if (route->state != ROUTE_UP && now > route->since_ms + ROUTE_CONNECT_MS)
-        fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
+    LIST_FOREACH (route, &w->routes.all, struct route, link)
+        if (route->state != ROUTE_UP && now > route->since_ms + ROUTE_CONNECT_MS)
+            fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
     gauge_set(w->asked_gauge, n_asked);
 }
 
@@ -398,8 +389,7 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 {
     struct route *route = routes_find(&w->routes, node);
     if (route) fail_route(w, route, ERR_PEER_LOST, "the decode node is gone");
-    LIST_FOREACH(p, &w->live, struct prompt, link)
-    {
+    LIST_FOREACH (p, &w->live, struct prompt, link) {
         if (p->state == PROMPT_CLOSING) continue;
         if (p->entry == node) close_prompt(w, p);
         else if (p->decode == node && p->state >= PROMPT_CONNECTING)
