@@ -235,14 +235,14 @@ void kvt_gpu_job_release(struct kvt_gpu_job *k)
 void kvt_gpu_jobs_collect(struct kvt_gpu_jobs *w)
 {
     if (!w) return;
-    LIST_FOREACH(k, &w->running, struct kvt_gpu_job, link)
-    if (k->released && kvt_gpu_job_is_done(k)) free_job(k);
+    LIST_FOREACH (k, &w->running, struct kvt_gpu_job, link)
+        if (k->released && kvt_gpu_job_is_done(k)) free_job(k);
 }
 
 struct kvt_gpu_job *kvt_gpu_jobs_oldest(struct kvt_gpu_jobs *w)
 {
-    LIST_FOREACH(k, &w->running, struct kvt_gpu_job, link)
-    if (!k->released) return k;
+    LIST_FOREACH (k, &w->running, struct kvt_gpu_job, link)
+        if (!k->released) return k;
     return NULL;
 }
 

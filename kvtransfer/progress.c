@@ -195,8 +195,7 @@ static bool poll_transports(struct kvt *k)
  * later incidents may name them. */
 static void sweep_peers(struct kvt *k)
 {
-    LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
-    {
+    LIST_FOREACH (p, &k->peers, struct kvt_peer, link) {
         if (p->must_close && !p->lost) {
             log_warn("kv peer dropped",
                      "peer=%016llx transport=%s why=\"it broke the protocol or stopped reading\"",
@@ -221,8 +220,8 @@ static void sweep_peers(struct kvt *k)
 
 static struct kvt_peer *find_peer(struct kvt *k, uint64_t handle)
 {
-    LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
-    if (p->handle == handle) return p;
+    LIST_FOREACH (p, &k->peers, struct kvt_peer, link)
+        if (p->handle == handle) return p;
     return NULL;
 }
 
@@ -329,7 +328,7 @@ static void tick(struct kvt *k)
     k->ticked_ms = now;
     kvt_tickets_tick(&k->tickets, now);
     kvt_recv_tick(&k->core, now);
-    LIST_FOREACH(p, &k->peers, struct kvt_peer, link) kvt_send_tick(&k->core, p, now);
+    LIST_FOREACH (p, &k->peers, struct kvt_peer, link) kvt_send_tick(&k->core, p, now);
 }
 
 static void wait(struct kvt *k, bool more)
@@ -364,7 +363,7 @@ static void *run(void *arg)
         kvt_gpu_jobs_collect(k->core.send_jobs);
         if (k->core.recv_jobs) kvt_recv_collect(&k->core);
         sweep_peers(k);
-        LIST_FOREACH(p, &k->peers, struct kvt_peer, link) more |= kvt_send_pump(&k->core, p);
+        LIST_FOREACH (p, &k->peers, struct kvt_peer, link) more |= kvt_send_pump(&k->core, p);
         tick(k);
     }
     return NULL;
@@ -418,8 +417,7 @@ void kvt_progress_stop(struct kvt *k)
     k->core.send_jobs = k->core.recv_jobs = NULL;
     if (k->wake_fd >= 0) close(k->wake_fd);
     if (k->epoll_fd >= 0) close(k->epoll_fd);
-    LIST_FOREACH(p, &k->peers, struct kvt_peer, link)
-    {
+    LIST_FOREACH (p, &k->peers, struct kvt_peer, link) {
         list_remove(&p->sends); /* sessions go with the core */
         list_remove(&p->recvs);
         free_peer(p);

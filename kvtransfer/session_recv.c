@@ -439,7 +439,7 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         return;
     }
     if (m->kind == KVT_MSG_BYE) {
-        LIST_FOREACH(r, &p->recvs, struct kvt_recv, link) on_stopped(c, r, ERR_PEER_LOST);
+        LIST_FOREACH (r, &p->recvs, struct kvt_recv, link) on_stopped(c, r, ERR_PEER_LOST);
         return;
     }
     struct kvt_recv *r = bound(c, p, m);
@@ -564,14 +564,13 @@ void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 {
     bool scatters = p->ops->caps & KVT_CAP_RECEIVER_SCATTERS;
     kvt_recv_drop_frame(c, p);
-    LIST_FOREACH(r, &p->recvs, struct kvt_recv, link)
-    if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, scatters, text);
+    LIST_FOREACH (r, &p->recvs, struct kvt_recv, link)
+        if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, scatters, text);
 }
 
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p)
 {
-    LIST_FOREACH(r, &p->recvs, struct kvt_recv, link)
-    {
+    LIST_FOREACH (r, &p->recvs, struct kvt_recv, link) {
         if (state_of(r) == KVT_RECV_BOUND)
             fail(c, r, ERR_PEER_LOST, true, "the connection to the sender was torn down");
         else fenced(c, r);

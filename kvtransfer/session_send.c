@@ -182,8 +182,7 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
 
 void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
-    LIST_FOREACH(s, &p->sends, struct kvt_send, link)
-    {
+    LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
         for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) release_stage(c, s, &s->puts[i]);
         s->unfinished = 0; /* the row reads nothing of a connection that is down */
         if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
@@ -210,9 +209,9 @@ static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const s
         if (s->dst_blocks[i] < 0 || (uint32_t)s->dst_blocks[i] >= p->layout.n_blocks)
             return "the grant names blocks outside the receiver's pool";
     *st = ERR_STALE;
-    LIST_FOREACH(it, &p->sends, struct kvt_send, link)
-    if (it->session == s->session && it->generation == s->generation)
-        return "another transfer of this node has that grant";
+    LIST_FOREACH (it, &p->sends, struct kvt_send, link)
+        if (it->session == s->session && it->generation == s->generation)
+            return "another transfer of this node has that grant";
     return NULL;
 }
 
@@ -517,8 +516,7 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
 {
     bool more = false;
     if (!p->up || p->lost) return false;
-    LIST_FOREACH(s, &p->sends, struct kvt_send, link)
-    {
+    LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
         if (s->state != KVT_SEND_ACTIVE || !flush_note(s)) continue;
         if (s->q_len && put_batch(c, s)) {
             flush_note(s);
@@ -540,8 +538,8 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
 void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
 {
     struct kvt_send *s = NULL;
-    LIST_FOREACH(it, &p->sends, struct kvt_send, link)
-    if (it->serial == tag / KVT_SEND_PUTS) s = it;
+    LIST_FOREACH (it, &p->sends, struct kvt_send, link)
+        if (it->serial == tag / KVT_SEND_PUTS) s = it;
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
@@ -582,8 +580,8 @@ static void on_stop(struct kvt_core *c, struct kvt_send *s, enum status st)
 void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m)
 {
     struct kvt_send *s = NULL;
-    LIST_FOREACH(it, &p->sends, struct kvt_send, link)
-    if (it->session == m->session && it->generation == m->generation) s = it;
+    LIST_FOREACH (it, &p->sends, struct kvt_send, link)
+        if (it->session == m->session && it->generation == m->generation) s = it;
     if (!s) { /* it ended already */
         if (m->kind == KVT_MSG_STOP)
             kvt_peer_send(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
@@ -609,8 +607,7 @@ static bool awaits_answer(const struct kvt_send *s)
 
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
-    LIST_FOREACH(s, &p->sends, struct kvt_send, link)
-    {
+    LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
         bool answer = awaits_answer(s);
         uint32_t patience = answer && c->stall_ms > KVT_ANSWER_MS ? KVT_ANSWER_MS : c->stall_ms;
         /* Waiting for the caller's next layer is not a stall of the transfer. */

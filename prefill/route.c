@@ -14,21 +14,21 @@ void routes_init(struct routes *r, struct kvt *kvt, struct cluster *cluster)
 
 void routes_release(struct routes *r)
 {
-    LIST_FOREACH(route, &r->all, struct route, link) mem_free(route);
+    LIST_FOREACH (route, &r->all, struct route, link) mem_free(route);
     list_init(&r->all);
 }
 
 struct route *routes_find(struct routes *r, uint64_t node)
 {
-    LIST_FOREACH(route, &r->all, struct route, link)
-    if (route->node == node) return route;
+    LIST_FOREACH (route, &r->all, struct route, link)
+        if (route->node == node) return route;
     return NULL;
 }
 
 struct route *routes_find_peer(struct routes *r, uint64_t peer)
 {
-    LIST_FOREACH(route, &r->all, struct route, link)
-    if (route->state != ROUTE_ASKING && route->peer == peer) return route;
+    LIST_FOREACH (route, &r->all, struct route, link)
+        if (route->state != ROUTE_ASKING && route->peer == peer) return route;
     return NULL;
 }
 

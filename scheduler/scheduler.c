@@ -37,8 +37,8 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
             cluster_learn(s->o.cluster, s->nodes[i].node, s->nodes[i].host,
                           s->nodes[i].cluster_port);
     gauge_set(s->m.nodes, (double)s->n_nodes);
-    LIST_FOREACH(r, &s->live, struct request, link)
-    if (r->state == REQUEST_PLACING) request_advance(s, r);
+    LIST_FOREACH (r, &s->live, struct request, link)
+        if (r->state == REQUEST_PLACING) request_advance(s, r);
 }
 
 static void ask_snapshot(struct scheduler *s)
@@ -119,8 +119,8 @@ void scheduler_uncount(struct scheduler *s, const struct placement *p)
 static void give_room(struct scheduler *s)
 {
     s->has_room = false;
-    LIST_FOREACH(r, &s->live, struct request, link)
-    if (!request_take_room(s, r)) return;
+    LIST_FOREACH (r, &s->live, struct request, link)
+        if (!request_take_room(s, r)) return;
 }
 
 static void on_tick(void *arg)
@@ -132,8 +132,7 @@ static void on_tick(void *arg)
     if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS)))
         ask_snapshot(s);
     if (s->has_room) give_room(s);
-    LIST_FOREACH(r, &s->live, struct request, link)
-    {
+    LIST_FOREACH (r, &s->live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
         request_advance(s, r);
     }
@@ -217,8 +216,7 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
     struct scheduler *s = self;
     uint32_t n_decode = 0, n_mixed = 0; /* decode nodes alone can serve: they prefill themselves */
     *out = (struct serve_backend_stats){ 0 };
-    LIST_FOREACH(r, &s->live, struct request, link)
-    {
+    LIST_FOREACH (r, &s->live, struct request, link) {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
         else out->n_running++;
     }
@@ -296,8 +294,7 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
 {
     suspect(s, node);
     scheduler_refresh(s);
-    LIST_FOREACH(r, &s->live, struct request, link)
-    {
+    LIST_FOREACH (r, &s->live, struct request, link) {
         if (r->decode.node == node) request_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
         else if (r->prefill.node == node)
             request_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
@@ -433,8 +430,8 @@ uint32_t scheduler_n_live(const struct scheduler *s) { return s->n_live; }
 void scheduler_stop(struct scheduler *s)
 {
     s->draining = true;
-    LIST_FOREACH(r, &s->live, struct request, link)
-    request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
+    LIST_FOREACH (r, &s->live, struct request, link)
+        request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
     loop_timer_free(s->tick);
     loop_timer_free(s->renew);
     loop_timer_free(s->kick);
@@ -445,7 +442,7 @@ void scheduler_free(struct scheduler *s)
 {
     if (!s) return;
     ASSERT(list_empty(&s->live));
-    LIST_FOREACH(r, &s->orphans, struct request, link) request_free(r);
+    LIST_FOREACH (r, &s->orphans, struct request, link) request_free(r);
     map_release(&s->by_id);
     mem_free(s->nodes);
     mem_free(s);

@@ -129,8 +129,7 @@ static void on_file_done(void *arg)
 {
     struct batch_runner *f = arg;
     f->file_busy = false;
-    LIST_FOREACH(l, &f->job.lines, struct batch_entry, node)
-    {
+    LIST_FOREACH (l, &f->job.lines, struct batch_entry, node) {
         list_remove(&l->node);
         list_push(&f->lines, &l->node);
     }
@@ -219,8 +218,7 @@ static void start_line(struct batch_runner *f, struct batch_entry *l)
 static void start_lines(struct batch_runner *f)
 {
     if (f->retry || f->stopping || f->st != OK) return; /* not more while the server is full */
-    LIST_FOREACH(l, &f->lines, struct batch_entry, node)
-    {
+    LIST_FOREACH (l, &f->lines, struct batch_entry, node) {
         if (f->n_working >= f->concurrency || f->retry) return;
         if (l->state == ENTRY_READ) start_line(f, l);
     }
@@ -275,8 +273,7 @@ static void finish(struct batch_runner *f)
     }
     loop_timer_free(f->progress);
     loop_timer_free(f->retry);
-    LIST_FOREACH(l, &f->lines, struct batch_entry, node)
-    {
+    LIST_FOREACH (l, &f->lines, struct batch_entry, node) {
         if (l->completion) serve_cancel(f->o.serve, l->completion);
         batch_entry_free(l);
     }

@@ -33,8 +33,8 @@ struct probe_client {
 
 static struct probe_client *find_client(struct probe_dialer *h, const struct link *l)
 {
-    LIST_FOREACH(c, &h->clients, struct probe_client, link)
-    if (c->connection == l) return c;
+    LIST_FOREACH (c, &h->clients, struct probe_client, link)
+        if (c->connection == l) return c;
     return NULL;
 }
 

@@ -61,8 +61,8 @@ static void release_client(struct server_client *c)
 
 static struct server_client *find_client(struct probe_server *s, const struct link *l)
 {
-    LIST_FOREACH(c, &s->clients, struct server_client, link)
-    if (c->connection == l) return c;
+    LIST_FOREACH (c, &s->clients, struct server_client, link)
+        if (c->connection == l) return c;
     return NULL;
 }
 
@@ -156,8 +156,7 @@ static void reap_dead(void *arg)
     struct probe_server *s = arg;
     loop_timer_free(s->reap);
     s->reap = NULL;
-    LIST_FOREACH(l, &s->links, struct link, link)
-    {
+    LIST_FOREACH (l, &s->links, struct link, link) {
         if (!l->dead) continue;
         struct server_client *c = find_client(s, l);
         if (c) c->connection = NULL;
@@ -180,8 +179,7 @@ static void on_tick(void *arg)
 {
     struct probe_server *s = arg;
     uint64_t now = clock_ms();
-    LIST_FOREACH(l, &s->links, struct link, link)
-    {
+    LIST_FOREACH (l, &s->links, struct link, link) {
         struct server_client *c = find_client(s, l);
         if (l->dead) continue;
         if (l->state != LINK_UP && now > l->t_start_ms + LINK_HANDSHAKE_MS)
@@ -196,7 +194,7 @@ static void on_connection(uv_stream_t *listener, int st)
     struct probe_server *s = listener->data;
     size_t n = 0;
     if (st < 0) return;
-    LIST_FOREACH(other, &s->links, struct link, link) n++;
+    LIST_FOREACH (other, &s->links, struct link, link) n++;
     struct link *l = link_accept(&s->host, listener);
     list_push(&s->links, &l->link);
     if (n >= PROBE_SERVER_CLIENTS_MAX)
@@ -278,7 +276,7 @@ static void on_signal(void *arg, int signum)
     struct probe_server *s = arg;
     bool busy = false;
     (void)signum;
-    LIST_FOREACH(c, &s->clients, struct server_client, link) busy |= c->busy;
+    LIST_FOREACH (c, &s->clients, struct server_client, link) busy |= c->busy;
     if (busy) alarm(STOP_S);
     loop_stop(s->loop);
 }
@@ -293,12 +291,11 @@ void probe_server_run(struct probe_server *s)
 void probe_server_free(struct probe_server *s)
 {
     if (!s) return;
-    LIST_FOREACH(c, &s->clients, struct server_client, link)
-    {
+    LIST_FOREACH (c, &s->clients, struct server_client, link) {
         list_remove(&c->link);
         free_client(c);
     }
-    LIST_FOREACH(l, &s->links, struct link, link) link_close(l);
+    LIST_FOREACH (l, &s->links, struct link, link) link_close(l);
     if (s->listener) uv_close((uv_handle_t *)s->listener, on_listener_closed);
     loop_free(s->loop);
     mem_free(s);

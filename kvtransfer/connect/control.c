@@ -359,17 +359,17 @@ static void check_deadlines(struct control_hub *h, uint64_t now_ms, control_hand
 {
     if (now_ms < h->checked_ms + DEADLINE_CHECK_MS) return;
     h->checked_ms = now_ms;
-    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link)
-    if (c->state < CONTROL_STATE_OPEN && now_ms > c->deadline_ms)
-        lose(c, ERR_TIMEOUT, "the peer did not answer in time", on_event, arg);
+    LIST_FOREACH (c, &h->conns, struct control_conn_impl, link)
+        if (c->state < CONTROL_STATE_OPEN && now_ms > c->deadline_ms)
+            lose(c, ERR_TIMEOUT, "the peer did not answer in time", on_event, arg);
 }
 
 void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
 {
     uint64_t now_ms = clock_ms();
     kvt_accept_resume(h->epoll_fd, h->listen_fd, &h->accept_again_ms, now_ms);
-    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link)
-    if (c->state == CONTROL_STATE_CLOSING) step_closing(c, now_ms);
+    LIST_FOREACH (c, &h->conns, struct control_conn_impl, link)
+        if (c->state == CONTROL_STATE_CLOSING) step_closing(c, now_ms);
     struct epoll_event events[16];
     int n = epoll_wait(h->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {
@@ -420,15 +420,14 @@ enum status control_open(const struct kvt_env *env, const char *transport, uint1
 void control_hub_free(struct control_hub *h)
 {
     if (!h) return;
-    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link)
-    {
+    LIST_FOREACH (c, &h->conns, struct control_conn_impl, link) {
         if (c->state == CONTROL_STATE_OPEN || c->state == CONTROL_STATE_CLOSING) {
             write_out(c);
             c->deadline_ms = UINT64_MAX;
             step_closing(c, 0); /* reads what is there away, see above */
         }
     }
-    LIST_FOREACH(c, &h->conns, struct control_conn_impl, link) free_conn(c);
+    LIST_FOREACH (c, &h->conns, struct control_conn_impl, link) free_conn(c);
     if (h->listen_fd >= 0) close(h->listen_fd);
     if (h->epoll_fd >= 0) close(h->epoll_fd);
     buf_release(&h->address);

@@ -124,7 +124,7 @@ static void fault_disconnect(struct kvt_conn *base)
 static void fault_close(struct kvt_transport *t)
 {
     struct fault_transport *r = ((struct fault_transport *)t);
-    LIST_FOREACH(c, &r->conns, struct fault_conn, link) fault_disconnect(&c->base);
+    LIST_FOREACH (c, &r->conns, struct fault_conn, link) fault_disconnect(&c->base);
     if (r->inner) r->inner_ops->close(r->inner);
     if (r->epoll_fd >= 0) close(r->epoll_fd);
     if (r->timer_fd >= 0) close(r->timer_fd);

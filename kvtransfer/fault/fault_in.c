@@ -164,8 +164,7 @@ static void report_due(struct fault_transport *r, struct fault_events *out, uint
         add_event(out, KVT_PUT_DONE, s->c)->tag = s->tag;
         s->c = NULL;
     }
-    LIST_FOREACH(c, &r->conns, struct fault_conn, link)
-    {
+    LIST_FOREACH (c, &r->conns, struct fault_conn, link) {
         if (c->force_down && !c->detached && out->n < out->cap) report_down(out, c, NULL);
         deliver(out, c, now);
     }
@@ -181,7 +180,7 @@ size_t fault_poll(struct kvt_transport *t, struct kvt_transport_event *v, size_t
     uint64_t now = clock_ms(), ticks;
     if (read(r->timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN)
         log_warn("kv fault timer", "errno=%d", errno);
-    LIST_FOREACH(c, &r->conns, struct fault_conn, link) fault_flush_out(c, now);
+    LIST_FOREACH (c, &r->conns, struct fault_conn, link) fault_flush_out(c, now);
     report_due(r, &out, now);
     size_t room = cap - out.n < COUNT_OF(inner) ? cap - out.n : COUNT_OF(inner);
     size_t n = room ? r->inner_ops->poll(r->inner, inner, room) : 0;

@@ -54,7 +54,7 @@ void fault_free_held(struct fault_held *h)
 
 void fault_free_list(struct list *l)
 {
-    LIST_FOREACH(h, l, struct fault_held, link) fault_free_held(h);
+    LIST_FOREACH (h, l, struct fault_held, link) fault_free_held(h);
 }
 
 struct fault_held *fault_hold(struct list *l, struct fault_held what, uint64_t due_ms)
@@ -85,8 +85,7 @@ void fault_arm(struct fault_transport *r)
     for (uint32_t i = 0; i < FAULT_SLOTS; i++)
         if (r->slots[i].c && r->slots[i].completed && r->slots[i].due_ms < at)
             at = r->slots[i].due_ms;
-    LIST_FOREACH(c, &r->conns, struct fault_conn, link)
-    {
+    LIST_FOREACH (c, &r->conns, struct fault_conn, link) {
         at = sooner(sooner(sooner(at, &c->out), &c->in), &c->late);
         if (c->force_down && !c->detached) at = now;
     }

@@ -243,8 +243,7 @@ static void finish_closing(struct local_conn *c)
 static void drain_writers(struct local_transport *t)
 {
     uint64_t deadline = clock_ms() + DRAIN_MS;
-    LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    {
+    LIST_FOREACH (c, &t->conns, struct local_conn, link) {
         if (!c->must_drain || c->bye_received) continue;
         shutdown(c->fd, SHUT_WR);
         for (uint64_t now; (now = clock_ms()) < deadline;) {
@@ -261,12 +260,12 @@ void local_close(struct kvt_transport *base)
 {
     struct local_transport *t = transport(base);
     if (t->listen_fd >= 0) close(t->listen_fd);
-    LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    if (!c->base.incoming && !c->closing) local_disconnect(&c->base);
-    LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    if (c->closing) finish_closing(c);
+    LIST_FOREACH (c, &t->conns, struct local_conn, link)
+        if (!c->base.incoming && !c->closing) local_disconnect(&c->base);
+    LIST_FOREACH (c, &t->conns, struct local_conn, link)
+        if (c->closing) finish_closing(c);
     drain_writers(t);
-    LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
+    LIST_FOREACH (c, &t->conns, struct local_conn, link) free_conn(c);
     copier_free(t->copier);
     if (t->offer_fd >= 0) close(t->offer_fd);
     if (t->wake_fd >= 0) close(t->wake_fd);
@@ -576,8 +575,8 @@ static void read_conn(struct local_events *evs, struct local_conn *c)
 /* A copier found the receiver's memory gone; nobody else notices before its socket says so. */
 static void end_broken(struct local_transport *t, struct local_events *evs)
 {
-    LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    if (c->broken && evs->n < evs->cap) go_down(evs, c, ERR_PEER_LOST, c->broken);
+    LIST_FOREACH (c, &t->conns, struct local_conn, link)
+        if (c->broken && evs->n < evs->cap) go_down(evs, c, ERR_PEER_LOST, c->broken);
 }
 
 static void check_deadlines(struct local_transport *t, struct local_events *evs)
@@ -586,8 +585,7 @@ static void check_deadlines(struct local_transport *t, struct local_events *evs)
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct local_conn, link)
-    {
+    LIST_FOREACH (c, &t->conns, struct local_conn, link) {
         if (c->state > LOCAL_WAITING || now <= c->deadline_ms || evs->n == evs->cap) continue;
         go_down(evs, c, ERR_TIMEOUT, "the peer did not answer in time");
     }

@@ -272,13 +272,13 @@ static struct rdma_rail *rail_of_token(struct rdma_transport *t,
                                        const struct rdma_cm_request *request)
 {
     struct rdma_rail *found = NULL;
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-    for (uint32_t i = 0; c->base.incoming && !c->failed && i < c->n_rails; i++) {
-        struct rdma_rail *r = &c->rails[i];
-        if (r->state == RDMA_RAIL_BINDING &&
-            equal_constant_time(r->token, request->token, sizeof r->token))
-            found = r;
-    }
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
+        for (uint32_t i = 0; c->base.incoming && !c->failed && i < c->n_rails; i++) {
+            struct rdma_rail *r = &c->rails[i];
+            if (r->state == RDMA_RAIL_BINDING &&
+                equal_constant_time(r->token, request->token, sizeof r->token))
+                found = r;
+        }
     return found;
 }
 

@@ -11,19 +11,18 @@
 static void break_rails(struct rdma_transport *t, const struct rdma_device *d, int port,
                         const char *why)
 {
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-    for (uint32_t i = 0; i < c->n_rails; i++) {
-        const struct rdma_local_port *e = rdma_rail_local_port(&c->rails[i]);
-        if (e->device == d && (!port || e->port->number == port))
-            rdma_rail_break(&c->rails[i], why);
-    }
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
+        for (uint32_t i = 0; i < c->n_rails; i++) {
+            const struct rdma_local_port *e = rdma_rail_local_port(&c->rails[i]);
+            if (e->device == d && (!port || e->port->number == port))
+                rdma_rail_break(&c->rails[i], why);
+        }
 }
 
 /* A port carries again: rails that are down are tried now, whichever side may try them. */
 static void retry_rails(struct rdma_transport *t, const struct rdma_device *d, int port)
 {
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-    {
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link) {
         bool any = false;
         for (uint32_t i = 0; i < c->n_rails; i++) {
             struct rdma_rail *r = &c->rails[i];
@@ -81,18 +80,19 @@ static void address_changed(struct rdma_transport *t, struct rdma_device *d, int
                             const char *what)
 {
     refresh_gids(t);
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-    for (uint32_t i = 0; i < c->n_rails; i++) {
-        struct rdma_rail *r = &c->rails[i];
-        const struct rdma_local_port *e = rdma_rail_local_port(r);
-        struct rdma_port_addr now;
-        struct err err = { 0 };
-        if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN || !c->control)
-            continue;
-        if (rdma_queue_port_addr(c, r->my_port, &now, NULL, &err) != OK ||
-            memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
-            rdma_rail_break(r, what);
-    }
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
+        for (uint32_t i = 0; i < c->n_rails; i++) {
+            struct rdma_rail *r = &c->rails[i];
+            const struct rdma_local_port *e = rdma_rail_local_port(r);
+            struct rdma_port_addr now;
+            struct err err = { 0 };
+            if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN ||
+                !c->control)
+                continue;
+            if (rdma_queue_port_addr(c, r->my_port, &now, NULL, &err) != OK ||
+                memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
+                rdma_rail_break(r, what);
+        }
 }
 
 static void lose_device(struct rdma_transport *t, struct rdma_device *d, const char *why)

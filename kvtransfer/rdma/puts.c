@@ -177,8 +177,8 @@ static void assign(struct rdma_put *p, struct rdma_qp *q)
  * time. */
 static bool scratch_is_free(const struct rdma_transport *t)
 {
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-    if (!c->base.incoming && c->issued != c->acked) return false;
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
+        if (!c->base.incoming && c->issued != c->acked) return false;
     return true;
 }
 
@@ -211,8 +211,7 @@ enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
 
 void rdma_puts_pump(struct rdma_conn *c)
 {
-    LIST_FOREACH(p, &c->unassigned, struct rdma_put, link)
-    {
+    LIST_FOREACH (p, &c->unassigned, struct rdma_put, link) {
         struct rdma_qp *q = choose(c, p->bytes);
         if (!q) return;
         list_remove(&p->link);
@@ -298,8 +297,7 @@ enum status rdma_puts_requeue(struct rdma_rail *r, const struct rdma_recv_window
         struct rdma_qp *q = &r->qps[i];
         q->in_flight = 0;
         q->next = NULL;
-        LIST_FOREACH(p, &q->puts, struct rdma_put, link)
-        {
+        LIST_FOREACH (p, &q->puts, struct rdma_put, link) {
             if (rdma_recv_window_has(window, p->number)) {
                 done(c, p);
                 continue;

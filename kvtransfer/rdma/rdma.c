@@ -20,7 +20,7 @@
 static void rdma_close(struct kvt_transport *base)
 {
     struct rdma_transport *t = (struct rdma_transport *)base;
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link) rdma_conn_free(c);
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link) rdma_conn_free(c);
     rdma_cm_close(t);
     if (t->hub) control_hub_free(t->hub);
     rdma_memory_close(t);
@@ -175,8 +175,8 @@ static void rdma_disconnect(struct kvt_conn *c) { rdma_conn_free((struct rdma_co
 
 static void end_failed(struct rdma_transport *t)
 {
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
-    if (c->failed) rdma_conn_end(c, c->status, c->text);
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
+        if (c->failed) rdma_conn_end(c, c->status, c->text);
 }
 
 static void tick(struct rdma_transport *t)
@@ -184,7 +184,7 @@ static void tick(struct rdma_transport *t)
     uint64_t now = clock_ms();
     if (now < t->ticked_ms + RDMA_TICK_MS) return;
     t->ticked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct rdma_conn, link) rdma_conn_tick(c, now);
+    LIST_FOREACH (c, &t->conns, struct rdma_conn, link) rdma_conn_tick(c, now);
     rdma_cm_tick(t, now);
     control_poll(t->hub, rdma_conn_on_control, t); /* its deadlines */
 }
@@ -203,7 +203,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
         else rdma_events_process(events[i].data.ptr);
     }
     /* Completions before frames: a message usually finds its puts landed. */
-    LIST_FOREACH(r, &t->ready, struct rdma_rail, link)(void) rdma_rail_poll(r);
+    LIST_FOREACH (r, &t->ready, struct rdma_rail, link) (void)rdma_rail_poll(r);
     if (cm) rdma_cm_process_events(t);
     if (control) control_poll(t->hub, rdma_conn_on_control, t);
     tick(t);

@@ -232,8 +232,7 @@ static void adopt(struct tcp_conn *c, struct tcp_link *l, uint32_t index)
 struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_BYTES])
 {
     struct tcp_transport *t = l->tt;
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-    {
+    LIST_FOREACH (c, &t->conns, struct tcp_conn, link) {
         for (uint32_t i = 1; c->base.incoming && c->state == TCP_ASSEMBLING && i < c->n_links;
              i++) {
             uint8_t expected[KVT_TICKET_BYTES];
@@ -335,26 +334,25 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_events *evs)
     kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(l, &t->handshakes, struct tcp_link, handshake)
-    if (now > l->deadline_ms) tcp_link_free(l);
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-    if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && evs->n < evs->cap)
-        tcp_go_down(evs, c, ERR_TIMEOUT, "the peer did not answer in time");
+    LIST_FOREACH (l, &t->handshakes, struct tcp_link, handshake)
+        if (now > l->deadline_ms) tcp_link_free(l);
+    LIST_FOREACH (c, &t->conns, struct tcp_conn, link)
+        if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && evs->n < evs->cap)
+            tcp_go_down(evs, c, ERR_TIMEOUT, "the peer did not answer in time");
 }
 
 /* Not inside the loop over events: later ones may name their links. */
 static void reap_conns(struct tcp_transport *t)
 {
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-    if (c->must_reap) tcp_disconnect(&c->base);
+    LIST_FOREACH (c, &t->conns, struct tcp_conn, link)
+        if (c->must_reap) tcp_disconnect(&c->base);
     t->n_to_reap = 0;
 }
 
 /* Bytes that were read ahead and had to wait. */
 static void resume_reading(struct tcp_transport *t, struct tcp_events *evs)
 {
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
-    {
+    LIST_FOREACH (c, &t->conns, struct tcp_conn, link) {
         if (!c->backlog) continue;
         c->backlog = false;
         t->n_backlog--;
@@ -430,8 +428,8 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *o
 static void tcp_close(struct kvt_transport *base)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link) tcp_disconnect(&c->base);
-    LIST_FOREACH(l, &t->handshakes, struct tcp_link, handshake) tcp_link_free(l);
+    LIST_FOREACH (c, &t->conns, struct tcp_conn, link) tcp_disconnect(&c->base);
+    LIST_FOREACH (l, &t->handshakes, struct tcp_link, handshake) tcp_link_free(l);
     if (t->listen_fd >= 0) close(t->listen_fd);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     buf_release(&t->address);

@@ -293,8 +293,7 @@ static void check_deadlines(struct ucx_transport *t)
     uint64_t now = clock_ms();
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
-    {
+    LIST_FOREACH (c, &t->conns, struct ucx_conn, link) {
         if (c->state < UCX_UP && now > c->deadline_ms)
             go_down(c, ERR_TIMEOUT, "the peer's UCX did not answer in time");
         else if (c->state == UCX_UP && ucx_conn_is_stalled(c, now))
@@ -312,13 +311,13 @@ static size_t ucx_poll(struct kvt_transport *base, struct kvt_transport_event *o
     int n = epoll_wait(t->epoll_fd, events, EVENTS, 0);
     for (int i = 0; i < n; i++) /* the hub's and more_fd have no connection */
         if (events[i].data.ptr) ((struct ucx_conn *)events[i].data.ptr)->armed = false;
-    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
-    if (c->worker && !c->armed && c->state != UCX_DOWN) progress_conn(c);
+    LIST_FOREACH (c, &t->conns, struct ucx_conn, link)
+        if (c->worker && !c->armed && c->state != UCX_DOWN) progress_conn(c);
     control_poll(t->hub, on_control, t);
     check_deadlines(t);
     bool more = false;
-    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
-    if (c->worker && c->state != UCX_DOWN && !ucx_conn_arm(c)) more = true;
+    LIST_FOREACH (c, &t->conns, struct ucx_conn, link)
+        if (c->worker && c->state != UCX_DOWN && !ucx_conn_arm(c)) more = true;
     want_more(t, more || t->q_len > cap);
     return hand_out(t, out, cap);
 }
@@ -386,7 +385,7 @@ static enum status ucx_connect(struct kvt_transport *base, struct str address,
 static void ucx_close(struct kvt_transport *base)
 {
     struct ucx_transport *t = (struct ucx_transport *)base;
-    LIST_FOREACH(c, &t->conns, struct ucx_conn, link) free_conn(c);
+    LIST_FOREACH (c, &t->conns, struct ucx_conn, link) free_conn(c);
     control_hub_free(t->hub);
     ucx_release(&t->setup);
     if (t->epoll_fd >= 0) close(t->epoll_fd);

@@ -137,8 +137,7 @@ static void owner_drop(struct directory_local *d, struct local_owner *o)
 static void sweep(struct directory_local *d)
 {
     uint64_t now = clock_ms();
-    LIST_FOREACH(n, &d->by_lease, struct local_node, link)
-    {
+    LIST_FOREACH (n, &d->by_lease, struct local_node, link) {
         if (n->end_ms > now) break;
         log_info("node lease ended", "node=%s topic=%s role=%s", n->record.name, n->record.topic,
                  node_role_name(n->record.role));
@@ -284,8 +283,7 @@ struct node_record *directory_local_view(struct directory *base, const char *top
     size_t n_seen = 0, at = 0;
     sweep(d);
     struct node_record *out = mem_calloc(d->nodes.len, sizeof *out);
-    LIST_FOREACH(node, &d->by_lease, struct local_node, link)
-    {
+    LIST_FOREACH (node, &d->by_lease, struct local_node, link) {
         directory_topics_add(seen, &n_seen, node->record.topic, node->record.role, 1);
         if (strcmp(node->record.topic, topic) != 0) continue;
         const struct local_load *l = map_get(&d->loads, map_key_u64(&node->record.node));
@@ -304,10 +302,10 @@ struct node_record *directory_local_view(struct directory *base, const char *top
 
 static void local_free(struct directory_local *d)
 {
-    LIST_FOREACH(c, &d->calls, struct local_call, link) mem_free(c);
-    LIST_FOREACH(o, &d->owners_by_lease, struct local_owner, link) owner_drop(d, o);
-    LIST_FOREACH(r, &d->by_end, struct local_reservation, link) reservation_drop(d, r);
-    LIST_FOREACH(n, &d->by_lease, struct local_node, link) node_drop(d, n);
+    LIST_FOREACH (c, &d->calls, struct local_call, link) mem_free(c);
+    LIST_FOREACH (o, &d->owners_by_lease, struct local_owner, link) owner_drop(d, o);
+    LIST_FOREACH (r, &d->by_end, struct local_reservation, link) reservation_drop(d, r);
+    LIST_FOREACH (n, &d->by_lease, struct local_node, link) node_drop(d, n);
     map_release(&d->nodes);
     map_release(&d->loads);
     map_release(&d->reservations);

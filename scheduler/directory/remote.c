@@ -36,7 +36,7 @@ void remote_init(struct remote *r, const struct directory_options *o, const char
 
 static void list_free(struct list *l)
 {
-    LIST_FOREACH(it, l, struct remote_reservation, link) mem_free(it);
+    LIST_FOREACH (it, l, struct remote_reservation, link) mem_free(it);
 }
 
 void remote_release(struct remote *r)
@@ -138,8 +138,7 @@ size_t remote_take_owed(struct remote *r, uint64_t *ids, size_t cap)
 
 void remote_sent(struct remote *r, bool confirmed)
 {
-    LIST_FOREACH(one, &r->sending, struct remote_reservation, link)
-    {
+    LIST_FOREACH (one, &r->sending, struct remote_reservation, link) {
         list_remove(&one->link);
         if (confirmed) forget(r, one);
         else list_push_front(&r->owed, &one->link);

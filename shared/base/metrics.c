@@ -89,8 +89,7 @@ struct metrics *metrics_create(void)
 
 static void family_free(struct metric_family *f)
 {
-    LIST_FOREACH(s, &f->series, struct metric_series, in_family)
-    {
+    LIST_FOREACH (s, &f->series, struct metric_series, in_family) {
         if (f->type == METRIC_HISTOGRAM) mem_free((void *)s->histogram.buckets);
         mem_free(s->labels);
         mem_free(s);
@@ -105,7 +104,7 @@ static void family_free(struct metric_family *f)
 void metrics_free(struct metrics *m)
 {
     if (!m) return;
-    LIST_FOREACH(f, &m->families, struct metric_family, in_registry) family_free(f);
+    LIST_FOREACH (f, &m->families, struct metric_family, in_registry) family_free(f);
     map_release(&m->by_name);
     pthread_mutex_destroy(&m->lock);
     mem_free(m);
@@ -274,10 +273,9 @@ static void write_series(const struct metric_family *f, const struct metric_seri
 void metrics_write(struct metrics *m, struct buf *out)
 {
     pthread_mutex_lock(&m->lock);
-    LIST_FOREACH(f, &m->families, struct metric_family, in_registry)
-    {
+    LIST_FOREACH (f, &m->families, struct metric_family, in_registry) {
         write_head(f, out);
-        LIST_FOREACH(s, &f->series, struct metric_series, in_family) write_series(f, s, out);
+        LIST_FOREACH (s, &f->series, struct metric_series, in_family) write_series(f, s, out);
     }
     pthread_mutex_unlock(&m->lock);
 }

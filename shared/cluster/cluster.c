@@ -80,7 +80,7 @@ static struct peer *get_peer(struct cluster *c, uint64_t node)
 
 static void free_peer(struct peer *p)
 {
-    LIST_FOREACH(q, &p->pending, struct queued, link) mem_free(q);
+    LIST_FOREACH (q, &p->pending, struct queued, link) mem_free(q);
     mem_free(p);
 }
 
@@ -122,8 +122,7 @@ static void on_link_up(void *arg, struct link *l)
     /* both dialed: the first one up is used for sending */
     if (p->link && p->link != l && p->link->state == LINK_UP) return;
     p->link = l;
-    LIST_FOREACH(q, &p->pending, struct queued, link)
-    {
+    LIST_FOREACH (q, &p->pending, struct queued, link) {
         list_remove(&q->link);
         if (link_send(l, &q->h, (struct str){ q->bytes, q->n }) != OK)
             link_fail(l, "messages did not fit in the queue");
@@ -167,8 +166,8 @@ static void bury(struct cluster *c, struct link *dead)
     }
     map_del(&c->peers, map_key_u64(&node));
     free_peer(p);
-    LIST_FOREACH(l, &c->links, struct link, link)
-    if (l->node == node) link_close(l);
+    LIST_FOREACH (l, &c->links, struct link, link)
+        if (l->node == node) link_close(l);
     counter_add(c->lost, 1);
     log_warn("peer lost", "peer=%s why=\"%s\"", name, why);
     c->o.on_lost(c->o.arg, node, why);
@@ -201,8 +200,8 @@ static void on_kick(void *arg)
     deliver_to_self(c);
     do { /* burying one may close others: start over each time */
         dead = NULL;
-        LIST_FOREACH(l, &c->links, struct link, link)
-        if (l->dead) dead = l;
+        LIST_FOREACH (l, &c->links, struct link, link)
+            if (l->dead) dead = l;
         if (dead) bury(c, dead);
     } while (dead);
 }
@@ -261,8 +260,8 @@ enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type,
 
 void cluster_cut(struct cluster *c, uint64_t node, const char *why)
 {
-    LIST_FOREACH(l, &c->links, struct link, link)
-    if (l->node == node) link_fail(l, "%s", why);
+    LIST_FOREACH (l, &c->links, struct link, link)
+        if (l->node == node) link_fail(l, "%s", why);
 }
 
 enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type,
@@ -316,8 +315,7 @@ static void on_ping_timer(void *arg)
     uint32_t n_up = 0;
     c->t_ping_ms = now;
     if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
-    LIST_FOREACH(l, &c->links, struct link, link)
-    {
+    LIST_FOREACH (l, &c->links, struct link, link) {
         if (l->dead) continue;
         if (slept) { /* this process was stopped: what peers sent meanwhile has not been read yet */
             l->t_heard_ms = shifted(l->t_heard_ms, since, now);
@@ -340,8 +338,8 @@ static void on_connection(uv_stream_t *listener, int st)
     struct cluster *c = listener->data;
     size_t n_handshakes = 0;
     if (st < 0) return;
-    LIST_FOREACH(other, &c->links, struct link, link)
-    n_handshakes += !other->dialed && other->state != LINK_UP;
+    LIST_FOREACH (other, &c->links, struct link, link)
+        n_handshakes += !other->dialed && other->state != LINK_UP;
     struct link *l = link_accept(&c->host, listener);
     list_push(&c->links, &l->link);
     if (n_handshakes >= HANDSHAKES_MAX)
@@ -423,9 +421,9 @@ void cluster_free(struct cluster *c)
 {
     if (!c) return;
     if (c->ping) loop_timer_free(c->ping);
-    LIST_FOREACH(l, &c->links, struct link, link) link_close(l);
+    LIST_FOREACH (l, &c->links, struct link, link) link_close(l);
     if (c->kick) loop_timer_free(c->kick);
-    LIST_FOREACH(q, &c->to_self, struct queued, link) mem_free(q);
+    LIST_FOREACH (q, &c->to_self, struct queued, link) mem_free(q);
     size_t pos = 0;
     struct str key;
     void *peer;

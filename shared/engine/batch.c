@@ -38,8 +38,8 @@ void batch_release(struct batch *b)
 static struct seq *newest_running(struct engine *e)
 {
     struct seq *newest = NULL;
-    LIST_FOREACH(s, &e->running, struct seq, node)
-    if (!s->prefill_only && (!newest || s->order > newest->order)) newest = s;
+    LIST_FOREACH (s, &e->running, struct seq, node)
+        if (!s->prefill_only && (!newest || s->order > newest->order)) newest = s;
     return newest;
 }
 
@@ -164,16 +164,14 @@ static void add_decodes(struct engine *e)
 {
     struct list served;
     list_init(&served);
-    LIST_FOREACH(s, &e->running, struct seq, node)
-    {
+    LIST_FOREACH (s, &e->running, struct seq, node) {
         if (!s->in_step) continue;
         s->in_step = false;
         add_pending(engine_batch(e), s);
         list_remove(&s->node);
         list_push(&served, &s->node);
     }
-    LIST_FOREACH(s, &served, struct seq, node)
-    {
+    LIST_FOREACH (s, &served, struct seq, node) {
         list_remove(&s->node);
         list_push(&e->running, &s->node);
     }
@@ -239,8 +237,7 @@ void batch_build(struct engine *e)
     b->preempted = false;
     choose_decodes(e);
     add_decodes(e);
-    LIST_FOREACH(s, &e->running, struct seq, node)
-    {
+    LIST_FOREACH (s, &e->running, struct seq, node) {
         if (!has_space(b)) break;
         if (!is_decode(s)) add_pending(b, s);
     }

@@ -310,8 +310,8 @@ static bool may_launch_ahead(struct engine *e)
 {
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_needs_completion(e)) return false;
-    LIST_FOREACH(s, &e->running, struct seq, node)
-    if (s->prefill_only) return false;
+    LIST_FOREACH (s, &e->running, struct seq, node)
+        if (s->prefill_only) return false;
     return true;
 }
 

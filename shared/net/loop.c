@@ -142,7 +142,7 @@ static void loop_end(struct loop *l)
     mailbox_close(l->posts);
     while (mailbox_len(l->posts) > 0) loop_run_posts(l, mailbox_len(l->posts));
     while (l->n_work > 0) uv_run(&l->uv, UV_RUN_ONCE);
-    LIST_FOREACH(t, &l->timers, struct loop_timer, link) loop_timer_free(t);
+    LIST_FOREACH (t, &l->timers, struct loop_timer, link) loop_timer_free(t);
     loop_close_own(l, (uv_handle_t *)&l->probe);
     for (size_t i = 0; l->has_signals && i < COUNT_OF(l->signals); i++)
         loop_close_own(l, (uv_handle_t *)&l->signals[i]);

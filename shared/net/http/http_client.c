@@ -312,9 +312,9 @@ static enum status client_begin(struct client_request *r, bool fresh)
 {
     struct http_client *c = r->client;
     struct client_conn *k = NULL;
-    LIST_FOREACH(it, &c->idle, struct client_conn, link)
-    if (!fresh && it->port == r->port && strcmp(it->host, r->host) == 0)
-        k = it; /* the one used last */
+    LIST_FOREACH (it, &c->idle, struct client_conn, link)
+        if (!fresh && it->port == r->port && strcmp(it->host, r->host) == 0)
+            k = it; /* the one used last */
     if (!k) return conn_open(r);
     c->n_idle--;
     list_remove(&k->link);

@@ -154,7 +154,7 @@ uint16_t http_server_port(const struct http_server *s) { return s->port; }
 
 static void server_end_conns(struct http_server *s)
 {
-    LIST_FOREACH(c, &s->conns, struct http_conn, link) http_conn_lost(c);
+    LIST_FOREACH (c, &s->conns, struct http_conn, link) http_conn_lost(c);
     if (!uv_is_closing((uv_handle_t *)&s->grace)) server_close_handles(s);
 }
 
@@ -174,8 +174,8 @@ void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(voi
     s->done_arg = arg;
     s->grace_until = uv_now(s->grace.loop) + grace_ms;
     uv_close((uv_handle_t *)&s->listener, server_on_closed);
-    LIST_FOREACH(c, &s->conns, struct http_conn, link)
-    if (http_conn_is_idle(c)) http_conn_lost(c);
+    LIST_FOREACH (c, &s->conns, struct http_conn, link)
+        if (http_conn_is_idle(c)) http_conn_lost(c);
     /* Also without grace this is a turn later: stop may be called from inside a handler. */
     uv_timer_start(&s->grace, server_on_grace, 0, CHECK_MS);
 }

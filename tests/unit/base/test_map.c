@@ -106,8 +106,7 @@ TEST(list_keeps_order_and_allows_removal)
         list_push(&head, &e[i].link);
     }
     int next = 0;
-    LIST_FOREACH(it, &head, struct entry, link)
-    {
+    LIST_FOREACH (it, &head, struct entry, link) {
         CHECK_EQ_INT(it->n, next++);
         if (it->n % 2) list_remove(&it->link);
     }
@@ -116,7 +115,7 @@ TEST(list_keeps_order_and_allows_removal)
     list_push_front(&head, &e[3].link);
     CHECK_EQ_INT(LIST_FIRST(&head, struct entry, link)->n, 3);
     int n = 0;
-    LIST_FOREACH(it, &head, struct entry, link) n += it->n;
+    LIST_FOREACH (it, &head, struct entry, link) n += it->n;
     CHECK_EQ_INT(n, 3 + 0 + 2 + 4);
 }
 

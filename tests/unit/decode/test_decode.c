@@ -207,7 +207,7 @@ TEST(decode_refuses_what_does_not_fit)
     check_refused(&t, g[5], ERR_PEER_REFUSED);
     rig_turn_ms(&t.rig, 50);
     CHECK_EQ_INT(decode_n_live(t.d->decode), 3);
-    LIST_FOREACH(any, &t.e.gens, struct gen, link) entry_cancel(&t.e, any, t.d);
+    LIST_FOREACH (any, &t.e.gens, struct gen, link) entry_cancel(&t.e, any, t.d);
     pair_close(&t);
 }
 

@@ -258,8 +258,8 @@ struct entry {
 
 static struct gen *entry_find(struct entry *e, uint64_t request, uint32_t attempt)
 {
-    LIST_FOREACH(g, &e->gens, struct gen, link)
-    if (g->request == request && g->attempt == attempt) return g;
+    LIST_FOREACH (g, &e->gens, struct gen, link)
+        if (g->request == request && g->attempt == attempt) return g;
     return NULL;
 }
 
@@ -349,8 +349,7 @@ static void entry_open(struct entry *e, struct cluster_rig *r)
 
 __attribute__((unused)) static void entry_forget(struct entry *e)
 {
-    LIST_FOREACH(g, &e->gens, struct gen, link)
-    {
+    LIST_FOREACH (g, &e->gens, struct gen, link) {
         buf_release(&g->grant);
         list_remove(&g->link);
         mem_free(g);

@@ -129,7 +129,7 @@ static inline void fake_step(struct fake_backend *f, struct fake_seq *s)
 static inline void fake_tick(void *arg)
 {
     struct fake_backend *f = arg;
-    LIST_FOREACH(s, &f->live, struct fake_seq, node) fake_step(f, s);
+    LIST_FOREACH (s, &f->live, struct fake_seq, node) fake_step(f, s);
     if (f->n_live == 0) {
         loop_timer_free(f->tick);
         f->tick = NULL;
@@ -162,8 +162,7 @@ static inline enum status fake_submit(void *self, const struct gen_request *r,
 static inline void fake_cancel(void *self, uint64_t id)
 {
     struct fake_backend *f = self;
-    LIST_FOREACH(s, &f->live, struct fake_seq, node)
-    {
+    LIST_FOREACH (s, &f->live, struct fake_seq, node) {
         if (s->id != id || s->canceled) continue;
         s->canceled = true;
         f->n_canceled++;
