@@ -78,23 +78,26 @@ void device_describe(struct device *d, char *out, size_t cap) { d->ops->describe
 enum status device_mem_export(struct device *d, const struct dev_mem *m,
                               uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
 {
-    return d->ops->export_mem(d, m, handle, err);
+    return d->ops->sharing->export_mem(d, m, handle, err);
 }
 
 enum status device_mem_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES],
                               void **out, struct err *err)
 {
-    return d->ops->import_mem(d, handle, out, err);
+    return d->ops->sharing->import_mem(d, handle, out, err);
 }
 
-void device_mem_unimport(struct device *d, void *p) { d->ops->unimport_mem(d, p); }
+void device_mem_unimport(struct device *d, void *p) { d->ops->sharing->unimport_mem(d, p); }
 
 enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err)
 {
-    return d->ops->dmabuf(d, m, fd, err);
+    return d->ops->sharing->dmabuf(d, m, fd, err);
 }
 
-enum status device_flush_rdma_writes(struct device *d) { return d->ops->flush_rdma_writes(d); }
+enum status device_flush_rdma_writes(struct device *d)
+{
+    return d->ops->sharing->flush_rdma_writes(d);
+}
 
 uint64_t device_record_event(struct device *d) { return d->ops->record_event(d); }
 

@@ -44,6 +44,18 @@ struct dev_mem {
 struct device;
 struct copy_stream;
 
+/* Access for others: another process of this host, or NICs. See device_mem_export,
+ * device_mem_import, device_mem_unimport, device_mem_dmabuf, device_flush_rdma_writes. */
+struct device_sharing_ops {
+    enum status (*export_mem)(struct device *d, const struct dev_mem *m,
+                              uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
+    enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES],
+                              void **out, struct err *err);
+    void (*unimport_mem)(struct device *d, void *p);
+    enum status (*dmabuf)(struct device *d, const struct dev_mem *m, int *fd, struct err *err);
+    enum status (*flush_rdma_writes)(struct device *d);
+};
+
 struct device_ops {
     const char *name;
     enum status (*open)(struct device **out, struct err *err);
@@ -66,17 +78,10 @@ struct device_ops {
     /* How many of the kind this process sees. */
     int (*count)(void);
     void (*describe)(struct device *d, char *out, size_t cap);
-    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf,
-     * device_flush_rdma_writes, device_record_event, device_copy_stream. */
-    enum status (*export_mem)(struct device *d, const struct dev_mem *m,
-                              uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
-    enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES],
-                              void **out, struct err *err);
-    void (*unimport_mem)(struct device *d, void *p);
-    enum status (*dmabuf)(struct device *d, const struct dev_mem *m, int *fd, struct err *err);
-    enum status (*flush_rdma_writes)(struct device *d);
+    /* See device_record_event and device_copy_stream. */
     uint64_t (*record_event)(struct device *d);
     enum status (*copy_stream)(struct device *d, struct copy_stream **out, struct err *err);
+    const struct device_sharing_ops *sharing;
 };
 
 struct device {

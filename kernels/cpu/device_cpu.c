@@ -148,6 +148,14 @@ static void cpu_describe(struct device *d, char *out, size_t cap)
     snprintf(out, cap, "the CPU");
 }
 
+static const struct device_sharing_ops SHARING = {
+    .export_mem = cpu_export,
+    .import_mem = cpu_import,
+    .unimport_mem = cpu_unimport,
+    .dmabuf = cpu_dmabuf,
+    .flush_rdma_writes = cpu_flush_rdma_writes,
+};
+
 const struct device_ops device_cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -162,11 +170,7 @@ const struct device_ops device_cpu_ops = {
     .allocated = cpu_allocated,
     .count = cpu_count,
     .describe = cpu_describe,
-    .export_mem = cpu_export,
-    .import_mem = cpu_import,
-    .unimport_mem = cpu_unimport,
-    .dmabuf = cpu_dmabuf,
-    .flush_rdma_writes = cpu_flush_rdma_writes,
     .record_event = cpu_record_event,
     .copy_stream = copy_stream_cpu_open,
+    .sharing = &SHARING,
 };

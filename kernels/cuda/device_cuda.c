@@ -285,6 +285,14 @@ static uint64_t cuda_record_event(struct device *device)
     return d->n_events;
 }
 
+static const struct device_sharing_ops SHARING = {
+    .export_mem = cuda_export,
+    .import_mem = cuda_import,
+    .unimport_mem = cuda_unimport,
+    .dmabuf = cuda_dmabuf,
+    .flush_rdma_writes = cuda_flush_rdma,
+};
+
 const struct device_ops device_cuda_ops = {
     .name = "cuda",
     .open = cuda_open,
@@ -299,11 +307,7 @@ const struct device_ops device_cuda_ops = {
     .allocated = cuda_allocated,
     .count = cuda_device_count,
     .describe = cuda_describe,
-    .export_mem = cuda_export,
-    .import_mem = cuda_import,
-    .unimport_mem = cuda_unimport,
-    .dmabuf = cuda_dmabuf,
-    .flush_rdma_writes = cuda_flush_rdma,
     .record_event = cuda_record_event,
     .copy_stream = copy_stream_cuda_open,
+    .sharing = &SHARING,
 };

@@ -101,10 +101,13 @@ static enum status count_arrivals(struct device *d)
 static void make_direct(struct device *d)
 {
     static struct device_ops ops;
+    static struct device_sharing_ops sharing;
     if (d->is_host) return;
     ops = *d->ops;
-    ops.dmabuf = give_dmabuf;
-    ops.flush_rdma_writes = count_arrivals;
+    sharing = *ops.sharing;
+    sharing.dmabuf = give_dmabuf;
+    sharing.flush_rdma_writes = count_arrivals;
+    ops.sharing = &sharing;
     d->ops = &ops;
 }
 
