@@ -373,7 +373,7 @@ enum status config_gguf_parse(const struct gguf *g, struct model_config *out,
     memcpy(c.arch, arch.p, arch.n);
     const struct model_ops *family = model_registry_find(c.arch, err);
     if (!family) return err->code;
-    if (family->gguf_defaults) family->gguf_defaults(&c);
+    family->gguf_defaults(&c);
     TRY(refuse_unknown_arithmetic(g, &c, family, err));
     TRY(read_sizes(g, &c, err));
     TRY(read_vocab(g, &c, err));

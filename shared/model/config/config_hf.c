@@ -181,7 +181,7 @@ static enum status read_config(const cJSON *top, struct model_config *c, struct 
     TRY(config_hf_window(o, family, c, err)); /* after the length that rope makes possible */
     TRY(read_eos(o, c, err));
     TRY(read_bos(o, c, err));
-    return family->read_hf ? family->read_hf(o, c, err) : OK;
+    return family->read_hf(o, c, err);
 }
 
 /* do_sample is not read: as in vLLM the values are defaults of requests, and a request says whether

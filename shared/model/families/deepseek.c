@@ -131,6 +131,7 @@ const struct model_ops model_deepseek_v2_ops = {
     .defaults = { .rope_theta = 10000, .rms_eps = 1e-6, .max_position = 2048 },
     .read_hf = v2_read_hf,
     .is_draft = is_draft,
+    .gguf_defaults = model_no_gguf_defaults,
 };
 
 const struct model_ops model_deepseek_v3_ops = {

@@ -19,4 +19,6 @@ const struct model_ops model_llama_ops = {
     .understands = UNDERSTANDS,
     .defaults = { .rope_theta = 10000, .rms_eps = 1e-6, .max_position = 2048 },
     .gguf_defaults = gguf_defaults,
+    .read_hf = model_no_hf_members,
+    .is_draft = model_no_draft,
 };

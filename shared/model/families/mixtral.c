@@ -37,4 +37,6 @@ const struct model_ops model_mixtral_ops = {
     .defaults = { .rope_theta = 1e6, .rms_eps = 1e-5, .max_position = 131072 },
     .aliases = ALIASES,
     .read_hf = read_hf,
+    .gguf_defaults = model_no_gguf_defaults,
+    .is_draft = model_no_draft,
 };

@@ -11,6 +11,20 @@ static const struct model_ops *const MODEL_FAMILIES[] = {
     &model_ernie_moe_ops, &model_deepseek_v2_ops, &model_deepseek_v3_ops,
 };
 
+enum status model_no_hf_members(const cJSON *o, struct model_config *c, struct err *err)
+{
+    (void)o, (void)c, (void)err;
+    return OK;
+}
+
+void model_no_gguf_defaults(struct model_config *c) { (void)c; }
+
+bool model_no_draft(const struct model_config *c, struct str name)
+{
+    (void)c, (void)name;
+    return false;
+}
+
 const struct model_ops *model_registry_find(const char *arch, struct err *err)
 {
     struct buf known = { 0 };

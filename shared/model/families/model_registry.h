@@ -34,14 +34,18 @@ struct model_ops {
                               * FastDeploy has it for this family */
     const struct weights_alias *aliases; /* for safetensors, ended by NULL; applied in order; may be
                                           * NULL */
-    /* The family's own members of config.json; may be NULL: there are none. */
+    /* Reads the family's own members of config.json (model_no_hf_members: it has none). */
     enum status (*read_hf)(const cJSON *o, struct model_config *c, struct err *err);
-    /* What GGUF files do not say, set before their metadata is read; may be NULL. */
+    /* Sets what GGUF files do not say, before their metadata is read (model_no_gguf_defaults). */
     void (*gguf_defaults)(struct model_config *c);
-    /* Tensors of a draft model that comes in the same files; `name` as the file spells it. May be
-     * NULL: there are none. */
+    /* Does the tensor `name`, as the file spells it, belong to a draft model that comes in the same
+     * files (model_no_draft: there is none)? */
     bool (*is_draft)(const struct model_config *c, struct str name);
 };
+
+enum status model_no_hf_members(const cJSON *o, struct model_config *c, struct err *err);
+void model_no_gguf_defaults(struct model_config *c);
+bool model_no_draft(const struct model_config *c, struct str name);
 
 extern const struct model_ops model_llama_ops, model_qwen2_ops, model_qwen3_ops,
     model_qwen3_moe_ops, model_mixtral_ops, model_ernie_ops, model_ernie_moe_ops,

@@ -75,6 +75,8 @@ const struct model_ops model_qwen2_ops = {
                   .max_position = 32768,
                   .window_unused = true, },
     .read_hf = qwen2_read_hf,
+    .gguf_defaults = model_no_gguf_defaults,
+    .is_draft = model_no_draft,
 };
 
 const struct model_ops model_qwen3_ops = {
@@ -87,6 +89,7 @@ const struct model_ops model_qwen3_ops = {
                   .window_unused = true, },
     .read_hf = qwen3_read_hf,
     .gguf_defaults = qwen3_gguf_defaults,
+    .is_draft = model_no_draft,
 };
 
 const struct model_ops model_qwen3_moe_ops = {
@@ -99,4 +102,5 @@ const struct model_ops model_qwen3_moe_ops = {
                   .window_unused = true, },
     .read_hf = qwen3_moe_read_hf,
     .gguf_defaults = qwen3_moe_gguf_defaults,
+    .is_draft = model_no_draft,
 };

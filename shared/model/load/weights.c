@@ -155,8 +155,7 @@ enum status weights_check_all_used(const struct weights *w, const struct model_o
 {
     for (size_t i = 0; i < w->n_tensors; i++) {
         const struct weights_tensor *t = &w->tensors[i];
-        if (t->used || is_recomputable(t->name) || (ops->is_draft && ops->is_draft(c, t->name)))
-            continue;
+        if (t->used || is_recomputable(t->name) || ops->is_draft(c, t->name)) continue;
         return err_set(err, ERR_UNSUPPORTED,
                        "tensor %.*s has no place in this architecture: the file is another kind of "
                        "model than its configuration says",
