@@ -1,28 +1,12 @@
-/* cpu_backend.h - what the cpu rows of kernels.h share: how work is split (cpu_matmul.c,
- * cpu_backend.c, cpu_attention.c, once for all), and the inner loops that each instruction set
- * writes for itself (struct cpu_microkernels, single threaded).
+/* cpu_backend.h - what the CPU backends share: how work is split over threads (cpu_matmul.c,
+ * cpu_backend.c, cpu_attention.c), and the single-threaded microkernels that each instruction set
+ * implements (struct cpu_microkernels).
  *
- * The split only decides which thread computes a value, never how: every value is computed by one
- * call of one loop from its own row. That is how the rule of kernels.h holds for any number of rows
- * and threads.
- *
- * All rows give the same bits (bf16 products apart), because the loops are defined down to the
- * order of each sum:
- *   chain      acc = fmaf(w[k], x[k], acc), k ascending.
- *   int chain per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of
- *              q_x, in integers (q_x: the 15-bit numbers of act_quant.h, so i fits 28 bits); t =
- *              (float)i * s; acc = fmaf(t, d, acc), and where the layout has m: acc =
- *              fmaf((float)(sum of q_x) * s, m, acc). C layouts: per block of 32 acc =
- *              fmaf((float)i, s, acc), and at the end acc * scale.
- *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8
- *              are added, then l and l+4, l and l+2, l and l+1. Where an element is a product, it
- *              is fused into the addition.
- *   exp        kernels/exp.h, one polynomial.
- * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST,
- * layouts BF16 and F8, and queries by keys of a bf16 cache, where the processor has them) round x
- * to bf16 and add the products of k odd and k even of each pair to the lane's chain in the
- * processor's order; F8's scale multiplies the sum of each 128 k's. They equal the definition
- * within 2^-7 of the sum of magnitudes. */
+ * The split only decides which thread computes a value, never how: one call of one microkernel
+ * computes it from its own row. All backends give the same bits, bf16 products apart, because the
+ * order of every sum is defined; docs/kernels.md lists the orders. ref spells them out; avx2 holds
+ * 16 lanes in two registers, avx512 in one.
+ * Thread: engine, and the compute pool's. */
 #ifndef BATON_KERNELS_CPU_CPU_BACKEND_H
 #define BATON_KERNELS_CPU_CPU_BACKEND_H
 

@@ -1,5 +1,5 @@
 /* device_query.cu - what the card can, and a kernel that is there to be asked for: all are compiled
- * for the same cards. Thread: see card.h. */
+ * for the same cards. Thread: see device_query.h. */
 #include "kernels/cuda/device_query.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* card.h - what there is to know about the current card before anything is put on it. Thread: the
+/* device_query.h - what there is to know about the current card before anything is put on it. Thread: the
  * one that opens the device. */
 #ifndef BATON_KERNELS_CUDA_DEVICE_QUERY_H
 #define BATON_KERNELS_CUDA_DEVICE_QUERY_H

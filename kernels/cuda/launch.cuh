@@ -58,7 +58,7 @@ static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
 static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
-/* What every kernel does before anything else but prefetch_l2: launches overlap (card.h), so that
+/* What every kernel does before anything else but prefetch_l2: launches overlap (device_query.h), so that
  * its blocks may be there while the kernel before it in the stream still runs. It waits until that
  * is over and what it wrote can be seen; from then on the next kernel's blocks may come. A kernel
  * that left without waiting would let that one begin too early. What a kernel before may have

@@ -1,4 +1,4 @@
-/* simt_hopper.h - what the block's scheduler and cp.async tell the emulation of compute capability
+/* simt_sm90.h - what the block's scheduler and cp.async tell the emulation of compute capability
  * 9.0. Thread: as simt_block.h. */
 #ifndef BATON_TESTS_SIMT_SIMT_SM90_H
 #define BATON_TESTS_SIMT_SIMT_SM90_H

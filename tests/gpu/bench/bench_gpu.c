@@ -6,7 +6,7 @@
  *     bench_gpu [--tiny] attention decode attention alone bench_gpu [--tiny] push [checksum] KV
  *     from one process to another over CUDA IPC, beside cudaMemcpy
  *
- * One line of JSON per result (card.h). With --tiny sizes are such that an emulated card is through
+ * One line of JSON per result (gpu.h). With --tiny sizes are such that an emulated card is through
  * in seconds: the figures mean nothing then. */
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* card.h - what the parts of bench_gpu share: the card's measured limits, its clock, and how a
+/* gpu.h - what the parts of bench_gpu share: the card's measured limits, its clock, and how a
  * result is said.
  *
  *   bench_gpu.c      commands

@@ -1,4 +1,4 @@
-/* simt_hopper.h - instructions of compute capability 9.0: barriers in memory, products of a
+/* simt_sm90.h - instructions of compute capability 9.0: barriers in memory, products of a
  * warpgroup, the fence between what they and others see.
  *
  * Part of simt.h. All of it in a kernel; misuse ends the process with a sentence. Sources: PTX ISA,
