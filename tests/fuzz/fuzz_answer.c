@@ -33,7 +33,7 @@ static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_
     struct reasoning r;
     struct buf rest = { 0 }, content = { 0 };
     tool_parser_init(&p, f, tools, 0);
-    reasoning_init(&r, reasoning_format_at(ernie), from);
+    reasoning_init(&r, reasoning_format_find(ernie ? STR("ernie") : STR("think")), from);
     for (size_t i = 0; i < text.n; i += step) {
         reasoning_push(&r, str_sub(text, i, step), out, &rest);
         tool_parser_push(&p, buf_str(&rest), &content);

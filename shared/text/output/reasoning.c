@@ -31,11 +31,6 @@ static const struct reasoning_format REASONING_FORMATS[] = {
     },
 };
 
-const struct reasoning_format *reasoning_format_at(size_t i)
-{
-    return i < COUNT_OF(REASONING_FORMATS) ? &REASONING_FORMATS[i] : NULL;
-}
-
 const struct reasoning_format *reasoning_format_find(struct str name)
 {
     for (size_t i = 0; i < COUNT_OF(REASONING_FORMATS); i++)

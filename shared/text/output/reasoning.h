@@ -6,7 +6,7 @@
  *
  * One row per form of the tags. Only at the beginning of an answer does a tag count: later it is
  * text like any other. A prompt may have opened the reasoning already (begin with REASONING_INSIDE)
- * or closed it (REASONING_OVER). White space next to a tag belongs to the tag. What may be the
+ * or closed it (REASONING_AFTER). White space next to a tag belongs to the tag. What may be the
  * beginning of a tag is held back; nothing is lost when the text ends there. The result does not
  * depend on how the text came in pieces. Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_REASONING_H
@@ -26,8 +26,6 @@ const struct reasoning_format *reasoning_format_find(struct str name);
 /* The row whose tags a chat template (its source) writes, or NULL: the model does not think
  * aloud. */
 const struct reasoning_format *reasoning_format_of_template(struct str source);
-/* Row i, NULL after the last. */
-const struct reasoning_format *reasoning_format_at(size_t i);
 
 enum reasoning_state {
     REASONING_START,
