@@ -63,13 +63,15 @@ static enum tool_step begin_call(struct tool_parser *p, int then)
 
 /* ---- hermes, ernie ---- */
 
+enum hermes_state { HERMES_OBJECT = TOOL_STATE_BEGIN + 1, HERMES_END };
+
 static enum tool_step hermes_step(struct tool_parser *p, bool last)
 {
     (void)last;
     switch (p->state) {
-    case 1: return begin_call(p, 2);
-    case 2: return tool_read_call(p, false, 3);
-    default: return tool_expect(p, STR("</tool_call>"), 0, 0);
+    case TOOL_STATE_BEGIN: return begin_call(p, HERMES_OBJECT);
+    case HERMES_OBJECT: return tool_read_call(p, false, HERMES_END);
+    default: return tool_expect(p, STR("</tool_call>"), TOOL_STATE_TEXT, TOOL_STATE_TEXT);
     }
 }
 
@@ -100,6 +102,19 @@ static bool ernie_matches_template(struct str t)
 
 /* ---- deepseek ---- */
 
+enum deepseek_state {
+    DEEPSEEK_CALL = TOOL_STATE_BEGIN + 1,
+    DEEPSEEK_NAME_OR_TYPE,
+    DEEPSEEK_AFTER_SEP,
+    DEEPSEEK_NAME, /* after the type */
+    DEEPSEEK_FENCE,
+    DEEPSEEK_ARGUMENTS,
+    DEEPSEEK_FENCE_END,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_NEXT,
+    DEEPSEEK_CALLS_END
+};
+
 static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int then)
 {
     enum tool_step st = tool_call_name(p, name);
@@ -113,8 +128,8 @@ static enum tool_step deepseek_after_sep(struct tool_parser *p)
 {
     tool_consume(p, tag_leading_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
-    if (tool_rest(p).p[0] == '{') return deepseek_name(p, buf_str(&p->word), 7);
-    p->state = 5;
+    if (tool_rest(p).p[0] == '{') return deepseek_name(p, buf_str(&p->word), DEEPSEEK_ARGUMENTS);
+    p->state = DEEPSEEK_NAME;
     return TOOL_CONTINUE;
 }
 
@@ -124,25 +139,29 @@ static enum tool_step deepseek_step(struct tool_parser *p, bool last)
     enum tool_step st;
     (void)last;
     switch (p->state) {
-    case 1:
-        if (p->i_open_tag == 0) return tool_expect(p, STR(DS_CALL_BEGIN), 2, TOOL_STATE_BAD);
-        p->state = 2;
+    case TOOL_STATE_BEGIN:
+        if (p->i_open_tag == 0)
+            return tool_expect(p, STR(DS_CALL_BEGIN), DEEPSEEK_CALL, TOOL_STATE_BAD);
+        p->state = DEEPSEEK_CALL;
         return TOOL_CONTINUE;
-    case 2: return begin_call(p, 3);
-    case 3:
-        st = tool_read_until(p, STR(DS_SEP), &text, 4);
+    case DEEPSEEK_CALL: return begin_call(p, DEEPSEEK_NAME_OR_TYPE);
+    case DEEPSEEK_NAME_OR_TYPE:
+        st = tool_read_until(p, STR(DS_SEP), &text, DEEPSEEK_AFTER_SEP);
         buf_add_str(&p->word, text);
         return st;
-    case 4: return deepseek_after_sep(p);
-    case 5:
-        st = tool_read_until(p, STR("\n"), &text, 6);
-        return st == TOOL_CONTINUE ? deepseek_name(p, text, 6) : st;
-    case 6: return tool_expect(p, STR("```json"), 7, 7);
-    case 7: return tool_read_arguments(p, 8);
-    case 8: return tool_expect(p, STR("```"), 9, 9);
-    case 9: return tool_expect(p, STR(DS_CALL_END), 10, 10);
-    case 10: return tool_expect(p, STR(DS_CALL_BEGIN), 2, 11);
-    default: return tool_expect(p, STR(DS_CALLS_END), 0, 0);
+    case DEEPSEEK_AFTER_SEP: return deepseek_after_sep(p);
+    case DEEPSEEK_NAME:
+        st = tool_read_until(p, STR("\n"), &text, DEEPSEEK_FENCE);
+        return st == TOOL_CONTINUE ? deepseek_name(p, text, DEEPSEEK_FENCE) : st;
+    case DEEPSEEK_FENCE:
+        return tool_expect(p, STR("```json"), DEEPSEEK_ARGUMENTS, DEEPSEEK_ARGUMENTS);
+    case DEEPSEEK_ARGUMENTS: return tool_read_arguments(p, DEEPSEEK_FENCE_END);
+    case DEEPSEEK_FENCE_END:
+        return tool_expect(p, STR("```"), DEEPSEEK_CALL_END, DEEPSEEK_CALL_END);
+    case DEEPSEEK_CALL_END: return tool_expect(p, STR(DS_CALL_END), DEEPSEEK_NEXT, DEEPSEEK_NEXT);
+    case DEEPSEEK_NEXT:
+        return tool_expect(p, STR(DS_CALL_BEGIN), DEEPSEEK_CALL, DEEPSEEK_CALLS_END);
+    default: return tool_expect(p, STR(DS_CALLS_END), TOOL_STATE_TEXT, TOOL_STATE_TEXT);
     }
 }
 
@@ -173,11 +192,13 @@ static bool deepseek_v31_matches_template(struct str t)
 
 /* ---- llama ---- */
 
+enum llama_state { LLAMA_OBJECT = TOOL_STATE_BEGIN + 1, LLAMA_SEPARATOR, LLAMA_NEXT };
+
 static enum tool_step llama_next(struct tool_parser *p)
 {
     tool_consume(p, tag_leading_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
-    p->state = tool_rest(p).p[0] == '{' ? 1 : 0;
+    p->state = tool_rest(p).p[0] == '{' ? TOOL_STATE_BEGIN : TOOL_STATE_TEXT;
     return TOOL_CONTINUE;
 }
 
@@ -185,9 +206,9 @@ static enum tool_step llama_step(struct tool_parser *p, bool last)
 {
     (void)last;
     switch (p->state) {
-    case 1: return begin_call(p, 2);
-    case 2: return tool_read_call(p, true, 3);
-    case 3: return tool_expect(p, STR(";"), 1, 4);
+    case TOOL_STATE_BEGIN: return begin_call(p, LLAMA_OBJECT);
+    case LLAMA_OBJECT: return tool_read_call(p, true, LLAMA_SEPARATOR);
+    case LLAMA_SEPARATOR: return tool_expect(p, STR(";"), TOOL_STATE_BEGIN, LLAMA_NEXT);
     default: return llama_next(p);
     }
 }
@@ -202,13 +223,26 @@ static bool llama_matches_template(struct str t)
 
 /* ---- mistral ---- */
 
+enum mistral_state {
+    MISTRAL_LIST_CALL = TOOL_STATE_BEGIN + 1, /* a call of a JSON list */
+    MISTRAL_LIST_OBJECT,
+    MISTRAL_LIST_NEXT,
+    MISTRAL_CALL, /* a call of [ARGS] */
+    MISTRAL_NAME,
+    MISTRAL_ID_TAG,
+    MISTRAL_ID,
+    MISTRAL_ARGS_TAG,
+    MISTRAL_ARGUMENTS,
+    MISTRAL_LIST_END
+};
+
 static enum tool_step mistral_first(struct tool_parser *p)
 {
     tool_consume(p, tag_leading_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     char c = tool_rest(p).p[0];
     if (c == '[') tool_consume(p, 1);
-    p->state = c == '[' || c == '{' ? 2 : 5;
+    p->state = c == '[' || c == '{' ? MISTRAL_LIST_CALL : MISTRAL_CALL;
     return TOOL_CONTINUE;
 }
 
@@ -231,24 +265,25 @@ static enum tool_step mistral_step(struct tool_parser *p, bool last)
     enum tool_step st;
     (void)last;
     switch (p->state) {
-    case 1: return mistral_first(p);
-    case 2: return begin_call(p, 3);
-    case 3: return tool_read_call(p, false, 4);
-    case 4: return tool_expect(p, STR(","), 2, 11);
-    case 5: return begin_call(p, 6);
-    case 6:
+    case TOOL_STATE_BEGIN: return mistral_first(p);
+    case MISTRAL_LIST_CALL: return begin_call(p, MISTRAL_LIST_OBJECT);
+    case MISTRAL_LIST_OBJECT: return tool_read_call(p, false, MISTRAL_LIST_NEXT);
+    case MISTRAL_LIST_NEXT: return tool_expect(p, STR(","), MISTRAL_LIST_CALL, MISTRAL_LIST_END);
+    case MISTRAL_CALL: return begin_call(p, MISTRAL_NAME);
+    case MISTRAL_NAME:
         st = mistral_word(p, &word);
         if (st == TOOL_CONTINUE) st = tool_call_name(p, word);
-        if (st == TOOL_CONTINUE) p->state = 7;
+        if (st == TOOL_CONTINUE) p->state = MISTRAL_ID_TAG;
         return st;
-    case 7: return tool_expect(p, STR("[CALL_ID]"), 8, 9);
-    case 8:
+    case MISTRAL_ID_TAG: return tool_expect(p, STR("[CALL_ID]"), MISTRAL_ID, MISTRAL_ARGS_TAG);
+    case MISTRAL_ID:
         st = mistral_word(p, &word);
-        if (st == TOOL_CONTINUE) p->state = 9;
+        if (st == TOOL_CONTINUE) p->state = MISTRAL_ARGS_TAG;
         return st;
-    case 9: return tool_expect(p, STR("[ARGS]"), 10, 10);
-    case 10: return tool_read_arguments(p, 0);
-    default: return tool_expect(p, STR("]"), 0, 0);
+    case MISTRAL_ARGS_TAG:
+        return tool_expect(p, STR("[ARGS]"), MISTRAL_ARGUMENTS, MISTRAL_ARGUMENTS);
+    case MISTRAL_ARGUMENTS: return tool_read_arguments(p, TOOL_STATE_TEXT);
+    default: return tool_expect(p, STR("]"), TOOL_STATE_TEXT, TOOL_STATE_TEXT);
     }
 }
 

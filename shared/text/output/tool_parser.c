@@ -41,7 +41,7 @@ struct str tool_rest(const struct tool_parser *p)
 
 void tool_consume(struct tool_parser *p, size_t n)
 {
-    if (p->state != 0) buf_add_str(&p->raw, str_sub(tool_rest(p), 0, n));
+    if (p->state != TOOL_STATE_TEXT) buf_add_str(&p->raw, str_sub(tool_rest(p), 0, n));
     p->at += n;
 }
 
@@ -155,7 +155,7 @@ static void revert_to_text(struct tool_parser *p, struct buf *text)
     p->after_call = p->closing;
     buf_clear(&p->raw);
     p->open = p->closing = false;
-    p->state = 0;
+    p->state = TOOL_STATE_TEXT;
 }
 
 /* ---- text ---- */
@@ -163,7 +163,7 @@ static void revert_to_text(struct tool_parser *p, struct buf *text)
 /* n blanks, then the tag. */
 static enum tool_step enter_call(struct tool_parser *p, int opened, size_t n)
 {
-    p->state = 1;
+    p->state = TOOL_STATE_BEGIN;
     p->i_open_tag = opened;
     p->started = true;
     tool_consume(p, n + (opened < 0 ? 0 : p->f->open[opened].n));
@@ -215,7 +215,7 @@ static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *te
 static enum tool_step read_call(struct tool_parser *p, bool last)
 {
     enum tool_step st = p->f->step(p, last);
-    if (st == TOOL_CONTINUE && p->state == 0) {
+    if (st == TOOL_CONTINUE && p->state == TOOL_STATE_TEXT) {
         buf_clear(&p->raw);
         p->after_call = true;
         p->closing = false;
@@ -227,7 +227,7 @@ static void parse(struct tool_parser *p, bool last, struct buf *text)
 {
     enum tool_step st = TOOL_CONTINUE;
     while (st != TOOL_MORE && !p->full) {
-        st = p->state == 0 ? read_text(p, last, text) : read_call(p, last);
+        st = p->state == TOOL_STATE_TEXT ? read_text(p, last, text) : read_call(p, last);
         if (st == TOOL_BAD) revert_to_text(p, text);
     }
     if (p->full) p->at = p->in.len;
@@ -248,7 +248,7 @@ void tool_parser_finish(struct tool_parser *p, bool cut, struct buf *text)
     parse(p, !cut, text);
     if (p->full || (cut && p->open && tool_call_current(p)->named)) return;
     do {
-        if (p->state != 0) revert_to_text(p, text);
+        if (p->state != TOOL_STATE_TEXT) revert_to_text(p, text);
         parse(p, true, text);
-    } while (p->state != 0 && !p->full);
+    } while (p->state != TOOL_STATE_TEXT && !p->full);
 }

@@ -26,6 +26,8 @@ enum tool_step {
 };
 
 enum { TOOL_MARKERS_MAX = 6, TOOL_NAME_MAX = 256, TOOL_STATE_BAD = -1 };
+/* The parser states that all formats share; a format's own follow TOOL_STATE_BEGIN. */
+enum { TOOL_STATE_TEXT, TOOL_STATE_BEGIN };
 
 /* One form of writing calls. */
 struct tool_format {
