@@ -7,6 +7,7 @@
  * rule off on that side. For {{ }} only `-` has an effect. Braces and brackets are counted so that
  * "}}" inside a dict literal does not end the tag. Thread: any; the state lives in one call. */
 #include "shared/text/jinja/jinja_ast.h"
+#include "shared/text/utf8.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -24,49 +25,47 @@ struct lexer {
     struct err *err;
 };
 
-const char *jinja_tok_name(enum jinja_tok kind)
-{
-    static const char *const names[] = {
-        [TOK_EOF] = "the end of the template",
-        [TOK_DATA] = "text",
-        [TOK_VAR_BEGIN] = "'{{'",
-        [TOK_VAR_END] = "'}}'",
-        [TOK_BLOCK_BEGIN] = "'{%'",
-        [TOK_BLOCK_END] = "'%}'",
-        [TOK_NAME] = "a name",
-        [TOK_STRING] = "a string",
-        [TOK_INT] = "a number",
-        [TOK_FLOAT] = "a number",
-        [TOK_ADD] = "'+'",
-        [TOK_SUB] = "'-'",
-        [TOK_MUL] = "'*'",
-        [TOK_DIV] = "'/'",
-        [TOK_FLOORDIV] = "'//'",
-        [TOK_MOD] = "'%'",
-        [TOK_POW] = "'**'",
-        [TOK_TILDE] = "'~'",
-        [TOK_EQ] = "'=='",
-        [TOK_NE] = "'!='",
-        [TOK_LT] = "'<'",
-        [TOK_LE] = "'<='",
-        [TOK_GT] = "'>'",
-        [TOK_GE] = "'>='",
-        [TOK_IN] = "'in'",
-        [TOK_NOT_IN] = "'not in'",
-        [TOK_LPAREN] = "'('",
-        [TOK_RPAREN] = "')'",
-        [TOK_LBRACKET] = "'['",
-        [TOK_RBRACKET] = "']'",
-        [TOK_LBRACE] = "'{'",
-        [TOK_RBRACE] = "'}'",
-        [TOK_COMMA] = "','",
-        [TOK_COLON] = "':'",
-        [TOK_DOT] = "'.'",
-        [TOK_PIPE] = "'|'",
-        [TOK_ASSIGN] = "'='",
-    };
-    return names[kind];
-}
+static const char *const TOKEN_NAMES[] = {
+    [TOK_EOF] = "the end of the template",
+    [TOK_DATA] = "text",
+    [TOK_VAR_BEGIN] = "'{{'",
+    [TOK_VAR_END] = "'}}'",
+    [TOK_BLOCK_BEGIN] = "'{%'",
+    [TOK_BLOCK_END] = "'%}'",
+    [TOK_NAME] = "a name",
+    [TOK_STRING] = "a string",
+    [TOK_INT] = "a number",
+    [TOK_FLOAT] = "a number",
+    [TOK_ADD] = "'+'",
+    [TOK_SUB] = "'-'",
+    [TOK_MUL] = "'*'",
+    [TOK_DIV] = "'/'",
+    [TOK_FLOORDIV] = "'//'",
+    [TOK_MOD] = "'%'",
+    [TOK_POW] = "'**'",
+    [TOK_TILDE] = "'~'",
+    [TOK_EQ] = "'=='",
+    [TOK_NE] = "'!='",
+    [TOK_LT] = "'<'",
+    [TOK_LE] = "'<='",
+    [TOK_GT] = "'>'",
+    [TOK_GE] = "'>='",
+    [TOK_IN] = "'in'",
+    [TOK_NOT_IN] = "'not in'",
+    [TOK_LPAREN] = "'('",
+    [TOK_RPAREN] = "')'",
+    [TOK_LBRACKET] = "'['",
+    [TOK_RBRACKET] = "']'",
+    [TOK_LBRACE] = "'{'",
+    [TOK_RBRACE] = "'}'",
+    [TOK_COMMA] = "','",
+    [TOK_COLON] = "':'",
+    [TOK_DOT] = "'.'",
+    [TOK_PIPE] = "'|'",
+    [TOK_ASSIGN] = "'='",
+};
+
+const char *jinja_tok_name(enum jinja_tok kind) { return TOKEN_NAMES[kind]; }
 
 static enum status lex_fail(const struct lexer *x, const char *what)
 {
@@ -234,15 +233,9 @@ static int lex_hex(char c)
 
 static void lex_add_cp(struct buf *b, uint32_t cp)
 {
-    char u[4];
-    size_t n = 1;
-    if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) cp = 0xFFFD;
-    if (cp < 0x80) u[0] = (char)cp;
-    else if (cp < 0x800) u[0] = (char)(0xC0 | cp >> 6), n = 2;
-    else if (cp < 0x10000) u[0] = (char)(0xE0 | cp >> 12), n = 3;
-    else u[0] = (char)(0xF0 | cp >> 18), n = 4;
-    for (size_t i = 1; i < n; i++) u[i] = (char)(0x80 | (cp >> (6 * (n - 1 - i)) & 0x3F));
-    buf_add(b, u, n);
+    char u[UTF8_CHAR_MAX];
+    if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) cp = UTF8_REPLACEMENT;
+    buf_add(b, u, utf8_put((int32_t)cp, u));
 }
 
 /* One escape of a string literal, s[*i] being the character after the backslash. Unknown ones stay

@@ -8,17 +8,14 @@
 #include <string.h>
 #include <utf8proc.h>
 
+#include "shared/text/utf8.h"
+
 size_t jinja_utf8_next(struct str s, size_t at, int32_t *cp)
 {
-    if ((unsigned char)s.p[at] < 0x80) {
-        *cp = s.p[at];
-        return 1;
-    }
-    utf8proc_int32_t decoded;
-    utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)s.p + at,
-                                          (utf8proc_ssize_t)(s.n - at), &decoded);
-    *cp = n > 0 ? decoded : 0xFFFD;
-    return n > 0 ? (size_t)n : 1;
+    size_t n = utf8_next(s, at, cp);
+    if (*cp >= 0) return n;
+    *cp = UTF8_REPLACEMENT;
+    return 1;
 }
 
 size_t jinja_utf8_prev(struct str s, size_t end, int32_t *cp)
@@ -28,7 +25,7 @@ size_t jinja_utf8_prev(struct str s, size_t end, int32_t *cp)
         if (jinja_utf8_next((struct str){ s.p, end }, end - n, cp) == n) return n;
         break;
     }
-    *cp = 0xFFFD;
+    *cp = UTF8_REPLACEMENT;
     return 1;
 }
 
@@ -171,8 +168,8 @@ enum status jv_recase(struct jinja_run *run, struct str s, enum jinja_case to, s
         if (other == cp) {
             buf_add(&b, s.p + at, n);
         } else {
-            utf8proc_uint8_t bytes[4];
-            buf_add(&b, bytes, (size_t)utf8proc_encode_char(other, bytes));
+            char bytes[UTF8_CHAR_MAX];
+            buf_add(&b, bytes, utf8_put(other, bytes));
         }
     }
     return jv_take(run, &b, out);
