@@ -42,8 +42,3 @@ bool encoder_has_bytes(const struct tokenizer *t, struct str c)
         if (t->byte_ids[(unsigned char)c.p[i]] < 0) return false;
     return t->byte_fallback;
 }
-
-int32_t tokenizer_id(const struct tokenizer *t, struct str piece)
-{
-    return (int32_t)(uintptr_t)map_get(&t->by_piece, piece) - 1;
-}

@@ -31,7 +31,6 @@ enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
 void encoder_reserve(struct encoder *e, size_t n);
 /* Has every byte of this character a token of its own to fall back on? */
 bool encoder_has_bytes(const struct tokenizer *t, struct str c);
-int32_t tokenizer_id(const struct tokenizer *t, struct str piece); /* -1: none */
 
 /* Ids of text between two added tokens, as SentencePiece finds them. */
 enum status spm_encode(struct encoder *e, struct str text, bool is_start) MUST_CHECK;

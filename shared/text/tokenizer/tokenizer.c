@@ -51,12 +51,12 @@ static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t 
 /* The token that is this whole piece, or -1. */
 static int32_t whole_piece(struct encoder *e, struct str piece)
 {
-    if (!e->t->byte_level) return tokenizer_id(e->t, piece);
+    if (!e->t->byte_level) return tokenizer_find(e->t, piece);
     char c[UTF8_CHAR_MAX];
     buf_clear(&e->scratch);
     for (size_t i = 0; i < piece.n; i++)
         buf_add(&e->scratch, c, utf8_put(byte_level_encode((unsigned char)piece.p[i]), c));
-    return tokenizer_id(e->t, buf_str(&e->scratch));
+    return tokenizer_find(e->t, buf_str(&e->scratch));
 }
 
 static enum status encode_piece(struct encoder *e, struct str piece)
@@ -199,5 +199,5 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 
 int32_t tokenizer_find(const struct tokenizer *t, struct str piece)
 {
-    return tokenizer_id(t, piece);
+    return (int32_t)(uintptr_t)map_get(&t->by_piece, piece) - 1;
 }

@@ -38,7 +38,7 @@ enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *conf
             id >= TOKENIZER_IDS_MAX)
             return err_field(err, ERR_FORMAT, "added_tokens_decoder",
                              "tokenizer_config.json: added_tokens_decoder names no token id");
-        if (!overrule && (size_t)id < t->n_tokens && t->tokens[id].is_added) continue;
+        if (!overrule && (size_t)id < tokenizer_n_vocab(t) && t->tokens[id].is_added) continue;
         TRY(tokenizer_config_put_added(t, each, id, err));
     }
     return OK;
@@ -47,10 +47,10 @@ enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *conf
 /* The next id behind all there are. */
 static enum status put_new(struct tokenizer *t, struct str content, bool special, struct err *err)
 {
-    if (t->n_tokens >= TOKENIZER_IDS_MAX)
+    if (tokenizer_n_vocab(t) >= TOKENIZER_IDS_MAX)
         return err_set(err, ERR_FORMAT, "the vocabulary has more than %d tokens",
                        TOKENIZER_IDS_MAX);
-    return tokenizer_put_added(t, (int32_t)t->n_tokens, content, special, false, 0, err);
+    return tokenizer_put_added(t, (int32_t)tokenizer_n_vocab(t), content, special, false, 0, err);
 }
 
 /* A token that is named as special: found in texts, and left out of answers. Flags that other files
@@ -91,7 +91,7 @@ enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *co
             return err_field(err, ERR_FORMAT, "added_tokens",
                              "added_tokens.json: the id of a token is not a whole number below %d",
                              TOKENIZER_IDS_MAX);
-        if ((size_t)id < t->n_tokens && t->tokens[(size_t)id].is_added) continue;
+        if ((size_t)id < tokenizer_n_vocab(t) && t->tokens[(size_t)id].is_added) continue;
         TRY(tokenizer_put_added(t, (int32_t)id, str_of(each->string), false, false, 0, err));
     }
     TRY(put_specials(t, specials, err));

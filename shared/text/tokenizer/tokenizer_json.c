@@ -342,7 +342,7 @@ static enum status read_template_token(struct tokenizer *t, const cJSON *post, c
         return malformed(err, "post_processor", "a special token of the template is not explained");
     cJSON_ArrayForEach (each, json_member(entry, "ids")) {
         double id = cJSON_IsNumber(each) ? each->valuedouble : -1;
-        if (!(id >= 0 && id < (double)t->n_tokens))
+        if (!(id >= 0 && id < (double)tokenizer_n_vocab(t)))
             return malformed(err, "post_processor", "an id is outside the vocabulary");
         TRY(tokenizer_affix_add(to, (int32_t)id, err));
     }
