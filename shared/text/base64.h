@@ -1,5 +1,5 @@
-/* base64.h - the coding in which vocabularies of bytes are written (RFC 4648, section 4). Thread:
- * any. */
+/* base64.h - base64 decoding (RFC 4648, section 4) for vocabularies of bytes.
+ * Thread: any. */
 #ifndef BATON_TEXT_BASE64_H
 #define BATON_TEXT_BASE64_H
 

@@ -2,8 +2,8 @@
  *
  * Bytes are held back while they may be the beginning of a UTF-8 character (at most 3) or of a stop
  * string; an invalid sequence becomes U+FFFD at once. Equal to decoding everything and cutting
- * before the stop string that is complete first, of those that end together the longest. (A space
- * that the decoder would take off the front of a whole text stays.) Life cycle: init, push per
+ * before the stop string that is complete first, of those that end together the longest. (The
+ * space that tokenizer_decode drops from the front stays.) Life cycle: init, push per
  * token, finish once, release. Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_DETOKENIZER_H
 #define BATON_TEXT_OUTPUT_DETOKENIZER_H
@@ -14,7 +14,7 @@ enum { DETOKENIZER_STOPS_MAX = 16 };
 
 struct detokenizer {
     const struct tokenizer *tok; /* borrowed until release */
-    struct buf held;             /* bytes not yet given out */
+    struct buf held;             /* bytes not yet emitted */
     struct str stops[DETOKENIZER_STOPS_MAX];
     size_t n_stops;
     size_t stop_max; /* longest stop string, bytes */
@@ -27,10 +27,10 @@ struct detokenizer {
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special,
                       const struct str *stops, size_t n_stops, bool include_stop);
 /* Append the text that became certain to `out`. True when a stop string was matched by this token:
- * the text before it (or with it, include_stop) has been given out and further pushes add
+ * the text before it (or with it, include_stop) has been emitted and further pushes add
  * nothing. */
 bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
-/* Give out what is still held (an incomplete character as U+FFFD). */
+/* Emit the bytes still held (an incomplete character as U+FFFD). */
 void detokenizer_finish(struct detokenizer *d, struct buf *out);
 void detokenizer_release(struct detokenizer *d);
 

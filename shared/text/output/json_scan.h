@@ -1,7 +1,6 @@
-/* json_scan.h - is what came so far the beginning of a JSON object? One byte at a time, without
- * keeping the text.
+/* json_scan.h - checks byte by byte that a streamed text is the prefix of a JSON object.
  *
- * For JSON that a model is still writing: what was passed on as valid stays valid. The root must be
+ * The text is not kept: bytes that were emitted as valid stay valid. The root must be
  * an object; the grammar is RFC 8259 with at most JSON_DEPTH_MAX levels; UTF-8 is not looked at
  * (the detokeniser gives nothing else). Life cycle: { 0 } or init, a call per byte until it says
  * other than MORE. Thread: its owner's. */
@@ -14,7 +13,7 @@
 enum json_scan_result {
     JSON_SCAN_MORE,
     JSON_SCAN_DONE, /* this byte closed the root */
-    JSON_SCAN_BAD   /* with this byte it is no JSON any more */
+    JSON_SCAN_BAD   /* this byte makes the text invalid JSON */
 };
 
 /* What the next byte belongs to. */

@@ -1,11 +1,10 @@
-/* reasoning.h - takes what a model thinks aloud off the front of its answer, while both are still
- * coming.
+/* reasoning.h - splits a model's output into reasoning and answer while it is generated.
  *
- *     START ─open─▶ LEAD ─text─▶ INSIDE ─close─▶ AFTER ─answer_open─▶ ANSWER_LEAD ─▶ ANSWER ─answer_close─▶ TAIL ─▶ REST
- *       └─ anything else ────────────────────────────┴──────────── anything else ───────────────────────────────▶ REST
+ *     START ─open─▶ LEAD ─text─▶ INSIDE ─close─▶ AFTER
+ *     AFTER ─answer_open─▶ ANSWER_LEAD ─text─▶ ANSWER ─answer_close─▶ TAIL ─▶ REST
+ *     START, AFTER ─anything else─▶ REST
  *
- * One row per form of the tags. Only at the beginning of an answer does a tag count: later it is
- * text like any other. A prompt may have opened the reasoning already (begin with REASONING_INSIDE)
+ * A tag counts only at the beginning of the output: later it is text like any other. A prompt may have opened the reasoning already (begin with REASONING_INSIDE)
  * or closed it (REASONING_AFTER). White space next to a tag belongs to the tag. What may be the
  * beginning of a tag is held back; nothing is lost when the text ends there. The result does not
  * depend on how the text came in pieces. Thread: its owner's. */
@@ -23,8 +22,7 @@ struct reasoning_format {
 
 /* By name or alias ('-' and '_' are the same), or NULL. */
 const struct reasoning_format *reasoning_format_find(struct str name);
-/* The row whose tags a chat template (its source) writes, or NULL: the model does not think
- * aloud. */
+/* The format whose tags the source of a chat template contains; NULL: the model does not reason. */
 const struct reasoning_format *reasoning_format_of_template(struct str source);
 
 enum reasoning_state {
@@ -38,24 +36,26 @@ enum reasoning_state {
     REASONING_REST
 };
 
-/* What a prompt that ends like this means for the answer. */
+/* The state in which the output of `prompt` begins. */
 enum reasoning_state reasoning_state_after(const struct reasoning_format *f, struct str prompt);
-/* The same for a message that is to be continued: `text` is all of it. */
+/* The state after `text`, the whole of a message that the model continues. */
 enum reasoning_state reasoning_state_within(const struct reasoning_format *f, struct str text);
 
 struct reasoning {
     const struct reasoning_format *f;
     enum reasoning_state state;
-    struct buf held;
+    struct buf held; /* text that may be the beginning of a tag */
 };
 
 void reasoning_init(struct reasoning *r, const struct reasoning_format *f,
                     enum reasoning_state state);
+/* Append the parts of `text` that are certain to `reasoning_text` and `answer`. */
 void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text,
                     struct buf *answer);
+/* Append the text still held: no more comes. */
 void reasoning_finish(struct reasoning *r, struct buf *reasoning_text, struct buf *answer);
 void reasoning_release(struct reasoning *r);
-/* What comes next is thought, as far as is known. */
+/* Whether the next text is reasoning, as far as is known. */
 static inline bool reasoning_is_inside(const struct reasoning *r)
 {
     return r->state == REASONING_LEAD || r->state == REASONING_INSIDE;

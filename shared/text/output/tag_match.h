@@ -1,5 +1,5 @@
-/* tag_match.h - finding a tag in text that is still coming: whole, not at all, or perhaps once more
- * has come. Thread: any. */
+/* tag_match.h - matches tags in streamed text, where the end of the text may be part of a tag.
+ * Thread: any. */
 #ifndef BATON_TEXT_OUTPUT_TAG_MATCH_H
 #define BATON_TEXT_OUTPUT_TAG_MATCH_H
 
@@ -7,10 +7,9 @@
 
 enum tag_match { TAG_MATCH_NO, TAG_MATCH_PARTIAL, TAG_MATCH_WHOLE };
 
-/* Whether `text` begins with `tag`; TAG_MATCH_PARTIAL: all there is of `text` is the beginning of
- * `tag`. */
+/* Whether `text` begins with `tag`; TAG_MATCH_PARTIAL: all of `text` is a prefix of `tag`. */
 enum tag_match tag_match_at(struct str text, struct str tag);
-/* Length of the longest end of `text` that is a beginning, but not all, of `tag`. */
+/* Length of the longest suffix of `text` that is a proper prefix of `tag`. */
 size_t tag_match_partial(struct str text, struct str tag);
 /* Number of ASCII white space bytes at the beginning, and at the end. */
 size_t tag_leading_blanks(struct str text);

@@ -1,21 +1,17 @@
-/* tool_formats.c - the table of forms in which models write calls, and those that are JSON between
- * tags.
+/* tool_formats.c - the table of tool call formats, and the parsers of those that are JSON in tags.
  *
- *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...                       Qwen2.5, Qwen3, Hermes
- *     ernie        the same; the answer around it is taken apart by reasoning.h                 ERNIE-4.5 that thinks
- *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...</function></tool_call>
- *                  tool_format_xml.c
- *     deepseek_v3  calls-begin (call-begin function sep N \n ```json \n A \n ``` call-end)*
- *                  calls-end DeepSeek-V3, R1
- *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end DeepSeek-V3.1
- *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; several separated by ;
- *                  or lines
+ *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...  (Qwen2.5, Qwen3)
+ *     ernie        the same; reasoning.h parses the answer around it (ERNIE-4.5 Thinking)
+ *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...  (tool_format_xml.c)
+ *     deepseek_v3 calls-begin (call-begin function sep N \n ```json \n A \n ``` call-end)* calls-end
+ *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end
+ *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; separated by ; or lines
  *     mistral      [TOOL_CALLS][{"name": N, "arguments": A}, ...]
  *     mistral_v11  [TOOL_CALLS]N[ARGS]A ...
  *
- * A row reads what its neighbour writes where that costs nothing (the two of DeepSeek, the two of
- * Mistral). Closing tags may be missing: models end their answer instead. Thread: any
- * (constant). */
+ * The two DeepSeek formats accept each other's calls, and so do the two of Mistral. Closing tags
+ * may be missing: models end their answer instead.
+ * Thread: any (constant). */
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -53,7 +49,7 @@ static bool has(struct str text, const char *what)
     return str_find(text, str_of(what)) != SIZE_MAX;
 }
 
-/* Begin a call and go on, unless no more are wanted. */
+/* Begin a call, unless max_calls is reached. */
 static enum tool_step begin_call(struct tool_parser *p, int then)
 {
     if (!tool_call_begin(p)) return TOOL_MORE;
@@ -122,8 +118,8 @@ static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int 
     return st;
 }
 
-/* After the separator: the arguments of a tool that is named before it, or the name, when a type
- * is. */
+/* Decide what follows the separator: arguments, if the word before it was the name; otherwise the
+ * name. */
 static enum tool_step deepseek_after_sep(struct tool_parser *p)
 {
     tool_consume(p, tag_leading_blanks(tool_rest(p)));
@@ -310,7 +306,7 @@ static bool mistral_matches_template(struct str t)
     return has(t, "[TOOL_CALLS]") || has(t, "[AVAILABLE_TOOLS]");
 }
 
-/* ---- the table: of several that are in a template the first counts ---- */
+/* ---- the table: the first format that matches a template is used ---- */
 
 static const struct tool_format TOOL_FORMATS[] = {
     {

@@ -2,7 +2,7 @@
  * it.
  *
  * Of several that match, the leftmost counts, and of those the longest. A token may also swallow
- * the white space beside it, or count only between characters that belong to no word. Life cycle:
+ * the white space next to it, or count only between characters that belong to no word. Life cycle:
  * init, put all, then read-only; release. Thread: find on any. */
 #ifndef BATON_TEXT_TOKENIZER_ADDED_TOKENS_H
 #define BATON_TEXT_TOKENIZER_ADDED_TOKENS_H

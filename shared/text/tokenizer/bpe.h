@@ -4,8 +4,8 @@
  * Merging takes the pair of lowest rank again and again, the leftmost of equals, until none is
  * left. Time grows as n log n: texts without any split point are one piece.
  *
- * A token may be watched: for those the work remembers which pair was last seen that makes it, so
- * that a caller who must not give it out can take it apart again. Life cycle: init, put all pairs,
+ * A token may be watched: bpe_work remembers the last pair that merged into it, so that a caller
+ * that must not emit the token can split it again. Life cycle: init, put all pairs,
  * then read-only; release. Thread: merge on any, with a bpe_work of its own. */
 #ifndef BATON_TEXT_TOKENIZER_BPE_H
 #define BATON_TEXT_TOKENIZER_BPE_H
@@ -34,7 +34,7 @@ struct bpe_work {
 /* Added to `merged` of bpe_put. */
 enum { BPE_WATCHED = 1 << 30 };
 
-/* Room for at most n_pairs pairs. */
+/* Create a table for at most n_pairs pairs. */
 void bpe_init(struct bpe *b, size_t n_pairs);
 void bpe_release(struct bpe *b);
 /* Ids are not negative and below BPE_WATCHED. A pair put again gets the later rank. */

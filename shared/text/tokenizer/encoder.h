@@ -11,12 +11,12 @@ struct encoder {
     const struct tokenizer *t;
     int32_t *ids; /* the caller's array, grown */
     size_t n, cap;
-    size_t n_max; /* ids may not become more */
+    size_t n_max; /* limit of n */
     struct pre_tokenizer_pieces pieces;
     struct buf section, scratch; /* normalised text between two added tokens */
     int32_t *symbols;            /* ids of one piece before they merge */
     size_t cap_symbols;
-    int32_t *resegment; /* spm_encode.c: pieces still to be taken apart */
+    int32_t *resegment; /* spm_encode.c: pieces still to be split */
     size_t n_resegment, cap_resegment;
     bool after_unk;
     struct bpe_work work;
@@ -24,10 +24,10 @@ struct encoder {
 };
 
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n) MUST_CHECK;
-/* What encoder_push would say of n bytes of one piece, whose tokens are at least n / piece_max:
- * asked before merging takes memory for them. */
+/* Fail like encoder_push if n bytes of one piece, at least n / piece_max tokens, exceed the limit.
+ * Called before merging allocates memory for them. */
 enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
-/* Room for n symbols. */
+/* Grow `symbols` to n entries. */
 void encoder_reserve(struct encoder *e, size_t n);
 /* Has every byte of this character a token of its own to fall back on? */
 bool encoder_has_bytes(const struct tokenizer *t, struct str c);

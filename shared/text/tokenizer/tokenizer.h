@@ -10,7 +10,7 @@
  * decode(encode(x)) is x for every valid text when the vocabulary is byte-level, or SentencePiece
  * with bytes to fall back on, except where the model's own normal form differs from x: NFC (Qwen)
  * gives composed characters, U+2581 comes back as a space from SentencePiece, which may also take
- * away extra spaces, and white space beside added tokens may be theirs (lstrip, rstrip). Thread:
+ * away extra spaces, and white space next to added tokens may be theirs (lstrip, rstrip). Thread:
  * create on one, use on any. */
 #ifndef BATON_TEXT_TOKENIZER_TOKENIZER_H
 #define BATON_TEXT_TOKENIZER_TOKENIZER_H
