@@ -3,7 +3,7 @@
  *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...  (Qwen2.5, Qwen3)
  *     ernie        the same; reasoning.h parses the answer around it (ERNIE-4.5 Thinking)
  *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...  (tool_format_xml.c)
- *     deepseek_v3 calls-begin (call-begin function sep N \n ```json \n A \n ``` call-end)* calls-end
+ *     deepseek_v3 calls-begin (call-begin type sep N \n ```json \n A \n ``` call-end)* calls-end
  *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end
  *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; separated by ; or lines
  *     mistral      [TOOL_CALLS][{"name": N, "arguments": A}, ...]
