@@ -4,10 +4,11 @@
  *     AFTER ─answer_open─▶ ANSWER_LEAD ─text─▶ ANSWER ─answer_close─▶ TAIL ─▶ REST
  *     START, AFTER ─anything else─▶ REST
  *
- * A tag counts only at the beginning of the output: later it is text like any other. A prompt may have opened the reasoning already (begin with REASONING_INSIDE)
- * or closed it (REASONING_AFTER). White space next to a tag belongs to the tag. What may be the
- * beginning of a tag is held back; nothing is lost when the text ends there. The result does not
- * depend on how the text came in pieces. Thread: its owner's. */
+ * A tag counts only at the beginning of the output: later it is text like any other. A prompt may
+ * have opened the reasoning already (begin with REASONING_INSIDE) or closed it (REASONING_AFTER).
+ * White space next to a tag belongs to the tag. What may be the beginning of a tag is held back;
+ * nothing is lost when the text ends there. The result does not depend on how the text is cut into
+ * pieces. Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_REASONING_H
 #define BATON_TEXT_OUTPUT_REASONING_H
 

@@ -3,15 +3,15 @@
  *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...  (Qwen2.5, Qwen3)
  *     ernie        the same; reasoning.h parses the answer around it (ERNIE-4.5 Thinking)
  *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...  (tool_format_xml.c)
- *     deepseek_v3 calls-begin (call-begin type sep N \n ```json \n A \n ``` call-end)* calls-end
+ *     deepseek_v3  calls-begin (call-begin "function" sep N \n ```json \n A \n ``` call-end)*
+ *                  calls-end
  *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end
  *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; separated by ; or lines
  *     mistral      [TOOL_CALLS][{"name": N, "arguments": A}, ...]
  *     mistral_v11  [TOOL_CALLS]N[ARGS]A ...
  *
  * The two DeepSeek formats accept each other's calls, and so do the two of Mistral. Closing tags
- * may be missing: models end their answer instead.
- * Thread: any (constant). */
+ * may be missing: models end their answer instead. Thread: any (constant). */
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -19,30 +19,15 @@
 #include "shared/text/output/tag_match.h"
 #include "shared/text/output/tool_format_xml.h"
 
-#define TEXT(literal)                                                                              \
-    {                                                                                              \
-        (literal), sizeof(literal) - 1                                                             \
-    } /* a struct str that is constant */
+/* clang-format off */
+#define TEXT(literal) { (literal), sizeof(literal) - 1 } /* a constant struct str */
 
-#define DS_CALLS_BEGIN                                                                             \
-    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
-    "calls\xE2\x96\x81"                                                                            \
-    "begin\xEF\xBD\x9C>"
-#define DS_CALLS_END                                                                               \
-    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
-    "calls\xE2\x96\x81"                                                                            \
-    "end\xEF\xBD\x9C>"
-#define DS_CALL_BEGIN                                                                              \
-    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
-    "call\xE2\x96\x81"                                                                             \
-    "begin\xEF\xBD\x9C>"
-#define DS_CALL_END                                                                                \
-    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
-    "call\xE2\x96\x81"                                                                             \
-    "end\xEF\xBD\x9C>"
-#define DS_SEP                                                                                     \
-    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
-    "sep\xEF\xBD\x9C>"
+#define DS_CALLS_BEGIN "<\xEF\xBD\x9Ctool\xE2\x96\x81" "calls\xE2\x96\x81" "begin\xEF\xBD\x9C>"
+#define DS_CALLS_END   "<\xEF\xBD\x9Ctool\xE2\x96\x81" "calls\xE2\x96\x81" "end\xEF\xBD\x9C>"
+#define DS_CALL_BEGIN  "<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>"
+#define DS_CALL_END    "<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "end\xEF\xBD\x9C>"
+#define DS_SEP         "<\xEF\xBD\x9Ctool\xE2\x96\x81" "sep\xEF\xBD\x9C>"
+/* clang-format on */
 
 static bool has(struct str text, const char *what)
 {
