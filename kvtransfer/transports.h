@@ -1,4 +1,4 @@
-/* elementwise.h - the names of the transports that exist, for transport.c's array alone. */
+/* transports.h - the names of the transports that exist, for transport.c's array alone. */
 #ifndef BATON_KVTRANSFER_TRANSPORTS_H
 #define BATON_KVTRANSFER_TRANSPORTS_H
 

@@ -1,6 +1,6 @@
-/* options.c - every option of every command, in one table. Names are FastDeploy's where it has one;
- * vLLM's are aliases. Rows whose effect is not EFFECT_WORKS carry the sentence that is said when
- * they are given. */
+/* option_table.c - every option of every command, in one table. Names are FastDeploy's where it has
+ * one; vLLM's are aliases. Rows whose effect is not EFFECT_WORKS carry the sentence that is said
+ * when they are given. */
 #include "deploy/options/option_table.h"
 
 #include <stddef.h>

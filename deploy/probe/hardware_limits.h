@@ -1,5 +1,5 @@
-/* limits.h - what the machine can do without Baton, measured beside it: memcpy, a plain stream, and
- * the tools that others trust.
+/* hardware_limits.h - what the machine can do without Baton, measured beside it: memcpy, a plain
+ * stream, and the tools that others trust.
  *
  * A stream is k plain TCP connections from one agent to another, each presenting a random ticket
  * first, read into one reused buffer per connection. A tool is a program of the table in

@@ -1,4 +1,5 @@
-/* copy.c - memcpy with several threads over memory of the pool's kind. See limits.h. */
+/* memcpy_bandwidth.c - memcpy with several threads over memory of the pool's kind. See
+ * hardware_limits.h. */
 #include <pthread.h>
 #include <string.h>
 

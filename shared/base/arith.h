@@ -1,4 +1,4 @@
-/* piece_sizes.h - arithmetic on counts that every split of work needs. Thread: any. */
+/* arith.h - arithmetic on counts that every split of work needs. Thread: any. */
 #ifndef BATON_BASE_ARITH_H
 #define BATON_BASE_ARITH_H
 

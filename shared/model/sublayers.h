@@ -1,4 +1,4 @@
-/* int_blocks.h - the two halves of a decoder layer, each of two kinds; every kind's file opens with
+/* sublayers.h - the two halves of a decoder layer, each of two kinds; every kind's file opens with
  * its formulas.
  *
  *     attention   attention_gqa.c (grouped queries)   attention_mla.c (latent keys and values)

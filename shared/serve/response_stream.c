@@ -1,5 +1,5 @@
-/* tcp_stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a
- * chat answer whose text waits for what follows (it may begin a tag) and of which nothing else is
+/* response_stream.c - a streamed answer: one chunk per token, each written at once. Only a token of
+ * a chat answer whose text waits for what follows (it may begin a tag) and of which nothing else is
  * to be told has none.
  *
  * Nothing is sent before the first token exists, so that the time to the first event is the time to

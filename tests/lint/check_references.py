@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""check_references.py - every file of ours that a comment or a document names exists, and so does every folder of the layer table.
+"""check_references.py - every file of ours that a comment or a document names exists, the head of a product file names that file, and every
+folder of the layer table exists.
 usage: check_references.py [ROOT]
 
 A name is a word that ends in .c, .h, .cu, .cuh, .cc, .py, .sh, .md or .proto. It is found when a tracked file has this path, or a path that
@@ -11,6 +12,7 @@ import sys
 import source
 
 NAME = re.compile(r"(?<![\w./<~$*{-])((?:[\w.-]+/)*[\w-]+\.(?:c|h|cu|cuh|cc|py|sh|md|proto))(?![\w*/(-]|\.\w)")
+HEAD = re.compile(r"/\* ([\w./-]+) - ")
 # Headers and programs of others that texts speak of.
 OTHERS = {
     "cublasLt.h", "ucp.h", "ib_verbs.h", "udma_barrier.h", "xxhash_spec.md",
@@ -46,6 +48,11 @@ def main():
         known.update("/".join(parts[i:]) for i in range(len(parts)))
     n = bad = 0
     for path in files:
+        if source.is_product(path) and source.is_c(path):
+            head = HEAD.match(source.read(root, path))
+            if not head or not (path + "/").endswith(head.group(1) + "/"):
+                print("%s:1: the head names %s" % (path, head.group(1) if head else "no file"))
+                bad += 1
         for line, text in texts(root, path):
             for m in NAME.finditer(text):
                 name = m.group(1).removeprefix("./")

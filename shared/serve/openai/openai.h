@@ -87,7 +87,7 @@ void openai_write_error(struct buf *out, int http_status, const char *code, cons
  * 503. */
 int openai_error_status(enum status st);
 
-/* tcp_stream.c */
+/* response_stream.c */
 void response_stream_token(struct choice *ch);  /* what came since the last chunk of this choice */
 void response_stream_finish(struct choice *ch); /* its last chunk */
 void response_stream_end(struct completion_request *c); /* usage when asked for, [DONE] */
