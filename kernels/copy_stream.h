@@ -1,23 +1,21 @@
-/* copy_stream.h - a queue of copies and checksums that a device runs in order, beside the work that
- * its context computes.
+/* copy_stream.h - a stream of copies, conversions and checksums that a device runs in order, next
+ * to the work of its kernel context.
  *
- * For: moving KV out of and into a device's memory while the next layer computes. Not for: anything
- * a step waits for (device_upload). What is given to a lane runs in the order it was given;
- * copy_stream_wait_event makes what follows wait for the device's own work up to an event, in the
- * device's order and not on the host. Lanes of a device run beside each other. On the processor
- * every call does its work before it returns. Life cycle: device_copy_stream, copy_stream_close,
- * which waits. Every call may fail with ERR_NODEV when the device has failed: then nothing of that
- * lane is known to end, and calls of copy_stream_launch_host_fn do not come. Thread: one at a time
- * per lane, any; copy_stream_launch_host_fn's function on a thread of the driver. No call but
- * copy_stream_synchronize and copy_stream_close blocks. */
+ * KV transfer uses it to move blocks out of and into device memory while the next layer computes.
+ * Steps do not wait for it (they use device_upload). Work on one stream runs in the order of the
+ * calls; streams of a device run concurrently. On the CPU every call has done its work when it
+ * returns. Life cycle: device_copy_stream .. copy_stream_close, which waits. Any call may fail with
+ * ERR_NODEV when the device has failed: pending operations then never complete, and host functions
+ * are not called. Thread: any, one at a time per stream; host functions run on a thread of the
+ * driver. No call blocks but copy_stream_synchronize and copy_stream_close. */
 #ifndef BATON_KERNELS_COPY_STREAM_H
 #define BATON_KERNELS_COPY_STREAM_H
 
 #include "kernels/device.h"
 #include "kernels/dtype.h"
 
-/* `n` runs of `bytes` each, `from_stride` and `to_stride` bytes apart (not looked at when n is 1).
- * Either side is memory of the lane's device, imported memory, or DEVICE_MEM_HOST. */
+/* A strided copy: n times `bytes`, `from_stride` and `to_stride` bytes apart (unused when n is 1).
+ * Either side is memory of the stream's device, imported memory, or DEVICE_MEM_HOST. */
 struct copy_stream_strided {
     void *to;
     const void *from;
@@ -25,17 +23,17 @@ struct copy_stream_strided {
     uint32_t n;
 };
 
-/* One of many copies. */
+/* One copy of a gather. */
 struct copy_stream_pair {
     void *to;
     const void *from;
     size_t bytes;
 };
 
-/* What one checksum is over: n_runs runs of run_bytes, `stride` bytes apart, one behind the other,
- * and behind them as many more as `tail` says (none where its n_runs is 0). At least 1 and less
- * than 2^32 bytes in all, and the first ones at least 1. Fast where address, run_bytes and stride
- * of the first ones are multiples of 16; the tail is for what is small beside them. */
+/* The bytes of one checksum, in this order: n_runs segments of run_bytes, `stride` bytes apart,
+ * then those of `tail` (n_runs 0: none). The first part has at least 1 byte, both together less
+ * than 2^32. Fast if address, run_bytes and stride of the first part are multiples of 16; the tail
+ * is for the small rest. */
 struct copy_stream_checksum_tail {
     const void *at;
     uint64_t stride;
@@ -48,22 +46,21 @@ struct copy_stream_checksum_range {
     struct copy_stream_checksum_tail tail;
 };
 
-/* n_groups groups of n rows of KV (kv_rows.h). Rows of a group lie one behind the other, and so do
- * their scales; groups begin `stride` rows apart. Nothing needs alignment. Scales are not looked at
- * where the type has none. */
+/* n_groups groups of n rows of KV (kv_rows.h). The rows of a group are contiguous, and so are their
+ * scales; groups start `stride` rows apart. No alignment is needed. Types without scales ignore the
+ * scale pointers. */
 struct copy_stream_kv_rows {
     void *to, *to_scales;
     const void *from, *from_scales;
     uint32_t n, n_groups, to_stride, from_stride;
 };
 
-/* Rows of `width` values (1 to KERNEL_LATENT_MAX) of one type as rows of another, or of the same:
- * then bit for bit. */
+/* Converts rows of `width` values (1 to KERNEL_LATENT_MAX) from one type to another; the same type
+ * is copied bit for bit. */
 struct copy_stream_conversion {
     enum dtype from, to;
     uint32_t width, n;
-    const struct copy_stream_kv_rows *rows; /* n of them, which do not overlap each other; read
-                                             * before copy_stream_convert returns */
+    const struct copy_stream_kv_rows *rows; /* [n], not overlapping; read before the call returns */
 };
 
 struct copy_stream_ops {
@@ -83,31 +80,29 @@ struct copy_stream {
 };
 
 void copy_stream_close(struct copy_stream *s);
-/* What is given to the lane from now on begins after the device's work up to `event`
+/* Later operations of this stream start once the device's work has reached `event`
  * (device_record_event; 0: at once). */
 enum status copy_stream_wait_event(struct copy_stream *s, uint64_t event) MUST_CHECK;
 enum status copy_stream_copy(struct copy_stream *s, const struct copy_stream_strided *c) MUST_CHECK;
-/* n copies between places in the memory of devices, imported memory included, that do not overlap;
- * in no order among themselves. `pairs` is read before this returns. Fast for many pieces that are
- * small, where addresses are multiples of 16. */
+/* n copies in device or imported memory, which do not overlap and run in no particular order.
+ * `pairs` is read before the call returns. Fast for many small copies at multiples of 16. */
 enum status copy_stream_gather(struct copy_stream *s, const struct copy_stream_pair *pairs,
                                uint32_t n) MUST_CHECK;
-/* What kv_row_load and kv_row_store give, bit for bit (a row whose scale is a NaN: that NaN,
- * quiet). From memory of the lane's device to memory of it or DEVICE_MEM_HOST. Fast where rows
- * begin at multiples of 4 of their elements. */
+/* Converts as kv_row_load and kv_row_store do, bit for bit; a row whose scale is NaN becomes that
+ * NaN, quiet. From memory of the stream's device to its memory or DEVICE_MEM_HOST. Fast if rows
+ * start at multiples of 4 elements. */
 enum status copy_stream_convert(struct copy_stream *s,
                                 const struct copy_stream_conversion *c) MUST_CHECK;
-/* out[i] = XXH3 (64 bit, no seed: hash_64) of pieces[i], which lie in the device's memory. `pieces`
- * and `out` are DEVICE_MEM_HOST memory of the lane's device, and the lane's until it has come past
- * them. */
+/* out[i] = XXH3 (64 bit, no seed: hash_64) of pieces[i] in the device's memory. `pieces` and `out`
+ * are DEVICE_MEM_HOST memory and stay untouched by the caller until the operation has completed. */
 enum status copy_stream_checksum(struct copy_stream *s,
                                  const struct copy_stream_checksum_range *pieces, uint32_t n,
                                  uint64_t *out) MUST_CHECK;
-/* fn(arg) is called once, when everything given to the lane before has landed; it must not call the
- * device or block. ERR_NODEV: it is not. */
+/* Calls fn(arg) once, when all earlier operations of the stream have completed. fn must neither
+ * block nor call the device. With ERR_NODEV it is never called. */
 enum status copy_stream_launch_host_fn(struct copy_stream *s, void (*fn)(void *arg),
                                        void *arg) MUST_CHECK;
-/* Everything given to the lane before has landed, and its functions have returned. */
+/* Waits for all earlier operations of the stream and their host functions. */
 enum status copy_stream_synchronize(struct copy_stream *s) MUST_CHECK;
 
 #endif

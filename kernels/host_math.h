@@ -19,7 +19,8 @@ extern "C" {
  * order. */
 void host_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride,
                       size_t n_rows, size_t n);
-/* Index of the largest of x [n], the first of equals; -1 when none is above -inf. A NaN never is. */
+/* Index of the largest of x [n], the first of equals; -1 when none is above -inf. A NaN never
+ * is. */
 int32_t host_argmax(struct kernel_ctx *c, const float *x, size_t n);
 /* p[i] = exp((min(x[i], FLT_MAX) - max) * by) by the polynomial of kernels/exp.h; 0 for NaN. p may
  * be x. */

@@ -28,8 +28,7 @@ enum {
 enum { ATTN_TILE = 64, ATTN_SEGMENT = 256 };
 enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 
-/* Raised with every change of the values that some row computes: peers of other revisions would not
- * agree bit for bit, and are refused. */
+/* Raised whenever some backend computes other bits: peers of another revision are refused. */
 enum { KERNEL_REVISION = 4 };
 
 enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
@@ -40,43 +39,41 @@ enum matmul_epilogue {
     MATMUL_SILU_MUL /* y  = silu(gate) * up of a paired matrix; y [n_rows, n_out / 2] */
 };
 
-/* a ready row of n elements has room in n floats, rounded up to a multiple of this */
+/* A prequantised row of n elements fits in n floats, rounded up to a multiple of this. */
 enum { MATMUL_PREQUANTIZED_ALIGN = 32 };
 
-/* One product; rows of zero length and jobs of zero rows are allowed and do nothing.
+/* One product. Rows of length zero and jobs without rows are allowed and do nothing.
  *
- * Ready rows: between two products that follow each other (SwiGLU, then down) rows need not be f32.
- * With `quantize_for` the first leaves them as the second takes its inputs, rounded where that
- * rounds, one after the other (y_stride means nothing); the second says `x_prequantized`. Only the
- * kernels know what is in them: both calls have the same context, and the second has quantize_for's
- * matrix. The values are those of the way over f32. */
+ * Prequantised rows: between two consecutive products (gate/up of SwiGLU, then down) the
+ * activations need not go through f32. With `quantize_for` the first product writes its output
+ * quantised as the second one wants its input, contiguous (y_stride is ignored), and the second
+ * says `x_prequantized`. The format is private to the context: both calls use the same one, and the
+ * second multiplies by quantize_for. The values equal those of the way through f32. */
 struct matmul_args {
     const struct weight *w;
     const float *bias; /* [n_out] or NULL; of a paired matrix gate's, then up's */
-    const float *x;    /* rows of n_in, x_stride floats apart; ready rows lie close and
-                        * have no stride */
+    const float *x;    /* [.., n_in], rows x_stride floats apart; prequantised rows: contiguous */
     size_t x_stride;
-    const int32_t *x_rows; /* [n_rows]: which row of x; NULL: 0, 1, 2 .. Not of ready
-                            * rows */
-    const float *norm;     /* [n_in]: rows are rms_norm of those of x, by these weights and
-                            * norm_eps; NULL: as they are. Not of ready rows */
+    const int32_t *x_rows; /* [n_rows] rows of x to take; NULL: 0, 1, 2 ..; not if prequantised */
+    const float *norm;     /* [n_in] weights of an rms_norm (norm_eps) of each row of x; NULL: none;
+                            * not if prequantised */
     float norm_eps;
     bool x_prequantized;
     size_t n_rows;
     float *y; /* [n_rows, ..], y_stride floats apart */
     size_t y_stride;
-    const struct weight *quantize_for; /* MATMUL_SILU_MUL: leave y ready for this one, whose n_in
-                                        * is n_out / 2; NULL: y is f32 */
+    const struct weight *quantize_for; /* MATMUL_SILU_MUL: quantise y for this matrix, whose n_in is
+                                        * n_out / 2; NULL: y is f32 */
     enum matmul_epilogue epilogue;
 };
 
-/* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA):
- * [block][block_tokens][head_dim], one head, whose first v_dim elements are the values too. Types
- * with scales (kv_rows.h; pools of heads alone) have behind the values of each block f32 scales
- * [kv_head][k|v][block_tokens], which count to the block: kv_layout.h's piece. */
+/* The KV pool of one layer. GQA: [block][kv_head][k|v][block_tokens][head_dim]. MLA's latents:
+ * [block][block_tokens][head_dim], one head, whose first v_dim elements are also the values. Types
+ * with scales (kv_rows.h; GQA only) append f32 scales [kv_head][k|v][block_tokens] to each block;
+ * both together are one piece (kv_layout.h). */
 struct kv_layer {
     void *data;
-    enum dtype dtype; /* one of kv_rows.h's */
+    enum dtype dtype; /* one that kv_rows.h knows */
     bool latent;
     int32_t n_heads;  /* 1 when latent */
     int32_t head_dim; /* of a key: kv_lora + rope when latent */
@@ -87,8 +84,9 @@ struct kv_layer {
 struct rope_heads {
     float *x;
     size_t x_stride, n_heads, head_dim;
-    const float *norm; /* [head_dim]: a head is its rms_norm, by these weights, before it is rotated
-                        * (Qwen3's q and k); NULL: as it is */
+    const float
+        *norm; /* [head_dim] weights of an rms_norm of each head before the rotation (Qwen3's
+                * q and k); NULL: none */
 };
 
 enum { ROPE_HEADS_MAX = 2 }; /* q and k */
@@ -109,8 +107,8 @@ struct kv_append_args {
     const float *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
     struct kv_layer kv;
     struct attn_list on;
-    const struct rope_args *rope; /* is done first, of the rows that are appended: queries, and k,
-                                   * of pools of heads. NULL: nothing */
+    const struct rope_args *rope; /* applied first: to q and k of the appended rows (GQA). NULL:
+                                   * none */
 };
 
 struct attn_args {
@@ -120,18 +118,17 @@ struct attn_args {
     struct attn_list on;
     int32_t n_heads, v_dim; /* v_dim: head_dim, or kv_lora when latent */
     float scale;
-    /* Latent pools only: NULL for the absorbed form (q of kv_lora + rope elements, out of kv_lora).
-     * Otherwise the naive form: keys and values of head h are k_up[h] c (nope elements, before the
-     * cached rope part) and v_up[h] c of a position's latent c; q has nope + rope elements, out
-     * v_dim = v_up->n_out. */
+    /* MLA only. NULL: the absorbed form, q has kv_lora + rope elements and out kv_lora. Else the
+     * naive form: from a position's latent c, head h has the keys k_up[h] c (nope elements,
+     * followed by the cached rope part) and the values v_up[h] c; q has nope + rope elements, out
+     * v_up->n_out. */
     const struct weight *k_up, *v_up; /* [n_heads]: [nope, kv_lora] and [v, kv_lora] */
 };
 
-/* Which experts a token goes to (models.md 1.4, 2.5, 3.1, 3.5 give each architecture's values). p =
- * softmax or sigmoid of the logits; selection by p + bias; among groups of n_experts / n_groups
- * consecutive experts the topk_groups best are kept; ties go to the lower index. Weights are p
- * (without bias), divided by max(sum, norm_min) or (sum + norm_min) when normalised, times
- * scale. */
+/* Chooses the experts of each token. p = softmax or sigmoid of the logits; experts are selected by
+ * p + bias, within the topk_groups best of n_groups groups of consecutive experts; ties go to the
+ * lower index. Weights are p without bias, if normalised divided by max(sum, norm_min) or
+ * (sum + norm_min), times scale. shared/model/families set the values. */
 struct route_args {
     const float *logits; /* [n_rows, n_experts] */
     const float *bias;   /* [n_experts] or NULL */
@@ -143,8 +140,8 @@ struct route_args {
     float norm_min, scale;
     int32_t *experts; /* [n_rows, n_used], in order of selection */
     float *weights;   /* [n_rows, n_used] */
-    /* Those of the experts call that will follow with the same rows and says `sorted`: they may be
-     * filled in at once. NULL: they are not. */
+    /* If not NULL, route also sorts the rows by expert for the experts call that follows, which
+     * says `sorted` and has the same pointers. */
     int32_t *rows, *index, *begin;
 };
 
@@ -159,11 +156,11 @@ struct combine_args {
     bool add;
 };
 
-/* A SwiGLU that all rows of an experts call go through; gate_up NULL: none. */
+/* The shared expert: a SwiGLU of all rows of an experts call; gate_up NULL: none. */
 struct shared_expert {
     const struct weight *gate_up, *down;
     const float *gate_up_bias, *down_bias; /* gate's, then up's; NULL: none */
-    float *act;                            /* [n_rows, I], ready for down: to work in */
+    float *act;                            /* [n_rows, I] scratch, prequantised for down */
 };
 
 /* x[i] += Shared(h[i]); x[i] += sum over j ascending of weights[i][j] * Expert_experts[i][j](h[i]),
@@ -178,15 +175,13 @@ struct experts_args {
     const float *weights;   /* [n_rows, n_used] */
     struct shared_expert shared;
     float *x; /* [n_rows, H] */
-    /* To work in: */
-    int32_t *rows, *index;    /* [n_rows n_used]: the row of a slot; the slot of (row,
-                               * choice) */
-    int32_t *begin;           /* [n_experts + 1]: slots of each expert */
-    bool sorted;              /* the route call that made experts and weights had rows,
-                               * index and begin: they may be filled in */
-    float *act, *out;         /* [n_rows n_used, I], ready for down; [n_rows n_used, H];
-                               * by slot */
-    struct matmul_args *jobs; /* [n_experts + 1], the host's */
+    /* Scratch: */
+    int32_t *rows, *index;    /* [n_rows n_used] the row of a slot; the slot of (row, choice) */
+    int32_t *begin;           /* [n_experts + 1] first slot of each expert */
+    bool sorted;              /* the route call before filled in rows, index and begin */
+    float *act, *out;         /* by slot: [n_rows n_used, I] prequantised for down;
+                               * [n_rows n_used, H] */
+    struct matmul_args *jobs; /* [n_experts + 1], host memory */
 };
 
 struct kernel_ops {

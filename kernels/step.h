@@ -54,7 +54,8 @@ struct sample_request {
 };
 
 /* The rows of a step. `upload` redirects the pointers to the backend's memory and may pad the
- * counts to the size of a captured graph. Padding rows reach neither the KV pool nor the results. */
+ * counts to the size of a captured graph. Padding rows reach neither the KV pool nor the
+ * results. */
 struct kernel_step {
     int32_t n_rows, n_logits, n_lists;
     const int32_t *ids;        /* [n_rows]; -1 - i: the token that the last sampled step chose for
