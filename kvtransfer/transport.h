@@ -1,25 +1,13 @@
-/* transport.h - the ops table of a transport: what a row must do to carry KV bytes from a sender's
- * pool to a receiver's.
+/* transport.h - what a transport must do to carry KV bytes from a sender's pool to a receiver's.
  *
- * A row moves bytes and small messages over connections; it knows no transfers. What a transfer is
- * (grants, generations, checksums, fences, deadlines) is session.h, the same for every row. Rows of
- * two kinds fit:
- *   one-sided        put() writes into the receiver's memory (mem, ipc; rdma, ucx): the receiver's
- *                    threads never see the bytes
- *   receiver places put() streams; the receiving row asks env->scatter where they go and writes
- *   them itself (tcp)
- * To add a row: write its file, add one line to kvt_transports[] in transport.c, pass
- * tests/conformance/test_transports.c.
- *
- * What the session layer guarantees a row: a put names only blocks of a grant that the receiver
- * confirmed on this connection, copies lie inside both pools, the source stays valid until PUT_DONE
- * or DOWN. What a row guarantees
- *  1 An UP connection presented a ticket that env->admit took; before that its peer can neither
- *  read nor write anything. 2 A message is seen by the peer after every earlier put on that
- *  connection has landed, messages in order, or not at all. 3 After DOWN, and after the PUT_DONE of
- *  a put, the row reads nothing of that source any more. 4 fence() answers OK only when no write of
- *  that peer can land any more in this process's pool.
- * Thread: every slot runs on the transfer thread; none blocks. */
+ * A transport moves bytes and small messages over connections; it knows no transfers. Grants,
+ * generations, checksums, fences and deadlines belong to session.h and are the same for all.
+ *   one-sided           put() writes into the receiver's memory (mem, ipc, rdma, ucx); no thread of
+ *                       the receiver sees the bytes
+ *   receiver scatters   put() sends a stream (tcp); the receiving transport asks env->scatter where
+ *                       the bytes go, and writes them itself
+ * CONTRIBUTING.md says how to add one.
+ * Thread: every op runs on the transfer thread except where it says otherwise; none blocks. */
 #ifndef BATON_KVTRANSFER_TRANSPORT_H
 #define BATON_KVTRANSFER_TRANSPORT_H
 
@@ -38,9 +26,9 @@ enum kvt_cap {
     KVT_CAP_RECEIVER_SCATTERS = 4, /* env->scatter is used: forgetting a session is its fence */
     KVT_CAP_FENCE_TEARDOWN = 8, /* disconnecting takes the peer's access away (rdma: queue pair in
                                  * error, key invalid) */
-    KVT_CAP_DEVICE_MEM = 16,    /* puts from GPU memory into GPU memory, behind their marks */
-    KVT_CAP_GPUDIRECT = 32      /* peers write into GPU memory where open finds that they can;
-                                 * puts are made from staging memory */
+    KVT_CAP_DEVICE_MEM = 16,    /* puts go from GPU memory to GPU memory, after their events */
+    KVT_CAP_GPUDIRECT = 32      /* peers write into GPU memory if `open` finds that they can; puts
+                                 * read staging memory */
 };
 
 enum {
@@ -50,40 +38,40 @@ enum {
     KVT_QUEUE_LIMIT = 1024 * 1024
 };
 
-/* Source offsets from here on lie in the staging memory (pieces converted for a peer of another
- * layout), below it in the pool. */
+/* Source offsets from here on are in staging memory (pieces converted to a peer's layout), those
+ * below in the pool. */
 #define KVT_STAGING (UINT64_C(1) << 62)
 
-/* One contiguous copy: offset in the sender's sources (pool or staging) and in the receiver's
- * pool. */
+/* One contiguous copy: `local` is an offset in the sender's pool or staging memory, `remote` one in
+ * the receiver's pool. */
 struct kvt_copy {
     uint64_t local, remote, bytes;
 };
 
 struct kvt_put {
     struct kvt_message head;       /* kind DATA: session, generation, layer, first, n, bytes:
-                                    * enough for the receiver to place it */
-    const struct kvt_copy *copies; /* in the order of the bytes; copied by the row */
+                                    * enough for the receiver to scatter it */
+    const struct kvt_copy *copies; /* in the order of the bytes; the transport copies the array */
     uint32_t n_copies;             /* 1..env->max_copies */
-    uint64_t event;                /* the pool's device has the bytes when it has come to it
-                                    * (device_record_event); 0: they are there */
+    uint64_t event;                /* the bytes are complete after this event of the pool's device
+                                    * (device_record_event); 0: now */
     uint64_t tag;
 };
 
 struct kvt_transport {
-    const struct kvt_transport_ops *ops; /* first member of every row's struct */
+    const struct kvt_transport_ops *ops; /* first member of every transport's struct */
 };
 
 struct kvt_conn {
-    struct kvt_transport *t; /* first member of every row's connection */
+    struct kvt_transport *t; /* first member of every connection's struct */
     bool incoming;           /* the peer connected to us */
     void *peer;              /* the session layer's; NULL until it sets it */
 };
 
 enum kvt_transport_event_kind {
     KVT_UP,      /* conn may be used; incoming ones appear here for the first time */
-    KVT_DOWN,    /* conn ended or never came up; err says why. Nothing more about it; disconnect()
-                  * frees it */
+    KVT_DOWN,    /* conn ended or never came up; `text` says why. Its last event; disconnect() frees
+                  * it */
     KVT_MESSAGE, /* message */
     KVT_PUT_DONE /* tag: the source is not read any more */
 };
@@ -97,15 +85,14 @@ struct kvt_transport_event {
     char text[120];
 };
 
-/* What a row may use; borrowed until close. */
+/* What the session layer gives a transport; borrowed until close. */
 struct kvt_env {
     struct kv_layout layout;
     const struct dev_mem *mem;     /* the pool: read by puts, written by peers */
-    struct device *device;         /* whose memory the pool is, when that is not the processor's;
-                                    * else NULL */
+    struct device *device;         /* the GPU whose memory the pool is; NULL: host memory */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
-    const struct dev_mem *staging_device; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the
-                                           * device's memory, and what such rows put from */
+    const struct dev_mem *staging_device; /* staging in the device's memory, with the same offsets:
+                                           * what transports with KVT_CAP_DEVICE_MEM put from */
     struct kvt_tuning tuning;
     const char *listen_host, *advertise_host;
     uint16_t port; /* tcp */
@@ -114,9 +101,9 @@ struct kvt_env {
     void *arg;
     /* Take a one-time ticket: OK, or ERR_UNAUTHORIZED (unknown, used, expired). */
     enum status (*admit)(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
-    /* Where the bytes of DATA frame `head` go from its byte `offset` on: fills at most `cap` pieces
-     * and returns how many; 0: nowhere (no live grant of that generation on this connection): the
-     * row reads the rest of the frame and drops it. */
+    /* Says where the bytes of DATA frame `head` go, from its byte `offset` on: fills at most `cap`
+     * entries and returns how many. 0: nowhere (no live grant of that generation on this
+     * connection); the transport reads the rest of the frame and drops it. */
     int (*scatter)(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset,
                    struct iovec *iov, int cap);
     /* The first `bytes` of the frame are in place now. */
@@ -124,62 +111,72 @@ struct kvt_env {
                       uint64_t bytes);
 };
 
+/* What the session layer guarantees: a put names only blocks of a grant that the receiver confirmed
+ * on this connection; copies are within both pools; a source stays valid until PUT_DONE or DOWN.
+ *
+ * What a transport guarantees: 1 An UP connection presented a ticket that env->admit took. Before
+ *  that its peer can neither read
+ *    nor write anything.
+ *  2 The peer sees a message after every earlier put on that connection has landed, and messages in
+ *    order, or not at all.
+ *  3 After DOWN, and after a put's PUT_DONE, it reads nothing of that source any more.
+ *  4 fence() returns OK only when no write of that peer can land any more in this process's
+ * pool. */
 struct kvt_transport_ops {
     const char *name; /* as in options.protocols, logs, metrics */
     unsigned caps;
-    uint32_t put_bytes; /* of one put whose bytes nobody on this side reads (no checksum, no
-                         * conversion); 0: as any other, KVT_PUT_BYTES */
+    uint32_t put_bytes; /* best size of a put without checksum and conversion; 0: KVT_PUT_BYTES */
     /* ERR_NODEV: this host has no such hardware; ERR_CONFIG: port taken, memory of the wrong kind.
      * Loop thread, at start. */
     enum status (*open)(const struct kvt_env *env, struct kvt_transport **out, struct err *err);
     void (*close)(struct kvt_transport *t);    /* disconnects what is left */
     int (*wait_fd)(struct kvt_transport *t);   /* readable when poll has something to do */
     uint16_t (*port)(struct kvt_transport *t); /* 0: does not listen on one */
-    /* Append what a peer needs to reach this side (address, region, key); at most KVT_ADDRESS_MAX
-     * bytes. Any thread: constant. */
+    /* Appends what a peer needs to reach this side (address, region, key), at most KVT_ADDRESS_MAX
+     * bytes. Any thread: it is constant. */
     void (*export_address)(const struct kvt_transport *t, struct buf *out);
     bool (*can_reach)(struct kvt_transport *t, struct str address); /* malformed: false */
-    /* Begin; UP or DOWN follows exactly when OK. No step (the control connection, then each answer
-     * that the row's own set-up waits for, at most two) takes longer than KVT_CONNECT_MS; a peer
-     * whose process ends is noticed at once. Errors: ERR_PEER_LOST, ERR_UNSUPPORTED, ERR_FULL,
-     * ERR_IO. */
+    /* Starts to connect; UP or DOWN follows if and only if this returns OK. No step (the control
+     * connection, then at most two answers that the set-up waits for) takes longer than
+     * KVT_CONNECT_MS; the end of a peer's process is noticed at once. ERR_PEER_LOST,
+     * ERR_UNSUPPORTED, ERR_FULL, ERR_IO. */
     enum status (*connect)(struct kvt_transport *t, struct str address,
                            const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
                            struct kvt_conn **out, struct err *err);
-    /* OK: PUT_DONE(tag) or DOWN follows. ERR_BUSY: nothing was taken, try again after the next
+    /* OK: PUT_DONE(tag) or DOWN follows. ERR_BUSY: nothing was taken; try again after the next
      * poll. ERR_PEER_LOST: DOWN follows. */
     enum status (*put)(struct kvt_conn *c, const struct kvt_put *p);
-    /* Stop reading the source of this session's unfinished puts as soon as the row can; their
-     * PUT_DONE still come. */
+    /* Stops reading the sources of this session's unfinished puts as soon as possible; their
+     * PUT_DONE still follow. */
     void (*abandon)(struct kvt_conn *c, uint32_t session, uint64_t generation);
     /* OK, ERR_BUSY (NOTE only, as for put), ERR_PEER_LOST (DOWN follows). Control messages are
      * bounded by KVT_QUEUE_LIMIT. */
     enum status (*notify)(struct kvt_conn *c, const struct kvt_message *m);
-    /* Make arrivals visible to who reads the pool (GPU memory); host memory: OK at once. */
+    /* Makes what arrived visible to readers of a pool in GPU memory; host memory: OK at once. */
     enum status (*flush)(struct kvt_transport *t);
-    /* End the peer's access (no incident follows): OK when no write of it can land any more, or
-     * ERR_BUSY: not proven yet, ask again. After the first call only fence and disconnect are
-     * called for this connection. */
+    /* Ends the peer's access; no event follows. OK: none of its writes can land any more. ERR_BUSY:
+     * not proven yet, ask again. After the first call only fence and disconnect are called for this
+     * connection. */
     enum status (*fence)(struct kvt_conn *c);
     size_t (*poll)(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap);
-    /* Bytes per second of the link(s) this connection uses, as their hardware says; 0: not known
+    /* Bytes per second of this connection's links as the hardware states them; 0: unknown
      * (loopback, memory). */
     uint64_t (*link_speed)(const struct kvt_conn *c);
-    /* Close orderly and free; sources are not read any more, no incident follows. The peer is told
-     * that this side has stopped. */
+    /* Closes and frees the connection: sources are not read any more, no event follows, and the
+     * peer is told. */
     void (*disconnect)(struct kvt_conn *c);
 };
 
-/* Where the bytes of a copy begin in this process. */
+/* The address of a copy's source in this process. */
 static inline char *kvt_source(const struct kvt_env *env, uint64_t local)
 {
     return local < KVT_STAGING ? (char *)env->mem->ptr + local
                                : (char *)env->staging->ptr + (local - KVT_STAGING);
 }
 
-/* The rows, best first; NULL ends. */
+/* The transports of this build, best first, NULL-terminated. */
 extern const struct kvt_transport_ops *const kvt_transports[];
-/* ERR_UNSUPPORTED names the protocol and the rows there are. */
+/* ERR_UNSUPPORTED names the protocol and the transports of this build. */
 enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out,
                                struct err *err) MUST_CHECK;
 
