@@ -53,9 +53,9 @@ struct kvt_gpu_job_params {
     bool sums;
     /* pool to job->stage, or back */
     enum { KVT_GPU_COPY_NONE, KVT_GPU_COPY_D2H, KVT_GPU_COPY_H2D } copy;
-    const struct kvt_head_slice *convert_to; /* another pool's: its pieces of the span are made of
-                                              * view's, on the card's side of job->stage, and are
-                                              * what is summed and fetched. NULL: as they are */
+    /* The peer's layout: pieces are converted to it on the GPU (device half of job->stage) before
+     * checksum and fetch. NULL: no conversion. */
+    const struct kvt_head_slice *convert_to;
 };
 
 struct kvt_gpu_jobs_options {
@@ -63,16 +63,16 @@ struct kvt_gpu_jobs_options {
     char *pool;
     struct kvt_staging *staging; /* of the stages; NULL: nothing is moved */
     uint32_t max_copies;
-    void (*on_done)(void *arg); /* works have landed: collect */
+    void (*on_done)(void *arg); /* jobs have completed: collect them */
     void *arg;
 };
 
 enum status kvt_gpu_jobs_create(const struct kvt_gpu_jobs_options *o, struct kvt_gpu_jobs **out,
                                 struct err *err) MUST_CHECK;
 void kvt_gpu_jobs_free(struct kvt_gpu_jobs *w); /* waits */
-/* A free work, or NULL: all are under way; `on_done` will come. */
+/* A free job, or NULL: all are in flight, and `on_done` will be called. */
 struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);
-/* ERR_NODEV: the device has failed; the work is to be given back. */
+/* ERR_NODEV: the device has failed; the caller releases the job. */
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t) MUST_CHECK;
 bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k);
 void kvt_gpu_job_release(struct kvt_gpu_job *k); /* NULL is fine */

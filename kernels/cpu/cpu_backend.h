@@ -30,19 +30,19 @@ enum {
     MATMUL_UNPACK_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
     MATMUL_SCRATCH_BYTES = MATMUL_UNPACK_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
-enum { CACHE_LINE = 64 }; /* the step of whoever asks for memory ahead */
+enum { CACHE_LINE = 64 }; /* software prefetch stride */
 _Static_assert(DOT_PANELS * sizeof(struct unpacked_panel) <= MATMUL_UNPACK_BYTES &&
                    DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_UNPACK_BYTES,
-               "either kind of widening fits");
+               "either kind of unpacked panel fits");
 
-/* Keys or values of a tile, wherever they lie: row j is at at[j] + offset bytes. */
+/* Keys or values of a tile: row j is at at[j] + offset bytes. */
 struct kv_row_ptrs {
     const char *const *at; /* [ATTN_TILE] */
     size_t offset;
 };
 
 struct cpu_microkernels {
-    /* ---- f32 chains: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
+    /* ---- f32 accumulation: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel
      * on. */
     void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel,
@@ -56,7 +56,7 @@ struct cpu_microkernels {
     void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
                  size_t n_k);
 
-    /* ---- int chains: integer layouts of FAST ---- */
+    /* ---- integer accumulation: integer layouts of FAST ---- */
     /* one row: act_blocks(n) blocks */
     void (*quantize)(struct act_block *out, const float *x, size_t n);
     /* out[n_rows][16 * n_panels] = chains of all k's, C scale applied, of n_rows <= DOT_ROWS rows

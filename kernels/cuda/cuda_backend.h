@@ -1,18 +1,15 @@
-/* cuda_backend.h - the row of kernels.h that computes on a card, and its context.
+/* cuda_backend.h - the CUDA backend of kernels/backend.h and its context.
  *
- *   cuda_ctx.c      the context: device, a processor's context beside it, memory to work in
- *   cuda_upload_step.c    a step's rows and sequences on their way to the card
- *   cuda_graph.c    a step's launches recorded and replayed
- *   cuda_sampling.c tokens chosen on the card: what is asked, and what comes back
- *   cuda_weight_pack.c     checkpoint matrices to the forms of gemm.h
- *   weight_upload.c     packed weights on their way to the card
- *   cuda_matmul.c matmul and experts: inputs, groups, products
- *   cuda_ops.c    every other slot: arguments to kernels
- *   gemm.h, attention.h, elementwise.h, prepare_inputs.h, sample.h, fill_dummy.h   kernels
+ *   cuda_ctx.c          the context: device, a CPU context for the host's part, workspaces
+ *   cuda_upload_step.c  uploads a step's rows and sequences
+ *   cuda_graph.c        captures and replays CUDA graphs of steps
+ *   cuda_sampling.c     samples on the device: requests and results
+ *   cuda_weight_pack.c  packs checkpoint matrices into the layouts of gemm.h; weight_upload.c
+ *   cuda_matmul.c       matmul and experts; cuda_ops.c all other ops and the tables
+ *   gemm.h, attention.h, elementwise.h, prepare_inputs.h, sample.h, fill_dummy.h: the kernels
  *
- * Slots put work on the device's stream and return. What fails is kept by the device
- * (device_fault); after that work comes to nothing. Life cycle: kernel_ctx_create("cuda"),
- * kernel_ctx_free. Thread: loading thread, then engine. */
+ * Ops enqueue work on the device's stream and return. The device keeps the first error
+ * (device_fault); later work does nothing. Thread: loading thread, then engine. */
 #ifndef BATON_KERNELS_CUDA_CUDA_BACKEND_H
 #define BATON_KERNELS_CUDA_CUDA_BACKEND_H
 
@@ -26,7 +23,7 @@
  * step */
 enum { CUDA_EDITS_PER_LOGITS = 16 << 10 };
 
-/* Rows that a step really has, of those that it is filled up to. */
+/* Real rows of the step. A replayed CUDA graph pads the step to the captured size. */
 struct cuda_step_rows {
     int32_t n_rows;
 };
@@ -45,23 +42,22 @@ struct cuda_list_host {
 };
 
 struct cuda_step_upload {
-    char *host[2];         /* pinned, in turn */
-    cudaEvent_t copied[2]; /* its last copy is over: it may be written again */
+    char *host[2];         /* pinned, used alternately */
+    cudaEvent_t copied[2]; /* its last copy has completed: it may be overwritten */
     int parity;
     struct dev_mem device_mem;
     size_t bytes, used;
     struct cuda_attn_list *lists;      /* [max_lists] */
     struct cuda_list_host *host_lists; /* [max_lists] */
     int32_t max_lists;
-    /* On the card: */
+    /* Device pointers: */
     const struct cuda_step_rows *real;
     const int32_t *ids, *pos, *logit_rows;
     const struct sample_row_params *row_params;
     const char *variable;
 };
 
-/* Steps that a graph serves: of up to n_rows and n_logits, with rows of prompts among them or
- * without. */
+/* A graph serves steps of up to n_rows and n_logits, with or without rows of prompts. */
 struct cuda_captured_graph {
     int32_t n_rows, n_logits;
     bool has_prefill;
@@ -69,7 +65,7 @@ struct cuda_captured_graph {
     cudaGraphExec_t exec;
 };
 
-/* The step between stage and commit. */
+/* The step between upload and submit. */
 struct cuda_step {
     int32_t n_logits; /* that it really has */
     int parity;       /* of its results */
@@ -81,7 +77,7 @@ struct cuda_sampling {
     struct dev_mem results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the
                                               * kernels work in */
     struct token_logprobs *fetched[2];       /* [max_logits], pinned, by turn */
-    cudaEvent_t ready[2];                    /* they are */
+    cudaEvent_t ready[2];                    /* `fetched` is complete */
     size_t n_rows, n_vocab;                  /* that all this is for */
     size_t room;                             /* bytes of a step's edits and masks; with more
                                               * it is sampled by the host */
@@ -110,8 +106,8 @@ extern const struct kernel_backend cuda_backend;
 
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
-/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be
- * for nothing. NULL: all rows are real. */
+/* Where kernels of a captured step find its real rows: padding rows choose no experts, whose
+ * weights would be read for nothing. NULL: all rows are real. */
 static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c)
 {
     return c->step.capturing ? &c->upload_step.real->n_rows : NULL;
@@ -135,7 +131,7 @@ void cuda_step_upload_release(struct cuda_ctx *c);
 
 /* cuda_graph.c */
 bool cuda_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
-/* What computes this staged step, whose lists are counted; NULL: nothing recorded fits. */
+/* The graph for this uploaded step, whose lists are counted; NULL: none fits. */
 const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
                                                  const struct kernel_step *s);
 void cuda_submit(struct kernel_ctx *c);
@@ -144,8 +140,8 @@ void cuda_graphs_release(struct cuda_ctx *c);
 /* cuda_sampling.c */
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
 void cuda_sampling_release(struct cuda_ctx *c);
-/* Stages what n rows want, behind the tables, which are written. False: the host has to sample,
- * since it is too much or wants are NULL. */
+/* Writes the sampling requests of n rows after the block tables. False: the host has to sample, as
+ * there are too many edits, or `wants` is NULL. */
 bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n,
                          const struct cuda_step_host *to);
 void cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);

@@ -1,5 +1,5 @@
-/* device_query.cu - what the card can, and a kernel that is there to be asked for: all are compiled
- * for the same cards. Thread: see device_query.h. */
+/* device_query.cu - device capability queries. empty_kernel exists so that cudaFuncGetAttributes
+ * can tell whether this build has code for the GPU: all kernels are compiled for the same GPUs. */
 #include "kernels/cuda/device_query.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* device_query.h - what there is to know about the current card before anything is put on it. Thread: the
- * one that opens the device. */
+/* device_query.h - what the current GPU and its driver can do, asked before any work is submitted.
+ * Thread: the one that opens the device. */
 #ifndef BATON_KERNELS_CUDA_DEVICE_QUERY_H
 #define BATON_KERNELS_CUDA_DEVICE_QUERY_H
 
@@ -10,14 +10,13 @@
 extern "C" {
 #endif
 
-/* Does this build have kernels for it? cudaErrorNoKernelImageForDevice or
- * cudaErrorInvalidDeviceFunction: it has not. */
+/* Does this build have kernels for the GPU? If not: cudaErrorNoKernelImageForDevice or
+ * cudaErrorInvalidDeviceFunction. */
 cudaError_t device_query_has_kernels(void);
-/* Is a kernel's launch begun while the one before it ends? Steps of an answer are hundreds of small
- * kernels, and between two of them the card does nothing for a microsecond otherwise. From compute
- * capability 9.0 on, with a driver for CUDA 12.3 or later, which records such launches;
- * BATON_CUDA_OVERLAP=off: not. Asked once; any thread. Source: CUDA Programming Guide, programmatic
- * dependent launch. */
+/* Does a kernel's launch overlap the end of the one before (programmatic dependent launch)? A
+ * decode step is hundreds of small kernels with a microsecond of idle time between them otherwise.
+ * Needs compute capability 9.0 and a driver for CUDA 12.3, which can capture such launches;
+ * BATON_CUDA_OVERLAP=off turns it off. Asked once; any thread. Source: CUDA Programming Guide. */
 bool device_query_supports_pdl(void);
 
 #ifdef __cplusplus

@@ -1,8 +1,6 @@
-/* fill_dummy.h - made-up weights (kernels/dummy_weights.h) written where they are used, in the
- * layouts of gemm.h: nothing travels from the host.
- *
- * The bits are those that cuda_weight_pack.c makes of the same source: elements, their quantisation
- * by the rules of quantize.h, scales. A call puts work on the stream and returns. Thread:
+/* fill_dummy.h - dummy weights (kernels/dummy_weights.h) computed on the GPU in the layouts of
+ * gemm.h: nothing is uploaded. The bits equal those that cuda_weight_pack.c makes of the same
+ * source: elements, quantisation by quantize.h, scales. A call enqueues work and returns. Thread:
  * loading. */
 #ifndef BATON_KERNELS_CUDA_FILL_DUMMY_H
 #define BATON_KERNELS_CUDA_FILL_DUMMY_H
@@ -14,16 +12,16 @@
 extern "C" {
 #endif
 
-/* One part of a matrix: its row i is row first + i * row_interval of the matrix. */
+/* Row i of this part is row first + i * row_interval of the whole matrix. */
 struct fill_dummy {
     enum gemm_weight_layout layout;
-    void *rows; /* of the matrix, in device memory: row 0 */
+    void *rows; /* the matrix in device memory, row 0 */
     size_t row_bytes;
     float *scales; /* W8, W4: of row 0; F8: of the part's first 128 rows */
     size_t first, row_interval;
     size_t n_rows, n_in;
     struct dummy_weights from;
-    size_t row_step, k_step; /* between the places of its elements */
+    size_t row_step, k_step; /* strides of element indices */
 };
 cudaError_t fill_dummy_run(cudaStream_t stream, const struct fill_dummy *f);
 

@@ -1,14 +1,14 @@
-/* copier.h - threads that copy parts of puts beside the transfer thread, and nothing else.
+/* copier.h - threads that copy parts of puts next to the transfer thread, and nothing else.
  *
- *   transfer thread ── copier_offer(job) ──▶ a worker's bounded box ── run ──▶ done box (wakes the transfer thread) ── copier_take ──▶
+ *   transfer thread ── copier_offer(job) ──▶ a worker's mailbox ── run ──▶ done box
+ *   transfer thread ◀── wake ── copier_take ◀──────────────────────────────────┘
  *
- * A job is a stretch of one put's copies. The transfer thread hands out jobs as long as a worker
- * has little before it and copies the rest itself, so fast and slow threads share a put by what
- * they get done. Whose put a job is, is the caller's affair. Invariants
- *  1 A job that was offered is taken exactly once, also when it was not run in full (abandoned
- *  puts). 2 At most COPIER_JOBS_MAX jobs per worker are on their way, so neither box can be full.
- * Thread: transfer, but for copier_choose_threads (any), copier_done (any), and `run`, which runs
- * on the workers. */
+ * A job is a range of one put's copies. The transfer thread hands out jobs while a worker has
+ * little to do and copies the rest itself, so fast and slow threads share a put by what they
+ * achieve. The copier does not know which connection a job belongs to; the caller does. Invariants:
+ *  1 An offered job is taken exactly once, even if it was cut short (abandoned puts).
+ *  2 A worker has at most COPIER_JOBS_MAX jobs in flight, so neither box can be full.
+ * Thread: transfer, except copier_choose_threads and copier_done (any) and `run` (the workers). */
 #ifndef BATON_KVTRANSFER_LOCAL_COPIER_H
 #define BATON_KVTRANSFER_LOCAL_COPIER_H
 

@@ -76,8 +76,8 @@ struct local_conn {
     bool wants_write;
     bool bye_received, ended, detached; /* detached: DOWN is known to the session
                                          * layer */
-    bool must_drain;                    /* incoming: its writes go to addresses of this process,
-                                         * or to a card's memory, whatever is there by then */
+    bool must_drain;                    /* incoming: the writer holds raw addresses (CMA) or GPU
+                                         * memory: it must be gone before the pool is freed */
     bool closing;                       /* outgoing, disconnected: BYE waits for room in the
                                          * receiver's socket */
 };

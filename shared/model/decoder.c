@@ -383,7 +383,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
     if (step->n_logits > 0) head_forward(&s, d, step, d->logits ? d->logits : b->logits);
 }
 
-/* What a step computed is there when it is over: its blocks are named, sent and given away then. */
+/* Wait for the step: once it returns, its KV blocks may be published, sent or freed. */
 static void wait_for_logits(const struct model *m, const struct model_batch *b)
 {
     struct device *device = m->kernels->device;

@@ -74,7 +74,7 @@ INLINE void load_bf16(__m512i r[16], const char *const rows[16], size_t at, size
     transpose16x16(r);
 }
 
-/* Rows j .. j + 15 of n; the last one stands in for those that are not there. */
+/* Rows j..j+15; past the end the last row is repeated. */
 INLINE void panel_rows(const char *out[16], const struct kv_row_ptrs *rows, size_t j, size_t n)
 {
     for (size_t i = 0; i < 16; i++) out[i] = rows->at[j + i < n ? j + i : n - 1] + rows->offset;

@@ -210,8 +210,8 @@ static size_t choose_rows_per_chunk(const struct matmul_job *j)
     return min_size(round_up(div_up(j->a->n_rows, n_chunks), GEMM_STEP), GEMM_ROWS);
 }
 
-/* Panels that the loops take at once, those that make a block of a rounded row, or a pair, whose
- * halves belong together. */
+/* Granularity of a work item in panels: what the microkernel takes, at least one gate/up pair, or
+ * one block of quantised output. */
 static size_t panels_per_step(const struct matmul_job *j)
 {
     if (!is_skinny(j)) return GEMM_PANELS;

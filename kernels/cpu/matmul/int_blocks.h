@@ -40,8 +40,8 @@ BLOCK_INLINE struct block_kind block_kind(const int layout)
     };
 }
 
-/* Of the layouts whose unpacked blocks are summed up by the same code, the zero point apart, the
- * one that names it. */
+/* Layouts that differ only in their zero point share one microkernel; returns the layout that it is
+ * named after. */
 static inline int block_kernel_layout(int layout)
 {
     const struct weight_layout_info *f = weight_layout_info(layout);
