@@ -1,17 +1,17 @@
-/* request.h - one request at its entry node: the state machine of the design's section 2.
+/* request.h - one request at its entry node: its states, from acceptance to the last token.
  *
  *            place            credit           grant             first TOKENS
  *   PLACING ───────▶ CREDIT ───────▶ RESERVE ───────▶ PREFILL ───────▶ DECODE ──▶ ENDED
- *      │ one node does all: RUN ───────────────────────────────────────────────────▶ ENDED
- *      ◀── WAIT (busy, after a pause) and MOVE (loss: next attempt, from the last delivered token) from any of them
+ *      │ one node does all: RUN ───────────────────────────────────────────────▶ ENDED
+ *      ◀── from any: WAIT (busy, after a pause), MOVE (loss: next attempt, from the last token)
  *
- * Invariants 1 A token index is delivered to the sink exactly once and in order: an attempt's
- *  records below n_out are dropped, one
- *    above it ends the attempt as a loss.
- *  2 Messages of any attempt but the current one are ignored; nodes of an abandoned attempt get
- *  CANCEL. 3 on_end is called exactly once, never from inside submit. 4 What is placed in the
- *  directory is released exactly once per attempt.
- * What a loss means is decided by retry.h alone. Thread: loop. Owner: scheduler. */
+ * Invariants:
+ *  1 Each token index reaches the sink exactly once and in order. An attempt's records below n_out
+ *    are dropped; one above it ends the attempt as a loss.
+ *  2 Messages of other attempts are ignored; nodes of an abandoned attempt get CANCEL.
+ *  3 on_end is called exactly once, never from inside submit.
+ *  4 A placement in the directory is released exactly once per attempt.
+ * retry.h alone decides what a loss means. Owner: scheduler. Thread: loop. */
 #ifndef BATON_SCHEDULER_REQUEST_H
 #define BATON_SCHEDULER_REQUEST_H
 

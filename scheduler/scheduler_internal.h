@@ -31,7 +31,7 @@ struct scheduler {
     char topics[512];
     uint64_t model; /* this node's own; requests go to nodes with the same */
     uint64_t t_snapshot_ms;
-    bool asking; /* a snapshot is on its way */
+    bool asking; /* a snapshot was asked for */
     bool ask_again;
     bool has_room; /* a placement ended since the last tick */
     struct {
@@ -44,15 +44,17 @@ struct scheduler {
     struct scheduler_metrics m;
 };
 
-/* Nodes that must not be chosen now: suspects and the request's own list; returns the count. */
+/* Collects the nodes that must not be chosen now: suspects and the request's own list. Returns how
+ * many. */
 size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out,
                        size_t cap);
 struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node);
-/* Until the next snapshot this entry counts its own placements, and their ends, in the view it has.
- * An end lets the requests that wait for room try again with the next turn of the loop. */
+/* Load accounting until the next snapshot: this entry node adds its own placements to the view it
+ * has, and takes them out when they end. An end lets requests that wait for capacity try again in
+ * the next turn of the loop. */
 void scheduler_count(struct scheduler *s, const struct placement *p);
 void scheduler_uncount(struct scheduler *s, const struct placement *p);
-/* Ask the directory for a fresh view soon. */
+/* Asks the directory for a new snapshot soon. */
 void scheduler_refresh(struct scheduler *s);
 void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end);
 

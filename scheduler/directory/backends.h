@@ -1,4 +1,4 @@
-/* backends.h - the rows of the directory table, for directory.c only. */
+/* backends.h - the backends of the directory, for directory.c only. Thread: any (constants). */
 #ifndef BATON_SCHEDULER_DIRECTORY_BACKENDS_H
 #define BATON_SCHEDULER_DIRECTORY_BACKENDS_H
 

@@ -1,4 +1,5 @@
-/* directory.h - who is alive and how loaded: one ops table, rows local, http, redis.
+/* directory.h - the membership service: which nodes are alive and how loaded they are. Backends:
+ * local, http, redis.
  *
  * A directory holds soft state only: a record per node, kept alive by renewing (a node that stops
  * is gone lease_ms later, by the holder's own clock), and reservations (load is counted when a
