@@ -61,18 +61,21 @@ def ops_tables(codes):
     tables = {}
     for code in codes.values():
         for m in re.finditer(r"\bstruct\s+(\w+_ops)\s*\{(.*?)\n\};", code, re.S):
-            tables[m.group(1)] = re.findall(r"\(\s*\*\s*(\w+)\s*\)\s*\(", m.group(2))
+            tables[m.group(1)] = re.findall(r"(?m)^    [A-Za-z_][\w ]*[ *]\(\*(\w+)\)\(", m.group(2))
     return tables
 
 
 def empty_ops(codes, tables):
     """Ops that a table leaves NULL."""
-    out = []
+    everything, out = "\n".join(codes.values()), []
     for path, code in codes.items():
         for m in re.finditer(r"\bconst struct (\w+_ops) (\w+)\s*=\s*\{(.*?)\n\};", code, re.S):
             if m.group(1) not in tables:
                 continue
-            given = dict(re.findall(r"\.(\w+)\s*=\s*([^,\n]+)", m.group(3)))
+            body = m.group(3)
+            for macro in re.findall(r"(?m)(?:^|,|\{)\s*([A-Z][A-Z0-9_]+)\b(?!\s*=)", body):
+                body += "".join(re.findall(r"#\s*define\s+%s\b((?:.*\\\n)*.*)" % macro, everything))
+            given = dict(re.findall(r"\.(\w+)\s*=\s*([^,\n]+)", body))
             for op in tables[m.group(1)]:
                 if given.get(op, "NULL").strip() == "NULL":
                     out.append("%s: %s has no %s" % (path, m.group(2), op))
