@@ -174,7 +174,7 @@ long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|layout
 # The build with AddressSanitizer has an emulated card: the program as a whole on it.
 emulated_card() {
     say "an emulated card, end to end"
-    counted "emulated card" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_card
+    counted "emulated card" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_gpu
     [ $all = no ] || counted "card script" env UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none tests/gpu/run.sh --emulated --programs "$out/asan" --out "$out/card.json"
 }
 

@@ -2,7 +2,7 @@
  * the pool and the same queries, of every row of the kernel table and every type that its pools may
  * have. */
 #include "kernels/kv_rows.h"
-#include "tests/conformance/kernel_on.h"
+#include "tests/conformance/kernel_ops_on_device.h"
 
 enum { ROWS = 13, POSITIONS = 40, Q_HEADS = 6, KV_HEADS = 2, BLOCK = 16, BLOCKS = 8 };
 

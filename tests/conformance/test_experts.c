@@ -4,7 +4,7 @@
  * The processor's rows give the bits of that: which rows share a product changes nothing. A card's
  * are within the rounding of bf16 rows, and a row alone gives the bits that it gives among others.
  * Experts that nobody chose, one that all chose and no rows at all are among the cases. */
-#include "tests/conformance/kernel_on.h"
+#include "tests/conformance/kernel_ops_on_device.h"
 
 enum { HIDDEN = 64, EXPERTS = 6, USED = 3, ROWS_MAX = 40 };
 

@@ -6,7 +6,7 @@
 #include "shared/model/rope.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/fixtures/model_rig.h"
-#include "tests/fixtures/tensor_sheet.h"
+#include "tests/fixtures/checkpoint_write.h"
 
 /* What one file is made with. */
 struct form {

@@ -6,7 +6,7 @@
  * the definition. Buffers have exactly the size a call may touch, so that a sanitizer build sees
  * every stray access. A row that this CPU cannot run is skipped by name. */
 #include "kernels/host_math.h"
-#include "tests/conformance/kernel_on.h"
+#include "tests/conformance/kernel_ops_on_device.h"
 
 static const size_t LENGTHS[] = { 1, 2, 5, 8, 9, 15, 16, 17, 24, 31, 33, 96, 576, 1000, 4099 };
 

@@ -2,7 +2,7 @@
  * is refused by the tensor's name, for every architecture and every kind of tensor, before anything
  * is packed. */
 #include "tests/fixtures/model_rig.h"
-#include "tests/fixtures/tensor_sheet.h"
+#include "tests/fixtures/checkpoint_write.h"
 
 static const char *const NAMES[] = {
     "llama_bias",  "qwen2",

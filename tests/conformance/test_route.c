@@ -3,7 +3,7 @@
  *
  * Numbers are drawn so that no two candidates are closer than what f32 can tell apart; ties and NaN
  * have tests of their own. */
-#include "tests/conformance/kernel_on.h"
+#include "tests/conformance/kernel_ops_on_device.h"
 
 enum { E = 64, K_MAX = 8, ROWS = 33 };
 

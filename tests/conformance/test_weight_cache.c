@@ -13,7 +13,7 @@
 #include "shared/base/hash/hash.h"
 #include "shared/model/load/weight_cache.h"
 #include "tests/fixtures/model_rig.h"
-#include "tests/fixtures/tensor_sheet.h"
+#include "tests/fixtures/checkpoint_write.h"
 
 enum { N_IDS = 7 };
 

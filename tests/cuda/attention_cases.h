@@ -6,7 +6,7 @@
 #define BATON_TESTS_CUDA_ATTENTION_CASES_H
 
 #ifdef __cplusplus
-#include "tests/cuda/attention_world.h"
+#include "tests/cuda/attention_fixture.h"
 
 static inline struct shape heads(int n_heads, int kv_heads, int dim, int block_tokens, enum dtype t,
                                  bool exact)

@@ -1,5 +1,5 @@
 /* test_attention_cuda.cc - attention_kv_append and attention_run, of f32 and bf16. The world is
- * attention_world.h's.
+ * attention_fixture.h's.
  *
  * Runs on a card or on tests/simt. Thread: one. */
 #include "tests/cuda/attention_cases.h"

@@ -1,6 +1,6 @@
 /* test_attention_kv.cc - attention_kv_append and attention_run over pools of f16, int8 and e4m3:
  * bytes and scales as kv_row_store has them, results near a plain loop's over what kv_row_load
- * gives back. attention_world.h states the bounds. Runs on a card or on tests/simt. Thread: one. */
+ * gives back. attention_fixture.h states the bounds. Runs on a card or on tests/simt. Thread: one. */
 #include <float.h>
 
 #include "tests/cuda/attention_cases.h"

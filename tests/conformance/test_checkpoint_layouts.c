@@ -1,4 +1,4 @@
-/* test_layouts.c - the same weights in every layout that folders have give the same bits as in the
+/* test_checkpoint_layouts.c - the same weights in every layout that folders have give the same bits as in the
  * plainest one.
  *
  * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's
@@ -7,7 +7,7 @@
  * quantised while it is loaded equals one that holds what the quantised numbers mean. */
 #include "kernels/quantize.h"
 #include "tests/fixtures/model_rig.h"
-#include "tests/fixtures/tensor_sheet.h"
+#include "tests/fixtures/checkpoint_write.h"
 
 /* ---- rewriting ---- */
 

@@ -1,4 +1,4 @@
-/* attention_world.h - what tests of attention on the card share: a world to append and attend in,
+/* attention_fixture.h - what tests of attention on the card share: a world to append and attend in,
  * and what has to come out.
  *
  * A world is some sequences with their keys, values and queries for every position, in a pool whose
@@ -7,8 +7,8 @@
  * whatever call the row is. Device memory is NaN where nothing was appended, before and behind, so
  * that reading too much shows; guards show writing too much. Runs on a card or on tests/simt. Empty
  * for C. Thread: one. */
-#ifndef BATON_TESTS_CUDA_ATTENTION_WORLD_H
-#define BATON_TESTS_CUDA_ATTENTION_WORLD_H
+#ifndef BATON_TESTS_CUDA_ATTENTION_FIXTURE_H
+#define BATON_TESTS_CUDA_ATTENTION_FIXTURE_H
 
 #ifdef __cplusplus
 #include <math.h>

@@ -1,4 +1,4 @@
-"""test_face.py - one node from outside: limits, full pools, prompts that just fit, metrics, batches that are interrupted."""
+"""test_api_server.py - one node from outside: limits, full pools, prompts that just fit, metrics, batches that are interrupted."""
 import json, os, re, shutil, signal, subprocess, tempfile, time
 
 from harness import BIN, TINY, Node, alone, closing, metrics, pair, parallel, request, stream, wait_ready, wait_until

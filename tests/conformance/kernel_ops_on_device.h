@@ -1,11 +1,11 @@
-/* kernel_on.h - the slots of the kernel table with arguments in host memory, whatever device the
+/* kernel_ops_on_device.h - the slots of the kernel table with arguments in host memory, whatever device the
  * context computes on.
  *
  * On a device with memory of its own every array goes there before the call, in pieces of exactly
  * the size that the call may touch, and what the call writes comes back after it, with what lies
  * between its rows. On the processor the slot is called as it is. */
-#ifndef BATON_TESTS_CONFORMANCE_KERNEL_ON_H
-#define BATON_TESTS_CONFORMANCE_KERNEL_ON_H
+#ifndef BATON_TESTS_CONFORMANCE_KERNEL_OPS_ON_DEVICE_H
+#define BATON_TESTS_CONFORMANCE_KERNEL_OPS_ON_DEVICE_H
 
 #include "tests/conformance/kernel_fixture.h"
 
