@@ -169,7 +169,7 @@ fuzz() {
 
 # Minutes each under a sanitizer, nearly all of it arithmetic that the release build has just been through, or that on the emulated card the tests of
 # the kernel tables, of experts and of the engine go through as well; --all has them there too.
-long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_sm90|attention_cuda)|jinja/.*)$'
+long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_sm90|attention_cuda)|jinja/.*)$'
 
 # The build with AddressSanitizer has an emulated card: the program as a whole on it.
 emulated_card() {

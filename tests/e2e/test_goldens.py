@@ -72,7 +72,7 @@ def paddle(name, *args):
     r = subprocess.run([sys.executable, os.path.join(FIXTURES, 'paddle_layout.py'), os.path.join(GOLDENS, name, 'model'), folder, *args],
                        capture_output=True, text=True)
     if 'numpy' in r.stderr:
-        raise Skip('numpy is not installed: the -Paddle layout is tested by conformance/test_layouts alone')
+        raise Skip('numpy is not installed: the -Paddle layout is tested by conformance/test_checkpoint_layouts alone')
     assert r.returncode == 0, r.stderr
     compare(name, generate(folder, name, '--activations', 'f32'), 1e-3, ' in the -Paddle layout')
 

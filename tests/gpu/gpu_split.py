@@ -3,7 +3,7 @@
 answers  200 requests, greedy and seeded, of two small models: every token and log-probability split equals mixed; and what memory the mixed node takes
          while it serves
 ttft     time to first token of long prompts, the three nodes in turns, of Llama-3-8B with weights made up; and the KV capacity of a node
-Prints lines of JSON as bench_gpu does (card.h); ends with a sentence where something is wrong."""
+Prints lines of JSON as bench_gpu does (gpu.h); ends with a sentence where something is wrong."""
 import argparse, json, os, re, shutil, signal, statistics, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
