@@ -89,10 +89,10 @@ static float held(enum dtype t, float x, float scale)
     return (float)((t == DTYPE_I8 ? nearbyint(r) : nearest_e4m3(r)) * (double)scale);
 }
 
-static float *held_rows(enum dtype t, const float *x, size_t n_transports, size_t dim)
+static float *held_rows(enum dtype t, const float *x, size_t n_rows, size_t dim)
 {
-    float *y = MEM_ARRAY(float, n_transports *dim);
-    for (size_t i = 0; i < n_transports; i++) {
+    float *y = MEM_ARRAY(float, n_rows *dim);
+    for (size_t i = 0; i < n_rows; i++) {
         float top = 0;
         for (size_t d = 0; d < dim; d++) top = fmaxf(top, fabsf(x[i * dim + d]));
         for (size_t d = 0; d < dim; d++)
@@ -110,11 +110,11 @@ static void step(struct kernel_ctx *c, struct world *w, enum dtype t, float *con
                  float *out[N_SEQS])
 {
     struct attn_seq seqs[N_SEQS];
-    size_t n_transports = 0, q_row = w->s.n_heads * w->s.dim, kv_row = w->s.n_kv * w->s.dim,
+    size_t n_rows = 0, q_row = w->s.n_heads * w->s.dim, kv_row = w->s.n_kv * w->s.dim,
            row = 0;
-    for (size_t s = 0; s < N_SEQS; s++) n_transports += count[s];
-    float *q = MEM_ARRAY(float, n_transports *q_row), *rows = MEM_ARRAY(float, n_transports *q_row);
-    float *k = MEM_ARRAY(float, n_transports *kv_row), *v = MEM_ARRAY(float, n_transports *kv_row);
+    for (size_t s = 0; s < N_SEQS; s++) n_rows += count[s];
+    float *q = MEM_ARRAY(float, n_rows *q_row), *rows = MEM_ARRAY(float, n_rows *q_row);
+    float *k = MEM_ARRAY(float, n_rows *kv_row), *v = MEM_ARRAY(float, n_rows *kv_row);
     for (size_t s = 0; s < N_SEQS; row += count[s++]) {
         seqs[s] = (struct attn_seq){
             .q_begin = (int32_t)row,
