@@ -64,7 +64,7 @@ fail() {
 }
 
 # Options of CMake for kernels of the cards that are here; all that are supported take minutes. Nothing: CMakeLists.txt knows. "none": there is no card.
-cards_here() {
+cuda_architectures_here() {
     local capability list=
     for capability in $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u); do
         case $capability in
@@ -84,15 +84,15 @@ cards_here() {
 
 # A build folder that is there already keeps its generator and what it was given.
 build() {
-    local options=() cards
+    local options=() architectures
     if [ ! -e build/CMakeCache.txt ]; then
         options=(-G Ninja)
-        cards=$(cards_here)
-        if [ "$cards" != none ]; then
-            options+=(${cards:+"$cards"})
+        architectures=$(cuda_architectures_here)
+        if [ "$architectures" != none ]; then
+            options+=(${architectures:+"$architectures"})
         elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
             options+=(-DBATON_CUDA=off)
-            echo "no card here: built without kernels for GPUs; cmake -S . -B build -DBATON_CUDA=on adds them"
+            echo "no GPU here: built without kernels for GPUs; cmake -S . -B build -DBATON_CUDA=on adds them"
         fi
     fi
     cmake -S . -B build -DCMAKE_BUILD_TYPE=Release "${options[@]}" >"$work/cmake.log" 2>&1 || {

@@ -172,10 +172,10 @@ fuzz() {
 long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_sm90|attention_cuda)|jinja/.*)$'
 
 # The build with AddressSanitizer has an emulated card: the program as a whole on it.
-emulated_card() {
-    say "an emulated card, end to end"
-    counted "emulated card" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_gpu
-    [ $all = no ] || counted "card script" env UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none tests/gpu/run.sh --emulated --programs "$out/asan" --out "$out/card.json"
+emulated_gpu() {
+    say "an emulated GPU, end to end"
+    counted "emulated GPU" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_gpu
+    [ $all = no ] || counted "GPU script" env UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none tests/gpu/run.sh --emulated --programs "$out/asan" --out "$out/gpu.json"
 }
 
 say "packages"
@@ -183,8 +183,8 @@ if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/inst
 
 # nvcc compiles for one card where time is short; --all for every card that is supported.
 say "build"
-cards=(-DCMAKE_CUDA_ARCHITECTURES=90a-real); [ $all = yes ] && cards=()
-must build release "${cards[@]}"
+cuda_archs=(-DCMAKE_CUDA_ARCHITECTURES=90a-real); [ $all = yes ] && cuda_archs=()
+must build release "${cuda_archs[@]}"
 
 # The quick tests use a model that is there already and otherwise do without.
 say "model"
@@ -269,7 +269,7 @@ counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 if [ $asan = yes ]; then
     say "what is left of the build with AddressSanitizer and UBSan"
     left_out=(-E "$long_arithmetic"); [ $all = yes ] && left_out=()
-    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_card; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
+    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
     asan_build=
 fi
 if [ $all = yes ]; then

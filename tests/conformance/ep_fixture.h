@@ -28,7 +28,7 @@ enum {
     BLOB = 256,
     HIDDEN_MAX = 400,
     USED_MAX = 8,
-    NO_CARD = 77,
+    NO_GPU = 77,
     MEET_MS = 20000,
     LINK_MS = 20000
 };
@@ -93,22 +93,22 @@ static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned m
         int status;
         CHECK(waitpid(pids[r], &status, 0) == pids[r]);
         if (may_die >> r & 1) {
-            lacks = lacks || (WIFEXITED(status) && WEXITSTATUS(status) == NO_CARD);
+            lacks = lacks || (WIFEXITED(status) && WEXITSTATUS(status) == NO_GPU);
             continue;
         }
-        lacks = lacks || (WIFEXITED(status) && WEXITSTATUS(status) == NO_CARD);
-        if (!WIFEXITED(status) || (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != NO_CARD))
+        lacks = lacks || (WIFEXITED(status) && WEXITSTATUS(status) == NO_GPU);
+        if (!WIFEXITED(status) || (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != NO_GPU))
             test_fail(__FILE__, __LINE__, "rank %d of %d ended with %x", r, size, (unsigned)status);
     }
     munmap(m, sizeof *m);
     if (lacks) SKIP(what);
 }
 
-#ifdef BATON_EMULATED_CARD
-static inline int n_cards(void) { return 1; }
+#ifdef BATON_EMULATED_GPU
+static inline int n_gpus(void) { return 1; }
 #else
 /* Without a word to CUDA: what it sees is settled when it is first spoken to. */
-static inline int n_cards(void)
+static inline int n_gpus(void)
 {
     char path[40];
     for (int n = 0; n < RANKS; n++) {
@@ -126,9 +126,9 @@ static inline struct device *rank_device(const char *name, const struct world *w
     struct device *d;
     char own[12];
     snprintf(own, sizeof own, "%d", w->rank);
-    if (w->size > 1 && n_cards() >= w->size) setenv("CUDA_VISIBLE_DEVICES", own, 1);
+    if (w->size > 1 && n_gpus() >= w->size) setenv("CUDA_VISIBLE_DEVICES", own, 1);
     const enum status st = device_open(name, &d, NULL);
-    if (st == ERR_NODEV || st == ERR_UNSUPPORTED) _exit(NO_CARD);
+    if (st == ERR_NODEV || st == ERR_UNSUPPORTED) _exit(NO_GPU);
     CHECK_OK(st);
     return d;
 }

@@ -284,7 +284,7 @@ static void to_f16(struct sheet_tensor *t, struct sheet_tensor *meant)
 }
 
 /* Root of the mean square of what FAST arithmetic on a card changes about the logits. */
-static double card_error(const char *path)
+static double gpu_error(const char *path)
 {
     struct rig exact, fast;
     float *want = answers_as(path, "cuda", ACTIVATIONS_F32, QUANTIZE_NONE, &exact);
@@ -315,9 +315,9 @@ TEST(f16_folders)
         sheet_write_folder(s, f16.text, config_of(NAMES[i], &b));
         sheet_write_folder(m, meant.text, config_of(NAMES[i], &b));
         check_same(meant.text, f16.text, QUANTIZE_NONE, f16.text);
-        if (has_card()) {
-            const double of_f16 = card_error(f16.text),
-                         of_bf16 = card_error(golden(NAMES[i], "model").text);
+        if (has_gpu()) {
+            const double of_f16 = gpu_error(f16.text),
+                         of_bf16 = gpu_error(golden(NAMES[i], "model").text);
             if (!(of_f16 < 0.75 * of_bf16))
                 test_fail(__FILE__, __LINE__, "%s: f16 is %g off, bf16 %g", NAMES[i], of_f16,
                           of_bf16);

@@ -528,7 +528,7 @@ TEST(unknown_devices_are_named)
 }
 
 /* Of the emulated card alone: it may be an old one. */
-TEST(a_card_without_kernels_is_refused)
+TEST(a_gpu_without_kernels_is_refused)
 {
     struct device *d = NULL;
     struct err err = { 0 };
@@ -551,4 +551,4 @@ TEST(a_card_without_kernels_is_refused)
 }
 
 TEST_MAIN(DEVICE_CASES(cpu), DEVICE_CASES(cuda), CASE(another_process_writes_into_shared_memory),
-          CASE(unknown_devices_are_named), CASE(a_card_without_kernels_is_refused))
+          CASE(unknown_devices_are_named), CASE(a_gpu_without_kernels_is_refused))

@@ -174,9 +174,9 @@ TEST(packed_as_if_files_held_them)
     check_all_packed("auto", ACTIVATIONS_FAST); /* all rows of the processor pack alike */
 }
 
-TEST(packed_on_a_card_as_if_files_held_them)
+TEST(packed_on_a_gpu_as_if_files_held_them)
 {
-    if (!has_card())
+    if (!has_gpu())
         SKIP(
             "no CUDA card, and no emulated one in this build: made-up weights were NOT made on it");
     check_all_packed("cuda", ACTIVATIONS_FAST);
@@ -359,26 +359,26 @@ TEST(experts_are_used_alike)
 
 /* The processor and a card have the same weights, so with exact arithmetic the same answers but for
  * the order of sums. */
-TEST(a_card_makes_the_same_model)
+TEST(a_gpu_makes_the_same_model)
 {
     static const char *const NAMES[] = { "ernie_moe", "deepseek_v3" };
-    if (!has_card())
+    if (!has_gpu())
         SKIP("no CUDA card, and no emulated one in this build: models were NOT made up on it");
     for (size_t i = 0; i < (TEST_IS_SANITIZED ? 1 : COUNT_OF(NAMES)); i++) {
         char folder[4096];
-        struct rig host, card;
+        struct rig host, gpu;
         copy_config(NAMES[i], folder);
         open_dummy(&host, folder, "ref", ACTIVATIONS_F32, QUANTIZE_NONE);
-        open_dummy(&card, folder, "cuda", ACTIVATIONS_F32, QUANTIZE_NONE);
+        open_dummy(&gpu, folder, "cuda", ACTIVATIONS_F32, QUANTIZE_NONE);
         check_logits(&host, NAMES[i]);
-        check_logits(&card, NAMES[i]);
+        check_logits(&gpu, NAMES[i]);
         for (size_t j = 0; j < (size_t)N_IDS * host.n_vocab; j++)
-            CHECK_NEAR(card.logits[j], host.logits[j], 1e-3);
-        rig_close(&card);
+            CHECK_NEAR(gpu.logits[j], host.logits[j], 1e-3);
+        rig_close(&gpu);
         for (int q = QUANTIZE_NONE; q <= QUANTIZE_BLOCK_FP8; q++) {
-            open_dummy(&card, folder, "cuda", ACTIVATIONS_FAST, (enum quantize)q);
-            check_logits(&card, NAMES[i]);
-            rig_close(&card);
+            open_dummy(&gpu, folder, "cuda", ACTIVATIONS_FAST, (enum quantize)q);
+            check_logits(&gpu, NAMES[i]);
+            rig_close(&gpu);
         }
         rig_close(&host);
     }
@@ -456,8 +456,8 @@ TEST(shapes_of_the_measured_models)
 }
 
 TEST_MAIN(CASE(numbers_are_spread_as_promised), CASE(numbers_are_those_of_the_version),
-          CASE(packed_as_if_files_held_them), CASE_T(packed_on_a_card_as_if_files_held_them, 300),
+          CASE(packed_as_if_files_held_them), CASE_T(packed_on_a_gpu_as_if_files_held_them, 300),
           CASE(what_cannot_be_made_up_is_refused), CASE_T(a_configuration_is_enough, 120),
           CASE(fingerprints_tell_dummies_apart), CASE(experts_are_used_alike),
-          CASE_T(a_card_makes_the_same_model, 300), CASE(a_file_is_no_folder),
+          CASE_T(a_gpu_makes_the_same_model, 300), CASE(a_file_is_no_folder),
           CASE(shapes_of_the_measured_models))

@@ -24,15 +24,15 @@ static struct ep *open_ep(const struct shape *s, struct world *w, struct device 
     const struct ep_config c = config_of(s, w, d);
     struct ep *e = NULL;
     struct err err = { 0 };
-#ifndef BATON_EMULATED_CARD
+#ifndef BATON_EMULATED_GPU
     /* "Duplicate GPU detected" */
-    if (strcmp(c.backend, "nccl") == 0 && n_cards() < w->size) _exit(NO_CARD);
+    if (strcmp(c.backend, "nccl") == 0 && n_gpus() < w->size) _exit(NO_GPU);
 #endif
     const enum status st = ep_create(&c, &e, &err);
     if (st == ERR_UNSUPPORTED || st == ERR_NODEV) {
         printf("    %s\n", err.text);
         fflush(stdout);
-        _exit(NO_CARD);
+        _exit(NO_GPU);
     }
     if (st != OK) test_fail(__FILE__, __LINE__, "rank %d: %s", w->rank, err.text);
     return e;
@@ -351,8 +351,8 @@ static void calls(const char *row, const char *device, enum ep_mode mode, int si
 
 TEST(self_on_the_host) { calls("self", "cpu", EP_THROUGHPUT, 1); }
 TEST(self_on_the_host_low_latency) { calls("self", "cpu", EP_LOW_LATENCY, 1); }
-TEST(self_on_a_card) { calls("self", "cuda", EP_THROUGHPUT, 1); }
-TEST(self_on_a_card_low_latency) { calls("self", "cuda", EP_LOW_LATENCY, 1); }
+TEST(self_on_a_gpu) { calls("self", "cuda", EP_THROUGHPUT, 1); }
+TEST(self_on_a_gpu_low_latency) { calls("self", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_1) { calls("peer", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_2) { calls("peer", "cuda", EP_LOW_LATENCY, 2); }
 TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
@@ -499,7 +499,7 @@ static void rank_of_another_opinion(struct world *w)
 }
 TEST(peer_ranks_of_other_sizes_do_not_meet) { run_ranks(3, rank_of_another_opinion, 0, WHY); }
 
-#ifdef BATON_EMULATED_CARD
+#ifdef BATON_EMULATED_GPU
 #include "tests/simt/include/simt.h"
 
 /* No memory here, no leave to open the others' there: all ranks are told, by the name of the one,
@@ -536,7 +536,7 @@ TEST(peer_one_rank_that_cannot_open_the_others_is_told_to_all)
 }
 
 /* Rank 1's card breaks: its own fault there, a deadline on the other. */
-static void rank_of_a_broken_card(struct world *w)
+static void rank_with_a_broken_gpu(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
     struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
@@ -555,9 +555,9 @@ static void rank_of_a_broken_card(struct world *w)
     ep_free(e);
     _exit(0); /* a broken card gives nothing back */
 }
-TEST(peer_a_broken_card_is_its_own_fault_and_the_others_deadline)
+TEST(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline)
 {
-    run_ranks(2, rank_of_a_broken_card, 0, WHY);
+    run_ranks(2, rank_with_a_broken_gpu, 0, WHY);
 }
 static void check_freed(void) { CHECK_EQ_INT(simt_device_bytes(), 0); }
 #else
@@ -569,7 +569,7 @@ TEST(peer_one_rank_that_cannot_open_the_others_is_told_to_all)
 {
     SKIP("failures by order need the emulated card");
 }
-TEST(peer_a_broken_card_is_its_own_fault_and_the_others_deadline)
+TEST(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline)
 {
     SKIP("failures by order need the emulated card");
 }
@@ -590,7 +590,7 @@ TEST(peer_has_no_throughput_mode) { run_ranks(1, rank_of_the_wrong_mode, 0, WHY)
 
 enum { SHORT_MS = 5000, DEAD = 1 };
 static const char *the_row;
-#ifdef BATON_EMULATED_CARD
+#ifdef BATON_EMULATED_GPU
 enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
@@ -762,15 +762,15 @@ TEST(peer_calls_run_again_from_a_graph) { run_ranks(3, rank_of_graphs, 0, WHY); 
 TEST(peer_calls_run_again_from_a_graph) { SKIP("built without kernels for GPUs"); }
 #endif
 
-TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_on_a_card),
-          CASE(self_on_a_card_low_latency), CASE_T(peer_1, 120), CASE_T(peer_2, 120),
+TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_on_a_gpu),
+          CASE(self_on_a_gpu_low_latency), CASE_T(peer_1, 120), CASE_T(peer_2, 120),
           CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE_T(peer_8, 180),
           CASE(peer_sums_without_experts), CASE(impossible_sizes_are_refused_with_a_sentence),
           CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
           CASE(peer_ranks_of_other_sizes_do_not_meet),
           CASE(peer_one_rank_without_memory_is_told_to_all),
           CASE(peer_one_rank_that_cannot_open_the_others_is_told_to_all),
-          CASE(peer_a_broken_card_is_its_own_fault_and_the_others_deadline),
+          CASE(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline),
           CASE(peer_has_no_throughput_mode), CASE(peer_a_dead_rank_is_an_error_in_time),
           CASE_T(nccl_throughput_1, 120), CASE_T(nccl_throughput_2, 120),
           CASE_T(nccl_throughput_4, 120), CASE_T(nccl_throughput_8, 180),

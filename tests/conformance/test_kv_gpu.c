@@ -105,7 +105,7 @@ static void tables(const struct kv_layout *from, const struct kv_layout *to, uns
 
 /* ---- by CUDA IPC: two processes ---- */
 
-static struct node *card_node(const struct kv_layout *l, const char *row, bool checksum)
+static struct node *gpu_node(const struct kv_layout *l, const char *row, bool checksum)
 {
     return node_start((struct node_options){
         .layout = *l,
@@ -122,7 +122,7 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
     struct err err = { 0 };
     for (unsigned i = 0; i < COUNT_OF(FORMS); i++) {
         struct kv_layout from = layout_of(FORMS[i][0], 3, 40), to = layout_of(FORMS[i][1], 3, 40);
-        struct node *n = card_node(&from, "ipc", checksum);
+        struct node *n = gpu_node(&from, "ipc", checksum);
         int32_t src[TOKENS], dst[TOKENS];
         uint64_t peer;
         tables(&from, &to, i, src, dst);
@@ -148,7 +148,7 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
 static void ipc_receive(unsigned i, int in, int out, bool checksum)
 {
     struct kv_layout from = layout_of(FORMS[i][0], 3, 40), to = layout_of(FORMS[i][1], 3, 40);
-    struct node *n = card_node(&to, "ipc", checksum);
+    struct node *n = gpu_node(&to, "ipc", checksum);
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
     int32_t src[TOKENS], dst[TOKENS];
@@ -196,12 +196,12 @@ static void by_ipc(bool checksum)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-TEST(other_layouts_of_cards_by_ipc) { by_ipc(true); }
-TEST(other_layouts_of_cards_by_ipc_without_checksums) { by_ipc(false); }
+TEST(other_layouts_of_gpus_by_ipc) { by_ipc(true); }
+TEST(other_layouts_of_gpus_by_ipc_without_checksums) { by_ipc(false); }
 
 /* ---- by tcp: one process ---- */
 
-static void need_card(void)
+static void need_gpu(void)
 {
     if (device_count("cuda") == 0)
         SKIP("no card: KV of another layout from a card's memory is NOT tested");
@@ -262,9 +262,9 @@ static double value_of(struct metrics *m, const char *name)
     return v;
 }
 
-TEST(other_layouts_from_a_card_by_tcp)
+TEST(other_layouts_from_a_gpu_by_tcp)
 {
-    need_card();
+    need_gpu();
     for (unsigned i = 0; i < COUNT_OF(FORMS); i++)
         for (int checksum = 0; checksum < 2; checksum++) {
             struct metrics *m = metrics_create();
@@ -278,9 +278,9 @@ TEST(other_layouts_from_a_card_by_tcp)
         }
 }
 
-TEST(a_flip_on_the_way_from_a_card_is_noticed)
+TEST(a_flip_on_the_way_from_a_gpu_is_noticed)
 {
-    need_card();
+    need_gpu();
     by_tcp((struct form){ DTYPE_BF16, 64 }, (struct form){ DTYPE_F32, 16 }, true, "at=put:3:flip",
            KVT_RECEIVE_FAILED, NULL);
     by_tcp((struct form){ DTYPE_I8, 64 }, (struct form){ DTYPE_I8, 64 }, true, "at=put:2:flip",
@@ -291,7 +291,7 @@ TEST(a_flip_on_the_way_from_a_card_is_noticed)
 
 TEST(a_piece_beyond_the_stage_is_refused_with_both_sizes)
 {
-    need_card();
+    need_gpu();
     struct kv_layout from = layout_of((struct form){ DTYPE_BF16, 16 }, 16, 256), to = from;
     to.dtype = DTYPE_F32;
     to.block_tokens = 256;
@@ -314,8 +314,8 @@ TEST(a_piece_beyond_the_stage_is_refused_with_both_sizes)
     node_stop(b);
 }
 
-TEST_MAIN(CASE_T(other_layouts_of_cards_by_ipc, 60),
-          CASE_T(other_layouts_of_cards_by_ipc_without_checksums, 60),
-          CASE_T(other_layouts_from_a_card_by_tcp, 60),
-          CASE(a_flip_on_the_way_from_a_card_is_noticed),
+TEST_MAIN(CASE_T(other_layouts_of_gpus_by_ipc, 60),
+          CASE_T(other_layouts_of_gpus_by_ipc_without_checksums, 60),
+          CASE_T(other_layouts_from_a_gpu_by_tcp, 60),
+          CASE(a_flip_on_the_way_from_a_gpu_is_noticed),
           CASE(a_piece_beyond_the_stage_is_refused_with_both_sizes))

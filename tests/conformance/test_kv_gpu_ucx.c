@@ -17,11 +17,11 @@ enum { TOKENS = 9 * 16 + 5, BLOCKS = 24 };
 
 /* ---- a UCX that knows cards ---- */
 
-static bool knows_cards;           /* what it says of itself */
+static bool knows_gpus;           /* what it says of itself */
 static bool forgets_device;        /* its keys of a card's memory lack the network
                                     * device's part */
-static struct iovec card_pools[2]; /* mapped as a card's */
-static int n_card_pools, n_host_maps, n_arrivals, n_exports;
+static struct iovec gpu_pools[2]; /* mapped as a card's */
+static int n_gpu_pools, n_host_maps, n_arrivals, n_exports;
 static bool has_dmabuf;
 
 static void real(const char *name, void *function) /* pointers to functions are not objects to C */
@@ -36,7 +36,7 @@ ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *attr)
     ucs_status_t (*query)(ucp_context_h, ucp_context_attr_t *);
     real("ucp_context_query", &query);
     ucs_status_t st = query(context, attr);
-    if (st == UCS_OK && (attr->field_mask & UCP_ATTR_FIELD_MEMORY_TYPES) && knows_cards)
+    if (st == UCS_OK && (attr->field_mask & UCP_ATTR_FIELD_MEMORY_TYPES) && knows_gpus)
         attr->memory_types |= UCS_BIT(UCS_MEMORY_TYPE_CUDA);
     return st;
 }
@@ -45,9 +45,9 @@ ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *attr)
  * open. */
 int mprotect(void *at, size_t n, int access)
 {
-    for (int i = 0; i < n_card_pools; i++)
-        if ((char *)card_pools[i].iov_base >= (char *)at &&
-            (char *)card_pools[i].iov_base < (char *)at + n)
+    for (int i = 0; i < n_gpu_pools; i++)
+        if ((char *)gpu_pools[i].iov_base >= (char *)at &&
+            (char *)gpu_pools[i].iov_base < (char *)at + n)
             access = PROT_READ | PROT_WRITE;
     return (int)syscall(SYS_mprotect, at, n, access);
 }
@@ -58,8 +58,8 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t *para
     ucp_mem_map_params_t p = *params;
     real("ucp_mem_map", &map);
     CHECK(p.field_mask & UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE);
-    if (p.memory_type == UCS_MEMORY_TYPE_CUDA && n_card_pools < 2)
-        card_pools[n_card_pools++] = (struct iovec){ p.address, p.length };
+    if (p.memory_type == UCS_MEMORY_TYPE_CUDA && n_gpu_pools < 2)
+        gpu_pools[n_gpu_pools++] = (struct iovec){ p.address, p.length };
     n_host_maps += p.memory_type == UCS_MEMORY_TYPE_HOST;
     p.memory_type = UCS_MEMORY_TYPE_HOST; /* which it is */
     return map(context, &p, out);
@@ -120,7 +120,7 @@ static void need_all(void)
     SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): "
          "the row ucx is NOT tested");
 #endif
-#ifndef BATON_EMULATED_CARD
+#ifndef BATON_EMULATED_GPU
     SKIP("no emulated card: what ucx does with pools in a card's memory is NOT tested");
 #endif
     CHECK_EQ_INT(ucp_init(&p, NULL, &context), UCS_OK);
@@ -189,23 +189,23 @@ static void move(struct node *from, struct node *to, uint64_t id)
 
 /* Between a card and the processor both ways, and between cards: pools are mapped as what they are,
  * and what came is made visible to the card. */
-TEST(pools_in_a_cards_memory_by_ucx)
+TEST(pools_in_gpu_memory_by_ucx)
 {
     static const char *const ends[][2] = { { "cuda", "cpu" },
                                            { "cpu", "cuda" },
                                            { "cuda", "cuda" } };
     need_all();
-    knows_cards = has_dmabuf = true;
+    knows_gpus = has_dmabuf = true;
     for (size_t i = 0; i < COUNT_OF(ends); i++) {
-        n_card_pools = n_arrivals = n_exports = n_host_maps = 0;
+        n_gpu_pools = n_arrivals = n_exports = n_host_maps = 0;
         struct node *from = start(ends[i][0], DTYPE_BF16, 16),
                     *to = start(ends[i][1], DTYPE_BF16, 16);
-        int n_cards = !from->device->is_host + !to->device->is_host;
-        CHECK_EQ_INT(n_card_pools, n_cards);
-        CHECK_EQ_INT(n_exports, n_cards);
-        CHECK_EQ_INT(n_host_maps, 2 + 2 - n_cards); /* staging of both, pools of the processor */
-        for (int k = 0; k < n_cards; k++)
-            CHECK(card_pools[k].iov_base == from->mem.ptr || card_pools[k].iov_base == to->mem.ptr);
+        int n_gpus = !from->device->is_host + !to->device->is_host;
+        CHECK_EQ_INT(n_gpu_pools, n_gpus);
+        CHECK_EQ_INT(n_exports, n_gpus);
+        CHECK_EQ_INT(n_host_maps, 2 + 2 - n_gpus); /* staging of both, pools of the processor */
+        for (int k = 0; k < n_gpus; k++)
+            CHECK(gpu_pools[k].iov_base == from->mem.ptr || gpu_pools[k].iov_base == to->mem.ptr);
         move(from, to, i + 1);
         CHECK((__atomic_load_n(&n_arrivals, __ATOMIC_RELAXED) > 0) == !to->device->is_host);
         node_stop(from);
@@ -214,10 +214,10 @@ TEST(pools_in_a_cards_memory_by_ucx)
 }
 
 /* Staged pieces of another layout leave by ucx too. */
-TEST(another_layout_from_a_card_by_ucx)
+TEST(another_layout_from_a_gpu_by_ucx)
 {
     need_all();
-    knows_cards = has_dmabuf = true;
+    knows_gpus = has_dmabuf = true;
     struct node *from = start("cuda", DTYPE_BF16, 64), *to = start("cuda", DTYPE_BF16, 16);
     move(from, to, 7);
     node_stop(from);
@@ -255,24 +255,24 @@ TEST(a_ucx_without_cuda_is_refused)
     check_refused("tcp");
 }
 
-TEST(a_card_that_network_cards_cannot_write_is_refused)
+TEST(a_gpu_that_nics_cannot_write_is_refused)
 {
     need_all();
-    knows_cards = true;
+    knows_gpus = true;
     check_refused("NICs cannot write into this GPU's memory");
 }
 
-TEST(a_device_that_cannot_register_the_card_is_refused)
+TEST(a_device_that_cannot_register_gpu_memory_is_refused)
 {
     need_all();
-    knows_cards = has_dmabuf = forgets_device = true;
+    knows_gpus = has_dmabuf = forgets_device = true;
     check_refused("nvidia_peermem");
 }
 
-TEST_MAIN(CASE(pools_in_a_cards_memory_by_ucx), CASE(another_layout_from_a_card_by_ucx),
+TEST_MAIN(CASE(pools_in_gpu_memory_by_ucx), CASE(another_layout_from_a_gpu_by_ucx),
           CASE(a_ucx_without_cuda_is_refused),
-          CASE(a_card_that_network_cards_cannot_write_is_refused),
-          CASE(a_device_that_cannot_register_the_card_is_refused))
+          CASE(a_gpu_that_nics_cannot_write_is_refused),
+          CASE(a_device_that_cannot_register_gpu_memory_is_refused))
 #else
 TEST(ucx_is_built)
 {

@@ -292,16 +292,16 @@ static void random_pairs_on(const char *row, int rounds, const char *from_device
 static void random_pairs(const char *row, int rounds) { random_pairs_on(row, rounds, NULL, NULL); }
 
 /* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_gpu.c. */
-static void random_pairs_with_a_card(const char *from, const char *to)
+static void random_pairs_with_a_gpu(const char *from, const char *to)
 {
     if (device_count("cuda") == 0)
         SKIP("no card: KV of another layout from and to a card's memory is NOT tested");
     random_pairs_on("tcp", 40, from, to);
 }
 
-TEST(any_two_layouts_card_to_host) { random_pairs_with_a_card("cuda", "cpu"); }
-TEST(any_two_layouts_host_to_card) { random_pairs_with_a_card("cpu", "cuda"); }
-TEST(any_two_layouts_card_to_card) { random_pairs_with_a_card("cuda", "cuda"); }
+TEST(any_two_layouts_gpu_to_host) { random_pairs_with_a_gpu("cuda", "cpu"); }
+TEST(any_two_layouts_host_to_gpu) { random_pairs_with_a_gpu("cpu", "cuda"); }
+TEST(any_two_layouts_gpu_to_gpu) { random_pairs_with_a_gpu("cuda", "cuda"); }
 TEST(any_two_layouts_mem) { random_pairs("mem", 300); }
 TEST(any_two_layouts_ipc) { random_pairs("ipc", 60); }
 TEST(any_two_layouts_tcp) { random_pairs("tcp", 60); }
@@ -489,8 +489,8 @@ TEST(a_sender_refuses_heads_it_does_not_have)
 }
 
 TEST_MAIN(CASE_T(any_two_layouts_mem, 120), CASE_T(any_two_layouts_ipc, 120),
-          CASE_T(any_two_layouts_tcp, 120), CASE_T(any_two_layouts_card_to_host, 120),
-          CASE_T(any_two_layouts_host_to_card, 120), CASE_T(any_two_layouts_card_to_card, 120),
+          CASE_T(any_two_layouts_tcp, 120), CASE_T(any_two_layouts_gpu_to_host, 120),
+          CASE_T(any_two_layouts_host_to_gpu, 120), CASE_T(any_two_layouts_gpu_to_gpu, 120),
           CASE(another_model_is_refused), CASE(ranks_without_a_common_head_are_refused),
           CASE(narrowing_needs_leave), CASE(narrowing_with_leave_of_one_side),
           CASE(another_release_is_refused), CASE(an_answer_is_for_one_asker),

@@ -13,7 +13,7 @@
 #include "shared/model/load/read_ahead.h"
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/fixtures/model_rig.h"
-#ifdef BATON_EMULATED_CARD
+#ifdef BATON_EMULATED_GPU
 #include <simt.h>
 #endif
 
@@ -94,11 +94,11 @@ TEST(readers_stay_near_their_owner)
 
 /* ---- pieces of a matrix ---- */
 
-static struct kernel_ctx *card(enum activations activations)
+static struct kernel_ctx *open_gpu(enum activations activations)
 {
     struct kernel_ctx *c;
     struct err err;
-    if (!has_card()) SKIP("no CUDA card, and no emulated one in this build: NOT run on it");
+    if (!has_gpu()) SKIP("no CUDA card, and no emulated one in this build: NOT run on it");
     if (kernel_ctx_create(kernel_options_default("cuda", activations, 2), &c, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     return c;
@@ -131,7 +131,7 @@ enum { N_IN = 128, WIDE = 70000 };
 /* 17 MiB of bf16 as they are: rows of the card are rows of the source, of a pair in turn. */
 TEST(a_matrix_larger_than_a_buffer)
 {
-    struct kernel_ctx *c = card(ACTIVATIONS_FAST);
+    struct kernel_ctx *c = open_gpu(ACTIVATIONS_FAST);
     uint16_t *v = random_bf16((size_t)WIDE * N_IN);
     for (int paired = 0; paired < 2; paired++) {
         const size_t n_out = paired ? WIDE / 2 : WIDE;
@@ -165,7 +165,7 @@ TEST(a_matrix_larger_than_a_buffer)
 TEST(scales_of_all_pieces)
 {
     enum { FIRST = 64016, REST = 76000 };
-    struct kernel_ctx *c = card(ACTIVATIONS_FAST);
+    struct kernel_ctx *c = open_gpu(ACTIVATIONS_FAST);
     uint16_t *v = random_bf16((size_t)(FIRST + REST) * N_IN);
     const struct weight_src parts[] = {
         { .dtype = DTYPE_BF16, .data = v, .n_out = FIRST, .n_in = N_IN },
@@ -197,7 +197,7 @@ TEST(scales_of_all_pieces)
 TEST(many_matrices_before_the_first_is_used)
 {
     enum { N = 60, ROWS = 4000 };
-    struct kernel_ctx *c = card(ACTIVATIONS_FAST);
+    struct kernel_ctx *c = open_gpu(ACTIVATIONS_FAST);
     struct weight w[N];
     uint16_t *v[N];
     for (int model = 0; model < 2; model++) {
@@ -224,7 +224,7 @@ TEST(many_matrices_before_the_first_is_used)
 
 /* ---- failures ---- */
 
-#ifdef BATON_EMULATED_CARD
+#ifdef BATON_EMULATED_GPU
 /* The call fails after `after` good ones: false when there were no more. */
 static bool load_fails(const char *call, cudaError_t e, int after)
 {

@@ -20,11 +20,11 @@ TEST(models_agree_with_their_reference)
 
 /* An emulated card takes a thousand times as long: with a sanitizer it has one model, which has
  * every kind of layer but grouped queries. */
-TEST(models_agree_with_their_reference_on_a_card)
+TEST(models_agree_with_their_reference_on_a_gpu)
 {
     static const char *const FEW[] = { "deepseek_v3_fp8" };
     const size_t n = TEST_IS_SANITIZED ? COUNT_OF(FEW) : COUNT_OF(GOLDENS);
-    if (!has_card())
+    if (!has_gpu())
         SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
     for (size_t i = 0; i < n; i++) {
         const char *name = TEST_IS_SANITIZED ? FEW[i] : GOLDENS[i];
@@ -126,10 +126,10 @@ TEST(logits_do_not_depend_on_the_batch)
 
 /* A card's two attention kernels included: where it may round, which of them a row takes depends on
  * its token alone. */
-TEST(logits_on_a_card_do_not_depend_on_the_batch)
+TEST(logits_on_a_gpu_do_not_depend_on_the_batch)
 {
     static const char *const NAMES[] = { "qwen3_moe", "deepseek_v3" };
-    if (!has_card())
+    if (!has_gpu())
         SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (int fast = TEST_IS_SANITIZED ? i == 0 : 0; fast < (TEST_IS_SANITIZED && i > 0 ? 1 : 2);
@@ -367,8 +367,8 @@ TEST(smollm2_agrees_with_its_reference)
 }
 
 TEST_MAIN(CASE_T(models_agree_with_their_reference, 280),
-          CASE_T(models_agree_with_their_reference_on_a_card, 280),
-          CASE_T(logits_on_a_card_do_not_depend_on_the_batch, 280),
+          CASE_T(models_agree_with_their_reference_on_a_gpu, 280),
+          CASE_T(logits_on_a_gpu_do_not_depend_on_the_batch, 280),
           CASE_T(logits_do_not_depend_on_the_batch, 280),
           CASE_T(the_form_of_attention_follows_the_token, 280), CASE_T(long_steps, 120),
           CASE(only_wanted_rows_give_logits_and_equal_the_full_ones),

@@ -18,7 +18,7 @@ extern "C" {
 static const unsigned char GUARD = 0xa5;
 
 /* At the beginning of a case: without a card, real or emulated, it is skipped. */
-static inline void need_card()
+static inline void need_gpu()
 {
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)

@@ -293,17 +293,17 @@ static void try_form(enum gemm_weight_layout layout)
         }
 }
 
-TEST(gemm_f32_equals_a_plain_loop) { need_card(), try_form(GEMM_F32); }
-TEST(gemm_bf16_equals_a_plain_loop) { need_card(), try_form(GEMM_BF16); }
-TEST(gemm_f16_equals_a_plain_loop) { need_card(), try_form(GEMM_F16); }
-TEST(gemm_w8_equals_a_plain_loop) { need_card(), try_form(GEMM_W8); }
-TEST(gemm_w4_equals_a_plain_loop) { need_card(), try_form(GEMM_W4); }
-TEST(gemm_f8_equals_a_plain_loop) { need_card(), try_form(GEMM_F8); }
+TEST(gemm_f32_equals_a_plain_loop) { need_gpu(), try_form(GEMM_F32); }
+TEST(gemm_bf16_equals_a_plain_loop) { need_gpu(), try_form(GEMM_BF16); }
+TEST(gemm_f16_equals_a_plain_loop) { need_gpu(), try_form(GEMM_F16); }
+TEST(gemm_w8_equals_a_plain_loop) { need_gpu(), try_form(GEMM_W8); }
+TEST(gemm_w4_equals_a_plain_loop) { need_gpu(), try_form(GEMM_W4); }
+TEST(gemm_f8_equals_a_plain_loop) { need_gpu(), try_form(GEMM_F8); }
 
 /* More tiles of rows than run together. */
 TEST(gemm_many_rows)
 {
-    need_card();
+    need_gpu();
     for (enum gemm_weight_layout layout : { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W4 }) {
         product p;
         p.layout = layout, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.epilogue = GEMM_ADD;
@@ -314,7 +314,7 @@ TEST(gemm_many_rows)
 /* Several rounds of the pipelines, spans of all warps, several blocks of scales. */
 TEST(gemm_long_rows_and_many_columns)
 {
-    need_card();
+    need_gpu();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 1, 13, 20 }) {
             product p;
@@ -339,7 +339,7 @@ static size_t wide_n_in(enum gemm_weight_layout layout)
 /* Every shape of tile: the larger ones are taken where there is work for all SMs. */
 TEST(gemm_wide_matrices)
 {
-    need_card();
+    need_gpu();
     /* rows, n_out */
     static const size_t shapes[][2] = { { 130, 8200 }, { 70, 16390 }, { 40, 8200 } };
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
@@ -357,7 +357,7 @@ TEST(gemm_wide_matrices)
  * of y; n_rows says more than there are. */
 TEST(gemm_groups)
 {
-    need_card();
+    need_gpu();
     std::vector<std::vector<int32_t>> lists = {
         { 0, 5, 0, 0, 33, 1, 17, 0 }, { 0, 0 }, { 16 }, { 40, 3 }, {}
     };
@@ -390,7 +390,7 @@ static void check_again(const trial &t)
 /* Every group has all rows: the heads of MLA. */
 TEST(gemm_groups_of_all_rows)
 {
-    need_card();
+    need_gpu();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 1, 9, 16, 17, 70 })
             for (int deterministic = 0; deterministic < 2; deterministic++) {
@@ -422,7 +422,7 @@ static void check_alone(const trial &t, size_t row)
 
 TEST(gemm_rows_have_the_same_bits_alone)
 {
-    need_card();
+    need_gpu();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 2, 9, 16, 21, 130 }) {
             product p;
@@ -439,7 +439,7 @@ TEST(gemm_rows_have_the_same_bits_alone)
  * as the counters have to be zero again. */
 TEST(gemm_slices)
 {
-    need_card();
+    need_gpu();
     static const size_t shapes[][2] = { { 18, 2100 }, { 130, 4224 } }; /* n_out, n_in */
     for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (const auto &shape : shapes)
@@ -460,7 +460,7 @@ TEST(gemm_slices)
 /* A batch of 17 to 64 rows is summed in slices in one way, whichever of the tiles it takes. */
 TEST(gemm_batches_have_the_same_bits)
 {
-    need_card();
+    need_gpu();
     for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
         product p;
         p.layout = (enum gemm_weight_layout)layout, p.n_rows = 60, p.n_out = 140, p.n_in = 1700,
@@ -478,7 +478,7 @@ TEST(gemm_batches_have_the_same_bits)
  * way have the same bits. */
 TEST(gemm_f32_rows_have_the_same_bits_alone)
 {
-    need_card();
+    need_gpu();
     static const size_t shapes[][3] = {
         { 3, 512, 1100 }, { 9, 70, 1030 }, { 300, 112, 1030 },
         { 3, 514, 300 },  { 9, 70, 96 },   { 600, 800, 70 }
@@ -498,7 +498,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
 /* A group's rows as rows of its matrix alone. */
 TEST(gemm_fixed_groups_have_the_bits_of_single_products)
 {
-    need_card();
+    need_gpu();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
         product p;
         p.layout = (enum gemm_weight_layout)layout, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35,
@@ -524,7 +524,7 @@ static void set_x(trial *t, size_t row, size_t k, float v)
 /* A row of x that is not a number stays in its row of y, as does an infinite one. */
 TEST(gemm_nan_stays_in_its_row)
 {
-    need_card();
+    need_gpu();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (int how = 0; how < 4; how++) {
             product p;
@@ -545,7 +545,7 @@ TEST(gemm_nan_stays_in_its_row)
  * kernels. */
 TEST(gemm_f8_keeps_nan)
 {
-    need_card();
+    need_gpu();
     for (int deterministic = 0; deterministic < 2; deterministic++)
         for (size_t k = 0; k < 16; k++) {
             product p;
@@ -562,7 +562,7 @@ TEST(gemm_f8_keeps_nan)
  * 1. */
 TEST(gemm_every_stored_number)
 {
-    need_card();
+    need_gpu();
     for (enum gemm_weight_layout layout : { GEMM_W8, GEMM_W4, GEMM_F8 })
         for (int deterministic = 0; deterministic < 2; deterministic++) {
             product p;
@@ -594,7 +594,7 @@ TEST(gemm_every_stored_number)
 /* Every f16 as a weight, subnormal ones, infinities and NaNs among them: x is 1 in one place. */
 TEST(gemm_every_f16)
 {
-    need_card();
+    need_gpu();
     enum { ALL = 1 << 16, K = 5 };
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         product p;
@@ -621,7 +621,7 @@ TEST(gemm_every_f16)
  * are. */
 TEST(gemm_silu_stays_finite_in_f16)
 {
-    need_card();
+    need_gpu();
     static const float WEIGHTS[][2] = { { 400, 400 },      { 400, -400 },   { 60000, 60000 },
                                         { 255.875f, 256 }, { INFINITY, 1 }, { INFINITY, -1 },
                                         { NAN, 1 } };
@@ -648,7 +648,7 @@ TEST(gemm_silu_stays_finite_in_f16)
 
 TEST(gemm_refuses_what_it_cannot_do)
 {
-    need_card();
+    need_gpu();
     struct gemm g = {};
     g.layout = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.epilogue = GEMM_SILU,
     g.n_groups = 1;

@@ -116,7 +116,7 @@ static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in,
 /* q, k and v; narrow ones are cut into slices, and not all into as many. */
 TEST(products_beside_each_other_have_their_own_bits)
 {
-    need_card();
+    need_gpu();
     const std::vector<std::vector<one_product>> lists = {
         { { 96, 99, GEMM_STORE, false },
           { 32, 32, GEMM_STORE, false },
@@ -137,7 +137,7 @@ TEST(products_beside_each_other_have_their_own_bits)
 /* So wide that a slice of one would be two of another. */
 TEST(wide_ones_have_fewer_slices)
 {
-    need_card();
+    need_gpu();
     check(GEMM_BF16, 3, 2048,
           { { 2560, 2560, GEMM_STORE, false },
             { 512, 512, GEMM_STORE, false },

@@ -244,7 +244,7 @@ static trial try_product(const product &p, uint64_t seed = 1)
 
 static void need_hopper()
 {
-    need_card();
+    need_gpu();
     struct gemm g = {};
     g.layout = GEMM_F8, g.n_groups = 1, g.n_rows = 4096, g.n_out = g.n_in = 4096;
     if (gemm_wants_f8_x(&g)) return;

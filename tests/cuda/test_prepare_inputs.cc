@@ -91,7 +91,7 @@ static inputs_trial make_inputs(size_t n_rows, size_t n, size_t x_stride, bool g
 
 TEST(inputs_equal_a_plain_loop)
 {
-    need_card();
+    need_gpu();
     for (size_t n : { 1, 3, 4, 63, 64, 130, 1024, 2049 })
         for (enum dtype type : { DTYPE_F32, DTYPE_F16, DTYPE_BF16 })
             for (int how = 0; how < 4; how++) {
@@ -104,7 +104,7 @@ TEST(inputs_equal_a_plain_loop)
 /* The same row has the same bits wherever it lies, aligned to 16 bytes or not. */
 TEST(inputs_do_not_depend_on_alignment)
 {
-    need_card();
+    need_gpu();
     for (int norm = 0; norm < 2; norm++) {
         inputs_trial a = make_inputs(4, 1030, 1033, false, norm, DTYPE_F32), b = a;
         for (size_t row = 1; row < 4; row++)
@@ -121,7 +121,7 @@ TEST(inputs_do_not_depend_on_alignment)
  * zero. */
 TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
 {
-    need_card();
+    need_gpu();
     for (enum dtype type : { DTYPE_F16, DTYPE_BF16 }) {
         inputs_trial t = make_inputs(1, 5, 8, false, true, type);
         for (float &v : t.x) v = 0;
@@ -136,7 +136,7 @@ TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
  * ones too. */
 TEST(inputs_round_to_every_f16)
 {
-    need_card();
+    need_gpu();
     std::vector<float> x;
     for (unsigned i = 0; i < 0x7bff; i++) {
         const float low = float_of_f16((uint16_t)i),
@@ -153,7 +153,7 @@ TEST(inputs_round_to_every_f16)
 /* A number stays one; what is none before is none after. */
 TEST(inputs_beyond_f16_end_at_its_largest)
 {
-    need_card();
+    need_gpu();
     static const float X[] = { 65504,    65505,     65519.996f, 65520,   65536,
                                -65504,   -65520,    -1e9f,      FLT_MAX, -FLT_MAX,
                                INFINITY, -INFINITY, NAN,        -NAN,    1 };
@@ -170,7 +170,7 @@ TEST(inputs_beyond_f16_end_at_its_largest)
 
 TEST(inputs_refuse_a_type_that_no_product_takes)
 {
-    need_card();
+    need_gpu();
     struct prepare_inputs in = {};
     in.n_rows = in.n = 1, in.type = DTYPE_F8_E4M3;
     CHECK(prepare_inputs_run(nullptr, &in) == cudaErrorInvalidValue);

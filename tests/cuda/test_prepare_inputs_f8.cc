@@ -98,7 +98,7 @@ static void check_trial(const f8_trial &t)
 
 TEST(inputs_f8_equal_a_plain_loop)
 {
-    need_card();
+    need_gpu();
     for (size_t n : { 1, 3, 4, 127, 128, 130, 1024, 2049 })
         for (int how = 0; how < 8; how++) {
             f8_trial t = make_trial(3, n, n % 2 ? 2 : 4, how & 1, how & 2, how & 4);
@@ -112,7 +112,7 @@ TEST(inputs_f8_equal_a_plain_loop)
  * one. */
 TEST(inputs_f8_round_as_e4m3_does)
 {
-    need_card();
+    need_gpu();
     f8_trial t = make_trial(1, 512, 0, false, false, false);
     for (int i = 0; i < 512; i++) t.x[(size_t)i] = 0;
     for (int i = 0; i < 127; i++) {
@@ -135,7 +135,7 @@ TEST(inputs_f8_round_as_e4m3_does)
 
 TEST(inputs_f8_refuse_a_norm_of_bf16)
 {
-    need_card();
+    need_gpu();
     const float one = 1;
     struct prepare_inputs_f8 in = {};
     in.x = &one, in.norm = &one, in.bf16 = true, in.n_rows = in.n = 1;

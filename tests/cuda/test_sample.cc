@@ -230,21 +230,21 @@ struct answers {
 };
 
 /* Scratch of the card that lives from call to call. */
-struct card_scratch : device_bytes {
-    card_scratch(size_t n_rows, uint32_t n_vocab)
+struct gpu_scratch : device_bytes {
+    gpu_scratch(size_t n_rows, uint32_t n_vocab)
         : device_bytes(std::vector<unsigned char>(sample_scratch_bytes(n_rows, n_vocab)))
     {}
 };
 
 /* Memory of one call, and the call. */
-struct card_call {
+struct gpu_call {
     size_t n_rows;
     asked_rows all;
     token_logprobs guard;
     device_bytes logits, row_params, edits, allowed, n_live, results, ids;
     sample_call call = {};
-    card_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
-              const card_scratch &scratch)
+    gpu_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
+              const gpu_scratch &scratch)
         : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()),
           logits(all.logits), row_params(all.row_params), edits(all.edits), allowed(all.allowed),
           n_live(&live, sizeof live), results(std::vector<token_logprobs>(n_rows, guard)),
@@ -279,10 +279,10 @@ struct card_call {
     }
 };
 
-static answers run_card(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
-                        const card_scratch &scratch)
+static answers run_gpu(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
+                        const gpu_scratch &scratch)
 {
-    const card_call c(rows, n_vocab, stride, live, scratch);
+    const gpu_call c(rows, n_vocab, stride, live, scratch);
     GOOD(sample_run(nullptr, &c.call));
     return c.fetch();
 }
@@ -329,17 +329,17 @@ static void check_rows(std::vector<wish_row> &rows, uint32_t n_vocab, const answ
 /* All at once, in another order on the same scratch, and some alone. */
 static void check_vocabulary(uint64_t seed, uint32_t n_vocab, size_t n_rows, size_t n_alone)
 {
-    need_card();
+    need_gpu();
     std::vector<wish_row> rows = make_rows(seed, n_rows, n_vocab);
-    const card_scratch scratch(n_rows, n_vocab);
-    const answers first = run_card(rows, n_vocab, n_vocab + 3, -1, scratch);
+    const gpu_scratch scratch(n_rows, n_vocab);
+    const answers first = run_gpu(rows, n_vocab, n_vocab + 3, -1, scratch);
     check_rows(rows, n_vocab, first);
     std::vector<wish_row> turned = rows;
     std::rotate(turned.begin(), turned.begin() + 1, turned.end());
-    check_rows(turned, n_vocab, run_card(turned, n_vocab, n_vocab, -1, scratch));
+    check_rows(turned, n_vocab, run_gpu(turned, n_vocab, n_vocab, -1, scratch));
     for (size_t i = 0; i < n_alone; i++) {
         std::vector<wish_row> alone(1, rows[i]);
-        const answers a = run_card(alone, n_vocab, n_vocab, -1, scratch);
+        const answers a = run_gpu(alone, n_vocab, n_vocab, -1, scratch);
         CHECK(memcmp(&a.results[0], &first.results[i], sizeof(token_logprobs)) == 0);
     }
 }
@@ -363,7 +363,7 @@ TEST(tokens_of_a_large_vocabulary_as_the_host)
  * are gone. */
 TEST(draws_as_the_host_for_many_seeds)
 {
-    need_card();
+    need_gpu();
     const float temperatures[] = { 1, 1, 1e-4f /* counts as 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
     const uint32_t n_vocab = 5000;
     for (int way = 0; way < 3; way++) {
@@ -379,8 +379,8 @@ TEST(draws_as_the_host_for_many_seeds)
             row.tokens.push_back(3); /* the index of the draw */
             rows.push_back(row);
         }
-        const card_scratch scratch(rows.size(), n_vocab);
-        check_rows(rows, n_vocab, run_card(rows, n_vocab, n_vocab, -1, scratch));
+        const gpu_scratch scratch(rows.size(), n_vocab);
+        check_rows(rows, n_vocab, run_gpu(rows, n_vocab, n_vocab, -1, scratch));
     }
 }
 
@@ -388,7 +388,7 @@ TEST(draws_as_the_host_for_many_seeds)
  * that sums are exact. */
 TEST(equals_at_the_border_go_by_id)
 {
-    need_card();
+    need_gpu();
     std::vector<wish_row> rows;
     for (uint32_t n_vocab : { 7u, 9000u, 40000u }) { /* of the last there are more than a list has
                                                       * room for */
@@ -404,8 +404,8 @@ TEST(equals_at_the_border_go_by_id)
                     row.params.seed = seed, row.params.n_logprobs = -1;
                     rows.push_back(row);
                 }
-        const card_scratch scratch(rows.size(), n_vocab);
-        check_rows(rows, n_vocab, run_card(rows, n_vocab, n_vocab, -1, scratch));
+        const gpu_scratch scratch(rows.size(), n_vocab);
+        check_rows(rows, n_vocab, run_gpu(rows, n_vocab, n_vocab, -1, scratch));
     }
 }
 
@@ -413,7 +413,7 @@ TEST(equals_at_the_border_go_by_id)
  * its logit. */
 TEST(a_late_token_counts_everywhere)
 {
-    need_card();
+    need_gpu();
     const uint32_t n_vocab = 9000;
     std::vector<wish_row> rows;
     for (int32_t id : { 0, 1, 4095, 4096, 4097, 8191, 8192, 8999 }) /* pieces have 4,096 */
@@ -431,21 +431,21 @@ TEST(a_late_token_counts_everywhere)
             row.tokens = { id }, row.n_prompt = 0, row.is_late = true;
             rows.push_back(row);
         }
-    const card_scratch scratch(rows.size(), n_vocab);
-    const answers a = run_card(rows, n_vocab, n_vocab, -1, scratch);
+    const gpu_scratch scratch(rows.size(), n_vocab);
+    const answers a = run_gpu(rows, n_vocab, n_vocab, -1, scratch);
     check_rows(rows, n_vocab, a);
     for (size_t i = 0; i < rows.size(); i++) CHECK(a.ids[i] != rows[i].tokens[0]);
 }
 
 TEST(rows_that_are_not_live_are_left_alone)
 {
-    need_card();
+    need_gpu();
     const uint32_t n_vocab = 300;
-    const token_logprobs guard = card_call::make_guard();
+    const token_logprobs guard = gpu_call::make_guard();
     std::vector<wish_row> rows = make_rows(8, 12, n_vocab);
-    const card_scratch scratch(rows.size(), n_vocab);
+    const gpu_scratch scratch(rows.size(), n_vocab);
     for (int32_t live : { 0, 1, 7 }) {
-        const answers a = run_card(rows, n_vocab, n_vocab, live, scratch);
+        const answers a = run_gpu(rows, n_vocab, n_vocab, live, scratch);
         std::vector<wish_row> asked(rows.begin(), rows.begin() + live);
         check_rows(asked, n_vocab, a);
         for (size_t i = (size_t)live; i < rows.size(); i++) {
@@ -458,13 +458,13 @@ TEST(rows_that_are_not_live_are_left_alone)
 /* A graph goes by what lies in memory when it is launched. */
 TEST(a_recorded_call_takes_other_asks)
 {
-    need_card();
+    need_gpu();
     const uint32_t n_vocab = 3000;
     std::vector<wish_row> rows = make_rows(9, 10, n_vocab), others = make_rows(10, 10, n_vocab);
     for (size_t i = 0; i < rows.size(); i++)
         others[i].logits = rows[i].logits, others[i].allowed.clear(), others[i].bias.clear();
-    const card_scratch scratch(rows.size(), n_vocab);
-    card_call c(rows, n_vocab, n_vocab, -1, scratch);
+    const gpu_scratch scratch(rows.size(), n_vocab);
+    gpu_call c(rows, n_vocab, n_vocab, -1, scratch);
     std::vector<sample_edit> room(n_vocab);
     const device_bytes edits(room);
     cudaStream_t stream;
@@ -502,10 +502,10 @@ TEST(a_recorded_call_takes_other_asks)
 
 TEST(calls_out_of_bounds_are_refused)
 {
-    need_card();
+    need_gpu();
     std::vector<wish_row> rows = make_rows(11, 1, 5);
-    const card_scratch scratch(1, 5);
-    card_call c(rows, 5, 5, -1, scratch);
+    const gpu_scratch scratch(1, 5);
+    gpu_call c(rows, 5, 5, -1, scratch);
     c.call.n_vocab = 0;
     CHECK_EQ_INT(sample_run(nullptr, &c.call), cudaErrorInvalidValue);
     c.call.n_vocab = SAMPLE_VOCAB_MAX + 1;
@@ -530,8 +530,8 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
         row.params.temperature = 1, row.params.top_p = 1, row.params.repetition_penalty = 1,
         row.params.n_logprobs = -1;
         std::vector<wish_row> rows(1, row);
-        const card_scratch scratch(1, 5);
-        card_call c(rows, 5, 5, -1, scratch);
+        const gpu_scratch scratch(1, 5);
+        gpu_call c(rows, 5, 5, -1, scratch);
         c.call.work = 0;
         _exit(sample_run(nullptr, &c.call) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess
                   ? 0

@@ -11,22 +11,22 @@ CUDA = ['--device', 'cuda', '--deterministic', *SIZE]
 SHORT_STEPS = ['--max-num-batched-tokens', '16']  # that an emulated card on a busy machine ends before its node counts as stuck
 
 
-def has_card():
+def has_gpu():
     """Can the program compute on one? Its own words when it cannot."""
     r = subprocess.run([BIN, 'generate', '--device', 'cuda', '--model', QWEN, '--prompt', 'a', '--max-tokens', '1', *SIZE], stdout=subprocess.PIPE,
                        stderr=subprocess.PIPE, text=True, timeout=120)
     return (r.returncode == 0, r.stderr.strip().splitlines()[-1] if r.stderr.strip() else '')
 
 
-def with_card():
-    card, why = has_card()
+def need_gpu():
+    card, why = has_gpu()
     if not card:
         assert 'no CUDA device' in why or 'has no device' in why, why
         raise Skip(f'no card: {why}')
 
 
-def test_no_card_is_said_before_anything_is_loaded():
-    card, why = has_card()
+def test_no_gpu_is_reported_before_anything_is_loaded():
+    card, why = has_gpu()
     if card:
         raise Skip('this program has a card')
     assert '--device cuda' in why and ('no CUDA device' in why or 'has no device' in why), why
@@ -34,15 +34,15 @@ def test_no_card_is_said_before_anything_is_loaded():
 
 def test_a_ucx_that_cannot_move_gpu_memory_is_refused():
     """Where there is no RDMA device UCX's own tcp shows what this UCX says of cards."""
-    with_card()
+    need_gpu()
     r = subprocess.run([BIN, 'serve', '--model', QWEN, '--port', '0', '--cache-transfer-protocol', 'ucx', *CUDA], env={**os.environ, 'BATON_UCX_TLS': 'tcp'},
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     assert r.returncode != 0 and "'ucx'" in r.stderr and 'ipc and tcp' in r.stderr, (r.returncode, r.stderr)
 
 
-def test_a_card_that_fails_ends_the_node():
+def test_a_gpu_that_fails_ends_the_node():
     """With a sentence and a status of its own: here the emulated card fails in its fourth recorded step."""
-    with_card()
+    need_gpu()
     r = subprocess.run([BIN, 'generate', '--model', QWEN, '--prompt', 'a', '--max-tokens', '9', *CUDA],
                        env={**os.environ, 'BATON_SIMT_FAIL': 'cudaGraphLaunch 3 719'}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     if r.returncode == 0:
@@ -50,8 +50,8 @@ def test_a_card_that_fails_ends_the_node():
     assert r.returncode == 70 and 'node ends' in r.stderr and 'the GPU failed in' in r.stderr, (r.returncode, r.stderr)
 
 
-def test_a_card_that_is_too_small_is_said_at_start():
-    with_card()
+def test_a_gpu_that_is_too_small_is_reported_at_start():
+    need_gpu()
     r = subprocess.run([BIN, 'generate', '--model', QWEN, '--prompt', 'a', '--max-tokens', '2', *CUDA], env={**os.environ, 'BATON_SIMT_MEMORY': '5000000'},
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     if r.returncode == 0:
@@ -59,18 +59,18 @@ def test_a_card_that_is_too_small_is_said_at_start():
     assert r.returncode not in (0, 70) and 'GPU memory' in r.stderr, (r.returncode, r.stderr)
 
 
-def test_the_card_gives_the_tokens_of_the_processor():
+def test_the_gpu_gives_the_tokens_of_the_cpu():
     """Where the arithmetic is exact, up to the last bits of sums: the most likely token of each position."""
-    with_card()
+    need_gpu()
     for model in (QWEN, DEEPSEEK):
         bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
         with closing(Node(model, 'mixed', ['--activations', 'f32', *SIZE])) as cpu:
             wait_ready(cpu)
             want = run([cpu.port], bodies, 4)
-        with closing(Node(model, 'mixed', ['--activations', 'f32', *CUDA])) as card:
-            wait_ready(card, timeout=120)
-            for i, (a, b) in enumerate(zip(want, run([card.port], bodies, 4))):
-                assert answer_of(a)[0] == answer_of(b)[0], f'{model} on the card: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
+        with closing(Node(model, 'mixed', ['--activations', 'f32', *CUDA])) as gpu:
+            wait_ready(gpu, timeout=120)
+            for i, (a, b) in enumerate(zip(want, run([gpu.port], bodies, 4))):
+                assert answer_of(a)[0] == answer_of(b)[0], f'{model} on the GPU: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
 
 
 def hashed(node):
@@ -93,7 +93,7 @@ def check_split(model, protocol, args, bodies, want):
 def test_split_equals_mixed():
     """Two processes on one card, their KV by CUDA IPC and by tcp, its checksums made on the card; one request at a time, many at once, and over two
     nodes."""
-    with_card()
+    need_gpu()
     for model, ways in ((QWEN, (('ipc', []), ('tcp', []), ('ipc', ['--kv-checksum', 'false']))), (DEEPSEEK, (('ipc', []), ('tcp', [])))):
         bodies = mixed_requests(6, 4, 512, 200, (1, 6))
         with closing(Node(model, 'mixed', CUDA)) as mixed:
@@ -106,7 +106,7 @@ def test_split_equals_mixed():
 
 def test_split_between_block_sizes():
     """The prefill node's card makes the decode node's blocks, smaller and larger ones."""
-    with_card()
+    need_gpu()
     bodies = mixed_requests(4, 5, 512, 120, (1, 6))
     with closing(Node(QWEN, 'mixed', CUDA)) as mixed:
         wait_ready(mixed, timeout=120)
@@ -122,20 +122,20 @@ def test_split_between_block_sizes():
             assert converted == sum(a['baton']['kv_bytes'] for a in got), converted
 
 
-def test_every_type_of_kv_on_the_card():
+def test_every_type_of_kv_on_the_gpu():
     """A cache of float16, int8 or fp8: where the arithmetic is exact the processor's tokens, else those of one node when the work is split over two. No
     mixture: a number that is rounded to the next step of int8 must not choose another expert."""
-    with_card()
+    need_gpu()
     bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
     for t, way in (('float16', 'tcp'), ('int8', 'ipc'), ('fp8', 'tcp')):
         kind = ['--kv-cache-dtype', t]
         with closing(Node(LLAMA, 'mixed', ['--activations', 'f32', *SIZE, *kind])) as cpu:
             wait_ready(cpu)
             want = run([cpu.port], bodies, 4)
-        with closing(Node(LLAMA, 'mixed', ['--activations', 'f32', *CUDA, *kind])) as card:
-            wait_ready(card, timeout=120)
-            for i, (a, b) in enumerate(zip(want, run([card.port], bodies, 4))):
-                assert answer_of(a)[0] == answer_of(b)[0], f'{t} on the card: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
+        with closing(Node(LLAMA, 'mixed', ['--activations', 'f32', *CUDA, *kind])) as gpu:
+            wait_ready(gpu, timeout=120)
+            for i, (a, b) in enumerate(zip(want, run([gpu.port], bodies, 4))):
+                assert answer_of(a)[0] == answer_of(b)[0], f'{t} on the GPU: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
         with closing(Node(LLAMA, 'mixed', [*CUDA, *kind])) as mixed:
             wait_ready(mixed, timeout=120)
             want = run([mixed.port], bodies, 1)

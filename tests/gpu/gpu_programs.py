@@ -2,7 +2,7 @@
 import glob, os, re, shutil, site, subprocess, sys, tarfile, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PACKED, BUILT, ARCHIVE = os.path.join(ROOT, 'build-gpu'), os.path.join(ROOT, 'build-gpu-here'), 'card.tar.xz'
+PACKED, BUILT, ARCHIVE = os.path.join(ROOT, 'build-gpu'), os.path.join(ROOT, 'build-gpu-here'), 'gpu.tar.xz'
 LOADER = os.path.join('lib', 'glibc', 'ld-linux-x86-64.so.2')
 
 
@@ -34,8 +34,8 @@ def build(folder):
 def gpu_tests():
     """Programs with cases for a card, by their sources: those of single kernels, and those of the conformance suite."""
     out = []
-    for folder, wanted in (('cuda/test_*.cc', r'need_card|cudaGetDeviceCount'),
-                           ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_card|\bEVERY_ROW_CASES\b|"cuda"')):
+    for folder, wanted in (('cuda/test_*.cc', r'need_gpu|cudaGetDeviceCount'),
+                           ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_gpu|\bEVERY_ROW_CASES\b|"cuda"')):
         for path in sorted(glob.glob(os.path.join(ROOT, 'tests', folder))):
             with open(path, encoding='utf-8') as f:
                 if re.search(wanted, f.read()):
@@ -52,7 +52,7 @@ class Programs:
             if folder == BUILT:
                 build(BUILT)
         self.home = self.folder = os.path.abspath(folder)  # home: where results go
-        self.own = tempfile.mkdtemp(prefix='baton-card-')
+        self.own = tempfile.mkdtemp(prefix='baton-gpu-')
         self.wrapped = False
         try:
             self.open(folder)

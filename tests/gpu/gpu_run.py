@@ -218,7 +218,7 @@ def main():
         print(*[f'{k}: {v}' for k, v in report.facts.items()], sep='\n', flush=True)
         for stage in chosen:
             report.run(stage, limit - (time.monotonic() - begin))
-        return report.finish(a.out or os.path.join(programs.home, 'card.json'), time.monotonic() - begin)
+        return report.finish(a.out or os.path.join(programs.home, 'gpu.json'), time.monotonic() - begin)
     finally:
         programs.close()
 

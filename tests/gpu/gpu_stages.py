@@ -28,7 +28,7 @@ def test_arguments(path):
     names = r.stdout.split()
     if not names or any(not re.fullmatch(r'\w+', n) for n in names):
         return None
-    own = [n for n in names if re.search(r'cuda|card|gpu|peer|nccl', n)]
+    own = [n for n in names if re.search(r'cuda|gpu|peer|nccl', n)]
     return own or names
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# pack.sh - builds the programs that tests/gpu/run.sh runs, and puts them with the libraries that they need into build-gpu/card.tar.xz, for a machine that
+# pack.sh - builds the programs that tests/gpu/run.sh runs, and puts them with the libraries that they need into build-gpu/gpu.tar.xz, for a machine that
 # has a card but not the packages to build with. run.sh unpacks it there.
 #
 # usage: tests/gpu/pack.sh [--arch LIST] [--to FOLDER] [--build FOLDER]
@@ -30,7 +30,7 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=on -DCMA
     -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS='-static-libstdc++ -static-libgcc -Wl,--disable-new-dtags' >"$build.log" || fail "see $build.log"
 ninja -C "$build" -j "$(nproc)" baton bench_gpu "${tests[@]}" >>"$build.log" || { tail -n 30 "$build.log" >&2; fail "it does not build"; }
 
-archive=$to/card.tar.xz
+archive=$to/gpu.tar.xz
 to=$(mktemp -d)
 trap 'rm -rf "$to"' EXIT
 mkdir -p "$to/bin" "$to/lib/glibc"

@@ -6,7 +6,7 @@
 #   --programs   what pack.sh made (build-gpu, the default where it is there), or a build's folder. Without either it is built here, into build-gpu-here,
 #                which takes nvcc and the packages of deploy/install_deps.sh
 #   --emulated   an emulated card and tiny sizes, with the programs of a build with BATON_CUDA=emulate: shows that all of this works; figures mean nothing
-#   --out        the JSON (default: card.json in the folder of the programs)
+#   --out        the JSON (default: gpu.json in the folder of the programs)
 #   --only       these stages; --list names them
 # It needs python3 and no network. Exit status: 0 all ran and reached what is wanted, 1 something failed or fell short, 2 it could not begin.
 set -u

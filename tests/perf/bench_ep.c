@@ -16,7 +16,7 @@
 #include "tests/conformance/ep_fixture.h"
 
 enum { REPEATS = 5 };
-#ifdef BATON_EMULATED_CARD
+#ifdef BATON_EMULATED_GPU
 enum { LAYERS = 2 };
 #else
 enum { LAYERS = 200 };
@@ -172,7 +172,7 @@ static void rank_of_bench(struct world *w)
     if (w->rank == 0)
         printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results "
                "as %s\n",
-               c.backend, w->size, n_cards() < w->size ? 1 : w->size, n, hidden, used,
+               c.backend, w->size, n_gpus() < w->size ? 1 : w->size, n, hidden, used,
                c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
     tell(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }),
          n * used * (f.row_bytes + f.back_bytes));

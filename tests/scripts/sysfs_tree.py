@@ -84,7 +84,7 @@ class Tree:
             link(os.path.join(path, "device"), device)
         link(self.at("class/infiniband", name), path)
 
-    def card(self, kind, folder, words, options, ports):
+    def adapter(self, kind, folder, words, options, ports):
         address = words[0]
         if kind == "bridge":
             return self.pci(folder, address, "060400", "1000", options)
@@ -129,7 +129,7 @@ class Tree:
         if kind == "host":
             stack.append(self.at("devices/pci" + plain[0]))
         elif kind in ("bridge", "gpu", "rdma", "nic", "vga"):
-            stack.append(self.card(kind, stack[-1], plain, options, ports))
+            stack.append(self.adapter(kind, stack[-1], plain, options, ports))
         elif kind in ("bond", "bridge_net", "rxe"):
             self.virtual(kind, plain, options, ports)
         elif kind == "ipv4":

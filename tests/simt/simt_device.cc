@@ -69,7 +69,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
         return simt_leave(p ? check(device) : cudaErrorInvalidValue);
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "Baton SIMT on the processor");
-    memcpy(p->uuid, "baton-simt-card", 16);
+    memcpy(p->uuid, "baton-simt-gpu\0", 16);
     p->totalGlobalMem = simt_memory_total();
     p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = SIMT_SHARED_MAX;
     p->sharedMemPerMultiprocessor = 228 << 10, p->reservedSharedMemPerBlock = 1024;

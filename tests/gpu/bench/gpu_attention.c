@@ -140,7 +140,7 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     struct err err;
     struct gpu_ops *slots = gpu_ops_put(r->c, sizes);
     attend_all_layers(r); /* scratch is taken in the first */
-    gpu_ops_measure(slots, sizes->tiny ? 1 : ROUNDS, CARD_WINDOW, attend_all_layers, r);
+    gpu_ops_measure(slots, sizes->tiny ? 1 : ROUNDS, GPU_OPS_WINDOW, attend_all_layers, r);
     const struct gpu_op_call *calls = gpu_ops_calls(slots, &n);
     for (size_t i = 0; i < n; i++) us[i] = calls[i].us;
     const double must = calls[0].must, middle = gpu_median(us, n);

@@ -32,12 +32,12 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t bytes,
                                 unsigned long long *sink)
 {
-    int n_processors = 0;
-    cudaError_t e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, 0);
+    int n_sms = 0;
+    cudaError_t e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, 0);
     if (e != cudaSuccess) return e;
     const size_t n = bytes / sizeof(uint4);
     const unsigned needed = blocks_for(n, (size_t)THREADS * PER_THREAD),
-                   at_once = (unsigned)n_processors * 8;
+                   at_once = (unsigned)n_sms * 8;
     return launch(stream, read_all, dim3(needed < at_once ? needed : at_once), dim3(THREADS), 0,
                   (const uint4 *)from, n, sink);
 }

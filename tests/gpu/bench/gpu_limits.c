@@ -271,7 +271,7 @@ static void queue(cudaStream_t stream, int n)
 static void say_launches(const struct gpu_sizes *s)
 {
     const int n = s->tiny ? LAUNCHES_TINY : LAUNCHES;
-    double host[ROUNDS_MAX], card[ROUNDS_MAX], graph_host[ROUNDS_MAX], graph_card[ROUNDS_MAX];
+    double host[ROUNDS_MAX], gpu[ROUNDS_MAX], graph_host[ROUNDS_MAX], graph_gpu[ROUNDS_MAX];
     struct gpu_timer t;
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -290,20 +290,20 @@ static void say_launches(const struct gpu_sizes *s)
         queue(stream, n);
         host[i] = (double)(clock_ns() - begin) * 1e-3 / n;
         gpu_cuda(cudaEventRecord(t.end, stream), "timing");
-        card[i] = gpu_timer_s(&t) * 1e6 / n;
+        gpu[i] = gpu_timer_s(&t) * 1e6 / n;
         gpu_cuda(cudaEventRecord(t.begin, stream), "timing");
         begin = clock_ns();
         gpu_cuda(cudaGraphLaunch(exec, stream), "launching a graph");
         graph_host[i] = (double)(clock_ns() - begin) * 1e-3;
         gpu_cuda(cudaEventRecord(t.end, stream), "timing");
-        graph_card[i] = gpu_timer_s(&t) * 1e6 / n;
+        graph_gpu[i] = gpu_timer_s(&t) * 1e6 / n;
     }
     const size_t rounds = (size_t)s->rounds;
     gpu_say(&(struct gpu_figure){
         .name = "launch, time of the host", .value = gpu_median(host, rounds), .unit = "us" });
     gpu_say(&(struct gpu_figure){
         .name = "launch, from one empty kernel to the next",
-        .value = gpu_median(card, rounds),
+        .value = gpu_median(gpu, rounds),
         .unit = "us",
     });
     char name[96];
@@ -312,7 +312,7 @@ static void say_launches(const struct gpu_sizes *s)
         .name = name, .value = gpu_median(graph_host, rounds), .unit = "us" });
     gpu_say(&(struct gpu_figure){
         .name = "in a graph, from one empty kernel to the next",
-        .value = gpu_median(graph_card, rounds),
+        .value = gpu_median(graph_gpu, rounds),
         .unit = "us",
     });
     gpu_cuda(cudaGraphExecDestroy(exec), "dropping a graph");

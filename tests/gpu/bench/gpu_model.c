@@ -248,7 +248,7 @@ static void measure(struct rig *r, const struct gpu_limits *l)
     if (r->now.prefill)
         snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
     else snprintf(of, sizeof of, "%s, decode of %d at %d", r->label, r->now.n_seqs, r->now.context);
-    gpu_ops_measure(slots, rounds, r->now.prefill ? CARD_WINDOW_MAX : CARD_WINDOW, run_step, r);
+    gpu_ops_measure(slots, rounds, r->now.prefill ? GPU_OPS_WINDOW_MAX : GPU_OPS_WINDOW, run_step, r);
     gpu_ops_say(slots, of, l);
     const struct totals t = totals_of(slots);
     const struct step_time s = time_step(r, slots, steps);

@@ -24,11 +24,11 @@ struct gpu_ops {
     enum mode mode;
     size_t i_call;        /* of the running step */
     size_t begin, window; /* that many calls from this one on */
-    cudaEvent_t marks[CARD_WINDOW_MAX + 1];
+    cudaEvent_t marks[GPU_OPS_WINDOW_MAX + 1];
     struct gpu_op_call *calls;
     size_t n_calls, room;
     /* FOLLOWING: of each step */
-    cudaEvent_t begins[CARD_AHEAD_MAX], ends[CARD_AHEAD_MAX];
+    cudaEvent_t begins[GPU_OPS_STEPS_MAX], ends[GPU_OPS_STEPS_MAX];
     int i_step, n_steps;
     bool began; /* the step that is submitted */
 };
@@ -222,9 +222,9 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->inner_steps = c->step_ops;
     s->step_ops = *c->step_ops;
     s->step_ops.submit = slot_submit, s->step_ops.sample = slot_sample;
-    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++)
+    for (size_t i = 0; i < GPU_OPS_WINDOW_MAX + 1; i++)
         gpu_cuda(cudaEventCreate(&s->marks[i]), "making an event");
-    for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
+    for (size_t i = 0; i < GPU_OPS_STEPS_MAX; i++) {
         gpu_cuda(cudaEventCreate(&s->begins[i]), "making an event");
         gpu_cuda(cudaEventCreate(&s->ends[i]), "making an event");
     }
@@ -237,9 +237,9 @@ void gpu_ops_remove(struct gpu_ops *s)
 {
     s->ctx->ops = s->inner;
     s->ctx->step_ops = s->inner_steps;
-    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++)
+    for (size_t i = 0; i < GPU_OPS_WINDOW_MAX + 1; i++)
         gpu_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
-    for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
+    for (size_t i = 0; i < GPU_OPS_STEPS_MAX; i++) {
         gpu_cuda(cudaEventDestroy(s->begins[i]), "dropping an event");
         gpu_cuda(cudaEventDestroy(s->ends[i]), "dropping an event");
     }
@@ -267,7 +267,7 @@ void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(v
                      void *arg)
 {
     double(*us)[ROUNDS_MAX] = mem_calloc(window, sizeof *us);
-    gpu_need(window >= 1 && window <= CARD_WINDOW_MAX, "a window of slots is too large", NULL);
+    gpu_need(window >= 1 && window <= GPU_OPS_WINDOW_MAX, "a window of slots is too large", NULL);
     s->window = window;
     if (rounds > ROUNDS_MAX) rounds = ROUNDS_MAX;
     s->n_calls = 0;
@@ -300,13 +300,13 @@ void gpu_ops_follow(struct gpu_ops *s, int n_steps)
 {
     s->mode = FOLLOWING;
     s->i_step = 0;
-    s->n_steps = n_steps < CARD_AHEAD_MAX ? n_steps : CARD_AHEAD_MAX;
+    s->n_steps = n_steps < GPU_OPS_STEPS_MAX ? n_steps : GPU_OPS_STEPS_MAX;
     s->began = false;
 }
 
 void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap)
 {
-    double b[CARD_AHEAD_MAX], g[CARD_AHEAD_MAX];
+    double b[GPU_OPS_STEPS_MAX], g[GPU_OPS_STEPS_MAX];
     s->mode = PASSING;
     gpu_need(s->i_step == s->n_steps && s->n_steps >= 2,
              "steps that follow each other were not all marked", NULL);

@@ -15,16 +15,16 @@
 #include "tests/gpu/bench/gpu.h"
 
 enum {
-    CARD_WHAT_BYTES = 112,
-    CARD_WINDOW = 64 /* of short calls */,
-    CARD_WINDOW_MAX = 2048,
-    CARD_AHEAD_MAX = 64
+    GPU_OP_WHAT_BYTES = 112,
+    GPU_OPS_WINDOW = 64 /* of short calls */,
+    GPU_OPS_WINDOW_MAX = 2048,
+    GPU_OPS_STEPS_MAX = 64
 };
 
 /* One call of a slot in a step. */
 struct gpu_op_call {
     const char *slot;
-    char what[CARD_WHAT_BYTES]; /* shapes */
+    char what[GPU_OP_WHAT_BYTES]; /* shapes */
     double must;                /* bytes that no implementation goes without: weights, and
                                  * keys and values */
     double bytes;               /* these, and inputs and outputs, each once */

@@ -87,7 +87,7 @@ static const struct doctor_line *line_of(const struct doctor *d, const char *wha
     return NULL;
 }
 
-TEST(a_card_that_is_not_there_fails)
+TEST(a_gpu_that_is_not_there_fails)
 {
     struct doctor *d = doctor_with((char *[]){ "--device", "cuda", NULL }),
                   *plain = doctor_with((char *[]){ NULL });
@@ -105,7 +105,7 @@ TEST(a_card_that_is_not_there_fails)
 }
 
 /* With little memory of the emulated card. */
-TEST(the_kv_cache_is_held_against_the_memory_of_the_card)
+TEST(the_kv_cache_is_held_against_the_memory_of_the_gpu)
 {
     char path[512];
     snprintf(path, sizeof path, "%s", test_data("goldens/llama/model"));
@@ -252,8 +252,8 @@ TEST(the_json_report_is_json_and_says_whether_all_is_well)
 
 TEST_MAIN(CASE(a_port_in_use_fails), CASE(a_port_given_twice_fails),
           CASE(more_kv_memory_than_there_is_fails), CASE(a_redis_that_is_not_there_fails),
-          CASE(a_card_that_is_not_there_fails),
-          CASE(the_kv_cache_is_held_against_the_memory_of_the_card),
+          CASE(a_gpu_that_is_not_there_fails),
+          CASE(the_kv_cache_is_held_against_the_memory_of_the_gpu),
           CASE(weights_that_do_not_fit_fail),
           CASE(redis_is_left_alone_without_the_splitwise_scheduler),
           CASE(a_model_is_described_with_its_kv_size),

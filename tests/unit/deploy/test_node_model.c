@@ -191,49 +191,49 @@ TEST(the_variable_gives_the_type_too)
 
 static struct {
     size_t total, available, taken;
-} card;
+} gpu;
 
-static size_t card_available(struct device *d) { return (void)d, card.available; }
-static size_t card_total(struct device *d) { return (void)d, card.total; }
-static size_t card_taken(struct device *d) { return (void)d, card.taken; }
+static size_t gpu_available(struct device *d) { return (void)d, gpu.available; }
+static size_t gpu_total(struct device *d) { return (void)d, gpu.total; }
+static size_t gpu_taken(struct device *d) { return (void)d, gpu.taken; }
 
-TEST(a_card_gives_what_its_share_leaves)
+TEST(a_gpu_gives_what_its_share_leaves)
 {
     static const struct device_ops ops = {
-        .name = "a card", .available = card_available, .total = card_total, .allocated = card_taken
+        .name = "a GPU", .available = gpu_available, .total = gpu_total, .allocated = gpu_taken
     };
     struct device d = { .ops = &ops };
     struct kernel_ctx k = { .options.activations = ACTIVATIONS_F32, .device = &d };
-    struct model on_card = m;
+    struct model on_gpu = m;
     struct node_options o = {
         .max_model_len = 1024, .block_tokens = 64, .max_seqs = 1, .gpu_share = 0.9
     };
     const size_t block = 16 << 10;
     uint32_t n = 0;
-    on_card.kernels = &k;
-    card.total = 1000 * block;
-    card.taken = 300 * block; /* by weights and steps */
-    card.available = 700 * block;
-    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    on_gpu.kernels = &k;
+    gpu.total = 1000 * block;
+    gpu.taken = 300 * block; /* by weights and steps */
+    gpu.available = 700 * block;
+    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
     CHECK_EQ_INT(n, 600); /* more than one context can use: the rest keeps prefixes */
     o.gpu_share = 0.5;    /* two nodes on a card, whichever comes first */
-    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
     CHECK_EQ_INT(n, 200);
-    card.available = 200 * block;
-    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    gpu.available = 200 * block;
+    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
     CHECK_EQ_INT(n, 100); /* others have more than they should */
-    card.available = 700 * block;
+    gpu.available = 700 * block;
     o.gpu_share = 0.3;
-    CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&on_gpu, &o, &n, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 0") && strstr(err.text, "--gpu-memory-utilization"));
     o.n_blocks = 700;
-    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
     CHECK_EQ_INT(n, 700);
     o.n_blocks = 701;
-    CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
+    CHECK_STATUS(node_model_blocks(&on_gpu, &o, &n, &err), ERR_CONFIG);
 }
 
 TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available),
           CASE(what_is_asked_for_is_taken), CASE(half_the_bytes_are_nearly_twice_the_blocks),
           CASE(types_of_the_kv_cache_as_people_spell_them), CASE(the_variable_gives_the_type_too),
-          CASE(a_card_gives_what_its_share_leaves))
+          CASE(a_gpu_gives_what_its_share_leaves))

@@ -219,7 +219,7 @@ TEST(a_given_gid_index_is_obeyed_and_checked)
     CHECK_STATUS(rdma_gid_choose(&p, NULL, &(struct kvt_rdma_tuning){ 0 }, &out, &err), ERR_NODEV);
 }
 
-TEST(link_speeds_of_known_cards)
+TEST(link_speeds_of_known_nics)
 {
     const uint64_t gbit = 125000000;
     CHECK_EQ_INT(rdma_link_speed(RDMA_LINK_ETHERNET, 1, 4), 10 * gbit);      /* 10GbE */
@@ -278,7 +278,7 @@ TEST_MAIN(CASE(without_names_the_active_hardware_ports_near_the_memory_are_chose
           CASE(no_device_and_no_active_port_are_said),
           CASE(an_emulation_is_used_when_nothing_else_is_there_and_eight_rails_at_most),
           CASE(a_routable_ipv4_gid_of_roce_v2_is_preferred),
-          CASE(a_given_gid_index_is_obeyed_and_checked), CASE(link_speeds_of_known_cards),
+          CASE(a_given_gid_index_is_obeyed_and_checked), CASE(link_speeds_of_known_nics),
           CASE(the_node_of_touched_memory_is_found), CASE(this_hosts_devices_are_read))
 
 #else

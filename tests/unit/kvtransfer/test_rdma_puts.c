@@ -20,7 +20,7 @@ struct request {
     struct ibv_sge sge[RDMA_SGE_MAX];
 };
 
-struct card {
+struct fake_nic {
     struct ibv_context ctx;
     struct ibv_qp qp;
     struct ibv_cq cq;
@@ -39,7 +39,7 @@ static bool stuck; /* queue pairs neither go into error nor away */
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 {
-    struct card *k = qp->qp_context;
+    struct fake_nic *k = qp->qp_context;
     (void)mask;
     if (stuck) return EIO;
     k->in_error |= a->qp_state == IBV_QPS_ERR;
@@ -50,7 +50,7 @@ int ibv_destroy_cq(struct ibv_cq *cq) { return (void)cq, 0; }
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
-    struct card *k = qp->qp_context;
+    struct fake_nic *k = qp->qp_context;
     for (; wr; wr = wr->next) {
         *bad = wr;
         if (k->n_unknown == k->room) return ENOMEM;
@@ -66,7 +66,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 
 static int poll_cq(struct ibv_cq *cq, int cap, struct ibv_wc *out)
 {
-    struct card *k = cq->cq_context;
+    struct fake_nic *k = cq->cq_context;
     int n = 0;
     for (; n < cap && (uint32_t)n < k->n_wc; n++) {
         out[n] = k->wc[n];
@@ -80,7 +80,7 @@ static int poll_cq(struct ibv_cq *cq, int cap, struct ibv_wc *out)
 
 static int arm(struct ibv_cq *cq, int solicited) { return (void)cq, (void)solicited, 0; }
 
-static void complete(struct card *k, struct ibv_wc wc, uint32_t freed)
+static void complete(struct fake_nic *k, struct ibv_wc wc, uint32_t freed)
 {
     wc.qp_num = k->qp.qp_num;
     k->freed[k->n_wc] = freed;
@@ -89,7 +89,7 @@ static void complete(struct card *k, struct ibv_wc wc, uint32_t freed)
 
 /* Execute the oldest n requests; `st` is what the last of them comes to, signalled or not when it
  * is an error. */
-static void execute(struct card *k, uint32_t n, enum ibv_wc_status st)
+static void execute(struct fake_nic *k, uint32_t n, enum ibv_wc_status st)
 {
     for (; n && k->n; n--, k->n--, k->head = (k->head + 1) % DEPTH) {
         const struct request *r = &k->queue[k->head];
@@ -109,7 +109,7 @@ static void execute(struct card *k, uint32_t n, enum ibv_wc_status st)
 
 /* A connection that is UP over `n_rails` cards. */
 struct world {
-    struct card cards[2];
+    struct fake_nic nics[2];
     struct rdma_transport *t;
     struct rdma_conn *c;
     struct kvt_env env;
@@ -144,7 +144,7 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
     w->c->state = RDMA_CONN_UP;
     w->c->n_rails = n_rails;
     for (uint32_t i = 0; i < n_rails; i++) {
-        struct card *k = &w->cards[i];
+        struct fake_nic *k = &w->nics[i];
         k->room = DEPTH;
         k->ctx.ops.post_send = post_send;
         k->ctx.ops.poll_cq = poll_cq;
@@ -239,10 +239,10 @@ TEST(a_put_is_done_when_its_last_request_is_complete)
 {
     struct world *w = world(false, 1, false);
     CHECK_OK(put(w, 1, 0, 10));
-    execute(&w->cards[0], 9, IBV_WC_SUCCESS);
+    execute(&w->nics[0], 9, IBV_WC_SUCCESS);
     poll(w, 0);
     CHECK_EQ_INT(n_done(w), 0);
-    execute(&w->cards[0], 1, IBV_WC_SUCCESS);
+    execute(&w->nics[0], 1, IBV_WC_SUCCESS);
     poll(w, 0);
     CHECK_EQ_INT(n_done(w), 1);
     CHECK(arrived(w, 0, 10));
@@ -256,16 +256,16 @@ TEST(a_completion_with_an_error_is_never_done)
     for (uint32_t at = 1; at <= 10; at++) {
         struct world *w = world(false, 2, false);
         CHECK_OK(put(w, 1, 0, 10));
-        execute(&w->cards[0], at, IBV_WC_RETRY_EXC_ERR);
+        execute(&w->nics[0], at, IBV_WC_RETRY_EXC_ERR);
         poll(w, 0);
         CHECK_EQ_INT(n_done(w), 0);
         CHECK_EQ_INT(w->c->rails[0].state, RDMA_RAIL_FENCING);
-        CHECK(w->cards[0].in_error);
-        CHECK_EQ_INT(w->cards[1].n, 0);
+        CHECK(w->nics[0].in_error);
+        CHECK_EQ_INT(w->nics[1].n, 0);
         fenced(w, 0, 0);
         CHECK_EQ_INT(n_done(w), 0);
         memset(w->remote, 0, POOL); /* the whole put goes again */
-        execute(&w->cards[1], DEPTH, IBV_WC_SUCCESS);
+        execute(&w->nics[1], DEPTH, IBV_WC_SUCCESS);
         poll(w, 1);
         CHECK_EQ_INT(n_done(w), 1);
         CHECK(arrived(w, 0, 10));
@@ -278,11 +278,11 @@ TEST(a_put_that_had_landed_is_not_sent_again)
 {
     struct world *w = world(false, 2, false);
     CHECK_OK(put(w, 1, 0, 10));
-    execute(&w->cards[0], 9, IBV_WC_SUCCESS);
+    execute(&w->nics[0], 9, IBV_WC_SUCCESS);
     rdma_rail_break(&w->c->rails[0], "pulled");
     fenced(w, 0, 1); /* the acknowledgement was lost, the put was not */
     CHECK_EQ_INT(n_done(w), 1);
-    CHECK_EQ_INT(w->cards[1].n, 0);
+    CHECK_EQ_INT(w->nics[1].n, 0);
     world_end(w);
 }
 
@@ -290,7 +290,7 @@ TEST(acknowledged_and_never_landed_ends_the_connection)
 {
     struct world *w = world(false, 2, false);
     CHECK_OK(put(w, 1, 0, 10));
-    execute(&w->cards[0], 10, IBV_WC_SUCCESS);
+    execute(&w->nics[0], 10, IBV_WC_SUCCESS);
     poll(w, 0);
     CHECK_EQ_INT(n_done(w), 1);
     rdma_rail_break(&w->c->rails[0], "pulled");
@@ -305,12 +305,12 @@ TEST(acknowledged_and_never_landed_ends_the_connection)
 TEST(the_send_queue_never_overflows)
 {
     struct world *w = world(false, 1, false);
-    w->cards[0].room = w->c->rails[0].send_wrs = 64;
+    w->nics[0].room = w->c->rails[0].send_wrs = 64;
     for (uint64_t tag = 0; tag < 6; tag++) CHECK_OK(put(w, tag, (uint32_t)tag * 200, 200));
     for (uint32_t turns = 0; n_done(w) < 6; turns++) {
         CHECK(turns < 1500);
         CHECK_EQ_INT(w->c->rails[0].state, RDMA_RAIL_UP);
-        execute(&w->cards[0], 1, IBV_WC_SUCCESS);
+        execute(&w->nics[0], 1, IBV_WC_SUCCESS);
         poll(w, 0);
     }
     CHECK(arrived(w, 0, 1200));
@@ -320,15 +320,15 @@ TEST(the_send_queue_never_overflows)
 TEST(a_request_that_is_refused_breaks_the_rail_and_loses_nothing)
 {
     struct world *w = world(false, 2, false);
-    w->cards[0].room = 5;
+    w->nics[0].room = 5;
     CHECK_OK(put(w, 1, 0, 10));
     CHECK_EQ_INT(w->c->rails[0].state, RDMA_RAIL_FENCING);
-    CHECK_EQ_INT(w->cards[0].n, 5);
-    execute(&w->cards[0], 5, IBV_WC_SUCCESS);
+    CHECK_EQ_INT(w->nics[0].n, 5);
+    execute(&w->nics[0], 5, IBV_WC_SUCCESS);
     poll(w, 0);
     CHECK_EQ_INT(n_done(w), 0);
     fenced(w, 0, 0);
-    execute(&w->cards[1], DEPTH, IBV_WC_SUCCESS);
+    execute(&w->nics[1], DEPTH, IBV_WC_SUCCESS);
     poll(w, 1);
     CHECK_EQ_INT(n_done(w), 1);
     CHECK(arrived(w, 0, 10));
@@ -345,13 +345,13 @@ TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
     for (uint32_t turns = 0; n_done(w) < 1; turns++) {
         CHECK(turns < 500);
         if (w->c->failed) test_fail(__FILE__, __LINE__, "%s", w->c->text);
-        execute(&w->cards[0], 1, IBV_WC_SUCCESS);
+        execute(&w->nics[0], 1, IBV_WC_SUCCESS);
         poll(w, 0);
     }
     CHECK(arrived(w, 0, 200));
     CHECK_OK(put(w, 2, 200, 200));
     for (uint32_t turns = 0; turns < 600; turns++) {
-        execute(&w->cards[0], 1, IBV_WC_SUCCESS);
+        execute(&w->nics[0], 1, IBV_WC_SUCCESS);
         /* the last piece does not keep what was written */
         w->remote[STRIDE * 399] = (char)~((char *)w->mem.ptr)[STRIDE * 399];
         poll(w, 0);
@@ -366,7 +366,7 @@ TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
 
 static void immediate(struct world *w, uint32_t number)
 {
-    complete(&w->cards[0],
+    complete(&w->nics[0],
              (struct ibv_wc){
                  .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false),
                  .status = IBV_WC_SUCCESS,
@@ -386,7 +386,7 @@ TEST(an_immediate_twice_or_of_no_put_ends_the_connection)
     static const uint32_t second[] = { 3, RDMA_WINDOW, UINT32_MAX };
     for (size_t i = 0; i < COUNT_OF(second); i++) {
         struct world *w = world(true, 1, false);
-        w->cards[0].ctx.ops.post_recv = post_recv;
+        w->nics[0].ctx.ops.post_recv = post_recv;
         immediate(w, 3);
         poll(w, 0);
         CHECK(!w->c->failed);
@@ -410,7 +410,7 @@ TEST(a_queue_pair_that_cannot_be_ended_is_no_fence)
     world_end(w);
     w = world(true, 1, false);
     CHECK_OK(kvt_rdma_ops.fence(&w->c->base));
-    CHECK(w->cards[0].in_error);
+    CHECK(w->nics[0].in_error);
     world_end(w);
 }
 

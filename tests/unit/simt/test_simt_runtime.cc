@@ -389,7 +389,7 @@ TEST(simt_has_as_much_memory_as_it_says)
     CHECK_EQ_INT(value, prop.major);
 }
 
-TEST(simt_is_a_machine_without_a_card)
+TEST(simt_is_a_machine_without_a_gpu)
 {
     setenv("BATON_SIMT_DEVICES", "0", 1);
     int n = 7;
@@ -458,7 +458,7 @@ TEST(simt_finds_small_overruns_at_the_latest_when_freed) { must_die(free_after_o
 
 /* Errors. */
 
-TEST(simt_refuses_launches_that_a_card_refuses)
+TEST(simt_refuses_launches_that_a_gpu_refuses)
 {
     int *d = on_device<int>(1);
     CHECK_STATUS(simt_launch(nullptr, set_to, dim3(1), dim3(1025), 0, d, 1, 1),
@@ -604,9 +604,9 @@ TEST_MAIN(CASE(simt_runs_nothing_before_somebody_waits),
           CASE(simt_replays_graphs_on_what_memory_holds_then),
           CASE(simt_shows_an_event_that_a_graph_lacks),
           CASE(simt_breaks_captures_by_what_cannot_be_captured),
-          CASE(simt_has_as_much_memory_as_it_says), CASE(simt_is_a_machine_without_a_card),
+          CASE(simt_has_as_much_memory_as_it_says), CASE(simt_is_a_machine_without_a_gpu),
           CASE(simt_knows_pointers), CASE(simt_copies_rows),
           CASE(simt_keeps_the_host_from_device_memory),
           CASE(simt_finds_small_overruns_at_the_latest_when_freed),
-          CASE(simt_refuses_launches_that_a_card_refuses), CASE(simt_fails_by_order),
+          CASE(simt_refuses_launches_that_a_gpu_refuses), CASE(simt_fails_by_order),
           CASE(simt_shares_memory_between_processes), CASE(simt_does_not_outlive_a_fork))
