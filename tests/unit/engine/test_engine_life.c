@@ -297,7 +297,7 @@ TEST(prefilled_blocks_are_held_until_released)
 
 /* Held blocks leave no room for the next request: the engine waits without spinning and goes on
  * when they are released. */
-TEST(waiting_for_blocks_uses_no_processor)
+TEST(waiting_for_blocks_uses_no_cpu)
 {
     struct rig r;
     struct rusage before, after;
@@ -345,4 +345,4 @@ TEST_MAIN(CASE(requests_that_cannot_fit_are_refused), CASE(full_queue_is_refused
           CASE(unfenced_blocks_wait_in_quarantine),
           CASE(reserved_prompt_is_not_in_the_cache_before_it_is_there),
           CASE(activation_may_be_the_end), CASE(prefilled_blocks_are_held_until_released),
-          CASE(waiting_for_blocks_uses_no_processor), CASE(engine_ends_with_work_in_it))
+          CASE(waiting_for_blocks_uses_no_cpu), CASE(engine_ends_with_work_in_it))

@@ -229,7 +229,7 @@ TEST(plain_rows_are_rounded_once_and_touch_no_scale)
 
 /* Which loops are taken is the processor's affair: both say the same of all bits that a code can
  * have, and of rows of any length. */
-TEST(loops_for_every_processor_give_the_same_bits)
+TEST(kernels_of_every_isa_give_the_same_bits)
 {
     static const struct kv_row_kernels plain = KV_ROW_KERNELS;
     uint8_t codes[2 * 256 + 1], a8[N_MAX], b8[N_MAX];
@@ -263,4 +263,4 @@ TEST_MAIN(CASE(types_and_sizes), CASE(scaled_rows_are_the_nearest_that_their_sca
           CASE(ties_go_to_the_even_code), CASE(zeros_and_subnormal_scales),
           CASE(a_row_that_is_not_finite_reads_back_as_nan),
           CASE(plain_rows_are_rounded_once_and_touch_no_scale),
-          CASE(loops_for_every_processor_give_the_same_bits))
+          CASE(kernels_of_every_isa_give_the_same_bits))

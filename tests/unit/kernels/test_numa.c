@@ -100,7 +100,7 @@ TEST(folders)
     CHECK(n.n >= 1 && n.n <= NUMA_NODES_MAX);
 }
 
-TEST(threads_are_spread_as_processors_are)
+TEST(threads_are_spread_as_cpus_are)
 {
     struct numa_nodes n = { .n = 3 };
     numa_cpu_list_read("0-3", &n.cpus[0]);
@@ -117,4 +117,4 @@ TEST(threads_are_spread_as_processors_are)
     }
 }
 
-TEST_MAIN(CASE(lists), CASE(folders), CASE(threads_are_spread_as_processors_are))
+TEST_MAIN(CASE(lists), CASE(folders), CASE(threads_are_spread_as_cpus_are))

@@ -89,7 +89,7 @@ TEST(blocks_have_a_least_scale)
 
 /* The loops for every processor and those for AVX2, over random bits: NaNs, infinities and
  * subnormals among them. */
-TEST(both_sets_of_loops_give_the_same_bits)
+TEST(both_sets_of_kernels_give_the_same_bits)
 {
     static const struct quantize_kernels plain = QUANTIZE_KERNELS;
     enum { N = 1003 };
@@ -243,6 +243,6 @@ TEST(block_types_mean_what_the_reference_says)
 
 TEST_MAIN(CASE(halves_go_away_from_zero), CASE(the_float_below_a_half_is_no_half),
           CASE(every_share_rounds_as_roundf_does), CASE(channels_of_nothing_and_of_no_numbers),
-          CASE(blocks_have_a_least_scale), CASE(both_sets_of_loops_give_the_same_bits),
+          CASE(blocks_have_a_least_scale), CASE(both_sets_of_kernels_give_the_same_bits),
           CASE(names_go_there_and_back), CASE(channels_equal_the_reference),
           CASE(f8_blocks_equal_the_reference), CASE(block_types_mean_what_the_reference_says))

@@ -209,12 +209,12 @@ static void copies_case(const char *name)
     rig_close(&r);
 }
 
-TEST(sums_on_the_processor) { sums_case("cpu"); }
-TEST(sums_on_the_card) { sums_case("cuda"); }
-TEST(making_on_the_processor) { making_case("cpu"); }
-TEST(making_on_the_card) { making_case("cuda"); }
-TEST(copies_on_the_processor) { copies_case("cpu"); }
-TEST(copies_on_the_card) { copies_case("cuda"); }
+TEST(checksums_on_the_cpu) { sums_case("cpu"); }
+TEST(checksums_on_the_gpu) { sums_case("cuda"); }
+TEST(conversions_on_the_cpu) { making_case("cpu"); }
+TEST(conversions_on_the_gpu) { making_case("cuda"); }
+TEST(copies_on_the_cpu) { copies_case("cpu"); }
+TEST(copies_on_the_gpu) { copies_case("cuda"); }
 
 /* A work that is given up keeps its stage until the card has let go of it; then both are free. */
 TEST(a_work_given_early_keeps_its_stage)
@@ -259,6 +259,6 @@ TEST(works_are_bounded)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(sums_on_the_processor), CASE(sums_on_the_card), CASE(making_on_the_processor),
-          CASE(making_on_the_card), CASE(copies_on_the_processor), CASE(copies_on_the_card),
+TEST_MAIN(CASE(checksums_on_the_cpu), CASE(checksums_on_the_gpu), CASE(conversions_on_the_cpu),
+          CASE(conversions_on_the_gpu), CASE(copies_on_the_cpu), CASE(copies_on_the_gpu),
           CASE(a_work_given_early_keeps_its_stage), CASE(works_are_bounded))
