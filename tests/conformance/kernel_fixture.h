@@ -33,33 +33,33 @@ static inline float *random_floats(size_t n, float range)
     return x;
 }
 
-/* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_ROW(T) is T(name,
- * isa) of each, EVERY_ROW_CASES(C) the C(name). A row that this machine cannot run is skipped under
- * its name; test_kernels holds the list against the table. EVERY_HOST_ROW: those that compute on
+/* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_BACKEND(T) is T(name,
+ * isa) of each, EVERY_BACKEND_CASES(C) the C(name). A row that this machine cannot run is skipped under
+ * its name; test_kernels holds the list against the table. EVERY_CPU_BACKEND: those that compute on
  * the processor, where all of them give the same bits. */
-#define EVERY_HOST_ROW(T)                                                                          \
+#define EVERY_CPU_BACKEND(T)                                                                          \
     T(ref, "ref")                                                                                  \
     T(avx2, "avx2")                                                                                \
     T(avx512, "avx512") T(avx512_vnni, "avx512-vnni") T(avx512_bf16, "avx512-bf16") T(amx, "amx")
-#define EVERY_HOST_ROW_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
+#define EVERY_CPU_BACKEND_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
 #ifdef BATON_HAVE_CUDA_KERNELS
-#define EVERY_ROW(T)       EVERY_HOST_ROW(T) T(cuda, "cuda")
-#define EVERY_ROW_CASES(C) EVERY_HOST_ROW_CASES(C), C(cuda)
+#define EVERY_BACKEND(T)       EVERY_CPU_BACKEND(T) T(cuda, "cuda")
+#define EVERY_BACKEND_CASES(C) EVERY_CPU_BACKEND_CASES(C), C(cuda)
 #else
-#define EVERY_ROW       EVERY_HOST_ROW
-#define EVERY_ROW_CASES EVERY_HOST_ROW_CASES
+#define EVERY_BACKEND       EVERY_CPU_BACKEND
+#define EVERY_BACKEND_CASES EVERY_CPU_BACKEND_CASES
 #endif
 
 /* Skips the running test by name when this machine cannot run the row. */
-static inline struct kernel_ctx *open_row(const char *isa, enum activations activations,
+static inline struct kernel_ctx *open_backend(const char *isa, enum activations activations,
                                           int n_threads)
 {
     struct err err;
     struct kernel_ctx *c;
-    for (const struct kernel_backend *const *row = KERNEL_BACKENDS; *row; row++) {
+    for (const struct kernel_backend *const *b = KERNEL_BACKENDS; *b; b++) {
         static char why[64];
-        if (strcmp((*row)->name, isa) != 0 || (*row)->available()) continue;
-        snprintf(why, sizeof why, "this machine cannot run the %s row", isa);
+        if (strcmp((*b)->name, isa) != 0 || (*b)->available()) continue;
+        snprintf(why, sizeof why, "this machine cannot run the %s backend", isa);
         SKIP(why);
     }
     CHECK_OK(kernel_ctx_create(kernel_options_default(isa, activations, n_threads), &c, &err));

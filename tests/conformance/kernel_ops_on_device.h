@@ -364,7 +364,7 @@ static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *app
 
 /* A row of the processor gives the bits of ref. A card's sums run in another order: within `bound`
  * of it, or of what is `scale` large. */
-static inline void check_row(const struct kernel_ctx *c, const float *got, const float *want,
+static inline void check_against_ref(const struct kernel_ctx *c, const float *got, const float *want,
                              size_t n, double bound, const char *what, size_t a, size_t b)
 {
     if (c->device->is_host) {

@@ -12,7 +12,7 @@ _Thread_local struct tile_model tile_model;
  * row's instructions. */
 static struct kernel_ctx *open_amx(void)
 {
-    struct kernel_ctx *c = open_row("avx512-bf16", ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend("avx512-bf16", ACTIVATIONS_FAST, 2);
     c->backend = &cpu_backend_amx.base;
     return c;
 }
@@ -36,7 +36,7 @@ TEST(integers_have_the_bits_of_ref)
 {
     static const enum dtype TYPES[] = { DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_1,
                                         DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_XS };
-    struct kernel_ctx *c = open_amx(), *ref = open_row("ref", ACTIVATIONS_FAST, 1);
+    struct kernel_ctx *c = open_amx(), *ref = open_backend("ref", ACTIVATIONS_FAST, 1);
     for (size_t t = 0; t < COUNT_OF(TYPES); t++) {
         struct matrix m = make_matrix(TYPES[t], 70, 512);
         struct weight w = pack_one(c, &m);

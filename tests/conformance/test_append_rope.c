@@ -93,15 +93,15 @@ static void append_cases(const char *isa)
 {
     static const enum dtype TYPES[] = { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, DTYPE_F8_E4M3 };
     static const size_t DIMS[] = { 64, 128, 20, 18 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     for (size_t t = 0; t < COUNT_OF(TYPES); t++)
         for (size_t d = 0; d < COUNT_OF(DIMS); d++)
             for (int way = 0; way < 4; way++) check(c, TYPES[t], DIMS[d], way & 1, way & 2);
     kernel_ctx_free(c);
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_append_after_rope) { append_cases(isa); }
-#define ROW_CASES(name) CASE(name##_append_after_rope)
-EVERY_ROW(ROW_TESTS)
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))
+#define BACKEND_CASES(name) CASE(name##_append_after_rope)
+EVERY_BACKEND(BACKEND_TESTS)
+TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES))

@@ -306,13 +306,13 @@ static void rows_cases(const char *isa)
     const bool is_ref = strcmp(isa, "ref") == 0, some = is_ref || TEST_IS_SANITIZED;
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_tokens[N_SEQS] = { 1, SHAPES[i].block_tokens + 3, 330 };
-        struct kernel_ctx *ref = open_row("ref", ACTIVATIONS_F32, 1);
+        struct kernel_ctx *ref = open_backend("ref", ACTIVATIONS_F32, 1);
         struct world w = make_world(SHAPES[i], N_SEQS, n_tokens);
         run_world(ref, &w, 10000, w.want);
         if (is_ref) check_against_softmax(&w, 29); /* the others are held to ref */
         kernel_ctx_free(ref);
         for (int n_threads = 1; n_threads <= 3; n_threads++) {
-            struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, n_threads);
+            struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, n_threads);
             for (size_t k = is_ref ? 1 : 0; k < COUNT_OF(chunks); k++)
                 if (!some || k % 3 + 1 == (size_t)n_threads)
                     check_run(c, &w, chunks[k], "attention");
@@ -329,7 +329,7 @@ static void block_cases(const char *isa)
                                            { ABSORBED, DTYPE_F32, 3, 1, 18, 64, 12, 0, 0 } };
     static const size_t sizes[] = { 1, 5, 16, 33, 63, 65, 100, 128, 256 },
                         n_tokens[N_SEQS] = { 64, 200, 520 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         struct world w = make_world(shapes[i], N_SEQS, n_tokens);
         run_world(c, &w, 10000, w.want);
@@ -355,14 +355,14 @@ static void segment_cases(const char *isa)
         if (strcmp(isa, "ref") == 0 && i != 1)
             continue; /* the split is the same for every row; ref
                        * takes minutes for the large ones */
-        struct kernel_ctx *one = open_row(isa, ACTIVATIONS_F32, 1);
+        struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_F32, 1);
         struct world w = make_world(shapes[i], i % 2 ? N_SEQS : 1, n_tokens);
         run_world(one, &w, 10000, w.want);
         check_against_softmax(&w, 700);
         check_run(one, &w, 96, "segments on one thread");
         kernel_ctx_free(one);
         for (int n_threads = 2; n_threads <= 17; n_threads += 15) {
-            struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, n_threads);
+            struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, n_threads);
             for (size_t k = 0; k < COUNT_OF(chunks); k++)
                 if (!TEST_IS_SANITIZED || (k == 0) == (n_threads == 2))
                     check_run(c, &w, chunks[k], "segments");
@@ -452,21 +452,21 @@ static void check_chains(const struct cpu_microkernels *kernels)
 static void check_fast(const char *isa, const struct shape *s, size_t n_seqs,
                        const size_t *n_tokens, const size_t *chunks, size_t n_chunks)
 {
-    struct kernel_ctx *one = open_row(isa, ACTIVATIONS_FAST, 1);
+    struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_FAST, 1);
     struct world w = make_world(*s, n_seqs, n_tokens);
     w.rounded = cpu_microkernels_of(one)->scores_bf16 && s->form != NAIVE;
     run_world(one, &w, 10000, w.want);
     kernel_ctx_free(one);
     if (w.rounded) check_against_softmax(&w, n_tokens[0] > 1000 ? 700 : 29);
     for (int n_threads = 1; n_threads <= 3 && w.rounded; n_threads++) {
-        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, n_threads);
+        struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, n_threads);
         for (size_t k = 0; k < n_chunks; k++)
             if (!TEST_IS_SANITIZED || k % 3 + 1 == (size_t)n_threads)
                 check_run(c, &w, chunks[k], "bf16 products");
         kernel_ctx_free(c);
     }
     if (!w.rounded) {
-        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+        struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
         check_run(c, &w, 100, "as in f32");
         kernel_ctx_free(c);
     }
@@ -479,7 +479,7 @@ static void fast_cases(const char *isa)
                         n_long[N_SEQS] = { 2100, 1030, 3 };
     static const struct shape long_heads = { HEADS, DTYPE_BF16, 7, 1, 64, 64, 0, 0, 0 },
                               long_latents = { ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 1);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 1);
     bool products = cpu_microkernels_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
     if (products) check_chains(cpu_microkernels_of(c));
     kernel_ctx_free(c);
@@ -498,7 +498,7 @@ static void forms_agree(const char *isa)
 {
     static const size_t n_tokens[N_SEQS] = { 300 };
     struct shape s = { NAIVE, DTYPE_BF16, 3, 1, 80, 64, 64, 32, 24 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     struct world w = make_world(s, 1, n_tokens), a;
     run_world(c, &w, 10000, w.want);
     s.form = ABSORBED;
@@ -536,7 +536,7 @@ static void later_positions_stay_apart(const char *isa, enum activations activat
     static const size_t n_tokens[N_SEQS] = { 150 };
     const struct shape s = { HEADS, t, 6, 2, 32, 64, 0, 0, 0 };
     enum { BROKEN = 77 };
-    struct kernel_ctx *c = open_row(isa, activations, 2);
+    struct kernel_ctx *c = open_backend(isa, activations, 2);
     struct world w = make_world(s, 1, n_tokens);
     size_t out_row = s.n_heads * s.dim, n = n_tokens[0] * out_row;
     float *out = MEM_ARRAY(float, n);
@@ -560,7 +560,7 @@ static void append_stores(const char *isa)
     static const uint16_t round[] = {
         0x3f80, 0x3f82, 0xbf80, 0x7f80, 0x0001, 0x7f80, 0x7fc0, 0x8000
     };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     float k[ROWS * HEADS_N * DIM], v[ROWS * HEADS_N * DIM];
     uint16_t pool[3 * HEADS_N * 2 * BLOCK * DIM];
     int32_t table[] = { 2, 0 };
@@ -596,7 +596,7 @@ static void append_stores(const char *isa)
 static void many_sequences(const char *isa)
 {
     enum { N = 5000, DIM = 8 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     struct attn_seq *seqs = MEM_ARRAY(struct attn_seq, N);
     float *q = random_floats(N * DIM, 1), *v = random_floats(N * DIM, 1),
           *out = MEM_ARRAY(float, N *DIM);
@@ -624,7 +624,7 @@ static void many_sequences(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_rows) { rows_cases(isa); }                                                         \
     TEST(name##_block_sizes) { block_cases(isa); }                                                 \
     TEST(name##_segments) { segment_cases(isa); }                                                  \
@@ -638,11 +638,11 @@ static void many_sequences(const char *isa)
     }                                                                                              \
     TEST(name##_append) { append_stores(isa); }                                                    \
     TEST(name##_many_sequences) { many_sequences(isa); }
-#define ROW_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                            \
     CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240),              \
         CASE_T(name##_fast, 240), CASE(name##_forms_agree), CASE(name##_later_positions),          \
         CASE(name##_append), CASE(name##_many_sequences)
 
-EVERY_HOST_ROW(ROW_TESTS)
+EVERY_CPU_BACKEND(BACKEND_TESTS)
 
-TEST_MAIN(EVERY_HOST_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_CPU_BACKEND_CASES(BACKEND_CASES))

@@ -183,14 +183,14 @@ static float *answers(const char *path, const char *isa, enum quantize quantize,
 static void check_same(const char *want_path, const char *path, enum quantize quantize,
                        const char *what)
 {
-    for (size_t row = 0; KERNEL_BACKENDS[row]; row++) {
-        if (!KERNEL_BACKENDS[row]->available()) continue;
+    for (size_t b = 0; KERNEL_BACKENDS[b]; b++) {
+        if (!KERNEL_BACKENDS[b]->available()) continue;
         struct rig a, b;
-        float *want = answers(want_path, KERNEL_BACKENDS[row]->name, QUANTIZE_NONE, &a),
-              *have = answers(path, KERNEL_BACKENDS[row]->name, quantize, &b);
+        float *want = answers(want_path, KERNEL_BACKENDS[b]->name, QUANTIZE_NONE, &a),
+              *have = answers(path, KERNEL_BACKENDS[b]->name, quantize, &b);
         if (memcmp(want, have, (N_IDS + N_ANSWER) * (size_t)a.n_vocab * sizeof *want) != 0)
             test_fail(__FILE__, __LINE__, "%s: the logits on %s differ", what,
-                      KERNEL_BACKENDS[row]->name);
+                      KERNEL_BACKENDS[b]->name);
         mem_free(want);
         mem_free(have);
         rig_close(&a);

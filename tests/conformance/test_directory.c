@@ -20,7 +20,7 @@
 enum { NODES = 32, LEASE_LONG_MS = 20000, LEASE_SHORT_MS = 400, WAIT_MS = 8000, CASE_S = 60 };
 
 struct rig {
-    const char *row;
+    const char *backend;
     struct loop *loop;
     struct directory *a, *b; /* two entries; the same one for local */
     struct directory *held;  /* http: the holder's own */
@@ -160,7 +160,7 @@ static struct directory *open_entry(struct rig *r, const char *topic, const char
         o.on_up = on_up;
         o.on_down = on_down;
     }
-    if (directory_open(r->row, &o, &d, &err) != OK)
+    if (directory_open(r->backend, &o, &d, &err) != OK)
         test_fail(__FILE__, __LINE__, "open: %s", err.text);
     return d;
 }
@@ -189,12 +189,12 @@ static void holder_stop(struct rig *r)
     r->held = NULL;
 }
 
-static void rig_open(struct rig *r, const char *row, uint32_t lease_ms)
+static void rig_open(struct rig *r, const char *backend, uint32_t lease_ms)
 {
-    *r = (struct rig){ .row = row, .lease_ms = lease_ms };
-    bool is_redis = strcmp(row, "redis") == 0, is_local = strcmp(row, "local") == 0;
+    *r = (struct rig){ .backend = backend, .lease_ms = lease_ms };
+    bool is_redis = strcmp(backend, "redis") == 0, is_local = strcmp(backend, "local") == 0;
     if (is_redis && !has_redis())
-        SKIP("redis-server is not installed; the row redis is NOT tested");
+        SKIP("redis-server is not installed; the redis directory is NOT tested");
     CHECK_OK(loop_create(&r->loop, NULL));
     if (is_redis) {
         r->port = free_port();
@@ -360,7 +360,7 @@ static void case_published_nodes_are_seen(struct rig *r)
 static void case_topics_are_apart(struct rig *r)
 {
     struct answer a, b;
-    struct directory *other = strcmp(r->row, "local") == 0 ? r->a
+    struct directory *other = strcmp(r->backend, "local") == 0 ? r->a
                                                            : open_entry(r, "test", "s3cret", false);
     struct node_record n = record(3, ROLE_PREFILL);
     run_for(r, 100);
@@ -781,7 +781,7 @@ TEST(open_says_what_is_wrong)
     loop_free(l);
 }
 
-static void run(const char *row, uint32_t lease_ms, void (*fn)(struct rig *))
+static void run(const char *backend, uint32_t lease_ms, void (*fn)(struct rig *))
 {
     struct rig r;
     rig_open(&r, row, lease_ms);
@@ -789,28 +789,28 @@ static void run(const char *row, uint32_t lease_ms, void (*fn)(struct rig *))
     rig_close(&r);
 }
 
-#define REMOTE_ROWS(name, lease)                                                                   \
+#define REMOTE_BACKENDS(name, lease)                                                                   \
     TEST(name##_http) { run("http", lease, case_##name); }                                         \
     TEST(name##_redis) { run("redis", lease, case_##name); }
-#define ALL_ROWS(name, lease)                                                                      \
+#define ALL_BACKENDS(name, lease)                                                                      \
     TEST(name##_local) { run("local", lease, case_##name); }                                       \
-    REMOTE_ROWS(name, lease)
+    REMOTE_BACKENDS(name, lease)
 #define REMOTE_CASES(name) CASE_T(name##_http, CASE_S), CASE_T(name##_redis, CASE_S)
 #define ALL_CASES(name)    CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
 
-ALL_ROWS(published_nodes_are_seen, LEASE_LONG_MS)
-ALL_ROWS(topics_are_apart, LEASE_LONG_MS)
-ALL_ROWS(leases_end, LEASE_SHORT_MS)
-ALL_ROWS(leave_removes_at_once, LEASE_LONG_MS)
-ALL_ROWS(reserve_counts_both_nodes, LEASE_LONG_MS)
-ALL_ROWS(full_nodes_are_refused, LEASE_LONG_MS)
-ALL_ROWS(last_place_is_given_once, LEASE_LONG_MS)
-ALL_ROWS(release_may_come_twice, LEASE_LONG_MS)
-ALL_ROWS(moving_requests_count_once, LEASE_LONG_MS)
-ALL_ROWS(reservations_end_by_ttl, LEASE_LONG_MS)
-ALL_ROWS(close_ends_all_callbacks, LEASE_LONG_MS)
-ALL_ROWS(close_inside_a_callback, LEASE_LONG_MS)
-REMOTE_ROWS(a_dead_entry_holds_nothing, LEASE_SHORT_MS)
+ALL_BACKENDS(published_nodes_are_seen, LEASE_LONG_MS)
+ALL_BACKENDS(topics_are_apart, LEASE_LONG_MS)
+ALL_BACKENDS(leases_end, LEASE_SHORT_MS)
+ALL_BACKENDS(leave_removes_at_once, LEASE_LONG_MS)
+ALL_BACKENDS(reserve_counts_both_nodes, LEASE_LONG_MS)
+ALL_BACKENDS(full_nodes_are_refused, LEASE_LONG_MS)
+ALL_BACKENDS(last_place_is_given_once, LEASE_LONG_MS)
+ALL_BACKENDS(release_may_come_twice, LEASE_LONG_MS)
+ALL_BACKENDS(moving_requests_count_once, LEASE_LONG_MS)
+ALL_BACKENDS(reservations_end_by_ttl, LEASE_LONG_MS)
+ALL_BACKENDS(close_ends_all_callbacks, LEASE_LONG_MS)
+ALL_BACKENDS(close_inside_a_callback, LEASE_LONG_MS)
+REMOTE_BACKENDS(a_dead_entry_holds_nothing, LEASE_SHORT_MS)
 
 TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_CASES(leases_end),
           ALL_CASES(leave_removes_at_once), ALL_CASES(reserve_counts_both_nodes),

@@ -288,7 +288,7 @@ static struct ep_placement placement(int size, bool redundant)
     };
 }
 
-static struct shape shape_of(const char *row, enum ep_mode mode, int size)
+static struct shape shape_of(const char *backend, enum ep_mode mode, int size)
 {
     return (struct shape){ .c = { .backend = row,
                                   .mode = mode,
@@ -324,9 +324,9 @@ static void rank_of_calls(struct world *w)
 }
 
 static const char WHY[] =
-    "no card, or no library, for this row of expert parallelism: nothing of it was run";
+    "no card, or no library, for this backend of expert parallelism: nothing of it was run";
 
-static void calls(const char *row, const char *device, enum ep_mode mode, int size)
+static void calls(const char *backend, const char *device, enum ep_mode mode, int size)
 {
     static const struct {
         enum dtype send, back;
@@ -589,7 +589,7 @@ TEST(peer_has_no_throughput_mode) { run_ranks(1, rank_of_the_wrong_mode, 0, WHY)
 /* ---- a rank dies ---- */
 
 enum { SHORT_MS = 5000, DEAD = 1 };
-static const char *the_row;
+static const char *the_backend;
 #ifdef BATON_EMULATED_GPU
 enum { EMULATED = 1 };
 #else
@@ -607,7 +607,7 @@ static bool is_lost(enum status st)
 static void rank_of_the_bereaved(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
-    struct shape s = shape_of(the_row, EP_LOW_LATENCY, w->size);
+    struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
     struct inputs in;
     struct ep_batch b;
     struct err err = { 0 };
@@ -638,13 +638,13 @@ static void rank_of_the_bereaved(struct world *w)
 
 TEST(peer_a_dead_rank_is_an_error_in_time)
 {
-    the_row = "peer";
+    the_backend = "peer";
     run_ranks(3, rank_of_the_bereaved, 1u << DEAD, WHY);
 }
 
 TEST(nccl_a_dead_rank_is_an_error_in_time)
 {
-    the_row = "nccl";
+    the_backend = "nccl";
     run_ranks(3, rank_of_the_bereaved, 1u << DEAD, WHY);
 }
 

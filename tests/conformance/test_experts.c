@@ -146,7 +146,7 @@ static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bo
                               alone, 1));
         check_bits(alone, got + i * HIDDEN, HIDDEN, "a row alone", n, i);
     }
-    check_row(c, got, want, n * HIDDEN, bound, "experts", n, shared);
+    check_against_ref(c, got, want, n * HIDDEN, bound, "experts", n, shared);
     mem_free(h), mem_free(x), mem_free(weights), mem_free(got), mem_free(want);
 }
 
@@ -166,7 +166,7 @@ static void experts_cases(const char *isa)
                   { DTYPE_BF16, DTYPE_F32, 40, ACTIVATIONS_FAST } };
     static const size_t counts[] = { 0, 1, 2, 17, ROWS_MAX };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        struct kernel_ctx *c = open_row(isa, cases[i].activations, 2);
+        struct kernel_ctx *c = open_backend(isa, cases[i].activations, 2);
         struct layer *l = make_layer(c, cases[i].t, cases[i].other, cases[i].inner);
         for (size_t k = 0; k < COUNT_OF(counts); k++)
             for (int shared = 0; shared < 2; shared++)
@@ -178,9 +178,9 @@ static void experts_cases(const char *isa)
     }
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_experts) { experts_cases(isa); }
-#define ROW_CASES(name) CASE_T(name##_experts, 200)
-EVERY_ROW(ROW_TESTS)
+#define BACKEND_CASES(name) CASE_T(name##_experts, 200)
+EVERY_BACKEND(BACKEND_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES))

@@ -12,8 +12,8 @@ static const size_t LENGTHS[] = { 1, 2, 5, 8, 9, 15, 16, 17, 24, 31, 33, 96, 576
 
 static void norm_cases(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2),
-                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2),
+                      *ref = open_backend("ref", ACTIVATIONS_F32, 1);
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         size_t n = LENGTHS[l], n_rows = 41;
         float *x = random_floats(n_rows * n, 4), *w = random_floats(n, 2);
@@ -21,7 +21,7 @@ static void norm_cases(const char *isa)
               *alone = MEM_ARRAY(float, n);
         on_rms_norm(c, y, n, x, n, w, n_rows, n, 1e-5f);
         ref->ops->rms_norm(ref, want, n, x, n, w, n_rows, n, 1e-5f);
-        check_row(c, y, want, n_rows * n, 1e-6, "rms_norm", n, n_rows);
+        check_against_ref(c, y, want, n_rows * n, 1e-6, "rms_norm", n, n_rows);
         for (size_t i = 0; i < n_rows; i++) {
             double squares = 0;
             for (size_t j = 0; j < n; j++) squares += (double)x[i * n + j] * (double)x[i * n + j];
@@ -50,7 +50,7 @@ static void norm_cases(const char *isa)
 
 static void add_cases(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     for (size_t l = 0; l <= COUNT_OF(LENGTHS); l++) {
         size_t n = l < COUNT_OF(LENGTHS) ? LENGTHS[l] : 100003;
         float *x = random_floats(n, 4), *y = random_floats(n, 4), *want = MEM_ARRAY(float, n);
@@ -64,7 +64,7 @@ static void add_cases(const char *isa)
 
 static void copy_cases(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         enum { ROWS = 37 };
         size_t n = LENGTHS[l], to_stride = n + 3, from_stride = n + 1;
@@ -136,7 +136,7 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
     ref->ops->rope(ref, &a);
     for (size_t l = 0; l < a.n_heads; l++) {
         const size_t stride = a.heads[l].x_stride, dim = dims[l];
-        check_row(c, x[l], want[l], ROPE_ROWS * stride - 5, 2e-6,
+        check_against_ref(c, x[l], want[l], ROPE_ROWS * stride - 5, 2e-6,
                   interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
         for (size_t i = 0; i < ROPE_ROWS; i++)
             for (size_t d = 0; d < n_heads[l] * dim; d++)
@@ -153,8 +153,8 @@ static void rope_cases(const char *isa)
 {
     static const size_t dims[][2] = { { 2, 2 },   { 8, 6 },   { 16, 16 }, { 24, 24 },
                                       { 20, 12 }, { 64, 64 }, { 80, 40 }, { 128, 128 } };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2),
-                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2),
+                      *ref = open_backend("ref", ACTIVATIONS_F32, 1);
     for (size_t i = 0; i < COUNT_OF(dims); i++)
         for (int interleaved = 0; interleaved < 2; interleaved++)
             for (size_t others = 0; others < 3; others++)
@@ -166,8 +166,8 @@ static void rope_cases(const char *isa)
 static void lse_cases(const char *isa)
 {
     static const size_t lengths[] = { 1, 5, 16, 17, 100, 1023, 1024, 1025, 5000, 49152 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2),
-                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2),
+                      *ref = open_backend("ref", ACTIVATIONS_F32, 1);
     for (size_t l = 0; l < COUNT_OF(lengths); l++) {
         size_t n = lengths[l], n_rows = 4, stride = n + 7;
         float *x = random_floats(n_rows * stride - 7, 15), got[4], want[4], alone;
@@ -195,8 +195,8 @@ static void vocabulary_cases(const char *isa)
 {
     static const size_t lengths[] = { 1, 7, 16, 17, 4095, 4096, 4097, 40000, 151936 };
     static const float odd[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 0, -0.0f };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 3),
-                      *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 3),
+                      *ref = open_backend("ref", ACTIVATIONS_F32, 1);
     for (size_t l = 0; l < COUNT_OF(lengths); l++) {
         size_t n = lengths[l], first = 0;
         float *x = random_floats(n, 20), *got = MEM_ARRAY(float, n), *want = MEM_ARRAY(float, n);
@@ -224,7 +224,7 @@ static void vocabulary_cases(const char *isa)
 
 static void combine_cases(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
         enum { ROWS = 23, USED = 5, SOURCE = 40 };
         size_t n = LENGTHS[l];
@@ -264,17 +264,17 @@ static void combine_cases(const char *isa)
 
 /* ---- the rows ---- */
 
-TEST(every_row_has_its_tests)
+TEST(every_backend_has_its_tests)
 {
 #define NAME(name, isa) isa,
-    static const char *const tested[] = { EVERY_ROW(NAME) };
+    static const char *const tested[] = { EVERY_BACKEND(NAME) };
 #undef NAME
     size_t n = 0;
     for (; KERNEL_BACKENDS[n]; n++) {
         bool found = false;
         for (size_t i = 0; i < COUNT_OF(tested); i++)
             found |= strcmp(tested[i], KERNEL_BACKENDS[n]->name) == 0;
-        if (!found) test_fail(__FILE__, __LINE__, "EVERY_ROW lacks %s", KERNEL_BACKENDS[n]->name);
+        if (!found) test_fail(__FILE__, __LINE__, "EVERY_BACKEND lacks %s", KERNEL_BACKENDS[n]->name);
     }
     CHECK_EQ_INT(n, COUNT_OF(tested));
 }
@@ -354,7 +354,7 @@ static void product_cases(const char *isa)
     enum { N_OUT = 50, N_IN = 150, JOBS = 6 };
     static const enum dtype TYPES[JOBS] = { DTYPE_F16, DTYPE_F16, DTYPE_BF16,
                                             DTYPE_F16, DTYPE_F32, DTYPE_BF16 };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     struct matrix m[JOBS];
     struct weight w[JOBS];
     struct matmul_args jobs[JOBS];
@@ -439,7 +439,7 @@ static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then,
 
 static void ready_cases(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     CHECK_OK(kernel_ctx_reserve(c, PRODUCT_ROWS, 100));
     for (size_t i = 0; i < COUNT_OF(PRODUCT_TYPES); i++)
         for (size_t j = 0; j < COUNT_OF(PRODUCT_TYPES); j++)
@@ -448,7 +448,7 @@ static void ready_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_products) { product_cases(isa); }                                                  \
     TEST(name##_ready_rows) { ready_cases(isa); }                                                  \
     TEST(name##_rms_norm) { norm_cases(isa); }                                                     \
@@ -456,18 +456,18 @@ static void ready_cases(const char *isa)
     TEST(name##_copy_rows) { copy_cases(isa); }                                                    \
     TEST(name##_rope) { rope_cases(isa); }                                                         \
     TEST(name##_combine) { combine_cases(isa); }
-#define ROW_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                            \
     CASE(name##_products), CASE(name##_ready_rows), CASE(name##_rms_norm), CASE(name##_add),       \
         CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
 
 /* What sampling takes from the processor. */
-#define HOST_ROW_TESTS(name, isa)                                                                  \
+#define CPU_BACKEND_TESTS(name, isa)                                                                  \
     TEST(name##_vocabulary) { vocabulary_cases(isa); }                                             \
     TEST(name##_log_sum_exp) { lse_cases(isa); }
-#define HOST_ROW_CASES(name) CASE(name##_vocabulary), CASE(name##_log_sum_exp)
+#define CPU_BACKEND_CASES(name) CASE(name##_vocabulary), CASE(name##_log_sum_exp)
 
-EVERY_ROW(ROW_TESTS)
-EVERY_HOST_ROW(HOST_ROW_TESTS)
+EVERY_BACKEND(BACKEND_TESTS)
+EVERY_CPU_BACKEND(CPU_BACKEND_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), EVERY_HOST_ROW_CASES(HOST_ROW_CASES),
-          CASE(every_row_has_its_tests), CASE(context_names_what_this_machine_has))
+TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES), EVERY_CPU_BACKEND_CASES(CPU_BACKEND_CASES),
+          CASE(every_backend_has_its_tests), CASE(context_names_what_this_machine_has))

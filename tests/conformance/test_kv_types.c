@@ -258,12 +258,12 @@ static void rows_cases(const char *isa)
                                           is_ref              ? 70
                                           : TEST_IS_SANITIZED ? 140
                                                               : 330 };
-        struct kernel_ctx *one = open_row(isa, ACTIVATIONS_F32, 1);
+        struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_F32, 1);
         struct world w = make_world(one, SHAPES[i], n_tokens);
         if (i < 3) check_against_softmax(&w);
         kernel_ctx_free(one);
         for (int n_threads = 1; n_threads <= 3; n_threads++) {
-            struct kernel_ctx *c = open_row(isa,
+            struct kernel_ctx *c = open_backend(isa,
                                             n_threads == 2 && SHAPES[i].dtype != DTYPE_BF16
                                                 ? ACTIVATIONS_FAST
                                                 : ACTIVATIONS_F32,
@@ -285,8 +285,8 @@ static void long_cases(const char *isa)
     static const size_t n_tokens[N_SEQS] = { 1100, 530, 3 }, sizes[] = { 1, 33, 100, 256 };
     /* the split is the same for every row, and ref is slow */
     for (size_t i = strcmp(isa, "ref") == 0 ? 1 : 0; i < COUNT_OF(shapes); i++) {
-        struct kernel_ctx *one = open_row(isa, ACTIVATIONS_F32, 1),
-                          *c = open_row(isa, ACTIVATIONS_FAST, 5);
+        struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_F32, 1),
+                          *c = open_backend(isa, ACTIVATIONS_FAST, 5);
         struct world w = make_world(one, shapes[i], n_tokens);
         check_run(c, &w, 256);
         check_run(c, &w, 99);
@@ -305,7 +305,7 @@ static void later_positions(const char *isa)
     enum { BROKEN = 77 };
     static const size_t n_tokens[N_SEQS] = { 150, 1, 1 };
     for (size_t i = 0; i < 3; i++) {
-        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+        struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
         struct world w = make_world(c, (struct shape){ SHAPES[i].dtype, 6, 2, 32, 64 }, n_tokens);
         float *out[N_SEQS];
         size_t row = w.s.n_heads * w.s.dim, n = n_tokens[0] * row;
@@ -327,7 +327,7 @@ static void append_stores(const char *isa)
 {
     static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
     enum { HEADS = 2, DIM = 5, BLOCK = 4, ROWS = 6, BLOCKS = 3, ROW = HEADS * DIM };
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     for (size_t t = 0; t < COUNT_OF(types); t++) {
         const struct shape s = { types[t], HEADS, HEADS, DIM, BLOCK };
         const struct kv_layout l = layout_of(&s, types[t], BLOCKS);
@@ -368,8 +368,8 @@ static void append_stores(const char *isa)
 TEST(what_may_be)
 {
     static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
-    struct kernel_ctx *exact = open_row("ref", ACTIVATIONS_F32, 1),
-                      *fast = open_row("ref", ACTIVATIONS_FAST, 1);
+    struct kernel_ctx *exact = open_backend("ref", ACTIVATIONS_F32, 1),
+                      *fast = open_backend("ref", ACTIVATIONS_FAST, 1);
     struct err err;
     for (size_t i = 0; i < COUNT_OF(types); i++) {
         CHECK_OK(kernel_kv_check(ACTIVATIONS_F32, types[i], false, &err));
@@ -388,15 +388,15 @@ TEST(what_may_be)
     kernel_ctx_free(exact), kernel_ctx_free(fast);
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_rows) { rows_cases(isa); }                                                         \
     TEST(name##_long) { long_cases(isa); }                                                         \
     TEST(name##_later_positions) { later_positions(isa); }                                         \
     TEST(name##_append) { append_stores(isa); }
-#define ROW_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                            \
     CASE_T(name##_rows, 240), CASE_T(name##_long, 240), CASE(name##_later_positions),              \
         CASE(name##_append)
 
-EVERY_HOST_ROW(ROW_TESTS)
+EVERY_CPU_BACKEND(BACKEND_TESTS)
 
-TEST_MAIN(CASE(what_may_be), EVERY_HOST_ROW_CASES(ROW_CASES))
+TEST_MAIN(CASE(what_may_be), EVERY_CPU_BACKEND_CASES(BACKEND_CASES))

@@ -48,7 +48,7 @@ static float *chains(const struct matrix *m, const float *x, size_t n_rows)
 /* The row on three threads of a host with two memory nodes. */
 static struct kernel_ctx *open_on_two_nodes(const char *isa, enum activations activations)
 {
-    struct kernel_ctx *c = open_row(isa, activations, 3);
+    struct kernel_ctx *c = open_backend(isa, activations, 3);
     struct numa_nodes nodes = two_nodes();
     struct err err;
     compute_pool_free(c->pool);
@@ -65,7 +65,7 @@ struct contexts {
 static struct contexts open_contexts(const char *isa, enum activations activations)
 {
     return (
-        struct contexts){ { open_row(isa, activations, 1), open_on_two_nodes(isa, activations) } };
+        struct contexts){ { open_backend(isa, activations, 1), open_on_two_nodes(isa, activations) } };
 }
 
 static void free_contexts(struct contexts *on)
@@ -223,7 +223,7 @@ static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum d
 static void fast_cases(const char *isa)
 {
     struct contexts on = open_contexts(isa, ACTIVATIONS_FAST);
-    struct kernel_ctx *ref = open_row("ref", ACTIVATIONS_FAST, 1);
+    struct kernel_ctx *ref = open_backend("ref", ACTIVATIONS_FAST, 1);
     for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
         for (size_t i = 0; i < COUNT_OF(SIZES); i++)
             check_fast(&on, ref, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
@@ -240,7 +240,7 @@ static void fast_cases(const char *isa)
  * by them. */
 static void odd_inputs(const char *isa)
 {
-    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     static const float odd[] = { INFINITY, -INFINITY, NAN };
     for (int t = DTYPE_Q8_0; t <= DTYPE_IQ4_NL; t++) {
         struct matrix m = make_matrix((enum dtype)t, 33, 96);
@@ -274,7 +274,7 @@ static void odd_inputs(const char *isa)
 static void after_cases(const char *isa, enum activations activations, enum dtype t)
 {
     enum { ROWS = 40, N = 41, K = 96 };
-    struct kernel_ctx *c = open_row(isa, activations, 2);
+    struct kernel_ctx *c = open_backend(isa, activations, 2);
     struct matrix gate = make_matrix(t, N, K), up = make_matrix(t, N, K);
     struct weight wg = pack_one(c, &gate), wu = pack_one(c, &up), paired, stacked;
     const struct weight_src parts[] = { gate.src, up.src };
@@ -404,15 +404,15 @@ static void together(const char *isa)
     }
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_f32) { f32_cases(isa); }                                                           \
     TEST(name##_fast) { fast_cases(isa); }                                                         \
     TEST(name##_inputs_without_a_scale) { odd_inputs(isa); }                                       \
     TEST(name##_jobs_and_epilogues) { together(isa); }
-#define ROW_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                            \
     CASE_T(name##_f32, 300), CASE_T(name##_fast, 300), CASE(name##_inputs_without_a_scale),        \
         CASE_T(name##_jobs_and_epilogues, 120)
 
-EVERY_HOST_ROW(ROW_TESTS)
+EVERY_CPU_BACKEND(BACKEND_TESTS)
 
-TEST_MAIN(EVERY_HOST_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_CPU_BACKEND_CASES(BACKEND_CASES))

@@ -240,7 +240,7 @@ static void ready_cases(const char *isa, enum activations activations)
     float *x = random_floats(ROWS_MAX * HIDDEN, 2), *norm = random_floats(HIDDEN, 1),
           *other = random_floats(HIDDEN, 1);
     for (int threads = 1; threads <= 3; threads += 2) {
-        struct kernel_ctx *c = open_row(isa, activations, threads);
+        struct kernel_ctx *c = open_backend(isa, activations, threads);
         CHECK_OK(kernel_ctx_reserve(c, 2 * ROWS_MAX, HIDDEN));
         check_types(c, DTYPE_Q8_0, DTYPE_Q8_0, 160, x, norm);
         /* the last block of a row is cut, in its first half and below in its second */
@@ -257,11 +257,11 @@ static void ready_cases(const char *isa, enum activations activations)
     mem_free(x), mem_free(norm), mem_free(other);
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_f32) { ready_cases(isa, ACTIVATIONS_F32); }                                        \
     TEST(name##_fast) { ready_cases(isa, ACTIVATIONS_FAST); }
-#define ROW_CASES(name) CASE_T(name##_f32, 120), CASE_T(name##_fast, 120)
+#define BACKEND_CASES(name) CASE_T(name##_f32, 120), CASE_T(name##_fast, 120)
 
-EVERY_HOST_ROW(ROW_TESTS)
+EVERY_CPU_BACKEND(BACKEND_TESTS)
 
-TEST_MAIN(EVERY_HOST_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_CPU_BACKEND_CASES(BACKEND_CASES))

@@ -140,21 +140,21 @@ static void check_cut(struct rig *r, const int32_t *ids, int32_t n, int32_t piec
     mem_free(rows);
 }
 
-TEST(logits_depend_on_neither_cuts_nor_neighbours_nor_the_row)
+TEST(logits_depend_on_neither_cuts_nor_neighbours_nor_the_backend)
 {
     static const enum dtype types[] = { DTYPE_F16, DTYPE_I8, DTYPE_F8_E4M3 };
     for (size_t t = 0; t < COUNT_OF(types); t++) {
         float *want = NULL;
         int32_t ids[200];
         for (int32_t i = 0; i < 200; i++) ids[i] = 4 + i * 37 % 500;
-        for (size_t row = 0; KERNEL_BACKENDS[row]; row++) {
+        for (size_t b = 0; KERNEL_BACKENDS[b]; b++) {
             struct rig r;
-            if (!is_host_row(KERNEL_BACKENDS[row]) || !KERNEL_BACKENDS[row]->available()) continue;
-            open_golden(&r, "qwen3", KERNEL_BACKENDS[row]->name, ACTIVATIONS_F32, types[t]);
+            if (!is_cpu_backend(KERNEL_BACKENDS[b]) || !KERNEL_BACKENDS[b]->available()) continue;
+            open_golden(&r, "qwen3", KERNEL_BACKENDS[b]->name, ACTIVATIONS_F32, types[t]);
             CHECK(r.n_vocab >= 504);
             if (!want) want = whole(&r, ids, 200);
             check_cut(&r, ids, 200, 200, want);
-            if (strcmp(KERNEL_BACKENDS[row]->name, "ref") != 0) check_cut(&r, ids, 200, 1, want);
+            if (strcmp(KERNEL_BACKENDS[b]->name, "ref") != 0) check_cut(&r, ids, 200, 1, want);
             check_cut(&r, ids, 200, 47, want);
             rig_close(&r);
         }
@@ -237,6 +237,6 @@ TEST(smollm2_over_other_types)
 }
 
 TEST_MAIN(CASE_T(logits_stay_near_those_over_f32, 280),
-          CASE_T(logits_depend_on_neither_cuts_nor_neighbours_nor_the_row, 280),
+          CASE_T(logits_depend_on_neither_cuts_nor_neighbours_nor_the_backend, 280),
           CASE(latents_are_refused_before_anything_is_packed),
           CASE_T(smollm2_over_other_types, 280))

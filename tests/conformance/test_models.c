@@ -11,11 +11,11 @@
 
 TEST(models_agree_with_their_reference)
 {
-    for (size_t row = 0; KERNEL_BACKENDS[row]; row++)
-        for (size_t i = 0; is_host_row(KERNEL_BACKENDS[row]) && KERNEL_BACKENDS[row]->available() &&
+    for (size_t b = 0; KERNEL_BACKENDS[b]; b++)
+        for (size_t i = 0; is_cpu_backend(KERNEL_BACKENDS[b]) && KERNEL_BACKENDS[b]->available() &&
                            i < COUNT_OF(GOLDENS);
              i++)
-            check_golden(GOLDENS[i], golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[row]->name);
+            check_golden(GOLDENS[i], golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[b]->name);
 }
 
 /* An emulated card takes a thousand times as long: with a sanitizer it has one model, which has
@@ -111,13 +111,13 @@ static void check_cuts(struct rig *r, int32_t n)
 
 TEST(logits_do_not_depend_on_the_batch)
 {
-    for (size_t row = 0; KERNEL_BACKENDS[row]; row++)
-        for (size_t i = 0; is_host_row(KERNEL_BACKENDS[row]) && KERNEL_BACKENDS[row]->available() &&
+    for (size_t b = 0; KERNEL_BACKENDS[b]; b++)
+        for (size_t i = 0; is_cpu_backend(KERNEL_BACKENDS[b]) && KERNEL_BACKENDS[b]->available() &&
                            i < COUNT_OF(GOLDENS);
              i++) {
             struct rig r;
-            rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[row]->name);
-            check_cuts(&r, strcmp(KERNEL_BACKENDS[row]->name, "ref") == 0 ? 90
+            rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[b]->name);
+            check_cuts(&r, strcmp(KERNEL_BACKENDS[b]->name, "ref") == 0 ? 90
                            : TEST_IS_SANITIZED                            ? 100
                                                                           : 230);
             rig_close(&r);
@@ -192,13 +192,13 @@ static int32_t answer_length(const struct rig *r)
 
 TEST(the_form_of_attention_follows_the_token)
 {
-    for (size_t row = 0; KERNEL_BACKENDS[row]; row++)
-        for (size_t i = 0; is_host_row(KERNEL_BACKENDS[row]) && KERNEL_BACKENDS[row]->available() &&
+    for (size_t b = 0; KERNEL_BACKENDS[b]; b++)
+        for (size_t i = 0; is_cpu_backend(KERNEL_BACKENDS[b]) && KERNEL_BACKENDS[b]->available() &&
                            i < COUNT_OF(GOLDENS);
              i++) {
             struct rig r;
             int32_t ids[PROMPT + ANSWER_MAX];
-            rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[row]->name);
+            rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[b]->name);
             const int32_t n = answer_length(&r);
             CHECK(r.m->two_attention_paths == (strncmp(GOLDENS[i], "deepseek", 8) == 0));
             float *one = MEM_ARRAY(float, (size_t)n *r.n_vocab),
@@ -344,10 +344,10 @@ TEST(smollm2_agrees_with_its_reference)
     bool first = true;
     cJSON *expected[LINES_MAX];
     size_t n = read_lines(golden("smollm2", "expected.jsonl").text, expected);
-    for (size_t row = 0; KERNEL_BACKENDS[row]; row++) {
-        if (!KERNEL_BACKENDS[row]->available()) continue;
+    for (size_t b = 0; KERNEL_BACKENDS[b]; b++) {
+        if (!KERNEL_BACKENDS[b]->available()) continue;
         struct rig r;
-        rig_open(&r, path, KERNEL_BACKENDS[row]->name);
+        rig_open(&r, path, KERNEL_BACKENDS[b]->name);
         for (size_t i = 0; i < (first ? n : 1); i++) { /* the fastest row checks more than the
                                                         * others */
             char what[256];
@@ -355,7 +355,7 @@ TEST(smollm2_agrees_with_its_reference)
             int32_t n_ids = read_ids(json_member(expected[i], "prompt_ids"), ids);
             snprintf(what, sizeof what, "%s on %s",
                      json_member(expected[i], "custom_id")->valuestring,
-                     KERNEL_BACKENDS[row]->name);
+                     KERNEL_BACKENDS[b]->name);
             feed_all(&r, &(struct feed){ .table = 0, .ids = ids, .n = n_ids }, 1, NULL);
             check_greedy(&r, 0, r.logits + (size_t)(n_ids - 1) * r.n_vocab, n_ids,
                          json_member(expected[i], "greedy"), 5e-3, first ? 48 : 2, what);

@@ -215,7 +215,7 @@ static void check_all(struct kernel_ctx *c)
 static void route_cases(const char *isa)
 {
     for (int n_threads = 1; n_threads <= 2; n_threads++) {
-        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, n_threads);
+        struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, n_threads);
         for (int round = 0; round < 5; round++) check_all(c);
         check_orders(c, E, K_MAX);
         check_orders(c, 1, 1);
@@ -224,14 +224,14 @@ static void route_cases(const char *isa)
     }
 }
 
-#define ROW_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_route) { route_cases(isa); }
-#define ROW_CASES(name) CASE(name##_route)
-EVERY_ROW(ROW_TESTS)
+#define BACKEND_CASES(name) CASE(name##_route)
+EVERY_BACKEND(BACKEND_TESTS)
 
 TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
 {
-    struct kernel_ctx *c = open_row("ref", ACTIVATIONS_F32, 2);
+    struct kernel_ctx *c = open_backend("ref", ACTIVATIONS_F32, 2);
     float logits[3 * 8] = { 1, 2, 2, 1, 2,       0, 0, 0, /* */ NAN, 1, 2, 3,
                             4, 5, 6, 7, /* */ 0, 0, 0, 0, 0,         0, 0, 0 },
                      weights[9];
@@ -260,7 +260,7 @@ TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
  * 0.005 and more (models.md 1.4). */
 TEST(a_large_common_bias_keeps_the_order)
 {
-    struct kernel_ctx *c = open_row("ref", ACTIVATIONS_F32, 1);
+    struct kernel_ctx *c = open_backend("ref", ACTIVATIONS_F32, 1);
     float bias[E], large[E];
     for (int e = 0; e < E; e++) large[e] = (bias[e] = random_float(0.02f)) + 40;
     float *logits = random_floats(ROWS * E, 4), w0[ROWS * 6], w1[ROWS * 6];
@@ -291,5 +291,5 @@ TEST(a_large_common_bias_keeps_the_order)
     kernel_ctx_free(c);
 }
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), CASE(ties_go_to_the_lower_index_and_nan_harms_only_its_row),
+TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES), CASE(ties_go_to_the_lower_index_and_nan_harms_only_its_row),
           CASE(a_large_common_bias_keeps_the_order))

@@ -778,7 +778,7 @@ TEST(metrics_say_which_transport)
     metrics_free(m);
 }
 
-TEST(every_slot_is_filled)
+TEST(every_op_is_filled)
 {
     for (size_t i = 0; kvt_transports[i]; i++) {
         const struct kvt_transport_ops *o = kvt_transports[i];
@@ -882,4 +882,4 @@ TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence),
           CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
           CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
           CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp),
-          CASE(every_slot_is_filled))
+          CASE(every_op_is_filled))

@@ -22,7 +22,7 @@ def compare(name, answers, tolerance, what='', goldens=GOLDENS):
     print(f'  {name}{what}: {r.stdout.splitlines()[-2]}')
 
 
-def kernel_rows():
+def kernel_backends():
     """Every --cpu-isa row that this CPU has, by the sentence that an unknown one is answered with."""
     r = subprocess.run([BIN, 'generate', '--help'], capture_output=True, text=True)
     choices = re.search(r'--cpu-isa\s+\S*?((?:[a-z0-9-]+\|)+[a-z0-9-]+)', r.stdout)
@@ -38,7 +38,7 @@ def kernel_rows():
 
 
 def tiny(name, goldens=GOLDENS, rows=None):
-    for isa in rows or kernel_rows():
+    for isa in rows or kernel_backends():
         answers = generate(os.path.join(goldens, name, 'model'), name, '--cpu-isa', isa, '--activations', 'f32', goldens=goldens)
         compare(name, answers, 1e-3, f' on {isa}', goldens)
 
@@ -53,7 +53,7 @@ def torch_python():
 
 def other_seeds(names, seeds):
     """Checkpoints of the goldens' shapes with other weights and prompts, on every kernel row, against answers made here."""
-    python, rows = torch_python(), kernel_rows()
+    python, rows = torch_python(), kernel_backends()
     with tempfile.TemporaryDirectory(prefix='baton-seeds-') as folder:
         for seed in seeds:
             goldens = os.path.join(folder, str(seed))

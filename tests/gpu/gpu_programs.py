@@ -35,7 +35,7 @@ def gpu_tests():
     """Programs with cases for a card, by their sources: those of single kernels, and those of the conformance suite."""
     out = []
     for folder, wanted in (('cuda/test_*.cc', r'need_gpu|cudaGetDeviceCount'),
-                           ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_gpu|\bEVERY_ROW_CASES\b|"cuda"')):
+                           ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_gpu|\bEVERY_BACKEND_CASES\b|"cuda"')):
         for path in sorted(glob.glob(os.path.join(ROOT, 'tests', folder))):
             with open(path, encoding='utf-8') as f:
                 if re.search(wanted, f.read()):

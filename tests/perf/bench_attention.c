@@ -143,7 +143,7 @@ int main(int argc, char **argv)
         struct pool pool;
         if (argc > 3 && !strstr(shapes[i].name, argv[3])) continue;
         struct limits l = limits_measure(c);
-        if (i == 0) printf("row %s, %d threads\n", c->backend->name, n_threads);
+        if (i == 0) printf("backend %s, %d threads\n", c->backend->name, n_threads);
         printf("limits now: %.1f GFLOP/s fused multiply-add, %.1f GB/s memory read\n", l.f32,
                l.gbytes);
         open_pool(&pool, shapes[i].dtype);

@@ -143,14 +143,14 @@ static inline struct limits limits_measure(struct kernel_ctx *c)
 {
     struct cpu_features f;
     struct limits l = { .gbytes = read_gbytes(c), .i8_by = "none", .bf16_by = "none" };
-    const char *row = c->backend->name;
-    bool wide = strcmp(row, "avx2") != 0;
+    const char *backend = c->backend->name;
+    bool wide = strcmp(backend, "avx2") != 0;
     cpu_features_read(&f);
-    if (strcmp(row, "ref") == 0) return l;
+    if (strcmp(backend, "ref") == 0) return l;
     l.f32 = wide ? peak(c, peak_f32_512, 32) : peak(c, peak_f32_256, 16);
-    if (wide && strcmp(row, "avx512") != 0) l.i8 = peak(c, peak_vnni, 128), l.i8_by = "vpdpbusd";
+    if (wide && strcmp(backend, "avx512") != 0) l.i8 = peak(c, peak_vnni, 128), l.i8_by = "vpdpbusd";
     else l.i8 = wide ? peak(c, peak_i8_512, 128) : peak(c, peak_i8_256, 64), l.i8_by = "vpmaddubsw";
-    if (strcmp(row, "avx512-bf16") == 0 || strcmp(row, "amx") == 0)
+    if (strcmp(backend, "avx512-bf16") == 0 || strcmp(backend, "amx") == 0)
         l.bf16 = peak(c, peak_bf16, 64), l.bf16_by = "vdpbf16ps";
     return l;
 }

@@ -30,7 +30,7 @@ class Peer:
         self.p = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ready = self.p.stdout.readline().split()
         self.failed = not ready or ready[0] != "ready"
-        self.row, self.load_ms = (None, None) if self.failed else (ready[2], int(ready[3]) / 1e6)
+        self.backend, self.load_ms = (None, None) if self.failed else (ready[2], int(ready[3]) / 1e6)
 
     def rate(self, question):
         """Tokens per second."""
@@ -122,7 +122,7 @@ def measure(a, path, peak):
         p.close()
     file, gbytes = File(path), statistics.median(reading)
     gflops = peak[file.kind]
-    print(f"  loaded in {peers[0].load_ms:.0f} ms (row {peers[0].row}), llama.cpp {peers[1].load_ms:.0f} ms; memory is read at {gbytes:.1f} GB/s, peak of {file.kind} products {gflops:.0f} Gop/s")
+    print(f"  loaded in {peers[0].load_ms:.0f} ms (backend {peers[0].backend}), llama.cpp {peers[1].load_ms:.0f} ms; memory is read at {gbytes:.1f} GB/s, peak of {file.kind} products {gflops:.0f} Gop/s")
     alone = gbytes * 1e9 / file.traffic(1)
     for what, rows in got.items():
         mine, theirs = (statistics.median(column) for column in zip(*rows))
