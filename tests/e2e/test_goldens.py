@@ -27,18 +27,18 @@ def kernel_backends():
     r = subprocess.run([BIN, 'generate', '--help'], capture_output=True, text=True)
     choices = re.search(r'--cpu-isa\s+\S*?((?:[a-z0-9-]+\|)+[a-z0-9-]+)', r.stdout)
     assert choices, r.stdout
-    rows = []
-    for row in choices.group(1).split('|'):
-        probe = subprocess.run([BIN, 'generate', '--model', os.path.join(GOLDENS, 'llama', 'model'), '--cpu-isa', row, '--input', os.devnull,
+    backends = []
+    for backend in choices.group(1).split('|'):
+        probe = subprocess.run([BIN, 'generate', '--model', os.path.join(GOLDENS, 'llama', 'model'), '--cpu-isa', backend, '--input', os.devnull,
                                 '--output', os.devnull], capture_output=True, text=True)
-        if row != 'auto' and 'this CPU' not in probe.stderr:
-            rows.append(row)
-    assert 'ref' in rows, rows
-    return rows
+        if backend != 'auto' and 'this CPU' not in probe.stderr:
+            backends.append(backend)
+    assert 'ref' in backends, backends
+    return backends
 
 
-def tiny(name, goldens=GOLDENS, rows=None):
-    for isa in rows or kernel_backends():
+def tiny(name, goldens=GOLDENS, backends=None):
+    for isa in backends or kernel_backends():
         answers = generate(os.path.join(goldens, name, 'model'), name, '--cpu-isa', isa, '--activations', 'f32', goldens=goldens)
         compare(name, answers, 1e-3, f' on {isa}', goldens)
 
@@ -53,7 +53,7 @@ def torch_python():
 
 def other_seeds(names, seeds):
     """Checkpoints of the goldens' shapes with other weights and prompts, on every kernel row, against answers made here."""
-    python, rows = torch_python(), kernel_backends()
+    python, backends = torch_python(), kernel_backends()
     with tempfile.TemporaryDirectory(prefix='baton-seeds-') as folder:
         for seed in seeds:
             goldens = os.path.join(folder, str(seed))
@@ -63,7 +63,7 @@ def other_seeds(names, seeds):
                                    capture_output=True, text=True)
                 assert r.returncode == 0, r.stderr[-3000:]
                 print(f'  {name}: {r.stdout.strip()}', flush=True)
-                tiny(name, goldens, rows)
+                tiny(name, goldens, backends)
 
 
 def paddle(name, *args):
