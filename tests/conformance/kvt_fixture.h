@@ -72,20 +72,20 @@ struct node_options {
 
 /* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA
  * device, whatever keeps the row from using it is a failure. */
-static inline void need_row(const char *row)
+static inline void need_transport(const char *transport)
 {
     const struct kvt_transport_ops *ops;
-    if (kvt_transport_find(str_of(row), &ops, NULL) != OK)
-        SKIP("built without the library of that row: it is NOT tested");
-    if (strcmp(row, "rdma") != 0 && strcmp(row, "ucx") != 0) return;
+    if (kvt_transport_find(str_of(transport), &ops, NULL) != OK)
+        SKIP("built without the library of that transport: it is NOT tested");
+    if (strcmp(transport, "rdma") != 0 && strcmp(transport, "ucx") != 0) return;
     DIR *d = opendir("/sys/class/infiniband");
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
     if (d) closedir(d);
     /* UCX has a tcp of its own, which the row uses only when told to; UCX 1.13 aborts when a peer
      * vanishes in the middle of its puts. */
-    if (!n && strcmp(row, "ucx") == 0 && getenv("UCX_TLS")) return;
-    if (!n) SKIP("this host has no RDMA device: the rows rdma and ucx are NOT tested");
+    if (!n && strcmp(transport, "ucx") == 0 && getenv("UCX_TLS")) return;
+    if (!n) SKIP("this host has no RDMA device: rdma and ucx are NOT tested");
 }
 
 /* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several

@@ -33,18 +33,18 @@ struct side {
 };
 
 struct bed {
-    const char *row;
+    const char *transport;
     struct side from, to;
     uint64_t peer, next_id;
     uint32_t n_received, n_failed, n_damaged, n_reconnects;
 };
 
-static struct side side_start(const char *row, const char *plan)
+static struct side side_start(const char *transport, const char *plan)
 {
     struct side s = { .metrics = metrics_create() };
     s.node = node_start((struct node_options){
         .layout = small_layout(POOL_BLOCKS),
-        .protocols = row,
+        .protocols = transport,
         .stall_ms = STALL_MS,
         .metrics = s.metrics,
         .fault = plan,
@@ -205,11 +205,11 @@ static void one_by_one(struct bed *b, bool damages)
     }
 }
 
-static struct bed bed_start(const char *row, const char *sender, const char *receiver)
+static struct bed bed_start(const char *transport, const char *sender, const char *receiver)
 {
-    need_row(row);
+    need_transport(transport);
     srand(31);
-    struct bed b = { .row = row, .from = side_start(row, sender), .to = side_start(row, receiver) };
+    struct bed b = { .transport = transport, .from = side_start(transport, sender), .to = side_start(transport, receiver) };
     int32_t all[POOL_BLOCKS];
     for (int i = 0; i < POOL_BLOCKS; i++) all[i] = i;
     fill_canary(b.to.node, all, POOL_BLOCKS);
@@ -222,7 +222,7 @@ static void bed_stop(struct bed *b, const char *what)
     double sent = total(b->to.metrics, "baton_kv_transfer_failures_total", "direction=\"receive\"");
     printf("  %-4s %-10s %u transfers: %u received, %u failed, %llu faults in %u of them, %u "
            "connections\n",
-           b->row, what, b->n_received + b->n_failed, b->n_received, b->n_failed,
+           b->transport, what, b->n_received + b->n_failed, b->n_received, b->n_failed,
            (unsigned long long)injected(b), b->n_damaged, b->n_reconnects + 1);
     CHECK_EQ_INT((long long)sent, b->n_failed); /* each counted, each once */
     /* a gauge of every tick */
@@ -233,11 +233,11 @@ static void bed_stop(struct bed *b, const char *what)
     side_stop(b->to);
 }
 
-static void damage(const char *row, const char *kind, bool detected)
+static void damage(const char *transport, const char *kind, bool detected)
 {
     char plan[40];
     snprintf(plan, sizeof plan, "seed=11,%s=0.01", kind);
-    struct bed b = bed_start(row, plan, NULL);
+    struct bed b = bed_start(transport, plan, NULL);
     one_by_one(&b, detected);
     CHECK(b.n_damaged >= n_transfers() / 100);
     if (detected) CHECK_EQ_INT(b.n_failed, b.n_damaged);
@@ -250,19 +250,19 @@ static void damage(const char *row, const char *kind, bool detected)
 /* Everything at once on both sides, many transfers at a time, connections lost. Late writes only
  * where the receiver places: on the other rows they would break what those rows promise, and
  * nothing could tell. */
-static void everything(const char *row)
+static void everything(const char *transport)
 {
     const struct kvt_transport_ops *ops = NULL;
     char plan[220];
-    need_row(row);
-    CHECK_OK(kvt_transport_find(str_of(row), &ops, NULL));
+    need_transport(transport);
+    CHECK_OK(kvt_transport_find(str_of(transport), &ops, NULL));
     snprintf(plan, sizeof plan,
              "seed=5,drop=0.002,delay=0.01:2,duplicate=0.01,truncate=0.01,flip=0.01,stale=0.003,"
              "disconnect=0.0005%s%s",
              ops->caps & KVT_CAP_SAME_PROCESS ? "" : ",reorder=0.01",
              ops->caps & KVT_CAP_RECEIVER_SCATTERS ? ",late=0.01:3" : "");
     struct bed b = bed_start(
-        row, plan,
+        transport, plan,
         "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");
     for (uint32_t i = 0; i < n_transfers() / LANES; i++) {
         struct lane lanes[LANES];
@@ -288,9 +288,9 @@ static void everything(const char *row)
 
 /* The receiver ends the connection while its writer lives and writes: the writer hears of it,
  * stops, and the blocks come back. */
-static void dropped_writer(const char *row)
+static void dropped_writer(const char *transport)
 {
-    struct bed b = bed_start(row, NULL,
+    struct bed b = bed_start(transport, NULL,
                              "at=note:3:disconnect,at=opened:2:disconnect,at=open:3:disconnect");
     for (int i = 0; i < 4; i++) {
         struct lane l;
@@ -306,14 +306,14 @@ static void dropped_writer(const char *row)
     bed_stop(&b, "dropped");
 }
 
-#define ROW(row)                                                                                   \
-    TEST(flips_are_noticed_##row) { damage(#row, "flip", true); }                                  \
-    TEST(truncation_is_noticed_##row) { damage(#row, "truncate", true); }                          \
-    TEST(stale_generations_are_noticed_##row) { damage(#row, "stale", true); }                     \
-    TEST(drops_are_noticed_##row) { damage(#row, "drop", true); }                                  \
-    TEST(duplicates_do_no_harm_##row) { damage(#row, "duplicate", false); }                        \
-    TEST(everything_at_once_##row) { everything(#row); }                                           \
-    TEST(a_dropped_writer_stops_##row) { dropped_writer(#row); }
+#define TRANSPORT(transport)                                                                                   \
+    TEST(flips_are_noticed_##transport) { damage(#transport, "flip", true); }                                  \
+    TEST(truncation_is_noticed_##transport) { damage(#transport, "truncate", true); }                          \
+    TEST(stale_generations_are_noticed_##transport) { damage(#transport, "stale", true); }                     \
+    TEST(drops_are_noticed_##transport) { damage(#transport, "drop", true); }                                  \
+    TEST(duplicates_do_no_harm_##transport) { damage(#transport, "duplicate", false); }                        \
+    TEST(everything_at_once_##transport) { everything(#transport); }                                           \
+    TEST(a_dropped_writer_stops_##transport) { dropped_writer(#transport); }
 
 /* Not mem: in one process a write that its NOTE overtakes is a data race of the test's own
  * making. */
@@ -322,17 +322,17 @@ TEST(reordering_does_no_harm_tcp) { damage("tcp", "reorder", false); }
 TEST(reordering_does_no_harm_rdma) { damage("rdma", "reorder", false); }
 TEST(reordering_does_no_harm_ucx) { damage("ucx", "reorder", false); }
 
-ROW(mem)
-ROW(ipc)
-ROW(tcp)
-ROW(rdma)
-ROW(ucx)
+TRANSPORT(mem)
+TRANSPORT(ipc)
+TRANSPORT(tcp)
+TRANSPORT(rdma)
+TRANSPORT(ucx)
 
-#define CASES(row)                                                                                 \
-    CASE_T(flips_are_noticed_##row, 250), CASE_T(truncation_is_noticed_##row, 250),                \
-        CASE_T(stale_generations_are_noticed_##row, 250), CASE_T(drops_are_noticed_##row, 250),    \
-        CASE_T(duplicates_do_no_harm_##row, 250), CASE_T(everything_at_once_##row, 250),           \
-        CASE(a_dropped_writer_stops_##row)
+#define CASES(transport)                                                                                 \
+    CASE_T(flips_are_noticed_##transport, 250), CASE_T(truncation_is_noticed_##transport, 250),                \
+        CASE_T(stale_generations_are_noticed_##transport, 250), CASE_T(drops_are_noticed_##transport, 250),    \
+        CASE_T(duplicates_do_no_harm_##transport, 250), CASE_T(everything_at_once_##transport, 250),           \
+        CASE(a_dropped_writer_stops_##transport)
 
 TEST_MAIN(CASES(mem), CASES(ipc), CASES(tcp), CASES(rdma), CASES(ucx),
           CASE_T(reordering_does_no_harm_ipc, 250), CASE_T(reordering_does_no_harm_tcp, 250),

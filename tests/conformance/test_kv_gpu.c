@@ -105,11 +105,11 @@ static void tables(const struct kv_layout *from, const struct kv_layout *to, uns
 
 /* ---- by CUDA IPC: two processes ---- */
 
-static struct node *gpu_node(const struct kv_layout *l, const char *row, bool checksum)
+static struct node *gpu_node(const struct kv_layout *l, const char *transport, bool checksum)
 {
     return node_start((struct node_options){
         .layout = *l,
-        .protocols = row,
+        .protocols = transport,
         .lossy = true,
         .no_checksum = !checksum,
         .device = "cuda",

@@ -118,7 +118,7 @@ static void need_all(void)
     ucp_context_h context;
 #ifdef __SANITIZE_THREAD__
     SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): "
-         "the row ucx is NOT tested");
+         "ucx is NOT tested");
 #endif
 #ifndef BATON_EMULATED_GPU
     SKIP("no emulated card: what ucx does with pools in a card's memory is NOT tested");

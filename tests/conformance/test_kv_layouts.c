@@ -84,7 +84,7 @@ static float truth(uint32_t layer, uint32_t head, uint32_t kv, uint32_t token, u
 
 struct pair {
     struct kv_layout from, to; /* from: of every sender, but for its rank */
-    const char *row, *from_device, *to_device;
+    const char *transport, *from_device, *to_device;
     uint32_t n_tokens, n_skip, chunk; /* n_skip: of the receiver's blocks */
     bool no_checksum;
 };
@@ -180,7 +180,7 @@ static const char *describe(const struct pair *p, char out[200])
     snprintf(out, 200,
              "%s%s: tp %u rank %u, blocks of %u, %s -> tp %u rank %u, blocks of %u, %s; %u tokens, "
              "%u blocks skipped, chunks of %u",
-             p->row, p->to.latent ? ", latent" : "", p->from.tp_size, p->from.tp_rank,
+             p->transport, p->to.latent ? ", latent" : "", p->from.tp_size, p->from.tp_rank,
              p->from.block_tokens, kv_dtype_name(p->from.dtype), p->to.tp_size, p->to.tp_rank,
              p->to.block_tokens, kv_dtype_name(p->to.dtype), p->n_tokens, p->n_skip, p->chunk);
     return out;
@@ -191,7 +191,7 @@ static void move_between(const struct pair *p)
 {
     struct node *to = node_start((struct node_options){
         .layout = p->to,
-        .protocols = p->row,
+        .protocols = p->transport,
         .lossy = true,
         .device = p->to_device,
         .no_checksum = p->no_checksum,
@@ -209,7 +209,7 @@ static void move_between(const struct pair *p)
                        * do */
         s[n] = (struct sending){
             .node = node_start((struct node_options){
-                .layout = l, .protocols = p->row, .device = p->from_device }),
+                .layout = l, .protocols = p->transport, .device = p->from_device }),
             .id = 100 + rank,
         };
         fill_sender(&s[n], p->n_tokens);
@@ -268,7 +268,7 @@ static void make_latent(struct kv_layout *l)
     l->n_kv_heads = 1;
 }
 
-static void random_pairs_on(const char *row, int rounds, const char *from_device,
+static void random_pairs_on(const char *transport, int rounds, const char *from_device,
                             const char *to_device)
 {
     for (int i = 0; i < rounds; i++) {
@@ -276,7 +276,7 @@ static void random_pairs_on(const char *row, int rounds, const char *from_device
         struct pair p = {
             .from = random_layout(),
             .to = random_layout(),
-            .row = row,
+            .transport = transport,
             .from_device = from_device,
             .to_device = to_device,
             .n_tokens = 1 + (uint32_t)rand() % TOKENS_MAX,
@@ -289,7 +289,7 @@ static void random_pairs_on(const char *row, int rounds, const char *from_device
     }
 }
 
-static void random_pairs(const char *row, int rounds) { random_pairs_on(row, rounds, NULL, NULL); }
+static void random_pairs(const char *transport, int rounds) { random_pairs_on(transport, rounds, NULL, NULL); }
 
 /* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_gpu.c. */
 static void random_pairs_with_a_gpu(const char *from, const char *to)

@@ -11,9 +11,9 @@
 
 enum { POOL_BLOCKS = 64, TABLE_MAX = 48 };
 
-static struct node_options options(const char *row)
+static struct node_options options(const char *transport)
 {
-    return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = row };
+    return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = transport };
 }
 
 static void grant_of(struct node *to, uint64_t id, const int32_t *blocks, uint32_t n_tokens,
@@ -74,14 +74,14 @@ struct bed {
 
 enum { BED_TOKENS = 8 * 16 };
 
-static struct bed bed_make(const char *row)
+static struct bed bed_make(const char *transport)
 {
-    need_row(row);
-    struct node_options o = options(row);
+    need_transport(transport);
+    struct node_options o = options(transport);
     struct bed b = { .metrics = metrics_create() };
     o.metrics = b.metrics;
-    b.from = node_start(options(row));
-    b.other = node_start(options(row));
+    b.from = node_start(options(transport));
+    b.other = node_start(options(transport));
     b.to = node_start(o);
     b.peer = node_connect(b.from, b.to);
     b.other_peer = node_connect(b.other, b.to);
@@ -125,9 +125,9 @@ static uint64_t dropped_stale(struct bed *b)
 }
 
 /* 1: a session, a generation, a peer that nobody knows. */
-static void unknown_reference(const char *row)
+static void unknown_reference(const char *transport)
 {
-    struct bed b = bed_make(row);
+    struct bed b = bed_make(transport);
     struct kvt_grant_msg g;
     bed_snapshot(&b);
     grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
@@ -156,9 +156,9 @@ static void unknown_reference(const char *row)
 }
 
 /* 2: blocks that no pool has, on either side. */
-static void blocks_out_of_range(const char *row)
+static void blocks_out_of_range(const char *transport)
 {
-    struct bed b = bed_make(row);
+    struct bed b = bed_make(transport);
     struct kvt_grant_msg g;
     int32_t bad[8];
     const int32_t values[] = { POOL_BLOCKS, -1, INT32_MAX, INT32_MIN };
@@ -188,9 +188,9 @@ static void blocks_out_of_range(const char *row)
 }
 
 /* 3: a grant that was used. */
-static void consumed_reference(const char *row)
+static void consumed_reference(const char *transport)
 {
-    struct bed b = bed_make(row);
+    struct bed b = bed_make(transport);
     grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
     send_all(b.from, 1, b.peer, &b.grant, b.src, BED_TOKENS);
     node_wait(b.to, KVT_RECEIVED, 1, 5000);
@@ -207,9 +207,9 @@ static void consumed_reference(const char *row)
 
 /* 4: a grant whose blocks are another transfer's by now: before it begins, in its middle, after
  * it. */
-static void stale_reference_after_reuse(const char *row)
+static void stale_reference_after_reuse(const char *transport)
 {
-    struct bed b = bed_make(row);
+    struct bed b = bed_make(transport);
     grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
     kvt_expect_cancel(b.to->kvt, 1);
     node_wait(b.to, KVT_FENCED, 1, 5000);
@@ -249,9 +249,9 @@ static void release(struct node *n) { pthread_mutex_unlock(&n->lock); }
 /* 5: the late write. A writer that is not running when its transfer is cancelled goes on
  * afterwards, with everything it had to send. Its blocks are given to another only after FENCED,
  * and hold that other's bytes in the end. */
-static void late_write(const char *row, bool fenced_without_writer)
+static void late_write(const char *transport, bool fenced_without_writer)
 {
-    struct bed b = bed_make(row);
+    struct bed b = bed_make(transport);
     grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
     open_send(b.from, 1, b.peer, &b.grant);
     ready(b.from, 1, b.src, 0, 32);
@@ -289,11 +289,11 @@ static uint64_t hashed(struct metrics *m, const char *direction)
     return counter_value(metrics_counter(m, "baton_kv_transfer_hashed_bytes_total", label, ""));
 }
 
-static void checksums_off(const char *row)
+static void checksums_off(const char *transport)
 {
-    need_row(row);
+    need_transport(transport);
     for (int off = 0; off < 4; off++) { /* bit 0: at the sender, bit 1: at the receiver */
-        struct node_options a = options(row), b = options(row);
+        struct node_options a = options(transport), b = options(transport);
         a.metrics = metrics_create();
         b.metrics = metrics_create();
         a.no_checksum = off & 1;
@@ -507,27 +507,27 @@ TEST(rate_and_bytes_are_counted_per_transport)
     metrics_free(b.metrics);
 }
 
-#define PER_ROW(body)                                                                              \
+#define PER_TRANSPORT(body)                                                                              \
     TEST(body##_mem) { body("mem"); }                                                              \
     TEST(body##_ipc) { body("ipc"); }                                                              \
     TEST(body##_tcp) { body("tcp"); }                                                              \
     TEST(body##_rdma) { body("rdma"); }                                                            \
     TEST(body##_ucx) { body("ucx"); }
-#define ROWS(body)                                                                                 \
+#define TRANSPORTS(body)                                                                                 \
     CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
-PER_ROW(unknown_reference)
-PER_ROW(blocks_out_of_range)
-PER_ROW(consumed_reference)
-PER_ROW(stale_reference_after_reuse)
-PER_ROW(checksums_off)
+PER_TRANSPORT(unknown_reference)
+PER_TRANSPORT(blocks_out_of_range)
+PER_TRANSPORT(consumed_reference)
+PER_TRANSPORT(stale_reference_after_reuse)
+PER_TRANSPORT(checksums_off)
 TEST(late_write_mem) { late_write("mem", false); }
 TEST(late_write_ipc) { late_write("ipc", false); }
 TEST(late_write_tcp) { late_write("tcp", true); }
 
-TEST_MAIN(ROWS(unknown_reference), ROWS(blocks_out_of_range), ROWS(consumed_reference),
-          ROWS(stale_reference_after_reuse), CASE(late_write_mem), CASE(late_write_ipc),
-          CASE(late_write_tcp), ROWS(checksums_off),
+TEST_MAIN(TRANSPORTS(unknown_reference), TRANSPORTS(blocks_out_of_range), TRANSPORTS(consumed_reference),
+          TRANSPORTS(stale_reference_after_reuse), CASE(late_write_mem), CASE(late_write_ipc),
+          CASE(late_write_tcp), TRANSPORTS(checksums_off),
           CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
           CASE(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone),
           CASE(ends_and_cancels_never_wait), CASE(a_transfer_has_a_deadline),

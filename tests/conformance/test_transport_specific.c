@@ -29,9 +29,9 @@ static struct kv_layout large_layout(void)
     };
 }
 
-static struct node_options large(const char *row)
+static struct node_options large(const char *transport)
 {
-    return (struct node_options){ .layout = large_layout(), .protocols = row };
+    return (struct node_options){ .layout = large_layout(), .protocols = transport };
 }
 
 static void random_bytes_of(struct node *n, uint64_t seed)
@@ -83,9 +83,9 @@ static uint32_t most_tokens(void) { return getenv("BATON_TEST_KV_DEVICES") ? 5 *
 
 /* Large pieces over a row, whole and ending in the middle of a block; then one cancelled on the
  * way, after which the pool is left alone. */
-static void large_transfers(const char *row)
+static void large_transfers(const char *transport)
 {
-    struct node *from = node_start(large(row)), *to = node_start(large(row));
+    struct node *from = node_start(large(transport)), *to = node_start(large(transport));
     uint64_t peer = node_connect(from, to);
     int32_t src[24], dst[24];
     srand(3);
@@ -289,13 +289,13 @@ static uint64_t connect_in_full_table(struct node *from, struct node *to, rlim_t
 
 /* No descriptor left: a connection waits in the listener's queue, nobody spins, and it is taken
  * when there are some again. */
-static void full_table(const char *row)
+static void full_table(const char *transport)
 {
-    struct node *from = node_start(large(row)), *to = node_start(large(row));
+    struct node *from = node_start(large(transport)), *to = node_start(large(transport));
     struct rlimit limit;
     CHECK_OK(getrlimit(RLIMIT_NOFILE, &limit));
     /* the connecting side's socket (ipc: and its pidfd) */
-    uint64_t peer = connect_in_full_table(from, to, strcmp(row, "tcp") == 0 ? 1 : 2, &limit);
+    uint64_t peer = connect_in_full_table(from, to, strcmp(transport, "tcp") == 0 ? 1 : 2, &limit);
     double before = cpu_seconds();
     pause_ms(600);
     double used = cpu_seconds() - before;

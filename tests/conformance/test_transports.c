@@ -91,14 +91,14 @@ static void move(struct node *from, struct node *to, uint64_t peer, uint64_t id,
             CHECK_EQ_INT((uint8_t)piece_of(to, 0, dst[b])[i], 0xee);
 }
 
-static void whole_transfers(const char *row)
+static void whole_transfers(const char *transport)
 {
     srand(11);
-    struct node_options big = options(row);
+    struct node_options big = options(transport);
     big.layout.n_blocks = 100; /* pools may differ in size */
-    struct node *from = node_start(big), *to = node_start(options(row));
+    struct node *from = node_start(big), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to), id = 1;
-    CHECK_EQ_STR(kvt_peer_transport(from->kvt, peer), row);
+    CHECK_EQ_STR(kvt_peer_transport(from->kvt, peer), transport);
     const uint32_t tokens[] = { 1, 15, 16, 17, 160, 333, 700 };
     for (size_t i = 0; i < COUNT_OF(tokens); i++) {
         uint32_t n_used = kvt_plan_n_blocks(&to->layout, tokens[i]);
@@ -119,12 +119,12 @@ static void whole_transfers(const char *row)
 }
 
 /* 16 transfers interleaved over two connections, from two senders. */
-static void many_at_once(const char *row)
+static void many_at_once(const char *transport)
 {
     enum { N = 16, BLOCKS = 3, TOKENS = 40 };
     srand(12);
-    struct node *to = node_start(options(row)),
-                *senders[2] = { node_start(options(row)), node_start(options(row)) };
+    struct node *to = node_start(options(transport)),
+                *senders[2] = { node_start(options(transport)), node_start(options(transport)) };
     uint64_t peers[2] = { node_connect(senders[0], to), node_connect(senders[1], to) };
     int32_t dst[N * BLOCKS], src[2][N * BLOCKS];
     random_table(POOL_BLOCKS, N * BLOCKS, dst);
@@ -150,9 +150,9 @@ static void many_at_once(const char *row)
 
 /* Cancelled before OPEN, in the middle, and after RECEIVED; late pushes change nothing; the next
  * transfer works. */
-static void cancel_and_fence(const char *row)
+static void cancel_and_fence(const char *transport)
 {
-    struct node *from = node_start(options(row)), *to = node_start(options(row));
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to);
     int32_t table[TABLE_MAX];
     random_table(POOL_BLOCKS, 10, table);
@@ -205,10 +205,10 @@ static void cancel_and_fence(const char *row)
 
 /* A grant of an earlier generation, of another receiver, used twice, and one that was tampered
  * with. */
-static void stale_and_foreign_grants(const char *row)
+static void stale_and_foreign_grants(const char *transport)
 {
-    struct node *from = node_start(options(row)), *to = node_start(options(row)),
-                *other = node_start(options(row));
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport)),
+                *other = node_start(options(transport));
     uint64_t peer = node_connect(from, to);
     struct err err = { 0 };
     int32_t table[TABLE_MAX];
@@ -244,9 +244,9 @@ static void stale_and_foreign_grants(const char *row)
     node_stop(other);
 }
 
-static void ticket_is_needed_once(const char *row)
+static void ticket_is_needed_once(const char *transport)
 {
-    struct node *from = node_start(options(row)), *to = node_start(options(row));
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
     struct buf hello = { 0 }, answer = { 0 };
     struct err err = { 0 };
     uint64_t peer;
@@ -267,11 +267,11 @@ static void ticket_is_needed_once(const char *row)
     node_stop(to);
 }
 
-static void mismatch_has_a_sentence(const char *row)
+static void mismatch_has_a_sentence(const char *transport)
 {
-    struct node_options o = options(row);
+    struct node_options o = options(transport);
     o.layout.head_dim = 64;
-    struct node *from = node_start(o), *to = node_start(options(row));
+    struct node *from = node_start(o), *to = node_start(options(transport));
     struct buf hello = { 0 }, answer = { 0 };
     struct err err = { 0 };
     kvt_hello(from->kvt, &hello);
@@ -285,16 +285,16 @@ static void mismatch_has_a_sentence(const char *row)
 
 /* The receiver goes and comes back (tcp: at the same port): the peer is lost, sends fail, a new
  * connection works. */
-static void receiver_restarts(const char *row)
+static void receiver_restarts(const char *transport)
 {
-    struct node *from = node_start(options(row)), *to = node_start(options(row));
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to);
     int32_t table[TABLE_MAX];
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 1, table, 160, 0);
     transfer_open(from, peer, &t, table);
     transfer_chunk(from, &t, 0, 80);
-    struct node_options o = options(row);
+    struct node_options o = options(transport);
     o.port = kvt_port(to->kvt);
     kvt_free(to->kvt);
     node_wait(from, KVT_PEER_LOST, peer, 5000);
@@ -311,9 +311,9 @@ static void receiver_restarts(const char *row)
 }
 
 /* The sender goes in an orderly way while a transfer is under way. */
-static void sender_leaves(const char *row)
+static void sender_leaves(const char *transport)
 {
-    struct node *from = node_start(options(row)), *to = node_start(options(row));
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to);
     int32_t table[TABLE_MAX];
     random_table(POOL_BLOCKS, 10, table);
@@ -350,12 +350,12 @@ static void expect_checksum_failure(struct node *from, struct node *to, uint64_t
 /* The block table names one block twice, so that the second piece overwrites the first before it is
  * verified: what lies there is not what was sent. With checksums that is noticed; a receiver that
  * has them off takes it. */
-static void overwritten_piece(const char *row)
+static void overwritten_piece(const char *transport)
 {
     for (int off = 0; off < 2; off++) {
-        struct node_options o = options(row);
+        struct node_options o = options(transport);
         o.no_checksum = off;
-        struct node *from = node_start(options(row)), *to = node_start(o);
+        struct node *from = node_start(options(transport)), *to = node_start(o);
         uint64_t peer = node_connect(from, to);
         const int32_t src[] = { 1, 2 }, dst[] = { 5, 5 };
         struct transfer t = transfer_grant(to, 1, dst, 32, 0);
@@ -483,9 +483,9 @@ static void get_bytes(int fd, void *p, size_t n)
 
 /* The child: hello out; answer and grant in; sends one layer after the other, slowly, and never
  * finishes. */
-static _Noreturn void child_run(const char *row, int in, int out)
+static _Noreturn void child_run(const char *transport, int in, int out)
 {
-    struct node *n = node_start(options(row));
+    struct node *n = node_start(options(transport));
     struct buf hello = { 0 };
     struct err err = { 0 };
     char answer[2048], grant[2048];
@@ -511,7 +511,7 @@ static _Noreturn void child_run(const char *row, int in, int out)
     for (;;) pause(), pause_ms(1000);
 }
 
-static struct child child_start(const char *row)
+static struct child child_start(const char *transport)
 {
     int down[2], up[2];
     CHECK_OK(pipe(down));
@@ -521,7 +521,7 @@ static struct child child_start(const char *row)
     if (c.pid == 0) {
         close(down[1]);
         close(up[0]);
-        child_run(row, down[0], up[1]);
+        child_run(transport, down[0], up[1]);
     }
     close(down[0]);
     close(up[1]);
@@ -545,11 +545,11 @@ static void child_connect(struct child *c, struct node *to, struct buf *grant)
     buf_release(&answer);
 }
 
-static void sender_killed(const char *row)
+static void sender_killed(const char *transport)
 {
     int32_t table[TABLE_MAX];
-    struct child c = child_start(row); /* before this process has threads */
-    struct node *to = node_start(options(row));
+    struct child c = child_start(transport); /* before this process has threads */
+    struct node *to = node_start(options(transport));
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 9, table, 160, 0);
     child_connect(&c, to, &t.grant);
@@ -568,11 +568,11 @@ static void sender_killed(const char *row)
 
 /* A stopped writer: no FENCED while it could still write; after it goes on, or is killed, there is
  * one. */
-static void sender_stopped(const char *row, bool places)
+static void sender_stopped(const char *transport, bool places)
 {
     int32_t table[TABLE_MAX];
-    struct child c = child_start(row);
-    struct node *to = node_start(options(row));
+    struct child c = child_start(transport);
+    struct node *to = node_start(options(transport));
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 9, table, 160, 0);
     child_connect(&c, to, &t.grant);
@@ -597,10 +597,10 @@ static void sender_stopped(const char *row, bool places)
 
 /* A sender leaves while the receiver does not read and its socket is full: the blocks come back
  * when it reads again. */
-static void leaves_a_slow_receiver(const char *row)
+static void leaves_a_slow_receiver(const char *transport)
 {
     int32_t table[TABLE_MAX];
-    struct node *from = node_start(options(row)), *to = node_start(options(row));
+    struct node *from = node_start(options(transport)), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to);
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 9, table, 160, 0),
@@ -637,11 +637,11 @@ static void leaves_a_slow_receiver(const char *row)
 
 /* ---- not per row ---- */
 
-static void nothing_moves_fails(const char *row)
+static void nothing_moves_fails(const char *transport)
 {
-    struct node_options o = options(row);
+    struct node_options o = options(transport);
     o.stall_ms = 300;
-    struct node *from = node_start(options(row)), *to = node_start(o);
+    struct node *from = node_start(options(transport)), *to = node_start(o);
     uint64_t peer = node_connect(from, to);
     int32_t table[TABLE_MAX];
     random_table(POOL_BLOCKS, 10, table);
@@ -788,16 +788,16 @@ TEST(every_op_is_filled)
     }
 }
 
-static void need_rdma(void) { need_row("rdma"); }
+static void need_rdma(void) { need_transport("rdma"); }
 
 /* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are
  * destroyed, and the blocks are free. */
-static void stopped_sender_is_fenced(const char *row)
+static void stopped_sender_is_fenced(const char *transport)
 {
     int32_t table[TABLE_MAX];
-    need_row(row);
-    struct child c = child_start(row);
-    struct node *to = node_start(options(row));
+    need_transport(transport);
+    struct child c = child_start(transport);
+    struct node *to = node_start(options(transport));
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 9, table, 160, 0);
     child_connect(&c, to, &t.grant);
@@ -819,7 +819,7 @@ static void stopped_sender_is_fenced(const char *row)
 TEST(stopped_sender_is_fenced_rdma) { stopped_sender_is_fenced("rdma"); }
 TEST(stopped_sender_is_fenced_ucx) { stopped_sender_is_fenced("ucx"); }
 
-#define PER_ROW(body)                                                                              \
+#define PER_TRANSPORT(body)                                                                              \
     TEST(body##_mem) { body("mem"); }                                                              \
     TEST(body##_ipc) { body("ipc"); }                                                              \
     TEST(body##_tcp) { body("tcp"); }                                                              \
@@ -830,23 +830,23 @@ TEST(stopped_sender_is_fenced_ucx) { stopped_sender_is_fenced("ucx"); }
     }                                                                                              \
     TEST(body##_ucx)                                                                               \
     {                                                                                              \
-        need_row("ucx");                                                                           \
+        need_transport("ucx");                                                                           \
         body("ucx");                                                                               \
     }
-#define ROWS(body)                                                                                 \
+#define TRANSPORTS(body)                                                                                 \
     CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
-PER_ROW(whole_transfers)
-PER_ROW(many_at_once)
-PER_ROW(cancel_and_fence)
-PER_ROW(stale_and_foreign_grants)
-PER_ROW(ticket_is_needed_once)
-PER_ROW(mismatch_has_a_sentence)
-PER_ROW(receiver_restarts)
-PER_ROW(sender_leaves)
-PER_ROW(leaves_a_slow_receiver)
-PER_ROW(overwritten_piece)
-PER_ROW(nothing_moves_fails)
+PER_TRANSPORT(whole_transfers)
+PER_TRANSPORT(many_at_once)
+PER_TRANSPORT(cancel_and_fence)
+PER_TRANSPORT(stale_and_foreign_grants)
+PER_TRANSPORT(ticket_is_needed_once)
+PER_TRANSPORT(mismatch_has_a_sentence)
+PER_TRANSPORT(receiver_restarts)
+PER_TRANSPORT(sender_leaves)
+PER_TRANSPORT(leaves_a_slow_receiver)
+PER_TRANSPORT(overwritten_piece)
+PER_TRANSPORT(nothing_moves_fails)
 TEST(sender_killed_ipc) { sender_killed("ipc"); }
 TEST(sender_killed_tcp) { sender_killed("tcp"); }
 TEST(sender_stopped_ipc) { sender_stopped("ipc", false); }
@@ -863,19 +863,19 @@ TEST(sender_stopped_rdma)
 }
 TEST(sender_killed_ucx)
 {
-    need_row("ucx");
+    need_transport("ucx");
     sender_killed("ucx");
 }
 TEST(sender_stopped_ucx)
 {
-    need_row("ucx");
+    need_transport("ucx");
     sender_stopped("ucx", false);
 }
 
-TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence),
-          ROWS(stale_and_foreign_grants), ROWS(ticket_is_needed_once),
-          ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves),
-          ROWS(leaves_a_slow_receiver), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
+TEST_MAIN(TRANSPORTS(whole_transfers), TRANSPORTS(many_at_once), TRANSPORTS(cancel_and_fence),
+          TRANSPORTS(stale_and_foreign_grants), TRANSPORTS(ticket_is_needed_once),
+          TRANSPORTS(mismatch_has_a_sentence), TRANSPORTS(receiver_restarts), TRANSPORTS(sender_leaves),
+          TRANSPORTS(leaves_a_slow_receiver), TRANSPORTS(overwritten_piece), TRANSPORTS(nothing_moves_fails),
           CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc),
           CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma),
           CASE(sender_killed_ucx), CASE(sender_stopped_ucx), CASE(stopped_sender_is_fenced_rdma),

@@ -153,7 +153,7 @@ static void wait_for(_Atomic int *counter, int value, struct seen *s)
 }
 
 struct figure {
-    const char *row, *name;
+    const char *transport, *name;
     size_t piece;
     bool checksum;
     enum kvt_switch cma;
@@ -190,7 +190,7 @@ static struct kvt *start(const struct figure *f, const struct kv_layout *l, cons
     struct kvt_options o = {
         .layout = *l,
         .mem = mem,
-        .protocols = f->row,
+        .protocols = f->transport,
         .listen_host = "127.0.0.1",
         .checksum = f->checksum,
         .n_transfers = 4,

@@ -10,7 +10,7 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-static void check_row(const struct copy_impl *row, size_t to_at, size_t from_at, size_t n)
+static void check_copy(const struct copy_impl *impl, size_t to_at, size_t from_at, size_t n)
 {
     enum { ROOM = 72 * 1024, EDGE = 128 };
     static char from[ROOM], to[ROOM] __attribute__((aligned(64)));
@@ -18,23 +18,23 @@ static void check_row(const struct copy_impl *row, size_t to_at, size_t from_at,
     for (size_t i = 0; !filled && i < ROOM; i++) from[i] = (char)(i * 2654435761u >> 11);
     filled = true;
     memset(to, 0x5a, EDGE + to_at + n + EDGE);
-    row->copy(to + EDGE + to_at, from + from_at, n);
+    impl->copy(to + EDGE + to_at, from + from_at, n);
     if (memcmp(to + EDGE + to_at, from + from_at, n) != 0)
-        test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", row->name, n, from_at,
+        test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", impl->name, n, from_at,
                   to_at);
     for (size_t i = 0; i < EDGE + to_at; i++) CHECK_EQ_INT(to[i], 0x5a);
     for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(to[EDGE + to_at + n + i], 0x5a);
 }
 
-static void check_all(const struct copy_impl *row)
+static void check_all(const struct copy_impl *impl)
 {
     static const size_t large[] = { 4096, 16384, 16385, 32767, 65536, 65600 + 63 };
-    if (!row->runs_here()) SKIP("this CPU has not the instruction set of the row");
+    if (!impl->runs_here()) SKIP("this CPU has not the instruction set of the copy");
     for (size_t to = 0; to < 66; to += 1 + to % 3)
-        for (size_t n = 0; n < 700; n += 1 + n / 16) check_row(row, to, (to * 7 + n) % 65, n);
+        for (size_t n = 0; n < 700; n += 1 + n / 16) check_copy(impl, to, (to * 7 + n) % 65, n);
     for (size_t i = 0; i < COUNT_OF(large); i++)
         for (size_t to = 0; to < 64; to += 7)
-            for (size_t from = 0; from < 64; from += 13) check_row(row, to, from, large[i]);
+            for (size_t from = 0; from < 64; from += 13) check_copy(impl, to, from, large[i]);
 }
 
 TEST(copy_plain) { check_all(&copy_plain); }
@@ -48,8 +48,8 @@ TEST(copy_avx512) { SKIP("x86-64 only"); }
 
 TEST(copy_choice_runs_here)
 {
-    const struct copy_impl *row = copy_choose();
-    CHECK(row->runs_here());
+    const struct copy_impl *impl = copy_choose();
+    CHECK(impl->runs_here());
     char a[100000], b[100000];
     for (size_t i = 0; i < sizeof a; i++) a[i] = (char)(i * 31);
     for (size_t n = 1; n <= sizeof a; n = n * 3 + 1) {

@@ -516,6 +516,6 @@ TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing),
           CASE(an_invitation_that_comes_to_nothing_leaves_nothing),
           CASE(a_peer_that_sets_up_otherwise_is_refused))
 #else
-TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }
+TEST(rdma) { SKIP("built without libibverbs and librdmacm: rdma is NOT tested"); }
 TEST_MAIN(CASE(rdma))
 #endif

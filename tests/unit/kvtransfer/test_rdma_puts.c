@@ -424,6 +424,6 @@ TEST_MAIN(CASE(a_put_is_done_when_its_last_request_is_complete),
           CASE(an_immediate_twice_or_of_no_put_ends_the_connection),
           CASE(a_queue_pair_that_cannot_be_ended_is_no_fence))
 #else
-TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }
+TEST(rdma) { SKIP("built without libibverbs and librdmacm: rdma is NOT tested"); }
 TEST_MAIN(CASE(rdma))
 #endif

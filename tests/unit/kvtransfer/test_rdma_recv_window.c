@@ -68,7 +68,7 @@ TEST_MAIN(CASE(landing_counts_without_gaps), CASE(landing_refuses_what_was_or_ca
 
 TEST(not_built)
 {
-    SKIP("built without libibverbs and librdmacm: the rdma row's logic is NOT tested");
+    SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested");
 }
 
 TEST_MAIN(CASE(not_built))

@@ -704,7 +704,7 @@ TEST(session_bounds_its_puts)
 
 /* A row's own size of puts is for bytes that nobody here reads: with checksums it is every
  * row's. */
-TEST(session_takes_the_size_of_puts_from_the_row)
+TEST(session_takes_the_size_of_puts_from_the_transport)
 {
     for (int sums = 0; sums < 2; sums++) {
         struct side s;
@@ -806,5 +806,5 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
           CASE(session_cancelled_late_says_no_finish),
           CASE(session_send_refuses_gaps_and_an_early_done),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of),
-          CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_row),
+          CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_transport),
           CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_words_are_no_progress))

@@ -13,7 +13,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-struct row {
+struct open_transport {
     struct device *device;
     struct dev_mem mem;
     struct kvt_env env;
@@ -25,14 +25,14 @@ static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
     return (void)arg, (void)ticket, OK;
 }
 
-static void row_open(struct row *r)
+static void transport_open(struct open_transport *r)
 {
     struct err err = { 0 };
 #ifdef __SANITIZE_THREAD__
     SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): "
-         "the row ucx is NOT tested");
+         "ucx is NOT tested");
 #endif
-    *r = (struct row){ 0 };
+    *r = (struct open_transport){ 0 };
     CHECK_OK(device_open("cpu", &r->device, &err));
     CHECK_OK(device_mem_alloc(r->device, 1 << 16, DEVICE_MEM_SHARED, &r->mem, &err));
     r->env = (struct kvt_env){
@@ -46,7 +46,7 @@ static void row_open(struct row *r)
     if (kvt_ucx_ops.open(&r->env, &r->t, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
-static void row_close(struct row *r)
+static void transport_close(struct open_transport *r)
 {
     kvt_ucx_ops.close(r->t);
     device_mem_free(r->device, &r->mem);
@@ -73,7 +73,7 @@ static void on_event(void *arg, const struct control_event *ev)
     if (ev->kind == CONTROL_LOST) p->lost = true;
 }
 
-static void peer_open(struct peer *p, const struct row *r)
+static void peer_open(struct peer *p, const struct open_transport *r)
 {
     struct err err = { 0 };
     struct buf address = { 0 };
@@ -86,7 +86,7 @@ static void peer_open(struct peer *p, const struct row *r)
 }
 
 /* Until *done or the peer is lost; returns how many incidents of any kind the row had. */
-static size_t run(struct row *r, struct peer *p, const bool *done, uint64_t ms)
+static size_t run(struct open_transport *r, struct peer *p, const bool *done, uint64_t ms)
 {
     struct kvt_transport_event in[8];
     size_t n = 0;
@@ -102,10 +102,10 @@ static size_t run(struct row *r, struct peer *p, const bool *done, uint64_t ms)
 TEST(no_message_of_a_connection_that_is_not_up)
 {
     static const bool never = false;
-    struct row r;
+    struct open_transport r;
     struct peer p;
     uint8_t bytes[KVT_MESSAGE_MAX];
-    row_open(&r);
+    transport_open(&r);
     peer_open(&p, &r);
     CHECK_EQ_INT(run(&r, &p, &p.region, 5000), 0);
     CHECK(p.region);
@@ -117,7 +117,7 @@ TEST(no_message_of_a_connection_that_is_not_up)
     CHECK_EQ_INT(run(&r, &p, &never, 300), 0);
     CHECK(!p.lost);
     control_hub_free(p.hub);
-    row_close(&r);
+    transport_close(&r);
 }
 
 /* Each ends the connection, and the row has nothing to say about it. */
@@ -137,8 +137,8 @@ TEST(set_up_out_of_order_ends_the_connection)
         { 9, "", 1 },
     };
     static const bool never = false;
-    struct row r;
-    row_open(&r);
+    struct open_transport r;
+    transport_open(&r);
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         struct peer p;
         peer_open(&p, &r);
@@ -150,7 +150,7 @@ TEST(set_up_out_of_order_ends_the_connection)
         CHECK(p.lost);
         control_hub_free(p.hub);
     }
-    row_close(&r);
+    transport_close(&r);
 }
 
 /* Before a rail is named there is no worker, and nothing else may come. */
@@ -165,8 +165,8 @@ TEST(a_rail_is_named_first)
                 { UCX_FRAME_RAIL, "abcde" },
                 { UCX_FRAME_MESSAGE, "x" } };
     static const bool never = false;
-    struct row r;
-    row_open(&r);
+    struct open_transport r;
+    transport_open(&r);
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         struct peer p;
         peer_open(&p, &r);
@@ -178,7 +178,7 @@ TEST(a_rail_is_named_first)
         CHECK(p.lost && !p.region);
         control_hub_free(p.hub);
     }
-    row_close(&r);
+    transport_close(&r);
 }
 
 static enum status decode(const struct ucx_region *r, size_t cut, size_t more)
@@ -222,6 +222,6 @@ TEST_MAIN(CASE(no_message_of_a_connection_that_is_not_up),
           CASE(set_up_out_of_order_ends_the_connection), CASE(a_rail_is_named_first),
           CASE(a_region_is_decoded_strictly))
 #else
-TEST(ucx) { SKIP("built without UCX: its row is NOT tested"); }
+TEST(ucx) { SKIP("built without UCX: it is NOT tested"); }
 TEST_MAIN(CASE(ucx))
 #endif

@@ -75,7 +75,7 @@ TEST_MAIN(CASE(lists_of_names), CASE(what_is_left_to_ucx), CASE(who_decides),
 
 #else
 
-TEST(not_built) { SKIP("built without UCX: the ucx row's choice of devices is NOT tested"); }
+TEST(not_built) { SKIP("built without UCX: ucx's choice of devices is NOT tested"); }
 
 TEST_MAIN(CASE(not_built))
 

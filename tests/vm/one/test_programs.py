@@ -29,10 +29,10 @@ def run_for(limit_s, argv, **env):
     return p.returncode, ''.join(lines)
 
 
-def conformance(row, **env):
+def conformance(transport, **env):
     test = program('test_transports')
-    cases = [c for c in subprocess.run([test, '--list'], capture_output=True, text=True).stdout.split() if c.endswith('_' + row)]
-    assert cases, f'no case of test_transports ends in _{row}'
+    cases = [c for c in subprocess.run([test, '--list'], capture_output=True, text=True).stdout.split() if c.endswith('_' + transport)]
+    assert cases, f'no case of test_transports ends in _{transport}'
     status, output = run_for(400, [test, *cases], **env)
     found, lines = COUNTS.findall(output), output.splitlines()
     for i in [i for i, line in enumerate(lines) if line.startswith('FAIL')]:
@@ -52,9 +52,9 @@ def test_conformance_ucx():
     conformance('ucx')
 
 
-def kill_rounds(row):
+def kill_rounds(transport):
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'chaos', 'kill_rounds.py')
-    status, output = run_for(800, ['python3', script, '--peer', program('chaos', 'kvt_peer'), '--transports', row, '--jobs', '4', '--stop', '2'])
+    status, output = run_for(800, ['python3', script, '--peer', program('chaos', 'kvt_peer'), '--transports', transport, '--jobs', '4', '--stop', '2'])
     print('  ' + '\n  '.join(output.splitlines()[-12:]), flush=True)
     assert status == 0, output[-6000:]
 
@@ -67,9 +67,9 @@ def test_kill_rounds_ucx_long():
     kill_rounds('ucx')
 
 
-def bench(row):
+def bench(transport):
     """Rates beside the limit of the same rounds. The figures of an emulated processor are printed, not asserted."""
-    p = subprocess.run([BIN, 'bench', 'kv', '--transport', row, '--piece', '4k,64k,1m', '--rounds', '5', '--samples', '100'], capture_output=True, text=True, timeout=800)
+    p = subprocess.run([BIN, 'bench', 'kv', '--transport', transport, '--piece', '4k,64k,1m', '--rounds', '5', '--samples', '100'], capture_output=True, text=True, timeout=800)
     print(p.stdout, flush=True)
     assert p.returncode == 0, p.stdout + p.stderr
 
