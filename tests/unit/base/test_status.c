@@ -9,7 +9,7 @@
 #include "shared/base/err.h"
 #include "tests/harness/test.h"
 
-TEST(status_rows_agree_with_the_table)
+TEST(status_entries_agree_with_the_table)
 {
     CHECK_EQ_STR(status_name(OK), "OK");
     CHECK_EQ_STR(status_name(ERR_BUSY), "ERR_BUSY");
@@ -88,6 +88,6 @@ TEST(assert_prints_the_expression_and_aborts)
     CHECK(strstr(text, "test_status.c:"));
 }
 
-TEST_MAIN(CASE(status_rows_agree_with_the_table), CASE(status_unknown_number_is_internal),
+TEST_MAIN(CASE(status_entries_agree_with_the_table), CASE(status_unknown_number_is_internal),
           CASE(err_returns_its_code_and_accepts_null), CASE(err_arguments_may_point_into_it),
           CASE(err_is_cut_on_a_character_boundary), CASE(assert_prints_the_expression_and_aborts))

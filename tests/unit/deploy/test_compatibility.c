@@ -19,7 +19,7 @@ static void collect(void *arg, const char *sentence)
     buf_printf(&notes->text, "%s\n", sentence);
 }
 
-TEST(every_row_has_an_effect_and_a_sentence)
+TEST(every_entry_has_an_effect_and_a_sentence)
 {
     size_t n = 0;
     for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++, n++) {
@@ -100,7 +100,7 @@ TEST(the_page_has_a_row_per_name_and_no_broken_cells)
     buf_release(&page);
 }
 
-TEST_MAIN(CASE(every_row_has_an_effect_and_a_sentence),
+TEST_MAIN(CASE(every_entry_has_an_effect_and_a_sentence),
           CASE(variables_without_effect_are_said_once_each),
           CASE(variables_that_tune_transfers_are_not_misspelt_in_silence),
           CASE(variables_that_work_or_say_nothing_are_not_mentioned),

@@ -23,7 +23,7 @@ static const struct option table[] = {
         .max = 65535,
         .def = "8000",
         .group = "Network",
-        .help = "Port of the HTTP face.",
+        .help = "Port of the HTTP API.",
     },
     {
         .name = "rate",
@@ -310,7 +310,7 @@ TEST(config_set_checks_too)
     config_free(c);
 }
 
-TEST(config_help_groups_rows)
+TEST(config_help_groups_options)
 {
     struct buf b = { 0 };
     config_help(table, "serve", "usage: baton serve", false, &b);
@@ -319,7 +319,7 @@ TEST(config_help_groups_rows)
     CHECK(strstr(b.data, "  --model, -m, --model-path TEXT\n        The model to serve. "
                          "Environment: T_MODEL, T_MODEL_OLD.\n"));
     CHECK(strstr(b.data,
-                 "Port of the HTTP face. From 0 to 65535. Default: 8000. Environment: T_PORT.\n"));
+                 "Port of the HTTP API. From 0 to 65535. Default: 8000. Environment: T_PORT.\n"));
     CHECK(strstr(b.data, "--splitwise-role mixed|prefill|decode\n"));
     CHECK(!strstr(b.data, "--lora") && !strstr(b.data, "--bench-only"));
     buf_clear(&b);
@@ -335,7 +335,7 @@ TEST(config_markdown_has_one_table_per_group)
     config_markdown(table, &b);
     CHECK(strncmp(b.data, "## Model\n\n| Option |", 20) == 0);
     CHECK(strstr(b.data, "| `--port` |  | `T_PORT` | whole number, 0 to 65535 | `8000` | Port of "
-                         "the HTTP face. | works |\n"));
+                         "the HTTP API. | works |\n"));
     CHECK(strstr(b.data, "| `--model` | `-m`, `--model-path` | `T_MODEL`, `T_MODEL_OLD` | text |  "
                          "| The model to serve. | works |\n"));
     CHECK(strstr(b.data, "JSON &lt;text>\\|more."));
@@ -348,5 +348,5 @@ TEST_MAIN(CASE(config_defaults), CASE(config_args_in_every_form),
           CASE(config_lists_by_comma_repetition_and_words), CASE(config_positional_words),
           CASE(config_errors_say_what_would_be_right), CASE(config_refused_unless_neutral),
           CASE(config_environment_and_precedence), CASE(config_notes_say_what_was_accepted),
-          CASE(config_set_checks_too), CASE(config_help_groups_rows),
+          CASE(config_set_checks_too), CASE(config_help_groups_options),
           CASE(config_markdown_has_one_table_per_group))

@@ -151,7 +151,7 @@ TEST(what_would_change_the_answer_and_is_not_there_is_refused_by_name)
     check_refusals(rows, COUNT_OF(rows));
 }
 
-struct body_row {
+struct bad_body {
     const char *path, *body;
     int status;
     const char *param, *code;
@@ -159,7 +159,7 @@ struct body_row {
 
 TEST(bodies_that_are_no_requests)
 {
-    static const struct body_row rows[] = {
+    static const struct bad_body rows[] = {
         { CHAT, "", 400, NULL, "invalid_json" },
         { CHAT, "{", 400, NULL, "invalid_json" },
         { CHAT, "[]", 400, NULL, "invalid_value" },

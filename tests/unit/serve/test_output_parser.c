@@ -139,13 +139,13 @@ static void check_both(struct rig *r, const char *members, const char *want)
     buf_release(&with);
 }
 
-struct row {
+struct parse_case {
     const char *answer, *members, *want;
 };
 
 TEST(answers_are_taken_apart)
 {
-    static const struct row rows[] = {
+    static const struct parse_case rows[] = {
         { "Hello there", "", "Hello there|-||stop" },
         { "<think>\nHm.\n\nYes.\n</think>\n\nHello", "", "Hello|Hm.\n\nYes.||stop" },
         { "<think>\nHm.\n</think>\n\nHello", "\"include_reasoning\":false", "Hello|-||stop" },
