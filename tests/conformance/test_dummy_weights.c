@@ -14,7 +14,7 @@
 
 /* ---- numbers ---- */
 
-static float made_up_at(const struct dummy_weights *m, uint64_t place)
+static float dummy_at(const struct dummy_weights *m, uint64_t place)
 {
     return dtype_bf16_to_f32(dummy_weight_bf16(m, place));
 }
@@ -29,12 +29,12 @@ TEST(numbers_are_spread_as_promised)
     double sum = 0, squares = 0, with_next = 0, with_other = 0, with_row = 0;
     size_t n_above_two = 0;
     for (size_t i = 0; i < N; i++) {
-        const double x = (double)made_up_at(&m, i);
+        const double x = (double)dummy_at(&m, i);
         CHECK(fabs(x) <= 510.5 / (double)DUMMY_WEIGHTS_STDDEV);
         sum += x, squares += x * x;
-        with_next += x * (double)made_up_at(&m, i + 1),
-            with_row += x * (double)made_up_at(&m, i + 4096),
-            with_other += x * (double)made_up_at(&other, i);
+        with_next += x * (double)dummy_at(&m, i + 1),
+            with_row += x * (double)dummy_at(&m, i + 4096),
+            with_other += x * (double)dummy_at(&other, i);
         n_above_two += fabs(x) > 2;
     }
     const double noise = 4 / sqrt((double)N); /* four deviations of a mean of N */
@@ -69,7 +69,7 @@ struct shape {
     bool transposed;
 };
 
-static struct weight_src made_up_part(const struct shape *s, size_t p)
+static struct weight_src dummy_part(const struct shape *s, size_t p)
 {
     const size_t across = s->transposed ? s->n_out[p] : s->n_in;
     return (struct weight_src){
@@ -118,14 +118,14 @@ static uint8_t *packed_bytes(struct kernel_ctx *c, const struct weight_pack_args
 
 static void check_packed(struct kernel_ctx *c, const struct shape *s)
 {
-    struct weight_src made_up[2], written[2];
+    struct weight_src dummy[2], written[2];
     size_t n, n_written;
     for (size_t p = 0; p < s->n_parts; p++) {
-        made_up[p] = made_up_part(s, p);
-        written[p] = written_part(&made_up[p]);
+        dummy[p] = dummy_part(s, p);
+        written[p] = written_part(&dummy[p]);
     }
     struct weight_pack_args a = {
-        .parts = made_up, .n_parts = s->n_parts, .join = s->join, .quantize = s->quantize
+        .parts = dummy, .n_parts = s->n_parts, .join = s->join, .quantize = s->quantize
     };
     uint8_t *have = packed_bytes(c, &a, &n);
     a.parts = written;
@@ -178,12 +178,12 @@ TEST(packed_on_a_gpu_as_if_files_held_them)
 {
     if (!has_gpu())
         SKIP(
-            "no CUDA card, and no emulated one in this build: made-up weights were NOT made on it");
+            "no CUDA card, and no emulated one in this build: dummy weights were NOT made on it");
     check_all_packed("cuda", ACTIVATIONS_FAST);
     check_all_packed("cuda", ACTIVATIONS_F32);
 }
 
-TEST(what_cannot_be_made_up_is_refused)
+TEST(types_without_dummy_weights_are_refused)
 {
     struct kernel_ctx *c;
     struct err err;
@@ -363,7 +363,7 @@ TEST(a_gpu_makes_the_same_model)
 {
     static const char *const NAMES[] = { "ernie_moe", "deepseek_v3" };
     if (!has_gpu())
-        SKIP("no CUDA card, and no emulated one in this build: models were NOT made up on it");
+        SKIP("no CUDA card, and no emulated one in this build: dummy models were NOT made on it");
     for (size_t i = 0; i < (TEST_IS_SANITIZED ? 1 : COUNT_OF(NAMES)); i++) {
         char folder[4096];
         struct rig host, gpu;
@@ -457,7 +457,7 @@ TEST(shapes_of_the_measured_models)
 
 TEST_MAIN(CASE(numbers_are_spread_as_promised), CASE(numbers_are_those_of_the_version),
           CASE(packed_as_if_files_held_them), CASE_T(packed_on_a_gpu_as_if_files_held_them, 300),
-          CASE(what_cannot_be_made_up_is_refused), CASE_T(a_configuration_is_enough, 120),
+          CASE(types_without_dummy_weights_are_refused), CASE_T(a_configuration_is_enough, 120),
           CASE(fingerprints_tell_dummies_apart), CASE(experts_are_used_alike),
           CASE_T(a_gpu_makes_the_same_model, 300), CASE(a_file_is_no_folder),
           CASE(shapes_of_the_measured_models))
