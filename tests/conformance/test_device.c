@@ -107,7 +107,7 @@ static struct dev_mem memory_of(struct device *d, size_t bytes, unsigned flags)
     return m;
 }
 
-static struct copy_stream *open_lane(struct device *d)
+static struct copy_stream *open_stream(struct device *d)
 {
     struct copy_stream *l;
     struct err err;
@@ -119,11 +119,11 @@ static void count_up(void *arg) { atomic_fetch_add((atomic_int *)arg, 1); }
 
 /* Host memory, up by runs that lie apart, on to another place of the device, down again: in order,
  * and told when it is over. */
-static void lane_copy_cases(const char *name)
+static void stream_copy_cases(const char *name)
 {
     enum { N = 4096, RUN = 96, RUNS = 20, APART = 160 };
     struct device *d = open_device(name);
-    struct copy_stream *l = open_lane(d);
+    struct copy_stream *l = open_stream(d);
     struct dev_mem host = memory_of(d, 2 * N, DEVICE_MEM_HOST),
                    far = memory_of(d, 2 * N, DEVICE_MEM_PRIVATE);
     CHECK_EQ_INT(host.kind, DEV_MEM_HOST);
@@ -164,11 +164,11 @@ static void lane_copy_cases(const char *name)
 }
 
 /* Many copies at once, of all lengths and ways to lie. */
-static void lane_gather_cases(const char *name)
+static void stream_gather_cases(const char *name)
 {
     enum { N = 300, ROOM = 1 << 20 };
     struct device *d = open_device(name);
-    struct copy_stream *l = open_lane(d);
+    struct copy_stream *l = open_stream(d);
     struct dev_mem host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST),
                    from = memory_of(d, ROOM, DEVICE_MEM_PRIVATE),
                    to = memory_of(d, ROOM, DEVICE_MEM_PRIVATE);
@@ -213,11 +213,11 @@ static void lane_gather_cases(const char *name)
 
 /* A copy behind a mark sees the work before it, also when the ring of marks has come round
  * since. */
-static void lane_mark_cases(const char *name)
+static void stream_event_cases(const char *name)
 {
     enum { N = 64 };
     struct device *d = open_device(name);
-    struct copy_stream *l = open_lane(d);
+    struct copy_stream *l = open_stream(d);
     struct dev_mem host = memory_of(d, N, DEVICE_MEM_HOST),
                    far = memory_of(d, N, DEVICE_MEM_PRIVATE);
     uint64_t before = 0;
@@ -225,11 +225,11 @@ static void lane_mark_cases(const char *name)
         char value[N];
         memset(value, round, N);
         device_upload(d, far.ptr, value, N);
-        uint64_t mark = device_record_event(d);
-        CHECK(d->is_host ? mark == 0 : mark > before);
-        if (round % 100 == 1) before = mark; /* an old mark now and then */
+        uint64_t event = device_record_event(d);
+        CHECK(d->is_host ? event == 0 : event > before);
+        if (round % 100 == 1) before = event; /* an old mark now and then */
         CHECK_OK(copy_stream_wait_event(l, before));
-        CHECK_OK(copy_stream_wait_event(l, mark));
+        CHECK_OK(copy_stream_wait_event(l, event));
         CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){
                                          .to = host.ptr, .from = far.ptr, .bytes = N, .n = 1 }));
         CHECK_OK(copy_stream_synchronize(l));
@@ -243,11 +243,11 @@ static void lane_mark_cases(const char *name)
 
 /* Pieces of every length up to a few stripes, around whole blocks, and larger ones; in one run and
  * in several; aligned and not. */
-static void lane_sum_cases(const char *name)
+static void stream_checksum_cases(const char *name)
 {
     enum { POOL = 300000, PIECES = 700 };
     struct device *d = open_device(name);
-    struct copy_stream *l = open_lane(d);
+    struct copy_stream *l = open_stream(d);
     struct dev_mem far = memory_of(d, POOL, DEVICE_MEM_PRIVATE);
     struct dev_mem in = memory_of(d, PIECES * sizeof(struct copy_stream_checksum_range),
                                   DEVICE_MEM_HOST),
@@ -390,13 +390,13 @@ static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width,
 }
 
 /* Each type as each other, bit for bit what rows of the definition are, and nothing beside them. */
-static void lane_convert_cases(const char *name)
+static void stream_convert_cases(const char *name)
 {
     static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
     static const uint32_t widths[] = { 1, 5, 24, 64, 80, 128, 200, 576, KERNEL_LATENT_MAX };
     enum { MOST = 150 };
     struct device *d = open_device(name);
-    struct copy_stream *l = open_lane(d);
+    struct copy_stream *l = open_stream(d);
     struct dev_mem from = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE),
                    far = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE);
     struct dev_mem host = memory_of(d, CONVERT_ROOM, DEVICE_MEM_HOST);
@@ -480,18 +480,18 @@ static void sharing_cases(const char *name)
     TEST(name##_memory_is_zeroed_and_holds_what_was_put_there) { memory_cases(#name); }            \
     TEST(name##_impossible_sizes_are_refused_with_a_sentence) { refusal_cases(#name); }            \
     TEST(name##_memory_that_is_available) { available_cases(#name); }                              \
-    TEST(name##_lane_copies_in_order) { lane_copy_cases(#name); }                                  \
-    TEST(name##_lane_gathers) { lane_gather_cases(#name); }                                        \
-    TEST(name##_lane_waits_for_marks) { lane_mark_cases(#name); }                                  \
-    TEST(name##_lane_sums_are_the_hosts) { lane_sum_cases(#name); }                                \
-    TEST(name##_lane_converts_rows) { lane_convert_cases(#name); }                                 \
+    TEST(name##_copy_stream_copies_in_order) { stream_copy_cases(#name); }                                  \
+    TEST(name##_copy_stream_gathers) { stream_gather_cases(#name); }                                        \
+    TEST(name##_copy_stream_waits_for_events) { stream_event_cases(#name); }                                  \
+    TEST(name##_copy_stream_checksums_are_the_hosts) { stream_checksum_cases(#name); }                                \
+    TEST(name##_copy_stream_converts_rows) { stream_convert_cases(#name); }                                 \
     TEST(name##_memory_of_others) { sharing_cases(#name); }
 #define DEVICE_CASES(name)                                                                         \
     CASE(name##_memory_is_zeroed_and_holds_what_was_put_there),                                    \
         CASE(name##_impossible_sizes_are_refused_with_a_sentence),                                 \
-        CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order),                  \
-        CASE(name##_lane_gathers), CASE(name##_lane_waits_for_marks),                              \
-        CASE(name##_lane_sums_are_the_hosts), CASE(name##_lane_converts_rows),                     \
+        CASE(name##_memory_that_is_available), CASE(name##_copy_stream_copies_in_order),                  \
+        CASE(name##_copy_stream_gathers), CASE(name##_copy_stream_waits_for_events),                              \
+        CASE(name##_copy_stream_checksums_are_the_hosts), CASE(name##_copy_stream_converts_rows),                     \
         CASE(name##_memory_of_others)
 
 DEVICE_TESTS(cpu)

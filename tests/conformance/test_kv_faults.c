@@ -16,7 +16,7 @@ enum {
     POOL_BLOCKS = 64,
     GUARD = 8 /* the first blocks are never granted */,
     MOST_BLOCKS = 6,
-    LANES = 8,
+    TRANSFERS_AT_ONCE = 8,
     STALL_MS = 700 /* longer than a starved test process may be without the CPU */,
     CANARY = 0xee
 };
@@ -130,18 +130,18 @@ static void check_canaries(struct node *n, uint64_t live)
     free(canary);
 }
 
-struct lane {
+struct transfer {
     uint64_t id;
     uint32_t n_tokens, n_used;
     int32_t src[MOST_BLOCKS], dst[MOST_BLOCKS];
 };
 
-static void lane_begin(struct bed *b, struct lane *l, const int32_t *blocks)
+static void transfer_begin(struct bed *b, struct transfer *l, const int32_t *blocks)
 {
     struct node *from = b->from.node, *to = b->to.node;
     struct buf grant = { 0 };
     struct err err = { 0 };
-    *l = (struct lane){ .id = ++b->next_id, .n_tokens = 1 + (uint32_t)rand() % (MOST_BLOCKS * 16) };
+    *l = (struct transfer){ .id = ++b->next_id, .n_tokens = 1 + (uint32_t)rand() % (MOST_BLOCKS * 16) };
     l->n_used = kvt_plan_n_blocks(&to->layout, l->n_tokens);
     memcpy(l->dst, blocks, l->n_used * sizeof l->dst[0]);
     memcpy(l->src, blocks, l->n_used * sizeof l->src[0]);
@@ -161,7 +161,7 @@ static void lane_begin(struct bed *b, struct lane *l, const int32_t *blocks)
 
 /* Wait for both ends; true: RECEIVED, and every byte is right. Afterwards the blocks are filled
  * with the canary. */
-static bool lane_end(struct bed *b, struct lane *l)
+static bool transfer_end(struct bed *b, struct transfer *l)
 {
     struct node *from = b->from.node, *to = b->to.node;
     (void)either(from, KVT_SENT, KVT_SEND_FAILED, l->id);
@@ -186,12 +186,12 @@ static void one_by_one(struct bed *b, bool damages)
 {
     int32_t blocks[MOST_BLOCKS];
     for (uint32_t i = 0; i < n_transfers(); i++) {
-        struct lane l;
+        struct transfer l;
         uint64_t before = injected(b);
         random_table(POOL_BLOCKS - GUARD, MOST_BLOCKS, blocks);
         for (int k = 0; k < MOST_BLOCKS; k++) blocks[k] += GUARD;
-        lane_begin(b, &l, blocks);
-        bool received = lane_end(b, &l), hit = injected(b) > before;
+        transfer_begin(b, &l, blocks);
+        bool received = transfer_end(b, &l), hit = injected(b) > before;
         b->n_damaged += hit;
         if (!hit && !received)
             test_fail(__FILE__, __LINE__, "transfer %llu failed though nothing befell it",
@@ -264,20 +264,20 @@ static void everything(const char *transport)
     struct bed b = bed_start(
         transport, plan,
         "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");
-    for (uint32_t i = 0; i < n_transfers() / LANES; i++) {
-        struct lane lanes[LANES];
-        int32_t blocks[LANES * MOST_BLOCKS];
+    for (uint32_t i = 0; i < n_transfers() / TRANSFERS_AT_ONCE; i++) {
+        struct transfer transfers[TRANSFERS_AT_ONCE];
+        int32_t blocks[TRANSFERS_AT_ONCE * MOST_BLOCKS];
         uint64_t live = 0;
-        random_table(POOL_BLOCKS - GUARD, LANES * MOST_BLOCKS, blocks);
-        for (int k = 0; k < LANES * MOST_BLOCKS; k++) blocks[k] += GUARD;
+        random_table(POOL_BLOCKS - GUARD, TRANSFERS_AT_ONCE * MOST_BLOCKS, blocks);
+        for (int k = 0; k < TRANSFERS_AT_ONCE * MOST_BLOCKS; k++) blocks[k] += GUARD;
         if (!kvt_peer_transport(b.from.node->kvt, b.peer)) {
             b.peer = node_connect(b.from.node, b.to.node);
             b.n_reconnects++;
         }
-        for (int k = 0; k < LANES; k++) lane_begin(&b, &lanes[k], blocks + k * MOST_BLOCKS);
-        for (int k = 0; k < LANES * MOST_BLOCKS; k++) live |= UINT64_C(1) << blocks[k];
+        for (int k = 0; k < TRANSFERS_AT_ONCE; k++) transfer_begin(&b, &transfers[k], blocks + k * MOST_BLOCKS);
+        for (int k = 0; k < TRANSFERS_AT_ONCE * MOST_BLOCKS; k++) live |= UINT64_C(1) << blocks[k];
         check_canaries(b.to.node, live);
-        for (int k = 0; k < LANES; k++) (void)lane_end(&b, &lanes[k]);
+        for (int k = 0; k < TRANSFERS_AT_ONCE; k++) (void)transfer_end(&b, &transfers[k]);
         check_canaries(b.to.node, 0);
         clear_events(b.from.node);
         clear_events(b.to.node);
@@ -293,11 +293,11 @@ static void dropped_writer(const char *transport)
     struct bed b = bed_start(transport, NULL,
                              "at=note:3:disconnect,at=opened:2:disconnect,at=open:3:disconnect");
     for (int i = 0; i < 4; i++) {
-        struct lane l;
+        struct transfer l;
         int32_t blocks[MOST_BLOCKS] = { 10, 11, 12, 13, 14, 15 };
         if (i) b.peer = node_connect(b.from.node, b.to.node);
-        lane_begin(&b, &l, blocks);
-        CHECK_EQ_INT(lane_end(&b, &l), i == 3);
+        transfer_begin(&b, &l, blocks);
+        CHECK_EQ_INT(transfer_end(&b, &l), i == 3);
         if (i < 3) node_wait(b.from.node, KVT_PEER_LOST, b.peer, 5000);
         check_canaries(b.to.node, 0);
         clear_events(b.from.node);

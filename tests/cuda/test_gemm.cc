@@ -225,9 +225,9 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
     return e;
 }
 
-/* Rows begin .. begin + n of a group; the marks say which bytes of y are results. */
+/* Rows begin .. begin + n of a group; the written say which bytes of y are results. */
 static void check_rows(const trial &t, size_t group, size_t begin, size_t n,
-                       std::vector<bool> *marks)
+                       std::vector<bool> *written)
 {
     for (size_t row = begin; row < begin + n; row++)
         for (size_t i = 0; i < t.n_y; i++) {
@@ -236,19 +236,19 @@ static void check_rows(const trial &t, size_t group, size_t begin, size_t n,
             const double got = read_y(t, t.y, row, column);
             if (!(fabs(got - want.value) <= want.may_err)) fail_at(t, row, column, got, want);
             for (size_t b = 0; b < t.y_bytes; b++)
-                (*marks)[(row * t.y_stride + column) * t.y_bytes + b] = true;
+                (*written)[(row * t.y_stride + column) * t.y_bytes + b] = true;
         }
 }
 
 static void check_trial(const trial &t)
 {
-    std::vector<bool> marks(t.y.size(), false);
+    std::vector<bool> written(t.y.size(), false);
     for (size_t g = 0; t.begin.empty() && g < t.p.each; g++)
-        check_rows(t, g, 0, t.p.n_rows, &marks);
+        check_rows(t, g, 0, t.p.n_rows, &written);
     for (size_t g = 0; g + 1 < t.begin.size(); g++)
-        check_rows(t, g, (size_t)t.begin[g], (size_t)(t.begin[g + 1] - t.begin[g]), &marks);
+        check_rows(t, g, (size_t)t.begin[g], (size_t)(t.begin[g + 1] - t.begin[g]), &written);
     for (size_t i = 0; i < t.y.size(); i++)
-        if (!marks[i] && t.y[i] != t.y_before[i]) {
+        if (!written[i] && t.y[i] != t.y_before[i]) {
             const size_t at = i / t.y_bytes;
             fail_at(t, at / t.y_stride, at % t.y_stride, t.y[i], { (double)t.y_before[i], 0 });
         }
@@ -533,9 +533,9 @@ TEST(gemm_nan_stays_in_its_row)
             trial t = make_trial(p, 9);
             set_x(&t, 2, 1, how & 2 ? -INFINITY : NAN);
             run_trial(&t);
-            std::vector<bool> marks(t.y.size());
-            check_rows(t, 0, 0, 2, &marks);
-            check_rows(t, 0, 3, 2, &marks);
+            std::vector<bool> written(t.y.size());
+            check_rows(t, 0, 0, 2, &written);
+            check_rows(t, 0, 3, 2, &written);
             for (size_t i = 0; i < p.n_out; i++)
                 CHECK(how & 2 ? !isfinite(read_y(t, t.y, 2, i)) : isnan(read_y(t, t.y, 2, i)));
         }

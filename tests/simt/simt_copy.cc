@@ -69,9 +69,9 @@ static cudaError_t submit_copy(rows r, places p, cudaStream_t stream, bool must_
     if (p.from == SIMT_PAGEABLE && p.to != SIMT_PAGEABLE) kept = read_source(&r);
     simt_op op;
     op.run = [r, kept] { copy_rows(r); };
-    std::shared_ptr<simt_mark> mark;
-    cudaError_t e = simt_submit(stream, std::move(op), &mark);
-    return e == cudaSuccess && mark && (must_wait || p.to == SIMT_PAGEABLE) ? simt_wait(mark) : e;
+    std::shared_ptr<simt_stream_point> point;
+    cudaError_t e = simt_submit(stream, std::move(op), &point);
+    return e == cudaSuccess && point && (must_wait || p.to == SIMT_PAGEABLE) ? simt_wait(point) : e;
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,

@@ -39,7 +39,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 /* True when the record belongs to a capture and is done with. State lock. */
 static bool record_captured(simt_event *e, const simt_stream &s)
 {
-    e->mark = nullptr;
+    e->point = nullptr;
     e->capture = s.capture;
     e->clock = s.clock;
     return s.capture != nullptr;
@@ -58,16 +58,16 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
             return simt_leave(cudaErrorStreamCaptureInvalidated);
         if (record_captured(e.get(), *s)) return cudaSuccess;
     }
-    auto mark = std::make_shared<simt_mark>();
+    auto point = std::make_shared<simt_stream_point>();
     simt_op op;
-    op.run = [weak = std::weak_ptr<simt_mark>(mark)] {
+    op.run = [weak = std::weak_ptr<simt_stream_point>(point)] {
         SIMT_STATE;
         if (auto m = weak.lock()) m->time_ns = simt_now_ns();
     };
-    cudaError_t error = simt_submit(stream, std::move(op), &mark);
+    cudaError_t error = simt_submit(stream, std::move(op), &point);
     if (error != cudaSuccess) return simt_leave(error);
     SIMT_STATE;
-    e->mark = mark;
+    e->point = point;
     return cudaSuccess;
 }
 
@@ -112,19 +112,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         if (!e || !s) return simt_leave(cudaErrorInvalidResourceHandle);
         if (flags) return simt_leave(cudaErrorInvalidValue);
         if (e->capture) return simt_leave(wait_captured(s, *e));
-        if (!e->mark) return cudaSuccess; /* never recorded */
+        if (!e->point) return cudaSuccess; /* never recorded */
         if (s->capture) {
             s->capture->is_broken = true;
             return simt_leave(cudaErrorStreamCaptureIsolation);
         }
         op.kind = SIMT_WAIT;
-        op.until = e->mark;
+        op.until = e->point;
     }
     return simt_leave(simt_submit(stream, std::move(op)));
 }
 
-/* NULL in *mark: there is nothing to wait for. */
-static cudaError_t find_mark(cudaEvent_t event, std::shared_ptr<simt_mark> *mark)
+/* NULL in *point: there is nothing to wait for. */
+static cudaError_t find_point(cudaEvent_t event, std::shared_ptr<simt_stream_point> *point)
 {
     {
         SIMT_STATE;
@@ -134,7 +134,7 @@ static cudaError_t find_mark(cudaEvent_t event, std::shared_ptr<simt_mark> *mark
             e->capture->is_broken = true;
             return cudaErrorCapturedEvent;
         }
-        if (e->mark && !simt_is_reached(*e->mark)) *mark = e->mark;
+        if (e->point && !simt_is_reached(*e->point)) *point = e->point;
     }
     return simt_unsafe_in_capture();
 }
@@ -142,18 +142,18 @@ static cudaError_t find_mark(cudaEvent_t event, std::shared_ptr<simt_mark> *mark
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     SIMT_ENTER();
-    std::shared_ptr<simt_mark> mark;
-    cudaError_t e = find_mark(event, &mark);
-    return simt_leave(e == cudaSuccess && mark ? simt_wait(mark) : e);
+    std::shared_ptr<simt_stream_point> point;
+    cudaError_t e = find_point(event, &point);
+    return simt_leave(e == cudaSuccess && point ? simt_wait(point) : e);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     SIMT_ENTER();
-    std::shared_ptr<simt_mark> mark;
-    cudaError_t e = find_mark(event, &mark);
-    if (e != cudaSuccess || !mark) return simt_leave(e);
-    simt_step(mark);
+    std::shared_ptr<simt_stream_point> point;
+    cudaError_t e = find_point(event, &point);
+    if (e != cudaSuccess || !point) return simt_leave(e);
+    simt_step(point);
     return simt_leave(simt_sticky() != cudaSuccess ? simt_sticky() : cudaErrorNotReady);
 }
 
@@ -162,10 +162,10 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
     SIMT_ENTER();
     SIMT_STATE;
     auto a = events().find(begin), b = events().find(end);
-    if (!a || !b || !a->mark || !b->mark || (a->flags | b->flags) & cudaEventDisableTiming)
+    if (!a || !b || !a->point || !b->point || (a->flags | b->flags) & cudaEventDisableTiming)
         return simt_leave(cudaErrorInvalidResourceHandle);
-    if (!simt_is_reached(*a->mark) || !simt_is_reached(*b->mark))
+    if (!simt_is_reached(*a->point) || !simt_is_reached(*b->point))
         return simt_leave(cudaErrorNotReady);
-    *ms = (float)(b->mark->time_ns - a->mark->time_ns) * 1e-6f;
+    *ms = (float)(b->point->time_ns - a->point->time_ns) * 1e-6f;
     return cudaSuccess;
 }

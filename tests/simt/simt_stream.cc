@@ -44,7 +44,7 @@ std::shared_ptr<simt_stream> simt_find_stream(cudaStream_t h)
     return the().handles.find(h);
 }
 
-bool simt_is_reached(const simt_mark &mark) { return mark.stream->n_done >= mark.seq; }
+bool simt_is_reached(const simt_stream_point &point) { return point.stream->n_done >= point.seq; }
 
 static std::vector<std::shared_ptr<simt_stream>> all_streams(void)
 {
@@ -68,7 +68,7 @@ static void push_wait(const std::shared_ptr<simt_stream> &s,
     if (for_->n_done == for_->n_queued) return;
     simt_op op;
     op.kind = SIMT_WAIT;
-    op.until = std::make_shared<simt_mark>();
+    op.until = std::make_shared<simt_stream_point>();
     op.until->stream = for_;
     op.until->seq = for_->n_queued;
     push(s, std::move(op));
@@ -91,7 +91,7 @@ static bool breaks_by_legacy(const simt_stream &s)
     return broke;
 }
 
-cudaError_t simt_submit(cudaStream_t h, simt_op op, std::shared_ptr<simt_mark> *mark)
+cudaError_t simt_submit(cudaStream_t h, simt_op op, std::shared_ptr<simt_stream_point> *point)
 {
     SIMT_STATE;
     std::shared_ptr<simt_stream> s = simt_find_stream(h);
@@ -105,10 +105,10 @@ cudaError_t simt_submit(cudaStream_t h, simt_op op, std::shared_ptr<simt_mark> *
     }
     push_implicit_waits(s);
     push(s, std::move(op));
-    if (mark) {
-        if (!*mark) *mark = std::make_shared<simt_mark>();
-        (*mark)->stream = s;
-        (*mark)->seq = s->n_queued;
+    if (point) {
+        if (!*point) *point = std::make_shared<simt_stream_point>();
+        (*point)->stream = s;
+        (*point)->seq = s->n_queued;
     }
     if (the().has_daemon) the().work.notify_one();
     return cudaSuccess;
@@ -147,26 +147,26 @@ static void finish_front(simt_stream &s, const simt_op &op)
     if (op.kind != SIMT_WAIT) the().n_pending--;
 }
 
-void simt_drain(simt_execution &execution, const simt_mark &mark)
+void simt_drain(simt_execution &execution, const simt_stream_point &point)
 {
     simt_op op;
-    while (take_front(*mark.stream, mark.seq, &op)) {
+    while (take_front(*point.stream, point.seq, &op)) {
         /* After an error that lasts nothing runs any more. */
         if (simt_sticky() == cudaSuccess) {
             if (op.kind == SIMT_WAIT) simt_drain(execution, *op.until);
             else simt_run_op(op);
         }
-        finish_front(*mark.stream, op);
+        finish_front(*point.stream, op);
     }
 }
 
-static simt_mark end_of(const std::shared_ptr<simt_stream> &s)
+static simt_stream_point end_of(const std::shared_ptr<simt_stream> &s)
 {
     SIMT_STATE;
-    simt_mark mark;
-    mark.stream = s;
-    mark.seq = s->n_queued;
-    return mark;
+    simt_stream_point point;
+    point.stream = s;
+    point.seq = s->n_queued;
+    return point;
 }
 
 /* Streams that do not wait for each other may run in any order: it changes from call to call. */
@@ -181,27 +181,27 @@ void simt_drain_all(simt_execution &execution)
     for (auto &s : all) simt_drain(execution, end_of(s));
 }
 
-cudaError_t simt_wait(const std::shared_ptr<simt_mark> &mark)
+cudaError_t simt_wait(const std::shared_ptr<simt_stream_point> &point)
 {
     simt_execution execution;
-    simt_drain(execution, *mark);
+    simt_drain(execution, *point);
     return simt_sticky();
 }
 
 /* A wait whose stream is behind is passed on to that stream. */
-void simt_step(const std::shared_ptr<simt_mark> &first)
+void simt_step(const std::shared_ptr<simt_stream_point> &first)
 {
     simt_execution execution(std::try_to_lock);
     if (!execution.is_held()) return;
-    std::shared_ptr<simt_mark> mark = first;
+    std::shared_ptr<simt_stream_point> point = first;
     {
         SIMT_STATE;
-        while (!mark->stream->queue.empty() && mark->stream->queue.front().kind == SIMT_WAIT &&
-               !simt_is_reached(*mark->stream->queue.front().until))
-            mark = mark->stream->queue.front().until;
+        while (!point->stream->queue.empty() && point->stream->queue.front().kind == SIMT_WAIT &&
+               !simt_is_reached(*point->stream->queue.front().until))
+            point = point->stream->queue.front().until;
     }
-    simt_mark one;
-    one.stream = mark->stream;
+    simt_stream_point one;
+    one.stream = point->stream;
     {
         SIMT_STATE;
         one.seq = one.stream->n_done + 1;
@@ -303,18 +303,18 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream)
     return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
 }
 
-static std::shared_ptr<simt_mark> end_of_handle(cudaStream_t h)
+static std::shared_ptr<simt_stream_point> end_of_handle(cudaStream_t h)
 {
     SIMT_STATE;
     std::shared_ptr<simt_stream> s = simt_find_stream(h);
     if (!s) return nullptr;
-    auto mark = std::make_shared<simt_mark>();
-    mark->stream = s;
-    mark->seq = s->n_queued;
+    auto point = std::make_shared<simt_stream_point>();
+    point->stream = s;
+    point->seq = s->n_queued;
     if (s->is_legacy) /* waiting for it is waiting for all that block */
         for (auto &other : all_streams())
-            if (other != s && other->is_blocking) push_wait(s, other), mark->seq = s->n_queued;
-    return mark;
+            if (other != s && other->is_blocking) push_wait(s, other), point->seq = s->n_queued;
+    return point;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
@@ -324,9 +324,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
         return simt_leave(cudaErrorInvalidResourceHandle);
     cudaError_t e = simt_break_capture(stream, cudaErrorStreamCaptureUnsupported);
     if (e != cudaSuccess) return simt_leave(e);
-    auto mark = end_of_handle(stream);
-    if (!mark) return simt_leave(cudaErrorInvalidResourceHandle);
-    e = simt_wait(mark);
+    auto point = end_of_handle(stream);
+    if (!point) return simt_leave(cudaErrorInvalidResourceHandle);
+    e = simt_wait(point);
     SIMT_STATE;
     the().handles.remove(stream);
     return simt_leave(e);
@@ -338,8 +338,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     cudaError_t e = simt_break_capture(stream, cudaErrorStreamCaptureUnsupported);
     if (e == cudaSuccess) e = simt_unsafe_in_capture();
     if (e != cudaSuccess) return simt_leave(e);
-    auto mark = end_of_handle(stream);
-    return simt_leave(mark ? simt_wait(mark) : cudaErrorInvalidResourceHandle);
+    auto point = end_of_handle(stream);
+    return simt_leave(point ? simt_wait(point) : cudaErrorInvalidResourceHandle);
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
@@ -348,13 +348,13 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     cudaError_t e = simt_break_capture(stream, cudaErrorStreamCaptureUnsupported);
     if (e == cudaSuccess) e = simt_unsafe_in_capture();
     if (e != cudaSuccess) return simt_leave(e);
-    auto mark = end_of_handle(stream);
-    if (!mark) return simt_leave(cudaErrorInvalidResourceHandle);
+    auto point = end_of_handle(stream);
+    if (!point) return simt_leave(cudaErrorInvalidResourceHandle);
     {
         SIMT_STATE;
-        if (simt_is_reached(*mark)) return cudaSuccess;
+        if (simt_is_reached(*point)) return cudaSuccess;
     }
-    simt_step(mark);
+    simt_step(point);
     return simt_leave(simt_sticky() != cudaSuccess ? simt_sticky() : cudaErrorNotReady);
 }
 

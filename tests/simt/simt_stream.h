@@ -18,7 +18,7 @@
 struct simt_stream;
 
 /* A place in a stream: reached when n_done is seq. */
-struct simt_mark {
+struct simt_stream_point {
     std::shared_ptr<simt_stream> stream;
     uint64_t seq = 0;
     int64_t time_ns = 0; /* when an event's record ran */
@@ -28,7 +28,7 @@ enum simt_kind { SIMT_WAIT, SIMT_WORK, SIMT_CALLBACK };
 struct simt_op {
     simt_kind kind = SIMT_WORK;
     std::function<void()> run;
-    std::shared_ptr<simt_mark> until; /* SIMT_WAIT */
+    std::shared_ptr<simt_stream_point> until; /* SIMT_WAIT */
 };
 
 /* How much of each stream's captured work a place in a capture comes after. */
@@ -59,22 +59,22 @@ struct simt_stream {
 
 struct simt_event {
     unsigned flags = 0;
-    std::shared_ptr<simt_mark> mark;       /* NULL: never recorded, or in a capture */
+    std::shared_ptr<simt_stream_point> point;       /* NULL: never recorded, or in a capture */
     std::shared_ptr<simt_capture> capture; /* recorded in it */
     simt_clock_of clock;
 };
 
-/* Queues op, or records it if the stream captures. mark: where its end is; NULL in it for a
+/* Queues op, or records it if the stream captures. point: where its end is; NULL in it for a
  * capture. */
 cudaError_t simt_submit(cudaStream_t stream, simt_op op,
-                        std::shared_ptr<simt_mark> *mark = nullptr);
-/* Waits until the mark is reached; then the error that lasts, if there is one. */
-cudaError_t simt_wait(const std::shared_ptr<simt_mark> &mark);
-/* Runs what must run first, up to the mark. */
-void simt_drain(simt_execution &execution, const simt_mark &mark);
+                        std::shared_ptr<simt_stream_point> *point = nullptr);
+/* Waits until the point is reached; then the error that lasts, if there is one. */
+cudaError_t simt_wait(const std::shared_ptr<simt_stream_point> &point);
+/* Runs what must run first, up to the point. */
+void simt_drain(simt_execution &execution, const simt_stream_point &point);
 void simt_drain_all(simt_execution &execution);
-/* One operation towards the mark, if nobody executes. */
-void simt_step(const std::shared_ptr<simt_mark> &mark);
+/* One operation towards the point, if nobody executes. */
+void simt_step(const std::shared_ptr<simt_stream_point> &point);
 void simt_run_op(const simt_op &op);
 void simt_streams_reset(void);
 
@@ -86,7 +86,7 @@ cudaError_t simt_break_capture(cudaStream_t stream, cudaError_t e);
 
 /* State lock. */
 std::shared_ptr<simt_stream> simt_find_stream(cudaStream_t stream);
-bool simt_is_reached(const simt_mark &mark);
+bool simt_is_reached(const simt_stream_point &point);
 void simt_events_reset(void);
 void simt_graphs_reset(void);
 #endif

@@ -24,7 +24,7 @@ struct gpu_ops {
     enum mode mode;
     size_t i_call;        /* of the running step */
     size_t begin, window; /* that many calls from this one on */
-    cudaEvent_t marks[GPU_OPS_WINDOW_MAX + 1];
+    cudaEvent_t events[GPU_OPS_WINDOW_MAX + 1];
     struct gpu_op_call *calls;
     size_t n_calls, room;
     /* FOLLOWING: of each step */
@@ -38,9 +38,9 @@ static struct gpu_ops *slots_of(const struct kernel_ctx *c)
     return (struct gpu_ops *)(uintptr_t)c->ops;
 }
 
-static void mark(struct gpu_ops *s, size_t i)
+static void record_event(struct gpu_ops *s, size_t i)
 {
-    gpu_cuda(cudaEventRecord(s->marks[i], s->stream), "timing a slot");
+    gpu_cuda(cudaEventRecord(s->events[i], s->stream), "timing a slot");
 }
 
 static struct gpu_op_call *new_call(struct gpu_ops *s)
@@ -66,11 +66,11 @@ static struct gpu_op_call *before(struct gpu_ops *s)
 {
     follow_begin(s);
     if (s->mode == COUNTING) return new_call(s);
-    if (s->mode == ENDS && s->i_call == 0) mark(s, 0);
+    if (s->mode == ENDS && s->i_call == 0) record_event(s, 0);
     if (s->mode == TIMING && s->i_call == s->begin) {
         if (s->hold_cycles > 0)
             gpu_cuda(gpu_hold(s->stream, s->hold_cycles), "keeping the card busy");
-        mark(s, 0);
+        record_event(s, 0);
     }
     return NULL;
 }
@@ -78,8 +78,8 @@ static struct gpu_op_call *before(struct gpu_ops *s)
 static void after(struct gpu_ops *s)
 {
     if (s->mode == TIMING && s->i_call >= s->begin && s->i_call - s->begin < s->window)
-        mark(s, s->i_call - s->begin + 1);
-    if (s->mode == ENDS && s->i_call + 1 == s->n_calls) mark(s, 1);
+        record_event(s, s->i_call - s->begin + 1);
+    if (s->mode == ENDS && s->i_call + 1 == s->n_calls) record_event(s, 1);
     s->i_call++;
 }
 
@@ -223,7 +223,7 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->step_ops = *c->step_ops;
     s->step_ops.submit = slot_submit, s->step_ops.sample = slot_sample;
     for (size_t i = 0; i < GPU_OPS_WINDOW_MAX + 1; i++)
-        gpu_cuda(cudaEventCreate(&s->marks[i]), "making an event");
+        gpu_cuda(cudaEventCreate(&s->events[i]), "making an event");
     for (size_t i = 0; i < GPU_OPS_STEPS_MAX; i++) {
         gpu_cuda(cudaEventCreate(&s->begins[i]), "making an event");
         gpu_cuda(cudaEventCreate(&s->ends[i]), "making an event");
@@ -238,7 +238,7 @@ void gpu_ops_remove(struct gpu_ops *s)
     s->ctx->ops = s->inner;
     s->ctx->step_ops = s->inner_steps;
     for (size_t i = 0; i < GPU_OPS_WINDOW_MAX + 1; i++)
-        gpu_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
+        gpu_cuda(cudaEventDestroy(s->events[i]), "dropping an event");
     for (size_t i = 0; i < GPU_OPS_STEPS_MAX; i++) {
         gpu_cuda(cudaEventDestroy(s->begins[i]), "dropping an event");
         gpu_cuda(cudaEventDestroy(s->ends[i]), "dropping an event");
@@ -258,9 +258,9 @@ static void run_as(struct gpu_ops *s, enum mode mode, void (*run)(void *arg), vo
     gpu_need(s->i_call == s->n_calls, "a step called other slots than when it was counted", NULL);
 }
 
-static double mark_to_mark_s(const struct gpu_ops *s, size_t from, size_t to)
+static double event_to_event_s(const struct gpu_ops *s, size_t from, size_t to)
 {
-    return gpu_timer_s(&(struct gpu_timer){ .begin = s->marks[from], .end = s->marks[to] });
+    return gpu_timer_s(&(struct gpu_timer){ .begin = s->events[from], .end = s->events[to] });
 }
 
 void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg),
@@ -276,7 +276,7 @@ void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(v
         const size_t n = s->n_calls - s->begin < window ? s->n_calls - s->begin : window;
         for (int i = 0; i < rounds; i++) {
             run_as(s, TIMING, run, arg);
-            for (size_t k = 0; k < n; k++) us[k][i] = mark_to_mark_s(s, k, k + 1) * 1e6;
+            for (size_t k = 0; k < n; k++) us[k][i] = event_to_event_s(s, k, k + 1) * 1e6;
         }
         for (size_t k = 0; k < n; k++)
             s->calls[s->begin + k].us = gpu_median(us[k], (size_t)rounds);
@@ -293,7 +293,7 @@ const struct gpu_op_call *gpu_ops_calls(const struct gpu_ops *s, size_t *n)
 double gpu_ops_busy(struct gpu_ops *s, void (*run)(void *arg), void *arg)
 {
     run_as(s, ENDS, run, arg);
-    return mark_to_mark_s(s, 0, 1);
+    return event_to_event_s(s, 0, 1);
 }
 
 void gpu_ops_follow(struct gpu_ops *s, int n_steps)

@@ -70,12 +70,12 @@ static void worker_on_kvt(void *arg, const struct kvt_event *e)
 }
 
 static void worker_on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                               const int32_t *blocks, uint64_t mark)
+                               const int32_t *blocks, uint64_t event)
 {
     struct worker_node *n = arg;
     if (!(id & PREFILL_IDS)) return;
     pthread_mutex_lock(&n->lock);
-    if (n->pieces) prefill_on_kv_ready(n->pieces, id, layer, begin, end, blocks, mark);
+    if (n->pieces) prefill_on_kv_ready(n->pieces, id, layer, begin, end, blocks, event);
     pthread_mutex_unlock(&n->lock);
 }
 

@@ -50,7 +50,7 @@ struct rig_options {
     bool eager;
     size_t sampling_edit_bytes;
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                        const int32_t *blocks, uint64_t mark);
+                        const int32_t *blocks, uint64_t event);
 };
 
 struct answer {

@@ -382,7 +382,7 @@ static struct pair *the_pair; /* of the case that runs; each case is a process o
 
 /* What a transport does, at once: the pieces of this layer go to the reserved blocks. */
 static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
-                    const int32_t *blocks, uint64_t mark)
+                    const int32_t *blocks, uint64_t event)
 {
     struct pair *p = the_pair;
     const struct kv_layout *from = engine_kv_layout(p->prefill.engine),
@@ -390,7 +390,7 @@ static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint
     char *src = engine_kv_memory(p->prefill.engine)->ptr,
          *dst = engine_kv_memory(p->decode.engine)->ptr;
     (void)arg;
-    CHECK_EQ_INT(mark, 0); /* the processor has computed what it was given */
+    CHECK_EQ_INT(event, 0); /* the processor has computed what it was given */
     CHECK_EQ_INT(begin, p->end[id][layer]);
     p->end[id][layer] = end;
     for (uint32_t b = begin / RIG_BLOCK_TOKENS; b * RIG_BLOCK_TOKENS < end; b++) {

@@ -82,11 +82,11 @@ TEST(pairs_only_one_kind_of_link)
 
 TEST(pick_weighs_by_speed)
 {
-    struct rdma_qp_load lanes[] = { { 0, 100, true }, { 0, 300, true } };
+    struct rdma_qp_load qps[] = { { 0, 100, true }, { 0, 300, true } };
     uint64_t of[2] = { 0 };
     for (int i = 0; i < 400; i++) {
-        uint32_t k = rdma_schedule_pick(lanes, 2, 1000);
-        lanes[k].in_flight += 1000;
+        uint32_t k = rdma_schedule_pick(qps, 2, 1000);
+        qps[k].in_flight += 1000;
         of[k]++;
     }
     CHECK_EQ_INT(of[0], 100);
@@ -95,13 +95,13 @@ TEST(pick_weighs_by_speed)
 
 TEST(pick_takes_what_is_usable)
 {
-    struct rdma_qp_load lanes[] = { { 0, 0, false }, { 5000, 0, true }, { 4000, 0, true } };
-    CHECK_EQ_INT(rdma_schedule_pick(lanes, 3, 10), 2);
-    lanes[2].usable = false;
-    CHECK_EQ_INT(rdma_schedule_pick(lanes, 3, 10), 1);
-    lanes[1].usable = false;
-    CHECK_EQ_INT(rdma_schedule_pick(lanes, 3, 10), 3);
-    CHECK_EQ_INT(rdma_schedule_pick(lanes, 0, 10), 0);
+    struct rdma_qp_load qps[] = { { 0, 0, false }, { 5000, 0, true }, { 4000, 0, true } };
+    CHECK_EQ_INT(rdma_schedule_pick(qps, 3, 10), 2);
+    qps[2].usable = false;
+    CHECK_EQ_INT(rdma_schedule_pick(qps, 3, 10), 1);
+    qps[1].usable = false;
+    CHECK_EQ_INT(rdma_schedule_pick(qps, 3, 10), 3);
+    CHECK_EQ_INT(rdma_schedule_pick(qps, 0, 10), 0);
     struct rdma_qp_load equal[] = { { 7, 10, true }, { 7, 10, true } };
     CHECK_EQ_INT(rdma_schedule_pick(equal, 2, 1), 0);
 }
