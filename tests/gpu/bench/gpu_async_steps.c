@@ -66,7 +66,7 @@ static void fetch(struct ahead *a, int i)
                  "a token that was chosen is none of the vocabulary", NULL);
 }
 
-bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_batch *b, int n_steps,
+bool gpu_async_steps_run(struct gpu_ops *ops, struct model *m, struct model_batch *b, int n_steps,
                          struct gpu_async_steps *out)
 {
     struct ahead a;
@@ -76,7 +76,7 @@ bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_ba
         return false;
     }
     fetch(&a, 0); /* what the first step of a kind takes is not counted */
-    gpu_ops_follow(slots, n_steps);
+    gpu_ops_follow(ops, n_steps);
     const uint64_t begin = clock_ns();
     gpu_need(submit(&a, 1), "the card chose tokens once and then no more", NULL);
     for (int i = 2; i <= n_steps; i++) {
@@ -85,7 +85,7 @@ bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_ba
     }
     fetch(&a, n_steps);
     out->wall = (double)(clock_ns() - begin) * 1e-9 / n_steps;
-    gpu_ops_followed(slots, &out->busy, &out->gap);
+    gpu_ops_followed(ops, &out->busy, &out->gap);
     close_ahead(&a);
     return true;
 }

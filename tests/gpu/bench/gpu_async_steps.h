@@ -16,7 +16,7 @@ struct gpu_async_steps {
 /* Decode steps, all greedy, each continuing with the tokens that the card chose in the one before.
  * `b` has a row of logits for every row; ids, wants and turn are set here. False: the card does not
  * choose the tokens, and nothing was measured. */
-bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_batch *b, int n_steps,
+bool gpu_async_steps_run(struct gpu_ops *ops, struct model *m, struct model_batch *b, int n_steps,
                          struct gpu_async_steps *out);
 
 #endif

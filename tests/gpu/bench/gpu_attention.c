@@ -138,13 +138,13 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     double us[LAYERS_MAX];
     size_t n;
     struct err err;
-    struct gpu_ops *slots = gpu_ops_put(r->c, sizes);
+    struct gpu_ops *ops = gpu_ops_put(r->c, sizes);
     attend_all_layers(r); /* scratch is taken in the first */
-    gpu_ops_measure(slots, sizes->tiny ? 1 : ROUNDS, GPU_OPS_WINDOW, attend_all_layers, r);
-    const struct gpu_op_call *calls = gpu_ops_calls(slots, &n);
+    gpu_ops_measure(ops, sizes->tiny ? 1 : ROUNDS, GPU_OPS_WINDOW, attend_all_layers, r);
+    const struct gpu_op_call *calls = gpu_ops_calls(ops, &n);
     for (size_t i = 0; i < n; i++) us[i] = calls[i].us;
     const double must = calls[0].must, middle = gpu_median(us, n);
-    gpu_ops_remove(slots);
+    gpu_ops_remove(ops);
     gpu_need(device_fault(r->c->device, &err) == OK, err.text, NULL);
     snprintf(name, sizeof name, "decode attention, %s, %d at %d", r->shape.name, r->shape.n_seqs,
              r->shape.context);

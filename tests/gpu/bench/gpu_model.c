@@ -128,13 +128,13 @@ struct step_time {
     double wall, busy;
 };
 
-static struct step_time time_step(struct rig *r, struct gpu_ops *slots, int rounds)
+static struct step_time time_step(struct rig *r, struct gpu_ops *ops, int rounds)
 {
     double wall[STEPS_MAX], busy[STEPS_MAX];
     for (int i = r->sizes->tiny ? 0 : -WARM_UP; i < rounds; i++) {
         const int k = i < 0 ? 0 : i;
         const uint64_t begin = clock_ns();
-        busy[k] = gpu_ops_busy(slots, run_step, r);
+        busy[k] = gpu_ops_busy(ops, run_step, r);
         wall[k] = (double)(clock_ns() - begin) * 1e-9;
     }
     return (struct step_time){
@@ -244,15 +244,15 @@ static void measure(struct rig *r, const struct gpu_limits *l)
 {
     char of[192];
     const int rounds = r->sizes->tiny ? 1 : 3, steps = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 30;
-    struct gpu_ops *slots = gpu_ops_put(r->model->kernels, r->sizes);
+    struct gpu_ops *ops = gpu_ops_put(r->model->kernels, r->sizes);
     if (r->now.prefill)
         snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
     else snprintf(of, sizeof of, "%s, decode of %d at %d", r->label, r->now.n_seqs, r->now.context);
-    gpu_ops_measure(slots, rounds, r->now.prefill ? GPU_OPS_WINDOW_MAX : GPU_OPS_WINDOW, run_step, r);
-    gpu_ops_say(slots, of, l);
-    const struct totals t = totals_of(slots);
+    gpu_ops_measure(ops, rounds, r->now.prefill ? GPU_OPS_WINDOW_MAX : GPU_OPS_WINDOW, run_step, r);
+    gpu_ops_say(ops, of, l);
+    const struct totals t = totals_of(ops);
     const struct step_time s = time_step(r, slots, steps);
-    gpu_ops_remove(slots);
+    gpu_ops_remove(ops);
     if (r->now.prefill) say_prefill(r, &t, l, s);
     else say_eager(r, s);
     r->now.must = t.must;
@@ -264,11 +264,11 @@ static void measure_ahead(struct rig *r, const struct gpu_limits *l)
 {
     struct gpu_async_steps a;
     struct model_batch b = next_step(r);
-    struct gpu_ops *slots = gpu_ops_put(r->model->kernels, r->sizes);
-    if (gpu_async_steps_run(slots, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a))
+    struct gpu_ops *ops = gpu_ops_put(r->model->kernels, r->sizes);
+    if (gpu_async_steps_run(ops, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a))
         say_decode(r, l, &a);
     else gpu_note("%s: the card does not choose tokens: steps ahead were not measured", r->label);
-    gpu_ops_remove(slots);
+    gpu_ops_remove(ops);
 }
 
 static bool fits(const struct rig *r, const struct scenario *s)

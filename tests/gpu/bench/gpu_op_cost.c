@@ -36,7 +36,7 @@ static double output_bytes(const struct matmul_args *a)
 void gpu_op_cost_matmul(const struct matmul_args *jobs, size_t n_jobs, struct gpu_op_call *to)
 {
     size_t at = 0;
-    to->slot = "matmul";
+    to->op = "matmul";
     for (size_t i = 0; i < n_jobs; i++) {
         const struct matmul_args *a = &jobs[i];
         if (a->n_rows == 0) continue;
@@ -66,7 +66,7 @@ void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, str
         n_distinct++;
     }
     mem_free(ids);
-    to->slot = "experts";
+    to->op = "experts";
     to->must = (double)n_distinct * (double)(a->gate_up[0].bytes + a->down[0].bytes);
     to->flops = product_flops(&a->gate_up[0], n) + product_flops(&a->down[0], n);
     if (a->shared.gate_up) {
@@ -101,7 +101,7 @@ void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to)
         rows += n;
         if (s->pos_begin + s->n_q > longest) longest = s->pos_begin + s->n_q;
     }
-    to->slot = "attention";
+    to->op = "attention";
     to->must = keys * token_bytes(&a->kv);
     to->bytes = to->must + rows * a->n_heads * (a->kv.head_dim + a->v_dim) * 4;
     to->flops = pairs * a->n_heads * (a->kv.head_dim + a->v_dim) * 2;
@@ -122,23 +122,23 @@ void gpu_op_cost_append(const struct kv_append_args *a, struct gpu_op_call *to)
 {
     double rows = 0;
     for (int32_t i = 0; i < a->on.n_seqs; i++) rows += a->on.seqs[i].n_q;
-    to->slot = "kv_append";
+    to->op = "kv_append";
     to->bytes = rows * (token_bytes(&a->kv) +
                         (double)a->kv.head_dim * 4 * (a->kv.latent ? 1 : 2 * a->kv.n_heads));
     if (a->rope) {
         struct gpu_op_call rope;
         gpu_op_cost_rope(a->rope, &rope);
-        to->slot = "rope, kv_append";
+        to->op = "rope, kv_append";
         to->bytes += rope.bytes;
     }
     snprintf(to->what, sizeof to->what, "%d heads of %d, %.0f rows", a->kv.n_heads, a->kv.head_dim,
              rows);
 }
 
-void gpu_op_cost_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes,
+void gpu_op_cost_rows(const char *op, size_t n_rows, size_t n, double reads, double writes,
                       struct gpu_op_call *to)
 {
-    to->slot = slot;
+    to->op = op;
     to->bytes = (double)n_rows * (double)n * 4 * (reads + writes);
     snprintf(to->what, sizeof to->what, "%zu x %zu", n_rows, n);
 }

@@ -13,7 +13,7 @@ void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to);
 void gpu_op_cost_rope(const struct rope_args *a, struct gpu_op_call *to);
 void gpu_op_cost_append(const struct kv_append_args *a, struct gpu_op_call *to);
 /* Slots that read and write rows of f32, `reads` and `writes` of them. */
-void gpu_op_cost_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes,
+void gpu_op_cost_rows(const char *op, size_t n_rows, size_t n, double reads, double writes,
                       struct gpu_op_call *to);
 
 #endif

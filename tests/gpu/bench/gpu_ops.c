@@ -33,14 +33,14 @@ struct gpu_ops {
     bool began; /* the step that is submitted */
 };
 
-static struct gpu_ops *slots_of(const struct kernel_ctx *c)
+static struct gpu_ops *gpu_ops_of(const struct kernel_ctx *c)
 {
     return (struct gpu_ops *)(uintptr_t)c->ops;
 }
 
 static void record_event(struct gpu_ops *s, size_t i)
 {
-    gpu_cuda(cudaEventRecord(s->events[i], s->stream), "timing a slot");
+    gpu_cuda(cudaEventRecord(s->events[i], s->stream), "timing an op");
 }
 
 static struct gpu_op_call *new_call(struct gpu_ops *s)
@@ -49,7 +49,7 @@ static struct gpu_op_call *new_call(struct gpu_ops *s)
         s->room = s->room ? s->room * 2 : 256;
         s->calls = mem_realloc(s->calls, s->room, sizeof *s->calls);
     }
-    s->calls[s->n_calls] = (struct gpu_op_call){ .slot = "" };
+    s->calls[s->n_calls] = (struct gpu_op_call){ .op = "" };
     return &s->calls[s->n_calls++];
 }
 
@@ -85,93 +85,93 @@ static void after(struct gpu_ops *s)
 
 /* ---- slots ---- */
 
-static void slot_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
+static void timed_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
                        size_t n_rows)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("embed", n_rows, w->n_in, 0.5, 1, call); /* bf16 rows */
     s->inner->embed(c, x, w, ids, n_rows);
     after(s);
 }
 
-static void slot_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs)
+static void timed_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_matmul(jobs, n_jobs, call);
     s->inner->matmul(c, jobs, n_jobs);
     after(s);
 }
 
-static void slot_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x,
+static void timed_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x,
                           size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("rms_norm", n_rows, n, 1, 1, call);
     s->inner->rms_norm(c, y, y_stride, x, x_stride, weight, n_rows, n, eps);
     after(s);
 }
 
-static void slot_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
+static void timed_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("add", 1, n, 2, 1, call);
     s->inner->add(c, x, y, n);
     after(s);
 }
 
-static void slot_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
+static void timed_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
                            size_t from_stride, size_t n_rows, size_t n)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("copy_rows", n_rows, n, 1, 1, call);
     s->inner->copy_rows(c, to, to_stride, from, from_stride, n_rows, n);
     after(s);
 }
 
-static void slot_rope(struct kernel_ctx *c, const struct rope_args *a)
+static void timed_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rope(a, call);
     s->inner->rope(c, a);
     after(s);
 }
 
-static void slot_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
+static void timed_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_append(a, call);
     s->inner->kv_append(c, a);
     after(s);
 }
 
-static void slot_attention(struct kernel_ctx *c, const struct attn_args *a)
+static void timed_attention(struct kernel_ctx *c, const struct attn_args *a)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_attention(a, call);
     s->inner->attention(c, a);
     after(s);
 }
 
-static void slot_route(struct kernel_ctx *c, const struct route_args *a)
+static void timed_route(struct kernel_ctx *c, const struct route_args *a)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_rows("route", a->n_rows, (size_t)a->n_experts, 1, 0, call);
     s->inner->route(c, a);
     after(s);
 }
 
-static void slot_combine(struct kernel_ctx *c, const struct combine_args *a)
+static void timed_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call)
         gpu_op_cost_rows("combine", a->n_rows, a->n, (double)a->n_used + (a->add ? 1 : 0), 1, call);
@@ -179,25 +179,25 @@ static void slot_combine(struct kernel_ctx *c, const struct combine_args *a)
     after(s);
 }
 
-static void slot_experts(struct kernel_ctx *c, const struct experts_args *a)
+static void timed_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
     if (call) gpu_op_cost_experts(c, a, call);
     s->inner->experts(c, a);
     after(s);
 }
 
-static void slot_submit(struct kernel_ctx *c)
+static void timed_submit(struct kernel_ctx *c)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     follow_begin(s);
     s->inner_steps->submit(c);
 }
 
-static void slot_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
+static void timed_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
 {
-    struct gpu_ops *s = slots_of(c);
+    struct gpu_ops *s = gpu_ops_of(c);
     s->inner_steps->sample(c, logits, n_vocab);
     if (!s->began) return;
     gpu_cuda(cudaEventRecord(s->ends[s->i_step++], s->stream), "timing a step");
@@ -214,14 +214,14 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->stream = gpu_stream(c);
     s->hold_cycles = sizes->hold_cycles;
     s->ops = *c->ops; /* slots that are not ours stay as they are */
-    s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm,
-    s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
-    s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention,
-    s->ops.route = slot_route;
-    s->ops.combine = slot_combine, s->ops.experts = slot_experts;
+    s->ops.embed = timed_embed, s->ops.matmul = timed_matmul, s->ops.rms_norm = timed_rms_norm,
+    s->ops.add = timed_add, s->ops.copy_rows = timed_copy_rows;
+    s->ops.rope = timed_rope, s->ops.kv_append = timed_kv_append, s->ops.attention = timed_attention,
+    s->ops.route = timed_route;
+    s->ops.combine = timed_combine, s->ops.experts = timed_experts;
     s->inner_steps = c->step_ops;
     s->step_ops = *c->step_ops;
-    s->step_ops.submit = slot_submit, s->step_ops.sample = slot_sample;
+    s->step_ops.submit = timed_submit, s->step_ops.sample = timed_sample;
     for (size_t i = 0; i < GPU_OPS_WINDOW_MAX + 1; i++)
         gpu_cuda(cudaEventCreate(&s->events[i]), "making an event");
     for (size_t i = 0; i < GPU_OPS_STEPS_MAX; i++) {
@@ -255,7 +255,7 @@ static void run_as(struct gpu_ops *s, enum mode mode, void (*run)(void *arg), vo
     s->i_call = 0;
     run(arg);
     s->mode = PASSING;
-    gpu_need(s->i_call == s->n_calls, "a step called other slots than when it was counted", NULL);
+    gpu_need(s->i_call == s->n_calls, "a step called other ops than when it was counted", NULL);
 }
 
 static double event_to_event_s(const struct gpu_ops *s, size_t from, size_t to)
@@ -267,7 +267,7 @@ void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(v
                      void *arg)
 {
     double(*us)[ROUNDS_MAX] = mem_calloc(window, sizeof *us);
-    gpu_need(window >= 1 && window <= GPU_OPS_WINDOW_MAX, "a window of slots is too large", NULL);
+    gpu_need(window >= 1 && window <= GPU_OPS_WINDOW_MAX, "a window of ops is too large", NULL);
     s->window = window;
     if (rounds > ROUNDS_MAX) rounds = ROUNDS_MAX;
     s->n_calls = 0;
@@ -322,14 +322,14 @@ void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap)
 
 /* ---- the table ---- */
 
-struct row {
+struct op_total {
     struct gpu_op_call sum;
     size_t n;
 };
 
 static int longer(const void *a, const void *b)
 {
-    const double x = ((const struct row *)a)->sum.us, y = ((const struct row *)b)->sum.us;
+    const double x = ((const struct op_total *)a)->sum.us, y = ((const struct op_total *)b)->sum.us;
     return (y > x) - (y < x);
 }
 
@@ -337,11 +337,11 @@ static int longer(const void *a, const void *b)
  * first. */
 static bool same_kind(const struct gpu_op_call *a, const struct gpu_op_call *b)
 {
-    return strcmp(a->slot, b->slot) == 0 &&
-           (strcmp(a->slot, "experts") == 0 || strcmp(a->what, b->what) == 0);
+    return strcmp(a->op, b->op) == 0 &&
+           (strcmp(a->op, "experts") == 0 || strcmp(a->what, b->what) == 0);
 }
 
-static void say_row(const char *of, const struct row *r, const struct gpu_limits *l, double product)
+static void print_op_total(const char *of, const struct op_total *r, const struct gpu_limits *l, double product)
 {
     const double by_memory = r->sum.bytes / l->read,
                  by_products = product > 0 ? r->sum.flops / product : 0;
@@ -349,14 +349,14 @@ static void say_row(const char *of, const struct row *r, const struct gpu_limits
     printf("{\"kind\":\"slot\",\"of\":\"%s\",\"slot\":\"%s\",\"what\":\"%s\",\"calls\":%zu,\"us\":%"
            ".3f,\"bytes\":%.0f,\"flops\":%.0f,\"limit\":\"%s\","
            "\"of_limit\":%.4f}\n",
-           of, r->sum.slot, r->sum.what, r->n, r->sum.us, r->sum.bytes, r->sum.flops,
+           of, r->sum.op, r->sum.what, r->n, r->sum.us, r->sum.bytes, r->sum.flops,
            by_memory > by_products ? "memory" : "products",
            r->sum.us > 0 ? least * 1e6 / r->sum.us : 0);
 }
 
 void gpu_ops_say(const struct gpu_ops *s, const char *of, const struct gpu_limits *l)
 {
-    struct row *rows = MEM_ARRAY(struct row, s->n_calls + 1);
+    struct op_total *rows = MEM_ARRAY(struct op_total, s->n_calls + 1);
     size_t n = 0, k;
     const char *what;
     const double product = gpu_product_limit(l, &what);
@@ -371,7 +371,7 @@ void gpu_ops_say(const struct gpu_ops *s, const char *of, const struct gpu_limit
         rows[k].n++;
     }
     qsort(rows, n, sizeof *rows, longer);
-    for (k = 0; k < n; k++) say_row(of, &rows[k], l, product);
+    for (k = 0; k < n; k++) print_op_total(of, &rows[k], l, product);
     fflush(stdout);
     mem_free(rows);
 }

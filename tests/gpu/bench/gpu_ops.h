@@ -23,7 +23,7 @@ enum {
 
 /* One call of a slot in a step. */
 struct gpu_op_call {
-    const char *slot;
+    const char *op;
     char what[GPU_OP_WHAT_BYTES]; /* shapes */
     double must;                /* bytes that no implementation goes without: weights, and
                                  * keys and values */
