@@ -437,7 +437,7 @@ static void quantise(struct sheet_tensor *t, enum quantize how)
 }
 
 /* ERNIE with experts: wint4 is for routed experts, wint8 for the rest. */
-static enum quantize form_meant(const char *family, const char *tensor, enum quantize asked)
+static enum quantize quantize_meant(const char *family, const char *tensor, enum quantize asked)
 {
     bool rest = strcmp(family, "ernie_moe") == 0 && !strstr(tensor, ".experts.");
     return asked == QUANTIZE_WINT4 && rest ? QUANTIZE_WINT8 : asked;
@@ -447,17 +447,17 @@ TEST(what_is_quantised_while_loading)
 {
     static const char *const NAMES[] = { "llama_bias", "qwen2",       "qwen3_moe",       "mixtral",
                                          "ernie_moe",  "deepseek_v3", "deepseek_v2_lite" };
-    static const enum quantize FORMS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
+    static const enum quantize QUANTIZATIONS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
-        for (size_t f = 0; f < COUNT_OF(FORMS); f++) {
+        for (size_t f = 0; f < COUNT_OF(QUANTIZATIONS); f++) {
             struct buf b = { 0 };
-            struct path meant = other(NAMES[i], quantize_name(FORMS[f]));
+            struct path meant = other(NAMES[i], quantize_name(QUANTIZATIONS[f]));
             struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
             for (size_t t = 0; t < s->n; t++)
                 if (is_quantised(&s->t[t]))
-                    quantise(&s->t[t], form_meant(NAMES[i], s->t[t].name, FORMS[f]));
+                    quantise(&s->t[t], quantize_meant(NAMES[i], s->t[t].name, QUANTIZATIONS[f]));
             sheet_write_folder(s, meant.text, config_of(NAMES[i], &b));
-            check_same(meant.text, golden(NAMES[i], "model").text, FORMS[f], meant.text);
+            check_same(meant.text, golden(NAMES[i], "model").text, QUANTIZATIONS[f], meant.text);
             sheet_release(s);
             buf_release(&b);
         }

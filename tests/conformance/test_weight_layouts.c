@@ -41,7 +41,7 @@ struct source {
 static size_t blocks_128(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
 
 /* The part as f32, straight from its bytes. */
-static void widen_source(const struct weight_src *s, float *wide)
+static void upconvert_source(const struct weight_src *s, float *wide)
 {
     size_t across = s->transposed ? s->n_out : s->n_in, down = s->transposed ? s->n_in : s->n_out;
     size_t stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, across);
@@ -115,7 +115,7 @@ static struct source make_source(const struct shape *s)
             for (size_t i = 0; i < n; i++) src.scales[p][i] = 0.01f + fabsf(random_float(0.1f));
             src.parts[p].scales = src.scales[p];
         }
-        widen_source(&src.parts[p], src.wide + at * s->n_in);
+        upconvert_source(&src.parts[p], src.wide + at * s->n_in);
         if (is_quantizable(s->dtype) && s->quantize != QUANTIZE_NONE)
             quantize_wide(src.wide + at * s->n_in, s->n_out[p], s->n_in, s->quantize);
         at += s->n_out[p];
@@ -183,7 +183,7 @@ static void check_wide_ints(const struct weight *w, const struct source *src, co
                     float d = scale ? scale[lane] : wide.d[g][lane], m = wide.m[g][lane],
                           q_f = (float)(q - f->zero);
                     check_same(f->has_m ? fmaf(d, q_f, m) : d * q_f,
-                               src->wide[i * w->n_in + k0 + k], s, "widen_int", i, k0 + k);
+                               src->wide[i * w->n_in + k0 + k], s, "unpack_int", i, k0 + k);
                 }
             }
         }
@@ -386,7 +386,7 @@ static float wide_at(const struct packed *p, size_t i, size_t k)
     return p->src.wide[i * p->w.n_in + k];
 }
 
-TEST(plain_forms_lie_as_drawn)
+TEST(plain_layouts_lie_as_drawn)
 {
     struct packed f = packed_of(DTYPE_F32, QUANTIZE_NONE, 20, 7),
                   b = packed_of(DTYPE_BF16, QUANTIZE_NONE, 20, 7),
@@ -488,7 +488,7 @@ TEST(blocks_of_256_lie_as_drawn)
     }
 }
 
-TEST(channel_forms_lie_as_drawn)
+TEST(channel_layouts_lie_as_drawn)
 {
     struct packed c8 = packed_of(DTYPE_BF16, QUANTIZE_WINT8, 20, 70),
                   c4 = packed_of(DTYPE_BF16, QUANTIZE_WINT4, 20, 70);
@@ -577,6 +577,6 @@ TEST(bounds_are_refused)
 TEST_MAIN(CASE(plain_types_keep_every_bit), CASE(f8_keeps_every_bit_and_its_scales),
           CASE(wint8_is_quantised_per_channel), CASE(wint4_is_quantised_per_channel),
           CASE(block_wise_fp8_is_quantised_per_block), CASE(block_types_keep_every_bit),
-          CASE(infinities_and_nans_stay_visible), CASE(plain_forms_lie_as_drawn),
+          CASE(infinities_and_nans_stay_visible), CASE(plain_layouts_lie_as_drawn),
           CASE(blocks_of_32_lie_as_drawn), CASE(blocks_of_256_lie_as_drawn),
-          CASE(channel_forms_lie_as_drawn), CASE(bounds_are_refused))
+          CASE(channel_layouts_lie_as_drawn), CASE(bounds_are_refused))

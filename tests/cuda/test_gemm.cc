@@ -279,7 +279,7 @@ static void try_thens(product p)
 
 static const size_t SIZES[][2] = { { 1, 1 }, { 2, 63 }, { 37, 65 }, { 70, 200 } }; /* n_out, n_in */
 
-static void try_form(enum gemm_weight_layout layout)
+static void try_layout(enum gemm_weight_layout layout)
 {
     for (const auto &size : SIZES)
         for (size_t n_rows : { 0, 1, 2, 3, 8, 9, 17, 70, 130 }) {
@@ -293,12 +293,12 @@ static void try_form(enum gemm_weight_layout layout)
         }
 }
 
-TEST(gemm_f32_equals_a_plain_loop) { need_gpu(), try_form(GEMM_F32); }
-TEST(gemm_bf16_equals_a_plain_loop) { need_gpu(), try_form(GEMM_BF16); }
-TEST(gemm_f16_equals_a_plain_loop) { need_gpu(), try_form(GEMM_F16); }
-TEST(gemm_w8_equals_a_plain_loop) { need_gpu(), try_form(GEMM_W8); }
-TEST(gemm_w4_equals_a_plain_loop) { need_gpu(), try_form(GEMM_W4); }
-TEST(gemm_f8_equals_a_plain_loop) { need_gpu(), try_form(GEMM_F8); }
+TEST(gemm_f32_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_F32); }
+TEST(gemm_bf16_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_BF16); }
+TEST(gemm_f16_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_F16); }
+TEST(gemm_w8_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_W8); }
+TEST(gemm_w4_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_W4); }
+TEST(gemm_f8_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_F8); }
 
 /* More tiles of rows than run together. */
 TEST(gemm_many_rows)

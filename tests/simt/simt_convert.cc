@@ -26,7 +26,7 @@ struct format {
 };
 static const format F16 = { 10, 5, 15, true }, E4M3 = { 3, 4, 7, false }, E5M2 = { 2, 5, 15, true };
 
-static float widen(unsigned bits, const format &f)
+static float upconvert(unsigned bits, const format &f)
 {
     unsigned m = bits & ((1u << f.mantissa_bits) - 1),
              e = bits >> f.mantissa_bits & ((1u << f.exponent_bits) - 1);
@@ -39,7 +39,7 @@ static float widen(unsigned bits, const format &f)
 }
 
 /* To nearest even; what is too large becomes the largest number (saturate) or infinity. */
-static unsigned narrow(float x, const format &f, bool saturate)
+static unsigned downconvert(float x, const format &f, bool saturate)
 {
     unsigned sign = (bits_of(x) >> 31) << (f.mantissa_bits + f.exponent_bits),
              e_max = (1u << f.exponent_bits) - 1;
@@ -56,12 +56,12 @@ static unsigned narrow(float x, const format &f, bool saturate)
     return sign | (unsigned)code;
 }
 
-/* Every number of a format: products of tiles widen millions. */
+/* Every number of a format: products of tiles upconvert millions. */
 struct table {
     float *of;
     table(const format &f, unsigned n) : of(new float[n])
     {
-        for (unsigned i = 0; i < n; i++) of[i] = widen(i, f);
+        for (unsigned i = 0; i < n; i++) of[i] = upconvert(i, f);
     }
 };
 
@@ -83,9 +83,9 @@ float simt_e5m2_to_float(uint8_t bits)
     return all->of[bits];
 }
 
-uint16_t simt_float_to_f16(float x) { return (uint16_t)narrow(x, F16, false); }
-uint8_t simt_float_to_e4m3(float x) { return (uint8_t)narrow(x, E4M3, true); }
-uint8_t simt_float_to_e5m2(float x) { return (uint8_t)narrow(x, E5M2, true); }
+uint16_t simt_float_to_f16(float x) { return (uint16_t)downconvert(x, F16, false); }
+uint8_t simt_float_to_e4m3(float x) { return (uint8_t)downconvert(x, E4M3, true); }
+uint8_t simt_float_to_e5m2(float x) { return (uint8_t)downconvert(x, E5M2, true); }
 float simt_bf16_to_float(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
 uint16_t simt_float_to_bf16(float x)

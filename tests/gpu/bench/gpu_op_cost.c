@@ -8,7 +8,7 @@
 #include "kernels/cuda/gemm/gemm.h"
 #include "shared/base/mem.h"
 
-static const char *form_name(const struct weight *w)
+static const char *layout_name(const struct weight *w)
 {
     static const char *const names[GEMM_WEIGHT_LAYOUTS] = {
         "f32", "bf16", "f16", "w8", "w4", "f8"
@@ -49,7 +49,7 @@ void gpu_op_cost_matmul(const struct matmul_args *jobs, size_t n_jobs, struct gp
                                    at ? " + " : "", a->w->n_out, a->w->n_in);
     }
     if (n_jobs > 0 && at < sizeof to->what)
-        snprintf(to->what + at, sizeof to->what - at, ", %s, %zu rows", form_name(jobs[0].w),
+        snprintf(to->what + at, sizeof to->what - at, ", %s, %zu rows", layout_name(jobs[0].w),
                  jobs[0].n_rows);
 }
 
@@ -77,7 +77,7 @@ void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, str
     /* h is read, x read and written; what lies between need not be in memory */
     to->bytes = to->must + (double)a->n_rows * (double)hidden * 12;
     snprintf(to->what, sizeof to->what, "%d of %d used, %zu x %zu and back, %s, %zu rows of %d%s",
-             n_distinct, a->n_experts, a->gate_up[0].n_out, hidden, form_name(&a->gate_up[0]),
+             n_distinct, a->n_experts, a->gate_up[0].n_out, hidden, layout_name(&a->gate_up[0]),
              a->n_rows, a->n_used, a->shared.gate_up ? ", shared" : "");
 }
 
