@@ -12,10 +12,10 @@
 
 enum { N_SEQS = 3 };
 
-enum form { HEADS, ABSORBED, NAIVE };
+enum attention_path { GQA, MLA_ABSORBED, MLA_NAIVE };
 
 struct shape {
-    enum form form;
+    enum attention_path path;
     enum dtype dtype;                        /* of the pool */
     size_t n_heads, n_kv, dim, block_tokens; /* dim: of a cached key */
     size_t rank, nope, v_up; /* latent: first elements of a key; of the naive form: elements of
@@ -48,7 +48,7 @@ static void lay_out(struct world *w, size_t block_tokens)
         w->table[s] = MEM_ARRAY(int32_t, n);
         for (size_t b = 0; b < n; b++) w->table[s][b] = (int32_t)(next++ * step % n_blocks);
     }
-    w->pool_bytes = n_blocks * w->s.n_kv * (w->s.form == HEADS ? 2 : 1) * block_tokens *
+    w->pool_bytes = n_blocks * w->s.n_kv * (w->s.path == GQA ? 2 : 1) * block_tokens *
                     dtype_row_bytes(w->s.dtype, w->s.dim);
     mem_free(w->pool);
     w->pool = mem_calloc(w->pool_bytes, 1);
@@ -57,9 +57,9 @@ static void lay_out(struct world *w, size_t block_tokens)
 static struct world make_world(struct shape s, size_t n_seqs, const size_t n_tokens[N_SEQS])
 {
     struct world w = {
-        .s = s, .n_seqs = n_seqs, .q_dim = s.dim, .v_dim = s.form == HEADS ? s.dim : s.rank
+        .s = s, .n_seqs = n_seqs, .q_dim = s.dim, .v_dim = s.path == GQA ? s.dim : s.rank
     };
-    if (s.form == NAIVE) {
+    if (s.path == MLA_NAIVE) {
         w.q_dim = s.nope + s.dim - s.rank;
         w.v_dim = s.v_up;
         w.k_up = MEM_ARRAY(struct matrix, s.n_heads);
@@ -72,7 +72,7 @@ static struct world make_world(struct shape s, size_t n_seqs, const size_t n_tok
     w.scale = 1 / sqrtf((float)w.q_dim);
     for (size_t i = 0; i < n_seqs; i++) {
         size_t n = w.n_tokens[i] = n_tokens[i];
-        w.q[i] = random_floats(n * s.n_heads * w.q_dim, s.form == NAIVE ? 20 : 2);
+        w.q[i] = random_floats(n * s.n_heads * w.q_dim, s.path == MLA_NAIVE ? 20 : 2);
         w.k[i] = random_floats(n * s.n_kv * s.dim, 2);
         w.v[i] = random_floats(n * s.n_kv * s.dim, 2);
         w.want[i] = MEM_ARRAY(float, n *s.n_heads *w.v_dim);
@@ -98,7 +98,7 @@ struct packed {
 static struct packed pack(struct kernel_ctx *c, const struct world *w)
 {
     struct packed p = { 0 };
-    if (w->s.form != NAIVE) return p;
+    if (w->s.path != MLA_NAIVE) return p;
     p.k_up = MEM_ARRAY(struct weight, w->s.n_heads);
     p.v_up = MEM_ARRAY(struct weight, w->s.n_heads);
     for (size_t h = 0; h < w->s.n_heads; h++) {
@@ -120,7 +120,7 @@ static struct kv_layer layer_of(const struct world *w)
     return (struct kv_layer){
         .data = w->pool,
         .dtype = w->s.dtype,
-        .latent = w->s.form != HEADS,
+        .latent = w->s.path != GQA,
         .n_heads = (int32_t)w->s.n_kv,
         .head_dim = (int32_t)w->s.dim,
         .block_tokens = (int32_t)w->s.block_tokens,
@@ -152,7 +152,7 @@ static float *step(struct kernel_ctx *c, struct world *w, const struct packed *u
     for (size_t i = 0; i < n_rows * out_row; i++) out[i] = NAN;
     struct kv_append_args append = {
         .k = k,
-        .v = w->s.form == HEADS ? v : NULL,
+        .v = w->s.path == GQA ? v : NULL,
         .kv = layer_of(w),
         .on = { seqs, (int32_t)w->n_seqs },
     };
@@ -231,18 +231,18 @@ static double project(const struct world *w, const struct matrix *m, size_t row,
 /* Elements of key and value of position j of sequence s for query head h. */
 static double key_element(const struct world *w, size_t s, size_t h, size_t j, size_t d)
 {
-    size_t head = w->s.form == HEADS ? h / (w->s.n_heads / w->s.n_kv) : 0;
+    size_t head = w->s.path == GQA ? h / (w->s.n_heads / w->s.n_kv) : 0;
     const float *k = w->k[s] + (j * w->s.n_kv + head) * w->s.dim;
-    if (w->s.form != NAIVE) return cached(w, k[d]);
+    if (w->s.path != MLA_NAIVE) return cached(w, k[d]);
     return d < w->s.nope ? project(w, &w->k_up[h], d, k) : cached(w, k[w->s.rank + d - w->s.nope]);
 }
 
 static double value_element(const struct world *w, size_t s, size_t h, size_t j, size_t d)
 {
-    if (w->s.form == HEADS)
+    if (w->s.path == GQA)
         return cached(w, w->v[s][(j * w->s.n_kv + h / (w->s.n_heads / w->s.n_kv)) * w->s.dim + d]);
     const float *k = w->k[s] + j * w->s.dim;
-    return w->s.form == NAIVE ? project(w, &w->v_up[h], d, k) : cached(w, k[d]);
+    return w->s.path == MLA_NAIVE ? project(w, &w->v_up[h], d, k) : cached(w, k[d]);
 }
 
 /* Every `every`-th position of what was wanted. */
@@ -273,28 +273,28 @@ static void check_against_softmax(const struct world *w, size_t every)
 /* ---- cases ---- */
 
 static const struct shape SHAPES[] = {
-    { HEADS, DTYPE_F32, 9, 3, 64, 64, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 9, 3, 64, 64, 0, 0, 0 },
-    { HEADS, DTYPE_F32, 4, 1, 24, 16, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 2, 2, 128, 64, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 6, 2, 16, 5, 0, 0, 0 },
-    { HEADS, DTYPE_F32, 3, 1, 20, 1, 0, 0, 0 },
-    { HEADS, DTYPE_F32, 2, 1, 80, 33, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 1, 1, 256, 16, 0, 0, 0 },
-    { HEADS, DTYPE_F32, 8, 1, 8, 256, 0, 0, 0 },
-    { HEADS, DTYPE_F32, 5, 1, 1, 7, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 5, 5, 1, 7, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 14, 2, 33, 100, 0, 0, 0 },
-    { HEADS, DTYPE_F32, 7, 7, 47, 12, 0, 0, 0 },
-    { HEADS, DTYPE_BF16, 4, 2, 199, 64, 0, 0, 0 },
-    { ABSORBED, DTYPE_F32, 5, 1, 40, 64, 32, 0, 0 },
-    { ABSORBED, DTYPE_BF16, 3, 1, 27, 10, 20, 0, 0 },
-    { ABSORBED, DTYPE_BF16, 4, 1, 576, 64, 512, 0, 0 },
-    { ABSORBED, DTYPE_F32, 2, 1, 1024, 3, 1000, 0, 0 },
-    { NAIVE, DTYPE_F32, 3, 1, 40, 64, 32, 16, 24 },
-    { NAIVE, DTYPE_BF16, 2, 1, 27, 10, 20, 5, 9 },
-    { NAIVE, DTYPE_BF16, 2, 1, 336, 64, 320, 48, 33 },
-    { NAIVE, DTYPE_F32, 1, 1, 192, 64, 128, 192, 256 }, /* as large as heads may be */
+    { GQA, DTYPE_F32, 9, 3, 64, 64, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 9, 3, 64, 64, 0, 0, 0 },
+    { GQA, DTYPE_F32, 4, 1, 24, 16, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 2, 2, 128, 64, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 6, 2, 16, 5, 0, 0, 0 },
+    { GQA, DTYPE_F32, 3, 1, 20, 1, 0, 0, 0 },
+    { GQA, DTYPE_F32, 2, 1, 80, 33, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 1, 1, 256, 16, 0, 0, 0 },
+    { GQA, DTYPE_F32, 8, 1, 8, 256, 0, 0, 0 },
+    { GQA, DTYPE_F32, 5, 1, 1, 7, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 5, 5, 1, 7, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 14, 2, 33, 100, 0, 0, 0 },
+    { GQA, DTYPE_F32, 7, 7, 47, 12, 0, 0, 0 },
+    { GQA, DTYPE_BF16, 4, 2, 199, 64, 0, 0, 0 },
+    { MLA_ABSORBED, DTYPE_F32, 5, 1, 40, 64, 32, 0, 0 },
+    { MLA_ABSORBED, DTYPE_BF16, 3, 1, 27, 10, 20, 0, 0 },
+    { MLA_ABSORBED, DTYPE_BF16, 4, 1, 576, 64, 512, 0, 0 },
+    { MLA_ABSORBED, DTYPE_F32, 2, 1, 1024, 3, 1000, 0, 0 },
+    { MLA_NAIVE, DTYPE_F32, 3, 1, 40, 64, 32, 16, 24 },
+    { MLA_NAIVE, DTYPE_BF16, 2, 1, 27, 10, 20, 5, 9 },
+    { MLA_NAIVE, DTYPE_BF16, 2, 1, 336, 64, 320, 48, 33 },
+    { MLA_NAIVE, DTYPE_F32, 1, 1, 192, 64, 128, 192, 256 }, /* as large as heads may be */
 };
 
 /* How the tokens come in and on how many threads. Where a run is slow each chunk meets one number
@@ -325,8 +325,8 @@ static void rows_cases(const char *isa)
 /* The same tokens in blocks of other sizes. */
 static void block_cases(const char *isa)
 {
-    static const struct shape shapes[] = { { HEADS, DTYPE_BF16, 3, 1, 18, 64, 0, 0, 0 },
-                                           { ABSORBED, DTYPE_F32, 3, 1, 18, 64, 12, 0, 0 } };
+    static const struct shape shapes[] = { { GQA, DTYPE_BF16, 3, 1, 18, 64, 0, 0, 0 },
+                                           { MLA_ABSORBED, DTYPE_F32, 3, 1, 18, 64, 12, 0, 0 } };
     static const size_t sizes[] = { 1, 5, 16, 33, 63, 65, 100, 128, 256 },
                         n_tokens[N_SEQS] = { 64, 200, 520 };
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
@@ -346,10 +346,10 @@ static void block_cases(const char *isa)
  * and merged to the same bits. */
 static void segment_cases(const char *isa)
 {
-    static const struct shape shapes[] = { { HEADS, DTYPE_BF16, 7, 1, 192, 64, 0, 0, 0 },
-                                           { HEADS, DTYPE_F32, 4, 2, 16, 32, 0, 0, 0 },
-                                           { ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 },
-                                           { NAIVE, DTYPE_F32, 1, 1, 24, 64, 16, 16, 200 } };
+    static const struct shape shapes[] = { { GQA, DTYPE_BF16, 7, 1, 192, 64, 0, 0, 0 },
+                                           { GQA, DTYPE_F32, 4, 2, 16, 32, 0, 0, 0 },
+                                           { MLA_ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 },
+                                           { MLA_NAIVE, DTYPE_F32, 1, 1, 24, 64, 16, 16, 200 } };
     static const size_t n_tokens[N_SEQS] = { 2100, 1030, 3 }, chunks[] = { 1050, 96, 255 };
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         if (strcmp(isa, "ref") == 0 && i != 1)
@@ -454,7 +454,7 @@ static void check_fast(const char *isa, const struct shape *s, size_t n_seqs,
 {
     struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_FAST, 1);
     struct world w = make_world(*s, n_seqs, n_tokens);
-    w.rounded = cpu_microkernels_of(one)->scores_bf16 && s->form != NAIVE;
+    w.rounded = cpu_microkernels_of(one)->scores_bf16 && s->path != MLA_NAIVE;
     run_world(one, &w, 10000, w.want);
     kernel_ctx_free(one);
     if (w.rounded) check_against_softmax(&w, n_tokens[0] > 1000 ? 700 : 29);
@@ -477,8 +477,8 @@ static void fast_cases(const char *isa)
 {
     static const size_t chunks[] = { 1, 7, 64, 100 }, long_chunks[] = { 1050, 96, 255 },
                         n_long[N_SEQS] = { 2100, 1030, 3 };
-    static const struct shape long_heads = { HEADS, DTYPE_BF16, 7, 1, 64, 64, 0, 0, 0 },
-                              long_latents = { ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
+    static const struct shape long_heads = { GQA, DTYPE_BF16, 7, 1, 64, 64, 0, 0, 0 },
+                              long_latents = { MLA_ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 1);
     bool products = cpu_microkernels_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
     if (products) check_chains(cpu_microkernels_of(c));
@@ -494,14 +494,14 @@ static void fast_cases(const char *isa)
 }
 
 /* The absorbed form is the naive one with k_up moved to the query and v_up behind the sum. */
-static void forms_agree(const char *isa)
+static void paths_agree(const char *isa)
 {
     static const size_t n_tokens[N_SEQS] = { 300 };
-    struct shape s = { NAIVE, DTYPE_BF16, 3, 1, 80, 64, 64, 32, 24 };
+    struct shape s = { MLA_NAIVE, DTYPE_BF16, 3, 1, 80, 64, 64, 32, 24 };
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, 2);
     struct world w = make_world(s, 1, n_tokens), a;
     run_world(c, &w, 10000, w.want);
-    s.form = ABSORBED;
+    s.path = MLA_ABSORBED;
     a = make_world(s, 1, n_tokens);
     a.scale = w.scale;
     memcpy(a.k[0], w.k[0], n_tokens[0] * s.dim * sizeof(float));
@@ -534,7 +534,7 @@ static void later_positions_stay_apart(const char *isa, enum activations activat
                                        size_t chunk)
 {
     static const size_t n_tokens[N_SEQS] = { 150 };
-    const struct shape s = { HEADS, t, 6, 2, 32, 64, 0, 0, 0 };
+    const struct shape s = { GQA, t, 6, 2, 32, 64, 0, 0, 0 };
     enum { BROKEN = 77 };
     struct kernel_ctx *c = open_backend(isa, activations, 2);
     struct world w = make_world(s, 1, n_tokens);
@@ -629,7 +629,7 @@ static void many_sequences(const char *isa)
     TEST(name##_block_sizes) { block_cases(isa); }                                                 \
     TEST(name##_segments) { segment_cases(isa); }                                                  \
     TEST(name##_fast) { fast_cases(isa); }                                                         \
-    TEST(name##_forms_agree) { forms_agree(isa); }                                                 \
+    TEST(name##_paths_agree) { paths_agree(isa); }                                                 \
     TEST(name##_later_positions)                                                                   \
     {                                                                                              \
         later_positions_stay_apart(isa, ACTIVATIONS_F32, DTYPE_F32, 150);                          \
@@ -640,7 +640,7 @@ static void many_sequences(const char *isa)
     TEST(name##_many_sequences) { many_sequences(isa); }
 #define BACKEND_CASES(name)                                                                            \
     CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240),              \
-        CASE_T(name##_fast, 240), CASE(name##_forms_agree), CASE(name##_later_positions),          \
+        CASE_T(name##_fast, 240), CASE(name##_paths_agree), CASE(name##_later_positions),          \
         CASE(name##_append), CASE(name##_many_sequences)
 
 EVERY_CPU_BACKEND(BACKEND_TESTS)

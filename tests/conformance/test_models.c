@@ -190,7 +190,7 @@ static int32_t answer_length(const struct rig *r)
     return !TEST_IS_SANITIZED ? ANSWER_MAX : r->m->two_attention_paths ? 200 : 20;
 }
 
-TEST(the_form_of_attention_follows_the_token)
+TEST(the_attention_path_follows_the_token)
 {
     for (size_t b = 0; KERNEL_BACKENDS[b]; b++)
         for (size_t i = 0; is_cpu_backend(KERNEL_BACKENDS[b]) && KERNEL_BACKENDS[b]->available() &&
@@ -210,9 +210,9 @@ TEST(the_form_of_attention_follows_the_token)
                 check_same_bits(&r, other, one, n, "token by token between others");
             }
             feed_all(&r, &(struct feed){ .table = 0, .ids = ids, .n = PROMPT + n }, 1, other);
-            const float *prompt_form = other + (size_t)PROMPT * r.n_vocab;
-            check_close(&r, one, prompt_form, n, "the two forms");
-            bool same = memcmp(one, prompt_form, (size_t)n * r.n_vocab * sizeof *one) == 0;
+            const float *prompt_path = other + (size_t)PROMPT * r.n_vocab;
+            check_close(&r, one, prompt_path, n, "the two paths");
+            bool same = memcmp(one, prompt_path, (size_t)n * r.n_vocab * sizeof *one) == 0;
             CHECK(same == !r.m->two_attention_paths); /* otherwise the flag says something that is
                                                        * not so */
             mem_free(one);
@@ -370,7 +370,7 @@ TEST_MAIN(CASE_T(models_agree_with_their_reference, 280),
           CASE_T(models_agree_with_their_reference_on_a_gpu, 280),
           CASE_T(logits_on_a_gpu_do_not_depend_on_the_batch, 280),
           CASE_T(logits_do_not_depend_on_the_batch, 280),
-          CASE_T(the_form_of_attention_follows_the_token, 280), CASE_T(long_steps, 120),
+          CASE_T(the_attention_path_follows_the_token, 280), CASE_T(long_steps, 120),
           CASE(only_wanted_rows_give_logits_and_equal_the_full_ones),
           CASE(each_layer_is_announced_once_its_kv_is_complete),
           CASE_T(smollm2_agrees_with_its_reference, 280))

@@ -15,7 +15,7 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 200, 5 * BLOCK)
 LONG = 1000              # tokens of an answer during which a node can be lost
 
 
-def two_forms(name):
+def two_attention_paths(name):
     """Latent attention computes generated tokens in another form, so that a prompt does not find them in the prefix cache."""
     return name.startswith('deepseek')
 
@@ -91,7 +91,7 @@ def follow_ups(bodies, answers):
 
 def cached_of_follow_up(name, body, follow):
     """Tokens that a node which answered `body` finds of `follow`: an answer's last token was never computed."""
-    computed = len(body['prompt']) if two_forms(name) else len(follow['prompt']) - 4
+    computed = len(body['prompt']) if two_attention_paths(name) else len(follow['prompt']) - 4
     return min(computed, len(follow['prompt']) - 1) // BLOCK * BLOCK
 
 

@@ -320,7 +320,7 @@ static uint32_t scored_otherwise(const char *model)
     return n;
 }
 
-TEST(generated_tokens_take_the_decode_form)
+TEST(generated_tokens_take_the_decode_path)
 {
     CHECK_EQ_INT(scored_otherwise("llama"), 0); /* which has but one */
     CHECK(scored_otherwise("deepseek_v3") > 0);
@@ -328,7 +328,7 @@ TEST(generated_tokens_take_the_decode_form)
 
 /* What was generated is found again by who continues that answer; a prompt of the same text finds
  * only what was computed as a prompt. */
-TEST(cached_blocks_are_reused_in_the_form_they_were_made_in)
+TEST(cached_blocks_are_reused_by_the_path_that_made_them)
 {
     enum { PROMPT = 20, ANSWER = 60 };
     struct rig r;
@@ -537,13 +537,13 @@ static void all_of_it(void)
 }
 
 /* Latents, and prompt and generated tokens in different forms of attention. */
-TEST(two_forms_give_the_same)
+TEST(two_attention_paths_give_the_same)
 {
     the_kind.model = "deepseek_v3";
     all_of_it();
 }
 
-TEST(two_forms_in_bf16_give_the_same)
+TEST(two_attention_paths_in_bf16_give_the_same)
 {
     the_kind.model = "deepseek_v2_lite";
     the_kind.activations = ACTIVATIONS_FAST;
@@ -564,10 +564,10 @@ TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation),
           CASE(one_batch_gives_the_same_as_one_by_one), CASE(chunked_prompts_give_the_same),
           CASE(few_places_per_step_give_the_same), CASE(preemption_gives_the_same),
           CASE(random_company_gives_the_same), CASE(prefix_cache_gives_the_same),
-          CASE(generated_tokens_are_cached_too), CASE(generated_tokens_take_the_decode_form),
-          CASE(cached_blocks_are_reused_in_the_form_they_were_made_in),
+          CASE(generated_tokens_are_cached_too), CASE(generated_tokens_take_the_decode_path),
+          CASE(cached_blocks_are_reused_by_the_path_that_made_them),
           CASE(moved_request_goes_on_where_it_was), CASE(split_over_two_engines_gives_the_same),
           CASE(split_with_chunks_and_unequal_caches_gives_the_same),
           CASE(preempted_after_transfer_gives_the_same_and_is_counted),
-          CASE_T(two_forms_give_the_same, 240), CASE_T(two_forms_in_bf16_give_the_same, 240),
+          CASE_T(two_attention_paths_give_the_same, 240), CASE_T(two_attention_paths_in_bf16_give_the_same, 240),
           CASE_T(bf16_caches_give_the_same, 120))
