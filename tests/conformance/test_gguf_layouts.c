@@ -9,7 +9,7 @@
 #include "tests/fixtures/checkpoint_write.h"
 
 /* What one file is made with. */
-struct form {
+struct gguf_variant {
     const char *golden, *arch;
     bool interleave;     /* q and k rows */
     bool single_experts; /* Mixtral's first converter: a tensor per expert */
@@ -17,7 +17,7 @@ struct form {
     bool draft;          /* keep the layer that predicts further tokens */
 };
 
-static const struct form FORMS[] = {
+static const struct gguf_variant VARIANTS[] = {
     { .golden = "llama", .arch = "llama", .interleave = true },
     { .golden = "llama_bias", .arch = "llama", .interleave = true },
     { .golden = "qwen2", .arch = "qwen2" },
@@ -176,7 +176,7 @@ static void put_split_kv_b(struct gguf_write *w, const struct sheet_tensor *t,
 }
 
 static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tensor *t,
-                       const struct form *f, const struct model_config *c)
+                       const struct gguf_variant *f, const struct model_config *c)
 {
     uint32_t layer = 0;
     char name[160];
@@ -204,21 +204,21 @@ static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tenso
 
 /* ---- metadata ---- */
 
-static void put_u32(struct gguf_write *w, const struct form *f, const char *key, uint32_t v)
+static void put_u32(struct gguf_write *w, const struct gguf_variant *f, const char *key, uint32_t v)
 {
     char full[128];
     sheet_print(full, sizeof full, "%s.%s", f->arch, key);
     gguf_write_u32(w, full, v);
 }
 
-static void put_f32(struct gguf_write *w, const struct form *f, const char *key, double v)
+static void put_f32(struct gguf_write *w, const struct gguf_variant *f, const char *key, double v)
 {
     char full[128];
     sheet_print(full, sizeof full, "%s.%s", f->arch, key);
     gguf_write_f32(w, full, (float)v);
 }
 
-static void put_latent(struct gguf_write *w, const struct form *f, const struct model_config *c)
+static void put_latent(struct gguf_write *w, const struct gguf_variant *f, const struct model_config *c)
 {
     const struct mla_config *m = &c->mla;
     char key[64];
@@ -241,7 +241,7 @@ static void put_latent(struct gguf_write *w, const struct form *f, const struct 
     if (f->draft) put_u32(w, f, "nextn_predict_layers", 1);
 }
 
-static void put_moe(struct gguf_write *w, const struct form *f, const struct model_config *c)
+static void put_moe(struct gguf_write *w, const struct gguf_variant *f, const struct model_config *c)
 {
     const struct moe_config *m = &c->moe;
     char key[64];
@@ -276,7 +276,7 @@ static void put_factors(struct gguf_write *w, const struct model_config *c)
                       c->head_dim / 2 * 4);
 }
 
-static void put_metadata(struct gguf_write *w, const struct form *f, const struct model_config *c)
+static void put_metadata(struct gguf_write *w, const struct gguf_variant *f, const struct model_config *c)
 {
     gguf_write_text(w, "general.architecture", f->arch);
     put_u32(w, f, "block_count", c->n_layers + f->draft);
@@ -298,7 +298,7 @@ static void put_metadata(struct gguf_write *w, const struct form *f, const struc
 
 /* ---- the test ---- */
 
-static void check_form(const struct form *f, size_t i)
+static void check_variant(const struct gguf_variant *f, size_t i)
 {
     struct rig r;
     struct gguf_write w = { 0 };
@@ -322,7 +322,7 @@ static void check_form(const struct form *f, size_t i)
 
 TEST(gguf_files_give_the_same_answers)
 {
-    for (size_t i = 0; i < COUNT_OF(FORMS); i++) check_form(&FORMS[i], i);
+    for (size_t i = 0; i < COUNT_OF(VARIANTS); i++) check_variant(&VARIANTS[i], i);
 }
 
 TEST_MAIN(CASE_T(gguf_files_give_the_same_answers, 240))

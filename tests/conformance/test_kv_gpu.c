@@ -9,11 +9,11 @@
 
 enum { LAYERS = 2, BLOCKS = 40, TOKENS = 5 * 64 + 21, LEFT_ALONE = 0xee };
 
-struct form {
+struct pool_type {
     uint32_t dtype, block_tokens;
 };
 
-static struct kv_layout layout_of(struct form f, uint32_t n_heads, uint32_t head_dim)
+static struct kv_layout layout_of(struct pool_type f, uint32_t n_heads, uint32_t head_dim)
 {
     return (struct kv_layout){
         .model_fingerprint = 3,
@@ -88,7 +88,7 @@ static void send_all(struct node *n, uint64_t id, const int32_t *table)
 
 /* What is moved between two cards: other blocks, wider, narrower, with scales on one side and on
  * both; the same layout, with scales. */
-static const struct form FORMS[][2] = {
+static const struct pool_type POOL_TYPES[][2] = {
     { { DTYPE_BF16, 64 }, { DTYPE_BF16, 16 } }, { { DTYPE_BF16, 16 }, { DTYPE_F32, 64 } },
     { { DTYPE_F32, 32 }, { DTYPE_I8, 64 } },    { { DTYPE_F8_E4M3, 16 }, { DTYPE_BF16, 16 } },
     { { DTYPE_I8, 64 }, { DTYPE_I8, 32 } },     { { DTYPE_I8, 16 }, { DTYPE_F8_E4M3, 64 } },
@@ -120,8 +120,8 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
 {
     struct buf b = { 0 };
     struct err err = { 0 };
-    for (unsigned i = 0; i < COUNT_OF(FORMS); i++) {
-        struct kv_layout from = layout_of(FORMS[i][0], 3, 40), to = layout_of(FORMS[i][1], 3, 40);
+    for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) {
+        struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40), to = layout_of(POOL_TYPES[i][1], 3, 40);
         struct node *n = gpu_node(&from, "ipc", checksum);
         int32_t src[TOKENS], dst[TOKENS];
         uint64_t peer;
@@ -147,7 +147,7 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
 
 static void ipc_receive(unsigned i, int in, int out, bool checksum)
 {
-    struct kv_layout from = layout_of(FORMS[i][0], 3, 40), to = layout_of(FORMS[i][1], 3, 40);
+    struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40), to = layout_of(POOL_TYPES[i][1], 3, 40);
     struct node *n = gpu_node(&to, "ipc", checksum);
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
@@ -192,7 +192,7 @@ static void by_ipc(bool checksum)
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has)
         SKIP("no card: KV of another layout between the cards of two processes is NOT tested");
-    for (unsigned i = 0; i < COUNT_OF(FORMS); i++) ipc_receive(i, up[0], down[1], checksum);
+    for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) ipc_receive(i, up[0], down[1], checksum);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
@@ -208,7 +208,7 @@ static void need_gpu(void)
 }
 
 /* One transfer; `end` is what the receiver says of it. */
-static void by_tcp(struct form f, struct form t, bool checksum, const char *fault,
+static void by_tcp(struct pool_type f, struct pool_type t, bool checksum, const char *fault,
                    enum kvt_event_kind end, struct metrics *sent)
 {
     struct kv_layout from = layout_of(f, 4, 128), to = layout_of(t, 4, 128);
@@ -265,10 +265,10 @@ static double value_of(struct metrics *m, const char *name)
 TEST(other_layouts_from_a_gpu_by_tcp)
 {
     need_gpu();
-    for (unsigned i = 0; i < COUNT_OF(FORMS); i++)
+    for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++)
         for (int checksum = 0; checksum < 2; checksum++) {
             struct metrics *m = metrics_create();
-            struct form from = FORMS[i][0], to = FORMS[i][1];
+            struct pool_type from = POOL_TYPES[i][0], to = POOL_TYPES[i][1];
             struct kv_layout l = layout_of(to, 4, 128);
             bool direct = from.dtype == to.dtype && from.block_tokens == to.block_tokens;
             by_tcp(from, to, checksum, NULL, KVT_RECEIVED, m);
@@ -281,9 +281,9 @@ TEST(other_layouts_from_a_gpu_by_tcp)
 TEST(a_flip_on_the_way_from_a_gpu_is_noticed)
 {
     need_gpu();
-    by_tcp((struct form){ DTYPE_BF16, 64 }, (struct form){ DTYPE_F32, 16 }, true, "at=put:3:flip",
+    by_tcp((struct pool_type){ DTYPE_BF16, 64 }, (struct pool_type){ DTYPE_F32, 16 }, true, "at=put:3:flip",
            KVT_RECEIVE_FAILED, NULL);
-    by_tcp((struct form){ DTYPE_I8, 64 }, (struct form){ DTYPE_I8, 64 }, true, "at=put:2:flip",
+    by_tcp((struct pool_type){ DTYPE_I8, 64 }, (struct pool_type){ DTYPE_I8, 64 }, true, "at=put:2:flip",
            KVT_RECEIVE_FAILED, NULL);
 }
 
@@ -292,7 +292,7 @@ TEST(a_flip_on_the_way_from_a_gpu_is_noticed)
 TEST(a_piece_beyond_the_stage_is_refused_with_both_sizes)
 {
     need_gpu();
-    struct kv_layout from = layout_of((struct form){ DTYPE_BF16, 16 }, 16, 256), to = from;
+    struct kv_layout from = layout_of((struct pool_type){ DTYPE_BF16, 16 }, 16, 256), to = from;
     to.dtype = DTYPE_F32;
     to.block_tokens = 256;
     from.n_blocks = to.n_blocks = 1;

@@ -33,7 +33,7 @@ def test_tools_and_reasoning():
         run_client('openai_tools.py', nodes)
 
 
-def test_tools_without_a_form():
+def test_tools_without_a_template_for_them():
     """A template that knows no tools: the request is refused with a sentence that says what can be done."""
     with pair(smollm2(), 'ipc', SIZE) as nodes:
         status, _, body = request(nodes[0].port, 'POST', '/v1/chat/completions', dict(messages=[dict(role='user', content='x')], tools=[dict(type='function', function=dict(name='f'))]))

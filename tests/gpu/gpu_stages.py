@@ -67,22 +67,22 @@ def sanitized(programs):
 
 
 MODELS = [('ernie-4.5-21b-a3b', 'ERNIE-4.5-21B-A3B'), ('qwen3-30b-a3b', 'Qwen3-30B-A3B')]
-FORMS = [('none', 'bf16'), ('wint4', 'wint4'), ('block_wise_fp8', 'fp8')]
+QUANTIZATIONS = [('none', 'bf16'), ('wint4', 'wint4'), ('block_wise_fp8', 'fp8')]
 DECODE = '1x1024,8x1024,64x1024,128x1024,256x1024,1x32768,8x32768,64x32768'
 
 
 def models(programs, emulated):
     bench = programs.start('bench_gpu')
     if emulated:
-        for folder, form, load in (('qwen3_moe', 'none', 'auto'), ('deepseek_v3_fp8', 'none', 'auto'), ('ernie_moe', 'wint4', 'dummy')):
-            yield Stage(f'model: {folder} {form}', [bench, '--tiny', 'model', os.path.join(GOLDENS, folder, 'model'), '--load-format', load, '--label', folder,
-                                                    '--quantization', form, '--decode', '1x100,2x40', '--prefill', '20,70'], 60)
+        for folder, quantization, load in (('qwen3_moe', 'none', 'auto'), ('deepseek_v3_fp8', 'none', 'auto'), ('ernie_moe', 'wint4', 'dummy')):
+            yield Stage(f'model: {folder} {quantization}', [bench, '--tiny', 'model', os.path.join(GOLDENS, folder, 'model'), '--load-format', load, '--label', folder,
+                                                    '--quantization', quantization, '--decode', '1x100,2x40', '--prefill', '20,70'], 60)
         return
-    for form, short in FORMS:
+    for quantization, short in QUANTIZATIONS:
         for folder, name in MODELS:
             decode = DECODE + (',1x131072' if folder.startswith('ernie') else '')
             yield Stage(f'model: {name} {short}', [bench, 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy', '--label', f'{name} {short}',
-                                                   '--quantization', form, '--decode', decode, '--prefill', '8192'], 45)
+                                                   '--quantization', quantization, '--decode', decode, '--prefill', '8192'], 45)
 
 
 def overlap(programs):

@@ -207,7 +207,7 @@ TEST(huge_pages_are_one_line)
     doctor_done(d);
 }
 
-TEST(lists_of_the_kernels_form_are_read)
+TEST(lists_in_the_kernels_format_are_read)
 {
     CHECK(doctor_list_has("0-15,32-47", 0) && doctor_list_has("0-15,32-47", 15) &&
           doctor_list_has("0-15,32-47", 40));
@@ -388,7 +388,7 @@ TEST_MAIN(CASE(protocols_are_asked_for_alone_with_others_by_default_or_not),
           CASE(tuning_variables_are_read_judged_and_named_when_idle),
           CASE(locked_memory_is_held_against_the_kv_cache_when_rdma_was_asked_for),
           CASE(the_limit_holds_who_may_not_exceed_it), CASE(rdma_ports_in_use_are_found),
-          CASE(huge_pages_are_one_line), CASE(lists_of_the_kernels_form_are_read),
+          CASE(huge_pages_are_one_line), CASE(lists_in_the_kernels_format_are_read),
           CASE(a_good_port_is_described), CASE(what_is_wrong_with_a_port_is_said_with_its_remedy),
           CASE(a_missing_device_is_as_bad_as_it_was_asked_for),
           CASE(priorities_are_read_from_a_folder), CASE(ucx_transports_are_judged_and_listed))

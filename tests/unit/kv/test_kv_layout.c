@@ -49,7 +49,7 @@ TEST(runs_of_a_full_block_are_the_piece)
     CHECK_EQ_INT(kv_layout_segment_bytes(&l, 5), 5 * 64 * 4);
 }
 
-TEST(wire_form_round_trips_and_is_fixed)
+TEST(wire_format_round_trips_and_is_fixed)
 {
     struct kv_layout l = sample(), back;
     l.tp_size = 4;
@@ -238,7 +238,7 @@ TEST(widening_keeps_narrowing_does_not)
 }
 
 TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece),
-          CASE(wire_form_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
+          CASE(wire_format_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
           CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part),
           CASE(difference_is_named_with_both_values), CASE(heads_in_common),
           CASE(widening_keeps_narrowing_does_not))

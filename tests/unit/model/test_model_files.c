@@ -83,7 +83,7 @@ TEST(places_of_the_chat_template)
     model_text_release(&t);
 }
 
-TEST(vocabulary_of_another_form)
+TEST(vocabulary_of_another_format)
 {
     put("config.json", STR("{}"));
     put("tokenizer.model", STR("spm"));
@@ -206,6 +206,6 @@ TEST(gguf_faults)
     CHECK(strstr(err.text, "bos_token_id") != NULL && strstr(err.text, "m.gguf") != NULL);
 }
 
-TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(vocabulary_of_another_form),
+TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(vocabulary_of_another_format),
           CASE(malformed_file_is_named), CASE(gguf), CASE(gguf_says_nothing_of_what_is_usual),
           CASE(gguf_faults))

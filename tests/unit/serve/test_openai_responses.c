@@ -53,7 +53,7 @@ TEST(chat_answer)
     rig_close(&r);
 }
 
-TEST(message_forms_are_taken)
+TEST(message_types_are_accepted)
 {
     struct rig r;
     rig_open(&r);
@@ -86,7 +86,7 @@ TEST(message_forms_are_taken)
     rig_close(&r);
 }
 
-TEST(completions_of_every_prompt_form)
+TEST(completions_of_every_prompt_type)
 {
     static const struct {
         const char *prompt;
@@ -339,7 +339,7 @@ TEST(model_without_template)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(chat_answer), CASE(message_forms_are_taken), CASE(completions_of_every_prompt_form),
+TEST_MAIN(CASE(chat_answer), CASE(message_types_are_accepted), CASE(completions_of_every_prompt_type),
           CASE(length_stop_string_and_stop_id), CASE(echo_with_logprobs_covers_prompt_and_answer),
           CASE(chat_logprobs_and_prompt_logprobs),
           CASE(tokens_with_the_same_text_have_different_keys),
