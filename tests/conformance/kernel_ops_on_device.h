@@ -219,7 +219,7 @@ static inline void on_embed(struct kernel_ctx *c, float *x, const struct weight 
 
 /* ---- products ---- */
 
-static inline size_t ready_floats(size_t n_rows, size_t n)
+static inline size_t prequantized_floats(size_t n_rows, size_t n)
 {
     return n_rows * ((n + MATMUL_PREQUANTIZED_ALIGN - 1) / MATMUL_PREQUANTIZED_ALIGN *
                      MATMUL_PREQUANTIZED_ALIGN);
@@ -232,14 +232,14 @@ static inline void note_job(struct mirrors *m, const struct matmul_args *a)
     for (size_t i = 0; a->x_rows && i < a->n_rows; i++)
         if ((size_t)a->x_rows[i] >= x_rows) x_rows = (size_t)a->x_rows[i] + 1;
     note(m, a->x,
-         a->x_prequantized ? floats(ready_floats(x_rows, a->w->n_in))
+         a->x_prequantized ? floats(prequantized_floats(x_rows, a->w->n_in))
                            : span(x_rows, a->x_stride, a->w->n_in, sizeof *a->x),
          false);
     note(m, a->x_rows, a->n_rows * sizeof *a->x_rows, false);
     note(m, a->bias, floats(a->w->n_out), false);
     note(m, a->norm, floats(a->w->n_in), false);
     note(m, a->y,
-         a->quantize_for ? floats(ready_floats(a->n_rows, n_out))
+         a->quantize_for ? floats(prequantized_floats(a->n_rows, n_out))
                          : span(a->n_rows, a->y_stride, n_out, sizeof *a->y),
          true);
 }
@@ -271,9 +271,9 @@ static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
     a.rows = MEM_ARRAY(int32_t, one);
     a.index = MEM_ARRAY(int32_t, one);
     a.begin = MEM_ARRAY(int32_t, (size_t)a.n_experts + 1);
-    a.act = MEM_ARRAY(float, ready_floats(one, inner));
+    a.act = MEM_ARRAY(float, prequantized_floats(one, inner));
     a.out = MEM_ARRAY(float, one *hidden);
-    a.shared.act = a.shared.gate_up ? MEM_ARRAY(float, ready_floats(a.n_rows, a.shared.down->n_in))
+    a.shared.act = a.shared.gate_up ? MEM_ARRAY(float, prequantized_floats(a.n_rows, a.shared.down->n_in))
                                     : NULL;
     a.jobs = MEM_ARRAY(struct matmul_args, (size_t)a.n_experts + 1);
     struct experts_args on = a;
@@ -289,10 +289,10 @@ static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
         { a.rows, (const void **)&on.rows, one * sizeof(int32_t), false },
         { a.index, (const void **)&on.index, one * sizeof(int32_t), false },
         { a.begin, (const void **)&on.begin, ((size_t)a.n_experts + 1) * sizeof(int32_t), false },
-        { a.act, (const void **)&on.act, floats(ready_floats(one, inner)), false },
+        { a.act, (const void **)&on.act, floats(prequantized_floats(one, inner)), false },
         { a.out, (const void **)&on.out, floats(one * hidden), false },
         { a.shared.act, (const void **)&on.shared.act,
-          a.shared.act ? floats(ready_floats(a.n_rows, a.shared.down->n_in)) : 0, false },
+          a.shared.act ? floats(prequantized_floats(a.n_rows, a.shared.down->n_in)) : 0, false },
         { a.shared.gate_up_bias, (const void **)&on.shared.gate_up_bias,
           a.shared.gate_up ? floats(a.shared.gate_up->n_out) : 0, false },
         { a.shared.down_bias, (const void **)&on.shared.down_bias, floats(hidden), false },

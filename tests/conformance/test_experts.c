@@ -69,7 +69,7 @@ static void free_layer(struct kernel_ctx *c, struct layer *l)
 static void through(struct kernel_ctx *c, const struct weight *gate_up, const struct weight *down,
                     const float *bias, const float *h, float *out)
 {
-    float *act = MEM_ARRAY(float, ready_floats(1, down->n_in));
+    float *act = MEM_ARRAY(float, prequantized_floats(1, down->n_in));
     const struct matmul_args first = {
         .w = gate_up,
         .bias = bias,

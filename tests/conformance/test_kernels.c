@@ -401,7 +401,7 @@ static void product_cases(const char *isa)
 
 /* SwiGLU's rows left ready have the values of the way over f32, whatever types follow each
  * other. */
-static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then, size_t n)
+static void check_prequantized(struct kernel_ctx *c, enum dtype first, enum dtype then, size_t n)
 {
     enum { HIDDEN = 70, INNER = 90, OUT = 30 };
     struct matrix gate = make_matrix(first, INNER, HIDDEN), up = make_matrix(first, INNER, HIDDEN),
@@ -409,7 +409,7 @@ static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then,
     const struct weight_src parts[] = { gate.src, up.src };
     struct weight pair = pack_parts(c, parts, 2, JOIN_PAIRED),
                   last = pack_parts(c, &down.src, 1, JOIN_STACKED);
-    float *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, ready_floats(n, INNER)),
+    float *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, prequantized_floats(n, INNER)),
           *wide = MEM_ARRAY(float, n *INNER);
     float *y = MEM_ARRAY(float, n *OUT), *want = MEM_ARRAY(float, n *OUT);
     struct matmul_args a = {
@@ -437,27 +437,27 @@ static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then,
     mem_free(x), mem_free(act), mem_free(wide), mem_free(y), mem_free(want);
 }
 
-static void ready_cases(const char *isa)
+static void prequantized_cases(const char *isa)
 {
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
     CHECK_OK(kernel_ctx_reserve(c, PRODUCT_ROWS, 100));
     for (size_t i = 0; i < COUNT_OF(PRODUCT_TYPES); i++)
         for (size_t j = 0; j < COUNT_OF(PRODUCT_TYPES); j++)
             for (size_t n = 1; n <= PRODUCT_ROWS; n += 23)
-                check_ready(c, PRODUCT_TYPES[i], PRODUCT_TYPES[j], n);
+                check_prequantized(c, PRODUCT_TYPES[i], PRODUCT_TYPES[j], n);
     kernel_ctx_free(c);
 }
 
 #define BACKEND_TESTS(name, isa)                                                                       \
     TEST(name##_products) { product_cases(isa); }                                                  \
-    TEST(name##_ready_rows) { ready_cases(isa); }                                                  \
+    TEST(name##_prequantized_rows) { prequantized_cases(isa); }                                                  \
     TEST(name##_rms_norm) { norm_cases(isa); }                                                     \
     TEST(name##_add) { add_cases(isa); }                                                           \
     TEST(name##_copy_rows) { copy_cases(isa); }                                                    \
     TEST(name##_rope) { rope_cases(isa); }                                                         \
     TEST(name##_combine) { combine_cases(isa); }
 #define BACKEND_CASES(name)                                                                            \
-    CASE(name##_products), CASE(name##_ready_rows), CASE(name##_rms_norm), CASE(name##_add),       \
+    CASE(name##_products), CASE(name##_prequantized_rows), CASE(name##_rms_norm), CASE(name##_add),       \
         CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
 
 /* What sampling takes from the processor. */

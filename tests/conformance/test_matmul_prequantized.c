@@ -235,7 +235,7 @@ static void check_odd_rows(struct kernel_ctx *c, enum dtype first, enum dtype th
     free_block(c, &b);
 }
 
-static void ready_cases(const char *isa, enum activations activations)
+static void prequantized_cases(const char *isa, enum activations activations)
 {
     float *x = random_floats(ROWS_MAX * HIDDEN, 2), *norm = random_floats(HIDDEN, 1),
           *other = random_floats(HIDDEN, 1);
@@ -258,8 +258,8 @@ static void ready_cases(const char *isa, enum activations activations)
 }
 
 #define BACKEND_TESTS(name, isa)                                                                       \
-    TEST(name##_f32) { ready_cases(isa, ACTIVATIONS_F32); }                                        \
-    TEST(name##_fast) { ready_cases(isa, ACTIVATIONS_FAST); }
+    TEST(name##_f32) { prequantized_cases(isa, ACTIVATIONS_F32); }                                        \
+    TEST(name##_fast) { prequantized_cases(isa, ACTIVATIONS_FAST); }
 #define BACKEND_CASES(name) CASE_T(name##_f32, 120), CASE_T(name##_fast, 120)
 
 EVERY_CPU_BACKEND(BACKEND_TESTS)
