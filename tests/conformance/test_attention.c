@@ -374,9 +374,9 @@ static void segment_cases(const char *isa)
 
 /* ---- bf16 products ---- */
 
-enum { CHAIN_ROWS = 13, CHAIN_DIM_MAX = 576 };
+enum { PRODUCT_ROWS = 13, PRODUCT_DIM_MAX = 576 };
 
-struct chains { /* CHAIN_ROWS queries, ATTN_TILE keys of dim elements, both of bf16 and filled up to
+struct bf16_products { /* PRODUCT_ROWS queries, ATTN_TILE keys of dim elements, both of bf16 and filled up to
                  * whole pairs */
     size_t dim, q_stride;
     uint16_t *q, *k, *packed; /* packed: keys without anything beside them */
@@ -384,13 +384,13 @@ struct chains { /* CHAIN_ROWS queries, ATTN_TILE keys of dim elements, both of b
 };
 
 /* Numbers of all sizes, also such whose products are subnormal. */
-static struct chains make_chains(const struct cpu_microkernels *kernels, size_t dim)
+static struct bf16_products make_bf16_products(const struct cpu_microkernels *kernels, size_t dim)
 {
-    struct chains c = { .dim = dim, .q_stride = act_bf16_stride(dim) };
-    c.q = MEM_ARRAY(uint16_t, CHAIN_ROWS * c.q_stride);
+    struct bf16_products c = { .dim = dim, .q_stride = act_bf16_stride(dim) };
+    c.q = MEM_ARRAY(uint16_t, PRODUCT_ROWS * c.q_stride);
     c.k = mem_calloc(ATTN_TILE * c.q_stride, sizeof *c.k);
     c.packed = MEM_ARRAY(uint16_t, ATTN_TILE * dim);
-    for (size_t i = 0; i < CHAIN_ROWS; i++) {
+    for (size_t i = 0; i < PRODUCT_ROWS; i++) {
         float *q = random_floats(dim, i % 4 == 3 ? 0x1p-66f : 2);
         kernels->round_bf16(c.q + i * c.q_stride, q, dim);
         mem_free(q);
@@ -406,7 +406,7 @@ static struct chains make_chains(const struct cpu_microkernels *kernels, size_t 
 
 /* In which order the processor adds the two products of a pair, and what becomes of subnormal ones,
  * is its own affair. */
-static void check_chain(const struct chains *c, size_t i, size_t j, float got)
+static void check_bf16_product(const struct bf16_products *c, size_t i, size_t j, float got)
 {
     double want = 0, size = 0;
     for (size_t d = 0; d < c->dim; d++) {
@@ -419,23 +419,23 @@ static void check_chain(const struct chains *c, size_t i, size_t j, float got)
 }
 
 /* Few rows and many give the same bits, which are sums of products of bf16 in f32. */
-static void check_chains(const struct cpu_microkernels *kernels)
+static void check_bf16_products(const struct cpu_microkernels *kernels)
 {
-    static const size_t dims[] = { 1, 2, 31, 32, 33, 64, 80, 199, 256, CHAIN_DIM_MAX },
+    static const size_t dims[] = { 1, 2, 31, 32, 33, 64, 80, 199, 256, PRODUCT_DIM_MAX },
                         n_keys[] = { 1, 15, 16, 17, 33, 48, 63, 64 };
     for (size_t n = 0; n < COUNT_OF(dims) * COUNT_OF(n_keys); n++) {
-        struct chains c = make_chains(kernels, dims[n % COUNT_OF(dims)]);
+        struct bf16_products c = make_bf16_products(kernels, dims[n % COUNT_OF(dims)]);
         size_t keys = n_keys[n / COUNT_OF(dims)];
         struct kv_row_ptrs rows = { c.at, 0 };
-        uint32_t *turned = MEM_ARRAY(uint32_t, ATTN_TILE * div_up(c.dim, 2));
-        float all[CHAIN_ROWS * ATTN_TILE], some[CHAIN_ROWS * ATTN_TILE];
+        uint32_t *packed_keys = MEM_ARRAY(uint32_t, ATTN_TILE * div_up(c.dim, 2));
+        float all[PRODUCT_ROWS * ATTN_TILE], some[PRODUCT_ROWS * ATTN_TILE];
         for (size_t j = keys; j < ATTN_TILE; j++) c.at[j] = NULL;
-        kernels->load_keys_bf16(turned, &rows, keys, c.dim);
-        kernels->scores_bf16(all, c.q, c.q_stride, CHAIN_ROWS, turned, div_up(keys, PANEL), c.dim);
-        for (size_t i = 0; i < CHAIN_ROWS; i++)
-            for (size_t j = 0; j < keys; j++) check_chain(&c, i, j, all[i * ATTN_TILE + j]);
-        for (size_t n_rows = 1; n_rows <= CHAIN_ROWS; n_rows++) {
-            kernels->scores_bf16(some, c.q, c.q_stride, n_rows, turned, div_up(keys, PANEL), c.dim);
+        kernels->load_keys_bf16(packed_keys, &rows, keys, c.dim);
+        kernels->scores_bf16(all, c.q, c.q_stride, PRODUCT_ROWS, packed_keys, div_up(keys, PANEL), c.dim);
+        for (size_t i = 0; i < PRODUCT_ROWS; i++)
+            for (size_t j = 0; j < keys; j++) check_bf16_product(&c, i, j, all[i * ATTN_TILE + j]);
+        for (size_t n_rows = 1; n_rows <= PRODUCT_ROWS; n_rows++) {
+            kernels->scores_bf16(some, c.q, c.q_stride, n_rows, packed_keys, div_up(keys, PANEL), c.dim);
             for (size_t i = 0; i < n_rows; i++)
                 check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "many", c.dim, n_rows);
             if (n_rows > ATTN_SKINNY_PAIRS) continue;
@@ -443,7 +443,7 @@ static void check_chains(const struct cpu_microkernels *kernels)
             for (size_t i = 0; i < n_rows; i++)
                 check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "few", c.dim, n_rows);
         }
-        mem_free(c.q), mem_free(c.k), mem_free(c.packed), mem_free(turned);
+        mem_free(c.q), mem_free(c.k), mem_free(c.packed), mem_free(packed_keys);
     }
 }
 
@@ -481,7 +481,7 @@ static void fast_cases(const char *isa)
                               long_latents = { MLA_ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 1);
     bool products = cpu_microkernels_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
-    if (products) check_chains(cpu_microkernels_of(c));
+    if (products) check_bf16_products(cpu_microkernels_of(c));
     kernel_ctx_free(c);
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_tokens[N_SEQS] = { 1, SHAPES[i].block_tokens + 3, is_ref ? 70 : 330 };

@@ -84,7 +84,7 @@ static void copy_cases(const char *isa)
 enum { ROPE_ROWS = 19, ROPE_POS = 50 };
 
 /* What element `at` of a head b becomes: (its norm, then) its turn. */
-static double turned(const struct rope_args *a, const float *b, size_t dim, const float *norm,
+static double rotated(const struct rope_args *a, const float *b, size_t dim, const float *norm,
                      const float *cs, size_t at)
 {
     const size_t half = a->rot_dim / 2, pair = a->interleaved ? at / 2 : at % (half ? half : 1);
@@ -141,7 +141,7 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
         for (size_t i = 0; i < ROPE_ROWS; i++)
             for (size_t d = 0; d < n_heads[l] * dim; d++)
                 CHECK_NEAR(want[l][i * stride + d],
-                           turned(&a, before[l] + i * stride + d / dim * dim, dim, norm[l],
+                           rotated(&a, before[l] + i * stride + d / dim * dim, dim, norm[l],
                                   table + (size_t)pos[i] * rot_dim, d % dim),
                            2e-6);
         mem_free(x[l]), mem_free(want[l]), mem_free(before[l]), mem_free(norm[l]);

@@ -31,7 +31,7 @@ static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char
 /* ---- f32: the definition ---- */
 
 /* What a product is: [n_rows, n_out]. */
-static float *chains(const struct matrix *m, const float *x, size_t n_rows)
+static float *multiply_in_order(const struct matrix *m, const float *x, size_t n_rows)
 {
     size_t n_out = m->src.n_out, n_in = m->src.n_in;
     float *y = MEM_ARRAY(float, n_rows *n_out);
@@ -105,7 +105,7 @@ static void check_f32(const struct contexts *on, enum dtype t, size_t n_out, siz
 {
     struct matrix m = make_matrix(t, n_out, n_in);
     float *x = random_floats(n_rows_max * n_in, 2), *bias = random_floats(n_out, 1),
-          *plain = chains(&m, x, n_rows_max);
+          *plain = multiply_in_order(&m, x, n_rows_max);
     float *biased = mem_dup(plain, n_rows_max * n_out * sizeof *plain);
     for (size_t i = 0; i < n_rows_max * n_out; i++) biased[i] += bias[i % n_out];
     for (size_t i = 0; i < COUNT_OF(on->c); i++)

@@ -14,7 +14,7 @@
 
 enum {
     ROUNDS = 20000,
-    CHAINS = 12,
+    ACCUMULATORS = 12,
     ITEMS = 8 /* per thread: short, so that a late thread still gets its share */
 };
 static const size_t MEMORY_BYTES = (size_t)256 << 20;
@@ -29,17 +29,17 @@ struct limits {
 
 static volatile uint64_t limit_sink;
 
-/* CHAINS independent accumulators: enough for two units of a latency of six. The empty asm keeps
+/* ACCUMULATORS independent accumulators: enough for two units of a latency of six. The empty asm keeps
  * each in its register and the loop in place. */
 #define PEAK(name, isa, vec, zero, step)                                                           \
     __attribute__((target(isa))) static void name(void *arg, int index, int thread)                \
     {                                                                                              \
-        vec a[CHAINS], m = zero;                                                                   \
+        vec a[ACCUMULATORS], m = zero;                                                                   \
         (void)arg, (void)index, (void)thread;                                                      \
         __asm__ volatile("" : "+v"(m));                                                            \
-        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) a[i] = m;                        \
+        _Pragma("GCC unroll 12") for (int i = 0; i < ACCUMULATORS; i++) a[i] = m;                        \
         for (int n = 0; n < ROUNDS; n++) {                                                         \
-            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)                              \
+            _Pragma("GCC unroll 12") for (int i = 0; i < ACCUMULATORS; i++)                              \
             {                                                                                      \
                 a[i] = step;                                                                       \
                 __asm__ volatile("" : "+v"(a[i]));                                                 \
@@ -63,7 +63,7 @@ static inline double peak(struct kernel_ctx *c, void (*fn)(void *, int, int), do
     for (uint64_t end = clock_ns() + MEASURE_NS; clock_ns() < end;) {
         uint64_t t0 = clock_ns();
         compute_pool_run(c->pool, n, fn, NULL);
-        double rate = operations * CHAINS * ROUNDS * n / (double)(clock_ns() - t0);
+        double rate = operations * ACCUMULATORS * ROUNDS * n / (double)(clock_ns() - t0);
         best = rate > best ? rate : best;
     }
     return best;
