@@ -496,7 +496,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
 }
 
 /* A group's rows as rows of its matrix alone. */
-TEST(gemm_fixed_groups_have_the_bits_of_single_products)
+TEST(gemm_deterministic_groups_have_the_bits_of_single_products)
 {
     need_gpu();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
@@ -667,6 +667,6 @@ TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_p
           CASE_T(gemm_batches_have_the_same_bits, 250),
           CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows),
-          CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row),
+          CASE(gemm_deterministic_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row),
           CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number), CASE_T(gemm_every_f16, 250),
           CASE(gemm_silu_stays_finite_in_f16), CASE(gemm_refuses_what_it_cannot_do))
