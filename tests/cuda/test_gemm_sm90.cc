@@ -242,7 +242,7 @@ static trial try_product(const product &p, uint64_t seed = 1)
     return t;
 }
 
-static void need_hopper()
+static void need_sm90()
 {
     need_gpu();
     struct gemm g = {};
@@ -288,15 +288,15 @@ static void try_sizes(enum gemm_weight_layout layout)
         try_thens(p);
     }
 }
-TEST(hopper_bf16_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_BF16); }
-TEST(hopper_f16_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_F16); }
-TEST(hopper_f8_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_F8); }
+TEST(gemm_sm90_bf16_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_BF16); }
+TEST(gemm_sm90_f16_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_F16); }
+TEST(gemm_sm90_f8_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_F8); }
 
 /* Groups of no rows, of few and of many, beginning in the middle of y; n_rows says more than there
  * are. */
-TEST(hopper_groups)
+TEST(gemm_sm90_groups)
 {
-    need_hopper();
+    need_sm90();
     std::vector<std::vector<int32_t>> lists = {
         { 0, 5, 0, 0, 133, 1, 300, 0 }, { 0, 0 }, { 64 }, { 40, 3 }, {}
     };
@@ -316,9 +316,9 @@ TEST(hopper_groups)
 
 /* As gemm_run has it: many tiles to each block, the wide and the narrow ones, groups whose few rows
  * another kernel takes. */
-TEST(hopper_is_what_gemm_run_takes)
+TEST(gemm_sm90_is_what_gemm_run_takes)
 {
-    need_hopper();
+    need_sm90();
     static const size_t shapes[][2] = { { 1100, 2100 }, { 1200, 1030 } };
     for (const auto &shape : shapes)
         for (enum gemm_weight_layout layout : FORMS) {
@@ -339,9 +339,9 @@ TEST(hopper_is_what_gemm_run_takes)
 
 /* A row's bits are its own: with other rows around it, in a tile's other half, and on the other
  * tile. */
-TEST(hopper_rows_have_the_same_bits_among_others)
+TEST(gemm_sm90_rows_have_the_same_bits_among_others)
 {
-    need_hopper();
+    need_sm90();
     for (enum gemm_weight_layout layout : FORMS) {
         product p;
         p.layout = layout, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
@@ -359,9 +359,9 @@ TEST(hopper_rows_have_the_same_bits_among_others)
 }
 
 /* A row of x that is not a number stays in its row of y. */
-TEST(hopper_nan_stays_in_its_row)
+TEST(gemm_sm90_nan_stays_in_its_row)
 {
-    need_hopper();
+    need_sm90();
     for (enum gemm_weight_layout layout : FORMS) {
         product p;
         p.layout = layout, p.n_rows = 5, p.n_out = 21, p.n_in = 100;
@@ -375,9 +375,9 @@ TEST(hopper_nan_stays_in_its_row)
 }
 
 /* Every f16 as a weight: x is 1 in one place. */
-TEST(hopper_every_f16)
+TEST(gemm_sm90_every_f16)
 {
-    need_hopper();
+    need_sm90();
     enum { ALL = 1 << 16, K = 5 };
     for (int columns : { 128, 256 }) {
         product p;
@@ -399,9 +399,9 @@ TEST(hopper_every_f16)
     }
 }
 
-TEST(hopper_refuses_what_it_cannot_do)
+TEST(gemm_sm90_refuses_what_it_cannot_do)
 {
-    need_hopper();
+    need_sm90();
     const float scale = 1;
     struct gemm g = {};
     g.layout = GEMM_F8, g.n_out = g.n_in = 4096, g.n_rows = 4096, g.n_groups = 1;
@@ -425,8 +425,8 @@ TEST(hopper_refuses_what_it_cannot_do)
     CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
 }
 
-TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f16_equals_a_plain_loop, 250),
-          CASE_T(hopper_f8_equals_a_plain_loop, 250), CASE_T(hopper_groups, 250),
-          CASE_T(hopper_every_f16, 250), CASE_T(hopper_is_what_gemm_run_takes, 250),
-          CASE_T(hopper_rows_have_the_same_bits_among_others, 250),
-          CASE(hopper_nan_stays_in_its_row), CASE(hopper_refuses_what_it_cannot_do))
+TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250), CASE_T(gemm_sm90_f16_equals_a_plain_loop, 250),
+          CASE_T(gemm_sm90_f8_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
+          CASE_T(gemm_sm90_every_f16, 250), CASE_T(gemm_sm90_is_what_gemm_run_takes, 250),
+          CASE_T(gemm_sm90_rows_have_the_same_bits_among_others, 250),
+          CASE(gemm_sm90_nan_stays_in_its_row), CASE(gemm_sm90_refuses_what_it_cannot_do))
