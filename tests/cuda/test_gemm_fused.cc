@@ -114,7 +114,7 @@ static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in,
 }
 
 /* q, k and v; narrow ones are cut into slices, and not all into as many. */
-TEST(products_beside_each_other_have_their_own_bits)
+TEST(fused_products_have_the_bits_of_single_ones)
 {
     need_gpu();
     const std::vector<std::vector<one_product>> lists = {
@@ -135,7 +135,7 @@ TEST(products_beside_each_other_have_their_own_bits)
 }
 
 /* So wide that a slice of one would be two of another. */
-TEST(wide_ones_have_fewer_slices)
+TEST(fused_wide_products_have_fewer_slices)
 {
     need_gpu();
     check(GEMM_BF16, 3, 2048,
@@ -147,5 +147,5 @@ TEST(wide_ones_have_fewer_slices)
           true);
 }
 
-TEST_MAIN(CASE_T(products_beside_each_other_have_their_own_bits, 250),
-          CASE_T(wide_ones_have_fewer_slices, 250))
+TEST_MAIN(CASE_T(fused_products_have_the_bits_of_single_ones, 250),
+          CASE_T(fused_wide_products_have_fewer_slices, 250))
