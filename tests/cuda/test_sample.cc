@@ -62,7 +62,7 @@ static float make_logit(random_numbers &r, logits_kind kind)
     }
 }
 
-struct wish_row {
+struct sample_case {
     std::vector<float> logits;
     sampling_params params = {};
     std::vector<logit_bias> bias;
@@ -70,11 +70,11 @@ struct wish_row {
     std::vector<int32_t> tokens, eos;
     uint32_t n_prompt = 0;
     int32_t score = -1;
-    bool is_late = false; /* the last token is known on the card alone */
+    bool is_future = false; /* the last token is known on the card alone */
     /* late: -1 - where the card has the late token, or 0: the host knows all tokens */
-    sample_request wish(int32_t late = 0)
+    sample_request request(int32_t future = 0)
     {
-        const uint32_t n_known = (uint32_t)tokens.size() - (late < 0);
+        const uint32_t n_known = (uint32_t)tokens.size() - (future < 0);
         params.bias = bias.data(), params.n_bias = (uint32_t)bias.size();
         params.allowed = allowed.empty() ? nullptr : allowed.data();
         return { &params,
@@ -82,7 +82,7 @@ struct wish_row {
                  n_known,
                  n_prompt,
                  (uint32_t)tokens.size() - n_prompt,
-                 late,
+                 future,
                  eos.data(),
                  (uint32_t)eos.size(),
                  score };
@@ -100,7 +100,7 @@ static void make_cuts(random_numbers &r, sampling_params *p, uint32_t n_vocab)
     p->n_logprobs = r.of({ -1, -1, -1, 0, 1, 5, 20, 25 });
 }
 
-static void make_edits(random_numbers &r, wish_row *row, uint32_t n_vocab)
+static void make_edits(random_numbers &r, sample_case *row, uint32_t n_vocab)
 {
     sampling_params &p = row->params;
     if (r.below(3) == 0) p.presence_penalty = r.of({ 0.7f, -1.0f });
@@ -116,7 +116,7 @@ static void make_edits(random_numbers &r, wish_row *row, uint32_t n_vocab)
                 { (int32_t)r.below(n_vocab + 2) - 1, r.of({ 3.0f, -100.0f, 0.1f, -1e9f }) });
 }
 
-static void make_mask(random_numbers &r, wish_row *row, uint32_t n_vocab)
+static void make_mask(random_numbers &r, sample_case *row, uint32_t n_vocab)
 {
     const uint32_t one_in = r.of({ 1u, 2u, 50u, 1000000u });
     row->allowed.assign((n_vocab + 63) / 64, 0);
@@ -126,10 +126,10 @@ static void make_mask(random_numbers &r, wish_row *row, uint32_t n_vocab)
     row->allowed.back() |= n_vocab % 64 ? ~0ull << (n_vocab % 64) : 0;
 }
 
-static wish_row make_row(uint64_t seed, uint32_t n_vocab)
+static sample_case make_row(uint64_t seed, uint32_t n_vocab)
 {
     random_numbers r = { seed };
-    wish_row row;
+    sample_case row;
     const uint32_t kind = r.below(KINDS + 6); /* most are of the usual kind */
     row.logits.resize(n_vocab);
     for (float &v : row.logits) v = make_logit(r, kind < KINDS ? (logits_kind)kind : MODEL);
@@ -139,16 +139,16 @@ static wish_row make_row(uint64_t seed, uint32_t n_vocab)
         row.tokens.push_back((int32_t)r.below(n_vocab + 2) - 1);
     row.n_prompt = r.below((uint32_t)row.tokens.size() + 1);
     if (row.n_prompt < row.tokens.size() && r.below(2))
-        row.is_late = row.tokens.back() >= 0 && row.tokens.back() < (int32_t)n_vocab;
+        row.is_future = row.tokens.back() >= 0 && row.tokens.back() < (int32_t)n_vocab;
     if (r.below(2)) make_edits(r, &row, n_vocab);
     if (r.below(4) == 0) make_mask(r, &row, n_vocab);
     if (r.below(8) == 0) row.score = (int32_t)r.below(n_vocab);
     return row;
 }
 
-static std::vector<wish_row> make_rows(uint64_t seed, size_t n, uint32_t n_vocab)
+static std::vector<sample_case> make_rows(uint64_t seed, size_t n, uint32_t n_vocab)
 {
-    std::vector<wish_row> rows;
+    std::vector<sample_case> rows;
     for (size_t i = 0; i < n; i++) rows.push_back(make_row(seed * 1000 + i, n_vocab));
     return rows;
 }
@@ -172,9 +172,9 @@ struct host_sampler {
         kernel_ctx_free(kernels);
     }
     host_sampler(const host_sampler &) = delete;
-    token_logprobs run(wish_row &row)
+    token_logprobs run(sample_case &row)
     {
-        const sample_request w = row.wish();
+        const sample_request w = row.request();
         token_logprobs out;
         float lse;
         host_log_sum_exp(kernels, &lse, row.logits.data(), n_vocab, 1, n_vocab);
@@ -190,7 +190,7 @@ struct host_sampler {
 
 enum { UNTOUCHED = -77 };
 
-struct asked_rows {
+struct encoded_rows {
     std::vector<float> logits;
     std::vector<sample_row_params> row_params;
     std::vector<sample_edit> edits;
@@ -199,17 +199,17 @@ struct asked_rows {
     unsigned work = 0;
 };
 
-static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride)
+static encoded_rows encode_rows(std::vector<sample_case> &rows, uint32_t n_vocab, size_t stride)
 {
-    asked_rows all;
+    encoded_rows all;
     sample_encoder *m = sample_encoder_create(n_vocab);
     all.logits.assign(rows.size() * stride, 1e30f); /* what lies between rows would win */
     all.ids.assign(rows.size(), UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
         const size_t place = rows.size() - 1 - i;
-        const sample_request w = rows[i].wish(rows[i].is_late ? -1 - (int32_t)place : 0);
+        const sample_request w = rows[i].request(rows[i].is_future ? -1 - (int32_t)place : 0);
         sample_encoded made;
-        if (rows[i].is_late) all.ids[place] = rows[i].tokens.back();
+        if (rows[i].is_future) all.ids[place] = rows[i].tokens.back();
         sample_encoder_encode(m, &w, &made);
         made.params.edits = (int32_t)all.edits.size();
         if (made.n_words) made.params.allowed = (int32_t)all.allowed.size();
@@ -239,20 +239,20 @@ struct gpu_scratch : device_bytes {
 /* Memory of one call, and the call. */
 struct gpu_call {
     size_t n_rows;
-    asked_rows all;
+    encoded_rows all;
     token_logprobs guard;
-    device_bytes logits, row_params, edits, allowed, n_live, results, ids;
+    device_bytes logits, row_params, edits, allowed, n_real, results, ids;
     sample_call call = {};
-    gpu_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
+    gpu_call(std::vector<sample_case> &rows, uint32_t n_vocab, size_t stride, int32_t real,
               const gpu_scratch &scratch)
-        : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()),
+        : n_rows(rows.size()), all(encode_rows(rows, n_vocab, stride)), guard(make_guard()),
           logits(all.logits), row_params(all.row_params), edits(all.edits), allowed(all.allowed),
-          n_live(&live, sizeof live), results(std::vector<token_logprobs>(n_rows, guard)),
+          n_real(&real, sizeof real), results(std::vector<token_logprobs>(n_rows, guard)),
           ids(all.ids)
     {
         call.logits = (const float *)logits.p, call.stride = stride,
         call.n_vocab = (int32_t)n_vocab, call.n_rows = (int32_t)n_rows;
-        call.work = all.work, call.n_real_rows = live < 0 ? nullptr : (const int32_t *)n_live.p,
+        call.work = all.work, call.n_real_rows = real < 0 ? nullptr : (const int32_t *)n_real.p,
         call.row_params = (const sample_row_params *)row_params.p;
         call.edits = (const sample_edit *)edits.p, call.allowed = (const uint64_t *)allowed.p;
         call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p,
@@ -279,10 +279,10 @@ struct gpu_call {
     }
 };
 
-static answers run_gpu(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live,
+static answers run_gpu(std::vector<sample_case> &rows, uint32_t n_vocab, size_t stride, int32_t real,
                         const gpu_scratch &scratch)
 {
-    const gpu_call c(rows, n_vocab, stride, live, scratch);
+    const gpu_call c(rows, n_vocab, stride, real, scratch);
     GOOD(sample_run(nullptr, &c.call));
     return c.fetch();
 }
@@ -301,7 +301,7 @@ static bool are_near(float a, float b)
     return a == b || fabsf(a - b) <= 2e-7f * fabsf(b) + 4e-6f;
 }
 
-static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const answers &a,
+static void check_row(const sample_case &row, uint32_t n_vocab, size_t i, const answers &a,
                       const token_logprobs &want)
 {
     const token_logprobs &got = a.results[i];
@@ -320,7 +320,7 @@ static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const ans
     }
 }
 
-static void check_rows(std::vector<wish_row> &rows, uint32_t n_vocab, const answers &a)
+static void check_rows(std::vector<sample_case> &rows, uint32_t n_vocab, const answers &a)
 {
     host_sampler host(n_vocab);
     for (size_t i = 0; i < rows.size(); i++) check_row(rows[i], n_vocab, i, a, host.run(rows[i]));
@@ -330,15 +330,15 @@ static void check_rows(std::vector<wish_row> &rows, uint32_t n_vocab, const answ
 static void check_vocabulary(uint64_t seed, uint32_t n_vocab, size_t n_rows, size_t n_alone)
 {
     need_gpu();
-    std::vector<wish_row> rows = make_rows(seed, n_rows, n_vocab);
+    std::vector<sample_case> rows = make_rows(seed, n_rows, n_vocab);
     const gpu_scratch scratch(n_rows, n_vocab);
     const answers first = run_gpu(rows, n_vocab, n_vocab + 3, -1, scratch);
     check_rows(rows, n_vocab, first);
-    std::vector<wish_row> turned = rows;
+    std::vector<sample_case> turned = rows;
     std::rotate(turned.begin(), turned.begin() + 1, turned.end());
     check_rows(turned, n_vocab, run_gpu(turned, n_vocab, n_vocab, -1, scratch));
     for (size_t i = 0; i < n_alone; i++) {
-        std::vector<wish_row> alone(1, rows[i]);
+        std::vector<sample_case> alone(1, rows[i]);
         const answers a = run_gpu(alone, n_vocab, n_vocab, -1, scratch);
         CHECK(memcmp(&a.results[0], &first.results[i], sizeof(token_logprobs)) == 0);
     }
@@ -367,8 +367,8 @@ TEST(draws_as_the_host_for_many_seeds)
     const float temperatures[] = { 1, 1, 1e-4f /* counts as 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
     const uint32_t n_vocab = 5000;
     for (int way = 0; way < 3; way++) {
-        std::vector<wish_row> rows;
-        wish_row row;
+        std::vector<sample_case> rows;
+        sample_case row;
         random_numbers r = { 7 };
         for (uint32_t i = 0; i < n_vocab; i++)
             row.logits.push_back(r.normal() * (way == 2 ? 1e-2f : 1.0f));
@@ -389,14 +389,14 @@ TEST(draws_as_the_host_for_many_seeds)
 TEST(equals_at_the_border_go_by_id)
 {
     need_gpu();
-    std::vector<wish_row> rows;
+    std::vector<sample_case> rows;
     for (uint32_t n_vocab : { 7u, 9000u, 40000u }) { /* of the last there are more than a list has
                                                       * room for */
         rows.clear();
         for (float top_p : { 0.5f, 0.25f, 0.001f, 0.75f })
             for (int32_t top_k : { 0, 3 })
                 for (uint64_t seed = 0; seed < 8; seed++) {
-                    wish_row row;
+                    sample_case row;
                     row.logits.assign(n_vocab, 2.0f);
                     for (uint32_t i = 3; seed >= 4 && i < n_vocab; i += 97) row.logits[i] = 2.5f;
                     row.params.temperature = 0.5f, row.params.top_p = top_p,
@@ -411,14 +411,14 @@ TEST(equals_at_the_border_go_by_id)
 
 /* The only token so far, which would be chosen again: wherever it lies, and whatever else changes
  * its logit. */
-TEST(a_late_token_counts_everywhere)
+TEST(a_future_token_counts_everywhere)
 {
     need_gpu();
     const uint32_t n_vocab = 9000;
-    std::vector<wish_row> rows;
+    std::vector<sample_case> rows;
     for (int32_t id : { 0, 1, 4095, 4096, 4097, 8191, 8192, 8999 }) /* pieces have 4,096 */
         for (int kind = 0; kind < 4; kind++) {
-            wish_row row;
+            sample_case row;
             row.logits.assign(n_vocab, 2.0f);
             row.logits[(size_t)id] = 2.5f;
             row.params.top_p = 1, row.params.repetition_penalty = kind == 1 ? 1.5f : 1,
@@ -428,7 +428,7 @@ TEST(a_late_token_counts_everywhere)
             if (kind == 2) row.bias = { { id, -0.25f }, { id, 0.25f } };
             if (kind == 3)
                 row.bias = { { id == 0 ? 1 : id - 1, 0.25f }, { id == 8999 ? 0 : id + 1, 0.125f } };
-            row.tokens = { id }, row.n_prompt = 0, row.is_late = true;
+            row.tokens = { id }, row.n_prompt = 0, row.is_future = true;
             rows.push_back(row);
         }
     const gpu_scratch scratch(rows.size(), n_vocab);
@@ -437,18 +437,18 @@ TEST(a_late_token_counts_everywhere)
     for (size_t i = 0; i < rows.size(); i++) CHECK(a.ids[i] != rows[i].tokens[0]);
 }
 
-TEST(rows_that_are_not_live_are_left_alone)
+TEST(padding_rows_are_left_alone)
 {
     need_gpu();
     const uint32_t n_vocab = 300;
     const token_logprobs guard = gpu_call::make_guard();
-    std::vector<wish_row> rows = make_rows(8, 12, n_vocab);
+    std::vector<sample_case> rows = make_rows(8, 12, n_vocab);
     const gpu_scratch scratch(rows.size(), n_vocab);
-    for (int32_t live : { 0, 1, 7 }) {
-        const answers a = run_gpu(rows, n_vocab, n_vocab, live, scratch);
-        std::vector<wish_row> asked(rows.begin(), rows.begin() + live);
-        check_rows(asked, n_vocab, a);
-        for (size_t i = (size_t)live; i < rows.size(); i++) {
+    for (int32_t real : { 0, 1, 7 }) {
+        const answers a = run_gpu(rows, n_vocab, n_vocab, real, scratch);
+        std::vector<sample_case> real_rows(rows.begin(), rows.begin() + real);
+        check_rows(real_rows, n_vocab, a);
+        for (size_t i = (size_t)real; i < rows.size(); i++) {
             CHECK_EQ_INT(a.ids[i], a.before[i]);
             CHECK(memcmp(&a.results[i], &guard, sizeof guard) == 0);
         }
@@ -456,11 +456,11 @@ TEST(rows_that_are_not_live_are_left_alone)
 }
 
 /* A graph goes by what lies in memory when it is launched. */
-TEST(a_recorded_call_takes_other_asks)
+TEST(a_captured_call_takes_other_requests)
 {
     need_gpu();
     const uint32_t n_vocab = 3000;
-    std::vector<wish_row> rows = make_rows(9, 10, n_vocab), others = make_rows(10, 10, n_vocab);
+    std::vector<sample_case> rows = make_rows(9, 10, n_vocab), others = make_rows(10, 10, n_vocab);
     for (size_t i = 0; i < rows.size(); i++)
         others[i].logits = rows[i].logits, others[i].allowed.clear(), others[i].bias.clear();
     const gpu_scratch scratch(rows.size(), n_vocab);
@@ -481,7 +481,7 @@ TEST(a_recorded_call_takes_other_asks)
     GOOD(cudaGraphInstantiate(&exec, graph, 0));
     GOOD(cudaGraphLaunch(exec, stream));
     check_rows(rows, n_vocab, c.fetch());
-    const asked_rows next = ask(others, n_vocab, n_vocab);
+    const encoded_rows next = encode_rows(others, n_vocab, n_vocab);
     CHECK(next.edits.size() <= room.size());
     GOOD(cudaMemcpy(c.row_params.p, next.row_params.data(),
                     next.row_params.size() * sizeof(sample_row_params), cudaMemcpyHostToDevice));
@@ -503,7 +503,7 @@ TEST(a_recorded_call_takes_other_asks)
 TEST(calls_out_of_bounds_are_refused)
 {
     need_gpu();
-    std::vector<wish_row> rows = make_rows(11, 1, 5);
+    std::vector<sample_case> rows = make_rows(11, 1, 5);
     const gpu_scratch scratch(1, 5);
     gpu_call c(rows, 5, 5, -1, scratch);
     c.call.n_vocab = 0;
@@ -525,11 +525,11 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
     if (child == 0) {
         int n = 0;
         if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) _exit(2);
-        wish_row row;
+        sample_case row;
         row.logits.assign(5, 1.0f);
         row.params.temperature = 1, row.params.top_p = 1, row.params.repetition_penalty = 1,
         row.params.n_logprobs = -1;
-        std::vector<wish_row> rows(1, row);
+        std::vector<sample_case> rows(1, row);
         const gpu_scratch scratch(1, 5);
         gpu_call c(rows, 5, 5, -1, scratch);
         c.call.work = 0;
@@ -549,11 +549,11 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
 TEST(edits_are_few_and_in_order)
 {
     sample_encoder *m = sample_encoder_create(100);
-    wish_row row;
+    sample_case row;
     sample_encoded made;
     row.params.top_p = 1, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
     row.tokens = { 9, 8, 7, 8, 70 }, row.n_prompt = 2, row.eos = { 99, 100 };
-    sample_request w = row.wish();
+    sample_request w = row.request();
     sample_encoder_encode(m, &w, &made);
     CHECK_EQ_INT(made.params.n_edits, 0);
     CHECK_EQ_INT(made.work, 0);
@@ -563,7 +563,7 @@ TEST(edits_are_few_and_in_order)
     row.params.top_k = 3;
     row.bias = { { 8, 1 }, { 3, 2 }, { 8, 4 }, { -1, 5 }, { 100, 6 } };
     row.allowed = { 5, 1 };
-    w = row.wish();
+    w = row.request();
     for (int again = 0; again < 2; again++) { /* the first leaves no marks */
         sample_encoder_encode(m, &w, &made);
         const int32_t ids[] = { 3, 7, 8, 8, 70, 99 };
@@ -579,18 +579,18 @@ TEST(edits_are_few_and_in_order)
         CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT);
     }
     row.params.repetition_penalty = 2, row.params.presence_penalty = 0.7f;
-    w = row.wish();
+    w = row.request();
     sample_encoder_encode(m, &w, &made);
     CHECK_EQ_INT(made.params.n_edits, 7);
     CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].count == 0);
     CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.params.presence == 0.7f &&
           made.params.repetition == 2);
-    w = row.wish(-3); /* the last, 70, is known to the card alone */
+    w = row.request(-3); /* the last, 70, is known to the card alone */
     sample_encoder_encode(m, &w, &made);
     CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.future_token == -3 &&
           made.params.index == 3);
     CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_FUTURE_TOKEN);
-    w = row.wish();
+    w = row.request();
     w.score = 5;
     sample_encoder_encode(m, &w, &made);
     CHECK(made.params.n_edits == 0 && made.n_words == 0 && made.params.allowed == -1 &&
@@ -603,7 +603,7 @@ TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250),
           CASE_T(five_tokens_as_the_host, 250), CASE(one_token_as_the_host),
           CASE_T(hundred_tokens_as_the_host, 250), CASE_T(thousand_tokens_as_the_host, 250),
           CASE_T(draws_as_the_host_for_many_seeds, 250), CASE_T(equals_at_the_border_go_by_id, 250),
-          CASE(a_late_token_counts_everywhere), CASE(rows_that_are_not_live_are_left_alone),
-          CASE(a_recorded_call_takes_other_asks), CASE(calls_out_of_bounds_are_refused),
+          CASE(a_future_token_counts_everywhere), CASE(padding_rows_are_left_alone),
+          CASE(a_captured_call_takes_other_requests), CASE(calls_out_of_bounds_are_refused),
           CASE(a_row_that_asks_for_more_than_the_call_has_ends_it),
           CASE(edits_are_few_and_in_order))
