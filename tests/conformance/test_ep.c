@@ -699,7 +699,7 @@ static void check_owners(const struct shape *s, const struct world *w, const str
     }
 }
 
-static void record(const struct shape *s, struct ep *e, struct inputs *in, cudaStream_t stream,
+static void capture(const struct shape *s, struct ep *e, struct inputs *in, cudaStream_t stream,
                    cudaGraphExec_t *exec)
 {
     const struct ep_combine_args a = {
@@ -736,7 +736,7 @@ static void rank_of_graphs(struct world *w)
         device_mem_free(d, &in.d_weights);
         to_device(d, NULL, sizeof(float), &in.d_weights);
     }
-    record(&s, e, &in, stream, &exec);
+    capture(&s, e, &in, stream, &exec);
     for (int t = 0; t < REPLAYS; t++) {
         for (size_t i = 0; i < used; i++) {
             in.experts[i] = (int32_t)((draw(8, (uint64_t)w->rank, i / 3, (uint64_t)t) + i % 3) %

@@ -124,9 +124,9 @@ static inline void same_bits(const char *name, const struct shape &s,
 }
 
 /* Memory of a list that launches were recorded with, and into which other lists are put. */
-struct replayed {
+struct captured_attention {
     memory counts, seqs, rows, tables;
-    replayed()
+    captured_attention()
         : counts(sizeof(struct cuda_attn_counts)), seqs(16 * sizeof(cuda_attn_seq)),
           rows(64 * sizeof(cuda_attn_row)), tables(1024 * sizeof(int32_t))
     {}
@@ -143,7 +143,7 @@ struct replayed {
     }
 };
 
-static inline cudaGraphExec_t record(cudaStream_t stream, const std::function<cudaError_t()> &calls)
+static inline cudaGraphExec_t capture(cudaStream_t stream, const std::function<cudaError_t()> &calls)
 {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -175,7 +175,7 @@ static inline void replay(const char *name, const struct shape &s)
         const size_t q_row = (size_t)(s.n_heads * s.head_dim),
                      kv_row = (size_t)(s.kv_heads * s.head_dim),
                      out_row = (size_t)(s.n_heads * s.v_dim);
-        replayed on;
+        captured_attention on;
         memory q(n_rows * q_row * 4), k(n_rows * kv_row * 4), v(n_rows * kv_row * 4),
             out(n_rows * out_row * 4);
         memory scratch(4 *
@@ -194,7 +194,7 @@ static inline void replay(const char *name, const struct shape &s)
         cudaStream_t stream;
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess,
               "no stream");
-        cudaGraphExec_t exec = record(stream, [&] {
+        cudaGraphExec_t exec = capture(stream, [&] {
             cudaError_t e = attention_kv_append(stream, &w.kv, &list, k.at<float>(),
                                                 s.latent ? nullptr : v.at<float>(), nullptr);
             return e == cudaSuccess ? attention_run(stream, &a) : e;

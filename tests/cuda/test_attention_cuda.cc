@@ -49,7 +49,7 @@ static void test_lengths(void)
 }
 
 /* Groups of heads that answer rows take through tensor cores, and their neighbours that do not. */
-static void test_answers(void)
+static void test_decode(void)
 {
     const std::vector<int> lengths = { 1, 15, 16, 17, 33, 64, 65, 500, 512, 513, 1040, 1600 };
     const int groups[][3] = { { 4, 4, 16 },   { 20, 4, 64 }, { 16, 2, 7 },  { 12, 1, 1 },
@@ -94,12 +94,12 @@ static void test_shared(void)
         const std::vector<range> all = { { 0, 1099, 1, true },
                                          { 1, 1199, 1, true },
                                          { 2, 599, 1, true } };
-        results told, truly;
-        w.run(all, &told, { 0, 0, false, 1 });
+        results hinted, exact;
+        w.run(all, &hinted, { 0, 0, false, 1 });
         for (size_t to : { 1, 2 })
             std::copy_n(w.seqs[0].table.begin(), 32, w.seqs[to].table.begin());
-        w.run(all, &truly);
-        CHECK(same(told, truly), "every row read keys of its own");
+        w.run(all, &exact);
+        CHECK(same(hinted, exact), "every row read keys of its own");
     });
 }
 
@@ -136,12 +136,12 @@ static void test_same_bits(void)
 
 static void test_replay(void)
 {
-    replay("one recording for all lists: 8/2 heads of 64, bf16",
+    replay("one graph for all lists: 8/2 heads of 64, bf16",
            heads(8, 2, 64, 16, DTYPE_BF16, false));
-    replay("one recording for all lists: 4/2 heads of 20, f32, exact",
+    replay("one graph for all lists: 4/2 heads of 20, f32, exact",
            heads(4, 2, 20, 16, DTYPE_F32, true));
-    replay("one recording for all lists: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
-    test("lists that a recording does not compute", [] {
+    replay("one graph for all lists: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
+    test("lists that a graph does not compute", [] {
         const struct cuda_attn_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
         struct cuda_attn_counts over = bounds;
         CHECK(attention_fits_capture(&bounds, &over), "its own bounds");
@@ -152,7 +152,7 @@ static void test_replay(void)
             --*n;
         }
     });
-    test("bounds of a recording fit into one pass over the scratch", [] {
+    test("bounds of a graph fit into one pass over the scratch", [] {
         struct attention a = {};
         struct cuda_attn_counts bounds;
         a.kv = { nullptr, DTYPE_BF16, true, 1, 576, 16 };
@@ -217,7 +217,7 @@ static void test_nan(void)
 int main(int argc, char **argv)
 {
     return run_tests(argc, argv,
-                     { { "answers", test_answers },
+                     { { "decode", test_decode },
                        { "append", test_chunked_append },
                        { "bits", test_same_bits },
                        { "latent", test_latent },

@@ -163,7 +163,7 @@ static void test_replay(void)
 {
     for (enum dtype t : TYPES) {
         char name[80];
-        snprintf(name, sizeof name, "one recording for all lists: 8/2 heads of 64, %s",
+        snprintf(name, sizeof name, "one graph for all lists: 8/2 heads of 64, %s",
                  type_name(t));
         replay(name, heads(8, 2, 64, 16, t, false));
     }

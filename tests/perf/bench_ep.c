@@ -4,11 +4,11 @@
  *     bench_ep [row] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32] default: peer 2
  *     128 7168 256 8 bf16
  *
- * One layer (plan, dispatch, combine; experts compute nothing) is recorded in a CUDA graph and run
+ * One layer (plan, dispatch, combine; experts compute nothing) is captured in a CUDA graph and run
  * again and again; figures are rank 0's. A line says time of one layer, bytes that leave a rank for
  * the others and for itself, and the rate; the limit is cudaMemcpyAsync of the same bytes from one
  * place of the card to another, which reads and writes the same memory. The row nccl, which is not
- * recorded, is called instead. Ranks that share a card take turns on it, whole time slices long:
+ * captured, is called instead. Ranks that share a card take turns on it, whole time slices long:
  * their times are those of the turns. On the emulated card times mean nothing. LIMIT: between cards
  * the link is the limit, which no copy here measures. The least of REPEATS runs counts. */
 #include "kernels/cuda/device_cuda.h"
@@ -56,12 +56,12 @@ struct job {
 /* Microseconds of one run, the least of REPEATS times the mean of LAYERS. */
 static double measure(const struct job *j)
 {
-    const bool recorded = strcmp(the_config.backend, "nccl") != 0 &&
+    const bool captured = strcmp(the_config.backend, "nccl") != 0 &&
                           the_config.mode == EP_LOW_LATENCY;
     cudaGraph_t graph;
     cudaGraphExec_t exec = NULL;
     double best = INFINITY;
-    if (recorded) {
+    if (captured) {
         CHECK_OK(cudaStreamBeginCapture(j->layer->stream, cudaStreamCaptureModeThreadLocal));
         j->run(j->arg);
         CHECK_OK(cudaStreamEndCapture(j->layer->stream, &graph));
@@ -71,7 +71,7 @@ static double measure(const struct job *j)
     for (int r = 0; r <= REPEATS; r++) { /* the first is to warm up */
         const double begin = now_us();
         for (int i = 0; i < LAYERS; i++) {
-            if (recorded) CHECK_OK(cudaGraphLaunch(exec, j->layer->stream));
+            if (captured) CHECK_OK(cudaGraphLaunch(exec, j->layer->stream));
             else j->run(j->arg);
         }
         CHECK_OK(ep_wait(j->layer->e, NULL));

@@ -295,7 +295,7 @@ static void measure_all(struct rig *r, const struct gpu_limits *l)
                      r->now.n_seqs, r->now.context);
         r->scenarios[i].must = r->now.must;
     }
-    gpu_need(model_prepare(r->model, &steps, &err) == OK, "recording steps", err.text);
+    gpu_need(model_prepare(r->model, &steps, &err) == OK, "capturing steps", err.text);
     for (size_t i = 0; i < r->n_scenarios; i++) {
         r->now = r->scenarios[i];
         if (!r->now.prefill && fits(r, &r->now)) measure_ahead(r, l);
