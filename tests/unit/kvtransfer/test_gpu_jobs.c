@@ -17,7 +17,7 @@ struct rig {
     struct dev_mem pool;
     char *image; /* the pool's bytes */
     struct kvt_staging *staging;
-    struct kvt_gpu_jobs *works;
+    struct kvt_gpu_jobs *jobs;
     atomic_int noticed;
 };
 
@@ -26,7 +26,7 @@ static void notice(void *arg) { atomic_fetch_add(&((struct rig *)arg)->noticed, 
 static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
 {
     struct err err = { 0 };
-    if (device_count(name) == 0) SKIP("no card: works of a card are NOT tested");
+    if (device_count(name) == 0) SKIP("no GPU: jobs of a GPU are NOT tested");
     *r = (struct rig){ .layout = { .dtype = dtype,
                                    .block_tokens = 16,
                                    .n_layers = 2,
@@ -54,14 +54,14 @@ static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
         .on_done = notice,
         .arg = r,
     };
-    CHECK_OK(kvt_gpu_jobs_create(&o, &r->works, &err));
+    CHECK_OK(kvt_gpu_jobs_create(&o, &r->jobs, &err));
 }
 
 static void rig_open(struct rig *r, const char *name) { rig_open_as(r, name, DTYPE_BF16); }
 
 static void rig_close(struct rig *r)
 {
-    kvt_gpu_jobs_free(r->works);
+    kvt_gpu_jobs_free(r->jobs);
     kvt_staging_free(r->staging);
     device_mem_free(r->device, &r->pool);
     device_close(r->device);
@@ -71,7 +71,7 @@ static void rig_close(struct rig *r)
 static const int32_t TABLE[8] = { 3, 1, 11, 0, 7, 5, 2, 9 };
 
 /* Sums of all heads and of one in the middle, of whole blocks and of a part of the last. */
-static void sums_of(const char *name, uint32_t dtype)
+static void checksums_of(const char *name, uint32_t dtype)
 {
     struct rig r;
     rig_open_as(&r, name, dtype);
@@ -79,7 +79,7 @@ static void sums_of(const char *name, uint32_t dtype)
     void *scratch = malloc(kv_layout_piece_bytes(&r.layout));
     for (int v = 0; v < 2; v++)
         for (uint32_t layer = 0; layer < 2; layer++) {
-            struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
+            struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.jobs);
             struct kvt_gpu_job_params t = {
                 .slice = &views[v],
                 .blocks = TABLE,
@@ -88,29 +88,29 @@ static void sums_of(const char *name, uint32_t dtype)
                 .sums = true,
             };
             CHECK_OK(kvt_gpu_job_begin(k, &t));
-            CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
-            CHECK(kvt_gpu_job_is_done(k) && kvt_gpu_jobs_oldest(r.works) == k);
+            CHECK_OK(kvt_gpu_jobs_synchronize(r.jobs));
+            CHECK(kvt_gpu_job_is_done(k) && kvt_gpu_jobs_oldest(r.jobs) == k);
             for (uint32_t i = 0; i < 6; i++)
                 CHECK(k->sums[i] == kvt_plan_checksum(&views[v], r.image, layer, TABLE[2 + i],
                                                       kvt_plan_tokens(&r.layout, TOKENS, 2 + i),
                                                       scratch));
             kvt_gpu_job_release(k);
-            CHECK(kvt_gpu_jobs_oldest(r.works) == NULL);
+            CHECK(kvt_gpu_jobs_oldest(r.jobs) == NULL);
         }
     CHECK_EQ_INT(atomic_load(&r.noticed), 4);
     free(scratch);
     rig_close(&r);
 }
 
-static void sums_case(const char *name)
+static void checksums_case(const char *name)
 {
-    sums_of(name, DTYPE_BF16);
-    sums_of(name, DTYPE_I8);
+    checksums_of(name, DTYPE_BF16);
+    checksums_of(name, DTYPE_I8);
 }
 
 /* Made pieces are the processor's, on the card's side of the stage and, fetched, on the other;
  * their sums are of those bytes. */
-static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t block_tokens)
+static void conversion_of(const char *name, uint32_t from, uint32_t to, uint32_t block_tokens)
 {
     struct rig r;
     rig_open_as(&r, name, from);
@@ -126,8 +126,8 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
          at += kvt_head_slice_bytes(&dst, kvt_plan_tokens(&l, TOKENS, range.first + i)), i++)
         kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, range.first + i, want + at);
     for (int fetch = 0; fetch < 2; fetch++) {
-        struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
-        CHECK(kvt_staging_acquire(r.staging, bytes, true, kvt_gpu_jobs_held(r.works), &k->stage));
+        struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.jobs);
+        CHECK(kvt_staging_acquire(r.staging, bytes, true, kvt_gpu_jobs_held(r.jobs), &k->stage));
         struct kvt_gpu_job_params t = {
             .slice = &src,
             .blocks = TABLE,
@@ -138,7 +138,7 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
             .convert_to = &dst,
         };
         CHECK_OK(kvt_gpu_job_begin(k, &t));
-        CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
+        CHECK_OK(kvt_gpu_jobs_synchronize(r.jobs));
         device_download(r.device, got, kvt_staging_device_at(r.staging, k->stage), bytes);
         CHECK(memcmp(got, want, bytes) == 0);
         CHECK((memcmp(kvt_staging_at(r.staging, k->stage), want, bytes) == 0) == (fetch == 1));
@@ -156,12 +156,12 @@ static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t blo
     rig_close(&r);
 }
 
-static void making_case(const char *name)
+static void conversion_case(const char *name)
 {
-    making_of(name, DTYPE_BF16, DTYPE_BF16, 7);
-    making_of(name, DTYPE_BF16, DTYPE_F32, 64);
-    making_of(name, DTYPE_BF16, DTYPE_BF16, 1); /* more places than are given to the lane at once */
-    making_of(name, DTYPE_I8, DTYPE_I8, 5);
+    conversion_of(name, DTYPE_BF16, DTYPE_BF16, 7);
+    conversion_of(name, DTYPE_BF16, DTYPE_F32, 64);
+    conversion_of(name, DTYPE_BF16, DTYPE_BF16, 1); /* more places than are given to the lane at once */
+    conversion_of(name, DTYPE_I8, DTYPE_I8, 5);
 }
 
 /* Fetched bytes are the span's, one piece behind the other; stored again in other blocks they are
@@ -179,7 +179,7 @@ static void copies_case(const char *name)
     struct kvt_stage stage;
     CHECK(n <= 64 && kvt_staging_acquire(r.staging, n_bytes, true, &held, &stage));
     for (int step = 0; step < 2; step++) {
-        struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
+        struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.jobs);
         k->stage = stage;
         struct kvt_gpu_job_params t = {
             .slice = &slice,
@@ -189,7 +189,7 @@ static void copies_case(const char *name)
             .copy = step ? KVT_GPU_COPY_H2D : KVT_GPU_COPY_D2H,
         };
         CHECK_OK(kvt_gpu_job_begin(k, &t));
-        CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
+        CHECK_OK(kvt_gpu_jobs_synchronize(r.jobs));
         const char *made = kvt_staging_at(r.staging, stage);
         for (uint32_t i = 0; i < n; i++)
             CHECK(memcmp(made + copies[i].local, r.image + copies[i].remote, copies[i].bytes) == 0);
@@ -209,22 +209,22 @@ static void copies_case(const char *name)
     rig_close(&r);
 }
 
-TEST(checksums_on_the_cpu) { sums_case("cpu"); }
-TEST(checksums_on_the_gpu) { sums_case("cuda"); }
-TEST(conversions_on_the_cpu) { making_case("cpu"); }
-TEST(conversions_on_the_gpu) { making_case("cuda"); }
+TEST(checksums_on_the_cpu) { checksums_case("cpu"); }
+TEST(checksums_on_the_gpu) { checksums_case("cuda"); }
+TEST(conversions_on_the_cpu) { conversion_case("cpu"); }
+TEST(conversions_on_the_gpu) { conversion_case("cuda"); }
 TEST(copies_on_the_cpu) { copies_case("cpu"); }
 TEST(copies_on_the_gpu) { copies_case("cuda"); }
 
 /* A work that is given up keeps its stage until the card has let go of it; then both are free. */
-TEST(a_work_given_early_keeps_its_stage)
+TEST(a_job_released_early_keeps_its_stage)
 {
     struct rig r;
     rig_open(&r, "cuda");
     struct kvt_head_slice all = kvt_head_slice_all(&r.layout);
     uint32_t free_before = kvt_staging_n_free(r.staging);
-    struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.works);
-    CHECK(kvt_staging_acquire(r.staging, 6000, true, kvt_gpu_jobs_held(r.works), &k->stage));
+    struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.jobs);
+    CHECK(kvt_staging_acquire(r.staging, 6000, true, kvt_gpu_jobs_held(r.jobs), &k->stage));
     struct kvt_gpu_job_params t = {
         .slice = &all,
         .blocks = TABLE,
@@ -236,29 +236,29 @@ TEST(a_work_given_early_keeps_its_stage)
     bool early = !kvt_gpu_job_is_done(k);
     kvt_gpu_job_release(k);
     if (early)
-        CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_gpu_jobs_oldest(r.works) == NULL);
-    CHECK_OK(kvt_gpu_jobs_synchronize(r.works));
-    kvt_gpu_jobs_collect(r.works);
+        CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_gpu_jobs_oldest(r.jobs) == NULL);
+    CHECK_OK(kvt_gpu_jobs_synchronize(r.jobs));
+    kvt_gpu_jobs_collect(r.jobs);
     CHECK_EQ_INT(kvt_staging_n_free(r.staging), free_before);
-    CHECK_EQ_INT(*kvt_gpu_jobs_held(r.works), 0);
+    CHECK_EQ_INT(*kvt_gpu_jobs_held(r.jobs), 0);
     rig_close(&r);
 }
 
-TEST(works_are_bounded)
+TEST(jobs_are_bounded)
 {
     struct rig r;
     struct kvt_gpu_job *taken[KVT_GPU_JOBS_MAX];
     rig_open(&r, "cpu");
     for (int i = 0; i < KVT_GPU_JOBS_MAX; i++)
-        CHECK((taken[i] = kvt_gpu_jobs_acquire(r.works)) != NULL);
-    CHECK(kvt_gpu_jobs_acquire(r.works) == NULL);
+        CHECK((taken[i] = kvt_gpu_jobs_acquire(r.jobs)) != NULL);
+    CHECK(kvt_gpu_jobs_acquire(r.jobs) == NULL);
     kvt_gpu_job_release(taken[5]); /* never begun */
     kvt_gpu_job_release(NULL);
-    CHECK(kvt_gpu_jobs_acquire(r.works) == taken[5]);
-    CHECK(kvt_gpu_jobs_acquire(r.works) == NULL);
+    CHECK(kvt_gpu_jobs_acquire(r.jobs) == taken[5]);
+    CHECK(kvt_gpu_jobs_acquire(r.jobs) == NULL);
     rig_close(&r);
 }
 
 TEST_MAIN(CASE(checksums_on_the_cpu), CASE(checksums_on_the_gpu), CASE(conversions_on_the_cpu),
           CASE(conversions_on_the_gpu), CASE(copies_on_the_cpu), CASE(copies_on_the_gpu),
-          CASE(a_work_given_early_keeps_its_stage), CASE(works_are_bounded))
+          CASE(a_job_released_early_keeps_its_stage), CASE(jobs_are_bounded))
