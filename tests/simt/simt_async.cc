@@ -65,7 +65,7 @@ static void perform_oldest(simt_copies &copies, size_t n)
         const simt_copy &c = copies.queue[i];
         memcpy(c.to, c.from, (size_t)c.source_bytes);
         memset(c.to + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
-        simt_proxy_landed(c.to, (size_t)c.bytes);
+        simt_proxy_completed(c.to, (size_t)c.bytes);
     }
     copies.queue.erase(copies.queue.begin(), copies.queue.begin() + (ptrdiff_t)n);
 }

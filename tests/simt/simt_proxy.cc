@@ -39,7 +39,7 @@ static void note(const void *shared, size_t bytes, bool in_flight)
 }
 
 void simt_proxy_ordered(const void *shared, size_t bytes) { note(shared, bytes, true); }
-void simt_proxy_landed(const void *shared, size_t bytes) { note(shared, bytes, false); }
+void simt_proxy_completed(const void *shared, size_t bytes) { note(shared, bytes, false); }
 void simt_fence_proxy_async(void) { n_fences[simt_thread_number()]++; }
 
 void simt_proxy_check_read(const void *shared, size_t bytes)

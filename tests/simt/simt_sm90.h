@@ -15,7 +15,7 @@ void simt_wgmma_leave(void);
 
 /* cp.async of the current thread to shared memory was ordered; it has landed. */
 void simt_proxy_ordered(const void *shared, size_t bytes);
-void simt_proxy_landed(const void *shared, size_t bytes);
+void simt_proxy_completed(const void *shared, size_t bytes);
 /* Ends the process unless wgmma may read these bytes. */
 void simt_proxy_check_read(const void *shared, size_t bytes);
 

@@ -223,12 +223,12 @@ static size_t n_done(const struct world *w)
 
 static void poll(struct world *w, uint32_t rail) { (void)rdma_rail_poll(&w->c->rails[rail]); }
 
-static void fenced(struct world *w, uint32_t rail, uint64_t landed_upto)
+static void fenced(struct world *w, uint32_t rail, uint64_t completed)
 {
     const struct rdma_rail_status v = {
         .rail = rail,
         .epoch = w->c->rails[rail].epoch,
-        .recv_window = { .completed = landed_upto },
+        .recv_window = { .completed = completed },
     };
     rdma_rail_on_status(&w->c->rails[rail], RDMA_FRAME_FENCED, &v);
 }
@@ -274,7 +274,7 @@ TEST(a_completion_with_an_error_is_never_done)
     }
 }
 
-TEST(a_put_that_had_landed_is_not_sent_again)
+TEST(a_put_that_had_arrived_is_not_sent_again)
 {
     struct world *w = world(false, 2, false);
     CHECK_OK(put(w, 1, 0, 10));
@@ -286,7 +286,7 @@ TEST(a_put_that_had_landed_is_not_sent_again)
     world_end(w);
 }
 
-TEST(acknowledged_and_never_landed_ends_the_connection)
+TEST(acknowledged_but_never_arrived_ends_the_connection)
 {
     struct world *w = world(false, 2, false);
     CHECK_OK(put(w, 1, 0, 10));
@@ -416,8 +416,8 @@ TEST(a_queue_pair_that_cannot_be_ended_is_no_fence)
 
 TEST_MAIN(CASE(a_put_is_done_when_its_last_request_is_complete),
           CASE(a_completion_with_an_error_is_never_done),
-          CASE(a_put_that_had_landed_is_not_sent_again),
-          CASE(acknowledged_and_never_landed_ends_the_connection),
+          CASE(a_put_that_had_arrived_is_not_sent_again),
+          CASE(acknowledged_but_never_arrived_ends_the_connection),
           CASE(the_send_queue_never_overflows),
           CASE(a_request_that_is_refused_breaks_the_rail_and_loses_nothing),
           CASE(what_is_read_back_is_compared_when_all_of_it_is_there),

@@ -7,62 +7,62 @@
 
 #include "kvtransfer/rdma/recv_window.h"
 
-TEST(landing_counts_without_gaps)
+TEST(recv_window_counts_without_gaps)
 {
-    struct rdma_recv_window l = { 0 };
-    CHECK_OK(rdma_recv_window_set(&l, 2));
-    CHECK_OK(rdma_recv_window_set(&l, 1));
-    CHECK_EQ_INT(l.completed, 0);
-    CHECK(!rdma_recv_window_has(&l, 0) && rdma_recv_window_has(&l, 1) &&
-          rdma_recv_window_has(&l, 2) && !rdma_recv_window_has(&l, 3));
-    CHECK_OK(rdma_recv_window_set(&l, 0));
-    CHECK_EQ_INT(l.completed, 3);
-    CHECK(rdma_recv_window_has(&l, 0) && !rdma_recv_window_has(&l, 3) &&
-          rdma_recv_window_is_valid(&l));
+    struct rdma_recv_window w = { 0 };
+    CHECK_OK(rdma_recv_window_set(&w, 2));
+    CHECK_OK(rdma_recv_window_set(&w, 1));
+    CHECK_EQ_INT(w.completed, 0);
+    CHECK(!rdma_recv_window_has(&w, 0) && rdma_recv_window_has(&w, 1) &&
+          rdma_recv_window_has(&w, 2) && !rdma_recv_window_has(&w, 3));
+    CHECK_OK(rdma_recv_window_set(&w, 0));
+    CHECK_EQ_INT(w.completed, 3);
+    CHECK(rdma_recv_window_has(&w, 0) && !rdma_recv_window_has(&w, 3) &&
+          rdma_recv_window_is_valid(&w));
 }
 
-TEST(landing_refuses_what_was_or_cannot_be)
+TEST(recv_window_refuses_what_was_or_cannot_be)
 {
-    struct rdma_recv_window l = { 0 };
-    CHECK_OK(rdma_recv_window_set(&l, 0));
-    CHECK_STATUS(rdma_recv_window_set(&l, 0), ERR_FORMAT); /* below the window */
-    CHECK_OK(rdma_recv_window_set(&l, 5));
-    CHECK_STATUS(rdma_recv_window_set(&l, 5), ERR_FORMAT);               /* twice */
-    CHECK_STATUS(rdma_recv_window_set(&l, RDMA_WINDOW + 1), ERR_FORMAT); /* beyond */
-    CHECK_OK(rdma_recv_window_set(&l, RDMA_WINDOW));                     /* the last that may be */
-    CHECK_STATUS(rdma_recv_window_set(&l, UINT32_MAX), ERR_FORMAT);
-    CHECK_EQ_INT(l.completed, 1);
-    CHECK(!rdma_recv_window_has(&l, RDMA_WINDOW + 1) && !rdma_recv_window_has(&l, UINT64_MAX));
+    struct rdma_recv_window w = { 0 };
+    CHECK_OK(rdma_recv_window_set(&w, 0));
+    CHECK_STATUS(rdma_recv_window_set(&w, 0), ERR_FORMAT); /* below the window */
+    CHECK_OK(rdma_recv_window_set(&w, 5));
+    CHECK_STATUS(rdma_recv_window_set(&w, 5), ERR_FORMAT);               /* twice */
+    CHECK_STATUS(rdma_recv_window_set(&w, RDMA_WINDOW + 1), ERR_FORMAT); /* beyond */
+    CHECK_OK(rdma_recv_window_set(&w, RDMA_WINDOW));                     /* the last that may be */
+    CHECK_STATUS(rdma_recv_window_set(&w, UINT32_MAX), ERR_FORMAT);
+    CHECK_EQ_INT(w.completed, 1);
+    CHECK(!rdma_recv_window_has(&w, RDMA_WINDOW + 1) && !rdma_recv_window_has(&w, UINT64_MAX));
 }
 
 /* Numbers pass 2^32: immediates wrap, the count does not. Against a plain array of flags, marked in
  * random order inside the window. */
-TEST(landing_wraps_and_agrees_with_a_plain_list)
+TEST(recv_window_wraps_and_agrees_with_a_plain_list)
 {
     enum { N = 5000 };
     const uint64_t base = (UINT64_C(1) << 32) - N / 2;
     static bool flags[N + 2 * RDMA_WINDOW]; /* the count may pass N by a window, and is looked at
                                              * one further */
-    struct rdma_recv_window l = { .completed = base };
+    struct rdma_recv_window w = { .completed = base };
     uint64_t completed = base;
     srand(3);
     while (completed < base + N) {
         uint64_t number = completed + (uint64_t)rand() % RDMA_WINDOW;
         bool again = flags[number - base];
-        CHECK_EQ_INT(rdma_recv_window_set(&l, (uint32_t)number), again ? ERR_FORMAT : OK);
+        CHECK_EQ_INT(rdma_recv_window_set(&w, (uint32_t)number), again ? ERR_FORMAT : OK);
         flags[number - base] = true;
         while (flags[completed - base]) completed++;
-        CHECK_EQ_INT(l.completed, completed);
-        CHECK(rdma_recv_window_is_valid(&l));
+        CHECK_EQ_INT(w.completed, completed);
+        CHECK(rdma_recv_window_is_valid(&w));
         for (uint64_t i = 0; i < RDMA_WINDOW; i++)
-            CHECK_EQ_INT(rdma_recv_window_has(&l, completed + i), flags[completed + i - base]);
+            CHECK_EQ_INT(rdma_recv_window_has(&w, completed + i), flags[completed + i - base]);
         if (completed > base)
-            CHECK_STATUS(rdma_recv_window_set(&l, (uint32_t)(completed - 1)), ERR_FORMAT);
+            CHECK_STATUS(rdma_recv_window_set(&w, (uint32_t)(completed - 1)), ERR_FORMAT);
     }
 }
 
-TEST_MAIN(CASE(landing_counts_without_gaps), CASE(landing_refuses_what_was_or_cannot_be),
-          CASE(landing_wraps_and_agrees_with_a_plain_list))
+TEST_MAIN(CASE(recv_window_counts_without_gaps), CASE(recv_window_refuses_what_was_or_cannot_be),
+          CASE(recv_window_wraps_and_agrees_with_a_plain_list))
 
 #else
 
