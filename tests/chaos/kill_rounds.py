@@ -114,14 +114,14 @@ STEPS += [('sender', s, 'cancel') for s in ('stop:1', 'stopped:1')] + [('sender'
 STEPS += [('receiver', s, 'whole') for s in ('up:1', 'open:1', 'opened:1', 'put:2', 'note:1', 'note:3', 'finish:1', 'done:1')]
 STEPS += [('receiver', s, 'cancel') for s in ('stop:1', 'stopped:1')] + [('receiver', s, 'leave') for s in ('fence:1', 'disconnect:1')]
 STEPS += [('sender', 'any', 'whole'), ('receiver', 'any', 'whole')]
-PLACES = ('tcp',)           # the receiver sees each put
+SCATTERS = ('tcp',)           # the receiver sees each put
 TAKES_AWAY = ('rdma', 'ucx')  # the receiver ends the writer's access itself: a stopped writer holds nothing for longer than FREE_S
 
 
 def table(transports):
     for transport in transports:
         for side, step, flow in STEPS:
-            if side == 'receiver' and step.startswith('put') and transport not in PLACES:
+            if side == 'receiver' and step.startswith('put') and transport not in SCATTERS:
                 continue
             for sig in ('sigkill', 'sigstop'):
                 yield transport, side, step, flow, sig

@@ -304,7 +304,7 @@ TEST(session_refuses_pieces_out_of_order_missing_or_twice)
     }
 }
 
-TEST(session_place_follows_the_session)
+TEST(session_scatter_follows_the_session)
 {
     struct side s;
     struct buf grant = { 0 };
@@ -800,7 +800,7 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
           CASE(session_doubts_a_wrong_checksum_for_a_moment),
           CASE(session_repeats_a_stop_that_is_not_answered),
           CASE(session_refuses_pieces_out_of_order_missing_or_twice),
-          CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
+          CASE(session_scatter_follows_the_session), CASE(session_stalls_and_full),
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last),
           CASE(session_send_failed_waits_for_unfinished_puts),
           CASE(session_cancelled_late_says_no_finish),
