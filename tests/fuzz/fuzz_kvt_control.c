@@ -38,14 +38,14 @@ static void decode(struct str in)
     ASSERT(st == ERR_FORMAT || in.n < CONTROL_HEAD_BYTES + CONTROL_BODY_MAX);
 }
 
-struct told {
+struct expected_events {
     struct str rest; /* what the decoder has not been asked about yet */
     bool opened, lost;
 };
 
 static void on_event(void *arg, const struct control_event *ev)
 {
-    struct told *t = arg;
+    struct expected_events *t = arg;
     struct control_frame f;
     size_t used;
     ASSERT(!t->lost);
@@ -85,7 +85,7 @@ static void converse(struct str in, size_t piece)
 {
     struct kvt_env env = { .listen_host = "127.0.0.1", .max_peers = 2, .admit = admit };
     struct control_hub *h = NULL;
-    struct told t = { .rest = in };
+    struct expected_events t = { .rest = in };
     ASSERT(control_open(&env, "fuzz", 0, NULL, &h, NULL) == OK);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in a = {

@@ -178,7 +178,7 @@ static void turn(struct loop *loop)
     for (int i = 0; i < 4; i++) uv_run(loop_uv(loop), UV_RUN_NOWAIT);
 }
 
-static void say(int fd, enum frame_type type, uint64_t incarnation, const ProtobufCMessage *m)
+static void send_frame(int fd, enum frame_type type, uint64_t incarnation, const ProtobufCMessage *m)
 {
     uint8_t bytes[FRAME_HEADER_BYTES + 512];
     size_t n = m ? protobuf_c_message_pack(m, bytes + FRAME_HEADER_BYTES) : 0;
@@ -203,7 +203,7 @@ static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
     hello.node = PEER;
     hello.want = SELF;
     hello.nonce = (ProtobufCBinaryData){ sizeof nonce, nonce };
-    say(fd, FRAME_LINK_HELLO, SELF, &hello.base);
+    send_frame(fd, FRAME_LINK_HELLO, SELF, &hello.base);
     turn(loop);
     ssize_t n = recv(fd, in, sizeof in, MSG_DONTWAIT);
     ASSERT(n > FRAME_HEADER_BYTES);
@@ -217,27 +217,27 @@ static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
     hmac_sha256(host->secret.p, host->secret.n, text.data, text.len, mac);
     mine.node = PEER;
     mine.mac = (ProtobufCBinaryData){ sizeof mac, mac };
-    say(fd, FRAME_LINK_PROOF, SELF, &mine.base);
+    send_frame(fd, FRAME_LINK_PROOF, SELF, &mine.base);
     turn(loop);
     ASSERT(w->up && !w->dead);
     baton__link_proof__free_unpacked(proof, NULL);
     buf_release(&text);
 }
 
-struct door {
+struct acceptor {
     const struct link_host *host;
     struct link *accepted;
 };
 
 static void on_connection(uv_stream_t *listener, int st)
 {
-    struct door *d = listener->data;
+    struct acceptor *d = listener->data;
     if (st == 0 && !d->accepted) d->accepted = link_accept(d->host, listener);
 }
 
 static void on_closed(uv_handle_t *h) { (void)h; }
 
-static void listen_on(struct loop *loop, uv_tcp_t *t, struct sockaddr_in *address, struct door *d)
+static void listen_on(struct loop *loop, uv_tcp_t *t, struct sockaddr_in *address, struct acceptor *d)
 {
     int len = sizeof *address;
     uv_tcp_init(loop_uv(loop), t);
@@ -313,15 +313,15 @@ static void fuzz_link(struct str in, unsigned how)
         .on_dead = on_dead,
         .arg = &w,
     };
-    struct door door = { .host = &host };
-    listen_on(loop, &listener, &address, &door);
+    struct acceptor acceptor = { .host = &host };
+    listen_on(loop, &listener, &address, &acceptor);
     int fd;
     if (how == 5) {
         fd = be_dialed(loop, &host, &w);
     } else {
         fd = dial(&address);
-        for (int i = 0; i < 100 && !door.accepted; i++) uv_run(loop_uv(loop), UV_RUN_NOWAIT);
-        w.l = door.accepted;
+        for (int i = 0; i < 100 && !acceptor.accepted; i++) uv_run(loop_uv(loop), UV_RUN_NOWAIT);
+        w.l = acceptor.accepted;
     }
     ASSERT(w.l && fd >= 0);
     if (how == 6) shake_hands(loop, fd, &host, &w);

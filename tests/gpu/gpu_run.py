@@ -70,7 +70,7 @@ def judge(stage, status, output, limit_s):
     return (PASSED if passed else SKIPPED), text, results
 
 
-def say_figure(f, emulated):
+def print_figure(f, emulated):
     line = f"  {f['name']:<80} {f['value']:>10.5g} {f['unit']}"
     if 'limit' in f:
         line += f"   limit {f['limit']:.5g} ({f['limit_is']})   ratio {f['ratio']:.3f}"
@@ -83,7 +83,7 @@ def say_figure(f, emulated):
 TABLES = re.compile(r' bf16, (decode of 1 at 1024|decode of 64 at 1024|prefill of 8192 tokens)$|^qwen3_moe, decode of 1 at')
 
 
-def say_table(slots, rows=10):
+def print_table(slots, rows=10):
     """The longest of each step's slots."""
     for of in (o for o in dict.fromkeys(s['of'] for s in slots) if TABLES.search(o)):
         mine = [s for s in slots if s['of'] == of]
@@ -94,15 +94,15 @@ def say_table(slots, rows=10):
                   f"{s['flops'] / 1e9:>9.2f} {s['of_limit']:>8.1%}")
 
 
-def say(results, emulated):
+def print_figures(results, emulated):
     for r in results:
         if r['kind'] == 'figure':
-            say_figure(r, emulated)
+            print_figure(r, emulated)
         elif r['kind'] == 'fact':
             print(f"  {r['name']}: {r['value']}")
         elif r['kind'] == 'note':
             print(f"  note: {r['text']}")
-    say_table([r for r in results if r['kind'] == 'slot'])
+    print_table([r for r in results if r['kind'] == 'slot'])
 
 
 def speedups(figures):
@@ -155,7 +155,7 @@ class Report:
 
     def add(self, stage, outcome, text, results, seconds, output=''):
         print(f'{outcome:<10} {stage.name} ({seconds:.1f} s) {text}', flush=True)
-        say(results, self.emulated)
+        print_figures(results, self.emulated)
         self.stages.append(dict(name=stage.name, outcome=outcome, text=text, seconds=round(seconds, 2), command=stage.argv, results=results,
                                 **({'output': output[-20000:]} if output else {})))
 
@@ -165,7 +165,7 @@ class Report:
             print('\n== what is wanted')
             for f in figures:
                 if 'wanted' in f:
-                    say_figure(f, False)
+                    print_figure(f, False)
         print('\n== stages')
         for s in self.stages:
             if s['outcome'] != PASSED:
@@ -174,7 +174,7 @@ class Report:
     def finish(self, path, seconds):
         figures = [r for s in self.stages for r in s['results'] if r['kind'] == 'figure']
         beside = speedups(figures)
-        say(beside, self.emulated)
+        print_figures(beside, self.emulated)
         counts = {o: sum(s['outcome'] == o for s in self.stages) for o in (PASSED, FAILED, SKIPPED, SHORT)}
         if beside and not self.emulated and any(map(fell_short, beside)):
             counts[SHORT] += 1

@@ -15,13 +15,13 @@ LLAMA = os.path.join(DATA, 'configs', 'llama-3-8b')
 STEP = '16'  # tokens of an emulated card's step: a node that takes 2.5 s for one counts as lost, and others may use the machine
 
 
-def say(kind, **members):
+def print_line(kind, **members):
     print(json.dumps({'kind': kind, **members}), flush=True)
 
 
 def figure(name, value, unit, limit, limit_is, wanted=None, wanted_is='at most'):
     goal = {} if wanted is None else dict(wanted=wanted, wanted_is=wanted_is)
-    say('figure', name=name, value=value, unit=unit, limit=limit, limit_is=limit_is, ratio=round(value / limit, 4) if limit else 0, **goal)
+    print_line('figure', name=name, value=value, unit=unit, limit=limit, limit_is=limit_is, ratio=round(value / limit, 4) if limit else 0, **goal)
 
 
 def optional(*flags):
@@ -61,7 +61,7 @@ def answers(emulated):
             figure(f'{name}: memory taken while {n} requests were served', (after[0] - before[0]) * 2**20, 'bytes', 2 << 20,
                    'the least that the driver hands out', 0.5)
         else:
-            say('note', text='memory taken while serving was not looked at: there is no nvidia-smi')
+            print_line('note', text='memory taken while serving was not looked at: there is no nvidia-smi')
         with pair(model, 'ipc', cuda) as nodes:
             got = run([x.port for x in nodes], bodies, at_once)
         check_equal(want, got, f'{name} split over two nodes')
@@ -82,10 +82,10 @@ def capacity(mixed, emulated, share, idle):
     found = re.search(r'kv_blocks=(\d+) kv_tokens=\d+ kv_gib=([\d.]+)', mixed.output())
     assert found, 'the node does not say its KV capacity'
     blocks, gib = int(found[1]), float(found[2])
-    say('fact', name='KV capacity of the node', value=f'{blocks} blocks, {gib:.2f} GiB')
+    print_line('fact', name='KV capacity of the node', value=f'{blocks} blocks, {gib:.2f} GiB')
     used = memory_mib()
     if emulated or not used or not idle:
-        say('note', text='KV capacity was not held against memory: there is no nvidia-smi')
+        print_line('note', text='KV capacity was not held against memory: there is no nvidia-smi')
         return
     room = used[1] * share - (used[0] - idle[0] - gib * 1024)  # MiB: the share, less what is not KV
     figure(f'KV capacity with --gpu-memory-utilization {share}', blocks, 'blocks', room / (gib * 1024 / blocks),

@@ -95,7 +95,7 @@ static void run_copy(void *arg)
     CHECK_OK(cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDeviceToDevice, c->stream));
 }
 
-static void tell(const struct layer *l, const char *what, double us, size_t bytes)
+static void report(const struct layer *l, const char *what, double us, size_t bytes)
 {
     struct dev_mem from, to;
     const struct copy copy = { to_device(l->d, NULL, bytes, &to),
@@ -132,7 +132,7 @@ static void sums(struct layer *l)
         char what[40];
         struct sum s = { l->e, m.ptr, sizes[i] / 2 };
         snprintf(what, sizeof what, "all_reduce %zu KiB", sizes[i] >> 10);
-        tell(l, what, measure(&(struct job){ run_sum, &s, l }), sizes[i] * (size_t)l->w->size);
+        report(l, what, measure(&(struct job){ run_sum, &s, l }), sizes[i] * (size_t)l->w->size);
     }
     device_mem_free(l->d, &m);
 }
@@ -174,7 +174,7 @@ static void rank_of_bench(struct world *w)
                "as %s\n",
                c.backend, w->size, n_gpus() < w->size ? 1 : w->size, n, hidden, used,
                c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
-    tell(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }),
+    report(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }),
          n * used * (f.row_bytes + f.back_bytes));
     if (w->size > 1) sums(&l);
     ep_free(e);

@@ -108,7 +108,7 @@ static void side_open(struct side *s, const char *nics)
     need(kvt_create(&o, &s->kvt, &err) == OK, err.text);
 }
 
-static void say(const struct side *s, enum kind kind, uint64_t id, struct str body)
+static void send_message(const struct side *s, enum kind kind, uint64_t id, struct str body)
 {
     char text[MESSAGE_MAX];
     struct message m = { kind, id };
@@ -120,7 +120,7 @@ static void say(const struct side *s, enum kind kind, uint64_t id, struct str bo
 }
 
 /* False when the other side has ended. *body points into text. */
-static bool hear(const struct side *s, char text[MESSAGE_MAX], struct message *m, struct str *body)
+static bool receive_message(const struct side *s, char text[MESSAGE_MAX], struct message *m, struct str *body)
 {
     ssize_t n = recv(s->wire, text, MESSAGE_MAX, 0);
     if (n < (ssize_t)sizeof *m) return false;
@@ -181,7 +181,7 @@ static void sender_connect(struct sender *s)
 {
     struct buf hello = { 0 };
     kvt_hello(s->side.kvt, &hello);
-    say(&s->side, HELLO, 0, buf_str(&hello));
+    send_message(&s->side, HELLO, 0, buf_str(&hello));
     buf_release(&hello);
     s->asked = true;
 }
@@ -195,7 +195,7 @@ static void sender_send(struct sender *s, uint64_t id, struct str grant)
     pattern(d, id, table, false);
     enum status st = s->up ? kvt_send_open(d->kvt, id, s->peer, grant, &err) : ERR_PEER_LOST;
     if (st != OK) {
-        say(d, FAILED, id, (struct str){ 0 });
+        send_message(d, FAILED, id, (struct str){ 0 });
         return;
     }
     for (uint32_t layer = 0; st == OK && layer < d->layout.n_layers; layer++)
@@ -207,8 +207,8 @@ static void sender_event(struct sender *s, const struct kvt_event *ev)
 {
     if (ev->kind == KVT_CONNECTED) {
         s->up = true;
-        say(&s->side, UP, 0, (struct str){ 0 });
-    } else if (ev->kind == KVT_SEND_FAILED) say(&s->side, FAILED, ev->id, (struct str){ 0 });
+        send_message(&s->side, UP, 0, (struct str){ 0 });
+    } else if (ev->kind == KVT_SEND_FAILED) send_message(&s->side, FAILED, ev->id, (struct str){ 0 });
     else if (ev->kind == KVT_PEER_LOST) {
         fprintf(stderr, "bench_flow: the sender's connection ended: %s\n", ev->text);
         s->up = s->asked = false;
@@ -245,7 +245,7 @@ static _Noreturn void sender_run(const char *protocol, const char *nics, int wir
             if (!s.up && !s.asked) usleep(RETRY_MS * 1000);
         }
         if (p[0].revents) {
-            if (!hear(&s.side, text, &m, &body)) _exit(0);
+            if (!receive_message(&s.side, text, &m, &body)) _exit(0);
             sender_message(&s, &m, body);
         }
     }
@@ -275,7 +275,7 @@ static void receiver_grant(struct receiver *r, int slot)
     if (st == OK) {
         r->state[slot] = OPEN;
         r->id[slot] = id;
-        say(&r->side, GRANT, id, buf_str(&grant));
+        send_message(&r->side, GRANT, id, buf_str(&grant));
     } else r->again_ms[slot] = clock_ms() + RETRY_MS;
     buf_release(&grant);
 }
@@ -310,12 +310,12 @@ static bool receiver_message(struct receiver *r)
     struct str body;
     struct buf answer = { 0 };
     struct err err = { 0 };
-    if (!hear(&r->side, text, &m, &body)) return false;
+    if (!receive_message(&r->side, text, &m, &body)) return false;
     int slot = (int)(m.id % SLOTS);
     if (m.kind == HELLO) {
         if (kvt_answer(r->side.kvt, body, &answer, &err) != OK)
             fprintf(stderr, "bench_flow: refused: %s\n", err.text);
-        say(&r->side, ANSWER, 0, buf_str(&answer));
+        send_message(&r->side, ANSWER, 0, buf_str(&answer));
         buf_release(&answer);
         r->connected = false;
     } else if (m.kind == UP) r->connected = true;

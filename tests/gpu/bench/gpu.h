@@ -62,7 +62,7 @@ void gpu_need(bool ok, const char *what, const char *why);
 void gpu_cuda(cudaError_t e, const char *what);
 void gpu_fact(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void gpu_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void gpu_say(const struct gpu_figure *f);
+void gpu_print_figure(const struct gpu_figure *f);
 /* The operations per second that products are held against, and what that is. */
 double gpu_product_limit(const struct gpu_limits *l, const char **what);
 

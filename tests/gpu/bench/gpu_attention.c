@@ -148,7 +148,7 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     gpu_need(device_fault(r->c->device, &err) == OK, err.text, NULL);
     snprintf(name, sizeof name, "decode attention, %s, %d at %d", r->shape.name, r->shape.n_seqs,
              r->shape.context);
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = name,
         .value = must / middle * 1e-3,
         .unit = "GB/s",

@@ -227,7 +227,7 @@ static void receiver(struct side *s, bool tiny, pid_t child)
     snprintf(name, sizeof name, "push over CUDA IPC, pieces of %zu bytes, %zu MiB, checksums %s",
              kv_layout_piece_bytes(&s->layout), kv_layout_pool_bytes(&s->layout) >> 20,
              s->checksum ? "on" : "off");
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = name,
         .value = gpu_median(pushed, TRANSFERS) * 1e-9,
         .unit = "GB/s",

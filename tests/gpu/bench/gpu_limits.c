@@ -50,7 +50,7 @@ static void put_string(const char *s)
     putchar('"');
 }
 
-static void say_text(const char *kind, const char *name, const char *member, const char *format,
+static void print_text(const char *kind, const char *name, const char *member, const char *format,
                      va_list args)
 {
     char text[512];
@@ -67,7 +67,7 @@ void gpu_fact(const char *name, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say_text("fact", name, "value", format, args);
+    print_text("fact", name, "value", format, args);
     va_end(args);
 }
 
@@ -75,11 +75,11 @@ void gpu_note(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say_text("note", NULL, "text", format, args);
+    print_text("note", NULL, "text", format, args);
     va_end(args);
 }
 
-void gpu_say(const struct gpu_figure *f)
+void gpu_print_figure(const struct gpu_figure *f)
 {
     printf("{\"kind\":\"figure\",\"name\":");
     put_string(f->name);
@@ -223,9 +223,9 @@ void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *
     out->bf16 = gpu_cublas_bf16(s, by, sizeof by);
     if (!say) return;
     gpu_fact("cuBLAS", "%s", by);
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = "memory read by a kernel", .value = out->read * 1e-9, .unit = "GB/s" });
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = "cudaMemcpy device to device, bytes copied",
         .value = out->copied * 1e-9,
         .unit = "GB/s",
@@ -233,7 +233,7 @@ void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *
         .limit_is = "half of reading: it reads and writes",
     });
     if (out->bf16 > 0)
-        gpu_say(&(struct gpu_figure){
+        gpu_print_figure(&(struct gpu_figure){
             .name = "cuBLAS bf16, random numbers",
             .value = out->bf16 * 1e-12,
             .unit = "TFLOP/s",
@@ -242,7 +242,7 @@ void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *
         });
 }
 
-static void say_facts(void)
+static void print_facts(void)
 {
     int runtime = 0, driver = 0;
     size_t available = 0, total = 0;
@@ -268,7 +268,7 @@ static void queue(cudaStream_t stream, int n)
 
 /* The host's time per launch, the card's from one empty kernel to the next, and both of a graph of
  * as many. */
-static void say_launches(const struct gpu_sizes *s)
+static void print_launches(const struct gpu_sizes *s)
 {
     const int n = s->tiny ? LAUNCHES_TINY : LAUNCHES;
     double host[ROUNDS_MAX], gpu[ROUNDS_MAX], graph_host[ROUNDS_MAX], graph_gpu[ROUNDS_MAX];
@@ -299,18 +299,18 @@ static void say_launches(const struct gpu_sizes *s)
         graph_gpu[i] = gpu_timer_s(&t) * 1e6 / n;
     }
     const size_t rounds = (size_t)s->rounds;
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = "launch, time of the host", .value = gpu_median(host, rounds), .unit = "us" });
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = "launch, from one empty kernel to the next",
         .value = gpu_median(gpu, rounds),
         .unit = "us",
     });
     char name[96];
     snprintf(name, sizeof name, "launch of a graph of %d empty kernels, time of the host", n);
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = name, .value = gpu_median(graph_host, rounds), .unit = "us" });
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = "in a graph, from one empty kernel to the next",
         .value = gpu_median(graph_gpu, rounds),
         .unit = "us",
@@ -324,8 +324,8 @@ static void say_launches(const struct gpu_sizes *s)
 int gpu_limits_main(const struct gpu_sizes *s)
 {
     struct gpu_limits l;
-    say_facts();
+    print_facts();
     gpu_limits_measure(s, true, &l);
-    say_launches(s);
+    print_launches(s);
     return 0;
 }

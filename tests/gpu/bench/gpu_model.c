@@ -143,7 +143,7 @@ static struct step_time time_step(struct rig *r, struct gpu_ops *ops, int rounds
     };
 }
 
-static void say(const struct rig *r, const char *what, struct gpu_figure f)
+static void print_figure(const struct rig *r, const char *what, struct gpu_figure f)
 {
     char name[256];
     const struct scenario *s = &r->now;
@@ -153,24 +153,24 @@ static void say(const struct rig *r, const char *what, struct gpu_figure f)
         snprintf(name, sizeof name, "%s, decode of %d at %d: %s", r->label, s->n_seqs, s->context,
                  what);
     f.name = name;
-    gpu_say(&f);
+    gpu_print_figure(&f);
 }
 
 /* Launched one by one, logits fetched: what recorded steps are better than. */
-static void say_eager(const struct rig *r, struct step_time s)
+static void print_eager(const struct rig *r, struct step_time s)
 {
-    say(r, "a step launched one by one, its logits fetched",
+    print_figure(r, "a step launched one by one, its logits fetched",
         (struct gpu_figure){ .value = s.wall * 1e6, .unit = "us" });
-    say(r, "a step launched one by one, of the card",
+    print_figure(r, "a step launched one by one, of the card",
         (struct gpu_figure){ .value = s.busy * 1e6, .unit = "us" });
 }
 
-static void say_decode(const struct rig *r, const struct gpu_limits *l,
+static void print_decode(const struct rig *r, const struct gpu_limits *l,
                        const struct gpu_async_steps *s)
 {
     const double n = r->now.n_seqs, must_s = r->now.must / l->read;
     const bool one = r->now.n_seqs == 1;
-    say(r, "tokens per second",
+    print_figure(r, "tokens per second",
         (struct gpu_figure){
             .value = n / s->wall,
             .unit = "tokens/s",
@@ -178,7 +178,7 @@ static void say_decode(const struct rig *r, const struct gpu_limits *l,
             .limit_is = "reading weights and KV once",
             .wanted = one ? 0.70 : 0,
         });
-    say(r, "the card's part of a step",
+    print_figure(r, "the card's part of a step",
         (struct gpu_figure){
             .value = s->busy * 1e6,
             .unit = "us",
@@ -186,7 +186,7 @@ static void say_decode(const struct rig *r, const struct gpu_limits *l,
             .limit_is = "reading weights and KV once",
             .less_is_better = true,
         });
-    say(r, "gap between two steps",
+    print_figure(r, "gap between two steps",
         (struct gpu_figure){
             .value = s->gap * 1e6,
             .unit = "us",
@@ -195,24 +195,24 @@ static void say_decode(const struct rig *r, const struct gpu_limits *l,
             .less_is_better = true,
             .wanted = one ? 1 : 0,
         });
-    say(r, "must be read", (struct gpu_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
+    print_figure(r, "must be read", (struct gpu_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
 }
 
-static void say_prefill(const struct rig *r, const struct totals *t, const struct gpu_limits *l,
+static void print_prefill(const struct rig *r, const struct totals *t, const struct gpu_limits *l,
                         struct step_time s)
 {
     const char *what;
     const double product = gpu_product_limit(l, &what);
     const double n = r->now.context < (int32_t)r->o.max_rows ? r->now.context
                                                              : (int32_t)r->o.max_rows;
-    say(r, "tokens per second",
+    print_figure(r, "tokens per second",
         (struct gpu_figure){
             .value = n / s.wall,
             .unit = "tokens/s",
             .limit = n * product / t->flops,
             .limit_is = what,
         });
-    say(r, "rate of products",
+    print_figure(r, "rate of products",
         (struct gpu_figure){
             .value = t->flops / s.wall * 1e-12,
             .unit = "TFLOP/s",
@@ -220,7 +220,7 @@ static void say_prefill(const struct rig *r, const struct totals *t, const struc
             .limit_is = what,
             .wanted = 0.60,
         });
-    say(r, "the card's part",
+    print_figure(r, "the card's part",
         (struct gpu_figure){
             .value = s.busy * 1e6,
             .unit = "us",
@@ -229,12 +229,12 @@ static void say_prefill(const struct rig *r, const struct totals *t, const struc
         });
 }
 
-static void say_all_pieces(struct rig *r)
+static void print_all_pieces(struct rig *r)
 {
     const uint64_t begin = clock_ns();
     for (r->begin = 0; r->begin < r->now.context; r->begin += (int32_t)r->o.max_rows) run_step(r);
     r->begin = 0;
-    say(r, "all its pieces",
+    print_figure(r, "all its pieces",
         (struct gpu_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
 }
 
@@ -249,14 +249,14 @@ static void measure(struct rig *r, const struct gpu_limits *l)
         snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
     else snprintf(of, sizeof of, "%s, decode of %d at %d", r->label, r->now.n_seqs, r->now.context);
     gpu_ops_measure(ops, rounds, r->now.prefill ? GPU_OPS_WINDOW_MAX : GPU_OPS_WINDOW, run_step, r);
-    gpu_ops_say(ops, of, l);
+    gpu_ops_print(ops, of, l);
     const struct totals t = totals_of(ops);
     const struct step_time s = time_step(r, slots, steps);
     gpu_ops_remove(ops);
-    if (r->now.prefill) say_prefill(r, &t, l, s);
-    else say_eager(r, s);
+    if (r->now.prefill) print_prefill(r, &t, l, s);
+    else print_eager(r, s);
     r->now.must = t.must;
-    if (r->now.prefill && r->now.context > (int32_t)r->o.max_rows) say_all_pieces(r);
+    if (r->now.prefill && r->now.context > (int32_t)r->o.max_rows) print_all_pieces(r);
 }
 
 /* As the engine runs it. */
@@ -266,7 +266,7 @@ static void measure_ahead(struct rig *r, const struct gpu_limits *l)
     struct model_batch b = next_step(r);
     struct gpu_ops *ops = gpu_ops_put(r->model->kernels, r->sizes);
     if (gpu_async_steps_run(ops, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a))
-        say_decode(r, l, &a);
+        print_decode(r, l, &a);
     else gpu_note("%s: the card does not choose tokens: steps ahead were not measured", r->label);
     gpu_ops_remove(ops);
 }
@@ -371,7 +371,7 @@ static void close_rig(struct rig *r)
 }
 
 /* Once all has run, a second time takes no memory. */
-static void say_memory(struct rig *r)
+static void print_memory(struct rig *r)
 {
     struct device *d = r->model->kernels->device;
     const size_t before = device_available(d);
@@ -383,7 +383,7 @@ static void say_memory(struct rig *r)
     char name[192];
     snprintf(name, sizeof name, "%s: memory taken by steps after the first of their kind",
              r->label);
-    gpu_say(&(struct gpu_figure){
+    gpu_print_figure(&(struct gpu_figure){
         .name = name,
         .value = before > now ? (double)(before - now) : 0,
         .unit = "bytes",
@@ -471,7 +471,7 @@ int gpu_model_main(const struct gpu_sizes *sizes, int argc, char **argv)
     gpu_limits_measure(sizes, false, &limits);
     open_rig(&r);
     measure_all(&r, &limits);
-    say_memory(&r);
+    print_memory(&r);
     close_rig(&r);
     return 0;
 }

@@ -354,7 +354,7 @@ static void print_op_total(const char *of, const struct op_total *r, const struc
            r->sum.us > 0 ? least * 1e6 / r->sum.us : 0);
 }
 
-void gpu_ops_say(const struct gpu_ops *s, const char *of, const struct gpu_limits *l)
+void gpu_ops_print(const struct gpu_ops *s, const char *of, const struct gpu_limits *l)
 {
     struct op_total *rows = MEM_ARRAY(struct op_total, s->n_calls + 1);
     size_t n = 0, k;

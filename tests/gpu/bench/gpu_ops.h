@@ -54,6 +54,6 @@ void gpu_ops_follow(struct gpu_ops *s, int n_steps);
 void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap);
 
 /* A table of what was measured: calls of equal shape together, the longest first. */
-void gpu_ops_say(const struct gpu_ops *s, const char *of, const struct gpu_limits *l);
+void gpu_ops_print(const struct gpu_ops *s, const char *of, const struct gpu_limits *l);
 
 #endif

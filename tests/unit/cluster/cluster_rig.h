@@ -17,7 +17,7 @@
 
 enum { RIG_TICK_MS = 2, RIG_LONG_MS = 20000 };
 
-struct heard {
+struct received_message {
     uint64_t from, request;
     enum frame_type type;
     uint32_t attempt;
@@ -28,7 +28,7 @@ struct heard {
 struct peer_node {
     struct cluster *c;
     uint64_t id;
-    struct heard *log;
+    struct received_message *log;
     size_t n_log, cap_log;
     uint64_t lost[16];
     size_t n_lost;
@@ -93,8 +93,8 @@ static void peer_on_message(void *arg, const struct cluster_message *m)
         n->cap_log = n->cap_log ? 2 * n->cap_log : 64;
         n->log = mem_realloc(n->log, n->cap_log, sizeof *n->log);
     }
-    struct heard *h = &n->log[n->n_log++];
-    *h = (struct heard){
+    struct received_message *h = &n->log[n->n_log++];
+    *h = (struct received_message){
         .from = m->from, .request = m->request, .type = m->type, .attempt = m->attempt
     };
     buf_add_str(&h->body, m->body);
@@ -157,8 +157,8 @@ __attribute__((unused)) static void peer_meet(struct peer_node *a, const struct 
     cluster_learn(a->c, b->id, "127.0.0.1", cluster_port(b->c));
 }
 
-/* How many messages of `type` not yet taken by heard_take. */
-__attribute__((unused)) static size_t heard_count(const struct peer_node *n, enum frame_type type)
+/* How many messages of `type` not yet taken by received_take. */
+__attribute__((unused)) static size_t received_count(const struct peer_node *n, enum frame_type type)
 {
     size_t count = 0;
     for (size_t i = 0; i < n->n_log; i++) count += n->log[i].type == type && !n->log[i].taken;
@@ -166,7 +166,7 @@ __attribute__((unused)) static size_t heard_count(const struct peer_node *n, enu
 }
 
 /* The oldest message of `type` not yet taken, or NULL. */
-__attribute__((unused)) static struct heard *heard_take(struct peer_node *n, enum frame_type type)
+__attribute__((unused)) static struct received_message *received_take(struct peer_node *n, enum frame_type type)
 {
     for (size_t i = 0; i < n->n_log; i++) {
         if (n->log[i].type != type || n->log[i].taken) continue;

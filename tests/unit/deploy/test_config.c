@@ -275,7 +275,7 @@ TEST(config_environment_and_precedence)
     config_free(c);
 }
 
-static void say(void *arg, const char *sentence)
+static void add_note(void *arg, const char *sentence)
 {
     buf_add_c(arg, sentence);
     buf_add_char(arg, '\n');
@@ -285,15 +285,15 @@ TEST(config_notes_say_what_was_accepted)
 {
     struct buf b = { 0 };
     struct config *c = loaded("--port~1");
-    config_notes(c, say, &b);
+    config_notes(c, add_note, &b);
     CHECK_EQ_INT(b.len, 0);
     setenv("T_SWAP", "4", 1);
     CHECK_OK(config_load_env(c, &err));
-    config_notes(c, say, &b);
+    config_notes(c, add_note, &b);
     CHECK_EQ_STR(b.data, "T_SWAP: there is no swapping.\n");
     buf_clear(&b);
     CHECK_OK(load(c, "--swap-space~8"));
-    config_notes(c, say, &b);
+    config_notes(c, add_note, &b);
     CHECK_EQ_STR(b.data, "--swap-space: there is no swapping.\n");
     config_free(c);
     buf_release(&b);

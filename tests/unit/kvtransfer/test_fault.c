@@ -98,8 +98,8 @@ static struct {
     const struct kvt_env *env;
     int fd;
     uint8_t remote[POOL];
-    struct kvt_message heads[64], said[64];
-    uint32_t n_puts, n_said, n_done;
+    struct kvt_message heads[64], notified[64];
+    uint32_t n_puts, n_notified, n_done;
     uint64_t done[64];
     struct kvt_transport_event next[8];
     uint32_t n_next;
@@ -144,7 +144,7 @@ static void in_abandon(struct kvt_conn *c, uint32_t s, uint64_t g) { (void)c, (v
 static enum status in_notify(struct kvt_conn *c, const struct kvt_message *m)
 {
     (void)c;
-    in.said[in.n_said++] = *m;
+    in.notified[in.n_notified++] = *m;
     return OK;
 }
 static enum status in_fence(struct kvt_conn *c)
@@ -274,14 +274,14 @@ static uint32_t n_wrong(bool staged)
     return n;
 }
 
-static void say(enum kvt_message_kind kind, uint64_t generation)
+static void send_message(enum kvt_message_kind kind, uint64_t generation)
 {
     struct kvt_message m = { .kind = kind, .generation = generation };
     if (kind == KVT_MSG_NOTE) m.n = 2, m.sums[0] = 5, m.sums[1] = 6;
     CHECK_OK(f.c->t->ops->notify(f.c, &m));
 }
 
-static void hear(enum kvt_message_kind kind)
+static void receive_message(enum kvt_message_kind kind)
 {
     in.next[in.n_next++] = (struct kvt_transport_event){
         .kind = KVT_MESSAGE,
@@ -312,10 +312,10 @@ TEST(fault_nothing_is_changed_without_a_fault)
         CHECK_EQ_INT(f.got[f.n_got - 1].tag, 77);
         CHECK(f.got[f.n_got - 1].conn == f.c);
     }
-    say(KVT_MSG_NOTE, 10);
-    CHECK_EQ_INT(in.n_said, 1);
-    CHECK(in.said[0].generation == 10 && in.said[0].sums[0] == 5 && in.said[0].sums[1] == 6);
-    hear(KVT_MSG_OPENED);
+    send_message(KVT_MSG_NOTE, 10);
+    CHECK_EQ_INT(in.n_notified, 1);
+    CHECK(in.notified[0].generation == 10 && in.notified[0].sums[0] == 5 && in.notified[0].sums[1] == 6);
+    receive_message(KVT_MSG_OPENED);
     CHECK_EQ_INT(f.got[f.n_got - 1].message.kind, KVT_MSG_OPENED);
     in.put_status = ERR_BUSY;
     CHECK_STATUS(put(1, false), ERR_BUSY);
@@ -343,10 +343,10 @@ TEST(fault_flip_changes_one_bit_of_what_is_written)
         poll_once();
         f.n_got = 0;
     }
-    say(KVT_MSG_NOTE, 10);
-    CHECK(__builtin_popcountll((in.said[0].sums[0] ^ 5) | (in.said[0].sums[1] ^ 6)) == 1);
-    say(KVT_MSG_STOPPED, 10); /* has nothing that could be flipped */
-    CHECK_EQ_INT(in.said[1].generation, 10);
+    send_message(KVT_MSG_NOTE, 10);
+    CHECK(__builtin_popcountll((in.notified[0].sums[0] ^ 5) | (in.notified[0].sums[1] ^ 6)) == 1);
+    send_message(KVT_MSG_STOPPED, 10); /* has nothing that could be flipped */
+    CHECK_EQ_INT(in.notified[1].generation, 10);
     CHECK_EQ_INT(injected("flip"), 201);
     /* the source is untouched */
     for (int i = 0; i < POOL; i++) CHECK_EQ_INT(((uint8_t *)f.mem.ptr)[i], (uint8_t)(i * 7 + 1));
@@ -399,18 +399,18 @@ TEST(fault_drop_duplicate_stale)
     poll_once();
     CHECK_EQ_INT(n_got(KVT_PUT_DONE), 3); /* put_done counts those the row told: of 2, 3 and 4, and
                                            * the third is lost */
-    say(KVT_MSG_NOTE, 10);
-    CHECK_EQ_INT(in.n_said, 0);
-    say(KVT_MSG_NOTE, 10);
-    CHECK_EQ_INT(in.n_said, 2);
-    say(KVT_MSG_FINISH, 10);
-    CHECK_EQ_INT(in.said[2].generation, 9);
+    send_message(KVT_MSG_NOTE, 10);
+    CHECK_EQ_INT(in.n_notified, 0);
+    send_message(KVT_MSG_NOTE, 10);
+    CHECK_EQ_INT(in.n_notified, 2);
+    send_message(KVT_MSG_FINISH, 10);
+    CHECK_EQ_INT(in.notified[2].generation, 9);
     f.n_got = 0;
-    hear(KVT_MSG_OPENED);
+    receive_message(KVT_MSG_OPENED);
     CHECK_EQ_INT(f.n_got, 0);
-    hear(KVT_MSG_OPENED);
+    receive_message(KVT_MSG_OPENED);
     CHECK_EQ_INT(f.n_got, 2);
-    hear(KVT_MSG_DONE);
+    receive_message(KVT_MSG_DONE);
     CHECK_EQ_INT(f.got[2].message.generation, 9);
     CHECK_EQ_INT(injected("drop"), 4);
     CHECK_EQ_INT(injected("duplicate"), 3);
@@ -424,16 +424,16 @@ TEST(fault_delay_keeps_the_order)
     f.n_got = 0;
     uint64_t t0 = clock_ms();
     CHECK_OK(put(1, false));
-    say(KVT_MSG_NOTE, 10);
+    send_message(KVT_MSG_NOTE, 10);
     CHECK_OK(put(2, false));
-    CHECK_EQ_INT(in.n_puts + in.n_said, 0);
-    hear(KVT_MSG_OPENED);
-    hear(KVT_MSG_STOP);
+    CHECK_EQ_INT(in.n_puts + in.n_notified, 0);
+    receive_message(KVT_MSG_OPENED);
+    receive_message(KVT_MSG_STOP);
     CHECK_EQ_INT(f.n_got, 0);
     poll_for(3); /* OPENED, STOP, the first PUT_DONE */
     CHECK(clock_ms() >= t0 + 60);
     CHECK_EQ_INT(in.n_puts, 2);
-    CHECK_EQ_INT(in.n_said, 1);
+    CHECK_EQ_INT(in.n_notified, 1);
     uint32_t opened = 0, stop = 0;
     poll_for(4);
     CHECK(clock_ms() >= t0 + 120);
@@ -455,16 +455,16 @@ TEST(fault_reorder_lets_the_next_pass)
     start("at=put:1:reorder,at=note:3:reorder,at=opened:1:reorder", 0);
     CHECK_OK(put(1, false));
     CHECK_EQ_INT(in.n_puts, 0);
-    say(KVT_MSG_NOTE, 10);
-    CHECK(in.n_puts == 1 && in.n_said == 1);
-    say(KVT_MSG_NOTE, 11);
-    say(KVT_MSG_NOTE, 12);
-    CHECK_EQ_INT(in.n_said, 2);
-    say(KVT_MSG_FINISH, 12);
-    CHECK(in.n_said == 4 && in.said[2].kind == KVT_MSG_FINISH && in.said[3].kind == KVT_MSG_NOTE);
+    send_message(KVT_MSG_NOTE, 10);
+    CHECK(in.n_puts == 1 && in.n_notified == 1);
+    send_message(KVT_MSG_NOTE, 11);
+    send_message(KVT_MSG_NOTE, 12);
+    CHECK_EQ_INT(in.n_notified, 2);
+    send_message(KVT_MSG_FINISH, 12);
+    CHECK(in.n_notified == 4 && in.notified[2].kind == KVT_MSG_FINISH && in.notified[3].kind == KVT_MSG_NOTE);
     f.n_got = 0;
-    hear(KVT_MSG_OPENED);
-    hear(KVT_MSG_STOP);
+    receive_message(KVT_MSG_OPENED);
+    receive_message(KVT_MSG_STOP);
     poll_for(3);
     CHECK(f.got[f.n_got - 2].message.kind == KVT_MSG_STOP &&
           f.got[f.n_got - 1].message.kind == KVT_MSG_OPENED);
@@ -502,7 +502,7 @@ TEST(fault_disconnect_is_down_once)
     poll_once();
     poll_once();
     CHECK_EQ_INT(n_got(KVT_DOWN), 1);
-    hear(KVT_MSG_OPEN);
+    receive_message(KVT_MSG_OPEN);
     CHECK_EQ_INT(n_got(KVT_MESSAGE), 0);
     in.fence_status = ERR_BUSY;
     CHECK_STATUS(f.c->t->ops->fence(f.c), ERR_BUSY);

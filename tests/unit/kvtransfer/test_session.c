@@ -11,8 +11,8 @@
 
 enum { TOKENS = 40, BLOCKS = 3 };
 
-static struct kvt_message said[64];
-static size_t n_said, n_puts, n_abandoned;
+static struct kvt_message sent[64];
+static size_t n_sent, n_puts, n_abandoned;
 static struct kvt_put last_put;
 static enum status put_status, notify_status;
 
@@ -31,7 +31,7 @@ static void fake_abandon(struct kvt_conn *c, uint32_t s, uint64_t g)
 static enum status fake_notify(struct kvt_conn *c, const struct kvt_message *m)
 {
     (void)c;
-    if (notify_status == OK && n_said < COUNT_OF(said)) said[n_said++] = *m;
+    if (notify_status == OK && n_sent < COUNT_OF(sent)) sent[n_sent++] = *m;
     return notify_status;
 }
 static enum status fake_flush(struct kvt_transport *t)
@@ -125,7 +125,7 @@ static void send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t b
     kvt_send_add(c, id, &(struct kvt_token_range){ layer, begin, end, 0 }, blocks);
 }
 
-static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind,
+static void deliver(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind,
                  struct kvt_message m)
 {
     m.kind = kind;
@@ -144,7 +144,7 @@ static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, 
         m.sums[i] = kvt_plan_checksum(&all, s->core.pool, layer, blocks[first + i],
                                       kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
                                       s->core.scratch);
-    tell(s, g, KVT_MSG_NOTE, m);
+    deliver(s, g, KVT_MSG_NOTE, m);
 }
 
 TEST(session_receives_when_every_piece_is_verified)
@@ -153,19 +153,19 @@ TEST(session_receives_when_every_piece_is_verified)
     struct buf grant = { 0 };
     side_init(&s);
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
-    CHECK_EQ_INT(said[0].kind, KVT_MSG_OPENED);
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    CHECK_EQ_INT(sent[0].kind, KVT_MSG_OPENED);
     note(&s, &g, 1, 0, 1);
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 1, 2);
     CHECK_EQ_INT(n_events, 0);
-    tell(&s, &g, KVT_MSG_FINISH,
+    deliver(&s, &g, KVT_MSG_FINISH,
          (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
     CHECK_EQ_INT(events[0].link_speed, 12500000000);
-    CHECK_EQ_INT(said[1].kind, KVT_MSG_DONE);
-    tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 }); /* late: of a session that is over */
+    CHECK_EQ_INT(sent[1].kind, KVT_MSG_DONE);
+    deliver(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 }); /* late: of a session that is over */
     CHECK_EQ_INT(n_events, 1);
     buf_release(&grant);
     side_release(&s);
@@ -177,22 +177,22 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     struct buf grant = { 0 };
     side_init(&s);
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     struct kvt_message bad = { .layer = 0, .first = 0, .n = 1, .bytes = 8, .sums = { 42 } };
-    tell(&s, &g, KVT_MSG_NOTE, bad);
+    deliver(&s, &g, KVT_MSG_NOTE, bad);
     CHECK_EQ_INT(n_events, 0); /* the writer may be giving up */
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 0, 3);
-    tell(&s, &g, KVT_MSG_FINISH,
+    deliver(&s, &g, KVT_MSG_FINISH,
          (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
-    CHECK_EQ_INT(said[1].kind, KVT_MSG_STOP);
+    CHECK_EQ_INT(sent[1].kind, KVT_MSG_STOP);
     note(&s, &g, 0, 0, 1);
     kvt_recv_cancel(&s.core, 1);
     CHECK_EQ_INT(n_events, 1); /* no FENCED before the writer says so */
-    tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
+    deliver(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
     CHECK_EQ_INT(n_events, 2);
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
     kvt_recv_cancel(&s.core, 1);
@@ -212,10 +212,10 @@ TEST(session_doubts_a_wrong_checksum_for_a_moment)
     side_init(&s);
     s.core.stall_ms = 60000;
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
-    tell(&s, &g, KVT_MSG_NOTE, bad);
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    deliver(&s, &g, KVT_MSG_NOTE, bad);
     kvt_recv_tick(&s.core, clock_ms() + KVT_DOUBT_MS / 2);
-    tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_CANCELED });
+    deliver(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_CANCELED });
     CHECK_EQ_INT(n_events, 2);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CANCELED);
@@ -225,8 +225,8 @@ TEST(session_doubts_a_wrong_checksum_for_a_moment)
                  0);
 
     g = claim(&s, 2, (buf_clear(&grant), &grant));
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
-    tell(&s, &g, KVT_MSG_NOTE, bad);
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    deliver(&s, &g, KVT_MSG_NOTE, bad);
     kvt_recv_tick(&s.core, clock_ms() + KVT_DOUBT_MS + 100);
     CHECK_EQ_INT(n_events, 3);
     CHECK_STATUS(events[2].status, ERR_CHECKSUM);
@@ -245,27 +245,27 @@ TEST(session_repeats_a_stop_that_is_not_answered)
     struct buf grant = { 0 };
     side_init(&s);
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
     kvt_recv_cancel(&s.core, 1);
     uint64_t now = clock_ms();
-    n_said = 0;
+    n_sent = 0;
     kvt_recv_tick(&s.core, now + KVT_STOP_AGAIN_MS / 2);
-    CHECK_EQ_INT(n_said, 0);
+    CHECK_EQ_INT(n_sent, 0);
     for (uint64_t after = 0; after < 10 * KVT_STOP_AGAIN_MS; after += 50)
         kvt_recv_tick(&s.core, now + after);
-    CHECK_EQ_INT(n_said, 4); /* after 1, 2, 4 and 8 times the pause */
-    CHECK_EQ_INT(said[3].kind, KVT_MSG_STOP);
-    CHECK_EQ_INT(said[3].generation, g.generation);
+    CHECK_EQ_INT(n_sent, 4); /* after 1, 2, 4 and 8 times the pause */
+    CHECK_EQ_INT(sent[3].kind, KVT_MSG_STOP);
+    CHECK_EQ_INT(sent[3].generation, g.generation);
     uint64_t day = 24 * 3600 * 1000;
-    n_said = 0;
+    n_sent = 0;
     for (uint64_t i = 0; i < 40; i++) kvt_recv_tick(&s.core, now + day + 50 * i);
-    CHECK_EQ_INT(n_said, 13); /* those of 16 s to 18 h, one per tick, and then the next is due after
+    CHECK_EQ_INT(n_sent, 13); /* those of 16 s to 18 h, one per tick, and then the next is due after
                                * 36 h */
-    n_said = 4;
-    tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
+    n_sent = 4;
+    deliver(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
     CHECK_EQ_INT(events[n_events - 1].kind, KVT_FENCED);
     kvt_recv_tick(&s.core, now + 100 * KVT_STOP_AGAIN_MS);
-    CHECK_EQ_INT(n_said, 4);
+    CHECK_EQ_INT(n_sent, 4);
     buf_release(&grant);
     side_release(&s);
 }
@@ -279,19 +279,19 @@ TEST(session_refuses_pieces_out_of_order_missing_or_twice)
         struct side s;
         struct buf grant = { 0 };
         side_init(&s);
-        n_events = n_said = 0;
+        n_events = n_sent = 0;
         struct kvt_grant_msg g = claim(&s, 1, &grant);
-        tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+        deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
         if (i < COUNT_OF(bad)) {
             note(&s, &g, bad[i].layer < 2 ? bad[i].layer : 0, 0, 0);
             struct kvt_message m = { .layer = bad[i].layer, .first = bad[i].first, .n = bad[i].n };
-            tell(&s, &g, KVT_MSG_NOTE, m);
+            deliver(&s, &g, KVT_MSG_NOTE, m);
         } else if (i == COUNT_OF(bad)) {
             note(&s, &g, 0, 0, 2);
             note(&s, &g, 0, 0, 2);
         } else {
             note(&s, &g, 0, 0, 3);
-            tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
+            deliver(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
         }
         CHECK_EQ_INT(n_events, 1);
         CHECK_STATUS(events[0].status, ERR_FORMAT);
@@ -320,7 +320,7 @@ TEST(session_scatter_follows_the_session)
         .bytes = kv_layout_piece_bytes(&s.core.layout),
     };
     CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 0, iov, 8), 0); /* not opened */
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 0, iov, 8), 1);
     CHECK(iov[0].iov_base == s.core.pool + kv_layout_offset(&s.core.layout, 0, 5));
     kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes
@@ -329,7 +329,7 @@ TEST(session_scatter_follows_the_session)
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
     CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 100, iov, 8), 0);
     g = claim(&s, 2, (buf_clear(&grant), &grant));
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     note(&s, &g, 0, 0, 1); /* announced, but nothing was placed */
     CHECK_STATUS(events[2].status, ERR_FORMAT);
     buf_release(&grant);
@@ -387,7 +387,7 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     answer(&s, send, KVT_MSG_OPENED, OK);
     CHECK(kvt_send_pump(&s.core, &s.peer));
     CHECK_EQ_INT(last_put.head.n, 1); /* 20 tokens: one full block */
-    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE);
+    CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_NOTE);
     send_add(&s.core, 9, 0, 20, TOKENS, src);
     put_status = ERR_BUSY;
     CHECK(!kvt_send_pump(&s.core, &s.peer));
@@ -400,13 +400,13 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     kvt_send_pump(&s.core, &s.peer);
     CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
     for (uint64_t i = 0; i < 3; i++) {
-        CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE); /* no FINISH while a put can still be
+        CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_NOTE); /* no FINISH while a put can still be
                                                             * abandoned */
         kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
     }
     CHECK_EQ_INT(send->unfinished, 0);
-    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_FINISH);
-    CHECK_EQ_INT(said[n_said - 1].bytes, kvt_plan_total_bytes(&s.core.layout, TOKENS, 0));
+    CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_FINISH);
+    CHECK_EQ_INT(sent[n_sent - 1].bytes, kvt_plan_total_bytes(&s.core.layout, TOKENS, 0));
     answer(&s, send, KVT_MSG_DONE, OK);
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_SENT);
@@ -433,16 +433,16 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     kvt_send_put_done(&s.core, &s.peer, last_put.tag);
     CHECK_EQ_INT(n_events, 1);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
-    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_STOPPED);
+    CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_STOPPED);
     send_add(&s.core, 9, 1, 0, TOKENS, src); /* late calls of the caller */
     kvt_send_end(&s.core, 9, 0);
     CHECK_EQ_INT(n_events, 1);
     /* STOP of a session that is not known any more is answered all the same */
     struct kvt_message stop = { .kind = KVT_MSG_STOP, .session = 1, .generation = 77 };
-    n_said = 0;
+    n_sent = 0;
     kvt_send_message(&s.core, &s.peer, &stop);
-    CHECK_EQ_INT(said[0].kind, KVT_MSG_STOPPED);
-    CHECK_EQ_INT(said[0].generation, 77);
+    CHECK_EQ_INT(sent[0].kind, KVT_MSG_STOPPED);
+    CHECK_EQ_INT(sent[0].generation, 77);
     buf_release(&grant);
     side_release(&s);
 }
@@ -466,8 +466,8 @@ TEST(session_cancelled_late_says_no_finish)
     CHECK_EQ_INT(n_abandoned, 1);
     kvt_send_put_done(&s.core, &s.peer, last_put.tag);
     CHECK_EQ_INT(events[0].kind, KVT_SEND_FAILED);
-    for (size_t i = 0; i < n_said; i++) CHECK(said[i].kind != KVT_MSG_FINISH);
-    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_STOPPED);
+    for (size_t i = 0; i < n_sent; i++) CHECK(sent[i].kind != KVT_MSG_FINISH);
+    CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_STOPPED);
     buf_release(&grant);
     side_release(&s);
 }
@@ -513,7 +513,7 @@ static void receive_fails(const char *reason, unsigned caps,
     side_init(&s);
     n_events = 0;
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     what(&s, &g);
     CHECK(n_events >= 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
@@ -526,21 +526,21 @@ static void receive_fails(const char *reason, unsigned caps,
 
 static void wrong_sum(struct side *s, const struct kvt_grant_msg *g)
 {
-    tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
-    tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
+    deliver(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
+    deliver(s, g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
 }
 static void no_sums(struct side *s, const struct kvt_grant_msg *g)
 {
-    tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1 });
+    deliver(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1 });
 }
 static void no_such_piece(struct side *s, const struct kvt_grant_msg *g)
 {
-    tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .layer = 2, .n = 1, .bytes = 8 });
+    deliver(s, g, KVT_MSG_NOTE, (struct kvt_message){ .layer = 2, .n = 1, .bytes = 8 });
 }
 static void other_total(struct side *s, const struct kvt_grant_msg *g)
 {
     for (uint32_t layer = 0; layer < 2; layer++) note(s, g, layer, 0, BLOCKS);
-    tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = 1 });
+    deliver(s, g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = 1 });
 }
 static void twice(struct side *s, const struct kvt_grant_msg *g)
 {
@@ -551,7 +551,7 @@ static void too_early(struct side *s, const struct kvt_grant_msg *g) { note(s, g
 static void finish_early(struct side *s, const struct kvt_grant_msg *g)
 {
     note(s, g, 0, 0, BLOCKS);
-    tell(s, g, KVT_MSG_FINISH,
+    deliver(s, g, KVT_MSG_FINISH,
          (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
 }
 static void not_arrived(struct side *s, const struct kvt_grant_msg *g) { note(s, g, 0, 0, 1); }
@@ -603,7 +603,7 @@ static void cancel(struct side *s, const struct kvt_grant_msg *g)
 }
 static void stopped_for(struct side *s, const struct kvt_grant_msg *g)
 {
-    tell(s, g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_NOMEM });
+    deliver(s, g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_NOMEM });
 }
 
 TEST(session_counts_what_a_receiver_died_of)
@@ -635,21 +635,21 @@ TEST(session_counts_what_a_sender_died_of)
     const struct {
         enum status st;
         const char *reason;
-    } told[] = {
+    } stops[] = {
         { ERR_CHECKSUM, "checksum" }, { ERR_STALE, "stale" },       { ERR_FORMAT, "format" },
         { ERR_TIMEOUT, "timeout" },   { ERR_CANCELED, "canceled" },
     };
     registry = metrics_create();
-    for (size_t i = 0; i < COUNT_OF(told); i++) {
+    for (size_t i = 0; i < COUNT_OF(stops); i++) {
         struct side s;
         struct buf grant = { 0 };
         side_init(&s);
         n_events = 0;
         (void)claim(&s, 1, &grant);
         struct kvt_send *send = open_send(&s, 9, &grant);
-        answer(&s, send, KVT_MSG_STOP, told[i].st);
-        CHECK_STATUS(events[0].status, told[i].st);
-        CHECK_EQ_INT(failures("send", told[i].reason), 1);
+        answer(&s, send, KVT_MSG_STOP, stops[i].st);
+        CHECK_STATUS(events[0].status, stops[i].st);
+        CHECK_EQ_INT(failures("send", stops[i].reason), 1);
         buf_release(&grant);
         side_release(&s);
     }
@@ -658,15 +658,15 @@ TEST(session_counts_what_a_sender_died_of)
     side_init(&s);
     struct kvt_grant_msg g = claim(&s, 1, &grant);
     g.generation--;
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
-    CHECK_STATUS(said[n_said - 1].status, ERR_STALE);
-    tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
+    deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    CHECK_STATUS(sent[n_sent - 1].status, ERR_STALE);
+    deliver(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
     CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total",
                                                "reason=\"stale\"", "")),
                  2);
     g.generation++;
     /* live, but not opened over this connection */
-    tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
+    deliver(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
     CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total",
                                                "reason=\"foreign\"", "")),
                  1);
@@ -771,7 +771,7 @@ TEST(session_waits_seconds_for_an_answer)
 
 /* A receiver that says the same again and again moves nothing, so the deadline of what stands still
  * comes all the same. */
-TEST(session_repeated_words_are_no_progress)
+TEST(session_repeated_messages_are_no_progress)
 {
     struct side s;
     struct buf grant = { 0 };
@@ -807,4 +807,4 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
           CASE(session_send_refuses_gaps_and_an_early_done),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of),
           CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_transport),
-          CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_words_are_no_progress))
+          CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_messages_are_no_progress))

@@ -213,12 +213,12 @@ struct attempt {
 };
 
 /* The next message of `type` that any node heard; waits for it. */
-static struct heard *world_expect(struct world *w, enum frame_type type, struct peer_node **who)
+static struct received_message *world_expect(struct world *w, enum frame_type type, struct peer_node **who)
 {
-    struct heard *h = NULL;
+    struct received_message *h = NULL;
     for (uint64_t end = clock_ms() + RIG_LONG_MS; !h;) {
         for (size_t i = 0; i < w->n_nodes && !h; i++) {
-            if (!w->nodes[i] || !(h = heard_take(w->nodes[i], type))) continue;
+            if (!w->nodes[i] || !(h = received_take(w->nodes[i], type))) continue;
             *who = w->nodes[i];
         }
         if (h) break;
@@ -273,7 +273,7 @@ static void reply_finished(struct peer_node *n, const struct attempt *a, uint32_
 
 /* The generation inside a RESERVE, RUN or PREFILL says the prompt and `n_out` tokens already given
  * out. */
-static void check_generation(const struct heard *h, uint32_t n_out)
+static void check_generation(const struct received_message *h, uint32_t n_out)
 {
     struct arena arena;
     struct generation_wire g;
@@ -305,7 +305,7 @@ static struct attempt play_split(struct world *w, struct client *c, enum stage s
                                  uint32_t n_new)
 {
     struct attempt a = { 0 };
-    struct heard *h = world_expect(w, FRAME_ASK_CREDIT, &a.prefill);
+    struct received_message *h = world_expect(w, FRAME_ASK_CREDIT, &a.prefill);
     a.request = h->request;
     a.number = h->attempt;
     if (stage == AT_CREDIT) return a;

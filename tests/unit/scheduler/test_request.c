@@ -37,7 +37,7 @@ TEST(request_split_goes_the_whole_way)
     CHECK_EQ_INT(c.end.trace.n_decode_cached, 16);
     CHECK_EQ_INT(c.end.trace.n_moves, 0);
     CHECK(c.end.trace.first_token_ns > 0 && c.end.trace.total_ns >= c.end.trace.first_token_ns);
-    CHECK_EQ_INT(heard_count(a.prefill, FRAME_CANCEL) + heard_count(a.decode, FRAME_CANCEL), 0);
+    CHECK_EQ_INT(received_count(a.prefill, FRAME_CANCEL) + received_count(a.decode, FRAME_CANCEL), 0);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -45,7 +45,7 @@ TEST(request_split_goes_the_whole_way)
 static struct attempt play_run(struct world *w, struct client *c)
 {
     struct attempt a = { 0 };
-    struct heard *h = world_expect(w, FRAME_RUN, &a.decode);
+    struct received_message *h = world_expect(w, FRAME_RUN, &a.decode);
     a.request = h->request;
     a.number = h->attempt;
     check_generation(h, c->n_tokens);
@@ -101,8 +101,8 @@ TEST(request_waits_for_a_busy_node_and_asks_again)
         CHECK_EQ_INT(c.end.trace.n_moves, 0);
     }
     /* Every given up attempt was told to both. */
-    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == 36);
-    CHECK_EQ_INT(heard_count(w.nodes[1], FRAME_CANCEL), 36);
+    RIG_WAIT(&w.rig, received_count(w.nodes[0], FRAME_CANCEL) == 36);
+    CHECK_EQ_INT(received_count(w.nodes[1], FRAME_CANCEL), 36);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -125,14 +125,14 @@ TEST(request_takes_room_as_soon_as_another_leaves_it)
     for (size_t i = 0; i < CLIENTS; i++) CHECK_OK(client_submit(&w, &c[i], TEN));
     for (size_t i = 0; i < ROOM; i++) a[i] = play_run(&w, &c[i]);
     rig_turn_ms(&w.rig, 150);
-    CHECK_EQ_INT(heard_count(w.nodes[0], FRAME_RUN), 0);
+    CHECK_EQ_INT(received_count(w.nodes[0], FRAME_RUN), 0);
     for (size_t i = 0; i < CLIENTS; i++) {
         if (i % 3) play_rest(&w, &c[i], &a[i], 10);
         else w.be.cancel(w.be.self, c[i].id);
         RIG_WAIT(&w.rig, c[i].n_ended == 1);
         if (i + ROOM < CLIENTS) a[i + ROOM] = play_run(&w, &c[i + ROOM]);
         rig_turn_ms(&w.rig, 30);
-        CHECK_EQ_INT(heard_count(w.nodes[0], FRAME_RUN), 0); /* and no other */
+        CHECK_EQ_INT(received_count(w.nodes[0], FRAME_RUN), 0); /* and no other */
     }
     CHECK_EQ_INT(w.s->nodes[0].placed_seqs, 0);
     CHECK_EQ_INT(w.s->nodes[0].placed_blocks, 0);
@@ -162,7 +162,7 @@ TEST(request_moves_when_the_decode_node_is_lost)
         CHECK_EQ_INT(b.number, 2);
         CHECK(b.decode == w.nodes[2]);
         CHECK_EQ_INT(c.n_tokens, stage == AT_DECODE ? 6 : 2);
-        RIG_WAIT(&w.rig, heard_count(a.prefill, FRAME_CANCEL) == 1);
+        RIG_WAIT(&w.rig, received_count(a.prefill, FRAME_CANCEL) == 1);
         play_rest(&w, &c, &b, 10);
         CHECK_EQ_INT(c.end.trace.n_moves, 1);
         CHECK_EQ_STR(c.end.trace.decode_node, "decode-2");
@@ -186,7 +186,7 @@ TEST(request_moves_when_the_prefill_node_is_lost)
         struct attempt b = play_split(&w, &c, AT_DECODE, 2);
         CHECK_EQ_INT(b.number, 2);
         CHECK(b.prefill == w.nodes[2]);
-        if (a.decode) RIG_WAIT(&w.rig, heard_count(a.decode, FRAME_CANCEL) == 1);
+        if (a.decode) RIG_WAIT(&w.rig, received_count(a.decode, FRAME_CANCEL) == 1);
         play_rest(&w, &c, &b, 10);
         world_check_idle(&w);
         world_close(&w);
@@ -325,7 +325,7 @@ TEST(request_moves_when_a_token_is_missing)
                                                           * none */
     CHECK_EQ_INT(b.number, 2);
     CHECK_EQ_INT(c.n_tokens, 5);
-    RIG_WAIT(&w.rig, heard_count(a.decode, FRAME_CANCEL) == 1);
+    RIG_WAIT(&w.rig, received_count(a.decode, FRAME_CANCEL) == 1);
     play_rest(&w, &c, &b, 10);
     world_check_idle(&w);
     world_close(&w);
@@ -379,8 +379,8 @@ TEST(request_cancel_in_every_state_tells_the_nodes)
         CHECK_EQ_INT(c.n_ended, 0); /* not from inside cancel */
         RIG_WAIT(&w.rig, c.n_ended == 1);
         CHECK_STATUS(c.end.status, ERR_CANCELED);
-        RIG_WAIT(&w.rig, heard_count(a.prefill, FRAME_CANCEL) == 1);
-        if (a.decode) RIG_WAIT(&w.rig, heard_count(a.decode, FRAME_CANCEL) == 1);
+        RIG_WAIT(&w.rig, received_count(a.prefill, FRAME_CANCEL) == 1);
+        if (a.decode) RIG_WAIT(&w.rig, received_count(a.decode, FRAME_CANCEL) == 1);
         w.be.cancel(w.be.self, c.id); /* unknown by now */
         world_check_idle(&w);
         world_close(&w);
@@ -439,8 +439,8 @@ TEST(request_deadline_ends_it_in_every_state)
     }
     RIG_WAIT(&w.rig, c[0].n_ended && c[1].n_ended && c[2].n_ended && c[3].n_ended);
     for (int i = 0; i < 4; i++) CHECK_STATUS(c[i].end.status, ERR_TIMEOUT);
-    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == 4 &&
-                         heard_count(w.nodes[1], FRAME_CANCEL) == 4);
+    RIG_WAIT(&w.rig, received_count(w.nodes[0], FRAME_CANCEL) == 4 &&
+                         received_count(w.nodes[1], FRAME_CANCEL) == 4);
     world_check_idle(&w);
     world_close(&w);
     world_open(&w, "", 60000);
@@ -508,7 +508,7 @@ TEST(request_whose_transfers_keep_failing_is_not_split)
     CHECK(a.decode == w.nodes[1]);
     reply_failed(a.decode, &a, ERR_INVALID);
     RIG_WAIT(&w.rig, c.n_ended == 1);
-    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == REQUEST_SPLITS_MAX);
+    RIG_WAIT(&w.rig, received_count(w.nodes[0], FRAME_CANCEL) == REQUEST_SPLITS_MAX);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -526,7 +526,7 @@ TEST(request_at_fault_fails_at_once)
         RIG_WAIT(&w.rig, c.n_ended == 1);
         CHECK_STATUS(c.end.status, faults[i]);
         /* the credit comes back */
-        RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == i + 1);
+        RIG_WAIT(&w.rig, received_count(w.nodes[0], FRAME_CANCEL) == i + 1);
     }
     world_check_idle(&w);
     world_close(&w);
@@ -564,8 +564,8 @@ TEST(request_prompt_logprobs_come_before_the_tokens)
     CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 10, .prompt_logprobs = true }));
     struct attempt a = { 0 };
     RIG_WAIT(&w.rig,
-             heard_count(w.nodes[0], FRAME_ASK_CREDIT) + heard_count(w.nodes[1], FRAME_RUN) > 0);
-    bool split = heard_count(w.nodes[0], FRAME_ASK_CREDIT) > 0;
+             received_count(w.nodes[0], FRAME_ASK_CREDIT) + received_count(w.nodes[1], FRAME_RUN) > 0);
+    bool split = received_count(w.nodes[0], FRAME_ASK_CREDIT) > 0;
     a = split ? play_split(&w, &c, AT_PREFILL, 0) : play_run(&w, &c);
     /* on another link than the logprobs, so maybe earlier */
     if (split) reply_tokens(a.decode, &a, 0, 2, FINISH_NONE);
