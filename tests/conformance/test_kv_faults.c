@@ -32,7 +32,7 @@ struct side {
     struct metrics *metrics;
 };
 
-struct bed {
+struct rig {
     const char *transport;
     struct side from, to;
     uint64_t peer, next_id;
@@ -77,7 +77,7 @@ static double total(struct metrics *m, const char *name, const char *label)
     return sum;
 }
 
-static uint64_t injected(const struct bed *b)
+static uint64_t injected(const struct rig *b)
 {
     return (uint64_t)(total(b->from.metrics, "baton_kv_fault_injected_total", "") +
                       total(b->to.metrics, "baton_kv_fault_injected_total", ""));
@@ -136,7 +136,7 @@ struct transfer {
     int32_t src[MOST_BLOCKS], dst[MOST_BLOCKS];
 };
 
-static void transfer_begin(struct bed *b, struct transfer *l, const int32_t *blocks)
+static void transfer_begin(struct rig *b, struct transfer *l, const int32_t *blocks)
 {
     struct node *from = b->from.node, *to = b->to.node;
     struct buf grant = { 0 };
@@ -161,7 +161,7 @@ static void transfer_begin(struct bed *b, struct transfer *l, const int32_t *blo
 
 /* Wait for both ends; true: RECEIVED, and every byte is right. Afterwards the blocks are filled
  * with the canary. */
-static bool transfer_end(struct bed *b, struct transfer *l)
+static bool transfer_end(struct rig *b, struct transfer *l)
 {
     struct node *from = b->from.node, *to = b->to.node;
     (void)either(from, KVT_SENT, KVT_SEND_FAILED, l->id);
@@ -182,7 +182,7 @@ static bool transfer_end(struct bed *b, struct transfer *l)
 
 /* One transfer after the other, so that each is known to be hit or not. `damages`: the fault
  * changes what decode would read. */
-static void one_by_one(struct bed *b, bool damages)
+static void one_by_one(struct rig *b, bool damages)
 {
     int32_t blocks[MOST_BLOCKS];
     for (uint32_t i = 0; i < n_transfers(); i++) {
@@ -205,11 +205,11 @@ static void one_by_one(struct bed *b, bool damages)
     }
 }
 
-static struct bed bed_start(const char *transport, const char *sender, const char *receiver)
+static struct rig rig_start(const char *transport, const char *sender, const char *receiver)
 {
     need_transport(transport);
     srand(31);
-    struct bed b = { .transport = transport, .from = side_start(transport, sender), .to = side_start(transport, receiver) };
+    struct rig b = { .transport = transport, .from = side_start(transport, sender), .to = side_start(transport, receiver) };
     int32_t all[POOL_BLOCKS];
     for (int i = 0; i < POOL_BLOCKS; i++) all[i] = i;
     fill_canary(b.to.node, all, POOL_BLOCKS);
@@ -217,7 +217,7 @@ static struct bed bed_start(const char *transport, const char *sender, const cha
     return b;
 }
 
-static void bed_stop(struct bed *b, const char *what)
+static void rig_stop(struct rig *b, const char *what)
 {
     double sent = total(b->to.metrics, "baton_kv_transfer_failures_total", "direction=\"receive\"");
     printf("  %-4s %-10s %u transfers: %u received, %u failed, %llu faults in %u of them, %u "
@@ -237,14 +237,14 @@ static void damage(const char *transport, const char *kind, bool detected)
 {
     char plan[40];
     snprintf(plan, sizeof plan, "seed=11,%s=0.01", kind);
-    struct bed b = bed_start(transport, plan, NULL);
+    struct rig b = rig_start(transport, plan, NULL);
     one_by_one(&b, detected);
     CHECK(b.n_damaged >= n_transfers() / 100);
     if (detected) CHECK_EQ_INT(b.n_failed, b.n_damaged);
     if (strcmp(kind, "flip") == 0)
         CHECK(total(b.to.metrics, "baton_kv_transfer_failures_total", "reason=\"checksum\"") >
               0.5 * b.n_failed);
-    bed_stop(&b, kind);
+    rig_stop(&b, kind);
 }
 
 /* Everything at once on both sides, many transfers at a time, connections lost. Late writes only
@@ -261,7 +261,7 @@ static void everything(const char *transport)
              "disconnect=0.0005%s%s",
              ops->caps & KVT_CAP_SAME_PROCESS ? "" : ",reorder=0.01",
              ops->caps & KVT_CAP_RECEIVER_SCATTERS ? ",late=0.01:3" : "");
-    struct bed b = bed_start(
+    struct rig b = rig_start(
         transport, plan,
         "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");
     for (uint32_t i = 0; i < n_transfers() / TRANSFERS_AT_ONCE; i++) {
@@ -283,14 +283,14 @@ static void everything(const char *transport)
         clear_events(b.to.node);
     }
     CHECK(b.n_failed > 0 && b.n_received > b.n_failed);
-    bed_stop(&b, "everything");
+    rig_stop(&b, "everything");
 }
 
 /* The receiver ends the connection while its writer lives and writes: the writer hears of it,
  * stops, and the blocks come back. */
 static void dropped_writer(const char *transport)
 {
-    struct bed b = bed_start(transport, NULL,
+    struct rig b = rig_start(transport, NULL,
                              "at=note:3:disconnect,at=opened:2:disconnect,at=open:3:disconnect");
     for (int i = 0; i < 4; i++) {
         struct transfer l;
@@ -303,7 +303,7 @@ static void dropped_writer(const char *transport)
         clear_events(b.from.node);
         clear_events(b.to.node);
     }
-    bed_stop(&b, "dropped");
+    rig_stop(&b, "dropped");
 }
 
 #define TRANSPORT(transport)                                                                                   \

@@ -63,7 +63,7 @@ static void check_untouched(struct node *n, const uint8_t *before)
 
 /* ---- the five references ---- */
 
-struct bed {
+struct rig {
     struct node *from, *other, *to;
     uint64_t peer, other_peer;
     struct buf grant, again;
@@ -72,13 +72,13 @@ struct bed {
     uint8_t *before;
 };
 
-enum { BED_TOKENS = 8 * 16 };
+enum { RIG_TOKENS = 8 * 16 };
 
-static struct bed bed_make(const char *transport)
+static struct rig rig_make(const char *transport)
 {
     need_transport(transport);
     struct node_options o = options(transport);
-    struct bed b = { .metrics = metrics_create() };
+    struct rig b = { .metrics = metrics_create() };
     o.metrics = b.metrics;
     b.from = node_start(options(transport));
     b.other = node_start(options(transport));
@@ -93,13 +93,13 @@ static struct bed bed_make(const char *transport)
     return b;
 }
 
-static void bed_snapshot(struct bed *b)
+static void rig_snapshot(struct rig *b)
 {
     mem_free(b->before);
     b->before = mem_dup(b->to->mem.ptr, kv_layout_pool_bytes(&b->to->layout));
 }
 
-static void bed_free(struct bed *b)
+static void rig_free(struct rig *b)
 {
     node_stop(b->from);
     node_stop(b->other);
@@ -110,7 +110,7 @@ static void bed_free(struct bed *b)
     mem_free(b->before);
 }
 
-static void fails_with(struct bed *b, struct node *from, uint64_t id, enum status st)
+static void fails_with(struct rig *b, struct node *from, uint64_t id, enum status st)
 {
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, id, 5000).status, st);
     CHECK_EQ_INT(node_count(from, KVT_SENT, id), 0);
@@ -118,7 +118,7 @@ static void fails_with(struct bed *b, struct node *from, uint64_t id, enum statu
     if (b->before) check_untouched(b->to, b->before);
 }
 
-static uint64_t dropped_stale(struct bed *b)
+static uint64_t dropped_stale(struct rig *b)
 {
     return counter_value(
         metrics_counter(b->metrics, "baton_kv_transfer_dropped_total", "reason=\"stale\"", ""));
@@ -127,10 +127,10 @@ static uint64_t dropped_stale(struct bed *b)
 /* 1: a session, a generation, a peer that nobody knows. */
 static void unknown_reference(const char *transport)
 {
-    struct bed b = bed_make(transport);
+    struct rig b = rig_make(transport);
     struct kvt_grant_msg g;
-    bed_snapshot(&b);
-    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    rig_snapshot(&b);
+    grant_of(b.to, 1, b.dst, RIG_TOKENS, &b.grant);
     CHECK_OK(kvt_grant_decode(buf_str(&b.grant), &g, NULL));
     const struct kvt_grant_msg wrong[] = { { .session = g.session + 1, .generation = g.generation },
                                            { .session = UINT32_MAX, .generation = g.generation },
@@ -142,94 +142,94 @@ static void unknown_reference(const char *transport)
         m.session = wrong[i].session;
         m.generation = wrong[i].generation;
         kvt_grant_encode(&m, b.dst, &bent);
-        send_all(b.from, 10 + i, b.peer, &bent, b.src, BED_TOKENS);
+        send_all(b.from, 10 + i, b.peer, &bent, b.src, RIG_TOKENS);
         fails_with(&b, b.from, 10 + i, ERR_STALE);
         buf_release(&bent);
     }
     CHECK_EQ_INT(dropped_stale(&b), COUNT_OF(wrong));
-    send_all(b.from, 20, b.peer + 1, &b.grant, b.src, BED_TOKENS);
+    send_all(b.from, 20, b.peer + 1, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.from, 20, ERR_PEER_LOST);
-    send_all(b.from, 1, b.peer, &b.grant, b.src, BED_TOKENS); /* the true one still works */
+    send_all(b.from, 1, b.peer, &b.grant, b.src, RIG_TOKENS); /* the true one still works */
     node_wait(b.to, KVT_RECEIVED, 1, 5000);
-    check_blocks_hold(b.to, 1, b.dst, 0, BED_TOKENS, 0xcc);
-    bed_free(&b);
+    check_blocks_hold(b.to, 1, b.dst, 0, RIG_TOKENS, 0xcc);
+    rig_free(&b);
 }
 
 /* 2: blocks that no pool has, on either side. */
 static void blocks_out_of_range(const char *transport)
 {
-    struct bed b = bed_make(transport);
+    struct rig b = rig_make(transport);
     struct kvt_grant_msg g;
     int32_t bad[8];
     const int32_t values[] = { POOL_BLOCKS, -1, INT32_MAX, INT32_MIN };
-    bed_snapshot(&b);
+    rig_snapshot(&b);
     for (uint64_t i = 0; i < COUNT_OF(values); i++) {
         struct buf bent = { 0 };
         memcpy(bad, b.dst, sizeof bad);
         bad[i] = values[i];
-        CHECK_STATUS(kvt_expect(b.to->kvt, 1, bad, 8, 0, BED_TOKENS, &bent), ERR_INVALID);
+        CHECK_STATUS(kvt_expect(b.to->kvt, 1, bad, 8, 0, RIG_TOKENS, &bent), ERR_INVALID);
         CHECK_EQ_INT(bent.len, 0);
-        grant_of(b.to, 10 + i, b.dst, BED_TOKENS, &b.grant);
+        grant_of(b.to, 10 + i, b.dst, RIG_TOKENS, &b.grant);
         CHECK_OK(kvt_grant_decode(buf_str(&b.grant), &g, NULL));
         kvt_grant_encode(&g, bad, &bent);
-        send_all(b.from, 10 + i, b.peer, &bent, b.src, BED_TOKENS);
+        send_all(b.from, 10 + i, b.peer, &bent, b.src, RIG_TOKENS);
         fails_with(&b, b.from, 10 + i, ERR_FORMAT);
         memcpy(bad, b.src, sizeof bad);
         bad[i] = values[i];
         /* the true grant, a source that is not there */
-        send_all(b.from, 20 + i, b.peer, &b.grant, bad, BED_TOKENS);
+        send_all(b.from, 20 + i, b.peer, &b.grant, bad, RIG_TOKENS);
         fails_with(&b, b.from, 20 + i, ERR_INVALID);
         node_wait(b.to, KVT_RECEIVE_FAILED, 10 + i, 5000);
         node_wait(b.to, KVT_FENCED, 10 + i, 5000);
         check_untouched(b.to, b.before);
         buf_release(&bent);
     }
-    bed_free(&b);
+    rig_free(&b);
 }
 
 /* 3: a grant that was used. */
 static void consumed_reference(const char *transport)
 {
-    struct bed b = bed_make(transport);
-    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
-    send_all(b.from, 1, b.peer, &b.grant, b.src, BED_TOKENS);
+    struct rig b = rig_make(transport);
+    grant_of(b.to, 1, b.dst, RIG_TOKENS, &b.grant);
+    send_all(b.from, 1, b.peer, &b.grant, b.src, RIG_TOKENS);
     node_wait(b.to, KVT_RECEIVED, 1, 5000);
-    bed_snapshot(&b);
+    rig_snapshot(&b);
     /* by another, with other bytes */
-    send_all(b.other, 2, b.other_peer, &b.grant, b.src, BED_TOKENS);
+    send_all(b.other, 2, b.other_peer, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.other, 2, ERR_STALE);
     fill(b.from, 3, b.src, 8);
-    send_all(b.from, 3, b.peer, &b.grant, b.src, BED_TOKENS); /* and by the same */
+    send_all(b.from, 3, b.peer, &b.grant, b.src, RIG_TOKENS); /* and by the same */
     fails_with(&b, b.from, 3, ERR_STALE);
     CHECK_EQ_INT(node_count(b.to, KVT_RECEIVED, 1), 1);
-    bed_free(&b);
+    rig_free(&b);
 }
 
 /* 4: a grant whose blocks are another transfer's by now: before it begins, in its middle, after
  * it. */
 static void stale_reference_after_reuse(const char *transport)
 {
-    struct bed b = bed_make(transport);
-    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    struct rig b = rig_make(transport);
+    grant_of(b.to, 1, b.dst, RIG_TOKENS, &b.grant);
     kvt_expect_cancel(b.to->kvt, 1);
     node_wait(b.to, KVT_FENCED, 1, 5000);
-    grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again); /* the same blocks, and as a rule the same
+    grant_of(b.to, 2, b.dst, RIG_TOKENS, &b.again); /* the same blocks, and as a rule the same
                                                      * slot */
-    send_all(b.from, 10, b.peer, &b.grant, b.src, BED_TOKENS);
+    send_all(b.from, 10, b.peer, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.from, 10, ERR_STALE);
     open_send(b.other, 2, b.other_peer, &b.again);
-    ready(b.other, 2, b.src, 0, BED_TOKENS / 2);
-    send_all(b.from, 11, b.peer, &b.grant, b.src, BED_TOKENS);
+    ready(b.other, 2, b.src, 0, RIG_TOKENS / 2);
+    send_all(b.from, 11, b.peer, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.from, 11, ERR_STALE);
-    ready(b.other, 2, b.src, BED_TOKENS / 2, BED_TOKENS);
+    ready(b.other, 2, b.src, RIG_TOKENS / 2, RIG_TOKENS);
     kvt_send_finish(b.other->kvt, 2);
     node_wait(b.to, KVT_RECEIVED, 2, 5000);
-    check_blocks_hold(b.to, 2, b.dst, 0, BED_TOKENS, 0xcc);
-    bed_snapshot(&b);
-    send_all(b.from, 12, b.peer, &b.grant, b.src, BED_TOKENS);
+    check_blocks_hold(b.to, 2, b.dst, 0, RIG_TOKENS, 0xcc);
+    rig_snapshot(&b);
+    send_all(b.from, 12, b.peer, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.from, 12, ERR_STALE);
     CHECK(dropped_stale(&b) >= 3);
-    bed_free(&b);
+    rig_free(&b);
 }
 
 /* Stop a node's transfer thread in its next event, and bring that event about. */
@@ -251,13 +251,13 @@ static void release(struct node *n) { pthread_mutex_unlock(&n->lock); }
  * and hold that other's bytes in the end. */
 static void late_write(const char *transport, bool fenced_without_writer)
 {
-    struct bed b = bed_make(transport);
-    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    struct rig b = rig_make(transport);
+    grant_of(b.to, 1, b.dst, RIG_TOKENS, &b.grant);
     open_send(b.from, 1, b.peer, &b.grant);
     ready(b.from, 1, b.src, 0, 32);
     pause_ms(30);
     hold(b.from, 99);
-    ready(b.from, 1, b.src, 32, BED_TOKENS);
+    ready(b.from, 1, b.src, 32, RIG_TOKENS);
     kvt_send_finish(b.from->kvt, 1);
     kvt_expect_cancel(b.to->kvt, 1);
     node_wait(b.to, KVT_RECEIVE_FAILED, 1, 5000);
@@ -269,15 +269,15 @@ static void late_write(const char *transport, bool fenced_without_writer)
     }
     /* from FENCED on it is ours */
     memset(b.to->mem.ptr, 0xcc, kv_layout_pool_bytes(&b.to->layout));
-    grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again);
-    send_all(b.other, 2, b.other_peer, &b.again, b.src, BED_TOKENS);
+    grant_of(b.to, 2, b.dst, RIG_TOKENS, &b.again);
+    send_all(b.other, 2, b.other_peer, &b.again, b.src, RIG_TOKENS);
     node_wait(b.to, KVT_RECEIVED, 2, 5000);
     if (fenced_without_writer) release(b.from);
     CHECK_STATUS(node_wait(b.from, KVT_SEND_FAILED, 1, 5000).status, ERR_CANCELED);
     pause_ms(50);
-    check_blocks_hold(b.to, 2, b.dst, 0, BED_TOKENS, 0xcc);
+    check_blocks_hold(b.to, 2, b.dst, 0, RIG_TOKENS, 0xcc);
     CHECK_EQ_INT(node_count(b.to, KVT_FENCED, 1), 1);
-    bed_free(&b);
+    rig_free(&b);
 }
 
 /* ---- checksums off ---- */
