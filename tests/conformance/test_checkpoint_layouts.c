@@ -21,7 +21,7 @@ static struct str config_of(const char *name, struct buf *b)
 }
 
 /* [rows, columns] → [columns, rows] */
-static void transpose(struct sheet_tensor *t)
+static void transpose(struct checkpoint_tensor *t)
 {
     size_t rows = t->shape[0], columns = t->shape[1], element = dtype_block_bytes(t->dtype);
     uint8_t *to = mem_calloc(1, t->bytes);
@@ -35,79 +35,79 @@ static void transpose(struct sheet_tensor *t)
 }
 
 /* Rows of the parts "<stem><part>.weight", one after the other, as "<stem><whole>.weight". */
-static void join(struct sheet *s, const char *stem, const char *const *parts, size_t n,
+static void join(struct checkpoint *s, const char *stem, const char *const *parts, size_t n,
                  const char *whole)
 {
-    struct sheet_tensor *from[3];
+    struct checkpoint_tensor *from[3];
     uint64_t shape[2] = { 0, 0 };
     char name[160];
     for (size_t i = 0; i < n; i++) {
-        sheet_print(name, sizeof name, "%s%s.weight", stem, parts[i]);
-        from[i] = sheet_find(s, name);
+        checkpoint_print(name, sizeof name, "%s%s.weight", stem, parts[i]);
+        from[i] = checkpoint_find(s, name);
         CHECK(from[i] != NULL);
         shape[0] += from[i]->shape[0];
         shape[1] = from[i]->shape[1];
     }
-    sheet_print(name, sizeof name, "%s%s.weight", stem, whole);
-    struct sheet_tensor *to = sheet_add(s, name, from[0]->type, from[0]->dtype, 2, shape);
+    checkpoint_print(name, sizeof name, "%s%s.weight", stem, whole);
+    struct checkpoint_tensor *to = checkpoint_add(s, name, from[0]->type, from[0]->dtype, 2, shape);
     uint8_t *at = to->data;
     for (size_t i = 0; i < n; at += from[i]->bytes, i++) {
         memcpy(at, from[i]->data, from[i]->bytes);
-        sheet_drop(from[i]);
+        checkpoint_drop(from[i]);
     }
 }
 
-static void to_paddle(struct sheet *s, bool u16)
+static void to_paddle(struct checkpoint *s, bool u16)
 {
     static const char *const QKV[] = { "q_proj", "k_proj", "v_proj" }, *const GATE_UP[] = {
         "gate_proj", "up_proj"
     };
     char stem[160];
     for (size_t i = 0, n = s->n; i < n; i++) {
-        sheet_print(stem, sizeof stem, "%s", s->t[i].name);
-        if (sheet_ends(&s->t[i], "q_proj.weight")) {
+        checkpoint_print(stem, sizeof stem, "%s", s->t[i].name);
+        if (checkpoint_ends(&s->t[i], "q_proj.weight")) {
             stem[strlen(stem) - strlen("q_proj.weight")] = 0;
             join(s, stem, QKV, 3, "qkv_proj");
-        } else if (sheet_ends(&s->t[i], "gate_proj.weight")) {
+        } else if (checkpoint_ends(&s->t[i], "gate_proj.weight")) {
             stem[strlen(stem) - strlen("gate_proj.weight")] = 0;
             join(s, stem, GATE_UP, 2, "up_gate_proj");
         }
     }
     for (size_t i = 0; i < s->n; i++) {
-        struct sheet_tensor *t = &s->t[i];
+        struct checkpoint_tensor *t = &s->t[i];
         bool matrix = t->name[0] && t->n_dims == 2 && !strstr(t->name, "embed_tokens") &&
                       !strstr(t->name, "correction_bias");
         if (matrix) transpose(t);
-        if (u16 && t->dtype == DTYPE_BF16) sheet_print(t->type, sizeof t->type, "U16");
-        if (str_starts(str_of(t->name), "model.")) sheet_rename(t, "model.", "ernie.");
+        if (u16 && t->dtype == DTYPE_BF16) checkpoint_print(t->type, sizeof t->type, "U16");
+        if (str_starts(str_of(t->name), "model.")) checkpoint_rename(t, "model.", "ernie.");
     }
 }
 
 /* "<stem>experts.<i>.gate_proj.weight" .. → "<stem>experts.gate_up_proj" [E, 2 I, H] and
  * "<stem>experts.down_proj" [E, H, I] */
-static void fuse_layer(struct sheet *s, const char *stem)
+static void fuse_layer(struct checkpoint *s, const char *stem)
 {
-    struct sheet_tensor *gate_up = NULL, *down = NULL, *part[3];
+    struct checkpoint_tensor *gate_up = NULL, *down = NULL, *part[3];
     static const char *const PARTS[] = { "gate_proj", "up_proj", "down_proj" };
     char name[200];
     uint64_t n = 0;
-    do sheet_print(name, sizeof name, "%s%llu.gate_proj.weight", stem, (unsigned long long)n++);
-    while (sheet_find(s, name));
+    do checkpoint_print(name, sizeof name, "%s%llu.gate_proj.weight", stem, (unsigned long long)n++);
+    while (checkpoint_find(s, name));
     n--;
     for (uint64_t i = 0; i < n; i++) {
         for (size_t p = 0; p < 3; p++) {
-            sheet_print(name, sizeof name, "%s%llu.%s.weight", stem, (unsigned long long)i,
+            checkpoint_print(name, sizeof name, "%s%llu.%s.weight", stem, (unsigned long long)i,
                         PARTS[p]);
-            part[p] = sheet_find(s, name);
+            part[p] = checkpoint_find(s, name);
             CHECK(part[p] != NULL);
         }
         if (i == 0) {
             char whole[200];
-            sheet_print(whole, sizeof whole, "%sgate_up_proj", stem);
-            gate_up = sheet_add(s, whole, part[0]->type, part[0]->dtype, 3,
+            checkpoint_print(whole, sizeof whole, "%sgate_up_proj", stem);
+            gate_up = checkpoint_add(s, whole, part[0]->type, part[0]->dtype, 3,
                                 (uint64_t[]){ n, 2 * part[0]->shape[0], part[0]->shape[1] });
-            sheet_print(whole, sizeof whole, "%sdown_proj", stem);
-            down = sheet_add(s, whole, part[2]->type, part[2]->dtype, 3,
+            checkpoint_print(whole, sizeof whole, "%sdown_proj", stem);
+            down = checkpoint_add(s, whole, part[2]->type, part[2]->dtype, 3,
                              (uint64_t[]){ n, part[2]->shape[0], part[2]->shape[1] });
         }
         memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes), part[0]->data,
@@ -115,43 +115,43 @@ static void fuse_layer(struct sheet *s, const char *stem)
         memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes) + part[0]->bytes,
                part[1]->data, part[1]->bytes);
         memcpy(down->data + i * part[2]->bytes, part[2]->data, part[2]->bytes);
-        for (size_t p = 0; p < 3; p++) sheet_drop(part[p]);
+        for (size_t p = 0; p < 3; p++) checkpoint_drop(part[p]);
     }
 }
 
-static void fuse_experts(struct sheet *s)
+static void fuse_experts(struct checkpoint *s)
 {
     char stem[160];
     for (size_t i = 0, n = s->n; i < n; i++) { /* Mixtral's own names first */
         if (!strstr(s->t[i].name, "block_sparse_moe")) continue;
-        sheet_rename(&s->t[i], "block_sparse_moe", "mlp");
-        sheet_rename(&s->t[i], ".w1.", ".gate_proj.");
-        sheet_rename(&s->t[i], ".w2.", ".down_proj.");
-        sheet_rename(&s->t[i], ".w3.", ".up_proj.");
+        checkpoint_rename(&s->t[i], "block_sparse_moe", "mlp");
+        checkpoint_rename(&s->t[i], ".w1.", ".gate_proj.");
+        checkpoint_rename(&s->t[i], ".w2.", ".down_proj.");
+        checkpoint_rename(&s->t[i], ".w3.", ".up_proj.");
     }
     for (size_t i = 0, n = s->n; i < n; i++) {
         char *at = strstr(s->t[i].name, "experts.0.gate_proj");
         if (!at || strstr(s->t[i].name, "shared")) continue;
-        sheet_print(stem, sizeof stem, "%.*sexperts.", (int)(at - s->t[i].name), s->t[i].name);
+        checkpoint_print(stem, sizeof stem, "%.*sexperts.", (int)(at - s->t[i].name), s->t[i].name);
         fuse_layer(s, stem);
     }
 }
 
-static void add_prefix(struct sheet *s, const char *prefix, bool drop_model)
+static void add_prefix(struct checkpoint *s, const char *prefix, bool drop_model)
 {
     for (size_t i = 0; i < s->n; i++) {
         char name[160];
         bool inside = str_starts(str_of(s->t[i].name), "model.");
-        sheet_print(name, sizeof name, "%s%s", prefix,
+        checkpoint_print(name, sizeof name, "%s%s", prefix,
                     inside && drop_model ? s->t[i].name + 6 : s->t[i].name);
-        sheet_print(s->t[i].name, sizeof s->t[i].name, "%s", name);
+        checkpoint_print(s->t[i].name, sizeof s->t[i].name, "%s", name);
     }
 }
 
 /* Every third tensor in f32: parts of what is packed together have different types. */
-static void mix_types(struct sheet *s)
+static void mix_types(struct checkpoint *s)
 {
-    for (size_t i = 0; i < s->n; i += 3) sheet_make_f32(&s->t[i], sheet_values(&s->t[i]));
+    for (size_t i = 0; i < s->n; i += 3) checkpoint_make_f32(&s->t[i], checkpoint_values(&s->t[i]));
 }
 
 /* ---- comparing ---- */
@@ -201,17 +201,17 @@ static void check_same(const char *want_path, const char *path, enum quantize qu
 static struct path other(const char *name, const char *what)
 {
     struct path p;
-    sheet_print(p.text, sizeof p.text, "%s/%s-%s", test_tmpdir(), name, what);
+    checkpoint_print(p.text, sizeof p.text, "%s/%s-%s", test_tmpdir(), name, what);
     return p;
 }
 
-static void check_rewritten(const char *name, struct sheet *s, const char *what)
+static void check_rewritten(const char *name, struct checkpoint *s, const char *what)
 {
     struct buf b = { 0 };
     struct path p = other(name, what);
-    sheet_write_folder(s, p.text, config_of(name, &b));
+    checkpoint_write_folder(s, p.text, config_of(name, &b));
     check_same(golden(name, "model").text, p.text, QUANTIZE_NONE, p.text);
-    sheet_release(s);
+    checkpoint_release(s);
     buf_release(&b);
 }
 
@@ -221,7 +221,7 @@ TEST(paddle_layout)
                                          "ernie_moe_interval" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (int u16 = 0; u16 < 2; u16++) {
-            struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+            struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text);
             to_paddle(s, u16 != 0);
             check_rewritten(NAMES[i], s, u16 ? "paddle-u16" : "paddle");
         }
@@ -232,7 +232,7 @@ TEST(fused_experts)
     static const char *const NAMES[] = { "qwen3_moe", "mixtral", "ernie_moe",
                                          "deepseek_v2_grouped" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
-        struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+        struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text);
         fuse_experts(s);
         check_rewritten(NAMES[i], s, "fused");
     }
@@ -245,12 +245,12 @@ TEST(prefixes)
         bool drop_model;
     } SPELLINGS[] = { { "", true }, { "language_model.", false }, { "language_model.", true } };
     for (size_t i = 0; i < COUNT_OF(SPELLINGS); i++) {
-        struct sheet *s = sheet_read(golden("ernie_moe", "model").text);
+        struct checkpoint *s = checkpoint_read(golden("ernie_moe", "model").text);
         for (size_t t = 0; t < s->n; t++)
-            if (strstr(s->t[t].name, "mtp_")) sheet_drop(&s->t[t]);
+            if (strstr(s->t[t].name, "mtp_")) checkpoint_drop(&s->t[t]);
         add_prefix(s, SPELLINGS[i].prefix, SPELLINGS[i].drop_model);
         for (size_t t = 0; t < s->n; t++)
-            if (strcmp(s->t[t].name, SPELLINGS[i].prefix) == 0) sheet_drop(&s->t[t]);
+            if (strcmp(s->t[t].name, SPELLINGS[i].prefix) == 0) checkpoint_drop(&s->t[t]);
         check_rewritten("ernie_moe", s, SPELLINGS[i].drop_model ? "dropped" : "added");
     }
 }
@@ -260,7 +260,7 @@ TEST(several_types_in_one_model)
     static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "mixtral", "ernie_moe",
                                          "deepseek_v3" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
-        struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+        struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text);
         mix_types(s);
         check_rewritten(NAMES[i], s, "mixed");
     }
@@ -269,18 +269,18 @@ TEST(several_types_in_one_model)
 /* ---- f16 ---- */
 
 /* Every tensor in f16; `meant` gets the numbers that they then hold. */
-static void to_f16(struct sheet_tensor *t, struct sheet_tensor *meant)
+static void to_f16(struct checkpoint_tensor *t, struct checkpoint_tensor *meant)
 {
     const size_t n = t->bytes / dtype_block_bytes(t->dtype);
-    float *v = sheet_values(t);
+    float *v = checkpoint_values(t);
     uint16_t *half = MEM_ARRAY(uint16_t, n);
     for (size_t i = 0; i < n; i++) v[i] = dtype_f16_to_f32(half[i] = dtype_f32_to_f16(v[i]));
-    sheet_make_f32(meant, v);
+    checkpoint_make_f32(meant, v);
     mem_free(t->data);
     t->data = (uint8_t *)half;
     t->bytes = n * sizeof *half;
     t->dtype = DTYPE_F16;
-    sheet_print(t->type, sizeof t->type, "F16");
+    checkpoint_print(t->type, sizeof t->type, "F16");
 }
 
 /* Root of the mean square of what FAST arithmetic on a card changes about the logits. */
@@ -309,11 +309,11 @@ TEST(f16_folders)
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         struct buf b = { 0 };
         struct path f16 = other(NAMES[i], "f16"), meant = other(NAMES[i], "f16-meant");
-        struct sheet *s = sheet_read(golden(NAMES[i], "model").text),
-                     *m = sheet_read(golden(NAMES[i], "model").text);
+        struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text),
+                     *m = checkpoint_read(golden(NAMES[i], "model").text);
         for (size_t t = 0; t < s->n; t++) to_f16(&s->t[t], &m->t[t]);
-        sheet_write_folder(s, f16.text, config_of(NAMES[i], &b));
-        sheet_write_folder(m, meant.text, config_of(NAMES[i], &b));
+        checkpoint_write_folder(s, f16.text, config_of(NAMES[i], &b));
+        checkpoint_write_folder(m, meant.text, config_of(NAMES[i], &b));
         check_same(meant.text, f16.text, QUANTIZE_NONE, f16.text);
         if (has_gpu()) {
             const double of_f16 = gpu_error(f16.text),
@@ -322,35 +322,35 @@ TEST(f16_folders)
                 test_fail(__FILE__, __LINE__, "%s: f16 is %g off, bf16 %g", NAMES[i], of_f16,
                           of_bf16);
         }
-        sheet_release(s);
-        sheet_release(m);
+        checkpoint_release(s);
+        checkpoint_release(m);
         buf_release(&b);
     }
 }
 
 /* ---- f8 ---- */
 
-static bool is_f8_matrix(const struct sheet_tensor *t)
+static bool is_f8_matrix(const struct checkpoint_tensor *t)
 {
     static const char *const KEPT[] = { "embed_tokens", "lm_head", "norm",
                                         "mlp.gate.",    "eh_proj", "shared_head" };
     for (size_t i = 0; i < COUNT_OF(KEPT); i++)
         if (strstr(t->name, KEPT[i])) return false;
-    return t->n_dims == 2 && sheet_ends(t, ".weight");
+    return t->n_dims == 2 && checkpoint_ends(t, ".weight");
 }
 
 /* Scales that are not powers of two, and a partial block at both edges. */
-static void to_f8(struct sheet *f8, struct sheet *meant, size_t i)
+static void to_f8(struct checkpoint *f8, struct checkpoint *meant, size_t i)
 {
-    struct sheet_tensor *t = &f8->t[i];
+    struct checkpoint_tensor *t = &f8->t[i];
     const size_t rows = t->shape[0], columns = t->shape[1],
                  across = (columns + F8_BLOCK - 1) / F8_BLOCK,
                  down = (rows + F8_BLOCK - 1) / F8_BLOCK;
-    float *v = sheet_values(t);
+    float *v = checkpoint_values(t);
     uint8_t *q = mem_calloc(rows, columns);
     char name[200];
-    sheet_print(name, sizeof name, "%s_scale_inv", t->name);
-    struct sheet_tensor *scales = sheet_add(f8, name, "F32", DTYPE_F32, 2,
+    checkpoint_print(name, sizeof name, "%s_scale_inv", t->name);
+    struct checkpoint_tensor *scales = checkpoint_add(f8, name, "F32", DTYPE_F32, 2,
                                             (uint64_t[]){ down, across });
     float *scale = (float *)scales->data;
     for (size_t b = 0; b < down * across; b++) scale[b] = 0.003f + 0.0001f * (float)b;
@@ -360,12 +360,12 @@ static void to_f8(struct sheet *f8, struct sheet *meant, size_t i)
             q[r * columns + c] = dtype_f32_to_f8_e4m3(v[r * columns + c] / s);
             v[r * columns + c] = dtype_f8_e4m3_to_f32(q[r * columns + c]) * s;
         }
-    sheet_make_f32(&meant->t[i], v);
+    checkpoint_make_f32(&meant->t[i], v);
     mem_free(t->data);
     t->data = q;
     t->bytes = rows * columns;
     t->dtype = DTYPE_F8_E4M3;
-    sheet_print(t->type, sizeof t->type, "F8_E4M3");
+    checkpoint_print(t->type, sizeof t->type, "F8_E4M3");
 }
 
 /* The configuration with one more member, after the opening brace. */
@@ -386,16 +386,16 @@ TEST(f8_with_block_scales)
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         struct buf a = { 0 }, b = { 0 };
         struct path f8 = other(NAMES[i], "f8"), meant = other(NAMES[i], "meant");
-        struct sheet *s = sheet_read(golden(NAMES[i], "model").text),
-                     *m = sheet_read(golden(NAMES[i], "model").text);
+        struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text),
+                     *m = checkpoint_read(golden(NAMES[i], "model").text);
         for (size_t t = 0, n = s->n; t < n; t++)
             if (is_f8_matrix(&s->t[t])) to_f8(s, m, t);
         struct str config = config_of(NAMES[i], &a);
-        sheet_write_folder(s, f8.text, with_member(config, F8_CONFIG, &b));
-        sheet_write_folder(m, meant.text, config);
+        checkpoint_write_folder(s, f8.text, with_member(config, F8_CONFIG, &b));
+        checkpoint_write_folder(m, meant.text, config);
         check_same(meant.text, f8.text, QUANTIZE_NONE, f8.text);
-        sheet_release(s);
-        sheet_release(m);
+        checkpoint_release(s);
+        checkpoint_release(m);
         buf_release(&a);
         buf_release(&b);
     }
@@ -405,15 +405,15 @@ TEST(f8_with_block_scales)
 
 /* Attention, feed-forward blocks and experts; not embedding, head, norms, routers, and kv_b of
  * latent attention. */
-static bool is_quantised(const struct sheet_tensor *t)
+static bool is_quantised(const struct checkpoint_tensor *t)
 {
     return is_f8_matrix(t) && !strstr(t->name, "moe.gate.") && !strstr(t->name, "kv_b_proj");
 }
 
-static void quantise(struct sheet_tensor *t, enum quantize how)
+static void quantise(struct checkpoint_tensor *t, enum quantize how)
 {
     const size_t rows = t->shape[0], columns = t->shape[1], side = F8_BLOCK;
-    float *v = sheet_values(t);
+    float *v = checkpoint_values(t);
     int8_t *q = MEM_ARRAY(int8_t, columns);
     uint8_t *f8 = MEM_ARRAY(uint8_t, side * side);
     for (size_t r = 0; r < rows && how != QUANTIZE_BLOCK_FP8; r++) {
@@ -433,7 +433,7 @@ static void quantise(struct sheet_tensor *t, enum quantize how)
         }
     mem_free(q);
     mem_free(f8);
-    sheet_make_f32(t, v);
+    checkpoint_make_f32(t, v);
 }
 
 /* ERNIE with experts: wint4 is for routed experts, wint8 for the rest. */
@@ -452,13 +452,13 @@ TEST(what_is_quantised_while_loading)
         for (size_t f = 0; f < COUNT_OF(QUANTIZATIONS); f++) {
             struct buf b = { 0 };
             struct path meant = other(NAMES[i], quantize_name(QUANTIZATIONS[f]));
-            struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+            struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text);
             for (size_t t = 0; t < s->n; t++)
                 if (is_quantised(&s->t[t]))
                     quantise(&s->t[t], quantize_meant(NAMES[i], s->t[t].name, QUANTIZATIONS[f]));
-            sheet_write_folder(s, meant.text, config_of(NAMES[i], &b));
+            checkpoint_write_folder(s, meant.text, config_of(NAMES[i], &b));
             check_same(meant.text, golden(NAMES[i], "model").text, QUANTIZATIONS[f], meant.text);
-            sheet_release(s);
+            checkpoint_release(s);
             buf_release(&b);
         }
 }

@@ -88,7 +88,7 @@ static const char *const EXPERT_NAMES[][2] = {
 
 /* What the converter does to q and k of the llama architecture: the two halves of a head are
  * interleaved. */
-static void interleave(struct sheet_tensor *t, size_t head_dim)
+static void interleave(struct checkpoint_tensor *t, size_t head_dim)
 {
     size_t rows = (size_t)t->shape[0], row = t->bytes / rows, half = head_dim / 2;
     uint8_t *out = mem_calloc(1, t->bytes);
@@ -101,12 +101,12 @@ static void interleave(struct sheet_tensor *t, size_t head_dim)
     t->data = out;
 }
 
-static void put(struct gguf_write *w, const char *name, const struct sheet_tensor *t)
+static void put(struct gguf_write *w, const char *name, const struct checkpoint_tensor *t)
 {
     uint64_t ne[2] = { t->shape[t->n_dims - 1], t->shape[0] };
     bool vector = t->n_dims == 1 || t->shape[0] == 1, f32 = t->dtype == DTYPE_F32;
     if (vector && !f32) {
-        float *v = sheet_values(t);
+        float *v = checkpoint_values(t);
         gguf_write_tensor(w, name, 0, 1, ne, v, ne[0] * sizeof *v);
         mem_free(v);
     } else {
@@ -123,7 +123,7 @@ static const char *part_of(const char *name, uint32_t *layer)
 }
 
 /* All experts of one matrix; `t` is that of expert 0. */
-static void put_experts(struct gguf_write *w, struct sheet *s, const struct sheet_tensor *t,
+static void put_experts(struct gguf_write *w, struct checkpoint *s, const struct checkpoint_tensor *t,
                         const char *name, uint32_t layer, bool single)
 {
     struct buf all = { 0 };
@@ -131,16 +131,16 @@ static void put_experts(struct gguf_write *w, struct sheet *s, const struct shee
     const char *zero = strstr(t->name, ".0.") ? strstr(strstr(t->name, "experts"), ".0.") : NULL;
     uint64_t n = 0;
     CHECK(zero != NULL);
-    sheet_print(head, sizeof head, "%.*s", (int)(zero - t->name), t->name);
+    checkpoint_print(head, sizeof head, "%.*s", (int)(zero - t->name), t->name);
     for (;; n++) {
-        sheet_print(from, sizeof from, "%s.%llu.%s", head, (unsigned long long)n, zero + 3);
-        struct sheet_tensor *one = sheet_find(s, from);
+        checkpoint_print(from, sizeof from, "%s.%llu.%s", head, (unsigned long long)n, zero + 3);
+        struct checkpoint_tensor *one = checkpoint_find(s, from);
         if (!one) break;
-        sheet_print(to, sizeof to, "blk.%u.%s.%llu.weight", layer, name, (unsigned long long)n);
+        checkpoint_print(to, sizeof to, "blk.%u.%s.%llu.weight", layer, name, (unsigned long long)n);
         if (single) put(w, to, one);
         buf_add(&all, one->data, one->bytes);
     }
-    sheet_print(to, sizeof to, "blk.%u.%s_exps.weight", layer, name);
+    checkpoint_print(to, sizeof to, "blk.%u.%s_exps.weight", layer, name);
     if (!single)
         gguf_write_tensor(w, to, 30, 3, (uint64_t[]){ t->shape[1], t->shape[0], n }, all.data,
                           all.len);
@@ -149,7 +149,7 @@ static void put_experts(struct gguf_write *w, struct sheet *s, const struct shee
 
 /* kv_b [n_heads (nope + v), kv_lora] → k_b [n_heads][kv_lora][nope] and v_b
  * [n_heads][v][kv_lora]. */
-static void put_split_kv_b(struct gguf_write *w, const struct sheet_tensor *t,
+static void put_split_kv_b(struct gguf_write *w, const struct checkpoint_tensor *t,
                            const struct model_config *c, uint32_t layer)
 {
     const struct mla_config *m = &c->mla;
@@ -165,17 +165,17 @@ static void put_split_kv_b(struct gguf_write *w, const struct sheet_tensor *t,
                 if (i < m->nope) k[(h * row + j) * m->nope + i] = x;
                 else v[(h * m->v + (i - m->nope)) * row + j] = x;
             }
-    sheet_print(name, sizeof name, "blk.%u.attn_k_b.weight", layer);
+    checkpoint_print(name, sizeof name, "blk.%u.attn_k_b.weight", layer);
     gguf_write_tensor(w, name, 30, 3, (uint64_t[]){ m->nope, row, c->n_heads }, k,
                       c->n_heads * row * m->nope * 2);
-    sheet_print(name, sizeof name, "blk.%u.attn_v_b.weight", layer);
+    checkpoint_print(name, sizeof name, "blk.%u.attn_v_b.weight", layer);
     gguf_write_tensor(w, name, 30, 3, (uint64_t[]){ row, m->v, c->n_heads }, v,
                       c->n_heads * row * m->v * 2);
     mem_free(k);
     mem_free(v);
 }
 
-static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tensor *t,
+static void put_tensor(struct gguf_write *w, struct checkpoint *s, struct checkpoint_tensor *t,
                        const struct gguf_variant *f, const struct model_config *c)
 {
     uint32_t layer = 0;
@@ -194,8 +194,8 @@ static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tenso
     }
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         if (strcmp(part ? part : t->name, NAMES[i][0]) == 0) {
-            if (part) sheet_print(name, sizeof name, "blk.%u.%s", layer, NAMES[i][1]);
-            else sheet_print(name, sizeof name, "%s", NAMES[i][1]);
+            if (part) checkpoint_print(name, sizeof name, "blk.%u.%s", layer, NAMES[i][1]);
+            else checkpoint_print(name, sizeof name, "%s", NAMES[i][1]);
             put(w, name, t);
             return;
         }
@@ -207,14 +207,14 @@ static void put_tensor(struct gguf_write *w, struct sheet *s, struct sheet_tenso
 static void put_u32(struct gguf_write *w, const struct gguf_variant *f, const char *key, uint32_t v)
 {
     char full[128];
-    sheet_print(full, sizeof full, "%s.%s", f->arch, key);
+    checkpoint_print(full, sizeof full, "%s.%s", f->arch, key);
     gguf_write_u32(w, full, v);
 }
 
 static void put_f32(struct gguf_write *w, const struct gguf_variant *f, const char *key, double v)
 {
     char full[128];
-    sheet_print(full, sizeof full, "%s.%s", f->arch, key);
+    checkpoint_print(full, sizeof full, "%s.%s", f->arch, key);
     gguf_write_f32(w, full, (float)v);
 }
 
@@ -232,7 +232,7 @@ static void put_latent(struct gguf_write *w, const struct gguf_variant *f, const
         put_u32(w, f, "attention.key_length_mla", m->nope + m->rope);
         put_u32(w, f, "attention.value_length_mla", m->v);
     }
-    sheet_print(key, sizeof key, "%s.rope.scaling.type", f->arch);
+    checkpoint_print(key, sizeof key, "%s.rope.scaling.type", f->arch);
     gguf_write_text(w, key, "yarn");
     put_f32(w, f, "rope.scaling.factor", c->rope.factor);
     put_u32(w, f, "rope.scaling.original_context_length", (uint32_t)c->rope.original_max);
@@ -255,7 +255,7 @@ static void put_moe(struct gguf_write *w, const struct gguf_variant *f, const st
     put_u32(w, f, "expert_shared_count", m->shared_intermediate / m->intermediate);
     put_f32(w, f, "expert_weights_scale", (double)m->scale);
     put_u32(w, f, "expert_gating_func", m->score == ROUTE_SIGMOID ? 2 : 1);
-    sheet_print(key, sizeof key, "%s.expert_weights_norm", f->arch);
+    checkpoint_print(key, sizeof key, "%s.expert_weights_norm", f->arch);
     gguf_write_bool(w, key, m->norm != NORM_NONE);
     if (m->n_groups == 1) return;
     put_u32(w, f, "expert_group_count", m->n_groups);
@@ -305,18 +305,18 @@ static void check_variant(const struct gguf_variant *f, size_t i)
     struct buf file = { 0 };
     char path[4096], name[64];
     rig_open(&r, golden(f->golden, "model").text, "auto");
-    struct sheet *s = sheet_read(golden(f->golden, "model").text);
+    struct checkpoint *s = checkpoint_read(golden(f->golden, "model").text);
     put_metadata(&w, f, &r.m->config);
     for (size_t t = 0; t < s->n; t++) put_tensor(&w, s, &s->t[t], f, &r.m->config);
     if (r.m->config.rope.kind == ROPE_LLAMA3) put_factors(&w, &r.m->config);
     gguf_write_finish(&w, &file);
-    sheet_release(s);
+    checkpoint_release(s);
     rig_close(&r);
-    sheet_print(name, sizeof name, "%zu-%s.gguf", i, f->golden);
+    checkpoint_print(name, sizeof name, "%zu-%s.gguf", i, f->golden);
     const char *folder = test_tmpdir();
-    sheet_put_file(folder, name, buf_str(&file));
+    checkpoint_put_file(folder, name, buf_str(&file));
     buf_release(&file);
-    sheet_print(path, sizeof path, "%s/%s", folder, name);
+    checkpoint_print(path, sizeof path, "%s/%s", folder, name);
     check_golden(f->golden, path, "auto");
 }
 

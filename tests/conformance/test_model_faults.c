@@ -42,10 +42,10 @@ static void on_progress(void *arg, double done)
     f->progressed = true;
 }
 
-static enum status load(struct fault *f, const struct sheet *s, struct err *err)
+static enum status load(struct fault *f, const struct checkpoint *s, struct err *err)
 {
     struct model *m = NULL;
-    sheet_write_folder(s, f->folder.text, buf_str(&f->config));
+    checkpoint_write_folder(s, f->folder.text, buf_str(&f->config));
     struct model_options o = {
         .path = f->folder.text,
         .max_rows = 8,
@@ -61,7 +61,7 @@ static enum status load(struct fault *f, const struct sheet *s, struct err *err)
     return st;
 }
 
-static void refuses(struct fault *f, const struct sheet *s, enum status want, const char *name,
+static void refuses(struct fault *f, const struct checkpoint *s, enum status want, const char *name,
                     const char *what)
 {
     struct err err;
@@ -71,10 +71,10 @@ static void refuses(struct fault *f, const struct sheet *s, enum status want, co
                   f->progressed ? ", after packing began" : "", err.text);
 }
 
-static void check_tensor(struct fault *f, struct sheet *s, size_t i)
+static void check_tensor(struct fault *f, struct checkpoint *s, size_t i)
 {
-    struct sheet_tensor *t = &s->t[i], saved = *t;
-    sheet_drop(t);
+    struct checkpoint_tensor *t = &s->t[i], saved = *t;
+    checkpoint_drop(t);
     refuses(f, s, ERR_NOT_FOUND, saved.name, "missing");
     *t = saved;
     t->shape[t->n_dims - 1]--; /* one column less, in shape and in bytes */
@@ -82,7 +82,7 @@ static void check_tensor(struct fault *f, struct sheet *s, size_t i)
                dtype_block_bytes(t->dtype);
     refuses(f, s, ERR_FORMAT, saved.name, "misshapen");
     *t = saved;
-    sheet_print(t->type, sizeof t->type, t->dtype == DTYPE_F32 ? "I32" : "I16");
+    checkpoint_print(t->type, sizeof t->type, t->dtype == DTYPE_F32 ? "I32" : "I16");
     refuses(f, s, ERR_UNSUPPORTED, saved.name, "of integers");
     *t = saved;
 }
@@ -91,25 +91,25 @@ static void check_folder(const char *name)
 {
     struct fault f = { 0 };
     struct err err;
-    struct sheet *s = sheet_read(golden(name, "model").text);
+    struct checkpoint *s = checkpoint_read(golden(name, "model").text);
     struct rig r;
     rig_open(&r, golden(name, "model").text, "auto");
     const uint32_t n_layers = r.m->config.n_layers;
     f.k = r.k;
-    sheet_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
+    checkpoint_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
     CHECK_OK(file_read(golden(name, "model/config.json").text, 1 << 20, &f.config, &err));
     CHECK_OK(load(&f, s, &err));
     CHECK(f.progressed);
     for (size_t i = 0, n = s->n; i < n; i++)
         if (!is_draft(s->t[i].name, n_layers) && is_sample(s->t[i].name)) check_tensor(&f, s, i);
-    struct sheet_tensor *extra = sheet_add(s, "model.layers.0.self_attn.unheard_of.weight", "F32",
+    struct checkpoint_tensor *extra = checkpoint_add(s, "model.layers.0.self_attn.unheard_of.weight", "F32",
                                            DTYPE_F32, 1, (uint64_t[]){ 4 });
     refuses(&f, s, ERR_UNSUPPORTED, extra->name, "more than the architecture has");
-    sheet_drop(extra);
+    checkpoint_drop(extra);
     for (size_t i = 0; i < s->n; i++) /* what is never used may be missing */
-        if (is_draft(s->t[i].name, n_layers)) sheet_drop(&s->t[i]);
+        if (is_draft(s->t[i].name, n_layers)) checkpoint_drop(&s->t[i]);
     CHECK_OK(load(&f, s, &err));
-    sheet_release(s);
+    checkpoint_release(s);
     buf_release(&f.config);
     rig_close(&r);
 }
@@ -124,22 +124,22 @@ TEST(f8_scales)
 {
     struct fault f = { 0 };
     struct err err;
-    struct sheet *s = sheet_read(golden("qwen2", "model").text);
-    struct sheet_tensor *t = sheet_find(s, "model.layers.1.mlp.down_proj.weight");
+    struct checkpoint *s = checkpoint_read(golden("qwen2", "model").text);
+    struct checkpoint_tensor *t = checkpoint_find(s, "model.layers.1.mlp.down_proj.weight");
     CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &f.k, &err));
-    sheet_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
+    checkpoint_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
     CHECK_OK(file_read(golden("qwen2", "model/config.json").text, 1 << 20, &f.config, &err));
     t->dtype = DTYPE_F8_E4M3;
     t->bytes /= 2;
-    sheet_print(t->type, sizeof t->type, "F8_E4M3");
+    checkpoint_print(t->type, sizeof t->type, "F8_E4M3");
     refuses(&f, s, ERR_NOT_FOUND, "model.layers.1.mlp.down_proj.weight_scale_inv", "missing");
-    sheet_add(s, "model.layers.1.mlp.down_proj.weight_scale_inv", "F32", DTYPE_F32, 2,
+    checkpoint_add(s, "model.layers.1.mlp.down_proj.weight_scale_inv", "F32", DTYPE_F32, 2,
               (uint64_t[]){ 2, 1 });
     refuses(&f, s, ERR_FORMAT, "model.layers.1.mlp.down_proj.weight_scale_inv", "misshapen");
     s->t[s->n - 1].shape[0] = 1;
     s->t[s->n - 1].bytes = 4;
     CHECK_OK(load(&f, s, &err));
-    sheet_release(s);
+    checkpoint_release(s);
     buf_release(&f.config);
     kernel_ctx_free(f.k);
 }
@@ -150,9 +150,9 @@ TEST(windows)
     struct fault f = { 0 };
     struct err err;
     struct buf plain = { 0 };
-    struct sheet *s = sheet_read(golden("mixtral", "model").text);
+    struct checkpoint *s = checkpoint_read(golden("mixtral", "model").text);
     CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &f.k, &err));
-    sheet_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
+    checkpoint_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
     CHECK_OK(file_read(golden("mixtral", "model/config.json").text, 1 << 20, &plain, &err));
     size_t at = str_find(buf_str(&plain), STR("\"sliding_window\": null"));
     CHECK(at != SIZE_MAX);
@@ -163,7 +163,7 @@ TEST(windows)
     CHECK(strstr(err.text, "--max-model-len 63"));
     f.config.data[at + strlen("\"sliding_window\": 6")] = '4';
     CHECK_OK(load(&f, s, &err));
-    sheet_release(s);
+    checkpoint_release(s);
     buf_release(&f.config);
     buf_release(&plain);
     kernel_ctx_free(f.k);

@@ -72,7 +72,7 @@ static bool find_file(const char *folder, const char *end, struct path *out)
     CHECK(d != NULL);
     while ((e = readdir(d)))
         if (str_ends(str_of(e->d_name), end)) {
-            sheet_print(out->text, sizeof out->text, "%s/%s", folder, e->d_name);
+            checkpoint_print(out->text, sizeof out->text, "%s/%s", folder, e->d_name);
             n++;
         }
     closedir(d);
@@ -90,7 +90,7 @@ static ino_t inode_of(const char *path)
 static struct path sub_folder(const char *name)
 {
     struct path p;
-    sheet_print(p.text, sizeof p.text, "%s/%s", test_tmpdir(), name);
+    checkpoint_print(p.text, sizeof p.text, "%s/%s", test_tmpdir(), name);
     return p;
 }
 
@@ -261,13 +261,13 @@ TEST(damaged_copies_are_made_anew)
 /* A checkpoint that was written to again, even with the same bytes. */
 TEST(changed_files_are_packed_anew)
 {
-    struct sheet *s = sheet_read(golden("qwen2", "model").text);
+    struct checkpoint *s = checkpoint_read(golden("qwen2", "model").text);
     struct path model = sub_folder("model"), folder = sub_folder("copies"), copy, file;
     struct buf config = { 0 };
     struct err err;
     CHECK(mkdir(model.text, 0755) == 0);
     CHECK_OK(file_read(golden("qwen2", "model/config.json").text, 1 << 20, &config, &err));
-    sheet_write_folder(s, model.text, buf_str(&config));
+    checkpoint_write_folder(s, model.text, buf_str(&config));
     const struct result first = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder.text);
     CHECK(find_file(folder.text, ".packed", &copy) && find_file(model.text, ".safetensors", &file));
     const int keep = open(copy.text, O_RDONLY | O_CLOEXEC);
@@ -277,7 +277,7 @@ TEST(changed_files_are_packed_anew)
     const struct result second = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder.text);
     CHECK(first.mapped && second.mapped && same(&first, &second) && inode_of(copy.text) != inode);
     close(keep);
-    sheet_release(s);
+    checkpoint_release(s);
     buf_release(&config);
 }
 
