@@ -16,17 +16,17 @@
 
 #include "tests/simt/include/nccl.h"
 
-enum { RANKS = 8, BOX = 4096, OPS = 64 };
+enum { RANKS = 8, CHANNEL_BYTES = 4096, OPS = 64 };
 
-struct box {
+struct fake_channel {
     atomic_int full;
     size_t total, bytes; /* of the message; of this piece */
-    char data[BOX];
+    char data[CHANNEL_BYTES];
 };
 
-struct boxes {
+struct fake_channels {
     atomic_int came;
-    struct box box[RANKS][RANKS]; /* [from][to] */
+    struct fake_channel channel[RANKS][RANKS]; /* [from][to] */
 };
 
 struct op {
@@ -39,7 +39,7 @@ struct op {
 };
 
 struct ncclComm {
-    struct boxes *boxes;
+    struct fake_channels *channels;
     int rank, size, n_ops, n_grouped;
     struct op ops[OPS];
 };
@@ -61,7 +61,7 @@ const char *ncclGetErrorString(ncclResult_t r)
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     int fd = memfd_create("baton-nccl", 0); /* stays open: the others open it through /proc */
-    if (fd < 0 || ftruncate(fd, sizeof(struct boxes)) != 0) return ncclSystemError;
+    if (fd < 0 || ftruncate(fd, sizeof(struct fake_channels)) != 0) return ncclSystemError;
     snprintf(id->internal, sizeof id->internal, "/proc/%d/fd/%d", (int)getpid(), fd);
     return ncclSuccess;
 }
@@ -72,12 +72,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId 
     if (n_ranks > RANKS || config->blocking) return ncclInvalidArgument;
     int fd = open(id.internal, O_RDWR | O_CLOEXEC);
     if (fd < 0) return ncclSystemError;
-    void *p = mmap(NULL, sizeof(struct boxes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *p = mmap(NULL, sizeof(struct fake_channels), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED) return ncclSystemError;
     struct ncclComm *c = calloc(1, sizeof *c);
-    *c = (struct ncclComm){ .boxes = p, .rank = rank, .size = n_ranks };
-    atomic_fetch_add(&c->boxes->came, 1);
+    *c = (struct ncclComm){ .channels = p, .rank = rank, .size = n_ranks };
+    atomic_fetch_add(&c->channels->came, 1);
     *comm = c;
     return ncclInProgress;
 }
@@ -88,7 +88,7 @@ static void drop(struct ncclComm *c)
         free(c->ops[i].send);
         free(c->ops[i].recv);
     }
-    munmap(c->boxes, sizeof *c->boxes);
+    munmap(c->channels, sizeof *c->channels);
     free(c);
 }
 
@@ -125,11 +125,11 @@ static int waits_for_another(const struct ncclComm *c, int i)
 
 static ncclResult_t move(struct ncclComm *c, struct op *o)
 {
-    struct box *b = o->send ? &c->boxes->box[c->rank][o->peer] : &c->boxes->box[o->peer][c->rank];
+    struct fake_channel *b = o->send ? &c->channels->channel[c->rank][o->peer] : &c->channels->channel[o->peer][c->rank];
     if (atomic_load(&b->full) == !!o->send) return ncclSuccess;
     if (o->send) {
         b->total = o->bytes;
-        b->bytes = o->bytes - o->done < BOX ? o->bytes - o->done : BOX;
+        b->bytes = o->bytes - o->done < CHANNEL_BYTES ? o->bytes - o->done : CHANNEL_BYTES;
         memcpy(b->data, o->send + o->done, b->bytes);
     } else {
         if (b->total != o->bytes) return ncclInvalidUsage;
@@ -144,7 +144,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error)
 {
     int left = 0;
     *error = ncclInProgress;
-    if (atomic_load(&c->boxes->came) < c->size) return ncclSuccess;
+    if (atomic_load(&c->channels->came) < c->size) return ncclSuccess;
     for (int i = 0; i < c->n_ops; i++) {
         const ncclResult_t r = c->ops[i].done < c->ops[i].bytes && !waits_for_another(c, i)
                                    ? move(c, &c->ops[i])
