@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const char TEMPLATE[] = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% "
                                "endfor %}{% if add_generation_prompt %}<a>{% endif %}";
 
-struct face {
+struct api_server {
     struct loop *loop;
     struct fake_backend fake;
     struct serve *serve;
@@ -49,9 +49,9 @@ static struct tokenizer *make_tokenizer(void)
     return tok;
 }
 
-static struct face *make_face(void)
+static struct api_server *make_api_server(void)
 {
-    struct face *f = MEM_NEW(struct face);
+    struct api_server *f = MEM_NEW(struct api_server);
     struct chat *chat = NULL;
     struct err err = { 0 };
     if (loop_create(&f->loop, &err) != OK ||
@@ -111,14 +111,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const paths[] = { "/v1/chat/completions", "/v1/completions", "/tokenize",
                                          "/detokenize" };
-    static struct face *face;
+    static struct api_server *api;
     struct outcome o = { 0 };
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, &o };
-    if (!face) face = make_face();
+    if (!api) api = make_api_server();
     if (size == 0) return 0;
-    (void)serve_submit(face->serve, paths[data[0] % 4],
+    (void)serve_submit(api->serve, paths[data[0] % 4],
                        (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
-    while (serve_n_requests(face->serve)) uv_run(loop_uv(face->loop), UV_RUN_ONCE);
+    while (serve_n_requests(api->serve)) uv_run(loop_uv(api->loop), UV_RUN_ONCE);
     if (o.n_answers != 1) abort();
     return 0;
 }
