@@ -167,7 +167,7 @@ static inline void answer_parse(struct answer *a)
         test_fail(__FILE__, __LINE__, "%s in %s", err.text, a->body.data);
 }
 
-static inline void call_reply(void *arg, int status, const char *headers, struct str body)
+static inline void sink_reply(void *arg, int status, const char *headers, struct str body)
 {
     struct answer *a = arg;
     CHECK(!a->done && !a->begun);
@@ -178,7 +178,7 @@ static inline void call_reply(void *arg, int status, const char *headers, struct
     answer_parse(a);
 }
 
-static inline void call_begin(void *arg, const char *headers)
+static inline void sink_begin(void *arg, const char *headers)
 {
     struct answer *a = arg;
     CHECK(!a->done && !a->begun);
@@ -187,7 +187,7 @@ static inline void call_begin(void *arg, const char *headers)
     buf_add_c(&a->head, headers);
 }
 
-static inline enum status call_chunk(void *arg, struct str json)
+static inline enum status sink_chunk(void *arg, struct str json)
 {
     struct answer *a = arg;
     CHECK(a->begun && !a->done);
@@ -198,7 +198,7 @@ static inline enum status call_chunk(void *arg, struct str json)
     return OK;
 }
 
-static inline void call_end(void *arg)
+static inline void sink_end(void *arg)
 {
     struct answer *a = arg;
     CHECK(a->begun && !a->done);
@@ -207,10 +207,10 @@ static inline void call_end(void *arg)
 
 static inline struct serve_reply answer_sink(struct answer *a)
 {
-    return (struct serve_reply){ call_reply, call_begin, call_chunk, call_end, a };
+    return (struct serve_reply){ sink_reply, sink_begin, sink_chunk, sink_end, a };
 }
 
-static inline struct answer rig_call(struct rig *r, const char *path, const char *body)
+static inline struct answer rig_submit(struct rig *r, const char *path, const char *body)
 {
     struct answer *a = MEM_NEW(struct answer), out;
     struct serve_reply reply = answer_sink(a);

@@ -19,7 +19,7 @@ static void check_refusals(const struct refusal *rows, size_t n)
         char body[4096];
         bool chat = rows[i].path == CHAT;
         snprintf(body, sizeof body, "{%s,%s}", chat ? MESSAGES : PROMPT, rows[i].members);
-        struct answer a = rig_call(&r, rows[i].path, body);
+        struct answer a = rig_submit(&r, rows[i].path, body);
         if (a.status != 400)
             test_fail(__FILE__, __LINE__, "%s: status %d, %s", rows[i].members, a.status,
                       a.body.data);
@@ -197,7 +197,7 @@ TEST(bodies_that_are_no_requests)
     rig_open(&r);
     rig_start(&r);
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        struct answer a = rig_call(&r, rows[i].path, rows[i].body);
+        struct answer a = rig_submit(&r, rows[i].path, rows[i].body);
         const char *param = rows[i].param ? rows[i].param : "(none)";
         if (a.status != rows[i].status || strcmp(string_at(a.json, "error.param"), param) != 0 ||
             strcmp(string_at(a.json, "error.code"), rows[i].code) != 0)
@@ -217,12 +217,12 @@ TEST(context_overflow_says_the_numbers)
     buf_add_c(&body, "{\"prompt\":[5");
     for (int i = 1; i < 256; i++) buf_add_c(&body, ",5");
     buf_add_c(&body, "]}");
-    struct answer a = rig_call(&r, COMPLETIONS, body.data);
+    struct answer a = rig_submit(&r, COMPLETIONS, body.data);
     CHECK_EQ_INT(a.status, 400);
     CHECK(strstr(string_at(a.json, "error.message"),
                  "maximum context length is 256 tokens. However, you requested 256 tokens"));
     answer_free(&a);
-    a = rig_call(&r, COMPLETIONS, "{\"prompt\":[5,6],\"max_tokens\":255}");
+    a = rig_submit(&r, COMPLETIONS, "{\"prompt\":[5,6],\"max_tokens\":255}");
     CHECK(strstr(string_at(a.json, "error.message"),
                  "However, you requested 257 tokens (2 in the prompt, 255 in the completion)"));
     answer_free(&a);
@@ -230,13 +230,13 @@ TEST(context_overflow_says_the_numbers)
     buf_add_c(&body, "{\"prompt\":\"");
     for (int i = 0; i < 9000; i++) buf_add_c(&body, "q ");
     buf_add_c(&body, "\"}");
-    a = rig_call(&r, COMPLETIONS, body.data);
+    a = rig_submit(&r, COMPLETIONS, body.data);
     CHECK(strstr(string_at(a.json, "error.message"), "you requested more than 1024 tokens"));
     CHECK_EQ_STR(string_at(a.json, "error.code"), "context_length_exceeded");
     answer_free(&a);
     buf_release(&body);
     /* A default of max_tokens is cut to what fits instead. */
-    a = rig_call(&r, COMPLETIONS,
+    a = rig_submit(&r, COMPLETIONS,
                  "{\"prompt\":[5,6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":3}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_INT(r.fake.last.n_tokens, 2);
@@ -249,7 +249,7 @@ TEST(values_reach_the_backend)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(
+    struct answer a = rig_submit(
         &r, CHAT,
         "{" MESSAGES
         ",\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,\"presence_penalty\":1,"
@@ -295,7 +295,7 @@ TEST(defaults_come_from_the_model_or_openai)
     };
     rig_start(&r);
     const struct sampling_params *p = &r.fake.last.sampling;
-    struct answer a = rig_call(
+    struct answer a = rig_submit(
         &r, COMPLETIONS,
         "{" PROMPT ",\"model\":null,\"temperature\":null,\"stop\":null,\"logprobs\":null}");
     CHECK_EQ_INT(a.status, 200);
@@ -305,7 +305,7 @@ TEST(defaults_come_from_the_model_or_openai)
     CHECK_EQ_INT(p->top_k, 20);
     CHECK_EQ_INT(p->max_tokens, 16);
     answer_free(&a);
-    a = rig_call(&r, CHAT, "{" MESSAGES ",\"model\":\"default\",\"top_k\":-1}");
+    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"model\":\"default\",\"top_k\":-1}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_INT(p->top_k, 0);
     CHECK_EQ_INT(p->max_tokens, 256 - r.fake.last.n_tokens);
@@ -318,13 +318,13 @@ TEST(seeds_of_several_answers)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, COMPLETIONS, "{\"prompt\":[\"a\",\"a\"],\"n\":2,\"seed\":10}");
+    struct answer a = rig_submit(&r, COMPLETIONS, "{\"prompt\":[\"a\",\"a\"],\"n\":2,\"seed\":10}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_INT(r.fake.n_submitted, 4);
     for (int i = 0; i < 4; i++) CHECK_EQ_INT(r.fake.seeds[i], 10 + i % 2);
     answer_free(&a);
     /* A drawn seed differs between all, also between equal prompts. */
-    a = rig_call(&r, COMPLETIONS, "{\"prompt\":[\"a\",\"a\"],\"n\":2}");
+    a = rig_submit(&r, COMPLETIONS, "{\"prompt\":[\"a\",\"a\"],\"n\":2}");
     for (int i = 5; i < 8; i++) CHECK(r.fake.seeds[i] == r.fake.seeds[4] + (uint64_t)(i - 4));
     answer_free(&a);
     rig_close(&r);

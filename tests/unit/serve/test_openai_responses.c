@@ -7,7 +7,7 @@ static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completi
 
 static struct answer ask(struct rig *r, const char *path, const char *body)
 {
-    struct answer a = rig_call(r, path, body);
+    struct answer a = rig_submit(r, path, body);
     if (a.status != 200) test_fail(__FILE__, __LINE__, "%s: %d %s", body, a.status, a.body.data);
     return a;
 }
@@ -80,7 +80,7 @@ TEST(message_types_are_accepted)
     a = ask(&r, "/v1/tokenize", "{\"prompt\":\"Hi\"}");
     CHECK(number_at(a.json, "count") >= 1);
     answer_free(&a);
-    a = rig_call(&r, "/detokenize", "{\"tokens\":[-1]}");
+    a = rig_submit(&r, "/detokenize", "{\"tokens\":[-1]}");
     CHECK_EQ_INT(a.status, 400);
     answer_free(&a);
     rig_close(&r);
@@ -265,7 +265,7 @@ TEST(more_prompts_than_the_backend_takes_at_once)
 }
 
 /* Once some answers are there a full backend is waited for; at the door it is not. */
-TEST(call_under_way_waits_for_room)
+TEST(request_in_flight_waits_for_capacity)
 {
     struct rig r;
     struct buf body = { 0 };
@@ -306,7 +306,7 @@ TEST(failures_of_the_backend)
     rig_start(&r);
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         r.fake.refuse = rows[i].st;
-        struct answer a = rig_call(&r, CHAT, "{" MESSAGES "}");
+        struct answer a = rig_submit(&r, CHAT, "{" MESSAGES "}");
         CHECK_EQ_INT(a.status, rows[i].http);
         CHECK_EQ_STR(string_at(a.json, "error.message"), "the fake refuses on purpose");
         if (a.status == 429 || a.status == 503) CHECK(answer_has_header(&a, "Retry-After: 1\r\n"));
@@ -314,7 +314,7 @@ TEST(failures_of_the_backend)
         r.fake.refuse = OK;
         r.fake.fail = rows[i].st;
         r.fake.fail_after = 2;
-        a = rig_call(&r, CHAT, "{" MESSAGES ",\"n\":2}");
+        a = rig_submit(&r, CHAT, "{" MESSAGES ",\"n\":2}");
         CHECK_EQ_INT(a.status, rows[i].http);
         CHECK_EQ_STR(string_at(a.json, "error.message"), "the fake failed on purpose");
         if (rows[i].st == ERR_FULL)
@@ -332,7 +332,7 @@ TEST(model_without_template)
     rig_open(&r);
     r.o.chat = NULL;
     rig_start(&r);
-    struct answer a = rig_call(&r, CHAT, "{" MESSAGES "}");
+    struct answer a = rig_submit(&r, CHAT, "{" MESSAGES "}");
     CHECK_EQ_INT(a.status, 400);
     CHECK(strstr(string_at(a.json, "error.message"), "no chat template"));
     answer_free(&a);
@@ -343,5 +343,5 @@ TEST_MAIN(CASE(chat_answer), CASE(message_types_are_accepted), CASE(completions_
           CASE(length_stop_string_and_stop_id), CASE(echo_with_logprobs_covers_prompt_and_answer),
           CASE(chat_logprobs_and_prompt_logprobs),
           CASE(tokens_with_the_same_text_have_different_keys),
-          CASE(more_prompts_than_the_backend_takes_at_once), CASE(call_under_way_waits_for_room),
+          CASE(more_prompts_than_the_backend_takes_at_once), CASE(request_in_flight_waits_for_capacity),
           CASE(failures_of_the_backend), CASE(model_without_template))

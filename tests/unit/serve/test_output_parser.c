@@ -41,7 +41,7 @@ static struct answer ask(struct rig *r, const char *members)
 {
     struct buf body = { 0 };
     buf_printf(&body, "{" MESSAGES "%s%s}", members[0] ? "," : "", members);
-    struct answer a = rig_call(r, CHAT, body.data);
+    struct answer a = rig_submit(r, CHAT, body.data);
     if (a.status != 200)
         test_fail(__FILE__, __LINE__, "%s: %d %s", body.data, a.status, a.body.data);
     buf_release(&body);
@@ -320,14 +320,14 @@ static void check_prompt(struct rig *r, const char *members, const char *want)
 {
     struct buf body = { 0 };
     buf_printf(&body, "{%s}", members);
-    struct answer a = rig_call(r, "/tokenize", body.data);
+    struct answer a = rig_submit(r, "/tokenize", body.data);
     if (a.status != 200) test_fail(__FILE__, __LINE__, "%s: %s", members, a.body.data);
     char *tokens = cJSON_PrintUnformatted(json_at(a.json, "tokens"));
     buf_clear(&body);
     buf_printf(&body, "{\"tokens\":%s}", tokens);
     cJSON_free(tokens);
     answer_free(&a);
-    a = rig_call(r, "/detokenize", body.data);
+    a = rig_submit(r, "/detokenize", body.data);
     CHECK_EQ_STR(string_at(a.json, "prompt"), want);
     answer_free(&a);
     buf_release(&body);
@@ -364,25 +364,25 @@ TEST(demands_that_cannot_be_met_are_refused)
 {
     struct rig r;
     open_rig(&r, "x");
-    struct answer a = rig_call(&r, CHAT,
+    struct answer a = rig_submit(&r, CHAT,
                                "{" MESSAGES "," TOOLS
                                ",\"tool_choice\":\"required\",\"add_generation_prompt\":false}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
-    a = rig_call(&r, CHAT,
+    a = rig_submit(&r, CHAT,
                  "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"chat_template_kwargs\":{"
                  "\"add_generation_prompt\":false}}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
-    a = rig_call(&r, CHAT,
+    a = rig_submit(&r, CHAT,
                  "{" MESSAGES ",\"prompt_token_ids\":[5,6]," TOOLS
                  ",\"tool_choice\":\"required\"}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
-    a = rig_call(&r, CHAT,
+    a = rig_submit(&r, CHAT,
                  "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\"}]}]}");
     CHECK_EQ_INT(a.status, 400);
     CHECK(strstr(string_at(a.json, "error.message"), "messages[0]"));
@@ -400,7 +400,7 @@ TEST(answers_that_go_on)
     int32_t *ids = NULL;
     size_t n = 0;
     open_rig(&r, " more.</think>\nHello");
-    struct answer a = rig_call(&r, CHAT,
+    struct answer a = rig_submit(&r, CHAT,
                                "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
                                "\"assistant\",\"content\":\"<think>\\nHm,\"}],"
                                "\"add_generation_prompt\":false,\"continue_final_message\":true}");
@@ -413,7 +413,7 @@ TEST(answers_that_go_on)
     for (size_t i = 0; i < n; i++) buf_printf(&body, i ? ",%d" : "%d", ids[i]);
     buf_add_c(&body, "]}");
     mem_free(ids);
-    a = rig_call(&r, CHAT, body.data);
+    a = rig_submit(&r, CHAT, body.data);
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.reasoning_content"), "more.");
     answer_free(&a);
     buf_release(&body);

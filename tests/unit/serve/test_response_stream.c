@@ -29,7 +29,7 @@ TEST(chat_stream)
     struct buf text = { 0 };
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, CHAT,
+    struct answer a = rig_submit(&r, CHAT,
                                "{" MESSAGES ",\"stream\":true,\"return_token_ids\":true}");
     CHECK(a.begun && a.ended && ends_with_done(&a));
     /* One chunk per token, the end token's too, the finish, [DONE]. */
@@ -61,7 +61,7 @@ TEST(usage_and_trace_in_the_last_event)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(
+    struct answer a = rig_submit(
         &r, CHAT,
         "{" MESSAGES
         ",\"stream\":true,\"stream_options\":{\"include_usage\":true},\"return_trace\":true}");
@@ -73,14 +73,14 @@ TEST(usage_and_trace_in_the_last_event)
     cJSON_Delete(e);
     cJSON_Delete(finish);
     answer_free(&a);
-    a = rig_call(&r, CHAT,
+    a = rig_submit(&r, CHAT,
                  "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":true,"
                  "\"continuous_usage_stats\":true}}");
     e = event_at(&a, 0);
     CHECK_EQ_INT(number_at(e, "usage.completion_tokens"), 1);
     cJSON_Delete(e);
     answer_free(&a);
-    a = rig_call(&r, CHAT, "{" MESSAGES ",\"stream\":true,\"return_trace\":true,\"n\":2}");
+    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"stream\":true,\"return_trace\":true,\"n\":2}");
     e = event_at(&a, -2);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(e, "baton.choices")), 2);
     CHECK_EQ_STR(string_at(e, "choices.0.finish_reason"), "stop");
@@ -97,7 +97,7 @@ TEST(characters_are_never_split)
     rig_start(&r);
     rig_set_answer(&r, "a\xE2\x82\xAC\xF0\x9F\x98\x80z");
     CHECK(r.fake.n_answer >= 8); /* byte tokens */
-    struct answer a = rig_call(&r, COMPLETIONS,
+    struct answer a = rig_submit(&r, COMPLETIONS,
                                "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "a\xE2\x82\xAC\xF0\x9F\x98\x80z");
@@ -105,7 +105,7 @@ TEST(characters_are_never_split)
     answer_free(&a);
     buf_clear(&text);
     /* ends inside the character */
-    a = rig_call(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":3}");
+    a = rig_submit(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":3}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "a\xEF\xBF\xBD");
     buf_release(&text);
@@ -119,7 +119,7 @@ TEST(stop_string_over_several_tokens)
     struct buf text = { 0 };
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(
+    struct answer a = rig_submit(
         &r, COMPLETIONS,
         "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50,\"stop\":[\"there, wo\"]}");
     join(&a, "choices.0.text", &text);
@@ -139,7 +139,7 @@ TEST(echo_and_logprobs_in_chunks)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(
+    struct answer a = rig_submit(
         &r, COMPLETIONS,
         "{\"prompt\":[43,72,79],\"stream\":true,\"echo\":true,\"logprobs\":1,\"max_tokens\":2}");
     cJSON *first = event_at(&a, 0), *second = event_at(&a, 1), *finish = event_at(&a, 2);
@@ -154,7 +154,7 @@ TEST(echo_and_logprobs_in_chunks)
     cJSON_Delete(second);
     cJSON_Delete(finish);
     answer_free(&a);
-    a = rig_call(&r, COMPLETIONS,
+    a = rig_submit(&r, COMPLETIONS,
                  "{\"prompt\":\"Hel\",\"stream\":true,\"echo\":true,\"max_tokens\":0}");
     first = event_at(&a, 0);
     CHECK_EQ_STR(string_at(first, "choices.0.text"), "Hel");
@@ -170,12 +170,12 @@ TEST(errors_before_and_after_the_first_token)
     rig_open(&r);
     rig_start(&r);
     r.fake.fail = ERR_UNAVAILABLE;
-    struct answer a = rig_call(&r, CHAT, "{" MESSAGES ",\"stream\":true}");
+    struct answer a = rig_submit(&r, CHAT, "{" MESSAGES ",\"stream\":true}");
     CHECK_EQ_INT(a.status, 503);
     CHECK(!a.begun && answer_has_header(&a, "Retry-After: 7"));
     answer_free(&a);
     r.fake.fail_after = 2;
-    a = rig_call(&r, CHAT, "{" MESSAGES ",\"stream\":true}");
+    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"stream\":true}");
     CHECK(a.begun && ends_with_done(&a));
     cJSON *e = event_at(&a, -2);
     CHECK_EQ_STR(string_at(e, "error.message"), "the fake failed on purpose");
@@ -228,7 +228,7 @@ TEST(cancel_at_any_time)
     rig_close(&r);
 }
 
-TEST(close_with_calls_in_work)
+TEST(close_with_requests_in_flight)
 {
     struct rig r;
     struct answer a = { 0 }, b = { 0 };
@@ -247,4 +247,4 @@ TEST_MAIN(CASE(chat_stream), CASE(usage_and_trace_in_the_last_event),
           CASE(characters_are_never_split), CASE(stop_string_over_several_tokens),
           CASE(echo_and_logprobs_in_chunks), CASE(errors_before_and_after_the_first_token),
           CASE(receiver_that_takes_no_more_stops_the_work), CASE(cancel_at_any_time),
-          CASE(close_with_calls_in_work))
+          CASE(close_with_requests_in_flight))
