@@ -13,7 +13,7 @@ TOOLS = [dict(type='function', function=dict(name='get_weather', parameters=dict
          dict(type='function', function=dict(name='add', parameters=dict(type='object', properties=dict(a=dict(type='integer')))))]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-THOUGHT = '<think>\nI know.\n</think>\n\n'
+REASONING = '<think>\nI know.\n</think>\n\n'
 
 
 def repeat(text, *examples):
@@ -104,7 +104,7 @@ def a_named_tool_is_called():
 
 
 def reasoning():
-    messages = repeat(THOUGHT + 'This is it.', THOUGHT + 'Yes.', THOUGHT + 'It is red.', THOUGHT + 'No.')
+    messages = repeat(REASONING + 'This is it.', REASONING + 'Yes.', REASONING + 'It is red.', REASONING + 'No.')
     r = same(messages)
     m = r.choices[0].message
     assert m.content and '<' not in m.content and m.reasoning_content == 'I know.', r
@@ -121,7 +121,7 @@ def reasoning_begun_by_the_prompt():
 
 
 def reasoning_then_a_call():
-    r = same(repeat(THOUGHT + CALL, THOUGHT + ADD), tools=TOOLS, logprobs=True, n=2)
+    r = same(repeat(REASONING + CALL, REASONING + ADD), tools=TOOLS, logprobs=True, n=2)
     m = r.choices[0].message
     assert m.reasoning_content == 'I know.' and m.tool_calls[0].function.name == 'get_weather' and m.content is None, r
     assert len(r.choices[0].logprobs.content) == r.usage.completion_tokens / 2, r.usage

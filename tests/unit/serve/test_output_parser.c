@@ -75,8 +75,8 @@ static void show_whole(const cJSON *choice, struct buf *out)
 }
 
 struct gathered {
-    bool content_set, thoughts_set;
-    struct buf content, thoughts, calls[4];
+    bool content_set, reasoning_set;
+    struct buf content, reasoning, calls[4];
     int n_calls;
     char finish[16];
 };
@@ -106,7 +106,7 @@ static void show_stream(const struct answer *a, int index, struct buf *out)
             if (cJSON_IsString(json_at(d, "content")))
                 g.content_set = true, buf_add_c(&g.content, string_at(d, "content"));
             if (cJSON_IsString(json_at(d, "reasoning_content")))
-                g.thoughts_set = true, buf_add_c(&g.thoughts, string_at(d, "reasoning_content"));
+                g.reasoning_set = true, buf_add_c(&g.reasoning, string_at(d, "reasoning_content"));
             cJSON_ArrayForEach (call, json_member(d, "tool_calls")) gather_call(call, &g);
             if (json_member(choice, "finish_reason"))
                 snprintf(g.finish, sizeof g.finish, "%s", string_at(choice, "finish_reason"));
@@ -114,11 +114,11 @@ static void show_stream(const struct answer *a, int index, struct buf *out)
         cJSON_Delete(e);
     }
     buf_add_c(out, !g.content_set ? "null" : g.content.data ? g.content.data : "");
-    buf_printf(out, "|%s|", g.thoughts_set ? g.thoughts.data : "-");
+    buf_printf(out, "|%s|", g.reasoning_set ? g.reasoning.data : "-");
     for (int i = 0; i < g.n_calls; i++) buf_printf(out, "%s)", g.calls[i].data);
     buf_printf(out, "|%s", g.finish);
     buf_release(&g.content);
-    buf_release(&g.thoughts);
+    buf_release(&g.reasoning);
     for (int i = 0; i < 4; i++) buf_release(&g.calls[i]);
 }
 
@@ -143,7 +143,7 @@ struct parse_case {
     const char *answer, *members, *want;
 };
 
-TEST(answers_are_taken_apart)
+TEST(answers_are_parsed)
 {
     static const struct parse_case rows[] = {
         { "Hello there", "", "Hello there|-||stop" },
@@ -188,7 +188,7 @@ TEST(answers_are_taken_apart)
 }
 
 /* A call that length ends stays a call as far as it came. */
-TEST(length_ends_calls_and_thoughts)
+TEST(length_ends_calls_and_reasoning)
 {
     struct rig r;
     open_rig(&r, CALL_ADD);
@@ -233,7 +233,7 @@ TEST(a_broken_call_is_text)
     rig_close(&r);
 }
 
-TEST(tokens_of_thoughts_are_counted_and_logprobs_stay_whole)
+TEST(reasoning_tokens_are_counted_and_logprobs_stay_whole)
 {
     struct rig r;
     struct answer a;
@@ -244,9 +244,9 @@ TEST(tokens_of_thoughts_are_counted_and_logprobs_stay_whole)
     CHECK_OK(tokenizer_encode(r.tok, STR("<think>Hm.</think>"), false, SIZE_MAX, &ids, &n, &err));
     mem_free(ids);
     a = ask(&r, "\"logprobs\":true,\"top_logprobs\":1,\"return_token_ids\":true,\"n\":2");
-    double thoughts = number_at(a.json, "usage.completion_tokens_details.reasoning_tokens");
+    double n_reasoning = number_at(a.json, "usage.completion_tokens_details.reasoning_tokens");
     /* a token may cross the tag's end */
-    CHECK(thoughts >= 2 * (double)n && thoughts <= 2 * ((double)n + 1));
+    CHECK(n_reasoning >= 2 * (double)n && n_reasoning <= 2 * ((double)n + 1));
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), 2 * (r.fake.n_answer + 1));
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.1.logprobs.content")),
                  r.fake.n_answer + 1);
@@ -263,7 +263,7 @@ TEST(tokens_of_thoughts_are_counted_and_logprobs_stay_whole)
     CHECK_EQ_INT(n_logprobs, r.fake.n_answer + 1);
     cJSON *usage = event_at(&a, -2);
     CHECK_EQ_INT(number_at(usage, "usage.completion_tokens_details.reasoning_tokens"),
-                 thoughts / 2);
+                 n_reasoning / 2);
     cJSON_Delete(usage);
     answer_free(&a);
     a = ask(&r, "\"max_tokens\":3");
@@ -436,8 +436,8 @@ TEST(first_event_comes_with_the_first_token)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(answers_are_taken_apart), CASE(length_ends_calls_and_thoughts),
-          CASE(a_broken_call_is_text), CASE(tokens_of_thoughts_are_counted_and_logprobs_stay_whole),
+TEST_MAIN(CASE(answers_are_parsed), CASE(length_ends_calls_and_reasoning),
+          CASE(a_broken_call_is_text), CASE(reasoning_tokens_are_counted_and_logprobs_stay_whole),
           CASE(several_answers_of_a_stream_keep_apart), CASE(special_tokens_that_are_tags),
           CASE(prompts_show_tools_and_begun_calls), CASE(demands_that_cannot_be_met_are_refused),
           CASE(answers_that_go_on), CASE(first_event_comes_with_the_first_token))

@@ -72,7 +72,7 @@ static void check(size_t i, size_t a, size_t b, bool bytes)
     buf_release(&out);
 }
 
-TEST(thoughts_and_answers_are_apart)
+TEST(reasoning_and_answers_are_split)
 {
     for (size_t i = 0; i < COUNT_OF(EXAMPLES); i++) check(i, 0, 0, false);
 }
@@ -88,23 +88,23 @@ TEST(pieces_do_not_matter)
 }
 
 /* What is certain is given out at once. */
-TEST(thoughts_are_not_kept_back)
+TEST(reasoning_is_not_held_back)
 {
     struct reasoning r;
-    struct buf thoughts = { 0 }, answer = { 0 };
+    struct buf reasoning = { 0 }, answer = { 0 };
     reasoning_init(&r, reasoning_format_find(STR("qwen3")), REASONING_START);
-    reasoning_push(&r, STR("<think>\nSo"), &thoughts, &answer);
-    CHECK_EQ_STR(thoughts.data, "So");
+    reasoning_push(&r, STR("<think>\nSo"), &reasoning, &answer);
+    CHECK_EQ_STR(reasoning.data, "So");
     CHECK(reasoning_is_inside(&r));
-    reasoning_push(&r, STR(" it <"), &thoughts, &answer);
-    CHECK_EQ_STR(thoughts.data, "So it");
-    reasoning_push(&r, STR("x"), &thoughts, &answer);
-    CHECK_EQ_STR(thoughts.data, "So it <x");
-    reasoning_push(&r, STR("</think>A"), &thoughts, &answer);
+    reasoning_push(&r, STR(" it <"), &reasoning, &answer);
+    CHECK_EQ_STR(reasoning.data, "So it");
+    reasoning_push(&r, STR("x"), &reasoning, &answer);
+    CHECK_EQ_STR(reasoning.data, "So it <x");
+    reasoning_push(&r, STR("</think>A"), &reasoning, &answer);
     CHECK(!reasoning_is_inside(&r));
     CHECK_EQ_STR(answer.data, "A");
     reasoning_release(&r);
-    buf_release(&thoughts);
+    buf_release(&reasoning);
     buf_release(&answer);
 }
 
@@ -136,6 +136,6 @@ TEST(formats_by_name_and_by_template)
         "ernie");
 }
 
-TEST_MAIN(CASE(thoughts_and_answers_are_apart), CASE(pieces_do_not_matter),
-          CASE(thoughts_are_not_kept_back), CASE(prompts_say_where_the_answer_begins),
+TEST_MAIN(CASE(reasoning_and_answers_are_split), CASE(pieces_do_not_matter),
+          CASE(reasoning_is_not_held_back), CASE(prompts_say_where_the_answer_begins),
           CASE(formats_by_name_and_by_template))
