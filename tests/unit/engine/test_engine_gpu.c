@@ -241,7 +241,7 @@ TEST(a_step_has_few_launches)
 }
 
 /* An engine that is freed in the middle of it. */
-TEST(an_end_with_steps_under_way)
+TEST(an_end_with_steps_in_flight)
 {
     struct rig r;
     open_rig(&r, (struct rig_options){ 0 });
@@ -256,4 +256,4 @@ TEST(an_end_with_steps_under_way)
 TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240),
           CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
           CASE_T(steps_that_the_host_samples, 240), CASE_T(commands_in_between, 120),
-          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_under_way, 120))
+          CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_in_flight, 120))
