@@ -49,7 +49,7 @@ TEST(alloc_is_all_or_nothing)
     kv_pool_free(p);
 }
 
-TEST(last_reference_frees_an_unnamed_block)
+TEST(last_reference_frees_an_unpublished_block)
 {
     struct kv_pool *p = kv_pool_create(1, BT, true);
     int32_t b;
@@ -62,7 +62,7 @@ TEST(last_reference_frees_an_unnamed_block)
     kv_pool_free(p);
 }
 
-TEST(named_block_is_found_again)
+TEST(published_block_is_found_again)
 {
     struct kv_pool *p = kv_pool_create(3, BT, true);
     struct hash128 h[3] = { hash_of(0), hash_of(1), hash_of(2) };
@@ -127,7 +127,7 @@ TEST(free_blocks_go_before_cached_ones)
     kv_pool_free(p);
 }
 
-TEST(second_block_with_a_name_stays_anonymous)
+TEST(second_block_of_a_hash_stays_unpublished)
 {
     struct kv_pool *p = kv_pool_create(2, BT, true);
     int32_t b[2];
@@ -275,10 +275,10 @@ TEST(random_use_keeps_every_block_in_one_state)
     kv_pool_free(p);
 }
 
-TEST_MAIN(CASE(alloc_is_all_or_nothing), CASE(last_reference_frees_an_unnamed_block),
-          CASE(named_block_is_found_again), CASE(match_stops_at_the_first_gap),
+TEST_MAIN(CASE(alloc_is_all_or_nothing), CASE(last_reference_frees_an_unpublished_block),
+          CASE(published_block_is_found_again), CASE(match_stops_at_the_first_gap),
           CASE(least_recently_given_back_is_evicted_first), CASE(free_blocks_go_before_cached_ones),
-          CASE(second_block_with_a_name_stays_anonymous),
+          CASE(second_block_of_a_hash_stays_unpublished),
           CASE(quarantined_block_is_out_of_reach_until_fenced),
           CASE(without_prefix_cache_nothing_is_kept), CASE(forget_empties_the_cache),
           CASE(chain_depends_on_model_salt_and_all_tokens_before),

@@ -8,7 +8,7 @@ enum { BLOCK = 4, N = 5 };
 static const int32_t TOKENS[N * BLOCK] = { 1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                            11, 12, 13, 14, 15, 16, 17, 18, 19, 20 };
 
-static void names(uint64_t salt, uint32_t n_prompt, struct hash128 out[N])
+static void hashes_of(uint64_t salt, uint32_t n_prompt, struct hash128 out[N])
 {
     kv_prefix_hashes_generated(kv_prefix_seed(7, salt), TOKENS, BLOCK, n_prompt, 0, N, out);
 }
@@ -23,37 +23,37 @@ static uint32_t common(const struct hash128 *a, const struct hash128 *b)
     return n;
 }
 
-TEST(names_of_prompts_know_no_forms)
+TEST(prefix_hashes_of_prompts_know_no_attention_path)
 {
     struct hash128 plain[N], prompt[N], other[N];
     kv_prefix_hashes(kv_prefix_seed(7, 0), TOKENS, BLOCK, 0, N, plain);
-    names(0, N * BLOCK, prompt); /* nothing of it generated */
+    hashes_of(0, N * BLOCK, prompt); /* nothing of it generated */
     CHECK_EQ_INT(common(plain, prompt), N);
-    names(0, UINT32_MAX, prompt);
+    hashes_of(0, UINT32_MAX, prompt);
     CHECK_EQ_INT(common(plain, prompt), N);
-    names(1, UINT32_MAX, other);
+    hashes_of(1, UINT32_MAX, other);
     CHECK_EQ_INT(common(plain, other), 0);
 }
 
-TEST(names_say_where_generated_tokens_begin)
+TEST(prefix_hashes_tell_where_generated_tokens_begin)
 {
     struct hash128 prompt[N], a[N], b[N];
-    names(0, UINT32_MAX, prompt);
+    hashes_of(0, UINT32_MAX, prompt);
     for (uint32_t n = 0; n < N * BLOCK; n++) {
-        names(0, n, a);
+        hashes_of(0, n, a);
         CHECK_EQ_INT(common(prompt, a), n / BLOCK); /* whole blocks of prompt tokens */
         for (uint32_t m = 0; m < n; m++) {
-            names(0, m, b);
+            hashes_of(0, m, b);
             CHECK_EQ_INT(common(a, b), m / BLOCK);
         }
     }
 }
 
-TEST(names_are_the_same_in_pieces)
+TEST(prefix_hashes_are_the_same_in_pieces)
 {
     struct hash128 whole[N], pieces[N], seed = kv_prefix_seed(7, 0);
     for (uint32_t n = 0; n <= N * BLOCK; n += 3) {
-        names(0, n, whole);
+        hashes_of(0, n, whole);
         kv_prefix_hashes_generated(seed, TOKENS, BLOCK, n, 0, 2, pieces);
         kv_prefix_hashes_generated(seed, TOKENS, BLOCK, n, 2, 3, pieces);
         kv_prefix_hashes_generated(seed, TOKENS, BLOCK, n, 3, N, pieces);
@@ -61,5 +61,5 @@ TEST(names_are_the_same_in_pieces)
     }
 }
 
-TEST_MAIN(CASE(names_of_prompts_know_no_forms), CASE(names_say_where_generated_tokens_begin),
-          CASE(names_are_the_same_in_pieces))
+TEST_MAIN(CASE(prefix_hashes_of_prompts_know_no_attention_path), CASE(prefix_hashes_tell_where_generated_tokens_begin),
+          CASE(prefix_hashes_are_the_same_in_pieces))
