@@ -41,7 +41,7 @@ TEST(pieces_tile_the_pool)
     CHECK_EQ_INT(at, kv_layout_pool_bytes(&l));
 }
 
-TEST(runs_of_a_full_block_are_the_piece)
+TEST(segments_of_a_full_block_are_the_piece)
 {
     struct kv_layout l = sample();
     CHECK_EQ_INT(kv_layout_segment_stride(&l) * kv_layout_n_segments(&l),
@@ -237,7 +237,7 @@ TEST(widening_keeps_narrowing_does_not)
             CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
 }
 
-TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece),
+TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(segments_of_a_full_block_are_the_piece),
           CASE(wire_format_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
           CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part),
           CASE(difference_is_named_with_both_values), CASE(heads_in_common),

@@ -60,7 +60,7 @@ TEST(plan_joins_adjacent_pieces)
     CHECK_EQ_INT(out[2].remote, (20 + 3) * piece);
 }
 
-TEST(plan_takes_only_valid_runs_of_the_last_block)
+TEST(plan_takes_only_valid_segments_of_the_last_block)
 {
     struct kv_layout l = layout(4);
     struct kvt_head_slice v = kvt_head_slice_all(&l);
@@ -302,7 +302,7 @@ TEST(plan_batches_by_bytes)
 
 TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens),
           CASE(plan_sends_a_partly_filled_block_with_the_last_token),
-          CASE(plan_joins_adjacent_pieces), CASE(plan_takes_only_valid_runs_of_the_last_block),
+          CASE(plan_joins_adjacent_pieces), CASE(plan_takes_only_valid_segments_of_the_last_block),
           CASE(plan_copies_and_iov_agree), CASE(plan_slices_heads),
           CASE(plan_check_says_what_does_not_fit), CASE(plan_checksum_ignores_what_is_not_valid),
           CASE(plan_strides_and_rows_cover_a_piece), CASE(plan_batches_by_bytes))
