@@ -40,7 +40,7 @@ static void map_sample(size_t bytes, struct file_map *map)
 }
 
 /* Pieces at odd places, one without data; what was awaited is touched without faults. */
-TEST(awaited_pieces_are_in_memory)
+TEST(prefetched_ranges_are_in_memory)
 {
     enum { BYTES = 40 << 20 };
     struct file_map map;
@@ -269,7 +269,7 @@ TEST(failures_on_the_way_end_the_load)
 }
 #endif
 
-TEST_MAIN(CASE(awaited_pieces_are_in_memory), CASE(readers_stay_near_their_owner),
+TEST_MAIN(CASE(prefetched_ranges_are_in_memory), CASE(readers_stay_near_their_owner),
           CASE(a_matrix_larger_than_a_buffer), CASE(scales_of_all_pieces),
           CASE(many_matrices_before_the_first_is_used),
           CASE_T(failures_on_the_way_end_the_load, 120))
