@@ -188,13 +188,13 @@ TEST(steps_out_of_order_are_refused)
 
 /* ---- agents ---- */
 
-struct agents {
+struct probe_servers {
     int pids[2];
     struct probe_dialer *dialer;
     struct probe_client *clients[2];
 };
 
-static void start_agents(struct agents *a, const char *secret)
+static void start_servers(struct probe_servers *a, const char *secret)
 {
     struct probe_server_options o = { .host = "127.0.0.1", .secret = str_of(secret) };
     char where[2][32];
@@ -212,14 +212,14 @@ static void start_agents(struct agents *a, const char *secret)
             test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
-static void stop_agents(struct agents *a)
+static void stop_servers(struct probe_servers *a)
 {
     for (int i = 0; i < 2; i++) probe_hang_up(a->clients[i]);
     probe_dialer_free(a->dialer);
     for (int i = 0; i < 2; i++) probe_server_child_stop(a->pids[i]);
 }
 
-static void check_moves(struct agents *a, const char *transport, bool contiguous)
+static void check_moves(struct probe_servers *a, const char *transport, bool contiguous)
 {
     struct measurement p = {
         .sender = a->clients[0],
@@ -251,19 +251,19 @@ static void check_moves(struct agents *a, const char *transport, bool contiguous
     mem_free(r);
 }
 
-TEST(two_agents_move_blocks_and_measure_the_limit)
+TEST(two_servers_move_blocks_and_measure_the_limit)
 {
-    struct agents a;
-    start_agents(&a, "a secret");
+    struct probe_servers a;
+    start_servers(&a, "a secret");
     check_moves(&a, "ipc", false);
     check_moves(&a, "ipc", true);
     check_moves(&a, "tcp", false);
-    stop_agents(&a);
+    stop_servers(&a);
 }
 
 TEST(the_plain_stream_stands_in_for_iperf3)
 {
-    struct agents a;
+    struct probe_servers a;
     struct measurement p = {
         .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .connections = 3, .transport = "tcp"
     };
@@ -271,7 +271,7 @@ TEST(the_plain_stream_stands_in_for_iperf3)
     double rate = 0;
     const char *what = NULL;
     setenv("PATH", "/nowhere", 1); /* no tool is installed for the agents */
-    start_agents(&a, "");
+    start_servers(&a, "");
     p.sender = a.clients[0];
     p.receiver = a.clients[1];
     if (measurement_limit(&p, 4 << 20, &rate, &what, &err) != OK)
@@ -281,33 +281,33 @@ TEST(the_plain_stream_stands_in_for_iperf3)
     snprintf(p.transport, sizeof p.transport, "rdma");
     CHECK_STATUS(measurement_limit(&p, 4 << 20, &rate, &what, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "ib_write_bw is not installed") != NULL);
-    stop_agents(&a);
+    stop_servers(&a);
 }
 
 TEST(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it)
 {
-    struct agents a;
+    struct probe_servers a;
     struct measurement p = {
         .piece_bytes = 4096, .n_layers = 1, .n_blocks = 1, .transport = "pigeon"
     };
     struct err err = { 0 };
-    start_agents(&a, "s");
+    start_servers(&a, "s");
     p.sender = a.clients[0];
     p.receiver = a.clients[1];
     CHECK_STATUS(measurement_begin(&p, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "pigeon") != NULL);
     CHECK(p.step == PROBE_OPEN && !p.at_sender);
-    stop_agents(&a);
+    stop_servers(&a);
 }
 
 TEST(a_stranger_does_not_get_in)
 {
-    struct agents a;
+    struct probe_servers a;
     struct probe_dialer *stranger;
     struct probe_client *c = NULL;
     struct err err = { 0 };
     char where[128];
-    start_agents(&a, "right");
+    start_servers(&a, "right");
     snprintf(where, sizeof where, "%s", probe_peer(a.clients[0])->where);
     CHECK_OK(probe_dialer_create(str_of("wrong"), &stranger, &err));
     CHECK_STATUS(probe_dial(stranger, where, &c, &err), ERR_UNAUTHORIZED);
@@ -315,10 +315,10 @@ TEST(a_stranger_does_not_get_in)
     CHECK_STATUS(probe_dial(stranger, "127.0.0.1:1", &c, &err), ERR_PEER_LOST);
     CHECK_STATUS(probe_dial(stranger, "here", &c, &err), ERR_CONFIG);
     probe_dialer_free(stranger);
-    stop_agents(&a);
+    stop_servers(&a);
 }
 
-TEST(without_a_secret_an_agent_stays_on_loopback)
+TEST(without_a_secret_a_server_stays_on_loopback)
 {
     struct probe_server_options o = { .host = "0.0.0.0" };
     struct probe_server *a;
@@ -327,14 +327,14 @@ TEST(without_a_secret_an_agent_stays_on_loopback)
     CHECK(strstr(err.text, "BATON_CLUSTER_SECRET") != NULL);
 }
 
-TEST(visitors_are_bounded)
+TEST(clients_are_bounded)
 {
-    struct agents a;
+    struct probe_servers a;
     struct probe_client *more[PROBE_SERVER_CLIENTS_MAX] = { NULL };
     struct err err = { 0 };
     char where[128];
-    uint32_t n = 1; /* start_agents has one */
-    start_agents(&a, "s");
+    uint32_t n = 1; /* start_servers has one */
+    start_servers(&a, "s");
     snprintf(where, sizeof where, "%s", probe_peer(a.clients[0])->where);
     while (n < PROBE_SERVER_CLIENTS_MAX && probe_dial(a.dialer, where, &more[n - 1], &err) == OK)
         n++;
@@ -350,13 +350,13 @@ TEST(visitors_are_bounded)
     }
     CHECK_OK(st);
     for (uint32_t i = 0; i < PROBE_SERVER_CLIENTS_MAX; i++) probe_hang_up(more[i]);
-    stop_agents(&a);
+    stop_servers(&a);
 }
 
 TEST_MAIN(CASE(a_request_comes_back_as_it_was), CASE(what_is_out_of_range_is_refused_by_name),
           CASE(a_reply_shows_nothing_that_a_terminal_would_obey),
-          CASE(steps_out_of_order_are_refused), CASE(two_agents_move_blocks_and_measure_the_limit),
+          CASE(steps_out_of_order_are_refused), CASE(two_servers_move_blocks_and_measure_the_limit),
           CASE(the_plain_stream_stands_in_for_iperf3),
           CASE(an_unknown_transport_is_a_sentence_from_the_side_that_lacks_it),
-          CASE(a_stranger_does_not_get_in), CASE(without_a_secret_an_agent_stays_on_loopback),
-          CASE(visitors_are_bounded))
+          CASE(a_stranger_does_not_get_in), CASE(without_a_secret_a_server_stays_on_loopback),
+          CASE(clients_are_bounded))
