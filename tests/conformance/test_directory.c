@@ -23,7 +23,7 @@ struct rig {
     const char *backend;
     struct loop *loop;
     struct directory *a, *b; /* two entries; the same one for local */
-    struct directory *held;  /* http: the holder's own */
+    struct directory *served;  /* http: the holder's own */
     struct directory_server *server;
     uint16_t port;
     pid_t redis;
@@ -165,12 +165,12 @@ static struct directory *open_entry(struct rig *r, const char *topic, const char
     return d;
 }
 
-static void holder_start(struct rig *r, uint16_t port)
+static void server_start(struct rig *r, uint16_t port)
 {
     struct directory_options o = { .loop = r->loop, .topic = "default", .lease_ms = r->lease_ms };
     struct err err = { 0 };
-    CHECK_OK(directory_open("local", &o, &r->held, &err));
-    if (directory_serve_start(r->loop, r->held, "127.0.0.1", port, STR("s3cret"), &r->server,
+    CHECK_OK(directory_open("local", &o, &r->served, &err));
+    if (directory_serve_start(r->loop, r->served, "127.0.0.1", port, STR("s3cret"), &r->server,
                               &err) != OK)
         test_fail(__FILE__, __LINE__, "serve: %s", err.text);
     r->port = directory_serve_port(r->server);
@@ -178,15 +178,15 @@ static void holder_start(struct rig *r, uint16_t port)
 
 static void on_stopped(void *arg) { *(bool *)arg = true; }
 
-static void holder_stop(struct rig *r)
+static void server_stop(struct rig *r)
 {
     bool stopped = false;
     if (!r->server) return;
     directory_serve_stop(r->server, on_stopped, &stopped);
-    directory_close(r->held);
+    directory_close(r->served);
     WAIT_FOR(r, stopped);
     r->server = NULL;
-    r->held = NULL;
+    r->served = NULL;
 }
 
 static void rig_open(struct rig *r, const char *backend, uint32_t lease_ms)
@@ -200,7 +200,7 @@ static void rig_open(struct rig *r, const char *backend, uint32_t lease_ms)
         r->port = free_port();
         redis_run(r);
     } else if (!is_local) {
-        holder_start(r, 0);
+        server_start(r, 0);
     }
     r->a = open_entry(r, "default", "s3cret", true);
     r->b = is_local ? r->a : open_entry(r, "default", "s3cret", false);
@@ -212,7 +212,7 @@ static void rig_close(struct rig *r)
 {
     if (r->b != r->a) directory_close(r->b);
     directory_close(r->a);
-    holder_stop(r);
+    server_stop(r);
     redis_kill(r);
     loop_free(r->loop);
 }
@@ -658,13 +658,13 @@ TEST(killed_redis_comes_back)
     rig_close(&r);
 }
 
-static void holder_again(struct rig *r) { holder_start(r, r->port); }
+static void server_again(struct rig *r) { server_start(r, r->port); }
 
-TEST(restarted_holder_is_filled_again)
+TEST(restarted_server_is_filled_again)
 {
     struct rig r;
     rig_open(&r, "http", LEASE_LONG_MS);
-    lose_and_find(&r, holder_stop, holder_again);
+    lose_and_find(&r, server_stop, server_again);
     rig_close(&r);
 }
 
@@ -818,7 +818,7 @@ TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_
           ALL_CASES(release_may_come_twice), ALL_CASES(moving_requests_count_once),
           ALL_CASES(reservations_end_by_ttl), ALL_CASES(close_ends_all_callbacks),
           ALL_CASES(close_inside_a_callback), REMOTE_CASES(a_dead_entry_holds_nothing),
-          CASE_T(killed_redis_comes_back, CASE_S), CASE_T(restarted_holder_is_filled_again, CASE_S),
+          CASE_T(killed_redis_comes_back, CASE_S), CASE_T(restarted_server_is_filled_again, CASE_S),
           CASE_T(flushed_redis_is_filled_again, CASE_S),
           CASE_T(paused_redis_gets_the_releases_later, CASE_S),
           CASE_T(every_key_of_redis_is_bounded_in_time, CASE_S), CASE(strangers_are_refused),

@@ -262,8 +262,8 @@ def test_launcher_takes_the_secret_from_the_file():
         with closing(l):
             wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
             listening = subprocess.run(['ss', '-ltnpH'], capture_output=True, text=True).stdout.splitlines()
-            holders = [int(s.split()[3].rsplit(':', 1)[1]) for s in listening if f'pid={l.p.pid},' in s]
-            assert len(holders) == 1, listening
-            status, _, body = request(holders[0], 'POST', '/cluster/v1/snapshot', '{"topic":"default"}')
+            directory_servers = [int(s.split()[3].rsplit(':', 1)[1]) for s in listening if f'pid={l.p.pid},' in s]
+            assert len(directory_servers) == 1, listening
+            status, _, body = request(directory_servers[0], 'POST', '/cluster/v1/snapshot', '{"topic":"default"}')
             assert status == 401, (status, body)
             assert l.stop() == 0, l.output()[-2000:]
