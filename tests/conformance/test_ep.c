@@ -485,7 +485,7 @@ TEST(peer_a_wrong_expert_ends_all_ranks_with_its_name)
     run_ranks(2, rank_of_a_wrong_expert, 0, WHY);
 }
 
-static void rank_of_another_opinion(struct world *w)
+static void rank_with_other_sizes(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
     const struct shape s = shape_of("peer", EP_LOW_LATENCY, w->size);
@@ -497,7 +497,7 @@ static void rank_of_another_opinion(struct world *w)
     CHECK(e == NULL && strstr(err.text, w->rank == 1 ? "rank 0" : "rank 1") != NULL);
     device_close(d);
 }
-TEST(peer_ranks_of_other_sizes_do_not_meet) { run_ranks(3, rank_of_another_opinion, 0, WHY); }
+TEST(peer_ranks_of_other_sizes_do_not_meet) { run_ranks(3, rank_with_other_sizes, 0, WHY); }
 
 #ifdef BATON_EMULATED_GPU
 #include "tests/simt/include/simt.h"
@@ -524,12 +524,12 @@ static void rank_of_failures(struct world *w)
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
 }
-TEST(peer_one_rank_without_memory_is_told_to_all)
+TEST(peer_all_ranks_learn_that_one_has_no_memory)
 {
     the_failing = "cudaMalloc";
     run_ranks(3, rank_of_failures, 0, WHY);
 }
-TEST(peer_one_rank_that_cannot_open_the_others_is_told_to_all)
+TEST(peer_all_ranks_learn_that_one_cannot_map_the_others)
 {
     the_failing = "cudaIpcOpenMemHandle";
     run_ranks(3, rank_of_failures, 0, WHY);
@@ -561,11 +561,11 @@ TEST(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline)
 }
 static void check_freed(void) { CHECK_EQ_INT(simt_device_bytes(), 0); }
 #else
-TEST(peer_one_rank_without_memory_is_told_to_all)
+TEST(peer_all_ranks_learn_that_one_has_no_memory)
 {
     SKIP("failures by order need the emulated card");
 }
-TEST(peer_one_rank_that_cannot_open_the_others_is_told_to_all)
+TEST(peer_all_ranks_learn_that_one_cannot_map_the_others)
 {
     SKIP("failures by order need the emulated card");
 }
@@ -604,7 +604,7 @@ static bool is_lost(enum status st)
 }
 
 /* One good call; then DEAD is killed, and the others' next call ends in time. */
-static void rank_of_the_bereaved(struct world *w)
+static void rank_whose_peer_dies(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
     struct shape s = shape_of(the_backend, EP_LOW_LATENCY, w->size);
@@ -639,19 +639,19 @@ static void rank_of_the_bereaved(struct world *w)
 TEST(peer_a_dead_rank_is_an_error_in_time)
 {
     the_backend = "peer";
-    run_ranks(3, rank_of_the_bereaved, 1u << DEAD, WHY);
+    run_ranks(3, rank_whose_peer_dies, 1u << DEAD, WHY);
 }
 
 TEST(nccl_a_dead_rank_is_an_error_in_time)
 {
     the_backend = "nccl";
-    run_ranks(3, rank_of_the_bereaved, 1u << DEAD, WHY);
+    run_ranks(3, rank_whose_peer_dies, 1u << DEAD, WHY);
 }
 
 /* ---- more than there is room for ---- */
 
 /* All rows choose experts of rank 0: all ranks refuse alike, and go on with what fits. */
-static void rank_of_plenty(struct world *w)
+static void rank_over_its_limit(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
     struct shape s = shape_of("nccl", EP_THROUGHPUT, w->size);
@@ -671,7 +671,7 @@ static void rank_of_plenty(struct world *w)
     device_mem_free(d, &m);
     device_close(d);
 }
-TEST(nccl_more_than_there_is_room_for_is_refused_by_all) { run_ranks(2, rank_of_plenty, 0, WHY); }
+TEST(nccl_more_than_there_is_room_for_is_refused_by_all) { run_ranks(2, rank_over_its_limit, 0, WHY); }
 
 /* ---- graphs ---- */
 
@@ -768,8 +768,8 @@ TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_
           CASE(peer_sums_without_experts), CASE(impossible_sizes_are_refused_with_a_sentence),
           CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name),
           CASE(peer_ranks_of_other_sizes_do_not_meet),
-          CASE(peer_one_rank_without_memory_is_told_to_all),
-          CASE(peer_one_rank_that_cannot_open_the_others_is_told_to_all),
+          CASE(peer_all_ranks_learn_that_one_has_no_memory),
+          CASE(peer_all_ranks_learn_that_one_cannot_map_the_others),
           CASE(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline),
           CASE(peer_has_no_throughput_mode), CASE(peer_a_dead_rank_is_an_error_in_time),
           CASE_T(nccl_throughput_1, 120), CASE_T(nccl_throughput_2, 120),
