@@ -56,7 +56,7 @@ def start(full, test, share, n_shares):
     return pid, output, full
 
 
-def run_beside(tests, jobs):
+def run_in_parallel(tests, jobs):
     """At most `jobs` of them at a time; their results."""
     todo, running, results = list(tests), {}, []
     while todo or running:
@@ -86,7 +86,7 @@ def run_folder(here, names, long=False, only_list=False, jobs=1):
         print(*[full for full, _ in tests], sep='\n')
         return 0
     alone = [t for t in tests if jobs == 1 or getattr(t[1], 'alone', False)]
-    results = run_beside([t for t in tests if t not in alone], jobs) + [run_one(*t) for t in alone]
+    results = run_in_parallel([t for t in tests if t not in alone], jobs) + [run_one(*t) for t in alone]
     print(*[f'{results.count(status)} {what}' for status, what in ((PASSED, 'passed'), (FAILED, 'failed'), (SKIPPED, 'skipped'))], sep=', ')
     return FAILED in results or not results
 

@@ -205,7 +205,7 @@ TEST(sentencepiece_refuses_by_name)
     CHECK_STATUS(tokenizer_from_files(&none, &t, &err), ERR_NOT_FOUND);
 }
 
-TEST(files_beside_a_model_add_tokens)
+TEST(files_next_to_a_model_add_tokens)
 {
     struct buf m = { 0 };
     add_pieces(&m);
@@ -404,7 +404,7 @@ TEST(sentencepiece_long_texts_take_linear_time)
 TEST_MAIN(CASE(sentencepiece_merges_by_score), CASE(sentencepiece_unknown_characters_are_one),
           CASE(sentencepiece_puts_a_space_in_front), CASE(sentencepiece_takes_away_extra_spaces),
           CASE(sentencepiece_table_replaces), CASE(sentencepiece_refuses_by_name),
-          CASE(files_beside_a_model_add_tokens), CASE(base64_both_ways),
+          CASE(files_next_to_a_model_add_tokens), CASE(base64_both_ways),
           CASE(tekken_ranks_follow_the_special_tokens), CASE(tekken_refuses_what_is_wrong),
           CASE(tiktoken_family_is_known_by_its_size), CASE(gguf_llama_is_sentencepiece),
           CASE_T(sentencepiece_long_texts_take_linear_time, 120))
