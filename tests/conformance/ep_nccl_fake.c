@@ -125,7 +125,8 @@ static int waits_for_another(const struct ncclComm *c, int i)
 
 static ncclResult_t move(struct ncclComm *c, struct op *o)
 {
-    struct fake_channel *b = o->send ? &c->channels->channel[c->rank][o->peer] : &c->channels->channel[o->peer][c->rank];
+    struct fake_channel *b = o->send ? &c->channels->channel[c->rank][o->peer]
+                                     : &c->channels->channel[o->peer][c->rank];
     if (atomic_load(&b->full) == !!o->send) return ncclSuccess;
     if (o->send) {
         b->total = o->bytes;

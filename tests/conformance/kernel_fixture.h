@@ -34,14 +34,15 @@ static inline float *random_floats(size_t n, float range)
 }
 
 /* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_BACKEND(T) is T(name,
- * isa) of each, EVERY_BACKEND_CASES(C) the C(name). A row that this machine cannot run is skipped under
- * its name; test_kernels holds the list against the table. EVERY_CPU_BACKEND: those that compute on
- * the processor, where all of them give the same bits. */
-#define EVERY_CPU_BACKEND(T)                                                                          \
+ * isa) of each, EVERY_BACKEND_CASES(C) the C(name). A row that this machine cannot run is skipped
+ * under its name; test_kernels holds the list against the table. EVERY_CPU_BACKEND: those that
+ * compute on the processor, where all of them give the same bits. */
+#define EVERY_CPU_BACKEND(T)                                                                       \
     T(ref, "ref")                                                                                  \
     T(avx2, "avx2")                                                                                \
     T(avx512, "avx512") T(avx512_vnni, "avx512-vnni") T(avx512_bf16, "avx512-bf16") T(amx, "amx")
-#define EVERY_CPU_BACKEND_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
+#define EVERY_CPU_BACKEND_CASES(C)                                                                 \
+    C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
 #ifdef BATON_HAVE_CUDA_KERNELS
 #define EVERY_BACKEND(T)       EVERY_CPU_BACKEND(T) T(cuda, "cuda")
 #define EVERY_BACKEND_CASES(C) EVERY_CPU_BACKEND_CASES(C), C(cuda)
@@ -52,7 +53,7 @@ static inline float *random_floats(size_t n, float range)
 
 /* Skips the running test by name when this machine cannot run the row. */
 static inline struct kernel_ctx *open_backend(const char *isa, enum activations activations,
-                                          int n_threads)
+                                              int n_threads)
 {
     struct err err;
     struct kernel_ctx *c;

@@ -1,5 +1,5 @@
-/* kernel_ops_on_device.h - the slots of the kernel table with arguments in host memory, whatever device the
- * context computes on.
+/* kernel_ops_on_device.h - the slots of the kernel table with arguments in host memory, whatever
+ * device the context computes on.
  *
  * On a device with memory of its own every array goes there before the call, in pieces of exactly
  * the size that the call may touch, and what the call writes comes back after it, with what lies
@@ -273,8 +273,9 @@ static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
     a.begin = MEM_ARRAY(int32_t, (size_t)a.n_experts + 1);
     a.act = MEM_ARRAY(float, prequantized_floats(one, inner));
     a.out = MEM_ARRAY(float, one *hidden);
-    a.shared.act = a.shared.gate_up ? MEM_ARRAY(float, prequantized_floats(a.n_rows, a.shared.down->n_in))
-                                    : NULL;
+    a.shared.act = a.shared.gate_up
+                       ? MEM_ARRAY(float, prequantized_floats(a.n_rows, a.shared.down->n_in))
+                       : NULL;
     a.jobs = MEM_ARRAY(struct matmul_args, (size_t)a.n_experts + 1);
     struct experts_args on = a;
     const struct {
@@ -364,8 +365,9 @@ static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *app
 
 /* A row of the processor gives the bits of ref. A card's sums run in another order: within `bound`
  * of it, or of what is `scale` large. */
-static inline void check_against_ref(const struct kernel_ctx *c, const float *got, const float *want,
-                             size_t n, double bound, const char *what, size_t a, size_t b)
+static inline void check_against_ref(const struct kernel_ctx *c, const float *got,
+                                     const float *want, size_t n, double bound, const char *what,
+                                     size_t a, size_t b)
 {
     if (c->device->is_host) {
         check_bits(got, want, n, what, a, b);

@@ -100,7 +100,7 @@ static void append_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_append_after_rope) { append_cases(isa); }
 #define BACKEND_CASES(name) CASE(name##_append_after_rope)
 EVERY_BACKEND(BACKEND_TESTS)

@@ -376,8 +376,8 @@ static void segment_cases(const char *isa)
 
 enum { PRODUCT_ROWS = 13, PRODUCT_DIM_MAX = 576 };
 
-struct bf16_products { /* PRODUCT_ROWS queries, ATTN_TILE keys of dim elements, both of bf16 and filled up to
-                 * whole pairs */
+struct bf16_products { /* PRODUCT_ROWS queries, ATTN_TILE keys of dim elements, both of bf16 and
+                        * filled up to whole pairs */
     size_t dim, q_stride;
     uint16_t *q, *k, *packed; /* packed: keys without anything beside them */
     const char *at[ATTN_TILE];
@@ -431,11 +431,13 @@ static void check_bf16_products(const struct cpu_microkernels *kernels)
         float all[PRODUCT_ROWS * ATTN_TILE], some[PRODUCT_ROWS * ATTN_TILE];
         for (size_t j = keys; j < ATTN_TILE; j++) c.at[j] = NULL;
         kernels->load_keys_bf16(packed_keys, &rows, keys, c.dim);
-        kernels->scores_bf16(all, c.q, c.q_stride, PRODUCT_ROWS, packed_keys, div_up(keys, PANEL), c.dim);
+        kernels->scores_bf16(all, c.q, c.q_stride, PRODUCT_ROWS, packed_keys, div_up(keys, PANEL),
+                             c.dim);
         for (size_t i = 0; i < PRODUCT_ROWS; i++)
             for (size_t j = 0; j < keys; j++) check_bf16_product(&c, i, j, all[i * ATTN_TILE + j]);
         for (size_t n_rows = 1; n_rows <= PRODUCT_ROWS; n_rows++) {
-            kernels->scores_bf16(some, c.q, c.q_stride, n_rows, packed_keys, div_up(keys, PANEL), c.dim);
+            kernels->scores_bf16(some, c.q, c.q_stride, n_rows, packed_keys, div_up(keys, PANEL),
+                                 c.dim);
             for (size_t i = 0; i < n_rows; i++)
                 check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "many", c.dim, n_rows);
             if (n_rows > ATTN_SKINNY_PAIRS) continue;
@@ -624,7 +626,7 @@ static void many_sequences(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_rows) { rows_cases(isa); }                                                         \
     TEST(name##_block_sizes) { block_cases(isa); }                                                 \
     TEST(name##_segments) { segment_cases(isa); }                                                  \
@@ -638,7 +640,7 @@ static void many_sequences(const char *isa)
     }                                                                                              \
     TEST(name##_append) { append_stores(isa); }                                                    \
     TEST(name##_many_sequences) { many_sequences(isa); }
-#define BACKEND_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                        \
     CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240),              \
         CASE_T(name##_fast, 240), CASE(name##_paths_agree), CASE(name##_later_positions),          \
         CASE(name##_append), CASE(name##_many_sequences)

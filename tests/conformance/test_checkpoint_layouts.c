@@ -1,13 +1,13 @@
-/* test_checkpoint_layouts.c - the same weights in every layout that folders have give the same bits as in the
- * plainest one.
+/* test_checkpoint_layouts.c - the same weights in every layout that folders have give the same bits
+ * as in the plainest one.
  *
  * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's
  * layout, with the experts of a layer in one tensor, with other prefixes, in several types at once,
  * in f16, and as f8 with block scales beside the f32 numbers that those mean. And a folder
  * quantised while it is loaded equals one that holds what the quantised numbers mean. */
 #include "kernels/quantize.h"
-#include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/checkpoint_write.h"
+#include "tests/fixtures/model_rig.h"
 
 /* ---- rewriting ---- */
 
@@ -91,13 +91,15 @@ static void fuse_layer(struct checkpoint *s, const char *stem)
     static const char *const PARTS[] = { "gate_proj", "up_proj", "down_proj" };
     char name[200];
     uint64_t n = 0;
-    do checkpoint_print(name, sizeof name, "%s%llu.gate_proj.weight", stem, (unsigned long long)n++);
+    do
+        checkpoint_print(name, sizeof name, "%s%llu.gate_proj.weight", stem,
+                         (unsigned long long)n++);
     while (checkpoint_find(s, name));
     n--;
     for (uint64_t i = 0; i < n; i++) {
         for (size_t p = 0; p < 3; p++) {
             checkpoint_print(name, sizeof name, "%s%llu.%s.weight", stem, (unsigned long long)i,
-                        PARTS[p]);
+                             PARTS[p]);
             part[p] = checkpoint_find(s, name);
             CHECK(part[p] != NULL);
         }
@@ -105,10 +107,10 @@ static void fuse_layer(struct checkpoint *s, const char *stem)
             char whole[200];
             checkpoint_print(whole, sizeof whole, "%sgate_up_proj", stem);
             gate_up = checkpoint_add(s, whole, part[0]->type, part[0]->dtype, 3,
-                                (uint64_t[]){ n, 2 * part[0]->shape[0], part[0]->shape[1] });
+                                     (uint64_t[]){ n, 2 * part[0]->shape[0], part[0]->shape[1] });
             checkpoint_print(whole, sizeof whole, "%sdown_proj", stem);
             down = checkpoint_add(s, whole, part[2]->type, part[2]->dtype, 3,
-                             (uint64_t[]){ n, part[2]->shape[0], part[2]->shape[1] });
+                                  (uint64_t[]){ n, part[2]->shape[0], part[2]->shape[1] });
         }
         memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes), part[0]->data,
                part[0]->bytes);
@@ -143,7 +145,7 @@ static void add_prefix(struct checkpoint *s, const char *prefix, bool drop_model
         char name[160];
         bool inside = str_starts(str_of(s->t[i].name), "model.");
         checkpoint_print(name, sizeof name, "%s%s", prefix,
-                    inside && drop_model ? s->t[i].name + 6 : s->t[i].name);
+                         inside && drop_model ? s->t[i].name + 6 : s->t[i].name);
         checkpoint_print(s->t[i].name, sizeof s->t[i].name, "%s", name);
     }
 }
@@ -183,14 +185,14 @@ static float *answers(const char *path, const char *isa, enum quantize quantize,
 static void check_same(const char *want_path, const char *path, enum quantize quantize,
                        const char *what)
 {
-    for (size_t b = 0; KERNEL_BACKENDS[b]; b++) {
-        if (!KERNEL_BACKENDS[b]->available()) continue;
+    for (size_t k = 0; KERNEL_BACKENDS[k]; k++) {
+        if (!KERNEL_BACKENDS[k]->available()) continue;
         struct rig a, b;
-        float *want = answers(want_path, KERNEL_BACKENDS[b]->name, QUANTIZE_NONE, &a),
-              *have = answers(path, KERNEL_BACKENDS[b]->name, quantize, &b);
+        float *want = answers(want_path, KERNEL_BACKENDS[k]->name, QUANTIZE_NONE, &a),
+              *have = answers(path, KERNEL_BACKENDS[k]->name, quantize, &b);
         if (memcmp(want, have, (N_IDS + N_ANSWER) * (size_t)a.n_vocab * sizeof *want) != 0)
             test_fail(__FILE__, __LINE__, "%s: the logits on %s differ", what,
-                      KERNEL_BACKENDS[b]->name);
+                      KERNEL_BACKENDS[k]->name);
         mem_free(want);
         mem_free(have);
         rig_close(&a);
@@ -310,7 +312,7 @@ TEST(f16_folders)
         struct buf b = { 0 };
         struct path f16 = other(NAMES[i], "f16"), meant = other(NAMES[i], "f16-meant");
         struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text),
-                     *m = checkpoint_read(golden(NAMES[i], "model").text);
+                          *m = checkpoint_read(golden(NAMES[i], "model").text);
         for (size_t t = 0; t < s->n; t++) to_f16(&s->t[t], &m->t[t]);
         checkpoint_write_folder(s, f16.text, config_of(NAMES[i], &b));
         checkpoint_write_folder(m, meant.text, config_of(NAMES[i], &b));
@@ -351,7 +353,7 @@ static void to_f8(struct checkpoint *f8, struct checkpoint *meant, size_t i)
     char name[200];
     checkpoint_print(name, sizeof name, "%s_scale_inv", t->name);
     struct checkpoint_tensor *scales = checkpoint_add(f8, name, "F32", DTYPE_F32, 2,
-                                            (uint64_t[]){ down, across });
+                                                      (uint64_t[]){ down, across });
     float *scale = (float *)scales->data;
     for (size_t b = 0; b < down * across; b++) scale[b] = 0.003f + 0.0001f * (float)b;
     for (size_t r = 0; r < rows; r++)
@@ -387,7 +389,7 @@ TEST(f8_with_block_scales)
         struct buf a = { 0 }, b = { 0 };
         struct path f8 = other(NAMES[i], "f8"), meant = other(NAMES[i], "meant");
         struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text),
-                     *m = checkpoint_read(golden(NAMES[i], "model").text);
+                          *m = checkpoint_read(golden(NAMES[i], "model").text);
         for (size_t t = 0, n = s->n; t < n; t++)
             if (is_f8_matrix(&s->t[t])) to_f8(s, m, t);
         struct str config = config_of(NAMES[i], &a);
@@ -447,7 +449,8 @@ TEST(what_is_quantised_while_loading)
 {
     static const char *const NAMES[] = { "llama_bias", "qwen2",       "qwen3_moe",       "mixtral",
                                          "ernie_moe",  "deepseek_v3", "deepseek_v2_lite" };
-    static const enum quantize QUANTIZATIONS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
+    static const enum quantize QUANTIZATIONS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4,
+                                                   QUANTIZE_BLOCK_FP8 };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (size_t f = 0; f < COUNT_OF(QUANTIZATIONS); f++) {
             struct buf b = { 0 };

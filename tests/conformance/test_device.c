@@ -480,18 +480,18 @@ static void sharing_cases(const char *name)
     TEST(name##_memory_is_zeroed_and_holds_what_was_put_there) { memory_cases(#name); }            \
     TEST(name##_impossible_sizes_are_refused_with_a_sentence) { refusal_cases(#name); }            \
     TEST(name##_memory_that_is_available) { available_cases(#name); }                              \
-    TEST(name##_copy_stream_copies_in_order) { stream_copy_cases(#name); }                                  \
-    TEST(name##_copy_stream_gathers) { stream_gather_cases(#name); }                                        \
-    TEST(name##_copy_stream_waits_for_events) { stream_event_cases(#name); }                                  \
-    TEST(name##_copy_stream_checksums_are_the_hosts) { stream_checksum_cases(#name); }                                \
-    TEST(name##_copy_stream_converts_rows) { stream_convert_cases(#name); }                                 \
+    TEST(name##_copy_stream_copies_in_order) { stream_copy_cases(#name); }                         \
+    TEST(name##_copy_stream_gathers) { stream_gather_cases(#name); }                               \
+    TEST(name##_copy_stream_waits_for_events) { stream_event_cases(#name); }                       \
+    TEST(name##_copy_stream_checksums_are_the_hosts) { stream_checksum_cases(#name); }             \
+    TEST(name##_copy_stream_converts_rows) { stream_convert_cases(#name); }                        \
     TEST(name##_memory_of_others) { sharing_cases(#name); }
 #define DEVICE_CASES(name)                                                                         \
     CASE(name##_memory_is_zeroed_and_holds_what_was_put_there),                                    \
         CASE(name##_impossible_sizes_are_refused_with_a_sentence),                                 \
-        CASE(name##_memory_that_is_available), CASE(name##_copy_stream_copies_in_order),                  \
-        CASE(name##_copy_stream_gathers), CASE(name##_copy_stream_waits_for_events),                              \
-        CASE(name##_copy_stream_checksums_are_the_hosts), CASE(name##_copy_stream_converts_rows),                     \
+        CASE(name##_memory_that_is_available), CASE(name##_copy_stream_copies_in_order),           \
+        CASE(name##_copy_stream_gathers), CASE(name##_copy_stream_waits_for_events),               \
+        CASE(name##_copy_stream_checksums_are_the_hosts), CASE(name##_copy_stream_converts_rows),  \
         CASE(name##_memory_of_others)
 
 DEVICE_TESTS(cpu)

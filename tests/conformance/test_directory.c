@@ -22,8 +22,8 @@ enum { NODES = 32, LEASE_LONG_MS = 20000, LEASE_SHORT_MS = 400, WAIT_MS = 8000, 
 struct rig {
     const char *backend;
     struct loop *loop;
-    struct directory *a, *b; /* two entries; the same one for local */
-    struct directory *served;  /* http: the holder's own */
+    struct directory *a, *b;  /* two entries; the same one for local */
+    struct directory *served; /* http: the holder's own */
     struct directory_server *server;
     uint16_t port;
     pid_t redis;
@@ -360,8 +360,9 @@ static void case_published_nodes_are_seen(struct rig *r)
 static void case_topics_are_apart(struct rig *r)
 {
     struct answer a, b;
-    struct directory *other = strcmp(r->backend, "local") == 0 ? r->a
-                                                           : open_entry(r, "test", "s3cret", false);
+    struct directory *other = strcmp(r->backend, "local") == 0
+                                  ? r->a
+                                  : open_entry(r, "test", "s3cret", false);
     struct node_record n = record(3, ROLE_PREFILL);
     run_for(r, 100);
     snprintf(n.topic, sizeof n.topic, "test");
@@ -784,15 +785,15 @@ TEST(open_says_what_is_wrong)
 static void run(const char *backend, uint32_t lease_ms, void (*fn)(struct rig *))
 {
     struct rig r;
-    rig_open(&r, row, lease_ms);
+    rig_open(&r, backend, lease_ms);
     fn(&r);
     rig_close(&r);
 }
 
-#define REMOTE_BACKENDS(name, lease)                                                                   \
+#define REMOTE_BACKENDS(name, lease)                                                               \
     TEST(name##_http) { run("http", lease, case_##name); }                                         \
     TEST(name##_redis) { run("redis", lease, case_##name); }
-#define ALL_BACKENDS(name, lease)                                                                      \
+#define ALL_BACKENDS(name, lease)                                                                  \
     TEST(name##_local) { run("local", lease, case_##name); }                                       \
     REMOTE_BACKENDS(name, lease)
 #define REMOTE_CASES(name) CASE_T(name##_http, CASE_S), CASE_T(name##_redis, CASE_S)

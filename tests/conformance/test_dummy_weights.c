@@ -177,8 +177,7 @@ TEST(packed_as_if_files_held_them)
 TEST(packed_on_a_gpu_as_if_files_held_them)
 {
     if (!has_gpu())
-        SKIP(
-            "no CUDA card, and no emulated one in this build: dummy weights were NOT made on it");
+        SKIP("no CUDA card, and no emulated one in this build: dummy weights were NOT made on it");
     check_all_packed("cuda", ACTIVATIONS_FAST);
     check_all_packed("cuda", ACTIVATIONS_F32);
 }

@@ -290,7 +290,7 @@ static struct ep_placement placement(int size, bool redundant)
 
 static struct shape shape_of(const char *backend, enum ep_mode mode, int size)
 {
-    return (struct shape){ .c = { .backend = row,
+    return (struct shape){ .c = { .backend = backend,
                                   .mode = mode,
                                   .max_rows = 6,
                                   .hidden = 200,
@@ -339,7 +339,7 @@ static void calls(const char *backend, const char *device, enum ep_mode mode, in
     };
     the_device = device;
     for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
-        the_shape = shape_of(row, mode, size);
+        the_shape = shape_of(backend, mode, size);
         the_shape.c.send = WAYS[i].send;
         the_shape.c.back = WAYS[i].back;
         the_shape.c.hidden = WAYS[i].hidden;
@@ -671,7 +671,10 @@ static void rank_over_its_limit(struct world *w)
     device_mem_free(d, &m);
     device_close(d);
 }
-TEST(nccl_more_than_there_is_room_for_is_refused_by_all) { run_ranks(2, rank_over_its_limit, 0, WHY); }
+TEST(nccl_more_than_there_is_room_for_is_refused_by_all)
+{
+    run_ranks(2, rank_over_its_limit, 0, WHY);
+}
 
 /* ---- graphs ---- */
 
@@ -700,7 +703,7 @@ static void check_owners(const struct shape *s, const struct world *w, const str
 }
 
 static void capture(const struct shape *s, struct ep *e, struct inputs *in, cudaStream_t stream,
-                   cudaGraphExec_t *exec)
+                    cudaGraphExec_t *exec)
 {
     const struct ep_combine_args a = {
         .out = in->d_out.ptr, .weights = in->d_weights.ptr, .y = in->d_y.ptr, .add = s->add

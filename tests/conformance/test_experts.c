@@ -178,7 +178,7 @@ static void experts_cases(const char *isa)
     }
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_experts) { experts_cases(isa); }
 #define BACKEND_CASES(name) CASE_T(name##_experts, 200)
 EVERY_BACKEND(BACKEND_TESTS)

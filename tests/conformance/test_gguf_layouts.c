@@ -4,9 +4,9 @@
  * one tensor, rows of q and k reordered for the llama architecture, rope factors as a tensor,
  * vectors in f32; where converters of different ages differ, in both ways. */
 #include "shared/model/rope.h"
+#include "tests/fixtures/checkpoint_write.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/fixtures/model_rig.h"
-#include "tests/fixtures/checkpoint_write.h"
 
 /* What one file is made with. */
 struct gguf_variant {
@@ -123,8 +123,9 @@ static const char *part_of(const char *name, uint32_t *layer)
 }
 
 /* All experts of one matrix; `t` is that of expert 0. */
-static void put_experts(struct gguf_write *w, struct checkpoint *s, const struct checkpoint_tensor *t,
-                        const char *name, uint32_t layer, bool single)
+static void put_experts(struct gguf_write *w, struct checkpoint *s,
+                        const struct checkpoint_tensor *t, const char *name, uint32_t layer,
+                        bool single)
 {
     struct buf all = { 0 };
     char from[160], to[160], head[160];
@@ -136,7 +137,8 @@ static void put_experts(struct gguf_write *w, struct checkpoint *s, const struct
         checkpoint_print(from, sizeof from, "%s.%llu.%s", head, (unsigned long long)n, zero + 3);
         struct checkpoint_tensor *one = checkpoint_find(s, from);
         if (!one) break;
-        checkpoint_print(to, sizeof to, "blk.%u.%s.%llu.weight", layer, name, (unsigned long long)n);
+        checkpoint_print(to, sizeof to, "blk.%u.%s.%llu.weight", layer, name,
+                         (unsigned long long)n);
         if (single) put(w, to, one);
         buf_add(&all, one->data, one->bytes);
     }
@@ -218,7 +220,8 @@ static void put_f32(struct gguf_write *w, const struct gguf_variant *f, const ch
     gguf_write_f32(w, full, (float)v);
 }
 
-static void put_latent(struct gguf_write *w, const struct gguf_variant *f, const struct model_config *c)
+static void put_latent(struct gguf_write *w, const struct gguf_variant *f,
+                       const struct model_config *c)
 {
     const struct mla_config *m = &c->mla;
     char key[64];
@@ -241,7 +244,8 @@ static void put_latent(struct gguf_write *w, const struct gguf_variant *f, const
     if (f->draft) put_u32(w, f, "nextn_predict_layers", 1);
 }
 
-static void put_moe(struct gguf_write *w, const struct gguf_variant *f, const struct model_config *c)
+static void put_moe(struct gguf_write *w, const struct gguf_variant *f,
+                    const struct model_config *c)
 {
     const struct moe_config *m = &c->moe;
     char key[64];
@@ -276,7 +280,8 @@ static void put_factors(struct gguf_write *w, const struct model_config *c)
                       c->head_dim / 2 * 4);
 }
 
-static void put_metadata(struct gguf_write *w, const struct gguf_variant *f, const struct model_config *c)
+static void put_metadata(struct gguf_write *w, const struct gguf_variant *f,
+                         const struct model_config *c)
 {
     gguf_write_text(w, "general.architecture", f->arch);
     put_u32(w, f, "block_count", c->n_layers + f->draft);

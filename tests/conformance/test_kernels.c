@@ -85,7 +85,7 @@ enum { ROPE_ROWS = 19, ROPE_POS = 50 };
 
 /* What element `at` of a head b becomes: (its norm, then) its turn. */
 static double rotated(const struct rope_args *a, const float *b, size_t dim, const float *norm,
-                     const float *cs, size_t at)
+                      const float *cs, size_t at)
 {
     const size_t half = a->rot_dim / 2, pair = a->interleaved ? at / 2 : at % (half ? half : 1);
     const size_t i0 = a->interleaved ? 2 * pair : pair,
@@ -137,12 +137,12 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
     for (size_t l = 0; l < a.n_heads; l++) {
         const size_t stride = a.heads[l].x_stride, dim = dims[l];
         check_against_ref(c, x[l], want[l], ROPE_ROWS * stride - 5, 2e-6,
-                  interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
+                          interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
         for (size_t i = 0; i < ROPE_ROWS; i++)
             for (size_t d = 0; d < n_heads[l] * dim; d++)
                 CHECK_NEAR(want[l][i * stride + d],
                            rotated(&a, before[l] + i * stride + d / dim * dim, dim, norm[l],
-                                  table + (size_t)pos[i] * rot_dim, d % dim),
+                                   table + (size_t)pos[i] * rot_dim, d % dim),
                            2e-6);
         mem_free(x[l]), mem_free(want[l]), mem_free(before[l]), mem_free(norm[l]);
     }
@@ -274,7 +274,8 @@ TEST(every_backend_has_its_tests)
         bool found = false;
         for (size_t i = 0; i < COUNT_OF(tested); i++)
             found |= strcmp(tested[i], KERNEL_BACKENDS[n]->name) == 0;
-        if (!found) test_fail(__FILE__, __LINE__, "EVERY_BACKEND lacks %s", KERNEL_BACKENDS[n]->name);
+        if (!found)
+            test_fail(__FILE__, __LINE__, "EVERY_BACKEND lacks %s", KERNEL_BACKENDS[n]->name);
     }
     CHECK_EQ_INT(n, COUNT_OF(tested));
 }
@@ -409,7 +410,8 @@ static void check_prequantized(struct kernel_ctx *c, enum dtype first, enum dtyp
     const struct weight_src parts[] = { gate.src, up.src };
     struct weight pair = pack_parts(c, parts, 2, JOIN_PAIRED),
                   last = pack_parts(c, &down.src, 1, JOIN_STACKED);
-    float *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, prequantized_floats(n, INNER)),
+    float *x = random_floats(n * HIDDEN, 30),
+          *act = MEM_ARRAY(float, prequantized_floats(n, INNER)),
           *wide = MEM_ARRAY(float, n *INNER);
     float *y = MEM_ARRAY(float, n *OUT), *want = MEM_ARRAY(float, n *OUT);
     struct matmul_args a = {
@@ -448,20 +450,20 @@ static void prequantized_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_products) { product_cases(isa); }                                                  \
-    TEST(name##_prequantized_rows) { prequantized_cases(isa); }                                                  \
+    TEST(name##_prequantized_rows) { prequantized_cases(isa); }                                    \
     TEST(name##_rms_norm) { norm_cases(isa); }                                                     \
     TEST(name##_add) { add_cases(isa); }                                                           \
     TEST(name##_copy_rows) { copy_cases(isa); }                                                    \
     TEST(name##_rope) { rope_cases(isa); }                                                         \
     TEST(name##_combine) { combine_cases(isa); }
-#define BACKEND_CASES(name)                                                                            \
-    CASE(name##_products), CASE(name##_prequantized_rows), CASE(name##_rms_norm), CASE(name##_add),       \
-        CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
+#define BACKEND_CASES(name)                                                                        \
+    CASE(name##_products), CASE(name##_prequantized_rows), CASE(name##_rms_norm),                  \
+        CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
 
 /* What sampling takes from the processor. */
-#define CPU_BACKEND_TESTS(name, isa)                                                                  \
+#define CPU_BACKEND_TESTS(name, isa)                                                               \
     TEST(name##_vocabulary) { vocabulary_cases(isa); }                                             \
     TEST(name##_log_sum_exp) { lse_cases(isa); }
 #define CPU_BACKEND_CASES(name) CASE(name##_vocabulary), CASE(name##_log_sum_exp)

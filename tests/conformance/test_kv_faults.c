@@ -141,7 +141,10 @@ static void transfer_begin(struct rig *b, struct transfer *l, const int32_t *blo
     struct node *from = b->from.node, *to = b->to.node;
     struct buf grant = { 0 };
     struct err err = { 0 };
-    *l = (struct transfer){ .id = ++b->next_id, .n_tokens = 1 + (uint32_t)rand() % (MOST_BLOCKS * 16) };
+    *l = (struct transfer){
+        .id = ++b->next_id,
+        .n_tokens = 1 + (uint32_t)rand() % (MOST_BLOCKS * 16),
+    };
     l->n_used = kvt_plan_n_blocks(&to->layout, l->n_tokens);
     memcpy(l->dst, blocks, l->n_used * sizeof l->dst[0]);
     memcpy(l->src, blocks, l->n_used * sizeof l->src[0]);
@@ -209,7 +212,11 @@ static struct rig rig_start(const char *transport, const char *sender, const cha
 {
     need_transport(transport);
     srand(31);
-    struct rig b = { .transport = transport, .from = side_start(transport, sender), .to = side_start(transport, receiver) };
+    struct rig b = {
+        .transport = transport,
+        .from = side_start(transport, sender),
+        .to = side_start(transport, receiver),
+    };
     int32_t all[POOL_BLOCKS];
     for (int i = 0; i < POOL_BLOCKS; i++) all[i] = i;
     fill_canary(b.to.node, all, POOL_BLOCKS);
@@ -274,7 +281,8 @@ static void everything(const char *transport)
             b.peer = node_connect(b.from.node, b.to.node);
             b.n_reconnects++;
         }
-        for (int k = 0; k < TRANSFERS_AT_ONCE; k++) transfer_begin(&b, &transfers[k], blocks + k * MOST_BLOCKS);
+        for (int k = 0; k < TRANSFERS_AT_ONCE; k++)
+            transfer_begin(&b, &transfers[k], blocks + k * MOST_BLOCKS);
         for (int k = 0; k < TRANSFERS_AT_ONCE * MOST_BLOCKS; k++) live |= UINT64_C(1) << blocks[k];
         check_canaries(b.to.node, live);
         for (int k = 0; k < TRANSFERS_AT_ONCE; k++) (void)transfer_end(&b, &transfers[k]);
@@ -306,13 +314,13 @@ static void dropped_writer(const char *transport)
     rig_stop(&b, "dropped");
 }
 
-#define TRANSPORT(transport)                                                                                   \
-    TEST(flips_are_noticed_##transport) { damage(#transport, "flip", true); }                                  \
-    TEST(truncation_is_noticed_##transport) { damage(#transport, "truncate", true); }                          \
-    TEST(stale_generations_are_noticed_##transport) { damage(#transport, "stale", true); }                     \
-    TEST(drops_are_noticed_##transport) { damage(#transport, "drop", true); }                                  \
-    TEST(duplicates_do_no_harm_##transport) { damage(#transport, "duplicate", false); }                        \
-    TEST(everything_at_once_##transport) { everything(#transport); }                                           \
+#define TRANSPORT(transport)                                                                       \
+    TEST(flips_are_noticed_##transport) { damage(#transport, "flip", true); }                      \
+    TEST(truncation_is_noticed_##transport) { damage(#transport, "truncate", true); }              \
+    TEST(stale_generations_are_noticed_##transport) { damage(#transport, "stale", true); }         \
+    TEST(drops_are_noticed_##transport) { damage(#transport, "drop", true); }                      \
+    TEST(duplicates_do_no_harm_##transport) { damage(#transport, "duplicate", false); }            \
+    TEST(everything_at_once_##transport) { everything(#transport); }                               \
     TEST(a_dropped_writer_stops_##transport) { dropped_writer(#transport); }
 
 /* Not mem: in one process a write that its NOTE overtakes is a data race of the test's own
@@ -328,11 +336,12 @@ TRANSPORT(tcp)
 TRANSPORT(rdma)
 TRANSPORT(ucx)
 
-#define CASES(transport)                                                                                 \
-    CASE_T(flips_are_noticed_##transport, 250), CASE_T(truncation_is_noticed_##transport, 250),                \
-        CASE_T(stale_generations_are_noticed_##transport, 250), CASE_T(drops_are_noticed_##transport, 250),    \
-        CASE_T(duplicates_do_no_harm_##transport, 250), CASE_T(everything_at_once_##transport, 250),           \
-        CASE(a_dropped_writer_stops_##transport)
+#define CASES(transport)                                                                           \
+    CASE_T(flips_are_noticed_##transport, 250), CASE_T(truncation_is_noticed_##transport, 250),    \
+        CASE_T(stale_generations_are_noticed_##transport, 250),                                    \
+        CASE_T(drops_are_noticed_##transport, 250),                                                \
+        CASE_T(duplicates_do_no_harm_##transport, 250),                                            \
+        CASE_T(everything_at_once_##transport, 250), CASE(a_dropped_writer_stops_##transport)
 
 TEST_MAIN(CASES(mem), CASES(ipc), CASES(tcp), CASES(rdma), CASES(ucx),
           CASE_T(reordering_does_no_harm_ipc, 250), CASE_T(reordering_does_no_harm_tcp, 250),

@@ -121,7 +121,8 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
     struct buf b = { 0 };
     struct err err = { 0 };
     for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) {
-        struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40), to = layout_of(POOL_TYPES[i][1], 3, 40);
+        struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40),
+                         to = layout_of(POOL_TYPES[i][1], 3, 40);
         struct node *n = gpu_node(&from, "ipc", checksum);
         int32_t src[TOKENS], dst[TOKENS];
         uint64_t peer;
@@ -147,7 +148,8 @@ static _Noreturn void ipc_sender(int in, int out, bool checksum)
 
 static void ipc_receive(unsigned i, int in, int out, bool checksum)
 {
-    struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40), to = layout_of(POOL_TYPES[i][1], 3, 40);
+    struct kv_layout from = layout_of(POOL_TYPES[i][0], 3, 40),
+                     to = layout_of(POOL_TYPES[i][1], 3, 40);
     struct node *n = gpu_node(&to, "ipc", checksum);
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
@@ -281,10 +283,10 @@ TEST(other_layouts_from_a_gpu_by_tcp)
 TEST(a_flip_on_the_way_from_a_gpu_is_noticed)
 {
     need_gpu();
-    by_tcp((struct pool_type){ DTYPE_BF16, 64 }, (struct pool_type){ DTYPE_F32, 16 }, true, "at=put:3:flip",
-           KVT_RECEIVE_FAILED, NULL);
-    by_tcp((struct pool_type){ DTYPE_I8, 64 }, (struct pool_type){ DTYPE_I8, 64 }, true, "at=put:2:flip",
-           KVT_RECEIVE_FAILED, NULL);
+    by_tcp((struct pool_type){ DTYPE_BF16, 64 }, (struct pool_type){ DTYPE_F32, 16 }, true,
+           "at=put:3:flip", KVT_RECEIVE_FAILED, NULL);
+    by_tcp((struct pool_type){ DTYPE_I8, 64 }, (struct pool_type){ DTYPE_I8, 64 }, true,
+           "at=put:2:flip", KVT_RECEIVE_FAILED, NULL);
 }
 
 /* ---- refused ---- */

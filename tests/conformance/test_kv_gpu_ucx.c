@@ -18,8 +18,8 @@ enum { TOKENS = 9 * 16 + 5, BLOCKS = 24 };
 /* ---- a UCX that knows cards ---- */
 
 static bool knows_gpus;           /* what it says of itself */
-static bool forgets_device;        /* its keys of a card's memory lack the network
-                                    * device's part */
+static bool forgets_device;       /* its keys of a card's memory lack the network
+                                   * device's part */
 static struct iovec gpu_pools[2]; /* mapped as a card's */
 static int n_gpu_pools, n_host_maps, n_arrivals, n_exports;
 static bool has_dmabuf;
@@ -270,8 +270,7 @@ TEST(a_device_that_cannot_register_gpu_memory_is_refused)
 }
 
 TEST_MAIN(CASE(pools_in_gpu_memory_by_ucx), CASE(another_layout_from_a_gpu_by_ucx),
-          CASE(a_ucx_without_cuda_is_refused),
-          CASE(a_gpu_that_nics_cannot_write_is_refused),
+          CASE(a_ucx_without_cuda_is_refused), CASE(a_gpu_that_nics_cannot_write_is_refused),
           CASE(a_device_that_cannot_register_gpu_memory_is_refused))
 #else
 TEST(ucx_is_built)

@@ -289,7 +289,10 @@ static void random_pairs_on(const char *transport, int rounds, const char *from_
     }
 }
 
-static void random_pairs(const char *transport, int rounds) { random_pairs_on(transport, rounds, NULL, NULL); }
+static void random_pairs(const char *transport, int rounds)
+{
+    random_pairs_on(transport, rounds, NULL, NULL);
+}
 
 /* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_gpu.c. */
 static void random_pairs_with_a_gpu(const char *from, const char *to)

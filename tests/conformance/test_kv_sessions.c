@@ -507,13 +507,13 @@ TEST(rate_and_bytes_are_counted_per_transport)
     metrics_free(b.metrics);
 }
 
-#define PER_TRANSPORT(body)                                                                              \
+#define PER_TRANSPORT(body)                                                                        \
     TEST(body##_mem) { body("mem"); }                                                              \
     TEST(body##_ipc) { body("ipc"); }                                                              \
     TEST(body##_tcp) { body("tcp"); }                                                              \
     TEST(body##_rdma) { body("rdma"); }                                                            \
     TEST(body##_ucx) { body("ucx"); }
-#define TRANSPORTS(body)                                                                                 \
+#define TRANSPORTS(body)                                                                           \
     CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
 PER_TRANSPORT(unknown_reference)
@@ -525,10 +525,10 @@ TEST(late_write_mem) { late_write("mem", false); }
 TEST(late_write_ipc) { late_write("ipc", false); }
 TEST(late_write_tcp) { late_write("tcp", true); }
 
-TEST_MAIN(TRANSPORTS(unknown_reference), TRANSPORTS(blocks_out_of_range), TRANSPORTS(consumed_reference),
-          TRANSPORTS(stale_reference_after_reuse), CASE(late_write_mem), CASE(late_write_ipc),
-          CASE(late_write_tcp), TRANSPORTS(checksums_off),
-          CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
+TEST_MAIN(TRANSPORTS(unknown_reference), TRANSPORTS(blocks_out_of_range),
+          TRANSPORTS(consumed_reference), TRANSPORTS(stale_reference_after_reuse),
+          CASE(late_write_mem), CASE(late_write_ipc), CASE(late_write_tcp),
+          TRANSPORTS(checksums_off), CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
           CASE(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone),
           CASE(ends_and_cancels_never_wait), CASE(a_transfer_has_a_deadline),
           CASE(rate_and_bytes_are_counted_per_transport))

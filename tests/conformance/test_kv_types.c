@@ -110,8 +110,7 @@ static void step(struct kernel_ctx *c, struct world *w, enum dtype t, float *con
                  float *out[N_SEQS])
 {
     struct attn_seq seqs[N_SEQS];
-    size_t n_rows = 0, q_row = w->s.n_heads * w->s.dim, kv_row = w->s.n_kv * w->s.dim,
-           row = 0;
+    size_t n_rows = 0, q_row = w->s.n_heads * w->s.dim, kv_row = w->s.n_kv * w->s.dim, row = 0;
     for (size_t s = 0; s < N_SEQS; s++) n_rows += count[s];
     float *q = MEM_ARRAY(float, n_rows *q_row), *rows = MEM_ARRAY(float, n_rows *q_row);
     float *k = MEM_ARRAY(float, n_rows *kv_row), *v = MEM_ARRAY(float, n_rows *kv_row);
@@ -264,10 +263,10 @@ static void rows_cases(const char *isa)
         kernel_ctx_free(one);
         for (int n_threads = 1; n_threads <= 3; n_threads++) {
             struct kernel_ctx *c = open_backend(isa,
-                                            n_threads == 2 && SHAPES[i].dtype != DTYPE_BF16
-                                                ? ACTIVATIONS_FAST
-                                                : ACTIVATIONS_F32,
-                                            n_threads);
+                                                n_threads == 2 && SHAPES[i].dtype != DTYPE_BF16
+                                                    ? ACTIVATIONS_FAST
+                                                    : ACTIVATIONS_F32,
+                                                n_threads);
             for (size_t k = 0; k < COUNT_OF(chunks); k++)
                 if (!some || k % 3 + 1 == (size_t)n_threads) check_run(c, &w, chunks[k]);
             kernel_ctx_free(c);
@@ -388,12 +387,12 @@ TEST(what_may_be)
     kernel_ctx_free(exact), kernel_ctx_free(fast);
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_rows) { rows_cases(isa); }                                                         \
     TEST(name##_long) { long_cases(isa); }                                                         \
     TEST(name##_later_positions) { later_positions(isa); }                                         \
     TEST(name##_append) { append_stores(isa); }
-#define BACKEND_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                        \
     CASE_T(name##_rows, 240), CASE_T(name##_long, 240), CASE(name##_later_positions),              \
         CASE(name##_append)
 

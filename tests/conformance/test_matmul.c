@@ -64,8 +64,8 @@ struct contexts {
 
 static struct contexts open_contexts(const char *isa, enum activations activations)
 {
-    return (
-        struct contexts){ { open_backend(isa, activations, 1), open_on_two_nodes(isa, activations) } };
+    return (struct contexts){ { open_backend(isa, activations, 1),
+                                open_on_two_nodes(isa, activations) } };
 }
 
 static void free_contexts(struct contexts *on)
@@ -404,12 +404,12 @@ static void together(const char *isa)
     }
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_f32) { f32_cases(isa); }                                                           \
     TEST(name##_fast) { fast_cases(isa); }                                                         \
     TEST(name##_inputs_without_a_scale) { odd_inputs(isa); }                                       \
     TEST(name##_jobs_and_epilogues) { together(isa); }
-#define BACKEND_CASES(name)                                                                            \
+#define BACKEND_CASES(name)                                                                        \
     CASE_T(name##_f32, 300), CASE_T(name##_fast, 300), CASE(name##_inputs_without_a_scale),        \
         CASE_T(name##_jobs_and_epilogues, 120)
 

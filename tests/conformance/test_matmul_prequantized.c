@@ -257,8 +257,8 @@ static void prequantized_cases(const char *isa, enum activations activations)
     mem_free(x), mem_free(norm), mem_free(other);
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
-    TEST(name##_f32) { prequantized_cases(isa, ACTIVATIONS_F32); }                                        \
+#define BACKEND_TESTS(name, isa)                                                                   \
+    TEST(name##_f32) { prequantized_cases(isa, ACTIVATIONS_F32); }                                 \
     TEST(name##_fast) { prequantized_cases(isa, ACTIVATIONS_FAST); }
 #define BACKEND_CASES(name) CASE_T(name##_f32, 120), CASE_T(name##_fast, 120)
 

@@ -1,8 +1,8 @@
 /* test_model_faults.c - a checkpoint with a tensor missing, misshapen, of a wrong type or too many
  * is refused by the tensor's name, for every architecture and every kind of tensor, before anything
  * is packed. */
-#include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/checkpoint_write.h"
+#include "tests/fixtures/model_rig.h"
 
 static const char *const NAMES[] = {
     "llama_bias",  "qwen2",
@@ -102,8 +102,8 @@ static void check_folder(const char *name)
     CHECK(f.progressed);
     for (size_t i = 0, n = s->n; i < n; i++)
         if (!is_draft(s->t[i].name, n_layers) && is_sample(s->t[i].name)) check_tensor(&f, s, i);
-    struct checkpoint_tensor *extra = checkpoint_add(s, "model.layers.0.self_attn.unheard_of.weight", "F32",
-                                           DTYPE_F32, 1, (uint64_t[]){ 4 });
+    struct checkpoint_tensor *extra = checkpoint_add(
+        s, "model.layers.0.self_attn.unheard_of.weight", "F32", DTYPE_F32, 1, (uint64_t[]){ 4 });
     refuses(&f, s, ERR_UNSUPPORTED, extra->name, "more than the architecture has");
     checkpoint_drop(extra);
     for (size_t i = 0; i < s->n; i++) /* what is never used may be missing */
@@ -134,7 +134,7 @@ TEST(f8_scales)
     checkpoint_print(t->type, sizeof t->type, "F8_E4M3");
     refuses(&f, s, ERR_NOT_FOUND, "model.layers.1.mlp.down_proj.weight_scale_inv", "missing");
     checkpoint_add(s, "model.layers.1.mlp.down_proj.weight_scale_inv", "F32", DTYPE_F32, 2,
-              (uint64_t[]){ 2, 1 });
+                   (uint64_t[]){ 2, 1 });
     refuses(&f, s, ERR_FORMAT, "model.layers.1.mlp.down_proj.weight_scale_inv", "misshapen");
     s->t[s->n - 1].shape[0] = 1;
     s->t[s->n - 1].bytes = 4;

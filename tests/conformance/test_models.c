@@ -118,8 +118,8 @@ TEST(logits_do_not_depend_on_the_batch)
             struct rig r;
             rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[b]->name);
             check_cuts(&r, strcmp(KERNEL_BACKENDS[b]->name, "ref") == 0 ? 90
-                           : TEST_IS_SANITIZED                            ? 100
-                                                                          : 230);
+                           : TEST_IS_SANITIZED                          ? 100
+                                                                        : 230);
             rig_close(&r);
         }
 }
@@ -354,8 +354,7 @@ TEST(smollm2_agrees_with_its_reference)
             int32_t ids[MAX_LEN];
             int32_t n_ids = read_ids(json_member(expected[i], "prompt_ids"), ids);
             snprintf(what, sizeof what, "%s on %s",
-                     json_member(expected[i], "custom_id")->valuestring,
-                     KERNEL_BACKENDS[b]->name);
+                     json_member(expected[i], "custom_id")->valuestring, KERNEL_BACKENDS[b]->name);
             feed_all(&r, &(struct feed){ .table = 0, .ids = ids, .n = n_ids }, 1, NULL);
             check_greedy(&r, 0, r.logits + (size_t)(n_ids - 1) * r.n_vocab, n_ids,
                          json_member(expected[i], "greedy"), 5e-3, first ? 48 : 2, what);

@@ -224,7 +224,7 @@ static void route_cases(const char *isa)
     }
 }
 
-#define BACKEND_TESTS(name, isa)                                                                       \
+#define BACKEND_TESTS(name, isa)                                                                   \
     TEST(name##_route) { route_cases(isa); }
 #define BACKEND_CASES(name) CASE(name##_route)
 EVERY_BACKEND(BACKEND_TESTS)
@@ -291,5 +291,6 @@ TEST(a_large_common_bias_keeps_the_order)
     kernel_ctx_free(c);
 }
 
-TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES), CASE(ties_go_to_the_lower_index_and_nan_harms_only_its_row),
+TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES),
+          CASE(ties_go_to_the_lower_index_and_nan_harms_only_its_row),
           CASE(a_large_common_bias_keeps_the_order))

@@ -819,7 +819,7 @@ static void stopped_sender_is_fenced(const char *transport)
 TEST(stopped_sender_is_fenced_rdma) { stopped_sender_is_fenced("rdma"); }
 TEST(stopped_sender_is_fenced_ucx) { stopped_sender_is_fenced("ucx"); }
 
-#define PER_TRANSPORT(body)                                                                              \
+#define PER_TRANSPORT(body)                                                                        \
     TEST(body##_mem) { body("mem"); }                                                              \
     TEST(body##_ipc) { body("ipc"); }                                                              \
     TEST(body##_tcp) { body("tcp"); }                                                              \
@@ -830,10 +830,10 @@ TEST(stopped_sender_is_fenced_ucx) { stopped_sender_is_fenced("ucx"); }
     }                                                                                              \
     TEST(body##_ucx)                                                                               \
     {                                                                                              \
-        need_transport("ucx");                                                                           \
+        need_transport("ucx");                                                                     \
         body("ucx");                                                                               \
     }
-#define TRANSPORTS(body)                                                                                 \
+#define TRANSPORTS(body)                                                                           \
     CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
 PER_TRANSPORT(whole_transfers)
@@ -874,11 +874,12 @@ TEST(sender_stopped_ucx)
 
 TEST_MAIN(TRANSPORTS(whole_transfers), TRANSPORTS(many_at_once), TRANSPORTS(cancel_and_fence),
           TRANSPORTS(stale_and_foreign_grants), TRANSPORTS(ticket_is_needed_once),
-          TRANSPORTS(mismatch_has_a_sentence), TRANSPORTS(receiver_restarts), TRANSPORTS(sender_leaves),
-          TRANSPORTS(leaves_a_slow_receiver), TRANSPORTS(overwritten_piece), TRANSPORTS(nothing_moves_fails),
-          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc),
-          CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma),
-          CASE(sender_killed_ucx), CASE(sender_stopped_ucx), CASE(stopped_sender_is_fenced_rdma),
+          TRANSPORTS(mismatch_has_a_sentence), TRANSPORTS(receiver_restarts),
+          TRANSPORTS(sender_leaves), TRANSPORTS(leaves_a_slow_receiver),
+          TRANSPORTS(overwritten_piece), TRANSPORTS(nothing_moves_fails), CASE(sender_killed_ipc),
+          CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp),
+          CASE(sender_killed_rdma), CASE(sender_stopped_rdma), CASE(sender_killed_ucx),
+          CASE(sender_stopped_ucx), CASE(stopped_sender_is_fenced_rdma),
           CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
           CASE(choice_of_transport), CASE(garbage_on_the_tcp_port),
           CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp),

@@ -12,8 +12,8 @@
 
 #include "shared/base/hash/hash.h"
 #include "shared/model/load/weight_cache.h"
-#include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/checkpoint_write.h"
+#include "tests/fixtures/model_rig.h"
 
 enum { N_IDS = 7 };
 

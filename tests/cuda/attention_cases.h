@@ -143,7 +143,8 @@ struct captured_attention {
     }
 };
 
-static inline cudaGraphExec_t capture(cudaStream_t stream, const std::function<cudaError_t()> &calls)
+static inline cudaGraphExec_t capture(cudaStream_t stream,
+                                      const std::function<cudaError_t()> &calls)
 {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;

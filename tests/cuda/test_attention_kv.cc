@@ -1,6 +1,7 @@
 /* test_attention_kv.cc - attention_kv_append and attention_run over pools of f16, int8 and e4m3:
  * bytes and scales as kv_row_store has them, results near a plain loop's over what kv_row_load
- * gives back. attention_fixture.h states the bounds. Runs on a card or on tests/simt. Thread: one. */
+ * gives back. attention_fixture.h states the bounds. Runs on a card or on tests/simt. Thread:
+ * one. */
 #include <float.h>
 
 #include "tests/cuda/attention_cases.h"
@@ -163,8 +164,7 @@ static void test_replay(void)
 {
     for (enum dtype t : TYPES) {
         char name[80];
-        snprintf(name, sizeof name, "one graph for all lists: 8/2 heads of 64, %s",
-                 type_name(t));
+        snprintf(name, sizeof name, "one graph for all lists: 8/2 heads of 64, %s", type_name(t));
         replay(name, heads(8, 2, 64, 16, t, false));
     }
 }

@@ -667,6 +667,7 @@ TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_p
           CASE_T(gemm_batches_have_the_same_bits, 250),
           CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows),
-          CASE(gemm_deterministic_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row),
-          CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number), CASE_T(gemm_every_f16, 250),
-          CASE(gemm_silu_stays_finite_in_f16), CASE(gemm_refuses_what_it_cannot_do))
+          CASE(gemm_deterministic_groups_have_the_bits_of_single_products),
+          CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number),
+          CASE_T(gemm_every_f16, 250), CASE(gemm_silu_stays_finite_in_f16),
+          CASE(gemm_refuses_what_it_cannot_do))

@@ -425,7 +425,8 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
 }
 
-TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250), CASE_T(gemm_sm90_f16_equals_a_plain_loop, 250),
+TEST_MAIN(CASE_T(gemm_sm90_bf16_equals_a_plain_loop, 250),
+          CASE_T(gemm_sm90_f16_equals_a_plain_loop, 250),
           CASE_T(gemm_sm90_f8_equals_a_plain_loop, 250), CASE_T(gemm_sm90_groups, 250),
           CASE_T(gemm_sm90_every_f16, 250), CASE_T(gemm_sm90_is_what_gemm_run_takes, 250),
           CASE_T(gemm_sm90_rows_have_the_same_bits_among_others, 250),

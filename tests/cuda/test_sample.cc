@@ -244,7 +244,7 @@ struct gpu_call {
     device_bytes logits, row_params, edits, allowed, n_real, results, ids;
     sample_call call = {};
     gpu_call(std::vector<sample_case> &rows, uint32_t n_vocab, size_t stride, int32_t real,
-              const gpu_scratch &scratch)
+             const gpu_scratch &scratch)
         : n_rows(rows.size()), all(encode_rows(rows, n_vocab, stride)), guard(make_guard()),
           logits(all.logits), row_params(all.row_params), edits(all.edits), allowed(all.allowed),
           n_real(&real, sizeof real), results(std::vector<token_logprobs>(n_rows, guard)),
@@ -279,8 +279,8 @@ struct gpu_call {
     }
 };
 
-static answers run_gpu(std::vector<sample_case> &rows, uint32_t n_vocab, size_t stride, int32_t real,
-                        const gpu_scratch &scratch)
+static answers run_gpu(std::vector<sample_case> &rows, uint32_t n_vocab, size_t stride,
+                       int32_t real, const gpu_scratch &scratch)
 {
     const gpu_call c(rows, n_vocab, stride, real, scratch);
     GOOD(sample_run(nullptr, &c.call));

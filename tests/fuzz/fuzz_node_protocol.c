@@ -178,7 +178,8 @@ static void turn(struct loop *loop)
     for (int i = 0; i < 4; i++) uv_run(loop_uv(loop), UV_RUN_NOWAIT);
 }
 
-static void send_frame(int fd, enum frame_type type, uint64_t incarnation, const ProtobufCMessage *m)
+static void send_frame(int fd, enum frame_type type, uint64_t incarnation,
+                       const ProtobufCMessage *m)
 {
     uint8_t bytes[FRAME_HEADER_BYTES + 512];
     size_t n = m ? protobuf_c_message_pack(m, bytes + FRAME_HEADER_BYTES) : 0;
@@ -237,7 +238,8 @@ static void on_connection(uv_stream_t *listener, int st)
 
 static void on_closed(uv_handle_t *h) { (void)h; }
 
-static void listen_on(struct loop *loop, uv_tcp_t *t, struct sockaddr_in *address, struct acceptor *d)
+static void listen_on(struct loop *loop, uv_tcp_t *t, struct sockaddr_in *address,
+                      struct acceptor *d)
 {
     int len = sizeof *address;
     uv_tcp_init(loop_uv(loop), t);

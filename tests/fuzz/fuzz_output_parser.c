@@ -1,7 +1,7 @@
-/* fuzz_output_parser.c - any answer through the reasoning and tool call parsers. The first byte chooses
- * the form, the second how the prompt left the reasoning and whether the answer was cut. In one
- * piece and byte by byte the same must come out, arguments of whole calls must be JSON objects, and
- * an answer without tags must come out as it is. */
+/* fuzz_output_parser.c - any answer through the reasoning and tool call parsers. The first byte
+ * chooses the form, the second how the prompt left the reasoning and whether the answer was cut. In
+ * one piece and byte by byte the same must come out, arguments of whole calls must be JSON objects,
+ * and an answer without tags must come out as it is. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -175,7 +175,7 @@ static void rank_of_bench(struct world *w)
                c.backend, w->size, n_gpus() < w->size ? 1 : w->size, n, hidden, used,
                c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
     report(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }),
-         n * used * (f.row_bytes + f.back_bytes));
+           n * used * (f.row_bytes + f.back_bytes));
     if (w->size > 1) sums(&l);
     ep_free(e);
     struct dev_mem *all[] = { &experts, &x, &weights, &y, &out };

@@ -120,7 +120,8 @@ static void send_message(const struct side *s, enum kind kind, uint64_t id, stru
 }
 
 /* False when the other side has ended. *body points into text. */
-static bool receive_message(const struct side *s, char text[MESSAGE_MAX], struct message *m, struct str *body)
+static bool receive_message(const struct side *s, char text[MESSAGE_MAX], struct message *m,
+                            struct str *body)
 {
     ssize_t n = recv(s->wire, text, MESSAGE_MAX, 0);
     if (n < (ssize_t)sizeof *m) return false;
@@ -208,7 +209,8 @@ static void sender_event(struct sender *s, const struct kvt_event *ev)
     if (ev->kind == KVT_CONNECTED) {
         s->up = true;
         send_message(&s->side, UP, 0, (struct str){ 0 });
-    } else if (ev->kind == KVT_SEND_FAILED) send_message(&s->side, FAILED, ev->id, (struct str){ 0 });
+    } else if (ev->kind == KVT_SEND_FAILED)
+        send_message(&s->side, FAILED, ev->id, (struct str){ 0 });
     else if (ev->kind == KVT_PEER_LOST) {
         fprintf(stderr, "bench_flow: the sender's connection ended: %s\n", ev->text);
         s->up = s->asked = false;

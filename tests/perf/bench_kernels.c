@@ -283,10 +283,11 @@ int main(int argc, char **argv)
         return 1;
     }
     struct limits l = limits_measure(c);
-    printf("backend %s, %d threads, %s; limits: %.0f Gop/s fused multiply-add, %.0f %s, %.0f %s, %.1f "
-           "GB/s memory read\n",
-           c->backend->name, n_threads, f32 ? "f32" : "fast", l.f32, l.i8, l.i8_by, l.bf16,
-           l.bf16_by, l.gbytes);
+    printf(
+        "backend %s, %d threads, %s; limits: %.0f Gop/s fused multiply-add, %.0f %s, %.0f %s, %.1f "
+        "GB/s memory read\n",
+        c->backend->name, n_threads, f32 ? "f32" : "fast", l.f32, l.i8, l.i8_by, l.bf16, l.bf16_by,
+        l.gbytes);
     static const struct {
         const char *name;
         void (*run)(struct kernel_ctx *, const struct limits *);

@@ -29,17 +29,17 @@ struct limits {
 
 static volatile uint64_t limit_sink;
 
-/* ACCUMULATORS independent accumulators: enough for two units of a latency of six. The empty asm keeps
- * each in its register and the loop in place. */
+/* ACCUMULATORS independent accumulators: enough for two units of a latency of six. The empty asm
+ * keeps each in its register and the loop in place. */
 #define PEAK(name, isa, vec, zero, step)                                                           \
     __attribute__((target(isa))) static void name(void *arg, int index, int thread)                \
     {                                                                                              \
-        vec a[ACCUMULATORS], m = zero;                                                                   \
+        vec a[ACCUMULATORS], m = zero;                                                             \
         (void)arg, (void)index, (void)thread;                                                      \
         __asm__ volatile("" : "+v"(m));                                                            \
-        _Pragma("GCC unroll 12") for (int i = 0; i < ACCUMULATORS; i++) a[i] = m;                        \
+        _Pragma("GCC unroll 12") for (int i = 0; i < ACCUMULATORS; i++) a[i] = m;                  \
         for (int n = 0; n < ROUNDS; n++) {                                                         \
-            _Pragma("GCC unroll 12") for (int i = 0; i < ACCUMULATORS; i++)                              \
+            _Pragma("GCC unroll 12") for (int i = 0; i < ACCUMULATORS; i++)                        \
             {                                                                                      \
                 a[i] = step;                                                                       \
                 __asm__ volatile("" : "+v"(a[i]));                                                 \
@@ -148,7 +148,8 @@ static inline struct limits limits_measure(struct kernel_ctx *c)
     cpu_features_read(&f);
     if (strcmp(backend, "ref") == 0) return l;
     l.f32 = wide ? peak(c, peak_f32_512, 32) : peak(c, peak_f32_256, 16);
-    if (wide && strcmp(backend, "avx512") != 0) l.i8 = peak(c, peak_vnni, 128), l.i8_by = "vpdpbusd";
+    if (wide && strcmp(backend, "avx512") != 0)
+        l.i8 = peak(c, peak_vnni, 128), l.i8_by = "vpdpbusd";
     else l.i8 = wide ? peak(c, peak_i8_512, 128) : peak(c, peak_i8_256, 64), l.i8_by = "vpmaddubsw";
     if (strcmp(backend, "avx512-bf16") == 0 || strcmp(backend, "amx") == 0)
         l.bf16 = peak(c, peak_bf16, 64), l.bf16_by = "vdpbf16ps";

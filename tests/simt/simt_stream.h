@@ -59,8 +59,8 @@ struct simt_stream {
 
 struct simt_event {
     unsigned flags = 0;
-    std::shared_ptr<simt_stream_point> point;       /* NULL: never recorded, or in a capture */
-    std::shared_ptr<simt_capture> capture; /* recorded in it */
+    std::shared_ptr<simt_stream_point> point; /* NULL: never recorded, or in a capture */
+    std::shared_ptr<simt_capture> capture;    /* recorded in it */
     simt_clock_of clock;
 };
 

@@ -51,7 +51,7 @@ static void put_string(const char *s)
 }
 
 static void print_text(const char *kind, const char *name, const char *member, const char *format,
-                     va_list args)
+                       va_list args)
 {
     char text[512];
     vsnprintf(text, sizeof text, format, args);

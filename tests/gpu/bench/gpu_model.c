@@ -160,73 +160,74 @@ static void print_figure(const struct rig *r, const char *what, struct gpu_figur
 static void print_eager(const struct rig *r, struct step_time s)
 {
     print_figure(r, "a step launched one by one, its logits fetched",
-        (struct gpu_figure){ .value = s.wall * 1e6, .unit = "us" });
+                 (struct gpu_figure){ .value = s.wall * 1e6, .unit = "us" });
     print_figure(r, "a step launched one by one, of the card",
-        (struct gpu_figure){ .value = s.busy * 1e6, .unit = "us" });
+                 (struct gpu_figure){ .value = s.busy * 1e6, .unit = "us" });
 }
 
 static void print_decode(const struct rig *r, const struct gpu_limits *l,
-                       const struct gpu_async_steps *s)
+                         const struct gpu_async_steps *s)
 {
     const double n = r->now.n_seqs, must_s = r->now.must / l->read;
     const bool one = r->now.n_seqs == 1;
     print_figure(r, "tokens per second",
-        (struct gpu_figure){
-            .value = n / s->wall,
-            .unit = "tokens/s",
-            .limit = n / must_s,
-            .limit_is = "reading weights and KV once",
-            .wanted = one ? 0.70 : 0,
-        });
+                 (struct gpu_figure){
+                     .value = n / s->wall,
+                     .unit = "tokens/s",
+                     .limit = n / must_s,
+                     .limit_is = "reading weights and KV once",
+                     .wanted = one ? 0.70 : 0,
+                 });
     print_figure(r, "the card's part of a step",
-        (struct gpu_figure){
-            .value = s->busy * 1e6,
-            .unit = "us",
-            .limit = must_s * 1e6,
-            .limit_is = "reading weights and KV once",
-            .less_is_better = true,
-        });
+                 (struct gpu_figure){
+                     .value = s->busy * 1e6,
+                     .unit = "us",
+                     .limit = must_s * 1e6,
+                     .limit_is = "reading weights and KV once",
+                     .less_is_better = true,
+                 });
     print_figure(r, "gap between two steps",
-        (struct gpu_figure){
-            .value = s->gap * 1e6,
-            .unit = "us",
-            .limit = 20,
-            .limit_is = "the goal",
-            .less_is_better = true,
-            .wanted = one ? 1 : 0,
-        });
-    print_figure(r, "must be read", (struct gpu_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
+                 (struct gpu_figure){
+                     .value = s->gap * 1e6,
+                     .unit = "us",
+                     .limit = 20,
+                     .limit_is = "the goal",
+                     .less_is_better = true,
+                     .wanted = one ? 1 : 0,
+                 });
+    print_figure(r, "must be read",
+                 (struct gpu_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
 }
 
 static void print_prefill(const struct rig *r, const struct totals *t, const struct gpu_limits *l,
-                        struct step_time s)
+                          struct step_time s)
 {
     const char *what;
     const double product = gpu_product_limit(l, &what);
     const double n = r->now.context < (int32_t)r->o.max_rows ? r->now.context
                                                              : (int32_t)r->o.max_rows;
     print_figure(r, "tokens per second",
-        (struct gpu_figure){
-            .value = n / s.wall,
-            .unit = "tokens/s",
-            .limit = n * product / t->flops,
-            .limit_is = what,
-        });
+                 (struct gpu_figure){
+                     .value = n / s.wall,
+                     .unit = "tokens/s",
+                     .limit = n * product / t->flops,
+                     .limit_is = what,
+                 });
     print_figure(r, "rate of products",
-        (struct gpu_figure){
-            .value = t->flops / s.wall * 1e-12,
-            .unit = "TFLOP/s",
-            .limit = product * 1e-12,
-            .limit_is = what,
-            .wanted = 0.60,
-        });
+                 (struct gpu_figure){
+                     .value = t->flops / s.wall * 1e-12,
+                     .unit = "TFLOP/s",
+                     .limit = product * 1e-12,
+                     .limit_is = what,
+                     .wanted = 0.60,
+                 });
     print_figure(r, "the card's part",
-        (struct gpu_figure){
-            .value = s.busy * 1e6,
-            .unit = "us",
-            .limit = s.wall * 1e6,
-            .limit_is = "the step as the host sees it",
-        });
+                 (struct gpu_figure){
+                     .value = s.busy * 1e6,
+                     .unit = "us",
+                     .limit = s.wall * 1e6,
+                     .limit_is = "the step as the host sees it",
+                 });
 }
 
 static void print_all_pieces(struct rig *r)
@@ -235,7 +236,7 @@ static void print_all_pieces(struct rig *r)
     for (r->begin = 0; r->begin < r->now.context; r->begin += (int32_t)r->o.max_rows) run_step(r);
     r->begin = 0;
     print_figure(r, "all its pieces",
-        (struct gpu_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
+                 (struct gpu_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
 }
 
 /* Of a long prompt the first piece, as long as a step may be. The table comes first: what it counts
@@ -251,7 +252,7 @@ static void measure(struct rig *r, const struct gpu_limits *l)
     gpu_ops_measure(ops, rounds, r->now.prefill ? GPU_OPS_WINDOW_MAX : GPU_OPS_WINDOW, run_step, r);
     gpu_ops_print(ops, of, l);
     const struct totals t = totals_of(ops);
-    const struct step_time s = time_step(r, slots, steps);
+    const struct step_time s = time_step(r, ops, steps);
     gpu_ops_remove(ops);
     if (r->now.prefill) print_prefill(r, &t, l, s);
     else print_eager(r, s);

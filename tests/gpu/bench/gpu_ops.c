@@ -86,7 +86,7 @@ static void after(struct gpu_ops *s)
 /* ---- slots ---- */
 
 static void timed_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
-                       size_t n_rows)
+                        size_t n_rows)
 {
     struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
@@ -105,7 +105,7 @@ static void timed_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, s
 }
 
 static void timed_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x,
-                          size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
+                           size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
     struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
@@ -124,7 +124,7 @@ static void timed_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 }
 
 static void timed_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from,
-                           size_t from_stride, size_t n_rows, size_t n)
+                            size_t from_stride, size_t n_rows, size_t n)
 {
     struct gpu_ops *s = gpu_ops_of(c);
     struct gpu_op_call *call = before(s);
@@ -216,8 +216,8 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->ops = *c->ops; /* slots that are not ours stay as they are */
     s->ops.embed = timed_embed, s->ops.matmul = timed_matmul, s->ops.rms_norm = timed_rms_norm,
     s->ops.add = timed_add, s->ops.copy_rows = timed_copy_rows;
-    s->ops.rope = timed_rope, s->ops.kv_append = timed_kv_append, s->ops.attention = timed_attention,
-    s->ops.route = timed_route;
+    s->ops.rope = timed_rope, s->ops.kv_append = timed_kv_append,
+    s->ops.attention = timed_attention, s->ops.route = timed_route;
     s->ops.combine = timed_combine, s->ops.experts = timed_experts;
     s->inner_steps = c->step_ops;
     s->step_ops = *c->step_ops;
@@ -341,7 +341,8 @@ static bool same_kind(const struct gpu_op_call *a, const struct gpu_op_call *b)
            (strcmp(a->op, "experts") == 0 || strcmp(a->what, b->what) == 0);
 }
 
-static void print_op_total(const char *of, const struct op_total *r, const struct gpu_limits *l, double product)
+static void print_op_total(const char *of, const struct op_total *r, const struct gpu_limits *l,
+                           double product)
 {
     const double by_memory = r->sum.bytes / l->read,
                  by_products = product > 0 ? r->sum.flops / product : 0;

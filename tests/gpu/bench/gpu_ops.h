@@ -25,9 +25,9 @@ enum {
 struct gpu_op_call {
     const char *op;
     char what[GPU_OP_WHAT_BYTES]; /* shapes */
-    double must;                /* bytes that no implementation goes without: weights, and
-                                 * keys and values */
-    double bytes;               /* these, and inputs and outputs, each once */
+    double must;                  /* bytes that no implementation goes without: weights, and
+                                   * keys and values */
+    double bytes;                 /* these, and inputs and outputs, each once */
     double flops;
     double us; /* median of the rounds; 0: not timed */
 };

@@ -158,7 +158,8 @@ __attribute__((unused)) static void peer_meet(struct peer_node *a, const struct 
 }
 
 /* How many messages of `type` not yet taken by received_take. */
-__attribute__((unused)) static size_t received_count(const struct peer_node *n, enum frame_type type)
+__attribute__((unused)) static size_t received_count(const struct peer_node *n,
+                                                     enum frame_type type)
 {
     size_t count = 0;
     for (size_t i = 0; i < n->n_log; i++) count += n->log[i].type == type && !n->log[i].taken;
@@ -166,7 +167,8 @@ __attribute__((unused)) static size_t received_count(const struct peer_node *n, 
 }
 
 /* The oldest message of `type` not yet taken, or NULL. */
-__attribute__((unused)) static struct received_message *received_take(struct peer_node *n, enum frame_type type)
+__attribute__((unused)) static struct received_message *received_take(struct peer_node *n,
+                                                                      enum frame_type type)
 {
     for (size_t i = 0; i < n->n_log; i++) {
         if (n->log[i].type != type || n->log[i].taken) continue;

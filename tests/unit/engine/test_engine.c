@@ -569,5 +569,6 @@ TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation),
           CASE(moved_request_goes_on_where_it_was), CASE(split_over_two_engines_gives_the_same),
           CASE(split_with_chunks_and_unequal_caches_gives_the_same),
           CASE(preempted_after_transfer_gives_the_same_and_is_counted),
-          CASE_T(two_attention_paths_give_the_same, 240), CASE_T(two_attention_paths_in_bf16_give_the_same, 240),
+          CASE_T(two_attention_paths_give_the_same, 240),
+          CASE_T(two_attention_paths_in_bf16_give_the_same, 240),
           CASE_T(bf16_caches_give_the_same, 120))

@@ -61,5 +61,6 @@ TEST(prefix_hashes_are_the_same_in_pieces)
     }
 }
 
-TEST_MAIN(CASE(prefix_hashes_of_prompts_know_no_attention_path), CASE(prefix_hashes_tell_where_generated_tokens_begin),
+TEST_MAIN(CASE(prefix_hashes_of_prompts_know_no_attention_path),
+          CASE(prefix_hashes_tell_where_generated_tokens_begin),
           CASE(prefix_hashes_are_the_same_in_pieces))

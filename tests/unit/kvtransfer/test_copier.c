@@ -20,8 +20,8 @@ static void check_copy(const struct copy_impl *impl, size_t to_at, size_t from_a
     memset(to, 0x5a, EDGE + to_at + n + EDGE);
     impl->copy(to + EDGE + to_at, from + from_at, n);
     if (memcmp(to + EDGE + to_at, from + from_at, n) != 0)
-        test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", impl->name, n, from_at,
-                  to_at);
+        test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", impl->name, n,
+                  from_at, to_at);
     for (size_t i = 0; i < EDGE + to_at; i++) CHECK_EQ_INT(to[i], 0x5a);
     for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(to[EDGE + to_at + n + i], 0x5a);
 }
@@ -54,7 +54,7 @@ TEST(copy_choice_runs_here)
     for (size_t i = 0; i < sizeof a; i++) a[i] = (char)(i * 31);
     for (size_t n = 1; n <= sizeof a; n = n * 3 + 1) {
         memset(b, 0, sizeof b);
-        copy_bytes(row, b, a, n);
+        copy_bytes(impl, b, a, n);
         CHECK(memcmp(a, b, n) == 0);
     }
 }

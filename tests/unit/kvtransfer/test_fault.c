@@ -314,7 +314,8 @@ TEST(fault_nothing_is_changed_without_a_fault)
     }
     send_message(KVT_MSG_NOTE, 10);
     CHECK_EQ_INT(in.n_notified, 1);
-    CHECK(in.notified[0].generation == 10 && in.notified[0].sums[0] == 5 && in.notified[0].sums[1] == 6);
+    CHECK(in.notified[0].generation == 10 && in.notified[0].sums[0] == 5 &&
+          in.notified[0].sums[1] == 6);
     receive_message(KVT_MSG_OPENED);
     CHECK_EQ_INT(f.got[f.n_got - 1].message.kind, KVT_MSG_OPENED);
     in.put_status = ERR_BUSY;
@@ -461,7 +462,8 @@ TEST(fault_reorder_lets_the_next_pass)
     send_message(KVT_MSG_NOTE, 12);
     CHECK_EQ_INT(in.n_notified, 2);
     send_message(KVT_MSG_FINISH, 12);
-    CHECK(in.n_notified == 4 && in.notified[2].kind == KVT_MSG_FINISH && in.notified[3].kind == KVT_MSG_NOTE);
+    CHECK(in.n_notified == 4 && in.notified[2].kind == KVT_MSG_FINISH &&
+          in.notified[3].kind == KVT_MSG_NOTE);
     f.n_got = 0;
     receive_message(KVT_MSG_OPENED);
     receive_message(KVT_MSG_STOP);

@@ -160,7 +160,8 @@ static void conversion_case(const char *name)
 {
     conversion_of(name, DTYPE_BF16, DTYPE_BF16, 7);
     conversion_of(name, DTYPE_BF16, DTYPE_F32, 64);
-    conversion_of(name, DTYPE_BF16, DTYPE_BF16, 1); /* more places than are given to the lane at once */
+    conversion_of(name, DTYPE_BF16, DTYPE_BF16, 1); /* more places than are given to the lane at
+                                                     * once */
     conversion_of(name, DTYPE_I8, DTYPE_I8, 5);
 }
 

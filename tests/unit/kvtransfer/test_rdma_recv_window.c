@@ -66,10 +66,7 @@ TEST_MAIN(CASE(recv_window_counts_without_gaps), CASE(recv_window_refuses_what_w
 
 #else
 
-TEST(not_built)
-{
-    SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested");
-}
+TEST(not_built) { SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested"); }
 
 TEST_MAIN(CASE(not_built))
 

@@ -130,10 +130,7 @@ TEST_MAIN(CASE(pairs_ports_of_one_subnet), CASE(pairs_equals_by_index), CASE(pai
 
 #else
 
-TEST(not_built)
-{
-    SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested");
-}
+TEST(not_built) { SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested"); }
 
 TEST_MAIN(CASE(not_built))
 

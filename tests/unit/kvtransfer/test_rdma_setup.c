@@ -205,10 +205,7 @@ TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip
 
 #else
 
-TEST(not_built)
-{
-    SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested");
-}
+TEST(not_built) { SKIP("built without libibverbs and librdmacm: rdma's logic is NOT tested"); }
 
 TEST_MAIN(CASE(not_built))
 

@@ -126,7 +126,7 @@ static void send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t b
 }
 
 static void deliver(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind,
-                 struct kvt_message m)
+                    struct kvt_message m)
 {
     m.kind = kind;
     m.session = g->session;
@@ -160,12 +160,13 @@ TEST(session_receives_when_every_piece_is_verified)
     note(&s, &g, 1, 1, 2);
     CHECK_EQ_INT(n_events, 0);
     deliver(&s, &g, KVT_MSG_FINISH,
-         (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+            (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
     CHECK_EQ_INT(events[0].link_speed, 12500000000);
     CHECK_EQ_INT(sent[1].kind, KVT_MSG_DONE);
-    deliver(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 }); /* late: of a session that is over */
+    /* late: of a session that is over */
+    deliver(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
     CHECK_EQ_INT(n_events, 1);
     buf_release(&grant);
     side_release(&s);
@@ -184,7 +185,7 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 0, 3);
     deliver(&s, &g, KVT_MSG_FINISH,
-         (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+            (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
@@ -552,7 +553,7 @@ static void finish_early(struct side *s, const struct kvt_grant_msg *g)
 {
     note(s, g, 0, 0, BLOCKS);
     deliver(s, g, KVT_MSG_FINISH,
-         (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
+            (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
 }
 static void not_arrived(struct side *s, const struct kvt_grant_msg *g) { note(s, g, 0, 0, 1); }
 static void frame(struct side *s, const struct kvt_grant_msg *g, uint32_t first, uint64_t bytes)
@@ -807,4 +808,5 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified),
           CASE(session_send_refuses_gaps_and_an_early_done),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of),
           CASE(session_bounds_its_puts), CASE(session_takes_the_size_of_puts_from_the_transport),
-          CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_messages_are_no_progress))
+          CASE(session_waits_seconds_for_an_answer),
+          CASE(session_repeated_messages_are_no_progress))

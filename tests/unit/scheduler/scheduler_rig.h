@@ -213,7 +213,8 @@ struct attempt {
 };
 
 /* The next message of `type` that any node heard; waits for it. */
-static struct received_message *world_expect(struct world *w, enum frame_type type, struct peer_node **who)
+static struct received_message *world_expect(struct world *w, enum frame_type type,
+                                             struct peer_node **who)
 {
     struct received_message *h = NULL;
     for (uint64_t end = clock_ms() + RIG_LONG_MS; !h;) {

@@ -37,7 +37,8 @@ TEST(request_split_goes_the_whole_way)
     CHECK_EQ_INT(c.end.trace.n_decode_cached, 16);
     CHECK_EQ_INT(c.end.trace.n_moves, 0);
     CHECK(c.end.trace.first_token_ns > 0 && c.end.trace.total_ns >= c.end.trace.first_token_ns);
-    CHECK_EQ_INT(received_count(a.prefill, FRAME_CANCEL) + received_count(a.decode, FRAME_CANCEL), 0);
+    CHECK_EQ_INT(received_count(a.prefill, FRAME_CANCEL) + received_count(a.decode, FRAME_CANCEL),
+                 0);
     world_check_idle(&w);
     world_close(&w);
 }
@@ -564,7 +565,8 @@ TEST(request_prompt_logprobs_come_before_the_tokens)
     CHECK_OK(client_submit(&w, &c, (struct ask){ .max_tokens = 10, .prompt_logprobs = true }));
     struct attempt a = { 0 };
     RIG_WAIT(&w.rig,
-             received_count(w.nodes[0], FRAME_ASK_CREDIT) + received_count(w.nodes[1], FRAME_RUN) > 0);
+             received_count(w.nodes[0], FRAME_ASK_CREDIT) + received_count(w.nodes[1], FRAME_RUN) >
+                 0);
     bool split = received_count(w.nodes[0], FRAME_ASK_CREDIT) > 0;
     a = split ? play_split(&w, &c, AT_PREFILL, 0) : play_run(&w, &c);
     /* on another link than the logprobs, so maybe earlier */

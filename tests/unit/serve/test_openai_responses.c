@@ -339,9 +339,11 @@ TEST(model_without_template)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(chat_answer), CASE(message_types_are_accepted), CASE(completions_of_every_prompt_type),
-          CASE(length_stop_string_and_stop_id), CASE(echo_with_logprobs_covers_prompt_and_answer),
+TEST_MAIN(CASE(chat_answer), CASE(message_types_are_accepted),
+          CASE(completions_of_every_prompt_type), CASE(length_stop_string_and_stop_id),
+          CASE(echo_with_logprobs_covers_prompt_and_answer),
           CASE(chat_logprobs_and_prompt_logprobs),
           CASE(tokens_with_the_same_text_have_different_keys),
-          CASE(more_prompts_than_the_backend_takes_at_once), CASE(request_in_flight_waits_for_capacity),
-          CASE(failures_of_the_backend), CASE(model_without_template))
+          CASE(more_prompts_than_the_backend_takes_at_once),
+          CASE(request_in_flight_waits_for_capacity), CASE(failures_of_the_backend),
+          CASE(model_without_template))

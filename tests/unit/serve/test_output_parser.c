@@ -365,25 +365,25 @@ TEST(demands_that_cannot_be_met_are_refused)
     struct rig r;
     open_rig(&r, "x");
     struct answer a = rig_submit(&r, CHAT,
-                               "{" MESSAGES "," TOOLS
-                               ",\"tool_choice\":\"required\",\"add_generation_prompt\":false}");
+                                 "{" MESSAGES "," TOOLS
+                                 ",\"tool_choice\":\"required\",\"add_generation_prompt\":false}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
     a = rig_submit(&r, CHAT,
-                 "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"chat_template_kwargs\":{"
-                 "\"add_generation_prompt\":false}}");
+                   "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"chat_template_kwargs\":{"
+                   "\"add_generation_prompt\":false}}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
     a = rig_submit(&r, CHAT,
-                 "{" MESSAGES ",\"prompt_token_ids\":[5,6]," TOOLS
-                 ",\"tool_choice\":\"required\"}");
+                   "{" MESSAGES ",\"prompt_token_ids\":[5,6]," TOOLS
+                   ",\"tool_choice\":\"required\"}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
     a = rig_submit(&r, CHAT,
-                 "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\"}]}]}");
+                   "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\"}]}]}");
     CHECK_EQ_INT(a.status, 400);
     CHECK(strstr(string_at(a.json, "error.message"), "messages[0]"));
     answer_free(&a);
@@ -400,10 +400,11 @@ TEST(answers_that_go_on)
     int32_t *ids = NULL;
     size_t n = 0;
     open_rig(&r, " more.</think>\nHello");
-    struct answer a = rig_submit(&r, CHAT,
-                               "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
-                               "\"assistant\",\"content\":\"<think>\\nHm,\"}],"
-                               "\"add_generation_prompt\":false,\"continue_final_message\":true}");
+    struct answer a = rig_submit(
+        &r, CHAT,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
+        "\"assistant\",\"content\":\"<think>\\nHm,\"}],"
+        "\"add_generation_prompt\":false,\"continue_final_message\":true}");
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.reasoning_content"), " more.");
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.content"), "Hello");
     answer_free(&a);

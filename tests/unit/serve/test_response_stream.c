@@ -30,7 +30,7 @@ TEST(chat_stream)
     rig_open(&r);
     rig_start(&r);
     struct answer a = rig_submit(&r, CHAT,
-                               "{" MESSAGES ",\"stream\":true,\"return_token_ids\":true}");
+                                 "{" MESSAGES ",\"stream\":true,\"return_token_ids\":true}");
     CHECK(a.begun && a.ended && ends_with_done(&a));
     /* One chunk per token, the end token's too, the finish, [DONE]. */
     CHECK_EQ_INT(a.n_chunks, r.fake.n_answer + 1 + 1 + 1);
@@ -74,8 +74,8 @@ TEST(usage_and_trace_in_the_last_event)
     cJSON_Delete(finish);
     answer_free(&a);
     a = rig_submit(&r, CHAT,
-                 "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":true,"
-                 "\"continuous_usage_stats\":true}}");
+                   "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+                   "\"continuous_usage_stats\":true}}");
     e = event_at(&a, 0);
     CHECK_EQ_INT(number_at(e, "usage.completion_tokens"), 1);
     cJSON_Delete(e);
@@ -98,7 +98,7 @@ TEST(characters_are_never_split)
     rig_set_answer(&r, "a\xE2\x82\xAC\xF0\x9F\x98\x80z");
     CHECK(r.fake.n_answer >= 8); /* byte tokens */
     struct answer a = rig_submit(&r, COMPLETIONS,
-                               "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50}");
+                                 "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "a\xE2\x82\xAC\xF0\x9F\x98\x80z");
     CHECK(!strstr(a.body.data, "\xEF\xBF\xBD"));
@@ -155,7 +155,7 @@ TEST(echo_and_logprobs_in_chunks)
     cJSON_Delete(finish);
     answer_free(&a);
     a = rig_submit(&r, COMPLETIONS,
-                 "{\"prompt\":\"Hel\",\"stream\":true,\"echo\":true,\"max_tokens\":0}");
+                   "{\"prompt\":\"Hel\",\"stream\":true,\"echo\":true,\"max_tokens\":0}");
     first = event_at(&a, 0);
     CHECK_EQ_STR(string_at(first, "choices.0.text"), "Hel");
     CHECK_EQ_STR(string_at(first, "choices.0.finish_reason"), "length");
