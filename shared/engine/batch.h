@@ -1,12 +1,13 @@
-/* batch.h - the rows of one step: which sequences take part, with which tokens.
+/* batch.h - the batch of one step: which sequences take part, with which tokens.
  *
- * First every running sequence with one pending token (decode), each with a block for it; when
- * there is none the newest running sequence is preempted. Then prompts in chunks (chunked prefill)
- * until max_batched_tokens rows are full: those begun first, then new ones from the head of the
- * waiting queue, which need all their blocks at once, so that a prefill never stops half way for
- * want of blocks. A row that yields a token or a prompt logprob takes a logits row, of which there
- * is a fixed number. More decodes than one step can hold take turns. Owner: engine thread. All
- * arrays are sized at batch_init. */
+ * 1. Decode: every running sequence with one pending token gets a row and a block for it. When the
+ *    pool has no block left, the newest running sequence is preempted. Sequences take turns when
+ *    there are more than one step can hold.
+ * 2. Chunked prefill fills the remaining rows up to max_batched_tokens: prompts in progress first,
+ *    then the head of the waiting queue. A new prompt is admitted only with all its blocks, so a
+ *    prefill never stops half way for want of blocks.
+ * A row that yields a token or a prompt logprob uses one of a fixed number of logits rows.
+ * Thread: engine. All arrays are sized by batch_init. */
 #ifndef BATON_ENGINE_BATCH_H
 #define BATON_ENGINE_BATCH_H
 
@@ -20,8 +21,8 @@ struct batch_chunk {
     uint32_t begin, end;
 };
 
-/* What a row of logits is for: the token after position `pos`, to be sampled or (a known prompt
- * token) only scored. */
+/* The purpose of one row of logits: the token after position `pos` is sampled or, for a known
+ * prompt token, only scored. */
 struct batch_logit {
     struct seq *seq;
     uint32_t pos;
@@ -32,21 +33,20 @@ struct batch {
     uint32_t max_rows, max_chunks, max_logits;
     uint32_t n_rows, n_chunks, n_seqs, n_logits;
     int32_t *ids, *pos;         /* [max_rows] */
-    struct attn_seq *seqs;      /* [2 * max_chunks]: a part's prompt tokens, then its generated
-                                 * ones */
+    struct attn_seq *seqs;      /* [2 * max_chunks]: per chunk its prompt, then generated tokens */
     struct batch_chunk *chunks; /* [max_chunks] */
     int32_t *logit_rows;        /* [max_logits] */
     struct batch_logit *logits; /* [max_logits] */
-    uint32_t n_decodes;         /* decodes marked so far by this build */
-    bool preempted;             /* by this build */
+    uint32_t n_decodes;         /* decodes chosen so far by this build */
+    bool preempted;             /* this build preempted a sequence */
 };
 
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs);
 void batch_release(struct batch *b);
-/* The head of the waiting queue could start now, but not while a step is under way: a prefill_only
- * one, whose cached blocks go to a peer at once. */
+/* Does the head of the waiting queue have to wait for the step in flight to complete? True for a
+ * prefill_only sequence that could start now: its cached blocks go to a peer at once. */
 bool batch_next_needs_completion(struct engine *e);
-/* Fill engine_batch(e). It may come out empty. */
+/* Fill engine_batch(e), which may stay empty. */
 void batch_build(struct engine *e);
 
 #endif

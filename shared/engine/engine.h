@@ -1,26 +1,15 @@
 /* engine.h - tokens in, tokens out: the engine thread, its batches, its KV blocks.
  *
- * The engine owns the model, the KV pool's counters and the step loop on a thread of its own.
- * Everyone else talks to it by commands (posted to its mailbox, never blocking) and hears from it
- * through one callback, `on_event`, called on the engine thread, which must only pass the event on
- * (a mailbox of the loop). It knows no network and no text.
- *
- * A sequence is one of:
- *   FULL     prefill here, decode here                       engine_submit
- *   PREFILL  compute the prompt's KV and the first token, then stop; each layer of each chunk is
- *            announced through `on_kv_ready` so that its bytes can leave while the next layer
- *            computes engine_submit (prefill_only)
- *   DECODE   blocks reserved first (engine_reserve); a peer writes the KV into them;
- *            engine_activate starts decoding
- *
+ * The engine thread owns the model, the KV pool's counters and the step loop. Other threads post
+ * commands to its mailbox, which never block, and get events through `on_event`.
  *   reserve:  RESERVED ── activate ──▶ RUNNING ── tokens ──▶ FINISHED
  *                  └──── cancel ──▶ blocks back (or quarantined until engine_fence)
- *   submit:   WAITING ─▶ PREFILLING ─▶ RUNNING ─▶ FINISHED      RUNNING ─ no blocks ─▶ WAITING (recompute)
+ *   submit:   WAITING ─▶ PREFILLING ─▶ RUNNING ─▶ FINISHED    RUNNING ─ no blocks ─▶ WAITING (recompute)
  *
- * A row's arithmetic never depends on the rest of the batch; sampling depends only on (seed, index
- * of the token). When blocks run out the newest running sequence is preempted: its blocks are
- * freed, it goes back to WAITING and its prompt plus its tokens so far are computed again, which
- * gives the same bits. */
+ * Batch invariance: a row's arithmetic does not depend on the other rows of the batch, and sampling
+ * depends only on (seed, index of the token). When blocks run out, the newest running sequence is
+ * preempted: its blocks are freed, it goes back to WAITING and its prompt and tokens so far are
+ * computed again, which gives the same bits. */
 #ifndef BATON_ENGINE_ENGINE_H
 #define BATON_ENGINE_ENGINE_H
 
@@ -29,6 +18,13 @@
 #include "shared/kv/kv_pool.h"
 #include "shared/model/model.h"
 
+/* A sequence is one of:
+ *   FULL     engine_submit: prefill and decode run here.
+ *   PREFILL  engine_submit with prefill_only: the engine computes the prompt's KV and the first
+ *            token, then stops. `on_kv_ready` announces each layer of each chunk, so that its bytes
+ *            can leave while the next layer computes.
+ *   DECODE   engine_reserve holds blocks, a peer writes the KV into them, engine_activate starts
+ *            decoding. */
 struct engine;
 struct engine_event;
 
@@ -40,38 +36,36 @@ struct engine_options {
     uint32_t max_batched_tokens; /* rows in one step */
     uint32_t max_waiting;        /* sequences waiting; more is ERR_FULL */
     bool prefix_cache;
-    bool eager;              /* launch every step's kernels one by one: no recorded
-                              * steps */
+    bool eager;              /* launch every kernel one by one: no captured graphs */
     struct metrics *metrics; /* borrowed */
-    /* engine thread; must copy what it keeps and return at once */
+    /* Called on the engine thread. It must copy what it keeps and return at once, for example by
+     * posting the event to a loop's mailbox. */
     void (*on_event)(void *arg, const struct engine_event *ev);
-    /* PREFILL sequences: `layer` of tokens [begin, end) of sequence `id` is in the pool when the
-     * engine's device has come to `event` (device_record_event; 0: it is there). engine thread.
-     * `blocks` is the sequence's block table, valid during the call; blocks stay held until the
-     * sequence is released. Per layer the ranges follow each other from 0 to n_tokens; what the
-     * prefix cache had comes first, right after STARTED. May be NULL. */
+    /* PREFILL sequences: the KV of `layer` for tokens [begin, end) of sequence `id` is in the pool
+     * once the engine's device has reached `event` (device_record_event; 0: it is there already).
+     * Called on the engine thread. `blocks` is the sequence's block table, valid during the call;
+     * blocks stay held until the sequence is released. Per layer the ranges follow each other from
+     * 0 to n_tokens; the range from the prefix cache comes first, right after STARTED. May be
+     * NULL. */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                         const int32_t *blocks, uint64_t event);
-    /* The device failed and computes nothing more: the engine has stopped. engine thread. May be
-     * NULL on the processor, which does not fail. */
+    /* The device failed and the engine has stopped. Called on the engine thread. May be NULL on the
+     * CPU, which does not fail. */
     void (*on_fault)(void *arg, const struct err *err);
     void *arg;
 };
 
 /* Everything about one sequence. Copied by engine_submit / engine_reserve. */
 struct engine_request {
-    uint64_t id;           /* chosen by the caller, unique among live sequences */
-    const int32_t *tokens; /* [n_tokens] prompt, then answer tokens already given out
-                            * (a moved request) */
+    uint64_t id; /* chosen by the caller, unique among live sequences */
+    const int32_t
+        *tokens; /* [n_tokens] prompt, then tokens emitted before the request moved here */
     uint32_t n_tokens;
-    uint32_t n_prompt; /* of n_tokens; the rest counts as output for penalties,
-                        * indices and limits */
+    uint32_t n_prompt; /* tokens behind these count as output for penalties, indices and limits */
     struct sampling_params sampling;
-    uint64_t cache_salt; /* prefix blocks are shared only between equal salts; 0:
-                          * none */
+    uint64_t cache_salt; /* prefix blocks are shared only between equal salts; 0: none */
     bool prefill_only;
-    bool want_prompt_logprobs; /* per prompt token, with sampling.n_logprobs
-                                * best */
+    bool want_prompt_logprobs; /* per prompt token, with the sampling.n_logprobs best */
 };
 
 enum engine_event_kind {
@@ -90,54 +84,47 @@ enum engine_event_kind {
 struct engine_event {
     enum engine_event_kind kind;
     uint64_t id;
-    enum status status;        /* RESERVED, FINISHED: OK or why not (ERR_BUSY: no blocks,
-                                * ERR_TOO_LONG ...) */
+    enum status status;        /* RESERVED, FINISHED: OK, ERR_BUSY (no blocks), ERR_TOO_LONG, ... */
     enum finish_reason finish; /* FINISHED */
-    int32_t stop_token;        /* FINISH_STOP: the token that ended it (it was sent as a
-                                * TOKEN); else -1 */
-    uint32_t index;            /* TOKEN: 0-based among output tokens; PROMPT_LOGPROB:
-                                * prompt position */
-    struct token_logprobs lp;  /* TOKEN, PROMPT_LOGPROB; lp.id is always set, logprobs
-                                * when asked for */
-    uint32_t n_cached;         /* RESERVED, FINISHED, STARTED: prompt tokens found in the
-                                * prefix cache */
-    uint32_t n_blocks;         /* RESERVED: blocks for the whole prompt */
-    const int32_t *blocks;     /* RESERVED: [n_blocks], valid during the callback; the
-                                * first n_cached/block_tokens already hold their KV and
-                                * must not be written */
-    uint64_t queue_ns, prefill_ns, decode_ns; /* FINISHED: time in each stage; for a
-                                               * reservation queue_ns ends with
-                                               * engine_activate and prefill_ns is
-                                               * 0 */
-    uint32_t n_recomputed; /* FINISHED: prompt positions computed here although they
-                            * had been transferred */
+    int32_t stop_token;        /* FINISH_STOP: the token that ended it, sent as a TOKEN; else -1 */
+    uint32_t index;            /* TOKEN: 0-based output index; PROMPT_LOGPROB: prompt position */
+    struct token_logprobs lp;  /* TOKEN, PROMPT_LOGPROB: lp.id always, logprobs when asked for */
+    uint32_t n_cached; /* RESERVED, STARTED, FINISHED: prompt tokens from the prefix cache */
+    uint32_t n_blocks; /* RESERVED: blocks for the whole prompt */
+    /* RESERVED: [n_blocks], valid during the callback. The first n_cached / block_tokens of them
+     * hold their KV already and must not be written. */
+    const int32_t *blocks;
+    /* FINISHED: time in each stage. For a reservation queue_ns ends with engine_activate and
+     * prefill_ns is 0. */
+    uint64_t queue_ns, prefill_ns, decode_ns;
+    uint32_t n_recomputed; /* FINISHED: transferred prompt positions computed again here */
 };
 
-/* Sequences of attention in a step at most: a sequence's prompt tokens and its generated ones count
- * as two. */
+/* Upper bound of attention sequences in a step: the prompt tokens and the generated tokens of a
+ * sequence count as two. */
 static inline uint32_t engine_max_attn_seqs(uint32_t max_seqs) { return 2 * max_seqs; }
 enum { ENGINE_LOGITS_MIN = 256 };
-/* Rows of a step whose logits can be wanted at most: model_options.max_logits. */
+/* Upper bound of the rows of a step that need logits: model_options.max_logits. */
 static inline uint32_t engine_max_logits(uint32_t max_seqs)
 {
     return max_seqs > ENGINE_LOGITS_MIN ? max_seqs : ENGINE_LOGITS_MIN;
 }
 
-/* `out` runs at once. On failure the model stays the caller's. */
+/* Create an engine and start its thread. On failure the caller still owns the model. */
 enum status engine_create(const struct engine_options *o, struct engine **out,
                           struct err *err) MUST_CHECK;
-/* Stop after the running step and join the thread: no callback comes any more, commands fail with
- * ERR_CANCELED, the KV pool's memory stays. Whoever else touches that memory (kvtransfer) is
- * stopped after this and before engine_free. */
+/* Stop after the step in flight and join the thread: callbacks end, commands fail with
+ * ERR_CANCELED, the KV pool's memory stays. Stop other users of that memory (kvtransfer) after this
+ * and before engine_free. */
 void engine_stop(struct engine *e);
-/* engine_stop unless it was called, then end every sequence silently and free everything. */
+/* Call engine_stop if need be, end every sequence without events and free everything. */
 void engine_free(struct engine *e);
 
 /* Commands: any thread, never block. ERR_FULL: too many waiting. ERR_TOO_LONG: more tokens than the
  * context or the pool holds. */
 enum status engine_submit(struct engine *e, const struct engine_request *r) MUST_CHECK;
-/* Hold blocks for the prompt (prefix cache first); ENGINE_RESERVED follows. Nothing waits: no
- * blocks is ERR_BUSY at once. */
+/* Hold blocks for the prompt (prefix cache first). ENGINE_RESERVED answers without waiting: its
+ * status is ERR_BUSY when there are no blocks. */
 enum status engine_reserve(struct engine *e, const struct engine_request *r) MUST_CHECK;
 /* The KV of every prompt token is in the reserved blocks; `first` is output token number n_tokens -
  * n_prompt, sampled by the prefill node (it is emitted as a TOKEN by this engine as well, with the
@@ -148,11 +135,11 @@ enum status engine_activate(struct engine *e, uint64_t id,
  * PREFILL, and after engine_activate). Otherwise its blocks go to quarantine until
  * engine_fence(id); the id stays in use until then. Unknown ids are ignored (no event). */
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced) MUST_CHECK;
-/* A peer's writes to the blocks of canceled sequence `id` are over: quarantine → free. */
+/* Free the quarantined blocks of canceled sequence `id`: no peer can write to them any more. */
 enum status engine_fence(struct engine *e, uint64_t id) MUST_CHECK;
-/* A finished prefill_only sequence's KV has left: its blocks may be reused (or stay in the prefix
- * cache). Every finished prefill_only sequence needs this (or engine_cancel), with max_tokens 0
- * too. */
+/* Release the blocks of a finished prefill_only sequence once its KV is sent (the prefix cache
+ * may keep them). Every finished prefill_only sequence needs this or engine_cancel, also with
+ * max_tokens 0. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 
 /* Facts and load; any thread (atomics). */
@@ -169,7 +156,7 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out);
 const struct kv_layout *engine_kv_layout(const struct engine *e);
 /* The pool's memory, for registration with kvtransfer. */
 const struct dev_mem *engine_kv_memory(const struct engine *e);
-/* The device it computes on, whose memory that is; the model's. */
+/* The device that the engine computes on and that the KV memory belongs to. The model owns it. */
 struct device *engine_device(const struct engine *e);
 
 #endif

@@ -3,13 +3,10 @@
  * Every block is in exactly one state:
  *   FREE        in the free list
  *   HELD        ref > 0 by sequences (a shared prefix block has several)
- *   CACHED      ref == 0, its contents named in the prefix cache, last in LRU order is evicted
- *               first
- *   QUARANTINE  given up by its owner while a peer's writes may still land; back to FREE only by
- *               kv_pool_fence
- * A block whose contents a peer may still write is never FREE, CACHED or handed out: that is
- * invariant 3 of the design. Owner: engine thread. Memory of the pool itself belongs to the device
- * (kv_pool only counts). */
+ *   CACHED      ref == 0, named in the prefix cache; the least recently used is evicted first
+ *   QUARANTINE  given up by its owner while a peer may still write to it; only kv_pool_fence frees
+ * Invariant: a block that a peer may still write to is never FREE, CACHED or handed out.
+ * Thread: engine. The device owns the pool's memory; kv_pool only counts blocks. */
 #ifndef BATON_KV_KV_POOL_H
 #define BATON_KV_KV_POOL_H
 
@@ -27,7 +24,7 @@ struct kv_pool_stats {
 struct kv_pool *kv_pool_create(uint32_t n_blocks, uint32_t block_tokens, bool prefix_cache);
 void kv_pool_free(struct kv_pool *p);
 
-/* Blocks that alloc could hand out now: free and cached ones. */
+/* Number of blocks that kv_pool_alloc could hand out now: free and cached ones. */
 uint32_t kv_pool_available(const struct kv_pool *p);
 /* Take n blocks (ref 1 each), evicting cached ones as needed; all or ERR_BUSY. */
 enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out) MUST_CHECK;
@@ -35,16 +32,16 @@ void kv_pool_ref(struct kv_pool *p, int32_t block);
 /* Drop one reference; the last one makes the block CACHED when it is named in the cache, else
  * FREE. */
 void kv_pool_unref(struct kv_pool *p, int32_t block);
-/* The only reference goes to QUARANTINE (a block that a peer may write is never shared); the caller
- * proves later that no write can land any more and calls fence. */
+/* Move a block with one reference to QUARANTINE (a block that a peer may write to is never shared).
+ * The caller calls kv_pool_fence once no write can arrive any more. */
 void kv_pool_quarantine(struct kv_pool *p, int32_t block);
 void kv_pool_fence(struct kv_pool *p, int32_t block);
 
-/* Longest run of cached full blocks for these chained hashes; takes a reference on each found.
- * Returns how many. */
+/* Find the longest run of cached full blocks for these chained hashes and take a reference on each.
+ * Returns the number found. */
 uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t n, int32_t *out);
-/* How many would match, without taking anything or counting statistics. *n_idle (may be NULL):
- * those of them that nobody holds, which kv_pool_available counts too. */
+/* Number of blocks that kv_pool_match would find, without references or statistics. *n_idle (may be
+ * NULL): how many of them no sequence holds; kv_pool_available counts those too. */
 uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n,
                       uint32_t *n_idle);
 /* Name a full, HELD block in the cache. When the hash is already named, nothing changes (the block

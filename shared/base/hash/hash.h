@@ -2,8 +2,10 @@
  * specification.
  *
  * The chained block hash names a KV block by everything before it: hash(i) = XXH3_128(hash(i-1) ||
- * tokens of block i), with hash(-1) a seed made from the model fingerprint and the cache salt.
- * Scheduler and engine compute it alike. Thread: any. */
+ * tokens of block i), with hash(-1) the seed: kv_prefix_seed(fingerprint, salt) in the engine.
+ * The scheduler seeds a prompt's first block with {cache_salt, 0}; its hash is only a rendezvous
+ * key, never the name of a block.
+ * Thread: any. */
 #ifndef BATON_BASE_HASH_HASH_H
 #define BATON_BASE_HASH_HASH_H
 
