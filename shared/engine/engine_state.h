@@ -1,14 +1,14 @@
-/* engine_state.h - the engine's insides, shared by the files of this folder only.
+/* engine_state.h - the engine's private state, shared by the files of this folder only.
  *
  *   engine.c          life cycle, the public calls, the thread
  *   engine_command.c  what a command does to its sequence
- *   batch.c           which rows the next step computes: admission, growth, preemption
- *   engine_step.c     run the step, choose tokens
- *   engine_end.c      sequences ended: taken out, forgotten, their blocks given back
- *   engine_metrics.c   metrics and the load others read
+ *   batch.c           the batch of the next step: admission, growth, preemption
+ *   engine_step.c     runs a step and chooses tokens
+ *   engine_end.c      ends sequences and gives their blocks back
+ *   engine_metrics.c  metrics and the load that other threads read
  *
- * Owner: the engine thread, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read
- * by any thread), `commands` (a mailbox) and `load` (atomics). */
+ * Thread: engine, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any
+ * thread), `commands` (a mailbox) and `load` (atomics). */
 #ifndef BATON_ENGINE_ENGINE_STATE_H
 #define BATON_ENGINE_ENGINE_STATE_H
 
@@ -40,8 +40,8 @@ struct engine_command {
     struct token_logprobs *first; /* ACTIVATE */
 };
 
-/* Written by the engine thread (n_waiting and waiting_tokens also by those who submit), read by
- * anyone. All relaxed: each is a figure of its own, nothing is published through them. */
+/* Written by the engine thread (n_waiting and waiting_tokens also by submitting threads), read by
+ * any thread. All accesses are relaxed: each figure stands alone and publishes no other memory. */
 struct engine_load {
     _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
     _Atomic uint64_t n_progress, waiting_tokens;
@@ -53,20 +53,19 @@ struct engine_metrics {
         *generated, *recomputed, *queried, *hit, *evicted;
     struct gauge *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
-    uint64_t last_queried, last_hit, last_evicted; /* the pool's totals at the last
-                                                    * update */
+    uint64_t last_queried, last_hit, last_evicted; /* pool totals at the last update */
 };
 
-/* A step between submission and landing, when its tokens are taken. Where the device chooses the
- * tokens the next step is submitted before this one lands; elsewhere it lands at once. */
+/* A step from submission to completion, when its tokens are fetched. With sampling on the device
+ * the next step is submitted before this one completes; otherwise a step completes at once. */
 struct inflight_step {
     bool active;
     bool sampled; /* by the device */
     uint64_t begin_ns;
 };
 
-/* Blocks of a sequence that ended while the step ahead still writes to them: given back when that
- * lands. */
+/* Blocks of a sequence that ended while the step ahead still writes to them. They are freed when
+ * that step completes. */
 struct deferred_blocks {
     int32_t *blocks; /* owned */
     uint32_t n;
@@ -95,14 +94,14 @@ struct engine {
     struct list running;      /* holding blocks, computing */
     uint32_t n_running, n_reserved;
     uint64_t last_order;
-    struct batch batches[2]; /* by turn */
+    struct batch batches[2]; /* [parity] */
     struct inflight_step inflight[2];
-    int parity;              /* of the step that is being built, or was submitted last */
-    uint64_t t_completed_ns; /* the last step did */
-    float *logits;           /* [max_logits, n_vocab]: where the host samples */
-    float *lse;              /* [max_logits] */
+    int parity;                             /* of the step being built or submitted last */
+    uint64_t t_completed_ns;                /* when the last step completed */
+    float *logits;                          /* [max_logits, n_vocab]: for sampling on the host */
+    float *lse;                             /* [max_logits] */
     struct sample_request *sample_requests; /* [max_logits] */
-    struct token_logprobs *fetched;         /* [max_logits]: what the device chose */
+    struct token_logprobs *fetched;         /* [max_logits]: tokens that the device chose */
     struct deferred_blocks *deferred_free;  /* [max_seqs] */
     uint32_t n_deferred_free;
 
@@ -118,25 +117,25 @@ static inline bool engine_has_inflight(const struct engine *e)
 
 /* engine_command.c */
 void engine_command_run(struct engine *e, const struct engine_command *c);
-void engine_command_drop(struct engine_command *c); /* free what an undelivered command carries */
+void engine_command_drop(struct engine_command *c); /* free an undelivered command's data */
 
 /* engine_step.c */
 /* Compute one step. False: nothing can be computed until a command changes something. */
 bool engine_step(struct engine *e);
-/* Append output token lp->id, send it, and end the sequence when it is the last one (the sequence
- * is gone then). */
+/* Append output token lp->id, emit it, and end the sequence after its last token (`s` is invalid
+ * then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
 
 /* engine_end.c */
-/* Give back the blocks, send FINISHED, forget the sequence; a prefill_only one keeps both until it
- * is released. */
+/* Give back the blocks, emit FINISHED and forget the sequence. A prefill_only sequence keeps its
+ * blocks and its entry until it is released. */
 void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why,
                    int32_t stop_token);
-/* Take the sequence out of its list and count, whatever its state; blocks stay. */
+/* Remove the sequence, in any state, from its list and count. It keeps its blocks. */
 void engine_unlist(struct engine *e, struct seq *s);
 /* Unlist, drop the blocks, forget and free. */
 void engine_forget(struct engine *e, struct seq *s);
-/* What ended sequences left to the step that has just landed. */
+/* Free the blocks deferred to the step that has just completed. */
 void engine_free_deferred(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
@@ -144,7 +143,7 @@ void engine_emit(struct engine *e, const struct engine_event *ev);
 void engine_metrics_init(struct engine_metrics *m, struct metrics *registry);
 /* Copy the counts of the lists and the pool to `load` and the gauges. */
 void engine_update_metrics(struct engine *e);
-/* Prompt tokens that still have to be computed for this sequence. */
+/* Set the number of prompt tokens of this sequence that are still to be computed. */
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n);
 
 #endif

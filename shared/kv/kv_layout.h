@@ -1,5 +1,4 @@
-/* kv_layout.h - what a KV block is: the small value that says where every byte lies, and that peers
- * compare.
+/* kv_layout.h - the layout of a KV pool: where each byte lies. Peers compare it.
  *
  * A pool is n_layers equal regions, one after the other; a region is n_blocks pieces of
  * `piece_bytes`. There are two kinds of pieces:
@@ -7,11 +6,10 @@
  *           it; ranks hold different heads
  *   latent  [token][head_dim]: one vector per token stands for the keys and values of all heads
  *           (MLA), and every rank holds it whole
- * The parts of a head are what lies side by side in it: k and v, or the latent alone. What a row of
- * head_dim values is held as is kernels/kv_rows.h's affair; of a type with scales (int8, e4m3) a
- * piece's values are followed by one f32 scale per row, [kv_head][part][token], unaligned where the
- * shape makes it so. Which two pools can exchange KV, and how, is kvtransfer/plan.h's affair.
- * Thread: any (a value). */
+ * The parts of a head are k and v, or the latent alone. kernels/kv_rows.h encodes a row of head_dim
+ * values. For a type with scales (int8, e4m3) one f32 scale per row, [kv_head][part][token],
+ * follows the values of a piece, unaligned where the shape makes it so. kvtransfer/plan.h decides
+ * which two pools can exchange KV, and how. Thread: any (a value). */
 #ifndef BATON_KV_KV_LAYOUT_H
 #define BATON_KV_KV_LAYOUT_H
 
@@ -22,13 +20,12 @@
 #include "shared/base/err.h"
 
 struct kv_layout {
-    uint64_t model_fingerprint; /* of the weights' identity and the arithmetic that fills the cache
-                                 * (kernel row) */
-    uint32_t dtype;             /* enum dtype, of those that kv_rows.h knows */
+    uint64_t model_fingerprint; /* of the weights and the arithmetic of the kernel backend */
+    uint32_t dtype;             /* enum dtype, one that kv_rows.h supports */
     uint32_t block_tokens;
     uint32_t n_layers;
-    uint32_t n_kv_heads; /* of this rank: heads [tp_rank * n_kv_heads, (tp_rank + 1) *
-                          * n_kv_heads) of the model */
+    /* KV heads of this rank: [tp_rank * n_kv_heads, (tp_rank + 1) * n_kv_heads) of the model */
+    uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t tp_size, tp_rank;
     uint32_t n_blocks; /* of this pool; peers may differ here */
@@ -63,13 +60,13 @@ uint32_t kv_layout_n_segments(const struct kv_layout *l);
  * none. */
 size_t kv_layout_element_bytes(const struct kv_layout *l);
 size_t kv_layout_scale_bytes(const struct kv_layout *l);
-/* Where the scales of a piece begin: behind all its values. */
+/* Offset of the scales in a piece: behind all its values. */
 size_t kv_layout_scale_offset(const struct kv_layout *l);
-/* Sizes in range, dtype known, products that do not overflow. */
+/* Check that sizes are in range, dtype is known and no product overflows. */
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
-/* The same cache of the same model: kind, layers, head_dim, KV heads over all ranks, fingerprint.
- * ERR_PEER_MISMATCH with a sentence that names the first difference and both values. Block size,
- * element type and ranks may differ. */
+/* Check that both layouts are of the same model: kind, layers, head_dim, KV heads over all ranks,
+ * fingerprint. ERR_PEER_MISMATCH names the first difference and both values. Block size, element
+ * type and ranks may differ. */
 enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs,
                                  struct err *err) MUST_CHECK;
 /* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0
@@ -77,9 +74,9 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
  * for any rank of a receiver. */
 uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b,
                                 uint32_t *first);
-/* Does `to` keep what `from` says: equal types, and all of them in f32. int8 and e4m3 stand for q *
- * scale as f32 rounds it (kv_rows.h), so that what f32 holds is what is computed on, though the
- * product of two such numbers has more bits. */
+/* Does a conversion from type `from` to `to` lose nothing? True for equal types and for every type
+ * to f32. An int8 or e4m3 value means q * scale as f32 rounds it (kv_rows.h): kernels compute on
+ * that f32, though the exact product has more bits. */
 bool kv_dtype_keeps(uint32_t from, uint32_t to);
 const char *kv_dtype_name(uint32_t dtype); /* "unknown" for others */
 /* KV_LAYOUT_WIRE_BYTES, little endian */
