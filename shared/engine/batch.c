@@ -1,6 +1,6 @@
-/* batch.c - see batch.h for the rules. Two passes over the running list: the first settles who
- * takes part (and may preempt), the second writes rows, so that nobody loses blocks after its rows
- * are in. Thread: engine. */
+/* batch.c - see batch.h for the rules. The first pass over the running list chooses sequences (and
+ * may preempt), the second writes rows, so no sequence loses blocks after its rows are written.
+ * Thread: engine. */
 #include "shared/engine/batch.h"
 
 #include "shared/base/assert.h"
@@ -45,7 +45,7 @@ static struct seq *newest_running(struct engine *e)
 
 static void preempt(struct engine *e, struct seq *s)
 {
-    ASSERT(s->n_future == 0); /* engine_step lands what is under way when blocks may not do */
+    ASSERT(s->n_future == 0); /* engine_step runs no step ahead when blocks may run out */
     log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id,
               s->n_tokens, s->n_blocks);
     engine_unlist(e, s);
@@ -108,8 +108,8 @@ static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
-/* Positions [begin, end) of s, whose rows begin at `row`, as attention sees them. A row's form is
- * its token's, whatever it is computed with: a request that was moved or preempted computes its
+/* Add positions [begin, end) of s, with rows from `row` on, as attention sequences. A row's
+ * attention path is its token's (prompt or generated): a moved or preempted request computes its
  * generated tokens again as they were generated. */
 static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint32_t end,
                      uint32_t row)
@@ -159,7 +159,7 @@ static void add_pending(struct batch *b, struct seq *s)
     add_chunk(b, s, pending < space ? pending : space);
 }
 
-/* Those that had a turn go behind those that had none. */
+/* Round robin: sequences served in this step move to the end of the list. */
 static void add_decodes(struct engine *e)
 {
     struct list served;
@@ -199,8 +199,7 @@ static void announce_start(struct engine *e, struct seq *s)
         e, &(struct engine_event){
                .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
     if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
-    /* What the cache already has, the receiver may still lack. The step that made it is over: no
-     * mark. */
+    /* The receiver may lack the cached blocks. The step that wrote them is over: no event. */
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
         e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }

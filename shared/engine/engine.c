@@ -11,7 +11,7 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
-/* how soon a card that is gone is noticed while there is nothing to do */
+/* how often an idle engine checks that the device is still there */
 enum { IDLE_CHECK_MS = 1000 };
 /* Commands of one sequence in flight: one to enter, then activate, cancel, fence or release; some
  * room to spare. */
@@ -38,11 +38,11 @@ static void *engine_main(void *arg)
         }
         if (worked) continue;
         engine_update_metrics(e);
-        /* a card that is gone says so */
+        /* a lost device reports its fault */
         if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS))
             (void)device_available(e->device);
     }
-    device_wait(e->device); /* a step under way writes to the pool */
+    device_wait(e->device); /* a step in flight writes to the pool */
     return NULL;
 }
 

@@ -1,7 +1,8 @@
-/* engine_command.c - what each command does. All run on the engine thread between building two
- * steps. A step may be under way: a sequence that is canceled leaves it, and its blocks stay taken
- * until it has landed (engine_end.c); blocks that are free are nobody's. A command for an id that
- * is not live (it finished a moment ago) does nothing. */
+/* engine_command.c - runs the commands, between the building of two steps.
+ *
+ * A step may be in flight: a canceled sequence leaves it, and its blocks stay held until the step
+ * completes (engine_end.c). A command for an id that is not live (it has just finished) does
+ * nothing. Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"

@@ -1,9 +1,10 @@
-/* engine_end.c - how sequences leave: their blocks go back, their end is told.
+/* engine_end.c - ends sequences: gives their blocks back and emits their end.
  *
- * A sequence can end while the step ahead has a row of it, since only its last token told, and be
- * canceled while a step under way has one. That row counts for nothing, but what it writes lands in
- * the sequence's blocks: those stay taken until that step has landed, since a free block may be
- * granted to a peer, who writes when it likes. Thread: engine. */
+ * A sequence can end or be canceled while a step in flight has a row of it: the host learns that it
+ * ended only from its last token, after the next step was submitted. The row's result is discarded,
+ * but the step still writes to the sequence's blocks. They stay held until that step completes,
+ * because a free block may be granted to a peer, which writes at any time.
+ * Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
@@ -25,7 +26,7 @@ void engine_unlist(struct engine *e, struct seq *s)
 
 /* ---- blocks ---- */
 
-/* Takes the sequence out of a step under way; false: it has no part in it. */
+/* Take the sequence out of a step in flight. False: the step does not include it. */
 static bool leave_step(struct batch *b, const struct seq *s)
 {
     bool found = false;
@@ -82,7 +83,7 @@ void engine_forget(struct engine *e, struct seq *s)
     seq_free(s);
 }
 
-/* Time in each stage; a stage that never began is 0, and so is what comes after it. */
+/* Fill the time in each stage: 0 for a stage that never began and for those after it. */
 static void fill_times(const struct seq *s, struct engine_event *ev)
 {
     uint64_t now = clock_ns();

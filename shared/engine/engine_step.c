@@ -1,14 +1,14 @@
-/* engine_step.c - steps: submitted, then landed when their tokens are there.
+/* engine_step.c - steps: submitted, then completed when their tokens are there.
  *
- * Where the device chooses the tokens, step n + 1 is submitted before step n lands: its answer rows
- * read the tokens of step n on the device, so that the device never waits for the host. What the
- * host learns late is that a sequence has ended: its row of step n + 1 is then thrown away
- * (engine_end.c). Penalties count that token too, on the device. A step is not run ahead when a
- * peer is to be sent KV that is not there yet, or when blocks may not do without taking some from a
- * running sequence. Where the host chooses the tokens, a step lands at once.
+ * With sampling on the device, step n + 1 is submitted before step n completes: its decode rows
+ * read the tokens of step n on the device, so the device never waits for the host. The host learns
+ * late that a sequence has ended; it then discards the sequence's row of step n + 1 (engine_end.c).
+ * Penalties count the future token too, on the device. A step is not run ahead when a peer is to be
+ * sent KV that is not there yet, or when it might need blocks of a running sequence. With sampling
+ * on the host, a step completes at once.
  *
- * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens
- * are taken, because a token may end its sequence and free it. Thread: engine. */
+ * Completion first offers full blocks to the prefix cache, then takes the tokens, because a token
+ * may end its sequence and free it. Thread: engine. */
 #include "kernels/copy_stream.h"
 #include "kernels/host_math.h"
 #include "shared/base/assert.h"
@@ -61,22 +61,22 @@ static void score_prompt(struct engine *e, struct seq *s, uint32_t pos,
 
 /* ---- submission ---- */
 
-/* On a thread of the driver, or this one. */
+/* Runs on a driver thread or the engine thread. */
 static void count_layer(void *arg)
 {
     atomic_fetch_add_explicit(&((struct engine *)arg)->load.n_progress, 1, memory_order_relaxed);
 }
 
-/* This thread goes on with the next layer at once: whoever pushes the layer waits for its event in
- * the device's order, and so does the word that the step of a long prompt is getting on. One of
- * single rows is over before anybody asks. */
+/* Announce a layer without waiting for it: the sender of the layer waits for its event, and so does
+ * the progress count of a prefill step. A step of single rows is counted at once, as it
+ * is over soon. */
 static void on_layer(void *arg, uint32_t layer)
 {
     struct engine *e = arg;
     const struct batch *b = engine_batch(e);
     uint64_t event = b->n_rows > b->n_chunks ? device_record_event(e->device) : 0;
     if (!event) count_layer(e);
-    /* a device that failed is seen at landing */
+    /* completion notices a failed device */
     else if (copy_stream_wait_event(e->progress_stream, event) != OK ||
              copy_stream_launch_host_fn(e->progress_stream, count_layer, e) != OK)
         count_layer(e);
@@ -96,7 +96,7 @@ static bool has_prefill_only(const struct batch *b)
     return false;
 }
 
-/* The known token whose logprobs a row is for; -1: one is to be chosen. */
+/* The known token that the row scores; -1: the row samples one. */
 static int32_t score_of(const struct batch_logit *l)
 {
     return l->sample ? -1 : l->seq->tokens[l->pos + 1];
@@ -194,9 +194,9 @@ static void launch_step(struct engine *e)
     count_future(e);
 }
 
-/* ---- landing ---- */
+/* ---- completion ---- */
 
-/* log-sum-exp of the rows for which somebody wants logprobs. */
+/* Compute the log-sum-exp of the rows that need logprobs. */
 static void normalise(struct engine *e, const struct batch *b)
 {
     struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
@@ -209,7 +209,7 @@ static void normalise(struct engine *e, const struct batch *b)
     if (wanted) host_log_sum_exp(host, e->lse, e->logits, n_vocab, b->n_logits, n_vocab);
 }
 
-/* What the sampler is asked for row i of the logits. */
+/* The sampler's input for row i of the logits. */
 static struct sampler_row row_of(const struct engine *e, const struct batch_logit *l, uint32_t i)
 {
     const struct model_config *c = &e->opt.model->config;
@@ -277,7 +277,7 @@ static void take_tokens(struct engine *e, const struct batch *b)
 /* A step of a device that failed has no results. */
 static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
 
-/* From its submission or, where it waited for the step before, from when that had landed. */
+/* Observe the time since its submission or, if later, since the previous step completed. */
 static void observe_time(struct engine *e, const struct inflight_step *f)
 {
     const uint64_t begin = f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;
@@ -305,7 +305,7 @@ static void complete_step(struct engine *e, int parity)
 
 /* ---- the step ---- */
 
-/* May the next step be built while one is under way? */
+/* May the next step be built while one is in flight? */
 static bool may_launch_ahead(struct engine *e)
 {
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
@@ -327,6 +327,6 @@ bool engine_step(struct engine *e)
     if (e->inflight[before].active) complete_step(e, before);
     if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled)
         complete_step(e, e->parity);
-    /* what was freed may let somebody start */
+    /* freed blocks may let a sequence start */
     return has_results(e) && (worked || engine_batch(e)->n_rows > 0 || engine_batch(e)->preempted);
 }

@@ -24,7 +24,7 @@ enum status config_hf_u32(const cJSON *o, const char *name, uint32_t min, uint32
                           uint32_t *out, struct err *err) MUST_CHECK;
 enum status config_hf_need_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out,
                                struct err *err) MUST_CHECK;
-/* A number, or a list whose first element is the text model's. Absent: *out is left alone. */
+/* Read a number, or the first element of a list (the text model's). Absent: *out is unchanged. */
 enum status config_hf_first_i64(const cJSON *o, const char *name, int64_t min, int64_t max,
                                 int64_t *out, struct err *err) MUST_CHECK;
 /* Experts are scored by softmax in families that do not say how; ERR_UNSUPPORTED: the file asks for

@@ -26,8 +26,8 @@ enum tensor_names_kind {
 
 struct tensor_names {
     enum tensor_names_kind kind;
-    const char *prefix;                  /* TENSOR_NAMES_HF: put before the name .. */
-    bool drop_model;                     /* .. whose leading "model." is left out */
+    const char *prefix;                  /* TENSOR_NAMES_HF: put before the name */
+    bool drop_model;                     /* drop the leading "model." of the name first */
     const struct weights_alias *aliases; /* of the family; NULL: none */
 };
 

@@ -1,38 +1,36 @@
-/* weight_cache.h - a copy of a model's packed weights on disk, so that a later start maps what an
- * earlier one packed.
+/* weight_cache.h - a copy of a model's packed weights on disk, which a later start maps.
  *
- * One file per model, quantization and packed form, in a folder that the operator names; whoever
- * can write there decides what the model says, as whoever can write the model's own files does. In
- * the numbers of this processor (the packed forms are, too):
- *
- *     struct weight_cache_header struct weight_cache_entry [n_weights] shape, place and hash of
- *     each weight, in the order in which they are packed the weights, each beginning on a page
- *
- *     weight_cache_open ──▶ READY   a copy is there, it is that of these weights and every byte agrees with its hash: it is mapped, read-only and
- *         │                   shared, so that all nodes of a host hold the weights once. weight_cache_take hands them out
- *         └──────▶ MAKING     no copy yet, or one that is refused (a warning says why). weight_cache_put writes each weight as it is packed;
- *                             weight_cache_finish puts the copy in its place (synced, then renamed)
- *                             and the weights on its pages
- *
- * No fault of the folder is one of the model: whatever goes wrong is one warning, and weights are
- * packed as if there were no folder. A lock file makes one process at a time write; another that
- * wants the same waits for the copy, as long as it grows. LIMIT: a copy that another program
- * shortens while it is mapped ends this process with SIGBUS, as a model file would; copies are
- * replaced, never rewritten. Copies of models that nobody uses any more are not removed. Life
- * cycle: open after the plan, take or put every weight in order, finish, close. Thread: the loading
- * one. */
+ * One file per model, quantization and packed layout, in a folder that the operator names. Whoever
+ * can write there decides what the model says, as with the model's own files. Host byte order:
+ *     struct weight_cache_header
+ *     struct weight_cache_entry [n_weights]  shape, place and hash of each weight, in packing order
+ *     the weights, each beginning on a page
+ * States: see weight_cache_open. A fault of the folder is one warning, and weights are packed as if
+ * there were no folder. A lock file makes one process at a time write; another that wants the same
+ * copy waits for it, as long as it grows. LIMIT: a copy that another program shortens while it is
+ * mapped ends this process with SIGBUS, as a model file would; copies are replaced, not rewritten.
+ * Copies of models that are no longer used are not removed.
+ * Life cycle: open after the plan, take or put every weight in order, finish, close.
+ * Thread: the loading one. */
 #ifndef BATON_MODEL_LOAD_WEIGHT_CACHE_H
 #define BATON_MODEL_LOAD_WEIGHT_CACHE_H
 
 #include "kernels/backend.h"
 
+/*   weight_cache_open ──▶ READY   a copy of these weights is there and every byte agrees with its
+ *       │                         hash. It is mapped read-only and shared, so that all nodes of a
+ *       │                         host hold the weights once. weight_cache_take hands them out.
+ *       └──────▶ MAKING           there is no copy yet, or it is refused (a warning says why).
+ *                                 weight_cache_put writes each weight as it is packed;
+ *                                 weight_cache_finish puts the copy in its place (synced, then
+ *                                 renamed) and the weights on its pages. */
+
 /* Raised when the packed bytes of an unchanged model change: another order of weights, another
- * meaning of a form. tests/conformance/test_weight_cache.c knows the bytes of this version. */
+ * meaning of a layout. tests/conformance/test_weight_cache.c knows the bytes of this version. */
 enum { WEIGHT_CACHE_VERSION = 1 };
 
 struct weight_cache_key {
-    uint64_t weights; /* which weights, how quantized and in which form: in the name of the file,
-                       * too */
+    uint64_t weights; /* which weights, quantization and layout; part of the file's name */
     uint64_t files;   /* sizes and times of the checkpoint's files: edited ones are packed anew */
 };
 

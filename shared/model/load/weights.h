@@ -4,8 +4,8 @@
  * For exports that drop or add a leading part of the names ("language_model.model.") the prefix is
  * found once. Every request states the shape it expects; a fault names the tensor. Tensors that
  * nobody asked for are reported by weights_check_all_used: a file with more in it than the
- * architecture knows is another model. Weights can be made up instead (--load-format dummy): then
- * every tensor that is asked for is there, and nothing else. Life cycle: open, set the family, take
+ * architecture knows is another model. With dummy weights (--load-format dummy)
+ * every requested tensor exists, and no other. Life cycle: open, set the family, take
  * matrices (borrowed) and vectors (copies) while binding, check, close. Thread: one. */
 #ifndef BATON_MODEL_LOAD_WEIGHTS_H
 #define BATON_MODEL_LOAD_WEIGHTS_H
