@@ -74,7 +74,7 @@ struct deferred_blocks {
 struct engine {
     struct engine_options opt;
     struct device *device;               /* the model's kernels' */
-    struct copy_stream *progress_stream; /* says when a card has done a layer: the
+    struct copy_stream *progress_stream; /* says when the device has computed a layer: the
                                           * progress of a step that this thread has only
                                           * handed over */
     struct kv_layout layout;
