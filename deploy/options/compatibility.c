@@ -70,7 +70,8 @@ static void add_entry(const struct compat_entry *entry, struct buf *out)
 {
     enum option_effect effect;
     const char *sentence;
-    ASSERT(compatibility_resolve(entry, &effect, &sentence));
+    bool resolved = compatibility_resolve(entry, &effect, &sentence);
+    ASSERT(resolved);
     buf_printf(out, "| `%s`", entry->name);
     if (entry->owner) buf_printf(out, " of %s", entry->owner);
     buf_printf(out, " | %s | %s | ", *entry->seeds ? entry->seeds : "-", effect_word(effect));

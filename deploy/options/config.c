@@ -234,8 +234,10 @@ struct config *config_create(const struct option *table, const char *command)
     c->values = MEM_ARRAY(struct option_value, c->n_options);
     for (size_t i = 0; i < c->n_options; i++) {
         struct value_origin from = { SOURCE_DEFAULT, NULL };
-        /* A default that its own row would refuse is a mistake in the table. */
-        if (table[i].def) ASSERT(store(c, i, from, table[i].def, false, NULL) == OK);
+        if (!table[i].def) continue;
+        /* A default that its own table entry refuses is a mistake in the table. */
+        enum status st = store(c, i, from, table[i].def, false, NULL);
+        ASSERT(st == OK);
     }
     return c;
 }
@@ -473,7 +475,9 @@ bool config_bool(const struct config *c, const char *name)
 {
     const char *text = text_of(c, name, OPT_BOOL);
     bool v = false;
-    if (text) ASSERT(parse_bool(str_of(text), &v));
+    if (!text) return v;
+    bool parsed = parse_bool(str_of(text), &v);
+    ASSERT(parsed);
     return v;
 }
 
@@ -481,7 +485,9 @@ int64_t config_int(const struct config *c, const char *name)
 {
     const char *text = text_of(c, name, OPT_INT);
     int64_t v = 0;
-    if (text) ASSERT(str_to_i64(str_of(text), &v) == OK);
+    if (!text) return v;
+    enum status st = str_to_i64(str_of(text), &v);
+    ASSERT(st == OK);
     return v;
 }
 
@@ -489,7 +495,9 @@ double config_float(const struct config *c, const char *name)
 {
     const char *text = text_of(c, name, OPT_FLOAT);
     double v = 0;
-    if (text) ASSERT(str_to_f64(str_of(text), &v) == OK);
+    if (!text) return v;
+    enum status st = str_to_f64(str_of(text), &v);
+    ASSERT(st == OK);
     return v;
 }
 

@@ -75,10 +75,11 @@ enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_th
             .n = n,
         };
     }
-    /* A thread that cannot be started would leave the others at the barrier: none can be done
-     * without. */
-    for (uint32_t i = 1; i < n_threads; i++)
-        ASSERT(thread_start(&threads[i].thread, copy_thread_main, &threads[i]) == OK);
+    /* Every thread must start: the others would wait at the barrier for a missing one. */
+    for (uint32_t i = 1; i < n_threads; i++) {
+        enum status st = thread_start(&threads[i].thread, copy_thread_main, &threads[i]);
+        ASSERT(st == OK);
+    }
     pthread_barrier_wait(&barrier);
     uint64_t t = clock_ns();
     copy_all(&threads[0]);

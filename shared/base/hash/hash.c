@@ -53,8 +53,9 @@ void hmac_sha256(const void *key, size_t key_len, const void *msg, size_t msg_le
 {
     ASSERT(key_len <= INT32_MAX);
     unsigned int n = 32;
-    /* A NULL key means "the key of before" to OpenSSL, not an empty one. */
-    ASSERT(HMAC(EVP_sha256(), key_len ? key : "", (int)key_len, msg, msg_len, out, &n) && n == 32);
+    /* To OpenSSL a NULL key means "reuse the previous key", not an empty one. */
+    const void *mac = HMAC(EVP_sha256(), key_len ? key : "", (int)key_len, msg, msg_len, out, &n);
+    ASSERT(mac && n == 32);
 }
 
 void sha256(const void *msg, size_t msg_len, uint8_t out[32]) { SHA256(msg, msg_len, out); }
