@@ -6,7 +6,7 @@
 #include "deploy/options/option_table.h"
 
 const struct command COMMANDS[] = {
-    { "serve", cmd_serve, "one node: HTTP face, scheduler, engine" },
+    { "serve", cmd_serve, "one node: API server, scheduler, engine" },
     { "launch", cmd_launch, "start and supervise the nodes of this host" },
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
     { "status", cmd_status, "the cluster as a node sees it" },
