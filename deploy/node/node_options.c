@@ -484,14 +484,6 @@ enum status node_options_check_read(const struct config *c, struct node_options 
     return config_is_set(c, "model") ? read_model(c, out, err) : OK;
 }
 
-enum status node_options_check(const struct config *c, struct err *err)
-{
-    struct node_options o;
-    enum status st = node_options_check_read(c, &o, err);
-    node_options_release(&o);
-    return st;
-}
-
 void node_options_release(struct node_options *o) { arena_release(&o->arena); }
 
 /* ---- the start page ---- */

@@ -85,10 +85,8 @@ struct node_options {
 enum status node_options_read(const struct config *c, struct node_options *out,
                               struct err *err) MUST_CHECK;
 void node_options_release(struct node_options *o);
-/* Would node_options_read take them? A model that is not named is no error here, and no log file is
- * opened. */
-enum status node_options_check(const struct config *c, struct err *err) MUST_CHECK;
-/* The same, and what was read, which the caller releases in any case. */
+/* As node_options_read, without opening a log file; a missing --model is no error. The caller
+ * releases `out` in any case. */
 enum status node_options_check_read(const struct config *c, struct node_options *out,
                                     struct err *err) MUST_CHECK;
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when there is

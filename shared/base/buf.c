@@ -76,7 +76,6 @@ static void add_le(struct buf *b, uint64_t v, size_t n)
     buf_add(b, bytes, n);
 }
 
-void buf_add_u16le(struct buf *b, uint16_t v) { add_le(b, v, 2); }
 void buf_add_u32le(struct buf *b, uint32_t v) { add_le(b, v, 4); }
 void buf_add_u64le(struct buf *b, uint64_t v) { add_le(b, v, 8); }
 

@@ -25,7 +25,6 @@ void buf_add_c(struct buf *b, const char *s);
 void buf_add_str(struct buf *b, struct str s);
 void buf_add_char(struct buf *b, char c);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void buf_add_u16le(struct buf *b, uint16_t v);
 void buf_add_u32le(struct buf *b, uint32_t v);
 void buf_add_u64le(struct buf *b, uint64_t v);
 /* Drop the first n bytes (memmove). */

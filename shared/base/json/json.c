@@ -1,16 +1,12 @@
 /* json.c - parsing with checks before cJSON, members by type, and writing. Thread: the caller's. */
 #include "shared/base/json/json.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "shared/base/json/json_check.h"
 
@@ -28,41 +24,6 @@ enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct er
                        text.n);
     *out = doc;
     return OK;
-}
-
-/* Read all of `fd` into b, at most `limit` bytes. The size is not asked for first: it may change
- * meanwhile. */
-static enum status read_limited(int fd, size_t limit, struct buf *b, struct err *err)
-{
-    enum { STEP = 1 << 16 };
-    for (;;) {
-        char *at = buf_reserve(b, STEP);
-        ssize_t n = read(fd, at, STEP);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return err_set(err, ERR_IO, "cannot be read: %s", strerror(errno));
-        if (n == 0) return OK;
-        b->len += (size_t)n;
-        b->data[b->len] = 0;
-        if (b->len > limit) return err_set(err, ERR_TOO_LONG, "is larger than %zu bytes", limit);
-    }
-}
-
-enum status json_parse_file(const char *path, size_t limit, cJSON **out, struct err *err)
-{
-    struct buf b = { 0 };
-    /* Not blocking: a FIFO in place of the file must not hang the start. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        int cause = errno;
-        return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path,
-                       strerror(cause));
-    }
-    enum status st = read_limited(fd, limit, &b, err);
-    close(fd);
-    if (st == OK) st = json_parse(buf_str(&b), false, out, err);
-    buf_release(&b);
-    if (st != OK) err_prefix(err, "%s: ", path);
-    return st;
 }
 
 const cJSON *json_member(const cJSON *o, const char *name)

@@ -19,9 +19,6 @@ enum { JSON_DEPTH_MAX = 64 };
  * UTF-8 and duplicate keys at one level (only when `unique_keys`) are ERR_FORMAT with the byte
  * offset. */
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err) MUST_CHECK;
-/* Read a file of at most `limit` bytes and parse it. */
-enum status json_parse_file(const char *path, size_t limit, cJSON **out,
-                            struct err *err) MUST_CHECK;
 
 /* Typed members of object `o`: *out is left alone when absent or null (OK), ERR_INVALID with
  * err->field when of another type or outside [min, max]. Integers must be whole numbers. */

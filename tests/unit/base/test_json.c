@@ -162,28 +162,6 @@ TEST(json_get_checks_type_and_range)
     cJSON_Delete(doc);
 }
 
-TEST(json_parse_file_names_the_file)
-{
-    char path[600];
-    struct err err = { 0 };
-    cJSON *doc = NULL;
-    snprintf(path, sizeof path, "%s/a.json", test_tmpdir());
-    CHECK_STATUS(json_parse_file(path, 100, &doc, &err), ERR_NOT_FOUND);
-    CHECK(strstr(err.text, "a.json"));
-    FILE *f = fopen(path, "w");
-    fputs("{\"a\": [1, 2}", f);
-    fclose(f);
-    CHECK_STATUS(json_parse_file(path, 100, &doc, &err), ERR_FORMAT);
-    CHECK(strstr(err.text, "a.json: malformed JSON at byte 11: "));
-    CHECK_STATUS(json_parse_file(path, 11, &doc, &err), ERR_TOO_LONG);
-    f = fopen(path, "w");
-    fputs("{\"a\": [1, 2]}", f);
-    fclose(f);
-    CHECK_OK(json_parse_file(path, 13, &doc, &err));
-    cJSON_Delete(doc);
-    CHECK_STATUS(json_parse_file("/", 13, &doc, &err), ERR_IO);
-}
-
 static const char *as_string(struct buf *b, struct str s)
 {
     buf_clear(b);
@@ -253,6 +231,5 @@ TEST(json_numbers_are_short)
 TEST_MAIN(CASE(json_parse_takes_valid_documents),
           CASE(json_parse_refuses_invalid_documents_with_the_offset),
           CASE(json_parse_limits_depth_and_reads_only_its_bytes),
-          CASE(json_get_checks_type_and_range), CASE(json_parse_file_names_the_file),
-          CASE(json_add_string_escapes_and_repairs), CASE(json_numbers_read_back_equal),
-          CASE(json_numbers_are_short))
+          CASE(json_get_checks_type_and_range), CASE(json_add_string_escapes_and_repairs),
+          CASE(json_numbers_read_back_equal), CASE(json_numbers_are_short))

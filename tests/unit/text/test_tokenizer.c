@@ -571,7 +571,10 @@ static struct tokenizer *real_smollm2(void)
     struct err err = { 0 };
     struct tokenizer_vocab v = { 0 };
     struct tokenizer *t = NULL;
-    CHECK_OK(json_parse_file(path, FILE_MAX, &j, &err));
+    struct buf text = { 0 };
+    read_file(path, &text);
+    CHECK_OK(json_parse(buf_str(&text), false, &j, &err));
+    buf_release(&text);
     struct str *tokens = string_array(json_member(j, "tokens"), &v.n_tokens);
     struct str *merges = string_array(json_member(j, "merges"), &v.n_merges);
     int32_t *kinds = MEM_ARRAY(int32_t, v.n_tokens);
