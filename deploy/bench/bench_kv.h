@@ -1,10 +1,11 @@
-/* bench_kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in
- * interleaved rounds; and the table of it.
+/* bench_kv.h - `baton bench kv`: measures each transport at each piece size and its hardware limit
+ * in alternating rounds, and prints the table.
  *
- * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per
- * round (and before it one of an eighth, not counted), each round after a round of the limit; the
- * best of the rounds on both sides is what is compared. Latency: `samples` transfers of one piece,
- * one after the other. Thread: main. */
+ * One cell is (transport, piece size).
+ * Bulk: one transfer of n_blocks blocks in n_layers layers per round, each after a round of the
+ * limit; a warm-up transfer of one eighth is not counted. The best round of each is compared.
+ * Latency: `samples` transfers of one piece, one after the other.
+ * Thread: main. */
 #ifndef BATON_DEPLOY_BENCH_BENCH_KV_H
 #define BATON_DEPLOY_BENCH_BENCH_KV_H
 
@@ -17,7 +18,7 @@ struct bench_kv {
     char transports[BENCH_TRANSPORTS_MAX][PROBE_NAME_MAX];
     size_t n_transports;
     struct bench_sizes sizes;
-    uint32_t n_blocks; /* per layer; 0: as many as make BENCH_BULK_BYTES */
+    uint32_t n_blocks; /* per layer; 0: enough for BENCH_BULK_BYTES */
     uint32_t rounds, samples, copiers, connections;
     bool checksum, contiguous;
 };
@@ -40,16 +41,16 @@ struct bench_cell {
     uint64_t link_speed;
 };
 
-/* Measure one cell between two agents. What fails is in cell->error. */
+/* Measure one cell between two probe servers. A failure goes to cell->error. */
 void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender,
                    struct probe_client *receiver, const char *transport, uint32_t piece_bytes,
                    struct bench_cell *cell);
-/* Sorts; the value below which the share q of the n values lies (nearest rank). n at least 1. */
+/* Sort `values` and return their q-quantile by nearest rank; n is at least 1. */
 double bench_percentile(double *values, size_t n, double q);
 
-/* the lines above the rows */
+/* Append the lines above the rows of the table. */
 void bench_kv_head(const struct bench_kv *b, struct buf *out);
-/* one row of the table */
+/* Append one row of the table. */
 void bench_kv_row(const struct bench_cell *cell, struct buf *out);
 void bench_kv_json(const struct bench_kv *b, const struct bench_cell *cells, size_t n,
                    struct buf *out);

@@ -1,6 +1,8 @@
-/* commands.h - the subcommands of `baton`: one row each. A command gets its own arguments (argv[0]
- * is its name) and returns the process's exit status: 0 well, 1 failed, 2 wrong usage. Thread:
- * main. */
+/* commands.h - the subcommands of `baton`, one table entry each.
+ *
+ * A command gets its own arguments (argv[0] is its name) and returns the process's exit status:
+ * 0 success, 1 failure, 2 wrong usage.
+ * Thread: main. */
 #ifndef BATON_DEPLOY_CLI_COMMANDS_H
 #define BATON_DEPLOY_CLI_COMMANDS_H
 
@@ -23,18 +25,17 @@ int cmd_bench(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 
-/* Read environment and arguments of `command` with the option table
- * (deploy/options/option_table.h). --help prints and gives *done = true. On failure the sentence
- * has been printed to stderr; the caller returns 2. `words` receives at most *n_words words that
- * are not options (NULL: none allowed). */
+/* Read the environment and the arguments of `command` with the option table. --help prints the help
+ * and sets *done. NULL on failure, after printing the sentence to stderr; the caller returns 2.
+ * `words` receives at most *n_words words that are not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
                               const char **words, int *n_words, bool *done);
 
-/* `--listen host:port` of doctor and bench: be the agent that --peers of another host names, until
- * a signal. Returns the exit status. */
+/* `--listen host:port` of doctor and bench: run the probe server that --peers on another host
+ * names, until a signal. Returns the exit status. */
 int command_listen(const struct config *c, const char *command);
 
-/* One sentence about an option without effect, on stderr; for config_notes. */
+/* Print a sentence about an option without effect to stderr; for config_notes. */
 void command_print_note(void *arg, const char *sentence);
 
 #endif

@@ -1,10 +1,11 @@
-/* mesh.h - every ordered pair of hosts over every allowed transport: connected, measured, and kept
+/* mesh.h - measures every ordered pair of hosts over every allowed transport and keeps the results
  * as a matrix.
  *
- * The doctor talks to one agent per host and relays their hellos and answers; KV bytes go straight
- * from host to host. One pair at a time, so that no measurement disturbs another. Host 0 is this
- * one: an agent in a process of its own. Life cycle: zeroed, mesh_dial, mesh_measure, print,
- * mesh_release. Thread: main. */
+ * The doctor talks to one probe server per host and relays their hellos and answers; KV bytes go
+ * directly from host to host. Pairs are measured one at a time, so that no measurement disturbs
+ * another. Host 0 is this host: a probe server in a child process.
+ * Life cycle: zeroed, mesh_dial, mesh_measure, print, mesh_release.
+ * Thread: main. */
 #ifndef BATON_DEPLOY_DOCTOR_MESH_H
 #define BATON_DEPLOY_DOCTOR_MESH_H
 
@@ -15,7 +16,7 @@ enum { MESH_HOSTS_MAX = 33, MESH_TRANSPORTS_MAX = 8 };
 enum mesh_state {
     MESH_NOT_TRIED, /* a host of the pair does not answer */
     MESH_MEASURED,
-    MESH_FAILED,       /* both have it and should connect, but do not */
+    MESH_FAILED,       /* both hosts have the transport, but do not connect */
     MESH_OUT_OF_REACH, /* ipc between two hosts */
     MESH_NOT_BUILT,    /* not in the binary of `culprit` */
     MESH_UNAVAILABLE   /* `culprit` cannot open it: no device, no such port */
@@ -23,7 +24,7 @@ enum mesh_state {
 
 struct mesh_host {
     char where[128];             /* as --peers names it; "" for this host */
-    struct probe_client *client; /* NULL: does not answer, see error */
+    struct probe_client *client; /* NULL: the host does not answer, see `error` */
     struct err error;
     char name[64];
 };
@@ -32,7 +33,7 @@ struct mesh_cell {
     enum mesh_state state;
     uint32_t culprit; /* index of a host */
     double rate;      /* bytes per second, best of the rounds */
-    double p50_us;    /* one small transfer, opened to acknowledged */
+    double p50_us;    /* one small transfer, from open to acknowledgement */
     uint64_t link_speed;
     char text[PROBE_TEXT_MAX];
 };
@@ -46,14 +47,14 @@ struct mesh {
     struct mesh_cell *cells; /* [transport][from][to] */
 };
 
-/* Add a host and dial it; what fails is in its `error`. False: there are MESH_HOSTS_MAX already. */
+/* Add a host and dial it; a failure goes to its `error`. False: MESH_HOSTS_MAX hosts exist. */
 bool mesh_dial(struct mesh *m, const char *where, const char *address);
 void mesh_measure(struct mesh *m, bool checksum);
 struct mesh_cell *mesh_cell(const struct mesh *m, uint32_t transport, uint32_t from, uint32_t to);
 void mesh_release(struct mesh *m);
 
 void mesh_print_text(const struct mesh *m, struct buf *out); /* a matrix per transport */
-/* members of an object: ,"peers":[...],"mesh":[...] */
+/* Append members of an object: ,"peers":[...],"mesh":[...] */
 void mesh_print_json(const struct mesh *m, struct buf *out);
 
 #endif

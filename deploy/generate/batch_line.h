@@ -1,5 +1,5 @@
-/* batch_line.h - one line of a batch file: read, and its answer written. For shared/offline only.
- * Thread: any. */
+/* batch_line.h - parses one line of a batch file and writes its output line; for deploy/generate
+ * only. Thread: any. */
 #ifndef BATON_DEPLOY_GENERATE_BATCH_LINE_H
 #define BATON_DEPLOY_GENERATE_BATCH_LINE_H
 
@@ -12,14 +12,14 @@ struct batch_line {
     struct buf body; /* JSON text */
 };
 
-/* ERR_FORMAT / ERR_INVALID say what is wrong; custom_id may be set all the same. */
+/* ERR_FORMAT and ERR_INVALID say what is wrong; custom_id may be set even then. */
 enum status batch_line_parse(struct str text, struct batch_line *out, struct err *err) MUST_CHECK;
 void batch_line_release(struct batch_line *l);
 
 /* Append an output line, with its line break. `body` is JSON text without line breaks. */
 void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status,
                        struct str body);
-/* For a line that never became a request. */
+/* Append the output line of an input line that never became a request. */
 void batch_line_error(struct buf *out, const char *id, const char *custom_id, const char *message);
 
 #endif

@@ -10,8 +10,7 @@ enum { LAUNCH_NODES_MAX = 256, LAUNCH_ARGS_MAX = 256 };
 
 struct launch_node {
     enum node_role role;
-    uint16_t port;               /* never 0: a restarted node comes back at its
-                                  * address */
+    uint16_t port;               /* never 0: a restarted node keeps its address */
     char *argv[LAUNCH_ARGS_MAX]; /* NULL-ended; in the plan's arena */
 };
 

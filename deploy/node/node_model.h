@@ -1,6 +1,7 @@
-/* node_model.h - a node's model: text side (tokenizer, chat template) and weights, loaded on a
- * worker thread. Owner: the node, until the engine takes `weights` (and sets it to NULL there).
- * Thread: load on any, then read-only. */
+/* node_model.h - a node's model: tokenizer, chat template and weights, loaded on a worker thread.
+ *
+ * Owner: the node, until the engine takes `weights` and sets the member to NULL.
+ * Thread: any during the load; read-only afterwards. */
 #ifndef BATON_DEPLOY_NODE_NODE_MODEL_H
 #define BATON_DEPLOY_NODE_NODE_MODEL_H
 
@@ -14,8 +15,8 @@
 struct node_model {
     struct tokenizer *tokenizer;
     struct chat *chat;                        /* NULL: no template */
-    const struct reasoning_format *reasoning; /* NULL: the model does not think aloud */
-    const struct tool_format *tools;          /* NULL: it calls no tools, or in no known form */
+    const struct reasoning_format *reasoning; /* NULL: no reasoning output */
+    const struct tool_format *tools;          /* NULL: no tool calls, or an unknown format */
     struct kernel_ctx *kernels;
     struct model *weights;
     struct model_generation generation;
@@ -23,23 +24,22 @@ struct node_model {
 };
 
 struct model_text;
-/* The tokenizer of whatever vocabulary was found. A begin or end token that only it knows (files
- * that are nothing but a vocabulary name none) becomes the one that templates see: t->bos_text,
- * t->eos_text. */
+/* Build the tokenizer from the vocabulary that was found. Sets t->bos_text and t->eos_text, which
+ * templates see, when the model's files name no such tokens but the tokenizer knows them. */
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out,
                                  struct err *err) MUST_CHECK;
 enum status node_model_load(struct node_model *m, const struct node_options *o,
                             struct err *err) MUST_CHECK;
-/* Would its weights be found whole, and would they fit? Reads their headers alone. */
+/* Check that the weights are complete and would fit in memory; reads only their headers. */
 enum status node_model_check(const struct node_options *o, struct err *err) MUST_CHECK;
 void node_model_release(struct node_model *m);
-/* Takes all that steps will need beside the pool but their recordings, which need it; so that what
- * is left is the pool's. ERR_NOMEM. */
+/* Allocate all that steps need except the KV pool and the CUDA graphs (these need the pool), so
+ * that the memory left over can go to the pool. ERR_NOMEM. */
 enum status node_model_prepare(struct model *m, const struct node_options *o,
                                struct err *err) MUST_CHECK;
-/* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, or on a card what is left
- * of its share; at least one full context and, on the processor, at most what max_seqs full
- * contexts need. After node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */
+/* Number of KV blocks: --num-gpu-blocks-override, or what kv_bytes holds, or on a GPU what is left
+ * of its memory share. At least one full context; on the CPU at most max_seqs full contexts. Call
+ * after node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */
 enum status node_model_blocks(const struct model *m, const struct node_options *o,
                               uint32_t *n_blocks, struct err *err) MUST_CHECK;
 

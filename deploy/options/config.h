@@ -1,12 +1,14 @@
-/* config.h - the option table: one row per option makes the parser, --help and
+/* config.h - options from a table: one entry per option makes the parser, --help and
  * docs/configuration.md.
  *
- * A row names the option, its aliases, environment variables, type, range, default and help. Values
- * come from, in falling order, command line, environment, default; config remembers which. Rows
- * also cover options of the systems our users come from: `effect` says what happens when one is
- * given. The table itself is deploy/options/option_table.c. Life cycle: config_create from a table,
- * config_load_env, config_load_args, read with config_*; free. Thread: loop, at start; read-only
- * afterwards. */
+ * An entry names the option, its aliases, environment variables, type, range, default and help.
+ * Precedence: command line, environment, default; config remembers which one gave the value. The
+ * table (option_table.c) also has options of the systems that our users come from; `effect` says
+ * what happens when one is given.
+ *
+ * Life cycle: config_create from a table, config_load_env, config_load_args, read with config_*,
+ * config_free.
+ * Thread: loop, at start; read-only afterwards. */
 #ifndef BATON_DEPLOY_OPTIONS_CONFIG_H
 #define BATON_DEPLOY_OPTIONS_CONFIG_H
 
@@ -27,18 +29,14 @@ enum option_type {
 
 enum option_effect {
     EFFECT_WORKS,    /* does what it says */
-    EFFECT_ACCEPTED, /* changes no answer: accepted, `note` is said once at start when it was
-                      * given */
-    EFFECT_REFUSED   /* cannot be honoured: given (with a value other than `neutral`), start stops
-                      * with `note` */
+    EFFECT_ACCEPTED, /* changes no answer: when given, `note` is printed once at start */
+    EFFECT_REFUSED   /* not possible: any value but `neutral` stops the start with `note` */
 };
 
 struct option {
     const char *name;    /* with dashes, without the leading "--"; NULL ends the table */
-    const char *aliases; /* separated by spaces, each without dashes; may be NULL. "m" is
-                          * "-m" */
-    const char *env;     /* environment variables, separated by spaces, first wins; may be
-                          * NULL */
+    const char *aliases; /* separated by spaces, without dashes ("m" is "-m"); may be NULL */
+    const char *env;     /* variables, separated by spaces, the first wins; may be NULL */
     enum option_type type;
     double min, max;     /* numbers only; both 0: no range */
     const char *choices; /* OPT_ENUM: separated by '|' */
@@ -55,23 +53,22 @@ enum option_source { SOURCE_DEFAULT, SOURCE_ENV, SOURCE_ARGS };
 
 struct config;
 
-/* `table` is kept until config_free. `command` selects the rows. */
+/* `table` is kept until config_free. `command` selects the options that apply. */
 struct config *config_create(const struct option *table, const char *command);
 void config_free(struct config *c);
-/* Errors name the variable or flag, the value and what would be right; an unknown flag gets the
- * nearest name. argv holds the words after the command (no program name), argc of them.
- * `positional` receives those that are not options (borrowed from argv), at most *n; *n becomes
- * their number. */
+/* Errors name the variable or flag, the value and what would be right; for an unknown flag they
+ * suggest the nearest name. argv holds the argc words after the command. `positional` receives at
+ * most *n words that are not options (borrowed from argv); *n becomes their number. */
 enum status config_load_env(struct config *c, struct err *err) MUST_CHECK;
 enum status config_load_args(struct config *c, int argc, char **argv, const char **positional,
                              int *n, struct err *err) MUST_CHECK;
-/* Set from code (the launcher), as if given on the command line. */
+/* Set a value from code (the launcher) as if it were given on the command line. */
 enum status config_set(struct config *c, const char *name, const char *value,
                        struct err *err) MUST_CHECK;
 
-/* Values by primary name; asking for a row that is not in the table or of another type is our own
- * bug (ASSERT). */
-/* env or args gave it */
+/* ---- values by primary name; an unknown name or another type is our own bug (ASSERT) ---- */
+
+/* true when the environment or the command line gave it */
 bool config_is_set(const struct config *c, const char *name);
 enum option_source config_source(const struct config *c, const char *name);
 /* "--port", "BATON_PORT", "default" */
@@ -84,9 +81,9 @@ const char *config_string(const struct config *c, const char *name);
 /* i-th item of a list, NULL past the end; *n (may be NULL) gets the count. */
 const char *config_list(const struct config *c, const char *name, size_t i, size_t *n);
 
-/* What must be said at start: one sentence per ACCEPTED option that was given. */
+/* Notes at start: emit one sentence per ACCEPTED option that was given. */
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg);
-/* --help of the command; the table of docs/configuration.md. */
+/* Append the --help of a command (config_help) or the table of docs/configuration.md. */
 void config_help(const struct option *table, const char *command, const char *intro, bool all,
                  struct buf *out);
 void config_markdown(const struct option *table, struct buf *out);

@@ -1,5 +1,5 @@
-/* config_internal.h - what the parser (config.c) and the texts (config_help.c) both ask of an
- * option row; those two only. */
+/* config_internal.h - helpers on one table entry that config.c and config_help.c share; nobody else
+ * includes it. */
 #ifndef BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 #define BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 
@@ -8,10 +8,10 @@
 #include "deploy/options/config.h"
 #include "shared/base/str.h"
 
-/* Next of the words in a space separated list (NULL is empty); *rest starts as str_of(list). False
- * at the end. */
+/* Take the next word of a space-separated list; false at the end. *rest starts as str_of(list),
+ * where a NULL list is empty. */
 bool option_next_word(struct str *rest, struct str *word);
-/* Is `command` among those that take the row? A NULL command stands for all. */
+/* Does `command` take this option? A NULL command stands for all. */
 bool option_applies_to(const struct option *option, const char *command);
 bool option_has_range(const struct option *option);
 

@@ -1,5 +1,5 @@
-/* option_table.h - the one table of every option (deploy/options/config.h says what a row holds).
- * Thread: any (constant). */
+/* option_table.h - the table of every option; config.h describes an entry. Thread: any
+ * (constant). */
 #ifndef BATON_DEPLOY_OPTIONS_OPTION_TABLE_H
 #define BATON_DEPLOY_OPTIONS_OPTION_TABLE_H
 

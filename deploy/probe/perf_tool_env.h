@@ -1,8 +1,9 @@
-/* perf_tool_env.h - the environment in which ucx_perftest measures what the ucx row measures: the
- * same transports, devices, GID.
+/* perf_tool_env.h - the environment that makes ucx_perftest measure what the ucx transport uses:
+ * the same UCX transports, devices and GID.
  *
- * The row gives these to UCX in code (kvtransfer/ucx/setup.c); a program takes them from UCX_*
- * variables. The operator's own variables stay, but for UCX_TLS, whose names the row translates.
+ * The ucx transport gives these to UCX in code (kvtransfer/ucx/setup.c); a program takes them from
+ * UCX_* variables. The operator's own variables stay, except UCX_TLS, whose names the transport
+ * translates.
  * Thread: any. */
 #ifndef BATON_DEPLOY_PROBE_PERF_TOOL_ENV_H
 #define BATON_DEPLOY_PROBE_PERF_TOOL_ENV_H
@@ -18,11 +19,11 @@ struct perf_tool_env {
     int n;
 };
 
-/* None in a build without UCX. Released by perf_tool_env_release. */
+/* Empty in a build without UCX. Released by perf_tool_env_release. */
 void perf_tool_env_make(struct perf_tool_env *s, const struct kvt_tuning *tuning);
 void perf_tool_env_release(struct perf_tool_env *s);
-/* This process's environment with the settings in it, NULL-terminated. The array is the caller's
- * (mem_free); its strings are `s`'s and ours. */
+/* This process's environment plus the settings of `s`, NULL-terminated. The caller frees the array
+ * (mem_free); its strings belong to `s` and to the environment. */
 char **perf_tool_env_array(const struct perf_tool_env *s);
 
 #endif

@@ -1,11 +1,13 @@
-/* probe/server.h - the other side of `baton doctor --peers` and `baton bench kv --peers`: answers
- * whoever proves the cluster secret.
+/* server.h - the probe server, the remote side of `baton doctor --peers` and `baton bench kv
+ * --peers`: it answers clients that prove the cluster secret.
  *
- *   listener ─▶ link (shared/cluster/link.h: both sides prove the secret) ─▶ visitor ─▶ one step at a time on a worker ─▶ reply
+ *   listener ─▶ link (both sides prove the secret) ─▶ session ─▶ one step at a time on a worker
+ *            ─▶ reply
  *
- * Bounded: PROBE_SERVER_CLIENTS_MAX connections, one step each at a time, a visitor that asks
- * nothing for PROBE_SERVER_IDLE_MS is sent away, a pool is at most PROBE_POOL_MAX. Without a secret
- * it listens on loopback only. Life cycle: create, run until a signal or probe_server_stop, free.
+ * Bounds: PROBE_SERVER_CLIENTS_MAX connections with one step each; a client that is silent for
+ * PROBE_SERVER_IDLE_MS is disconnected; a pool has at most PROBE_POOL_MAX bytes. Without a secret
+ * the server listens on loopback only.
+ * Life cycle: create, run until a signal, free.
  * Thread: the one that calls run becomes the loop thread. */
 #ifndef BATON_DEPLOY_PROBE_SERVER_H
 #define BATON_DEPLOY_PROBE_SERVER_H
@@ -19,8 +21,7 @@ enum { PROBE_SERVER_CLIENTS_MAX = 16, PROBE_SERVER_IDLE_MS = 60000 };
 struct probe_server;
 
 struct probe_server_options {
-    const char *host;         /* numeric; ERR_CONFIG when it is not loopback and there is no
-                               * secret */
+    const char *host;         /* numeric; ERR_CONFIG if not loopback without a secret */
     uint16_t port;            /* 0: any free one */
     struct str secret;        /* borrowed until free */
     struct kvt_tuning tuning; /* its strings are borrowed */
@@ -33,9 +34,8 @@ uint16_t probe_server_port(const struct probe_server *s);
 void probe_server_run(struct probe_server *s);
 void probe_server_free(struct probe_server *s);
 
-/* An agent in a process of its own on a loopback port, ended with its parent: this host's part in a
- * measurement. Call it before threads are started. *pid is the child's; probe_server_child_stop
- * stops and reaps it. */
+/* Fork a probe server on a loopback port: this host's side of a measurement. It ends with its
+ * parent. Call before any thread is started. probe_server_child_stop stops and reaps *pid. */
 enum status probe_server_fork(const struct probe_server_options *o, int *pid, uint16_t *port,
                               struct err *err) MUST_CHECK;
 void probe_server_child_stop(int pid);
