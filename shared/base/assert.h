@@ -1,9 +1,9 @@
-/* assert.h - ASSERT is for our own bugs, in every build. Input, peers and the network are never
- * asserted on. */
+/* assert.h - ASSERT, for our own bugs, on in every build. Never assert on input, peers or the
+ * network: those are errors. */
 #ifndef BATON_BASE_ASSERT_H
 #define BATON_BASE_ASSERT_H
 
-/* Print the expression, place and a stack trace to stderr, then abort. */
+/* Print the expression, its place and a stack trace to stderr, then abort. */
 _Noreturn void assert_fail(const char *expr, const char *file, int line, const char *func);
 
 #define ASSERT(expr) ((expr) ? (void)0 : assert_fail(#expr, __FILE__, __LINE__, __func__))

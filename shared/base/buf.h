@@ -1,8 +1,9 @@
-/* buf.h - the one growable byte buffer and string builder.
+/* buf.h - a growable byte buffer and string builder.
  *
- * { 0 } is a valid empty buffer. `data` is kept terminated by a 0 byte that `len` does not count,
- * so it can be handed to C functions. buf_release frees; buf_clear keeps the memory. Growth failure
- * aborts (mem.h). Thread: its owner's. */
+ * { 0 } is a valid empty buffer. `data` always ends in a 0 byte that `len` does not count, so C
+ * functions can read it. buf_release frees the memory, buf_clear keeps it. A failed growth aborts
+ * (mem.h).
+ * Thread: its owner's. */
 #ifndef BATON_BASE_BUF_H
 #define BATON_BASE_BUF_H
 
@@ -18,7 +19,7 @@ struct buf {
 
 void buf_release(struct buf *b);
 void buf_clear(struct buf *b);
-/* Room for `extra` more bytes; returns where they go (len is unchanged). */
+/* Make room for `extra` more bytes and return where they go; len is unchanged. */
 char *buf_reserve(struct buf *b, size_t extra);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_add_c(struct buf *b, const char *s);
@@ -30,7 +31,7 @@ void buf_add_u64le(struct buf *b, uint64_t v);
 /* Drop the first n bytes (memmove). */
 void buf_consume(struct buf *b, size_t n);
 struct str buf_str(const struct buf *b); /* valid until the next change */
-char *buf_take(struct buf *b);           /* caller owns (mem_free); the buffer is empty
-                                          * afterwards */
+/* Move the data out to the caller (mem_free); the buffer is empty afterwards. */
+char *buf_take(struct buf *b);
 
 #endif

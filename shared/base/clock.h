@@ -1,5 +1,5 @@
-/* clock.h - monotonic time. No clock of another machine is ever compared; wall time is for people
- * only. */
+/* clock.h - monotonic time. Clocks of different machines are never compared; wall time is only for
+ * people to read. */
 #ifndef BATON_BASE_CLOCK_H
 #define BATON_BASE_CLOCK_H
 

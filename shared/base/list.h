@@ -1,4 +1,4 @@
-/* list.h - intrusive doubly linked list. The head is a node; nodes are members of their owners.
+/* list.h - an intrusive doubly linked list. The head is a node; nodes are members of their owners.
  * Thread: its owner's. */
 #ifndef BATON_BASE_LIST_H
 #define BATON_BASE_LIST_H
@@ -19,7 +19,7 @@ static inline void list_insert_after(struct list *at, struct list *n)
     at->next->prev = n;
     at->next = n;
 }
-/* at the end */
+/* Append at the end. */
 static inline void list_push(struct list *head, struct list *n)
 {
     list_insert_after(head->prev, n);
@@ -38,7 +38,7 @@ static inline void list_remove(struct list *n)
 
 #define LIST_ENTRY(node, type, member) ((type *)(void *)((char *)(node)-offsetof(type, member)))
 #define LIST_FIRST(head, type, member) LIST_ENTRY((head)->next, type, member)
-/* Walk; the current entry may be removed inside the loop. */
+/* Iterate; the loop may remove the current entry. */
 #define LIST_FOREACH(it, head, type, member)                                                       \
     for (type *it = LIST_FIRST(head, type, member), *it##_next_;                                   \
          &it->member != (head) && (it##_next_ = LIST_ENTRY(it->member.next, type, member), 1);     \

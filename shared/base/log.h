@@ -1,10 +1,11 @@
-/* log.h - lines for people and machines: a lower-case event, then key=value.
+/* log.h - log lines for people and machines: a lower-case event, then key=value.
  *
  *     log_warn("kvt peer lost", "req=%s peer=%s after_ms=%d", id, peer, ms);
  *
- * error: an operator must act; warn: degraded; info: per node event; debug: per request. Written to
- * stderr, one write per line, RFC 3339 time first. Who detects an error logs it, once. Level from
- * BATON_LOG_LEVEL or log_set_level. With FD_LOG_DIR (log_set_dir) lines also go to DIR/baton.log.
+ * Levels: error, an operator must act; warn, degraded; info, per node event; debug, per request.
+ * The code that detects an error logs it, once. Lines go to stderr, one write each, and start with
+ * the time (RFC 3339). BATON_LOG_LEVEL or log_set_level sets the level. With FD_LOG_DIR
+ * (log_set_dir) lines also go to DIR/baton.log.
  * Thread: any. */
 #ifndef BATON_BASE_LOG_H
 #define BATON_BASE_LOG_H
@@ -15,9 +16,9 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
 void log_set_level(enum log_level level);
 enum log_level log_level(void);
-/* Name that begins each line, e.g. "prefill-0"; copied. */
+/* Set the name that starts each line, e.g. "prefill-0"; copied. */
 void log_set_name(const char *name);
-/* Also append to DIR/baton.log, created with its parents; ERR_IO when that is not possible. */
+/* Also append to DIR/baton.log; creates DIR and its parents. ERR_IO. */
 enum status log_set_dir(const char *dir) MUST_CHECK;
 void log_line(enum log_level level, const char *event, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -1,5 +1,5 @@
-/* map.h - the one hash map: byte-string keys (copied) to pointers (not owned). Open addressing,
- * grows by doubling.
+/* map.h - a hash map from byte strings (copied) to pointers (not owned): open addressing, grows by
+ * doubling.
  *
  * { 0 } is a valid empty map. Keys of fixed size (u64, hashes) are passed as their bytes.
  * Thread: its owner's. */
@@ -15,12 +15,12 @@ struct map {
 
 void map_release(struct map *m); /* frees the keys and the table, not the values */
 void *map_get(const struct map *m, struct str key);
-/* Insert or replace; returns the previous value or NULL. `value` must not be NULL. */
+/* Insert or replace; return the previous value or NULL. `value` must not be NULL. */
 void *map_put(struct map *m, struct str key, void *value);
-/* Remove; returns the value or NULL. */
+/* Remove; return the value or NULL. */
 void *map_del(struct map *m, struct str key);
-/* Walk in no order: start with *pos = 0; false at the end. The map must not change meanwhile,
- * except that the entry just returned may be deleted. */
+/* Iterate in no particular order: start with *pos = 0; false at the end. Meanwhile the map must not
+ * change, except that the entry just returned may be deleted. */
 bool map_next(const struct map *m, size_t *pos, struct str *key, void **value);
 
 static inline struct str map_key_u64(const uint64_t *v)

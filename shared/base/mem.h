@@ -1,8 +1,8 @@
-/* mem.h - the one allocation discipline.
+/* mem.h - memory allocation.
  *
- * mem_* abort the process with a sentence when memory is gone, except mem_try_*, which return NULL;
- * request paths use mem_try_* and answer ERR_NOMEM. Tests make the i-th mem_try_* fail. An arena
- * serves memory that lives exactly as long as one request or one parse and is freed as a whole.
+ * mem_* abort the process with a sentence when memory runs out. mem_try_* return NULL: request
+ * paths use these and answer ERR_NOMEM, and tests make the n-th call fail. An arena serves memory
+ * that lives exactly as long as one request or one parse and is freed as a whole.
  * Thread: mem_* any; an arena belongs to one thread at a time. */
 #ifndef BATON_BASE_MEM_H
 #define BATON_BASE_MEM_H
@@ -14,7 +14,7 @@
 void *mem_calloc(size_t n, size_t size);
 /* Like realloc for n * size bytes; new bytes are not zeroed. Never NULL. */
 void *mem_realloc(void *p, size_t n, size_t size);
-/* Zeroed memory or NULL. */
+/* As mem_calloc, but NULL when memory runs out. */
 void *mem_try_calloc(size_t n, size_t size);
 /* Copies; freed with mem_free. */
 char *mem_strdup(const char *s);
@@ -25,8 +25,8 @@ void mem_free(void *p);
 /* Memory aligned to `align` (a power of two), zeroed; freed with mem_free. */
 void *mem_aligned(size_t align, size_t size);
 
-/* Make the n-th following mem_try_calloc of this process fail (1 = the next); 0 switches it off.
- * Tests only. */
+/* For tests: make the n-th following mem_try_calloc of this process fail (1: the next); 0 switches
+ * it off. */
 void mem_fail_nth(long n);
 
 struct arena {

@@ -1,7 +1,7 @@
 /* rng.h - counter-based random numbers: Philox4x32-10 (Salmon et al., SC'11).
  *
- * No state: the number is a function of (key, counter), so a request's draws depend only on its
- * seed and the index of the token being drawn, never on the batch it ran in or the node it ran on.
+ * There is no state: a number is a function of (key, counter). So a request's draws depend only on
+ * its seed and the index of the token, never on the batch or the node that computed it.
  * Thread: any. */
 #ifndef BATON_BASE_RNG_H
 #define BATON_BASE_RNG_H

@@ -1,8 +1,8 @@
-/* sampling.h - how a client wants its tokens chosen, and what is known about a chosen token.
+/* sampling.h - how a client wants tokens chosen, and what is known about a chosen token.
  *
- * Plain values that travel the whole way: the HTTP face fills them, the cluster messages carry
- * them, the engine's sampler obeys them. They live here because those three layers must not include
- * each other. Thread: any (values). */
+ * Plain values: the API server fills them, cluster messages carry them, the engine's sampler
+ * applies them. They live here because those three layers must not include each other.
+ * Thread: any (values). */
 #ifndef BATON_BASE_SAMPLING_H
 #define BATON_BASE_SAMPLING_H
 
@@ -20,22 +20,18 @@ struct sampling_params {
     float temperature, top_p, min_p;
     int32_t top_k; /* <= 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty;
-    uint64_t seed;                   /* always set; the entry node draws one when the client
-                                      * gave none */
+    uint64_t seed;                   /* always set: the entry node draws a missing one */
     uint32_t max_tokens, min_tokens; /* output tokens */
     bool ignore_eos;
-    int32_t n_logprobs; /* -1: none; 0: the chosen token only; else the best n
-                         * as well */
+    int32_t n_logprobs; /* -1: none; 0: the chosen token; n: also the best n */
     uint32_t n_stop_ids;
-    int32_t stop_ids[SAMPLER_STOP_IDS_MAX]; /* the request's; the model's eos ids are known to the
-                                             * engine */
+    int32_t stop_ids[SAMPLER_STOP_IDS_MAX]; /* the request's; the engine adds the model's eos */
     uint32_t n_bias;
-    const struct logit_bias *bias; /* [n_bias], owned by whoever holds the request */
-    const uint64_t *allowed;       /* bit per vocabulary id, or NULL: the slot for
-                                    * structured output */
+    const struct logit_bias *bias; /* [n_bias], owned with the request */
+    const uint64_t *allowed;       /* structured output: a bit per vocabulary id; or NULL */
 };
 
-/* Does the choice depend on which tokens came before? */
+/* Does the choice depend on earlier tokens? */
 static inline bool sampling_has_penalties(const struct sampling_params *p)
 {
     return p->presence_penalty != 0 || p->frequency_penalty != 0 ||
@@ -54,8 +50,7 @@ struct token_logprobs {
     int32_t id;              /* the token */
     float logprob;           /* of the untouched logits */
     int32_t rank;            /* 1-based */
-    enum finish_reason ends; /* on the last token of a sequence: why; otherwise
-                              * FINISH_NONE */
+    enum finish_reason ends; /* on the last token: why it ended; else FINISH_NONE */
     uint32_t n_top;
     struct {
         int32_t id;

@@ -1,9 +1,9 @@
-/* status.h - the one list of ways a call can end.
+/* status.h - the one list of ways in which a call can end.
  *
- * Every fallible function of Baton returns `enum status`: OK is 0, everything else is negative. The
- * table below is the only place where a code, its text, its class and its HTTP status are written
- * down. The class says what is lost and thereby what recovery is possible; scheduler/retry.c
- * chooses by class, never by code. Thread: any. Life cycle: constants only. */
+ * Every fallible function returns `enum status`: OK is 0, every error is negative. The table below
+ * is the only place that holds a code's text, class and HTTP status. The class says what is lost,
+ * and so which recovery is possible: scheduler/retry.c chooses by class, never by code.
+ * Thread: any (constants). */
 #ifndef BATON_BASE_STATUS_H
 #define BATON_BASE_STATUS_H
 
@@ -48,14 +48,14 @@ enum status {
 #undef X
 };
 
-/* Names of a code ("ERR_BUSY"), its text, class and HTTP status. An unknown number is
+/* A code's name ("ERR_BUSY"), text, class and HTTP status. Unknown numbers count as
  * ERR_INTERNAL. */
 const char *status_name(enum status st);
 const char *status_text(enum status st);
 enum status_class status_class_of(enum status st);
 int status_http(enum status st);
 
-/* Return the status of `expr` from the calling function when it is not OK. Only where nothing needs
+/* If `expr` is not OK, return its status from the calling function. Use only where nothing needs
  * undoing. */
 #define TRY(expr)                                                                                  \
     do {                                                                                           \

@@ -1,5 +1,5 @@
-/* str.h - a borrowed piece of text: pointer and length, not terminated, never owned. Thread:
- * any. */
+/* str.h - a borrowed piece of text: pointer and length, not terminated, never owned.
+ * Thread: any. */
 #ifndef BATON_BASE_STR_H
 #define BATON_BASE_STR_H
 
@@ -23,22 +23,22 @@ bool str_eq(struct str a, struct str b);
 bool str_eq_c(struct str a, const char *b);
 bool str_starts(struct str s, const char *prefix);
 bool str_ends(struct str s, const char *suffix);
-/* Position of `c` or of `needle` in `s`, or SIZE_MAX. */
+/* Position of the first `c` or `needle` in `s`, or SIZE_MAX. */
 size_t str_find_char(struct str s, char c);
 size_t str_find(struct str s, struct str needle);
 struct str str_sub(struct str s, size_t from, size_t n); /* clamped to s */
 struct str str_trim(struct str s);                       /* ASCII white space */
-/* Take the part before `sep` off the front of *s (all of it when there is none); false when *s was
- * already used up (p == NULL). Loop: while (str_split(&rest, ',', &item)). */
+/* Take the part before `sep` off the front of *rest (all of it when there is no `sep`); false when
+ * *rest was already used up (p == NULL). Loop: while (str_split(&rest, ',', &item)). */
 bool str_split(struct str *rest, char sep, struct str *item);
-/* Copy the first n bytes to `out` and leave the rest in *in; false, and nothing done, when there
- * are fewer. */
+/* Take n bytes off the front of *in and copy them to `out`; false, and nothing done, when *in has
+ * fewer. */
 bool str_take(struct str *in, void *out, size_t n);
-/* Whole-string numbers; ERR_FORMAT on anything else, out of range included. Outputs only on
- * success. */
+/* Parse a number that fills the whole string. ERR_FORMAT for anything else and for values out of
+ * range; *out is written only on success. */
 enum status str_to_i64(struct str s, int64_t *out) MUST_CHECK;
 enum status str_to_f64(struct str s, double *out) MUST_CHECK;
-/* Edit distance of two short strings, for "did you mean"; at most `limit` is counted. */
+/* Edit distance of two short strings, for "did you mean"; counts up to `limit`. */
 size_t str_distance(struct str a, struct str b, size_t limit);
 
 #endif

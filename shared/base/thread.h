@@ -1,7 +1,8 @@
-/* thread.h - the four kinds of thread of a node, and the checks that code runs on the right one.
+/* thread.h - the kinds of threads in a node, and checks that code runs on the right one.
  *
- * A thread says once what it is (thread_become); functions that belong to one kind open with
- * ASSERT_THREAD(kind). A thread that never said (a unit test) passes every check. Thread: any. */
+ * A thread declares its kind once with thread_become. Functions that belong to one kind open with
+ * ASSERT_THREAD(kind). A thread that declared nothing (a unit test) passes every check.
+ * Thread: any. */
 #ifndef BATON_BASE_THREAD_H
 #define BATON_BASE_THREAD_H
 
@@ -13,8 +14,8 @@
 
 enum thread_kind { THREAD_ANY, THREAD_LOOP, THREAD_ENGINE, THREAD_TRANSFER, THREAD_COMPUTE };
 
-/* Set the kind and the name (15 characters, as ps shows it) of the calling thread; the main one
- * keeps the program's. */
+/* Set the kind of the calling thread, and its name as ps shows it (15 characters). The main thread
+ * keeps the program's name. */
 void thread_become(enum thread_kind kind, const char *name);
 bool thread_is(enum thread_kind kind);
 #define ASSERT_THREAD(kind) ASSERT(thread_is(kind))

@@ -1,5 +1,4 @@
-/* hash.h - the hashes peers must agree on. XXH3 (libxxhash), whose output is fixed by its
- * specification.
+/* hash.h - the hashes that peers must agree on: XXH3 (libxxhash), fixed by its specification.
  *
  * The chained block hash names a KV block by everything before it: hash(i) = XXH3_128(hash(i-1) ||
  * tokens of block i), with hash(-1) the seed: kv_prefix_seed(fingerprint, salt) in the engine.
@@ -17,20 +16,18 @@ struct hash128 {
     uint64_t lo, hi;
 };
 
+/* XXH3 64 bit, also the checksum of KV pieces; callers combine the values of several pieces. */
 uint64_t hash_64(const void *p, size_t n, uint64_t seed);
 struct hash128 hash_128(const void *p, size_t n);
 bool hash128_eq(struct hash128 a, struct hash128 b);
-/* The next link of the chain; tokens are int32 little endian, n_tokens of them (a full block). */
+/* The hash of the block after `parent`; tokens[n_tokens] is a full block, int32 little endian. */
 struct hash128 hash_block(struct hash128 parent, const int32_t *tokens, size_t n_tokens);
-
-/* Checksum of a KV piece (XXH3 64 bit). Start with hash_64; combining pieces is the caller's
- * affair. */
 
 /* HMAC-SHA256 (OpenSSL) and a comparison whose time does not depend on the contents. */
 void hmac_sha256(const void *key, size_t key_len, const void *msg, size_t msg_len, uint8_t out[32]);
 void sha256(const void *msg, size_t msg_len, uint8_t out[32]);
 bool equal_constant_time(const void *a, const void *b, size_t n);
-/* n bytes from the kernel's random generator. */
+/* Fill `out` with n bytes from the kernel's random generator. */
 void random_bytes(void *out, size_t n);
 
 #endif

@@ -1,8 +1,9 @@
-/* hash_isa.h - XXH3 per instruction set, for hash.c and its test alone. All give the same value for
- * the same input.
+/* hash_isa.h - XXH3 per instruction set, for hash.c and its test only. All variants give the same
+ * value for the same input.
  *
- * A checksum is made over every KV byte on both sides of a transfer: at the compiler's baseline
- * (SSE2) it costs as much as the copy itself. Thread: any. */
+ * Both sides of a transfer checksum every KV byte; at the compiler's baseline (SSE2) that costs as
+ * much as the copy itself.
+ * Thread: any. */
 #ifndef BATON_BASE_HASH_HASH_ISA_H
 #define BATON_BASE_HASH_HASH_ISA_H
 
@@ -11,7 +12,7 @@
 
 #if defined(__x86_64__)
 #define HASH_ISA 1
-/* Only where __builtin_cpu_supports names the set. */
+/* Call only where __builtin_cpu_supports names the instruction set. */
 uint64_t hash_64_avx2(const void *p, size_t n, uint64_t seed);
 uint64_t hash_64_avx512(const void *p, size_t n, uint64_t seed);
 #else

@@ -1,9 +1,8 @@
-/* json.h - checked access over cJSON: bounded depth and size, typed getters that say which member
- * is wrong.
+/* json.h - checked access over cJSON: bounded depth, typed getters whose errors name the member.
  *
- * A parsed document is a cJSON tree owned by the caller (cJSON_Delete). Numbers above 2^53 lose
- * precision as in every JSON reader built on doubles. Getters treat a missing member and null
- * alike. Thread: the caller's. */
+ * A parsed document is a cJSON tree that the caller owns (cJSON_Delete). Numbers above 2^53 lose
+ * precision, since cJSON stores doubles. Getters treat a missing member and null alike.
+ * Thread: the caller's. */
 #ifndef BATON_BASE_JSON_JSON_H
 #define BATON_BASE_JSON_JSON_H
 
@@ -15,13 +14,13 @@
 
 enum { JSON_DEPTH_MAX = 64 };
 
-/* Parse all of `text`; trailing bytes other than white space, depth over JSON_DEPTH_MAX, invalid
- * UTF-8 and duplicate keys at one level (only when `unique_keys`) are ERR_FORMAT with the byte
- * offset. */
+/* Parse all of `text`. ERR_FORMAT with the byte offset for malformed JSON, trailing bytes other
+ * than white space, depth over JSON_DEPTH_MAX, invalid UTF-8, and, with `unique_keys`, duplicate
+ * keys in one object. */
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err) MUST_CHECK;
 
-/* Typed members of object `o`: *out is left alone when absent or null (OK), ERR_INVALID with
- * err->field when of another type or outside [min, max]. Integers must be whole numbers. */
+/* Get a typed member of object `o`. Absent or null: OK, *out unchanged. ERR_INVALID with err->field
+ * set for another type or a value outside [min, max]. Integers must be whole numbers. */
 enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out,
                          struct err *err) MUST_CHECK;
 enum status json_get_f64(const cJSON *o, const char *name, double min, double max, double *out,
@@ -30,15 +29,15 @@ enum status json_get_bool(const cJSON *o, const char *name, bool *out, struct er
 /* Borrowed until the document is deleted. */
 enum status json_get_str(const cJSON *o, const char *name, const char **out,
                          struct err *err) MUST_CHECK;
-/* Member that is neither absent nor null, or NULL. */
+/* The member; NULL when it is absent or null. */
 const cJSON *json_member(const cJSON *o, const char *name);
 
-/* Writers: append to a buffer. Strings are escaped; invalid UTF-8 becomes U+FFFD. Doubles print
+/* Append JSON text to a buffer. Strings are escaped; invalid UTF-8 becomes U+FFFD. Doubles print
  * with the fewest digits that read back equal; NaN and infinities become null. */
 void json_add_string(struct buf *b, struct str s);
 void json_add_f64(struct buf *b, double v);
-/* A float logprob: as json_add_f64 after clamping -inf to -9999.0. The same float always gives the
- * same text. */
+/* Append a float logprob: as json_add_f64, but -inf becomes -9999.0. Equal floats give equal
+ * text. */
 void json_add_f32(struct buf *b, float v);
 
 #endif

@@ -1,5 +1,5 @@
-/* json_check.h - the strict reading of a JSON text that json_parse does before cJSON builds the
- * tree; json.c only. */
+/* json_check.h - the strict syntax check that json_parse runs before cJSON builds the tree; for
+ * json.c only. */
 #ifndef BATON_BASE_JSON_JSON_CHECK_H
 #define BATON_BASE_JSON_JSON_CHECK_H
 
@@ -12,8 +12,8 @@
  * byte offset. */
 enum status json_check(struct str text, bool unique_keys, struct err *err) MUST_CHECK;
 
-/* Length of the well-formed UTF-8 character at the front of s (no surrogates, no overlong forms), 0
- * when it is none. */
+/* Length of the well-formed UTF-8 character at the front of s (no surrogates, no overlong forms); 0
+ * when there is none. */
 size_t json_utf8_len(struct str s);
 
 #endif
