@@ -1,4 +1,4 @@
-/* assert.c - the end of the process after a bug of ours: what failed, where, and the way there.
+/* assert.c - ends the process after a bug of ours: prints what failed, where, and the stack.
  * Thread: any. */
 #include "shared/base/assert.h"
 
@@ -15,7 +15,7 @@ _Noreturn void assert_fail(const char *expr, const char *file, int line, const c
     int n = snprintf(text, sizeof text, "assertion failed: %s at %s:%d in %s\n", expr, file, line,
                      func);
     if (n >= (int)sizeof text) n = (int)sizeof text - 1;
-    /* The sentence goes out first and without allocating: the heap may be what is broken. */
+    /* Write the sentence first and without allocating: the heap may be what is broken. */
     if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) abort();
     void *frames[STACK_DEPTH_MAX];
     backtrace_symbols_fd(frames, backtrace(frames, STACK_DEPTH_MAX), STDERR_FILENO);

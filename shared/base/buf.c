@@ -1,4 +1,4 @@
-/* buf.c - the growable byte buffer. Capacity doubles, so that appending n bytes costs O(n) in all.
+/* buf.c - the growable byte buffer. Capacity doubles, so appending n bytes costs O(n) in all.
  * Thread: its owner's. */
 #include "shared/base/buf.h"
 
@@ -33,7 +33,7 @@ char *buf_reserve(struct buf *b, size_t extra)
         b->data = mem_realloc(b->data, cap, 1);
         b->cap = cap;
     }
-    /* Terminated now, and also when the caller fills exactly what was asked for. */
+    /* Terminate now, and keep room for the 0 byte when the caller fills all of `extra`. */
     b->data[b->len] = 0;
     b->data[b->len + extra] = 0;
     return b->data + b->len;

@@ -1,19 +1,19 @@
-/* err.c - fills struct err. Text is formatted beside the struct first, so that arguments may point
- * into it. Thread: the caller's. */
+/* err.c - fills struct err. Text is formatted into a local buffer first, so arguments may point
+ * into the struct. Thread: the caller's. */
 #include "shared/base/err.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Copy `s` into out[cap]; what does not fit is cut before the UTF-8 character that would be
+/* Copy `s` into out[cap]; cut text that does not fit before the UTF-8 character that would be
  * split. */
 static void copy_cut(char *out, size_t cap, const char *s)
 {
     size_t n = strlen(s);
     if (n >= cap) {
         n = cap - 1;
-        /* Three bytes at most can follow the first one; more are no UTF-8 and are cut anywhere. */
+        /* At most three bytes can follow the first one; more are not UTF-8 and are cut anywhere. */
         for (size_t back = 0; back < 3 && ((unsigned char)s[n] & 0xC0) == 0x80; back++) n--;
     }
     memcpy(out, s, n);
@@ -23,8 +23,7 @@ static void copy_cut(char *out, size_t cap, const char *s)
 static void err_fill(struct err *e, enum status code, const char *field, const char *fmt,
                      va_list ap)
 {
-    /* Longer than the text, so that the cut is copy_cut's, on a character boundary, and not
-     * vsnprintf's. */
+    /* Longer than the text, so that copy_cut cuts at a character boundary, not vsnprintf. */
     char text[ERR_TEXT_MAX + 64], name[ERR_FIELD_MAX];
     if (vsnprintf(text, sizeof text, fmt, ap) < 0) text[0] = 0;
     copy_cut(name, sizeof name, field);
@@ -55,7 +54,7 @@ enum status err_field(struct err *e, enum status code, const char *field, const 
 
 enum status err_prefix(struct err *e, const char *fmt, ...)
 {
-    /* Without a struct the code is not known here; callers that pass NULL keep their own status. */
+    /* Without a struct the code is unknown here; callers that pass NULL keep their own status. */
     if (!e) return ERR_INTERNAL;
     char text[2 * ERR_TEXT_MAX];
     va_list ap;

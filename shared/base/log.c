@@ -2,10 +2,11 @@
  *
  *     2026-01-31T12:00:00.123Z warn prefill-0 kvt peer lost req=7 peer=10.0.0.2
  *
- * A warning or error that repeats is cut to RATE_PER_S lines of the same event per second; the
- * number held back is said by the first line that is written afterwards. This file holds the log's
- * global state, all of it behind one lock except the level and the file, which are atomics because
- * they are read before the lock. Thread: any. */
+ * Rate limit: at most RATE_PER_S warnings or errors of one event per second; the next line written
+ * later reports how many were suppressed.
+ * This file holds the log's global state behind one lock, except the level and the file descriptor:
+ * these are atomics because they are read before the lock.
+ * Thread: any. */
 #include "shared/base/log.h"
 
 #include <errno.h>
@@ -33,9 +34,8 @@ enum {
     RATE_SLOTS = 64
 };
 
-/* How often one event was said in the running second. When more than RATE_SLOTS events repeat
- * within one second, the newcomers share a slot and its limit: the log stays bounded whatever is
- * said. */
+/* Lines of one event in the current second. When more than RATE_SLOTS events repeat within a
+ * second, the newcomers share a slot and its limit, so that the log stays bounded. */
 struct log_rate {
     char event[EVENT_MAX_BYTES];
     uint64_t second;
@@ -45,8 +45,8 @@ struct log_rate {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char node_name[NAME_MAX_BYTES] = "-";
 static struct log_rate rates[RATE_SLOTS];
-static uint32_t n_dropped_all;    /* over all slots, not yet reported */
-static atomic_int level_now = -1; /* -1: BATON_LOG_LEVEL was not read yet */
+static uint32_t n_dropped_all;    /* suppressed in all slots, not yet reported */
+static atomic_int level_now = -1; /* -1: BATON_LOG_LEVEL not read yet */
 static atomic_int file_fd = -1;
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
@@ -65,7 +65,7 @@ enum log_level log_level(void)
     if (level < 0) {
         int unset = -1;
         level = level_from_env();
-        /* log_set_level on another thread, in between, wins. */
+        /* If log_set_level ran on another thread meanwhile, its value stays. */
         if (!atomic_compare_exchange_strong(&level_now, &unset, level)) level = unset;
     }
     return (enum log_level)level;
@@ -109,15 +109,14 @@ enum status log_set_dir(const char *dir)
     if (fd < 0) return ERR_IO;
     pthread_mutex_lock(&lock);
     int old = atomic_exchange(&file_fd, fd);
-    if (old >= 0) close(old); /* nobody writes to it: writers hold the lock */
+    if (old >= 0) close(old); /* no writer uses it: writers hold the lock */
     pthread_mutex_unlock(&lock);
     return OK;
 }
 
 static void write_whole(int fd, const char *p, size_t n)
 {
-    /* Short writes happen on full pipes only; there is nobody to tell about a log that cannot be
-     * written. */
+    /* Short writes happen only on full pipes; a log that cannot be written cannot be reported. */
     while (n > 0) {
         ssize_t w = write(fd, p, n);
         if (w < 0 && errno == EINTR) continue;
@@ -127,7 +126,7 @@ static void write_whole(int fd, const char *p, size_t n)
     }
 }
 
-/* "time level name event " into line[cap]; returns the length. Lock held. */
+/* Write "time level name event " into line[cap] and return the length. Lock held. */
 static size_t line_head(char *line, size_t cap, enum log_level level, const char *event)
 {
     struct timespec now;
@@ -140,7 +139,8 @@ static size_t line_head(char *line, size_t cap, enum log_level level, const char
     return m > 0 ? n + (size_t)m : n;
 }
 
-/* End the line, keep it one line, write it. line has room for one byte more than n. Lock held. */
+/* Replace control characters by blanks, end the line, write it. `line` has room for n + 1 bytes.
+ * Lock held. */
 static void line_write(char *line, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -162,14 +162,14 @@ static void report_dropped(struct log_rate *r)
     r->n_dropped = 0;
 }
 
-/* Say what was held back in seconds that are over. Lock held. */
+/* Report what was suppressed in past seconds. Lock held. */
 static void report_past(uint64_t second)
 {
     for (size_t i = 0; n_dropped_all > 0 && i < RATE_SLOTS; i++)
         if (rates[i].n_dropped && rates[i].second != second) report_dropped(&rates[i]);
 }
 
-/* The event's slot: its own, else one of a second that is over, else a shared one. Lock held. */
+/* Find the slot of an event: its own, else one of a past second, else a shared one. Lock held. */
 static struct log_rate *rate_slot(const char *event, uint64_t second)
 {
     struct log_rate *idle = NULL;
@@ -182,7 +182,7 @@ static struct log_rate *rate_slot(const char *event, uint64_t second)
     return idle;
 }
 
-/* Lock held, after report_past: slots of earlier seconds hold no count that was not said. */
+/* Lock held. Call after report_past: slots of past seconds then hold no unreported count. */
 static bool rate_allows(const char *event, uint64_t second)
 {
     struct log_rate *r = rate_slot(event, second);
@@ -202,7 +202,7 @@ static bool rate_allows(const char *event, uint64_t second)
 void log_line(enum log_level level, const char *event, const char *fmt, ...)
 {
     if (level > log_level()) return;
-    int saved_errno = errno; /* callers log first and look at errno afterwards */
+    int saved_errno = errno; /* callers log first and read errno afterwards */
     char line[LINE_MAX_BYTES];
     uint64_t second = clock_ms() / 1000;
     pthread_mutex_lock(&lock);

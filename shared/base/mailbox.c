@@ -1,8 +1,9 @@
 /* mailbox.c - a ring of fixed-size messages behind one mutex.
  *
- * The lock is held for one memcpy at most, so posters wait nanoseconds, never for the owner. `wake`
- * is called after the lock is released: it may be slow, or may itself look at the box. Invariants
- * under the lock: len <= capacity; the message i-th from the oldest is at (first + i) % capacity.
+ * The lock is held for one memcpy at most, so posters wait nanoseconds and never for the owner.
+ * `wake` is called after the lock is released: it may be slow, or may use the mailbox itself.
+ * Invariants under the lock: len <= capacity; the i-th oldest message is at
+ * (first + i) % capacity.
  * Thread: see mailbox.h. */
 #include "shared/base/mailbox.h"
 
@@ -17,7 +18,7 @@
 
 struct mailbox {
     pthread_mutex_t lock;
-    pthread_cond_t filled; /* something came in, or the box was closed; on the monotonic clock */
+    pthread_cond_t filled; /* a message came in or the mailbox was closed; monotonic clock */
     char *items;
     size_t item_size, capacity, first, len;
     bool closed;
@@ -63,7 +64,7 @@ enum status mailbox_post(struct mailbox *m, const void *item)
         size_t at = (m->first + m->len) % m->capacity;
         memcpy(m->items + at * m->item_size, item, m->item_size);
         m->len++;
-        /* One owner waits at most; it looks again before it sleeps, so only the first message must
+        /* Only the owner waits, and it checks before it sleeps: only the first message must
          * signal. */
         if (was_empty) pthread_cond_signal(&m->filled);
     }

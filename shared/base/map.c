@@ -1,10 +1,10 @@
-/* map.c - open addressing with linear probing over a power of two of slots, at most three quarters
+/* map.c - open addressing with linear probing; a power of two of slots, at most three quarters
  * used.
  *
  * A slot is empty (value NULL), deleted (value DELETED, key NULL) or live. Lookups stop at the
  * first empty slot, so deleted slots stay until the table is rebuilt. Keys may come from clients:
- * the hash is seeded per process, so that nobody outside can choose keys that collide. Thread: a
- * map its owner's. */
+ * the hash is seeded per process, so that nobody outside can choose keys that collide.
+ * Thread: the map's owner. */
 #include "shared/base/map.h"
 
 #include <stdatomic.h>
@@ -26,8 +26,7 @@ struct map_slot {
 static char deleted_sentinel;
 #define DELETED ((void *)&deleted_sentinel)
 
-/* The process's seed; 0 until first use. Two threads may both draw one: the first to store it
- * wins. */
+/* The process's seed; 0 until first use. Two threads may both draw one: the first store wins. */
 static uint64_t map_seed(void)
 {
     static _Atomic uint64_t seed;
@@ -41,7 +40,7 @@ static uint64_t map_seed(void)
 
 static bool is_live(const struct map_slot *s) { return s->value && s->value != DELETED; }
 
-/* The live slot of `key`, or NULL; *free_slot (may be NULL) is where it would go. */
+/* The live slot of `key`, or NULL; *free_slot (may be NULL) is the slot for a new entry. */
 static struct map_slot *map_find(const struct map *m, struct str key, uint64_t hash,
                                  struct map_slot **free_slot)
 {
@@ -61,7 +60,7 @@ static struct map_slot *map_find(const struct map *m, struct str key, uint64_t h
     }
 }
 
-/* Move to a table with room for one more; the same size when deleted slots were what filled the old
+/* Move to a table with room for one more entry; of the same size when deleted slots filled the old
  * one. */
 static void map_rebuild(struct map *m)
 {

@@ -1,7 +1,8 @@
-/* mem.c - allocation that either succeeds or ends the process with a sentence, and arenas.
+/* mem.c - allocation that succeeds or ends the process with a sentence; and arenas.
  *
- * mem_try_* is the exception for request paths; mem_fail_nth makes one of them fail so that tests
- * reach those paths. Thread: mem_* any; an arena its owner's. */
+ * mem_try_* may fail and is for request paths; mem_fail_nth makes one call fail, so that tests
+ * reach those paths.
+ * Thread: mem_* any; an arena its owner's. */
 #include "shared/base/mem.h"
 
 #include <stdalign.h>
@@ -22,7 +23,8 @@ struct arena_chunk {
     alignas(ARENA_ALIGN) char data[];
 };
 
-/* Calls left until one fails; 0: off. Relaxed: tests set it before they start what should fail. */
+/* Calls left until one fails; 0: off. Relaxed: tests set it before they start the code under
+ * test. */
 static atomic_long fail_countdown;
 
 static _Noreturn void out_of_memory(size_t n, size_t size)
@@ -45,7 +47,7 @@ void mem_fail_nth(long n) { atomic_store_explicit(&fail_countdown, n, memory_ord
 
 void *mem_calloc(size_t n, size_t size)
 {
-    /* One byte at least: "never NULL" holds for empty arrays too. calloc checks the product. */
+    /* At least one byte, so that empty arrays are not NULL either. calloc checks the product. */
     void *p = n && size ? calloc(n, size) : calloc(1, 1);
     if (!p) out_of_memory(n, size);
     return p;
@@ -53,8 +55,8 @@ void *mem_calloc(size_t n, size_t size)
 
 void *mem_try_calloc(size_t n, size_t size)
 {
-    /* Requests decide these sizes: one that cannot be is an answer, not an error of the
-     * allocator. */
+    /* Requests decide these sizes: an impossible one must become an answer, not an allocator
+     * error. */
     if (fails_now() || (size && n > PTRDIFF_MAX / size)) return NULL;
     return n && size ? calloc(n, size) : calloc(1, 1);
 }
@@ -100,8 +102,7 @@ void arena_init(struct arena *a) { *a = (struct arena){ 0 }; }
 
 static struct arena_chunk *arena_grow(struct arena *a, size_t size)
 {
-    /* Chunks grow with the arena, so that a small request costs one page and a large one few
-     * calls. */
+    /* Chunks grow with the arena: a small request costs one page, a large one few calls. */
     size_t cap = a->used < ARENA_CHUNK_MIN   ? ARENA_CHUNK_MIN
                  : a->used > ARENA_CHUNK_MAX ? ARENA_CHUNK_MAX
                                              : a->used;
@@ -111,7 +112,7 @@ static struct arena_chunk *arena_grow(struct arena *a, size_t size)
     if (cap > SIZE_MAX - sizeof(struct arena_chunk)) out_of_memory(1, size);
     struct arena_chunk *c = mem_aligned(ARENA_ALIGN, sizeof *c + cap);
     c->cap = cap;
-    if (large && a->head) { /* behind the head, whose rest stays in use */
+    if (large && a->head) { /* behind the head, whose free space stays in use */
         c->next = a->head->next;
         a->head->next = c;
     } else {

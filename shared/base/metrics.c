@@ -2,8 +2,9 @@
  *
  * A family (one name: HELP and TYPE) holds series (one set of labels each). Registering takes the
  * lock; an update is an atomic on the series itself and takes none. Families and series are only
- * ever added, at the end of their lists, so a pointer handed out stays good until metrics_free. All
- * atomics are relaxed: a number orders nothing else. Thread: any. */
+ * appended, so a returned pointer stays valid until metrics_free. All atomics are relaxed: no other
+ * memory access is ordered by them.
+ * Thread: any. */
 #include "shared/base/metrics.h"
 
 #include <math.h>
@@ -30,7 +31,7 @@ struct gauge {
 struct histogram {
     const double *bounds;
     size_t n;
-    _Atomic uint64_t *buckets; /* [n + 1], not cumulative; the last is above all bounds */
+    _Atomic uint64_t *buckets; /* [n + 1], not cumulative; the last one is above all bounds */
     _Atomic uint64_t sum_bits; /* of a double */
 };
 
@@ -110,7 +111,7 @@ void metrics_free(struct metrics *m)
     mem_free(m);
 }
 
-/* Lock held. The same name with another type or other bounds is our own bug. */
+/* Lock held. Asserts: the same name with another type or other bounds is our own bug. */
 static struct metric_family *family_get(struct metrics *m, enum metric_type type, const char *name,
                                         const char *help, const double *bounds, size_t n)
 {
@@ -195,7 +196,7 @@ double gauge_value(const struct gauge *g)
 
 void histogram_observe(struct histogram *h, double v)
 {
-    if (isnan(v)) return; /* belongs to no bucket and would spoil the sum for good */
+    if (isnan(v)) return; /* NaN fits no bucket and would spoil the sum for good */
     size_t i = 0;
     while (i < h->n && v > h->bounds[i]) i++;
     atomic_fetch_add_explicit(&h->buckets[i], 1, memory_order_relaxed);
@@ -210,7 +211,7 @@ static void write_number(struct buf *out, double v)
     else buf_add_c(out, isnan(v) ? "NaN" : v > 0 ? "+Inf" : "-Inf");
 }
 
-/* name{labels} with an optional suffix of the name. */
+/* Append name{labels}, with an optional suffix to the name. */
 static void write_name(const struct metric_family *f, const struct metric_series *s,
                        const char *suffix, struct buf *out)
 {
@@ -239,7 +240,7 @@ static void write_histogram(const struct metric_family *f, const struct metric_s
     write_name(f, s, "_sum", out);
     write_number(out, double_of(atomic_load_explicit(&h->sum_bits, memory_order_relaxed)));
     buf_add_char(out, '\n');
-    /* From the buckets, so that _count equals the +Inf bucket even while others observe. */
+    /* Computed from the buckets: _count equals the +Inf bucket even while others observe. */
     write_name(f, s, "_count", out);
     buf_printf(out, "%llu\n", (unsigned long long)count);
 }

@@ -1,5 +1,5 @@
-/* status.c - names, texts, classes and HTTP statuses, all made from STATUS_TABLE. Constants only;
- * any thread. */
+/* status.c - names, texts, classes and HTTP statuses, all made from STATUS_TABLE.
+ * Thread: any (constants). */
 #include "shared/base/status.h"
 
 struct status_entry {

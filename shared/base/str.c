@@ -1,5 +1,5 @@
-/* str.c - looking at borrowed text: comparing, searching, splitting, numbers. Owns nothing; any
- * thread. */
+/* str.c - comparing, searching and splitting borrowed text, and parsing numbers. Owns nothing.
+ * Thread: any. */
 #include "shared/base/str.h"
 
 #include <math.h>
@@ -94,7 +94,7 @@ enum status str_to_i64(struct str s, int64_t *out)
     int64_t v = 0;
     for (; i < s.n; i++) {
         if (s.p[i] < '0' || s.p[i] > '9') return ERR_FORMAT;
-        /* Counted downwards: the negative range is the larger one. */
+        /* Accumulated as a negative number: the negative range is the larger one. */
         if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, s.p[i] - '0', &v))
             return ERR_FORMAT;
     }
@@ -107,8 +107,8 @@ enum status str_to_f64(struct str s, double *out)
 {
     char text[NUMBER_LEN_MAX + 1];
     if (s.n == 0 || s.n > NUMBER_LEN_MAX) return ERR_FORMAT;
-    /* Only what decimal numbers are made of: strtod alone would take blanks, hexadecimal, "inf" and
-     * "nan" too. */
+    /* Only the characters of decimal numbers: strtod would also take blanks, hexadecimal, "inf",
+     * "nan". */
     for (size_t i = 0; i < s.n; i++)
         if (!s.p[i] || !strchr("0123456789+-.eE", s.p[i])) return ERR_FORMAT;
     memcpy(text, s.p, s.n);

@@ -1,5 +1,5 @@
-/* thread.c - what the calling thread said it is, and starting threads that leave signals to the
- * main one. */
+/* thread.c - the kind that each thread declared, and starting threads that leave signals to the
+ * main thread. Thread: any. */
 #include "shared/base/thread.h"
 
 #include <signal.h>
@@ -15,7 +15,7 @@ void thread_become(enum thread_kind kind, const char *name)
 {
     char cut[THREAD_NAME_MAX];
     snprintf(cut, sizeof cut, "%s", name);
-    /* the first one's is the process's, as ps and killall know it */
+    /* the main thread's name is the process's, as ps and killall show it */
     if (gettid() != getpid()) pthread_setname_np(pthread_self(), cut);
     thread_kind = kind;
 }
@@ -29,8 +29,7 @@ enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
 {
     sigset_t all, before;
     sigfillset(&all);
-    /* The new thread inherits the mask; between the two calls this thread takes no signal
-     * either. */
+    /* The new thread inherits the mask; meanwhile this thread takes no signal either. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(out, NULL, fn, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -9,17 +9,17 @@
 #include <openssl/sha.h>
 #include <sys/random.h>
 
-#define XXH_STATIC_LINKING_ONLY /* the state's size, so that it can live on the stack */
+#define XXH_STATIC_LINKING_ONLY /* for the size of the state, which lives on the stack */
 #include <xxhash.h>
 
 #include "shared/base/assert.h"
 #include "shared/base/hash/hash_isa.h"
 
-/* Hashes are exchanged between machines and are taken over the bytes in memory. */
+/* Machines exchange hashes, and these are computed over the bytes in memory. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens and hashes are little endian");
 _Static_assert(sizeof(struct hash128) == 16, "no padding");
 
-enum { LONG_INPUT = 1024 }; /* below it XXH3 hardly uses vectors */
+enum { LONG_INPUT = 1024 }; /* bytes; below this XXH3 hardly uses vectors */
 
 uint64_t hash_64(const void *p, size_t n, uint64_t seed)
 {
@@ -71,7 +71,7 @@ void random_bytes(void *out, size_t n)
     while (n > 0) {
         ssize_t got = getrandom(p, n, 0);
         if (got < 0 && errno == EINTR) continue;
-        /* getrandom without flags fails only for arguments that are wrong. */
+        /* getrandom without flags fails only for wrong arguments. */
         ASSERT(got > 0);
         p += got;
         n -= (size_t)got;

@@ -1,5 +1,6 @@
-/* hash_avx2.c - XXH3 with AVX2: the same values, several times as fast on long inputs. Compiled
- * alone with its flags and called only where the CPU has them (hash.c). Thread: any. */
+/* hash_avx2.c - XXH3 with AVX2: the same values, several times as fast on long inputs. The only
+ * file compiled with the AVX2 flags; hash.c calls it only where the CPU has them.
+ * Thread: any. */
 #include "shared/base/hash/hash_isa.h"
 
 #if HASH_ISA

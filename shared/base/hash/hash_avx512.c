@@ -1,5 +1,6 @@
-/* hash_avx512.c - XXH3 with AVX-512: the same values, several times as fast on long inputs.
- * Compiled alone with its flags and called only where the CPU has them (hash.c). Thread: any. */
+/* hash_avx512.c - XXH3 with AVX-512: the same values, several times as fast on long inputs. The
+ * only file compiled with the AVX-512 flags; hash.c calls it only where the CPU has them.
+ * Thread: any. */
 #include "shared/base/hash/hash_isa.h"
 
 #if HASH_ISA

@@ -1,4 +1,5 @@
-/* json.c - parsing with checks before cJSON, members by type, and writing. Thread: the caller's. */
+/* json.c - parses JSON with checks before cJSON, reads typed members, writes JSON text.
+ * Thread: the caller's. */
 #include "shared/base/json/json.h"
 
 #include <float.h>
@@ -10,15 +11,14 @@
 
 #include "shared/base/json/json_check.h"
 
-/* What a log probability of minus infinity is written as; clients of the OpenAI API expect a
- * number. */
+/* Replaces a log probability of minus infinity: clients of the OpenAI API expect a number. */
 static const float LOGPROB_MIN = -9999.0f;
 
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err)
 {
     TRY(json_check(text, unique_keys, err));
     cJSON *doc = cJSON_ParseWithLength(text.p, text.n);
-    /* The text is well formed: only memory can be missing. */
+    /* The text is well formed, so cJSON can only have run out of memory. */
     if (!doc)
         return err_set(err, ERR_NOMEM, "not enough memory for a JSON document of %zu bytes",
                        text.n);
@@ -39,7 +39,7 @@ enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t 
     if (!v) return OK;
     if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble) || v->valuedouble != floor(v->valuedouble))
         return err_field(err, ERR_INVALID, name, "%s must be a whole number", name);
-    /* Doubles from -2^63 up to below 2^63 convert; all others are out of any range. */
+    /* Doubles in [-2^63, 2^63) convert; all others are out of any range. */
     bool fits = v->valuedouble >= -0x1p63 && v->valuedouble < 0x1p63;
     int64_t n = fits ? (int64_t)v->valuedouble : 0;
     if (fits && n >= min && n <= max) {
@@ -102,7 +102,7 @@ static void add_escaped(struct buf *b, unsigned char c)
 void json_add_string(struct buf *b, struct str s)
 {
     buf_add_char(b, '"');
-    size_t plain = 0; /* start of what needs no change and was not added yet */
+    size_t plain = 0; /* start of the bytes that need no escape and are not added yet */
     for (size_t i = 0; i < s.n;) {
         unsigned char c = (unsigned char)s.p[i];
         size_t n = json_utf8_len(str_sub(s, i, SIZE_MAX));
@@ -126,7 +126,7 @@ void json_add_f64(struct buf *b, double v)
         buf_add_c(b, "null");
         return;
     }
-    /* 15 digits are always kept by a double, 17 always suffice; %g drops the zeros at the end. */
+    /* A double always keeps 15 digits and never needs more than 17; %g drops trailing zeros. */
     for (int digits = DBL_DIG; digits <= DBL_DECIMAL_DIG; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, v);
         if (strtod(text, NULL) == v) break;

@@ -1,10 +1,11 @@
-/* json_check.c - one pass over a JSON text that holds it against RFC 8259, byte by byte.
+/* json_check.c - checks a JSON text against RFC 8259 in one pass, byte by byte.
  *
  * cJSON is lenient (leading zeros, control characters, invalid UTF-8) and says little about where
- * it stopped. This pass is strict, bounded in depth without recursion, and reports the offset; what
- * it lets through cJSON takes. LIMIT: a string with \u0000 is refused, since cJSON's strings end at
- * a 0 byte and it would be cut silently; so is a number of more than 63 characters, which cJSON
- * would cut. Thread: the caller's. */
+ * it stopped. This pass is strict, bounds the depth without recursion and reports the offset; cJSON
+ * accepts every text that passes.
+ * LIMIT: strings with \u0000 and numbers of more than 63 characters are refused, since cJSON would
+ * silently cut both.
+ * Thread: the caller's. */
 #include "shared/base/json/json_check.h"
 
 #include <string.h>
@@ -20,7 +21,7 @@ struct json_check_scan {
     size_t depth;
     bool unique_keys;
     bool is_object[JSON_DEPTH_MAX];
-    struct map keys[JSON_DEPTH_MAX]; /* of the open objects, when unique_keys */
+    struct map keys[JSON_DEPTH_MAX]; /* keys of the open objects, when unique_keys */
     struct buf key;
     struct err *err;
 };
@@ -91,7 +92,7 @@ static void add_utf8(struct buf *b, uint32_t c)
     }
 }
 
-/* At the 'u' of an escape; surrogates must come in pairs. */
+/* Read an escape, starting at its 'u'; surrogates must come in pairs. */
 static enum status scan_unicode(struct json_check_scan *s, struct buf *out)
 {
     size_t start = s->at - 1;
@@ -124,7 +125,7 @@ static enum status scan_escape(struct json_check_scan *s, struct buf *out)
     return OK;
 }
 
-/* At the opening quote; the characters go to `out` when it is given. */
+/* Read a string, starting at its opening quote; `out` (may be NULL) gets its characters. */
 static enum status scan_string(struct json_check_scan *s, struct buf *out)
 {
     size_t start = s->at++;
@@ -187,7 +188,7 @@ static enum status scan_word(struct json_check_scan *s)
         s, s->at, peek(s) < 0 ? "the text ends where a value is expected" : "a value is expected");
 }
 
-/* A member's name and the colon. */
+/* Read a member's name and the colon. */
 static enum status scan_key(struct json_check_scan *s)
 {
     size_t start = s->at;
@@ -209,7 +210,7 @@ static void scan_close(struct json_check_scan *s)
     map_release(&s->keys[s->depth]);
 }
 
-/* Enter the array or object at hand; *closed when it is empty and done with. */
+/* Enter the array or object at the current position; *closed: it is empty and already closed. */
 static enum status scan_open(struct json_check_scan *s, bool *closed)
 {
     if (s->depth == JSON_DEPTH_MAX) return scan_fail(s, s->at, "nested deeper than 64 levels");
@@ -226,8 +227,8 @@ static enum status scan_open(struct json_check_scan *s, bool *closed)
     return object ? scan_key(s) : OK;
 }
 
-/* After a value: close what ends here, or pass the comma before the next value. *more: a value
- * follows. */
+/* After a value: close the containers that end here, or pass the comma before the next value.
+ * *more: a value follows. */
 static enum status scan_after(struct json_check_scan *s, bool *more)
 {
     while (s->depth > 0) {
