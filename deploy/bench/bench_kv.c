@@ -1,4 +1,4 @@
-/* bench_kv.c - measuring the cells of `baton bench kv`. See bench_kv.h. */
+/* bench_kv.c - measures the cells of `baton bench kv`; see bench_kv.h. */
 #include "deploy/bench/bench_kv.h"
 
 #include <math.h>
@@ -8,8 +8,7 @@
 
 #include "shared/base/mem.h"
 
-/* A round moves this much unless --blocks says otherwise: above the last-level caches that a core
- * has to itself. */
+/* Bytes per round without --blocks: more than the last-level caches of a core hold. */
 enum { BULK_BYTES = 128 << 20, BULK_LAYERS = 8, BATCH = 128, WARM_UP = 20 };
 
 static int by_value(const void *a, const void *b)
@@ -30,7 +29,7 @@ static void choose_shape(const struct bench_kv *b, struct bench_cell *cell)
     uint32_t per_layer = BULK_BYTES / BULK_LAYERS / cell->piece_bytes;
     cell->n_layers = BULK_LAYERS;
     cell->n_blocks = b->n_blocks ? b->n_blocks : per_layer ? per_layer : 1;
-    /* Large pieces, many blocks: fewer layers, so that the pool stays in its bounds. */
+    /* Large pieces or many blocks get fewer layers, so that the pool stays within its limit. */
     while (cell->n_layers > 1 &&
            (uint64_t)cell->piece_bytes * cell->n_blocks * cell->n_layers > PROBE_POOL_MAX)
         cell->n_layers /= 2;
@@ -53,7 +52,7 @@ static struct measurement make_measurement(const struct bench_kv *b, const struc
         .contiguous = b->contiguous,
     };
     snprintf(p.transport, sizeof p.transport, "%s", cell->transport);
-    /* the address of this host that faces the peer */
+    /* the address of this host towards the peer */
     if (cell->to[0]) p.sender_address = probe_peer(receiver)->local;
     return p;
 }
@@ -62,7 +61,7 @@ static void measure_limit(struct measurement *p, struct bench_cell *cell, uint32
 {
     struct err err = { 0 };
     double rate = 0;
-    if (cell->limit_error[0]) return; /* what is not installed is not asked for again */
+    if (cell->limit_error[0]) return; /* do not ask again for a tool that is not installed */
     if (measurement_limit(p, cell->round_bytes, &rate, &cell->limit_name, &err) != OK) {
         snprintf(cell->limit_error, sizeof cell->limit_error, "%.*s", PROBE_TEXT_MAX - 1, err.text);
         return;
@@ -71,9 +70,10 @@ static void measure_limit(struct measurement *p, struct bench_cell *cell, uint32
     if (rate > cell->best_limit) cell->best_limit = rate;
 }
 
-/* Rounds of limit and transfer in turn. What ran before holds the caches, so each transfer follows
- * one of an eighth that is not counted; of the limits memcpy and ucx_perftest warm up the same way,
- * the other tools run for so long that their start does not count. */
+/* Measure rounds, each the limit and then the transfer. Caches hold the data of whatever ran
+ * before, so a warm-up of one eighth precedes each transfer and is not counted. memcpy and
+ * ucx_perftest warm up the same way; the other tools run so long that their start does not
+ * count. */
 static enum status measure_bulk(const struct bench_kv *b, struct measurement *p,
                                 struct bench_cell *cell, struct err *err)
 {
@@ -91,7 +91,7 @@ static enum status measure_bulk(const struct bench_kv *b, struct measurement *p,
         n_bytes += r->n_bytes;
         cell->n_rounds = i + 1;
     }
-    /* ns per byte is s per GB */
+    /* ns per byte equals s per GB */
     if (n_bytes) cell->cpu_s_per_gb = (double)cpu_ns / (double)n_bytes;
     mem_free(r);
     return st;
@@ -124,7 +124,7 @@ static void measure_limit_latency(struct measurement *p, struct bench_cell *cell
 {
     uint64_t ns[3] = { 0 };
     const char *what = NULL;
-    /* no such tool, or not here: the row shows none */
+    /* no such tool, or not installed: the row shows none */
     if (measurement_limit_latency(p, ns, &what, NULL) != OK) return;
     cell->limit_p50_us = (double)ns[0] / 1e3;
     cell->limit_p99_us = (double)ns[1] / 1e3;

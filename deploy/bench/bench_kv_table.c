@@ -1,4 +1,4 @@
-/* bench_kv_table.c - what `baton bench kv` prints: a table for people, the same as JSON. See
+/* bench_kv_table.c - prints the results of `baton bench kv`: a table for people, or JSON. See
  * bench_kv.h. */
 #include <inttypes.h>
 #include <stdio.h>

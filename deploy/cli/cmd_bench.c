@@ -1,5 +1,5 @@
-/* cmd_bench.c - `baton bench kv`: how fast KV moves, beside what the machine can do, in the same
- * run; and the agent for the other host. */
+/* cmd_bench.c - `baton bench kv`: how fast KV moves compared with what the machine can do, measured
+ * in the same run; and the probe server for the other host. */
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static enum status add_transport(struct bench *b, struct str name, struct err *e
     static const char *const known[] = { "ipc", "tcp", "rdma", "ucx", "mem" };
     bool is_known = false;
     for (size_t i = 0; i < COUNT_OF(known); i++) is_known |= str_eq_c(name, known[i]);
-    /* One that exists but is not built in becomes a row that says so. */
+    /* A transport that exists but is not in this build becomes a row that says so. */
     if (!is_known && kvt_transport_find(name, &ops, NULL) != OK)
         return err_field(err, ERR_CONFIG, "transport",
                          "--transport: '%.*s' is not one of ipc, tcp, rdma, ucx, mem",
@@ -108,9 +108,9 @@ static enum status read_options(struct bench *b, struct err *err)
     return OK;
 }
 
-/* ---- the agent ---- */
+/* ---- the probe server ---- */
 
-/* "host:port", the host numeric or a name of this host; an empty host is every address. */
+/* Parse "host:port"; the host is numeric or a name of this host, empty: every address. */
 static enum status read_listen(const char *text, char *host, size_t cap, uint16_t *port,
                                struct err *err)
 {
@@ -180,8 +180,8 @@ static void print(const struct buf *out)
     fflush(stdout);
 }
 
-/* Every cell from `sender` to one receiver. `same`: a second link to the sender's own process, for
- * mem; NULL: the receiver is elsewhere. */
+/* Measure every cell from `sender` to one receiver. `same`: a second link to the sender's own
+ * process, for the mem transport; NULL: the receiver is on another host. */
 static void measure(struct bench *b, const char *to, struct probe_client *sender,
                     struct probe_client *receiver, struct probe_client *same)
 {
@@ -198,7 +198,7 @@ static void measure(struct bench *b, const char *to, struct probe_client *sender
             bench_kv_row(cell, &row);
             if (!b->json) print(&row);
             buf_release(&row);
-            /* What cannot be used at one size cannot be used at another. */
+            /* A transport that failed at one size would fail at every size. */
             if (cell->error[0] && cell->n_rounds == 0) break;
         }
 }
@@ -252,7 +252,7 @@ static enum status run_with(struct bench *b, const char *sender_at, const char *
     return st;
 }
 
-/* The processes are started before anything here makes a thread. */
+/* Fork the probe servers before this process starts any thread. */
 static enum status run(struct bench *b, struct err *err)
 {
     uint8_t own[OWN_SECRET];
@@ -262,7 +262,7 @@ static enum status run(struct bench *b, struct err *err)
     char sender_at[32] = "", receiver_at[32] = "";
     bool here = !config_is_set(b->c, "peers");
     TRY(node_options_secret(b->c, &b->arena, &b->secret, err));
-    if (here) { /* nobody else is to measure with our two processes */
+    if (here) { /* keeps others from using our two processes */
         random_bytes(own, sizeof own);
         b->secret = (struct str){ (const char *)own, sizeof own };
     }
@@ -295,7 +295,7 @@ static int bench_kv(struct config *c)
     int exit_status = 0;
     if (st != OK) exit_status = fail(&err, 2);
     else if (run(&b, &err) != OK) exit_status = fail(&err, 1);
-    /* Of the transports that nobody named, those that this host has are measured. */
+    /* Without --transports it is enough that some transport could be measured. */
     else if (b.n_failed && (b.transports_given || b.n_failed == b.n_cells)) exit_status = 1;
     mem_free(b.cells);
     arena_release(&b.arena);

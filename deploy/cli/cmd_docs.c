@@ -1,5 +1,5 @@
-/* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are made from tables, so that they
- * cannot fall behind. */
+/* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are generated from tables, so that
+ * they cannot go stale. */
 #include <stdio.h>
 
 #include "deploy/cli/commands.h"

@@ -17,19 +17,19 @@ static const char INTRO[] =
     "Answer OpenAI batch lines (custom_id, method, url, body), or stream the answer to one "
     "prompt.\n";
 
-enum { EXIT_INTERRUPTED = 130 /* as a shell reports SIGINT */ };
+enum { EXIT_INTERRUPTED = 130 /* the status that a shell reports for SIGINT */ };
 
 struct generate {
     const struct config *c;
     struct node *node;
-    struct batch_runner *batch; /* NULL: none is running */
+    struct batch_runner *batch; /* NULL: none running */
     uint64_t completion;        /* of --prompt; 0: none */
-    bool raw;                   /* completions, not chat */
+    bool raw;                   /* a completion, not a chat */
 };
 
 /* ---- one prompt ---- */
 
-/* False when standard output takes no more. A reader that has enough (head) is told nothing. */
+/* False when standard output is closed or fails. No error for a reader that has enough (head). */
 static bool flush_output(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout)) return true;
@@ -37,7 +37,7 @@ static bool flush_output(void)
     return false;
 }
 
-/* What the model thinks is for people: it goes to standard error. */
+/* Reasoning is for people and goes to standard error. */
 static bool print_text(const cJSON *choice, bool raw)
 {
     const cJSON *from = raw ? choice : cJSON_GetObjectItemCaseSensitive(choice, "delta");
@@ -112,7 +112,7 @@ static void on_batch_done(void *arg, enum status st, uint64_t n_ok, uint64_t n_f
                           const char *text)
 {
     struct generate *g = arg;
-    (void)n_ok; /* the progress line said it */
+    (void)n_ok; /* the progress line reported it */
     g->batch = NULL;
     if (st != OK) fprintf(stderr, "baton generate: %s\n", text);
     node_stop(g->node, st == ERR_CANCELED ? EXIT_INTERRUPTED : st != OK || n_failed ? 1 : 0);
@@ -152,7 +152,7 @@ static void on_signal(void *arg)
 
 /* ---- start ---- */
 
-/* A node of its own: every option that belongs to a cluster keeps its default. */
+/* The node is alone: every cluster option keeps its default. */
 static void make_standalone(struct node_options *o)
 {
     o->http = false;
@@ -188,7 +188,7 @@ static int generate_with(struct config *c)
     return exit_status;
 }
 
-/* Said before the model is loaded, which can take minutes. */
+/* Report it before the model is loaded, which can take minutes. */
 static bool input_can_be_read(const char *input)
 {
     if (str_eq_c(str_of(input), "-") || access(input, R_OK) == 0) return true;

@@ -1,10 +1,10 @@
-/* cmd_launch.c - `baton launch`: starts the nodes of this host, holds their view, restarts what
- * dies, stops them all.
+/* cmd_launch.c - `baton launch`: starts the nodes of this host, serves their directory, restarts
+ * nodes that die, stops them all.
  *
- * A node that dies is started again at the same port after a pause (0.5 s doubling to 10 s; a node
- * that lived 30 s starts at 0.5 s again). A node that ends with status 2 was told something wrong:
- * then everything stops. Nodes run in sessions of their own, so a Ctrl-C reaches only the launcher,
- * and they end by themselves when the launcher is gone (see cmd_serve.c). */
+ * A node that dies is restarted at the same port after a pause: 0.5 s, doubling to 10 s, back to
+ * 0.5 s for a node that lived 30 s. Exit status 2 of a node means wrong options: everything stops.
+ * Nodes run in sessions of their own, so Ctrl-C reaches only the launcher; they end by themselves
+ * when the launcher is gone (see cmd_serve.c). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,8 +48,8 @@ struct child {
 };
 
 struct launcher {
-    int n_gpus; /* with --device cuda: that ranks share out */
-    char *gpus; /* CUDA_VISIBLE_DEVICES as it came; "" for none */
+    int n_gpus; /* GPUs that the ranks share, with --device cuda */
+    char *gpus; /* CUDA_VISIBLE_DEVICES of the launcher; "": none */
     struct loop *loop;
     const struct config *c;
     struct metrics *metrics;
@@ -61,7 +61,7 @@ struct launcher {
     struct loop_timer *poll, *kill;
     bool stopping, announced;
     int exit_status;
-    const struct child *culprit; /* whose end ended the launch; NULL: none */
+    const struct child *culprit; /* the child whose end stopped the launch; NULL: none */
 };
 
 static void start_child(struct child *ch);
@@ -111,7 +111,7 @@ static void kill_all(void *arg) { signal_all(arg, SIGKILL); }
 static void stop_all(struct launcher *l, int exit_status)
 {
     if (l->stopping) {
-        signal_all(l, SIGTERM); /* a second signal: nodes stop at once */
+        signal_all(l, SIGTERM); /* a second signal stops the nodes at once */
         return;
     }
     l->stopping = true;
@@ -178,8 +178,8 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
     stop_all(l, exit_status ? (int)exit_status : 1);
 }
 
-/* Ranks take the cards in turn: the i-th of CUDA_VISIBLE_DEVICES, or of all. One card is
- * everyone's. */
+/* Assign GPUs to ranks round robin, from CUDA_VISIBLE_DEVICES or from all. With fewer than two GPUs
+ * nothing is set. */
 static void choose_gpu(const struct launcher *l, size_t i)
 {
     char one[64];
@@ -189,7 +189,8 @@ static void choose_gpu(const struct launcher *l, size_t i)
     snprintf(one, sizeof one, "%zu", i % (size_t)n);
     for (size_t k = 0; all.n > 0 && k <= i % (size_t)n; k++) (void)str_split(&all, ',', &item);
     if (item.n > 0) snprintf(one, sizeof one, "%.*s", STR_ARG(str_trim(item)));
-    setenv("CUDA_VISIBLE_DEVICES", one, 1); /* the child's; this process computes nothing */
+    /* for the child to inherit; the launcher itself uses no GPU */
+    setenv("CUDA_VISIBLE_DEVICES", one, 1);
 }
 
 static void start_child(struct child *ch)
@@ -211,7 +212,7 @@ static void start_child(struct child *ch)
     ch->t_start_ms = clock_ms();
     ch->process.data = ch;
     int st = uv_spawn(loop_uv(ch->l->loop), &ch->process, &o);
-    ch->running = true; /* the handle is open either way */
+    ch->running = true; /* the handle is open even when the spawn failed */
     if (st == 0) return;
     log_error("node not started", "port=%u why=\"%s\"", ch->plan->port, uv_strerror(st));
     uv_close((uv_handle_t *)&ch->process, on_process_closed);
@@ -228,7 +229,7 @@ static void announce(struct launcher *l)
     fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n", l->plan.n);
 }
 
-/* A node is ready when it sees all nodes of this launch: then requests to it are split. */
+/* A node is ready when it sees all nodes of this launch: only then are its requests split. */
 static bool sees_all(const struct launcher *l, struct str cluster_json)
 {
     cJSON *doc = cJSON_ParseWithLength(cluster_json.p, cluster_json.n);
@@ -267,7 +268,7 @@ static void on_poll(void *arg)
 
 /* ---- start ---- */
 
-/* Nodes need a common secret; one that nobody chose is made here and handed down by the
+/* Nodes need a common secret. Without one from the user, make one and pass it through the
  * environment. */
 static void make_secret(const struct config *c)
 {
@@ -277,8 +278,7 @@ static void make_secret(const struct config *c)
     random_bytes(bytes, sizeof bytes);
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
     setenv("BATON_CLUSTER_SECRET", text, 1);
-    setenv("BATON_ADVERTISE_HOST", "127.0.0.1", 0); /* a secret of this launch only: nobody else can
-                                                     * join */
+    setenv("BATON_ADVERTISE_HOST", "127.0.0.1", 0); /* only for this launch: nobody else can join */
 }
 
 static enum status serve_directory(struct launcher *l, char *address, size_t cap, struct err *err)
@@ -295,7 +295,7 @@ static enum status serve_directory(struct launcher *l, char *address, size_t cap
     if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global")) return OK;
     TRY(directory_open("local", &d, &l->directory, err));
     arena_init(&arena);
-    /* as the nodes read it: a file comes before the environment */
+    /* in the order in which nodes read it: the file before the environment */
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
         st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret,
@@ -352,7 +352,7 @@ int cmd_launch(int argc, char **argv)
             loop_run(l.loop);
         }
     }
-    if (l.culprit) /* its own sentence is further up, among the lines of the others */
+    if (l.culprit) /* the node printed its own sentence earlier in the log */
         fprintf(stderr,
                 "baton launch: stopped, because the %s node of port %u ended with status %d; it "
                 "says why above\n",

@@ -38,12 +38,12 @@ static int serve_with(struct config *c)
     return exit_status;
 }
 
-/* A launcher's node ends with its launcher, however that ended. */
+/* A node that a launcher started ends with it, however the launcher ended. */
 static bool follow_launcher(void)
 {
     if (!getenv("BATON_SUPERVISED")) return true;
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    return getppid() != 1; /* 1: it was gone before the line above */
+    return getppid() != 1; /* 1: the launcher was gone before prctl */
 }
 
 int cmd_serve(int argc, char **argv)

@@ -64,9 +64,7 @@ static int print_table(struct str json)
 static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
 {
     const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
-    if (strstr(p, "://"))
-        return false; /* a key must not go over what the user thinks is
-                       * encrypted */
+    if (strstr(p, "://")) return false; /* a key must not travel in clear text */
     size_t n = strcspn(p, ":/");
     long number_ = p[n] == ':' ? strtol(p + n + 1, NULL, 10) : 80;
     if (n == 0 || n >= cap || number_ < 1 || number_ > 65535) return false;
@@ -115,7 +113,7 @@ static int query_status(const struct config *c, const char *host, uint16_t port)
     else exit_status = print_table(buf_str(&q.answer));
     http_client_free(client);
     loop_stop(q.loop);
-    loop_run(q.loop); /* lets the connection's close finish */
+    loop_run(q.loop); /* one more turn, so that the connection can close */
     loop_free(q.loop);
     buf_release(&q.answer);
     buf_release(&headers);

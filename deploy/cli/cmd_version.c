@@ -17,7 +17,7 @@ static void add_backends(struct buf *out, const char *quote)
         buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, KERNEL_BACKENDS[i]->name, quote);
 }
 
-/* Rows that reach another process: the one of tests is no way for KV between nodes. */
+/* Transports between processes; mem is for tests only and carries no KV between nodes. */
 static void add_transports(struct buf *out, const char *quote)
 {
     bool first = true;
@@ -34,7 +34,7 @@ static bool has_transport(const char *name)
     return kvt_transport_find(str_of(name), &ops, NULL) == OK;
 }
 
-/* Built in, whether or not this host has one. */
+/* Part of this build, whether or not this host has one. */
 static bool has_device(const char *name)
 {
     struct device *d = NULL;
@@ -56,7 +56,7 @@ static void print_json(const char *features, struct buf *out)
                truth(ep_nccl_version() >= 0));
 }
 
-/* Loaded when it is needed, so that what this host has counts beside what was built. */
+/* NCCL is loaded at run time, so both the build and this host matter. */
 static void add_nccl(struct buf *out)
 {
     const int v = ep_nccl_version();

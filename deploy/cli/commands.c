@@ -1,4 +1,4 @@
-/* commands.c - the table of subcommands, and what they share: reading their configuration. */
+/* commands.c - the table of subcommands, and reading the configuration that they share. */
 #include "deploy/cli/commands.h"
 
 #include <stdio.h>

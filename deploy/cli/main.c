@@ -41,7 +41,7 @@ static void say_unknown(const char *name)
 
 int main(int argc, char **argv)
 {
-    signal(SIGPIPE, SIG_IGN); /* a client or peer that went away is an error of its socket */
+    signal(SIGPIPE, SIG_IGN); /* a lost client or peer is an error of its socket, not a signal */
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -64,7 +64,7 @@ enum status batch_file_open(struct batch_file *f, const char *input, const char 
 static enum status fill(struct batch_file *f, struct err *err)
 {
     struct pollfd p = { .fd = f->in, .events = POLLIN };
-    if (poll(&p, 1, WAIT_MS) == 0) return ERR_TIMEOUT; /* what is wrong otherwise read says */
+    if (poll(&p, 1, WAIT_MS) == 0) return ERR_TIMEOUT; /* read reports any other problem */
     char *at = buf_reserve(&f->pending, READ_STEP);
     ssize_t n;
     do n = read(f->in, at, READ_STEP);
@@ -76,7 +76,7 @@ static enum status fill(struct batch_file *f, struct err *err)
     return OK;
 }
 
-/* Give out pending[0, n) and drop it with its line break. */
+/* Move pending[0, n) to `line` and drop it with its line break. */
 static enum status take_line(struct batch_file *f, size_t n, size_t n_break, struct buf *line,
                              struct err *err)
 {

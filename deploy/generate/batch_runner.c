@@ -1,10 +1,10 @@
-/* batch_runner.c - see batch_runner.h: the lines in work, in the order of the input.
+/* batch_runner.c - see batch_runner.h: the lines in progress, in the order of the input.
  *
- * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread
- * that writes the answers whose turn has come and reads the next lines. batch_runner_advance looks
- * what can be started and is called after everything that happened. A request refused as busy goes
- * back to its place and is tried again a little later. Thread: loop; during a file job the worker
- * owns `file`, `writing` and `job`. */
+ * Two things run at once: requests, at most `concurrency`, and one file job on a worker thread that
+ * writes the answers whose turn has come and reads the next lines. batch_runner_advance starts what
+ * can be started and is called after every event. A request refused as busy goes back to its place
+ * and is retried a little later.
+ * Thread: loop; during a file job the worker owns `file`, `writing` and `job`. */
 #include "deploy/generate/batch_runner.h"
 
 #include <inttypes.h>
@@ -23,7 +23,7 @@
 
 enum {
     CONCURRENCY_DEFAULT = 32,
-    BUFFERED_FACTOR = 4, /* lines in memory per line in work */
+    BUFFERED_FACTOR = 4, /* lines in memory per running request */
     READ_BATCH = 64,     /* lines per file job */
     RETRY_MS = 200,
     RETRIES_MAX = 600,
@@ -45,11 +45,11 @@ struct batch_entry {
     struct buf answer;
 };
 
-/* What a file job is asked and what it found. */
+/* Input and result of a file job. */
 struct file_job {
     uint32_t n_wanted, n_read, n_bad;
     struct list lines;
-    uint64_t n_lines; /* of the input so far */
+    uint64_t n_lines; /* lines of the input so far */
     bool eof;
     enum status st;
     struct err err;
@@ -60,7 +60,7 @@ struct batch_runner {
     uint32_t concurrency;
     struct batch_file file;
     struct file_job job;
-    struct list lines; /* in order */
+    struct list lines; /* in the order of the input */
     uint32_t n_buffered, n_working;
     struct buf ready, writing;
     bool file_busy, eof, advancing, again, stopping;
@@ -107,7 +107,7 @@ static enum status read_lines(struct batch_runner *f)
     enum status st = OK;
     while (st == OK && job->n_read < job->n_wanted && !job->eof) {
         enum status read = batch_file_read(&f->file, &text, &job->err);
-        if (read == ERR_TIMEOUT) break; /* the answers that are there come first */
+        if (read == ERR_TIMEOUT) break; /* write the finished answers first */
         job->n_lines++;
         if (read == ERR_CANCELED) job->eof = true;
         else if (read != OK && read != ERR_TOO_LONG) st = read;
@@ -187,7 +187,7 @@ static void on_reply(void *arg, int status, const char *headers, struct str body
     batch_runner_advance(f);
 }
 
-/* Batch lines cannot ask for a stream (batch_line.c), so these have nothing to do. */
+/* Unused: batch lines cannot ask for a stream (batch_line.c). */
 static void on_begin(void *arg, const char *headers)
 {
     (void)arg;
@@ -212,12 +212,12 @@ static void start_line(struct batch_runner *f, struct batch_entry *l)
     l->state = ENTRY_WORKING;
     f->n_working++;
     uint64_t id = serve_submit(f->o.serve, l->line.url, buf_str(&l->line.body), l->id, &reply);
-    if (id) l->completion = id; /* 0: answered already */
+    if (id) l->completion = id; /* 0: answered during the call */
 }
 
 static void start_lines(struct batch_runner *f)
 {
-    if (f->retry || f->stopping || f->st != OK) return; /* not more while the server is full */
+    if (f->retry || f->stopping || f->st != OK) return; /* start no more while the server is full */
     LIST_FOREACH (l, &f->lines, struct batch_entry, node) {
         if (f->n_working >= f->concurrency || f->retry) return;
         if (l->state == ENTRY_READ) start_line(f, l);
@@ -289,7 +289,7 @@ static void finish(struct batch_runner *f)
     o.done(o.arg, st, n_ok, n_failed, text);
 }
 
-/* What happens inside (an answer given at once) asks for another round instead of a nested one. */
+/* An event inside a round (an immediate answer) requests another round instead of a nested one. */
 static void batch_runner_advance(struct batch_runner *f)
 {
     f->again = true;
