@@ -8,8 +8,8 @@
 
 enum { BYTES = 256, SPELLING_MAX = 16 };
 
-/* GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the others for the characters
- * from 256 on, in order. */
+/* GPT-2's byte alphabet: printable bytes of Latin-1 stand for themselves, the other bytes for the
+ * characters from U+0100 on, in order. */
 static bool is_printable(unsigned byte)
 {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
@@ -23,7 +23,7 @@ static unsigned character_of(unsigned byte)
     return c;
 }
 
-/* At most 3 bytes of UTF-8, ended by 0. */
+/* Write one character: at most 3 bytes of UTF-8, then a 0 byte. */
 static void spell_byte(unsigned byte, char *to)
 {
     const unsigned c = character_of(byte);

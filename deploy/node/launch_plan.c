@@ -1,5 +1,5 @@
-/* launch_plan.c - see launch_plan.h. Every option of `serve` that was given to `launch` is handed
- * on; what differs from node to node (role, port, rank, share of the CPUs) is added. Environment
+/* launch_plan.c - see launch_plan.h. A node gets every option of `serve` that `launch` was given,
+ * plus those that differ from node to node: role, port, rank, share of the CPUs. Environment
  * variables are inherited. */
 #include "deploy/node/launch_plan.h"
 
@@ -24,7 +24,7 @@ struct arg_list {
 
 static void add_arg(struct arg_list *a, const char *text)
 {
-    ASSERT(a->n + 1 < LAUNCH_ARGS_MAX); /* the table of options is far smaller */
+    ASSERT(a->n + 1 < LAUNCH_ARGS_MAX); /* far more than the options in the table */
     a->node->argv[a->n++] = arena_strndup(&a->plan->arena, text, strlen(text));
 }
 
@@ -93,9 +93,8 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
     return false;
 }
 
-/* The next free port from 8000 on, where people look; these lie below the range the kernel hands
- * out, so that no node's own "any free port" takes one first. Another program may still take it
- * before the node does; the node then says so. */
+/* Find the next free port from 8000 on. These ports lie below the ephemeral range, so no "any free
+ * port" of a node takes one first. Another program still may; the node then reports it. */
 static uint16_t free_port(const struct launch_plan *p)
 {
     for (uint16_t port = PORT_FIRST; port < PORT_END; port++)
@@ -108,9 +107,7 @@ static enum status listed_port(const struct config *c, const char *name, size_t 
 {
     const char *item = config_list(c, name, i, NULL);
     *out = -1;
-    if (!item || str_eq_c(str_of(item), "-1"))
-        return OK; /* FastDeploy writes -1 for "choose
-                    * one" */
+    if (!item || str_eq_c(str_of(item), "-1")) return OK; /* -1 means "choose one" in FastDeploy */
     if (str_to_i64(str_trim(str_of(item)), out) != OK || *out < 1 || *out > 65535)
         return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (1 to 65535)", name,
                          item);
@@ -126,8 +123,8 @@ static int threads_per_node(const struct config *c, size_t n_nodes)
     return n > 0 ? n : 1;
 }
 
-/* Nodes that have a card to themselves take the usual share of it, those of one card so much
- * together. 0: they have been told how much, or have none. */
+/* The share of GPU memory of each node when several share a GPU. 0, add no option: every node has a
+ * GPU of its own, the user gave a size, or there is no GPU. */
 static double share_per_node(const struct config *c, size_t n_nodes)
 {
     static const char *const AMOUNTS[] = { "gpu-memory-utilization", "kv-cache-memory",

@@ -21,27 +21,26 @@
 
 enum {
     EXIT_DEVICE = 70,            /* the GPU failed */
-    EVENTS = 16384,              /* engine and transfer events waiting for the loop; full means the
-                                  * engine waits */
-    EVENTS_PER_ITERATION = 1024, /* so that one turn of the loop stays short */
+    EVENTS = 16384,              /* events waiting for the loop; when full their thread waits */
+    EVENTS_PER_ITERATION = 1024, /* keeps one turn of the loop short */
     MAX_TRANSFERS = 1024,
     DRAIN_POLL_MS = 50,
-    STALL_MS = 60000 /* a transfer may wait for a long chunk of a slow CPU; dead and
-                      * frozen peers are noticed by their links */
+    /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
+    STALL_MS = 60000
 };
 #define DECODE_IDS  (UINT64_C(1) << 56)
 #define PREFILL_IDS (UINT64_C(2) << 56)
 
 enum node_state { NODE_LOADING, NODE_READY, NODE_DRAINING, NODE_STOPPING };
 
-/* One event brought from the engine or transfer thread to the loop. */
+/* One event on its way from the engine or transfer thread to the loop. */
 struct node_event {
     enum { FROM_ENGINE, FROM_KVT } from;
     union {
         struct engine_event engine;
         struct kvt_event kvt;
     } u;
-    int32_t *blocks; /* own copy of engine.blocks */
+    int32_t *blocks; /* owned copy of engine.blocks */
 };
 
 struct node {
@@ -52,8 +51,7 @@ struct node {
     struct loop *loop;
     struct metrics *metrics;
     struct http_server *http, *admin;
-    struct node_model model; /* text, tokenizer, template, weights; weights move into
-                              * the engine */
+    struct node_model model; /* its weights move into the engine */
     struct err load_err;
     enum status load_st;
     struct engine *engine;
@@ -87,8 +85,8 @@ static void wake_loop(void *arg)
         log_error("loop does not take events", "node=%s", n->name);
 }
 
-/* Engine or transfer thread. The loop waits for these threads only when it stops, after closing the
- * box, so waiting for it here cannot deadlock. */
+/* Post an event; waits while the mailbox is full. The loop waits for the posting threads only when
+ * it stops, after closing the mailbox, so this cannot deadlock. Thread: engine or transfer. */
 static void post_event(struct node *n, const struct node_event *ev)
 {
     enum status st;
@@ -96,7 +94,7 @@ static void post_event(struct node *n, const struct node_event *ev)
         struct timespec pause = { 0, 200 * 1000 };
         nanosleep(&pause, NULL);
     }
-    if (st != OK) mem_free(ev->blocks); /* closed: shutting down */
+    if (st != OK) mem_free(ev->blocks); /* closed: the node is stopping */
 }
 
 static void on_engine_event(void *arg, const struct engine_event *e)
@@ -147,22 +145,21 @@ static void drain_events(void *arg)
         i++;
     }
     if (n->decode) decode_flush(n->decode);
-    if (i == EVENTS_PER_ITERATION)
-        wake_loop(n); /* the rest in the next turn: a post into a box that is
-                       * not empty wakes nobody */
+    /* Continue in the next turn: a post into a mailbox that is not empty does not wake the loop. */
+    if (i == EVENTS_PER_ITERATION) wake_loop(n);
 }
 
 /* ---- cluster ---- */
 
-/* `baton doctor --peers` at this node's cluster port: measuring would disturb the traffic, so it
- * only says who this is. */
+/* `baton doctor --peers` reached a node: measuring would disturb its traffic, so it only answers
+ * who it is. */
 static void refuse_probe(struct node *n, const struct cluster_message *m)
 {
     struct buf body = { 0 };
     probe_refusal_encode(n->name, node_role_name(n->o.role), &body);
     enum status st = cluster_send(n->cluster, m->from, FRAME_PROBE_REPLY, m->request, m->attempt,
                                   buf_str(&body));
-    (void)st; /* the asker is gone already */
+    (void)st; /* the asking peer is gone already */
     buf_release(&body);
 }
 
@@ -175,7 +172,7 @@ static void on_message(void *arg, const struct cluster_message *m)
         return;
     }
     if (scheduler_on_message(n->scheduler, m)) return;
-    /* CANCEL concerns both workers: each returns false for it. */
+    /* CANCEL concerns both workers, so each returns false for it. */
     if (prefill_on_message(n->prefill, m)) return;
     if (decode_on_message(n->decode, m)) return;
 }
@@ -193,9 +190,8 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 {
     struct node *n = arg;
     struct engine_stats st = { 0 };
-    if (n->engine)
-        engine_get_stats(n->engine, &st); /* none: being taken down, and links are still
-                                           * up */
+    /* No engine during the stop, while links are still up. */
+    if (n->engine) engine_get_stats(n->engine, &st);
     *counter = st.n_steps;
     *has_work = st.has_work;
 }
@@ -281,9 +277,9 @@ static enum status start_http(struct node *n, struct err *err)
 
 /* ---- ready ---- */
 
-/* Nothing that this process holds on the card can be used again, so it ends at once: its
- * connections close, peers and entries see it in milliseconds and go on elsewhere, and whoever
- * supervises it starts another. Engine thread. */
+/* The GPU failed, and nothing that this process holds there is usable, so it ends at once. Its
+ * connections close; peers and entry nodes notice within milliseconds and use other nodes, and the
+ * supervisor starts a new process. Thread: engine. */
 static void on_fault(void *arg, const struct err *err)
 {
     (void)arg;
@@ -313,7 +309,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .arg = n,
     };
     TRY(engine_create(&e, &n->engine, err));
-    n->model.weights = NULL; /* the engine's now */
+    n->model.weights = NULL; /* now the engine's */
     return OK;
 }
 
@@ -451,13 +447,26 @@ static void describe_json(void *arg, struct buf *out)
 static enum status start_serve(struct node *n, struct err *err)
 {
     struct serve_options s = {
-        .loop = n->loop, .backend = scheduler_backend(n->scheduler), .tokenizer = n->model.tokenizer, .chat = n->model.chat,
-        .reasoning = n->model.reasoning, .tools = n->model.tools,
-        .metrics = n->metrics, .n_names = n->o.n_names, .max_model_len = n->o.max_model_len, .n_vocab = n->model.n_vocab,
-        .n_api_keys = n->o.n_api_keys, .version = BATON_VERSION, .describe = describe_json, .describe_arg = n,
+        .loop = n->loop,
+        .backend = scheduler_backend(n->scheduler),
+        .tokenizer = n->model.tokenizer,
+        .chat = n->model.chat,
+        .reasoning = n->model.reasoning,
+        .tools = n->model.tools,
+        .metrics = n->metrics,
+        .n_names = n->o.n_names,
+        .max_model_len = n->o.max_model_len,
+        .n_vocab = n->model.n_vocab,
+        .n_api_keys = n->o.n_api_keys,
+        .version = BATON_VERSION,
+        .describe = describe_json,
+        .describe_arg = n,
         .defaults = {
-            .temperature = n->model.generation.temperature, .top_p = n->model.generation.top_p, .min_p = n->model.generation.min_p,
-            .repetition_penalty = n->model.generation.repetition_penalty, .top_k = n->model.generation.top_k,
+            .temperature = n->model.generation.temperature,
+            .top_p = n->model.generation.top_p,
+            .min_p = n->model.generation.min_p,
+            .repetition_penalty = n->model.generation.repetition_penalty,
+            .top_k = n->model.generation.top_k,
         },
     };
     for (size_t i = 0; i < n->o.n_names; i++) s.names[i] = n->o.names[i];
@@ -534,13 +543,13 @@ static void finish_rest(void *arg)
 static void finish_stop(struct node *n)
 {
     struct directory_server *directory_server = n->directory_server;
-    if (n->http || n->admin) return; /* the other one's turn comes */
+    if (n->http || n->admin) return; /* the other server has not stopped yet */
     n->directory_server = NULL;
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
-    mailbox_close(n->events); /* a thread that waits for room in it goes on */
-    /* Each hands work to the next: the engine to kvtransfer, which reads the engine's pool. */
+    mailbox_close(n->events); /* a thread that waits for room in it continues */
+    /* Stop in the order of the work: the engine feeds kvtransfer, which reads the engine's pool. */
     if (n->engine) engine_stop(n->engine);
     kvt_free(n->kvt);
     n->kvt = NULL;
@@ -573,15 +582,15 @@ static void begin_stop(void *arg)
     struct node *n = arg;
     struct http_server *http = n->http, *admin = n->admin;
     loop_timer_free(n->stopper);
-    loop_timer_free(n->drain); /* it looks at parts that go one after the other */
+    loop_timer_free(n->drain); /* it uses parts that are freed below */
     n->stopper = n->drain = NULL;
     if (!http && !admin) finish_stop(n);
     if (http) http_server_stop(http, 0, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);
 }
 
-/* Callers may be deep inside a part that is about to be freed: the taking down starts with the next
- * turn of the loop. */
+/* The caller may run inside a part that is about to be freed, so the stop starts with the next turn
+ * of the loop. */
 void node_stop(struct node *n, int exit_status)
 {
     if (n->state == NODE_STOPPING) return;
@@ -590,7 +599,7 @@ void node_stop(struct node *n, int exit_status)
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 
-/* Nothing is left to do, or the time is up. */
+/* Stop when no request is left or the time is up. */
 static void on_drain_poll(void *arg)
 {
     struct node *n = arg;
@@ -658,7 +667,7 @@ int node_run(struct node *n)
 {
     loop_on_signal(n->loop, on_signal, n);
     enum status st = loop_post(n->loop, begin_loading, n);
-    ASSERT(st == OK); /* a fresh loop's queue is empty */
+    ASSERT(st == OK); /* the queue of a new loop is empty */
     loop_run(n->loop);
     return n->exit_status;
 }
@@ -667,7 +676,7 @@ void node_free(struct node *n)
 {
     struct node_event ev;
     if (!n) return;
-    if (n->http || n->admin) { /* never ran: run just long enough to close the ports */
+    if (n->http || n->admin) { /* the loop never ran: run it until the ports are closed */
         node_stop(n, 1);
         loop_run(n->loop);
     }

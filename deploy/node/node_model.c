@@ -70,14 +70,14 @@ enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, s
     return OK;
 }
 
-/* A model's template is what tells its family; where it has one for tools, that is the one that
- * teaches their form. */
+/* The chat template identifies the model family. A separate tool template, if present, defines the
+ * tool-call format. */
 static void find_formats(struct node_model *m, const struct node_options *o, struct str template,
                          struct str with_tools)
 {
     if (strcmp(o->reasoning_parser, "auto") == 0)
         m->reasoning = reasoning_format_of_template(template);
-    else m->reasoning = reasoning_format_find(str_of(o->reasoning_parser)); /* none: NULL */
+    else m->reasoning = reasoning_format_find(str_of(o->reasoning_parser)); /* "none" gives NULL */
     if (strcmp(o->tool_parser, "auto") == 0)
         m->tools = tool_format_of_template(with_tools.n ? with_tools : template);
     else m->tools = tool_format_find(str_of(o->tool_parser));
@@ -85,7 +85,7 @@ static void find_formats(struct node_model *m, const struct node_options *o, str
              m->reasoning ? m->reasoning->name : "none", m->tools ? m->tools->name : "none");
 }
 
-/* Made-up weights are served without a vocabulary of their own, too. */
+/* Dummy weights are also served without a tokenizer of the model. */
 static enum status make_tokenizer(struct model_text *t, const struct node_options *o,
                                   struct tokenizer **out, struct err *err)
 {
@@ -135,13 +135,13 @@ static void show_progress(void *arg, double done)
     struct progress_bar *bar = arg;
     uint64_t now = clock_ms();
     if (now - bar->t_last_ms < (bar->tty ? 100u : 5000u) && done < 1) return;
-    if (!bar->tty && done >= 1) return; /* the log line below says it */
+    if (!bar->tty && done >= 1) return; /* the log line at the end reports it */
     bar->t_last_ms = now;
     fprintf(stderr, bar->tty ? "\rloading weights %3.0f%%%s" : "loading weights %3.0f%%%s",
             done * 100, !bar->tty || done >= 1 ? "\n" : "");
 }
 
-/* A GPU that is not there is said before anything is loaded. */
+/* Open the GPU first: a missing one must be reported before anything is loaded. */
 static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out,
                                 struct err *err)
 {
@@ -215,9 +215,9 @@ void node_model_release(struct node_model *m)
     *m = (struct node_model){ 0 };
 }
 
-/* What the pool takes a share of. Not of the pages that are free: after some days nearly all of
- * them hold files that the kernel gives up when asked. Mapped weights are such a file, but they are
- * read at every step. */
+/* Host memory of which the pool takes a share. This is available memory, not free pages: after some
+ * days nearly all pages hold files that the kernel drops on demand. Mapped weights are such files
+ * too, but every step reads them, so they are subtracted. */
 static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
 {
     uint64_t available = device_available(m->kernels->device),
@@ -226,9 +226,9 @@ static uint64_t host_memory_for_kv(const struct model *m, uint64_t memory)
     return available > weights ? available - weights : 0;
 }
 
-/* A card's: the node's share less what it has taken, which is weights, activations and all else
- * that steps need. Where other processes have the memory, the same share of what there still is:
- * recordings and the driver need some too. */
+/* GPU memory for the pool: the node's share less what it has allocated (weights, activations, all
+ * else that steps need). When other processes hold memory: at most the same share of what is free,
+ * since CUDA graphs and the driver need some too. */
 static uint64_t gpu_memory_for_kv(struct device *device, double share)
 {
     const uint64_t taken = device_allocated(device),
@@ -247,7 +247,7 @@ enum status node_model_prepare(struct model *m, const struct node_options *o, st
     return model_prepare(m, &s, err);
 }
 
-/* Of n blocks of so many GiB on a host (or a card) with so many. */
+/* `block` and `memory` in GiB: one KV block, and the memory of the host or the GPU. */
 static enum status too_much_kv(const struct node_options *o, uint64_t n, double block,
                                double memory, struct err *err)
 {
@@ -279,7 +279,7 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     if (n > memory / kv_layout_block_bytes(&l))
         return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30),
                            (double)memory / (1 << 30), err);
-    /* a card has nothing better to do with it than to keep prefixes */
+    /* a GPU keeps the surplus blocks as prefix cache */
     if (!o->n_blocks && !o->kv_bytes && device->is_host && n > most) n = most;
     if (n < per_context)
         return err_field(

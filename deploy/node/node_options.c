@@ -27,8 +27,8 @@ static char *dup_in(struct node_options *o, const char *s)
 
 /* ---- lists of ports ---- */
 
-/* The entry of this rank in a list of ports (lists longer than the ranks are fine); 0 when the
- * option is not set. */
+/* The entry of this rank in a list of ports; 0 when the option is not set. The list may be longer
+ * than the number of ranks. */
 static enum status port_of(const struct config *c, const char *name, uint16_t *out, struct err *err)
 {
     size_t n = 0, rank = (size_t)config_int(c, "local-data-parallel-id");
@@ -149,8 +149,7 @@ static int n_cpus(void)
     return n > 0 ? n : 1;
 }
 
-/* Options of GPUs that were given to a node that computes on the processor, and the other way
- * round. */
+/* Print a note for GPU options on a node that computes on the CPU, and the other way round. */
 static void note_gpu_options(const struct config *c, bool cuda)
 {
     static const char *const OF_GPUS[] = { "gpu-memory-utilization", "enforce-eager" },
@@ -205,7 +204,7 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
 
 /* ---- secrets ---- */
 
-enum { SECRET_LEN_RECOMMENDED = 16 }; /* characters; shorter ones work, with a word of warning */
+enum { SECRET_LEN_RECOMMENDED = 16 }; /* characters; a shorter secret works, with a warning */
 
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out,
                                 struct err *err)
@@ -233,7 +232,7 @@ enum status node_options_secret(const struct config *c, struct arena *arena, str
 
 /* ---- addresses ---- */
 
-/* The local address from which `host` would be reached; no packet is sent. */
+/* The local address that routes to `host`; no packet is sent. */
 static bool address_facing(const char *host, char *out, size_t cap)
 {
     struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_DGRAM }, *ai = NULL;
@@ -272,7 +271,7 @@ static enum status read_addresses(const struct config *c, struct node_options *o
 
 /* ---- the cluster ---- */
 
-/* vLLM's JSON names the role; its other members describe the connector it would load. */
+/* The role in vLLM's JSON; its other members describe the connector that vLLM would load. */
 static enum status read_role(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *name = config_string(c, "splitwise-role"),
@@ -310,8 +309,8 @@ static bool is_listed(const struct str *known, size_t n, struct str name)
     return false;
 }
 
-/* Of the allowed protocols, those this binary has; unknown names are errors, known ones that are
- * not built are left out with a word when they were asked for. */
+/* Keep the allowed protocols that this binary has. An unknown name is an error; a known one that is
+ * not built is left out, with a note when the user listed it. */
 static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
 {
     const struct str known[] = { STR("ipc"), STR("rdma"), STR("ucx"), STR("tcp") };
@@ -364,7 +363,7 @@ static enum status read_host_port(struct node_options *o, const char *name, cons
     if (!colon || str_to_i64(str_of(colon + 1), &port) != OK || port < 1 || port > 65535)
         return err_field(err, ERR_CONFIG, name, "--%s %s is not host:port", name, text);
     o->directory_host = arena_strndup(&o->arena, text, (size_t)(colon - text));
-    /* as the documents write it */
+    /* as the documents spell it */
     if (str_eq_c(str_of(o->directory_host), "0.0.0.0")) o->directory_host = "127.0.0.1";
     o->directory_port = (uint16_t)port;
     o->directory = "http";
