@@ -56,7 +56,7 @@ static const char *effect_word(enum option_effect effect)
                                        : "refused";
 }
 
-/* Text in a table cell: '|' would end it, '<' could begin a tag. */
+/* Add text to a table cell: '|' would end the cell, '<' could begin a tag. */
 static void add_cell(struct buf *out, const char *text)
 {
     for (const char *c = text; *c; c++) {
@@ -110,7 +110,7 @@ void compatibility_markdown(struct buf *out)
 
 /* ---- at start ---- */
 
-/* The row of a variable: its own, or the family's. */
+/* The entry of a variable: its own, or its family's. */
 static const struct compat_entry *entry_of_env(struct str name)
 {
     const struct compat_entry *family = NULL;
@@ -125,7 +125,7 @@ static const struct compat_entry *entry_of_env(struct str name)
     return family;
 }
 
-/* Begins like a variable that tunes transfers, but is none: most likely misspelt. */
+/* Does the name begin like a tuning variable without being one? Then it is most likely misspelt. */
 static bool is_misspelt(const char *name)
 {
     static const char *const families[] = { "KVCACHE_",   "KV_CACHE_",  "BATON_RDMA_", "BATON_UCX_",
@@ -150,7 +150,7 @@ static void note_of(struct str name, struct buf *out)
     else if (entry && !entry->quiet && compatibility_resolve(entry, &effect, &sentence) &&
              effect != EFFECT_WORKS && !option_of_env(out->data))
         buf_printf(out, ": %s", sentence);
-    else buf_clear(out); /* nothing to say; or an option reads it, though its family is not read */
+    else buf_clear(out); /* no note; or an option reads this variable, though not its family */
 }
 
 void compatibility_env_notes(void (*emit)(void *arg, const char *sentence), void *arg)

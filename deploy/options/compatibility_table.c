@@ -1,6 +1,6 @@
-/* compatibility_table.c - the rows of compatibility.h. Numbers are those of the documents: 000
- * FastDeploy data parallel service, 001 the same, older, 002 vLLM-Ascend large-scale expert
- * parallelism, 003 ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. */
+/* compatibility_table.c - the entries of compatibility.h. Documents by number: 000 FastDeploy data
+ * parallel service, 001 an older version of it, 002 vLLM-Ascend large-scale expert parallelism, 003
+ * ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. */
 #include "deploy/options/compatibility.h"
 
 #include <stddef.h>
@@ -66,7 +66,9 @@
 #define NO_NIC                                                                                     \
     "it names a network card for a library that Baton does not use; peers are found by address "   \
     "(--advertise-host)"
-#define NO_DP     "ranks find each other through the cluster view; `baton launch` starts several nodes"
+#define NO_DP                                                                                      \
+    "ranks find each other through the cluster view; `baton launch` starts several "               \
+    "nodes"
 #define BENCH_OWN "it belongs to the client, which runs as it is"
 
 const struct compat_entry COMPATIBILITY[] = {
@@ -284,7 +286,7 @@ const struct compat_entry COMPATIBILITY[] = {
     ENV("USE_CACHE_KV_INT8", "004", "not read: use --kv-cache-dtype int8"),
     ENV("OUTPUT_LOG_TO_CONSOLE", "004",
         "not read: the log goes to standard error, and to --log-dir when given"),
-    /* Others of the same systems, which no document here shows. */
+    /* Further variables of the same systems, which no document shows. */
     ENV("VLLM_*", "", "a setting of vLLM that Baton does not read"),
     ENV("HCCL_*", "", NO_HCCL),
     ENV("FD_*", "", "a setting of FastDeploy that Baton does not read"),

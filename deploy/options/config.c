@@ -1,9 +1,10 @@
 /* config.c - reads values for the option table from the environment and the command line.
  *
- * Every value is checked when it is given, with the flag or variable in the sentence, and kept as
- * text (lists as their items); the getters convert text that is known to be good. An empty
- * environment variable counts as absent. In names '_' equals '-'. A later flag replaces an earlier
- * one, except that a repeated list grows. Thread: loop, at start; read-only afterwards. */
+ * Every value is checked when it is given, and errors name the flag or variable. Values are kept as
+ * text (lists as items); the getters convert text that was checked before. An empty environment
+ * variable counts as absent. In names '_' equals '-'. A later flag replaces an earlier one, but a
+ * repeated list grows.
+ * Thread: loop, at start; read-only afterwards. */
 #include "deploy/options/config.h"
 
 #include <ctype.h>
@@ -21,7 +22,7 @@ enum { ITEMS_MAX = 4096 };
 struct option_value {
     enum option_source source;
     char *given_as; /* "--port" or "BATON_PORT"; NULL: the default */
-    char *text;     /* NULL: not set; not used by lists */
+    char *text;     /* NULL: not set; unused for lists */
     char **items;   /* OPT_LIST */
     size_t n_items;
 };
@@ -33,10 +34,10 @@ struct config {
     struct option_value *values; /* [n_options] */
 };
 
-/* Where a value comes from, for the parser and its sentences. */
+/* Where a value comes from; the parser uses it in its sentences. */
 struct value_origin {
     enum option_source source;
-    const char *given_as; /* as the person wrote it */
+    const char *given_as; /* as the user wrote it */
 };
 
 bool option_next_word(struct str *rest, struct str *word)
@@ -152,8 +153,8 @@ static enum status check_value(const struct option *option, const char *given_as
     case OPT_ENUM: return check_enum(option, given_as, value, err);
     case OPT_JSON: return check_json(option, given_as, value, err);
     case OPT_LIST:
-        /* Not as if it was not given: an unset shell variable would open a server that was to ask
-         * for a key. */
+        /* An empty value is not "absent": an unset shell variable would open a server that should
+         * ask for a key. */
         if (value[strspn(value, ", \t")]) return OK;
         return err_field(err, ERR_CONFIG, option->name, "%s is \"%.80s\", which names nothing",
                          given_as, value);
@@ -162,8 +163,8 @@ static enum status check_value(const struct option *option, const char *given_as
     return OK;
 }
 
-/* Does the checked `value` of a refused option ask for nothing? "1" is neutral where "1.0" or
- * "true" is. */
+/* Does the checked `value` of a refused option equal its neutral value? Numbers and booleans
+ * compare by value: "1" equals "1.0" or "true". */
 static bool is_neutral(const struct option *option, const char *value)
 {
     if (!option->neutral) return false;
@@ -205,7 +206,7 @@ static enum status add_items(struct option_value *v, const struct option *option
     return OK;
 }
 
-/* Check and keep. `grow`: add to a list that the same source has begun. */
+/* Check and store. `grow`: append to a list that the same source has begun. */
 static enum status store(struct config *c, size_t i_option, struct value_origin from,
                          const char *value, bool grow, struct err *err)
 {
@@ -291,8 +292,8 @@ static bool option_has_name(const struct option *option, struct str name, bool a
     return false;
 }
 
-/* Row of the flag `name`, SIZE_MAX when there is none. Rows of other commands only with
- * `any_command`. */
+/* Index of the flag `name`, SIZE_MAX when there is none. `any_command` includes options of other
+ * commands. */
 static size_t find_flag(const struct config *c, struct str name, bool aliases_only,
                         bool any_command)
 {
@@ -306,7 +307,7 @@ static size_t find_flag(const struct config *c, struct str name, bool aliases_on
 /* The name nearest to a mistyped flag, or NULL when none is near. */
 static const char *nearest_name(const struct config *c, struct str name)
 {
-    /* A third of the characters may be wrong: further away it is a guess, not a correction. */
+    /* At most a third of the characters may differ: beyond that it is a guess, not a correction. */
     size_t best = name.n / 3 + 2;
     const char *nearest = NULL;
     for (size_t i = 0; i < c->n_options; i++) {
@@ -345,7 +346,7 @@ static bool looks_like_flag(const char *word)
 }
 
 struct arg_cursor {
-    int argc, i; /* i: the next word */
+    int argc, i; /* i: index of the next word */
     char **argv;
 };
 
@@ -359,15 +360,14 @@ static enum status take_list(struct config *c, size_t i_option, struct value_ori
     return err_field(err, ERR_CONFIG, c->table[i_option].name, "%s needs a value", from.given_as);
 }
 
-/* Store the value of the flag just read; `value` is NULL unless it was written with '='. */
+/* Store the value of the flag just read. `value` is NULL unless it was written with '='. */
 static enum status take_value(struct config *c, size_t i_option, const char *flag,
                               const char *value, struct arg_cursor *a, struct err *err)
 {
     const struct option *option = &c->table[i_option];
     struct value_origin from = { SOURCE_ARGS, flag };
     if (value) return store(c, i_option, from, value, true, err);
-    bool flag_word; /* "--kv-checksum off": a word that says yes or no is the flag's, no model is
-                     * called so */
+    bool flag_word; /* "--kv-checksum off": a boolean word is the flag's value */
     if (option->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word))
         return store(c, i_option, from, a->argv[a->i++], false, err);
     if (option->type == OPT_BOOL) return store(c, i_option, from, "true", false, err);
@@ -428,7 +428,7 @@ enum status config_load_args(struct config *c, int argc, char **argv, const char
 static size_t option_index(const struct config *c, const char *name)
 {
     size_t found = SIZE_MAX;
-    /* A name may have one row per command; another command's row gives its default. */
+    /* A name may have one entry per command; the entry of another command gives its default. */
     for (size_t i = 0; i < c->n_options; i++) {
         if (strcmp(c->table[i].name, name) != 0) continue;
         if (option_applies_to(&c->table[i], c->command)) return i;

@@ -34,7 +34,7 @@ static void add_words(struct buf *out, const char *words, const char *quote)
         buf_printf(out, "%s%s%.*s%s", first ? "" : ", ", quote, STR_ARG(word), quote);
 }
 
-/* First row of each group begins it: groups come in the order of the table. */
+/* The first option of a group starts it: groups appear in the order of the table. */
 static bool begins_group(const struct option *table, const struct option *option,
                          bool (*shown)(const struct option *option, const void *arg),
                          const void *arg)
@@ -76,7 +76,7 @@ static void add_placeholder(const struct option *option, struct buf *out)
     }
 }
 
-/* Words of `text`, indented, broken before HELP_WIDTH. */
+/* Append the words of `text`, indented, with line breaks before HELP_WIDTH. */
 static void add_wrapped(struct buf *out, struct str text)
 {
     struct str word;
@@ -139,7 +139,7 @@ void config_help(const struct option *table, const char *command, const char *in
     }
 }
 
-/* Text in a table cell: '|' would end it, a line break the row, '<' could begin a tag. */
+/* Add text to a table cell: '|' would end the cell, a line break the row, '<' could begin a tag. */
 static void add_cell(struct buf *out, const char *text)
 {
     for (const char *c = text; c && *c; c++) {
