@@ -1,5 +1,5 @@
-/* checks.c - the checks in the order of the report. The one place that knows which libraries this
- * binary was built with. */
+/* checks.c - runs the checks in the order of the report. The only file that knows which libraries
+ * this binary was built with. */
 #include "deploy/doctor/doctor.h"
 
 #ifndef BATON_HAVE_RDMA

@@ -1,5 +1,4 @@
-/* cluster.c - what a node needs from others: the secret they share, and the process that holds the
- * cluster view. */
+/* cluster.c - checks what a node needs from others: the shared secret and the directory server. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -20,7 +19,7 @@ static bool is_here(const char *host)
            strcmp(host, "::1") == 0 || strcmp(host, "0.0.0.0") == 0;
 }
 
-/* Is a secret needed? Nodes of one host meet on loopback; others cannot. */
+/* Does this node need a secret? Nodes on one host meet on loopback without one; others cannot. */
 static bool has_far_peers(const struct config *c)
 {
     const char *name = config_string(c, "scheduler-name"), *router = config_string(c, "router");
@@ -52,7 +51,7 @@ static void check_secret(struct doctor *d)
     }
 }
 
-/* 0, or the errno of connecting within CONNECT_MS. */
+/* Connect within CONNECT_MS; 0 or the errno. */
 static int try_connect(const char *host, const char *port)
 {
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *ai = NULL;
@@ -79,7 +78,7 @@ static void check_directory_server(struct doctor *d, const char *option, const c
                    option);
         return;
     }
-    /* Any start order is fine, so this is no failure. */
+    /* No failure: nodes may start in any order. */
     doctor_fix(doctor_add(d, "cluster view", DOCTOR_WARN, "%s:%s (--%s): %s", host, port, option,
                           strerror(error)),
                "start the process that holds the view; this node registers as soon as it is there");

@@ -1,5 +1,5 @@
-/* cpu.c - what computes here: instruction sets, the kernel row they allow, and how many CPUs this
- * process may use. */
+/* cpu.c - checks what computes here: instruction sets, the kernel backend that they allow, and the
+ * number of CPUs that this process may use. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static void check_backend(struct doctor *d)
     kernel_ctx_free(ctx);
 }
 
-/* cgroup v2's cpu.max is "quota period" or "max period"; 0 when there is no quota. */
+/* CPUs that cgroup v2's cpu.max ("quota period" or "max period") grants; 0: no quota. */
 static double cpu_quota(void)
 {
     char text[64] = "";

@@ -1,5 +1,5 @@
-/* gpu.c - the card of --device cuda: is there one, has this build kernels for it, and is its memory
- * free? */
+/* gpu.c - checks the GPU of --device cuda: it exists, this build has kernels for it, its memory is
+ * free. */
 #include <string.h>
 
 #include "deploy/doctor/doctor.h"
@@ -16,8 +16,7 @@ static void check_memory(struct doctor *d, uint64_t total, uint64_t available)
 {
     const double share = config_float(d->c, "gpu-memory-utilization"),
                  wanted = (double)total * share;
-    d->gpu_room = (uint64_t)((double)available * share); /* as node_model.c reckons it, before there
-                                                          * are weights */
+    d->gpu_room = (uint64_t)((double)available * share); /* as in node_model.c, without weights */
     d->gpu_free = available;
     if ((double)available >= 0.95 * wanted) {
         doctor_add(d, "GPU memory", DOCTOR_OK,

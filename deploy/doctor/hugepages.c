@@ -1,11 +1,11 @@
-/* hugepages.c - whether the KV cache may lie on huge pages: fewer address translations for the CPU
- * and for RDMA devices. */
+/* hugepages.c - checks that the KV cache may use huge pages, which save address translations of the
+ * CPU and of RDMA devices. */
 #include <stdio.h>
 #include <string.h>
 
 #include "deploy/doctor/doctor.h"
 
-/* The chosen one of "always [madvise] never". */
+/* The bracketed word of "always [madvise] never". */
 static const char *chosen_word(const char *path, char *out, size_t cap)
 {
     char text[128];
@@ -31,7 +31,7 @@ static unsigned long long meminfo(const char *name)
 
 void doctor_check_huge_pages(struct doctor *d)
 {
-    if (doctor_on_gpu(d)) return; /* neither weights nor KV cache are in the host's memory */
+    if (doctor_on_gpu(d)) return; /* with a GPU neither weights nor KV cache are in host memory */
     char private[32], shared[32], reserved[64] = "none reserved";
     unsigned long long total = meminfo("HugePages_Total"), left = meminfo("HugePages_Free"),
                        kib = meminfo("Hugepagesize");

@@ -1,4 +1,4 @@
-/* memory.c - memory that is free, that a cgroup allows, and that may be locked. */
+/* memory.c - checks memory: what is free, what a cgroup allows, what may be locked. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 static const double GIB = 1 << 30;
 
-/* A file that holds one number; false when it is absent or says "max". */
+/* Read a file that holds one number; false when it is absent or says "max". */
 static bool read_number(const char *path, uint64_t *out)
 {
     char text[64];
@@ -36,8 +36,8 @@ static uint64_t mem_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Limit and use of this process's cgroup: version 2 first, then version 1, whose "no limit" is a
- * huge number. */
+/* Limit and use of this process's cgroup: version 2, else version 1, where a huge number means "no
+ * limit". */
 static bool cgroup_memory(uint64_t *limit, uint64_t *used)
 {
     static const char *const files[][2] = {
@@ -69,7 +69,7 @@ static void check_free(struct doctor *d)
     double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory")
                                                            : 0;
     char cgroup[64] = "no cgroup limit";
-    if (doctor_on_gpu(d)) { /* where the KV cache is */
+    if (doctor_on_gpu(d)) { /* the KV cache is on the GPU */
         if (d->gpu_free && wanted * GIB > (double)d->gpu_free)
             doctor_fix(doctor_add(d, "GPU memory", DOCTOR_FAIL,
                                   "%.1f GiB are free, but --kv-cache-memory is %.1f GiB",
@@ -92,11 +92,11 @@ uint64_t doctor_kv_bytes(const struct config *c)
 {
     if (config_is_set(c, "kv-cache-memory"))
         return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
-    return host_memory_available() / NODE_KV_SHARE; /* the default, less what the weights take */
+    /* the default, before the weights are subtracted */
+    return host_memory_available() / NODE_KV_SHARE;
 }
 
-/* Does the kernel hold this process to RLIMIT_MEMLOCK? Not with CAP_IPC_LOCK (bit 14 of
- * capability(7)). */
+/* May this process exceed RLIMIT_MEMLOCK? Yes with CAP_IPC_LOCK (bit 14, capability(7)). */
 static bool may_lock_all(void)
 {
     char line[128];
@@ -119,19 +119,20 @@ static bool has_rdma_device(void)
     return found;
 }
 
-/* Devices read and write registered memory by its physical address, so registering locks it: rdma,
- * and ucx over the same cards. */
+/* Registering memory locks it, because devices use its physical addresses. This concerns rdma, and
+ * ucx over the same NICs. */
 static void check_locked(struct doctor *d)
 {
     enum doctor_asked rdma = doctor_asked_for(d->c, "rdma"), ucx = doctor_asked_for(d->c, "ucx"),
                       asked = rdma > ucx ? rdma : ucx;
-    const bool gpu = doctor_on_gpu(d); /* whose pool has no pages to lock, but what puts leave
-                                        * from has */
+    /* A GPU's pool has no host pages to lock, but the staging memory of puts has. */
+    const bool gpu = doctor_on_gpu(d);
     const char *what = gpu ? "staging memory" : "the KV cache";
     const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)doctor_kv_bytes(d->c);
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
-    if (rdma == DOCTOR_ALLOWED && has_rdma_device()) asked = DOCTOR_ASKED; /* it will be used */
+    /* with a device rdma will be used */
+    if (rdma == DOCTOR_ALLOWED && has_rdma_device()) asked = DOCTOR_ASKED;
     bool enough = r.rlim_cur == RLIM_INFINITY || (double)r.rlim_cur > kv;
     if (r.rlim_cur == RLIM_INFINITY) {
         doctor_add(d, "locked memory", DOCTOR_OK, "unlimited");

@@ -1,4 +1,4 @@
-/* mesh.c - measuring every pair. See mesh.h. */
+/* mesh.c - measures every pair; see mesh.h. */
 #include "deploy/doctor/mesh.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 #include "shared/base/mem.h"
 
-/* Large enough for a rate, small enough that a mesh of ten hosts over a 1 Gbit/s network takes a
+/* Large enough for a rate, small enough that a mesh of ten hosts on a 1 Gbit/s network takes a
  * minute. */
 enum {
     PIECE = 256 * 1024,
@@ -49,7 +49,7 @@ static bool has_transport(const struct mesh_host *h, const char *name)
     return false;
 }
 
-/* What can be said without trying; MESH_NOT_TRIED when nothing speaks against it. */
+/* The state that is known without trying; MESH_NOT_TRIED when the pair should connect. */
 static enum mesh_state predict_state(const struct mesh *m, const char *transport, uint32_t from,
                                      uint32_t to, struct mesh_cell *c)
 {
@@ -75,8 +75,8 @@ static struct measurement make_measurement(const struct mesh *m, const char *tra
         .checksum = checksum,
     };
     snprintf(p.transport, sizeof p.transport, "%s", transport);
-    /* This host is reached at the address that faces the other one; agents know theirs from the
-     * connection. */
+    /* This host is reached at its address towards the other host; probe servers learn theirs from
+     * the connection. */
     if (from == 0) p.sender_address = probe_peer(p.receiver)->local;
     if (to == 0) p.receiver_address = probe_peer(p.sender)->local;
     return p;
@@ -85,7 +85,7 @@ static struct measurement make_measurement(const struct mesh *m, const char *tra
 static enum status measure_rate(struct measurement *p, struct mesh_cell *c,
                                 struct measurement_round *r, struct err *err)
 {
-    for (int i = 0; i <= ROUNDS; i++) { /* the first warms up */
+    for (int i = 0; i <= ROUNDS; i++) { /* the first run is the warm-up */
         TRY(measurement_run(p, 1, BLOCKS, r, err));
         double rate = r->total_ns ? (double)r->n_bytes * 1e9 / (double)r->total_ns : 0;
         if (i > 0 && rate > c->rate) c->rate = rate;

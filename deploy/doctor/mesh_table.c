@@ -1,4 +1,4 @@
-/* mesh_table.c - the matrix of mesh.h, for people and as JSON. */
+/* mesh_table.c - prints the matrix of mesh.h, for people and as JSON. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -31,7 +31,7 @@ static bool was_tried(const struct mesh *m, uint32_t t)
     return false;
 }
 
-/* Hosts that do not answer have neither row nor column. */
+/* Hosts that do not answer get no row and no column. */
 static void add_matrix(const struct mesh *m, uint32_t t, struct buf *out)
 {
     buf_printf(

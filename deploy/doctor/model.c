@@ -1,5 +1,5 @@
-/* model.c - the model of --model: where it is, what it is, and how much its KV cache takes. Of the
- * weights only headers are read. */
+/* model.c - checks the model of --model: where it is, what it is, how much its KV cache takes.
+ * Reads only the headers of the weights. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -60,7 +60,7 @@ static void check_kv(struct doctor *d, const struct model_config *m)
                                           kv_dtype_name(l.dtype), block / MIB, l.block_tokens,
                                           one / MIB, (unsigned long long)context, all / MIB,
                                           (unsigned long long)seqs);
-    if (doctor_on_gpu(d) && !left) return; /* which was said */
+    if (doctor_on_gpu(d) && !left) return; /* reported before */
     if (one > (double)left) {
         line->result = DOCTOR_FAIL;
         doctor_fix(line, "%.0f MiB may be used; lower --max-model-len", (double)left / MIB);
@@ -73,7 +73,7 @@ static void check_kv(struct doctor *d, const struct model_config *m)
     }
 }
 
-/* Their headers alone. */
+/* Reads only the headers. */
 static bool check_weights(struct doctor *d, const char *path)
 {
     struct weights *w;

@@ -1,5 +1,5 @@
-/* modules.c - the kernel modules that rdma needs: looked for where they show, since a module may as
- * well be built into the kernel. */
+/* modules.c - checks the kernel modules that rdma needs by the paths that they create, since a
+ * module may be built into the kernel. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,8 +7,7 @@
 #include "deploy/doctor/doctor.h"
 
 struct kernel_module {
-    const char *name, *shows, *for_what; /* `shows`: a path that exists when a built-in one is
-                                          * there; NULL: none */
+    const char *name, *shows, *for_what; /* `shows`: a path of the built-in module, or NULL */
 };
 
 static bool is_loaded(const struct kernel_module *m)
@@ -32,9 +31,7 @@ void doctor_check_modules(struct doctor *d)
     } list[] = { { &uverbs, true, true }, { &peermem, false, gpus } };
     enum doctor_asked asked = doctor_asked_for(d->c, "rdma");
     struct buf there = { 0 };
-    if (asked < DOCTOR_ASKED)
-        return; /* by default rdma is used where it works; the RDMA line says
-                 * whether it does */
+    if (asked < DOCTOR_ASKED) return; /* used only where it works: see the RDMA line */
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (is_loaded(list[i].m)) {
             buf_printf(&there, "%s%s", there.len ? ", " : "", list[i].m->name);

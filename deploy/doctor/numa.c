@@ -1,4 +1,4 @@
-/* numa.c - on which NUMA nodes this process may run and take memory. */
+/* numa.c - the NUMA nodes on which this process may run and allocate memory. */
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@ enum { LIST_MAX = 4096, NODES_MAX = 1024 };
 
 bool doctor_list_has(const char *list, long n)
 {
-    cpu_set_t set; /* of nodes, too: the kernel writes both alike */
+    cpu_set_t set; /* also for nodes: the kernel writes both alike */
     CPU_ZERO(&set);
     return numa_cpu_list_read(list, &set) && n >= 0 && n < CPU_SETSIZE &&
            CPU_ISSET((size_t)n, &set);

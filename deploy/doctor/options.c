@@ -1,9 +1,8 @@
-/* options.c - do the options make sense together: would a node take them, and is a way left for KV
- * that this host has?
+/* options.c - checks that the options make sense together: a node would accept them, and this host
+ * has a transport for KV that they allow.
  *
- * The checks before these look at things of the host, each at the options it needs. What only the
- * reader of the options refuses is said here, so that a report without failures means that a node
- * would start. */
+ * Earlier checks look at the host with the options that each needs. This one reports what only
+ * node_options refuses, so that a report without failures means that a node would start. */
 #include <string.h>
 
 #include "deploy/doctor/doctor.h"
@@ -13,9 +12,7 @@ void doctor_check_options(struct doctor *d)
 {
     struct err err = { 0 };
     struct node_options o;
-    if (doctor_count(d, DOCTOR_FAIL))
-        return; /* has its line already, and often it is the same
-                 * cause */
+    if (doctor_count(d, DOCTOR_FAIL)) return; /* reported already, often with the same cause */
     if (node_options_check_read(d->c, &o, &err) != OK)
         doctor_fix(doctor_add(d, "options", DOCTOR_FAIL, "%s", err.text),
                    "correct it: a node would not start with it");
@@ -32,7 +29,7 @@ static bool has_trouble(const struct doctor *d, const char *what)
     return false;
 }
 
-/* rdma and ucx together: each alone may be missing, but not both. */
+/* Either of rdma and ucx may be missing, but not both. */
 void doctor_check_transports(struct doctor *d)
 {
     bool any = doctor_asked_for(d->c, "ipc") != DOCTOR_NOT_ALLOWED ||

@@ -1,5 +1,5 @@
-/* peers.c - the hosts of --peers: does each answer, and does KV get from each to each? The lines;
- * mesh.c measures. */
+/* peers.c - checks the hosts of --peers: each answers, and KV gets from each to each. Makes the
+ * lines; mesh.c measures. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 #include "deploy/probe/server.h"
 #include "shared/base/log.h"
 
-enum { LINES_MAX = 24 }; /* of one kind; the matrix has them all */
+enum { LINES_MAX = 24 }; /* lines of one kind; the matrix has all */
 
-/* ---- what is said of one host ---- */
+/* ---- lines about one host ---- */
 
 static const char *host_name(const struct mesh *m, uint32_t i)
 {
@@ -51,7 +51,7 @@ static void report_peer(struct doctor *d, const struct mesh_host *h)
                    h->where);
 }
 
-/* A transport that a host has not, or cannot open: said once per host. */
+/* Report a transport that a host lacks or cannot open, once per host. */
 static void report_missing(struct doctor *d, const struct mesh *m, uint32_t t)
 {
     for (uint32_t host = 0; host < m->n_hosts; host++)
@@ -74,7 +74,7 @@ static void report_missing(struct doctor *d, const struct mesh *m, uint32_t t)
         }
 }
 
-/* ---- what is said of pairs ---- */
+/* ---- lines about pairs ---- */
 
 static void report_failed(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
                           uint32_t to)
@@ -94,7 +94,7 @@ static void report_failed(struct doctor *d, const struct mesh *m, uint32_t t, ui
                          "in one fabric or routed network");
 }
 
-/* Rates far below what the link's hardware says. */
+/* Report rates far below the link's speed. */
 static void report_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
                         uint32_t to)
 {
@@ -112,7 +112,7 @@ static bool is_slow(const struct mesh_cell *c)
     return c->state == MESH_MEASURED && c->link_speed && c->rate * 4 < (double)c->link_speed;
 }
 
-/* One line for what went well, one for each pair that did not, as far as there is room. */
+/* Add one line for all good pairs and one for each failed pair, as far as there is room. */
 static void report_transport(struct doctor *d, const struct mesh *m, uint32_t t)
 {
     uint32_t n_good = 0, n_bad = 0, n_slow = 0;
@@ -137,7 +137,7 @@ static void report_transport(struct doctor *d, const struct mesh *m, uint32_t t)
     report_missing(d, m, t);
 }
 
-/* A pair for which no allowed transport is left cannot exchange KV at all. */
+/* Report pairs without any usable transport: they cannot exchange KV at all. */
 static void report_unconnected(struct doctor *d, const struct mesh *m)
 {
     uint32_t n = 0;
@@ -147,7 +147,7 @@ static void report_unconnected(struct doctor *d, const struct mesh *m)
              failed = false;
         for (uint32_t t = 0; t < m->n_transports; t++) {
             connects |= mesh_cell(m, t, from, to)->state == MESH_MEASURED;
-            failed |= mesh_cell(m, t, from, to)->state == MESH_FAILED; /* has its line */
+            failed |= mesh_cell(m, t, from, to)->state == MESH_FAILED; /* reported already */
         }
         if (connects || failed || n++ >= LINES_MAX) continue;
         doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL,
@@ -216,7 +216,7 @@ void doctor_check_peers(struct doctor *d)
     struct err err = { 0 };
     struct arena arena;
     if (!config_is_set(d->c, "peers")) return;
-    log_set_level(LOG_ERROR); /* what an agent meets is in its replies */
+    log_set_level(LOG_ERROR); /* the servers' errors are in their replies */
     arena_init(&arena);
     if (check(d, &arena, &err) != OK)
         doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL, "%s", err.text),

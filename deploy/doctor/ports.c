@@ -1,4 +1,4 @@
-/* ports.c - the ports that the options name: is each free, and given for one purpose only? */
+/* ports.c - checks the ports in the options: each is free and has only one purpose. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -21,7 +21,7 @@ struct port_uses {
     size_t n;
 };
 
-/* 0, or the errno that binding met. A port in TIME_WAIT counts as free: nodes bind with
+/* Bind to the port; 0 or the errno. A port in TIME_WAIT counts as free: nodes bind with
  * SO_REUSEADDR. */
 static int try_bind(const char *host, uint16_t port)
 {

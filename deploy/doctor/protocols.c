@@ -1,5 +1,5 @@
-/* protocols.c - which ways of --cache-transfer-protocol were asked for, what was tuned by
- * environment variables, and what is built in. */
+/* protocols.c - how the options treat each transport protocol, the tuning variables, and the
+ * protocols that are not built in. */
 #include <errno.h>
 #include <net/if.h>
 #include <stdio.h>
@@ -30,8 +30,7 @@ enum doctor_result doctor_missing(enum doctor_asked asked)
                                        : DOCTOR_OK;
 }
 
-/* control connections cannot listen on an interface that is not there, down or without an
- * address. */
+/* Control connections cannot listen on an interface that is missing, down or without an address. */
 static void check_interface(struct doctor *d, const char *name)
 {
     char path[128], state[32] = "";

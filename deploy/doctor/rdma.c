@@ -1,4 +1,5 @@
-/* rdma.c - the RDMA devices of this host and the ports that a node with these options would use. */
+/* rdma.c - checks the RDMA devices of this host, and the ports that a node with these options would
+ * use. */
 #include "kvtransfer/rdma/device.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@ static bool is_used(const struct rdma_devices *used, const struct rdma_port *p)
     return false;
 }
 
-/* One line for all ports that would not be used: why is seen from state, rate and place. */
+/* Add one line for all ports that would not be used; state, rate and place show why. */
 static void add_unused(struct doctor *d, const struct rdma_devices *all,
                        const struct rdma_devices *used)
 {
@@ -41,10 +42,10 @@ static void check_used(struct doctor *d, const struct rdma_devices *all, enum do
 {
     struct rdma_devices used = { 0 };
     struct err err = { 0 };
-    /* the KV cache will lie on that node */
+    /* prefers devices on the node that will hold the KV cache */
     enum status st = rdma_devices_choose(all, &d->tuning.rdma, doctor_only_node(), &used, &err);
-    if (st != OK) { /* a wrong KVCACHE_RDMA_NICS is an error; missing links are one when there is no
-                     * other way */
+    /* A wrong KVCACHE_RDMA_NICS always fails; missing links fail only when no other way is left. */
+    if (st != OK) {
         doctor_fix(doctor_add(d, "RDMA", st == ERR_CONFIG ? DOCTOR_FAIL : doctor_missing(asked),
                               "%s", err.text),
                    st == ERR_CONFIG

@@ -1,5 +1,5 @@
-/* rdma_port.c - one RDMA port that a node would use: link, MTU, GID, flow control, distance to the
- * CPUs. */
+/* rdma_port.c - checks one RDMA port that a node would use: link, MTU, GID, flow control, distance
+ * to the CPUs. */
 #include <errno.h>
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
@@ -13,9 +13,9 @@
 #include "deploy/doctor/doctor.h"
 #include "kvtransfer/rdma/device.h"
 
-/* What RoCE v2 adds to a packet's payload at most: IPv6 40, UDP 8, base transport header 12, RDMA
- * extended header 16, immediate 4, checksum 4 (IBA annex A17). An interface's MTU counts all of
- * it. */
+/* Bytes that RoCE v2 adds to a packet's payload at most: IPv6 40, UDP 8, base transport header 12,
+ * RDMA extended header 16, immediate 4, checksum 4 (IBA annex A17). An interface's MTU counts all
+ * of them. */
 enum { ROCE_HEADERS = 84, MTU_MAX = 4096 };
 
 static void check_link(struct doctor *d, const struct rdma_port *p)
@@ -118,7 +118,7 @@ bool doctor_priorities_on(const char *folder, char out[24])
     return there;
 }
 
-/* Link-level pause frames, as `ethtool -a` shows them; false when the driver does not say. */
+/* Read the link-level pause settings, as `ethtool -a` does; false when the driver does not say. */
 static bool read_pause(const char *netdev, struct ethtool_pauseparam *out)
 {
     struct ifreq request = { 0 };
@@ -132,8 +132,8 @@ static bool read_pause(const char *netdev, struct ethtool_pauseparam *out)
     return ok;
 }
 
-/* RoCE retransmits lost packets slowly, so the network should lose none: pause frames, or PFC with
- * ECN. The switch's side is not seen. */
+/* RoCE recovers slowly from lost packets, so the network should lose none: use pause frames, or PFC
+ * with ECN. The settings of the switch are not visible here. */
 static void check_flow_control(struct doctor *d, const struct rdma_port *p)
 {
     char name[RDMA_PORT_TEXT_MAX], path[128], pfc[24], ecn[24], text[200];
@@ -172,12 +172,12 @@ static void check_flow_control(struct doctor *d, const struct rdma_port *p)
                    p->netdev);
 }
 
-/* A put reads the KV cache over the device's PCIe root; on another node every byte crosses the link
- * between the sockets. */
+/* A put reads the KV cache through the PCIe root of the device; on another NUMA node every byte
+ * crosses the link between the sockets. */
 static void check_numa(struct doctor *d, const struct rdma_port *p)
 {
     char name[RDMA_PORT_TEXT_MAX];
-    /* one node: nothing is far */
+    /* a single node: everything is near */
     if (p->numa_node < 0 || access("/sys/devices/system/node/node1", F_OK) != 0) return;
     bool cpus = doctor_runs_on_node(p->numa_node), memory = doctor_memory_on_node(p->numa_node);
     struct doctor_line *line = doctor_add(d, "NUMA", cpus && memory ? DOCTOR_OK : DOCTOR_WARN,

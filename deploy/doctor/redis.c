@@ -1,5 +1,5 @@
-/* redis.c - the Redis of --scheduler-name splitwise: reachable, fast enough, a master that runs
- * scripts and evicts nothing. */
+/* redis.c - checks the Redis of --scheduler-name splitwise: reachable, fast enough, a master that
+ * runs scripts and evicts nothing. */
 #include <hiredis/hiredis.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ static bool log_in(struct redis_check *p)
     return ok;
 }
 
-/* The value of "name:value" in INFO's text. */
+/* Find the value of "name:value" in the text of INFO. */
 static bool info_field(const char *info, const char *name, char *out, size_t cap)
 {
     char key[64];

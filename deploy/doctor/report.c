@@ -1,4 +1,4 @@
-/* report.c - the doctor's lines: collecting and printing them. */
+/* report.c - collects and prints the doctor's lines. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* system.c - what the operating system must give: open files, shared memory without a name, local
- * sockets, the clock. */
+/* system.c - checks what the operating system must provide: open files, memfd, local sockets, the
+ * clock. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 
 enum { FILES_BASE = 256, FILES_MIN = 64, PROBE_BYTES = 1 << 16 };
 
-/* A client takes one descriptor; peers, Redis, the model's files and the log take the base. */
+/* A client needs one descriptor; peers, Redis, model files and the log share the base. */
 static void check_files(struct doctor *d)
 {
     struct rlimit r;
@@ -35,7 +35,7 @@ static void check_files(struct doctor *d)
     doctor_fix(line, "ulimit -n %llu, or lower --max-concurrency", (unsigned long long)wanted);
 }
 
-/* The steps by which ipc shares the KV cache: a memfd, sealed against shrinking, mapped. */
+/* The steps with which ipc shares the KV cache: a memfd, sealed against shrinking, mapped. */
 static void check_memfd(struct doctor *d)
 {
     const char *step = "memfd_create";
@@ -57,7 +57,7 @@ static void check_memfd(struct doctor *d)
     if (fd >= 0) close(fd);
 }
 
-/* ipc's peers meet at a local socket in the abstract name space and hold each other's pidfd. */
+/* ipc peers meet at a local socket in the abstract name space and hold a pidfd of each other. */
 static void check_local_sockets(struct doctor *d)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };

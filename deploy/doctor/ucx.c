@@ -1,5 +1,5 @@
-/* ucx.c - what UCX finds on this host for the transports that the ucx row may use: its version, and
- * which runs over which device. */
+/* ucx.c - checks what UCX finds on this host for the UCX transports that the ucx transport may use:
+ * UCX's version, and which of them runs on which device. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { NAMES_MAX = 64, NAME_MAX_UCX = 64 };
 
-/* Add `name` once; false when the list is full. */
+/* Add `name` unless the list has it or is full. */
 static void add_name(char names[NAMES_MAX][NAME_MAX_UCX], size_t *n, struct str name)
 {
     for (size_t i = 0; i < *n; i++)
@@ -19,8 +19,8 @@ static void add_name(char names[NAMES_MAX][NAME_MAX_UCX], size_t *n, struct str 
     if (*n < NAMES_MAX && name.n) snprintf(names[(*n)++], NAME_MAX_UCX, "%.*s", STR_ARG(name));
 }
 
-/* ucp_context_print_info writes "# resource 3 : md 1 dev 1 flags -- rc_verbs/mlx5_0:1": the words
- * after "--". */
+/* Parse a line of ucp_context_print_info, "# resource 3 : md 1 dev 1 flags -- rc_verbs/mlx5_0:1":
+ * the words after "--". */
 static void add_resources(struct str info, struct buf *out)
 {
     char names[NAMES_MAX][NAME_MAX_UCX];
@@ -34,8 +34,8 @@ static void add_resources(struct str info, struct buf *out)
     for (size_t i = 0; i < n; i++) buf_printf(out, "%s%s", i ? ", " : "", names[i]);
 }
 
-/* The report of a context over the transports `tls`, freed by the caller; NULL and *st when UCX has
- * no device for them. */
+/* The report of a UCX context for the transports `tls`, freed by the caller. NULL, with *st set,
+ * when UCX has no device for them. */
 static char *context_info(const char *tls, ucs_status_t *st)
 {
     ucp_params_t params = {
@@ -66,8 +66,8 @@ static void check_transports(struct doctor *d, const char *tls, enum doctor_aske
     ucs_status_t st = UCS_OK;
     struct buf found = { 0 };
     ucp_get_version(&major, &minor, &release);
-    (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal"); /* UCX logs to stdout, where the report
-                                                            * goes; the status says enough */
+    /* UCX would log to stdout, into the report; the status says enough. */
+    (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
     char *info = context_info(tls, &st);
     if (info) add_resources(str_of(info), &found);
     if (found.len)
