@@ -25,8 +25,8 @@ struct probe_client {
     struct probe_peer peer;
     uint64_t i_request;
     bool up, waiting, answered, expired;
-    uint64_t limit_ms; /* of the step that is waited for */
-    struct buf reply;  /* body of the answer */
+    uint64_t limit_ms; /* request number of the step in flight */
+    struct buf reply;  /* body of the reply */
 };
 
 /* ---- link events ---- */
@@ -47,7 +47,7 @@ static void on_up(void *arg, struct link *l)
 static void on_frame(void *arg, struct link *l, const struct frame_header *h, struct str body)
 {
     struct probe_client *c = find_client(arg, l);
-    /* A running node also pings and may say other things: what was not asked for is not read. */
+    /* A running node also pings and may send other frames; ignore what was not asked for. */
     if (!c || h->type != FRAME_PROBE_REPLY || !c->waiting || h->request != c->i_request) return;
     buf_clear(&c->reply);
     buf_add_str(&c->reply, body);
@@ -55,7 +55,7 @@ static void on_frame(void *arg, struct link *l, const struct frame_header *h, st
     c->answered = true;
 }
 
-/* The link is closed when its client hangs up; until then `dead` and `why` are read from it. */
+/* The link closes when its client hangs up; until then `dead` and `why` are read from it. */
 static void on_dead(void *arg, struct link *l)
 {
     (void)arg;
@@ -108,7 +108,7 @@ static void on_expired(void *arg)
     c->expired = true;
 }
 
-/* Turn the loop until *flag, the link's death or the time limit. */
+/* Run the loop until *flag is set, the link dies or the time is up. */
 static void wait_for(struct probe_client *c, const bool *flag, uint64_t limit_ms)
 {
     c->expired = false;
@@ -227,10 +227,10 @@ void probe_hang_up(struct probe_client *c)
 
 /* ---- asking ---- */
 
-/* Longer than the step itself may take at the agent. */
+/* Time limits, longer than the step itself may take at the server. */
 static uint64_t limit_of(enum probe_step step)
 {
-    if (step >= PROBE_STREAM) return PROBE_ASK_MS; /* copies, streams, tools */
+    if (step >= PROBE_STREAM) return PROBE_ASK_MS; /* COPY, STREAM, DRAIN and tools */
     return step == PROBE_SEND || step == PROBE_TAKE ? PROBE_ASK_MS / 2 : PROBE_ASK_MS / 4;
 }
 
@@ -263,7 +263,7 @@ enum status probe_ask_finish(struct probe_client *c, struct probe_reply *reply, 
     if (!c->answered && c->connection->dead)
         return err_set(err, ERR_PEER_LOST, "%s: %s", c->peer.where, c->connection->why);
     if (!c->answered) {
-        /* nothing more is asked of it */
+        /* close the link: a late reply would not fit the next step */
         link_fail(c->connection, "it did not answer within %d s", (int)(c->limit_ms / 1000));
         return err_set(err, ERR_TIMEOUT, "%s: %s", c->peer.where, c->connection->why);
     }

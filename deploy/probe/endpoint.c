@@ -15,7 +15,7 @@ enum { PATTERN = 0x5a, EVENTS = 4096, STALL_MS = 15000 };
 
 struct timed_event {
     struct kvt_event ev;
-    uint64_t t_ns; /* when the transfer thread said it */
+    uint64_t t_ns; /* time stamp from the transfer thread */
 };
 
 struct probe_endpoint {
@@ -24,14 +24,13 @@ struct probe_endpoint {
     struct dev_mem mem;
     struct kvt *kvt;
     struct mailbox *events;
-    int32_t *table; /* [n_blocks] of the pool: in order, or shuffled */
+    int32_t *table; /* [n_blocks] of the pool, in order or shuffled */
     uint64_t next_id, peer;
     uint32_t n_expected_blocks;
     char host[PROBE_ADDRESS_MAX];
 };
 
-/* The largest divisor of n that is at most `limit`, powers of two preferred by starting from
- * `wish`. */
+/* A divisor of n: `preferred` (a power of two) when it is one, else the largest up to `limit`. */
 static uint32_t divisor(uint32_t n, uint32_t preferred, uint32_t limit)
 {
     if (n % preferred == 0) return preferred;
@@ -43,7 +42,7 @@ static uint32_t divisor(uint32_t n, uint32_t preferred, uint32_t limit)
 enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blocks,
                          struct kv_layout *out, struct err *err)
 {
-    /* K and V of two bytes an element: tokens * heads * head size elements each. */
+    /* K and V have tokens * heads * head size elements of two bytes each. */
     uint32_t n = piece_bytes / 4, tokens = divisor(n, 64, 256), dim = divisor(n / tokens, 128, 256);
     if (n / tokens < 128 && (n / tokens) * tokens == n && n / tokens <= 256) dim = n / tokens;
     struct kv_layout l = {
@@ -68,13 +67,13 @@ enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blo
 static void on_event(void *arg, const struct kvt_event *ev)
 {
     struct timed_event s = { *ev, clock_ns() };
-    /* Far more places than events of the transfers at once; one that is lost ends as a timeout with
-     * a sentence. */
+    /* Far more places than there are events at once; a lost event ends as a timeout with a
+     * sentence. */
     enum status st = mailbox_post(arg, &s);
     (void)st;
 }
 
-/* Scattered blocks, differently on each side: pieces that lie side by side here do not there. */
+/* Shuffled differently on each side, so that pieces that are neighbours here are not there. */
 static int32_t *make_table(uint32_t n, bool contiguous, uint64_t key)
 {
     int32_t *t = MEM_ARRAY(int32_t, n);
@@ -120,7 +119,7 @@ enum status probe_endpoint_open(const struct probe_request *r, const char *host,
         st = device_mem_alloc(e->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED, &e->mem,
                               err);
     if (st == OK) {
-        memset(e->mem.ptr, 0, e->mem.bytes); /* touched: page faults are not the subject */
+        memset(e->mem.ptr, 0, e->mem.bytes); /* touch all pages: page faults must not be measured */
         st = kvt_create(&o, &e->kvt, err);
     }
     if (st == OK) *out = e;
@@ -144,7 +143,7 @@ uint64_t probe_endpoint_bytes(const struct probe_endpoint *e, uint32_t n_blocks)
     return (uint64_t)kv_layout_block_bytes(&e->layout) * n_blocks;
 }
 
-/* The next event that matters, until `deadline_ms`. */
+/* Wait for the next relevant event until `deadline_ms`. */
 static enum status next_event(struct probe_endpoint *e, uint64_t deadline_ms, struct timed_event *s,
                               const char *what, struct err *err)
 {
@@ -187,7 +186,7 @@ enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer,
         return err_set(err, ERR_INTERNAL, "an unexpected event while connecting");
     *transport = s.ev.transport;
     *link_speed = s.ev.link_speed;
-    memset(e->mem.ptr, PATTERN, e->mem.bytes); /* what a sender sends */
+    memset(e->mem.ptr, PATTERN, e->mem.bytes); /* the data of a sender */
     return OK;
 }
 
@@ -223,7 +222,7 @@ enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t
     return OK;
 }
 
-/* Both edges of every piece, in memory that was zero before. */
+/* Check both edges of every piece, in memory that was zero before. */
 static enum status check_pieces(const struct probe_endpoint *e, struct err *err)
 {
     const unsigned char *pool = e->mem.ptr;

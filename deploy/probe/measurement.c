@@ -25,7 +25,7 @@ static struct probe_request base_request(const struct measurement *p, enum probe
     return r;
 }
 
-/* Ask one side; `data` goes out with it, and the reply's data comes back in *data. */
+/* Ask one side. `data` goes out with the step; the data of the reply comes back in *data. */
 static enum status exchange(struct measurement *p, bool sender, struct probe_request *r,
                             struct buf *data, struct probe_reply *reply, struct err *err)
 {
@@ -83,7 +83,7 @@ void measurement_end(struct measurement *p)
     struct buf none = { 0 };
     for (int sender = 1; sender >= 0; sender--) {
         struct probe_request r = base_request(p, PROBE_CLOSE);
-        /* An agent that is gone has nothing left to close. */
+        /* A lost server has nothing left to close. */
         enum status st = exchange(p, sender, &r, &none, reply, NULL);
         (void)st;
         buf_release(&none);
@@ -125,7 +125,7 @@ static enum status limit_copy(struct measurement *p, uint64_t n_bytes, double *r
 {
     struct probe_request r = base_request(p, PROBE_COPY);
     r.n_bytes = n_bytes < PROBE_POOL_MAX / 2 ? n_bytes : PROBE_POOL_MAX / 2;
-    TRY(probe_ask(p->sender, &r, reply, err)); /* to warm up */
+    TRY(probe_ask(p->sender, &r, reply, err)); /* the warm-up */
     probe_reply_release(reply);
     TRY(probe_ask(p->sender, &r, reply, err));
     *rate = reply->ns[0] ? (double)r.n_bytes * 1e9 / (double)reply->ns[0] : 0;

@@ -1,4 +1,4 @@
-/* memcpy_bandwidth.c - memcpy with several threads over memory of the pool's kind. See
+/* memcpy_bandwidth.c - measures memcpy with several threads on memory like a KV pool's. See
  * hardware_limits.h. */
 #include <pthread.h>
 #include <string.h>

@@ -14,7 +14,7 @@
 extern char **environ;
 
 #ifdef BATON_HAVE_UCX
-/* The next one's place. */
+/* The next free place. */
 static struct buf *add(struct perf_tool_env *s)
 {
     ASSERT(s->n < PERF_TOOL_ENV_MAX);
@@ -37,7 +37,7 @@ void perf_tool_env_make(struct perf_tool_env *s, const struct kvt_tuning *tuning
     struct err err = { 0 };
     unsigned gid;
     *s = (struct perf_tool_env){ 0 };
-    /* A list that is not allowed is refused by the row, which opens before any tool runs. */
+    /* The ucx transport refuses a list that is not allowed, and it opens before any tool runs. */
     if (ucx_check_tls(tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), &tls, &err) == OK) {
         buf_printf(add(s), "UCX_TLS=%s", tls.data);
         if (tuning->rdma.nics && !strstr(tls.data, "tcp") && !getenv("UCX_NET_DEVICES"))
@@ -62,7 +62,7 @@ void perf_tool_env_release(struct perf_tool_env *s)
     s->n = 0;
 }
 
-/* Is `entry` (NAME=value) replaced by one of ours? */
+/* Does one of our settings replace `entry` (NAME=value)? */
 static bool is_replaced(const struct perf_tool_env *s, const char *entry)
 {
     for (int i = 0; i < s->n; i++) {

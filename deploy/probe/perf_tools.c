@@ -1,10 +1,10 @@
-/* perf_tools.c - the programs that the field trusts, run for the limit: iperf3, perftest,
- * ucx_perftest. See limits.h.
+/* perf_tools.c - runs the programs that the field trusts, to measure the limit: iperf3, perftest,
+ * ucx_perftest. See hardware_limits.h.
  *
- * Both sides run the same program on the same device as the transport would: iperf3 with the same
- * number of connections, ib_write_bw and ib_write_lat on the device of KVCACHE_RDMA_NICS (or the
- * first one) with a RoCE v2 GID, ucx_perftest with the UCX transports that the ucx row may use.
- * Only their printed results are read; formats are those of iperf3 3.12 (-J), perftest 6 and
+ * Both sides run the same program on the device that the transport would use: iperf3 with the same
+ * number of connections; ib_write_bw and ib_write_lat on the device of KVCACHE_RDMA_NICS (or the
+ * first one) with a RoCE v2 GID; ucx_perftest with the UCX transports that the ucx transport may
+ * use. Only their printed results are read, in the formats of iperf3 3.12 (-J), perftest 6 and
  * ucx_perftest 1.13. */
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -31,8 +31,8 @@
 
 enum {
     OUTPUT_MAX = 1 << 20,
-    IPERF3_BYTES_MIN = 64 << 20,     /* below it may print no rate, */
-    IPERF3_BYTES_STEADY = 256 << 20, /* and below this, between fast ends, that of its start */
+    IPERF3_BYTES_MIN = 64 << 20,     /* with fewer bytes it may print no rate */
+    IPERF3_BYTES_STEADY = 256 << 20, /* with fewer, between fast hosts, the rate of its start */
     ARGS_MAX = 32,
     ARG_MAX_CHARS = 64,
     PATH_CHARS = 512,
@@ -86,7 +86,7 @@ static bool find_program(const char *program, char path[PATH_CHARS])
 
 struct ib_device {
     char name[48];
-    int port, gid; /* gid -1: not RoCE, none is given */
+    int port, gid; /* gid -1: not RoCE, the tool gets none */
 };
 
 static bool read_line(char *out, size_t cap, const char *fmt, const char *device, int port,
@@ -153,7 +153,7 @@ static uint64_t iterations(const struct probe_request *r, uint64_t most)
     return n < 100 ? 100 : n > most ? most : n;
 }
 
-/* `server`: NULL on the serving side. */
+/* `server`: NULL when this is the serving side. */
 static void add_iperf3(struct tool_command *c, const struct probe_request *r, const char *host,
                        const char *server, uint16_t port)
 {
@@ -246,15 +246,14 @@ static enum status make_command(struct tool_command *c, const struct probe_reque
 
 /* ---- processes ---- */
 
-/* The child's part, between fork and exec: system calls only. */
+/* Runs in the child between fork and exec: system calls only. */
 static _Noreturn void exec_tool(const char *path, char *const *argv, char **env, int output,
                                 pid_t parent)
 {
     sigset_t none;
     sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL); /* workers run with signals blocked */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);      /* a server whose client never comes must not outlive
-                                            * us */
+    sigprocmask(SIG_SETMASK, &none, NULL); /* workers run with all signals blocked */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);      /* a server without a client ends with us */
     int null = open("/dev/null", O_RDONLY);
     if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(output, 1) >= 0 &&
         dup2(output, 2) >= 0)
@@ -262,7 +261,7 @@ static _Noreturn void exec_tool(const char *path, char *const *argv, char **env,
     _exit(127);
 }
 
-/* Start the program with stdout and stderr in a pipe; *fd reads it. */
+/* Start the program with stdout and stderr in a pipe; *fd is its read end. */
 static enum status start(const struct tool_command *c, const struct kvt_tuning *tuning, pid_t *pid,
                          int *fd, struct err *err)
 {
@@ -286,7 +285,7 @@ static enum status start(const struct tool_command *c, const struct kvt_tuning *
     return err_set(err, ERR_IO, "%s cannot be started: %s", c->argv[0], strerror(error));
 }
 
-/* Collect output until the end of the file or the deadline; true at the end of the file. */
+/* Collect output until its end or the deadline; true at the end. */
 static bool read_output(int fd, uint64_t deadline_ms, struct buf *out)
 {
     for (;;) {
@@ -311,7 +310,7 @@ static int finish(pid_t pid, bool ended)
     return WIFEXITED(st) ? WEXITSTATUS(st) : -1;
 }
 
-/* The last line that says something, for a sentence. */
+/* The last line that is not blank, for a sentence. */
 static struct str last_line(const struct buf *out)
 {
     struct str rest = buf_str(out), line, last = { "no output", 9 };
@@ -340,8 +339,8 @@ static uint16_t free_port(const char *host)
     return port;
 }
 
-/* Is anybody of this host listening on the port? Read, not tried: a connection would be the tool's
- * only client. */
+/* Does a process on this host listen on the port? Reads the kernel's table: a test connection would
+ * be the only client that the tool accepts. */
 static bool is_listening(uint16_t port)
 {
     static const char *const tables[] = { "/proc/net/tcp", "/proc/net/tcp6" };
@@ -388,7 +387,7 @@ void probe_tool_server_stop(struct probe_tool_server *s)
 {
     struct buf rest = { 0 };
     if (s->pid <= 0) return;
-    /* It ends by itself after its one client; what it still prints is of no use. */
+    /* The server ends by itself after its one client; the rest of its output is not needed. */
     bool ended = read_output(s->fd, clock_ms() + 500, &rest);
     finish(s->pid, ended);
     close(s->fd);
@@ -415,7 +414,7 @@ static enum status parse_iperf3(const char *output, struct probe_reply *reply, s
     return st;
 }
 
-/* Numbers of the last line that begins with `first`; how many were read. */
+/* Read the numbers of the last line that begins with `first`; returns how many. */
 static int numbers_after(const char *output, const char *first, double *v, int cap)
 {
     struct str rest = str_of(output), line;
@@ -451,8 +450,7 @@ enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const c
         if (numbers_after(output, first, v, 10) >= 3 && v[2] > 0 && v[2] < 1e6)
             reply->n_bytes = (uint64_t)(v[2] * 1e9 / 8);
         break;
-    case PROBE_IB_WRITE_LAT: /* iterations, min, max, typical, average, deviation, 99 %, 99.9 % in
-                              * us */
+    case PROBE_IB_WRITE_LAT: /* iterations; in us: min, max, typical, average, deviation, 99 %, 99.9 % */
         if (numbers_after(output, first, v, 10) < 8) break;
         reply->n_ns = 3;
         reply->ns[0] = ns_of(v[3]);

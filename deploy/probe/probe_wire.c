@@ -1,5 +1,5 @@
-/* probe_wire.c - see probe_wire.h. Protobuf carries the fields; the ranges are held here, before
- * anything else sees a value. */
+/* probe_wire.c - see probe_wire.h. Protobuf carries the fields; the decoders check the ranges
+ * before other code sees a value. */
 #include "deploy/probe/probe_wire.h"
 
 #include <arpa/inet.h>
@@ -66,7 +66,7 @@ static enum status in_range(const char *what, uint64_t v, uint64_t min, uint64_t
                      "%s is %" PRIu64 ", not between %" PRIu64 " and %" PRIu64, what, v, min, max);
 }
 
-/* A transport's name: what the table of transports could hold. */
+/* Is it a name that the table of transports could hold? */
 static enum status check_name(const char *s, struct err *err)
 {
     size_t n = strlen(s);
@@ -76,7 +76,7 @@ static enum status check_name(const char *s, struct err *err)
     return in_range("the length of the transport's name", n, 0, PROBE_NAME_MAX - 1, err);
 }
 
-/* Numeric, so that an agent never looks a name up for somebody else. */
+/* Is the address numeric? A probe server must not look up names for a client. */
 static enum status check_address(const char *s, struct err *err)
 {
     uint8_t bytes[16];
@@ -187,7 +187,7 @@ void probe_reply_encode(const struct probe_reply *r, struct buf *out)
     out->len += n;
 }
 
-/* What a peer says is shown on a terminal: nothing but printable ASCII gets there. */
+/* Keep only printable ASCII: texts of a peer are shown on a terminal. */
 static void take_text(char *out, size_t cap, const char *s)
 {
     size_t n = 0;

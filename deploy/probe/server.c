@@ -1,4 +1,4 @@
-/* probe/server.c - see probe/server.h. */
+/* server.c - see server.h. */
 #include "deploy/probe/server.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@ enum { TICK_MS = 500, QUEUE_BYTES = 64 << 20, BACKLOG = 32, STOP_S = 2 };
 struct server_client {
     struct list link;
     struct probe_server *server;
-    struct link *connection; /* NULL: gone; freed when its step has ended */
+    struct link *connection; /* NULL: gone; the client is freed when its step has ended */
     bool busy;
     uint64_t t_asked_ms, i_request;
     struct probe_session session;
@@ -51,7 +51,7 @@ static void free_client(void *arg)
 
 static void on_client_freed(void *arg) { (void)arg; }
 
-/* Closing an end waits for its transfer thread: a worker does it. */
+/* Release on a worker: closing an endpoint waits for its transfer thread. */
 static void release_client(struct server_client *c)
 {
     struct probe_server *s = c->server;
@@ -66,7 +66,7 @@ static struct server_client *find_client(struct probe_server *s, const struct li
     return NULL;
 }
 
-/* This host's address as the peer of the connection used it. */
+/* The address of this host that the peer of the connection used. */
 static void local_address(const struct link *l, char *out, size_t cap)
 {
     struct sockaddr_storage sa;
@@ -269,8 +269,8 @@ enum status probe_server_create(const struct probe_server_options *o, struct pro
 
 uint16_t probe_server_port(const struct probe_server *s) { return s->port; }
 
-/* The loop waits for steps that are being done; one that waits for a peer that is gone is cut off
- * by the alarm. */
+/* Before it ends the loop waits for running steps; the alarm ends the process when a step waits for
+ * a lost peer. */
 static void on_signal(void *arg, int signum)
 {
     struct probe_server *s = arg;
@@ -301,7 +301,7 @@ void probe_server_free(struct probe_server *s)
     mem_free(s);
 }
 
-/* ---- in a process of its own ---- */
+/* ---- in a child process ---- */
 
 static _Noreturn void child_main(const struct probe_server_options *o, int pipe_fd)
 {

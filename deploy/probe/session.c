@@ -30,7 +30,7 @@ void probe_session_release(struct probe_session *s)
     probe_copy_release(&s->copy);
 }
 
-/* CPU time of this process so far, user and system. */
+/* CPU time of this process so far, user plus system. */
 static uint64_t cpu_ns(void)
 {
     struct rusage u;
@@ -50,7 +50,7 @@ static void do_who(struct probe_reply *reply)
         buf_printf(&reply->data, "%s%s", i ? "," : "", kvt_transports[i]->name);
 }
 
-/* The address to listen on: the visitor's choice, as far as it is allowed. */
+/* Choose the address to listen on: the client's, as far as it is allowed. */
 static enum status choose_host(const struct probe_session *s, const struct probe_request *r,
                                const char **host, struct err *err)
 {

@@ -1,5 +1,5 @@
-/* tcp_stream.c - plain TCP from one agent to another: the limit of the tcp transport where iperf3
- * is not installed. See limits.h. */
+/* tcp_stream.c - plain TCP from one probe server to another: the limit of the tcp transport where
+ * iperf3 is not installed. See hardware_limits.h. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -21,8 +21,8 @@ enum { BUFFER_BYTES = 256 * 1024, SILENCE_S = 5 };
 struct stream_conn {
     pthread_t thread;
     int fd;
-    uint64_t n_bytes;         /* to move */
-    uint64_t t_first, t_last; /* sink: when the first and the last byte came */
+    uint64_t n_bytes;         /* bytes to move */
+    uint64_t t_first, t_last; /* sink: times of the first and the last byte */
     int error;                /* errno, or 0 */
 };
 
@@ -93,7 +93,7 @@ static void *conn_read(void *arg)
     return NULL;
 }
 
-/* One connection that presents the ticket; strangers are closed and the next is taken. */
+/* Accept one connection that presents the ticket; close others and wait on. */
 static int accept_conn(const struct probe_sink *s, uint64_t deadline_ms)
 {
     uint8_t ticket[PROBE_STREAM_TICKET];
@@ -111,7 +111,7 @@ static int accept_conn(const struct probe_sink *s, uint64_t deadline_ms)
     }
 }
 
-/* Run `work` on every connection, the first on this thread, and give back the first error. */
+/* Run `work` on every connection, the first on this thread, and return the first error. */
 static int run_conns(struct stream_conn *conns, uint32_t n, void *(*work)(void *))
 {
     int error = 0;
