@@ -1,21 +1,25 @@
 #!/bin/bash
-# get_rdma_nics.sh - names the RDMA devices near the GPUs, or the network interface of the host's own traffic, for a node's environment.
+# get_rdma_nics.sh - prints the environment variable that names the RDMA devices near the GPUs, or
+# the network interface of the host's own traffic.
 #
 # usage: export $(bash get_rdma_nics.sh gpu)     prints  KVCACHE_RDMA_NICS=mlx5_0,mlx5_1,...
 #        export $(bash get_rdma_nics.sh cpu)     prints  KV_CACHE_SOCKET_IFNAME=bond0
-# Exactly that one line goes to stdout. When there is nothing to name: a sentence on stderr, nothing on stdout, and a status other
-# than 0 (1: this host has no such device; 2: wrong usage).
+# Exactly that one line goes to stdout. When there is nothing to name: a sentence on stderr, nothing
+# on stdout, and a status other than 0 (1: this host has no such device; 2: wrong usage).
 #
-# gpu  The i-th name suits the i-th GPU in PCI order (users take list[i mod n]): the device with an active port that shares the deepest
-#      PCIe bridge with it; without a common bridge one of its NUMA node; without that any. Among equals the fastest, then the least
-#      used, then by name. Names repeat where GPUs share a device; a list that repeats itself is cut to its period; devices that share
-#      a bridge with a GPU but are no GPU's choice follow at the end; at most 8 different ones. Virtual functions whose physical
-#      function is here as well are left out.
-# cpu  The first bond that is up and has an IPv4 address, else the first such interface of hardware that shares no bridge with a GPU,
-#      else the first such bridge or VLAN on top of hardware.
+# gpu  The i-th name suits the i-th GPU in PCI order (users take list[i mod n]). It is the device
+#      with an active port that shares the deepest PCIe bridge with the GPU; without a common bridge
+#      one on its NUMA node; without that any. Among equals the fastest wins, then the least used,
+#      then the first by name. Names repeat where GPUs share a device, and a list that repeats
+#      itself is cut to its period. Devices that share a bridge with a GPU but are no GPU's choice
+#      come last. At most 8 different names. A virtual function is left out when its physical
+#      function is on this host.
+# cpu  The first bond that is up and has an IPv4 address, else the first such hardware interface
+#      that shares no bridge with a GPU, else the first such bridge or VLAN on top of hardware.
 #
-# Environment: SYSFS_ROOT (/sys), IP_ADDR_FILE (a file with what `ip -o -4 addr` prints, instead of asking), and
-# BATON_RDMA_SOFTWARE=1: gpu names emulated devices (rdma_rxe, siw) after all others, and needs no GPU: for tests without hardware.
+# Environment: SYSFS_ROOT (/sys); IP_ADDR_FILE (a file with the output of `ip -o -4 addr`);
+# BATON_RDMA_SOFTWARE=1: gpu also names emulated devices (rdma_rxe, siw), after all others, and
+# needs no GPU; for tests without hardware.
 set -euo pipefail
 export LC_ALL=C
 sys=${SYSFS_ROOT:-/sys}
@@ -27,8 +31,8 @@ fail() { echo "get_rdma_nics.sh: $2" >&2; exit "$1"; }
 # first_line FILE: its first line, or nothing.
 first_line() { local text=; { IFS= read -r text <"$1"; } 2>/dev/null || true; printf '%s' "$text"; }
 
-# pci_path DIR: the PCI functions from the host bridge's child down to DIR's device, "0000:15:01.0 0000:16:00.0"; nothing when DIR is
-# not below a PCI device.
+# pci_path DIR: the PCI functions from the host bridge's child down to DIR's device,
+# "0000:15:01.0 0000:16:00.0"; nothing when DIR is not below a PCI device.
 pci_path() {
     local real part out=
     real=$(readlink -f "$1") || return 0
@@ -41,12 +45,14 @@ pci_path() {
 # n_shared A B: how many bridges two paths have in common (their own last function does not count).
 n_shared() {
     local a=($1) b=($2) n=0
-    while [ $n -lt $((${#a[@]} - 1)) ] && [ $n -lt $((${#b[@]} - 1)) ] && [ "${a[n]}" = "${b[n]}" ]; do n=$((n + 1)); done
+    while [ $n -lt $((${#a[@]} - 1)) ] && [ $n -lt $((${#b[@]} - 1)) ] &&
+        [ "${a[n]}" = "${b[n]}" ]; do n=$((n + 1)); done
     echo $n
 }
 
-# GPUs in PCI order: NVIDIA's, or else AMD's, or else others'. Display controllers that only drive a monitor (class 0300 of other
-# vendors: a board's management controller) are none. 0380 and 1200 are what accelerators without a monitor port call themselves.
+# Finds the GPUs in PCI order: NVIDIA's, else AMD's, else others'. Display controllers of other
+# vendors (class 0300, e.g. a board's management controller) are no GPUs. Accelerators without a
+# monitor port have the classes 0380 and 1200.
 gpu_paths=() gpu_nodes=()
 find_gpus() {
     local vendor dir class found=() maker
@@ -64,7 +70,7 @@ find_gpus() {
         done
         [ ${#found[@]} = 0 ] || break
     done
-    for dir in "${found[@]}"; do # the names are of fixed width, so that the glob's order is PCI order
+    for dir in "${found[@]}"; do # names of fixed width: the glob's order is PCI order
         gpu_paths+=("$(pci_path "$dir")")
         gpu_nodes+=("$(first_line "$dir/numa_node")")
     done
@@ -96,11 +102,13 @@ find_nics() {
         if [ -z "$path" ] && [ "$software" != 1 ]; then emulated+=("$name"); continue; fi
         [ -z "$path" ] || [ ! -e "$dir/device/physfn/infiniband" ] || continue
         nic_names+=("$name") nic_paths+=("$path") nic_rates+=("$rate") nic_uses+=(0)
-        if [ -n "$path" ]; then nic_nodes+=("$(first_line "$dir/device/numa_node")"); else nic_nodes+=(none); fi
+        if [ -n "$path" ]; then nic_nodes+=("$(first_line "$dir/device/numa_node")")
+        else nic_nodes+=(none); fi
     done
 }
 
-# nearness GPU_PATH GPU_NODE NIC: bridges in common, plus 1; 1: only the NUMA node; 0: hardware elsewhere; -1: an emulation.
+# nearness GPU_PATH GPU_NODE NIC: bridges in common, plus 1; 1: only the NUMA node; 0: hardware
+# elsewhere; -1: an emulated device.
 nearness() {
     local n
     [ -n "${nic_paths[$3]}" ] || { echo -1; return; }
@@ -110,8 +118,8 @@ nearness() {
     else echo 0; fi
 }
 
-# choose GPU: sets `chosen` to the index of the device that suits it best and `chosen_near` to how near that is. Once max_devices are
-# in use only those.
+# choose GPU: sets `chosen` to the index of the best device and `chosen_near` to its nearness. Once
+# max_devices are in use it chooses only among those.
 chosen= chosen_near=
 choose() {
     local i near n_used=0 used
@@ -124,14 +132,15 @@ choose() {
             [ "$near" -ge "$chosen_near" ] || continue
             if [ "$near" = "$chosen_near" ]; then
                 [ "${nic_rates[i]}" -ge "${nic_rates[chosen]}" ] || continue
-                [ "${nic_rates[i]}" -gt "${nic_rates[chosen]}" ] || [ "${nic_uses[i]}" -lt "${nic_uses[chosen]}" ] || continue
+                [ "${nic_rates[i]}" -gt "${nic_rates[chosen]}" ] ||
+                    [ "${nic_uses[i]}" -lt "${nic_uses[chosen]}" ] || continue
             fi
         fi
         chosen=$i chosen_near=$near
     done
 }
 
-# Devices that share a bridge with a GPU but were no GPU's choice go to the end of `list`.
+# Appends to `list` the devices that share a bridge with a GPU but were no GPU's choice.
 list=()
 add_rest() {
     local i gpu n_used=0 used
@@ -146,7 +155,7 @@ add_rest() {
     done
 }
 
-# The shortest head of `list` of which list[i mod n] gives the same names.
+# Cuts `list` to its shortest head for which list[i mod n] gives the same names.
 cut_to_period() {
     local n=${#list[@]} period i
     for ((period = 1; period < n; period++)); do
@@ -158,8 +167,11 @@ cut_to_period() {
 
 no_device() {
     local why="this host has no RDMA device ($sys/class/infiniband is empty)"
-    [ ${#emulated[@]} = 0 ] || why="only emulated RDMA devices are active (${emulated[*]}); BATON_RDMA_SOFTWARE=1 takes them"
-    [ ${#idle[@]} = 0 ] || [ ${#emulated[@]} -gt 0 ] || why="no RDMA device has an active port (${idle[*]}: link down or port not configured)"
+    [ ${#emulated[@]} = 0 ] ||
+        why="only emulated RDMA devices are active (${emulated[*]});"
+    [ ${#emulated[@]} = 0 ] || why+=" BATON_RDMA_SOFTWARE=1 takes them"
+    [ ${#idle[@]} = 0 ] || [ ${#emulated[@]} -gt 0 ] ||
+        why="no RDMA device has an active port (${idle[*]}: link down or port not configured)"
     fail 1 "$why"
 }
 
@@ -169,19 +181,25 @@ print_gpu() {
     find_nics
     if [ ${#gpu_paths[@]} = 0 ] && [ "$software" != 1 ]; then
         why="this host has no GPU, so no RDMA device is near one"
-        [ ${#nic_names[@]} = 0 ] || why+=" (active RDMA devices: ${nic_names[*]}; without KVCACHE_RDMA_NICS baton takes those near its memory)"
-        name=$(cpu_interface) && why+="; 'cpu' would give KV_CACHE_SOCKET_IFNAME=$name" || why+="; 'cpu' would find no interface either"
+        if [ ${#nic_names[@]} != 0 ]; then
+            why+=" (active RDMA devices: ${nic_names[*]};"
+            why+=" without KVCACHE_RDMA_NICS baton takes those near its memory)"
+        fi
+        name=$(cpu_interface) && why+="; 'cpu' would give KV_CACHE_SOCKET_IFNAME=$name" ||
+            why+="; 'cpu' would find no interface either"
         fail 1 "$why"
     fi
     [ ${#nic_names[@]} -gt 0 ] || no_device
-    for pass in bridge any; do # GPUs with a device beside them first, so that the others see what is left
+    for pass in bridge any; do # first GPUs that share a bridge with a device, then the others
         for i in "${!gpu_paths[@]}"; do
             [ -z "${list[i]:-}" ] || continue
             choose "$i"
             [ "$chosen_near" -gt 1 ] || [ $pass = any ] || continue
             list[i]=${nic_names[chosen]}
             nic_uses[chosen]=$((nic_uses[chosen] + 1))
-            [ "$chosen_near" -gt 0 ] || echo "get_rdma_nics.sh: ${list[i]}, the choice for GPU $i (${gpu_paths[i]##* }), is on another NUMA node" >&2
+            [ "$chosen_near" -gt 0 ] ||
+                echo "get_rdma_nics.sh: ${list[i]}, the choice for GPU $i (${gpu_paths[i]##* })," \
+                    "is on another NUMA node" >&2
         done
     done
     if [ ${#gpu_paths[@]} = 0 ]; then list=("${nic_names[@]:0:max_devices}"); else add_rest; fi
@@ -194,7 +212,8 @@ with_ipv4() {
     local text
     if [ -n "${IP_ADDR_FILE:-}" ]; then text=$(cat "$IP_ADDR_FILE" 2>/dev/null) || return 1
     else text=$(ip -o -4 addr show) || return 1; fi
-    awk '$3 == "inet" && $4 !~ /^(127|169\.254)\./ { sub(/@.*/, "", $2); print $2 }' <<<"$text" | sort -uV
+    awk '$3 == "inet" && $4 !~ /^(127|169\.254)\./ { sub(/@.*/, "", $2); print $2 }' <<<"$text" |
+        sort -uV
 }
 
 # Up, or a driver that does not say but has a carrier.
@@ -244,8 +263,10 @@ print_cpu() {
     local name status=0
     find_gpus
     name=$(cpu_interface) || status=$?
-    [ $status != 2 ] || fail 1 "the IPv4 addresses cannot be read: 'ip -o -4 addr' (package iproute2) fails"
-    [ $status = 0 ] || fail 1 "no active network interface with an IPv4 address was found that is not a GPU's"
+    [ $status != 2 ] ||
+        fail 1 "the IPv4 addresses cannot be read: 'ip -o -4 addr' (package iproute2) fails"
+    [ $status = 0 ] ||
+        fail 1 "no active network interface with an IPv4 address was found that is not a GPU's"
     echo "KV_CACHE_SOCKET_IFNAME=$name"
 }
 
@@ -254,7 +275,9 @@ print_cpu() {
 case $1 in
 gpu) print_gpu ;;
 cpu) print_cpu ;;
-xpu | vxpu | vcpu | cpu_ib) fail 2 "'$1' is for hardware that baton does not drive; gpu and cpu are known" ;;
+xpu | vxpu | vcpu | cpu_ib)
+    fail 2 "'$1' is for hardware that baton does not drive; gpu and cpu are known"
+    ;;
 -h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0" ;;
 *) fail 2 "there is no type '$1'; gpu and cpu are known" ;;
 esac

@@ -1,10 +1,12 @@
 #!/bin/bash
-# quickstart.sh - from a fresh clone to a running pair: one prefill node, one decode node, a real model, one question to each.
+# quickstart.sh - from a fresh clone to a running pair: one prefill node, one decode node, a real
+# model, one question to each.
 #
 # usage: deploy/quickstart.sh [--once]
 #   --once   stop after the answers, exit status 0; nothing stays behind
-# Environment: BATON_PORTS (two ports, "8000,8001"; default: these where they are free), BATON_CACHE (where the model is kept).
-# Whatever fails: a sentence, the last lines of the log, everything stopped, and a status other than 0.
+# Environment: BATON_PORTS (two ports, default "8000,8001" where they are free), BATON_CACHE (the
+# folder that keeps the model).
+# On any failure: a sentence, the last lines of the log, everything stopped, a status other than 0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +15,7 @@ once=no
 case ${1-} in
 '') ;;
 --once) once=yes ;;
--h | --help) sed -n '2,7s/^# \{0,1\}//p' deploy/quickstart.sh; exit 0 ;;
+-h | --help) sed -n '2,9s/^# \{0,1\}//p' deploy/quickstart.sh; exit 0 ;;
 *) echo "quickstart.sh: there is no option $1; --once is known" >&2; exit 2 ;;
 esac
 
@@ -26,7 +28,8 @@ launcher=
 
 say() { printf '\n== %s\n' "$*"; }
 
-# End the launcher and with it the nodes; a process that does not listen is killed. Every way out of this script leads here.
+# Ends the launcher and with it the nodes; kills it after stop_limit_s. Every exit of this script
+# comes here.
 stop() {
     [ -n "$launcher" ] || return 0
     local pid=$launcher deadline=$((SECONDS + stop_limit_s))
@@ -63,10 +66,13 @@ fail() {
     exit 1
 }
 
-# Options of CMake for kernels of the cards that are here; all that are supported take minutes. Nothing: CMakeLists.txt knows. "none": there is no card.
+# Prints the CMake option that builds kernels only for the GPUs of this host, since all supported
+# architectures take minutes. Prints nothing to leave the choice to CMakeLists.txt, "none" without a
+# GPU.
 cuda_architectures_here() {
     local capability list=
-    for capability in $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u); do
+    local query="--query-gpu=compute_cap --format=csv,noheader"
+    for capability in $(nvidia-smi $query 2>/dev/null | sort -u); do
         case $capability in
         8.*) list+="${list:+;}${capability/./}-real" ;;
         9.0) list+="${list:+;}90a-real" ;;
@@ -82,7 +88,7 @@ cuda_architectures_here() {
     fi
 }
 
-# A build folder that is there already keeps its generator and what it was given.
+# An existing build folder keeps its generator and its options.
 build() {
     local options=() architectures
     if [ ! -e build/CMakeCache.txt ]; then
@@ -92,7 +98,8 @@ build() {
             options+=(${architectures:+"$architectures"})
         elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
             options+=(-DBATON_CUDA=off)
-            echo "no GPU here: built without kernels for GPUs; cmake -S . -B build -DBATON_CUDA=on adds them"
+            echo "no GPU here: built without kernels for GPUs;" \
+                "cmake -S . -B build -DBATON_CUDA=on adds them"
         fi
     fi
     cmake -S . -B build -DCMAKE_BUILD_TYPE=Release "${options[@]}" >"$work/cmake.log" 2>&1 || {
@@ -109,7 +116,8 @@ choose_ports() {
         ports=$(python3 deploy/ask.py --free-ports 2 8000 8001)
     fi
     set -- $ports
-    [[ $# = 2 && $1 != "$2" && $1$2 != *[!0-9]* ]] || fail "two different ports are needed, BATON_PORTS is '${BATON_PORTS:-}'"
+    [[ $# = 2 && $1 != "$2" && $1$2 != *[!0-9]* ]] ||
+        fail "two different ports are needed, BATON_PORTS is '${BATON_PORTS:-}'"
     prefill_url=http://127.0.0.1:$1
     decode_url=http://127.0.0.1:$2
     ports=$1,$2
@@ -120,7 +128,8 @@ start() {
     : >"$log"
     build/baton launch --prefill 1 --decode 1 --ports "$ports" --model "$model" >"$log" 2>&1 &
     launcher=$!
-    # The launcher says so when the nodes see each other. A node by itself is ready earlier, and answers without the other.
+    # The launcher prints "ready: all" when the nodes see each other. A single node is ready earlier
+    # and would answer without the other.
     until grep -q '^ready: all' "$log"; do
         kill -0 $launcher 2>/dev/null || fail "the nodes ended while they started"
         [ $SECONDS -lt $deadline ] || fail "the nodes were not ready after $start_limit_s s"
@@ -130,7 +139,8 @@ start() {
 
 ask() {
     printf '\n%s node, %s\n> %s\n' "$1" "$2" "$question"
-    python3 deploy/ask.py --expect Paris "$2" "$question" || fail "no good answer through the $1 node"
+    python3 deploy/ask.py --expect Paris "$2" "$question" ||
+        fail "no good answer through the $1 node"
 }
 
 say "1/5 packages"

@@ -450,7 +450,8 @@ enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const c
         if (numbers_after(output, first, v, 10) >= 3 && v[2] > 0 && v[2] < 1e6)
             reply->n_bytes = (uint64_t)(v[2] * 1e9 / 8);
         break;
-    case PROBE_IB_WRITE_LAT: /* iterations; in us: min, max, typical, average, deviation, 99 %, 99.9 % */
+    /* iterations; in us: min, max, typical, average, deviation, 99 %, 99.9 % */
+    case PROBE_IB_WRITE_LAT:
         if (numbers_after(output, first, v, 10) < 8) break;
         reply->n_ns = 3;
         reply->ns[0] = ns_of(v[3]);
