@@ -21,10 +21,10 @@ static const char INTRO[] =
     "[--rounds R] [--peers host:port] [--json]\n"
     "       baton bench kv --listen host:port\n\n"
     "Move KV blocks between two processes over each transport and print rate, latency and CPU "
-    "beside the limit measured in the same rounds:\n"
+    "next to the limit measured in the same rounds:\n"
     "memcpy for ipc and mem, iperf3 (or a plain socket stream) for tcp, ib_write_bw for rdma, "
     "ucx_perftest for ucx. Without --peers both\n"
-    "processes are on this host; with it the receivers are the agents that `baton bench kv "
+    "processes are on this host; with it the receivers are the probe servers that `baton bench kv "
     "--listen` or `baton doctor --listen` started there.\n"
     "Exit status 0: measured; 1: a transport that was asked for could not be.\n";
 
@@ -148,7 +148,8 @@ static enum status listen_with(const struct config *c, struct arena *arena, stru
     }
     o.host = host;
     TRY(probe_server_create(&o, &a, err));
-    printf("agent on %s:%u, for `baton doctor --peers` and `baton bench kv --peers`; %s; ends with "
+    printf("probe server on %s:%u, for `baton doctor --peers` and `baton bench kv --peers`; %s; "
+           "ends with "
            "SIGINT or SIGTERM\n",
            host, probe_server_port(a),
            o.secret.n ? "peers must have the same cluster secret"

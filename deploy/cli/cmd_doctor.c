@@ -16,7 +16,8 @@ static const char INTRO[] =
     "the model. Nothing is started or changed.\n"
     "With --peers also every pair of hosts, this one included, over every transport of "
     "--cache-transfer-protocol: connected and measured. Each peer\n"
-    "is an agent that `baton doctor --listen` started there; hosts must share the cluster secret "
+    "is a probe server that `baton doctor --listen` started there; hosts must share the cluster "
+    "secret "
     "(BATON_CLUSTER_SECRET).\n"
     "Exit status 0: a node with these options would serve; 1: something fails.\n";
 

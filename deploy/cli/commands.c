@@ -11,7 +11,7 @@ const struct command COMMANDS[] = {
     { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
     { "status", cmd_status, "the cluster as a node sees it" },
     { "doctor", cmd_doctor, "check this host before the first request" },
-    { "bench", cmd_bench, "how fast KV moves, beside the machine's limits" },
+    { "bench", cmd_bench, "how fast KV moves, compared with the machine's limits" },
     { "version", cmd_version, "version and what it was built with" },
     { "docs", cmd_docs, "print the pages of docs/ that are made from tables" },
     { NULL, NULL, NULL },

@@ -81,7 +81,7 @@ static void check_directory_server(struct doctor *d, const char *option, const c
     /* No failure: nodes may start in any order. */
     doctor_fix(doctor_add(d, "cluster view", DOCTOR_WARN, "%s:%s (--%s): %s", host, port, option,
                           strerror(error)),
-               "start the process that holds the view; this node registers as soon as it is there");
+               "start the directory server; this node registers as soon as it is there");
 }
 
 void doctor_check_cluster(struct doctor *d)

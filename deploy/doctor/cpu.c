@@ -25,8 +25,9 @@ static void check_backend(struct doctor *d)
                                           "kernels %s; this CPU has %s", ctx->backend->name,
                                           features);
     if (plain)
-        doctor_fix(line,
-                   "the plain row is for comparison; a CPU with AVX2 and FMA is many times faster");
+        doctor_fix(
+            line,
+            "the ref backend is for comparison; a CPU with AVX2 and FMA is many times faster");
     kernel_ctx_free(ctx);
 }
 

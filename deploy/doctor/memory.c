@@ -151,7 +151,7 @@ static void check_locked(struct doctor *d)
             "%.1f MiB, but %s, which registering locks, takes %.1f MiB",
             (double)r.rlim_cur / (1 << 20), what, kv / (1 << 20));
         doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit "
-                         "memlock=-1 for a container); over rdma a card that pages on "
+                         "memlock=-1 for a container); over rdma a NIC that pages on "
                          "demand does without, slower at first touch");
     }
 }

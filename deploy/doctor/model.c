@@ -80,7 +80,7 @@ static bool check_weights(struct doctor *d, const char *path)
     struct err err = { 0 };
     if (strcmp(config_string(d->c, "load-format"), "dummy") == 0) {
         doctor_add(d, "weights", DOCTOR_WARN,
-                   "made up (--load-format dummy): none are read, and answers mean nothing");
+                   "dummy (--load-format dummy): none are read, and answers mean nothing");
         return true;
     }
     if (weights_open(path, &w, &err) == OK) {

@@ -40,5 +40,5 @@ void doctor_check_transports(struct doctor *d)
     doctor_fix(
         doctor_add(d, "KV", DOCTOR_FAIL,
                    "--cache-transfer-protocol names rdma and ucx only, and this host has neither"),
-        "add ipc (same host) or tcp, or mend one of the two");
+        "add ipc (same host) or tcp, or fix one of the two");
 }

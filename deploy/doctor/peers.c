@@ -67,7 +67,7 @@ static void report_missing(struct doctor *d, const struct mesh *m, uint32_t t)
                 c->state == MESH_NOT_BUILT ? "it was built without it" : c->text);
             if (result == DOCTOR_WARN)
                 doctor_fix(line,
-                           "mend it there (`baton doctor` on that host says more), or take %s out "
+                           "fix it there (`baton doctor` on that host says more), or take %s out "
                            "of --cache-transfer-protocol",
                            m->transports[t]);
             break;
@@ -220,6 +220,6 @@ void doctor_check_peers(struct doctor *d)
     arena_init(&arena);
     if (check(d, &arena, &err) != OK)
         doctor_fix(doctor_add(d, "peers", DOCTOR_FAIL, "%s", err.text),
-                   "mend this first: nothing was measured");
+                   "fix this first: nothing was measured");
     arena_release(&arena);
 }

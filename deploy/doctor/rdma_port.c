@@ -32,7 +32,7 @@ static void check_link(struct doctor *d, const struct rdma_port *p)
         p->software ? "emulated in software (rdma_rxe or siw)" : rate,
         p->netdev[0] ? ", interface " : "", p->netdev, place, p->windows ? ", memory windows" : "");
     if (p->software)
-        doctor_fix(line, "right for tests; for speed use tcp, or a card that does RDMA itself");
+        doctor_fix(line, "right for tests; for speed use tcp, or a NIC that does RDMA itself");
 }
 
 static uint32_t interface_mtu(const char *netdev)

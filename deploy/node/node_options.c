@@ -388,10 +388,10 @@ static enum status read_directory(const struct config *c, struct node_options *o
         return err_field(err, ERR_CONFIG, "scheduler-topic",
                          "--scheduler-topic must have 1 to %d characters", NODE_NAME_MAX - 1);
     if (redis && (router || innode))
-        return err_field(
-            err, ERR_CONFIG, router ? "router" : "innode-prefill-ports",
-            "--scheduler-name %s keeps the cluster view in Redis; --%s names another holder",
-            scheduler, router ? "router" : "innode-prefill-ports");
+        return err_field(err, ERR_CONFIG, router ? "router" : "innode-prefill-ports",
+                         "--scheduler-name %s keeps the cluster view in Redis; --%s names another "
+                         "directory server",
+                         scheduler, router ? "router" : "innode-prefill-ports");
     if (router) return read_host_port(o, "router", router, err);
     if (innode) {
         char text[64];
@@ -547,8 +547,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
     line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
     line(out, "computes on",
-         strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)"
-                                        : "the processor",
+         strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the CPU",
          config_source_text(c, "device"));
     line(out, "API keys",
          o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",

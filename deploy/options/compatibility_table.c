@@ -86,7 +86,7 @@ const struct compat_entry COMPATIBILITY[] = {
     COMMAND("bash scripts/get_rdma_nics.sh", "001", WORKS,
             "`bash deploy/get_rdma_nics.sh` with the same words and the same output"),
     COMMAND("vllm serve", "002", WORKS,
-            "`baton serve` with the same options; each option's row says what it does"),
+            "`baton serve` with the same options; each option's entry says what it does"),
     COMMAND("run_dp_template.sh", "002", WORKS,
             "its `vllm serve` becomes `baton serve`; --quantization ascend has to go"),
     COMMAND("multiprocessing launcher of run_dp_template.sh", "002", WORKS,

@@ -93,7 +93,7 @@ const struct option OPTIONS[] = {
         .commands = NODE,
         .help =
             "Arithmetic: auto rounds the inputs of quantised matrices to int8, those of bf16 "
-            "ones and attention's queries to bf16 where the processor "
+            "ones and attention's queries to bf16 where the CPU "
             "multiplies them, and keeps the KV cache in bf16; f32 is exact. Nodes of one cluster "
             "must agree.",
     },
@@ -105,7 +105,7 @@ const struct option OPTIONS[] = {
         .group = "Model",
         .commands = NODE,
         .help =
-            "Folder for copies of weights as they are packed (and quantised) for this processor: a "
+            "Folder for copies of weights as they are packed (and quantised) for this CPU: a "
             "later start maps the copy, and the nodes of a host "
             "share its memory. A copy is about as large as the weights. off: pack at every start.",
     },
@@ -117,11 +117,12 @@ const struct option OPTIONS[] = {
         .def = "auto",
         .group = "Model",
         .commands = NODE,
-        .help = "Format of the weights; auto (and default, default_v1, as FastDeploy calls it) "
-                "recognises it, another one is refused where the files are "
-                "not of it. dummy: no weights are read, config.json is enough; they are made up "
-                "(bf16, then as --quantization says) for measurements of "
-                "speed and memory, and answers mean nothing.",
+        .help =
+            "Format of the weights; auto (and default, default_v1, as FastDeploy calls it) "
+            "recognises it, another one is refused where the files are "
+            "not of it. dummy: no weights are read, config.json is enough; they are dummy values "
+            "(bf16, then as --quantization says) for measurements of "
+            "speed and memory, and answers mean nothing.",
     },
 
     /* ---- Engine ---- */
@@ -241,9 +242,8 @@ const struct option OPTIONS[] = {
         .def = "cpu",
         .group = "Engine",
         .commands = NODE,
-        .help =
-            "Where the model computes: the processor, or the first GPU of CUDA_VISIBLE_DEVICES. "
-            "cuda is new: docs/gpu.md says what has run on a card.",
+        .help = "Where the model computes: the CPU, or the first GPU of CUDA_VISIBLE_DEVICES. "
+                "cuda is new: docs/gpu.md says what has run on a GPU.",
     },
     {
         .name = "gpu-memory-utilization",
@@ -281,7 +281,7 @@ const struct option OPTIONS[] = {
         .commands = NODE,
         .help =
             "With --device cuda: a request gives the same tokens whatever else is computed with "
-            "it, at some cost in speed. On the processor it always does.",
+            "it, at some cost in speed. On the CPU it always does.",
     },
     {
         .name = "cpu-isa",
@@ -291,7 +291,7 @@ const struct option OPTIONS[] = {
         .def = "auto",
         .group = "Engine",
         .commands = NODE,
-        .help = "Kernel row to use; auto takes the best this CPU has.",
+        .help = "Kernel backend to use; auto takes the best this CPU has.",
     },
     {
         .name = "compute-threads",
@@ -412,7 +412,7 @@ const struct option OPTIONS[] = {
         .group = "Cluster",
         .commands = NET,
         .help =
-            "Control port: other nodes register here when this node holds the cluster view. Of a "
+            "Control port: other nodes register here when this node is the directory server. Of a "
             "list, the entry of this rank.",
     },
     {
@@ -487,7 +487,7 @@ const struct option OPTIONS[] = {
         .type = OPT_STRING,
         .group = "Cluster",
         .commands = "serve doctor",
-        .help = "host:port of the process that holds the cluster view (a launcher or a node's "
+        .help = "host:port of the directory server (a launcher or a node's "
                 "control port).",
     },
     {
@@ -757,7 +757,8 @@ const struct option OPTIONS[] = {
         .type = OPT_LIST,
         .group = "Bench",
         .commands = "bench doctor",
-        .help = "host:port of agents on other hosts (`baton doctor --listen`): bench measures from "
+        .help = "host:port of probe servers on other hosts (`baton doctor --listen`): bench "
+                "measures from "
                 "here to each, doctor every pair of hosts, this one included.",
     },
     {
@@ -765,7 +766,8 @@ const struct option OPTIONS[] = {
         .type = OPT_STRING,
         .group = "Bench",
         .commands = "bench doctor",
-        .help = "Be the agent that --peers of another host names: host:port. Without the cluster "
+        .help = "Run the probe server that --peers on another host names: host:port. Without the "
+                "cluster "
                 "secret it listens on loopback only.",
     },
     {
@@ -823,7 +825,7 @@ const struct option OPTIONS[] = {
         .def = "1",
         .group = "Bench",
         .commands = "bench",
-        .help = "Threads that copy for ipc, and for the memcpy beside it.",
+        .help = "Threads that copy for ipc, and for the memcpy it is compared with.",
     },
     {
         .name = "connections",
@@ -833,7 +835,7 @@ const struct option OPTIONS[] = {
         .def = "1",
         .group = "Bench",
         .commands = "bench",
-        .help = "TCP connections for tcp, and for the iperf3 or plain stream beside it.",
+        .help = "TCP connections for tcp, and for the iperf3 or plain stream it is compared with.",
     },
     {
         .name = "checksum",
@@ -898,7 +900,7 @@ const struct option OPTIONS[] = {
            "Share of KV blocks for prompts.", "prompts and answers share one pool of KV blocks"),
     ACCEPT("swap-space", NULL, NULL, OPT_FLOAT, "Compatibility",
            "GB of CPU memory behind the GPU cache.",
-           "KV is not moved between memories: on the processor the cache is in its memory already, "
+           "KV is not moved between memories: on the CPU the cache is in its memory already, "
            "on a GPU what does not fit is computed again"),
     ACCEPT("enable-chunked-prefill", NULL, NULL, OPT_BOOL, "Compatibility",
            "Compute long prompts in chunks.", "chunked prefill is always on"),

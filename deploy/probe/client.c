@@ -155,8 +155,8 @@ static enum status why_not_up(const struct probe_client *c, struct err *err)
         return err_set(err, ERR_UNAUTHORIZED, "%s has another cluster secret than this host",
                        where);
     if (strncmp(why, "connect", 7) == 0) return err_set(err, ERR_PEER_LOST, "%s: %s", where, why);
-    return err_set(err, ERR_PEER_REFUSED, "%s is no agent and no node's cluster port: %s", where,
-                   why);
+    return err_set(err, ERR_PEER_REFUSED, "%s is no probe server and no node's cluster port: %s",
+                   where, why);
 }
 
 static void local_address(const struct link *l, char *out, size_t cap)
@@ -183,8 +183,8 @@ static enum status ask_who(struct probe_client *c, struct err *err)
     } else if (reply->status == ERR_PEER_REFUSED) {
         st = err_set(err, ERR_PEER_REFUSED, "%s is %s", c->peer.where, reply->text);
     } else if (c->connection->dead) {
-        st = err_set(err, ERR_PEER_REFUSED, "%s is '%s', which is no agent: %s", c->peer.where,
-                     c->connection->name, c->connection->why);
+        st = err_set(err, ERR_PEER_REFUSED, "%s is '%s', which is no probe server: %s",
+                     c->peer.where, c->connection->name, c->connection->why);
     }
     probe_reply_release(reply);
     mem_free(reply);

@@ -130,7 +130,7 @@ static void on_frame(void *arg, struct link *l, const struct frame_header *h, st
     struct server_client *c = find_client(s, l);
     struct err err = { 0 };
     if (!c || h->type != FRAME_PROBE) {
-        link_fail(l, "an agent takes probe messages only, not %s", frame_type_name(h->type));
+        link_fail(l, "a probe server takes probe messages only, not %s", frame_type_name(h->type));
         return;
     }
     if (c->busy) {
@@ -236,7 +236,7 @@ enum status probe_server_create(const struct probe_server_options *o, struct pro
 {
     if (o->secret.n == 0 && !is_loopback(o->host))
         return err_set(err, ERR_CONFIG,
-                       "without a cluster secret (BATON_CLUSTER_SECRET) an agent listens on "
+                       "without a cluster secret (BATON_CLUSTER_SECRET) a probe server listens on "
                        "loopback only, not on %s",
                        o->host);
     struct probe_server *s = MEM_NEW(struct probe_server);

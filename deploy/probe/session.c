@@ -57,10 +57,11 @@ static enum status choose_host(const struct probe_session *s, const struct probe
     *host = r->address[0] ? r->address : s->host;
     bool loopback = strncmp(*host, "127.", 4) == 0 || str_eq_c(str_of(*host), "::1");
     if (!s->loopback_only || loopback) return OK;
-    return err_set(err, ERR_UNAUTHORIZED,
-                   "this agent has no cluster secret, so it listens on loopback only, not on %s: "
-                   "set the same BATON_CLUSTER_SECRET everywhere",
-                   *host);
+    return err_set(
+        err, ERR_UNAUTHORIZED,
+        "this probe server has no cluster secret, so it listens on loopback only, not on %s: "
+        "set the same BATON_CLUSTER_SECRET everywhere",
+        *host);
 }
 
 static enum status do_open(struct probe_session *s, const struct probe_request *r,

@@ -195,7 +195,7 @@ def test_dummy_weights_need_a_configuration_alone():
             answers.add(p.stdout)
         assert len(answers) == 1 and answers != {'\n'}, answers
         p = run('doctor', *args, '--port', '0')
-        assert 'made up (--load-format dummy)' in p.stdout, p.stdout
+        assert 'dummy (--load-format dummy)' in p.stdout, p.stdout
 
 
 def test_doctor_and_serve_refuse_the_same_models():

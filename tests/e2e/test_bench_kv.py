@@ -17,7 +17,7 @@ def baton(*args, env=None, timeout=120):
 def agent(env=SECRET, command=('doctor',)):
     port = free_ports(1)[0]
     p = Process([BIN, *command, '--listen', f'127.0.0.1:{port}'], env, f'agent-{port}')
-    wait_until('the agent listens', lambda: 'agent on' in p.output(), 10)
+    wait_until('the probe server listens', lambda: 'probe server on' in p.output(), 10)
     p.where = f'127.0.0.1:{port}'
     return p
 
@@ -159,7 +159,7 @@ def test_doctor_meets_a_running_node():
         status, report = doctor([f'127.0.0.1:{cluster}', f'127.0.0.1:{node.port}'])
         first, second = lines(report, 'peer')
         assert status == 1 and 'running mixed node' in first['text'] and '--listen' in first['fix'], report
-        assert 'is no agent' in second['text'], second
+        assert 'is no probe server' in second['text'], second
         assert request(node.port, 'POST', '/v1/completions', dict(model='m', prompt=[5, 6, 7], max_tokens=2))[0] == 200
 
 
