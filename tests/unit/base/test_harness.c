@@ -11,7 +11,7 @@
 
 #include "tests/harness/test.h"
 
-static const char *note_path; /* where inner cases leave word */
+static const char *note_path; /* folder in which inner cases leave files */
 
 TEST(inner_passes) {}
 TEST(inner_fails) { CHECK_EQ_INT(1 + 1, 3); }
@@ -43,8 +43,7 @@ static const struct test_case inner[] = {
     CASE(inner_crashes), CASE_T(inner_hangs, 1), CASE(inner_leaves_a_directory_and_a_child)
 };
 
-/* Run the inner cases as a program of their own; returns the exit status, `out` is what it
- * printed. */
+/* Run the inner cases as a program; returns the exit status, its output goes to `out`. */
 static int run_inner(char *out, size_t cap, int argc, char **argv)
 {
     int fds[2], status = 0;
@@ -68,7 +67,7 @@ static int run_inner(char *out, size_t cap, int argc, char **argv)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* What the five inner cases say, in whatever order. */
+/* Expect the output of the five inner cases, in any order. */
 static void check_outcomes(const char *out)
 {
     CHECK(strstr(out, "ok inner_passes ("));
@@ -91,7 +90,7 @@ TEST(harness_reports_every_outcome)
     check_outcomes(out);
 }
 
-/* The same cases side by side: nothing of one gets into what another says. */
+/* The same cases in parallel: outputs of different cases do not mix. */
 TEST(harness_reports_every_outcome_side_by_side)
 {
     char out[8192],
@@ -114,7 +113,7 @@ TEST(harness_cleans_up_behind_a_case)
     CHECK(f && fscanf(f, "%d %599s", &child, dir) == 2);
     fclose(f);
     CHECK(access(dir, F_OK) != 0);
-    /* The orphan is killed at once but reaped by whoever adopted it: a zombie may still answer. */
+    /* The orphan is killed at once but reaped by its new parent: a zombie may still exist. */
     char stat[64], state = 'X';
     for (int i = 0; i < 100; i++) {
         snprintf(stat, sizeof stat, "/proc/%d/stat", child);

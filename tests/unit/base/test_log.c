@@ -13,8 +13,8 @@
 static char path[600];
 static char text[1 << 20];
 
-/* Send the log to a file in a fresh directory (stderr is closed to it: the lines would mix with the
- * harness's). */
+/* Send the log to a file in a fresh directory. stderr is closed, as the lines would mix with those
+ * of the harness. */
 static void open_log(void)
 {
     char dir[560];
@@ -101,7 +101,7 @@ TEST(log_repeats_are_limited_and_counted)
     for (int i = 0; i < 100; i++) log_info("plain", "i=%d", i);
     log_error("other", "n=1");
     int n = count("warn - repeats ");
-    CHECK(n >= 20 && n <= 40); /* a second may have begun meanwhile */
+    CHECK(n >= 20 && n <= 40); /* a new second may have begun */
     CHECK_EQ_INT(count("info - plain "), 100);
     CHECK_EQ_INT(count("error - other "), 1);
     usleep(1100000);
@@ -122,7 +122,7 @@ TEST(log_many_events_stay_bounded)
         log_warn(event, "i=%d", i);
     }
     int n = count("i=");
-    CHECK(n >= 64 * 20 && n <= 3 * 64 * 20); /* one to three seconds begun */
+    CHECK(n >= 64 * 20 && n <= 3 * 64 * 20); /* lines of one to three seconds */
 }
 
 TEST(log_dir_that_cannot_be_made)

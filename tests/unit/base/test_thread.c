@@ -30,7 +30,7 @@ TEST(thread_knows_what_it_is)
 {
     pthread_t t;
     bool good = false;
-    CHECK(thread_is(THREAD_LOOP) && thread_is(THREAD_ENGINE)); /* never said */
+    CHECK(thread_is(THREAD_LOOP) && thread_is(THREAD_ENGINE)); /* this thread declared no kind */
     CHECK_OK(thread_start(&t, become_engine, &good));
     pthread_join(t, NULL);
     CHECK(good);

@@ -204,8 +204,7 @@ TEST(files_that_cannot_be_used)
     rig_close(&r);
 }
 
-/* What is not a regular file keeps its place: replacing it by a file with the answers would break
- * it. */
+/* An output that is not a regular file is written in place: replacing it would break it. */
 TEST(pipes_and_links_are_written_in_place)
 {
     struct rig r;
@@ -250,8 +249,8 @@ TEST(pipes_and_links_are_written_in_place)
     rig_close(&r);
 }
 
-/* Stopped while it waits for a writer that never comes: what was answered is there, in order, under
- * the partial name. */
+/* Stopped while it waits for a writer that never comes: the partial file has the finished answers,
+ * in order. */
 TEST(stop_keeps_what_was_answered)
 {
     struct rig r;
@@ -277,7 +276,7 @@ TEST(stop_keeps_what_was_answered)
     batch_runner_stop(batch);
     for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
     CHECK_STATUS(u.st, ERR_CANCELED);
-    CHECK_EQ_INT(u.n_failed, 1); /* the line that was cut short is not one */
+    CHECK_EQ_INT(u.n_failed, 1); /* an incomplete line is not a line */
     CHECK(strstr(u.text, partial));
     CHECK(stat(partial, &s) == 0 && s.st_size > 0);
     CHECK(stat(out, &s) != 0);

@@ -195,7 +195,7 @@ TEST(the_json_is_json_and_says_the_same)
     mem_free(c);
 }
 
-/* What the tools print, shortened: the numbers that are read must be the right ones. */
+/* Shortened output of the tools: the right numbers must be read. */
 static struct probe_reply *parse(enum probe_tool tool, uint32_t piece, const char *output,
                                  enum status want)
 {

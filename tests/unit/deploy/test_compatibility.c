@@ -1,5 +1,5 @@
-/* test_compatibility.c - every row of the compatibility table has an effect and a sentence, and
- * what is set is said at start. */
+/* test_compatibility.c - every entry of the compatibility table has an effect and a sentence, and
+ * notes at start name the variables that are set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ TEST(variables_without_effect_are_said_once_each)
 {
     struct notes notes = { 0 };
     clearenv();
-    setenv("HCCL_BUFFSIZE", "256", 1);       /* has a row */
+    setenv("HCCL_BUFFSIZE", "256", 1);       /* has an entry */
     setenv("VLLM_SOMETHING_NEW", "1", 1);    /* only its family has */
     setenv("BKCL_SOCKET_IFNAME", "eth0", 1); /* likewise */
     compatibility_env_notes(collect, &notes);

@@ -197,8 +197,8 @@ TEST(config_positional_words)
     CHECK_EQ_STR(words[3], "-m");
     config_free(c);
     check_error("a~b~c~d~e", "unexpected word \"e\"");
-    c = loaded("--prefix-caching~off~one"); /* of the words after a switch only one that says yes or
-                                             * no is its own */
+    /* A switch takes only a boolean word as its value. */
+    c = loaded("--prefix-caching~off~one");
     CHECK(!config_bool(c, "prefix-caching"));
     CHECK_EQ_INT(n_words, 1);
     CHECK_EQ_STR(words[0], "one");

@@ -1,4 +1,4 @@
-/* test_doctor.c - the doctor finds what is wrong, says how to mend it, and counts it. */
+/* test_doctor.c - the doctor finds what is wrong, says how to fix it, and counts it. */
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +91,7 @@ TEST(a_gpu_that_is_not_there_fails)
 {
     struct doctor *d = doctor_with((char *[]){ "--device", "cuda", NULL }),
                   *plain = doctor_with((char *[]){ NULL });
-    setenv("BATON_SIMT_DEVICES", "0", 1); /* of the emulated one */
+    setenv("BATON_SIMT_DEVICES", "0", 1); /* of the emulated GPU */
     if (device_count("cuda") > 0) SKIP("there is a card");
     doctor_check_gpu(d);
     CHECK_EQ_INT(d->n, 1);
@@ -104,7 +104,7 @@ TEST(a_gpu_that_is_not_there_fails)
     doctor_done(plain);
 }
 
-/* With little memory of the emulated card. */
+/* The emulated GPU with little memory. */
 TEST(the_kv_cache_is_held_against_the_memory_of_the_gpu)
 {
     char path[512];
@@ -131,7 +131,7 @@ TEST(the_kv_cache_is_held_against_the_memory_of_the_gpu)
     doctor_done(d);
 }
 
-/* A model of 57 GB on the emulated card of 4 GiB. */
+/* A model of 57 GB on the emulated GPU of 4 GiB. */
 TEST(weights_that_do_not_fit_fail)
 {
     char path[512];

@@ -1,5 +1,5 @@
-/* test_doctor_transport.c - the doctor's lines about what KV travels on: protocols asked for,
- * tuning variables, locked memory, RDMA ports. */
+/* test_doctor_transport.c - the doctor's lines about KV transports: protocols asked for, tuning
+ * variables, locked memory, RDMA ports. */
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,7 +147,7 @@ TEST(locked_memory_is_held_against_the_kv_cache_when_rdma_was_asked_for)
         (char *[]){ "--cache-transfer-protocol", "rdma", "--kv-cache-memory", "0.01", NULL });
     doctor_check_memory(d);
     const struct doctor_line *line = line_of(d, "locked memory");
-    /* root: the limit does not hold it */
+    /* root may exceed the limit */
     if (strstr(line->text, "CAP_IPC_LOCK")) CHECK_EQ_INT(line->result, DOCTOR_OK);
     else
         CHECK(line->result == DOCTOR_FAIL && strstr(line->text, "10.2 MiB") &&
@@ -365,8 +365,8 @@ TEST(ucx_transports_are_judged_and_listed)
     CHECK(strstr(line_of(d, "UCX")->text, "'posix'") &&
           strstr(line_of(d, "UCX")->fix, "BATON_UCX_TLS"));
     d->n = 0;
-    d->tuning.ucx_tls = "dc_mlx5"; /* where there is such a card the line is ok, elsewhere a
-                                    * failure: ucx was asked for alone */
+    /* With such a NIC the line is ok, otherwise a failure: only ucx was asked for. */
+    d->tuning.ucx_tls = "dc_mlx5";
     doctor_check_ucx(d);
     CHECK(line_of(d, "UCX")->result == DOCTOR_OK ||
           (line_of(d, "UCX")->result == DOCTOR_FAIL && line_of(d, "UCX")->fix[0]));

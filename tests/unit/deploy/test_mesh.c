@@ -1,5 +1,5 @@
-/* test_mesh.c - the matrix of `baton doctor --peers`: who has a row, what a cell says, and that its
- * JSON is JSON. */
+/* test_mesh.c - the matrix of `baton doctor --peers`: which hosts have a row, what a cell shows,
+ * and that its JSON is valid. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,8 +8,7 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-/* Three hosts, the last of which does not answer; only whether `client` is set matters to the
- * printers. */
+/* Three hosts; the last one does not answer. The printers only look whether `client` is set. */
 static struct mesh *sample(void)
 {
     struct mesh *m = MEM_NEW(struct mesh);

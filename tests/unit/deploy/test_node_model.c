@@ -1,4 +1,4 @@
-/* test_node_model.c - how many KV blocks a node takes when nobody says. */
+/* test_node_model.c - how many KV blocks a node takes by default. */
 #include "deploy/node/node_model.h"
 
 #include <stdlib.h>
@@ -21,8 +21,7 @@ static void open_device(void)
     if (!kernels.device) CHECK_OK(device_open("cpu", &kernels.device, &err));
 }
 
-/* Page cache is available memory: what the host has read since it started does not shrink the
- * pool. */
+/* Page cache counts as available: files that the host has read do not shrink the pool. */
 TEST(default_is_a_share_of_available_memory)
 {
     open_device();
@@ -36,11 +35,11 @@ TEST(default_is_a_share_of_available_memory)
         SKIP("this host has more memory than the largest pool takes");
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
     double have = (double)n * (double)kv_layout_block_bytes(&l);
-    CHECK(have > want * 0.7 && have < want * 1.3); /* others take and give memory meanwhile */
+    CHECK(have > want * 0.7 && have < want * 1.3); /* other processes allocate and free meanwhile */
 }
 
-/* ... but not weights that are mapped from a copy: the kernel would give them up for the pool and
- * read them again at every step. */
+/* Weights that are mapped from a copy do not count as available: the kernel would drop them for the
+ * pool and read them again at every step. */
 TEST(mapped_weights_are_not_available)
 {
     open_device();
@@ -52,7 +51,7 @@ TEST(mapped_weights_are_not_available)
     mapped.weight_bytes = host_memory_available() / 2;
     CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
     CHECK(n_mapped > n * 0.3 && n_mapped < n * 0.7);
-    mapped.weights_mapped = false; /* then it is not among what is available any more */
+    mapped.weights_mapped = false; /* it is no longer available then */
     CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
     CHECK(n_mapped > n * 0.8);
     mapped.weights_mapped = true;
@@ -71,7 +70,7 @@ TEST(what_is_asked_for_is_taken)
     uint32_t n = 0;
     model_kv_layout(&m, o.block_tokens, 1, &l);
     CHECK_EQ_INT(kv_layout_block_bytes(&l), 16 << 10);
-    /* 2 blocks, and a context has 16 */
+    /* 2 blocks; a context needs 16 */
     CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 2"));
     o.kv_bytes = 20 * (16 << 10);
@@ -94,7 +93,7 @@ TEST(what_is_asked_for_is_taken)
     CHECK(strstr(err.text, "--kv-cache-memory 1048576.0 is in GiB"));
 }
 
-/* 64 values per row in 2 bytes each, or in one and a scale of 4: 128 against 68. */
+/* 64 values per row of 2 bytes each, or of one byte plus a scale of 4: 128 against 68. */
 TEST(half_the_bytes_are_nearly_twice_the_blocks)
 {
     open_device();
@@ -187,7 +186,7 @@ TEST(the_variable_gives_the_type_too)
     config_free(c);
 }
 
-/* ---- a card, of which the node takes a share ---- */
+/* ---- a GPU, of which the node takes a share ---- */
 
 static struct {
     size_t total, available, taken;
@@ -212,16 +211,16 @@ TEST(a_gpu_gives_what_its_share_leaves)
     uint32_t n = 0;
     on_gpu.kernels = &k;
     gpu.total = 1000 * block;
-    gpu.taken = 300 * block; /* by weights and steps */
+    gpu.taken = 300 * block; /* allocated by weights and steps */
     gpu.available = 700 * block;
     CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
     CHECK_EQ_INT(n, 600); /* more than one context can use: the rest keeps prefixes */
-    o.gpu_share = 0.5;    /* two nodes on a card, whichever comes first */
+    o.gpu_share = 0.5;    /* two nodes on one GPU, whichever starts first */
     CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
     CHECK_EQ_INT(n, 200);
     gpu.available = 200 * block;
     CHECK_OK(node_model_blocks(&on_gpu, &o, &n, &err));
-    CHECK_EQ_INT(n, 100); /* others have more than they should */
+    CHECK_EQ_INT(n, 100); /* other processes hold more than their share */
     gpu.available = 700 * block;
     o.gpu_share = 0.3;
     CHECK_STATUS(node_model_blocks(&on_gpu, &o, &n, &err), ERR_CONFIG);

@@ -1,4 +1,4 @@
-/* test_node_model_text.c - the text side of a model that is nothing but a vocabulary and a
+/* test_node_model_text.c - tokenizer and template of a model that has only a vocabulary and a chat
  * template. */
 #include "deploy/node/node_model.h"
 

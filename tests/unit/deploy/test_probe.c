@@ -1,5 +1,5 @@
-/* test_probe.c - the agent's messages hold their ranges, its steps their order; agents measure each
- * other and refuse strangers. */
+/* test_probe.c - probe messages keep their ranges and steps their order; probe servers measure each
+ * other and refuse clients without the secret. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,7 +135,7 @@ TEST(a_reply_shows_nothing_that_a_terminal_would_obey)
     mem_free(back);
 }
 
-/* ---- a session without its agent ---- */
+/* ---- a session without its server ---- */
 
 static struct probe_reply *step(struct probe_session *s, struct probe_request r)
 {
@@ -186,7 +186,7 @@ TEST(steps_out_of_order_are_refused)
     probe_session_release(&s);
 }
 
-/* ---- agents ---- */
+/* ---- probe servers ---- */
 
 struct probe_servers {
     int pids[2];
@@ -270,7 +270,7 @@ TEST(the_plain_stream_stands_in_for_iperf3)
     struct err err = { 0 };
     double rate = 0;
     const char *what = NULL;
-    setenv("PATH", "/nowhere", 1); /* no tool is installed for the agents */
+    setenv("PATH", "/nowhere", 1); /* no tool is installed for the servers */
     start_servers(&a, "");
     p.sender = a.clients[0];
     p.receiver = a.clients[1];
@@ -333,7 +333,7 @@ TEST(clients_are_bounded)
     struct probe_client *more[PROBE_SERVER_CLIENTS_MAX] = { NULL };
     struct err err = { 0 };
     char where[128];
-    uint32_t n = 1; /* start_servers has one */
+    uint32_t n = 1; /* start_servers holds one */
     start_servers(&a, "s");
     snprintf(where, sizeof where, "%s", probe_peer(a.clients[0])->where);
     while (n < PROBE_SERVER_CLIENTS_MAX && probe_dial(a.dialer, where, &more[n - 1], &err) == OK)
@@ -342,7 +342,7 @@ TEST(clients_are_bounded)
     CHECK(probe_dial(a.dialer, where, &more[n - 1], &err) != OK);
     probe_hang_up(more[0]);
     more[0] = NULL;
-    /* The place of one that left is free again. */
+    /* A client that left makes room for another. */
     enum status st = ERR_BUSY;
     for (int i = 0; i < 100 && st != OK; i++) {
         st = probe_dial(a.dialer, where, &more[0], &err);
