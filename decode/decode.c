@@ -2,8 +2,8 @@
  * each (decode.h). */
 #include "decode/decode.h"
 
-#include "decode/emit.h"
-#include "decode/generation.h"
+#include "decode/token_batcher.h"
+#include "decode/decode_seq.h"
 #include "shared/base/assert.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"

@@ -1,7 +1,7 @@
 /* decode.h - the decode worker: KV that arrives from a prefill node, plus its first token, become a
  * stream of tokens.
  *
- * Life cycle of a generation (decode/generation.h), keyed by (request id, attempt):
+ * Life cycle of a generation (decode/decode_seq.h), keyed by (request id, attempt):
  *
  *   RESERVE ─▶ RESERVING ─ blocks ─▶ GRANTED ─ KV verified and first token here ─▶ RUNNING ─ last token ─▶ gone
  *   RUN ─────────────────────────────────────────────────────────────────────────▶ RUNNING

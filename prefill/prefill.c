@@ -3,7 +3,7 @@
 #include "prefill/prefill.h"
 
 #include "prefill/prompt.h"
-#include "prefill/route.h"
+#include "prefill/kv_route.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"

@@ -1,7 +1,7 @@
-/* generation.h - one generation's record and its states (decode.h has the diagram). Thread: loop.
+/* decode_seq.h - one generation's record and its states (decode.h has the diagram). Thread: loop.
  * Owner: decode_worker. */
-#ifndef BATON_DECODE_GENERATION_H
-#define BATON_DECODE_GENERATION_H
+#ifndef BATON_DECODE_SEQ_H
+#define BATON_DECODE_SEQ_H
 
 #include "shared/base/list.h"
 #include "shared/base/sampling.h"

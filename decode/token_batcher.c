@@ -1,6 +1,6 @@
-/* emit.c - see emit.h. A frame that cannot be queued is dropped on purpose: its link is lost, or
+/* token_batcher.c - see token_batcher.h. A frame that cannot be queued is dropped on purpose: its link is lost, or
  * cut here, and the entry node then runs the request again from the last token it has. */
-#include "decode/emit.h"
+#include "decode/token_batcher.h"
 
 #include "shared/base/mem.h"
 

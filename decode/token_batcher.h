@@ -1,7 +1,7 @@
-/* emit.h - token records gathered per entry node, sent as one TOKENS frame per node and step.
+/* token_batcher.h - token records gathered per entry node, sent as one TOKENS frame per node and step.
  * Thread: loop. */
-#ifndef BATON_DECODE_EMIT_H
-#define BATON_DECODE_EMIT_H
+#ifndef BATON_DECODE_TOKEN_BATCHER_H
+#define BATON_DECODE_TOKEN_BATCHER_H
 
 #include "shared/cluster/cluster.h"
 

@@ -1,5 +1,5 @@
-/* route.c - see route.h. */
-#include "prefill/route.h"
+/* kv_route.c - see kv_route.h. */
+#include "prefill/kv_route.h"
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"

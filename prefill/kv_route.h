@@ -1,10 +1,10 @@
-/* route.h - data connections to decode nodes, one per node, made when first needed.
+/* kv_route.h - data connections to decode nodes, one per node, made when first needed.
  *
  *   NONE ─ KVT_HELLO sent over the cluster link ─▶ ASKING ─ KVT_ANSWER ─▶ CONNECTING ─ KVT_CONNECTED ─▶ UP
  * A refusal or loss at any point drops the route; the next prompt makes a new one. Prompts wait in
  * `waiting`. Thread: loop. Owner: prefill_worker. */
-#ifndef BATON_PREFILL_ROUTE_H
-#define BATON_PREFILL_ROUTE_H
+#ifndef BATON_PREFILL_KV_ROUTE_H
+#define BATON_PREFILL_KV_ROUTE_H
 
 #include "kvtransfer/kvtransfer.h"
 #include "shared/base/list.h"
