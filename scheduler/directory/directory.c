@@ -11,7 +11,7 @@
 /* three renewals fit into a lease; a dead node is gone within 3 s */
 enum { RENEW_MS = 700, LEASE_MS = 2400 };
 
-const struct directory_ops *const DIRECTORY_ROWS[] = { &directory_local_ops, &directory_http_ops,
+const struct directory_ops *const DIRECTORY_BACKENDS[] = { &directory_local_ops, &directory_http_ops,
                                                        &directory_redis_ops, NULL };
 
 const char *node_role_name(enum node_role r)
@@ -21,7 +21,7 @@ const char *node_role_name(enum node_role r)
     return names[r];
 }
 
-enum status directory_open(const char *row, const struct directory_options *o,
+enum status directory_open(const char *backend, const struct directory_options *o,
                            struct directory **out, struct err *err)
 {
     struct directory_options filled = *o;
@@ -32,11 +32,11 @@ enum status directory_open(const char *row, const struct directory_options *o,
             err, ERR_CONFIG, "topic",
             "the topic \"%s\" must be 1 to %d printable characters without blanks and braces",
             filled.topic ? filled.topic : "", NODE_NAME_MAX - 1);
-    for (size_t i = 0; DIRECTORY_ROWS[i]; i++)
-        if (strcmp(DIRECTORY_ROWS[i]->name, row) == 0)
-            return DIRECTORY_ROWS[i]->open(&filled, out, err);
+    for (size_t i = 0; DIRECTORY_BACKENDS[i]; i++)
+        if (strcmp(DIRECTORY_BACKENDS[i]->name, backend) == 0)
+            return DIRECTORY_BACKENDS[i]->open(&filled, out, err);
     return err_set(err, ERR_CONFIG, "there is no directory \"%s\"; it is local, http or redis",
-                   row);
+                   backend);
 }
 
 void directory_close(struct directory *d)

@@ -106,9 +106,9 @@ struct directory {
     const struct directory_ops *ops; /* first member of every row's struct */
 };
 
-extern const struct directory_ops *const DIRECTORY_ROWS[]; /* NULL-ended: local, http, redis */
+extern const struct directory_ops *const DIRECTORY_BACKENDS[]; /* NULL-ended: local, http, redis */
 
-enum status directory_open(const char *row, const struct directory_options *o,
+enum status directory_open(const char *backend, const struct directory_options *o,
                            struct directory **out, struct err *err) MUST_CHECK;
 void directory_close(struct directory *d);
 void directory_publish(struct directory *d, const struct node_record *me);

@@ -16,7 +16,7 @@ struct remote_reservation {
                    * cannot overtake it */
 };
 
-void remote_init(struct remote *r, const struct directory_options *o, const char *row)
+void remote_init(struct remote *r, const struct directory_options *o, const char *backend)
 {
     char labels[64];
     *r = (struct remote){ .o = *o };
@@ -25,7 +25,7 @@ void remote_init(struct remote *r, const struct directory_options *o, const char
     list_init(&r->owed);
     list_init(&r->sending);
     if (!o->metrics) return;
-    snprintf(labels, sizeof labels, "row=\"%s\"", row);
+    snprintf(labels, sizeof labels, "row=\"%s\"", backend);
     r->m_up = metrics_gauge(o->metrics, "baton_directory_up", labels,
                             "1 while the holder of the directory answers.");
     r->m_owed = metrics_gauge(o->metrics, "baton_directory_owed_releases", labels,

@@ -30,7 +30,7 @@ struct remote {
     struct counter *m_failures;
 };
 
-void remote_init(struct remote *r, const struct directory_options *o, const char *row);
+void remote_init(struct remote *r, const struct directory_options *o, const char *backend);
 void remote_release(struct remote *r);
 /* The holder answered, or did not: on_up and on_down once per change. They may close the
  * directory. */
