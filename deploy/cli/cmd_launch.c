@@ -96,7 +96,7 @@ static void finish(struct launcher *l)
     http_client_free(l->client);
     l->client = NULL;
     l->directory_server = NULL;
-    if (directory_server) directory_serve_stop(directory_server, finish_rest, l);
+    if (directory_server) directory_server_stop(directory_server, finish_rest, l);
     else finish_rest(l);
 }
 
@@ -298,11 +298,11 @@ static enum status serve_directory(struct launcher *l, char *address, size_t cap
     /* in the order in which nodes read it: the file before the environment */
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
-        st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret,
+        st = directory_server_start(l->loop, l->directory, "127.0.0.1", 0, secret,
                                    &l->directory_server, err);
     arena_release(&arena);
     if (st != OK) return st;
-    snprintf(address, cap, "127.0.0.1:%u", directory_serve_port(l->directory_server));
+    snprintf(address, cap, "127.0.0.1:%u", directory_server_port(l->directory_server));
     return OK;
 }
 

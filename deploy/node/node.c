@@ -385,7 +385,7 @@ static enum status start_directory(struct node *n, struct err *err)
     };
     TRY(directory_open(n->o.directory, &d, &n->directory, err));
     if (!n->o.serves_directory) return OK;
-    return directory_serve_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port,
+    return directory_server_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port,
                                  n->o.secret, &n->directory_server, err);
 }
 
@@ -559,7 +559,7 @@ static void finish_stop(struct node *n)
     n->decode = NULL;
     prefill_free(n->prefill);
     n->prefill = NULL;
-    if (directory_server) directory_serve_stop(directory_server, finish_rest, n);
+    if (directory_server) directory_server_stop(directory_server, finish_rest, n);
     else finish_rest(n);
 }
 

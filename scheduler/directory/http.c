@@ -18,7 +18,7 @@
 
 enum { IDLE_CONNECTIONS = 4, LEAVING_MAX = 64 };
 
-enum http_verb { VERB_PUBLISH, VERB_LEAVE, VERB_SNAPSHOT, VERB_RESERVE, VERB_RELEASE };
+enum directory_http_op { OP_PUBLISH, OP_LEAVE, OP_SNAPSHOT, OP_RESERVE, OP_RELEASE };
 
 struct directory_http {
     struct directory base;
@@ -37,9 +37,9 @@ struct directory_http {
     bool closed;
 };
 
-struct http_call {
+struct directory_http_call {
     struct directory_http *d;
-    enum http_verb verb;
+    enum directory_http_op op;
     directory_snapshot_fn *snapshot; /* NULL: a probe */
     directory_reserve_fn *reserve;
     void *arg;
@@ -47,7 +47,7 @@ struct http_call {
 };
 
 /* What an answer says, parsed. */
-struct http_answer {
+struct directory_http_answer {
     enum status st;
     uint64_t fence;
     struct node_record *nodes;
@@ -55,7 +55,7 @@ struct http_answer {
     char why[ERR_TEXT_MAX];
 };
 
-static void http_free(struct directory_http *d)
+static void directory_http_free(struct directory_http *d)
 {
     remote_release(&d->remote);
     buf_release(&d->secret);
@@ -67,26 +67,26 @@ static void http_free(struct directory_http *d)
 
 static void unhold(struct directory_http *d)
 {
-    if (--d->n_holds == 0 && d->closed) http_free(d);
+    if (--d->n_holds == 0 && d->closed) directory_http_free(d);
 }
 
 /* ---- requests ---- */
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body);
 
-static enum status send_call(struct directory_http *d, struct http_call call, struct str body)
+static enum status send_call(struct directory_http *d, struct directory_http_call call, struct str body)
 {
     static const char *const paths[] = { DIRECTORY_PATH "publish", DIRECTORY_PATH "leave",
                                          DIRECTORY_PATH "snapshot", DIRECTORY_PATH "reserve",
                                          DIRECTORY_PATH "release" };
-    const char *path = paths[call.verb];
+    const char *path = paths[call.op];
     char proof[DIRECTORY_PROOF_MAX], headers[DIRECTORY_PROOF_MAX + 80];
     int n = snprintf(headers, sizeof headers, "Content-Type: application/json\r\n");
     if (d->secret.len) {
         directory_prove(buf_str(&d->secret), "POST", str_of(path), body, proof);
         snprintf(headers + n, sizeof headers - (size_t)n, "Authorization: %s\r\n", proof);
     }
-    struct http_call *c = mem_try_calloc(1, sizeof *c);
+    struct directory_http_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;
     c->d = d;
@@ -114,7 +114,7 @@ static void send_publish(struct directory_http *d)
     buf_add_str(&body, buf_str(&d->next_record));
     buf_add_char(&body, '}');
     buf_clear(&d->next_record);
-    d->publishing = send_call(d, (struct http_call){ .verb = VERB_PUBLISH }, buf_str(&body)) == OK;
+    d->publishing = send_call(d, (struct directory_http_call){ .op = OP_PUBLISH }, buf_str(&body)) == OK;
     buf_release(&body);
 }
 
@@ -129,7 +129,7 @@ static void send_leave(struct directory_http *d)
         buf_add_char(&body, ',');
         directory_add_id(&body, "node", node);
         buf_add_char(&body, '}');
-        if (send_call(d, (struct http_call){ .verb = VERB_LEAVE }, buf_str(&body)) != OK)
+        if (send_call(d, (struct directory_http_call){ .op = OP_LEAVE }, buf_str(&body)) != OK)
             log_debug("leave not sent", "host=%s port=%u", d->host, d->port);
         buf_release(&body);
     }
@@ -148,7 +148,7 @@ static void send_owed(struct directory_http *d)
     for (size_t i = 0; i < n; i++)
         buf_printf(&body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
     buf_add_c(&body, "]}");
-    if (send_call(d, (struct http_call){ .verb = VERB_RELEASE }, buf_str(&body)) != OK)
+    if (send_call(d, (struct directory_http_call){ .op = OP_RELEASE }, buf_str(&body)) != OK)
         remote_sent(&d->remote, false);
     buf_release(&body);
 }
@@ -161,14 +161,14 @@ static enum status send_snapshot(struct directory_http *d, directory_snapshot_fn
     json_add_string(&body, str_of(d->topic));
     buf_add_char(&body, '}');
     enum status st = send_call(
-        d, (struct http_call){ .verb = VERB_SNAPSHOT, .snapshot = cb, .arg = arg }, buf_str(&body));
+        d, (struct directory_http_call){ .op = OP_SNAPSHOT, .snapshot = cb, .arg = arg }, buf_str(&body));
     buf_release(&body);
     return st;
 }
 
 /* ---- answers ---- */
 
-static void read_snapshot(const cJSON *doc, struct http_answer *a)
+static void read_snapshot(const cJSON *doc, struct directory_http_answer *a)
 {
     const cJSON *list = json_member(doc, "nodes"), *one;
     const char *topics = "";
@@ -187,7 +187,7 @@ static void read_snapshot(const cJSON *doc, struct http_answer *a)
     snprintf(a->snapshot.topics, sizeof a->snapshot.topics, "%s", topics);
 }
 
-static void read_reserved(const cJSON *doc, struct http_answer *a)
+static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
 {
     const char *text = "";
     bool is_well_formed = json_get_str(doc, "status", &text, NULL) == OK &&
@@ -200,8 +200,8 @@ static void read_reserved(const cJSON *doc, struct http_answer *a)
 
 /* True when the holder was reached, whatever it answered: a call refused as such (malformed, a
  * limit) says nothing about others. */
-static bool read_answer(const struct directory_http *d, const struct http_call *c, enum status st,
-                        int http_status, struct str body, struct http_answer *a)
+static bool read_answer(const struct directory_http *d, const struct directory_http_call *c, enum status st,
+                        int http_status, struct str body, struct directory_http_answer *a)
 {
     struct err err = { 0 };
     cJSON *doc = NULL;
@@ -217,8 +217,8 @@ static bool read_answer(const struct directory_http *d, const struct http_call *
                 : http_status == 400 ? ERR_INVALID
                                      : ERR_IO;
     } else if (a->st == OK) {
-        if (c->verb == VERB_SNAPSHOT) read_snapshot(doc, a);
-        if (c->verb == VERB_RESERVE) read_reserved(doc, a);
+        if (c->op == OP_SNAPSHOT) read_snapshot(doc, a);
+        if (c->op == OP_RESERVE) read_reserved(doc, a);
         if (a->st == ERR_FORMAT)
             snprintf(a->why, sizeof a->why, "%s:%u sent a malformed answer", d->host, d->port);
     } else {
@@ -233,28 +233,28 @@ static bool read_answer(const struct directory_http *d, const struct http_call *
 }
 
 /* The caller's function; after close none is called any more. */
-static void give(struct directory_http *d, const struct http_call *c, struct http_answer *a)
+static void give(struct directory_http *d, const struct directory_http_call *c, struct directory_http_answer *a)
 {
     bool is_said = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
     if (d->closed) return;
-    if (c->verb == VERB_RESERVE) c->reserve(c->arg, is_said ? a->st : ERR_UNAVAILABLE, a->fence);
-    if (c->verb == VERB_SNAPSHOT && c->snapshot)
+    if (c->op == OP_RESERVE) c->reserve(c->arg, is_said ? a->st : ERR_UNAVAILABLE, a->fence);
+    if (c->op == OP_SNAPSHOT && c->snapshot)
         c->snapshot(c->arg, is_said ? OK : ERR_UNAVAILABLE, is_said ? &a->snapshot : NULL);
 }
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
 {
-    struct http_call *c = arg;
+    struct directory_http_call *c = arg;
     struct directory_http *d = c->d;
     if (d->closed) { /* the client is being freed */
         mem_free(c);
         return;
     }
-    struct http_answer a = { 0 };
+    struct directory_http_answer a = { 0 };
     bool reached = read_answer(d, c, st, http_status, body, &a);
-    if (c->verb == VERB_PUBLISH) d->publishing = false;
-    if (c->verb == VERB_RELEASE) remote_sent(&d->remote, reached);
-    if (c->verb == VERB_RESERVE) remote_reserved(&d->remote, c->request, c->id, a.st, a.fence);
+    if (c->op == OP_PUBLISH) d->publishing = false;
+    if (c->op == OP_RELEASE) remote_sent(&d->remote, reached);
+    if (c->op == OP_RESERVE) remote_reserved(&d->remote, c->request, c->id, a.st, a.fence);
     d->n_holds++;
     if (reached) remote_up(&d->remote);
     else remote_down(&d->remote, a.why);
@@ -279,7 +279,7 @@ static void on_probe(void *arg)
 
 /* ---- the row ---- */
 
-static void http_close(struct directory *base)
+static void directory_http_close(struct directory *base)
 {
     struct directory_http *d = (struct directory_http *)base;
     d->closed = true;
@@ -289,7 +289,7 @@ static void http_close(struct directory *base)
     unhold(d);
 }
 
-static enum status http_open(const struct directory_options *o, struct directory **out,
+static enum status directory_http_open(const struct directory_options *o, struct directory **out,
                              struct err *err)
 {
     if (!o->http_host || !o->http_host[0] || o->http_port == 0)
@@ -314,7 +314,7 @@ static enum status http_open(const struct directory_options *o, struct directory
     return OK;
 }
 
-static void http_publish(struct directory *base, const struct node_record *me)
+static void directory_http_publish(struct directory *base, const struct node_record *me)
 {
     struct directory_http *d = (struct directory_http *)base;
     buf_clear(&d->next_record);
@@ -322,7 +322,7 @@ static void http_publish(struct directory *base, const struct node_record *me)
     send_publish(d);
 }
 
-static void http_leave(struct directory *base, uint64_t node)
+static void directory_http_leave(struct directory *base, uint64_t node)
 {
     struct directory_http *d = (struct directory_http *)base;
     buf_clear(&d->next_record);
@@ -330,17 +330,17 @@ static void http_leave(struct directory *base, uint64_t node)
     send_leave(d);
 }
 
-static enum status http_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+static enum status directory_http_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
 {
     return send_snapshot((struct directory_http *)base, cb, arg);
 }
 
-static enum status http_reserve(struct directory *base, const struct placement *p,
+static enum status directory_http_reserve(struct directory *base, const struct placement *p,
                                 directory_reserve_fn *cb, void *arg)
 {
     struct directory_http *d = (struct directory_http *)base;
-    struct http_call call = {
-        .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request
+    struct directory_http_call call = {
+        .op = OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
     };
     struct buf body = { 0 };
     /* no request waits for a deadline known to pass */
@@ -362,7 +362,7 @@ static enum status http_reserve(struct directory *base, const struct placement *
     return st;
 }
 
-static void http_release(struct directory *base, uint64_t request)
+static void directory_http_release(struct directory *base, uint64_t request)
 {
     struct directory_http *d = (struct directory_http *)base;
     remote_drop(&d->remote, request);
@@ -371,11 +371,11 @@ static void http_release(struct directory *base, uint64_t request)
 
 const struct directory_ops directory_http_ops = {
     .name = "http",
-    .open = http_open,
-    .close = http_close,
-    .publish = http_publish,
-    .leave = http_leave,
-    .snapshot = http_snapshot,
-    .reserve = http_reserve,
-    .release = http_release,
+    .open = directory_http_open,
+    .close = directory_http_close,
+    .publish = directory_http_publish,
+    .leave = directory_http_leave,
+    .snapshot = directory_http_snapshot,
+    .reserve = directory_http_reserve,
+    .release = directory_http_release,
 };

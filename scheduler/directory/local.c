@@ -22,34 +22,34 @@
 
 enum { RESERVATIONS_MAX = 1 << 18, CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
 
-struct local_node {
+struct directory_local_node {
     struct list link; /* by_lease: the first to end is the first */
     struct node_record record;
     uint64_t end_ms;
 };
 
 /* What reservations count on one node; lives while there are any. */
-struct local_load {
+struct directory_local_load {
     uint64_t node, tokens;
     uint32_t seqs, blocks, n_refs;
 };
 
-struct local_owner {
+struct directory_local_owner {
     struct list link; /* owners_by_lease */
     uint64_t id, end_ms;
     struct list owned;
 };
 
-struct local_reservation {
+struct directory_local_reservation {
     struct list link;  /* by_end */
-    struct list owned; /* local_owner.owned; alone for this process's own */
+    struct list owned; /* directory_local_owner.owned; alone for this process's own */
     uint64_t id, end_ms;
     uint32_t tokens, blocks;
-    struct local_load *prefill, *decode;
+    struct directory_local_load *prefill, *decode;
 };
 
 /* An answer that the next turn of the loop gives; neither function: on_up. */
-struct local_call {
+struct directory_local_call {
     struct list link;
     directory_snapshot_fn *snapshot;
     directory_reserve_fn *reserve;
@@ -81,11 +81,11 @@ bool directory_is_local(const struct directory *d) { return d->ops == &directory
 
 /* ---- load ---- */
 
-static struct local_load *load_ref(struct directory_local *d, uint64_t node)
+static struct directory_local_load *load_ref(struct directory_local *d, uint64_t node)
 {
-    struct local_load *l = map_get(&d->loads, map_key_u64(&node));
+    struct directory_local_load *l = map_get(&d->loads, map_key_u64(&node));
     if (!l) {
-        l = MEM_NEW(struct local_load);
+        l = MEM_NEW(struct directory_local_load);
         l->node = node;
         map_put(&d->loads, map_key_u64(&node), l);
     }
@@ -93,14 +93,14 @@ static struct local_load *load_ref(struct directory_local *d, uint64_t node)
     return l;
 }
 
-static void load_unref(struct directory_local *d, struct local_load *l)
+static void load_unref(struct directory_local *d, struct directory_local_load *l)
 {
     if (--l->n_refs > 0) return;
     map_del(&d->loads, map_key_u64(&l->node));
     mem_free(l);
 }
 
-static void reservation_drop(struct directory_local *d, struct local_reservation *r)
+static void reservation_drop(struct directory_local *d, struct directory_local_reservation *r)
 {
     r->prefill->tokens -= r->tokens;
     r->decode->seqs--;
@@ -116,17 +116,17 @@ static void reservation_drop(struct directory_local *d, struct local_reservation
 
 /* ---- leases ---- */
 
-static void node_drop(struct directory_local *d, struct local_node *n)
+static void node_drop(struct directory_local *d, struct directory_local_node *n)
 {
     list_remove(&n->link);
     map_del(&d->nodes, map_key_u64(&n->record.node));
     mem_free(n);
 }
 
-static void owner_drop(struct directory_local *d, struct local_owner *o)
+static void owner_drop(struct directory_local *d, struct directory_local_owner *o)
 {
     while (!list_empty(&o->owned))
-        reservation_drop(d, LIST_FIRST(&o->owned, struct local_reservation, owned));
+        reservation_drop(d, LIST_FIRST(&o->owned, struct directory_local_reservation, owned));
     list_remove(&o->link);
     map_del(&d->owners, map_key_u64(&o->id));
     mem_free(o);
@@ -137,19 +137,19 @@ static void owner_drop(struct directory_local *d, struct local_owner *o)
 static void sweep(struct directory_local *d)
 {
     uint64_t now = clock_ms();
-    LIST_FOREACH (n, &d->by_lease, struct local_node, link) {
+    LIST_FOREACH (n, &d->by_lease, struct directory_local_node, link) {
         if (n->end_ms > now) break;
         log_info("node lease ended", "node=%s topic=%s role=%s", n->record.name, n->record.topic,
                  node_role_name(n->record.role));
         node_drop(d, n);
     }
     while (!list_empty(&d->owners_by_lease)) {
-        struct local_owner *o = LIST_FIRST(&d->owners_by_lease, struct local_owner, link);
+        struct directory_local_owner *o = LIST_FIRST(&d->owners_by_lease, struct directory_local_owner, link);
         if (o->end_ms > now) break;
         owner_drop(d, o);
     }
     while (!list_empty(&d->by_end)) {
-        struct local_reservation *r = LIST_FIRST(&d->by_end, struct local_reservation, link);
+        struct directory_local_reservation *r = LIST_FIRST(&d->by_end, struct directory_local_reservation, link);
         if (r->end_ms > now) break;
         reservation_drop(d, r);
     }
@@ -161,10 +161,10 @@ void directory_local_hear(struct directory *base, uint64_t owner)
 {
     struct directory_local *d = self_of(base);
     if (owner == OWN_PROCESS) return;
-    struct local_owner *o = map_get(&d->owners, map_key_u64(&owner));
+    struct directory_local_owner *o = map_get(&d->owners, map_key_u64(&owner));
     if (!o) {
         if (d->owners.len >= DIRECTORY_NODES_MAX) return; /* its reservations are refused */
-        o = MEM_NEW(struct local_owner);
+        o = MEM_NEW(struct directory_local_owner);
         o->id = owner;
         list_init(&o->link);
         list_init(&o->owned);
@@ -181,13 +181,13 @@ enum status directory_local_publish(struct directory *base, const struct node_re
 {
     struct directory_local *d = self_of(base);
     sweep(d);
-    struct local_node *n = map_get(&d->nodes, map_key_u64(&r->node));
+    struct directory_local_node *n = map_get(&d->nodes, map_key_u64(&r->node));
     if (!n) {
         if (d->nodes.len >= DIRECTORY_NODES_MAX) {
             log_warn("directory full", "node=%s limit=%d", r->name, DIRECTORY_NODES_MAX);
             return ERR_FULL;
         }
-        n = MEM_NEW(struct local_node);
+        n = MEM_NEW(struct directory_local_node);
         list_init(&n->link);
         map_put(&d->nodes, map_key_u64(&r->node), n);
         log_info("node announced", "node=%s topic=%s role=%s", r->name, r->topic,
@@ -203,7 +203,7 @@ enum status directory_local_publish(struct directory *base, const struct node_re
 void directory_local_leave(struct directory *base, uint64_t node)
 {
     struct directory_local *d = self_of(base);
-    struct local_node *n = map_get(&d->nodes, map_key_u64(&node));
+    struct directory_local_node *n = map_get(&d->nodes, map_key_u64(&node));
     if (n) node_drop(d, n);
 }
 
@@ -214,27 +214,27 @@ void directory_local_raise_fence(struct directory *base, uint64_t seen)
     if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen;
 }
 
-static bool has_room(const struct directory_local *d, const struct local_node *decode,
+static bool has_room(const struct directory_local *d, const struct directory_local_node *decode,
                      uint32_t blocks)
 {
-    const struct local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
+    const struct directory_local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
     uint64_t seqs = l ? l->seqs : 0, placed = l ? l->blocks : 0;
     return seqs < decode->record.max_seqs && placed + blocks <= decode->record.n_blocks;
 }
 
 /* Requests live about equally long, so the place is near the end of the list. */
-static void link_by_end(struct directory_local *d, struct local_reservation *r)
+static void link_by_end(struct directory_local *d, struct directory_local_reservation *r)
 {
     struct list *at = d->by_end.prev;
-    while (at != &d->by_end && LIST_ENTRY(at, struct local_reservation, link)->end_ms > r->end_ms)
+    while (at != &d->by_end && LIST_ENTRY(at, struct directory_local_reservation, link)->end_ms > r->end_ms)
         at = at->prev;
     list_insert_after(at, &r->link);
 }
 
 static void reservation_add(struct directory_local *d, const struct placement *p,
-                            struct local_owner *o)
+                            struct directory_local_owner *o)
 {
-    struct local_reservation *r = MEM_NEW(struct local_reservation);
+    struct directory_local_reservation *r = MEM_NEW(struct directory_local_reservation);
     r->id = p->request;
     r->end_ms = clock_ms() + p->ttl_ms;
     r->tokens = p->tokens;
@@ -255,13 +255,13 @@ enum status directory_local_reserve(struct directory *base, const struct placeme
 {
     struct directory_local *d = self_of(base);
     sweep(d);
-    struct local_reservation *earlier = map_get(&d->reservations, map_key_u64(&p->request));
+    struct directory_local_reservation *earlier = map_get(&d->reservations, map_key_u64(&p->request));
     if (earlier) reservation_drop(d, earlier);
-    struct local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
+    struct directory_local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
     if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill))))
         return ERR_NOT_FOUND;
     if (!has_room(d, decode, p->blocks)) return ERR_BUSY;
-    struct local_owner *o = map_get(&d->owners, map_key_u64(&owner));
+    struct directory_local_owner *o = map_get(&d->owners, map_key_u64(&owner));
     if (d->reservations.len >= RESERVATIONS_MAX || (owner != OWN_PROCESS && !o)) return ERR_FULL;
     reservation_add(d, p, o);
     *fence = ++d->fence;
@@ -271,7 +271,7 @@ enum status directory_local_reserve(struct directory *base, const struct placeme
 void directory_local_release(struct directory *base, uint64_t id)
 {
     struct directory_local *d = self_of(base);
-    struct local_reservation *r = map_get(&d->reservations, map_key_u64(&id));
+    struct directory_local_reservation *r = map_get(&d->reservations, map_key_u64(&id));
     if (r) reservation_drop(d, r);
 }
 
@@ -283,10 +283,10 @@ struct node_record *directory_local_view(struct directory *base, const char *top
     size_t n_seen = 0, at = 0;
     sweep(d);
     struct node_record *out = mem_calloc(d->nodes.len, sizeof *out);
-    LIST_FOREACH (node, &d->by_lease, struct local_node, link) {
+    LIST_FOREACH (node, &d->by_lease, struct directory_local_node, link) {
         directory_topics_add(seen, &n_seen, node->record.topic, node->record.role, 1);
         if (strcmp(node->record.topic, topic) != 0) continue;
-        const struct local_load *l = map_get(&d->loads, map_key_u64(&node->record.node));
+        const struct directory_local_load *l = map_get(&d->loads, map_key_u64(&node->record.node));
         out[at] = node->record;
         out[at].placed_tokens = l ? l->tokens : 0;
         out[at].placed_seqs = l ? l->seqs : 0;
@@ -300,12 +300,12 @@ struct node_record *directory_local_view(struct directory *base, const char *top
 
 /* ---- answers ---- */
 
-static void local_free(struct directory_local *d)
+static void directory_local_free(struct directory_local *d)
 {
-    LIST_FOREACH (c, &d->calls, struct local_call, link) mem_free(c);
-    LIST_FOREACH (o, &d->owners_by_lease, struct local_owner, link) owner_drop(d, o);
-    LIST_FOREACH (r, &d->by_end, struct local_reservation, link) reservation_drop(d, r);
-    LIST_FOREACH (n, &d->by_lease, struct local_node, link) node_drop(d, n);
+    LIST_FOREACH (c, &d->calls, struct directory_local_call, link) mem_free(c);
+    LIST_FOREACH (o, &d->owners_by_lease, struct directory_local_owner, link) owner_drop(d, o);
+    LIST_FOREACH (r, &d->by_end, struct directory_local_reservation, link) reservation_drop(d, r);
+    LIST_FOREACH (n, &d->by_lease, struct directory_local_node, link) node_drop(d, n);
     map_release(&d->nodes);
     map_release(&d->loads);
     map_release(&d->reservations);
@@ -314,7 +314,7 @@ static void local_free(struct directory_local *d)
     mem_free(d);
 }
 
-static void answer(struct directory_local *d, const struct local_call *c)
+static void answer(struct directory_local *d, const struct directory_local_call *c)
 {
     if (c->reserve) {
         c->reserve(c->arg, c->st, c->fence);
@@ -338,20 +338,20 @@ static void on_kick(void *arg)
     d->kick = NULL;
     d->answering = true;
     for (size_t n = d->n_calls; n > 0 && !d->closed; n--) {
-        struct local_call *c = LIST_FIRST(&d->calls, struct local_call, link);
+        struct directory_local_call *c = LIST_FIRST(&d->calls, struct directory_local_call, link);
         list_remove(&c->link);
         d->n_calls--;
         answer(d, c);
         mem_free(c);
     }
     d->answering = false;
-    if (d->closed) local_free(d);
+    if (d->closed) directory_local_free(d);
 }
 
-static enum status later(struct directory_local *d, struct local_call call)
+static enum status later(struct directory_local *d, struct directory_local_call call)
 {
     if (d->n_calls >= CALLS_MAX) return ERR_FULL;
-    struct local_call *c = mem_try_calloc(1, sizeof *c);
+    struct directory_local_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;
     list_push(&d->calls, &c->link);
@@ -362,7 +362,7 @@ static enum status later(struct directory_local *d, struct local_call call)
 
 /* ---- the row ---- */
 
-static enum status local_open(const struct directory_options *o, struct directory **out,
+static enum status directory_local_open(const struct directory_options *o, struct directory **out,
                               struct err *err)
 {
     struct directory_local *d = MEM_NEW(struct directory_local);
@@ -379,36 +379,36 @@ static enum status local_open(const struct directory_options *o, struct director
         d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "",
                                           "Placements counted in the view held by this process.");
     }
-    if (later(d, (struct local_call){ 0 }) != OK) {
-        local_free(d);
+    if (later(d, (struct directory_local_call){ 0 }) != OK) {
+        directory_local_free(d);
         return err_set(err, ERR_NOMEM, "not enough memory for a directory");
     }
     *out = &d->base;
     return OK;
 }
 
-static void local_close(struct directory *base)
+static void directory_local_close(struct directory *base)
 {
     struct directory_local *d = self_of(base);
     d->closed = true;
-    if (!d->answering) local_free(d);
+    if (!d->answering) directory_local_free(d);
 }
 
-static void local_publish(struct directory *base, const struct node_record *me)
+static void directory_local_publish_own(struct directory *base, const struct node_record *me)
 {
     enum status st = directory_local_publish(base, me);
     (void)st; /* said there; the next renewal tries again */
 }
 
-static enum status local_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+static enum status directory_local_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
 {
-    return later(self_of(base), (struct local_call){ .snapshot = cb, .arg = arg });
+    return later(self_of(base), (struct directory_local_call){ .snapshot = cb, .arg = arg });
 }
 
-static enum status local_reserve(struct directory *base, const struct placement *p,
+static enum status directory_local_reserve_own(struct directory *base, const struct placement *p,
                                  directory_reserve_fn *cb, void *arg)
 {
-    struct local_call call = { .reserve = cb, .arg = arg };
+    struct directory_local_call call = { .reserve = cb, .arg = arg };
     call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);
     if (call.st == ERR_FULL) return ERR_FULL;
     enum status st = later(self_of(base), call);
@@ -418,11 +418,11 @@ static enum status local_reserve(struct directory *base, const struct placement 
 
 const struct directory_ops directory_local_ops = {
     .name = "local",
-    .open = local_open,
-    .close = local_close,
-    .publish = local_publish,
+    .open = directory_local_open,
+    .close = directory_local_close,
+    .publish = directory_local_publish_own,
     .leave = directory_local_leave,
-    .snapshot = local_snapshot,
-    .reserve = local_reserve,
+    .snapshot = directory_local_snapshot,
+    .reserve = directory_local_reserve_own,
     .release = directory_local_release,
 };

@@ -22,7 +22,7 @@
 #define TOKENS_SUM_MAX (UINT64_C(1) << 53)
 enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 4, COUNT_MAX = 1 << 30 };
 
-enum redis_verb { VERB_PUBLISH, VERB_LEAVE, VERB_SNAPSHOT, VERB_RESERVE, VERB_RELEASE };
+enum directory_redis_op { OP_PUBLISH, OP_LEAVE, OP_SNAPSHOT, OP_RESERVE, OP_RELEASE };
 
 struct directory_redis {
     struct directory base;
@@ -34,16 +34,16 @@ struct directory_redis {
     bool closed;
 };
 
-struct redis_call {
+struct directory_redis_call {
     struct directory_redis *d;
-    enum redis_verb verb;
+    enum directory_redis_op op;
     directory_snapshot_fn *snapshot;
     directory_reserve_fn *reserve;
     void *arg;
     uint64_t request, id;
 };
 
-static void redis_row_free(struct directory_redis *d)
+static void directory_redis_free(struct directory_redis *d)
 {
     remote_release(&d->remote);
     mem_free(d);
@@ -51,7 +51,7 @@ static void redis_row_free(struct directory_redis *d)
 
 static void unhold(struct directory_redis *d)
 {
-    if (--d->n_holds == 0 && d->closed) redis_row_free(d);
+    if (--d->n_holds == 0 && d->closed) directory_redis_free(d);
 }
 
 /* ---- calls ---- */
@@ -60,7 +60,7 @@ static void on_reply(void *arg, enum status st, const redisReply *reply);
 
 /* One call: the topic's prefix and key2 (may be NULL) are the keys; the entry, the lease and args
  * the arguments. */
-static enum status call_script(struct directory_redis *d, struct redis_call call,
+static enum status call_script(struct directory_redis *d, struct directory_redis_call call,
                                const char *script, const char *topic, const char *key2, int n_args,
                                const char *const *args)
 {
@@ -73,7 +73,7 @@ static enum status call_script(struct directory_redis *d, struct redis_call call
     argv[n++] = d->owner;
     argv[n++] = d->lease;
     for (int i = 0; i < n_args; i++) argv[n++] = args[i];
-    struct redis_call *c = mem_try_calloc(1, sizeof *c);
+    struct directory_redis_call *c = mem_try_calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
     *c = call;
     c->d = d;
@@ -101,7 +101,7 @@ static void send_owed(struct directory_redis *d)
         id_text(text[i], ids[i]);
         args[i] = text[i];
     }
-    struct redis_call call = { .verb = VERB_RELEASE };
+    struct directory_redis_call call = { .op = OP_RELEASE };
     if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK)
         remote_sent(&d->remote, false);
 }
@@ -165,7 +165,7 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
     directory_topics_write(topics, n, out, cap);
 }
 
-static void give_snapshot(const struct redis_call *c, enum status st, const redisReply *reply)
+static void give_snapshot(const struct directory_redis_call *c, enum status st, const redisReply *reply)
 {
     struct directory_snapshot s = { 0 };
     bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
@@ -196,19 +196,19 @@ static enum status read_reserved(enum status st, const redisReply *reply, uint64
     return OK;
 }
 
-static void give(struct directory_redis *d, const struct redis_call *c, enum status st,
+static void give(struct directory_redis *d, const struct directory_redis_call *c, enum status st,
                  const redisReply *reply)
 {
     uint64_t fence = 0;
-    switch (c->verb) {
-    case VERB_PUBLISH:
+    switch (c->op) {
+    case OP_PUBLISH:
         if (st == OK && reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
             log_warn("directory full", "topic=%s limit=%d", d->topic, DIRECTORY_NODES_MAX);
         break;
-    case VERB_LEAVE: break;
-    case VERB_RELEASE: remote_sent(&d->remote, st == OK); break;
-    case VERB_SNAPSHOT: give_snapshot(c, st, reply); break;
-    case VERB_RESERVE:
+    case OP_LEAVE: break;
+    case OP_RELEASE: remote_sent(&d->remote, st == OK); break;
+    case OP_SNAPSHOT: give_snapshot(c, st, reply); break;
+    case OP_RESERVE:
         st = read_reserved(st, reply, &fence);
         remote_reserved(&d->remote, c->request, c->id, st, fence);
         c->reserve(c->arg, st, fence);
@@ -218,7 +218,7 @@ static void give(struct directory_redis *d, const struct redis_call *c, enum sta
 
 static void on_reply(void *arg, enum status st, const redisReply *reply)
 {
-    struct redis_call *c = arg;
+    struct directory_redis_call *c = arg;
     struct directory_redis *d = c->d;
     if (!d->closed) { /* else the connection is being freed */
         d->n_holds++;
@@ -272,7 +272,7 @@ static void on_down(void *arg, const char *why)
 
 /* ---- the row ---- */
 
-static enum status redis_row_open(const struct directory_options *o, struct directory **out,
+static enum status directory_redis_open(const struct directory_options *o, struct directory **out,
                                   struct err *err)
 {
     struct directory_redis *d = MEM_NEW(struct directory_redis);
@@ -294,14 +294,14 @@ static enum status redis_row_open(const struct directory_options *o, struct dire
     number_text(d->lease, o->lease_ms);
     enum status st = redis_create(&r, &d->redis, err);
     if (st != OK) {
-        redis_row_free(d);
+        directory_redis_free(d);
         return st;
     }
     *out = &d->base;
     return OK;
 }
 
-static void redis_row_close(struct directory *base)
+static void directory_redis_close(struct directory *base)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     d->closed = true;
@@ -310,7 +310,7 @@ static void redis_row_close(struct directory *base)
     unhold(d);
 }
 
-static void redis_row_publish(struct directory *base, const struct node_record *me)
+static void directory_redis_publish(struct directory *base, const struct node_record *me)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     char node[ID_TEXT], max_seqs[NUMBER_TEXT], n_blocks[NUMBER_TEXT], fence[NUMBER_TEXT],
@@ -325,40 +325,40 @@ static void redis_row_publish(struct directory *base, const struct node_record *
     number_text(limit, DIRECTORY_NODES_MAX);
     const char *args[] = { node,  record.data, node_role_name(me->role), max_seqs, n_blocks,
                            fence, limit };
-    if (call_script(d, (struct redis_call){ .verb = VERB_PUBLISH }, DIRECTORY_SCRIPT_PUBLISH,
+    if (call_script(d, (struct directory_redis_call){ .op = OP_PUBLISH }, DIRECTORY_SCRIPT_PUBLISH,
                     me->topic, NULL, COUNT_OF(args), args) != OK)
         log_debug("publish not sent", "node=%s", me->name);
     buf_release(&record);
 }
 
-static void redis_row_leave(struct directory *base, uint64_t node)
+static void directory_redis_leave(struct directory *base, uint64_t node)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     char text[ID_TEXT];
     const char *args[] = { text };
     id_text(text, node);
-    if (call_script(d, (struct redis_call){ .verb = VERB_LEAVE }, DIRECTORY_SCRIPT_LEAVE, d->topic,
+    if (call_script(d, (struct directory_redis_call){ .op = OP_LEAVE }, DIRECTORY_SCRIPT_LEAVE, d->topic,
                     NULL, 1, args) != OK)
         log_debug("leave not sent", "node=%s", text);
 }
 
-static enum status redis_row_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+static enum status directory_redis_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     char limit[NUMBER_TEXT];
     const char *args[] = { d->topic, limit };
-    struct redis_call call = { .verb = VERB_SNAPSHOT, .snapshot = cb, .arg = arg };
+    struct directory_redis_call call = { .op = OP_SNAPSHOT, .snapshot = cb, .arg = arg };
     number_text(limit, DIRECTORY_TOPICS_MAX);
     return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS,
                        COUNT_OF(args), args);
 }
 
-static enum status redis_row_reserve(struct directory *base, const struct placement *p,
+static enum status directory_redis_reserve(struct directory *base, const struct placement *p,
                                      directory_reserve_fn *cb, void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    struct redis_call call = {
-        .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request
+    struct directory_redis_call call = {
+        .op = OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
     };
     char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT],
         ttl[NUMBER_TEXT], fence[NUMBER_TEXT];
@@ -379,7 +379,7 @@ static enum status redis_row_reserve(struct directory *base, const struct placem
     return st;
 }
 
-static void redis_row_release(struct directory *base, uint64_t request)
+static void directory_redis_release(struct directory *base, uint64_t request)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     remote_drop(&d->remote, request);
@@ -388,11 +388,11 @@ static void redis_row_release(struct directory *base, uint64_t request)
 
 const struct directory_ops directory_redis_ops = {
     .name = "redis",
-    .open = redis_row_open,
-    .close = redis_row_close,
-    .publish = redis_row_publish,
-    .leave = redis_row_leave,
-    .snapshot = redis_row_snapshot,
-    .reserve = redis_row_reserve,
-    .release = redis_row_release,
+    .open = directory_redis_open,
+    .close = directory_redis_close,
+    .publish = directory_redis_publish,
+    .leave = directory_redis_leave,
+    .snapshot = directory_redis_snapshot,
+    .reserve = directory_redis_reserve,
+    .release = directory_redis_release,
 };

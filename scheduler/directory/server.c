@@ -28,7 +28,7 @@ struct directory_server {
 };
 
 /* Fills `out` (one JSON object) and returns OK, or says in err why not. */
-typedef enum status serve_fn(struct directory_server *s, const cJSON *body, struct buf *out,
+typedef enum status directory_server_fn(struct directory_server *s, const cJSON *body, struct buf *out,
                              struct err *err);
 
 static enum status need_id(const cJSON *o, const char *name, uint64_t *out, struct err *err)
@@ -47,7 +47,7 @@ static enum status get_u32(const cJSON *o, const char *name, uint32_t max, uint3
     return OK;
 }
 
-static enum status serve_publish(struct directory_server *s, const cJSON *body, struct buf *out,
+static enum status handle_publish(struct directory_server *s, const cJSON *body, struct buf *out,
                                  struct err *err)
 {
     struct node_record r;
@@ -62,7 +62,7 @@ static enum status serve_publish(struct directory_server *s, const cJSON *body, 
     return OK;
 }
 
-static enum status serve_leave(struct directory_server *s, const cJSON *body, struct buf *out,
+static enum status handle_leave(struct directory_server *s, const cJSON *body, struct buf *out,
                                struct err *err)
 {
     uint64_t node;
@@ -72,7 +72,7 @@ static enum status serve_leave(struct directory_server *s, const cJSON *body, st
     return OK;
 }
 
-static enum status serve_snapshot(struct directory_server *s, const cJSON *body, struct buf *out,
+static enum status handle_snapshot(struct directory_server *s, const cJSON *body, struct buf *out,
                                   struct err *err)
 {
     const char *topic = "";
@@ -92,7 +92,7 @@ static enum status serve_snapshot(struct directory_server *s, const cJSON *body,
     return OK;
 }
 
-static enum status serve_reserve(struct directory_server *s, const cJSON *body, struct buf *out,
+static enum status handle_reserve(struct directory_server *s, const cJSON *body, struct buf *out,
                                  struct err *err)
 {
     struct placement p = { 0 };
@@ -116,7 +116,7 @@ static enum status serve_reserve(struct directory_server *s, const cJSON *body, 
     return OK;
 }
 
-static enum status serve_release(struct directory_server *s, const cJSON *body, struct buf *out,
+static enum status handle_release(struct directory_server *s, const cJSON *body, struct buf *out,
                                  struct err *err)
 {
     const cJSON *ids = json_member(body, "ids"), *one;
@@ -135,11 +135,11 @@ static enum status serve_release(struct directory_server *s, const cJSON *body, 
 
 static const struct {
     const char *path;
-    serve_fn *fn;
-} CALLS[] = {
-    { DIRECTORY_PATH "publish", serve_publish },   { DIRECTORY_PATH "leave", serve_leave },
-    { DIRECTORY_PATH "snapshot", serve_snapshot }, { DIRECTORY_PATH "reserve", serve_reserve },
-    { DIRECTORY_PATH "release", serve_release },
+    directory_server_fn *fn;
+} HANDLERS[] = {
+    { DIRECTORY_PATH "publish", handle_publish },   { DIRECTORY_PATH "leave", handle_leave },
+    { DIRECTORY_PATH "snapshot", handle_snapshot }, { DIRECTORY_PATH "reserve", handle_reserve },
+    { DIRECTORY_PATH "release", handle_release },
 };
 
 static bool is_member(const struct directory_server *s, const struct http_exchange *x)
@@ -151,7 +151,7 @@ static bool is_member(const struct directory_server *s, const struct http_exchan
     return got.n == strlen(want) && equal_constant_time(got.p, want, got.n);
 }
 
-static enum status serve_call(struct directory_server *s, serve_fn *fn, struct str text,
+static enum status handle_call(struct directory_server *s, directory_server_fn *fn, struct str text,
                               struct buf *out, struct err *err)
 {
     cJSON *body = NULL;
@@ -166,7 +166,7 @@ static enum status serve_call(struct directory_server *s, serve_fn *fn, struct s
     return st;
 }
 
-static enum status serve_any(struct directory_server *s, const struct http_exchange *x,
+static enum status handle_request(struct directory_server *s, const struct http_exchange *x,
                              struct buf *out, struct err *err)
 {
     if (!s->local)
@@ -180,9 +180,9 @@ static enum status serve_any(struct directory_server *s, const struct http_excha
     }
     if (strcmp(http_method(x), "POST") != 0)
         return err_set(err, ERR_NOT_FOUND, "only POST is answered here");
-    for (size_t i = 0; i < COUNT_OF(CALLS); i++)
-        if (str_eq_c(http_path(x), CALLS[i].path))
-            return serve_call(s, CALLS[i].fn, http_body(x), out, err);
+    for (size_t i = 0; i < COUNT_OF(HANDLERS); i++)
+        if (str_eq_c(http_path(x), HANDLERS[i].path))
+            return handle_call(s, HANDLERS[i].fn, http_body(x), out, err);
     return err_set(err, ERR_NOT_FOUND,
                    "there is no such call; the paths are " DIRECTORY_PATH
                    "publish, leave, snapshot, reserve, release");
@@ -192,7 +192,7 @@ static void on_request(void *arg, struct http_exchange *x)
 {
     struct buf out = { 0 };
     struct err err = { 0 };
-    enum status st = serve_any(arg, x, &out, &err);
+    enum status st = handle_request(arg, x, &out, &err);
     if (st != OK) {
         buf_clear(&out);
         buf_add_c(&out, "{\"error\":");
@@ -203,7 +203,7 @@ static void on_request(void *arg, struct http_exchange *x)
     buf_release(&out);
 }
 
-enum status directory_serve_start(struct loop *loop, struct directory *local, const char *host,
+enum status directory_server_start(struct loop *loop, struct directory *local, const char *host,
                                   uint16_t port, struct str secret, struct directory_server **out,
                                   struct err *err)
 {
@@ -232,7 +232,7 @@ enum status directory_serve_start(struct loop *loop, struct directory *local, co
     return OK;
 }
 
-uint16_t directory_serve_port(const struct directory_server *s) { return s->port; }
+uint16_t directory_server_port(const struct directory_server *s) { return s->port; }
 
 static void on_stopped(void *arg)
 {
@@ -244,7 +244,7 @@ static void on_stopped(void *arg)
     if (done) done(done_arg);
 }
 
-void directory_serve_stop(struct directory_server *s, void (*done)(void *arg), void *arg)
+void directory_server_stop(struct directory_server *s, void (*done)(void *arg), void *arg)
 {
     s->local = NULL;
     s->done = done;

@@ -170,10 +170,10 @@ static void server_start(struct rig *r, uint16_t port)
     struct directory_options o = { .loop = r->loop, .topic = "default", .lease_ms = r->lease_ms };
     struct err err = { 0 };
     CHECK_OK(directory_open("local", &o, &r->served, &err));
-    if (directory_serve_start(r->loop, r->served, "127.0.0.1", port, STR("s3cret"), &r->server,
+    if (directory_server_start(r->loop, r->served, "127.0.0.1", port, STR("s3cret"), &r->server,
                               &err) != OK)
         test_fail(__FILE__, __LINE__, "serve: %s", err.text);
-    r->port = directory_serve_port(r->server);
+    r->port = directory_server_port(r->server);
 }
 
 static void on_stopped(void *arg) { *(bool *)arg = true; }
@@ -182,7 +182,7 @@ static void server_stop(struct rig *r)
 {
     bool stopped = false;
     if (!r->server) return;
-    directory_serve_stop(r->server, on_stopped, &stopped);
+    directory_server_stop(r->server, on_stopped, &stopped);
     directory_close(r->served);
     WAIT_FOR(r, stopped);
     r->server = NULL;

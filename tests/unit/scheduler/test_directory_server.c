@@ -48,7 +48,7 @@ static void rig_open(struct rig *r, struct str secret)
     struct directory_options o = { .loop = r->loop, .topic = "default" };
     struct http_client_options c = { .loop = r->loop, .body_max = 1 << 20, .n_idle = 2 };
     CHECK_OK(directory_open("local", &o, &r->local, &err));
-    CHECK_OK(directory_serve_start(r->loop, r->local, "127.0.0.1", 0, secret, &r->server, &err));
+    CHECK_OK(directory_server_start(r->loop, r->local, "127.0.0.1", 0, secret, &r->server, &err));
     r->client = http_client_create(&c);
 }
 
@@ -58,7 +58,7 @@ static void rig_close(struct rig *r)
 {
     bool stopped = false;
     http_client_free(r->client);
-    directory_serve_stop(r->server, on_stopped, &stopped);
+    directory_server_stop(r->server, on_stopped, &stopped);
     directory_close(r->local);
     for (uint64_t end = clock_ms() + 5000; !stopped && clock_ms() < end;) turn(r);
     CHECK(stopped);
@@ -69,7 +69,7 @@ static struct answer call(struct rig *r, const char *method, const char *path, c
                           struct str body)
 {
     struct answer a = { 0 };
-    CHECK_OK(http_client_request(r->client, method, "127.0.0.1", directory_serve_port(r->server),
+    CHECK_OK(http_client_request(r->client, method, "127.0.0.1", directory_server_port(r->server),
                                  path, headers, body, 3000, on_answer, &a));
     for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(r);
     CHECK(a.here);
@@ -144,7 +144,7 @@ TEST(long_bodies_are_refused)
     memset(buf_reserve(&body, DIRECTORY_BODY_MAX + 1), ' ', DIRECTORY_BODY_MAX + 1);
     body.len = DIRECTORY_BODY_MAX + 1;
     struct answer a = { 0 };
-    CHECK_OK(http_client_request(r.client, "POST", "127.0.0.1", directory_serve_port(r.server),
+    CHECK_OK(http_client_request(r.client, "POST", "127.0.0.1", directory_server_port(r.server),
                                  "/cluster/v1/snapshot", NULL, buf_str(&body), 3000, on_answer,
                                  &a));
     for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(&r);
