@@ -22,7 +22,7 @@ enum directory_http_op { OP_PUBLISH, OP_LEAVE, OP_SNAPSHOT, OP_RESERVE, OP_RELEA
 
 struct directory_http {
     struct directory base;
-    struct remote remote;
+    struct directory_remote remote;
     struct loop *loop;
     char topic[NODE_NAME_MAX];
     char *host;
@@ -57,7 +57,7 @@ struct directory_http_answer {
 
 static void directory_http_free(struct directory_http *d)
 {
-    remote_release(&d->remote);
+    directory_remote_release(&d->remote);
     buf_release(&d->secret);
     buf_release(&d->next_record);
     buf_release(&d->leaving);
@@ -91,7 +91,7 @@ static enum status send_call(struct directory_http *d, struct directory_http_cal
     *c = call;
     c->d = d;
     enum status st = http_client_request(d->client, "POST", d->host, d->port, path, headers, body,
-                                         REMOTE_TIMEOUT_MS, on_answer, c);
+                                         DIRECTORY_REMOTE_TIMEOUT_MS, on_answer, c);
     if (st != OK) mem_free(c);
     return st;
 }
@@ -136,12 +136,12 @@ static void send_leave(struct directory_http *d)
     buf_clear(&d->leaving);
 }
 
-static void send_owed(struct directory_http *d)
+static void send_releases(struct directory_http *d)
 {
     uint64_t ids[DIRECTORY_RELEASE_MAX];
     struct buf body = { 0 };
-    if (d->remote.state == REMOTE_DOWN) return; /* with the first answer */
-    size_t n = remote_take_owed(&d->remote, ids, DIRECTORY_RELEASE_MAX);
+    if (d->remote.state == DIRECTORY_REMOTE_DOWN) return; /* with the first answer */
+    size_t n = directory_remote_take_releases(&d->remote, ids, DIRECTORY_RELEASE_MAX);
     if (n == 0) return;
     begin_body(d, &body);
     buf_add_c(&body, ",\"ids\":[");
@@ -149,7 +149,7 @@ static void send_owed(struct directory_http *d)
         buf_printf(&body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
     buf_add_c(&body, "]}");
     if (send_call(d, (struct directory_http_call){ .op = OP_RELEASE }, buf_str(&body)) != OK)
-        remote_sent(&d->remote, false);
+        directory_remote_on_released(&d->remote, false);
     buf_release(&body);
 }
 
@@ -253,16 +253,16 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     struct directory_http_answer a = { 0 };
     bool reached = read_answer(d, c, st, http_status, body, &a);
     if (c->op == OP_PUBLISH) d->publishing = false;
-    if (c->op == OP_RELEASE) remote_sent(&d->remote, reached);
-    if (c->op == OP_RESERVE) remote_reserved(&d->remote, c->request, c->id, a.st, a.fence);
+    if (c->op == OP_RELEASE) directory_remote_on_released(&d->remote, reached);
+    if (c->op == OP_RESERVE) directory_remote_on_reserved(&d->remote, c->request, c->id, a.st, a.fence);
     d->n_holds++;
-    if (reached) remote_up(&d->remote);
-    else remote_down(&d->remote, a.why);
+    if (reached) directory_remote_up(&d->remote);
+    else directory_remote_down(&d->remote, a.why);
     give(d, c, &a);
     if (!d->closed) {
         send_publish(d);
         send_leave(d);
-        send_owed(d);
+        send_releases(d);
     }
     mem_free(a.nodes);
     mem_free(c);
@@ -272,7 +272,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
 static void on_probe(void *arg)
 {
     struct directory_http *d = arg;
-    if (d->remote.state == REMOTE_UP) return;
+    if (d->remote.state == DIRECTORY_REMOTE_UP) return;
     if (send_snapshot(d, NULL, NULL) != OK)
         log_debug("probe not sent", "host=%s port=%u", d->host, d->port);
 }
@@ -303,7 +303,7 @@ static enum status directory_http_open(const struct directory_options *o, struct
     };
     d->base.ops = &directory_http_ops;
     d->loop = o->loop;
-    remote_init(&d->remote, o, "http");
+    directory_remote_init(&d->remote, o, "http");
     snprintf(d->topic, sizeof d->topic, "%s", o->topic);
     d->host = mem_strdup(o->http_host);
     d->port = o->http_port;
@@ -344,8 +344,8 @@ static enum status directory_http_reserve(struct directory *base, const struct p
     };
     struct buf body = { 0 };
     /* no request waits for a deadline known to pass */
-    if (d->remote.state == REMOTE_DOWN) return ERR_UNAVAILABLE;
-    TRY(remote_reserve(&d->remote, p->request, &call.id));
+    if (d->remote.state == DIRECTORY_REMOTE_DOWN) return ERR_UNAVAILABLE;
+    TRY(directory_remote_reserve(&d->remote, p->request, &call.id));
     begin_body(d, &body);
     buf_add_char(&body, ',');
     directory_add_id(&body, "id", call.id);
@@ -358,15 +358,15 @@ static enum status directory_http_reserve(struct directory *base, const struct p
     enum status st = send_call(d, call, buf_str(&body));
     buf_release(&body);
     /* it was never asked for */
-    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
+    if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
 }
 
 static void directory_http_release(struct directory *base, uint64_t request)
 {
     struct directory_http *d = (struct directory_http *)base;
-    remote_drop(&d->remote, request);
-    send_owed(d);
+    directory_remote_drop(&d->remote, request);
+    send_releases(d);
 }
 
 const struct directory_ops directory_http_ops = {

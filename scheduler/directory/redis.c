@@ -26,7 +26,7 @@ enum directory_redis_op { OP_PUBLISH, OP_LEAVE, OP_SNAPSHOT, OP_RESERVE, OP_RELE
 
 struct directory_redis {
     struct directory base;
-    struct remote remote;
+    struct directory_remote remote;
     char topic[NODE_NAME_MAX];
     char owner[ID_TEXT], lease[NUMBER_TEXT];
     struct redis *redis;
@@ -45,7 +45,7 @@ struct directory_redis_call {
 
 static void directory_redis_free(struct directory_redis *d)
 {
-    remote_release(&d->remote);
+    directory_remote_release(&d->remote);
     mem_free(d);
 }
 
@@ -89,13 +89,13 @@ static void number_text(char out[NUMBER_TEXT], uint64_t v)
     snprintf(out, NUMBER_TEXT, "%" PRIu64, v);
 }
 
-static void send_owed(struct directory_redis *d)
+static void send_releases(struct directory_redis *d)
 {
     uint64_t ids[DIRECTORY_RELEASE_MAX];
     char text[DIRECTORY_RELEASE_MAX][ID_TEXT];
     const char *args[DIRECTORY_RELEASE_MAX];
     if (!redis_is_up(d->redis)) return;
-    size_t n = remote_take_owed(&d->remote, ids, DIRECTORY_RELEASE_MAX);
+    size_t n = directory_remote_take_releases(&d->remote, ids, DIRECTORY_RELEASE_MAX);
     if (n == 0) return;
     for (size_t i = 0; i < n; i++) {
         id_text(text[i], ids[i]);
@@ -103,7 +103,7 @@ static void send_owed(struct directory_redis *d)
     }
     struct directory_redis_call call = { .op = OP_RELEASE };
     if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK)
-        remote_sent(&d->remote, false);
+        directory_remote_on_released(&d->remote, false);
 }
 
 /* ---- replies ---- */
@@ -206,11 +206,11 @@ static void give(struct directory_redis *d, const struct directory_redis_call *c
             log_warn("directory full", "topic=%s limit=%d", d->topic, DIRECTORY_NODES_MAX);
         break;
     case OP_LEAVE: break;
-    case OP_RELEASE: remote_sent(&d->remote, st == OK); break;
+    case OP_RELEASE: directory_remote_on_released(&d->remote, st == OK); break;
     case OP_SNAPSHOT: give_snapshot(c, st, reply); break;
     case OP_RESERVE:
         st = read_reserved(st, reply, &fence);
-        remote_reserved(&d->remote, c->request, c->id, st, fence);
+        directory_remote_on_reserved(&d->remote, c->request, c->id, st, fence);
         c->reserve(c->arg, st, fence);
         break;
     }
@@ -223,12 +223,12 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
     if (!d->closed) { /* else the connection is being freed */
         d->n_holds++;
         give(d, c, st, reply);
-        if (!d->closed && st == OK) remote_up(&d->remote);
+        if (!d->closed && st == OK) directory_remote_up(&d->remote);
         /* Losing the connection is said by on_down; a server that answers with errors (read-only,
          * out of memory) is no use either. */
         if (!d->closed && st == ERR_IO)
-            remote_down(&d->remote, "the server refuses the directory's scripts");
-        if (!d->closed && st == OK) send_owed(d);
+            directory_remote_down(&d->remote, "the server refuses the directory's scripts");
+        if (!d->closed && st == OK) send_releases(d);
         unhold(d);
     }
     mem_free(c);
@@ -257,8 +257,8 @@ static void on_up(void *arg)
     struct directory_redis *d = arg;
     d->n_holds++;
     if (!d->closed) load_leave_script(d);
-    remote_up(&d->remote);
-    if (!d->closed) send_owed(d);
+    directory_remote_up(&d->remote);
+    if (!d->closed) send_releases(d);
     unhold(d);
 }
 
@@ -266,7 +266,7 @@ static void on_down(void *arg, const char *why)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
-    remote_down(&d->remote, why);
+    directory_remote_down(&d->remote, why);
     unhold(d);
 }
 
@@ -282,13 +282,13 @@ static enum status directory_redis_open(const struct directory_options *o, struc
         .port = o->redis_port,
         .db = o->redis_db,
         .password = o->redis_password,
-        .timeout_ms = REMOTE_TIMEOUT_MS,
+        .timeout_ms = DIRECTORY_REMOTE_TIMEOUT_MS,
         .on_up = on_up,
         .on_down = on_down,
         .arg = d,
     };
     d->base.ops = &directory_redis_ops;
-    remote_init(&d->remote, o, "redis");
+    directory_remote_init(&d->remote, o, "redis");
     snprintf(d->topic, sizeof d->topic, "%s", o->topic);
     id_text(d->owner, d->remote.owner);
     number_text(d->lease, o->lease_ms);
@@ -363,7 +363,7 @@ static enum status directory_redis_reserve(struct directory *base, const struct 
     char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT],
         ttl[NUMBER_TEXT], fence[NUMBER_TEXT];
     if (!redis_is_up(d->redis)) return ERR_UNAVAILABLE;
-    TRY(remote_reserve(&d->remote, p->request, &call.id));
+    TRY(directory_remote_reserve(&d->remote, p->request, &call.id));
     id_text(id, call.id);
     id_text(prefill, p->prefill ? p->prefill : p->decode);
     id_text(decode, p->decode);
@@ -375,15 +375,15 @@ static enum status directory_redis_reserve(struct directory *base, const struct 
     enum status st = call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL, COUNT_OF(args),
                                  args);
     /* it was never asked for */
-    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
+    if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
 }
 
 static void directory_redis_release(struct directory *base, uint64_t request)
 {
     struct directory_redis *d = (struct directory_redis *)base;
-    remote_drop(&d->remote, request);
-    send_owed(d);
+    directory_remote_drop(&d->remote, request);
+    send_releases(d);
 }
 
 const struct directory_ops directory_redis_ops = {
