@@ -18,7 +18,7 @@ enum {
     RENEW_MS = 700
 };
 
-static void kick(struct scheduler *s);
+static void wake(struct scheduler *s);
 
 /* ---- view ---- */
 
@@ -109,7 +109,7 @@ void scheduler_uncount(struct scheduler *s, const struct placement *p)
                                                                    : p->blocks;
     }
     s->has_room = true;
-    if (s->tick) kick(s); /* else it was stopped, and the directory's last answers come in */
+    if (s->tick) wake(s); /* else it was stopped, and the directory's last answers come in */
 }
 
 /* ---- timers ---- */
@@ -149,19 +149,19 @@ void scheduler_publish(struct scheduler *s)
     directory_publish(s->o.directory, &me);
 }
 
-static void on_kick(void *arg)
+static void on_wake(void *arg)
 {
     struct scheduler *s = arg;
-    loop_timer_free(s->kick);
-    s->kick = NULL;
+    loop_timer_free(s->wake);
+    s->wake = NULL;
     on_tick(s);
 }
 
 /* Tick with the next turn of the loop: sink functions must run neither inside submit nor inside
  * cancel. */
-static void kick(struct scheduler *s)
+static void wake(struct scheduler *s)
 {
-    if (!s->kick) s->kick = loop_timer_start(s->o.loop, 0, 0, on_kick, s);
+    if (!s->wake) s->wake = loop_timer_start(s->o.loop, 0, 0, on_wake, s);
 }
 
 static void on_renew(void *arg) { scheduler_publish(arg); }
@@ -198,7 +198,7 @@ static enum status backend_submit(void *self, const struct gen_request *g,
     counter_add(s->m.requests, 1);
     counter_add(s->m.prompt_tokens, r->n_prompt);
     *id = r->id;
-    kick(s);
+    wake(s);
     return OK;
 }
 
@@ -208,7 +208,7 @@ static void backend_cancel(void *self, uint64_t id)
     struct request *r = map_get(&s->by_id, map_key_u64(&id));
     if (!r) return;
     r->canceled = true;
-    kick(s);
+    wake(s);
 }
 
 static void backend_stats(void *self, struct serve_backend_stats *out)
@@ -434,8 +434,8 @@ void scheduler_stop(struct scheduler *s)
         request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
     loop_timer_free(s->tick);
     loop_timer_free(s->renew);
-    loop_timer_free(s->kick);
-    s->tick = s->renew = s->kick = NULL;
+    loop_timer_free(s->wake);
+    s->tick = s->renew = s->wake = NULL;
 }
 
 void scheduler_free(struct scheduler *s)

@@ -39,7 +39,7 @@ struct scheduler {
     } suspects[SUSPECTS_MAX]; /* links lost lately: not chosen until the directory had
                                * time to notice */
     size_t n_suspects;
-    struct loop_timer *tick, *renew, *kick; /* kick: a tick as soon as possible; NULL when
+    struct loop_timer *tick, *renew, *wake; /* wake: a tick as soon as possible; NULL when
                                              * none is due */
     struct scheduler_metrics m;
 };

@@ -66,7 +66,7 @@ struct directory_local {
     struct list by_lease, by_end, owners_by_lease, calls;
     size_t n_calls;
     uint64_t fence;
-    struct loop_timer *kick; /* NULL: no answer is due */
+    struct loop_timer *wake; /* NULL: no answer is due */
     bool answering, closed;
     struct gauge *m_nodes, *m_reservations;
 };
@@ -310,7 +310,7 @@ static void directory_local_free(struct directory_local *d)
     map_release(&d->loads);
     map_release(&d->reservations);
     map_release(&d->owners);
-    loop_timer_free(d->kick);
+    loop_timer_free(d->wake);
     mem_free(d);
 }
 
@@ -331,11 +331,11 @@ static void answer(struct directory_local *d, const struct directory_local_call 
 
 /* Answers that callbacks ask for are given in the next turn, so a callback that asks again does not
  * hold the loop. */
-static void on_kick(void *arg)
+static void on_wake(void *arg)
 {
     struct directory_local *d = arg;
-    loop_timer_free(d->kick);
-    d->kick = NULL;
+    loop_timer_free(d->wake);
+    d->wake = NULL;
     d->answering = true;
     for (size_t n = d->n_calls; n > 0 && !d->closed; n--) {
         struct directory_local_call *c = LIST_FIRST(&d->calls, struct directory_local_call, link);
@@ -356,7 +356,7 @@ static enum status later(struct directory_local *d, struct directory_local_call 
     *c = call;
     list_push(&d->calls, &c->link);
     d->n_calls++;
-    if (!d->kick) d->kick = loop_timer_start(d->o.loop, 0, 0, on_kick, d);
+    if (!d->wake) d->wake = loop_timer_start(d->o.loop, 0, 0, on_wake, d);
     return OK;
 }
 

@@ -52,13 +52,13 @@ struct cluster {
     struct map peers; /* node -> struct peer */
     struct list links;
     struct list to_self; /* struct queued */
-    struct loop_timer *ping, *kick;
+    struct loop_timer *ping, *wake;
     uint64_t t_ping_ms;
     struct counter *sent, *received, *lost, *refused;
     struct gauge *links_up;
 };
 
-static void kick(struct cluster *c);
+static void wake(struct cluster *c);
 
 /* ---- peers ---- */
 
@@ -143,7 +143,7 @@ static void on_link_frame(void *arg, struct link *l, const struct frame_header *
 static void on_link_dead(void *arg, struct link *l)
 {
     (void)l;
-    kick(arg);
+    wake(arg);
 }
 
 /* The peer of a dead link is lost, unless the link never came up and another one serves the
@@ -191,12 +191,12 @@ static void deliver_to_self(struct cluster *c)
     }
 }
 
-static void on_kick(void *arg)
+static void on_wake(void *arg)
 {
     struct cluster *c = arg;
     struct link *dead;
-    loop_timer_free(c->kick);
-    c->kick = NULL;
+    loop_timer_free(c->wake);
+    c->wake = NULL;
     deliver_to_self(c);
     do { /* burying one may close others: start over each time */
         dead = NULL;
@@ -208,9 +208,9 @@ static void on_kick(void *arg)
 
 /* Messages to oneself and dead links are handled by the next turn of the loop, never deep inside a
  * caller. */
-static void kick(struct cluster *c)
+static void wake(struct cluster *c)
 {
-    if (!c->kick) c->kick = loop_timer_start(c->o.loop, 0, 0, on_kick, c);
+    if (!c->wake) c->wake = loop_timer_start(c->o.loop, 0, 0, on_wake, c);
 }
 
 /* ---- sending ---- */
@@ -232,7 +232,7 @@ static enum status send_pending(struct cluster *c, struct peer *p, const struct 
         if (!p->port) return ERR_PEER_LOST;
         p->link = link_dial(&c->host, p->node, p->host, p->port);
         list_push(&c->links, &p->link->link);
-        if (p->link->dead) kick(c);
+        if (p->link->dead) wake(c);
     }
     if (p->pending_bytes + FRAME_HEADER_BYTES + body.n > c->o.queue_bytes) return ERR_FULL;
     p->pending_bytes += FRAME_HEADER_BYTES + body.n;
@@ -249,7 +249,7 @@ enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type,
     counter_add(c->sent, 1);
     if (node == c->o.node) {
         list_push(&c->to_self, &make_queued(&h, body)->link);
-        kick(c);
+        wake(c);
         return OK;
     }
     struct peer *p = find_peer(c, node);
@@ -344,7 +344,7 @@ static void on_connection(uv_stream_t *listener, int st)
     list_push(&c->links, &l->link);
     if (n_handshakes >= HANDSHAKES_MAX)
         link_fail(l, "%d other connections have not finished their handshake", HANDSHAKES_MAX);
-    if (l->dead) kick(c);
+    if (l->dead) wake(c);
 }
 
 static void on_listener_closed(uv_handle_t *h) { mem_free(h); }
@@ -422,7 +422,7 @@ void cluster_free(struct cluster *c)
     if (!c) return;
     if (c->ping) loop_timer_free(c->ping);
     LIST_FOREACH (l, &c->links, struct link, link) link_close(l);
-    if (c->kick) loop_timer_free(c->kick);
+    if (c->wake) loop_timer_free(c->wake);
     LIST_FOREACH (q, &c->to_self, struct queued, link) mem_free(q);
     size_t pos = 0;
     struct str key;
