@@ -173,7 +173,7 @@ static struct engine_request engine_request_of(const struct generation_wire *g, 
     };
 }
 
-static bool has_room(struct decode_worker *w, const struct cluster_message *m)
+static bool has_capacity(struct decode_worker *w, const struct cluster_message *m)
 {
     if (w->n_live < w->o.max_generations) return true;
     send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
@@ -183,7 +183,7 @@ static bool has_room(struct decode_worker *w, const struct cluster_message *m)
 
 static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
-    if (find_request(w, m, m->from) || !has_room(w, m)) return;
+    if (find_request(w, m, m->from) || !has_capacity(w, m)) return;
     if (!w->o.kvt) {
         send_failed(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED,
                     "this node receives no KV: no cache transfer protocol is enabled");
@@ -214,7 +214,7 @@ static const char *why_not_taken(enum status st)
 
 static void on_run(struct decode_worker *w, const struct cluster_message *m)
 {
-    if (find_request(w, m, m->from) || !has_room(w, m)) return;
+    if (find_request(w, m, m->from) || !has_capacity(w, m)) return;
     Baton__Run *body = baton__run__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     struct arena arena;
     struct generation_wire wire;

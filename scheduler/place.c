@@ -53,7 +53,7 @@ static bool decode_fits(const struct node_record *n, const struct place_request 
     return blocks_for(n, r->n_total) <= n->n_blocks && r->n_total <= n->max_model_len;
 }
 
-static bool decode_has_room(const struct node_record *n, const struct place_request *r)
+static bool decode_has_capacity(const struct node_record *n, const struct place_request *r)
 {
     return n->placed_seqs < n->max_seqs && n->placed_blocks + first_blocks(n, r) <= n->n_blocks;
 }
@@ -72,7 +72,7 @@ struct candidates {
 
 /* Reservoir sample of those that qualify, plus the one the hash names. */
 static void gather(const struct node_record *nodes, size_t n, const struct place_request *r,
-                   enum node_role role, bool need_room, struct candidates *c)
+                   enum node_role role, bool need_capacity, struct candidates *c)
 {
     const struct node_record *named = NULL;
     uint64_t state = r->random | 1;
@@ -81,7 +81,7 @@ static void gather(const struct node_record *nodes, size_t n, const struct place
         const struct node_record *node = &nodes[i];
         if (!is_candidate(node, r, role)) continue;
         if (role == ROLE_DECODE &&
-            (!decode_fits(node, r) || (need_room && !decode_has_room(node, r))))
+            (!decode_fits(node, r) || (need_capacity && !decode_has_capacity(node, r))))
             continue;
         if (!named || affinity(node, r) > affinity(named, r)) named = node;
         size_t at = c->seen++;
@@ -138,7 +138,7 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     *out = (struct place_result){ 0 };
     if (prefill.seen) out->prefill = pick(&prefill, r, prefill_load, prefill_slack(r));
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
-        decode_has_room(out->prefill, r)) {
+        decode_has_capacity(out->prefill, r)) {
         out->decode = out->prefill; /* a mixed node keeps its own prompts */
         out->prefill = NULL;
     } else {

@@ -329,7 +329,7 @@ static void no_node(struct scheduler *s, struct request *r, enum status st)
     char text[ERR_TEXT_MAX];
     scheduler_refresh(s);
     r->wait_until_ms = now + PAUSE_BUSY_MS;
-    r->needs_room = st == ERR_BUSY;
+    r->waits_for_capacity = st == ERR_BUSY;
     if (st == ERR_BUSY || now - r->unplaced_since_ms < s->o.grace_ms) return;
     size_t others = n_of_another_model(s);
     snprintf(text, sizeof text,
@@ -371,7 +371,7 @@ static enum status place(struct scheduler *s, struct request *r)
         q.n_avoid = 0;
         st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
     }
-    r->needs_room = false;
+    r->waits_for_capacity = false;
     if (st != OK) {
         no_node(s, r, st);
         return st;
@@ -397,9 +397,9 @@ static enum status place(struct scheduler *s, struct request *r)
     return OK;
 }
 
-bool request_take_room(struct scheduler *s, struct request *r)
+bool request_place_if_waiting(struct scheduler *s, struct request *r)
 {
-    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->needs_room) return true;
+    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity) return true;
     return place(s, r) != ERR_BUSY;
 }
 
@@ -416,9 +416,9 @@ void request_advance(struct scheduler *s, struct request *r)
     }
     switch (r->state) {
     case REQUEST_PLACING:
-        /* Room that came free in this very tick belongs to the longest waiting: give_room hands it
+        /* Room that came free in this very tick belongs to the longest waiting: place_waiting_requests hands it
          * out with the next turn. */
-        if (!r->placing && now >= r->wait_until_ms && !s->has_room) (void)place(s, r);
+        if (!r->placing && now >= r->wait_until_ms && !s->capacity_freed) (void)place(s, r);
         break;
     case REQUEST_CREDIT:
     case REQUEST_RESERVE:

@@ -62,7 +62,7 @@ struct request {
     struct request_node next_prefill, next_decode; /* chosen, while placing */
     struct placement counted; /* what the entry's own view counts for it; request 0:
                                * nothing */
-    bool needs_room;          /* PLACING: every node that could take it was full */
+    bool waits_for_capacity;          /* PLACING: every node that could take it was full */
     enum finish_reason ends;  /* the last delivered token said that it is the last: a
                                * loss after it changes nothing */
     uint64_t avoid[REQUEST_AVOID_MAX];
@@ -85,7 +85,7 @@ void request_free(struct request *r);
 /* Do what the state calls for now (timer, new snapshot, after any change). */
 void request_advance(struct scheduler *s, struct request *r);
 /* Room came free: place it if full nodes are what it waits for. False when they still are full. */
-bool request_take_room(struct scheduler *s, struct request *r);
+bool request_place_if_waiting(struct scheduler *s, struct request *r);
 /* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next
  * attempt. */
 void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,

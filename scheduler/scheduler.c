@@ -108,7 +108,7 @@ void scheduler_uncount(struct scheduler *s, const struct placement *p)
         decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks
                                                                    : p->blocks;
     }
-    s->has_room = true;
+    s->capacity_freed = true;
     if (s->tick) wake(s); /* else it was stopped, and the directory's last answers come in */
 }
 
@@ -116,11 +116,11 @@ void scheduler_uncount(struct scheduler *s, const struct placement *p)
 
 /* The longest waiting first; when that one still finds no room those behind it are not looked
  * at. */
-static void give_room(struct scheduler *s)
+static void place_waiting_requests(struct scheduler *s)
 {
-    s->has_room = false;
+    s->capacity_freed = false;
     LIST_FOREACH (r, &s->live, struct request, link)
-        if (!request_take_room(s, r)) return;
+        if (!request_place_if_waiting(s, r)) return;
 }
 
 static void on_tick(void *arg)
@@ -131,7 +131,7 @@ static void on_tick(void *arg)
     drop_old_suspects(s);
     if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS)))
         ask_snapshot(s);
-    if (s->has_room) give_room(s);
+    if (s->capacity_freed) place_waiting_requests(s);
     LIST_FOREACH (r, &s->live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
         request_advance(s, r);

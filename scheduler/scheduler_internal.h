@@ -33,7 +33,7 @@ struct scheduler {
     uint64_t t_snapshot_ms;
     bool asking; /* a snapshot was asked for */
     bool ask_again;
-    bool has_room; /* a placement ended since the last tick */
+    bool capacity_freed; /* a placement ended since the last tick */
     struct {
         uint64_t node, until_ms;
     } suspects[SUSPECTS_MAX]; /* links lost lately: not chosen until the directory had

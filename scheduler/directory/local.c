@@ -214,7 +214,7 @@ void directory_local_raise_fence(struct directory *base, uint64_t seen)
     if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen;
 }
 
-static bool has_room(const struct directory_local *d, const struct directory_local_node *decode,
+static bool has_capacity(const struct directory_local *d, const struct directory_local_node *decode,
                      uint32_t blocks)
 {
     const struct directory_local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
@@ -260,7 +260,7 @@ enum status directory_local_reserve(struct directory *base, const struct placeme
     struct directory_local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
     if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill))))
         return ERR_NOT_FOUND;
-    if (!has_room(d, decode, p->blocks)) return ERR_BUSY;
+    if (!has_capacity(d, decode, p->blocks)) return ERR_BUSY;
     struct directory_local_owner *o = map_get(&d->owners, map_key_u64(&owner));
     if (d->reservations.len >= RESERVATIONS_MAX || (owner != OWN_PROCESS && !o)) return ERR_FULL;
     reservation_add(d, p, o);
