@@ -149,8 +149,8 @@ static void release_place(struct scheduler *s, struct request *r)
 {
     if (r->placed) directory_release(s->o.directory, r->id);
     r->placed = false;
-    if (r->counted.request && !r->placing) scheduler_uncount(s, &r->counted);
-    if (!r->placing) r->counted = (struct placement){ 0 };
+    if (r->accounted.request && !r->placing) scheduler_remove_load(s, &r->accounted);
+    if (!r->placing) r->accounted = (struct placement){ 0 };
 }
 
 /* The nodes of this attempt are told that nobody wants it any more; a lost node needs no
@@ -306,7 +306,7 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->decode = r->next_decode;
         start_attempt(s, r);
     } else { /* it knows better than the view, which goes on counting this one until it is fresh */
-        r->counted = (struct placement){ 0 };
+        r->accounted = (struct placement){ 0 };
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
         scheduler_refresh(s);
     }
@@ -389,8 +389,8 @@ static enum status place(struct scheduler *s, struct request *r)
         .blocks = chosen.blocks,
         .ttl_ms = s->o.ttl_s * 1000,
     };
-    r->counted = placement;
-    scheduler_count(s, &placement);
+    r->accounted = placement;
+    scheduler_add_load(s, &placement);
     r->placing = true;
     st = directory_reserve(s->o.directory, &placement, on_reserved, r);
     if (st != OK) on_reserved(r, ERR_UNAVAILABLE, 0);

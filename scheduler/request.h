@@ -60,7 +60,7 @@ struct request {
                    * an ended request stays (scheduler.orphans) until it
                    * came */
     struct request_node next_prefill, next_decode; /* chosen, while placing */
-    struct placement counted; /* what the entry's own view counts for it; request 0:
+    struct placement accounted; /* what the entry's own view counts for it; request 0:
                                * nothing */
     bool waits_for_capacity;          /* PLACING: every node that could take it was full */
     enum finish_reason ends;  /* the last delivered token said that it is the last: a

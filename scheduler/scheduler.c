@@ -84,7 +84,7 @@ size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint6
     return n;
 }
 
-void scheduler_count(struct scheduler *s, const struct placement *p)
+void scheduler_add_load(struct scheduler *s, const struct placement *p)
 {
     struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode),
                        *decode = scheduler_find_node(s, p->decode);
@@ -96,7 +96,7 @@ void scheduler_count(struct scheduler *s, const struct placement *p)
 
 /* A snapshot in between may have been taken before this placement was counted: never below 0. The
  * directory has the last word. */
-void scheduler_uncount(struct scheduler *s, const struct placement *p)
+void scheduler_remove_load(struct scheduler *s, const struct placement *p)
 {
     struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode),
                        *decode = scheduler_find_node(s, p->decode);

@@ -52,8 +52,8 @@ struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node);
 /* Load accounting until the next snapshot: this entry node adds its own placements to the view it
  * has, and takes them out when they end. An end lets requests that wait for capacity try again in
  * the next turn of the loop. */
-void scheduler_count(struct scheduler *s, const struct placement *p);
-void scheduler_uncount(struct scheduler *s, const struct placement *p);
+void scheduler_add_load(struct scheduler *s, const struct placement *p);
+void scheduler_remove_load(struct scheduler *s, const struct placement *p);
 /* Asks the directory for a new snapshot soon. */
 void scheduler_refresh(struct scheduler *s);
 void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end);
