@@ -232,8 +232,8 @@ void request_loss(struct scheduler *s, struct request *r, enum request_loss loss
              text);
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
     switch (action) {
-    case ACTION_WAIT:
-        counter_add(s->m.waits, 1);
+    case ACTION_REQUEUE:
+        counter_add(s->m.requeues, 1);
         place_again(s, r, PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:

@@ -4,20 +4,20 @@
 #include "shared/base/assert.h"
 
 #define I ACTION_IGNORE
-#define W ACTION_WAIT
+#define Q ACTION_REQUEUE
 #define M ACTION_MOVE
 #define F ACTION_FAIL
 
 static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
     /*                   prefill node  decode node  busy  peer  request  node  stuck */
-    [REQUEST_PLACING] = { I, I, I, I, F, I, I }, [REQUEST_CREDIT] = { M, M, W, M, F, M, M },
-    [REQUEST_RESERVE] = { M, M, W, M, F, M, M }, [REQUEST_PREFILL] = { M, M, W, M, F, M, M },
-    [REQUEST_DECODE] = { I, M, M, M, F, M, M },  [REQUEST_RUN] = { I, M, W, M, F, M, M },
+    [REQUEST_PLACING] = { I, I, I, I, F, I, I }, [REQUEST_CREDIT] = { M, M, Q, M, F, M, M },
+    [REQUEST_RESERVE] = { M, M, Q, M, F, M, M }, [REQUEST_PREFILL] = { M, M, Q, M, F, M, M },
+    [REQUEST_DECODE] = { I, M, M, M, F, M, M },  [REQUEST_RUN] = { I, M, Q, M, F, M, M },
     [REQUEST_ENDED] = { I, I, I, I, I, I, I },
 };
 
 #undef I
-#undef W
+#undef Q
 #undef M
 #undef F
 
@@ -39,7 +39,7 @@ enum request_action retry_action(enum request_state state, enum request_loss los
 const char *retry_action_name(enum request_action action)
 {
     static const char *const names[] = { [ACTION_IGNORE] = "ignore",
-                                         [ACTION_WAIT] = "wait",
+                                         [ACTION_REQUEUE] = "wait",
                                          [ACTION_MOVE] = "move",
                                          [ACTION_FAIL] = "fail" };
     return names[action];

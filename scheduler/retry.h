@@ -34,7 +34,7 @@ enum request_loss {
 
 enum request_action {
     ACTION_IGNORE, /* not about anything this state depends on */
-    ACTION_WAIT,   /* place again after a short pause; does not count as a move */
+    ACTION_REQUEUE,   /* place again after a short pause; does not count as a move */
     ACTION_MOVE,   /* new attempt elsewhere, from the last delivered token */
     ACTION_FAIL    /* tell the client */
 };

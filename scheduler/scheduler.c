@@ -323,7 +323,7 @@ static void register_metrics(struct scheduler_metrics *sm, struct metrics *m)
                                    "Requests whose client left or had enough.");
     sm->moves = metrics_counter(m, "baton_request_moves_total", "",
                                 "Attempts given up for another node after a loss.");
-    sm->waits = metrics_counter(m, "baton_request_waits_total", "",
+    sm->requeues = metrics_counter(m, "baton_request_waits_total", "",
                                 "Attempts refused as busy and placed again.");
     sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
                                    "Requests refused at the door.");

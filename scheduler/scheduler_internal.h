@@ -10,7 +10,7 @@
 enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000 };
 
 struct scheduler_metrics {
-    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves, *waits,
+    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves, *requeues,
         *rejected;
     struct counter *prompt_tokens, *output_tokens, *split, *local;
     struct gauge *live, *placing, *nodes;

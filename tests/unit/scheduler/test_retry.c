@@ -5,7 +5,7 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-/* One letter per loss, in the order of enum request_loss: Ignore, Wait, Move, Fail. Written from
+/* One letter per loss, in the order of enum request_loss: Ignore, reQueue, Move, Fail. Written from
  * what each state still needs, not from the table under test. */
 static const struct {
     enum request_state state;
@@ -14,13 +14,13 @@ static const struct {
     /* nothing is held or asked yet: only the request itself can fail */
     { REQUEST_PLACING, "placing", "IIIIFII" },
     /* both nodes are needed; a refusal for want of room is no loss */
-    { REQUEST_CREDIT, "credit", "MMWMFMM" },
-    { REQUEST_RESERVE, "reserve", "MMWMFMM" },
-    { REQUEST_PREFILL, "prefill", "MMWMFMM" },
+    { REQUEST_CREDIT, "credit", "MMQMFMM" },
+    { REQUEST_RESERVE, "reserve", "MMQMFMM" },
+    { REQUEST_PREFILL, "prefill", "MMQMFMM" },
     /* the prefill node has done its part; being refused in mid-answer means another node */
     { REQUEST_DECODE, "decode", "IMMMFMM" },
     /* one node does all of it: there is no prefill node to lose */
-    { REQUEST_RUN, "run", "IMWMFMM" },
+    { REQUEST_RUN, "run", "IMQMFMM" },
     { REQUEST_ENDED, "ended", "IIIIIII" },
 };
 
@@ -28,7 +28,7 @@ static char letter(enum request_action a)
 {
     switch (a) {
     case ACTION_IGNORE: return 'I';
-    case ACTION_WAIT: return 'W';
+    case ACTION_REQUEUE: return 'Q';
     case ACTION_MOVE: return 'M';
     case ACTION_FAIL: return 'F';
     }
