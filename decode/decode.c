@@ -102,7 +102,7 @@ static void drop_if_over(struct decode_worker *w, struct generation *g)
  * waits for ever. */
 static void check_sent(struct decode_worker *w, uint64_t entry, uint64_t request, enum status st)
 {
-    if (st == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full");
+    if (st == ERR_FULL) cluster_disconnect(w->o.cluster, entry, "its queue of answers is full");
     else if (st != OK)
         log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request,
                   status_name(st));

@@ -39,7 +39,7 @@ static void send_records(struct emit *e, struct emit_target *t)
 {
     if (t->records.len == 0) return;
     enum status st = cluster_send(e->cluster, t->node, FRAME_TOKENS, 0, 0, buf_str(&t->records));
-    if (st == ERR_FULL) cluster_cut(e->cluster, t->node, "its queue of tokens is full");
+    if (st == ERR_FULL) cluster_disconnect(e->cluster, t->node, "its queue of tokens is full");
     buf_clear(&t->records);
 }
 

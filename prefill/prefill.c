@@ -145,7 +145,7 @@ static void send_failed(struct prefill_worker *w, uint64_t entry, uint64_t reque
     enum status sent = cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt,
                                           &f.base);
     /* it waits for this one */
-    if (sent == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full");
+    if (sent == ERR_FULL) cluster_disconnect(w->o.cluster, entry, "its queue of answers is full");
     else if (sent != OK) log_debug("answer not sent", "req=%016llx", (unsigned long long)request);
 }
 

@@ -1,5 +1,5 @@
 /* request.c - see request.h. The state is changed by set_state only; every loss goes through
- * request_loss. */
+ * request_on_loss. */
 #include "scheduler/request.h"
 
 #include <stdio.h>
@@ -79,12 +79,12 @@ static void set_state(struct request *r, enum request_state next)
 /* ---- messages out ---- */
 
 /* Send for the current attempt; a failure is the loss of that node. Returns whether it was sent. */
-static bool tell(struct scheduler *s, struct request *r, const struct request_node *node,
+static bool send_to(struct scheduler *s, struct request *r, const struct request_node *node,
                  enum request_loss loss, enum frame_type type, const ProtobufCMessage *body)
 {
     enum status st = cluster_send_proto(s->o.cluster, node->node, type, r->id, r->attempt, body);
     if (st == OK) return true;
-    request_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node,
+    request_on_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node,
                  "the node cannot be reached");
     return false;
 }
@@ -108,7 +108,7 @@ static bool send_run(struct scheduler *s, struct request *r)
     Baton__Run m = BATON__RUN__INIT;
     arena_init(&arena);
     m.generation = generation_wire_encode(&g, &arena);
-    bool sent = tell(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
+    bool sent = send_to(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
     arena_release(&arena);
     return sent;
 }
@@ -120,7 +120,7 @@ static bool send_reserve(struct scheduler *s, struct request *r)
     Baton__Reserve m = BATON__RESERVE__INIT;
     arena_init(&arena);
     m.generation = generation_wire_encode(&g, &arena);
-    bool sent = tell(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
+    bool sent = send_to(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
     arena_release(&arena);
     return sent;
 }
@@ -138,7 +138,7 @@ static bool send_prefill(struct scheduler *s, struct request *r, const Baton__Gr
     m.generation = generation_wire_encode(&g, &arena);
     m.decode = &address;
     m.kvt_grant = grant->kvt_grant;
-    bool sent = tell(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
+    bool sent = send_to(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
     arena_release(&arena);
     return sent;
 }
@@ -217,7 +217,7 @@ static void place_again(struct scheduler *s, struct request *r, uint64_t pause_m
     scheduler_refresh(s);
 }
 
-void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
+void request_on_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
                   uint64_t culprit, const char *text)
 {
     enum request_action action = retry_action(r->state, loss);
@@ -282,7 +282,7 @@ static void start_attempt(struct scheduler *s, struct request *r)
     set_state(r, REQUEST_CREDIT);
     Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
     ask.n_tokens = r->n_tokens;
-    if (tell(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base))
+    if (send_to(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base))
         counter_add(s->m.split, 1);
 }
 
@@ -426,7 +426,7 @@ void request_advance(struct scheduler *s, struct request *r)
     case REQUEST_DECODE:
     case REQUEST_RUN:
         if (r->wait_until_ms && now >= r->wait_until_ms)
-            request_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
+            request_on_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
                          "the attempt made no progress");
         break;
     case REQUEST_ENDED:
@@ -451,7 +451,7 @@ static void on_grant(struct scheduler *s, struct request *r, const struct cluste
     if (r->state != REQUEST_RESERVE) return;
     Baton__Grant *grant = baton__grant__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!grant) {
-        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's grant is malformed");
+        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's grant is malformed");
         return;
     }
     r->trace.n_decode_cached = grant->n_cached;
@@ -483,7 +483,7 @@ static void on_report(struct request *r, const struct cluster_message *m)
 
 /* The prefill node's logprobs of the prompt go to the client first, but travel another link than
  * the decode node's tokens. */
-static bool owes_logprobs(const struct request *r)
+static bool awaits_prompt_logprobs(const struct request *r)
 {
     return r->state == REQUEST_PREFILL && r->prompt_logprobs && n_out(r) == 0 &&
            r->n_prompt_lp + 1 < r->n_prompt;
@@ -493,7 +493,7 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
 {
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL)
         return;
-    if (owes_logprobs(r)) {
+    if (awaits_prompt_logprobs(r)) {
         buf_clear(&r->held_end);
         buf_add_str(&r->held_end, m->body);
         return;
@@ -501,11 +501,11 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
     Baton__Finished *f = baton__finished__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
     if (!known) {
-        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
+        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
                      "the decode node's last message is malformed");
     } else if (f->n_tokens != n_out(r) - r->n_before) { /* a cut answer must not pass for a whole
                                                          * one */
-        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
+        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
     } else {
         enum finish_reason finish = (enum finish_reason)f->finish;
         int32_t stop = f->stop_token;
@@ -535,11 +535,11 @@ static void on_failed(struct scheduler *s, struct request *r, const struct clust
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
     if (f) baton__failed__free_unpacked(f, NULL);
-    request_loss(s, r, retry_loss_of(st), st, m->from, text);
+    request_on_loss(s, r, retry_loss_of(st), st, m->from, text);
 }
 
 /* The logprobs are complete: what overtook them is taken now. Any of it may end the request. */
-static void take_held(struct scheduler *s, struct request *r)
+static void replay_held(struct scheduler *s, struct request *r)
 {
     struct buf held = r->held, held_end = r->held_end;
     struct str rest = buf_str(&held);
@@ -580,7 +580,7 @@ static void on_prompt_logprobs(struct scheduler *s, struct request *r,
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
     }
     if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
-    if (!owes_logprobs(r)) take_held(s, r);
+    if (!awaits_prompt_logprobs(r)) replay_held(s, r);
 }
 
 void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m)
@@ -620,7 +620,7 @@ void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uin
                       uint32_t index, const struct token_logprobs *t)
 {
     if (r->canceled || attempt != r->attempt || from != r->decode.node) return;
-    if (owes_logprobs(r)) {
+    if (awaits_prompt_logprobs(r)) {
         token_record_add(&r->held, r->id, attempt, index, t);
         return;
     }
@@ -631,7 +631,7 @@ void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uin
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
     if (index < n_out(r)) return;
     if (index > n_out(r)) {
-        request_loss(s, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
+        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
         return;
     }
     r->t_last = clock_ns();

@@ -88,7 +88,7 @@ void request_advance(struct scheduler *s, struct request *r);
 bool request_place_if_waiting(struct scheduler *s, struct request *r);
 /* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next
  * attempt. */
-void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
+void request_on_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
                   uint64_t culprit, const char *text);
 void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m);
 void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt,

@@ -295,9 +295,9 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
     suspect(s, node);
     scheduler_refresh(s);
     LIST_FOREACH (r, &s->live, struct request, link) {
-        if (r->decode.node == node) request_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
+        if (r->decode.node == node) request_on_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
         else if (r->prefill.node == node)
-            request_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
+            request_on_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
     }
 }
 

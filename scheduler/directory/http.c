@@ -233,13 +233,13 @@ static bool read_answer(const struct directory_http *d, const struct directory_h
 }
 
 /* The caller's function; after close none is called any more. */
-static void give(struct directory_http *d, const struct directory_http_call *c, struct directory_http_answer *a)
+static void deliver(struct directory_http *d, const struct directory_http_call *c, struct directory_http_answer *a)
 {
-    bool is_said = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
+    bool is_answer = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
     if (d->closed) return;
-    if (c->op == OP_RESERVE) c->reserve(c->arg, is_said ? a->st : ERR_UNAVAILABLE, a->fence);
+    if (c->op == OP_RESERVE) c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->fence);
     if (c->op == OP_SNAPSHOT && c->snapshot)
-        c->snapshot(c->arg, is_said ? OK : ERR_UNAVAILABLE, is_said ? &a->snapshot : NULL);
+        c->snapshot(c->arg, is_answer ? OK : ERR_UNAVAILABLE, is_answer ? &a->snapshot : NULL);
 }
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body)
@@ -258,7 +258,7 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     d->n_holds++;
     if (reached) directory_remote_up(&d->remote);
     else directory_remote_down(&d->remote, a.why);
-    give(d, c, &a);
+    deliver(d, c, &a);
     if (!d->closed) {
         send_publish(d);
         send_leave(d);

@@ -157,7 +157,7 @@ static void sweep(struct directory_local *d)
     if (d->m_reservations) gauge_set(d->m_reservations, (double)d->reservations.len);
 }
 
-void directory_local_hear(struct directory *base, uint64_t owner)
+void directory_local_renew_owner(struct directory *base, uint64_t owner)
 {
     struct directory_local *d = self_of(base);
     if (owner == OWN_PROCESS) return;
@@ -348,7 +348,7 @@ static void on_wake(void *arg)
     if (d->closed) directory_local_free(d);
 }
 
-static enum status later(struct directory_local *d, struct directory_local_call call)
+static enum status queue_answer(struct directory_local *d, struct directory_local_call call)
 {
     if (d->n_calls >= CALLS_MAX) return ERR_FULL;
     struct directory_local_call *c = mem_try_calloc(1, sizeof *c);
@@ -379,7 +379,7 @@ static enum status directory_local_open(const struct directory_options *o, struc
         d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "",
                                           "Placements counted in the view held by this process.");
     }
-    if (later(d, (struct directory_local_call){ 0 }) != OK) {
+    if (queue_answer(d, (struct directory_local_call){ 0 }) != OK) {
         directory_local_free(d);
         return err_set(err, ERR_NOMEM, "not enough memory for a directory");
     }
@@ -402,7 +402,7 @@ static void directory_local_publish_own(struct directory *base, const struct nod
 
 static enum status directory_local_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
 {
-    return later(self_of(base), (struct directory_local_call){ .snapshot = cb, .arg = arg });
+    return queue_answer(self_of(base), (struct directory_local_call){ .snapshot = cb, .arg = arg });
 }
 
 static enum status directory_local_reserve_own(struct directory *base, const struct placement *p,
@@ -411,7 +411,7 @@ static enum status directory_local_reserve_own(struct directory *base, const str
     struct directory_local_call call = { .reserve = cb, .arg = arg };
     call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);
     if (call.st == ERR_FULL) return ERR_FULL;
-    enum status st = later(self_of(base), call);
+    enum status st = queue_answer(self_of(base), call);
     if (st != OK && call.st == OK) directory_local_release(base, p->request);
     return st;
 }

@@ -14,7 +14,7 @@ bool directory_is_local(const struct directory *d);
 enum status directory_local_publish(struct directory *d, const struct node_record *r) MUST_CHECK;
 void directory_local_leave(struct directory *d, uint64_t node);
 /* The entry `owner` (not 0) was heard of: its reservations stand for another lease. */
-void directory_local_hear(struct directory *d, uint64_t owner);
+void directory_local_renew_owner(struct directory *d, uint64_t owner);
 /* Fencing numbers from now on are above `seen`. */
 void directory_local_raise_fence(struct directory *d, uint64_t seen);
 /* owner 0: this process, whose reservations need no lease. ERR_BUSY, ERR_NOT_FOUND; ERR_FULL: too

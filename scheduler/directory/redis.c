@@ -165,7 +165,7 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
     directory_topics_write(topics, n, out, cap);
 }
 
-static void give_snapshot(const struct directory_redis_call *c, enum status st, const redisReply *reply)
+static void deliver_snapshot(const struct directory_redis_call *c, enum status st, const redisReply *reply)
 {
     struct directory_snapshot s = { 0 };
     bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
@@ -196,7 +196,7 @@ static enum status read_reserved(enum status st, const redisReply *reply, uint64
     return OK;
 }
 
-static void give(struct directory_redis *d, const struct directory_redis_call *c, enum status st,
+static void deliver(struct directory_redis *d, const struct directory_redis_call *c, enum status st,
                  const redisReply *reply)
 {
     uint64_t fence = 0;
@@ -207,7 +207,7 @@ static void give(struct directory_redis *d, const struct directory_redis_call *c
         break;
     case OP_LEAVE: break;
     case OP_RELEASE: directory_remote_on_released(&d->remote, st == OK); break;
-    case OP_SNAPSHOT: give_snapshot(c, st, reply); break;
+    case OP_SNAPSHOT: deliver_snapshot(c, st, reply); break;
     case OP_RESERVE:
         st = read_reserved(st, reply, &fence);
         directory_remote_on_reserved(&d->remote, c->request, c->id, st, fence);
@@ -222,7 +222,7 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
     struct directory_redis *d = c->d;
     if (!d->closed) { /* else the connection is being freed */
         d->n_holds++;
-        give(d, c, st, reply);
+        deliver(d, c, st, reply);
         if (!d->closed && st == OK) directory_remote_up(&d->remote);
         /* Losing the connection is said by on_down; a server that answers with errors (read-only,
          * out of memory) is no use either. */

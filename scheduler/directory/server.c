@@ -159,7 +159,7 @@ static enum status handle_call(struct directory_server *s, directory_server_fn *
     TRY(json_parse(text, false, &body, err));
     enum status st = directory_get_id(body, "owner", &owner, err);
     if (st == OK) {
-        directory_local_hear(s->local, owner);
+        directory_local_renew_owner(s->local, owner);
         st = fn(s, body, out, err);
     }
     cJSON_Delete(body);

@@ -148,7 +148,7 @@ static void on_link_dead(void *arg, struct link *l)
 
 /* The peer of a dead link is lost, unless the link never came up and another one serves the
  * peer. */
-static void bury(struct cluster *c, struct link *dead)
+static void reap(struct cluster *c, struct link *dead)
 {
     struct peer *p = dead->node ? find_peer(c, dead->node) : NULL;
     bool was_ours = p && p->link == dead;
@@ -198,11 +198,11 @@ static void on_wake(void *arg)
     loop_timer_free(c->wake);
     c->wake = NULL;
     deliver_to_self(c);
-    do { /* burying one may close others: start over each time */
+    do { /* reaping one may close others: start over each time */
         dead = NULL;
         LIST_FOREACH (l, &c->links, struct link, link)
             if (l->dead) dead = l;
-        if (dead) bury(c, dead);
+        if (dead) reap(c, dead);
     } while (dead);
 }
 
@@ -258,7 +258,7 @@ enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type,
     return link_send(p->link, &h, body);
 }
 
-void cluster_cut(struct cluster *c, uint64_t node, const char *why)
+void cluster_disconnect(struct cluster *c, uint64_t node, const char *why)
 {
     LIST_FOREACH (l, &c->links, struct link, link)
         if (l->node == node) link_fail(l, "%s", why);

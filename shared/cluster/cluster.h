@@ -65,7 +65,7 @@ enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type,
                          uint32_t attempt, struct str body) MUST_CHECK;
 /* Cut the links to a node that cannot be given what it waits for (its queue is full): on_lost
  * follows on both sides, and what hangs on the missing message is done again. */
-void cluster_cut(struct cluster *c, uint64_t node, const char *why);
+void cluster_disconnect(struct cluster *c, uint64_t node, const char *why);
 /* Pack and send a protobuf-c message; frees nothing of it. */
 struct ProtobufCMessage;
 enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type,

@@ -56,7 +56,7 @@ static enum status check_numbers(const Baton__Sampling *s, struct err *err)
     const struct {
         const char *name;
         float value, min, max;
-    } rows[] = {
+    } fields[] = {
         { "temperature", s->temperature, 0, 1e6f },
         { "top_p", s->top_p, 0, 1 },
         { "min_p", s->min_p, 0, 1 },
@@ -64,11 +64,11 @@ static enum status check_numbers(const Baton__Sampling *s, struct err *err)
         { "frequency_penalty", s->frequency_penalty, -100, 100 },
         { "repetition_penalty", s->repetition_penalty, 1e-6f, 1e6f },
     };
-    for (size_t i = 0; i < COUNT_OF(rows); i++)
-        if (!(rows[i].value >= rows[i].min && rows[i].value <= rows[i].max)) /* NaN fails too */
-            return err_field(err, ERR_FORMAT, rows[i].name, "%s is %g, outside %g to %g",
-                             rows[i].name, (double)rows[i].value, (double)rows[i].min,
-                             (double)rows[i].max);
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        if (!(fields[i].value >= fields[i].min && fields[i].value <= fields[i].max)) /* NaN fails too */
+            return err_field(err, ERR_FORMAT, fields[i].name, "%s is %g, outside %g to %g",
+                             fields[i].name, (double)fields[i].value, (double)fields[i].min,
+                             (double)fields[i].max);
     if (s->n_logprobs < -1 || s->n_logprobs > SAMPLER_LOGPROBS_MAX)
         return err_field(err, ERR_FORMAT, "n_logprobs", "n_logprobs is %d, outside -1 to %d",
                          s->n_logprobs, SAMPLER_LOGPROBS_MAX);

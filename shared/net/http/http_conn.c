@@ -28,7 +28,7 @@ static void conn_on_closed(uv_handle_t *h)
     http_parse_release(&c->parse);
     buf_release(&c->in);
     buf_release(&c->next);
-    buf_release(&c->flying);
+    buf_release(&c->in_flight);
     mem_free(c);
     http_server_conn_freed(s);
 }
@@ -337,7 +337,7 @@ static bool conn_finish_answer(struct http_conn *c)
     conn_count_body(c, 0);
     if (c->in.len == 0) buf_release(&c->in); /* thousands of idle connections hold no buffers */
     buf_release(&c->next);
-    buf_release(&c->flying);
+    buf_release(&c->in_flight);
     conn_resume(c);
     return true;
 }

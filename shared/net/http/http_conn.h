@@ -45,7 +45,7 @@ struct http_conn {
     uint32_t n_handles; /* not yet closed */
     struct http_parse parse;
     struct buf in;           /* received, not yet parsed */
-    struct buf next, flying; /* answer bytes: not yet given to libuv, given */
+    struct buf next, in_flight; /* answer bytes: not yet given to libuv, given */
     uv_write_t write;
     uv_shutdown_t shutdown;
     bool writing, reading, broken, keep_alive, continued, eof, advancing;

@@ -2,7 +2,7 @@
  * socket.
  *
  * Bytes go to the kernel at once (uv_try_write); what it does not take is copied to `next`, which
- * becomes `flying` when libuv has nothing of this connection under way. Thread: loop. */
+ * becomes `in_flight` when libuv has nothing of this connection under way. Thread: loop. */
 #include <string.h>
 #include <time.h>
 
@@ -29,11 +29,11 @@ static void write_on_done(uv_write_t *w, int status);
 
 static void write_start(struct http_conn *c)
 {
-    struct buf swap = c->flying;
-    c->flying = c->next;
+    struct buf swap = c->in_flight;
+    c->in_flight = c->next;
     c->next = swap;
     buf_clear(&c->next);
-    uv_buf_t b = { .base = c->flying.data, .len = c->flying.len };
+    uv_buf_t b = { .base = c->in_flight.data, .len = c->in_flight.len };
     c->writing = true;
     if (uv_write(&c->write, (uv_stream_t *)&c->tcp, &b, 1, write_on_done) == 0) return;
     c->writing = false;
@@ -45,7 +45,7 @@ static void write_on_done(uv_write_t *w, int status)
     struct http_conn *c = w->handle->data;
     c->writing = false;
     if (c->state == HTTP_CONN_CLOSING) return;
-    buf_clear(&c->flying);
+    buf_clear(&c->in_flight);
     c->t_progress = uv_now(c->tcp.loop);
     if (status < 0) {
         http_conn_lost(c);

@@ -1,6 +1,6 @@
 /* redis.c - see redis.h. Life of the connection here, commands in redis_command.c.
  *
- *     DOWN ──timer──▶ RESOLVING ──address──▶ CONNECTING ──connected──▶ GREETING ──AUTH, SELECT, PING answered──▶ UP
+ *     DOWN ──timer──▶ RESOLVING ──address──▶ CONNECTING ──connected──▶ HANDSHAKE ─AUTH, SELECT, PING answered──▶ UP
  *       ▲                                                                                                     │
  *       └───────── redis_drop: error, deadline, refused greeting (back-off 50 ms doubling to 2 s) ◀───────────┘
  *
@@ -169,7 +169,7 @@ static void redis_retry_later(struct redis *r)
 
 /* Give up the connection; safe inside hiredis's callbacks, where the context is freed a little
  * later. */
-static void redis_let_go(struct redis *r, enum status st)
+static void redis_disconnect(struct redis *r, enum status st)
 {
     redisAsyncContext *ac = r->ac;
     r->ac = NULL;
@@ -193,9 +193,9 @@ void redis_drop(struct redis *r, const char *why)
     snprintf(reason, sizeof reason, "%s", why); /* it may live in the context that goes away here */
     r->n_holds++;
     bool was_up = r->state == REDIS_UP;
-    redis_let_go(r, ERR_PEER_LOST);
-    if (!r->freed && (was_up || !r->said_down)) {
-        r->said_down = true;
+    redis_disconnect(r, ERR_PEER_LOST);
+    if (!r->freed && (was_up || !r->reported_down)) {
+        r->reported_down = true;
         log_warn("redis down", "host=%s port=%u why=\"%s\"", r->host, r->o.port, reason);
         if (r->o.on_down) r->o.on_down(r->o.arg, reason);
     }
@@ -225,7 +225,7 @@ static void redis_on_disconnect(const redisAsyncContext *ac, int status)
 }
 
 /* Answers to AUTH, SELECT and PING; the last one makes the connection usable. */
-static void redis_on_greeting(redisAsyncContext *ac, void *reply, void *arg)
+static void redis_on_handshake(redisAsyncContext *ac, void *reply, void *arg)
 {
     struct redis *r = ac->data;
     const redisReply *a = reply;
@@ -236,20 +236,20 @@ static void redis_on_greeting(redisAsyncContext *ac, void *reply, void *arg)
         redis_drop(r, a->str);
         return;
     }
-    if (--r->n_greetings > 0) return;
+    if (--r->n_handshakes > 0) return;
     loop_timer_free(r->connect_deadline);
     r->connect_deadline = NULL;
     r->state = REDIS_UP;
-    r->said_down = false;
+    r->reported_down = false;
     r->backoff_ms = REDIS_BACKOFF_MIN_MS;
     log_info("redis up", "host=%s port=%u db=%d", r->host, r->o.port, r->o.db);
     if (r->o.on_up) r->o.on_up(r->o.arg);
 }
 
-static bool redis_greet(struct redis *r, int argc, const char **argv)
+static bool redis_handshake(struct redis *r, int argc, const char **argv)
 {
-    r->n_greetings++;
-    return redisAsyncCommandArgv(r->ac, redis_on_greeting, NULL, argc, argv, NULL) == REDIS_OK;
+    r->n_handshakes++;
+    return redisAsyncCommandArgv(r->ac, redis_on_handshake, NULL, argc, argv, NULL) == REDIS_OK;
 }
 
 static void redis_on_connect(const redisAsyncContext *ac, int status)
@@ -262,13 +262,13 @@ static void redis_on_connect(const redisAsyncContext *ac, int status)
     }
     char db[16];
     snprintf(db, sizeof db, "%d", r->o.db);
-    r->state = REDIS_GREETING;
-    r->n_greetings = 0;
+    r->state = REDIS_HANDSHAKE;
+    r->n_handshakes = 0;
     bool ok = true;
-    if (r->password[0]) ok = redis_greet(r, 2, (const char *[]){ "AUTH", r->password });
-    if (r->o.db != 0) ok = ok && redis_greet(r, 2, (const char *[]){ "SELECT", db });
+    if (r->password[0]) ok = redis_handshake(r, 2, (const char *[]){ "AUTH", r->password });
+    if (r->o.db != 0) ok = ok && redis_handshake(r, 2, (const char *[]){ "SELECT", db });
     /* an error while the server still loads its data */
-    ok = ok && redis_greet(r, 1, (const char *[]){ "PING" });
+    ok = ok && redis_handshake(r, 1, (const char *[]){ "PING" });
     /* hiredis does not allow its context to be freed here; the connect deadline ends a greeting
      * that was not sent. */
     if (!ok) log_warn("redis greeting not sent", "host=%s port=%u", r->host, r->o.port);
@@ -364,7 +364,7 @@ void redis_free(struct redis *r)
     r->freed = true;
     loop_timer_free(r->retry);
     r->retry = NULL;
-    redis_let_go(r, ERR_CANCELED);
+    redis_disconnect(r, ERR_CANCELED);
     loop_timer_free(r->command_deadline);
     r->command_deadline = NULL;
     redis_unhold(r);

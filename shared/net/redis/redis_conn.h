@@ -12,7 +12,7 @@
 #include "shared/base/map.h"
 #include "shared/net/redis/redis.h"
 
-enum redis_state { REDIS_DOWN, REDIS_RESOLVING, REDIS_CONNECTING, REDIS_GREETING, REDIS_UP };
+enum redis_state { REDIS_DOWN, REDIS_RESOLVING, REDIS_CONNECTING, REDIS_HANDSHAKE, REDIS_UP };
 
 struct redis {
     struct redis_options o;
@@ -21,7 +21,7 @@ struct redis {
     redisAsyncContext *ac;         /* NULL: none */
     struct redis_resolve *resolve; /* NULL: no name is being resolved */
     struct loop_timer *retry, *connect_deadline, *command_deadline;
-    uint32_t backoff_ms, n_greetings, n_holds;
+    uint32_t backoff_ms, n_handshakes, n_holds;
     uint64_t n_attempts;
     size_t n_unparsed;    /* bytes received since the last complete reply */
     struct list commands; /* earliest deadline first */
@@ -29,7 +29,7 @@ struct redis {
     struct map scripts;                                  /* address of the text -> SHA-1 in hex */
     redisReplyObjectFunctions reader_fn, *reader_fn_own; /* ours, with bounded arrays; hiredis's */
     void *(*array_fn)(const redisReadTask *t, int n);
-    bool freed, said_down;
+    bool freed, reported_down;
 };
 
 /* the connection is of no use: rebuild it */

@@ -273,7 +273,7 @@ TEST(cluster_queue_is_bounded_before_and_after_the_link_is_up)
     cluster_rig_close(&r);
 }
 
-TEST(cluster_cut_is_a_loss_on_both_sides)
+TEST(cluster_disconnect_is_a_loss_on_both_sides)
 {
     enum { LIMIT = 100000 };
     struct cluster_rig r;
@@ -286,8 +286,8 @@ TEST(cluster_cut_is_a_loss_on_both_sides)
     RIG_WAIT(&r, b->n_log == 1);
     for (size_t i = 1; cluster_send(a->c, 2, FRAME_GRANT, i, 1, bytes_of(body, sizeof body)) == OK;)
         i++;
-    cluster_cut(a->c, 2, "its queue is full");
-    cluster_cut(a->c, 2, "once is enough");
+    cluster_disconnect(a->c, 2, "its queue is full");
+    cluster_disconnect(a->c, 2, "once is enough");
     CHECK_EQ_INT(a->n_lost, 0); /* never inside the call */
     CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, 0, 1, bytes_of(body, 1)), ERR_PEER_LOST);
     RIG_WAIT(&r, a->n_lost == 1 && b->n_lost == 1);
@@ -726,7 +726,7 @@ TEST_MAIN(
     CASE(cluster_refused_connection_and_bad_address_are_lost),
     CASE(cluster_port_taken_is_a_clear_error),
     CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up),
-    CASE(cluster_cut_is_a_loss_on_both_sides), CASE(cluster_forgets_addresses_that_nobody_uses),
+    CASE(cluster_disconnect_is_a_loss_on_both_sides), CASE(cluster_forgets_addresses_that_nobody_uses),
     CASE(cluster_headers_count_against_the_queue), CASE(cluster_no_progress_with_work_is_lost),
     CASE(cluster_killed_peer_is_lost_at_once),
     CASE(cluster_frozen_peer_is_lost_within_three_seconds), CASE(cluster_own_stop_loses_nobody),
