@@ -14,7 +14,7 @@ enum { QUEUE_BYTES = 64 << 20 };
 
 struct probe_dialer {
     struct loop *loop;
-    struct link_host host;
+    struct link_options link_options;
     struct list links, clients;
 };
 
@@ -76,7 +76,7 @@ enum status probe_dialer_create(struct str secret, struct probe_dialer **out, st
     while (self == 0) random_bytes(&self, sizeof self);
     list_init(&h->links);
     list_init(&h->clients);
-    h->host = (struct link_host){
+    h->link_options = (struct link_options){
         .loop = h->loop,
         .self = self,
         .name = "doctor",
@@ -201,7 +201,7 @@ enum status probe_dial(struct probe_dialer *h, const char *where, struct probe_c
     c->h = h;
     snprintf(c->peer.where, sizeof c->peer.where, "%s", where);
     snprintf(c->peer.address, sizeof c->peer.address, "%s", address);
-    c->connection = link_dial(&h->host, 0, address, port);
+    c->connection = link_dial(&h->link_options, 0, address, port);
     list_push(&h->links, &c->connection->link);
     list_push(&h->clients, &c->link);
     wait_for(c, &c->up, PROBE_DIAL_MS);

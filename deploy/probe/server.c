@@ -33,7 +33,7 @@ struct server_client {
 struct probe_server {
     struct probe_server_options o;
     struct loop *loop;
-    struct link_host host;
+    struct link_options link_options;
     uv_tcp_t *listener;
     struct list links, clients;
     struct loop_timer *tick, *reap;
@@ -195,7 +195,7 @@ static void on_connection(uv_stream_t *listener, int st)
     size_t n = 0;
     if (st < 0) return;
     LIST_FOREACH (other, &s->links, struct link, link) n++;
-    struct link *l = link_accept(&s->host, listener);
+    struct link *l = link_accept(&s->link_options, listener);
     list_push(&s->links, &l->link);
     if (n >= PROBE_SERVER_CLIENTS_MAX)
         link_fail(l, "%d clients are connected, the limit", PROBE_SERVER_CLIENTS_MAX);
@@ -250,7 +250,7 @@ enum status probe_server_create(const struct probe_server_options *o, struct pro
     }
     uint64_t self = 0;
     while (self == 0) random_bytes(&self, sizeof self);
-    s->host = (struct link_host){
+    s->link_options = (struct link_options){
         .loop = s->loop,
         .self = self,
         .name = "agent",

@@ -44,7 +44,7 @@ struct queued {
 
 struct cluster {
     struct cluster_options o;
-    struct link_host host;
+    struct link_options link_options;
     char name[LINK_NAME_MAX];
     struct buf secret;
     uv_tcp_t *listener;
@@ -230,7 +230,7 @@ static enum status send_pending(struct cluster *c, struct peer *p, const struct 
 {
     if (!p->link) {
         if (!p->port) return ERR_PEER_LOST;
-        p->link = link_dial(&c->host, p->node, p->host, p->port);
+        p->link = link_dial(&c->link_options, p->node, p->host, p->port);
         list_push(&c->links, &p->link->link);
         if (p->link->dead) wake(c);
     }
@@ -340,7 +340,7 @@ static void on_connection(uv_stream_t *listener, int st)
     if (st < 0) return;
     LIST_FOREACH (other, &c->links, struct link, link)
         n_handshakes += !other->dialed && other->state != LINK_UP;
-    struct link *l = link_accept(&c->host, listener);
+    struct link *l = link_accept(&c->link_options, listener);
     list_push(&c->links, &l->link);
     if (n_handshakes >= HANDSHAKES_MAX)
         link_fail(l, "%d other connections have not finished their handshake", HANDSHAKES_MAX);
@@ -382,7 +382,7 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
     buf_add_str(&c->secret, o->secret);
     list_init(&c->links);
     list_init(&c->to_self);
-    c->host = (struct link_host){
+    c->link_options = (struct link_options){
         .loop = o->loop,
         .self = o->node,
         .name = c->name,

@@ -19,7 +19,7 @@ void link_fail(struct link *l, const char *fmt, ...)
     va_end(ap);
     l->dead = true;
     if (!uv_is_closing((uv_handle_t *)&l->tcp)) uv_read_stop((uv_stream_t *)&l->tcp);
-    l->host->on_dead(l->host->arg, l);
+    l->o->on_dead(l->o->arg, l);
 }
 
 /* ---- out ---- */
@@ -43,7 +43,7 @@ enum status link_send(struct link *l, const struct frame_header *h, struct str b
     uv_stream_t *stream = (uv_stream_t *)&l->tcp;
     size_t total = FRAME_HEADER_BYTES + body.n, done = 0;
     if (l->dead) return ERR_PEER_LOST;
-    if (uv_stream_get_write_queue_size(stream) + total > l->host->queue_bytes) return ERR_FULL;
+    if (uv_stream_get_write_queue_size(stream) + total > l->o->queue_bytes) return ERR_FULL;
     frame_header_encode(h, head);
     if (uv_stream_get_write_queue_size(stream) == 0) {
         uv_buf_t bufs[2] = { uv_buf_init((char *)head, sizeof head),
@@ -96,7 +96,7 @@ static void make_mac(const struct link *l, const char *side, uint64_t dialer, ui
     buf_add(&m, l->nonce_acceptor, LINK_NONCE);
     buf_add_u64le(&m, dialer);
     buf_add_u64le(&m, acceptor);
-    hmac_sha256(l->host->secret.p, l->host->secret.n, m.data, m.len, mac);
+    hmac_sha256(l->o->secret.p, l->o->secret.n, m.data, m.len, mac);
     buf_release(&m);
 }
 
@@ -105,11 +105,11 @@ static void send_hello(struct link *l)
     Baton__LinkHello m = BATON__LINK_HELLO__INIT;
     random_bytes(l->nonce_dialer, LINK_NONCE);
     m.protocol = FRAME_VERSION;
-    m.node = l->host->self;
+    m.node = l->o->self;
     m.want = l->node;
     m.nonce.data = l->nonce_dialer;
     m.nonce.len = LINK_NONCE;
-    m.name = (char *)l->host->name;
+    m.name = (char *)l->o->name;
     l->state = LINK_PROVING;
     send_proto(l, FRAME_LINK_HELLO, l->node, &m.base);
 }
@@ -120,7 +120,7 @@ static void on_hello(struct link *l, struct str body)
     uint8_t mac[32];
     if (!m || m->nonce.len != LINK_NONCE || m->node == 0) {
         link_fail(l, "malformed hello");
-    } else if (m->want && m->want != l->host->self) {
+    } else if (m->want && m->want != l->o->self) {
         link_fail(l, "the peer wants an earlier process at this address");
     } else {
         Baton__LinkProof proof = BATON__LINK_PROOF__INIT;
@@ -128,9 +128,9 @@ static void on_hello(struct link *l, struct str body)
         snprintf(l->name, sizeof l->name, "%s", m->name);
         memcpy(l->nonce_dialer, m->nonce.data, LINK_NONCE);
         random_bytes(l->nonce_acceptor, LINK_NONCE);
-        make_mac(l, "acceptor", l->node, l->host->self, mac);
-        proof.node = l->host->self;
-        proof.name = (char *)l->host->name;
+        make_mac(l, "acceptor", l->node, l->o->self, mac);
+        proof.node = l->o->self;
+        proof.name = (char *)l->o->name;
         proof.nonce.data = l->nonce_acceptor;
         proof.nonce.len = LINK_NONCE;
         proof.mac.data = mac;
@@ -145,7 +145,7 @@ static void come_up(struct link *l)
 {
     l->state = LINK_UP;
     l->t_progress_ms = clock_ms();
-    l->host->on_up(l->host->arg, l);
+    l->o->on_up(l->o->arg, l);
 }
 
 /* The dialer checks the acceptor's proof, then gives its own. */
@@ -159,15 +159,15 @@ static void on_acceptor_proof(struct link *l, const Baton__LinkProof *m)
     l->node = m->node;
     snprintf(l->name, sizeof l->name, "%s", m->name);
     memcpy(l->nonce_acceptor, m->nonce.data, LINK_NONCE);
-    make_mac(l, "acceptor", l->host->self, l->node, mac);
+    make_mac(l, "acceptor", l->o->self, l->node, mac);
     if (!equal_constant_time(mac, m->mac.data, sizeof mac)) {
         link_fail(l, "the peer has another cluster secret (BATON_CLUSTER_SECRET)");
         return;
     }
     l->proved = true;
     Baton__LinkProof mine = BATON__LINK_PROOF__INIT;
-    make_mac(l, "dialer", l->host->self, l->node, mac);
-    mine.node = l->host->self;
+    make_mac(l, "dialer", l->o->self, l->node, mac);
+    mine.node = l->o->self;
     mine.mac.data = mac;
     mine.mac.len = sizeof mac;
     send_proto(l, FRAME_LINK_PROOF, l->node, &mine.base);
@@ -176,7 +176,7 @@ static void on_acceptor_proof(struct link *l, const Baton__LinkProof *m)
 static void on_dialer_proof(struct link *l, const Baton__LinkProof *m)
 {
     uint8_t mac[32];
-    make_mac(l, "dialer", l->node, l->host->self, mac);
+    make_mac(l, "dialer", l->node, l->o->self, mac);
     if (!equal_constant_time(mac, m->mac.data, sizeof mac)) {
         link_fail(l, "the peer has another cluster secret (BATON_CLUSTER_SECRET)");
         return;
@@ -212,7 +212,7 @@ static void on_ping(struct link *l, struct str body)
 
 static void on_frame(struct link *l, const struct frame_header *h, struct str body)
 {
-    bool for_me = h->incarnation == l->host->self ||
+    bool for_me = h->incarnation == l->o->self ||
                   (h->type == FRAME_LINK_HELLO && h->incarnation == 0);
     if (!for_me) link_fail(l, "a message for an earlier process at this address");
     else if (h->type == FRAME_LINK_HELLO && l->state == LINK_HELLO) on_hello(l, body);
@@ -223,7 +223,7 @@ static void on_frame(struct link *l, const struct frame_header *h, struct str bo
     else if (l->state != LINK_UP || h->type < FRAME_PING)
         link_fail(l, "unexpected %s message", frame_type_name(h->type));
     else if (h->type == FRAME_PING) on_ping(l, body);
-    else l->host->on_frame(l->host->arg, l, h, body);
+    else l->o->on_frame(l->o->arg, l, h, body);
 }
 
 /* Handshake messages are small: a peer that has proved nothing may not make us hold more. */
@@ -280,15 +280,15 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 
 /* ---- life ---- */
 
-static struct link *make_link(const struct link_host *host, bool dialed)
+static struct link *make_link(const struct link_options *o, bool dialed)
 {
     struct link *l = MEM_NEW(struct link);
-    l->host = host;
+    l->o = o;
     l->dialed = dialed;
     l->state = dialed ? LINK_CONNECTING : LINK_HELLO;
     l->t_start_ms = l->t_heard_ms = l->t_progress_ms = clock_ms();
     list_init(&l->link);
-    uv_tcp_init(loop_uv(host->loop), &l->tcp);
+    uv_tcp_init(loop_uv(o->loop), &l->tcp);
     l->tcp.data = l;
     return l;
 }
@@ -312,10 +312,10 @@ static void on_connected(uv_connect_t *req, int st)
     if (!l->dead) send_hello(l);
 }
 
-struct link *link_dial(const struct link_host *host, uint64_t node, const char *address,
+struct link *link_dial(const struct link_options *o, uint64_t node, const char *address,
                        uint16_t port)
 {
-    struct link *l = make_link(host, true);
+    struct link *l = make_link(o, true);
     struct sockaddr_storage sa;
     l->node = node;
     l->connect.data = l;
@@ -327,9 +327,9 @@ struct link *link_dial(const struct link_host *host, uint64_t node, const char *
     return l;
 }
 
-struct link *link_accept(const struct link_host *host, uv_stream_t *listener)
+struct link *link_accept(const struct link_options *o, uv_stream_t *listener)
 {
-    struct link *l = make_link(host, false);
+    struct link *l = make_link(o, false);
     int st = uv_accept(listener, (uv_stream_t *)&l->tcp);
     if (st < 0) link_fail(l, "accept: %s", uv_strerror(st));
     else start_reading(l);

@@ -24,7 +24,7 @@ enum { LINK_NONCE = 16, LINK_NAME_MAX = 64, LINK_HANDSHAKE_MS = 3000 };
 struct link;
 
 /* What a link needs to know of this node, and whom it tells. All borrowed while links live. */
-struct link_host {
+struct link_options {
     struct loop *loop;
     uint64_t self;
     const char *name;
@@ -38,7 +38,7 @@ struct link_host {
 };
 
 struct link {
-    const struct link_host *host;
+    const struct link_options *o;
     uv_tcp_t tcp;
     uv_connect_t connect;
     enum link_state state;
@@ -56,9 +56,9 @@ struct link {
 };
 
 /* Begin connecting; failures are reported by on_dead. */
-struct link *link_dial(const struct link_host *host, uint64_t node, const char *address,
+struct link *link_dial(const struct link_options *o, uint64_t node, const char *address,
                        uint16_t port);
-struct link *link_accept(const struct link_host *host, uv_stream_t *listener);
+struct link *link_accept(const struct link_options *o, uv_stream_t *listener);
 /* Queue one frame. ERR_FULL: queue_bytes are waiting; ERR_PEER_LOST: the link is dead. */
 enum status link_send(struct link *l, const struct frame_header *h, struct str body) MUST_CHECK;
 void link_fail(struct link *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -194,7 +194,7 @@ static void send_frame(int fd, enum frame_type type, uint64_t incarnation,
 }
 
 /* Be an honest dialer up to UP. */
-static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
+static void shake_hands(struct loop *loop, int fd, const struct link_options *options,
                         const struct watcher *w)
 {
     uint8_t nonce[LINK_NONCE] = { 1 }, mac[32], in[1024];
@@ -215,7 +215,7 @@ static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
     buf_add(&text, proof->nonce.data, proof->nonce.len);
     buf_add_u64le(&text, PEER);
     buf_add_u64le(&text, SELF);
-    hmac_sha256(host->secret.p, host->secret.n, text.data, text.len, mac);
+    hmac_sha256(options->secret.p, options->secret.n, text.data, text.len, mac);
     mine.node = PEER;
     mine.mac = (ProtobufCBinaryData){ sizeof mac, mac };
     send_frame(fd, FRAME_LINK_PROOF, SELF, &mine.base);
@@ -226,14 +226,14 @@ static void shake_hands(struct loop *loop, int fd, const struct link_host *host,
 }
 
 struct acceptor {
-    const struct link_host *host;
+    const struct link_options *options;
     struct link *accepted;
 };
 
 static void on_connection(uv_stream_t *listener, int st)
 {
     struct acceptor *d = listener->data;
-    if (st == 0 && !d->accepted) d->accepted = link_accept(d->host, listener);
+    if (st == 0 && !d->accepted) d->accepted = link_accept(d->options, listener);
 }
 
 static void on_closed(uv_handle_t *h) { (void)h; }
@@ -269,7 +269,7 @@ static void close_hard(int fd)
 }
 
 /* The fuzzed node dials; our end of that connection. */
-static int be_dialed(struct loop *loop, const struct link_host *host, struct watcher *w)
+static int be_dialed(struct loop *loop, const struct link_options *options, struct watcher *w)
 {
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -277,7 +277,7 @@ static int be_dialed(struct loop *loop, const struct link_host *host, struct wat
     ASSERT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 &&
            listen(listener, 1) == 0);
     ASSERT(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
-    w->l = link_dial(host, PEER, "127.0.0.1", ntohs(address.sin_port));
+    w->l = link_dial(options, PEER, "127.0.0.1", ntohs(address.sin_port));
     turn(loop);
     int fd;
     do fd = accept(listener, NULL, NULL);
@@ -304,7 +304,7 @@ static void fuzz_link(struct str in, unsigned how)
     struct sockaddr_in address;
     uv_tcp_t listener;
     ASSERT(loop_create(&loop, NULL) == OK);
-    struct link_host host = {
+    struct link_options options = {
         .loop = loop,
         .self = SELF,
         .name = "fuzzed",
@@ -315,18 +315,18 @@ static void fuzz_link(struct str in, unsigned how)
         .on_dead = on_dead,
         .arg = &w,
     };
-    struct acceptor acceptor = { .host = &host };
+    struct acceptor acceptor = { .options = &options };
     listen_on(loop, &listener, &address, &acceptor);
     int fd;
     if (how == 5) {
-        fd = be_dialed(loop, &host, &w);
+        fd = be_dialed(loop, &options, &w);
     } else {
         fd = dial(&address);
         for (int i = 0; i < 100 && !acceptor.accepted; i++) uv_run(loop_uv(loop), UV_RUN_NOWAIT);
         w.l = acceptor.accepted;
     }
     ASSERT(w.l && fd >= 0);
-    if (how == 6) shake_hands(loop, fd, &host, &w);
+    if (how == 6) shake_hands(loop, fd, &options, &w);
     feed(loop, fd, in, &w);
     ASSERT(!w.strange || !w.up);
     close_hard(fd);
