@@ -57,7 +57,7 @@ struct http_client {
 
 static enum status client_begin(struct client_request *r, bool fresh);
 
-static void conn_unref(struct client_conn *k)
+static void client_conn_unref(struct client_conn *k)
 {
     if (--k->n_refs > 0) return;
     struct http_client *c = k->client;
@@ -67,36 +67,36 @@ static void conn_unref(struct client_conn *k)
     if (--c->n_conns == 0 && c->freed) mem_free(c);
 }
 
-static void conn_on_closed(uv_handle_t *h) { conn_unref(h->data); }
+static void client_conn_on_closed(uv_handle_t *h) { client_conn_unref(h->data); }
 
-static void conn_close(struct client_conn *k, bool idle)
+static void client_conn_close(struct client_conn *k, bool idle)
 {
     if (k->closing) return;
     k->closing = true;
     if (idle) k->client->n_idle--;
     list_remove(&k->link);
     if (k->n_refs > 1) uv_cancel((uv_req_t *)&k->resolve);
-    uv_close((uv_handle_t *)&k->tcp, conn_on_closed);
+    uv_close((uv_handle_t *)&k->tcp, client_conn_on_closed);
 }
 
-static void conn_keep(struct client_conn *k)
+static void client_conn_keep(struct client_conn *k)
 {
     struct http_client *c = k->client;
     k->request = NULL;
     k->used = true;
     buf_clear(&k->out);
     if (c->freed || c->o.n_idle == 0) {
-        conn_close(k, false);
+        client_conn_close(k, false);
         return;
     }
-    if (c->n_idle >= c->o.n_idle) conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
+    if (c->n_idle >= c->o.n_idle) client_conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
     list_remove(&k->link);
     list_push(&c->idle, &k->link);
     c->n_idle++;
 }
 
 /* The one place where a request ends. */
-static void request_finish(struct client_request *r, enum status st)
+static void client_request_finish(struct client_request *r, enum status st)
 {
     struct client_conn *k = r->conn;
     list_remove(&r->link);
@@ -104,8 +104,8 @@ static void request_finish(struct client_request *r, enum status st)
     loop_timer_free(r->deadline);
     if (k) {
         k->request = NULL;
-        if (st == OK && k->keep && !k->writing) conn_keep(k);
-        else conn_close(k, false);
+        if (st == OK && k->keep && !k->writing) client_conn_keep(k);
+        else client_conn_close(k, false);
     }
     r->cb(r->arg, st, st == OK ? r->status : 0,
           st == OK ? buf_str(&r->body) : (struct str){ NULL, 0 });
@@ -115,18 +115,18 @@ static void request_finish(struct client_request *r, enum status st)
     mem_free(r);
 }
 
-static void request_on_deadline(void *arg) { request_finish(arg, ERR_TIMEOUT); }
+static void client_request_on_deadline(void *arg) { client_request_finish(arg, ERR_TIMEOUT); }
 
 /* The connection failed before any byte of the answer. */
-static void request_retry_or_fail(struct client_request *r)
+static void client_request_retry_or_fail(struct client_request *r)
 {
     struct client_conn *k = r->conn;
     bool again = k->used && r->repeatable && r->n_head == 0;
     k->request = NULL;
     r->conn = NULL;
-    conn_close(k, false);
+    client_conn_close(k, false);
     enum status st = again ? client_begin(r, true) : ERR_PEER_LOST;
-    if (st != OK) request_finish(r, st);
+    if (st != OK) client_request_finish(r, st);
 }
 
 static int answer_on_headers(llhttp_t *h)
@@ -170,11 +170,11 @@ static const llhttp_settings_t ANSWER_SETTINGS = {
     .on_message_complete = answer_on_complete,
 };
 
-static void conn_on_data(struct client_conn *k, const char *p, size_t n)
+static void client_conn_on_data(struct client_conn *k, const char *p, size_t n)
 {
     struct client_request *r = k->request;
     if (!r) {
-        conn_close(k, true); /* an answer to no question */
+        client_conn_close(k, true); /* an answer to no question */
         return;
     }
     if (!r->headers_done) r->n_head += n;
@@ -183,52 +183,52 @@ static void conn_on_data(struct client_conn *k, const char *p, size_t n)
     if (r->complete) {
         /* bytes behind the answer: not in step */
         if (llhttp_get_error_pos(&k->llhttp) != p + n) k->keep = false;
-        request_finish(r, OK);
+        client_request_finish(r, OK);
     } else if (e != HPE_OK) {
-        request_finish(r, r->st != OK ? r->st : ERR_IO);
+        client_request_finish(r, r->st != OK ? r->st : ERR_IO);
     } else if (!r->headers_done && r->n_head > CLIENT_HEAD_MAX) {
-        request_finish(r, ERR_TOO_LONG);
+        client_request_finish(r, ERR_TOO_LONG);
     }
 }
 
-static void conn_on_end(struct client_conn *k)
+static void client_conn_on_end(struct client_conn *k)
 {
     struct client_request *r = k->request;
     k->keep = false;
     if (!r) {
-        conn_close(k, true);
+        client_conn_close(k, true);
         return;
     }
     if (r->headers_done)
         llhttp_finish(&k->llhttp); /* a body that ends with the connection is
                                     * complete now */
-    if (r->complete) request_finish(r, OK);
-    else request_retry_or_fail(r);
+    if (r->complete) client_request_finish(r, OK);
+    else client_request_retry_or_fail(r);
 }
 
-static void conn_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *out)
+static void client_conn_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *out)
 {
     struct client_conn *k = h->data;
     (void)suggested;
     *out = uv_buf_init(k->client->read_buf, sizeof k->client->read_buf);
 }
 
-static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b)
+static void client_conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b)
 {
     struct client_conn *k = stream->data;
     if (n == 0 || k->closing) return;
-    if (n > 0) conn_on_data(k, b->base, (size_t)n);
-    else conn_on_end(k);
+    if (n > 0) client_conn_on_data(k, b->base, (size_t)n);
+    else client_conn_on_end(k);
 }
 
-static void conn_on_written(uv_write_t *w, int rc)
+static void client_conn_on_written(uv_write_t *w, int rc)
 {
     struct client_conn *k = w->handle->data;
     k->writing = false;
-    if (rc != 0 && !k->closing && k->request) request_retry_or_fail(k->request);
+    if (rc != 0 && !k->closing && k->request) client_request_retry_or_fail(k->request);
 }
 
-static enum status conn_send(struct client_conn *k)
+static enum status client_conn_send(struct client_conn *k)
 {
     buf_clear(&k->out);
     buf_add_str(&k->out, buf_str(&k->request->bytes));
@@ -236,37 +236,37 @@ static enum status conn_send(struct client_conn *k)
     k->llhttp.data = k;
     k->keep = false;
     uv_buf_t b = { .base = k->out.data, .len = k->out.len };
-    if (uv_write(&k->write, (uv_stream_t *)&k->tcp, &b, 1, conn_on_written) != 0)
+    if (uv_write(&k->write, (uv_stream_t *)&k->tcp, &b, 1, client_conn_on_written) != 0)
         return ERR_PEER_LOST;
     k->writing = true;
     return OK;
 }
 
-static void conn_on_connect(uv_connect_t *req, int rc)
+static void client_conn_on_connect(uv_connect_t *req, int rc)
 {
     struct client_conn *k = req->handle->data;
     if (k->closing || !k->request) return;
     uv_tcp_nodelay(&k->tcp, 1);
-    if (rc == 0) rc = uv_read_start((uv_stream_t *)&k->tcp, conn_on_alloc, conn_on_read);
-    if (rc != 0 || conn_send(k) != OK) request_finish(k->request, ERR_PEER_LOST);
+    if (rc == 0) rc = uv_read_start((uv_stream_t *)&k->tcp, client_conn_on_alloc, client_conn_on_read);
+    if (rc != 0 || client_conn_send(k) != OK) client_request_finish(k->request, ERR_PEER_LOST);
 }
 
-static enum status conn_connect(struct client_conn *k, const struct sockaddr *a)
+static enum status client_conn_connect(struct client_conn *k, const struct sockaddr *a)
 {
-    return uv_tcp_connect(&k->connect, &k->tcp, a, conn_on_connect) == 0 ? OK : ERR_PEER_LOST;
+    return uv_tcp_connect(&k->connect, &k->tcp, a, client_conn_on_connect) == 0 ? OK : ERR_PEER_LOST;
 }
 
-static void conn_on_resolved(uv_getaddrinfo_t *req, int rc, struct addrinfo *list)
+static void client_conn_on_resolved(uv_getaddrinfo_t *req, int rc, struct addrinfo *list)
 {
     struct client_conn *k = req->data;
     enum status st = rc == 0 ? OK : ERR_PEER_LOST;
-    if (!k->closing && st == OK) st = conn_connect(k, list->ai_addr);
+    if (!k->closing && st == OK) st = client_conn_connect(k, list->ai_addr);
     if (list) uv_freeaddrinfo(list);
-    if (!k->closing && k->request && st != OK) request_finish(k->request, st);
-    conn_unref(k);
+    if (!k->closing && k->request && st != OK) client_request_finish(k->request, st);
+    client_conn_unref(k);
 }
 
-static enum status conn_resolve(struct client_conn *k)
+static enum status client_conn_resolve(struct client_conn *k)
 {
     struct addrinfo hints = {
         .ai_family = AF_UNSPEC,
@@ -276,14 +276,14 @@ static enum status conn_resolve(struct client_conn *k)
     char service[8];
     snprintf(service, sizeof service, "%u", k->port);
     k->resolve.data = k;
-    if (uv_getaddrinfo(loop_uv(k->client->o.loop), &k->resolve, conn_on_resolved, k->host, service,
+    if (uv_getaddrinfo(loop_uv(k->client->o.loop), &k->resolve, client_conn_on_resolved, k->host, service,
                        &hints) != 0)
         return ERR_PEER_LOST;
     k->n_refs++;
     return OK;
 }
 
-static enum status conn_open(struct client_request *r)
+static enum status client_conn_open(struct client_request *r)
 {
     struct http_client *c = r->client;
     struct client_conn *k = mem_try_calloc(1, sizeof *k);
@@ -301,9 +301,9 @@ static enum status conn_open(struct client_request *r)
     enum status st;
     if (uv_ip4_addr(k->host, k->port, (struct sockaddr_in *)&a) == 0 ||
         uv_ip6_addr(k->host, k->port, (struct sockaddr_in6 *)&a) == 0)
-        st = conn_connect(k, (const struct sockaddr *)&a);
-    else st = conn_resolve(k);
-    if (st != OK) conn_close(k, false);
+        st = client_conn_connect(k, (const struct sockaddr *)&a);
+    else st = client_conn_resolve(k);
+    if (st != OK) client_conn_close(k, false);
     else r->conn = k;
     return st;
 }
@@ -315,17 +315,17 @@ static enum status client_begin(struct client_request *r, bool fresh)
     LIST_FOREACH (it, &c->idle, struct client_conn, link)
         if (!fresh && it->port == r->port && strcmp(it->host, r->host) == 0)
             k = it; /* the one used last */
-    if (!k) return conn_open(r);
+    if (!k) return client_conn_open(r);
     c->n_idle--;
     list_remove(&k->link);
     list_push(&c->conns, &k->link);
     k->request = r;
     r->conn = k;
-    if (conn_send(k) == OK) return OK;
+    if (client_conn_send(k) == OK) return OK;
     r->conn = NULL;
     k->request = NULL;
-    conn_close(k, false);
-    return conn_open(r);
+    client_conn_close(k, false);
+    return client_conn_open(r);
 }
 
 struct http_client *http_client_create(const struct http_client_options *o)
@@ -346,13 +346,13 @@ void http_client_free(struct http_client *c)
     c->freed = true;
     c->n_conns++; /* held while callbacks run */
     while (!list_empty(&c->requests))
-        request_finish(LIST_FIRST(&c->requests, struct client_request, link), ERR_CANCELED);
-    while (!list_empty(&c->idle)) conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
+        client_request_finish(LIST_FIRST(&c->requests, struct client_request, link), ERR_CANCELED);
+    while (!list_empty(&c->idle)) client_conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
     if (--c->n_conns == 0) mem_free(c);
 }
 
 /* Our own code names the path and headers, but parts of them come from configuration. */
-static bool request_is_safe(const char *method, const char *host, const char *path,
+static bool client_request_is_safe(const char *method, const char *host, const char *path,
                             const char *headers)
 {
     for (const char *p = path; *p; p++)
@@ -365,7 +365,7 @@ static bool request_is_safe(const char *method, const char *host, const char *pa
            (n > 2 && strcmp(headers + n - 2, "\r\n") == 0 && !strstr(headers, "\r\n\r\n"));
 }
 
-static void request_write(struct client_request *r, const char *method, const char *path,
+static void client_request_write(struct client_request *r, const char *method, const char *path,
                           const char *headers, struct str body)
 {
     bool is_ip6 = strchr(r->host, ':') != NULL,
@@ -385,7 +385,7 @@ enum status http_client_request(struct http_client *c, const char *method, const
     ASSERT_THREAD(THREAD_LOOP);
     if (c->freed) return ERR_CANCELED;
     if (c->n_requests >= CLIENT_REQUESTS_MAX) return ERR_BUSY;
-    if (!request_is_safe(method, host, path, headers)) return ERR_INVALID;
+    if (!client_request_is_safe(method, host, path, headers)) return ERR_INVALID;
     struct client_request *r = mem_try_calloc(1, sizeof *r);
     if (!r) return ERR_NOMEM;
     *r = (struct client_request){
@@ -394,7 +394,7 @@ enum status http_client_request(struct http_client *c, const char *method, const
     r->is_head = strcmp(method, "HEAD") == 0;
     r->repeatable = r->is_head || strcmp(method, "GET") == 0 || strcmp(method, "PUT") == 0 ||
                     strcmp(method, "DELETE") == 0;
-    request_write(r, method, path, headers, body);
+    client_request_write(r, method, path, headers, body);
     enum status st = client_begin(r, false);
     if (st != OK) {
         buf_release(&r->bytes);
@@ -402,7 +402,7 @@ enum status http_client_request(struct http_client *c, const char *method, const
         mem_free(r);
         return st;
     }
-    r->deadline = loop_timer_start(c->o.loop, timeout_ms, 0, request_on_deadline, r);
+    r->deadline = loop_timer_start(c->o.loop, timeout_ms, 0, client_request_on_deadline, r);
     list_push(&c->requests, &r->link);
     c->n_requests++;
     return OK;
