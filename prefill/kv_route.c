@@ -6,35 +6,35 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/proto/node.pb-c.h"
 
-void routes_init(struct routes *r, struct kvt *kvt, struct cluster *cluster)
+void kv_routes_init(struct kv_routes *r, struct kvt *kvt, struct cluster *cluster)
 {
-    *r = (struct routes){ .kvt = kvt, .cluster = cluster };
+    *r = (struct kv_routes){ .kvt = kvt, .cluster = cluster };
     list_init(&r->all);
 }
 
-void routes_release(struct routes *r)
+void kv_routes_release(struct kv_routes *r)
 {
-    LIST_FOREACH (route, &r->all, struct route, link) mem_free(route);
+    LIST_FOREACH (route, &r->all, struct kv_route, link) mem_free(route);
     list_init(&r->all);
 }
 
-struct route *routes_find(struct routes *r, uint64_t node)
+struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t node)
 {
-    LIST_FOREACH (route, &r->all, struct route, link)
+    LIST_FOREACH (route, &r->all, struct kv_route, link)
         if (route->node == node) return route;
     return NULL;
 }
 
-struct route *routes_find_peer(struct routes *r, uint64_t peer)
+struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer)
 {
-    LIST_FOREACH (route, &r->all, struct route, link)
-        if (route->state != ROUTE_ASKING && route->peer == peer) return route;
+    LIST_FOREACH (route, &r->all, struct kv_route, link)
+        if (route->state != KV_ROUTE_ASKING && route->peer == peer) return route;
     return NULL;
 }
 
-struct route *routes_get(struct routes *r, uint64_t node)
+struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node)
 {
-    struct route *route = routes_find(r, node);
+    struct kv_route *route = kv_routes_find(r, node);
     if (route) return route;
     struct buf hello = { 0 };
     Baton__KvtHello m = BATON__KVT_HELLO__INIT;
@@ -44,16 +44,16 @@ struct route *routes_get(struct routes *r, uint64_t node)
     enum status st = cluster_send_proto(r->cluster, node, FRAME_KVT_HELLO, 0, 0, &m.base);
     buf_release(&hello);
     if (st != OK) return NULL;
-    route = MEM_NEW(struct route);
+    route = MEM_NEW(struct kv_route);
     route->node = node;
-    route->state = ROUTE_ASKING;
+    route->state = KV_ROUTE_ASKING;
     route->since_ms = clock_ms();
     list_init(&route->waiting);
     list_push(&r->all, &route->link);
     return route;
 }
 
-enum status routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m,
+enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route, const struct cluster_message *m,
                              struct err *err)
 {
     Baton__KvtAnswer *a = baton__kvt_answer__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
@@ -62,10 +62,10 @@ enum status routes_on_answer(struct routes *r, struct route *route, const struct
     if (a->status != OK) {
         st = err_set(err, ERR_PEER_MISMATCH, "the decode node refused the KV connection: %s",
                      a->text);
-    } else if (route->state == ROUTE_ASKING) {
+    } else if (route->state == KV_ROUTE_ASKING) {
         st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len },
                          &route->peer, err);
-        if (st == OK) route->state = ROUTE_CONNECTING;
+        if (st == OK) route->state = KV_ROUTE_CONNECTING;
         /* Two nodes that do not fit together are no fault of a request: another pair may serve
          * it. */
         else if (status_class_of(st) == CLASS_REQUEST) st = err->code = ERR_PEER_MISMATCH;
@@ -74,10 +74,10 @@ enum status routes_on_answer(struct routes *r, struct route *route, const struct
     return st;
 }
 
-void routes_drop(struct routes *r, struct route *route)
+void kv_routes_drop(struct kv_routes *r, struct kv_route *route)
 {
     ASSERT(list_empty(&route->waiting));
-    if (route->state != ROUTE_ASKING) kvt_disconnect(r->kvt, route->peer);
+    if (route->state != KV_ROUTE_ASKING) kvt_disconnect(r->kvt, route->peer);
     list_remove(&route->link);
     mem_free(route);
 }

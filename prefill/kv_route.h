@@ -11,35 +11,35 @@
 #include "shared/base/map.h"
 #include "shared/cluster/cluster.h"
 
-enum route_state { ROUTE_ASKING, ROUTE_CONNECTING, ROUTE_UP };
+enum kv_route_state { KV_ROUTE_ASKING, KV_ROUTE_CONNECTING, KV_ROUTE_UP };
 
-struct route {
+struct kv_route {
     uint64_t node;
-    enum route_state state;
+    enum kv_route_state state;
     uint64_t peer; /* kvtransfer's handle once CONNECTING */
     uint64_t since_ms;
     struct list waiting; /* prompt.queue */
     struct list link;    /* routes.all */
 };
 
-struct routes {
+struct kv_routes {
     struct kvt *kvt;         /* borrowed */
     struct cluster *cluster; /* borrowed */
     struct list all;
 };
 
-enum { ROUTE_CONNECT_MS = 5000 }; /* from the first hello to UP */
+enum { KV_ROUTE_CONNECT_MS = 5000 }; /* from the first hello to UP */
 
-void routes_init(struct routes *r, struct kvt *kvt, struct cluster *cluster);
-void routes_release(struct routes *r);
-struct route *routes_find(struct routes *r, uint64_t node);
-struct route *routes_find_peer(struct routes *r, uint64_t peer);
+void kv_routes_init(struct kv_routes *r, struct kvt *kvt, struct cluster *cluster);
+void kv_routes_release(struct kv_routes *r);
+struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t node);
+struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer);
 /* The route to `node`, begun if there is none; NULL when the hello could not be sent. */
-struct route *routes_get(struct routes *r, uint64_t node);
+struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node);
 /* The decode node answered: connect, or give the reason in err. */
-enum status routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m,
+enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route, const struct cluster_message *m,
                              struct err *err) MUST_CHECK;
 /* Forget it; its waiting list must be empty. */
-void routes_drop(struct routes *r, struct route *route);
+void kv_routes_drop(struct kv_routes *r, struct kv_route *route);
 
 #endif

@@ -23,7 +23,7 @@ struct prefill_worker {
     uint32_t n_live;
     uint64_t next_id;
     uint64_t credited_tokens;
-    struct routes routes;
+    struct kv_routes routes;
     struct loop_timer *sweep;
     struct counter *started, *sent, *failed, *canceled;
     struct gauge *asked_gauge, *credited_gauge;
@@ -37,7 +37,7 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
     w->o = *o;
     list_init(&w->live);
     list_init(&w->asked);
-    routes_init(&w->routes, o->kvt, o->cluster);
+    kv_routes_init(&w->routes, o->kvt, o->cluster);
     w->sweep = loop_timer_start(o->loop, SWEEP_MS, SWEEP_MS, sweep, w);
     w->started = metrics_counter(o->metrics, "baton_prefill_started_total", "",
                                  "Prompts given to the engine for another node.");
@@ -62,7 +62,7 @@ void prefill_free(struct prefill_worker *w)
         arena_release(&p->arena);
         mem_free(p);
     }
-    routes_release(&w->routes);
+    kv_routes_release(&w->routes);
     map_release(&w->by_id);
     map_release(&w->by_request);
     mem_free(w);
@@ -265,10 +265,10 @@ static void start_compute(struct prefill_worker *w, struct prompt *p, uint64_t p
 
 static void start_or_wait(struct prefill_worker *w, struct prompt *p)
 {
-    struct route *route = routes_get(&w->routes, p->decode);
+    struct kv_route *route = kv_routes_get(&w->routes, p->decode);
     if (!route)
         fail_prompt(w, p, ERR_PEER_LOST, "the decode node cannot be reached from the prefill node");
-    else if (route->state == ROUTE_UP) start_compute(w, p, route->peer);
+    else if (route->state == KV_ROUTE_UP) start_compute(w, p, route->peer);
     else list_push(&route->waiting, &p->queue);
 }
 
@@ -311,7 +311,7 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
 
 /* ---- routes ---- */
 
-static void fail_route(struct prefill_worker *w, struct route *route, enum status st,
+static void fail_route(struct prefill_worker *w, struct kv_route *route, enum status st,
                        const char *text)
 {
     while (!list_empty(&route->waiting)) {
@@ -319,15 +319,15 @@ static void fail_route(struct prefill_worker *w, struct route *route, enum statu
         list_remove(&p->queue);
         fail_prompt(w, p, st, text);
     }
-    routes_drop(&w->routes, route);
+    kv_routes_drop(&w->routes, route);
 }
 
 static void on_answer(struct prefill_worker *w, const struct cluster_message *m)
 {
-    struct route *route = routes_find(&w->routes, m->from);
+    struct kv_route *route = kv_routes_find(&w->routes, m->from);
     struct err err = { 0 };
     if (!route) return;
-    enum status st = routes_on_answer(&w->routes, route, m, &err);
+    enum status st = kv_routes_on_answer(&w->routes, route, m, &err);
     if (st != OK) {
         log_warn("no kv route", "peer=%s st=%s why=\"%s\"", m->from_name, status_name(st),
                  err.text);
@@ -337,9 +337,9 @@ static void on_answer(struct prefill_worker *w, const struct cluster_message *m)
 
 static void on_route_up(struct prefill_worker *w, uint64_t peer)
 {
-    struct route *route = routes_find_peer(&w->routes, peer);
+    struct kv_route *route = kv_routes_find_peer(&w->routes, peer);
     if (!route) return;
-    route->state = ROUTE_UP;
+    route->state = KV_ROUTE_UP;
     while (!list_empty(&route->waiting)) {
         struct prompt *p = LIST_FIRST(&route->waiting, struct prompt, queue);
         list_remove(&p->queue);
@@ -360,8 +360,8 @@ static void sweep(void *arg)
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
     }
-    LIST_FOREACH (route, &w->routes.all, struct route, link)
-        if (route->state != ROUTE_UP && now > route->since_ms + ROUTE_CONNECT_MS)
+    LIST_FOREACH (route, &w->routes.all, struct kv_route, link)
+        if (route->state != KV_ROUTE_UP && now > route->since_ms + KV_ROUTE_CONNECT_MS)
             fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
     gauge_set(w->asked_gauge, n_asked);
 }
@@ -387,7 +387,7 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
 
 void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 {
-    struct route *route = routes_find(&w->routes, node);
+    struct kv_route *route = kv_routes_find(&w->routes, node);
     if (route) fail_route(w, route, ERR_PEER_LOST, "the decode node is gone");
     LIST_FOREACH (p, &w->live, struct prompt, link) {
         if (p->state == PROMPT_CLOSING) continue;
@@ -508,7 +508,7 @@ void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
         return;
     }
     if (ev->kind == KVT_PEER_LOST) {
-        struct route *route = routes_find_peer(&w->routes, ev->peer);
+        struct kv_route *route = kv_routes_find_peer(&w->routes, ev->peer);
         if (route)
             fail_route(w, route, ev->status,
                        ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
