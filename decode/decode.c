@@ -43,7 +43,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
 void decode_free(struct decode_worker *w)
 {
     if (!w) return;
-    LIST_FOREACH (g, &w->live, struct generation, link) mem_free(g);
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link) mem_free(seq);
     map_release(&w->by_id);
     map_release(&w->by_request);
     emit_release(&w->emit);
@@ -54,46 +54,46 @@ uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
 /* ---- records ---- */
 
-static struct generation *find_request(struct decode_worker *w, const struct cluster_message *m,
+static struct decode_seq *find_request(struct decode_worker *w, const struct cluster_message *m,
                                        uint64_t entry)
 {
     struct request_key k = { m->request, entry, m->attempt };
     return map_get(&w->by_request, request_key_str(&k));
 }
 
-static void forget_request(struct decode_worker *w, const struct generation *g)
+static void forget_request(struct decode_worker *w, const struct decode_seq *seq)
 {
-    struct request_key k = { g->request, g->entry, g->attempt };
-    if (map_get(&w->by_request, request_key_str(&k)) == g)
+    struct request_key k = { seq->request, seq->entry, seq->attempt };
+    if (map_get(&w->by_request, request_key_str(&k)) == seq)
         map_del(&w->by_request, request_key_str(&k));
 }
 
-static struct generation *add_generation(struct decode_worker *w, const struct cluster_message *m,
-                                         enum generation_state state)
+static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_message *m,
+                                         enum decode_seq_state state)
 {
-    struct generation *g = MEM_NEW(struct generation);
-    g->id = w->o.id_base + ++w->next_id;
-    g->request = m->request;
-    g->attempt = m->attempt;
-    g->entry = m->from;
-    g->state = state;
-    list_push(&w->live, &g->link);
+    struct decode_seq *seq = MEM_NEW(struct decode_seq);
+    seq->id = w->o.id_base + ++w->next_id;
+    seq->request = m->request;
+    seq->attempt = m->attempt;
+    seq->entry = m->from;
+    seq->state = state;
+    list_push(&w->live, &seq->link);
     w->n_live++;
-    map_put(&w->by_id, map_key_u64(&g->id), g);
-    struct request_key k = { g->request, g->entry, g->attempt };
-    map_put(&w->by_request, request_key_str(&k), g);
-    return g;
+    map_put(&w->by_id, map_key_u64(&seq->id), seq);
+    struct request_key k = { seq->request, seq->entry, seq->attempt };
+    map_put(&w->by_request, request_key_str(&k), seq);
+    return seq;
 }
 
 /* Free the record once nobody owes an answer about it. */
-static void drop_if_over(struct decode_worker *w, struct generation *g)
+static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 {
-    if (g->in_engine || g->in_transfer) return;
-    forget_request(w, g);
-    map_del(&w->by_id, map_key_u64(&g->id));
-    list_remove(&g->link);
+    if (seq->in_engine || seq->in_transfer) return;
+    forget_request(w, seq);
+    map_del(&w->by_id, map_key_u64(&seq->id));
+    list_remove(&seq->link);
     w->n_live--;
-    mem_free(g);
+    mem_free(seq);
 }
 
 /* ---- answers ---- */
@@ -121,29 +121,29 @@ static void send_failed(struct decode_worker *w, uint64_t entry, uint64_t reques
 
 /* Stop wanting a generation: engine and transfer are told, the record stays until both have
  * answered. */
-static void close_generation(struct decode_worker *w, struct generation *g)
+static void close_seq(struct decode_worker *w, struct decode_seq *seq)
 {
-    if (g->state == GENERATION_CLOSING) return;
-    g->state = GENERATION_CLOSING;
-    forget_request(w, g);
-    if (g->in_transfer) kvt_expect_cancel(w->o.kvt, g->id);
-    if (g->in_engine) {
-        enum status st = engine_cancel(w->o.engine, g->id, !g->in_transfer);
+    if (seq->state == DECODE_SEQ_CLOSING) return;
+    seq->state = DECODE_SEQ_CLOSING;
+    forget_request(w, seq);
+    if (seq->in_transfer) kvt_expect_cancel(w->o.kvt, seq->id);
+    if (seq->in_engine) {
+        enum status st = engine_cancel(w->o.engine, seq->id, !seq->in_transfer);
         ASSERT(st == OK || st == ERR_CANCELED); /* the engine accepts cancels always; CANCELED: it
                                                  * is shutting down */
-        if (st != OK) g->in_engine = false;
+        if (st != OK) seq->in_engine = false;
     }
-    drop_if_over(w, g);
+    drop_if_over(w, seq);
 }
 
-static void fail_generation(struct decode_worker *w, struct generation *g, enum status st,
+static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum status st,
                             const char *text)
 {
     counter_add(w->failed, 1);
     log_warn("generation failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
-             (unsigned long long)g->request, g->attempt, status_name(st), text);
-    send_failed(w, g->entry, g->request, g->attempt, st, text);
-    close_generation(w, g);
+             (unsigned long long)seq->request, seq->attempt, status_name(st), text);
+    send_failed(w, seq->entry, seq->request, seq->attempt, st, text);
+    close_seq(w, seq);
 }
 
 /* ---- messages ---- */
@@ -160,22 +160,22 @@ static enum status unpack(struct decode_worker *w, const struct cluster_message 
     return st;
 }
 
-static struct engine_request engine_request_of(const struct generation_wire *g, uint64_t id)
+static struct engine_request engine_request_of(const struct generation_wire *wire, uint64_t id)
 {
     return (struct engine_request){
         .id = id,
-        .tokens = g->tokens,
-        .n_tokens = g->n_tokens,
-        .n_prompt = g->n_prompt,
-        .sampling = g->sampling,
-        .cache_salt = g->cache_salt,
-        .want_prompt_logprobs = g->prompt_logprobs,
+        .tokens = wire->tokens,
+        .n_tokens = wire->n_tokens,
+        .n_prompt = wire->n_prompt,
+        .sampling = wire->sampling,
+        .cache_salt = wire->cache_salt,
+        .want_prompt_logprobs = wire->prompt_logprobs,
     };
 }
 
 static bool has_capacity(struct decode_worker *w, const struct cluster_message *m)
 {
-    if (w->n_live < w->o.max_generations) return true;
+    if (w->n_live < w->o.max_decode_seqs) return true;
     send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
                 "the decode node has as many generations as it may hold");
     return false;
@@ -194,13 +194,13 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
     struct generation_wire wire;
     arena_init(&arena);
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
-        struct generation *g = add_generation(w, m, GENERATION_RESERVING);
-        struct engine_request r = engine_request_of(&wire, g->id);
+        struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RESERVING);
+        struct engine_request r = engine_request_of(&wire, seq->id);
         r.want_prompt_logprobs = false; /* the prefill node makes them */
-        g->n_tokens = wire.n_tokens;
+        seq->n_tokens = wire.n_tokens;
         enum status st = engine_reserve(w->o.engine, &r);
-        g->in_engine = st == OK;
-        if (st != OK) fail_generation(w, g, st, "the decode engine does not take the reservation");
+        seq->in_engine = st == OK;
+        if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the reservation");
     }
     arena_release(&arena);
     if (body) baton__reserve__free_unpacked(body, NULL);
@@ -220,23 +220,23 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
     struct generation_wire wire;
     arena_init(&arena);
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
-        struct generation *g = add_generation(w, m, GENERATION_RUNNING);
-        struct engine_request r = engine_request_of(&wire, g->id);
+        struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RUNNING);
+        struct engine_request r = engine_request_of(&wire, seq->id);
         enum status st = engine_submit(w->o.engine, &r);
-        g->in_engine = st == OK;
-        if (st != OK) fail_generation(w, g, st, why_not_taken(st));
+        seq->in_engine = st == OK;
+        if (st != OK) fail_seq(w, seq, st, why_not_taken(st));
     }
     arena_release(&arena);
     if (body) baton__run__free_unpacked(body, NULL);
 }
 
 /* KV and first token are both here: decoding starts. */
-static void start_if_complete(struct decode_worker *w, struct generation *g)
+static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
 {
-    if (g->state != GENERATION_GRANTED || !g->has_kv || !g->has_first) return;
-    g->state = GENERATION_RUNNING;
-    enum status st = engine_activate(w->o.engine, g->id, &g->first);
-    if (st != OK) fail_generation(w, g, st, "the decode engine does not take the generation");
+    if (seq->state != DECODE_SEQ_GRANTED || !seq->has_kv || !seq->has_first) return;
+    seq->state = DECODE_SEQ_RUNNING;
+    enum status st = engine_activate(w->o.engine, seq->id, &seq->first);
+    if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the generation");
 }
 
 /* From a prefill node; the key's entry part is not known to it, so the request is found by walking
@@ -251,13 +251,13 @@ static void on_prefill_done(struct decode_worker *w, const struct cluster_messag
     uint64_t request;
     uint32_t attempt, index;
     if (body && token_record_next(&records, &request, &attempt, &index, &first) == OK) {
-        LIST_FOREACH (g, &w->live, struct generation, link) {
-            if (g->request != m->request || g->attempt != m->attempt ||
-                g->state != GENERATION_GRANTED || g->has_first)
+        LIST_FOREACH (seq, &w->live, struct decode_seq, link) {
+            if (seq->request != m->request || seq->attempt != m->attempt ||
+                seq->state != DECODE_SEQ_GRANTED || seq->has_first)
                 continue;
-            g->first = first;
-            g->has_first = true;
-            start_if_complete(w, g);
+            seq->first = first;
+            seq->has_first = true;
+            start_if_complete(w, seq);
             break;
         }
     }
@@ -291,10 +291,10 @@ static void on_kvt_hello(struct decode_worker *w, const struct cluster_message *
 
 static void on_cancel(struct decode_worker *w, const struct cluster_message *m)
 {
-    struct generation *g = find_request(w, m, m->from);
-    if (!g) return;
+    struct decode_seq *seq = find_request(w, m, m->from);
+    if (!seq) return;
     counter_add(w->canceled, 1);
-    close_generation(w, g);
+    close_seq(w, seq);
 }
 
 bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
@@ -314,104 +314,104 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
 
 void decode_on_lost(struct decode_worker *w, uint64_t node)
 {
-    LIST_FOREACH (g, &w->live, struct generation, link)
-        if (g->entry == node) close_generation(w, g);
+    LIST_FOREACH (seq, &w->live, struct decode_seq, link)
+        if (seq->entry == node) close_seq(w, seq);
     emit_drop(&w->emit, node);
 }
 
 /* ---- engine ---- */
 
-static void on_reserved(struct decode_worker *w, struct generation *g,
+static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
                         const struct engine_event *ev)
 {
     if (ev->status != OK) {
-        g->in_engine = false;
-        if (g->state == GENERATION_CLOSING) drop_if_over(w, g);
+        seq->in_engine = false;
+        if (seq->state == DECODE_SEQ_CLOSING) drop_if_over(w, seq);
         else
-            fail_generation(w, g, ev->status,
+            fail_seq(w, seq, ev->status,
                             ev->status == ERR_BUSY
                                 ? "no free KV blocks on the decode node"
                                 : "the request does not fit in the decode node's KV cache");
         return;
     }
-    if (g->state == GENERATION_CLOSING) return; /* the cancel is on its way to the engine */
+    if (seq->state == DECODE_SEQ_CLOSING) return; /* the cancel is on its way to the engine */
     const struct kv_layout *l = engine_kv_layout(w->o.engine);
     Baton__Grant grant = BATON__GRANT__INIT;
     struct buf bytes = { 0 };
-    enum status st = kvt_expect(w->o.kvt, g->id, ev->blocks, ev->n_blocks,
-                                ev->n_cached / l->block_tokens, g->n_tokens, &bytes);
+    enum status st = kvt_expect(w->o.kvt, seq->id, ev->blocks, ev->n_blocks,
+                                ev->n_cached / l->block_tokens, seq->n_tokens, &bytes);
     if (st != OK) {
-        fail_generation(w, g, st, "too many KV transfers at once");
+        fail_seq(w, seq, st, "too many KV transfers at once");
     } else {
-        g->in_transfer = true;
-        g->state = GENERATION_GRANTED;
-        g->n_cached = ev->n_cached;
+        seq->in_transfer = true;
+        seq->state = DECODE_SEQ_GRANTED;
+        seq->n_cached = ev->n_cached;
         grant.kvt_grant.data = (uint8_t *)bytes.data;
         grant.kvt_grant.len = bytes.len;
         grant.n_cached = ev->n_cached;
-        if (cluster_send_proto(w->o.cluster, g->entry, FRAME_GRANT, g->request, g->attempt,
+        if (cluster_send_proto(w->o.cluster, seq->entry, FRAME_GRANT, seq->request, seq->attempt,
                                &grant.base) != OK)
-            close_generation(w, g);
+            close_seq(w, seq);
     }
     buf_release(&bytes);
 }
 
-static void on_finished(struct decode_worker *w, struct generation *g,
+static void on_finished(struct decode_worker *w, struct decode_seq *seq,
                         const struct engine_event *ev)
 {
-    g->in_engine = false;
-    if (g->state != GENERATION_CLOSING) {
+    seq->in_engine = false;
+    if (seq->state != DECODE_SEQ_CLOSING) {
         if (ev->status != OK) {
-            fail_generation(w, g, ev->status, "the engine ended the generation");
+            fail_seq(w, seq, ev->status, "the engine ended the generation");
             return;
         }
         Baton__Finished f = BATON__FINISHED__INIT;
         f.finish = ev->finish;
         f.stop_token = ev->stop_token;
-        f.n_cached = g->transport ? g->n_cached : ev->n_cached;
+        f.n_cached = seq->transport ? seq->n_cached : ev->n_cached;
         f.n_recomputed = ev->n_recomputed;
         f.queue_ns = ev->queue_ns;
         f.prefill_ns = ev->prefill_ns;
         f.decode_ns = ev->decode_ns;
-        f.kv_bytes = g->kv_bytes;
-        f.kv_ns = g->kv_ns;
-        f.kv_link_speed = g->kv_link_speed;
-        f.transport = (char *)(g->transport ? g->transport : "");
-        f.n_tokens = g->n_sent;
-        emit_flush_node(&w->emit, g->entry);
-        check_sent(w, g->entry, g->request,
-                   cluster_send_proto(w->o.cluster, g->entry, FRAME_FINISHED, g->request,
-                                      g->attempt, &f.base));
+        f.kv_bytes = seq->kv_bytes;
+        f.kv_ns = seq->kv_ns;
+        f.kv_link_speed = seq->kv_link_speed;
+        f.transport = (char *)(seq->transport ? seq->transport : "");
+        f.n_tokens = seq->n_sent;
+        emit_flush_node(&w->emit, seq->entry);
+        check_sent(w, seq->entry, seq->request,
+                   cluster_send_proto(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request,
+                                      seq->attempt, &f.base));
     }
-    drop_if_over(w, g);
+    drop_if_over(w, seq);
 }
 
 void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
 {
-    struct generation *g = map_get(&w->by_id, map_key_u64(&ev->id));
-    if (!g) return;
+    struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&ev->id));
+    if (!seq) return;
     switch (ev->kind) {
-    case ENGINE_RESERVED: on_reserved(w, g, ev); break;
-    case ENGINE_FINISHED: on_finished(w, g, ev); break;
+    case ENGINE_RESERVED: on_reserved(w, seq, ev); break;
+    case ENGINE_FINISHED: on_finished(w, seq, ev); break;
     case ENGINE_CANCELED:
-        g->in_engine = false;
-        drop_if_over(w, g);
+        seq->in_engine = false;
+        drop_if_over(w, seq);
         break;
     case ENGINE_TOKEN:
-        if (g->state == GENERATION_CLOSING) break;
-        g->n_sent++;
-        emit_token(&w->emit, g->entry, g->request, g->attempt, ev->index, &ev->lp);
+        if (seq->state == DECODE_SEQ_CLOSING) break;
+        seq->n_sent++;
+        emit_token(&w->emit, seq->entry, seq->request, seq->attempt, ev->index, &ev->lp);
         break;
     case ENGINE_PROMPT_LOGPROB: {
-        if (g->state == GENERATION_CLOSING) break;
+        if (seq->state == DECODE_SEQ_CLOSING) break;
         struct buf one = { 0 };
         Baton__PromptLogprobs p = BATON__PROMPT_LOGPROBS__INIT;
-        token_record_add(&one, g->request, g->attempt, ev->index, &ev->lp);
+        token_record_add(&one, seq->request, seq->attempt, ev->index, &ev->lp);
         p.records.data = (uint8_t *)one.data;
         p.records.len = one.len;
-        check_sent(w, g->entry, g->request,
-                   cluster_send_proto(w->o.cluster, g->entry, FRAME_PROMPT_LOGPROBS, g->request,
-                                      g->attempt, &p.base));
+        check_sent(w, seq->entry, seq->request,
+                   cluster_send_proto(w->o.cluster, seq->entry, FRAME_PROMPT_LOGPROBS, seq->request,
+                                      seq->attempt, &p.base));
         buf_release(&one);
         break;
     }
@@ -423,35 +423,35 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
 
 void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
 {
-    struct generation *g = map_get(&w->by_id, map_key_u64(&ev->id));
-    if (!g) return;
+    struct decode_seq *seq = map_get(&w->by_id, map_key_u64(&ev->id));
+    if (!seq) return;
     switch (ev->kind) {
     case KVT_RECEIVED:
-        if (g->state == GENERATION_CLOSING) break; /* FENCED follows the cancel */
-        g->in_transfer = false;
-        g->has_kv = true;
-        g->kv_bytes = ev->bytes;
-        g->kv_ns = ev->ns;
-        g->kv_link_speed = ev->link_speed;
-        g->transport = ev->transport;
+        if (seq->state == DECODE_SEQ_CLOSING) break; /* FENCED follows the cancel */
+        seq->in_transfer = false;
+        seq->has_kv = true;
+        seq->kv_bytes = ev->bytes;
+        seq->kv_ns = ev->ns;
+        seq->kv_link_speed = ev->link_speed;
+        seq->transport = ev->transport;
         counter_add(w->received, 1);
         counter_add(w->received_bytes, ev->bytes);
-        start_if_complete(w, g);
+        start_if_complete(w, seq);
         break;
     case KVT_RECEIVE_FAILED:
         /* Whatever a transfer died of is no fault of the request. */
-        if (g->state != GENERATION_CLOSING)
-            fail_generation(w, g,
+        if (seq->state != DECODE_SEQ_CLOSING)
+            fail_seq(w, seq,
                             status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
                             ev->text[0] ? ev->text : "the KV transfer failed");
         break; /* FENCED follows */
     case KVT_FENCED: {
-        g->in_transfer = false;
-        enum status st = engine_fence(w->o.engine, g->id);
+        seq->in_transfer = false;
+        enum status st = engine_fence(w->o.engine, seq->id);
         if (st != OK)
             log_error("fence not taken by the engine", "req=%016llx st=%s",
-                      (unsigned long long)g->request, status_name(st));
-        drop_if_over(w, g);
+                      (unsigned long long)seq->request, status_name(st));
+        drop_if_over(w, seq);
         break;
     }
     default: break;

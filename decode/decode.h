@@ -24,7 +24,7 @@ struct decode_options {
     struct kvt *kvt;       /* NULL: nothing can be received, RESERVE is refused */
     struct cluster *cluster;
     struct metrics *metrics;
-    uint32_t max_generations; /* more are refused as busy */
+    uint32_t max_decode_seqs; /* more are refused as busy */
     uint64_t id_base;         /* engine and kvtransfer ids are id_base + a counter */
 };
 

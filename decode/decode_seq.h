@@ -7,20 +7,20 @@
 #include "shared/base/sampling.h"
 #include "shared/cluster/cluster.h"
 
-enum generation_state {
-    GENERATION_RESERVING, /* engine_reserve was posted */
-    GENERATION_GRANTED,   /* blocks held and promised to a prefill node */
-    GENERATION_RUNNING,   /* the engine produces tokens */
-    GENERATION_CLOSING    /* no longer wanted: the engine's answer and the transfer's fence are
+enum decode_seq_state {
+    DECODE_SEQ_RESERVING, /* engine_reserve was posted */
+    DECODE_SEQ_GRANTED,   /* blocks held and promised to a prefill node */
+    DECODE_SEQ_RUNNING,   /* the engine produces tokens */
+    DECODE_SEQ_CLOSING    /* no longer wanted: the engine's answer and the transfer's fence are
                            * awaited */
 };
 
-struct generation {
+struct decode_seq {
     uint64_t id;      /* in engine and kvtransfer */
     uint64_t request; /* as the entry node calls it */
     uint32_t attempt;
     uint64_t entry; /* node to answer to */
-    enum generation_state state;
+    enum decode_seq_state state;
     bool has_kv;      /* RECEIVED */
     bool has_first;   /* PREFILL_DONE */
     bool in_engine;   /* the engine knows the id and owes an end (FINISHED or

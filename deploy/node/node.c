@@ -396,7 +396,7 @@ static void start_workers(struct node *n)
         .kvt = n->kvt,
         .cluster = n->cluster,
         .metrics = n->metrics,
-        .max_generations = n->o.max_waiting + n->o.max_seqs,
+        .max_decode_seqs = n->o.max_waiting + n->o.max_seqs,
         .id_base = DECODE_IDS,
     };
     struct prefill_options p = {

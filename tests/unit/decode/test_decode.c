@@ -180,7 +180,7 @@ TEST(decode_refuses_what_does_not_fit)
     struct pair t;
     struct gen *g[6];
     pair_open(&t, (struct worker_options){ .protocols = "" },
-              (struct worker_options){ .n_blocks = 10, .max_generations = 3 });
+              (struct worker_options){ .n_blocks = 10, .max_decode_seqs = 3 });
     for (uint64_t i = 0; i < 6; i++) g[i] = entry_add(&t.e, i + 1, 100, 60 + i, 20);
     entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* 7 of 10 blocks */
     RIG_WAIT(&t.rig, g[0]->granted);

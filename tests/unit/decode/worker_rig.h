@@ -31,7 +31,7 @@ struct worker_event {
 
 struct worker_options {
     const char *protocols; /* NULL: "tcp"; "": none */
-    uint32_t n_blocks, max_seqs, step_tokens, max_generations, max_prompts, block_tokens;
+    uint32_t n_blocks, max_seqs, step_tokens, max_decode_seqs, max_prompts, block_tokens;
 };
 
 struct worker_node {
@@ -171,7 +171,7 @@ static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struc
         .kvt = n->kvt,
         .cluster = n->peer->c,
         .metrics = n->metrics,
-        .max_generations = o.max_generations ? o.max_generations : 64,
+        .max_decode_seqs = o.max_decode_seqs ? o.max_decode_seqs : 64,
         .id_base = DECODE_IDS,
     };
     struct prefill_options p = {
