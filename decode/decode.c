@@ -19,7 +19,7 @@ struct decode_worker {
     struct list live;
     uint32_t n_live;
     uint64_t next_id;
-    struct emit emit;
+    struct token_batcher batcher;
     struct counter *received_bytes, *received, *failed, *canceled;
 };
 
@@ -28,7 +28,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
     struct decode_worker *w = MEM_NEW(struct decode_worker);
     w->o = *o;
     list_init(&w->live);
-    emit_init(&w->emit, o->cluster);
+    token_batcher_init(&w->batcher, o->cluster);
     w->received = metrics_counter(o->metrics, "baton_decode_received_total", "",
                                   "Generations whose KV arrived and was verified.");
     w->received_bytes = metrics_counter(o->metrics, "baton_decode_received_bytes_total", "",
@@ -46,7 +46,7 @@ void decode_free(struct decode_worker *w)
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) mem_free(seq);
     map_release(&w->by_id);
     map_release(&w->by_request);
-    emit_release(&w->emit);
+    token_batcher_release(&w->batcher);
     mem_free(w);
 }
 
@@ -114,7 +114,7 @@ static void send_failed(struct decode_worker *w, uint64_t entry, uint64_t reques
     Baton__Failed f = BATON__FAILED__INIT;
     f.status = st;
     f.text = (char *)text;
-    emit_flush_node(&w->emit, entry);
+    token_batcher_flush_node(&w->batcher, entry);
     check_sent(w, entry, request,
                cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base));
 }
@@ -316,7 +316,7 @@ void decode_on_lost(struct decode_worker *w, uint64_t node)
 {
     LIST_FOREACH (seq, &w->live, struct decode_seq, link)
         if (seq->entry == node) close_seq(w, seq);
-    emit_drop(&w->emit, node);
+    token_batcher_drop_node(&w->batcher, node);
 }
 
 /* ---- engine ---- */
@@ -378,7 +378,7 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
         f.kv_link_speed = seq->kv_link_speed;
         f.transport = (char *)(seq->transport ? seq->transport : "");
         f.n_tokens = seq->n_sent;
-        emit_flush_node(&w->emit, seq->entry);
+        token_batcher_flush_node(&w->batcher, seq->entry);
         check_sent(w, seq->entry, seq->request,
                    cluster_send_proto(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request,
                                       seq->attempt, &f.base));
@@ -400,7 +400,7 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
     case ENGINE_TOKEN:
         if (seq->state == DECODE_SEQ_CLOSING) break;
         seq->n_sent++;
-        emit_token(&w->emit, seq->entry, seq->request, seq->attempt, ev->index, &ev->lp);
+        token_batcher_add(&w->batcher, seq->entry, seq->request, seq->attempt, ev->index, &ev->lp);
         break;
     case ENGINE_PROMPT_LOGPROB: {
         if (seq->state == DECODE_SEQ_CLOSING) break;
@@ -458,4 +458,4 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
     }
 }
 
-void decode_flush(struct decode_worker *w) { emit_flush(&w->emit); }
+void decode_flush(struct decode_worker *w) { token_batcher_flush(&w->batcher); }

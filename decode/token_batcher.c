@@ -4,38 +4,38 @@
 
 #include "shared/base/mem.h"
 
-void emit_init(struct emit *e, struct cluster *cluster)
+void token_batcher_init(struct token_batcher *e, struct cluster *cluster)
 {
-    *e = (struct emit){ .cluster = cluster };
+    *e = (struct token_batcher){ .cluster = cluster };
 }
 
-void emit_release(struct emit *e)
+void token_batcher_release(struct token_batcher *e)
 {
-    for (size_t i = 0; i < e->n; i++) buf_release(&e->targets[i].records);
-    mem_free(e->targets);
-    *e = (struct emit){ 0 };
+    for (size_t i = 0; i < e->n; i++) buf_release(&e->batches[i].records);
+    mem_free(e->batches);
+    *e = (struct token_batcher){ 0 };
 }
 
-static struct emit_target *find_target(struct emit *e, uint64_t node)
+static struct token_batch *find_batch(struct token_batcher *e, uint64_t node)
 {
     for (size_t i = 0; i < e->n; i++)
-        if (e->targets[i].node == node) return &e->targets[i];
+        if (e->batches[i].node == node) return &e->batches[i];
     return NULL;
 }
 
-static struct emit_target *target_of(struct emit *e, uint64_t node)
+static struct token_batch *batch_of(struct token_batcher *e, uint64_t node)
 {
-    struct emit_target *t = find_target(e, node);
+    struct token_batch *t = find_batch(e, node);
     if (t) return t;
     if (e->n == e->cap) {
         e->cap = e->cap ? 2 * e->cap : 8;
-        e->targets = mem_realloc(e->targets, e->cap, sizeof *e->targets);
+        e->batches = mem_realloc(e->batches, e->cap, sizeof *e->batches);
     }
-    e->targets[e->n] = (struct emit_target){ .node = node };
-    return &e->targets[e->n++];
+    e->batches[e->n] = (struct token_batch){ .node = node };
+    return &e->batches[e->n++];
 }
 
-static void send_records(struct emit *e, struct emit_target *t)
+static void send_records(struct token_batcher *e, struct token_batch *t)
 {
     if (t->records.len == 0) return;
     enum status st = cluster_send(e->cluster, t->node, FRAME_TOKENS, 0, 0, buf_str(&t->records));
@@ -43,29 +43,29 @@ static void send_records(struct emit *e, struct emit_target *t)
     buf_clear(&t->records);
 }
 
-void emit_token(struct emit *e, uint64_t node, uint64_t request, uint32_t attempt, uint32_t index,
+void token_batcher_add(struct token_batcher *e, uint64_t node, uint64_t request, uint32_t attempt, uint32_t index,
                 const struct token_logprobs *lp)
 {
-    struct emit_target *t = target_of(e, node);
+    struct token_batch *t = batch_of(e, node);
     token_record_add(&t->records, request, attempt, index, lp);
-    if (t->records.len >= EMIT_FRAME_BYTES) send_records(e, t);
+    if (t->records.len >= TOKEN_BATCH_BYTES) send_records(e, t);
 }
 
-void emit_flush_node(struct emit *e, uint64_t node)
+void token_batcher_flush_node(struct token_batcher *e, uint64_t node)
 {
-    struct emit_target *t = find_target(e, node);
+    struct token_batch *t = find_batch(e, node);
     if (t) send_records(e, t);
 }
 
-void emit_flush(struct emit *e)
+void token_batcher_flush(struct token_batcher *e)
 {
-    for (size_t i = 0; i < e->n; i++) send_records(e, &e->targets[i]);
+    for (size_t i = 0; i < e->n; i++) send_records(e, &e->batches[i]);
 }
 
-void emit_drop(struct emit *e, uint64_t node)
+void token_batcher_drop_node(struct token_batcher *e, uint64_t node)
 {
-    struct emit_target *t = find_target(e, node);
+    struct token_batch *t = find_batch(e, node);
     if (!t) return;
     buf_release(&t->records);
-    *t = e->targets[--e->n];
+    *t = e->batches[--e->n];
 }
