@@ -58,7 +58,7 @@ void prefill_free(struct prefill_worker *w)
 {
     if (!w) return;
     loop_timer_free(w->sweep);
-    LIST_FOREACH (p, &w->live, struct prompt, link) {
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         arena_release(&p->arena);
         mem_free(p);
     }
@@ -81,22 +81,22 @@ void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t 
 
 /* ---- records ---- */
 
-static struct prompt *find_request(struct prefill_worker *w, const struct cluster_message *m)
+static struct prefill_prompt *find_request(struct prefill_worker *w, const struct cluster_message *m)
 {
     struct request_key k = { m->request, m->from, m->attempt };
     return map_get(&w->by_request, request_key_str(&k));
 }
 
-static void forget_request(struct prefill_worker *w, const struct prompt *p)
+static void forget_request(struct prefill_worker *w, const struct prefill_prompt *p)
 {
     struct request_key k = { p->request, p->entry, p->attempt };
     if (map_get(&w->by_request, request_key_str(&k)) == p)
         map_del(&w->by_request, request_key_str(&k));
 }
 
-static struct prompt *add_prompt(struct prefill_worker *w, const struct cluster_message *m)
+static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct cluster_message *m)
 {
-    struct prompt *p = MEM_NEW(struct prompt);
+    struct prefill_prompt *p = MEM_NEW(struct prefill_prompt);
     p->id = w->o.id_base + ++w->next_id;
     p->request = m->request;
     p->attempt = m->attempt;
@@ -114,7 +114,7 @@ static struct prompt *add_prompt(struct prefill_worker *w, const struct cluster_
 
 static void give_credits(struct prefill_worker *w);
 
-static void return_credit(struct prefill_worker *w, struct prompt *p)
+static void return_credit(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (!p->credited) return;
     p->credited = false;
@@ -122,7 +122,7 @@ static void return_credit(struct prefill_worker *w, struct prompt *p)
     give_credits(w);
 }
 
-static void drop_if_over(struct prefill_worker *w, struct prompt *p)
+static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (p->in_engine || p->in_transfer) return;
     forget_request(w, p);
@@ -150,7 +150,7 @@ static void send_failed(struct prefill_worker *w, uint64_t entry, uint64_t reque
 }
 
 /* The engine lets its blocks go when nothing reads them any more. */
-static void release_engine(struct prefill_worker *w, struct prompt *p)
+static void release_engine(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (!p->in_engine || !p->computed || p->in_transfer) return;
     enum status st = engine_release(w->o.engine, p->id);
@@ -159,7 +159,7 @@ static void release_engine(struct prefill_worker *w, struct prompt *p)
     p->in_engine = false;
 }
 
-static void close_prompt(struct prefill_worker *w, struct prompt *p)
+static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (p->state == PROMPT_CLOSING) return;
     p->state = PROMPT_CLOSING;
@@ -175,7 +175,7 @@ static void close_prompt(struct prefill_worker *w, struct prompt *p)
     drop_if_over(w, p);
 }
 
-static void fail_prompt(struct prefill_worker *w, struct prompt *p, enum status st,
+static void fail_prompt(struct prefill_worker *w, struct prefill_prompt *p, enum status st,
                         const char *text)
 {
     counter_add(w->failed, 1);
@@ -190,7 +190,7 @@ static void fail_prompt(struct prefill_worker *w, struct prompt *p, enum status 
 static void give_credits(struct prefill_worker *w)
 {
     while (!list_empty(&w->asked)) {
-        struct prompt *p = LIST_FIRST(&w->asked, struct prompt, queue);
+        struct prefill_prompt *p = LIST_FIRST(&w->asked, struct prefill_prompt, queue);
         bool fits = w->credited_tokens == 0 ||
                     w->credited_tokens + p->n_tokens <= 2u * (uint64_t)w->o.step_tokens;
         if (!fits) break;
@@ -222,7 +222,7 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
                     "the credit request is malformed");
         return;
     }
-    struct prompt *p = add_prompt(w, m);
+    struct prefill_prompt *p = add_prompt(w, m);
     p->n_tokens = ask->n_tokens;
     list_push(&w->asked, &p->queue);
     baton__ask_credit__free_unpacked(ask, NULL);
@@ -233,7 +233,7 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 
 /* The data connection is up: the transfer is opened before the engine starts, so that the first
  * layer finds it. */
-static void start_compute(struct prefill_worker *w, struct prompt *p, uint64_t peer)
+static void start_compute(struct prefill_worker *w, struct prefill_prompt *p, uint64_t peer)
 {
     struct err err = { 0 };
     enum status st = kvt_send_open(w->o.kvt, p->id, peer, p->grant, &err);
@@ -263,7 +263,7 @@ static void start_compute(struct prefill_worker *w, struct prompt *p, uint64_t p
     arena_release(&p->arena); /* engine and kvtransfer have their copies */
 }
 
-static void start_or_wait(struct prefill_worker *w, struct prompt *p)
+static void start_or_wait(struct prefill_worker *w, struct prefill_prompt *p)
 {
     struct kv_route *route = kv_routes_get(&w->routes, p->decode);
     if (!route)
@@ -272,7 +272,7 @@ static void start_or_wait(struct prefill_worker *w, struct prompt *p)
     else list_push(&route->waiting, &p->queue);
 }
 
-static enum status take_prefill(struct prompt *p, const Baton__Prefill *body, struct err *err)
+static enum status take_prefill(struct prefill_prompt *p, const Baton__Prefill *body, struct err *err)
 {
     if (!body || !body->generation || !body->decode || body->kvt_grant.len == 0)
         return err_set(err, ERR_FORMAT, "the prefill message is malformed");
@@ -288,7 +288,7 @@ static enum status take_prefill(struct prompt *p, const Baton__Prefill *body, st
 
 static void on_prefill(struct prefill_worker *w, const struct cluster_message *m)
 {
-    struct prompt *p = find_request(w, m);
+    struct prefill_prompt *p = find_request(w, m);
     struct err err = { 0 };
     if (!p || p->state != PROMPT_CREDITED) {
         send_failed(w, m->from, m->request, m->attempt, ERR_STALE, "the start credit has expired");
@@ -315,7 +315,7 @@ static void fail_route(struct prefill_worker *w, struct kv_route *route, enum st
                        const char *text)
 {
     while (!list_empty(&route->waiting)) {
-        struct prompt *p = LIST_FIRST(&route->waiting, struct prompt, queue);
+        struct prefill_prompt *p = LIST_FIRST(&route->waiting, struct prefill_prompt, queue);
         list_remove(&p->queue);
         fail_prompt(w, p, st, text);
     }
@@ -341,7 +341,7 @@ static void on_route_up(struct prefill_worker *w, uint64_t peer)
     if (!route) return;
     route->state = KV_ROUTE_UP;
     while (!list_empty(&route->waiting)) {
-        struct prompt *p = LIST_FIRST(&route->waiting, struct prompt, queue);
+        struct prefill_prompt *p = LIST_FIRST(&route->waiting, struct prefill_prompt, queue);
         list_remove(&p->queue);
         start_compute(w, p, route->peer);
     }
@@ -353,7 +353,7 @@ static void sweep(void *arg)
     struct prefill_worker *w = arg;
     uint64_t now = clock_ms();
     uint32_t n_asked = 0;
-    LIST_FOREACH (p, &w->live, struct prompt, link) {
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         n_asked += p->state == PROMPT_ASKED;
         /* Not by a difference: the credit may be younger than `now`, given back by the prompt that
          * has just failed. */
@@ -375,7 +375,7 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
     case FRAME_PREFILL: on_prefill(w, m); return true;
     case FRAME_KVT_ANSWER: on_answer(w, m); return true;
     case FRAME_CANCEL: {
-        struct prompt *p = find_request(w, m);
+        struct prefill_prompt *p = find_request(w, m);
         if (!p) return false; /* the decode worker may hold it */
         counter_add(w->canceled, 1);
         close_prompt(w, p);
@@ -389,7 +389,7 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
 {
     struct kv_route *route = kv_routes_find(&w->routes, node);
     if (route) fail_route(w, route, ERR_PEER_LOST, "the decode node is gone");
-    LIST_FOREACH (p, &w->live, struct prompt, link) {
+    LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         if (p->state == PROMPT_CLOSING) continue;
         if (p->entry == node) close_prompt(w, p);
         else if (p->decode == node && p->state >= PROMPT_CONNECTING)
@@ -397,7 +397,7 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
     }
 }
 
-static void send_report(struct prefill_worker *w, struct prompt *p, const struct kvt_event *ev)
+static void send_report(struct prefill_worker *w, struct prefill_prompt *p, const struct kvt_event *ev)
 {
     Baton__PrefillReport r = BATON__PREFILL_REPORT__INIT;
     r.queue_ns = p->queue_ns;
@@ -414,7 +414,7 @@ static void send_report(struct prefill_worker *w, struct prompt *p, const struct
         log_debug("report not sent", "req=%016llx", (unsigned long long)p->request);
 }
 
-static void on_first_token(struct prefill_worker *w, struct prompt *p,
+static void on_first_token(struct prefill_worker *w, struct prefill_prompt *p,
                            const struct engine_event *ev)
 {
     struct buf record = { 0 };
@@ -429,7 +429,7 @@ static void on_first_token(struct prefill_worker *w, struct prompt *p,
         fail_prompt(w, p, ERR_PEER_LOST, "the first token could not be sent to the decode node");
 }
 
-static void on_computed(struct prefill_worker *w, struct prompt *p, const struct engine_event *ev)
+static void on_computed(struct prefill_worker *w, struct prefill_prompt *p, const struct engine_event *ev)
 {
     p->computed = true;
     p->queue_ns = ev->queue_ns;
@@ -450,7 +450,7 @@ static void on_computed(struct prefill_worker *w, struct prompt *p, const struct
 
 void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
 {
-    struct prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));
+    struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));
     if (!p) return;
     switch (ev->kind) {
     case ENGINE_TOKEN:
@@ -482,7 +482,7 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
 }
 
 /* The transfer of a prompt is over, well or not: nothing reads its blocks any more. */
-static void on_send_over(struct prefill_worker *w, struct prompt *p, const struct kvt_event *ev)
+static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p, const struct kvt_event *ev)
 {
     p->in_transfer = false;
     if (ev->kind == KVT_SENT && p->state == PROMPT_DRAINING) {
@@ -514,6 +514,6 @@ void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev)
                        ev->text[0] ? ev->text : "the KV connection to the decode node was lost");
         return;
     }
-    struct prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));
+    struct prefill_prompt *p = map_get(&w->by_id, map_key_u64(&ev->id));
     if (p && (ev->kind == KVT_SENT || ev->kind == KVT_SEND_FAILED)) on_send_over(w, p, ev);
 }

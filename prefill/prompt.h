@@ -8,7 +8,7 @@
 #include "shared/cluster/cluster.h"
 #include "shared/cluster/generation_wire.h"
 
-enum prompt_state {
+enum prefill_prompt_state {
     PROMPT_ASKED,      /* in the queue for a credit */
     PROMPT_CREDITED,   /* told to go ahead; PREFILL is awaited */
     PROMPT_CONNECTING, /* the data connection to its decode node is being made */
@@ -17,12 +17,12 @@ enum prompt_state {
     PROMPT_CLOSING     /* no longer wanted: engine and transfer are letting go */
 };
 
-struct prompt {
+struct prefill_prompt {
     uint64_t id; /* in engine and kvtransfer */
     uint64_t request;
     uint32_t attempt;
     uint64_t entry, decode;
-    enum prompt_state state;
+    enum prefill_prompt_state state;
     uint32_t n_tokens;    /* as asked: what the credit counts */
     bool credited;        /* counts in worker->credited_tokens */
     bool in_engine;       /* the engine owes FINISHED or CANCELED, or holds blocks until

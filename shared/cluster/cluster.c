@@ -35,7 +35,7 @@ struct peer {
     size_t pending_bytes;
 };
 
-struct queued {
+struct queued_message {
     struct frame_header h;
     struct list link;
     size_t n;
@@ -51,7 +51,7 @@ struct cluster {
     uint16_t port;
     struct map peers; /* node -> struct peer */
     struct list links;
-    struct list to_self; /* struct queued */
+    struct list to_self; /* struct queued_message */
     struct loop_timer *ping, *wake;
     uint64_t t_ping_ms;
     struct counter *sent, *received, *lost, *refused;
@@ -80,7 +80,7 @@ static struct peer *get_peer(struct cluster *c, uint64_t node)
 
 static void free_peer(struct peer *p)
 {
-    LIST_FOREACH (q, &p->pending, struct queued, link) mem_free(q);
+    LIST_FOREACH (q, &p->pending, struct queued_message, link) mem_free(q);
     mem_free(p);
 }
 
@@ -122,7 +122,7 @@ static void on_link_up(void *arg, struct link *l)
     /* both dialed: the first one up is used for sending */
     if (p->link && p->link != l && p->link->state == LINK_UP) return;
     p->link = l;
-    LIST_FOREACH (q, &p->pending, struct queued, link) {
+    LIST_FOREACH (q, &p->pending, struct queued_message, link) {
         list_remove(&q->link);
         if (link_send(l, &q->h, (struct str){ q->bytes, q->n }) != OK)
             link_fail(l, "messages did not fit in the queue");
@@ -182,7 +182,7 @@ static void deliver_to_self(struct cluster *c)
     batch.next->prev = batch.prev->next = &batch;
     list_init(&c->to_self);
     while (!list_empty(&batch)) {
-        struct queued *q = LIST_FIRST(&batch, struct queued, link);
+        struct queued_message *q = LIST_FIRST(&batch, struct queued_message, link);
         struct cluster_message m = { c->o.node,    c->name,      (enum frame_type)q->h.type,
                                      q->h.request, q->h.attempt, { q->bytes, q->n } };
         list_remove(&q->link);
@@ -215,9 +215,9 @@ static void wake(struct cluster *c)
 
 /* ---- sending ---- */
 
-static struct queued *make_queued(const struct frame_header *h, struct str body)
+static struct queued_message *make_queued(const struct frame_header *h, struct str body)
 {
-    struct queued *q = mem_calloc(1, sizeof *q + body.n + 1);
+    struct queued_message *q = mem_calloc(1, sizeof *q + body.n + 1);
     q->h = *h;
     q->n = body.n;
     if (body.n) memcpy(q->bytes, body.p, body.n);
@@ -423,7 +423,7 @@ void cluster_free(struct cluster *c)
     if (c->ping) loop_timer_free(c->ping);
     LIST_FOREACH (l, &c->links, struct link, link) link_close(l);
     if (c->wake) loop_timer_free(c->wake);
-    LIST_FOREACH (q, &c->to_self, struct queued, link) mem_free(q);
+    LIST_FOREACH (q, &c->to_self, struct queued_message, link) mem_free(q);
     size_t pos = 0;
     struct str key;
     void *peer;
