@@ -30,13 +30,13 @@ struct decode_worker *decode_create(const struct decode_options *o)
     list_init(&w->live);
     token_batcher_init(&w->batcher, o->cluster);
     w->received = metrics_counter(o->metrics, "baton_decode_received_total", "",
-                                  "Generations whose KV arrived and was verified.");
+                                  "Sequences whose KV arrived and was verified.");
     w->received_bytes = metrics_counter(o->metrics, "baton_decode_received_bytes_total", "",
-                                        "KV bytes received for generations.");
+                                        "KV bytes received for sequences.");
     w->failed = metrics_counter(o->metrics, "baton_decode_failed_total", "",
-                                "Generations that ended with an error on this node.");
+                                "Sequences that ended with an error on this node.");
     w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "",
-                                  "Generations ended because nobody wants them any more.");
+                                  "Sequences ended because nobody wants them any more.");
     return w;
 }
 
@@ -140,7 +140,7 @@ static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum statu
                             const char *text)
 {
     counter_add(w->failed, 1);
-    log_warn("generation failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
+    log_warn("sequence failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
              (unsigned long long)seq->request, seq->attempt, status_name(st), text);
     send_failed(w, seq->entry, seq->request, seq->attempt, st, text);
     close_seq(w, seq);
@@ -177,7 +177,7 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
 {
     if (w->n_live < w->o.max_decode_seqs) return true;
     send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
-                "the decode node has as many generations as it may hold");
+                "the decode node has as many sequences as it may hold");
     return false;
 }
 
@@ -236,7 +236,7 @@ static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
     if (seq->state != DECODE_SEQ_GRANTED || !seq->has_kv || !seq->has_first) return;
     seq->state = DECODE_SEQ_RUNNING;
     enum status st = engine_activate(w->o.engine, seq->id, &seq->first);
-    if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the generation");
+    if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the sequence");
 }
 
 /* From a prefill node; the key's entry part is not known to it, so the request is found by walking
@@ -362,7 +362,7 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
     seq->in_engine = false;
     if (seq->state != DECODE_SEQ_CLOSING) {
         if (ev->status != OK) {
-            fail_seq(w, seq, ev->status, "the engine ended the generation");
+            fail_seq(w, seq, ev->status, "the engine ended the sequence");
             return;
         }
         Baton__Finished f = BATON__FINISHED__INIT;

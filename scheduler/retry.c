@@ -39,7 +39,7 @@ enum request_action retry_action(enum request_state state, enum request_loss los
 const char *retry_action_name(enum request_action action)
 {
     static const char *const names[] = { [ACTION_IGNORE] = "ignore",
-                                         [ACTION_REQUEUE] = "wait",
+                                         [ACTION_REQUEUE] = "requeue",
                                          [ACTION_MOVE] = "move",
                                          [ACTION_FAIL] = "fail" };
     return names[action];

@@ -271,7 +271,7 @@ static void redis_on_connect(const redisAsyncContext *ac, int status)
     ok = ok && redis_handshake(r, 1, (const char *[]){ "PING" });
     /* hiredis does not allow its context to be freed here; the connect deadline ends a greeting
      * that was not sent. */
-    if (!ok) log_warn("redis greeting not sent", "host=%s port=%u", r->host, r->o.port);
+    if (!ok) log_warn("redis handshake not sent", "host=%s port=%u", r->host, r->o.port);
 }
 
 static void redis_connect_to(struct redis *r, const char *ip)
