@@ -19,15 +19,15 @@ def has_gpu():
 
 
 def need_gpu():
-    card, why = has_gpu()
-    if not card:
+    gpu, why = has_gpu()
+    if not gpu:
         assert 'no CUDA device' in why or 'has no device' in why, why
         raise Skip(f'no card: {why}')
 
 
 def test_no_gpu_is_reported_before_anything_is_loaded():
-    card, why = has_gpu()
-    if card:
+    gpu, why = has_gpu()
+    if gpu:
         raise Skip('this program has a card')
     assert '--device cuda' in why and ('no CUDA device' in why or 'has no device' in why), why
 
