@@ -15,7 +15,7 @@ enum { EMULATED = 0 };
 
 enum { FIRST_ROW = 3, BY_RUN = 0 /* instead of columns: gemm_run chooses */ };
 static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
-static const enum gemm_weight_layout FORMS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
+static const enum gemm_weight_layout LAYOUTS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
 
 /* Of two matrices of a layout in turn. */
 static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout)
@@ -305,7 +305,7 @@ TEST(gemm_sm90_groups)
     for (const auto &list : lists)
         for (int how = 0; how < 6; how++) {
             product p;
-            p.layout = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128,
+            p.layout = LAYOUTS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128,
             p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
             p.paired = true, p.bias = true,
@@ -321,14 +321,14 @@ TEST(gemm_sm90_is_what_gemm_run_takes)
     need_sm90();
     static const size_t shapes[][2] = { { 1100, 2100 }, { 1200, 1030 } };
     for (const auto &shape : shapes)
-        for (enum gemm_weight_layout layout : FORMS) {
+        for (enum gemm_weight_layout layout : LAYOUTS) {
             product p;
             p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1],
             p.n_in = 130, p.epilogue = GEMM_ADD, p.bias = true;
             if (TEST_IS_SANITIZED) p.n_rows /= 4, p.n_out /= 4;
             try_product(p);
         }
-    for (enum gemm_weight_layout layout : FORMS) {
+    for (enum gemm_weight_layout layout : LAYOUTS) {
         product p;
         p.layout = layout, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 },
         p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
@@ -342,7 +342,7 @@ TEST(gemm_sm90_is_what_gemm_run_takes)
 TEST(gemm_sm90_rows_have_the_same_bits_among_others)
 {
     need_sm90();
-    for (enum gemm_weight_layout layout : FORMS) {
+    for (enum gemm_weight_layout layout : LAYOUTS) {
         product p;
         p.layout = layout, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
         const trial all = try_product(p);
@@ -362,7 +362,7 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
 TEST(gemm_sm90_nan_stays_in_its_row)
 {
     need_sm90();
-    for (enum gemm_weight_layout layout : FORMS) {
+    for (enum gemm_weight_layout layout : LAYOUTS) {
         product p;
         p.layout = layout, p.n_rows = 5, p.n_out = 21, p.n_in = 100;
         trial t = make_trial(p, 9);
