@@ -332,19 +332,19 @@ static void calls(const char *backend, const char *device, enum ep_mode mode, in
         enum dtype send, back;
         bool redundant;
         int32_t hidden, n_used;
-    } WAYS[] = {
+    } VARIANTS[] = {
         { DTYPE_F32, DTYPE_F32, false, 200, 3 },
         { DTYPE_BF16, DTYPE_BF16, true, 64, 1 },
         { DTYPE_F8_E4M3, DTYPE_F32, true, 333, 4 },
     };
     the_device = device;
-    for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
+    for (size_t i = 0; i < COUNT_OF(VARIANTS); i++) {
         the_shape = shape_of(backend, mode, size);
-        the_shape.c.send = WAYS[i].send;
-        the_shape.c.back = WAYS[i].back;
-        the_shape.c.hidden = WAYS[i].hidden;
-        the_shape.c.n_used = WAYS[i].n_used;
-        the_shape.c.placement = placement(size, WAYS[i].redundant);
+        the_shape.c.send = VARIANTS[i].send;
+        the_shape.c.back = VARIANTS[i].back;
+        the_shape.c.hidden = VARIANTS[i].hidden;
+        the_shape.c.n_used = VARIANTS[i].n_used;
+        the_shape.c.placement = placement(size, VARIANTS[i].redundant);
         run_ranks(size, rank_of_calls, 0, WHY);
     }
 }

@@ -104,10 +104,10 @@ static inline void same_bits(const char *name, const struct shape &s,
             w.run(all, &waves, { n, 0, false, 0 });
             CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
         }
-        const way ways[] = {
+        const launch_bounds bounds[] = {
             { 0, 0, true, 0 }, { 0, 3, true, 0 }, { 0, 1, false, 0 }, { 1, 5, false, 0 }
         };
-        for (const way &by : ways) {
+        for (const launch_bounds &by : bounds) {
             results others;
             w.run(all, &others, by);
             CHECK(same(together, others),

@@ -168,7 +168,7 @@ struct range {
 
 /* What a call is made with beside the list; wide: bounds of launches that are recorded for any list
  * of twice as many rows. */
-struct way {
+struct launch_bounds {
     int n_at_once, max_blocks;
     bool wide;
     int shares; /* if not 0: rows are told that they share so many segments with the row before
@@ -329,7 +329,7 @@ class world {
         CHECK(is == want, "the pool is not what was appended");
     }
 
-    void run(const std::vector<range> &ranges, results *to, const way &by = { 0, 0, false, 0 })
+    void run(const std::vector<range> &ranges, results *to, const launch_bounds &by = { 0, 0, false, 0 })
     {
         std::vector<int32_t> begins;
         int32_t n_rows = place(ranges, &begins);
@@ -341,7 +341,7 @@ class world {
         struct attention a = { kv,        &st.list,     q.at<float>(), out.at<float>(),
                                s.n_heads, s.v_dim,      scale,         s.exact,
                                nullptr,   by.n_at_once, by.max_blocks };
-        if (by.wide) widen(&a, &st.list);
+        if (by.wide) loosen_bounds(&a, &st.list);
         for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
         st.device[1]->put(st.rows.data());
         const struct cuda_attn_counts &of = st.list.bounds;
@@ -451,7 +451,7 @@ class world {
                                            : DTYPE_BF16,
                     x, (size_t)s.head_dim);
     }
-    void widen(const struct attention *a, struct cuda_attn_list *list)
+    void loosen_bounds(const struct attention *a, struct cuda_attn_list *list)
     {
         const struct cuda_attn_counts exact = list->bounds;
         const int n = 2 * exact.n_rows + 3;

@@ -82,7 +82,7 @@ double gpu_median(double *v, size_t n);
 /* The stream that a context's slots put their work on. */
 cudaStream_t gpu_stream(struct kernel_ctx *c);
 
-void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *out);
+void gpu_limits_measure(const struct gpu_sizes *s, bool print, struct gpu_limits *out);
 /* Operations per second; 0 and a note where there is no library. `by`: where it was found. */
 double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes);
 

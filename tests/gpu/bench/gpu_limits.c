@@ -212,7 +212,7 @@ static double nominal_bf16(int major, int minor)
     return major == 9 && minor == 0 ? 989e12 : major == 8 && minor == 0 ? 312e12 : 0;
 }
 
-void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *out)
+void gpu_limits_measure(const struct gpu_sizes *s, bool print, struct gpu_limits *out)
 {
     char by[512] = "";
     *out = (struct gpu_limits){
@@ -221,7 +221,7 @@ void gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *
     };
     measure_memory(s, out);
     out->bf16 = gpu_cublas_bf16(s, by, sizeof by);
-    if (!say) return;
+    if (!print) return;
     gpu_fact("cuBLAS", "%s", by);
     gpu_print_figure(&(struct gpu_figure){
         .name = "memory read by a kernel", .value = out->read * 1e-9, .unit = "GB/s" });
