@@ -537,7 +537,7 @@ TEST(a_gpu_without_kernels_is_refused)
     CHECK_OK(device_open("cuda", &d, &err));
     device_describe(d, text, sizeof text);
     device_close(d);
-    if (!strstr(text, "SIMT")) SKIP("a real card is what it is");
+    if (!strstr(text, "SIMT")) SKIP("a real GPU is what it is");
     CHECK(strstr(text, "compute capability 9.0") && strstr(text, "driver for CUDA"));
     setenv("BATON_SIMT_CC", "75", 1);
     CHECK_STATUS(device_open("cuda", &d, &err), ERR_UNSUPPORTED);

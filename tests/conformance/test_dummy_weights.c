@@ -177,7 +177,7 @@ TEST(packed_as_if_files_held_them)
 TEST(packed_on_a_gpu_as_if_files_held_them)
 {
     if (!has_gpu())
-        SKIP("no CUDA card, and no emulated one in this build: dummy weights were NOT made on it");
+        SKIP("no CUDA GPU, and no emulated one in this build: dummy weights were NOT made on it");
     check_all_packed("cuda", ACTIVATIONS_FAST);
     check_all_packed("cuda", ACTIVATIONS_F32);
 }
@@ -362,7 +362,7 @@ TEST(a_gpu_makes_the_same_model)
 {
     static const char *const NAMES[] = { "ernie_moe", "deepseek_v3" };
     if (!has_gpu())
-        SKIP("no CUDA card, and no emulated one in this build: dummy models were NOT made on it");
+        SKIP("no CUDA GPU, and no emulated one in this build: dummy models were NOT made on it");
     for (size_t i = 0; i < (TEST_IS_SANITIZED ? 1 : COUNT_OF(NAMES)); i++) {
         char folder[4096];
         struct rig host, gpu;

@@ -324,7 +324,7 @@ static void rank_of_calls(struct world *w)
 }
 
 static const char WHY[] =
-    "no card, or no library, for this backend of expert parallelism: nothing of it was run";
+    "no GPU, or no library, for this backend of expert parallelism: nothing of it was run";
 
 static void calls(const char *backend, const char *device, enum ep_mode mode, int size)
 {
@@ -563,15 +563,15 @@ static void check_freed(void) { CHECK_EQ_INT(simt_device_bytes(), 0); }
 #else
 TEST(peer_all_ranks_learn_that_one_has_no_memory)
 {
-    SKIP("failures by order need the emulated card");
+    SKIP("failures by order need the emulated GPU");
 }
 TEST(peer_all_ranks_learn_that_one_cannot_map_the_others)
 {
-    SKIP("failures by order need the emulated card");
+    SKIP("failures by order need the emulated GPU");
 }
 TEST(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline)
 {
-    SKIP("failures by order need the emulated card");
+    SKIP("failures by order need the emulated GPU");
 }
 static void check_freed(void) {}
 #endif

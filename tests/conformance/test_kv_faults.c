@@ -197,7 +197,7 @@ static void one_by_one(struct rig *b, bool damages)
         bool received = transfer_end(b, &l), hit = injected(b) > before;
         b->n_damaged += hit;
         if (!hit && !received)
-            test_fail(__FILE__, __LINE__, "transfer %llu failed though nothing befell it",
+            test_fail(__FILE__, __LINE__, "transfer %llu failed though no fault was injected",
                       (unsigned long long)l.id);
         if (hit && received && damages)
             test_fail(__FILE__, __LINE__, "transfer %llu was damaged and nobody noticed",

@@ -193,7 +193,7 @@ static void by_ipc(bool checksum)
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has)
-        SKIP("no card: KV of another layout between the cards of two processes is NOT tested");
+        SKIP("no GPU: KV of another layout between the GPUs of two processes is NOT tested");
     for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) ipc_receive(i, up[0], down[1], checksum);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
@@ -206,7 +206,7 @@ TEST(other_layouts_of_gpus_by_ipc_without_checksums) { by_ipc(false); }
 static void need_gpu(void)
 {
     if (device_count("cuda") == 0)
-        SKIP("no card: KV of another layout from a card's memory is NOT tested");
+        SKIP("no GPU: KV of another layout from GPU memory is NOT tested");
 }
 
 /* One transfer; `end` is what the receiver says of it. */

@@ -121,13 +121,13 @@ static void need_all(void)
          "ucx is NOT tested");
 #endif
 #ifndef BATON_EMULATED_GPU
-    SKIP("no emulated card: what ucx does with pools in a card's memory is NOT tested");
+    SKIP("no emulated GPU: what ucx does with pools in GPU memory is NOT tested");
 #endif
     CHECK_EQ_INT(ucp_init(&p, NULL, &context), UCS_OK);
     CHECK_EQ_INT(ucp_context_query(context, &attr), UCS_OK);
     ucp_cleanup(context);
     if (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))
-        SKIP("a UCX that knows cards: this test pretends to be one");
+        SKIP("a UCX that knows GPUs: this test pretends to be one");
     setenv("BATON_UCX_TLS", "tcp", 1);
 }
 
@@ -275,7 +275,7 @@ TEST_MAIN(CASE(pools_in_gpu_memory_by_ucx), CASE(another_layout_from_a_gpu_by_uc
 #else
 TEST(ucx_is_built)
 {
-    SKIP("built without UCX: KV by ucx from and to a card's memory is NOT tested");
+    SKIP("built without UCX: KV by ucx from and to GPU memory is NOT tested");
 }
 TEST_MAIN(CASE(ucx_is_built))
 #endif

@@ -298,7 +298,7 @@ static void random_pairs(const char *transport, int rounds)
 static void random_pairs_with_a_gpu(const char *from, const char *to)
 {
     if (device_count("cuda") == 0)
-        SKIP("no card: KV of another layout from and to a card's memory is NOT tested");
+        SKIP("no GPU: KV of another layout from and to GPU memory is NOT tested");
     random_pairs_on("tcp", 40, from, to);
 }
 

@@ -98,7 +98,7 @@ static struct kernel_ctx *open_gpu(enum activations activations)
 {
     struct kernel_ctx *c;
     struct err err;
-    if (!has_gpu()) SKIP("no CUDA card, and no emulated one in this build: NOT run on it");
+    if (!has_gpu()) SKIP("no CUDA GPU, and no emulated one in this build: NOT run on it");
     if (kernel_ctx_create(kernel_options_default("cuda", activations, 2), &c, &err) != OK)
         test_fail(__FILE__, __LINE__, "%s", err.text);
     return c;
@@ -265,7 +265,7 @@ TEST(failures_on_the_way_end_the_load)
 #else
 TEST(failures_on_the_way_end_the_load)
 {
-    SKIP("no emulated card in this build, and a real one fails when it likes: NOT run");
+    SKIP("no emulated GPU in this build, and a real one fails when it likes: NOT run");
 }
 #endif
 

@@ -23,7 +23,7 @@ static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char
         memcpy(y + i * a.w->n_out, wide + i * stride, a.w->n_out * sizeof *y);
         for (size_t j = a.w->n_out; i + 1 < a.n_rows && j < stride; j++)
             if (wide[i * stride + j] != 777)
-                test_fail(__FILE__, __LINE__, "%s writes beside its rows", what);
+                test_fail(__FILE__, __LINE__, "%s writes outside its rows", what);
     }
     mem_free(wide);
 }

@@ -25,7 +25,7 @@ TEST(models_agree_with_their_reference_on_a_gpu)
     static const char *const FEW[] = { "deepseek_v3_fp8" };
     const size_t n = TEST_IS_SANITIZED ? COUNT_OF(FEW) : COUNT_OF(GOLDENS);
     if (!has_gpu())
-        SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
+        SKIP("no CUDA GPU, and no emulated one in this build: the models were NOT run on it");
     for (size_t i = 0; i < n; i++) {
         const char *name = TEST_IS_SANITIZED ? FEW[i] : GOLDENS[i];
         check_golden(name, golden(name, "model").text, "cuda");
@@ -130,7 +130,7 @@ TEST(logits_on_a_gpu_do_not_depend_on_the_batch)
 {
     static const char *const NAMES[] = { "qwen3_moe", "deepseek_v3" };
     if (!has_gpu())
-        SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
+        SKIP("no CUDA GPU, and no emulated one in this build: the models were NOT run on it");
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (int fast = TEST_IS_SANITIZED ? i == 0 : 0; fast < (TEST_IS_SANITIZED && i > 0 ? 1 : 2);
              fast++) { /* sanitized: each model in one */

@@ -237,7 +237,7 @@ static inline int run_tests(int argc, char **argv,
 {
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
-        printf("SKIPPED, NOT TESTED: no CUDA card, and no emulated one in this build: the kernels "
+        printf("SKIPPED, NOT TESTED: no CUDA GPU, and no emulated one in this build: the kernels "
                "were NOT run\n0 passed, 0 failed, 1 skipped\n");
         return 0;
     }

@@ -325,7 +325,7 @@ class world {
                     kv_row_store(s.dtype, x, at + row * row_bytes(),
                                  at + values + row * sizeof(float), dim);
                 }
-        CHECK(pool->get(&is), "written beside the pool");
+        CHECK(pool->get(&is), "written outside the pool");
         CHECK(is == want, "the pool is not what was appended");
     }
 
@@ -352,8 +352,8 @@ class world {
         CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "attention_run failed");
         std::vector<unsigned char> bytes, other;
-        CHECK(out.get(&bytes), "written beside out");
-        CHECK(scratch.get(&other), "written beside the scratch");
+        CHECK(out.get(&bytes), "written outside out");
+        CHECK(scratch.get(&other), "written outside the scratch");
         unstage(&st);
         take(ranges, begins, bytes, width, to);
     }
@@ -361,7 +361,7 @@ class world {
               size_t width, results *to)
     {
         std::vector<unsigned char> bytes;
-        CHECK(out->get(&bytes), "written beside out");
+        CHECK(out->get(&bytes), "written outside out");
         take(ranges, begins, bytes, width, to);
     }
 

@@ -22,7 +22,7 @@ static inline void need_gpu()
 {
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
-        SKIP("no CUDA card, and no emulated one in this build: the kernels were NOT run");
+        SKIP("no CUDA GPU, and no emulated one in this build: the kernels were NOT run");
 }
 
 /* Memory of the card that a case frees at its end. */

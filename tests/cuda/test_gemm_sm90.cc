@@ -254,8 +254,8 @@ static void need_sm90()
         (major == 9 && minor == 0))
         test_fail(
             __FILE__, __LINE__,
-            "this card is of compute capability 9.0, and the build has none of its kernels (90a)");
-    SKIP("this card is not of compute capability 9.0: its kernels were NOT run");
+            "this GPU is of compute capability 9.0, and the build has none of its kernels (90a)");
+    SKIP("this GPU is not of compute capability 9.0: its kernels were NOT run");
 }
 
 /* ---- cases ---- */

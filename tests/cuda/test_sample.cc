@@ -540,7 +540,7 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
     int status;
     CHECK_EQ_INT(waitpid(child, &status, 0), child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 2)
-        SKIP("no CUDA card, and no emulated one in this build");
+        SKIP("no CUDA GPU, and no emulated one in this build");
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 

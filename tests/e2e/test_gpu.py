@@ -22,13 +22,13 @@ def need_gpu():
     gpu, why = has_gpu()
     if not gpu:
         assert 'no CUDA device' in why or 'has no device' in why, why
-        raise Skip(f'no card: {why}')
+        raise Skip(f'no GPU: {why}')
 
 
 def test_no_gpu_is_reported_before_anything_is_loaded():
     gpu, why = has_gpu()
     if gpu:
-        raise Skip('this program has a card')
+        raise Skip('this program has a GPU')
     assert '--device cuda' in why and ('no CUDA device' in why or 'has no device' in why), why
 
 
@@ -46,7 +46,7 @@ def test_a_gpu_that_fails_ends_the_node():
     r = subprocess.run([BIN, 'generate', '--model', QWEN, '--prompt', 'a', '--max-tokens', '9', *CUDA],
                        env={**os.environ, 'BATON_SIMT_FAIL': 'cudaGraphLaunch 3 719'}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     if r.returncode == 0:
-        raise Skip('a real card, which this test cannot make fail')
+        raise Skip('a real GPU, which this test cannot make fail')
     assert r.returncode == 70 and 'node ends' in r.stderr and 'the GPU failed in' in r.stderr, (r.returncode, r.stderr)
 
 
@@ -55,7 +55,7 @@ def test_a_gpu_that_is_too_small_is_reported_at_start():
     r = subprocess.run([BIN, 'generate', '--model', QWEN, '--prompt', 'a', '--max-tokens', '2', *CUDA], env={**os.environ, 'BATON_SIMT_MEMORY': '5000000'},
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     if r.returncode == 0:
-        raise Skip('a real card, which is not too small')
+        raise Skip('a real GPU, which is not too small')
     assert r.returncode not in (0, 70) and 'GPU memory' in r.stderr, (r.returncode, r.stderr)
 
 

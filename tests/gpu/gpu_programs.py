@@ -13,7 +13,7 @@ class CannotBegin(Exception):
 def architecture():
     """Of this machine's card; compute capability 9.0 has instructions that only its own architecture with an a knows."""
     if not shutil.which('nvidia-smi'):
-        raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it), and no nvidia-smi to ask which card to build for: is there one here?')
+        raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it), and no nvidia-smi to ask which GPU to build for: is there one here?')
     r = subprocess.run(['nvidia-smi', '--query-gpu=compute_cap', '--format=csv,noheader'], stdout=subprocess.PIPE, text=True)
     return '90a-real' if r.stdout.split()[:1] == ['9.0'] else 'native'
 

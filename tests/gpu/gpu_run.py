@@ -210,7 +210,7 @@ def main():
             print(*[s.name for s in chosen] or ['no stage begins with that'], sep='\n')
             return 0 if chosen else 2
         if programs.is_emulated() != a.emulated:
-            print('run.sh: this build has an emulated card, whose figures mean nothing: give --emulated' if not a.emulated else
+            print('run.sh: this build has an emulated GPU, whose figures mean nothing: give --emulated' if not a.emulated else
                   'run.sh: --emulated is for a build with -DBATON_CUDA=emulate, and this is none', file=sys.stderr)
             return 2
         report = Report(a.emulated, programs)

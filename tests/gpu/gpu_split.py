@@ -89,7 +89,7 @@ def capacity(mixed, emulated, share, idle):
         return
     room = used[1] * share - (used[0] - idle[0] - gib * 1024)  # MiB: the share, less what is not KV
     figure(f'KV capacity with --gpu-memory-utilization {share}', blocks, 'blocks', room / (gib * 1024 / blocks),
-           "the card's share, less weights and what else is taken", 0.98, 'at least')
+           "the GPU's share, less weights and what else is taken", 0.98, 'at least')
 
 
 def ttft(emulated):

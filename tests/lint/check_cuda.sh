@@ -11,7 +11,7 @@ files=$(find shared kernels kvtransfer prefill decode scheduler deploy \( -name 
 n=$(echo "$files" | grep -c .)
 hits=$(echo "$files" | xargs grep -HnE "$headers|$calls")
 [ -z "$hits" ] || echo "$hits"
-echo "$n files outside the two folders, $(printf '%s' "$hits" | grep -c .) speak to the card"
+echo "$n files outside the two folders, $(printf '%s' "$hits" | grep -c .) speak to the GPU"
 kernels=$(find kernels tests/gpu \( -name '*.cu' -o -name '*.cuh' \))
 twice=$(echo "$kernels" | xargs grep -hoE '^(struct|union|class) [a-z_0-9]+( \{|$)' | awk '{ print $2 }' | sort | uniq -d)
 [ -z "$twice" ] || echo "types of several files: $twice"

@@ -170,7 +170,7 @@ static void rank_of_bench(struct world *w)
     };
     const struct ep_row_layout f = ep_row_layout_of(&c);
     if (w->rank == 0)
-        printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results "
+        printf("%s, %d ranks on %d GPUs, %zu rows of %zu, %zu of %d experts, rows as %s, results "
                "as %s\n",
                c.backend, w->size, n_gpus() < w->size ? 1 : w->size, n, hidden, used,
                c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
@@ -210,6 +210,6 @@ int main(int argc, char **argv)
     };
     if (strcmp(send, "f8_e4m3") == 0) the_config.send = DTYPE_F8_E4M3;
     if (strcmp(send, "f32") == 0) the_config.send = the_config.back = DTYPE_F32;
-    run_ranks(size, rank_of_bench, 0, "there is no card");
+    run_ranks(size, rank_of_bench, 0, "there is no GPU");
     return 0;
 }

@@ -78,9 +78,9 @@ bool gpu_async_steps_run(struct gpu_ops *ops, struct model *m, struct model_batc
     fetch(&a, 0); /* what the first step of a kind takes is not counted */
     gpu_ops_follow(ops, n_steps);
     const uint64_t begin = clock_ns();
-    gpu_need(submit(&a, 1), "the card chose tokens once and then no more", NULL);
+    gpu_need(submit(&a, 1), "the GPU chose tokens once and then no more", NULL);
     for (int i = 2; i <= n_steps; i++) {
-        gpu_need(submit(&a, i), "the card chose tokens once and then no more", NULL);
+        gpu_need(submit(&a, i), "the GPU chose tokens once and then no more", NULL);
         fetch(&a, i - 1);
     }
     fetch(&a, n_steps);

@@ -168,7 +168,7 @@ int gpu_attention_main(const struct gpu_sizes *sizes)
     gpu_limits_measure(sizes, false, &limits);
     gpu_need(kernel_ctx_create(kernel_options_default("cuda", ACTIVATIONS_FAST, 1), &r.c, &err) ==
                  OK,
-             "the card", err.text);
+             "the GPU", err.text);
     for (size_t i = 0; i < n; i++) {
         open_rig(&r, &shapes[i], sizes);
         measure(&r, sizes, &limits);

@@ -201,7 +201,7 @@ static void measure_memory(const struct gpu_sizes *s, struct gpu_limits *out)
 static int attribute(enum cudaDeviceAttr a)
 {
     int v = 0;
-    gpu_cuda(cudaDeviceGetAttribute(&v, a, 0), "asking what the card is");
+    gpu_cuda(cudaDeviceGetAttribute(&v, a, 0), "asking what the GPU is");
     return v;
 }
 

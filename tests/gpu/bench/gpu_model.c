@@ -161,7 +161,7 @@ static void print_eager(const struct rig *r, struct step_time s)
 {
     print_figure(r, "a step launched one by one, its logits fetched",
                  (struct gpu_figure){ .value = s.wall * 1e6, .unit = "us" });
-    print_figure(r, "a step launched one by one, of the card",
+    print_figure(r, "a step launched one by one, of the GPU",
                  (struct gpu_figure){ .value = s.busy * 1e6, .unit = "us" });
 }
 
@@ -178,7 +178,7 @@ static void print_decode(const struct rig *r, const struct gpu_limits *l,
                      .limit_is = "reading weights and KV once",
                      .wanted = one ? 0.70 : 0,
                  });
-    print_figure(r, "the card's part of a step",
+    print_figure(r, "the GPU's part of a step",
                  (struct gpu_figure){
                      .value = s->busy * 1e6,
                      .unit = "us",
@@ -221,7 +221,7 @@ static void print_prefill(const struct rig *r, const struct totals *t, const str
                      .limit_is = what,
                      .wanted = 0.60,
                  });
-    print_figure(r, "the card's part",
+    print_figure(r, "the GPU's part",
                  (struct gpu_figure){
                      .value = s.busy * 1e6,
                      .unit = "us",
@@ -268,7 +268,7 @@ static void measure_ahead(struct rig *r, const struct gpu_limits *l)
     struct gpu_ops *ops = gpu_ops_put(r->model->kernels, r->sizes);
     if (gpu_async_steps_run(ops, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a))
         print_decode(r, l, &a);
-    else gpu_note("%s: the card does not choose tokens: steps ahead were not measured", r->label);
+    else gpu_note("%s: the GPU does not choose tokens: steps ahead were not measured", r->label);
     gpu_ops_remove(ops);
 }
 
@@ -318,7 +318,7 @@ static void make_pool(struct rig *r)
         const size_t n = (size_t)r->scenarios[i].n_seqs * (size_t)blocks_of(&r->scenarios[i]);
         if (n <= most && n > r->n_blocks) r->n_blocks = (uint32_t)n;
     }
-    gpu_need(r->n_blocks > 0, r->label, "no scenario's KV fits into the card's memory");
+    gpu_need(r->n_blocks > 0, r->label, "no scenario's KV fits into the GPU's memory");
     model_kv_layout(r->model, BLOCK_TOKENS, r->n_blocks, &l);
     gpu_need(device_mem_alloc(d, kv_layout_pool_bytes(&l), DEVICE_MEM_PRIVATE, &r->kv, &err) == OK,
              "the KV pool", err.text);
@@ -347,7 +347,7 @@ static void open_rig(struct rig *r)
     gpu_need(
         kernel_ctx_create(kernel_options_default("cuda", ACTIVATIONS_FAST, r->sizes->tiny ? 1 : 8),
                           &r->o.kernels, &err) == OK,
-        "the card", err.text);
+        "the GPU", err.text);
     gpu_need(model_load(&r->o, &r->model, &err) == OK, r->o.path, err.text);
     const double s = (double)(clock_ns() - begin) * 1e-9;
     printf(

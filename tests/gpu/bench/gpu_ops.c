@@ -69,7 +69,7 @@ static struct gpu_op_call *before(struct gpu_ops *s)
     if (s->mode == ENDS && s->i_call == 0) record_event(s, 0);
     if (s->mode == TIMING && s->i_call == s->begin) {
         if (s->hold_cycles > 0)
-            gpu_cuda(gpu_hold(s->stream, s->hold_cycles), "keeping the card busy");
+            gpu_cuda(gpu_hold(s->stream, s->hold_cycles), "keeping the GPU busy");
         record_event(s, 0);
     }
     return NULL;

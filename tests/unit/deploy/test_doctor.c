@@ -92,7 +92,7 @@ TEST(a_gpu_that_is_not_there_fails)
     struct doctor *d = doctor_with((char *[]){ "--device", "cuda", NULL }),
                   *plain = doctor_with((char *[]){ NULL });
     setenv("BATON_SIMT_DEVICES", "0", 1); /* of the emulated GPU */
-    if (device_count("cuda") > 0) SKIP("there is a card");
+    if (device_count("cuda") > 0) SKIP("there is a GPU");
     doctor_check_gpu(d);
     CHECK_EQ_INT(d->n, 1);
     CHECK_EQ_INT(d->lines[0].result, DOCTOR_FAIL);
@@ -115,7 +115,7 @@ TEST(the_kv_cache_is_held_against_the_memory_of_the_gpu)
     struct doctor *d = doctor_with(
         (char *[]){ "--device", "cuda", "--model", path, "--kv-cache-memory", "1", NULL });
     doctor_check_gpu(d);
-    if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real card has more memory than that");
+    if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real GPU has more memory than that");
     CHECK_EQ_INT(line_of(d, "GPU")->result, DOCTOR_OK);
     CHECK(d->gpu_room > 80000 && d->gpu_room <= 90000); /* --gpu-memory-utilization is 0.9 */
     doctor_check_memory(d);
@@ -141,7 +141,7 @@ TEST(weights_that_do_not_fit_fail)
     struct doctor *d = doctor_with(
         (char *[]){ "--device", "cuda", "--load-format", "dummy", "--model", path, NULL });
     doctor_check_gpu(d);
-    if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real card may have that much memory");
+    if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real GPU may have that much memory");
     doctor_check_options(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
     CHECK(strstr(d->lines[d->n - 1].text, "weights 5") &&
