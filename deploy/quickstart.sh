@@ -26,7 +26,7 @@ work=$(mktemp -d)
 log=$work/launch.log
 launcher=
 
-say() { printf '\n== %s\n' "$*"; }
+print_heading() { printf '\n== %s\n' "$*"; }
 
 # Ends the launcher and with it the nodes; kills it after stop_limit_s. Every exit of this script
 # comes here.
@@ -143,18 +143,18 @@ ask() {
         fail "no good answer through the $1 node"
 }
 
-say "1/5 packages"
+print_heading "1/5 packages"
 deploy/install_deps.sh
-say "2/5 build"
+print_heading "2/5 build"
 build
-say "3/5 model"
+print_heading "3/5 model"
 model=$(deploy/fetch_model.sh)
 echo "$model"
-say "4/5 one prefill node and one decode node"
+print_heading "4/5 one prefill node and one decode node"
 choose_ports
 start
 echo "ready: prefill $prefill_url, decode $decode_url"
-say "5/5 a question to each node"
+print_heading "5/5 a question to each node"
 ask prefill "$prefill_url"
 ask decode "$decode_url"
 
