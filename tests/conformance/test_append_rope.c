@@ -9,7 +9,7 @@ enum { ROWS = 13, POSITIONS = 40, Q_HEADS = 6, KV_HEADS = 2, BLOCK = 16, BLOCKS 
 struct world {
     int32_t tables[2][3], pos[ROWS];
     struct attn_seq seqs[2];
-    float *q, *k, *v, *norm, *angles;
+    float *q, *k, *v, *norm, *cos_sin;
     size_t dim, pool_bytes;
 };
 
@@ -24,14 +24,14 @@ static struct world make_world(size_t dim)
     w.k = random_floats(ROWS * KV_HEADS * dim, 2);
     w.v = random_floats(ROWS * KV_HEADS * dim, 2);
     w.norm = random_floats(dim, 1);
-    w.angles = random_floats(POSITIONS * dim, 1);
+    w.cos_sin = random_floats(POSITIONS * dim, 1);
     w.pool_bytes = (size_t)BLOCKS * KV_HEADS * 2 * BLOCK * (dim * sizeof(float) + sizeof(float));
     return w;
 }
 
 static void free_world(struct world *w)
 {
-    mem_free(w->q), mem_free(w->k), mem_free(w->v), mem_free(w->norm), mem_free(w->angles);
+    mem_free(w->q), mem_free(w->k), mem_free(w->v), mem_free(w->norm), mem_free(w->cos_sin);
 }
 
 static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms, bool interleaved)
@@ -62,7 +62,7 @@ static void check(struct kernel_ctx *c, enum dtype type, size_t dim, bool norms,
             .n_heads = 2,
             .n_rows = ROWS,
             .rot_dim = dim / 2 * 2,
-            .cos_sin = w.angles,
+            .cos_sin = w.cos_sin,
             .pos = w.pos,
             .interleaved = interleaved,
             .norm_eps = 1e-5f,
