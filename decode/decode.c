@@ -2,8 +2,8 @@
  * each (decode.h). */
 #include "decode/decode.h"
 
-#include "decode/token_batcher.h"
 #include "decode/decode_seq.h"
+#include "decode/token_batcher.h"
 #include "shared/base/assert.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"
@@ -69,7 +69,7 @@ static void forget_request(struct decode_worker *w, const struct decode_seq *seq
 }
 
 static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_message *m,
-                                         enum decode_seq_state state)
+                                  enum decode_seq_state state)
 {
     struct decode_seq *seq = MEM_NEW(struct decode_seq);
     seq->id = w->o.id_base + ++w->next_id;
@@ -137,7 +137,7 @@ static void close_seq(struct decode_worker *w, struct decode_seq *seq)
 }
 
 static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum status st,
-                            const char *text)
+                     const char *text)
 {
     counter_add(w->failed, 1);
     log_warn("sequence failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
@@ -329,9 +329,9 @@ static void on_reserved(struct decode_worker *w, struct decode_seq *seq,
         if (seq->state == DECODE_SEQ_CLOSING) drop_if_over(w, seq);
         else
             fail_seq(w, seq, ev->status,
-                            ev->status == ERR_BUSY
-                                ? "no free KV blocks on the decode node"
-                                : "the request does not fit in the decode node's KV cache");
+                     ev->status == ERR_BUSY
+                         ? "no free KV blocks on the decode node"
+                         : "the request does not fit in the decode node's KV cache");
         return;
     }
     if (seq->state == DECODE_SEQ_CLOSING) return; /* the cancel is on its way to the engine */
@@ -441,9 +441,8 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
     case KVT_RECEIVE_FAILED:
         /* Whatever a transfer died of is no fault of the request. */
         if (seq->state != DECODE_SEQ_CLOSING)
-            fail_seq(w, seq,
-                            status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
-                            ev->text[0] ? ev->text : "the KV transfer failed");
+            fail_seq(w, seq, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
+                     ev->text[0] ? ev->text : "the KV transfer failed");
         break; /* FENCED follows */
     case KVT_FENCED: {
         seq->in_transfer = false;

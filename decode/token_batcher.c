@@ -1,5 +1,6 @@
-/* token_batcher.c - see token_batcher.h. A frame that cannot be queued is dropped on purpose: its link is lost, or
- * cut here, and the entry node then runs the request again from the last token it has. */
+/* token_batcher.c - see token_batcher.h. A frame that cannot be queued is dropped on purpose: its
+ * link is lost, or cut here, and the entry node then runs the request again from the last token it
+ * has. */
 #include "decode/token_batcher.h"
 
 #include "shared/base/mem.h"
@@ -43,8 +44,8 @@ static void send_records(struct token_batcher *e, struct token_batch *t)
     buf_clear(&t->records);
 }
 
-void token_batcher_add(struct token_batcher *e, uint64_t node, uint64_t request, uint32_t attempt, uint32_t index,
-                const struct token_logprobs *lp)
+void token_batcher_add(struct token_batcher *e, uint64_t node, uint64_t request, uint32_t attempt,
+                       uint32_t index, const struct token_logprobs *lp)
 {
     struct token_batch *t = batch_of(e, node);
     token_record_add(&t->records, request, attempt, index, lp);

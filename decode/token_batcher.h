@@ -1,5 +1,5 @@
-/* token_batcher.h - token records gathered per entry node, sent as one TOKENS frame per node and step.
- * Thread: loop. */
+/* token_batcher.h - token records gathered per entry node, sent as one TOKENS frame per node and
+ * step. Thread: loop. */
 #ifndef BATON_DECODE_TOKEN_BATCHER_H
 #define BATON_DECODE_TOKEN_BATCHER_H
 
@@ -18,8 +18,8 @@ struct token_batcher {
 
 void token_batcher_init(struct token_batcher *e, struct cluster *cluster);
 void token_batcher_release(struct token_batcher *e);
-void token_batcher_add(struct token_batcher *e, uint64_t node, uint64_t request, uint32_t attempt, uint32_t index,
-                const struct token_logprobs *t);
+void token_batcher_add(struct token_batcher *e, uint64_t node, uint64_t request, uint32_t attempt,
+                       uint32_t index, const struct token_logprobs *t);
 /* Send everything gathered for `node` (before a FINISHED that must come after the tokens), or for
  * all. */
 void token_batcher_flush_node(struct token_batcher *e, uint64_t node);

@@ -53,8 +53,8 @@ struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node)
     return route;
 }
 
-enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route, const struct cluster_message *m,
-                             struct err *err)
+enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
+                                const struct cluster_message *m, struct err *err)
 {
     Baton__KvtAnswer *a = baton__kvt_answer__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!a) return err_set(err, ERR_FORMAT, "the decode node's transfer answer is malformed");

@@ -37,8 +37,8 @@ struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer);
 /* The route to `node`, begun if there is none; NULL when the hello could not be sent. */
 struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node);
 /* The decode node answered: connect, or give the reason in err. */
-enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route, const struct cluster_message *m,
-                             struct err *err) MUST_CHECK;
+enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
+                                const struct cluster_message *m, struct err *err) MUST_CHECK;
 /* Forget it; its waiting list must be empty. */
 void kv_routes_drop(struct kv_routes *r, struct kv_route *route);
 

@@ -2,8 +2,8 @@
  * (prefill.h). */
 #include "prefill/prefill.h"
 
-#include "prefill/prompt.h"
 #include "prefill/kv_route.h"
+#include "prefill/prompt.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"
@@ -81,7 +81,8 @@ void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t 
 
 /* ---- records ---- */
 
-static struct prefill_prompt *find_request(struct prefill_worker *w, const struct cluster_message *m)
+static struct prefill_prompt *find_request(struct prefill_worker *w,
+                                           const struct cluster_message *m)
 {
     struct request_key k = { m->request, m->from, m->attempt };
     return map_get(&w->by_request, request_key_str(&k));
@@ -272,7 +273,8 @@ static void start_or_wait(struct prefill_worker *w, struct prefill_prompt *p)
     else list_push(&route->waiting, &p->queue);
 }
 
-static enum status take_prefill(struct prefill_prompt *p, const Baton__Prefill *body, struct err *err)
+static enum status take_prefill(struct prefill_prompt *p, const Baton__Prefill *body,
+                                struct err *err)
 {
     if (!body || !body->generation || !body->decode || body->kvt_grant.len == 0)
         return err_set(err, ERR_FORMAT, "the prefill message is malformed");
@@ -397,7 +399,8 @@ void prefill_on_lost(struct prefill_worker *w, uint64_t node)
     }
 }
 
-static void send_report(struct prefill_worker *w, struct prefill_prompt *p, const struct kvt_event *ev)
+static void send_report(struct prefill_worker *w, struct prefill_prompt *p,
+                        const struct kvt_event *ev)
 {
     Baton__PrefillReport r = BATON__PREFILL_REPORT__INIT;
     r.queue_ns = p->queue_ns;
@@ -429,7 +432,8 @@ static void on_first_token(struct prefill_worker *w, struct prefill_prompt *p,
         fail_prompt(w, p, ERR_PEER_LOST, "the first token could not be sent to the decode node");
 }
 
-static void on_computed(struct prefill_worker *w, struct prefill_prompt *p, const struct engine_event *ev)
+static void on_computed(struct prefill_worker *w, struct prefill_prompt *p,
+                        const struct engine_event *ev)
 {
     p->computed = true;
     p->queue_ns = ev->queue_ns;
@@ -482,7 +486,8 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
 }
 
 /* The transfer of a prompt is over, well or not: nothing reads its blocks any more. */
-static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p, const struct kvt_event *ev)
+static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
+                         const struct kvt_event *ev)
 {
     p->in_transfer = false;
     if (ev->kind == KVT_SENT && p->state == PROMPT_DRAINING) {

@@ -80,12 +80,12 @@ static void set_state(struct request *r, enum request_state next)
 
 /* Send for the current attempt; a failure is the loss of that node. Returns whether it was sent. */
 static bool send_to(struct scheduler *s, struct request *r, const struct request_node *node,
-                 enum request_loss loss, enum frame_type type, const ProtobufCMessage *body)
+                    enum request_loss loss, enum frame_type type, const ProtobufCMessage *body)
 {
     enum status st = cluster_send_proto(s->o.cluster, node->node, type, r->id, r->attempt, body);
     if (st == OK) return true;
     request_on_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node,
-                 "the node cannot be reached");
+                    "the node cannot be reached");
     return false;
 }
 
@@ -218,7 +218,7 @@ static void place_again(struct scheduler *s, struct request *r, uint64_t pause_m
 }
 
 void request_on_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
-                  uint64_t culprit, const char *text)
+                     uint64_t culprit, const char *text)
 {
     enum request_action action = retry_action(r->state, loss);
     if (action == ACTION_IGNORE) return;
@@ -399,7 +399,8 @@ static enum status place(struct scheduler *s, struct request *r)
 
 bool request_place_if_waiting(struct scheduler *s, struct request *r)
 {
-    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity) return true;
+    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity)
+        return true;
     return place(s, r) != ERR_BUSY;
 }
 
@@ -416,8 +417,8 @@ void request_advance(struct scheduler *s, struct request *r)
     }
     switch (r->state) {
     case REQUEST_PLACING:
-        /* Room that came free in this very tick belongs to the longest waiting: place_waiting_requests hands it
-         * out with the next turn. */
+        /* Room that came free in this very tick belongs to the longest waiting:
+         * place_waiting_requests hands it out with the next turn. */
         if (!r->placing && now >= r->wait_until_ms && !s->capacity_freed) (void)place(s, r);
         break;
     case REQUEST_CREDIT:
@@ -427,7 +428,7 @@ void request_advance(struct scheduler *s, struct request *r)
     case REQUEST_RUN:
         if (r->wait_until_ms && now >= r->wait_until_ms)
             request_on_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
-                         "the attempt made no progress");
+                            "the attempt made no progress");
         break;
     case REQUEST_ENDED:
     case REQUEST_N_STATES: break;
@@ -451,7 +452,8 @@ static void on_grant(struct scheduler *s, struct request *r, const struct cluste
     if (r->state != REQUEST_RESERVE) return;
     Baton__Grant *grant = baton__grant__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!grant) {
-        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's grant is malformed");
+        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
+                        "the decode node's grant is malformed");
         return;
     }
     r->trace.n_decode_cached = grant->n_cached;
@@ -502,7 +504,7 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
     bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
     if (!known) {
         request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
-                     "the decode node's last message is malformed");
+                        "the decode node's last message is malformed");
     } else if (f->n_tokens != n_out(r) - r->n_before) { /* a cut answer must not pass for a whole
                                                          * one */
         request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");

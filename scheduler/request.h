@@ -61,10 +61,10 @@ struct request {
                    * came */
     struct request_node next_prefill, next_decode; /* chosen, while placing */
     struct placement accounted; /* what the entry's own view counts for it; request 0:
-                               * nothing */
-    bool waits_for_capacity;          /* PLACING: every node that could take it was full */
-    enum finish_reason ends;  /* the last delivered token said that it is the last: a
-                               * loss after it changes nothing */
+                                 * nothing */
+    bool waits_for_capacity;    /* PLACING: every node that could take it was full */
+    enum finish_reason ends;    /* the last delivered token said that it is the last: a
+                                 * loss after it changes nothing */
     uint64_t avoid[REQUEST_AVOID_MAX];
     uint32_t n_avoid;
     uint64_t wait_until_ms; /* PLACING: not before; others: this attempt is stuck
@@ -89,7 +89,7 @@ bool request_place_if_waiting(struct scheduler *s, struct request *r);
 /* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next
  * attempt. */
 void request_on_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
-                  uint64_t culprit, const char *text);
+                     uint64_t culprit, const char *text);
 void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m);
 void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt,
                       uint32_t index, const struct token_logprobs *t);

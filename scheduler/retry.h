@@ -33,10 +33,10 @@ enum request_loss {
 };
 
 enum request_action {
-    ACTION_IGNORE, /* not about anything this state depends on */
-    ACTION_REQUEUE,   /* place again after a short pause; does not count as a move */
-    ACTION_MOVE,   /* new attempt elsewhere, from the last delivered token */
-    ACTION_FAIL    /* tell the client */
+    ACTION_IGNORE,  /* not about anything this state depends on */
+    ACTION_REQUEUE, /* place again after a short pause; does not count as a move */
+    ACTION_MOVE,    /* new attempt elsewhere, from the last delivered token */
+    ACTION_FAIL     /* tell the client */
 };
 
 enum {

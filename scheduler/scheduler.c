@@ -295,7 +295,8 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
     suspect(s, node);
     scheduler_refresh(s);
     LIST_FOREACH (r, &s->live, struct request, link) {
-        if (r->decode.node == node) request_on_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
+        if (r->decode.node == node)
+            request_on_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
         else if (r->prefill.node == node)
             request_on_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
     }
@@ -324,7 +325,7 @@ static void register_metrics(struct scheduler_metrics *sm, struct metrics *m)
     sm->moves = metrics_counter(m, "baton_request_moves_total", "",
                                 "Attempts given up for another node after a loss.");
     sm->requeues = metrics_counter(m, "baton_request_waits_total", "",
-                                "Attempts refused as busy and placed again.");
+                                   "Attempts refused as busy and placed again.");
     sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
                                    "Requests refused at the door.");
     sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "",

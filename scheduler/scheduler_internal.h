@@ -10,8 +10,8 @@
 enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000 };
 
 struct scheduler_metrics {
-    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves, *requeues,
-        *rejected;
+    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
+        *requeues, *rejected;
     struct counter *prompt_tokens, *output_tokens, *split, *local;
     struct gauge *live, *placing, *nodes;
     struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,

@@ -299,7 +299,7 @@ static enum status serve_directory(struct launcher *l, char *address, size_t cap
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
         st = directory_server_start(l->loop, l->directory, "127.0.0.1", 0, secret,
-                                   &l->directory_server, err);
+                                    &l->directory_server, err);
     arena_release(&arena);
     if (st != OK) return st;
     snprintf(address, cap, "127.0.0.1:%u", directory_server_port(l->directory_server));

@@ -386,7 +386,7 @@ static enum status start_directory(struct node *n, struct err *err)
     TRY(directory_open(n->o.directory, &d, &n->directory, err));
     if (!n->o.serves_directory) return OK;
     return directory_server_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port,
-                                 n->o.secret, &n->directory_server, err);
+                                  n->o.secret, &n->directory_server, err);
 }
 
 static void start_workers(struct node *n)

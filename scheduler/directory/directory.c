@@ -11,8 +11,9 @@
 /* three renewals fit into a lease; a dead node is gone within 3 s */
 enum { RENEW_MS = 700, LEASE_MS = 2400 };
 
-const struct directory_ops *const DIRECTORY_BACKENDS[] = { &directory_local_ops, &directory_http_ops,
-                                                       &directory_redis_ops, NULL };
+const struct directory_ops *const DIRECTORY_BACKENDS[] = { &directory_local_ops,
+                                                           &directory_http_ops,
+                                                           &directory_redis_ops, NULL };
 
 const char *node_role_name(enum node_role r)
 {

@@ -74,7 +74,8 @@ static void unhold(struct directory_http *d)
 
 static void on_answer(void *arg, enum status st, int http_status, struct str body);
 
-static enum status send_call(struct directory_http *d, struct directory_http_call call, struct str body)
+static enum status send_call(struct directory_http *d, struct directory_http_call call,
+                             struct str body)
 {
     static const char *const paths[] = { DIRECTORY_PATH "publish", DIRECTORY_PATH "leave",
                                          DIRECTORY_PATH "snapshot", DIRECTORY_PATH "reserve",
@@ -114,7 +115,8 @@ static void send_publish(struct directory_http *d)
     buf_add_str(&body, buf_str(&d->next_record));
     buf_add_char(&body, '}');
     buf_clear(&d->next_record);
-    d->publishing = send_call(d, (struct directory_http_call){ .op = OP_PUBLISH }, buf_str(&body)) == OK;
+    d->publishing = send_call(d, (struct directory_http_call){ .op = OP_PUBLISH },
+                              buf_str(&body)) == OK;
     buf_release(&body);
 }
 
@@ -161,7 +163,8 @@ static enum status send_snapshot(struct directory_http *d, directory_snapshot_fn
     json_add_string(&body, str_of(d->topic));
     buf_add_char(&body, '}');
     enum status st = send_call(
-        d, (struct directory_http_call){ .op = OP_SNAPSHOT, .snapshot = cb, .arg = arg }, buf_str(&body));
+        d, (struct directory_http_call){ .op = OP_SNAPSHOT, .snapshot = cb, .arg = arg },
+        buf_str(&body));
     buf_release(&body);
     return st;
 }
@@ -200,8 +203,9 @@ static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
 
 /* True when the holder was reached, whatever it answered: a call refused as such (malformed, a
  * limit) says nothing about others. */
-static bool read_answer(const struct directory_http *d, const struct directory_http_call *c, enum status st,
-                        int http_status, struct str body, struct directory_http_answer *a)
+static bool read_answer(const struct directory_http *d, const struct directory_http_call *c,
+                        enum status st, int http_status, struct str body,
+                        struct directory_http_answer *a)
 {
     struct err err = { 0 };
     cJSON *doc = NULL;
@@ -233,7 +237,8 @@ static bool read_answer(const struct directory_http *d, const struct directory_h
 }
 
 /* The caller's function; after close none is called any more. */
-static void deliver(struct directory_http *d, const struct directory_http_call *c, struct directory_http_answer *a)
+static void deliver(struct directory_http *d, const struct directory_http_call *c,
+                    struct directory_http_answer *a)
 {
     bool is_answer = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
     if (d->closed) return;
@@ -254,7 +259,8 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     bool reached = read_answer(d, c, st, http_status, body, &a);
     if (c->op == OP_PUBLISH) d->publishing = false;
     if (c->op == OP_RELEASE) directory_remote_on_released(&d->remote, reached);
-    if (c->op == OP_RESERVE) directory_remote_on_reserved(&d->remote, c->request, c->id, a.st, a.fence);
+    if (c->op == OP_RESERVE)
+        directory_remote_on_reserved(&d->remote, c->request, c->id, a.st, a.fence);
     d->n_holds++;
     if (reached) directory_remote_up(&d->remote);
     else directory_remote_down(&d->remote, a.why);
@@ -290,7 +296,7 @@ static void directory_http_close(struct directory *base)
 }
 
 static enum status directory_http_open(const struct directory_options *o, struct directory **out,
-                             struct err *err)
+                                       struct err *err)
 {
     if (!o->http_host || !o->http_host[0] || o->http_port == 0)
         return err_set(err, ERR_CONFIG,
@@ -330,13 +336,14 @@ static void directory_http_leave(struct directory *base, uint64_t node)
     send_leave(d);
 }
 
-static enum status directory_http_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+static enum status directory_http_snapshot(struct directory *base, directory_snapshot_fn *cb,
+                                           void *arg)
 {
     return send_snapshot((struct directory_http *)base, cb, arg);
 }
 
 static enum status directory_http_reserve(struct directory *base, const struct placement *p,
-                                directory_reserve_fn *cb, void *arg)
+                                          directory_reserve_fn *cb, void *arg)
 {
     struct directory_http *d = (struct directory_http *)base;
     struct directory_http_call call = {

@@ -144,12 +144,14 @@ static void sweep(struct directory_local *d)
         node_drop(d, n);
     }
     while (!list_empty(&d->owners_by_lease)) {
-        struct directory_local_owner *o = LIST_FIRST(&d->owners_by_lease, struct directory_local_owner, link);
+        struct directory_local_owner *o = LIST_FIRST(&d->owners_by_lease,
+                                                     struct directory_local_owner, link);
         if (o->end_ms > now) break;
         owner_drop(d, o);
     }
     while (!list_empty(&d->by_end)) {
-        struct directory_local_reservation *r = LIST_FIRST(&d->by_end, struct directory_local_reservation, link);
+        struct directory_local_reservation *r = LIST_FIRST(
+            &d->by_end, struct directory_local_reservation, link);
         if (r->end_ms > now) break;
         reservation_drop(d, r);
     }
@@ -215,7 +217,7 @@ void directory_local_raise_fence(struct directory *base, uint64_t seen)
 }
 
 static bool has_capacity(const struct directory_local *d, const struct directory_local_node *decode,
-                     uint32_t blocks)
+                         uint32_t blocks)
 {
     const struct directory_local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
     uint64_t seqs = l ? l->seqs : 0, placed = l ? l->blocks : 0;
@@ -226,7 +228,8 @@ static bool has_capacity(const struct directory_local *d, const struct directory
 static void link_by_end(struct directory_local *d, struct directory_local_reservation *r)
 {
     struct list *at = d->by_end.prev;
-    while (at != &d->by_end && LIST_ENTRY(at, struct directory_local_reservation, link)->end_ms > r->end_ms)
+    while (at != &d->by_end &&
+           LIST_ENTRY(at, struct directory_local_reservation, link)->end_ms > r->end_ms)
         at = at->prev;
     list_insert_after(at, &r->link);
 }
@@ -255,7 +258,8 @@ enum status directory_local_reserve(struct directory *base, const struct placeme
 {
     struct directory_local *d = self_of(base);
     sweep(d);
-    struct directory_local_reservation *earlier = map_get(&d->reservations, map_key_u64(&p->request));
+    struct directory_local_reservation *earlier = map_get(&d->reservations,
+                                                          map_key_u64(&p->request));
     if (earlier) reservation_drop(d, earlier);
     struct directory_local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
     if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill))))
@@ -363,7 +367,7 @@ static enum status queue_answer(struct directory_local *d, struct directory_loca
 /* ---- the row ---- */
 
 static enum status directory_local_open(const struct directory_options *o, struct directory **out,
-                              struct err *err)
+                                        struct err *err)
 {
     struct directory_local *d = MEM_NEW(struct directory_local);
     d->base.ops = &directory_local_ops;
@@ -400,13 +404,14 @@ static void directory_local_publish_own(struct directory *base, const struct nod
     (void)st; /* said there; the next renewal tries again */
 }
 
-static enum status directory_local_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+static enum status directory_local_snapshot(struct directory *base, directory_snapshot_fn *cb,
+                                            void *arg)
 {
     return queue_answer(self_of(base), (struct directory_local_call){ .snapshot = cb, .arg = arg });
 }
 
 static enum status directory_local_reserve_own(struct directory *base, const struct placement *p,
-                                 directory_reserve_fn *cb, void *arg)
+                                               directory_reserve_fn *cb, void *arg)
 {
     struct directory_local_call call = { .reserve = cb, .arg = arg };
     call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);

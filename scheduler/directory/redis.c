@@ -165,7 +165,8 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
     directory_topics_write(topics, n, out, cap);
 }
 
-static void deliver_snapshot(const struct directory_redis_call *c, enum status st, const redisReply *reply)
+static void deliver_snapshot(const struct directory_redis_call *c, enum status st,
+                             const redisReply *reply)
 {
     struct directory_snapshot s = { 0 };
     bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
@@ -197,7 +198,7 @@ static enum status read_reserved(enum status st, const redisReply *reply, uint64
 }
 
 static void deliver(struct directory_redis *d, const struct directory_redis_call *c, enum status st,
-                 const redisReply *reply)
+                    const redisReply *reply)
 {
     uint64_t fence = 0;
     switch (c->op) {
@@ -273,7 +274,7 @@ static void on_down(void *arg, const char *why)
 /* ---- the row ---- */
 
 static enum status directory_redis_open(const struct directory_options *o, struct directory **out,
-                                  struct err *err)
+                                        struct err *err)
 {
     struct directory_redis *d = MEM_NEW(struct directory_redis);
     struct redis_options r = {
@@ -337,12 +338,13 @@ static void directory_redis_leave(struct directory *base, uint64_t node)
     char text[ID_TEXT];
     const char *args[] = { text };
     id_text(text, node);
-    if (call_script(d, (struct directory_redis_call){ .op = OP_LEAVE }, DIRECTORY_SCRIPT_LEAVE, d->topic,
-                    NULL, 1, args) != OK)
+    if (call_script(d, (struct directory_redis_call){ .op = OP_LEAVE }, DIRECTORY_SCRIPT_LEAVE,
+                    d->topic, NULL, 1, args) != OK)
         log_debug("leave not sent", "node=%s", text);
 }
 
-static enum status directory_redis_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+static enum status directory_redis_snapshot(struct directory *base, directory_snapshot_fn *cb,
+                                            void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     char limit[NUMBER_TEXT];
@@ -354,7 +356,7 @@ static enum status directory_redis_snapshot(struct directory *base, directory_sn
 }
 
 static enum status directory_redis_reserve(struct directory *base, const struct placement *p,
-                                     directory_reserve_fn *cb, void *arg)
+                                           directory_reserve_fn *cb, void *arg)
 {
     struct directory_redis *d = (struct directory_redis *)base;
     struct directory_redis_call call = {

@@ -16,7 +16,8 @@ struct directory_remote_reservation {
                    * cannot overtake it */
 };
 
-void directory_remote_init(struct directory_remote *r, const struct directory_options *o, const char *backend)
+void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
+                           const char *backend)
 {
     char labels[64];
     *r = (struct directory_remote){ .o = *o };
@@ -29,7 +30,7 @@ void directory_remote_init(struct directory_remote *r, const struct directory_op
     r->m_up = metrics_gauge(o->metrics, "baton_directory_up", labels,
                             "1 while the holder of the directory answers.");
     r->m_pending_releases = metrics_gauge(o->metrics, "baton_directory_owed_releases", labels,
-                              "Releases that the holder has not confirmed yet.");
+                                          "Releases that the holder has not confirmed yet.");
     r->m_failures = metrics_counter(o->metrics, "baton_directory_failures_total", labels,
                                     "Calls to the holder of the directory that failed.");
 }
@@ -70,7 +71,8 @@ void directory_remote_down(struct directory_remote *r, const char *why)
 static void queue_release(struct directory_remote *r, struct directory_remote_reservation *one)
 {
     list_push(&r->pending_releases, &one->link);
-    if (r->m_pending_releases) gauge_set(r->m_pending_releases, (double)(r->n_all - r->reservations.len));
+    if (r->m_pending_releases)
+        gauge_set(r->m_pending_releases, (double)(r->n_all - r->reservations.len));
 }
 
 static void forget(struct directory_remote *r, struct directory_remote_reservation *one)
@@ -109,8 +111,8 @@ enum status directory_remote_reserve(struct directory_remote *r, uint64_t reques
     return OK;
 }
 
-void directory_remote_on_reserved(struct directory_remote *r, uint64_t request, uint64_t id, enum status st,
-                     uint64_t fence)
+void directory_remote_on_reserved(struct directory_remote *r, uint64_t request, uint64_t id,
+                                  enum status st, uint64_t fence)
 {
     struct directory_remote_reservation *one = map_get(&r->reservations, map_key_u64(&request));
     ASSERT(one);
@@ -128,7 +130,8 @@ size_t directory_remote_take_releases(struct directory_remote *r, uint64_t *ids,
     size_t n = 0;
     if (!list_empty(&r->inflight_releases)) return 0;
     while (n < cap && !list_empty(&r->pending_releases)) {
-        struct directory_remote_reservation *one = LIST_FIRST(&r->pending_releases, struct directory_remote_reservation, link);
+        struct directory_remote_reservation *one = LIST_FIRST(
+            &r->pending_releases, struct directory_remote_reservation, link);
         list_remove(&one->link);
         list_push(&r->inflight_releases, &one->link);
         ids[n++] = one->id;
@@ -143,5 +146,6 @@ void directory_remote_on_released(struct directory_remote *r, bool confirmed)
         if (confirmed) forget(r, one);
         else list_push_front(&r->pending_releases, &one->link);
     }
-    if (r->m_pending_releases) gauge_set(r->m_pending_releases, (double)(r->n_all - r->reservations.len));
+    if (r->m_pending_releases)
+        gauge_set(r->m_pending_releases, (double)(r->n_all - r->reservations.len));
 }

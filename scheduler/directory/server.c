@@ -28,8 +28,8 @@ struct directory_server {
 };
 
 /* Fills `out` (one JSON object) and returns OK, or says in err why not. */
-typedef enum status directory_server_fn(struct directory_server *s, const cJSON *body, struct buf *out,
-                             struct err *err);
+typedef enum status directory_server_fn(struct directory_server *s, const cJSON *body,
+                                        struct buf *out, struct err *err);
 
 static enum status need_id(const cJSON *o, const char *name, uint64_t *out, struct err *err)
 {
@@ -48,7 +48,7 @@ static enum status get_u32(const cJSON *o, const char *name, uint32_t max, uint3
 }
 
 static enum status handle_publish(struct directory_server *s, const cJSON *body, struct buf *out,
-                                 struct err *err)
+                                  struct err *err)
 {
     struct node_record r;
     uint64_t fence = 0;
@@ -63,7 +63,7 @@ static enum status handle_publish(struct directory_server *s, const cJSON *body,
 }
 
 static enum status handle_leave(struct directory_server *s, const cJSON *body, struct buf *out,
-                               struct err *err)
+                                struct err *err)
 {
     uint64_t node;
     TRY(need_id(body, "node", &node, err));
@@ -73,7 +73,7 @@ static enum status handle_leave(struct directory_server *s, const cJSON *body, s
 }
 
 static enum status handle_snapshot(struct directory_server *s, const cJSON *body, struct buf *out,
-                                  struct err *err)
+                                   struct err *err)
 {
     const char *topic = "";
     char topics[512];
@@ -93,7 +93,7 @@ static enum status handle_snapshot(struct directory_server *s, const cJSON *body
 }
 
 static enum status handle_reserve(struct directory_server *s, const cJSON *body, struct buf *out,
-                                 struct err *err)
+                                  struct err *err)
 {
     struct placement p = { 0 };
     uint64_t owner, fence = 0;
@@ -117,7 +117,7 @@ static enum status handle_reserve(struct directory_server *s, const cJSON *body,
 }
 
 static enum status handle_release(struct directory_server *s, const cJSON *body, struct buf *out,
-                                 struct err *err)
+                                  struct err *err)
 {
     const cJSON *ids = json_member(body, "ids"), *one;
     uint64_t id;
@@ -152,7 +152,7 @@ static bool is_member(const struct directory_server *s, const struct http_exchan
 }
 
 static enum status handle_call(struct directory_server *s, directory_server_fn *fn, struct str text,
-                              struct buf *out, struct err *err)
+                               struct buf *out, struct err *err)
 {
     cJSON *body = NULL;
     uint64_t owner = 0;
@@ -167,7 +167,7 @@ static enum status handle_call(struct directory_server *s, directory_server_fn *
 }
 
 static enum status handle_request(struct directory_server *s, const struct http_exchange *x,
-                             struct buf *out, struct err *err)
+                                  struct buf *out, struct err *err)
 {
     if (!s->local)
         return err_set(err, ERR_UNAVAILABLE,
@@ -204,8 +204,8 @@ static void on_request(void *arg, struct http_exchange *x)
 }
 
 enum status directory_server_start(struct loop *loop, struct directory *local, const char *host,
-                                  uint16_t port, struct str secret, struct directory_server **out,
-                                  struct err *err)
+                                   uint16_t port, struct str secret, struct directory_server **out,
+                                   struct err *err)
 {
     ASSERT(directory_is_local(local));
     struct directory_server *s = MEM_NEW(struct directory_server);

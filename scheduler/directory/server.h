@@ -14,8 +14,8 @@ struct directory_server;
 /* `local`: a directory of row "local" (kept, borrowed): it may also be used directly by this
  * process. */
 enum status directory_server_start(struct loop *loop, struct directory *local, const char *host,
-                                  uint16_t port, struct str secret, struct directory_server **out,
-                                  struct err *err) MUST_CHECK;
+                                   uint16_t port, struct str secret, struct directory_server **out,
+                                   struct err *err) MUST_CHECK;
 uint16_t directory_server_port(const struct directory_server *s);
 void directory_server_stop(struct directory_server *s, void (*done)(void *arg), void *arg);
 

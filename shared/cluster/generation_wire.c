@@ -65,7 +65,8 @@ static enum status check_numbers(const Baton__Sampling *s, struct err *err)
         { "repetition_penalty", s->repetition_penalty, 1e-6f, 1e6f },
     };
     for (size_t i = 0; i < COUNT_OF(fields); i++)
-        if (!(fields[i].value >= fields[i].min && fields[i].value <= fields[i].max)) /* NaN fails too */
+        if (!(fields[i].value >= fields[i].min &&
+              fields[i].value <= fields[i].max)) /* NaN fails too */
             return err_field(err, ERR_FORMAT, fields[i].name, "%s is %g, outside %g to %g",
                              fields[i].name, (double)fields[i].value, (double)fields[i].min,
                              (double)fields[i].max);

@@ -115,8 +115,7 @@ static inline const char *device_of_next_node(const char *protocols)
     if (!list) return "cpu";
     if (strcmp(protocols, "tcp") != 0 && !(nodes_are_apart && strcmp(protocols, "ipc") == 0))
         SKIP("BATON_TEST_KV_DEVICES: in one process pools on a GPU are reached by tcp alone");
-    if (device_count("cuda") == 0)
-        SKIP("no GPU: KV between pools in GPU memory is NOT tested");
+    if (device_count("cuda") == 0) SKIP("no GPU: KV between pools in GPU memory is NOT tested");
     int n_items = strchr(list, ',') ? 2 : 1;
     const char *item = n_nodes++ % n_items ? strchr(list, ',') + 1 : list;
     return strncmp(item, "cuda", 4) == 0 ? "cuda" : "cpu";

@@ -171,7 +171,7 @@ static void server_start(struct rig *r, uint16_t port)
     struct err err = { 0 };
     CHECK_OK(directory_open("local", &o, &r->served, &err));
     if (directory_server_start(r->loop, r->served, "127.0.0.1", port, STR("s3cret"), &r->server,
-                              &err) != OK)
+                               &err) != OK)
         test_fail(__FILE__, __LINE__, "serve: %s", err.text);
     r->port = directory_server_port(r->server);
 }

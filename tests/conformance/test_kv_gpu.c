@@ -192,8 +192,7 @@ static void by_ipc(bool checksum)
     }
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
-    if (!has)
-        SKIP("no GPU: KV of another layout between the GPUs of two processes is NOT tested");
+    if (!has) SKIP("no GPU: KV of another layout between the GPUs of two processes is NOT tested");
     for (unsigned i = 0; i < COUNT_OF(POOL_TYPES); i++) ipc_receive(i, up[0], down[1], checksum);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }

@@ -273,9 +273,6 @@ TEST_MAIN(CASE(pools_in_gpu_memory_by_ucx), CASE(another_layout_from_a_gpu_by_uc
           CASE(a_ucx_without_cuda_is_refused), CASE(a_gpu_that_nics_cannot_write_is_refused),
           CASE(a_device_that_cannot_register_gpu_memory_is_refused))
 #else
-TEST(ucx_is_built)
-{
-    SKIP("built without UCX: KV by ucx from and to GPU memory is NOT tested");
-}
+TEST(ucx_is_built) { SKIP("built without UCX: KV by ucx from and to GPU memory is NOT tested"); }
 TEST_MAIN(CASE(ucx_is_built))
 #endif

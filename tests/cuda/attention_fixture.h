@@ -329,7 +329,8 @@ class world {
         CHECK(is == want, "the pool is not what was appended");
     }
 
-    void run(const std::vector<range> &ranges, results *to, const launch_bounds &by = { 0, 0, false, 0 })
+    void run(const std::vector<range> &ranges, results *to,
+             const launch_bounds &by = { 0, 0, false, 0 })
     {
         std::vector<int32_t> begins;
         int32_t n_rows = place(ranges, &begins);

@@ -89,7 +89,8 @@ static void client_conn_keep(struct client_conn *k)
         client_conn_close(k, false);
         return;
     }
-    if (c->n_idle >= c->o.n_idle) client_conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
+    if (c->n_idle >= c->o.n_idle)
+        client_conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
     list_remove(&k->link);
     list_push(&c->idle, &k->link);
     c->n_idle++;
@@ -247,13 +248,15 @@ static void client_conn_on_connect(uv_connect_t *req, int rc)
     struct client_conn *k = req->handle->data;
     if (k->closing || !k->request) return;
     uv_tcp_nodelay(&k->tcp, 1);
-    if (rc == 0) rc = uv_read_start((uv_stream_t *)&k->tcp, client_conn_on_alloc, client_conn_on_read);
+    if (rc == 0)
+        rc = uv_read_start((uv_stream_t *)&k->tcp, client_conn_on_alloc, client_conn_on_read);
     if (rc != 0 || client_conn_send(k) != OK) client_request_finish(k->request, ERR_PEER_LOST);
 }
 
 static enum status client_conn_connect(struct client_conn *k, const struct sockaddr *a)
 {
-    return uv_tcp_connect(&k->connect, &k->tcp, a, client_conn_on_connect) == 0 ? OK : ERR_PEER_LOST;
+    return uv_tcp_connect(&k->connect, &k->tcp, a, client_conn_on_connect) == 0 ? OK
+                                                                                : ERR_PEER_LOST;
 }
 
 static void client_conn_on_resolved(uv_getaddrinfo_t *req, int rc, struct addrinfo *list)
@@ -276,8 +279,8 @@ static enum status client_conn_resolve(struct client_conn *k)
     char service[8];
     snprintf(service, sizeof service, "%u", k->port);
     k->resolve.data = k;
-    if (uv_getaddrinfo(loop_uv(k->client->o.loop), &k->resolve, client_conn_on_resolved, k->host, service,
-                       &hints) != 0)
+    if (uv_getaddrinfo(loop_uv(k->client->o.loop), &k->resolve, client_conn_on_resolved, k->host,
+                       service, &hints) != 0)
         return ERR_PEER_LOST;
     k->n_refs++;
     return OK;
@@ -347,13 +350,14 @@ void http_client_free(struct http_client *c)
     c->n_conns++; /* held while callbacks run */
     while (!list_empty(&c->requests))
         client_request_finish(LIST_FIRST(&c->requests, struct client_request, link), ERR_CANCELED);
-    while (!list_empty(&c->idle)) client_conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
+    while (!list_empty(&c->idle))
+        client_conn_close(LIST_FIRST(&c->idle, struct client_conn, link), true);
     if (--c->n_conns == 0) mem_free(c);
 }
 
 /* Our own code names the path and headers, but parts of them come from configuration. */
 static bool client_request_is_safe(const char *method, const char *host, const char *path,
-                            const char *headers)
+                                   const char *headers)
 {
     for (const char *p = path; *p; p++)
         if ((unsigned char)*p <= ' ' || *p == 0x7f) return false;
@@ -366,7 +370,7 @@ static bool client_request_is_safe(const char *method, const char *host, const c
 }
 
 static void client_request_write(struct client_request *r, const char *method, const char *path,
-                          const char *headers, struct str body)
+                                 const char *headers, struct str body)
 {
     bool is_ip6 = strchr(r->host, ':') != NULL,
          bodiless = body.n == 0 && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0);

@@ -44,7 +44,7 @@ struct http_conn {
     int hangup_fd;      /* -1: not needed so far */
     uint32_t n_handles; /* not yet closed */
     struct http_parse parse;
-    struct buf in;           /* received, not yet parsed */
+    struct buf in;              /* received, not yet parsed */
     struct buf next, in_flight; /* answer bytes: not yet given to libuv, given */
     uv_write_t write;
     uv_shutdown_t shutdown;

@@ -219,7 +219,8 @@ TEST(request_tries_suspects_when_there_is_nobody_else)
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_DECODE, 2);
     uint64_t t_ms = clock_ms();
-    cluster_disconnect(w.entry->c, a.prefill->id, "as after a stop of this node"); /* both live on */
+    /* both live on */
+    cluster_disconnect(w.entry->c, a.prefill->id, "as after a stop of this node");
     cluster_disconnect(w.entry->c, a.decode->id, "as after a stop of this node");
     struct attempt b = play_split(&w, &c, AT_DECODE, 2);
     CHECK(clock_ms() - t_ms < 3000); /* long before suspicion ends */
