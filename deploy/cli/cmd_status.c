@@ -75,12 +75,34 @@ static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
     return true;
 }
 
+/* Prints the answer, or why there is none. Returns the program's exit status. */
+static int print_answer(const struct config *c, const char *host, uint16_t port,
+                        const struct status_query *q)
+{
+    if (q->st != OK)
+        fprintf(stderr,
+                "baton status: nothing answers at %s:%u; is a node running there? (--url names "
+                "another)\n",
+                host, port);
+    else if (q->http_status == 401)
+        fprintf(stderr,
+                "baton status: %s:%u wants a key: give one of its own with --api-key or "
+                "BATON_API_KEY\n",
+                host, port);
+    else if (q->http_status != 200)
+        fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q->http_status,
+                (int)q->answer.len, q->answer.data);
+    else if (config_bool(c, "json"))
+        return printf("%.*s\n", (int)q->answer.len, q->answer.data) < 0;
+    else return print_table(buf_str(&q->answer));
+    return 1;
+}
+
 static int query_status(const struct config *c, const char *host, uint16_t port)
 {
     struct status_query q = { 0 };
     struct err err = { 0 };
     struct buf headers = { 0 };
-    int exit_status = 1;
     if (loop_create(&q.loop, &err) != OK) {
         fprintf(stderr, "baton status: %s\n", err.text);
         return 1;
@@ -95,22 +117,7 @@ static int query_status(const struct config *c, const char *host, uint16_t port)
                                headers.len ? headers.data : NULL, (struct str){ 0 }, TIMEOUT_MS,
                                on_answer, &q);
     if (q.st == OK) loop_run(q.loop);
-    if (q.st != OK)
-        fprintf(stderr,
-                "baton status: nothing answers at %s:%u; is a node running there? (--url names "
-                "another)\n",
-                host, port);
-    else if (q.http_status == 401)
-        fprintf(stderr,
-                "baton status: %s:%u wants a key: give one of its own with --api-key or "
-                "BATON_API_KEY\n",
-                host, port);
-    else if (q.http_status != 200)
-        fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q.http_status,
-                (int)q.answer.len, q.answer.data);
-    else if (config_bool(c, "json"))
-        exit_status = printf("%.*s\n", (int)q.answer.len, q.answer.data) < 0;
-    else exit_status = print_table(buf_str(&q.answer));
+    int exit_status = print_answer(c, host, port, &q);
     http_client_free(client);
     loop_stop(q.loop);
     loop_run(q.loop); /* one more turn, so that the connection can close */

@@ -25,32 +25,40 @@ static enum status read_config(const char *path, struct model_config *out, struc
     return st;
 }
 
-static void check_kv(struct doctor *d, const struct model_config *m)
+/* False, with a line added, if the CPU or GPU cannot hold KV of this type. */
+static bool check_kv_dtype(struct doctor *d, const struct model_config *m, struct kv_layout *l)
 {
-    struct kv_layout l;
     struct err err = { 0 };
-    uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
     enum activations activations;
     enum dtype kv;
     enum status st = node_options_arithmetic(d->c, &activations, &kv, &err);
     if (st == OK) st = kernel_kv_check(activations, kv, model_is_latent(m), &err);
-    model_config_kv_layout(m, kv, (uint32_t)config_int(d->c, "block-size"), 1, &l);
-    if (st == OK) st = kv_layout_check(&l, &err);
-    if (st != OK) {
-        doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
-        return;
-    }
-    uint64_t context = (uint64_t)config_int(d->c, "max-model-len"),
-             seqs = (uint64_t)config_int(d->c, "max-num-seqs");
-    if (m->max_position && m->max_position < context) {
-        if (config_is_set(d->c, "max-model-len"))
-            doctor_fix(doctor_add(d, "context", DOCTOR_FAIL,
-                                  "--max-model-len %llu is more than the %u positions that the "
-                                  "model was trained for",
-                                  (unsigned long long)context, m->max_position),
-                       "lower --max-model-len");
-        context = m->max_position;
-    }
+    model_config_kv_layout(m, kv, (uint32_t)config_int(d->c, "block-size"), 1, l);
+    if (st == OK) st = kv_layout_check(l, &err);
+    if (st != OK) doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
+    return st == OK;
+}
+
+/* Tokens of one context: --max-model-len, at most what the model was trained for. */
+static uint64_t check_context(struct doctor *d, const struct model_config *m)
+{
+    uint64_t context = (uint64_t)config_int(d->c, "max-model-len");
+    if (!m->max_position || m->max_position >= context) return context;
+    if (config_is_set(d->c, "max-model-len"))
+        doctor_fix(doctor_add(d, "context", DOCTOR_FAIL,
+                              "--max-model-len %llu is more than the %u positions that the "
+                              "model was trained for",
+                              (unsigned long long)context, m->max_position),
+                   "lower --max-model-len");
+    return m->max_position;
+}
+
+static void check_kv(struct doctor *d, const struct model_config *m)
+{
+    struct kv_layout l;
+    uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
+    if (!check_kv_dtype(d, m, &l)) return;
+    uint64_t context = check_context(d, m), seqs = (uint64_t)config_int(d->c, "max-num-seqs");
     uint64_t per_context = (context + l.block_tokens - 1) / l.block_tokens;
     double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context,
            all = one * (double)seqs;

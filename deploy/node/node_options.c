@@ -518,10 +518,42 @@ static void print_directory(const struct node_options *o, const struct config *c
         print_port(out, c, "control", o->cluster_host, o->control_port, "engine-worker-queue-port");
 }
 
-void node_options_print(const struct node_options *o, const struct config *c, struct buf *out)
+/* What bounds a request and where it is computed. */
+static void print_compute(const struct node_options *o, const struct config *c, struct buf *out)
 {
     char text[256], features[128];
     kernel_cpu_features(features, sizeof features);
+    snprintf(text, sizeof text,
+             "%u tokens of context, %u sequences, %u tokens per step, blocks of %u",
+             o->max_model_len, o->max_seqs, o->max_batched_tokens, o->block_tokens);
+    line(out, "limits", text, config_source_text(c, "max-model-len"));
+    snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads,
+             o->cpu_isa, config_string(c, "activations"), features);
+    line(out, "CPU", text, config_source_text(c, "cpu-isa"));
+    line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
+    line(out, "computes on",
+         strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the CPU",
+         config_source_text(c, "device"));
+}
+
+/* Who may use the node and who may join its cluster. */
+static void print_security(const struct node_options *o, const struct config *c, struct buf *out)
+{
+    line(out, "API keys",
+         o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",
+         config_source_text(c, "api-key"));
+    if (!o->secret.n)
+        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
+                       "127.0.0.1, so other hosts cannot join\n");
+    else if (o->secret.n < SECRET_LEN_RECOMMENDED)
+        buf_printf(out,
+                   "  the cluster secret has %zu characters: whoever guesses it can join and read "
+                   "KV; take %d random ones or more\n",
+                   o->secret.n, SECRET_LEN_RECOMMENDED);
+}
+
+void node_options_print(const struct node_options *o, const struct config *c, struct buf *out)
+{
     buf_printf(out, "baton %s\n", BATON_VERSION);
     line(out, "model", o->model_path, config_source_text(c, "model"));
     if (o->dummy)
@@ -538,28 +570,8 @@ void node_options_print(const struct node_options *o, const struct config *c, st
         print_port(out, c, "rdma", o->cluster_host, o->tuning.rdma.port, "rdma-comm-ports");
     line(out, "KV by", o->protocols, config_source_text(c, "cache-transfer-protocol"));
     print_directory(o, c, out);
-    snprintf(text, sizeof text,
-             "%u tokens of context, %u sequences, %u tokens per step, blocks of %u",
-             o->max_model_len, o->max_seqs, o->max_batched_tokens, o->block_tokens);
-    line(out, "limits", text, config_source_text(c, "max-model-len"));
-    snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads,
-             o->cpu_isa, config_string(c, "activations"), features);
-    line(out, "CPU", text, config_source_text(c, "cpu-isa"));
-    line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
-    line(out, "computes on",
-         strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the CPU",
-         config_source_text(c, "device"));
-    line(out, "API keys",
-         o->n_api_keys ? "required" : "none: anyone who reaches the port may use it",
-         config_source_text(c, "api-key"));
-    if (!o->secret.n)
-        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
-                       "127.0.0.1, so other hosts cannot join\n");
-    else if (o->secret.n < SECRET_LEN_RECOMMENDED)
-        buf_printf(out,
-                   "  the cluster secret has %zu characters: whoever guesses it can join and read "
-                   "KV; take %d random ones or more\n",
-                   o->secret.n, SECRET_LEN_RECOMMENDED);
+    print_compute(o, c, out);
+    print_security(o, c, out);
     if (o->role == ROLE_MIXED &&
         (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
         buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is "
