@@ -1,4 +1,4 @@
-"""Runs the checks of a program that tests a server from a client's side, and ends it.
+"""Runs the checks of a program that tests a server as a client, and exits with their result.
 
 Each check prints a line; the last one is "N passed, N failed"."""
 import sys, traceback

@@ -1,7 +1,7 @@
 """harness.py - real nodes for end-to-end tests: processes, ports, Redis, requests. Standard library only.
 
 Environment: BATON_BIN (the program), BATON_TEST_GGUF (SmolLM2; tests that need it skip loudly without), BATON_TEST_DATA.
-A test is a function `test_*` in a test_*.py file; it may raise Skip. run.py runs them.
+A test is a function `test_*` in a file test_*.py; it may raise Skip. run.py runs them.
 """
 import contextlib, http.client, json, os, random, shutil, signal, socket, subprocess, tempfile, threading, time
 
@@ -23,7 +23,7 @@ def smollm2():
 
 
 def alone(test):
-    """Marks a test beside which nothing else may run: it looks at what all processes share, or at a short time."""
+    """Marks a test that must run alone: it checks what all processes share, or a short time."""
     test.alone = True
     return test
 
@@ -33,12 +33,12 @@ SHARE = [0, 1]
 
 
 def take_ports(share, n_shares):
-    """From here on free_ports gives only numbers of this share: processes that test at the same time cannot be given the same one."""
+    """From now on free_ports returns only ports of this share, so that concurrent test processes never get the same one."""
     SHARE[:] = share, n_shares
 
 
 def free_ports(n):
-    """Ports below those that the kernel gives to whoever asks for any, none of them twice in a process: nobody gets one of these between the choice and its use."""
+    """Ports below the kernel's ephemeral range, none twice in a process: no other program gets one before it is used."""
     with open('/proc/sys/net/ipv4/ip_local_port_range') as f:
         end = max(int(f.read().split()[0]), 20000)
     ports = []
@@ -80,7 +80,7 @@ class Process:
             self.p.send_signal(sig)
 
     def stop(self, timeout=20):
-        """SIGTERM and wait; returns the exit status, or None when it had to be killed."""
+        """Sends SIGTERM and waits. Returns the exit status, or None if the process had to be killed."""
         if self.alive():
             self.kill(signal.SIGTERM)
         try:
@@ -131,7 +131,7 @@ def request(port, method, path, body=None, headers=None, timeout=120):
 
 
 def stream(port, path, body, headers=None, timeout=120):
-    """Yields the JSON events of a streamed answer; raises on anything malformed. The last thing must be [DONE]."""
+    """Yields the JSON events of a streamed answer; raises on anything malformed. The last event must be [DONE]."""
     c = http.client.HTTPConnection('127.0.0.1', port, timeout=timeout)
     try:
         c.request('POST', path, json.dumps({**body, 'stream': True}), {'Content-Type': 'application/json', **(headers or {})})
@@ -190,7 +190,7 @@ def wait_ready(*nodes, timeout=60):
 
 
 def wait_sees(nodes, n, timeout=30):
-    """Every node sees n nodes in its topic."""
+    """Waits until every node sees n nodes in its topic."""
     for node in nodes:
         wait_until(f'{node.name} sees {n} nodes', lambda: len(request(node.port, 'GET', '/cluster', timeout=2)[2]['nodes']) == n, timeout)
 
@@ -230,7 +230,7 @@ def closing(*things):
 
 @contextlib.contextmanager
 def pair(model, protocol='ipc', args=(), prefill_args=(), decode_args=(), prefills=1, decodes=1):
-    """Prefill and decode nodes without Redis: the first prefill node holds the view (seed 003's way)."""
+    """Prefill and decode nodes without Redis: the first prefill node serves the directory, as in seed 003."""
     control = free_ports(1)[0]
     common = ['--cache-transfer-protocol', protocol, *args]
     first = Node(model, 'prefill', [*common, '--engine-worker-queue-port', str(control), *prefill_args])
@@ -244,7 +244,7 @@ def pair(model, protocol='ipc', args=(), prefill_args=(), decode_args=(), prefil
 
 
 def parallel(jobs, concurrency):
-    """Run callables on threads; results in order, exceptions as values."""
+    """Runs callables on threads. Returns their results in order, exceptions as values."""
     results, todo, lock = [None] * len(jobs), list(range(len(jobs)))[::-1], threading.Lock()
 
     def work():
@@ -255,7 +255,7 @@ def parallel(jobs, concurrency):
                 i = todo.pop()
             try:
                 results[i] = jobs[i]()
-            except Exception as e:          # the caller looks at it
+            except Exception as e:          # the caller checks it
                 results[i] = e
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(jobs)))]
     for t in threads:
@@ -266,8 +266,8 @@ def parallel(jobs, concurrency):
 
 
 def mixed_requests(n, seed, vocab, longest, max_tokens=(1, 24)):
-    """n completion requests as token ids: lengths spread evenly in the logarithm from 1 to `longest`, shared prefixes,
-    greedy and seeded sampling."""
+    """n completion requests as token ids: lengths log-uniform from 1 to `longest`, shared prefixes, greedy and seeded
+    sampling."""
     r = random.Random(seed)
     prefix = [r.randrange(4, vocab) for _ in range(longest)]
     out = []
@@ -284,6 +284,6 @@ def mixed_requests(n, seed, vocab, longest, max_tokens=(1, 24)):
 
 
 def answer_of(body):
-    """What must be equal, bit for bit: token ids and logprobs as serialised."""
+    """The parts of an answer that must be equal bit for bit: token ids and logprobs as serialised."""
     c = body['choices'][0]
     return c['token_ids'], c['finish_reason'], c['logprobs']['token_logprobs'], c['logprobs']['top_logprobs'], c['text']

@@ -1,4 +1,4 @@
-"""What a developer does with the official client. usage: openai_client.py http://host:port   (needs the openai package)"""
+"""Uses the official client as a developer would. usage: openai_client.py http://host:port   (needs the openai package)"""
 import concurrent.futures, sys, time, urllib.request
 
 import checks
@@ -125,7 +125,7 @@ def streams_equal_sequential():
 
 
 def disconnect_frees():
-    """A client that leaves frees its blocks within a second."""
+    """When a client disconnects, its blocks are free within a second."""
     def blocks_free(deadline):
         end = time.monotonic() + deadline
         while time.monotonic() < end:

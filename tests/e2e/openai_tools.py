@@ -1,7 +1,7 @@
 """Reasoning and tool calls as a developer sees them with the official client. usage: openai_tools.py http://host:port
 
-The model is a small one that can repeat: it is asked, after some examples, to say what a bigger one would write; that it
-says exactly this is not asked of it where its answer has the form."""
+The model is small but can repeat: after some examples it is asked to write what a larger model would write. Where its answer
+has the right format, the tests do not require the exact words."""
 import json, sys
 
 import checks
@@ -28,7 +28,7 @@ def ask(messages, **kw):
 
 
 def gather(stream):
-    """What a client makes of the chunks of choice 0: content, reasoning, calls as [id, name, arguments], finish_reason, usage."""
+    """Joins the chunks of choice 0: content, reasoning, calls as [id, name, arguments], finish_reason, usage."""
     content = reasoning = None
     calls, finish, usage = [], None, None
     for chunk in stream:
@@ -51,7 +51,7 @@ def gather(stream):
 
 
 def same(messages, **kw):
-    """Whole and streamed give the same parts. Returns the whole message's choice."""
+    """Checks that the unstreamed and the streamed answer have the same parts. Returns the unstreamed choice."""
     whole = ask(messages, **kw)
     choice, m = whole.choices[0], whole.choices[0].message
     content, reasoning, calls, finish, usage = gather(ask(messages, stream=True, stream_options=dict(include_usage=True), **kw))
@@ -97,7 +97,7 @@ def without_tools_a_call_is_text():
 def a_named_tool_is_called():
     r = same(repeat('{"city": "Rome"}', '{"city": "Oslo"}'), tools=TOOLS, tool_choice=dict(type='function', function=dict(name='get_weather')))
     m = r.choices[0].message
-    if m.tool_calls:        # the model is small: what it writes may be no call, which is text then
+    if m.tool_calls:        # the model is small: what it writes may not be a call, and is text then
         assert [c.function.name for c in m.tool_calls] == ['get_weather'], r
     else:
         assert m.content.startswith('<tool_call>\n{"name": "get_weather", "arguments":'), r
@@ -128,7 +128,7 @@ def reasoning_then_a_call():
 
 
 def stream_helper():
-    """The client's own accumulator, which is strict about the shape of chunks."""
+    """Uses the client's own accumulator, which is strict about the shape of chunks."""
     with client.chat.completions.stream(model=MODEL, messages=repeat(CALL, ADD), tools=TOOLS, temperature=0, max_tokens=96) as s:
         done = [e for e in s if e.type == 'tool_calls.function.arguments.done']
         final = s.get_final_completion()

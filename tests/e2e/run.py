@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the end-to-end tests. usage: run.py [--long] [--list] [--jobs N] [name part ...]
 
-Tests named *_long run only with --long. With --jobs N tests run at a time, each in a process of its own with ports of its own, and
-those marked `alone` (harness.py) afterwards, one after the other. Last line: N passed, N failed, N skipped."""
+Tests named *_long run only with --long. With --jobs N up to N tests run at a time, each in its own process with its own ports; tests
+marked `alone` (harness.py) run afterwards, one by one. Last line: N passed, N failed, N skipped."""
 import argparse, importlib, os, shutil, sys, tempfile, time, traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -39,7 +39,7 @@ def run_one(full, test):
 
 
 def start(full, test, share, n_shares):
-    """A test in a process of its own, what it says in a file: (process, file, name)."""
+    """Starts a test in its own process, with its output in a file: (process, file, name)."""
     output = tempfile.TemporaryFile('w+')
     sys.stdout.flush()
     pid = os.fork()
@@ -57,7 +57,7 @@ def start(full, test, share, n_shares):
 
 
 def run_in_parallel(tests, jobs):
-    """At most `jobs` of them at a time; their results."""
+    """Runs at most `jobs` of them at a time; returns their results."""
     todo, running, results = list(tests), {}, []
     while todo or running:
         for share in set(range(jobs)) - set(running):
@@ -80,7 +80,7 @@ def run_in_parallel(tests, jobs):
 
 
 def run_folder(here, names, long=False, only_list=False, jobs=1):
-    """Every test in the test_*.py files of a folder whose name contains one of `names` (empty: all); the exit status."""
+    """Runs every test in a folder's test_*.py files whose name contains one of `names` (empty: all). Returns the exit status."""
     tests = tests_of(here, names, long)
     if only_list:
         print(*[full for full, _ in tests], sep='\n')

@@ -1,4 +1,4 @@
-"""test_api_server.py - one node from outside: limits, full pools, prompts that just fit, metrics, batches that are interrupted."""
+"""test_api_server.py - one node from outside: limits, full pools, prompts that just fit, metrics, preempted batches."""
 import json, os, re, shutil, signal, subprocess, tempfile, time
 
 from harness import BIN, TINY, Node, alone, closing, metrics, pair, parallel, request, stream, wait_ready, wait_until
@@ -22,7 +22,7 @@ def tight_requests():
 
 
 def test_a_pool_with_room_for_one_gives_the_same_answers():
-    """Blocks for one full context, 32 requests at once: preempted and computed again, on one node and split over two."""
+    """With blocks for one full context, 32 concurrent requests are preempted and recomputed, on one node and split over two."""
     asked = tight_requests()
     with closing(Node(TINY, args=['--max-model-len', str(CONTEXT)])) as roomy:
         wait_ready(roomy)
@@ -40,7 +40,7 @@ def test_a_pool_with_room_for_one_gives_the_same_answers():
 
 @alone
 def test_a_full_node_wastes_no_time():
-    """64 short answers at 2 places: room that comes free is taken at once, not with the next view of the cluster."""
+    """64 short answers with capacity for 2: freed capacity is used at once, not with the next view of the cluster."""
     with closing(Node(TINY, args=['--max-num-seqs', '2'])) as n:
         wait_ready(n)
         completion(n.port, prompt=[5], max_tokens=1)
@@ -74,7 +74,7 @@ def test_full_is_429_and_says_when_to_come_again():
 
 
 def test_tokens_the_model_does_not_have():
-    """A tokenizer with more tokens than the model has rows: its own sentence, nothing computed."""
+    """A tokenizer with more tokens than the embedding has rows is refused with its own sentence; nothing is computed."""
     with tempfile.TemporaryDirectory() as folder:
         model = shutil.copytree(TINY, os.path.join(folder, 'm'))
         path = os.path.join(model, 'tokenizer.json')
@@ -104,7 +104,7 @@ def test_a_message_without_content_is_an_empty_one():
 
 
 def test_metrics_are_valid():
-    """One HELP and TYPE per family, its samples behind it, no sample twice, buckets that only grow up to the count."""
+    """Each family has one HELP and TYPE followed by its samples, no sample stands twice, buckets grow up to the count."""
     with closing(Node(TINY)) as n:
         wait_ready(n)
         list(stream(n.port, '/v1/completions', dict(prompt=[5, 6], max_tokens=5, n=2)))

@@ -1,5 +1,5 @@
-"""`baton bench kv` and `baton doctor --peers`: two processes on one host, agents with and without the right secret, peers that are dead, deaf or
-something else. Nothing here asserts a speed."""
+"""`baton bench kv` and `baton doctor --peers`: two processes on one host, probe servers with and without the right secret, peers that are
+dead, silent or another program. Nothing here asserts a speed."""
 from harness import *
 
 SECRET = {'BATON_CLUSTER_SECRET': 'of the test'}
@@ -62,7 +62,7 @@ def test_bench_kv_prints_one_table():
 
 
 def test_bench_kv_without_the_tools():
-    """What is not installed is said; the plain stream takes iperf3's place."""
+    """The report names what is not installed; a plain TCP stream replaces iperf3."""
     status, out, err = baton('bench', 'kv', '--transport', 'tcp', '--piece', '4k', '--blocks', '8', '--rounds', '1', '--samples', '0', '--json', env={'PATH': '/nowhere'})
     assert status == 0, (out, err)
     cell = json.loads(out)['cells'][0]
@@ -132,7 +132,7 @@ def test_doctor_prints_a_matrix():
 
 
 def test_doctor_with_dead_deaf_and_foreign_peers():
-    """Each is a line with what to do, none is a hang, and those that answer are measured all the same."""
+    """Each gets a line that says what to do, none hangs the measurement, and peers that answer are still measured."""
     dead = f'127.0.0.1:{free_ports(1)[0]}'
     with closing(agent(), agent(), agent({'BATON_CLUSTER_SECRET': 'another'})) as (good, stopped, foreign), socket.create_server(('127.0.0.1', 0)) as deaf:
         stopped.kill(signal.SIGSTOP)
@@ -148,11 +148,11 @@ def test_doctor_with_dead_deaf_and_foreign_peers():
             assert says in p['text'] and (p['result'] == 'ok' or p['fix']), p
         got = states(report, 'tcp')
         assert got[(0, 1)] == got[(1, 0)] == 'measured' and got[(0, 2)] == got[(3, 1)] == 'not_tried', got
-        assert took < 60, took                                     # a hang, not a speed
+        assert took < 60, took                                     # this would be a hang; no speed is asserted
 
 
 def test_doctor_meets_a_running_node():
-    """At its cluster port a node says who it is; at its API port it is no agent. Neither disturbs it."""
+    """At its cluster port a node says who it is; its API port is not a probe server. Neither disturbs the node."""
     cluster = free_ports(1)[0]
     with closing(Node(TINY, args=['--pd-comm-port', str(cluster)], env=SECRET)) as node:
         wait_ready(node)
@@ -174,7 +174,7 @@ def test_without_a_secret_agents_stay_on_loopback():
 
 
 def test_an_agent_survives_its_visitors():
-    """One that leaves in the middle, one that sends noise, one that never says anything."""
+    """A client that disconnects in the middle, one that sends noise, one that sends nothing."""
     with closing(agent()) as a:
         host, port = a.where.split(':')
         for data in (b'', b'GET / HTTP/1.1\r\n\r\n', os.urandom(500), b'BTN1' + bytes(28)):
@@ -190,7 +190,7 @@ def test_an_agent_survives_its_visitors():
 
 
 def test_a_peer_that_stops_in_the_middle_is_a_line():
-    """Frozen while it is measured: what waits for it ends with a sentence, and it is not asked again."""
+    """A peer that freezes while it is measured: the waiting side gives up with a sentence and does not ask it again."""
     with closing(agent(), agent()) as (good, frozen):
         report = Process([BIN, 'doctor', '--port', '0', '--json', '--peers', f'{frozen.where},{good.where}', '--cache-transfer-protocol', 'tcp'], SECRET, 'doctor')
         with closing(report):

@@ -1,8 +1,8 @@
-"""Requests while processes die: a random node is killed with -9 every few seconds and started again at its port.
+"""Requests while processes die: every few seconds a random node is killed with -9 and restarted at its port.
 
-Counts: wrong tokens, repeated tokens, hung requests (all must be 0); complete ones; errors, which are allowed only where the entry node
-itself was killed. A client whose entry node died sends its request again to another node, as the SDKs do: with that at least 98 % must
-be complete and equal to their reference."""
+The test counts wrong tokens, repeated tokens and hung requests (all must be 0), complete requests, and errors, which are allowed only if
+the entry node itself was killed. A client whose entry node died sends its request again to another node, as the SDKs do. At least 98 %
+of the requests must then be complete and equal to their reference."""
 import collections
 
 from harness import *
@@ -76,7 +76,7 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
 
             def job(b, w):
                 port = rng.choice([x for x in cluster.nodes if x.alive()] or cluster.nodes).port
-                for _ in range(100):        # a client tries again where nobody listens yet
+                for _ in range(100):        # a client tries again while nobody listens yet
                     try:
                         if request(port, 'GET', '/ready', timeout=5)[0] == 200:
                             break
@@ -87,7 +87,7 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
                 return one(cluster, port, b, w)
 
             def job_again(b, w):
-                """The verdict of the last try and how often the entry node died under it."""
+                """The verdict of the last try, and how often its entry node died."""
                 for n_died in range(4):
                     verdict, seconds = job(b, w)
                     if verdict != 'entry killed':

@@ -1,4 +1,4 @@
-"""Clusters as the users start them: with Redis (seed 001's way), without (seed 003's), any order, restarts, loss, clean ends."""
+"""Clusters as users start them: with Redis (as in seed 001), without (seed 003), in any order, with restarts, loss, clean ends."""
 from harness import *
 
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '256']
@@ -105,7 +105,7 @@ def test_alone():
 
 
 def test_four_nodes_share_the_load():
-    """2 prefill + 2 decode, 64 concurrent requests to random nodes: all answered, every node served at least 16."""
+    """2 prefill + 2 decode nodes, 64 concurrent requests to random nodes: all are answered, every node serves at least 16."""
     with pair(TINY, 'ipc', SIZE, prefills=2, decodes=2) as nodes:
         r = random.Random(3)
         jobs = [lambda p=r.choice(nodes).port, i=i: complete(p, prompt=[5 + (i * 7 + k) % 400 for k in range(40 + i)], max_tokens=16) for i in range(64)]
@@ -127,7 +127,7 @@ def blocks_used(node):
 
 
 def kill_while_working(victim_role):
-    """kill -9 of a node in the middle of answers: the entry runs them again elsewhere, the client sees every token once."""
+    """kill -9 of a node in the middle of answers: the entry node runs them again elsewhere, the client sees every token once."""
     n_prompt, n_out, delay = (5, 600, 1.0) if victim_role == 'decode' else (500, 8, 0.7)
     with pair(smollm2(), 'ipc', SIZE, prefills=2, decodes=2) as nodes:
         bodies = [dict(prompt=[100 + (i * 37 + k * 11) % 4000 for k in range(n_prompt)], max_tokens=n_out) for i in range(4)]
@@ -162,7 +162,7 @@ def test_prefill_node_killed():
 
 @alone
 def test_only_decode_node_killed():
-    """Nobody else can take it: a clear error within seconds, and the prefill node holds nothing."""
+    """No other node can take the request: it gets a clear error within seconds, and the prefill node holds nothing."""
     with pair(smollm2(), 'tcp', [*SIZE, '--placement-timeout', '1']) as (p, d):
         out = []
         t = threading.Thread(target=lambda: out.append(request(p.port, 'POST', '/v1/completions', {**ASK, 'max_tokens': 1500})))
@@ -178,8 +178,8 @@ def test_only_decode_node_killed():
 
 @alone
 def test_frozen_node():
-    """A stopped process is noticed within seconds and its requests continue elsewhere; when it goes on, nothing breaks."""
-    # The plain C kernels: with the others the answers are there before the node can be stopped.
+    """A stopped process is noticed within seconds and its requests continue elsewhere; nothing breaks when it continues."""
+    # The plain C kernels are slow enough: with faster ones the answers end before the node is stopped.
     with pair(TINY, 'ipc', [*SIZE, '--cpu-isa', 'ref'], prefills=1, decodes=2) as nodes:
         want = complete(nodes[0].port, max_tokens=2000)['choices'][0]['token_ids']
         answers = [None] * 4
@@ -205,7 +205,7 @@ def shm_names():
 
 @alone
 def test_launch():
-    """baton launch: ready, answers, restarts a killed node at its port, ends clean."""
+    """baton launch becomes ready, answers, restarts a killed node at its port, and ends cleanly."""
     before = shm_names()
     ports = free_ports(2)
     l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', *SIZE], name='launch')
@@ -252,7 +252,7 @@ def test_secret():
 
 
 def test_launcher_takes_the_secret_from_the_file():
-    """The file comes before the environment for the holder of the view as for the nodes, and strangers get 401."""
+    """The secret's file takes precedence over the environment, for the directory server as for nodes; others get 401."""
     ports = free_ports(2)
     with tempfile.NamedTemporaryFile('w') as f:
         f.write('the secret of this file\n')

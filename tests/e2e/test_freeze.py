@@ -1,5 +1,5 @@
-"""Requests while random nodes are stopped (SIGSTOP) and go on: no wrong token, nothing hangs, and every block, credit and placement
-comes back, quarantined ones included."""
+"""Requests while random nodes are stopped (SIGSTOP) and continued: no token is wrong, nothing hangs, and every block (quarantined ones
+too), credit and reservation is returned."""
 from harness import *
 
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '8', '--num-gpu-blocks-override', '300', '--placement-timeout', '10']
@@ -18,7 +18,7 @@ def client(nodes, bodies, want, rng, stop, seen):
                 if leaves:
                     break
             seen.append('left' if leaves else 'ok' if ids == want[i] else f'wrong: {len(ids)} of {len(want[i])} tokens')
-        except Exception as e:  # the test looks at it
+        except Exception as e:  # the test checks it
             seen.append(f'{type(e).__name__} {str(e)[:300]}')
 
 
@@ -59,7 +59,7 @@ def rounds(protocol, seconds, seed):
         assert seen.count('ok') > 50 and not bad, bad[:5]
         for n in nodes:
             wait_until(f'{n.name} idle', lambda: idle(n), 15)
-        # What was released while the node that keeps the placements stood still goes with its timeout.
+        # Reservations released while the directory server stood still end with their timeout.
         wait_until('placements come back', lambda: not any(placements(nodes[0])), 15)
         assert [n.stop() for n in nodes] == [0] * 4
 

@@ -23,7 +23,7 @@ def compare(name, answers, tolerance, what='', goldens=GOLDENS):
 
 
 def kernel_backends():
-    """Every --cpu-isa row that this CPU has, by the sentence that an unknown one is answered with."""
+    """Every --cpu-isa backend that this CPU supports, taken from the error sentence for an unknown one."""
     r = subprocess.run([BIN, 'generate', '--help'], capture_output=True, text=True)
     choices = re.search(r'--cpu-isa\s+\S*?((?:[a-z0-9-]+\|)+[a-z0-9-]+)', r.stdout)
     assert choices, r.stdout
@@ -44,7 +44,7 @@ def tiny(name, goldens=GOLDENS, backends=None):
 
 
 def torch_python():
-    """A Python that can make reference answers: this one, or the one that BATON_TORCH_PYTHON names."""
+    """A Python that can compute reference answers: this one, or the one that BATON_TORCH_PYTHON names."""
     python = os.environ.get('BATON_TORCH_PYTHON', sys.executable)
     if subprocess.run([python, '-c', 'import numpy, torch, transformers'], capture_output=True).returncode:
         raise Skip(f'{python} has no torch, transformers and numpy (BATON_TORCH_PYTHON names a Python that has): no other weights were tested')
@@ -52,7 +52,7 @@ def torch_python():
 
 
 def other_seeds(names, seeds):
-    """Checkpoints of the goldens' shapes with other weights and prompts, on every kernel row, against answers made here."""
+    """Checkpoints of the goldens' shapes with other weights and prompts, on every CPU backend, against answers computed here."""
     python, backends = torch_python(), kernel_backends()
     with tempfile.TemporaryDirectory(prefix='baton-seeds-') as folder:
         for seed in seeds:
@@ -153,7 +153,7 @@ def test_smollm2():
 
 
 def test_batch_lines_that_are_wrong():
-    """A malformed line gives an error line of its own and stops nothing; order is kept."""
+    """A malformed line produces an error line and does not stop the others; the order is kept."""
     lines = ['{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5, 6], "max_tokens": 2}}', 'not json',
              '{"custom_id": "c", "method": "GET", "url": "/v1/completions", "body": {}}',
              '{"custom_id": "d", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5], "max_tokens": -1}}']
@@ -171,7 +171,7 @@ def test_batch_lines_that_are_wrong():
 
 
 def test_weights_cache():
-    """--weights-cache: the first run writes a copy, the second maps it; both answer as the reference does."""
+    """--weights-cache: the first run writes the cache, the second maps it; both answer as the reference does."""
     name, folder = 'qwen2', tempfile.mkdtemp(prefix='baton-packed-')
     written = []
     for what in (' with a copy to be written', ' from a copy'):

@@ -1,5 +1,5 @@
-"""--device cuda. Without a card the tests of this file need a program whose card is emulated (BATON_BIN of a build with BATON_CUDA=emulate), which
-is thousands of times slower: so few and short requests."""
+"""--device cuda. Without a GPU these tests need a program with an emulated GPU (BATON_BIN of a build with BATON_CUDA=emulate), which is thousands
+of times slower: so requests are few and short."""
 from harness import *
 from test_split import check_equal, run
 
@@ -8,11 +8,11 @@ LLAMA = os.path.join(DATA, 'goldens', 'llama', 'model')
 DEEPSEEK = os.path.join(DATA, 'goldens', 'deepseek_v3', 'model')
 SIZE = ['--max-model-len', '512', '--max-num-seqs', '8', '--num-gpu-blocks-override', '64', '--max-num-batched-tokens', '128']
 CUDA = ['--device', 'cuda', '--deterministic', *SIZE]
-SHORT_STEPS = ['--max-num-batched-tokens', '16']  # that an emulated card on a busy machine ends before its node counts as stuck
+SHORT_STEPS = ['--max-num-batched-tokens', '16']  # short enough to end on an emulated GPU before the node counts as stuck
 
 
 def has_gpu():
-    """Can the program compute on one? Its own words when it cannot."""
+    """Whether the program can compute on a GPU; its own sentence if it cannot."""
     r = subprocess.run([BIN, 'generate', '--device', 'cuda', '--model', QWEN, '--prompt', 'a', '--max-tokens', '1', *SIZE], stdout=subprocess.PIPE,
                        stderr=subprocess.PIPE, text=True, timeout=120)
     return (r.returncode == 0, r.stderr.strip().splitlines()[-1] if r.stderr.strip() else '')
@@ -33,7 +33,7 @@ def test_no_gpu_is_reported_before_anything_is_loaded():
 
 
 def test_a_ucx_that_cannot_move_gpu_memory_is_refused():
-    """Where there is no RDMA device UCX's own tcp shows what this UCX says of cards."""
+    """Without an RDMA device, UCX's tcp shows what this UCX reports about GPUs."""
     need_gpu()
     r = subprocess.run([BIN, 'serve', '--model', QWEN, '--port', '0', '--cache-transfer-protocol', 'ucx', *CUDA], env={**os.environ, 'BATON_UCX_TLS': 'tcp'},
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
@@ -41,7 +41,7 @@ def test_a_ucx_that_cannot_move_gpu_memory_is_refused():
 
 
 def test_a_gpu_that_fails_ends_the_node():
-    """With a sentence and a status of its own: here the emulated card fails in its fourth recorded step."""
+    """The node exits with a sentence and its own status: here the emulated GPU fails in its fourth captured step."""
     need_gpu()
     r = subprocess.run([BIN, 'generate', '--model', QWEN, '--prompt', 'a', '--max-tokens', '9', *CUDA],
                        env={**os.environ, 'BATON_SIMT_FAIL': 'cudaGraphLaunch 3 719'}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
@@ -60,7 +60,7 @@ def test_a_gpu_that_is_too_small_is_reported_at_start():
 
 
 def test_the_gpu_gives_the_tokens_of_the_cpu():
-    """Where the arithmetic is exact, up to the last bits of sums: the most likely token of each position."""
+    """With exact arithmetic, equal up to the last bits of sums: the most likely token of each position is the same."""
     need_gpu()
     for model in (QWEN, DEEPSEEK):
         bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
@@ -74,7 +74,7 @@ def test_the_gpu_gives_the_tokens_of_the_cpu():
 
 
 def hashed(node):
-    """Bytes of KV a node has made checksums of, both directions."""
+    """Bytes of KV that a node has computed checksums of, in both directions."""
     return sum(v for k, v in metrics(node.port).items() if k.startswith('baton_kv_transfer_hashed_bytes_total'))
 
 
@@ -91,8 +91,8 @@ def check_split(model, protocol, args, bodies, want):
 
 
 def test_split_equals_mixed():
-    """Two processes on one card, their KV by CUDA IPC and by tcp, its checksums made on the card; one request at a time, many at once, and over two
-    nodes."""
+    """Two processes on one GPU, with KV by CUDA IPC and by tcp and checksums computed on the GPU; one request at a time, many at once, and
+    over two nodes."""
     need_gpu()
     for model, ways in ((QWEN, (('ipc', []), ('tcp', []), ('ipc', ['--kv-checksum', 'false']))), (DEEPSEEK, (('ipc', []), ('tcp', [])))):
         bodies = mixed_requests(6, 4, 512, 200, (1, 6))
@@ -105,7 +105,7 @@ def test_split_equals_mixed():
 
 
 def test_split_between_block_sizes():
-    """The prefill node's card makes the decode node's blocks, smaller and larger ones."""
+    """The prefill node's GPU converts to the decode node's block size, smaller and larger."""
     need_gpu()
     bodies = mixed_requests(4, 5, 512, 120, (1, 6))
     with closing(Node(QWEN, 'mixed', CUDA)) as mixed:
@@ -123,8 +123,8 @@ def test_split_between_block_sizes():
 
 
 def test_every_type_of_kv_on_the_gpu():
-    """A cache of float16, int8 or fp8: where the arithmetic is exact the processor's tokens, else those of one node when the work is split over two. No
-    mixture: a number that is rounded to the next step of int8 must not choose another expert."""
+    """A cache of float16, int8 or fp8: with exact arithmetic the tokens of the CPU, else two nodes give the tokens of one. No mixture of experts: a
+    value that rounds to another int8 step must not choose another expert."""
     need_gpu()
     bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
     for t, way in (('float16', 'tcp'), ('int8', 'ipc'), ('fp8', 'tcp')):

@@ -1,6 +1,6 @@
-"""Two nodes between which KV transfers go wrong on purpose (BATON_KV_FAULT): never a wrong answer, every request complete, nothing left.
+"""Two nodes with faults injected into their KV transfers (BATON_KV_FAULT): no answer is wrong, every request completes, nothing is left over.
 
-The plan is in the environment of the node that is to misbehave; what was injected and what was detected is read from /metrics."""
+The fault plan is in the environment of the node that misbehaves; /metrics tells what was injected and what was detected."""
 from harness import *
 
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '8', '--num-gpu-blocks-override', '300', '--placement-timeout', '10']
@@ -10,7 +10,7 @@ IDLE = ('baton_kv_blocks{state="held"}', 'baton_kv_blocks{state="quarantine"}', 
 
 @contextlib.contextmanager
 def nodes_with(protocol, roles, args=SIZE, model=TINY):
-    """roles: [(role, fault plan or None)]; the first is a prefill node and holds the view."""
+    """roles: [(role, fault plan or None)]; the first is a prefill node and serves the directory."""
     control, nodes = free_ports(1)[0], []
     for i, (role, plan) in enumerate(roles):
         where = ['--engine-worker-queue-port', str(control)] if i == 0 else ['--innode-prefill-ports', str(control)]
@@ -98,7 +98,7 @@ def test_flipped_bits_of_a_real_model():
     damaged('tcp', smollm2(), bodies_of(30, 13, 200, 49152, (1, 6)), 'seed=3,flip=0.01', 4)
 
 
-# ---- a writer that is stopped with a write pending, while the decode node uses the pages again ----
+# ---- a writer stopped with a write pending, while the decode node reuses the pages ----
 
 def stopped_writer(protocol):
     bodies = bodies_of(60, 21, tokens=(8, 24))
@@ -112,7 +112,7 @@ def stopped_writer(protocol):
                 i = next(cursor) % len(bodies)
                 try:
                     seen.append((i, tokens_of(ask(d.port, bodies[i]))))
-                except Exception as e:  # the test looks at it
+                except Exception as e:  # the test checks it
                     seen.append((i, e))
         threads = [threading.Thread(target=client, daemon=True) for _ in range(6)]
         for t in threads:
@@ -124,7 +124,7 @@ def stopped_writer(protocol):
         for k in range(2):
             wait_until('the node stops itself with a put pending', is_stopped, 30)
             n = len(seen)
-            time.sleep(5)               # meanwhile the decode node goes through its few pages many times
+            time.sleep(5)               # meanwhile the decode node reuses its few pages many times
             assert len(seen) > n + 20, 'requests go on'
             nodes[1].kill(signal.SIGCONT)
             wait_until('it goes on', lambda: not is_stopped(), 5)
@@ -169,7 +169,7 @@ def test_both_restarted_at_their_addresses_under_load():
                 try:
                     seen.append(('ok', tokens_of(ask(d.port, bodies[i])) == want[i], time.monotonic()))
                 except (OSError, http.client.HTTPException, AssertionError) as e:
-                    seen.append((f'{type(e).__name__} {str(e)[:100]}', True, time.monotonic()))   # its entry node is down or coming up
+                    seen.append((f'{type(e).__name__} {str(e)[:100]}', True, time.monotonic()))   # its entry node is down or starting
                     time.sleep(0.1)
         threads = [threading.Thread(target=client, args=(k,), daemon=True) for k in range(6)]
         for t in threads:
@@ -194,7 +194,7 @@ def test_both_restarted_at_their_addresses_under_load():
         ends_well([p, d])
 
 
-# ---- clients that leave ----
+# ---- clients that disconnect ----
 
 def test_abort_storm():
     bodies = bodies_of(200, 41, tokens=(8, 24))
@@ -204,7 +204,7 @@ def test_abort_storm():
         r = random.Random(41)
 
         def leave(body):
-            """Gone at some moment between the request and its last token."""
+            """Disconnects at some moment between the request and its last token."""
             c = http.client.HTTPConnection('127.0.0.1', d.port, timeout=60)
             c.request('POST', '/v1/completions', json.dumps({**body, 'stream': True, 'max_tokens': 400}), {'Content-Type': 'application/json'})
             c.sock.settimeout(r.random() * 0.15)
@@ -238,7 +238,7 @@ def test_abort_storm():
         ends_well([p, d])
 
 
-# ---- one pair that does not work ----
+# ---- one pair of nodes that cannot reach each other ----
 
 def test_one_bad_pair_poisons_nobody():
     bodies = bodies_of(120, 51)
@@ -256,7 +256,7 @@ def test_one_bad_pair_poisons_nobody():
         ends_well([p0, p1, bad, good])
 
 
-# ---- a decode node whose pages are nearly all taken ----
+# ---- a decode node with almost no free pages ----
 
 def test_decode_node_nearly_full():
     size = ['--max-model-len', '1024', '--max-num-seqs', '16', '--placement-timeout', '60']
@@ -281,7 +281,7 @@ def test_decode_node_nearly_full():
         ends_well([p, d])
 
 
-# ---- every order of starting ----
+# ---- nodes started in every order ----
 
 def test_every_order_of_starting():
     body = bodies_of(1, 71)[0]
@@ -316,6 +316,6 @@ def test_metric_and_trace_tell_the_transport():
                 carried = total(node, 'baton_kv_transfer_bytes_total', f'transport="{protocol}"', f'direction="{direction}"')
                 assert carried == moved, f'{node.name}: the metric says {carried}, the traces {moved}'
                 assert total(node, 'baton_kv_transfer_bytes_total', f'transport="{other}"') == 0
-    with nodes_with('ipc,tcp', [('prefill', None), ('decode', None)]) as (p, d):    # of two, the better one; both say which
+    with nodes_with('ipc,tcp', [('prefill', None), ('decode', None)]) as (p, d):    # of two transports the better one is used; both nodes say which
         assert {ask(d.port, b)['baton']['transport'] for b in bodies} == {'ipc'}
         assert total(d, 'baton_kv_transfer_bytes_total', 'transport="tcp"') == 0

@@ -1,10 +1,10 @@
-"""Contexts of 131072 tokens: a prompt that nearly fills one is computed in chunks, moved and answered, as on one node.
+"""Contexts of 131072 tokens: a prompt that nearly fills one is computed in chunks, transferred and answered as on one node.
 
-The checkpoints are those of the goldens, told that they were trained for it: Llama 3's scaling by 8, YaRN by 32."""
+The checkpoints are the goldens with a configuration for long contexts: Llama 3's RoPE scaling by 8, YaRN by 32."""
 from harness import *
 
 CONTEXT = 131072
-BYTES_PER_TOKEN = {'llama': 3 * 1 * 2 * 16 * 2, 'deepseek_v2_lite': 3 * (32 + 8) * 2} # layers x what one keeps of a token, in bf16
+BYTES_PER_TOKEN = {'llama': 3 * 1 * 2 * 16 * 2, 'deepseek_v2_lite': 3 * (32 + 8) * 2} # layers x KV bytes of a token in one layer, in bf16
 ROPE = {'llama': dict(factor=8.0, original_max_position_embeddings=CONTEXT // 8), 'deepseek_v2_lite': dict(factor=32.0, original_max_position_embeddings=CONTEXT // 32)}
 VOCAB = 512
 

@@ -1,4 +1,4 @@
-"""openai-python against each node of a pair. The client lives in an environment of its own (BATON_OPENAI_PYTHON, made by tests/run.sh)."""
+"""openai-python against each node of a pair. The client has its own environment (BATON_OPENAI_PYTHON, created by tests/run.sh)."""
 import subprocess
 
 from harness import *
@@ -27,14 +27,14 @@ def test_openai_python():
 
 
 def test_tools_and_reasoning():
-    """The forms are found in the template; SmolLM2's own has neither."""
+    """The template tells the formats of reasoning and tools; SmolLM2's own has neither."""
     need_client()
     with pair(smollm2(), 'ipc', [*SIZE, '--chat-template', os.path.join(DATA, 'text', 'chat_tools.jinja')]) as nodes:
         run_client('openai_tools.py', nodes)
 
 
 def test_tools_without_a_template_for_them():
-    """A template that knows no tools: the request is refused with a sentence that says what can be done."""
+    """With a template that has no tools, a request with tools is refused with a sentence that says what to do."""
     with pair(smollm2(), 'ipc', SIZE) as nodes:
         status, _, body = request(nodes[0].port, 'POST', '/v1/chat/completions', dict(messages=[dict(role='user', content='x')], tools=[dict(type='function', function=dict(name='f'))]))
         assert status == 400 and body['error']['param'] == 'tools' and '--tool-call-parser' in body['error']['message'], body

@@ -1,7 +1,7 @@
-"""Every architecture gives the same answer, bit for bit, wherever it is computed: on one node or split over two, after a move to another
-node in the middle of it, and behind a prefix whose end was generated. The reference is always a node that computes alone and from nothing.
+"""Every architecture gives the same answer bit for bit, wherever it is computed: on one node or split over two, after a move to another node in
+the middle, and after a cached prefix whose end was generated. The reference is always a node that computes alone, without a cached prefix.
 
-What a story compares is all that a client sees of an answer: token ids, text, every logprob as it is written, the reason for its end."""
+Each scenario compares everything that a client sees of an answer: token ids, text, every logprob as written, finish_reason."""
 import re
 
 from harness import *
@@ -12,16 +12,16 @@ BLOCK, VOCAB = 64, 512
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '400', '--placement-timeout', '10']
 SAMPLING = (dict(temperature=0), dict(temperature=0.8, seed=11), dict(temperature=1.2, top_p=0.9, top_k=40, seed=12))
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 200, 5 * BLOCK)
-LONG = 1000              # tokens of an answer during which a node can be lost
+LONG = 1000              # tokens of an answer, enough to lose a node in the middle
 
 
 def two_attention_paths(name):
-    """Latent attention computes generated tokens in another form, so that a prompt does not find them in the prefix cache."""
+    """MLA computes decode tokens by its absorbed path, so a prompt does not find them in the prefix cache."""
     return name.startswith('deepseek')
 
 
 def bodies_of(seed, lengths, answers, **more):
-    """Prompts that share nothing, greedy and sampled in turn."""
+    """Prompts without a common prefix, alternately greedy and sampled."""
     r, out = random.Random(seed), []
     for i, n in enumerate(lengths):
         ids = [r.randrange(4, VOCAB) for _ in range(n)]
@@ -31,7 +31,7 @@ def bodies_of(seed, lengths, answers, **more):
 
 
 def ask(ports, bodies, concurrency=1, cold=False):
-    """Bodies of answers, asked at the ports in turn. cold: with a salt of its own each, so that no prefix of another is found."""
+    """Bodies of answers, asked at the ports in turn. cold: each has its own salt, so that it finds no cached prefix of another."""
     def one(i):
         salt = dict(cache_salt=f'{random.random()} {i}') if cold else {}
         return request(ports[i % len(ports)], 'POST', '/v1/completions', {**bodies[i], **salt, 'return_trace': True}, timeout=300)
@@ -52,7 +52,7 @@ def check(want, got, what):
 
 
 class Nodes:
-    """A mixed node that is on its own, and a cluster without Redis whose first node holds the view."""
+    """A mixed node on its own, and a cluster without Redis whose first node serves the directory."""
 
     def __init__(self, name, roles, protocol='ipc', args=()):
         model, control = os.path.join(GOLDENS, name, 'model'), free_ports(1)[0]
@@ -85,18 +85,18 @@ def check_split(answers):
 
 
 def follow_ups(bodies, answers):
-    """Requests that go on where an answer ended: its tokens are part of the prompt now."""
+    """Requests that continue an answer: its tokens are now part of the prompt."""
     return [{**b, 'prompt': b['prompt'] + a['choices'][0]['token_ids'] + [7, 8, 9], 'max_tokens': 20} for b, a in zip(bodies, answers)]
 
 
 def cached_of_follow_up(name, body, follow):
-    """Tokens that a node which answered `body` finds of `follow`: an answer's last token was never computed."""
+    """Tokens of `follow` that a node which answered `body` has cached: the KV of an answer's last token is never computed."""
     computed = len(body['prompt']) if two_attention_paths(name) else len(follow['prompt']) - 4
     return min(computed, len(follow['prompt']) - 1) // BLOCK * BLOCK
 
 
 def split_and_prefixes(name, nodes, seed, lengths):
-    """One node's answers, the cluster's, and those of requests that contain them. Returns the follow-ups and their answers."""
+    """Compares the answers of one node and of the cluster, and of requests that contain them. Returns the follow-ups and their answers."""
     bodies = bodies_of(seed, lengths, (20, 3, 90, 1, 70))
     echo = bodies_of(seed + 1, (3, BLOCK + 5), (4, 20), echo=True)
     want, want_echo = ask([nodes.alone.port], bodies, cold=True), ask([nodes.alone.port], echo, cold=True)
@@ -119,7 +119,7 @@ def split_and_prefixes(name, nodes, seed, lengths):
 
 
 def gathered(events):
-    """A streamed answer as one that was not."""
+    """A streamed answer in the shape of an unstreamed one."""
     out = dict(choices=[dict(token_ids=[], finish_reason=None, text='', logprobs=dict(token_logprobs=[], top_logprobs=[]))])
     whole = out['choices'][0]
     for e in events:
@@ -135,7 +135,7 @@ def gathered(events):
 
 
 def streams(port, bodies, then):
-    """Answers of all bodies, streamed at once; then() is called when all of them have begun."""
+    """Answers of all bodies, streamed concurrently; then() is called when all have begun."""
     begun = [threading.Event() for _ in bodies]
 
     def one(i):
@@ -163,7 +163,7 @@ def streams(port, bodies, then):
 
 
 def lose_the_busiest(nodes, victims, sig):
-    """Stop all of them where they are, ask the holder of the view who has most to do, and end that one; the others go on."""
+    """Stops all nodes, asks the directory server which has most to do, and ends that one; the others continue."""
     for v in victims:
         v.kill(signal.SIGSTOP)
     placed = {n['name']: n['placed_seqs'] for n in request(nodes.first.port, 'GET', '/cluster')[2]['nodes']}
@@ -181,7 +181,7 @@ def lose_the_busiest(nodes, victims, sig):
 
 
 def moved(name, nodes, seed, sig=signal.SIGKILL, tries=5):
-    """Long answers at the first node while a node that works on them is lost. Returns it, the requests and what their answers must be."""
+    """Asks for long answers at the first node while a node that works on them is lost. Returns that node, the requests and their reference answers."""
     for attempt in range(tries):
         bodies = bodies_of(seed + 100 * attempt, (130, BLOCK, 30), (LONG,))
         want = ask([nodes.alone.port], bodies, 3, cold=True)
@@ -202,7 +202,7 @@ def back(nodes, node):
 
 
 def after_a_move(name, nodes, seed, sig=signal.SIGKILL):
-    """The same requests and ones that contain their answers, where they were computed again, and when the lost node is back."""
+    """Repeats the requests, and requests that contain their answers, where they were recomputed and when the lost node is back."""
     lost, bodies, want = moved(name, nodes, seed, sig)
     more = follow_ups(bodies, want)
     want_more = ask([nodes.alone.port], more, cold=True)
@@ -219,7 +219,7 @@ def story(name, seed, protocol='ipc', args=(), lengths=LENGTHS):
 
 
 def of_all(names, tell, concurrency=8):
-    """Every story, some at once: they mostly wait for nodes to see each other."""
+    """Runs every scenario, several at once: they mostly wait for nodes to see each other."""
     t0 = time.monotonic()
     for n, r in zip(names, parallel([lambda n=n, i=i: tell(n, i) for i, n in enumerate(names)], concurrency)):
         if isinstance(r, Exception):
@@ -232,7 +232,7 @@ def test_every_architecture():
 
 
 def test_every_layout_over_tcp():
-    """One architecture per layout of KV and type: heads, heads in f32, latent, latent in f32."""
+    """One architecture per KV layout and type: GQA, GQA in f32, MLA, MLA in f32."""
     f32 = ['--activations', 'f32']
     cases = {'llama': [], 'deepseek_v3': [], 'qwen3_moe': f32, 'deepseek_v2_lite': f32}
     of_all(list(cases), lambda n, i: story(n, 50 + i, 'tcp', cases[n], LENGTHS[3:]))
@@ -248,7 +248,7 @@ def test_every_architecture_every_way_long():
 
 
 def drained(name, seed):
-    """A decode node that is told to end at once gives its answers away; a mixed node that took one over computes its prompt itself."""
+    """A decode node told to end at once hands its answers over; a mixed node that takes one recomputes its prompt."""
     with nodes_of(name, ('prefill', 'decode', 'decode'), args=['--shutdown-timeout', '0']) as nodes:
         after_a_move(name, nodes, seed, signal.SIGTERM)
     with nodes_of(name, ('mixed', 'mixed', 'mixed')) as nodes:
@@ -262,12 +262,12 @@ def test_drained_long():
 
 
 def crowded(name, seed, tries=20, args=()):
-    """So few blocks that answers are thrown out and computed again, generated tokens included."""
+    """With few blocks, answers are preempted and recomputed, including their generated tokens."""
     model = os.path.join(GOLDENS, name, 'model')
     size = [*SIZE, *args]
     with closing(Node(model, 'mixed', size), Node(model, 'mixed', [*size, '--max-model-len', '512', '--num-gpu-blocks-override', '12'])) as (alone, small):
         wait_ready(alone, small)
-        for attempt in range(tries):        # they are fast: not every time enough of them are at work together
+        for attempt in range(tries):        # they are fast: not every round has enough of them running together
             bodies = bodies_of(seed + 100 * attempt, (100, 200, 65, 130, 33, 190), (300,))
             check(ask([alone.port], bodies, 6, cold=True), ask([small.port], bodies, 6), f'{name}: preempted')
             if metrics(small.port)['baton_engine_preemptions_total'] > 0:
@@ -280,7 +280,7 @@ def test_preempted():
 
 
 def without_prefill_nodes(name, seed):
-    """The last prefill node dies: decode nodes go on alone, with the same answers, blocks that were sent to them included."""
+    """The last prefill node dies: decode nodes continue alone with the same answers, also from blocks that were sent to them."""
     with nodes_of(name, ('decode', 'prefill')) as nodes:
         bodies = bodies_of(seed, LENGTHS, (20, 90))
         want = ask([nodes.alone.port], bodies, cold=True)
@@ -295,7 +295,7 @@ def test_without_prefill_nodes_long():
 
 
 def test_every_type_of_kv():
-    """Split, moved and behind prefixes, over a KV cache of each type that --kv-cache-dtype has: pieces are pushed with their scales."""
+    """Split, moved and with cached prefixes, over a KV cache of each type of --kv-cache-dtype: pieces are pushed with their scales."""
     f32 = ['--activations', 'f32']
     cases = (('llama', 'int8', 'ipc', []), ('qwen3', 'int8', 'tcp', []), ('qwen3', 'fp8', 'ipc', []), ('llama', 'fp8', 'tcp', []),
              ('llama', 'float16', 'ipc', []), ('qwen3_moe', 'int8', 'tcp', f32))
@@ -308,7 +308,7 @@ def test_preempted_over_int8():
 
 
 def test_types_of_kv_are_what_they_say():
-    """Each is named where a node says what it runs, and no two give the same numbers."""
+    """A node names each on its start page, and no two give the same numbers."""
     model, body, seen = os.path.join(GOLDENS, 'llama', 'model'), bodies_of(7, (200,), (8,))[0], {}
     for spelled, name in (('auto', 'bf16'), ('bfloat16', 'bf16'), ('half', 'f16'), ('int8', 'int8'), ('fp8_e4m3', 'f8_e4m3')):
         with closing(Node(model, 'mixed', [*SIZE, '--kv-cache-dtype', spelled])) as n:
@@ -329,7 +329,7 @@ def test_types_of_kv_that_cannot_be():
 
 
 def test_nodes_whose_types_of_kv_differ():
-    """What the receiver cannot hold as it is is not sent unless BATON_KV_LOSSY says so; what it can, is. Answers come in any case."""
+    """KV is sent to a pool of another type only if it fits without loss, or if BATON_KV_LOSSY allows loss. Answers come in any case."""
     model, f32 = os.path.join(GOLDENS, 'llama', 'model'), ['--activations', 'f32']
     bodies = [dict(b, temperature=0) for b in bodies_of(8, (200, 130), (12,))]
     for sender, receiver, env, sent in (('bf16', 'int8', {}, False), ('int8', 'fp8', dict(BATON_KV_LOSSY='1'), True), ('int8', 'f32', {}, True),

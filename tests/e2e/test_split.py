@@ -1,4 +1,4 @@
-"""Split over two nodes equals one node, bit for bit, over every transport; the trace proves that it was split."""
+"""Two nodes give the answer of one, bit for bit, over every transport; the trace proves that the work was split."""
 from harness import *
 
 VOCAB = 512

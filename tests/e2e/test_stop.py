@@ -1,4 +1,4 @@
-"""Signals in every phase of a node's life: while it loads, while it works, twice; the node that holds the cluster view included."""
+"""Signals in every phase of a node's life: while it loads, while it works, twice; also to the node that serves the directory."""
 from harness import *
 
 
