@@ -10,7 +10,7 @@ PCI function below a bridge:
       bridge 0000:15:01.0 [numa=0]                 a root port or a port of a switch
         gpu 0000:18:00.0 [vendor=10de class=030200 numa=0]
         rdma 0000:19:00.0 mlx5_0 port=ACTIVE/400/NDR/InfiniBand [port=DOWN/...] [net=ens1] [numa=0] [vf_of=0000:19:00.0] [state=up]
-        nic 0000:20:00.0 eth0 [state=up] [numa=0]  a network card without RDMA
+        nic 0000:20:00.0 eth0 [state=up] [numa=0]  a NIC without RDMA
         vga 0000:21:00.0                           the display controller of a board's management controller
     bond bond0 ens1,ens2 [state=up]
     bridge_net br0 ens1                            a bridge or VLAN on top of other interfaces; none: "-"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""agent.py - runs programs on host 2 for the tests on host 1, inside the machines only: anyone on the wire may run anything.
+"""agent.py - runs programs on host 2 for the tests on host 1. Only for virtual machines: anyone on the wire may run anything.
 
 One request per connection, a line of JSON each way: {"start": argv, "env": {...}} -> {"pid": N}; {"signal": N, "pid": N};
 {"poll": N} -> {"status": null or N, "output": "..."}; {"run": argv} -> {"status": N, "output": "..."}. A failure is {"error": text}.
@@ -37,7 +37,7 @@ class Connection(socketserver.StreamRequestHandler):
     def handle(self):
         try:
             answer = serve(json.loads(self.rfile.readline()))
-        except Exception as e:  # the other side raises it
+        except Exception as e:  # the client raises it
             answer = {'error': f'{type(e).__name__}: {e}'}
         self.wfile.write(json.dumps(answer).encode() + b'\n')
 

@@ -1,7 +1,7 @@
-"""cases.py - the questions that the machines answer, and the answers of one mixed node to compare with.
+"""cases.py - the requests that the virtual machines answer, and the answers of one mixed node to compare with.
 
-The answers are computed on this host itself, which is 10 to 30 times faster than a machine inside it, with the kernel row that the
-machines have too (the same bits), and handed to them in a file. run.py writes it before a machine starts; tests read it with load().
+This host computes the reference answers itself, 10 to 30 times faster than a virtual machine, with the CPU backend that the virtual
+machines have too (so the same bits). run.py writes them to a file before a machine starts; tests read it with load().
 """
 import json, os, sys
 
@@ -9,20 +9,20 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 from harness import *
 
 ISA = 'avx2'
-BLOCK = 16  # a block leaves when it is full: 64 tokens of SmolLM2 take an emulated processor that others keep busy too long
+BLOCK = 16  # small, because a block is pushed when it is full and 64 tokens of SmolLM2 take an emulated CPU too long
 SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '256', '--block-size', str(BLOCK), '--cpu-isa', ISA]
 MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=2, longest=66, max_tokens=(2, 3), bytes_per_token=30 * 3 * 2 * 64 * 2),
           'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 2)}
 
 
 def bodies(name):
-    """Completion requests; the smaller prompts are below one block, the longest have a partly filled last one."""
+    """Completion requests: the shortest prompts are below one block, the longest end with a partly filled one."""
     m = MODELS[name]
     return mixed_requests(m['n'], 4, m['vocab'], m['longest'], m['max_tokens'])
 
 
 def make(path):
-    """Answers of a mixed node for every model at hand, to a file. A model that is not there is left out: its tests skip in load()."""
+    """Writes the answers of a mixed node for every model at hand. A missing model is left out: its tests skip in load()."""
     answers = {}
     for name, m in MODELS.items():
         try:

@@ -1,4 +1,4 @@
-"""hosts.py - two machines on one wire, from inside host 1: programs here and there, requests to either, the wire's counters."""
+"""hosts.py - two virtual machines on one wire, seen from host 1: programs on both, requests to both, the wire's counters."""
 import contextlib, http.client, json, os, socket, subprocess, sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -10,7 +10,7 @@ SECRET = 'the secret of two machines'
 
 
 def far_side(**question):
-    """One request to the agent of host 2."""
+    """Sends one request to agent.py on host 2."""
     with socket.create_connection((ADDRESS[2], PORT), timeout=120) as s:
         s.sendall(json.dumps(question).encode() + b'\n')
         answer = json.loads(s.makefile('rb').readline())
@@ -87,7 +87,7 @@ class HostNode:
 
 
 def wait_pair(nodes):
-    """Both ready, each sees both."""
+    """Waits until both are ready and each sees both."""
     for n in nodes:
         def good():
             status, output = n.state()
@@ -99,7 +99,7 @@ def wait_pair(nodes):
 
 @contextlib.contextmanager
 def two_nodes(model, protocol, args=()):
-    """Prefill on host 1, decode on host 2, which finds the view at host 1's control port."""
+    """Prefill on host 1, which serves the directory at its control port, decode on host 2."""
     env = dict(BATON_UCX_TLS='rc_verbs', UCX_NET_DEVICES='rxe_w:1') if protocol == 'ucx' else {}
     common, nodes = ['--cache-transfer-protocol', protocol, *SIZE, *args], []
     try:
@@ -120,7 +120,7 @@ def two_nodes(model, protocol, args=()):
 
 
 def counters(host):
-    """What the wire's devices of that host counted: bytes of eth0, packets of rxe_w."""
+    """Counters of that host's devices on the wire: bytes of eth0, packets of rxe_w."""
     stats, hw = '/sys/class/net/eth0/statistics/', '/sys/class/infiniband/rxe_w/ports/1/hw_counters/'
     tx, rx, sent, received = (int(x) for x in on(host, 'cat', stats + 'tx_bytes', stats + 'rx_bytes', hw + 'sent_pkts', hw + 'rcvd_pkts').split())
     return dict(tx=tx, rx=rx, sent=sent, received=received)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""inside.py - the tests of one folder, in the machine. usage: inside.py FOLDER [--long] [name part ...]; last line as tests/e2e/run.py's."""
+"""inside.py - runs the tests of one folder inside the virtual machine. usage: inside.py FOLDER [--long] [name part ...]; last line as tests/e2e/run.py's."""
 import os, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -1,8 +1,8 @@
 """kernel.py - a Linux kernel to boot in a virtual machine: Debian's own package, and an initial file system made of it.
 
-The kernel and its modules come out of Debian's signed package linux-image-amd64 depends on, which apt fetches and checks. What is
-needed of it (image and a few modules, 10 MiB) is kept in ${BATON_CACHE:-~/.cache/baton}/vm, one folder per package version; two
-processes at once: the second waits. No root rights are needed. Raises Unavailable with a sentence when it cannot be had.
+The kernel and its modules come from the signed Debian package that linux-image-amd64 depends on; apt fetches and checks it. The image and
+a few modules (10 MiB) are kept in ${BATON_CACHE:-~/.cache/baton}/vm, one folder per package version; of two processes at once the second
+waits. No root rights are needed. Raises Unavailable with a sentence if there is no kernel to be had.
 """
 import fcntl, glob, hashlib, os, re, shutil, subprocess, tempfile
 
@@ -39,7 +39,7 @@ def cpio(entries):
 # ---- modules ----
 
 def module_info(path):
-    """(modules this one needs, those it would like to have before it), out of its .modinfo section."""
+    """(modules that this one needs, modules that are inserted before it if present), from its .modinfo section."""
     with open(path, 'rb') as f:
         data = f.read()
     needs = re.search(rb'\0depends=([^\0]*)\0', data)
@@ -82,7 +82,7 @@ def package_name():
 
 
 def update_lists():
-    """Fresh lists of packages: an image may come without, and old ones name what the mirror has no more. Only root may."""
+    """Updates the package lists: an image may have none, and old ones name packages that the mirror no longer has. Only root may."""
     if os.geteuid() == 0:
         run(['apt-get', 'update', '-q'])
 
@@ -123,7 +123,7 @@ def build(target, package):
 
 
 def kernel():
-    """The folder with vmlinuz and modules.cpio; fetches it once. A kernel that is there already is good enough when apt knows none."""
+    """The folder with vmlinuz and modules.cpio, fetched once. If apt knows no kernel, one that was fetched before is used."""
     cache = cache_folder()
     try:
         os.makedirs(cache, exist_ok=True)
@@ -151,7 +151,7 @@ def kernel():
 
 
 def busybox():
-    """The program of the initial file system: it has no libraries beside it."""
+    """The program of the initial file system, which has no shared libraries."""
     for path in BUSYBOX:
         if os.path.exists(path):
             with open(path, 'rb') as f:

@@ -1,9 +1,9 @@
 """machine.py - a virtual machine with RDMA devices, on a host that needs none.
 
-QEMU boots Debian's kernel (kernel.py) with this host's root file system: everything is at its own path, read-only below, and what the
-machine writes goes into its memory and ends with it; only the work folder is this host's own. Soft-RoCE (rdma_rxe) makes the RDMA
-devices: rxe0, rxe1, ... on pairs of virtual Ethernet devices ("rails", guest.sh), and rxe_w on the wire when two machines have one.
-The processor is emulated in software unless BATON_VM_ACCEL says otherwise (kvm, where it works): 10 to 30 times slower than this host.
+QEMU boots Debian's kernel (kernel.py) with this host's root file system as a read-only lower layer: every file is at its usual path, and what
+the machine writes stays in its memory and ends with it. Only the work folder is shared with this host. Soft-RoCE (rdma_rxe) provides the RDMA
+devices: rxe0, rxe1, ... on pairs of virtual Ethernet devices ("rails", guest.sh), and rxe_w on the wire between two machines.
+The CPU is emulated in software, 10 to 30 times slower than this host, unless BATON_VM_ACCEL says otherwise (kvm, where it works).
 
 Life cycle: Machine(...) starts QEMU, wait() streams the command's output and returns its exit status, close() ends it; a machine never
 outlives its time limit or its creator. Any user may do this: no root rights, no devices, no settings of this host are touched.
@@ -14,7 +14,7 @@ import ctypes, json, os, platform, shlex, shutil, signal, socket, subprocess, sy
 from kernel import Unavailable, busybox, cpio, kernel
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-NO_STATUS = 125   # the machine ended without its command having ended
+NO_STATUS = 125   # the machine ended before its command did
 TIMED_OUT = 124   # as timeout(1)
 
 
@@ -43,7 +43,7 @@ class Machine:
     argv, env   what to run, as root, in `work`; env is added to a plain environment
     work        a folder that is writable at the same path; None: none, and the command starts in /
     rails       pairs of Ethernet devices with an RDMA device rxe<i> on one end, 10.77.<i>.1
-    far         also one on the other end, far<i>, 10.77.<i>.2, such that packets between the two cross the pair
+    far         also an RDMA device far<i>, 10.77.<i>.2, on the other end, so that packets between the two cross the pair
     wire, host  (port of this host's loopback) joins two machines: host 1 and host 2 of 10.78.0.0/24, with an RDMA device rxe_w each
     """
 
@@ -101,8 +101,8 @@ class Machine:
             return ''
 
     def wait(self, line=None):
-        """The command's exit status. Each line of its output goes to line(text) (default: this process's stdout). A machine that could not
-        give a status says why on stderr: NO_STATUS, or TIMED_OUT."""
+        """Returns the command's exit status and passes each line of its output to line(text) (default: this process's stdout). If there is no
+        status it says why on stderr and returns NO_STATUS or TIMED_OUT."""
         for raw in self.p.stdout:
             text = raw.decode('utf-8', 'replace')
             if line:

@@ -1,4 +1,4 @@
-"""rails.py - the machine's own rails, from inside: counters, disturbances, and a prefill and a decode node at their two ends.
+"""rails.py - the rails inside the virtual machine: counters, disturbances, and a prefill and a decode node at their two ends.
 
 The prefill node uses the RDMA devices rxe<i> and the decode node far<i>, so every packet between them crosses a rail (guest.sh).
 """
@@ -17,7 +17,7 @@ def command(*argv):
 
 
 def devices():
-    """The RDMA devices there are; a test that needs them skips with what is missing."""
+    """The RDMA devices; a test that needs them skips and says what is missing."""
     try:
         return sorted(os.listdir('/sys/class/infiniband'))
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def sent_packets(*rdma):
 
 
 class Traffic:
-    """What left through the rails' ends and the loopback since it was made."""
+    """Counts what was sent through the rails' ends and the loopback since it was created."""
 
     def __init__(self, rails=2):
         self.rails = range(rails)
@@ -59,7 +59,7 @@ class Traffic:
 
 @contextlib.contextmanager
 def netem(rule, rails=(0, 1)):
-    """`rule` (tc-netem(8)) on both ends of these rails."""
+    """Sets `rule` (tc-netem(8)) on both ends of these rails."""
     ends = [end for i in rails for end in (f'near{i}', f'far{i}n')]
     for end in ends:
         command('tc', 'qdisc', 'replace', 'dev', end, 'root', 'netem', 'limit', '10000', *rule.split())
@@ -86,8 +86,8 @@ def role_env(role, protocol, rails=2):
 
 
 def first_transport(port):
-    """The transport of a request of two tokens. The KV connection is made by the first one; when that takes an emulated processor longer than
-    nodes wait, the decode node computes it all, and the connection is made for a later one."""
+    """The transport of a request of two tokens. The first request makes the KV connection; if an emulated CPU takes longer than the nodes wait,
+    the decode node computes that request alone and a later request uses the connection."""
     status, _, body = request(port, 'POST', '/v1/completions', dict(model='m', prompt=[5, 6], max_tokens=1, temperature=0, return_trace=True), timeout=300)
     assert status == 200, (status, body)
     return body['baton']['transport']
@@ -95,7 +95,7 @@ def first_transport(port):
 
 @contextlib.contextmanager
 def split(model, protocol, args=(), rails=2, env=None):
-    """A prefill and a decode node on one machine, each at its end of the rails; the prefill node holds the view."""
+    """A prefill and a decode node on one machine, each at its end of the rails; the prefill node serves the directory."""
     control = free_ports(1)[0]
     common = ['--cache-transfer-protocol', protocol, *SIZE, *args]
     p = Node(model, 'prefill', [*common, '--engine-worker-queue-port', str(control)], {**role_env('prefill', protocol, rails), **(env or {})})
@@ -108,6 +108,6 @@ def split(model, protocol, args=(), rails=2, env=None):
 
 
 def ask(ports, prompts, concurrency=1):
-    """Each request to one of the ports in turn; answers in order, exceptions as values."""
+    """Sends the requests to the ports in turn. Returns the answers in order, exceptions as values."""
     return parallel([lambda b=b, p=ports[i % len(ports)]: request(p, 'POST', '/v1/completions', {**b, 'return_trace': True}, timeout=900)
                      for i, b in enumerate(prompts)], concurrency)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""run.py - real RDMA without a card: the tests of tests/vm/one in one virtual machine, those of tests/vm/two in two on one wire.
+"""run.py - real RDMA verbs without an RDMA NIC: runs tests/vm/one in one virtual machine and tests/vm/two in two on one wire.
 
 usage: tests/vm/run.py one|two [--long] [--limit SECONDS] [name part ...]
 Environment: BATON_BIN, BATON_TEST_GGUF, BATON_TEST_DATA as for tests/e2e; BATON_TEST_PROGRAMS (folder of the conformance test programs,
 default: tests/ beside BATON_BIN); BATON_VM_ACCEL, BATON_VM_CPU (QEMU's -accel and -cpu).
-Last line: N passed, N failed, N skipped. On a host that cannot have a machine every test is skipped, with the reason."""
+Last line: N passed, N failed, N skipped. On a host that cannot run virtual machines every test is skipped, with the reason."""
 import argparse, os, re, signal, sys, tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -15,7 +15,7 @@ from machine import Machine, free_port, qemu
 
 
 def tests_of(form, names, long):
-    """How many tests there are, without running anything."""
+    """Counts the tests without running any."""
     n = 0
     for f in sorted(os.listdir(os.path.join(HERE, form))):
         if f.startswith('test_') and f.endswith('.py'):
@@ -35,7 +35,7 @@ def environment(work):
 
 
 def run(form, arguments, work, limit_s):
-    """The machine or machines from start to end; the exit status of the tests."""
+    """Runs the machine or machines from start to end. Returns the exit status of the tests."""
     command = ['python3', os.path.join(HERE, 'inside.py'), form, *arguments]
     env, wire = environment(work), free_port()
     if form == 'one':

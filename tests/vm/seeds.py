@@ -1,6 +1,6 @@
-"""seeds.py - the users' own command lines, out of the documents in tests/seeds/data, for the machines.
+"""seeds.py - the users' own command lines, from the documents in tests/seeds/data, for the virtual machines.
 
-Only what a machine cannot have is changed: the model, the port of the API (several nodes on one host), and the parallel sizes, which are 1.
+Only three things are changed: the model, the API port where several nodes share a host, and the parallel sizes, which are 1.
 """
 import os, re, shlex
 
@@ -16,7 +16,7 @@ def document(number):
 
 def server_commands(number):
     """{role: options} of every `python -m ...api_server` in the document that has a role."""
-    text = re.sub(r'--scheduler-ttl 9000\n(?= *--)', '--scheduler-ttl 9000 \\\n', document(number))  # one continuation is missing in it
+    text = re.sub(r'--scheduler-ttl 9000\n(?= *--)', '--scheduler-ttl 9000 \\\n', document(number))  # the document lacks one line continuation
     text = re.sub(r' \\\n', ' ', text)
     found = {}
     for line in text.splitlines():
@@ -28,7 +28,7 @@ def server_commands(number):
 
 
 def changed(options, **values):
-    """The options with others' values: name with _ for -; a value of None drops the option."""
+    """The options with some values replaced: names with _ for -; a value of None drops the option."""
     out, i = [], 0
     values = {'--' + k.replace('_', '-'): v for k, v in values.items()}
     while i < len(options):

@@ -1,5 +1,5 @@
-"""One machine, prefill and decode at the two ends of its rails: answers equal one mixed node's, bit for bit, and the devices' own
-counters account for the KV bytes that the traces claim, over the transport that they name and over no other."""
+"""One virtual machine with prefill and decode at the two ends of its rails: answers equal those of one mixed node bit for bit, and the devices'
+counters account for the KV bytes that the traces report, over the named transport and no other."""
 from rails import *
 
 SMALL_STEPS = ['--max-num-batched-tokens', '16', '--compute-threads', '2']

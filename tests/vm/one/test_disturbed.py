@@ -1,15 +1,15 @@
-"""Lost, delayed and reordered packets, and a rail that goes down and comes back, while requests and transfers run: no wrong answer, no wrong
-byte, nothing that fails for good. The figures are printed; no time is asserted but that of coming back."""
+"""Lost, delayed and reordered packets, and a rail that goes down and comes back, while requests and transfers run: no answer and no byte is wrong,
+nothing fails permanently. The figures are printed; only the time to recover is asserted."""
 from rails import *
 
 BATCH = ['--max-num-batched-tokens', '64', '--enable-prefix-caching=false']  # every request moves all its KV
 RULES = ['loss 0.1%', 'loss 1%', 'delay 5ms', 'delay 2ms reorder 25% 50%']
-BACK_S = 3            # throughput is back this long after the rail is back
+BACK_S = 3            # throughput recovers within this time after the rail
 MIB = 1 << 20
 
 
 def under(protocol, rules, env=None):
-    """The tiny model's questions with each rule on both rails: equal answers, and how long they took beside undisturbed ones."""
+    """The tiny model's requests with each rule on both rails: equal answers, and their time next to undisturbed ones."""
     model, prompts, want, per_token = load('tiny')
     with split(model, protocol, BATCH, env=env) as nodes:
         took = {}
@@ -102,7 +102,7 @@ def test_transfers_ucx_long():
 
 
 def rail_down(protocol, which, down=4, up=9, end=16, env=None):
-    """One of two rails goes down for some seconds: what arrives in each tenth of a second, and when it is back to 80 % of before."""
+    """One of two rails goes down for some seconds: bytes that arrive in each tenth of a second, and when 80 % of the rate is back."""
     with Flow(protocol, end, env=env) as flow:
         flow.read(down)
         rail(which, False)
@@ -112,7 +112,7 @@ def rail_down(protocol, which, down=4, up=9, end=16, env=None):
         at_up = flow.samples[-1][0]
         flow.read(up + BACK_S)
         alone = flow.samples[-1][0]
-        if protocol == 'rdma':  # a connection of ucx stays where it went
+        if protocol == 'rdma':  # a ucx connection stays on the rail that it moved to
             rail(1 - which, False)
         flow.finish()
         rail(1 - which, True)

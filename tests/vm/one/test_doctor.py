@@ -1,5 +1,5 @@
-"""baton doctor and get_rdma_nics.sh on a host that has RDMA devices: what they find, what they refuse, and that the unit test of the device
-list, which skips where there is no device, does not skip here."""
+"""baton doctor and get_rdma_nics.sh on a host that has RDMA devices: what they find and refuse. The unit test of the device list, which skips on a
+host without devices, must not skip here."""
 from rails import *
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', '..', 'deploy', 'get_rdma_nics.sh')

@@ -1,5 +1,5 @@
-"""Programs that need an RDMA device, in the machine: the conformance cases of the rows rdma and ucx, rounds of killed and stopped peers, and
-`baton bench kv` beside ib_write_bw and ucx_perftest. Their own output is what counts; a case that they skip here is a failure."""
+"""Programs that need an RDMA device, in the virtual machine: the conformance cases of transports rdma and ucx, rounds of killed and stopped peers,
+and `baton bench kv` next to ib_write_bw and ucx_perftest. Their own output decides; a case that they skip here is a failure."""
 import re
 
 from rails import *
@@ -15,7 +15,7 @@ def program(*path):
 
 
 def run_for(limit_s, argv, **env):
-    """(status, output); the output is printed as it comes."""
+    """(status, output); the output is printed as it arrives."""
     p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace', env={**os.environ, **env})
     timer = threading.Timer(limit_s, p.kill)
     timer.start()
@@ -68,7 +68,7 @@ def test_kill_rounds_ucx_long():
 
 
 def bench(transport):
-    """Rates beside the limit of the same rounds. The figures of an emulated processor are printed, not asserted."""
+    """Rates next to the limit of the same rounds. The figures of an emulated CPU are printed, not asserted."""
     p = subprocess.run([BIN, 'bench', 'kv', '--transport', transport, '--piece', '4k,64k,1m', '--rounds', '5', '--samples', '100'], capture_output=True, text=True, timeout=800)
     print(p.stdout, flush=True)
     assert p.returncode == 0, p.stdout + p.stderr

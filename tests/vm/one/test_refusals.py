@@ -1,5 +1,5 @@
-"""What cannot work says so: one clear sentence and a status other than 0 at start, or a connection refused with one; and then no answer over
-another protocol than those that were allowed."""
+"""A configuration that cannot work is refused: one clear sentence and a status other than 0 at start, or a refused connection with a sentence. No
+request is then answered over a protocol that was not allowed."""
 import re
 
 from rails import *
@@ -8,7 +8,7 @@ WAIT_S = 60
 
 
 def refused(args, env, *words, wrap=()):
-    """The program ends by itself, with a status other than 0 and one sentence on stderr that has all the words."""
+    """Checks that the program exits with a status other than 0 and one sentence on stderr that has all the words."""
     p = subprocess.run([*wrap, BIN, 'serve', '--model', TINY, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(free_ports(1)[0]), *SIZE, *args],
                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=WAIT_S, env={**os.environ, **env})
     said = [line for line in p.stdout.splitlines() if re.match(r'baton( serve)?: ', line)]
@@ -40,7 +40,7 @@ def test_port_in_use():
 
 
 def test_locked_memory():
-    """As a user whose limit is lower than the KV pool."""
+    """Runs as a user whose memory lock limit is lower than the KV pool."""
     limited = ['prlimit', '--memlock=65536:65536', 'setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', '--bounding-set=-all', '--inh-caps=-all']
     os.chmod(os.path.expanduser('~'), 0o755)
     refused(RDMA, {'HOME': '/tmp'}, 'ulimit -l', wrap=limited)
@@ -77,7 +77,7 @@ def test_no_device_but_another_protocol():
 
 
 def refused_pair(decode_model, prefill_env, *words, protocol='rdma'):
-    """Both nodes run; the connection between them is refused with a sentence in a log, and a request is not answered over it."""
+    """Both nodes run; the connection between them is refused with a sentence in a log, and no request is answered over it."""
     control = free_ports(1)[0]
     common = ['--cache-transfer-protocol', protocol, *SIZE, '--placement-timeout', '2']
     p = Node(TINY, 'prefill', [*common, '--engine-worker-queue-port', str(control)], {**role_env('prefill', protocol), **prefill_env})
@@ -99,7 +99,7 @@ def refused_pair(decode_model, prefill_env, *words, protocol='rdma'):
             return lines
         line = wait_until(f'a sentence with {words}', told, WAIT_S)[0]
         print(f'  {line}\n  the request: {status} in {took:.1f} s: {body["error"]["message"] if status != 200 else body["baton"]}', flush=True)
-        if status == 200:  # one node did both parts: nothing was moved
+        if status == 200:  # one node did both parts: nothing was transferred
             assert body['baton']['kv_bytes'] == 0, body['baton']
         else:
             assert status in (502, 503), (status, body)
@@ -135,7 +135,7 @@ def test_rdma_cm_without_its_module():
 
 
 def test_peer_of_another_model():
-    """Nodes of two models under one name are no pair: the request is refused with a sentence that says so."""
+    """Nodes with two models under one name do not make a pair: the request is refused with a sentence that says so."""
     control = free_ports(1)[0]
     common = [*RDMA, *SIZE, '--placement-timeout', '2']
     p = Node(TINY, 'prefill', [*common, '--engine-worker-queue-port', str(control)], role_env('prefill', 'rdma'))
@@ -148,5 +148,5 @@ def test_peer_of_another_model():
         text = body['error']['message']
         print(f'  {status}: {text}', flush=True)
         assert 'another model' in text and text.endswith(': 1'), text
-        status, _, body = ask([d.port], question)[0]  # a decode node may do it all itself, with its own model
+        status, _, body = ask([d.port], question)[0]  # a decode node may answer alone, with its own model
         assert status == 200 and body['baton']['prefill_node'] == body['baton']['decode_node'] and body['baton']['kv_bytes'] == 0, (status, body)

@@ -32,7 +32,7 @@ def answered_by_both(nodes, transport):
 
 
 def test_seed_001():
-    """With Redis. The two commands name the same ports, since they are for two hosts: on one host the second gets others."""
+    """With Redis. The two commands name the same ports because they are for two hosts; on one host the second gets others."""
     model = smollm2()
     env = nics_of_script()
     print(f'  {env}', flush=True)

@@ -1,4 +1,4 @@
-"""Two machines: prompts computed on one host, answers on the other, equal to one mixed node's; the bytes crossed the wire as the traces say."""
+"""Two virtual machines: prefill on one host, decode on the other, answers equal to one mixed node's; the bytes crossed the wire as the traces say."""
 from hosts import *
 
 

@@ -1,4 +1,4 @@
-"""Seed 001 on two hosts, as its document means it: the same ports on both, Redis on the first, KV over RDMA although shared memory is allowed."""
+"""Seed 001 on two hosts as its document intends: the same ports on both, Redis on the first, KV over RDMA although shared memory is allowed."""
 from hosts import *
 from seeds import SCRIPT, options
 
