@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""ctest_counts.py - the cases behind one ctest run. usage: ctest_counts.py JUNIT.xml
+"""ctest_counts.py - counts the cases of one ctest run. usage: ctest_counts.py JUNIT.xml
 
-A test program of tests/harness reports its own cases in its last line; any other program is one case. Prints the reasons of
+A test program of tests/harness reports its cases in its last line; any other program counts as one case. Prints the reasons of
 skipped cases, then "PASSED FAILED SKIPPED"."""
 import re
 import sys
@@ -21,7 +21,7 @@ def counts(case):
     if not found:
         return int(ran_well), int(not ran_well), 0, out
     p, f, s = map(int, found[-1])
-    return p, f if ran_well else max(f, 1), s, out  # one that died after its cases has still failed
+    return p, f if ran_well else max(f, 1), s, out  # a program that died after its cases has still failed
 
 
 def main():

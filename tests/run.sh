@@ -5,8 +5,8 @@
 #   (none)   every test: unit, conformance, lint, corpus replay, end to end with a real model and a real redis-server, and over
 #            real RDMA in a virtual machine
 #   --quick  unit tests only; needs no model and no network once the packages are there
-#   --asan   the above (none), then all but end to end, and but the longest tests of arithmetic, once more under
-#            AddressSanitizer and UBSan, and the kernels for GPUs on an emulated card
+#   --asan   (none), then the same without end-to-end tests and the longest arithmetic tests under AddressSanitizer and UBSan,
+#            with the GPU kernels on an emulated GPU
 #   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), the long end-to-end tests, and two
 #            virtual machines on one wire
 # Builds are kept in build/tests/. Environment: BATON_CACHE (model file, kernel), BATON_TEST_GGUF (use this file, fetch nothing),
@@ -31,26 +31,26 @@ case ${1-} in
 -h | --help) sed -n '2,13s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
 *) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
 esac
-export TMPDIR=$(mktemp -d) # what a test leaves goes with it
-asan_build= # the process that builds with AddressSanitizer meanwhile
+export TMPDIR=$(mktemp -d) # deleted at the end with everything that tests leave
+asan_build= # the process that builds with AddressSanitizer in the background
 trap '[ -z "$asan_build" ] || pkill -P "$asan_build"; rm -rf "$TMPDIR"' EXIT
 asan=no; all=no
 [ $mode = asan ] && asan=yes
 [ $mode = all ] && { asan=yes; all=yes; }
 
-# A clean clone elsewhere finds what an earlier one compiled.
+# Lets ccache reuse objects that another clone compiled.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 passed=0; failed=0; skipped=0; summary=()
 stage=; stage_begin=0; stages=()
 
-# The stage that runs ends here, with its time.
+# Ends the running stage and records its time.
 end_stage() {
     [ -z "$stage" ] || stages+=("$(printf '%5d s  %s' $((SECONDS - stage_begin)) "$stage")")
     stage=
 }
 
-# A stage begins.
+# Begins a stage.
 begin_stage() {
     end_stage
     stage=$*
@@ -167,11 +167,11 @@ fuzz() {
     count "fuzz, $fuzz_seconds s each" $good $bad 0
 }
 
-# Minutes each under a sanitizer, nearly all of it arithmetic that the release build has just been through, or that on the emulated card the tests of
-# the kernel tables, of experts and of the engine go through as well; --all has them there too.
+# These take minutes each under a sanitizer, nearly all of it arithmetic that the release build has just run, or that the tests of the kernel tables,
+# of experts and of the engine also run on the emulated GPU; --all runs them under sanitizers too.
 long_arithmetic='^(conformance/test_(attention|matmul|matmul_prequantized|checkpoint_layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_sm90|attention_cuda)|jinja/.*)$'
 
-# The build with AddressSanitizer has an emulated card: the program as a whole on it.
+# The build with AddressSanitizer has an emulated GPU: this runs the whole program on it.
 emulated_gpu() {
     begin_stage "an emulated GPU, end to end"
     counted "emulated GPU" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_gpu
@@ -181,12 +181,12 @@ emulated_gpu() {
 begin_stage "packages"
 if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/install_deps.sh --tests; fi
 
-# nvcc compiles for one card where time is short; --all for every card that is supported.
+# nvcc compiles for one architecture to save time; with --all for every supported one.
 begin_stage "build"
 cuda_archs=(-DCMAKE_CUDA_ARCHITECTURES=90a-real); [ $all = yes ] && cuda_archs=()
 must build release "${cuda_archs[@]}"
 
-# The quick tests use a model that is there already and otherwise do without.
+# The quick tests use a model if there is one already.
 begin_stage "model"
 if [ -z "${BATON_TEST_GGUF:-}" ]; then
     [ $mode = quick ] && fetch_option=--cached || fetch_option=
@@ -205,7 +205,7 @@ if [ $mode = quick ]; then
     finish
 fi
 
-# The client that most users have, in an environment of its own.
+# The client that most users have, in its own environment.
 begin_stage "openai-python"
 BATON_OPENAI_PYTHON=$out/openai/bin/python
 if ! "$BATON_OPENAI_PYTHON" -c "import openai, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null; then
@@ -225,7 +225,7 @@ if [ "$(cat "$out/tokenizers/packages" 2>/dev/null)" != "$wanted" ]; then
         echo "$wanted" >"$out/tokenizers/packages" || count "tokenizer libraries from PyPI" 0 1 0
 fi
 echo "${tokenizer_packages[*]}"
-# What chat templates are compared with: the library that Hugging Face renders them with, and templates of real models.
+# Chat templates are compared with the library that Hugging Face renders them with, on templates of real models.
 begin_stage "jinja2 and chat templates"
 export BATON_JINJA_PYTHON=$BATON_OPENAI_PYTHON BATON_CHAT_TEMPLATES=$out/templates
 "$BATON_JINJA_PYTHON" -c "import jinja2, sys; sys.exit(jinja2.__version__ != '$jinja_version')" 2>/dev/null ||
@@ -248,7 +248,7 @@ begin_stage "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton
 suite "tests" release
 
-if [ $asan = yes ]; then # with the processor time that the next stages leave: end-to-end tests wait much
+if [ $asan = yes ]; then # in the background, on CPU time that the next stages leave: end-to-end tests wait a lot
     { chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1; build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate; } >"$out/asan.log" 2>&1 &
     asan_build=$!
 fi

@@ -1,7 +1,7 @@
 #!/bin/bash
-# check_cuda.sh - the card is spoken to in kernels/cuda and kernels/ep alone; everybody else goes through device.h, copy_stream.h and the
-# tables of kernels.h and ep.h. Tests may. And no two files of kernels have a type of one name: what templates make of it, launches above all, the
-# linker takes for the same thing. And every kernel waits for the one before it. usage: check_cuda.sh [ROOT]
+# check_cuda.sh - only kernels/cuda and kernels/ep (and tests) call the CUDA API; everybody else uses device.h, copy_stream.h and the tables of
+# kernels.h and ep.h. No two kernel files define a type of the same name, because the linker would merge their template instances. Every kernel
+# waits for the one before it. usage: check_cuda.sh [ROOT]
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 headers='^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"](cuda|cublas|nccl|nvml|driver_types)'
@@ -18,7 +18,7 @@ twice=$(echo "$kernels" | xargs grep -hoE '^(struct|union|class) [a-z_0-9]+( \{|
 early=$(echo "$kernels" | xargs awk '
     /__global__/ { begun = 1; at = FILENAME ":" FNR }
     begun && /\{/ { sub(/^[^{]*\{/, ""); begun = 2 }
-    begun == 2 && /^ *[a-z0-9_]+_prefetch(<[A-Z]>)?\([^;]*\);$/ { next } # weights alone, which no kernel writes
+    begun == 2 && /^ *[a-z0-9_]+_prefetch(<[A-Z]>)?\([^;]*\);$/ { next } # prefetches only weights, which no kernel writes
     begun == 2 && /[^ ]/ { if ($0 !~ /^ *grid_dependency_sync\(\);/) print at; begun = 0 }')
 [ -z "$early" ] || echo "kernels that do not begin with grid_dependency_sync(): $early"
 [ -z "$hits$twice$early" ] && [ "$n" -gt 0 ] && [ -n "$kernels" ]

@@ -1,6 +1,6 @@
 #!/bin/bash
-# check_format.sh - C and CUDA sources are as .clang-format lays them out. usage: check_format.sh [ROOT]
-# Versions of clang-format differ in details; Debian 12's is the one that counts. Exit 77 (skipped) where it is not there.
+# check_format.sh - checks that C and CUDA sources are formatted as .clang-format says. usage: check_format.sh [ROOT]
+# Versions of clang-format differ in details; the tree uses Debian 12's. Exits with 77 (skipped) if it is not installed.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 version=14

@@ -1,8 +1,8 @@
 #!/bin/bash
-# check_layers.sh - holds every #include against the layer table below. usage: check_layers.sh [ROOT]
+# check_layers.sh - checks every #include against the layer table below. usage: check_layers.sh [ROOT]
 #
-# A folder includes only what its row names: other folders ("kernels/") or single headers ("kernels/dtype.h"), itself always.
-# Includes are written from the root. The second table names the folders that may see a library.
+# A folder may include itself and what its line names: other folders ("kernels/") or single headers ("kernels/dtype.h").
+# Includes are written from the root. The second table names the folders that may include a library's headers.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 

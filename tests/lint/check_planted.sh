@@ -1,5 +1,5 @@
 #!/bin/bash
-# check_planted.sh - each check of this folder passes on a copy of the tree and fails when a violation is planted in it.
+# check_planted.sh - runs each check of this folder on a copy of the tree: it must pass, and fail when a violation is planted.
 # usage: check_planted.sh [ROOT]
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2

@@ -1,11 +1,11 @@
 #!/bin/bash
-# check_words.sh - words that do not belong in a finished tree: marks of unfinished work, paths of one machine, vague file names.
+# check_words.sh - finds words that do not belong in the tree: marks of unfinished work, paths of one machine, vague file names.
 # usage: check_words.sh [ROOT]
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 bad=0
 
-# Put together from halves, so that this file does not find itself. Data, corpora and the saved documents are not ours to judge.
+# The patterns are written in halves so that this file does not match itself. Test data, corpora and saved documents are not checked.
 marks='\b(TO''DO|FIX''ME|X''XX|HA''CK|TB''D)\b|not imple''mented|\bplace''holder (implementation|function|value)'
 paths='/wo''rk/|/ro''ot/\.|/home/[a-z]+/(?!workspace)'
 files() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""figures.py - how readable the product is, in numbers: a line a figure, what is over the limit below it.
-usage: figures.py [--check] [ROOT]   --check: fail where a figure is over its limit"""
+"""figures.py - prints how readable the product is in numbers, and below each figure what is over its limit.
+usage: figures.py [--check] [ROOT]   --check: fail if a figure is over its limit"""
 import collections
 import os
 import re
@@ -13,7 +13,7 @@ FIGURES = re.compile(r"[\u2190-\u21ff\u2500-\u257f\u25a0-\u25ff]")  # arrows and
 
 
 def in_table(lines):
-    """For each line: does it stand in a table that clang-format leaves alone?"""
+    """For each line, whether it stands in a table that clang-format leaves alone."""
     off, out = False, []
     for line in lines:
         if "clang-format off" in line:

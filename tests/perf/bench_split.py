@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What splitting costs: TTFT of a prompt split over two nodes beside one mixed node, by prompt length and transport.
+"""bench_split.py - TTFT of a prompt split over two nodes next to one mixed node, by prompt length and transport.
 usage: bench_split.py [--tokens 256,512,1000,1500] [--rounds 5] [--protocol ipc,tcp] [--cores 1]   (BATON_BIN, BATON_TEST_GGUF)
 
-Each role gets the cores of the mixed node: the mixed and the prefill nodes are pinned to the same first cores, where only one of them works
-at a time, and the decode nodes to the next ones. Every round sends the same prompt to the mixed node and to each pair, one after the other;
-the ratio is taken within a round, so that what disturbs the machine meets both, and the median over the rounds is printed, with the best
-TTFT of each. The limit is the mixed node in the same run. The first round warms up."""
+Each role gets as many cores as the mixed node: the mixed and the prefill nodes are pinned to the same first cores, where only one of them works at a
+time, and the decode nodes to the next cores. Every round sends the same prompt to the mixed node and to each pair, one after the other. The ratio is
+taken within a round, so that disturbances of the machine affect both; the median over the rounds is printed with the best TTFT of each. The limit is
+the mixed node in the same run. The first round warms up."""
 import argparse, os, statistics, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
@@ -45,7 +45,7 @@ def main():
     a = a.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2 * a.cores:
-        sys.exit(f'bench_split: {2 * a.cores} processors are needed, {len(cpus)} are here')
+        sys.exit(f'bench_split: {2 * a.cores} cores are needed, this machine has {len(cpus)}')
     mine, decodes = cpus[:a.cores], cpus[a.cores:2 * a.cores]
     size = ['--max-model-len', '2048', '--num-gpu-blocks-override', '100', '--enable-prefix-caching=false', '--max-num-batched-tokens', '512',
             '--compute-threads', str(a.cores)]

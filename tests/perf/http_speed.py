@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Servers of OpenAI's completions interface side by side: the time to the first token and the speed of decoding. Standard library only.
+"""http_speed.py - compares servers of the OpenAI completions API: TTFT and decode rate. Standard library only.
 
 usage: http_speed.py [--rounds 5] [--tokens 512] [--new 64] [--streams 8] NAME=PORT[:PID] NAME=PORT[:PID]
 The first server is the one whose ratios are printed. With a PID, waiting for a server ends when that process has ended.
 
-In every round each server gets the same three things, one server after the other, in changing order, with prompts of random token ids that no round repeats:
-  TTFT       a prompt of --tokens tokens, one token wanted: from sending the request to the first token
+In every round each server gets the same three jobs, one server after the other, in changing order, with prompts of random token ids that no round repeats:
+  TTFT       a prompt of --tokens tokens and max_tokens 1: from sending the request to the first token
   decode 1   the same, --new tokens: their number after the first over the time after the first
   decode N   --streams such requests at once: tokens that arrive while all of them are decoding, over that time
 Medians over the rounds; the ratio is the median of the rounds' ratios. One round before the first warms up."""
@@ -111,7 +111,7 @@ def main():
         for what, measure in MEASURES.items():
             values = {}
             for name, port in servers if i % 2 else servers[::-1]:
-                time.sleep(0.5)  # worker threads of the other one may spin for a moment
+                time.sleep(0.5)  # worker threads of the other server may spin for a moment
                 values[name] = measure(port, prompts, a)
             if i:
                 got[what].append(values)

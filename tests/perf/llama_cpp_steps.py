@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""llama.cpp doing the work of bench_engine.c and speaking its lines: see there. usage: llama_cpp_steps.py MODEL.gguf [threads]   (llama-cpp-python)
+"""llama_cpp_steps.py - llama.cpp runs the steps of bench_engine.c and prints the same lines. usage: llama_cpp_steps.py MODEL.gguf [threads]
 
-One sequence and several ones have a context each, as they would in a program that serves one and in one that serves many. Settings are those of
-llama.cpp's own tools: batches of 2048, steps of 512 tokens, KV cache in f16, flash attention as the library chooses."""
+Needs llama-cpp-python. One context serves a single sequence and another several, like a program for one user and one for many. The settings are those
+of llama.cpp's own tools: batches of 2048, steps of 512 tokens, KV cache in f16, flash attention as the library chooses."""
 import sys
 import time
 
 import llama_cpp as L
 
 BATCH, STEP, STREAMS, LONGEST = 2048, 512, 8, 4096
-QUIET = L.llama_log_callback(lambda level, text, data: None)  # the library keeps the pointer: this must not go away
+QUIET = L.llama_log_callback(lambda level, text, data: None)  # the library keeps the pointer, so this must stay alive
 
 
 def id_at(n_vocab, seq, pos):

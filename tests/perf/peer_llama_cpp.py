@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Baton and llama.cpp in turns on the same files. usage: see peer_llama_cpp.sh, which prepares what this needs. Standard library only.
+"""peer_llama_cpp.py - Baton and llama.cpp in turns on the same files. usage: see peer_llama_cpp.sh, which prepares the inputs. Standard library only.
 
-Both programs are started once per file and then asked for the same steps (bench_engine.c, llama_cpp_steps.py): forward passes without sampling and without
-a server. In every round each asks follows the other's, in changing order, so that what disturbs the machine meets both; medians over the rounds are printed
-and the ratio is the median of the rounds' ratios. One round before the first warms up.
+Both programs start once per file and then run the same steps (bench_engine.c, llama_cpp_steps.py): forward passes without sampling and without a server.
+In every round the programs take turns, in changing order, so that disturbances of the machine affect both. Medians over the rounds are printed; the ratio
+is the median of the rounds' ratios. One round before the first warms up.
 
-Limits: reading memory, by bench_engine in every round beside the steps, and the peak of the instruction that the file's matrices are multiplied with,
-from bench_kernels; integer products have two digits, so that theirs is half of it. The traffic of a decode step is every matrix once (the tied embedding
-as the head; of n experts those that a step of random choices would touch), as stored in the file; where it says so, also each stream's KV in bf16."""
+Limits: memory bandwidth, which bench_engine measures between the steps of every round, and the peak rate of the instruction that multiplies the file's
+matrices, from bench_kernels; integer inputs have two int8 terms, so half of it. A decode step reads every matrix once as stored in the file (the tied
+embedding as the head; of n experts those that a step of random choices would touch) and, where it says so, each stream's KV in bf16."""
 import argparse
 import math
 import os
@@ -59,7 +59,7 @@ def peaks(a):
 
 
 class File:
-    """What one step of `batch` rows reads and computes."""
+    """Bytes that one step of `batch` rows reads, and its operations."""
 
     def __init__(self, path):
         meta, tensors = read_gguf(path)
@@ -89,7 +89,7 @@ class File:
         return self.fixed + self.expert * touched
 
     def flops(self, with_head):
-        """Of the matrices, for one token; a prompt needs the head for its last token alone."""
+        """Operations of the matrices for one token; a prompt needs the head only for its last token."""
         experts = self.expert_flops * self.used / self.experts if self.experts else 0
         return self.fixed_flops + experts - (0 if with_head else self.head_flops)
 

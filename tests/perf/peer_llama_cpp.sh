@@ -1,12 +1,12 @@
 #!/bin/bash
-# peer_llama_cpp.sh - Baton beside llama.cpp on this machine: the same GGUF file, the same threads, in turns.
+# peer_llama_cpp.sh - compares Baton with llama.cpp on this machine: the same GGUF file, the same threads, in turns.
 #
 # usage: tests/perf/peer_llama_cpp.sh [--types q4_1,q8_0,bf16] [--moe] [--model FILE.gguf] [--threads 2] [--rounds 7] [--isa auto]
-#   --types   forms of SmolLM2 to compare
-#   --moe     also as a mixture of 8 experts, 2 used per token
-#   --model   this file only
-# llama.cpp is the PyPI package llama-cpp-python, built here by pip for this processor and kept in build/peers. Environment: BATON_BUILD (a build
-# folder of Baton to use), BATON_CACHE. What is measured and how is in peer_llama_cpp.py, which prints one table.
+#   --types   weight types of SmolLM2 to compare
+#   --moe     also SmolLM2 made into a mixture of 8 experts, 2 used per token
+#   --model   only this file
+# llama.cpp is the PyPI package llama-cpp-python, which pip builds for this CPU and which is kept in build/peers. Environment: BATON_BUILD (a build
+# folder of Baton to use), BATON_CACHE. peer_llama_cpp.py says what is measured and prints one table.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tests/perf/peer_setup.sh

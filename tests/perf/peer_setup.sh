@@ -1,7 +1,7 @@
-# peer_setup.sh - what the comparisons with peers need, made once under build/peers; read by them with `.`, from the repository's root.
+# peer_setup.sh - prepares once, under build/peers, what the comparisons with peers need; they source it from the repository's root.
 peers=$PWD/build/peers
 
-# peer_venv NAME MODULE VERSION PACKAGE...    An environment of its own in $peers/NAME; nothing is done when MODULE has VERSION there.
+# peer_venv NAME MODULE VERSION PACKAGE...    Creates an environment in $peers/NAME unless MODULE has VERSION there.
 peer_venv() {
     local python=$peers/$1/bin/python module=$2 version=$3 name=$1
     shift 3
@@ -18,7 +18,7 @@ peer_baton() {
     ninja -C "$baton_build" "$@" >&2
 }
 
-# peer_model PYTHON NAME upcycle-option...    A form of SmolLM2 in $peers/models/NAME, made by tests/fixtures/upcycle.py when it is not there.
+# peer_model PYTHON NAME upcycle-option...    Makes a variant of SmolLM2 in $peers/models/NAME with tests/fixtures/upcycle.py, if it is missing.
 peer_model() {
     local python=$1 path=$peers/models/$2
     shift 2

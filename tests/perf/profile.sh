@@ -1,9 +1,9 @@
 #!/bin/bash
-# profile.sh - where the time of a forward pass goes, by function: samples of the row that this processor runs, and callgrind's counts of the avx2 row.
+# profile.sh - where the time of a forward pass goes, by function: samples of the backend that this CPU runs, and callgrind's counts of backend avx2.
 #
 # usage: tests/perf/profile.sh MODEL [BUILD]        BUILD: a Release build, by default build/tests/release
-# Steps: a prompt of 512 tokens, one stream and eight streams behind 512 tokens of context; for callgrind, which runs 50 times slower and knows no
-# AVX-512, on one thread behind 64. Needs perf and valgrind; says which is missing.
+# Steps: a prompt of 512 tokens, one stream and eight streams after 512 tokens of context; for callgrind, which runs 50 times slower and knows no
+# AVX-512, on one thread after 64. Needs perf and valgrind; says which is missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 model=${1:?usage: tests/perf/profile.sh MODEL [BUILD]} build=${2:-build/tests/release}

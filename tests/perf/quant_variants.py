@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""What else 8 bits of e4m3 could hold: other ways to quantise a dense llama folder in bf16 than --quantization block_wise_fp8's. Needs numpy.
+"""quant_variants.py - other ways than --quantization block_wise_fp8 to quantise a dense bf16 llama folder to e4m3. Needs numpy.
 
 usage: quant_variants.py VARIANT FROM TO [--batch ANSWERS.jsonl] [--only RE]
 
-Writes FROM again, still in bf16, with the linear layers (those that RE matches) replaced by what their quantised numbers mean; perplexity.py compares the
-folders. Every variant stores e4m3 with one f32 scale per block of 128×128. VARIANT:
-  scale=T     scales of 2^T times those of the definition: as good a grid, another rounding of every weight (0 is the definition)
-  power       scales that are powers of two (ue8m0), the least that lose nothing at the top
-  least       of 20 scales per block the one with the least sum of squares
-  bias        the definition, and biases that give back the mean of what rounding takes from each output
-  feed        the definition's scales, but each column's rounding error is carried over to the columns not rounded yet, weighed by how the inputs go together
-  off-grid    no quantisation: noise of up to half a step of a 16-level grid per 32 weights, for folders made of such
-bias and feed need inputs to look at: --batch has answers of `baton generate` with return_token_ids, whose prompts are run through the model in float32.
+Copies FROM to TO, still in bf16, with the linear layers (those that RE matches) replaced by the values of their quantised weights; perplexity.py compares
+the folders. Every variant stores e4m3 with one f32 scale per block of 128×128. VARIANT:
+  scale=T     scales of 2^T times the definition's: a grid as good, another rounding of every weight (0 is the definition)
+  power       scales that are powers of two (ue8m0), the smallest that do not saturate
+  least       of 20 scales per block the one with the least sum of squared errors
+  bias        the definition, and biases that restore the mean that rounding takes from each output
+  feed        the definition's scales; each column's rounding error is carried over to the columns not rounded yet, weighted by the inputs' correlation (GPTQ)
+  off-grid    no quantisation: noise of up to half a step of a 16-level grid per 32 weights, for folders that came from such a grid
+bias and feed need inputs: --batch has answers of `baton generate` with return_token_ids, whose prompts are run through the model in float32.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ INPUT = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "o
 
 
 def e4m3(x):
-    """x rounded to the numbers of e4m3, as float32: three bits of fraction from 2^-6 on, steps of 2^-9 below."""
+    """x rounded to e4m3, as float32: three bits of mantissa from 2^-6 on, steps of 2^-9 below."""
     bits = np.ascontiguousarray(x, F).view(np.uint32)
     kept = ((bits + np.uint32(0x7FFFF) + (bits >> np.uint32(20) & np.uint32(1))) & np.uint32(0xFFF00000)).view(F)
     return np.clip(np.where(np.abs(x) < 2.0 ** -6, np.rint(x * F(512)) / F(512), kept), -448, 448)
@@ -68,7 +68,7 @@ def nearest(w, scale):
 
 
 def fed_forward(w, moments):
-    """Columns in order, each rounded to nearest; U is the upper Cholesky factor of the inverse of the inputs' second moments."""
+    """Rounds the columns in order, each to nearest; U is the upper Cholesky factor of the inverse of the inputs' second moments."""
     n, s, step = w.shape[1], scales_of(w, plain_scale), 64
     h = moments.astype(np.float64)
     h[np.diag_indices(n)] += 0.01 * np.trace(h) / n

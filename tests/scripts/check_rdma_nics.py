@@ -2,7 +2,7 @@
 
 usage: check_rdma_nics.py ROOT     exit status 0: every expectation of every description in tests/data/sysfs holds
 
-What holds for every run: success is one line on stdout; failure is a status other than 0, nothing on stdout, one sentence on stderr.
+In every run success is one line on stdout; failure is a status other than 0, nothing on stdout and one sentence on stderr.
 """
 import os
 import subprocess
@@ -27,7 +27,7 @@ def run(script, arguments, **environment):
 
 
 def judge(name, kind, want, done):
-    """One run against one expectation."""
+    """Compares one run with one expectation."""
     global n_run
     n_run += 1
     lines = done.stdout.splitlines()
@@ -59,7 +59,7 @@ def check_tree(script, path):
 
 
 def check_usage(script):
-    """Other arguments, a tree that is none, addresses that cannot be read, and the way users call it."""
+    """Wrong arguments, a folder that is not a sysfs tree, unreadable addresses, and the call as users write it."""
     with tempfile.TemporaryDirectory() as empty:
         for arguments in ([], ["gpu", "cpu"], ["tpu"], ["xpu"], ["vxpu"], ["vcpu"], ["cpu_ib"]):
             judge("usage", " ".join(arguments), "fails gpu", run(script, arguments))

@@ -16,8 +16,8 @@ PCI function below a bridge:
     bridge_net br0 ens1                            a bridge or VLAN on top of other interfaces; none: "-"
     rxe rxe0 eth0 [port=ACTIVE/2.5/SDR/Ethernet]   an emulated RDMA device
     ipv4 bond0 10.0.0.5/24
-    expect gpu KVCACHE_RDMA_NICS=mlx5_0            what the script has to print,
-    expect gpu fails WORDS                         or that it fails with a sentence that has these words
+    expect gpu KVCACHE_RDMA_NICS=mlx5_0            the script must print this,
+    expect gpu fails WORDS                         or fail with a sentence that has these words
     expect gpu+software ...                        the same with BATON_RDMA_SOFTWARE=1
 """
 import os
@@ -141,7 +141,7 @@ class Tree:
 
 
 def build(text, root):
-    """Build the tree below `root`; returns its Tree (addresses and expectations are in it)."""
+    """Builds the tree below `root`. Returns its Tree, with the addresses and expectations."""
     tree, stack = Tree(root), []
     os.makedirs(tree.at("class/net"))
     os.makedirs(tree.at("bus/pci/devices"))
@@ -155,7 +155,7 @@ def build(text, root):
 
 
 def ip_addr_text(tree):
-    """What `ip -o -4 addr` would print."""
+    """The output that `ip -o -4 addr` would have."""
     lines = ["1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever"]
     for i, (name, address) in enumerate(tree.addresses, 2):
         lines.append(f"{i}: {name}    inet {address} scope global {name}\\       valid_lft forever preferred_lft forever")

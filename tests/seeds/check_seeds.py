@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""check_seeds.py - holds docs/compatibility.md against the documents it is about, and the generated pages against the program.
+"""check_seeds.py - compares docs/compatibility.md with the documents it describes, and the generated pages with the program.
 
 usage: check_seeds.py BATON SOURCE_DIR
 
-The documents are tests/seeds/data/*.txt. Flags, environment variables, commands and model names are found in them by patterns
-that know nothing of Baton's table; one that the table lacks is a failure. Last line: N passed, N failed, N skipped."""
+The documents are tests/seeds/data/*.txt. Patterns that know nothing of Baton's table find flags, environment variables, commands and
+model names in them; one that the table lacks is a failure. Last line: N passed, N failed, N skipped."""
 import os
 import re
 import subprocess
@@ -13,8 +13,8 @@ import sys
 BATON, SOURCE = sys.argv[1], sys.argv[2]
 DATA = os.path.join(SOURCE, "tests", "seeds", "data")
 FLAG = re.compile(r"(?<![A-Za-z0-9_-])--[A-Za-z][A-Za-z0-9_-]*")
-# What is written in capitals with '_' and is no environment variable: an attention kernel's name, a key of the OpenAI client
-# example, quantities of the sizing formula, a Linux capability.
+# Words in capitals with '_' that are not environment variables: an attention kernel's name, a key of the OpenAI client example,
+# quantities of the sizing formula, a Linux capability.
 NOT_ENV = {"FLASH_ATTN", "EMPTY_API_KEY", "NUM_TOTAL_TOKEN", "INFER_MODEL_MAX_SEQ_LEN", "EXTEND_RATIO", "SYS_PTRACE"}
 ENV = [
     re.compile(r"\bexport ([A-Za-z_][A-Za-z0-9_]*)="),
