@@ -1,12 +1,11 @@
-/* bench_attention.c - speed of attention next to the limits of this machine, measured in the same
- * run.
+/* bench_attention.c - speed of attention next to this machine's limits in the same run.
  *
- *     bench_attention [isa] [threads] [shape] [keys] defaults: auto, all processors, all; a part of
- *     a shape's name; one decode context
+ *     bench_attention [isa] [threads] [shape] [keys]
+ *     defaults: auto, all cores, all shapes (else part of a shape's name), one decode context
  *
- * Prefill is held against the peak of fused multiply-adds (only keys that a row sees count), decode
- * against reading the keys and values from memory: every repeat reads other sequences, so that they
- * do not come from a cache where the memory suffices. */
+ * Prefill is compared with the peak of fused multiply-adds (only keys that a query sees count),
+ * decode with reading keys and values from memory: every repeat reads other sequences, so that they
+ * do not come from a cache if there is enough memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -39,7 +38,7 @@ struct pool {
     struct dev_mem mem;
 };
 
-/* Small numbers of any type everywhere, scales too. */
+/* Fills everything, scales too, with small numbers of any type. */
 static void open_pool(struct pool *p, enum dtype t)
 {
     struct err err;
@@ -55,7 +54,7 @@ static void open_pool(struct pool *p, enum dtype t)
                 (uint16_t)(0x3c00 + (i * 2654435761u >> 24) % (t == DTYPE_F8_E4M3 ? 0x40 : 0x100));
 }
 
-/* n_seqs sequences of n_keys tokens, the last n_q of them new. */
+/* Sets up n_seqs sequences of n_keys tokens, of which the last n_q are new. */
 static void bench(struct kernel_ctx *c, const struct shape *s, const struct pool *pool, int n_q,
                   int n_keys, int n_seqs, const struct limits *l)
 {

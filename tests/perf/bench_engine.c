@@ -1,19 +1,17 @@
-/* bench_engine.c - speed of a model's forward pass, without server, scheduler and sampling: what
- * remains is the model and its kernels.
+/* bench_engine.c - speed of a model's forward pass, without server, scheduler and sampling.
  *
- *     bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER] defaults: auto, 2,
- *     512, auto, none
+ *     bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [CACHE_FOLDER]
+ *     defaults: auto, 2, 512, auto, no weight cache
  *
- * Reads one measurement per line of standard input and answers each with one line, so that a script
- * can take turns between this program and another one that does the same work:
- *     prefill N one prompt of N tokens from nothing, in steps of at most ROWS_MAX rows, logits of
- *     the last token decode B C STEPS B sequences with C tokens of context each (computed
- *     beforehand, in the first such line), then STEPS steps of B rows
- *     read               memory, on the same threads: what decoding is held against, under whatever
- *                        else the machine does at that time
- * The answer is "TOKENS NANOSECONDS", of read "BYTES NANOSECONDS". The first line printed, before
- * any question, is "ready WEIGHT_BYTES KERNEL_ROW LOAD_NANOSECONDS". Token ids are a fixed sequence
- * (id_at), which the other program uses too: what a mixture of experts reads depends on them. */
+ * Each line of standard input asks for one measurement and gets one line of answer, so that a
+ * script can alternate between this program and another one that runs the same steps:
+ *     prefill N            one prompt of N tokens, in steps of at most ROWS_MAX, logits of the last
+ *     decode B C STEPS     STEPS steps of B sequences with C tokens of context each (the first such
+ *                          line computes the context)
+ *     read                 memory bandwidth on the same threads: the limit of decoding at that time
+ * The answer is "TOKENS NANOSECONDS", of read "BYTES NANOSECONDS". The first line printed is "ready
+ * WEIGHT_BYTES BACKEND LOAD_NANOSECONDS". Token ids are a fixed sequence (id_at), the same in the
+ * other program, because they determine which experts a mixture reads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,8 +42,8 @@ static int32_t id_at(const struct rig *r, int32_t seq, int32_t pos)
            100;
 }
 
-/* `n` tokens of each of the sequences [first, first + n_seqs), at the positions behind `begin`; the
- * logits of the last of each. */
+/* Runs `n` tokens of each of the sequences [first, first + n_seqs) from position `begin` on, with
+ * the logits of the last of each. */
 static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, int32_t n)
 {
     struct attn_seq seqs[STREAMS_MAX];
@@ -150,7 +148,7 @@ static enum status rig_open(struct rig *r, const char *path, const char *isa, in
     if (st != OK) return st;
     r->n_blocks = STREAMS_MAX * (TOKENS_MAX / BLOCK_TOKENS);
     model_kv_layout(r->model, BLOCK_TOKENS, r->n_blocks, &layout);
-    /* pages come when they are written */
+    /* writing allocates the pages */
     st = device_mem_alloc(r->kernels->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED,
                           &r->kv, err);
     if (st != OK) return st;
@@ -188,7 +186,7 @@ int main(int argc, char **argv)
     if (rig_open(&r, argv[1], argc > 2 ? argv[2] : "auto", argc > 3 ? atoi(argv[3]) : 2,
                  strcmp(argc > 5 ? argv[5] : "auto", "f32") == 0, argc > 6 ? argv[6] : NULL,
                  &err) != OK) {
-        fprintf(stderr, "bench_engine: %s\n", err.text); /* what was taken goes with the process */
+        fprintf(stderr, "bench_engine: %s\n", err.text); /* the process's end frees the rest */
         return 1;
     }
     printf("ready %zu %s %llu\n", r.model->weight_bytes, r.kernels->backend->name,

@@ -1,16 +1,15 @@
-/* bench_ep.c - what dispatch, combine and sums over ranks take on cards, next to a copy of as many
- * bytes on the card, in the same run.
+/* bench_ep.c - time of dispatch, combine and all-reduce on GPUs, next to a copy of as many bytes.
  *
- *     bench_ep [row] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32] default: peer 2
- *     128 7168 256 8 bf16
+ *     bench_ep [backend] [ranks] [rows] [hidden] [experts] [used] [bf16|f8_e4m3|f32]
+ *     defaults: peer 2 128 7168 256 8 bf16
  *
  * One layer (plan, dispatch, combine; experts compute nothing) is captured in a CUDA graph and run
- * again and again; figures are rank 0's. A line says time of one layer, bytes that leave a rank for
- * the others and for itself, and the rate; the limit is cudaMemcpyAsync of the same bytes from one
- * place of the card to another, which reads and writes the same memory. The row nccl, which is not
- * captured, is called instead. Ranks that share a card take turns on it, whole time slices long:
- * their times are those of the turns. On the emulated card times mean nothing. LIMIT: between cards
- * the link is the limit, which no copy here measures. The least of REPEATS runs counts. */
+ * many times; backend nccl is called without a graph. Figures are rank 0's: time of a layer, bytes
+ * that leave a rank for the others and for itself, and the rate. The limit is cudaMemcpyAsync of
+ * the same bytes inside the GPU, which reads and writes the same memory. The least of REPEATS runs
+ * counts. Ranks that share a GPU run in time slices, so their times include each other's. On the
+ * emulated GPU times mean nothing. LIMIT: between GPUs the link is the limit, which no copy here
+ * measures. */
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/ep/ep_backend.h"
 #include "tests/conformance/ep_fixture.h"
@@ -68,7 +67,7 @@ static double measure(const struct job *j)
         CHECK_OK(cudaGraphInstantiate(&exec, graph, 0));
         CHECK_OK(cudaGraphDestroy(graph));
     }
-    for (int r = 0; r <= REPEATS; r++) { /* the first is to warm up */
+    for (int r = 0; r <= REPEATS; r++) { /* the first warms up */
         const double begin = now_us();
         for (int i = 0; i < LAYERS; i++) {
             if (captured) CHECK_OK(cudaGraphLaunch(exec, j->layer->stream));

@@ -1,21 +1,16 @@
-/* bench_flow.c - transfers without a pause between two processes, and how much arrived in every
- * tenth of a second: for looking on while something is done to the links, or to a process, between
- * them.
+/* bench_flow.c - continuous transfers between two processes, and the bytes that arrive in each
+ * tenth of a second, to watch what a disturbance of a link or a process does.
  *
- *     bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices] as KVCACHE_RDMA_NICS, or
- *     for ucx as UCX_NET_DEVICES
- * BATON_RDMA_CM=1 holds here too.
+ *     bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices]
+ *     devices: as in KVCACHE_RDMA_NICS, for ucx as in UCX_NET_DEVICES; BATON_RDMA_CM=1 works too
  *
- * Two transfers of 1 MiB are always under way. The sender writes a pattern of (transfer, block,
- * position) into its blocks and the receiver compares every byte of what it is told was received. A
- * transfer that fails is counted and its blocks are used again once they are fenced; a connection
- * that is lost is made again. One line per tenth of a second: milliseconds since the first grant,
- * bytes received and verified, transfers failed so far. The last line is a summary. Exit status 1:
- * a byte was wrong, or nothing arrived at all.
- *
- * Receiver: this process; sender: its child. They exchange hello, answer and grants over a socket
- * pair, one message each. In both, the transfer thread only writes its events into a pipe; the main
- * thread does everything else. */
+ * Two transfers of 1 MiB are always in flight. The sender writes a pattern of (transfer, block,
+ * position) into its blocks, and the receiver compares every byte. A failed transfer is counted and
+ * its blocks are reused once they are fenced; a lost connection is made again. One line per tenth
+ * of a second: milliseconds since the first grant, bytes verified, transfers failed so far. Exit
+ * status 1: a byte was wrong, or nothing arrived. This process receives, its child sends; they
+ * exchange hello, answer and grants over a socket pair.
+ * Thread: the transfer thread only writes its events into a pipe; the main thread does the rest. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +75,7 @@ static struct kv_layout flow_layout(void)
 static void on_event(void *arg, const struct kvt_event *ev)
 {
     struct side *s = arg;
-    /* less than PIPE_BUF: whole or not at all */
+    /* less than PIPE_BUF, so atomic */
     if (write(s->events[1], ev, sizeof *ev) != (ssize_t)sizeof *ev) _exit(2);
 }
 
@@ -135,7 +130,7 @@ static void next_event(const struct side *s, struct kvt_event *ev)
     need(read(s->events[0], ev, sizeof *ev) == (ssize_t)sizeof *ev, "no event");
 }
 
-/* ---- what is sent ---- */
+/* ---- the pattern ---- */
 
 static void table_of(int slot, int32_t table[BLOCKS])
 {
@@ -155,7 +150,7 @@ static uint64_t *piece(const struct side *s, uint32_t layer, int32_t block)
     return (uint64_t *)((char *)s->mem.ptr + kv_layout_offset(&s->layout, layer, (uint32_t)block));
 }
 
-/* Write the pattern of transfer `id`, or (check) count the words that differ from it. */
+/* Writes the pattern of transfer `id`, or with `check` counts the words that differ from it. */
 static uint64_t pattern(const struct side *s, uint64_t id, const int32_t table[BLOCKS], bool check)
 {
     uint64_t wrong = 0, words = kv_layout_piece_bytes(&s->layout) / sizeof(uint64_t);
@@ -393,7 +388,7 @@ int main(int argc, char **argv)
     side_open(&r.side, argc > 4 ? argv[4] : NULL);
     int rc = receiver_run(&r, seconds);
     kvt_free(r.side.kvt);
-    close(wire[1]); /* the sender ends by it */
+    close(wire[1]); /* makes the sender end */
     waitpid(child, NULL, 0);
     device_mem_free(r.side.device, &r.side.mem);
     device_close(r.side.device);

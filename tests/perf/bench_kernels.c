@@ -1,14 +1,12 @@
-/* bench_kernels.c - speed of matrix products and of attention next to the limits of this machine,
- * measured in the same run.
+/* bench_kernels.c - speed of GEMMs and attention next to this machine's limits in the same run.
  *
- *     bench_kernels [isa] [threads] [fast|f32] [part] defaults: auto, all processors, fast, every
- *     part
+ *     bench_kernels [isa] [threads] [fast|f32] [part]     defaults: auto, all cores, fast, all parts
+ *     parts: gemv, gemm, experts, attention, limits
  *
- * Parts: gemv, gemm, experts, attention, limits. Each product is held against both of its limits:
- * reading its weights once from memory, and the peak of the instruction that multiplies them. "of
- * limit" is the time that the slower of the two would take, over the time measured; in f32, and for
- * forms with no products of their own, the instruction is the fused multiply-add. Matrices of the
- * part gemv are larger than a last-level cache. */
+ * Each GEMM has two limits: reading its weights once from memory, and the peak of the instruction
+ * that multiplies them (fused multiply-add in f32 and for types without products of their own). "of
+ * limit" is the time of the slower limit over the time measured. Matrices of gemv do not fit in the
+ * caches. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -44,8 +42,8 @@ static void fill(float *x, size_t n)
     }
 }
 
-/* Small numbers in every format: bytes below 0x30 are f16 and bf16 of magnitudes that no sum of a
- * row overflows, and never a NaN. */
+/* Small numbers in every format: bytes below 0x30 give f16 and bf16 values too small for the sum of
+ * a row to overflow, and never a NaN. */
 static struct weight make_weight(struct kernel_ctx *c, const struct kind *k, size_t n_out,
                                  size_t n_in)
 {
@@ -71,7 +69,7 @@ static struct weight make_weight(struct kernel_ctx *c, const struct kind *k, siz
     return w;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 /* Nanoseconds of the best of several runs of all jobs in one call. */
 static double time_jobs(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n)
@@ -156,8 +154,8 @@ static void bench_gemm(struct kernel_ctx *c, const struct limits *l)
         bench_product(c, &KINDS[6], shapes[i][0], shapes[i][1], rows, COUNT_OF(rows), l);
 }
 
-/* EXPERT_ROWS rows for each of n_experts, gathered from all rows in turn, in one call; next to one
- * matrix that all rows go through. */
+/* EXPERT_ROWS rows for each of n_experts, gathered round robin, in one call; next to one matrix
+ * that multiplies all rows. */
 static void bench_experts(struct kernel_ctx *c, const struct kind *k, size_t n_experts,
                           const struct limits *l)
 {

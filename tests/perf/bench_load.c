@@ -1,15 +1,13 @@
-/* bench_load.c - how fast a model's weights are where they are used, beside how fast the disk gives
- * the same bytes in the same run.
+/* bench_load.c - how fast a model's weights are loaded, next to the disk's rate for the same bytes.
  *
- *     bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy] defaults:
- *     auto, 2, none, 1
+ *     bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy]
+ *     defaults: auto, 2, none, 1; isa "cuda" loads onto the GPU
  *
- * isa "cuda" loads onto the card. Each round: the files are dropped from memory, read (several
- * places at once, which is what a disk is fast at); dropped again, and the model is loaded from
- * them, cold; loaded again, warm. With dummy, only the making up is measured, from a config.json.
- * Prints one line per measurement, "WHAT GB SECONDS GB/s", and cold over disk. A disk that keeps
- * what it was told to drop (a virtual one's host, tmpfs) is seen in numbers no disk has: what was
- * still in memory after dropping is printed. */
+ * Each round drops the files from memory and reads them (several parts at once, which disks are
+ * fastest at), drops them again and loads the model (cold), and loads it once more (warm). With
+ * dummy it only measures generating dummy weights from a config.json. Each line is "WHAT GB SECONDS
+ * GB/s"; the last is cold over disk. It prints how much was still in memory after dropping: tmpfs
+ * and some virtual disks keep what they were told to drop. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -85,7 +83,7 @@ static void drop_files(const struct files *f)
         int fd = open(f->path[i], O_RDONLY | O_CLOEXEC);
         if (fd < 0) continue;
         (void)fdatasync(fd);
-        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* what it did is printed */
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* the result is printed */
         close(fd);
     }
     const double left = still_in_memory(f);
@@ -181,7 +179,7 @@ int main(int argc, char **argv)
     list_files(f, path.data);
     for (int round = 0; round < (argc > 5 ? atoi(argv[5]) : 1); round++) {
         if (o.dummy) {
-            load("made up", &o, 0);
+            load("dummy weights", &o, 0);
             continue;
         }
         drop_files(f);

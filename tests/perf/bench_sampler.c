@@ -1,12 +1,11 @@
-/* bench_sampler.c - choosing the tokens of a batch from its logits: time per step, next to reading
- * the logits from memory once.
+/* bench_sampler.c - time to sample a batch's tokens, next to reading the logits from memory once.
  *
  *     bench_sampler [isa] [threads] [batch]       defaults: auto, 2, 8
  *
- * A vocabulary of 151,936 (Qwen's), 1,000 tokens of context, logits that are drawn like those of a
- * model: few large, most of them small. The rows' logits are written anew before every step, as the
- * head does, outside of the time. Each line: milliseconds per step (the best of many), what reading
- * the logits once takes on these threads, and the ratio of the two. */
+ * The vocabulary has 151,936 tokens (Qwen's), the context 1,000, and the logits are distributed
+ * like a model's: few are large, most small. They are rewritten before every step, outside of the
+ * time, as the head would. Each line: milliseconds per step (the best of many), milliseconds to
+ * read the logits once on these threads, and the ratio of the two. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-/* bench_tokenizer.c - how fast a model's tokenizer reads: MB/s of ordinary text, and of 1 MB texts
- * in which nothing can be cut.
+/* bench_tokenizer.c - how fast a model's tokenizer encodes: MB/s of ordinary text, and of 1 MB
+ * texts that cannot be split.
  *
  * usage: bench_tokenizer MODEL...     folders or GGUF files. Prints; judges nothing. */
 #include <stdio.h>

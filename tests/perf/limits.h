@@ -1,6 +1,6 @@
-/* limits.h - what this machine can do at most, measured in the run that is held against it:
- * products per second of each instruction that the kernels build on, and bytes read from memory.
- * All on the threads of a context's pool. Only for programs under tests/perf. */
+/* limits.h - this machine's limits, measured in the run they are compared with: operations per
+ * second of each instruction that the kernels use, and memory bandwidth. All run on the threads of
+ * a context's pool. Only for programs under tests/perf. */
 #ifndef BATON_TESTS_PERF_LIMITS_H
 #define BATON_TESTS_PERF_LIMITS_H
 
@@ -29,8 +29,8 @@ struct limits {
 
 static volatile uint64_t limit_sink;
 
-/* ACCUMULATORS independent accumulators: enough for two units of a latency of six. The empty asm
- * keeps each in its register and the loop in place. */
+/* ACCUMULATORS independent accumulators are enough for two units with a latency of six. The empty
+ * asm keeps each in its register and the loop in place. */
 #define PEAK(name, isa, vec, zero, step)                                                           \
     __attribute__((target(isa))) static void name(void *arg, int index, int thread)                \
     {                                                                                              \
@@ -75,8 +75,8 @@ struct reading {
     uint64_t sum[1024];
 };
 
-/* One stream per thread that asks for 8 KiB ahead: nothing was found to read faster here, several
- * streams side by side are a third slower. */
+/* One stream per thread that prefetches 8 KiB ahead: nothing faster was found here, and several
+ * streams per thread are a third slower. */
 __attribute__((target("avx2"))) static void read_piece(void *arg, int index, int thread)
 {
     struct reading *r = arg;
@@ -138,7 +138,7 @@ static inline double read_gbytes(struct kernel_ctx *c)
     return best;
 }
 
-/* Those of the instructions that the context's row multiplies with. */
+/* The peaks of the instructions that the context's backend multiplies with. */
 static inline struct limits limits_measure(struct kernel_ctx *c)
 {
     struct cpu_features f;
