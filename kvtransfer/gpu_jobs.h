@@ -1,17 +1,16 @@
-/* gpu_jobs.h - what a card does for transfers of a pool in its memory: checksums of pieces, copies
- * between pool and staging memory, pieces of another layout.
+/* gpu_jobs.h - what a GPU does for transfers of a pool in its memory: checksums of pieces, copies
+ * between pool and staging memory, conversion to another layout.
  *
- *   take ──▶ begin (behind a mark, on the one lane) ──▶ landed, seen by kvt_gpu_job_is_done after `on_done` ──▶ give
- *                                                   └─▶ given before it landed: kept, with its stage, until it has
+ *   acquire ─▶ begin (after an event, on one copy stream) ─▶ done ─▶ release
+ *                └─▶ released early: kept with its stage until it is done
  *
- * Two of them for a kvt: what leaves (its lane waits for marks of layers that are being computed)
- * and what arrives (it never waits for those). Works of one are over in the order in which they
- * began. For pools in the processor's memory there are none: sessions read those themselves. A work
- * that reads blocks whose transfer has failed reads what the blocks' next owner writes: its result
- * is thrown away. Invariants
- *  1 A stage whose bytes a work still reads or writes is not free.
- *  2 There are at most KVT_GPU_JOBS_MAX works; sessions wait for one.
- * Thread: transfer; create and free: the owner's; `on_done` is called on a thread of the driver. */
+ * A kvt has two of them: one for what leaves (its stream waits for events of layers that are being
+ * computed) and one for what arrives (which never waits for those). Jobs complete in the order in
+ * which they began. A pool in host memory has none: sessions read it themselves. A job whose
+ * transfer has failed may read blocks of their next owner; its result is dropped. Invariants: a
+ * stage is not reused while a job reads or writes it; there are at most KVT_GPU_JOBS_MAX jobs, and
+ * sessions wait for a free one.
+ * Thread: transfer; create and free: the owner's; `on_done` runs on a thread of the driver. */
 #ifndef BATON_KVTRANSFER_GPU_JOBS_H
 #define BATON_KVTRANSFER_GPU_JOBS_H
 
@@ -28,27 +27,26 @@ struct kvt_gpu_jobs;
 
 struct kvt_gpu_job {
     struct kvt_gpu_jobs *jobs;
-    struct list link;  /* in jobs->begun, from begin to give */
-    _Atomic bool done; /* release by the driver's thread: the sums and bytes are there;
+    struct list link;  /* in jobs->begun, from begin to release */
+    _Atomic bool done; /* release by the driver's thread when sums and bytes are complete;
                         * acquire by kvt_gpu_job_is_done */
     bool acquired, released;
-    struct kvt_stage stage; /* of jobs->staging, held until it has landed and was given */
+    struct kvt_stage stage; /* of jobs->staging, held until the job is done and released */
     struct copy_stream_checksum_range *pieces; /* KVT_BATCH_PIECES; the device reads them */
     uint64_t *sums;                            /* likewise; the device writes them */
-    /* The asker's: what arrives. */
+    /* Set by the receiver for what arrives. */
     uint32_t session;
     uint64_t generation;
-    struct kvt_message note; /* a NOTE to be verified; kind DATA: a frame on its way into the
-                              * pool */
+    struct kvt_message note; /* a NOTE to verify; kind DATA: a frame being copied into the pool */
 };
 
-/* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by
- * kvt_gpu_job_begin alone. */
+/* The work of a job: checksums of the pieces of a block range, copies of it, or both. Only
+ * kvt_gpu_job_begin reads it. */
 struct kvt_gpu_job_params {
     const struct kvt_head_slice *slice;
-    const int32_t *blocks; /* by position in view's blocks */
+    const int32_t *blocks; /* by position, in blocks of `slice` */
     uint32_t n_tokens;
-    struct kvt_block_range range; /* in view's blocks, or in those of `convert_to` */
+    struct kvt_block_range range; /* in blocks of `slice`, or of `convert_to` */
     uint64_t event;
     bool sums;
     /* pool to job->stage, or back */
@@ -61,7 +59,7 @@ struct kvt_gpu_job_params {
 struct kvt_gpu_jobs_options {
     struct device *device; /* the pool's */
     char *pool;
-    struct kvt_staging *staging; /* of the stages; NULL: nothing is moved */
+    struct kvt_staging *staging; /* of the stages; NULL: jobs copy nothing */
     uint32_t max_copies;
     void (*on_done)(void *arg); /* jobs have completed: collect them */
     void *arg;
@@ -76,14 +74,14 @@ struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w);
 enum status kvt_gpu_job_begin(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t) MUST_CHECK;
 bool kvt_gpu_job_is_done(const struct kvt_gpu_job *k);
 void kvt_gpu_job_release(struct kvt_gpu_job *k); /* NULL is fine */
-/* Free what was given before it landed and has landed now. */
+/* Frees jobs that were released early and are done now. */
 void kvt_gpu_jobs_collect(struct kvt_gpu_jobs *w);
-/* The oldest work that has begun and was not given, or NULL. */
+/* The oldest job that has begun and is not released, or NULL. */
 struct kvt_gpu_job *kvt_gpu_jobs_oldest(struct kvt_gpu_jobs *w);
-/* Wait for everything that has begun. Short: copies of a few MiB, and no marks among what
- * arrives. */
+/* Waits for every job that has begun. This is short: copies of a few MiB, and received data waits
+ * for no events. */
 enum status kvt_gpu_jobs_synchronize(struct kvt_gpu_jobs *w) MUST_CHECK;
-/* Stages that works hold. */
+/* Chunks of staging memory that jobs hold. */
 uint32_t *kvt_gpu_jobs_held(struct kvt_gpu_jobs *w);
 
 #endif

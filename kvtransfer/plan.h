@@ -1,23 +1,18 @@
 /* plan.h - from tokens and block tables to bytes: which pieces a token range completes, and the
  * fewest copies that move them.
  *
- * A transfer's unit is the receiver's piece: one (layer, block), or of it the heads that the grant
- * names. Its position is its place in the block table. Of a full piece such a slice is one run of
- * values (and of a type with scales one run of those); the last block of a prompt may be partly
- * filled, then only the runs of its valid tokens count (kv_layout.h). Pieces of one layer move in
- * order of position, each exactly once.
+ * The unit of a transfer is the receiver's piece, one (layer, block), or the granted heads of it.
+ * Its position is its index in the block table. A full piece of a head slice is one contiguous
+ * segment of values (and one of scales, for types that have them). The last block of a prompt may
+ * be partly filled; then each head's valid tokens are a segment (kv_layout.h). Pieces of a layer
+ * move in order of position, each once. Between pools of equal element type and block size, copies
+ * go directly from pool to pool; otherwise the sender converts into staging memory first
+ * (convert.h, gpu_jobs.h).
  *
- *   pools of equal element type and block size copies go from pool to pool: a slice of heads is a
- *   sub-range of the piece on both sides any others the sender makes the receiver's bytes in
- *   staging memory first (convert.h, staging.h; from a
- *                                                pool in a card's memory the card does: gpu_jobs.h)
- *
- * Invariants 1 The bytes of a span are the same on both sides, in the same order, whatever the
- *  block tables are: the receiver's runs, values first. 2 Sum over all spans of a transfer =
- *  kvt_plan_total_bytes: the layout's figure for the tokens not skipped. 3 Copies are in order of
- *  the receiver's bytes, so that a row may gather copies whose remote sides adjoin into one
- *  operation.
- * Thread: any (no state). */
+ * Invariants: both sides see the bytes of a block range in the same order, the receiver's segments
+ * with values first, whatever the block tables are. Copies are in the order of the receiver's
+ * bytes, so that a transport may gather copies with adjacent destinations. Thread: any (no state).
+ */
 #ifndef BATON_KVTRANSFER_PLAN_H
 #define BATON_KVTRANSFER_PLAN_H
 
@@ -30,24 +25,24 @@ struct kvt_block_range {
     uint32_t layer, first, n;
 };
 
-/* The pieces of a pool as far as a transfer goes: heads [first_head, first_head + n_heads) of that
- * pool's own. */
+/* The part of a pool's pieces that a transfer moves: heads [first_head, first_head + n_heads) of
+ * the pool. */
 struct kvt_head_slice {
     const struct kv_layout *layout; /* borrowed */
     uint32_t first_head, n_heads;
 };
 
-/* Can KV go between these pools, and as what? ERR_PEER_MISMATCH or ERR_UNSUPPORTED with a sentence:
- * another model, no head in common, an element type that would lose what the sender's says without
- * `lossy`, a piece larger than `staging_bytes` where staging is needed. */
+/* Checks whether KV can move between these pools. ERR_PEER_MISMATCH or ERR_UNSUPPORTED with a
+ * sentence: another model, no common head, an element type that would lose precision without
+ * `lossy`, a piece larger than `staging_bytes` if staging is needed. */
 enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout *theirs,
                            bool i_send, bool lossy, uint64_t staging_bytes,
                            struct err *err) MUST_CHECK;
-/* Are bytes of `from` bytes of `to`, so that nothing needs staging? */
+/* Whether the bytes of `from` are valid in `to`, so that nothing needs staging. */
 bool kvt_plan_direct(const struct kv_layout *from, const struct kv_layout *to);
 struct kvt_head_slice kvt_head_slice_all(const struct kv_layout *l);
-/* The view of heads [first, first + n) of the whole model. OK, or ERR_INVALID: this rank does not
- * have them all. */
+/* The slice of heads [first, first + n) of the whole model. ERR_INVALID: this rank does not have
+ * them all. */
 enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
                               struct kvt_head_slice *out) MUST_CHECK;
 
@@ -56,11 +51,11 @@ uint32_t kvt_plan_n_blocks(const struct kv_layout *l, uint32_t n_tokens);
 /* Valid tokens of the block at `i_block` of a prompt of n_tokens: block_tokens, less in the last,
  * 0 past it. */
 uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t i_block);
-/* Positions that are complete when tokens [0, end) of n_tokens are there: a partly filled block
- * only with the last token. */
+/* Positions that are complete after tokens [0, end) of n_tokens: a partly filled block only with
+ * the last token. */
 uint32_t kvt_plan_complete(const struct kv_layout *l, uint32_t n_tokens, uint32_t end);
-/* Bytes of a piece of n_valid tokens, of a span, of all layers of a transfer (n_skip leading blocks
- * are not moved). */
+/* Bytes of a piece of n_valid tokens, of a block range, of all layers of a transfer (n_skip leading
+ * blocks are not moved). */
 uint64_t kvt_head_slice_bytes(const struct kvt_head_slice *v, uint32_t n_valid);
 uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
                               struct kvt_block_range s);
@@ -71,45 +66,44 @@ uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint
 /* How many of at most n positions fit into one put of about `bytes` bytes (at least 1, at most
  * KVT_BATCH_PIECES). */
 uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes);
-/* Most copies a put can need whose sender has the layout l, whatever the receiver's is. */
+/* The most copies that a put from layout l can need, whatever the receiver's layout. */
 uint32_t kvt_plan_max_copies(const struct kv_layout *l);
-/* Copies of a span from the pool `src` to the pool `dst` (kvt_plan_direct; views of as many heads);
- * neighbours that are adjacent on both sides are joined. Tables are indexed by position and hold
- * block numbers of their pools. `out` has room for kvt_plan_max_copies. Returns how many. */
+/* Copies of a block range from pool `src` to pool `dst` (kvt_plan_direct; slices of as many heads).
+ * Copies that are adjacent on both sides are joined. Tables are indexed by position and hold block
+ * numbers of their pools. `out` has room for kvt_plan_max_copies. Returns how many. */
 uint32_t kvt_plan_copies(const struct kvt_head_slice *src, const int32_t *src_blocks,
                          const struct kvt_head_slice *dst, const int32_t *dst_blocks,
                          uint32_t n_tokens, struct kvt_block_range s, struct kvt_copy *out);
-/* As kvt_plan_copies, from a span's bytes that lie one after the other at `local`. */
+/* As kvt_plan_copies, with the range's bytes contiguous at `local`. */
 uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_head_slice *dst,
                               const int32_t *dst_blocks, uint32_t n_tokens,
                               struct kvt_block_range s, struct kvt_copy *out);
-/* Where byte `offset` of a span and what follows it lies in the pool at `base`: up to `cap`
- * scattered pieces; returns how many. */
+/* Where the bytes of a block range from `offset` on lie in the pool at `base`: fills up to `cap`
+ * entries and returns how many. */
 int kvt_plan_iov(const struct kvt_head_slice *v, void *base, const int32_t *blocks,
                  uint32_t n_tokens, struct kvt_block_range s, uint64_t offset, struct iovec *iov,
                  int cap);
-/* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long,
- * how many. */
+/* The valid segments of one piece, equal in length and distance. */
 struct kvt_strides {
-    uint64_t at, stride, segment_bytes;
+    uint64_t at, stride, segment_bytes; /* bytes; `at` counts from the pool's begin */
     uint32_t n_segments;
 };
-/* Returns 1, or 2 where scales do not adjoin the values they are of: values, then scales. */
+/* Returns 1, or 2 if scales are not adjacent to their values: values, then scales. */
 uint32_t kvt_plan_strides(const struct kvt_head_slice *v, uint32_t layer, int32_t block,
                           uint32_t n_valid, struct kvt_strides out[2]);
-/* Tokens of one piece of `dst` that lie in one block of `src`, n of each of n_groups (head, part)
- * pairs: where their rows and scales begin in the pool of src and in the piece as it is sent (its
- * valid runs one after the other), and how many rows apart the pairs are. */
+/* The tokens of one piece of `dst` that lie in one block of `src`: n rows of each of n_groups
+ * (head, K or V) pairs. Offsets of their rows and scales in the pool of src and in the piece as it
+ * is sent (its valid segments one after the other); strides are rows from pair to pair. */
 struct kvt_rows {
     uint64_t from, from_scales, to, to_scales;
     uint32_t n, n_groups, from_stride, to_stride;
 };
-/* Those from token `done` of the piece on. Views of as many heads. What kvt_convert_piece does is
- * one type to the other for all of them. */
+/* The rows from token `done` of the piece on. Slices of as many heads. kvt_convert_piece converts
+ * the type of all of them. */
 struct kvt_rows kvt_plan_rows(const struct kvt_head_slice *src, const int32_t *src_blocks,
                               const struct kvt_head_slice *dst, uint32_t n_tokens, uint32_t layer,
                               uint32_t i_block, uint32_t done);
-/* XXH3 over the valid runs of one piece in order. `scratch` has kv_layout_piece_bytes. */
+/* XXH3 over the valid segments of one piece in order. `scratch` has kv_layout_piece_bytes. */
 uint64_t kvt_plan_checksum(const struct kvt_head_slice *v, const void *base, uint32_t layer,
                            int32_t block, uint32_t n_valid, void *scratch);
 

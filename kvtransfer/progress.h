@@ -2,14 +2,14 @@
  * sessions and their deadlines.
  *
  *   caller ──mailbox──▶ commands ─┐
- *   transports ──poll──▶ incidents ├─▶ sessions (session.h) ─▶ puts, messages, events
+ *   transports ──poll──▶ events ───├─▶ sessions (session.h) ─▶ puts, messages, events
  *   clock ──every 50 ms──▶ ticks ──┘
  *
- * Connections: kvt_connect makes a peer with a route (the allowed transports that the receiver
- * offers, in our order); a transport that fails before UP is followed by the next, then PEER_LOST.
- * An incoming connection becomes a peer at UP. A lost incoming peer stays until its transport's
- * fence() is OK or none of its sessions needs one. Thread: progress_run is the transfer thread;
- * start and stop are the creator's. */
+ * Connections: kvt_connect creates a peer with a route: the allowed transports that the receiver
+ * offers, in our order. If one fails before UP the next is tried, then comes PEER_LOST. An incoming
+ * connection becomes a peer at UP. A lost incoming peer stays until its transport's fence() is OK
+ * or none of its sessions needs a fence.
+ * Thread: transfer (progress_run is that thread); start and stop: the creator's. */
 #ifndef BATON_KVTRANSFER_PROGRESS_H
 #define BATON_KVTRANSFER_PROGRESS_H
 
@@ -20,11 +20,11 @@
 #include "shared/base/mailbox.h"
 
 enum {
-    KVT_PEERS_MAX = 1024,      /* connections of one node, both directions; also bits of a handle's
-                                * index */
-    KVT_COMMANDS_SOFT = 16384, /* beyond it new work is refused ... */
-    KVT_COMMANDS_HARD = 20480, /* ... and only ends and cancels are taken; what finds no place even
-                                * here goes to kvt.late */
+    KVT_PEERS_MAX = 1024,      /* connections of one node, both directions; a handle is serial *
+                                * KVT_PEERS_MAX + index */
+    KVT_COMMANDS_SOFT = 16384, /* beyond this new work is refused ... */
+    KVT_COMMANDS_HARD = 20480, /* ... and only ends and cancels are accepted; beyond this those go
+                                * to kvt.overflow */
     KVT_TRANSPORT_EVENTS = 32
 };
 
@@ -64,11 +64,10 @@ struct kvt_command {
     enum kvt_command_kind kind;
     uint64_t id;    /* of the transfer or peer */
     uint64_t stamp; /* FINISH: clock_ns of the call */
-    void *p;        /* CONNECT: struct kvt_peer; OPEN: struct kvt_send; READY: struct
-                     * kvt_ready. Taken. */
+    void *p;        /* CONNECT: struct kvt_peer; OPEN: kvt_send; READY: kvt_ready. Owned. */
 };
 
-/* An end or cancel that found the box full. */
+/* An end or cancel that found the mailbox full. */
 struct kvt_overflow {
     struct kvt_overflow *next;
     struct kvt_command cmd;
@@ -102,16 +101,16 @@ struct kvt {
     struct list peers;
     struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
-    struct kvt_overflow *overflow_due; /* taken from `overflow`, oldest first; they run when
-                                        * n_before commands have left the box */
+    struct kvt_overflow *overflow_due; /* taken from `overflow`, oldest first; they run after
+                                        * n_before commands of the mailbox */
     size_t n_before;
 };
 
 enum status kvt_progress_start(struct kvt *k, struct err *err) MUST_CHECK;
-void kvt_progress_stop(struct kvt *k); /* joins; frees peers and commands that were left */
-/* The thread has something to look at. Any thread. */
+void kvt_progress_stop(struct kvt *k); /* joins; frees the remaining peers and commands */
+/* Wakes the transfer thread. Any thread. */
 void kvt_progress_wake(void *kvt);
-/* Env callbacks of the rows; `arg` is the kvt. */
+/* The callbacks of kvt_env; `arg` is the kvt. */
 enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
 int kvt_progress_scatter(void *arg, struct kvt_conn *c, const struct kvt_message *head,
                          uint64_t offset, struct iovec *iov, int cap);

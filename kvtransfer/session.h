@@ -1,44 +1,12 @@
-/* session.h - one transfer on each side: its states, and what moves it from one to the next. The
- * same for every transport.
+/* session.h - one transfer on each side: its states, and what moves it from one to the next. Every
+ * transport shares this code.
  *
- *   sender                                               receiver
- *   (kvt_send_open)                                      (kvt_expect)
- *      │ OPEN ────────────────────────────────────────▶     OPEN
- *   OPENING                                                 │ kvt_recv_open: generation agrees, nobody has it
- *      │ kvt_send_opened  ◀──────────────────── OPENED ──   │
- *   ACTIVE                                                BOUND to that connection
- *      │ kvt_send_pump: put, NOTE(checksums) ... ─────▶     │ kvt_recv_note: in order, verified piece by piece
- *      │ after kvt_send_finish, no put unfinished: FINISH ▶ │ kvt_recv_finish: nothing missing → RECEIVED, slot FREE
- *   FINISHING ◀──────────────────────────────── DONE ──
- *      │ kvt_send_done → SENT, freed
+ * The sender pushes: it opens a granted session (OPEN), puts pieces, announces them with their
+ * checksums (NOTE), and ends with FINISH. The receiver verifies every piece and answers DONE. The
+ * diagram and the invariants are below the includes.
  *
- *   Any failure of the sender:   abandon puts; STOPPING until none is unfinished; STOPPED ──▶; SEND_FAILED, freed
- *   Any failure of the receiver: RECEIVE_FAILED; STOP ──▶; FENCING until one of these, then FENCED, slot FREE:
- *        nobody was bound | the transport places bytes itself | STOPPED or BYE came | the
- *        transport's fence() is OK
- *   A sender answers every STOP with STOPPED, also of sessions it does not know; a receiver repeats
- *   a STOP that is not answered.
- *
- * Invariants 1 A put leaves only after OPENED: the receiver knows every connection that may write
- *  into a grant, so a grant that is
- *    cancelled before OPEN needs no fence, and one that comes late is refused (generation).
- *  2 Pieces of a layer are announced and verified in order of position, each once; verified <=
- *  landed. 3 A slot is FREE again only when no write of its writer can land in its blocks. 4 SENT
- *  and SEND_FAILED come only when no put of the session is unfinished. 5 Generations are never
- *  repeated by one kvt and begin at a random number: those of an earlier process do not match. 6
- *  FINISH leaves only when no put of the session is unfinished, so that none of the bytes it
- *  vouches for can be abandoned behind it. 7 A sender that gives up leaves out what its puts had
- *  not copied yet, and the NOTE behind them may be read before its STOPPED: so a wrong
- *    checksum is a doubt first. FINISH, or KVT_DOUBT_MS, make it a failure; nothing is verified,
- *    and RECEIVED cannot come, from then on.
- *  8 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory:
- *    whoever does not read holds up itself alone.
- *  9 Of a pool in a card's memory the card makes the checksums, the copies and the pieces of other
- *    layouts (gpu_jobs.h): a NOTE of the sender waits for its sums, the receiver's RECEIVED for its
- *    own; a row that moves the processor's memory puts from a stage that was fetched, and what it
- *    receives is on its way into the pool from a stage when its slot is FREE only once that copy is
- *    over. The order of puts, NOTEs and FINISH is the same.
- * Thread: transfer, except kvt_recv_claim (any). */
+ * Life cycle: kvt_core_init, sessions, kvt_core_release; one kvt_core per kvt.
+ * Thread: transfer, except kvt_recv_claim and kvt_send_create (any). */
 #ifndef BATON_KVTRANSFER_SESSION_H
 #define BATON_KVTRANSFER_SESSION_H
 
@@ -53,24 +21,62 @@
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 
+/* sender                                        receiver
+ * (kvt_send_open)                               (kvt_expect)
+ *   │ OPEN ──────────────────────────────────▶    OPEN
+ * OPENING                                           │ kvt_recv_open: generation agrees, not bound
+ *   │ kvt_send_opened ◀───────────── OPENED ──      │
+ * ACTIVE                                          BOUND to that connection
+ *   │ kvt_send_pump: put, NOTE(checksums) ... ─▶    │ kvt_recv_note: in order, verified by piece
+ *   │ after kvt_send_finish and all PUT_DONE:       │
+ *   │ FINISH ────────────────────────────────▶      │ kvt_recv_finish: complete → RECEIVED, FREE
+ * FINISHING ◀─────────────────────── DONE ──
+ *   │ kvt_send_done → SENT, freed
+ *
+ * Failure of the sender:    abandon puts; STOPPING until all have PUT_DONE; STOPPED ──▶; SEND_FAILED
+ * Failure of the receiver:  RECEIVE_FAILED; STOP ──▶; FENCING until one of these, then FENCED, FREE:
+ *     no connection was bound | the receiver scatters | STOPPED or BYE came | fence() is OK
+ * A sender answers every STOP with STOPPED, also for unknown sessions; a receiver repeats a STOP
+ * until it is answered.
+ *
+ * Invariants
+ *  1 A put is made only after OPENED: the receiver knows every connection that may write into a
+ *    grant. So a grant cancelled before OPEN needs no fence, and a late OPEN is refused by its
+ *    generation.
+ *  2 Pieces of a layer are announced and verified in order of position, each once; verified <=
+ *    arrived.
+ *  3 A slot is FREE again only when no write of its writer can reach its blocks.
+ *  4 SENT and SEND_FAILED come only after PUT_DONE of every put of the session.
+ *  5 A kvt never repeats a generation and begins at a random one, unlike an earlier process's.
+ *  6 FINISH is sent only after PUT_DONE of every put, so that none of its bytes can be abandoned.
+ *  7 A sender that gives up skips the bytes that its puts had not copied yet, and its NOTE may be
+ *    read before its STOPPED. So a wrong checksum is at first a doubt. FINISH or KVT_DOUBT_MS turn
+ *    it into a failure; until then nothing is verified and RECEIVED cannot come.
+ *  8 A session has at most KVT_SEND_PUTS puts in flight and a peer its share of the staging memory,
+ *    so a peer that does not read delays only itself.
+ *  9 For a pool in GPU memory the GPU computes checksums, copies and conversions (gpu_jobs.h). A
+ *    NOTE waits for its checksums, RECEIVED for the receiver's. Transports that read host memory put
+ *    from a stage that was copied from the GPU, and receive into one; the slot is FREE only after
+ *    its copy into the pool. The order of puts, NOTEs and FINISH stays the same. */
 enum {
-    KVT_PUT_BYTES = 1 << 20, /* of one put: large enough to forget per-put costs, small enough
-                              * to stay in cache for its checksum */
-    KVT_DEVICE_PUT_BYTES = 8 << 20, /* of one between cards, whose bytes no processor touches: some
-                                     * 20 us of NVLink, 150 us of PCIe */
-    KVT_RECV_STAGING_BYTES = 32 << 20, /* of frames on their way into a pool in a card's memory: 32
-                                        * of 1 MiB, 30 us of PCIe each */
-    KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB or more, more than any
-                                  * link holds (100 GB/s over 200 us is 20 MB) */
-    KVT_ANSWER_MS = 5000,        /* OPEN and FINISH are round trips: a sender waits so long for
-                                  * OPENED and DONE, or stall_ms when that is less */
+    KVT_PUT_BYTES =
+        1 << 20, /* of one put: amortises its cost, yet stays in cache for its checksum */
+    KVT_DEVICE_PUT_BYTES =
+        8 << 20, /* of a put between GPUs, whose bytes no CPU touches: about 20 us
+                                     * of NVLink, 150 us of PCIe */
+    KVT_RECV_STAGING_BYTES = 32 << 20, /* of frames being copied into a pool in GPU memory: 32 of
+                                        * 1 MiB, 30 us of PCIe each */
+    KVT_SEND_PUTS = 32,          /* of one session in flight: at least 32 MiB, more than any link
+                                  * holds (100 GB/s over 200 us is 20 MB) */
+    KVT_ANSWER_MS = 5000,        /* a sender waits so long for OPENED and DONE, or stall_ms if that
+                                  * is less */
     KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
-    KVT_STOP_AGAIN_MS = 1000,    /* a STOP without answer is repeated after so long, then after
-                                  * twice as long, and so on */
-    KVT_DOUBT_MS = 3000,         /* a wrong checksum counts when nothing else has explained it by
-                                  * then: STOPPED waits for the last put */
+    KVT_STOP_AGAIN_MS = 1000,    /* an unanswered STOP is repeated after this time, then after twice
+                                  * as long, and so on */
+    KVT_DOUBT_MS = 3000,         /* a wrong checksum counts if STOPPED has not explained it by then;
+                                  * STOPPED waits for the last put */
     KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its
-                                  * connection, where that is a fence */
+                                  * connection, if that is a fence */
 };
 
 enum kvt_recv_state {
@@ -83,79 +89,69 @@ enum kvt_recv_state {
 
 struct kvt_recv {
     /* FREE → CLAIMED by compare-and-swap on any thread (acquire: the slot's last user is done with
-     * it); CLAIMED → OPEN is a release store, so that the transfer thread's acquire load sees the
-     * fields; everything after is the transfer thread's alone. */
+     * it). CLAIMED → OPEN is a release store, so that the transfer thread's acquire load sees the
+     * fields. Only the transfer thread makes the later changes. */
     _Atomic uint32_t state;
     uint32_t session; /* index of the slot */
     uint64_t id, generation;
-    struct kvt_head_slice slice; /* of the pool: the heads that were granted */
+    struct kvt_head_slice slice; /* of the pool: the granted heads */
     int32_t *blocks;
-    uint32_t n_used, n_first, n_tokens; /* positions [n_first, n_used) are to come */
-    uint32_t *arrived, *verified;       /* per layer: positions below are in place /
-                                         * agreed */
+    uint32_t n_used, n_first, n_tokens; /* positions [n_first, n_used) are expected */
+    uint32_t *arrived, *verified;       /* per layer: positions below are in place / verified */
     uint64_t n_left;                    /* pieces not verified yet, all layers */
     struct kvt_peer *peer;              /* BOUND, FENCING: the writer */
     struct list link;                   /* in peer->recvs */
     uint64_t bytes, t_begin_ns, t_moved_ms, t_fence_ms, deadline_ms;
-    uint32_t n_stops;                  /* FENCING: STOP was said so often */
-    uint64_t t_doubt_ms;               /* BOUND: when the first wrong checksum was seen; 0:
-                                        * none was */
-    uint32_t doubt_layer, doubt_block; /* where */
-    bool moved;                        /* t_begin_ns is that of the first byte, not of the grant */
-    bool sums;                         /* every NOTE carries checksums, and they are verified */
-    uint32_t n_stores, n_checks;       /* works under way: frames on their way into the pool,
+    uint32_t n_stops;                  /* FENCING: STOPs sent */
+    uint64_t t_doubt_ms;               /* BOUND: time of the first wrong checksum; 0: none */
+    uint32_t doubt_layer, doubt_block; /* its piece */
+    bool moved;                        /* t_begin_ns is the time of the first byte, not the grant */
+    bool sums;                         /* every NOTE carries checksums, which are verified */
+    uint32_t n_stores, n_checks;       /* GPU jobs in flight: frames being copied into the pool,
                                         * NOTEs being verified */
-    bool finishes;                     /* FINISH came before they were over ... */
-    uint64_t finish_bytes;             /* ... and said this */
+    bool finishes;                     /* FINISH came before they were done ... */
+    uint64_t finish_bytes;             /* ... with this total */
 };
 
 enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
 
-/* A put under way, or made and not taken yet. */
+/* A put in flight, or prepared and not accepted yet. */
 struct kvt_batch {
     struct kvt_block_range range;
-    struct kvt_stage stage;  /* where its bytes were made; n == 0: they lie in the pool */
-    struct kvt_gpu_job *job; /* that fetches them from a card, or makes their checksums there;
-                              * NULL: none */
+    struct kvt_stage stage;  /* its converted or copied bytes; n == 0: they are in the pool */
+    struct kvt_gpu_job *job; /* copies them from the GPU or computes their checksums; NULL: none */
 };
 
 struct kvt_send {
     enum kvt_send_state state;
     uint64_t id, peer_handle;
-    uint64_t serial; /* of this session in this kvt; a put's tag is serial *
-                      * KVT_SEND_PUTS + its place in `puts` */
+    uint64_t serial; /* of this session in this kvt; a put's tag is serial * KVT_SEND_PUTS + i */
     struct kvt_peer *peer;
     struct list link; /* in peer->sends */
     uint32_t session;
     uint64_t generation;
-    uint32_t first_head, n_heads, block_tokens; /* as granted: heads of the model, the
-                                                 * receiver's block size */
+    uint32_t first_head, n_heads, block_tokens; /* of the grant: heads of the model, the receiver's
+                                                 * block size */
     struct kvt_head_slice src, dst;             /* of both pools, from kvt_send_begin on */
-    bool direct;                                /* bytes go from pool to pool, nothing is
-                                                 * converted */
-    uint32_t n_used, n_first, n_tokens;         /* positions: the receiver's blocks */
+    bool direct;                                /* bytes go from pool to pool without conversion */
+    uint32_t n_used, n_first, n_tokens;         /* positions in the receiver's blocks */
     uint32_t n_src;                             /* own blocks that hold n_tokens */
     int32_t *dst_blocks, *src_blocks;           /* n_used and n_src of them */
     uint32_t *tokens, *cursor;                  /* per layer: tokens ready, next position to put */
-    uint64_t *events;                           /* per layer: of the tokens that are ready */
-    uint32_t *queue;                            /* layers with something to put, in order of
-                                                 * arrival */
+    uint64_t *events;                           /* per layer: of the ready tokens */
+    uint32_t *queue;                            /* layers with something to put, FIFO */
     uint8_t *queued;                            /* per layer */
     uint32_t q_head, q_len;
     uint64_t n_left; /* pieces not put yet, all layers */
     struct kvt_batch puts[KVT_SEND_PUTS];
     uint32_t unfinished;           /* bit i: puts[i] has no PUT_DONE yet */
-    struct kvt_batch prepared;     /* converted, fetched or begun, and not taken by
-                                    * the row yet; prepared.range.n == 0: none */
-    struct kvt_gpu_job *note_job;  /* makes the checksums of `note`; NULL: they are in
-                                    * it */
+    struct kvt_batch prepared;     /* not accepted by the transport yet; range.n == 0: none */
+    struct kvt_gpu_job *note_job;  /* computes the checksums of `note`; NULL: `note` has them */
     bool finish, note_waits, sums; /* sums: NOTEs carry checksums */
-    bool device_failed;            /* that holds the pool: the next pump ends the
-                                    * session */
-    struct kvt_message note;       /* to be sent when note_waits */
+    bool device_failed;            /* the pool's device: the next pump ends the session */
+    struct kvt_message note;       /* to be sent if note_waits */
     uint64_t bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
-    uint64_t t_busy_ns, busy_ns; /* since when a put is unfinished; the sum of such
-                                  * times that are over */
+    uint64_t t_busy_ns, busy_ns; /* since when a put is in flight; the sum of earlier such times */
     enum status status;          /* STOPPING: why */
     char text[160];
 };
@@ -164,18 +160,16 @@ struct kvt_send {
 struct kvt_peer {
     struct list link;
     struct kvt_conn *conn;               /* NULL between two attempts to connect */
-    const struct kvt_transport_ops *ops; /* of conn; stays when conn is gone */
+    const struct kvt_transport_ops *ops; /* of conn; kept when conn is gone */
     uint64_t handle;                     /* of kvt_connect; 0: incoming */
     struct kv_layout layout;             /* theirs; outgoing only */
     bool checksum;                       /* outgoing: both sides want checksums */
-    uint32_t staging_chunks;             /* outgoing: chunks of staging memory its puts
-                                          * hold */
-    uint32_t recv_chunks;                /* incoming: chunks of the inbox its frame holds */
-    struct kvt_stage frame; /* incoming: where the frame that is being read lands; n == 0: in
-                             * the pool, or there is none */
+    uint32_t staging_chunks;             /* outgoing: chunks of staging memory that its puts hold */
+    uint32_t recv_chunks;                /* incoming: chunks of recv_staging that its frame holds */
+    struct kvt_stage frame; /* incoming: stage of the frame being read; n == 0: none, or it goes
+                             * into the pool */
     bool up, lost;          /* lost: DOWN was seen */
-    bool must_close;        /* to be disconnected (does not answer STOP, breaks the
-                             * protocol) */
+    bool must_close;        /* disconnect it: it does not answer STOP or breaks the protocol */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */
 };
@@ -186,17 +180,13 @@ struct kvt_core {
     char *pool;
     bool checksum;
     bool lossy;                                 /* a peer may hold less precise values */
-    struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in a card's memory; NULL: the processor
-                                                 * reads the pool */
-    struct kvt_staging *recv_staging;           /* with `recv_jobs`: where frames of rows that
-                                                 * place bytes land first; NULL: there is no such
-                                                 * row */
-    struct kvt_staging *staging; /* NULL: peers of another layout cannot be served (tests of
-                                  * sessions alone) */
+    struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in GPU memory; NULL: in host memory */
+    struct kvt_staging *recv_staging;           /* with `recv_jobs`: receives frames of transports
+                                                 * that scatter; NULL: there is none */
+    struct kvt_staging *staging; /* NULL: cannot serve peers of another layout (some tests) */
     uint32_t stall_ms, n_transfers, n_slots;
     uint64_t deadline_ms;   /* longest life of a transfer */
-    struct kvt_recv *slots; /* n_slots: twice n_transfers, so that quarantined ones do
-                             * not stop new transfers */
+    struct kvt_recv *slots; /* n_slots: twice n_transfers, because some may be quarantined */
     _Atomic uint64_t next_generation, next_serial;
     _Atomic uint32_t n_recvs, n_sends; /* live; relaxed: limits, not order */
     struct map sends;                  /* id → struct kvt_send */
@@ -214,12 +204,12 @@ void kvt_core_init(struct kvt_core *c, const struct kvt_options *o);
 void kvt_core_release(struct kvt_core *c);
 void kvt_core_event(struct kvt_core *c, struct kvt_event ev);
 void kvt_peer_init(struct kvt_peer *p);
-/* A message to the peer; a connection that cannot take it is condemned. */
+/* Sends a message to the peer. A connection that cannot take it is marked for close. */
 void kvt_peer_send(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session,
                    uint64_t generation, uint64_t bytes, enum status st);
 
-/* What a receiver promises: where tokens [0, n_tokens) of its heads [first_head, first_head +
- * n_heads) go (kvtransfer.h, kvt_expect_heads). */
+/* What a receiver expects: tokens [0, n_tokens) of its heads [first_head, first_head + n_heads) in
+ * these blocks (kvtransfer.h, kvt_expect_heads). */
 struct kvt_expectation {
     uint64_t id;
     uint32_t first_head, n_heads; /* of this pool's own */
@@ -240,22 +230,22 @@ void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);
-/* Works of what arrives have landed: NOTEs are verified, stages come back. */
+/* Collects completed receive jobs: verifies their NOTEs, releases their stages. */
 void kvt_recv_collect(struct kvt_core *c);
-/* The frame that a connection was reading is over or will not be: its stage comes back. */
+/* Releases the stage of the frame that a connection was reading, which is complete or given up. */
 void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p);
 
-/* Tokens [begin, end) of a layer, there when the pool's device has come to `event`. */
+/* Tokens [begin, end) of a layer, complete after `event` of the pool's device. */
 struct kvt_token_range {
     uint32_t layer, begin, end;
     uint64_t event;
 };
 
-/* Sender. create: any thread; takes nothing; ERR_FULL, ERR_NOMEM, ERR_FORMAT (grant). */
+/* Sender. create runs on any thread. ERR_FULL, ERR_NOMEM, ERR_FORMAT (grant). */
 enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant,
                             struct kvt_send **out, struct err *err) MUST_CHECK;
 void kvt_send_free(struct kvt_core *c, struct kvt_send *s);
-/* Takes s. `p` is NULL when there is no such connection. */
+/* Takes ownership of s. `p` is NULL if there is no such connection. */
 void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p);
 void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range *range,
                   const int32_t *blocks);
@@ -264,9 +254,9 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
 /* OPENED, DONE, STOP. */
 void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);
 void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag);
-/* The connection is gone or about to go: its sends end now. */
+/* Ends all sends of a connection that is lost or about to close. */
 void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
-/* Put at most one batch of each session of `p`; true when more can go at once. */
+/* Puts at most one batch of each session of `p`; true if more can be put at once. */
 bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p);
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms);
 

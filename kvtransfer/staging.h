@@ -1,15 +1,15 @@
-/* staging.h - memory in which pieces for peers of another layout are made, and from which rows put
- * them (transport.h, KVT_STAGING).
+/* staging.h - staging memory: pieces for peers of another layout are converted here, and transports
+ * put from it (transport.h, KVT_STAGING).
  *
- * Pieces of a pool in a card's memory are brought here for rows that read the processor's, and what
- * such rows receive lands here first. The card makes those of another layout in as much memory of
- * its own, the card's side, chunk for chunk under the same numbers; from there they are brought
- * here or put. One allocation for the life of a kvt, so that rows can register it once; its pages
- * are not backed before somebody needs them. It is given out in chunks, as runs of neighbouring
- * ones: a put's bytes lie one after the other. A peer may hold no more than what is left free after
- * it (dynamic thresholds as in shared-memory switches, Choudhury and Hahne 1998): one that does not
- * drain takes half, the next half of the rest, and there is always something for the others. Full
- * means wait: puts that end give theirs back. Thread: transfer; create and free: the owner's. */
+ * For a pool in GPU memory, pieces are copied here for transports that read host memory, and
+ * received pieces arrive here first. The GPU converts in device memory of the same size, chunk for
+ * chunk under the same numbers. One allocation lives as long as the kvt, so that transports
+ * register it once; its pages are backed when they are first used. A stage is a run of neighbouring
+ * chunks, so that the bytes of a put are contiguous. A peer may hold at most as much as is left
+ * free after it (dynamic thresholds as in shared-memory switches, Choudhury and Hahne 1998), so one
+ * that does not drain cannot starve the others. When it is full, sessions wait until a put
+ * completes.
+ * Thread: transfer; create and free: the owner's. */
 #ifndef BATON_KVTRANSFER_STAGING_H
 #define BATON_KVTRANSFER_STAGING_H
 
@@ -25,30 +25,30 @@ struct kvt_stage {
     uint32_t first, n; /* chunks; n == 0: none */
 };
 
-/* `bytes` are rounded up to chunks. Memory that `device` reaches (DEVICE_MEM_HOST), backed at once;
- * NULL: the processor's alone. ERR_NOMEM. */
+/* `bytes` is rounded up to chunks. With `device`: memory that it can access (DEVICE_MEM_HOST),
+ * backed at once; NULL: plain host memory. ERR_NOMEM. */
 enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out,
                                struct err *err) MUST_CHECK;
-/* Have a card's side too: as much of the device's memory. ERR_NOMEM. */
+/* Adds as much device memory, for pieces that the GPU converts. ERR_NOMEM. */
 enum status kvt_staging_add_device(struct kvt_staging *s, struct err *err) MUST_CHECK;
 void kvt_staging_free(struct kvt_staging *s);
-/* NULL: there is none. */
+/* NULL without kvt_staging_add_device. */
 const struct dev_mem *kvt_staging_device_mem(const struct kvt_staging *s);
 const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s);
-/* The largest piece it is for: a quarter, so that several peers find room. */
+/* The largest piece that is accepted: a quarter of the memory, so that several peers fit. */
 uint64_t kvt_staging_piece_max(const struct kvt_staging *s);
-/* Room for `bytes`; *held counts the peer's chunks. False: wait until something was given back.
- * `least`: less than this the peer cannot use, so one that holds nothing gets it beyond its share
- * too. LIMIT: about log2(memory / piece) peers that do not drain leave nothing for one more until
- * their transfers' stall deadline. */
+/* Acquires chunks for `bytes`; *held counts the peer's chunks. False: wait until a stage is
+ * released. `least`: the peer cannot use less than this, so one that holds nothing may exceed its
+ * share. LIMIT: about log2(memory / piece) peers that do not drain leave nothing for one more until
+ * the stall deadline of their transfers. */
 bool kvt_staging_acquire(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held,
                          struct kvt_stage *out);
-/* Give back; none is fine. */
+/* Releases a stage; one with n == 0 is fine. */
 void kvt_staging_release(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage);
-/* Offset of the stage's first byte in the memory, and its address. */
+/* Offset of the stage's first byte in the staging memory, and its address. */
 uint64_t kvt_staging_offset(struct kvt_stage stage);
 void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage);
-/* on the card's side */
+/* Its address in the device's half. */
 void *kvt_staging_device_at(const struct kvt_staging *s, struct kvt_stage stage);
 uint32_t kvt_staging_n_free(const struct kvt_staging *s); /* chunks */
 

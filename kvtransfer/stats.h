@@ -1,26 +1,6 @@
-/* stats.h - the metrics of a kvt. Created before the transfer thread, updated by it; all calls
- * accept a registry that is absent.
- *
- *   baton_kv_transfer_bytes_total{transport,direction} KV bytes moved
- *   baton_kv_transfer_seconds{transport,direction} first byte to acknowledged (send) or verified
- *   (receive) baton_kv_transfer_rate_bytes_per_second{transport,direction} the rate of each
- *   transfer: send: over the time in which bytes were under
- *                                                                  way, the figure to hold against
- *                                                                  the link; receive: over its
- *                                                                  seconds, the waiting for compute
- *                                                                  included
- *   baton_kv_link_speed_bytes_per_second{transport} what the hardware says of the last connection's
- *   link(s); 0: not known baton_kv_transfer_failures_total{direction,reason} transfers that failed;
- *   reason: kvt_failure_name below baton_kv_transfer_dropped_total{reason} messages and frames that
- *   named no live transfer of their connection:
- *                                                                  stale (that generation is over),
- *                                                                  foreign (another connection's)
- *   baton_kv_transfer_hashed_bytes_total{direction} KV bytes a checksum was made of: 0 with
- *   --kv-checksum off on either side
- *   baton_kv_transfer_converted_bytes_total                        KV bytes made in staging memory
- *                                                                  for a peer of another layout
- *   baton_kv_transfer_checksum_failures_total, _fence_waits_total,
- *   baton_kv_transfers_in_flight{direction}, _quarantined */
+/* stats.h - the metrics of a kvt. kvt_stats_create registers them before the transfer thread
+ * starts; that thread updates them. Every function accepts NULL, for a kvt without a registry.
+ * docs/kv-transfer.md lists the metrics; stats.c has their help texts. */
 #ifndef BATON_KVTRANSFER_STATS_H
 #define BATON_KVTRANSFER_STATS_H
 
@@ -31,11 +11,11 @@
 
 enum kvt_direction { KVT_DIRECTION_SEND, KVT_DIRECTION_RECEIVE };
 
-/* What a transfer died of. */
+/* Why a transfer failed. */
 enum kvt_failure {
     KVT_FAILED_CHECKSUM,  /* bytes in place are not the bytes that were sent */
-    KVT_FAILED_STALE,     /* send: the grant was of an earlier generation, used, or another's (a
-                           * receiver counts those as dropped) */
+    KVT_FAILED_STALE,     /* send: the grant was of an earlier generation, used, or another sender's
+                           * (a receiver counts those as dropped) */
     KVT_FAILED_DUPLICATE, /* a piece was pushed or announced a second time */
     KVT_FAILED_REORDERED, /* a piece came before its predecessor */
     KVT_FAILED_TRUNCATED, /* announced or finished with bytes missing */
@@ -43,18 +23,17 @@ enum kvt_failure {
     KVT_FAILED_TIMEOUT,   /* nothing moved for stall_ms, or not over after deadline_ms */
     KVT_FAILED_PEER_LOST, /* the connection ended */
     KVT_FAILED_CANCELED,  /* by a caller on either side */
-    KVT_FAILED_OTHER,     /* the caller's mistake, no memory, and the like: the log says what */
+    KVT_FAILED_OTHER,     /* a caller's mistake, no memory, and so on: the log says what */
     KVT_FAILED_COUNT
 };
 
 struct kvt_stats;
 
-/* `m` may be NULL (then nothing is counted); kept until free. */
+/* `m` may be NULL, then nothing is counted; otherwise it must outlive the result. */
 struct kvt_stats *kvt_stats_create(struct metrics *m);
 void kvt_stats_free(struct kvt_stats *s);
 const char *kvt_failure_name(enum kvt_failure f);    /* the label: "checksum", "stale", ... */
-enum kvt_failure kvt_failure_of(enum status reason); /* for those that are known by status
-                                                      * alone */
+enum kvt_failure kvt_failure_of(enum status reason); /* for failures that only have a status */
 void kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direction d,
                      uint64_t bytes);
 void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d,

@@ -114,14 +114,13 @@ struct kvt_env {
 /* What the session layer guarantees: a put names only blocks of a grant that the receiver confirmed
  * on this connection; copies are within both pools; a source stays valid until PUT_DONE or DOWN.
  *
- * What a transport guarantees: 1 An UP connection presented a ticket that env->admit took. Before
- *  that its peer can neither read
- *    nor write anything.
- *  2 The peer sees a message after every earlier put on that connection has landed, and messages in
- *    order, or not at all.
+ * What a transport guarantees:
+ *  1 An UP connection presented a ticket that env->admit accepted. Before that its peer can neither
+ *    read nor write anything.
+ *  2 The peer sees a message only after every earlier put on that connection is in its memory, and
+ *    messages in order, or not at all.
  *  3 After DOWN, and after a put's PUT_DONE, it reads nothing of that source any more.
- *  4 fence() returns OK only when no write of that peer can land any more in this process's
- * pool. */
+ *  4 fence() returns OK only when no write of that peer can reach this process's pool any more. */
 struct kvt_transport_ops {
     const char *name; /* as in options.protocols, logs, metrics */
     unsigned caps;
@@ -154,9 +153,9 @@ struct kvt_transport_ops {
     enum status (*notify)(struct kvt_conn *c, const struct kvt_message *m);
     /* Makes what arrived visible to readers of a pool in GPU memory; host memory: OK at once. */
     enum status (*flush)(struct kvt_transport *t);
-    /* Ends the peer's access; no event follows. OK: none of its writes can land any more. ERR_BUSY:
-     * not proven yet, ask again. After the first call only fence and disconnect are called for this
-     * connection. */
+    /* Ends the peer's access; no event follows. OK: none of its writes can reach the pool any more.
+     * ERR_BUSY: not proven yet, ask again. After the first call only fence and disconnect are called
+     * for this connection. */
     enum status (*fence)(struct kvt_conn *c);
     size_t (*poll)(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap);
     /* Bytes per second of this connection's links as the hardware states them; 0: unknown

@@ -1,20 +1,14 @@
-/* wire.h - every byte that crosses between two kvt: fixed little-endian structs and their strict
- * decoding.
+/* wire.h - every byte that two kvt exchange: fixed little-endian structs and their strict decoding.
  *
- *   hello     sender → receiver through the control plane: who asks, with which layout
- *   answer    receiver → sender, for that asker alone: layout, one-time ticket, where each
- *             transport is reached
- *   grant     receiver → sender: session, generation, heads, blocks
- *   preamble  first thing on a data connection: the ticket; and the reply to it
- *   message   everything after it: 32 bytes, then n checksums (NOTE) or `bytes` of KV data (DATA,
- *             stream transports only)
+ *     hello     sender → receiver, through the control plane: the sender and its layout
+ *     answer    receiver → that sender only: layout, one-time ticket, addresses of the transports
+ *     grant     receiver → sender: session, generation, heads, blocks
+ *     preamble  the first bytes of a data connection: the ticket, and the reply to it
+ *     message   all later bytes: 32, then n checksums (NOTE) or KV data (DATA, stream transports)
  *
- * Invariants 1 Decoding touches no byte outside its input and accepts exactly what encoding
- *  produces: known magic and version, zero
- *    padding, no byte left over.
- *  2 A decoded value is in the range its comment names; whether it fits a session is session.c's
- *  affair.
- * Thread: any (values). */
+ * Invariants: decoding reads no byte outside its input and accepts exactly what encoding produces:
+ * known magic and version, zero padding, no trailing byte. A decoded value is in the range that its
+ * comment gives; session.c checks whether it fits the session. Thread: any (values). */
 #ifndef BATON_KVTRANSFER_WIRE_H
 #define BATON_KVTRANSFER_WIRE_H
 
@@ -34,16 +28,15 @@ enum {
     KVT_TRANSPORTS_MAX = 8,
     KVT_NAME_MAX = 15,
     KVT_BLOCK_TOKENS_MAX = 65536,
-    KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens of 64-token blocks: far above any context
-                                     * length */
+    KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens in 64-token blocks: above any context length */
     KVT_OPEN_SUMS = 1 /* in `bytes` of OPEN: every NOTE of this transfer carries checksums */
 };
 
 struct kvt_hello_msg {
     struct kv_layout layout;
-    uint8_t node[16]; /* random, of this kvt: an answer is made for one asker */
-    bool checksum;    /* the sender is willing to make checksums */
-    bool lossy;       /* the sender allows its values to be narrowed */
+    uint8_t node[16]; /* random id of this kvt: an answer is valid for one sender only */
+    bool checksum;    /* the sender is willing to compute checksums */
+    bool lossy;       /* the sender accepts a less precise element type */
 };
 
 struct kvt_answer_transport {
@@ -55,7 +48,7 @@ struct kvt_answer_msg {
     struct kv_layout layout;
     uint8_t node[16]; /* of the hello that is answered */
     bool checksum;    /* both sides want checksums */
-    bool lossy;       /* one side at least allows values to be narrowed */
+    bool lossy;       /* at least one side accepts a less precise element type */
     uint8_t ticket[KVT_TICKET_BYTES];
     uint32_t n_transports; /* 1..KVT_TRANSPORTS_MAX */
     struct kvt_answer_transport transports[KVT_TRANSPORTS_MAX];
@@ -66,10 +59,8 @@ struct kvt_grant_msg {
     uint64_t generation;
     uint32_t n_blocks, n_skip, n_tokens; /* n_skip <= n_blocks <= KVT_GRANT_BLOCKS_MAX */
     uint32_t first_head, n_heads;        /* of the whole model; n_heads >= 1 */
-    uint32_t block_tokens;               /* of the receiver's blocks,
-                                          * 1..KVT_BLOCK_TOKENS_MAX */
-    const uint8_t *blocks;               /* n_blocks int32, borrowed; kvt_grant_block reads
-                                          * one */
+    uint32_t block_tokens;               /* of the receiver's blocks, 1..KVT_BLOCK_TOKENS_MAX */
+    const uint8_t *blocks;               /* n_blocks int32, borrowed; kvt_grant_block reads one */
 };
 
 enum kvt_preamble_kind { KVT_PREAMBLE_TICKET = 1, KVT_PREAMBLE_WELCOME, KVT_PREAMBLE_REFUSED };
@@ -77,8 +68,7 @@ enum kvt_preamble_kind { KVT_PREAMBLE_TICKET = 1, KVT_PREAMBLE_WELCOME, KVT_PREA
 struct kvt_preamble {
     enum kvt_preamble_kind kind;
     uint8_t ticket[KVT_TICKET_BYTES]; /* TICKET; zero otherwise */
-    uint64_t value;                   /* WELCOME: the row's own (pool bytes);
-                                       * otherwise 0 */
+    uint64_t value;                   /* WELCOME: the transport's own (pool bytes); otherwise 0 */
 };
 
 enum kvt_message_kind {
@@ -86,8 +76,7 @@ enum kvt_message_kind {
     KVT_MSG_OPENED,   /* receiver: yes, over this connection */
     KVT_MSG_DATA,     /* sender: `bytes` of pieces [first, first + n) of `layer` follow (stream
                        * transports only) */
-    KVT_MSG_NOTE,     /* sender: pieces [first, first + n) of `layer` are in place; their
-                       * checksums */
+    KVT_MSG_NOTE,     /* sender: pieces [first, first + n) of `layer` are in place; checksums */
     KVT_MSG_FINISH,   /* sender: that was all; `bytes` in total */
     KVT_MSG_DONE,     /* receiver: verified; the source may be reused */
     KVT_MSG_STOP,     /* receiver: stop writing, for `status` */
@@ -103,10 +92,10 @@ struct kvt_message {
     uint32_t session;
     uint64_t generation;
     uint32_t layer, first;
-    uint32_t n;                      /* DATA, NOTE: 1..KVT_BATCH_PIECES pieces; 0 otherwise */
-    uint64_t bytes;                  /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of
-                                      *   the checksums, 8 n or 0 when the transfer has none; OPEN:
-                                      *   KVT_OPEN_SUMS or 0; 0 otherwise */
+    uint32_t n; /* DATA, NOTE: 1..KVT_BATCH_PIECES pieces; 0 otherwise */
+    /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 n or 0 if the
+     * transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise. */
+    uint64_t bytes;
     uint64_t sums[KVT_BATCH_PIECES]; /* NOTE: n of them */
 };
 
@@ -115,7 +104,7 @@ enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct er
 void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out);
 enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out,
                               struct err *err) MUST_CHECK;
-/* `blocks` in host order; m->blocks is not looked at. */
+/* `blocks` in host byte order; m->blocks is not read. */
 void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, struct buf *out);
 enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct err *err) MUST_CHECK;
 int32_t kvt_grant_block(const struct kvt_grant_msg *m, uint32_t i);
@@ -123,11 +112,11 @@ void kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_
 enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *out) MUST_CHECK;
 /* Bytes written: KVT_MESSAGE_BYTES, and the checksums of a NOTE. */
 size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX]);
-/* The fixed part of a message; sums are left alone. ERR_FORMAT. */
+/* Decodes the fixed part of a message; out->sums stays as it is. ERR_FORMAT. */
 enum status kvt_message_decode_head(const void *in, struct kvt_message *out) MUST_CHECK;
 /* Bytes that follow the head in the same message: checksums of a NOTE. */
 size_t kvt_message_tail(const struct kvt_message *m);
-/* Head and tail, exactly `n` bytes. */
+/* Decodes head and tail, exactly `n` bytes. */
 enum status kvt_message_decode(const void *in, size_t n, struct kvt_message *out) MUST_CHECK;
 
 #endif
