@@ -1,5 +1,5 @@
-/* convert.c - rows of one element type to another, pieces of one block size to another; see
- * convert.h. No state. */
+/* convert.c - converts rows between element types and pieces between block sizes; see convert.h. No
+ * state. */
 #include "kvtransfer/convert.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint
 
 /* ---- pieces ---- */
 
-/* Rows of one (head, part): where they are and how far apart. */
+/* Rows of one (head, K or V) pair. */
 struct convert_rows {
     char *values, *scales;
     size_t value_bytes, scale_bytes; /* of one row */
@@ -62,8 +62,7 @@ void kvt_convert_piece(const struct kvt_head_slice *src, const void *pool,
     ASSERT(src->n_heads == dst->n_heads);
     struct convert_rows to = rows_of(b, out, NULL);
     to.scales = to.values + (size_t)n_groups * n_valid * to.value_bytes;
-    for (uint32_t done = 0; done < n_valid;) { /* token ranges that lie in one block of the
-                                                * source */
+    for (uint32_t done = 0; done < n_valid;) { /* token ranges in one block of the source */
         uint32_t token = i_block * b->block_tokens + done, within = token % a->block_tokens,
                  left = a->block_tokens - within;
         uint32_t n = n_valid - done < left ? n_valid - done : left;

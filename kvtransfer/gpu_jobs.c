@@ -1,4 +1,4 @@
-/* gpu_jobs.c - a table of works before one lane; see gpu_jobs.h. */
+/* gpu_jobs.c - a table of jobs for one copy stream; see gpu_jobs.h. */
 #include "kvtransfer/gpu_jobs.h"
 
 #include "shared/base/assert.h"
@@ -7,7 +7,7 @@
 struct kvt_gpu_jobs {
     struct kvt_gpu_jobs_options o;
     struct copy_stream *stream;
-    struct dev_mem memory; /* pieces and sums of all works */
+    struct dev_mem memory; /* pieces and sums of all jobs */
     struct kvt_gpu_job jobs[KVT_GPU_JOBS_MAX];
     struct list running;
     struct kvt_copy *copies;
@@ -74,8 +74,7 @@ struct kvt_gpu_job *kvt_gpu_jobs_acquire(struct kvt_gpu_jobs *w)
 static void on_job_done(void *arg)
 {
     struct kvt_gpu_job *k = arg;
-    const struct kvt_gpu_jobs_options *o = &k->jobs->o; /* constant; *k may be taken again once it
-                                                         * has landed */
+    const struct kvt_gpu_jobs_options *o = &k->jobs->o; /* constant; *k may be reused once done */
     atomic_store_explicit(&k->done, true, memory_order_release);
     o->on_done(o->arg);
 }
@@ -99,7 +98,7 @@ static struct copy_stream_checksum_range piece_at(const char *pool, const struct
     return p;
 }
 
-/* Of the pool's pieces, or of those that were made. */
+/* Begins checksums of the pool's pieces, or of the converted ones. */
 static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     const struct kvt_gpu_jobs *w = k->jobs;
@@ -119,7 +118,7 @@ static enum status begin_checksums(struct kvt_gpu_job *k, const struct kvt_gpu_j
     return copy_stream_checksum(w->stream, k->pieces, t->range.n, k->sums);
 }
 
-/* Rows on their way to a lane, so many at once. */
+/* Rows collected for one call of the copy stream. */
 struct kv_row_batch {
     struct copy_stream_conversion c;
     struct copy_stream_kv_rows rows[64];
@@ -132,8 +131,8 @@ static enum status flush_rows(struct copy_stream *stream, struct kv_row_batch *m
     return st;
 }
 
-/* The pieces of the span as t->as holds them, one behind the other, on the card's side of the
- * stage. */
+/* Begins to convert the pieces of the range to t->convert_to, one after the other, in the device
+ * half of the stage. */
 static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     const struct kvt_gpu_jobs *w = k->jobs;
@@ -166,7 +165,7 @@ static enum status begin_convert(struct kvt_gpu_job *k, const struct kvt_gpu_job
     return flush_rows(w->stream, &m);
 }
 
-/* What was made, to the processor's side. */
+/* Begins to copy converted pieces to the host half of the stage. */
 static enum status begin_d2h(struct kvt_gpu_job *k, const struct kvt_gpu_job_params *t)
 {
     const struct kvt_staging *s = k->jobs->o.staging;
@@ -229,7 +228,7 @@ void kvt_gpu_job_release(struct kvt_gpu_job *k)
 {
     if (!k) return;
     k->released = true;
-    if (list_empty(&k->link) || kvt_gpu_job_is_done(k)) free_job(k); /* never begun, or over */
+    if (list_empty(&k->link) || kvt_gpu_job_is_done(k)) free_job(k); /* never begun, or done */
 }
 
 void kvt_gpu_jobs_collect(struct kvt_gpu_jobs *w)

@@ -1,9 +1,9 @@
-/* kvtransfer.c - the public face: creating a kvt, the opaque byte strings, and posting what callers
- * want to the transfer thread.
+/* kvtransfer.c - the public functions: create a kvt, make the opaque byte strings, and post
+ * commands to the transfer thread.
  *
  * Nothing here waits for that thread. Grants and tickets are complete when their call returns,
- * because their slots are claimed on the caller's thread (session.h, tickets.h); everything else is
- * a command. Thread: any; create and free: the owner's. */
+ * because the caller's thread claims their slots (session.h, tickets.h); everything else is a
+ * command. Thread: any; create and free: the owner's. */
 #include "kvtransfer/kvtransfer.h"
 
 #include <stdio.h>
@@ -45,8 +45,8 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
     return OK;
 }
 
-/* Can the row move this pool? One that places bytes can by way of stages; others must know the
- * card's memory, or see at open whether they can. */
+/* Whether the transport can move this pool. One whose receiver scatters can, through staging
+ * memory; others must support GPU memory, or find out at open whether they can. */
 static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults,
                              struct err *err)
 {
@@ -62,7 +62,8 @@ static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops
                   : OK;
 }
 
-/* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
+/* ERR_NODEV is not an error yet, because another allowed transport may work. `why` collects such
+ * sentences. */
 static enum status open_transport(struct kvt *k, const struct kvt_transport_ops *ops,
                                   const struct kvt_options *o, struct buf *why, struct err *err)
 {
@@ -99,8 +100,8 @@ static bool names_transport(const char *protocols, const struct kvt_transport_op
     return false;
 }
 
-/* The named rows in the order of the table: which one is best does not depend on how the list was
- * written. */
+/* Opens the named transports in the order of kvt_transports: the best one does not depend on the
+ * order of the list. */
 static enum status open_transports(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     struct str rest = str_of(o->protocols), item;
@@ -131,9 +132,9 @@ static bool is_allowed(const struct kvt_options *o, unsigned cap)
     return false;
 }
 
-/* Before the rows open: they register it. Room for several pieces of any peer's size. Of a pool in
- * a card's memory, rows that send the processor's and peers of another layout need a stage, and
- * rows that place bytes one for what arrives. */
+/* Creates staging memory for several pieces of any peer's size, before the transports open and
+ * register it. For a pool in GPU memory, transports that send host memory and peers of another
+ * layout need it, and transports that scatter need a second one to receive into. */
 static enum status make_staging(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
@@ -146,7 +147,7 @@ static enum status make_staging(struct kvt *k, const struct kvt_options *o, stru
                               &k->core.recv_staging, err);
 }
 
-/* What the card does for a pool in its memory. */
+/* Creates the GPU jobs of a pool in GPU memory. */
 static enum status make_gpu_jobs(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     if (o->mem->kind == DEV_MEM_HOST) return OK;
@@ -235,25 +236,24 @@ void kvt_available(const struct kvt *k, struct buf *out)
 
 /* ---- posting ---- */
 
-/* New work: refused when the thread is far behind. */
+/* Posts new work, which is refused if the thread is far behind. */
 static enum status post(struct kvt *k, struct kvt_command cmd)
 {
     if (mailbox_len(k->mailbox) >= KVT_COMMANDS_SOFT) return ERR_FULL;
     return mailbox_post(k->mailbox, &cmd);
 }
 
-/* Ends and cancels cannot be refused, and nobody waits: when even their places in the box are taken
- * they go onto a list that the thread takes as a whole. It runs them after everything that was in
- * the box then, which is everything their caller had posted before. */
+/* Posts an end or cancel, which cannot be refused. If the mailbox is full it goes onto a list that
+ * the thread takes as a whole. The thread runs the list after everything that was in the mailbox at
+ * that time, so after everything that the caller had posted before. */
 static void post_always(struct kvt *k, struct kvt_command cmd)
 {
     if (mailbox_post(k->mailbox, &cmd) != ERR_FULL)
-        return; /* taken, or closed: then everything
-                 * ends */
+        return; /* accepted, or the mailbox is closed and everything ends */
     struct kvt_overflow *overflow = MEM_NEW(struct kvt_overflow);
     overflow->cmd = cmd;
     overflow->next = atomic_load_explicit(&k->overflow, memory_order_relaxed);
-    /* release: the thread's exchange sees the command, and the length of the box with what this
+    /* release: the thread's exchange sees the command, and a mailbox length that includes what this
      * caller posted before */
     while (!atomic_compare_exchange_weak_explicit(&k->overflow, &overflow->next, overflow,
                                                   memory_order_release, memory_order_relaxed)) {}
@@ -277,7 +277,7 @@ enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct 
     struct kvt_hello_msg theirs;
     TRY(kvt_hello_decode(hello, &theirs, err));
     bool lossy = theirs.lossy || k->core.lossy;
-    /* What the sender can stage is the sender's to check. */
+    /* The sender checks its own staging memory. */
     TRY(kvt_plan_check(&k->core.layout, &theirs.layout, false, lossy, UINT64_MAX, err));
     struct kvt_answer_msg m = {
         .layout = k->core.layout,
@@ -298,7 +298,7 @@ enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct 
     return OK;
 }
 
-/* Our rows that the answer offers too, in our order. */
+/* Our transports that the answer offers too, in our order. */
 static struct kvt_route *make_route(struct kvt *k, const struct kvt_answer_msg *a)
 {
     struct kvt_route *r = MEM_NEW(struct kvt_route);
@@ -383,8 +383,7 @@ const char *kvt_peer_transport(struct kvt *k, uint64_t peer)
 {
     struct kvt_handle *h = &k->handles[peer % KVT_PEERS_MAX];
     const char *name = atomic_load_explicit(&h->transport, memory_order_acquire);
-    /* The name belongs to whoever holds the slot; a slot that changed hands has another handle by
-     * now. */
+    /* The name is the slot holder's; a slot that was reused has another handle by now. */
     return peer && atomic_load_explicit(&h->handle, memory_order_acquire) == peer ? name : NULL;
 }
 

@@ -1,4 +1,4 @@
-/* plan.c - spans of pieces to copies, scattered memory and checksums; see plan.h. No state. */
+/* plan.c - turns block ranges into copies, scattered memory and checksums; see plan.h. No state. */
 #include "kvtransfer/plan.h"
 
 #include <inttypes.h>
@@ -94,7 +94,7 @@ static uint64_t row_bytes(const struct kv_layout *l)
     return l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l);
 }
 
-/* (head, part) pairs of a view, and those before it in the piece. */
+/* (head, K or V) pairs of a slice, and of those before it in the piece. */
 static uint32_t n_groups(const struct kvt_head_slice *v)
 {
     return v->n_heads * kv_layout_n_parts(v->layout);
@@ -147,8 +147,8 @@ struct plan_segment {
     uint64_t at, bytes; /* at: from the piece's beginning */
 };
 
-/* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block
- * is full, else one per (head, part). */
+/* Segments of n_valid tokens: values, then scales if the type has them. Each is one segment if the
+ * block is full, otherwise one per (head, K or V). */
 static uint32_t n_segments(const struct kvt_head_slice *v, uint32_t n_valid)
 {
     return (n_valid == v->layout->block_tokens ? 1 : n_groups(v)) *
@@ -294,7 +294,8 @@ struct kvt_rows kvt_plan_rows(const struct kvt_head_slice *src, const int32_t *s
              left = a->block_tokens - within;
     uint64_t piece = kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]),
              row = first_group(src) * a->block_tokens + within;
-    uint64_t values = b->head_dim * kv_layout_element_bytes(b); /* of a row as it is sent */
+    uint64_t values = b->head_dim *
+                      kv_layout_element_bytes(b); /* of a row in the receiver's type */
     return (struct kvt_rows){
         .from = piece + row * a->head_dim * kv_layout_element_bytes(a),
         .from_scales = piece + kv_layout_scale_offset(a) + row * kv_layout_scale_bytes(a),

@@ -1,5 +1,5 @@
-/* progress.c - the loop and the connections; see progress.h. Thread: transfer, but for start and
- * stop. */
+/* progress.c - the transfer thread's loop and its connections; see progress.h. Thread: transfer,
+ * except start and stop. */
 #include "kvtransfer/progress.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ static struct kvt_handle *handle_of(struct kvt *k, uint64_t handle)
     return &k->handles[handle % KVT_PEERS_MAX];
 }
 
-/* End an outgoing peer: its connection first, so that no source is read when its sends are told. */
+/* Ends an outgoing peer: first its connection, so that no source is read when its sends end. */
 static void end_outgoing(struct kvt *k, struct kvt_peer *p, enum status st, const char *text)
 {
     struct kvt_event ev = {
@@ -167,7 +167,7 @@ static void on_message(struct kvt *k, struct kvt_peer *p, const struct kvt_messa
         if (!p->conn->incoming) kvt_send_message(&k->core, p, m);
         else p->must_close = true;
         break;
-    default: p->must_close = true; /* DATA is the rows' affair */
+    default: p->must_close = true; /* transports consume DATA themselves */
     }
 }
 
@@ -191,8 +191,8 @@ static bool poll_transports(struct kvt *k)
     return any;
 }
 
-/* Connections that are to end, and ended ones whose fence may be had. Not inside poll_transports:
- * later incidents may name them. */
+/* Closes connections that are marked for close, and reaps ended ones that are fenced. Not called
+ * inside poll_transports, because later events of the batch may name them. */
 static void sweep_peers(struct kvt *k)
 {
     LIST_FOREACH (p, &k->peers, struct kvt_peer, link) {
@@ -259,12 +259,12 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
     }
 }
 
-/* Take what found the box full, in the order it came. */
+/* Takes the commands that found the mailbox full, in their order. */
 static void take_overflow(struct kvt *k)
 {
     if (k->overflow_due) return;
-    /* acquire: see post_always. What its callers had posted before is in the box now, or was taken
-     * out already. */
+    /* acquire: see post_always. Everything that its callers posted before is in the mailbox, or was
+     * taken out already. */
     struct kvt_overflow *newest = atomic_exchange_explicit(&k->overflow, NULL,
                                                            memory_order_acquire);
     while (newest) {
@@ -337,13 +337,13 @@ static void wait(struct kvt *k, bool more)
     int n = epoll_wait(k->epoll_fd, events, COUNT_OF(events), more ? 0 : TICK_MS);
     for (int i = 0; i < n; i++) {
         uint64_t count;
-        /* somebody was faster */
+        /* another wake-up has read it */
         if (events[i].data.fd == k->wake_fd && read(k->wake_fd, &count, sizeof count) < 0) continue;
     }
 }
 
-/* The driver's own functions and libraries (device_flush_rdma_writes, UCX) want the card's context
- * to be this thread's: the runtime makes it so with any call. */
+/* Driver functions and libraries (device_flush_rdma_writes, UCX) need the GPU's context to be
+ * current on this thread; any call of the CUDA runtime makes it so. */
 static void bind_device_context(struct kvt *k)
 {
     if (k->core.recv_jobs && kvt_gpu_jobs_synchronize(k->core.recv_jobs) != OK)
@@ -412,19 +412,19 @@ void kvt_progress_stop(struct kvt *k)
         drop_commands(k);
         mailbox_free(k->mailbox);
     }
-    kvt_gpu_jobs_free(k->core.send_jobs); /* waits; they wake through the descriptor below */
+    kvt_gpu_jobs_free(k->core.send_jobs); /* waits; jobs write to the descriptor closed below */
     kvt_gpu_jobs_free(k->core.recv_jobs);
     k->core.send_jobs = k->core.recv_jobs = NULL;
     if (k->wake_fd >= 0) close(k->wake_fd);
     if (k->epoll_fd >= 0) close(k->epoll_fd);
     LIST_FOREACH (p, &k->peers, struct kvt_peer, link) {
-        list_remove(&p->sends); /* sessions go with the core */
+        list_remove(&p->sends); /* the core frees sessions */
         list_remove(&p->recvs);
         free_peer(p);
     }
 }
 
-/* ---- what the rows ask ---- */
+/* ---- callbacks of the transports ---- */
 
 enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
 {

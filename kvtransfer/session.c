@@ -1,5 +1,5 @@
-/* session.c - what both sides of a transfer share: the core's life, events, messages out. States
- * and invariants: session.h. */
+/* session.c - what both sides of a transfer share: create and release the core, post events, send
+ * messages. States and invariants: session.h. */
 #include "kvtransfer/session.h"
 
 #include <string.h>
@@ -81,6 +81,6 @@ void kvt_peer_send(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t sess
         .kind = kind, .session = session, .generation = generation, .bytes = bytes, .status = st
     };
     enum status sent = p->ops->notify(p->conn, &m);
-    /* it does not read what it is told */
+    /* the peer does not read its messages */
     if (sent != OK && sent != ERR_PEER_LOST) p->must_close = true;
 }

@@ -29,7 +29,7 @@
  * ACTIVE                                          BOUND to that connection
  *   │ kvt_send_pump: put, NOTE(checksums) ... ─▶    │ kvt_recv_note: in order, verified by piece
  *   │ after kvt_send_finish and all PUT_DONE:       │
- *   │ FINISH ────────────────────────────────▶      │ kvt_recv_finish: complete → RECEIVED, FREE
+ *   │ FINISH ───────────────────────────────▶       │ kvt_recv_finish: complete → RECEIVED, FREE
  * FINISHING ◀─────────────────────── DONE ──
  *   │ kvt_send_done → SENT, freed
  *
@@ -55,16 +55,15 @@
  *  8 A session has at most KVT_SEND_PUTS puts in flight and a peer its share of the staging memory,
  *    so a peer that does not read delays only itself.
  *  9 For a pool in GPU memory the GPU computes checksums, copies and conversions (gpu_jobs.h). A
- *    NOTE waits for its checksums, RECEIVED for the receiver's. Transports that read host memory put
- *    from a stage that was copied from the GPU, and receive into one; the slot is FREE only after
- *    its copy into the pool. The order of puts, NOTEs and FINISH stays the same. */
+ *    NOTE waits for its checksums, RECEIVED for the receiver's. Transports that read host memory
+ *    put from a stage that was copied from the GPU, and receive into one; the slot is FREE only
+ *    after its copy into the pool. The order of puts, NOTEs and FINISH stays the same. */
 enum {
-    KVT_PUT_BYTES =
-        1 << 20, /* of one put: amortises its cost, yet stays in cache for its checksum */
-    KVT_DEVICE_PUT_BYTES =
-        8 << 20, /* of a put between GPUs, whose bytes no CPU touches: about 20 us
-                                     * of NVLink, 150 us of PCIe */
-    KVT_RECV_STAGING_BYTES = 32 << 20, /* of frames being copied into a pool in GPU memory: 32 of
+    KVT_PUT_BYTES = 1 << 20, /* of one put: enough to amortise its cost, and it stays in cache for
+                              * its checksum */
+    KVT_DEVICE_PUT_BYTES = 8 << 20, /* of a put between GPUs, whose bytes no CPU touches: 20 us of
+                                     * NVLink, 150 us of PCIe */
+    KVT_RECV_STAGING_BYTES = 32 << 20, /* of frames on the way into a pool in GPU memory: 32 of
                                         * 1 MiB, 30 us of PCIe each */
     KVT_SEND_PUTS = 32,          /* of one session in flight: at least 32 MiB, more than any link
                                   * holds (100 GB/s over 200 us is 20 MB) */

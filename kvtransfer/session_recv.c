@@ -1,8 +1,8 @@
 /* session_recv.c - the receiver's side of a transfer: grants, arrivals, verification, fences.
  * Diagram and invariants: session.h.
  *
- * A slot holds one transfer. Any thread may claim a free one (kvt_recv_claim); from then on it
- * belongs to the transfer thread, which frees it after RECEIVED, or after FENCED. */
+ * A slot holds one transfer. Any thread may claim a free slot (kvt_recv_claim); from then on the
+ * transfer thread owns it and frees it after RECEIVED or FENCED. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
@@ -133,15 +133,14 @@ static void fenced(struct kvt_core *c, struct kvt_recv *r)
     kvt_core_event(c, ev);
 }
 
-/* The row writes this transfer's blocks no more; does the card still? False: it has failed, and
- * nobody can say. */
+/* The transport no longer writes this transfer's blocks; waits for the GPU to stop too. False: the
+ * GPU has failed, so nobody knows. */
 static bool stores_over(struct kvt_core *c, const struct kvt_recv *r)
 {
     return r->n_stores == 0 || kvt_gpu_jobs_synchronize(c->recv_jobs) == OK;
 }
 
-/* End a transfer that cannot be completed. `stopped`: the writer itself said that it has
- * stopped. */
+/* Ends a transfer that cannot complete. `stopped`: the writer has said that it stopped. */
 static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum kvt_failure why,
                     bool stopped, const char *text)
 {
@@ -164,7 +163,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     }
     kvt_peer_send(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, st);
     if ((r->peer->ops->caps & KVT_CAP_RECEIVER_SCATTERS) && stores_over(c, r)) {
-        fenced(c, r); /* from here on place() finds no such session */
+        fenced(c, r); /* from here on kvt_recv_scatter finds no such session */
         return;
     }
     /* quarantined ones do not count against the limit */
@@ -217,8 +216,8 @@ void kvt_recv_cancel(struct kvt_core *c, uint64_t id)
             fail(c, r, ERR_CANCELED, false, "the receiver cancelled the transfer");
         return;
     }
-    /* RECEIVED was on its way to a caller that had stopped wanting it: nothing is written any more,
-     * and it waits for FENCED. */
+    /* RECEIVED crossed the caller's cancel: nothing is written any more, and the caller waits for
+     * FENCED. */
     if (!find_fenced(c, id))
         kvt_core_event(c, (struct kvt_event){ .kind = KVT_FENCED, .id = id, .transport = "" });
 }
@@ -235,7 +234,7 @@ static struct kvt_recv *bound(struct kvt_core *c, const struct kvt_peer *p,
                                                                                            : NULL;
 }
 
-/* Count a message that found no session: its generation is over, or another connection's. */
+/* Counts a message without a session: its generation is over, or another connection's. */
 static void dropped(struct kvt_core *c, const struct kvt_message *m)
 {
     struct kvt_recv *r = m->session < c->n_slots ? &c->slots[m->session] : NULL;
@@ -266,7 +265,7 @@ static void note_movement(struct kvt_recv *r)
     r->t_moved_ms = clock_ms();
 }
 
-/* What was in doubt is wrong: no giving up of the sender has explained it. */
+/* Turns a doubtful checksum into a failure: the sender did not give up, which would explain it. */
 static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
 {
     char text[128];
@@ -276,8 +275,8 @@ static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
     fail(c, r, ERR_CHECKSUM, false, text);
 }
 
-/* Compare the checksums of the pieces of a NOTE; false when one is wrong, which is a doubt from now
- * on. `sums` are the card's, or NULL: the pool is the processor's. */
+/* Compares the checksums of a NOTE's pieces. False: one is wrong, which is a doubt from now on.
+ * `sums` are the GPU's; NULL: the pool is in host memory. */
 static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
                          const uint64_t *sums)
 {
@@ -297,7 +296,7 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
     return true;
 }
 
-/* Pieces are in place, and right as far as that is asked. */
+/* Counts pieces that are in place, with right checksums if there are any. */
 static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     uint64_t bytes = kvt_plan_range_bytes(&r->slice, r->n_tokens,
@@ -307,8 +306,8 @@ static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct k
     kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_DIRECTION_RECEIVE, bytes);
 }
 
-/* Do pieces [m->first, + m->n) follow what is there, `cursor` being the next one to come? Fails the
- * transfer otherwise. */
+/* Whether pieces [m->first, + m->n) begin at `cursor`, the next expected one. Fails the transfer if
+ * they do not. */
 static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
                     const uint32_t *cursor)
 {
@@ -327,8 +326,8 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     return false;
 }
 
-/* A work for what arrives. When all are taken, wait for them: they are copies and checksums of a
- * few MiB. May end any transfer. */
+/* A receive job. If all are in flight it waits for them: they are copies and checksums of a few
+ * MiB. May end any transfer. */
 static struct kvt_gpu_job *acquire_job(struct kvt_core *c)
 {
     struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(c->recv_jobs);
@@ -337,8 +336,8 @@ static struct kvt_gpu_job *acquire_job(struct kvt_core *c)
     return kvt_gpu_jobs_acquire(c->recv_jobs);
 }
 
-/* Give the card something of this transfer to do; `k` may be NULL. False: the transfer has ended,
- * the card has failed. */
+/* Begins a GPU job of this transfer; `k` may be NULL. False: the transfer has ended because the GPU
+ * has failed. */
 static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job *k,
                       const struct kvt_message *m, struct kvt_gpu_job_params params)
 {
@@ -357,12 +356,12 @@ static bool begin_job(struct kvt_core *c, struct kvt_recv *r, struct kvt_gpu_job
     return false;
 }
 
-/* Let the card verify the pieces of a NOTE, behind the frames that brought them. */
+/* Lets the GPU verify the pieces of a NOTE, after the frames that brought them. */
 static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     struct kvt_peer *p = r->peer;
     struct kvt_gpu_job *k = acquire_job(c);
-    /* works that landed meanwhile ended it, or cast doubt */
+    /* jobs that completed meanwhile ended it or cast doubt */
     if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_doubt_ms) {
         kvt_gpu_job_release(k);
         return;
@@ -423,7 +422,7 @@ static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_m
 {
     r->finishes = true;
     r->finish_bytes = m->bytes;
-    if (r->n_checks == 0) conclude(c, r, m->bytes); /* otherwise the last of them does */
+    if (r->n_checks == 0) conclude(c, r, m->bytes); /* otherwise the last check does */
 }
 
 static void on_stopped(struct kvt_core *c, struct kvt_recv *r, enum status st)
@@ -443,7 +442,7 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         return;
     }
     struct kvt_recv *r = bound(c, p, m);
-    if (!r) { /* of an earlier generation: its end has been told */
+    if (!r) { /* of an earlier generation, whose end was reported */
         if (m->kind != KVT_MSG_STOPPED) dropped(c, m); /* that one answers every STOP */
         return;
     }
@@ -452,15 +451,15 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     else if (state_of(r) == KVT_RECV_BOUND && m->kind == KVT_MSG_FINISH) on_finish(c, r, m);
 }
 
-/* ---- frames for a pool in a card's memory ---- */
+/* ---- frames for a pool in GPU memory ---- */
 
 void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
 {
     if (p && p->frame.n) kvt_staging_release(c->recv_staging, &p->recv_chunks, &p->frame);
 }
 
-/* Where the frame is read to. When the inbox is full its copies are waited for; what is left then
- * belongs to frames that other peers have begun. */
+/* Gives the frame a stage to be read into. If recv_staging is full it waits for the copies out of
+ * it; what is left then belongs to frames that other peers have begun. */
 static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p,
                               const struct kvt_message *head, uint64_t offset, struct iovec *iov)
 {
@@ -480,7 +479,7 @@ static int scatter_to_staging(struct kvt_core *c, struct kvt_peer *p,
     return 1;
 }
 
-/* The frame is whole: into the pool with it. */
+/* Copies a complete frame into the pool. */
 static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv *r,
                         const struct kvt_message *head)
 {
@@ -490,7 +489,7 @@ static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv 
         kvt_recv_drop_frame(c, p);
         return;
     }
-    if (k) { /* the stage is the work's now */
+    if (k) { /* the job owns the stage now */
         k->stage = p->frame;
         *kvt_gpu_jobs_held(c->recv_jobs) += p->frame.n;
         p->recv_chunks -= p->frame.n;
@@ -500,7 +499,7 @@ static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv 
         r->n_stores++;
 }
 
-/* What a NOTE's sums say of the pieces that are in the pool. */
+/* Handles the GPU's checksums of a NOTE's pieces. */
 static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_gpu_job *k)
 {
     const struct kvt_message *m = &k->note;
@@ -517,7 +516,7 @@ void kvt_recv_collect(struct kvt_core *c)
          (k = kvt_gpu_jobs_oldest(c->recv_jobs)) != NULL && kvt_gpu_job_is_done(k);) {
         struct kvt_recv *r = &c->slots[k->session];
         bool live = state_of(r) >= KVT_RECV_BOUND && r->generation == k->generation;
-        kvt_gpu_job_release(k); /* its fields stay until the next take */
+        kvt_gpu_job_release(k); /* its fields stay until the next acquire */
         if (live && k->note.kind == KVT_MSG_DATA) r->n_stores--;
         else if (live) on_checked(c, r, k);
     }
@@ -577,11 +576,11 @@ void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p)
     }
 }
 
-/* A writer that has not answered: it may not have heard, or its answer may have been lost. The
- * pauses double, so that one that is stopped for long is not told too often. */
+/* Repeats STOP to a writer that has not answered: the message or its answer may have been lost. The
+ * pauses double, so that a writer that is stopped for long does not get too many. */
 static void stop_again(struct kvt_recv *r, uint64_t now_ms)
 {
-    enum { DOUBLINGS = 32 }; /* more than any process lives to see */
+    enum { DOUBLINGS = 32 }; /* longer than any process lives */
     uint32_t n = r->n_stops < DOUBLINGS ? r->n_stops : DOUBLINGS;
     if (now_ms - r->t_fence_ms < (uint64_t)KVT_STOP_AGAIN_MS << (n - 1)) return;
     r->n_stops++;

@@ -1,12 +1,12 @@
-/* session_send.c - the sender's side of a transfer: ready layers to batches of puts and notes.
- * Diagram and invariants: session.h.
+/* session_send.c - the sender's side of a transfer: turns ready layers into batches of puts and
+ * notes. Diagram and invariants: session.h.
  *
- * A session keeps, per layer, how many tokens are ready and which position goes next; layers with
- * something to go stand in a queue in order of arrival. Each pump takes one batch, so that sessions
- * and connections share the thread and the link. For a peer of another layout a batch is made in
- * staging memory first; it stays made until the row takes it, and its memory comes back with its
- * PUT_DONE. From a pool in a card's memory the card makes such a batch, fetches any into the
- * processor's memory for rows that read that, and makes the checksums. */
+ * A session keeps for each layer how many tokens are ready and which position is next; layers with
+ * something to put wait in a FIFO queue. Each pump puts one batch, so that sessions and connections
+ * share the thread and the link. For a peer of another layout a batch is converted in staging
+ * memory; it stays there until the transport accepts it and is released with its PUT_DONE. For a
+ * pool in GPU memory the GPU converts, copies batches to host memory for transports that read it,
+ * and computes the checksums. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
@@ -139,7 +139,7 @@ static void release_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_bat
     if (b->stage.n) kvt_staging_release(c->staging, &s->peer->staging_chunks, &b->stage);
 }
 
-/* Nobody will put it. A work that still writes its stage keeps that until it is over. */
+/* Drops the prepared batch. A job that still writes its stage keeps the stage until it is done. */
 static void drop_prepared(struct kvt_core *c, struct kvt_send *s)
 {
     struct kvt_batch *b = &s->prepared;
@@ -154,7 +154,7 @@ static void drop_prepared(struct kvt_core *c, struct kvt_send *s)
     *b = (struct kvt_batch){ .stage = { 0, 0 } };
 }
 
-/* STOPPING and no put unfinished: nothing of this session will be read or written any more. */
+/* Ends a session in STOPPING after its last PUT_DONE: it will read and write nothing any more. */
 static void end_stopped(struct kvt_core *c, struct kvt_send *s)
 {
     struct kvt_event ev = { .kind = KVT_SEND_FAILED, .status = s->status, .bytes = s->bytes };
@@ -184,7 +184,7 @@ void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 {
     LIST_FOREACH (s, &p->sends, struct kvt_send, link) {
         for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) release_stage(c, s, &s->puts[i]);
-        s->unfinished = 0; /* the row reads nothing of a connection that is down */
+        s->unfinished = 0; /* the transport reads nothing for a lost connection */
         if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
         else kvt_send_fail(c, s, st, text);
     }
@@ -192,8 +192,8 @@ void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 
 /* ---- what the caller says ---- */
 
-/* Why a session cannot begin, or NULL. The receiver hears of none of these: it knows no such
- * session, or knows it as another's. */
+/* Why a session cannot begin, or NULL. The receiver is not told: it knows no such session, or it is
+ * another sender's. */
 static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const struct kvt_peer *p,
                            enum status *st)
 {
@@ -253,7 +253,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range 
 {
     uint32_t layer = range->layer, end_token = range->end;
     struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
-    if (!s || s->state == KVT_SEND_STOPPING) return; /* its end has been told, or is about to be */
+    if (!s || s->state == KVT_SEND_STOPPING) return; /* its end was or will be reported */
     if (s->finish || range->begin > s->tokens[layer]) {
         kvt_send_fail(c, s, ERR_INVALID,
                       s->finish ? "KV was offered after the end"
@@ -275,8 +275,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range 
     if (range->event) s->events[layer] = range->event;
     if (kvt_plan_complete(s->dst.layout, s->n_tokens, end_token) > s->cursor[layer]) {
         if (s->q_len == 0)
-            s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins
-                                         * here */
+            s->t_moved_ms = clock_ms(); /* it was idle: the stall deadline begins here */
         enqueue(c, s, layer);
     }
 }
@@ -288,8 +287,8 @@ static void send_finish(struct kvt_send *s)
     kvt_peer_send(s->peer, KVT_MSG_FINISH, s->session, s->generation, s->bytes, OK);
 }
 
-/* FINISH waits for the last PUT_DONE: a put that is abandoned is over for the row, and a FINISH
- * behind it would be taken by the receiver as the end of a transfer whose bytes never came. */
+/* FINISH waits for the last PUT_DONE. After an abandoned put a FINISH would tell the receiver that
+ * a transfer is complete whose bytes never came. */
 static void finish_if_complete(struct kvt_core *c, struct kvt_send *s)
 {
     if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits) return;
@@ -313,7 +312,7 @@ void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns)
 
 static bool flush_note(struct kvt_send *s)
 {
-    if (s->note_job) { /* its sums are being made */
+    if (s->note_job) { /* it is computing the checksums */
         if (!kvt_gpu_job_is_done(s->note_job)) return false;
         memcpy(s->note.sums, s->note_job->sums, s->note.bytes);
         kvt_gpu_job_release(s->note_job);
@@ -324,8 +323,8 @@ static bool flush_note(struct kvt_send *s)
     return !s->note_waits;
 }
 
-/* Checksums of what lands, in the receiver's form. They are made after the put was taken: the
- * source is still in cache, and a put that was refused costs nothing. */
+/* Computes checksums of the bytes in the receiver's layout. It runs after the transport accepted
+ * the put: the source is still in cache, and a refused put costs nothing. */
 static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head,
                       const struct kvt_batch *b)
 {
@@ -348,8 +347,8 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     kvt_stats_hashed(c->stats, KVT_DIRECTION_SEND, head->bytes);
 }
 
-/* Staging memory for the pieces of a span, or for the first of them; false while there is no
- * room. */
+/* Acquires staging memory for the pieces of a range, or for the first of them (*range shrinks).
+ * False: none is free. */
 static bool acquire_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range *range)
 {
     uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
@@ -357,16 +356,16 @@ static bool acquire_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
                             &s->prepared.stage))
         return true;
     if (range->n == 1) return false;
-    range->n = 1; /* fragments, or others hold most of it: something always goes on */
+    range->n = 1; /* fragmented, or others hold most of it: one piece always makes progress */
     bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, *range);
     return kvt_staging_acquire(c->staging, bytes, true, &s->peer->staging_chunks,
                                &s->prepared.stage);
 }
 
-/* Convert the pieces of a span in staging memory; false while there is no room. */
+/* Converts the pieces of a range in staging memory. False: none is free. */
 static bool convert_batch(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
-    if (s->prepared.range.n) return true; /* made for an earlier try */
+    if (s->prepared.range.n) return true; /* prepared for an earlier try */
     if (!acquire_stage(c, s, &range)) return false;
     uint64_t bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, range);
     s->prepared.range = range;
@@ -380,20 +379,20 @@ static bool convert_batch(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
     return true;
 }
 
-/* Must the bytes be brought to the processor's memory before they are put? */
+/* Whether the bytes must be copied to host memory before they are put. */
 static bool must_fetch(const struct kvt_core *c, const struct kvt_send *s)
 {
     return c->send_jobs && !(s->peer->ops->caps & KVT_CAP_DEVICE_MEM);
 }
 
-/* Is a batch put from a stage that the card has filled, whichever of its sides? */
+/* Whether a batch is put from a stage that the GPU fills, in host or device memory. */
 static bool must_stage(const struct kvt_core *c, const struct kvt_send *s)
 {
     return c->send_jobs && (!s->direct || must_fetch(c, s));
 }
 
-/* Let the card make a span, fetch it into staging memory, make its checksums, or several of these.
- * False: not yet, or (device_failed) not at all. */
+/* Begins a GPU job that converts a range, copies it to host memory, computes its checksums, or
+ * several of these. False: no job or stage is free, or (device_failed) it is impossible. */
 static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
     struct kvt_gpu_job *job = kvt_gpu_jobs_acquire(c->send_jobs);
@@ -423,11 +422,11 @@ static bool begin_gpu_job(struct kvt_core *c, struct kvt_send *s, struct kvt_blo
     return st == OK;
 }
 
-/* True when the batch in `prepared` may be put: what has to be made and fetched is there. */
+/* True when the batch in `prepared` may be put: it is converted and copied. */
 static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_block_range range)
 {
     if (!s->prepared.range.n && !begin_gpu_job(c, s, range)) return false;
-    if (!must_stage(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
+    if (!must_stage(c, s)) return true; /* the transport waits for the event, NOTE for the sums */
     if (s->prepared.job && !kvt_gpu_job_is_done(s->prepared.job)) return false;
     if (!s->sums) {
         kvt_gpu_job_release(s->prepared.job);
@@ -436,8 +435,8 @@ static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_block_ran
     return true;
 }
 
-/* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are
- * as large as the row likes. */
+/* Each put costs a message and wakes both sides. If the CPU does not touch the bytes, a put is as
+ * large as the transport prefers. */
 static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
 {
     if (c->send_jobs) return must_stage(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
@@ -445,8 +444,7 @@ static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
                                                             : KVT_PUT_BYTES;
 }
 
-/* The next batch of the first queued layer, its bytes where they are put from; false while there is
- * no room to make it. */
+/* Prepares the next batch of the first queued layer. False: no staging memory is free. */
 static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready,
                        struct kvt_batch *out)
 {
@@ -475,7 +473,7 @@ static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_block_ran
     s->q_len--;
 }
 
-/* Put the next batch of the first queued layer; true when it was taken. */
+/* Puts the next batch of the first queued layer; true if the transport accepted it. */
 static bool put_batch(struct kvt_core *c, struct kvt_send *s)
 {
     uint32_t layer = s->queue[s->q_head],
@@ -484,16 +482,20 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
                      s->cursor[layer];
     struct kvt_batch b;
     if (slot >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
-    struct kvt_put put = { .copies = c->copies,
-                           .tag = s->serial * KVT_SEND_PUTS + slot,
-                           .event = b.stage.n ? 0 : s->events[layer],
-                           .head = { .kind = KVT_MSG_DATA,
-                                     .session = s->session,
-                                     .generation = s->generation,
-                                     .layer = layer,
-                                     .first = b.range.first,
-                                     .n = b.range.n,
-                                     .bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, b.range), }, };
+    struct kvt_put put = {
+        .copies = c->copies,
+        .tag = s->serial * KVT_SEND_PUTS + slot,
+        .event = b.stage.n ? 0 : s->events[layer],
+        .head = {
+            .kind = KVT_MSG_DATA,
+            .session = s->session,
+            .generation = s->generation,
+            .layer = layer,
+            .first = b.range.first,
+            .n = b.range.n,
+            .bytes = kvt_plan_range_bytes(&s->dst, s->n_tokens, b.range),
+        },
+    };
     put.n_copies = !b.stage.n
                        ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks,
                                          s->n_tokens, b.range, c->copies)
@@ -588,8 +590,8 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         else kvt_stats_dropped(c->stats, false);
         return;
     }
-    /* Only what moves the transfer on moves its deadline: a receiver that repeats itself must not
-     * keep it alive. */
+    /* Only progress moves the deadline: a receiver that repeats itself must not keep the transfer
+     * alive. */
     if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
     else if (m->kind == KVT_MSG_DONE) on_done(c, s);
     else if (m->kind == KVT_MSG_OPENED && s->state == KVT_SEND_OPENING) {
@@ -599,7 +601,7 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     }
 }
 
-/* Does the session wait for nothing but the receiver's word? */
+/* Whether the session waits only for the receiver's answer. */
 static bool awaits_answer(const struct kvt_send *s)
 {
     return s->state == KVT_SEND_OPENING || s->state == KVT_SEND_FINISHING;
@@ -614,8 +616,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
         bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished;
         bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
-            p->must_close |= stalls; /* an abandoned put that does not end: only the end of the
-                                      * connection ends it */
+            p->must_close |= stalls; /* only closing the connection ends a stuck abandoned put */
             continue;
         }
         char text[128];

@@ -1,5 +1,5 @@
-/* staging.c - runs of chunks by first fit; see staging.h. There are about a hundred chunks, so that
- * looking at all of them is cheap. */
+/* staging.c - allocates runs of chunks by first fit; see staging.h. There are about a hundred
+ * chunks, so looking at all of them is cheap. */
 #include "kvtransfer/staging.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 struct kvt_staging {
     struct device *device;
     bool own_device;
-    struct dev_mem mem, device_mem; /* card.ptr == NULL: no such side */
+    struct dev_mem mem, device_mem; /* device_mem.ptr == NULL: host memory only */
     uint32_t n, n_free;
     bool *in_use; /* by chunk */
 };

@@ -77,7 +77,7 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
                 METRICS_SECONDS, METRICS_SECONDS_N);
             s->transports[i].rate[d] = metrics_histogram(
                 m, "baton_kv_transfer_rate_bytes_per_second", label(&b, name, d),
-                "KV bytes of one transfer over the time they were under way (send) or over its "
+                "KV bytes of one transfer over the time they were in flight (send) or over its "
                 "seconds (receive).",
                 RATES, COUNT_OF(RATES));
         }

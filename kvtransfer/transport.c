@@ -1,5 +1,5 @@
-/* transport.c - which transports this binary has. A missing library is a missing line here, never a
- * branch elsewhere. Constants only; any thread. */
+/* transport.c - the transports of this build. A missing library is a missing line here, never a
+ * branch elsewhere. Constants only. Thread: any. */
 #include "kvtransfer/transport.h"
 
 #include "kvtransfer/transports.h"

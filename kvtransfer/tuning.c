@@ -1,6 +1,6 @@
-/* tuning.c - the names of what an operator may tune, the values each takes, and where the value
- * goes. One table row per name. Names that begin with KVCACHE_, KV_ or SET_ are FastDeploy's and
- * keep its meaning; BATON_ ones are for what it has no name for. Thread: any; no state. */
+/* tuning.c - the names of what an operator may tune, their values, and the fields they set. One
+ * table entry per name. Names that begin with KVCACHE_, KV_ or SET_ are FastDeploy's and keep its
+ * meaning; BATON_ names are for what FastDeploy has no name for. Thread: any; no state. */
 #include "kvtransfer/tuning.h"
 
 #include <assert.h>
@@ -24,8 +24,7 @@ struct tuning_entry {
 #define ON_OFF      "0 or 1"
 #define AUTO_ON_OFF "auto, on or off"
 
-/*    name, kind, field, flag, min, max, values, help. offsetof(rdma.nics) is 0, which is no
- * flag. */
+/*    name, kind, field, flag, min, max, values, help. Flag 0 (offsetof rdma.nics) means none. */
 #define TUNING(X)                                                                                  \
     X("KVCACHE_RDMA_NICS", NICS, AT(rdma.nics), 0, 0, 0,                                           \
       "a comma list such as mlx5_0,mlx5_1 or mlx5_0:1",                                            \
@@ -164,7 +163,7 @@ static bool parse_key(struct str s, enum kvt_rdma_key *out)
     return false;
 }
 
-/* Printable, without blanks and without any of `except`. */
+/* Whether `s` is printable, without blanks and without any character of `except`. */
 static bool is_word(struct str s, const char *except)
 {
     for (size_t i = 0; i < s.n; i++)
@@ -200,7 +199,7 @@ static bool is_text_of(enum tuning_kind kind, struct str s)
     }
 }
 
-/* Write the field when `value` is right. Fields are written through their own type. */
+/* Sets the field if `value` is valid, through the field's own type. */
 static bool store(struct kvt_tuning *t, const struct tuning_entry *r, const char *value)
 {
     void *field = (char *)t + r->offset;

@@ -285,7 +285,7 @@ size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_M
     return sizeof w + kvt_message_tail(m);
 }
 
-/* Which fields a kind uses; the others must be zero. */
+/* Whether the fields that this kind does not use are zero, and the others in range. */
 static bool fields_fit(const struct kvt_wire_message *w)
 {
     bool pieces = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_NOTE;

@@ -10,12 +10,12 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
-enum { ACCEPT_PAUSE_MS = 100 }; /* somebody has to close something first */
+enum { ACCEPT_PAUSE_MS = 100 }; /* until some descriptor is closed */
 
 static void watch(int epoll_fd, int listen_fd, bool yes)
 {
     struct epoll_event e = { .events = yes ? EPOLLIN : 0u };
-    /* both descriptors are ours and in place */
+    /* cannot fail: both descriptors are ours and listen_fd is in the set */
     (void)epoll_ctl(epoll_fd, EPOLL_CTL_MOD, listen_fd, &e);
 }
 

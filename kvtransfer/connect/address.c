@@ -1,4 +1,5 @@
-/* address.c - resolving at start, numeric afterwards; see address.h. No state. */
+/* address.c - resolves names at start, works with numeric addresses afterwards; see address.h. No
+ * state. */
 #include "kvtransfer/connect/address.h"
 
 #include <errno.h>
@@ -79,7 +80,7 @@ static bool numeric(const struct sockaddr *a, char out[TEXT_MAX])
     return getnameinfo(a, n, out, TEXT_MAX, NULL, 0, NI_NUMERICHOST) == 0;
 }
 
-/* First IPv4 address of an interface that is up and not loopback; else loopback. */
+/* The first IPv4 address of an interface that is up and not loopback, otherwise loopback. */
 static void first_interface(char out[TEXT_MAX])
 {
     struct ifaddrs *list = NULL;
@@ -157,7 +158,7 @@ static bool interface_address(const char *ifname, int family, struct sockaddr_st
              i = i->ifa_next) {
             if (!i->ifa_addr || i->ifa_addr->sa_family != want || strcmp(i->ifa_name, ifname) != 0)
                 continue;
-            /* of link-local addresses peers would have to know the interface as well */
+            /* a peer would also need the interface to use a link-local address */
             if (want == AF_INET6 &&
                 IN6_IS_ADDR_LINKLOCAL(
                     &((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr))
@@ -260,8 +261,8 @@ bool kvt_address_same_host(int fd)
            getpeername(fd, (struct sockaddr *)&theirs, &m) == 0 && same_address(&mine, &theirs);
 }
 
-/* The kernel's choice of source towards an address of this host is that address itself; a datagram
- * socket asks without sending. */
+/* For an address of this host the kernel chooses that same address as the source; connecting a
+ * datagram socket asks it without sending anything. */
 bool kvt_address_is_local(const struct sockaddr_storage *a, socklen_t n)
 {
     int fd = socket(a->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -289,7 +290,7 @@ uint64_t kvt_address_link_speed(int fd)
     }
     freeifaddrs(list);
     FILE *f = path[0] ? fopen(path, "re") : NULL;
-    long long mbit = 0; /* -1: a virtual device that does not say */
+    long long mbit = 0; /* -1: a virtual device without a speed */
     if (f && fscanf(f, "%lld", &mbit) != 1) mbit = 0;
     if (f) fclose(f);
     return mbit > 0 ? (uint64_t)mbit * 125000 : 0;

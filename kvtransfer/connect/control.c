@@ -1,11 +1,12 @@
 /* control.c - the hub of control connections; see control.h for the protocol and its invariants.
  *
- * Life of a connection here: CONNECTING → WAITING → OPEN or HANDSHAKE → OPEN, then LOST (said,
- * still the row's), then CLOSING: the row has closed it, what it queued goes out, the write side is
- * shut, and what the peer still sends is read away, because closing a socket with unread bytes
- * resets it and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed
- * only at the beginning of control_poll, so that a handler may close any connection while events
- * about it are still in hand. Thread: transfer. */
+ * A connection goes CONNECTING → WAITING → OPEN or HANDSHAKE → OPEN, then LOST (reported, not
+ * closed yet), then CLOSING: the transport has closed it, queued frames still go out, the write
+ * side is shut down, and input is read and dropped, because closing a socket with unread bytes
+ * resets it and loses the last frames (RFC 9293 3.10.4; Linux tcp_close). control_poll frees
+ * connections only at its beginning, so that a handler may close any connection while events about
+ * it are being handled.
+ * Thread: transfer. */
 #include "kvtransfer/connect/control.h"
 
 #include <assert.h>
@@ -29,12 +30,11 @@ enum {
     FRAME_MAGIC = 0x4346, /* "FC" */
     ACCEPTS_PER_POLL = 16,
     CLOSING_MS = 1000,
-    CLOSING_READS = 16, /* per poll: a peer that goes on sending does not hold the thread */
+    CLOSING_READS = 16, /* per poll, so that a peer that keeps sending does not hold the thread */
     DEADLINE_CHECK_MS = 50,
-    KEEPALIVE_S = 1,        /* first probe after this long without a byte, and the time between
-                             * probes */
-    USER_TIMEOUT_MS = 2000, /* with a keepalive: idle and unacknowledged connections alike end 2 s
-                             * after the host went (tcp(7)) */
+    KEEPALIVE_S = 1,        /* idle time before the first probe, and between probes */
+    USER_TIMEOUT_MS = 2000, /* with keepalive: connections end 2 s after the host is gone, idle or
+                             * not (tcp(7)) */
     COMPACT_BYTES = 64 * 1024
 };
 
@@ -168,7 +168,7 @@ static void free_conn(struct control_conn_impl *c)
     mem_free(c);
 }
 
-/* Give the kernel what it takes. A socket that fails is `broken`; reading will say why. */
+/* Writes as much as the kernel accepts. A socket that fails is `broken`; reading will say why. */
 static void write_out(struct control_conn_impl *c)
 {
     while (!c->broken && c->out_sent < c->out.len) {
@@ -196,7 +196,7 @@ static void queue_preamble(struct control_conn_impl *c, const struct kvt_preambl
     buf_add(&c->out, bytes, sizeof bytes);
 }
 
-/* The row or the protocol has no more use for it. */
+/* Begins to close a connection that the transport or the protocol no longer needs. */
 static void begin_close(struct control_conn_impl *c)
 {
     /* nothing can go out any more, or nothing has come in */
@@ -233,7 +233,7 @@ static void emit(struct control_conn_impl *c, control_handler *on_event, void *a
     on_event(arg, &ev);
 }
 
-/* End a connection for a reason of this side's or the network's; one that was never announced goes
+/* Ends a connection for a reason of this side or the network; one that was never announced ends
  * silently. */
 static void lose(struct control_conn_impl *c, enum status st, const char *text,
                  control_handler *on_event, void *arg)
@@ -256,7 +256,7 @@ void control_close(struct control_conn *base) { begin_close((struct control_conn
 
 /* ---- in ---- */
 
-/* A preamble is complete. False: the connection is over. */
+/* Handles a complete preamble. False: the connection is over. */
 static bool on_preamble(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     struct kvt_preamble p;
@@ -288,7 +288,7 @@ static bool on_preamble(struct control_conn_impl *c, control_handler *on_event, 
     return true;
 }
 
-/* Everything whole in c->in. */
+/* Handles every complete frame in c->in. */
 static void parse(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     size_t at = 0;
@@ -312,8 +312,8 @@ static void parse(struct control_conn_impl *c, control_handler *on_event, void *
     c->in_have -= at;
 }
 
-/* One read per connection and poll, so that connections share the thread; epoll tells again what
- * was left. */
+/* Reads once per connection and poll, so that connections share the thread; epoll reports again
+ * what is left. */
 static void read_in(struct control_conn_impl *c, control_handler *on_event, void *arg)
 {
     ssize_t n;
@@ -424,7 +424,7 @@ void control_hub_free(struct control_hub *h)
         if (c->state == CONTROL_STATE_OPEN || c->state == CONTROL_STATE_CLOSING) {
             write_out(c);
             c->deadline_ms = UINT64_MAX;
-            step_closing(c, 0); /* reads what is there away, see above */
+            step_closing(c, 0); /* drops the input, see above */
         }
     }
     LIST_FOREACH (c, &h->conns, struct control_conn_impl, link) free_conn(c);
@@ -445,7 +445,7 @@ bool control_can_reach(struct str address)
     return kvt_address_parse(address, &a, &n) == OK;
 }
 
-/* A connecting socket. Towards this host the kernel chooses the way. */
+/* Starts to connect a socket. For an address of this host the kernel chooses the interface. */
 static enum status begin_connect(const struct control_hub *h, struct str address,
                                  const struct sockaddr_storage *a, socklen_t n, int *out,
                                  struct err *err)

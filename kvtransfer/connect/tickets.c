@@ -1,4 +1,4 @@
-/* tickets.c - see tickets.h. The comparison looks at every live ticket in full, so its time tells
+/* tickets.c - see tickets.h. The comparison reads every live ticket in full, so its time reveals
  * nothing about any of them. */
 #include "kvtransfer/connect/tickets.h"
 

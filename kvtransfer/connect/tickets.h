@@ -1,8 +1,6 @@
-/* tickets.h - one-time tickets: 128 random bits that the control plane hands to a sender, and that
- * open one data connection.
- *
- * A slot is claimed by compare-and-swap on any thread (kvt_answer), and taken or expired on the
- * transfer thread. */
+/* tickets.h - one-time tickets: 128 random bits that the control plane gives to a sender, and that
+ * open one data connection. Any thread claims a slot by compare-and-swap (kvt_answer); the transfer
+ * thread takes it or lets it expire. */
 #ifndef BATON_KVTRANSFER_CONNECT_TICKETS_H
 #define BATON_KVTRANSFER_CONNECT_TICKETS_H
 
@@ -23,10 +21,10 @@ struct kvt_tickets {
 /* Any thread. ERR_FULL. */
 enum status kvt_tickets_make(struct kvt_tickets *t, uint64_t now_ms,
                              uint8_t out[KVT_TICKET_BYTES]) MUST_CHECK;
-/* Transfer thread. OK uses it up; ERR_UNAUTHORIZED. */
+/* Uses the ticket up. ERR_UNAUTHORIZED: unknown, used or expired. Transfer thread. */
 enum status kvt_tickets_take(struct kvt_tickets *t, uint64_t now_ms,
                              const uint8_t ticket[KVT_TICKET_BYTES]) MUST_CHECK;
-/* Transfer thread: forget what has expired. */
+/* Frees expired tickets. Transfer thread. */
 void kvt_tickets_tick(struct kvt_tickets *t, uint64_t now_ms);
 
 #endif

@@ -1,4 +1,4 @@
-/* copier.c - workers with a mailbox each, and one for what they have done; see copier.h. */
+/* copier.c - workers with a mailbox each, and one mailbox for completed jobs; see copier.h. */
 #include "kvtransfer/local/copier.h"
 
 #include <sched.h>
@@ -12,7 +12,7 @@ struct copier_worker {
     struct copier *copier;
     struct mailbox *mailbox;
     pthread_t thread;
-    uint64_t bytes; /* handed over and not taken back; the transfer thread's */
+    uint64_t bytes; /* of its jobs in flight; the transfer thread's */
     uint32_t n_jobs;
 };
 

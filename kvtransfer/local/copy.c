@@ -1,4 +1,4 @@
-/* copy.c - the rows of copy.h and the choice among them. Thread: any. */
+/* copy.c - the implementations of copy.h and the choice among them. Thread: any. */
 #include "kvtransfer/local/copy.h"
 
 #include <string.h>

@@ -1,14 +1,15 @@
-/* ipc.c - same host, two processes: a writer with a ticket copies straight into the receiver's
- * pool.
+/* ipc.c - transport ipc: a writer with a ticket copies straight into the pool of another process on
+ * the same host.
  *
- *   pool in shared memory the memfd travels with WELCOME (SCM_RIGHTS) and is mapped pool in private
- *   memory, or tuning.cma on WELCOME carries the pool's address: process_vm_writev (ipc_cma.c) pool
- *   in GPU memory a handle travels in a descriptor (ipc_device.c)
+ *   pool in shared memory                 WELCOME carries the memfd (SCM_RIGHTS), which is mapped
+ *   pool in private memory, tuning.cma    WELCOME carries the pool's address: process_vm_writev
+ *   pool in GPU memory                    a descriptor carries a handle (ipc_device.c)
  *
- * The receiver chooses, the writer takes what came. The fence is local.h's: BYE after leaving the
- * pool, or the end of the writer's process. LIMIT: the mapping covers the whole pool, so a writer's
- * own bug could write outside its grants; checksums of the pages it hits would tell. Only processes
- * that hold a ticket get there. Thread: transfer. */
+ * The receiver chooses. The fence is local.h's: BYE after detaching from the pool, or the end of
+ * the writer's process. LIMIT: the mapping covers the whole pool, so a bug in the writer could
+ * write outside its grants; the checksums of those pages would tell. Only processes with a ticket
+ * get there.
+ * Thread: transfer. */
 #include "kvtransfer/local/ipc.h"
 
 #include <errno.h>
@@ -29,8 +30,8 @@ static void offer(const struct local_transport *t, uint64_t *value, int *fd)
     *fd = mem->kind == DEV_MEM_CUDA ? t->offer_fd : by_address ? -1 : mem->fd;
 }
 
-/* A memfd of the size that was promised, which its owner cannot shrink under the mapping (that
- * would be SIGBUS here). */
+/* Why a descriptor is refused, or NULL: it must be a memfd of the promised size that its owner
+ * cannot shrink under the mapping, which would be SIGBUS here. */
 static const char *refuse_reason(int fd, uint64_t bytes, size_t need)
 {
     struct stat s;
@@ -68,10 +69,9 @@ static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text,
         snprintf(text, text_max, "%s", reason);
         return ERR_UNSUPPORTED;
     }
-    (void)madvise(p, bytes, MADV_DONTFORK); /* a child could outlive the fence; without the advice
-                                             * the pidfd still covers this process */
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the owner did: its huge pages are mapped as such
-                                             * here */
+    (void)madvise(p, bytes, MADV_DONTFORK); /* a child could outlive the fence; if this fails, the
+                                             * pidfd still covers this process */
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* maps the owner's huge pages as huge pages */
     c->method = &MAPPED;
     c->remote = p;
     c->remote_bytes = bytes;

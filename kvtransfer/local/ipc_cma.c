@@ -1,13 +1,13 @@
-/* ipc_cma.c - writing into another process's memory by process_vm_writev ("cross memory attach"):
- * for pools that are no shared memory.
+/* ipc_cma.c - writes into another process's memory by process_vm_writev ("cross memory attach"),
+ * for pools that are not shared memory.
  *
- * The kernel asks at every call what ptrace(2) asks for attaching: the same user and, with Yama, a
- * ptrace_scope of 0; both are tried when connecting. The address is the receiver's own word, in its
- * own address space: a wrong one hurts nobody else. The fence is local.h's: after BYE no call is
- * made, and a process that has ended makes none. LIMIT: a process is named by its number; one that
- * ended and whose number was given to another within the microseconds between looking at the pidfd
- * and the call would be written to, if it were this user's and had memory at that address. Thread:
- * transfer and copiers. */
+ * On every call the kernel checks the permissions of ptrace(2): the same user and, with Yama, a
+ * ptrace_scope of 0; connecting tries them. The receiver names an address of its own address space,
+ * so a wrong one hurts only itself. The fence is local.h's: no call is made after BYE, nor by a
+ * process that has ended. LIMIT: a process is named by its number. If it ends and its number is
+ * reused within the microseconds between the check of the pidfd and the call, the call writes to
+ * the new process, if that is the same user's and has memory at the address. Thread: transfer and
+ * copiers. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -26,7 +26,7 @@ static bool has_ended(const struct local_conn *c)
     return poll(&p, 1, 0) != 0;
 }
 
-/* One call per PIECES_MAX pieces: scattered blocks cost one entry into the kernel. */
+/* Makes one call per PIECES_MAX pieces, so that scattered blocks cost one system call. */
 static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
 {
     while (bytes) {
@@ -65,7 +65,7 @@ static int yama_scope(void)
     return scope;
 }
 
-/* Reading one byte asks the same permission as writing, and changes nothing. */
+/* Tries the permission by reading one byte, which needs the same permission as writing. */
 enum status ipc_cma_attach(struct local_conn *c, uint64_t value, char *text, size_t text_max)
 {
     char first, last;

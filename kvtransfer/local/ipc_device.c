@@ -1,14 +1,14 @@
-/* ipc_device.c - same host, GPU pools: the receiver's memory by an exported handle, opened by the
- * writer, copied into by a lane.
+/* ipc_device.c - copies between GPU pools on one host: the writer opens the receiver's exported
+ * memory handle and copies into it on a copy stream.
  *
- * The handle travels in a small sealed memfd. A put is its copies on the connection's lane, behind
- * the mark of the layer they come from, and one word of the lane when they have landed, which gives
- * the put back through the copier's box: so PUT_DONE comes when the last byte is there, and the
- * message that waits behind the put is later than its bytes. Detaching waits for the lane before it
- * closes the memory; that is what BYE then says, and the receiver frees its pool only after it
- * (local.c, drain_writers). A receiver that is killed cannot wait: what copies under way then come
- * to is the driver's to say, at worst the end of the writer's context, which ends the writer's
- * node. LIMIT: abandoned puts run to their end; a copy that a lane has cannot be taken back.
+ * The handle travels in a small sealed memfd. A put's copies run on the connection's stream after
+ * the event of their layer; a host callback then returns the put through the copier's mailbox. So
+ * PUT_DONE comes after the last byte, and a message that waits behind the put comes after its
+ * bytes. Detaching waits for the stream before it closes the memory and sends BYE; the receiver
+ * frees its pool only after BYE (local.c, drain_writers). The driver decides what happens to copies
+ * in flight when the receiver is killed: at worst the writer's context ends, and with it the
+ * writer's node. LIMIT: abandoned puts run to their end, because a copy in the stream cannot be
+ * cancelled.
  * Thread: transfer; on_copied on a thread of the driver. */
 #include "kvtransfer/local/ipc.h"
 
@@ -58,7 +58,7 @@ enum status ipc_device_offer(const struct kvt_env *env, int *fd, struct err *err
     return OK;
 }
 
-/* It may not call the device; it only tells. */
+/* Host callback of the stream: it may not call the device and only reports. */
 static void on_copied(void *arg)
 {
     struct local_put *p = arg;
@@ -67,7 +67,7 @@ static void on_copied(void *arg)
 
 enum { PAIRS_AT_ONCE = 128 };
 
-/* Pieces of another layout were made on the card, in its own memory. */
+/* Address of a copy's source: pieces of another layout were converted in device memory. */
 static const char *source(const struct kvt_env *env, uint64_t local)
 {
     return local < KVT_STAGING ? (const char *)env->mem->ptr + local
@@ -90,8 +90,7 @@ static bool begin(struct local_conn *c, struct local_put *p)
     }
     if (st == OK) st = copy_stream_launch_host_fn(stream, on_copied, p);
     p->n_jobs = st == OK;
-    /* What had begun reads the source no more when DOWN is said; a device that has failed runs
-     * nothing. */
+    /* Copies that have begun must not read the source after DOWN; a failed device runs none. */
     if (st != OK && copy_stream_synchronize(stream) != OK) p->n_jobs = 0;
     return st == OK;
 }

@@ -1,5 +1,5 @@
-/* local.c - connections within one host: tickets, packets, writers' ends. Diagram and invariants:
- * local.h. Thread: transfer. */
+/* local.c - connections within one host: tickets, packets, the ends of writers. Diagram and
+ * invariants: local.h. Thread: transfer. */
 #include "kvtransfer/local/local.h"
 
 #include <errno.h>
@@ -145,7 +145,7 @@ static struct local_conn *new_conn(struct local_transport *t, int fd, bool incom
     return c;
 }
 
-/* Nobody asks for these completions any more. */
+/* Forgets completions that nobody will ask for. */
 static void forget_done(struct local_conn *c)
 {
     struct local_transport *t = c->lt;
@@ -196,8 +196,8 @@ static enum status send_bye(struct local_conn *c)
     return local_send_packet(c->fd, bytes, n);
 }
 
-/* A receiver that does not read now (it is stopped, or far behind) still hears BYE when it goes on:
- * without it the blocks we wrote would stay in its quarantine for as long as this process lives. */
+/* A receiver that does not read now (stopped, or far behind) still gets BYE later: without it the
+ * blocks that we wrote would stay in its quarantine as long as this process lives. */
 void local_disconnect(struct kvt_conn *base)
 {
     struct local_conn *c = connection(base);
@@ -217,18 +217,17 @@ void local_disconnect(struct kvt_conn *base)
     base->peer = NULL;
     c->state = LOCAL_DOWN;
     c->detached = c->closing = true;
-    local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of
-                                                        * file */
+    local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* no longer watched after an end of file */
     local_watch(c->lt, EPOLL_CTL_ADD, c->fd, c, EPOLLOUT);
 }
 
-/* The receiver's socket has room again, or is gone. */
+/* Sends BYE when the receiver's socket has room again, or gives up if it is gone. */
 static void continue_closing(struct local_conn *c)
 {
     if (send_bye(c) != ERR_BUSY) free_conn(c);
 }
 
-/* The end of this transport: its process may live on, so a moment for receivers that are behind. */
+/* At the end of this transport, whose process may live on: gives slow receivers a moment. */
 static void finish_closing(struct local_conn *c)
 {
     struct pollfd p = { .fd = c->fd, .events = POLLOUT };
@@ -236,10 +235,10 @@ static void finish_closing(struct local_conn *c)
     free_conn(c);
 }
 
-/* Writers that were given an address must be out of our pool before its owner frees it: what comes
- * later would land in what the process keeps there next. A mapping of its own does not. CUDA does
- * not say what a write into memory does that its owner has freed. LIMIT: one that is stopped in the
- * middle of a call is waited for DRAIN_MS only: the process is expected to end soon after. */
+/* Waits until writers that were given an address have left the pool, before its owner frees it: a
+ * later write would change whatever the process keeps there next. (A mapping has its own reference.
+ * CUDA does not define a write into memory that its owner has freed.) LIMIT: it waits DRAIN_MS for
+ * a writer that is stopped in the middle of a call; this process is expected to end soon after. */
 static void drain_writers(struct local_transport *t)
 {
     uint64_t deadline = clock_ms() + DRAIN_MS;
@@ -303,8 +302,8 @@ bool local_can_reach(struct kvt_transport *t, struct str address)
            memcmp(address.p, transport(t)->address, LOCAL_BOOT_CHARS) == 0;
 }
 
-/* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace),
- * ERR_FULL: no descriptor to watch it with. */
+/* Identifies the other end's process. ERR_UNSUPPORTED: it cannot be watched (another pid
+ * namespace); ERR_FULL: no descriptor is free to watch it. */
 static enum status identify(const struct local_address_method *method, int fd, int32_t *pid,
                             int *pidfd)
 {
@@ -387,7 +386,7 @@ static void accept_conns(struct local_transport *t)
     }
 }
 
-/* ---- incidents ---- */
+/* ---- events ---- */
 
 struct local_events {
     struct kvt_transport_event *v;
@@ -406,7 +405,7 @@ static struct kvt_transport_event *add_event(struct local_events *evs,
     return i;
 }
 
-/* The connection is over; a HANDSHAKE one was never announced and just goes. */
+/* Ends a connection; one in HANDSHAKE was never announced and ends without an event. */
 static void go_down(struct local_events *evs, struct local_conn *c, enum status st,
                     const char *text)
 {
@@ -417,8 +416,7 @@ static void go_down(struct local_events *evs, struct local_conn *c, enum status 
     c->state = LOCAL_DOWN;
     local_quiesce(c); /* invariant 3 */
     if (c->base.incoming)
-        shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, says
-                                   * BYE; a writer still has to say it */
+        shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, and sends BYE */
     if (c->detached) return;
     c->detached = true;
     forget_broken(c);
@@ -488,8 +486,8 @@ static void on_welcome(struct local_events *evs, struct local_conn *c, const uin
     add_event(evs, KVT_UP, c);
 }
 
-/* recv with a descriptor that may come along. -1 with EMFILE: one came, and this process has no
- * room for it. */
+/* recv, with a descriptor that may be attached. -1 with EMFILE: one came, and this process has no
+ * descriptor free. */
 static ssize_t receive(int fd, uint8_t *out, size_t max, int *passed)
 {
     struct iovec iov = { out, max };
@@ -528,7 +526,7 @@ static void on_packet(struct local_events *evs, struct local_conn *c, const uint
     if (c->state == LOCAL_UP && !c->detached) add_event(evs, KVT_MESSAGE, c)->message = m;
 }
 
-/* End of file or error: nothing more is read; from now on the process itself is watched. */
+/* Handles end of file or an error: nothing more is read; from now on the process is watched. */
 static void on_end(struct local_events *evs, struct local_conn *c)
 {
     if (c->state != LOCAL_HANDSHAKE) {
@@ -545,10 +543,10 @@ static void read_conn(struct local_events *evs, struct local_conn *c)
         int fd;
         ssize_t n = receive(c->fd, bytes, sizeof bytes, &fd);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        /* The other end closed with packets of ours unread. The kernel says so once, before the
-         * packets it had sent, BYE among them. */
+        /* The other end closed with unread packets of ours. The kernel reports it once, before the
+         * packets that the other end had sent, BYE among them. */
         if (n < 0 && errno == ECONNRESET) continue;
-        /* Without its descriptor the WELCOME would be taken for one by address. */
+        /* Without its descriptor the WELCOME would look like one by address. */
         if (n < 0 && errno == EMFILE && c->state == LOCAL_WAITING) {
             go_down(
                 evs, c, ERR_FULL,
@@ -572,7 +570,7 @@ static void read_conn(struct local_events *evs, struct local_conn *c)
     }
 }
 
-/* A copier found the receiver's memory gone; nobody else notices before its socket says so. */
+/* Ends connections whose copier found the receiver's memory gone, before their sockets tell. */
 static void end_broken(struct local_transport *t, struct local_events *evs)
 {
     LIST_FOREACH (c, &t->conns, struct local_conn, link)

@@ -1,23 +1,16 @@
-/* local.h - what the transports of one host share: SOCK_SEQPACKET connections over abstract unix
- * sockets, writers that copy.
+/* local.h - what the transports within one host share: SOCK_SEQPACKET connections over abstract
+ * unix sockets, and writers that copy.
  *
  * The receiver listens under a random name that vanishes with its process. A writer connects,
- * presents its ticket, and gets WELCOME with what it needs to see the receiver's pool; from then on
- * put() copies into that pool and messages are packets. Copying is done by the transfer thread and,
- * where there are CPUs for it, by a bounded number of copiers (copier.h): a put is cut into jobs,
- * is over when its last job is, and a message waits in `out` until the puts before it are over.
+ * presents its ticket, and gets WELCOME with access to the receiver's pool. From then on put()
+ * copies into that pool and messages are packets. The transfer thread copies together with a
+ * bounded number of copiers (copier.h): a put is split into jobs and is done when its last job is;
+ * a message waits in `out` until all earlier puts are done.
  *
- *   incoming  HANDSHAKE ── ticket good ──▶ UP ── end of file, malformed packet, fence() ──▶ DOWN ── BYE | process ended: fenced
- *   outgoing  WAITING ── WELCOME ──▶ UP ── end of file ──▶ DOWN ── disconnect: BYE (when it fits), close
- *
- * Invariants 1 A writer unmaps (or forgets) the pool before it says BYE, and says BYE before it
- *  closes: after BYE nothing of it can land. 2 End of file alone proves nothing (a descriptor can
- *  be closed while the mapping stays): without BYE the fence is the end of the
- *    process, seen through the pidfd taken when it connected, before its ticket was looked at.
- *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread waits
- *    for the jobs on their way (at most COPIER_QUEUED_BYTES bytes each) before it says either. So 1
- *    holds for every thread.
- * Thread: transfer; `move` of a kind also on copiers, which change nothing of a connection. */
+ *   incoming  HANDSHAKE ─ ticket good ─▶ UP ─ end of file, bad packet, fence() ─▶ DOWN
+ *             DOWN ─ BYE, or the process ended ─▶ fenced
+ *   outgoing  WAITING ─ WELCOME ─▶ UP ─ end of file ─▶ DOWN ─ disconnect: BYE, close
+ * Thread: transfer; `move` of a copy method also on copiers, which do not change the connection. */
 #ifndef BATON_KVTRANSFER_LOCAL_LOCAL_H
 #define BATON_KVTRANSFER_LOCAL_LOCAL_H
 
@@ -32,24 +25,32 @@ enum {
     LOCAL_BOOT_CHARS = 36,
     LOCAL_NAME_CHARS = 32,
     LOCAL_ADDRESS_CHARS = LOCAL_BOOT_CHARS + LOCAL_NAME_CHARS,
-    LOCAL_DONE_MAX = 256, /* puts of all connections that PUT_DONE has not been said of */
-    LOCAL_PUTS_MAX = 8    /* of one connection with jobs on their way */
+    LOCAL_DONE_MAX = 256, /* puts of all connections whose PUT_DONE was not reported yet */
+    LOCAL_PUTS_MAX = 8    /* of one connection with jobs in flight */
 };
 
 enum local_state { LOCAL_HANDSHAKE, LOCAL_WAITING, LOCAL_UP, LOCAL_DOWN };
 
 struct local_transport;
 
-/* A put that is not over. */
+/* Invariants 1 A writer unmaps (or forgets) the pool before it sends BYE, and sends BYE before it
+ *  closes: after
+ *    BYE it cannot write.
+ *  2 End of file alone proves nothing, because a descriptor can be closed while the mapping stays.
+ *    Without BYE the fence is the end of the process, seen through the pidfd that was taken when it
+ *    connected, before its ticket was checked.
+ *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread first
+ *    waits for its jobs in flight (at most COPIER_QUEUED_BYTES bytes each). So 1 holds for every
+ *    thread. */
+
+/* A put that is not complete. */
 struct local_put {
     struct local_conn *conn;
     uint64_t tag, generation, event;    /* event: kvt_put's */
-    uint32_t session, n_copies, n_jobs; /* jobs on their way */
+    uint32_t session, n_copies, n_jobs; /* jobs in flight */
     bool submitted;                     /* every byte is copied or in a job */
-    _Atomic bool abandoned;  /* relaxed: only makes copiers stop early; that they have stopped
-                              * is known from their jobs' return */
-    _Atomic bool failed;     /* relaxed likewise: a copier could not write; read after its job
-                              * came back */
+    _Atomic bool abandoned;  /* relaxed: makes copiers stop early; their jobs' return proves it */
+    _Atomic bool failed;     /* relaxed: a copier could not write; read after its job's return */
     struct kvt_copy *copies; /* env->max_copies */
 };
 
@@ -59,59 +60,54 @@ struct local_conn {
     struct list link;
     enum local_state state;
     int fd, pidfd;
-    int32_t pid;                            /* of the other end, as this process may name it */
+    int32_t pid;                            /* of the other end, in this process's namespace */
     const struct local_copy_method *method; /* outgoing, while attached */
-    char *remote;                    /* outgoing, while attached: the receiver's pool, as `way`
-                                      * names it */
-    size_t remote_bytes, need_bytes; /* need: what their layout says */
+    char *remote;                    /* outgoing, while attached: the receiver's pool, an address
+                                      * that `method` understands */
+    size_t remote_bytes, need_bytes; /* need: the pool bytes of their layout */
     uint64_t deadline_ms;            /* HANDSHAKE, WAITING */
     struct local_put *puts;          /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
-    uint64_t n_put, n_completed;     /* puts taken; puts over without a gap */
+    uint64_t n_put, n_completed;     /* puts accepted; complete without a gap */
     uint32_t n_jobs;
-    const char *broken; /* why the receiver's memory cannot be written any more;
-                         * NULL: it can */
-    void *method_state; /* the way's, from attach to detach */
-    struct buf out;     /* packets that wait, for a put or for room: struct
-                         * local_packet, bytes */
+    const char *broken; /* why the receiver's memory cannot be written; NULL: it can */
+    void *method_state; /* the method's, from attach to detach */
+    struct buf out;     /* packets that wait for a put or for room: local_packet, bytes */
     bool wants_write;
-    bool bye_received, ended, detached; /* detached: DOWN is known to the session
-                                         * layer */
+    bool bye_received, ended, detached; /* detached: the session layer got DOWN */
     bool must_drain;                    /* incoming: the writer holds raw addresses (CMA) or GPU
                                          * memory: it must be gone before the pool is freed */
-    bool closing;                       /* outgoing, disconnected: BYE waits for room in the
-                                         * receiver's socket */
+    bool closing;                       /* outgoing, disconnected: BYE waits for socket room */
 };
 
 struct local_packet {
-    uint64_t after; /* n_over that must be reached */
+    uint64_t after; /* n_completed that must be reached */
     uint64_t bytes;
 };
 
 /* How a connection's writer reaches the receiver's pool; attach chooses. */
 struct local_copy_method {
     const char *name;
-    /* Copy `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's
+    /* Copies `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's
      * memory cannot be written any more. Transfer thread and copiers. */
     bool (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
                  uint64_t bytes);
     /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs
      * it sets. False as above. */
     bool (*begin)(struct local_conn *c, struct local_put *p);
-    /* With `begin`: wait until every copier_done has been called. False: the card has failed, and
+    /* With `begin`: waits until every copier_done has been called. False: the GPU has failed, and
      * none will be. */
     bool (*wait)(struct local_conn *c);
-    void (*detach)(struct local_conn *c); /* nothing is under way; afterwards nothing of this
-                                           * process can land */
+    /* No job is in flight. Afterwards this process cannot write there. */
+    void (*detach)(struct local_conn *c);
 };
 
-/* How a pool becomes visible to writers: the difference between the rows. */
+/* How writers get access to a pool: the difference between transports mem and ipc. */
 struct local_address_method {
     const char *prefix; /* of the abstract name */
     bool same_process;  /* both ends must be this process */
     /* Receiver: the WELCOME's value and descriptor (-1: none; stays the caller's). */
     void (*offer)(const struct local_transport *t, uint64_t *value, int *fd);
-    /* Writer: fill way, remote and remote_bytes; closes or keeps nothing of `fd` (-1: none
-     * came). */
+    /* Writer: fills method, remote and remote_bytes; neither closes nor keeps `fd` (-1: none). */
     enum status (*attach)(struct local_conn *c, uint64_t value, int fd, char *text,
                           size_t text_max);
 };
@@ -125,22 +121,21 @@ struct local_transport {
     char address[LOCAL_ADDRESS_CHARS + 1];
     struct list conns;
     uint32_t n_conns;
-    uint64_t checked_ms;      /* when deadlines were last looked at */
-    uint64_t accept_again_ms; /* 0, or when the listener is looked at again */
+    uint64_t checked_ms;      /* when deadlines were last checked */
+    uint64_t accept_again_ms; /* 0, or when the listener is watched again */
     struct {
         struct kvt_conn *conn;
         uint64_t tag;
     } done[LOCAL_DONE_MAX];
-    uint32_t n_done, n_unfinished; /* puts over and to be told; puts not over */
+    uint32_t n_done, n_unfinished; /* puts whose PUT_DONE is due; puts not complete */
     struct copier *copier;
     int wake_fd;  /* readable when copiers have finished jobs */
     int offer_fd; /* made for offers, or -1 */
     const struct copy_impl *copy;
-    uint32_t n_broken; /* connections with `broken` whose DOWN has not been
-                        * said */
+    uint32_t n_broken; /* connections with `broken` whose DOWN was not reported yet */
 };
 
-/* The slots of both rows; open is called by each row's own. */
+/* The ops that both transports share; each transport's own `open` calls local_open. */
 enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops,
                        const struct local_address_method *method, struct kvt_transport **out,
                        struct err *err) MUST_CHECK;
@@ -164,13 +159,10 @@ void local_disconnect(struct kvt_conn *c);
 /* local_put.c: puts and what waits behind them. */
 bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
                        uint64_t bytes);
-void local_run_job(const struct copier_job *j); /* copiers */
-void local_collect(struct local_transport *t);  /* take finished jobs back; what waited for
-                                                 * their puts goes out */
-void local_quiesce(struct local_conn *c);       /* abandon its puts and wait until no copier
-                                                 * works for it */
-void local_write_out(struct local_conn *c);     /* packets whose time has come and for which
-                                                 * there is room */
+void local_run_job(const struct copier_job *j); /* on copiers */
+void local_collect(struct local_transport *t);  /* takes completed jobs, sends what waited */
+void local_quiesce(struct local_conn *c);       /* abandons its puts, waits for its jobs */
+void local_write_out(struct local_conn *c);     /* sends due packets for which there is room */
 void local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events);
 enum status local_send_packet(int fd, const void *p, size_t n);
 

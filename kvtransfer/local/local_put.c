@@ -1,6 +1,6 @@
-/* local_put.c - puts within one host: cutting them into jobs, collecting what copiers have done,
- * and the messages that wait behind them. Invariants: local.h. Thread: transfer, but for
- * local_run_job and local_move_mapped (copiers too). */
+/* local_put.c - puts within one host: splits them into jobs, collects completed jobs, and sends the
+ * messages that wait for them. Invariants: local.h.
+ * Thread: transfer; local_run_job and local_move_mapped also on copiers. */
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -51,7 +51,7 @@ static void break_conn(struct local_conn *c, const char *why)
     c->broken = why;
 }
 
-/* Puts end in order: one that is over behind one that is not waits. */
+/* Puts complete in order: a completed put waits for earlier ones. */
 static void advance(struct local_conn *c)
 {
     while (c->n_completed < c->n_put) {
@@ -98,7 +98,7 @@ void local_quiesce(struct local_conn *c)
 
 /* ---- beginning puts ---- */
 
-/* Room for one more put of this connection, or NULL. */
+/* A free slot for a put of this connection, or NULL. */
 static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
 {
     if (c->n_put - c->n_completed == LOCAL_PUTS_MAX) return NULL;
@@ -121,7 +121,7 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     return slot;
 }
 
-/* Cut the put into jobs; what no copier takes is copied here. */
+/* Splits the put into jobs; copies here what no copier takes. */
 static void split_into_jobs(struct local_conn *c, struct local_put *p)
 {
     struct copier_job j = { .put = p };

@@ -1,9 +1,9 @@
-/* mem.c - the definition of a transport: two kvt in one process, bytes moved by memcpy to the
- * receiver's own address.
+/* mem.c - transport mem, the reference: two kvt in one process, with memcpy to the receiver's
+ * address.
  *
- * The receiver's WELCOME carries the address of its pool. That is safe because the kernel says on
- * both ends that the other is this very process. For tests; in a cluster two nodes are two
- * processes. Thread: transfer. */
+ * WELCOME carries the address of the receiver's pool. That is safe because the kernel tells both
+ * ends that the other is this same process. For tests; nodes of a cluster are separate processes.
+ * Thread: transfer. */
 #include "kvtransfer/local/local.h"
 #include "kvtransfer/transports.h"
 

@@ -1,8 +1,8 @@
-/* tcp.c - any two hosts: KV bytes leave by sendmsg straight from the sender's pool and are read
- * straight into the granted blocks.
+/* tcp.c - transport tcp, between any two hosts: sendmsg sends KV straight from the sender's pool,
+ * and the receiver reads it straight into the granted blocks.
  *
- * Here: the transport, connections and their links, and the poll. What leaves is tcp_out.c, what
- * arrives tcp_in.c; the protocol and the invariants are in tcp.h. Thread: transfer. */
+ * This file has the transport, connections with their links, and poll. tcp_out.c sends, tcp_in.c
+ * receives; tcp.h has the protocol and its invariants. Thread: transfer. */
 #include "kvtransfer/tcp/tcp.h"
 
 #include <errno.h>
@@ -23,10 +23,10 @@
 enum {
     ACCEPTS_PER_POLL = 16,
     DEADLINE_CHECK_MS = 50,
-    USER_TIMEOUT_MS = 5000, /* unacknowledged bytes older than this end the connection: a host
-                             * that vanished says nothing */
-    LINKS_REMOTE = 4        /* per peer on another host: what one core can push through one
-                             * stream is below fast cards' speed */
+    USER_TIMEOUT_MS = 5000, /* unacknowledged bytes older than this end the connection, because a
+                             * host that is gone sends nothing */
+    LINKS_REMOTE = 4        /* per peer on another host: one core and one stream cannot fill a
+                             * fast NIC */
 };
 
 /* ---- links ---- */
@@ -48,8 +48,8 @@ static void set_options(struct tcp_link *l, bool same_host)
     (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
     (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
     (void)setsockopt(l->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
-    /* Nothing is lost inside a host, and a congestion control that paces (bbr) halves the rate
-     * there. Must come before connect. */
+    /* Inside a host no packet is lost, and a congestion control that paces (bbr) halves the rate.
+     * This must come before connect. */
     if (same_host) (void)setsockopt(l->fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
@@ -88,8 +88,8 @@ void tcp_link_free(struct tcp_link *l)
     mem_free(l);
 }
 
-/* Nothing of the link's sources is read after this. What MSG_ZEROCOPY left pinned in the send queue
- * goes with a reset. */
+/* Resets the link, which drops what MSG_ZEROCOPY left pinned in the send queue: no source is read
+ * afterwards. */
 static void abort_link(struct tcp_link *l)
 {
     (void)epoll_ctl(l->tt->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
@@ -98,7 +98,7 @@ static void abort_link(struct tcp_link *l)
     shutdown(l->fd, SHUT_RDWR);
 }
 
-/* A socket to the receiver, its connect begun. */
+/* Opens a socket and starts to connect it to the receiver. */
 static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket[KVT_TICKET_BYTES],
                         struct err *err)
 {
@@ -143,7 +143,7 @@ static struct tcp_conn *new_conn(struct tcp_transport *t, bool incoming,
     return c;
 }
 
-/* Nobody asks for these completions any more. */
+/* Forgets completions that nobody will ask for. */
 static void forget_done(struct tcp_conn *c)
 {
     struct tcp_transport *t = c->tt;
@@ -172,7 +172,7 @@ static void tcp_disconnect(struct kvt_conn *base)
     mem_free(c);
 }
 
-/* The ticket of link i: only who knew the first one can make it. */
+/* Derives the ticket of link i from the first link's. */
 static void join_ticket(const struct tcp_conn *c, uint32_t i, uint8_t out[KVT_TICKET_BYTES])
 {
     uint8_t digest[32], label[8] = { 't', 'c', 'p', ' ', 'l', 'i', 'n', (uint8_t)i };
@@ -211,8 +211,8 @@ static enum status tcp_connect(struct kvt_transport *base, struct str address,
     return OK;
 }
 
-/* Sockets per peer: the operator's number; one within a host, where more only share the same
- * cores. */
+/* Sockets per peer: the operator's number; otherwise one within a host, where more would share the
+ * same cores, and LINKS_REMOTE elsewhere. */
 static uint32_t choose_links(const struct tcp_conn *c)
 {
     uint32_t wanted = c->tt->env->tuning.tcp_connections;
@@ -266,7 +266,7 @@ void tcp_link_is_up(struct tcp_events *evs, struct tcp_link *l)
     tcp_add_event(evs, KVT_UP, c);
 }
 
-/* ---- incidents ---- */
+/* ---- events ---- */
 
 struct kvt_transport_event *tcp_add_event(struct tcp_events *evs,
                                           enum kvt_transport_event_kind kind, struct tcp_conn *c)
@@ -341,7 +341,8 @@ static void check_deadlines(struct tcp_transport *t, struct tcp_events *evs)
             tcp_go_down(evs, c, ERR_TIMEOUT, "the peer did not answer in time");
 }
 
-/* Not inside the loop over events: later ones may name their links. */
+/* Frees ended connections; not inside the loop over events, because later ones may name their
+ * links. */
 static void reap_conns(struct tcp_transport *t)
 {
     LIST_FOREACH (c, &t->conns, struct tcp_conn, link)
@@ -349,7 +350,7 @@ static void reap_conns(struct tcp_transport *t)
     t->n_to_reap = 0;
 }
 
-/* Bytes that were read ahead and had to wait. */
+/* Handles bytes that were read ahead and had to wait. */
 static void resume_reading(struct tcp_transport *t, struct tcp_events *evs)
 {
     LIST_FOREACH (c, &t->conns, struct tcp_conn, link) {
@@ -363,7 +364,7 @@ static void resume_reading(struct tcp_transport *t, struct tcp_events *evs)
 static void on_event(struct tcp_events *evs, struct tcp_link *l, uint32_t events)
 {
     struct tcp_conn *c = l->conn;
-    if (c && c->state == TCP_IS_DOWN) return; /* another link of it, earlier in this turn */
+    if (c && c->state == TCP_IS_DOWN) return; /* another link ended it in this poll */
     if (l->state == TCP_CONNECTING) {
         on_connected(evs, l);
         return;
@@ -380,8 +381,8 @@ static void on_event(struct tcp_events *evs, struct tcp_link *l, uint32_t events
                         code ? strerror(code) : "the peer closed the connection");
         return;
     }
-    /* Reading first: a put that completes below is told by the next poll, before any answer to it
-     * can be read. */
+    /* Reads first: the next poll reports a put that completes below, before any answer to it can be
+     * read. */
     bool writes = (events & EPOLLOUT) && l->state != TCP_HANDSHAKE;
     if (!(events & ~(uint32_t)EPOLLOUT)) {
         (void)tcp_write_out(l);
@@ -409,7 +410,7 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_transport_event *o
     struct tcp_transport *t = (struct tcp_transport *)base;
     struct tcp_events evs = { out, 0, cap };
     report_done(t, &evs);
-    if (evs.n) return evs.n; /* completions reach the sessions before any answer of the peer does */
+    if (evs.n) return evs.n; /* sessions get completions before the peer's answers */
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
     for (int i = 0; i < n; i++) {

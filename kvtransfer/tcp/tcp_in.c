@@ -1,9 +1,9 @@
-/* tcp_in.c - what arrives: preambles, messages, and payload straight to where env->scatter says.
- * See tcp.h.
+/* tcp_in.c - receives preambles, messages, and payload straight to where env->scatter says. See
+ * tcp.h.
  *
- * place is asked again before every read, so that a session that has just ended gets no further
- * byte. On the first link the end of a payload is read together with the small bytes behind it;
- * those wait in `in`. Thread: transfer. */
+ * Every read asks env->scatter again, so that a session that has just ended gets no further byte.
+ * On the first link the end of a payload is read together with the small bytes after it, which wait
+ * in `in`. Thread: transfer. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -28,7 +28,7 @@ static void begin_frame(struct tcp_conn *c, const struct kvt_message *m)
     }
 }
 
-/* This link's slice is in; it waits until the others are. */
+/* Handles the end of this link's slice; the link then waits for the others. */
 static void end_slice(struct tcp_link *l)
 {
     struct tcp_conn *c = l->conn;
@@ -42,7 +42,7 @@ static void end_slice(struct tcp_link *l)
                                                             * backlog */
 }
 
-/* Bytes from the frame's begin that are in place without a gap. */
+/* Bytes of the frame that are in place from its begin without a gap. */
 static uint64_t contiguous(const struct tcp_conn *c)
 {
     if (!c->in_frame) return c->frame.bytes;
@@ -64,7 +64,7 @@ static void account_payload(struct tcp_link *l, uint64_t bytes)
     if (!c->dropping) env->scattered(env->arg, &c->base, &c->frame, contiguous(c));
 }
 
-/* Where the rest of this link's slice goes: pieces, their bytes in *bytes. */
+/* Where the remaining bytes of this link's slice go; their number in *bytes. */
 static int slice_target(struct tcp_link *l, struct iovec *iov, int cap, uint64_t *bytes)
 {
     struct tcp_conn *c = l->conn;
@@ -86,7 +86,7 @@ static int slice_target(struct tcp_link *l, struct iovec *iov, int cap, uint64_t
     return n;
 }
 
-/* Payload that was read ahead together with small bytes. */
+/* Scatters payload that was read ahead together with small bytes. */
 static void scatter_read_ahead(struct tcp_link *l)
 {
     struct iovec iov[TCP_IOV_MAX];
@@ -101,7 +101,7 @@ static void scatter_read_ahead(struct tcp_link *l)
     account_payload(l, done);
 }
 
-/* Bytes read, 0 at end of file, -1 with errno. */
+/* Returns the bytes read, 0 at end of file, -1 with errno. */
 static ssize_t read_slice(struct tcp_link *l)
 {
     struct iovec iov[TCP_IOV_MAX];
@@ -119,7 +119,7 @@ static ssize_t read_slice(struct tcp_link *l)
 
 /* ---- preambles and messages ---- */
 
-/* A preamble is complete. False: the link is over (freed when it has no connection). */
+/* Handles a complete preamble. False: the link has ended (and is freed if it has no connection). */
 static bool on_preamble(struct tcp_events *evs, struct tcp_link *l)
 {
     struct kvt_preamble p;
@@ -157,8 +157,8 @@ static bool on_preamble(struct tcp_events *evs, struct tcp_link *l)
     return true;
 }
 
-/* The receiver has everything of a transfer, but the kernel has not said that it let go of the
- * source: sessions hear that first. */
+/* Whether DONE must wait: the receiver has the whole transfer, but the kernel has not released the
+ * source yet, and sessions must get PUT_DONE first. */
 static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
 {
     if (m->kind != KVT_MSG_DONE || c->base.incoming) return false;
@@ -169,8 +169,8 @@ static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
     return c->tt->n_done > 0;
 }
 
-/* Take one message out of what was read. False: not complete, to be looked at again (*wait), or the
- * connection is over. */
+/* Handles one message in `in`. False: it is not complete, must wait (*wait), or the connection has
+ * ended. */
 static bool parse_message(struct tcp_events *evs, struct tcp_link *l, bool *wait)
 {
     size_t have = l->in_have - l->in_at;
@@ -195,14 +195,14 @@ static bool parse_message(struct tcp_events *evs, struct tcp_link *l, bool *wait
     return true;
 }
 
-/* Bytes wait in `in` that no event of the socket will tell of. */
+/* Remembers that `in` holds bytes that no event of the socket will report. */
 static void keep_backlog(struct tcp_conn *c)
 {
     if (!c->backlog) c->tt->n_backlog++;
     c->backlog = true;
 }
 
-/* Handle what was read already. False: the link is over. *wait: nothing may be read before the next
+/* Handles the bytes in `in`. False: the link has ended. *wait: nothing may be read before the next
  * poll. */
 static bool use_bytes(struct tcp_events *evs, struct tcp_link *l, bool *wait)
 {
@@ -235,7 +235,7 @@ static bool use_bytes(struct tcp_events *evs, struct tcp_link *l, bool *wait)
     return true;
 }
 
-/* Read small bytes: of a preamble no more than it has, since what follows may be a slice. */
+/* Reads small bytes: of a preamble no more than its size, because a slice may follow. */
 static ssize_t read_small(struct tcp_link *l)
 {
     size_t room = sizeof l->in - l->in_have;
@@ -259,10 +259,8 @@ void tcp_read_in(struct tcp_events *evs, struct tcp_link *l)
         if (!use_bytes(evs, l, &wait) || wait || evs->n == evs->cap) return;
         struct tcp_conn *c = l->conn;
         bool up = l->state == TCP_LINK_UP, payload = up && c->in_frame && l->slice_left;
-        if (payload && evs->n)
-            return; /* messages that wait in `in` come before the payload behind
-                     * them */
-        /* nothing is due here before other links go on */
+        if (payload && evs->n) return; /* messages in `in` come before the payload after them */
+        /* nothing to read here before other links progress */
         if (up && !payload && c->base.incoming && (l->index || c->in_frame)) return;
         ssize_t got = payload ? read_slice(l) : read_small(l);
         if (got < 0 && errno == EINTR) continue;

@@ -1,7 +1,7 @@
-/* tcp_out.c - what leaves: messages, heads, and the slices of puts straight from the pool;
- * MSG_ZEROCOPY and its notices. See tcp.h.
+/* tcp_out.c - sends messages, headers, and the slices of puts straight from the pool; handles
+ * MSG_ZEROCOPY completions. See tcp.h.
  *
- * A link's stream is its queue with a gap per slice. One sendmsg covers as many small stretches and
+ * A link's stream is its queue with a gap per slice. One sendmsg covers as many queued bytes and
  * slices as fit into an iovec. Thread: transfer. */
 #include <errno.h>
 #include <string.h>
@@ -48,7 +48,8 @@ static int slice_iov(const struct tcp_transport *t, const struct tcp_put *p,
     return n;
 }
 
-/* What the stream goes on with. *zerocopy: only a slice, which may leave without being copied. */
+/* Gathers the next bytes of the stream. *zerocopy: only a slice, which may be sent without a
+ * copy. */
 static int gather(struct tcp_link *l, struct iovec *iov, bool *zerocopy)
 {
     int n = 0;
@@ -90,7 +91,7 @@ static void advance_slice(const struct tcp_put *p, struct tcp_slice *s, uint64_t
     }
 }
 
-/* Puts of which every slice has left, and was let go of, are over. */
+/* Completes puts whose slices are all sent and released. */
 static void finish_puts(struct tcp_conn *c)
 {
     for (; c->n_completed < c->n_put; c->n_completed++) {
@@ -149,16 +150,16 @@ enum status tcp_write_out(struct tcp_link *l)
         struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
         ssize_t sent = sendmsg(l->fd, &m,
                                MSG_NOSIGNAL | MSG_DONTWAIT | (zerocopy ? MSG_ZEROCOPY : 0));
-        if (sent < 0 && errno == ENOBUFS && zerocopy) { /* the notices' memory is used up: this one
-                                                         * is copied */
+        if (sent < 0 && errno == ENOBUFS &&
+            zerocopy) { /* no memory for completions: copy this one */
             zerocopy = false;
             sent = sendmsg(l->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         }
         if (sent < 0 && errno == EINTR) continue;
         full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         if (sent < 0 && !full) {
-            shutdown(l->fd, SHUT_RDWR); /* not every such error ends the socket, and nobody would
-                                         * try again: reading finds an end */
+            shutdown(l->fd, SHUT_RDWR); /* not every error ends the socket; reading now finds an
+                                         * end of file */
             return ERR_PEER_LOST;
         }
         if (!full) account_sent(l, (uint64_t)sent, zerocopy);
@@ -168,9 +169,9 @@ enum status tcp_write_out(struct tcp_link *l)
     return OK;
 }
 
-/* Notices may overtake each other after a retransmission (Linux,
- * Documentation/networking/msg_zerocopy.rst, "Notification Parsing"): a call counts when all before
- * it do, so that zc_done says of every source below it that nobody reads it. */
+/* Completions may come out of order after a retransmission (Linux,
+ * Documentation/networking/msg_zerocopy.rst, "Notification Parsing"). A call counts when all
+ * earlier ones do, so that no source below zc_done is read any more. */
 void tcp_zerocopy_completed(struct tcp_link *l, uint32_t first, uint32_t last)
 {
     for (uint32_t i = first; i - l->zc_done < TCP_ZEROCOPY_CALLS && (int32_t)(last - i) >= 0; i++)
@@ -182,7 +183,7 @@ void tcp_zerocopy_completed(struct tcp_link *l, uint32_t first, uint32_t last)
     }
 }
 
-/* One notice covers the calls [ee_info, ee_data]. */
+/* One completion covers the calls [ee_info, ee_data]. */
 void tcp_read_zerocopy_completions(struct tcp_link *l)
 {
     for (;;) {
@@ -211,7 +212,7 @@ void tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p)
 
 /* ---- what sessions ask for ---- */
 
-/* Slices of the links: each begins at its byte of the put. */
+/* Sets up the slices of the links, each at its byte of the put. */
 static void make_slices(struct tcp_conn *c, struct tcp_put *p, uint64_t bytes)
 {
     uint32_t i_copy = 0;
@@ -253,13 +254,13 @@ enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
     make_slices(c, slot, p->head.bytes);
     c->n_put++;
     t->n_unfinished++;
-    /* At once: the receiver reads while the checksums of this put are made. */
+    /* Sends at once: the receiver reads while the checksums of this put are computed. */
     for (uint32_t i = 0; i < slot->n_slices; i++) (void)tcp_write_out(c->links[i]);
     return OK;
 }
 
-/* The stream needs the bytes that its heads announce: zeros take the place of the source. The
- * session is over on both sides. */
+/* The stream must carry the bytes that its headers announce, so zeros replace the source. The
+ * session has ended on both sides. */
 void tcp_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
 {
     struct tcp_conn *c = (struct tcp_conn *)base;
