@@ -59,46 +59,55 @@ static char *label(struct buf *b, const char *transport, int d)
     return b->data;
 }
 
+/* Metrics of one transport, for both directions. */
+static void register_transport(struct kvt_stats *s, size_t i, struct buf *b)
+{
+    struct metrics *m = s->m;
+    const char *name = s->transports[i].transport = kvt_transports[i]->name;
+    for (int d = 0; d < 2; d++) {
+        s->transports[i].bytes[d] = metrics_counter(
+            m, "baton_kv_transfer_bytes_total", label(b, name, d), "KV bytes moved between nodes.");
+        s->transports[i].seconds[d] = metrics_histogram(
+            m, "baton_kv_transfer_seconds", label(b, name, d),
+            "First byte to acknowledged (send) or verified (receive) of one transfer.",
+            METRICS_SECONDS, METRICS_SECONDS_N);
+        s->transports[i].rate[d] = metrics_histogram(
+            m, "baton_kv_transfer_rate_bytes_per_second", label(b, name, d),
+            "KV bytes of one transfer over the time they were in flight (send) or over its "
+            "seconds (receive).",
+            RATES, COUNT_OF(RATES));
+    }
+    buf_clear(b);
+    buf_printf(b, "transport=\"%s\"", name);
+    s->transports[i].link = metrics_gauge(
+        m, "baton_kv_link_speed_bytes_per_second", b->data,
+        "Speed of the last connection's link(s) as the hardware says; 0: not known.");
+}
+
+/* Metrics of one direction, over all transports. */
+static void register_direction(struct kvt_stats *s, int d, struct buf *b)
+{
+    s->in_flight[d] = metrics_gauge(s->m, "baton_kv_transfers_in_flight", label(b, NULL, d),
+                                    "KV transfers that have not ended.");
+    s->hashed[d] = metrics_counter(s->m, "baton_kv_transfer_hashed_bytes_total", label(b, NULL, d),
+                                   "KV bytes a checksum was made of.");
+    for (int f = 0; f < KVT_FAILED_COUNT; f++) {
+        (void)label(b, NULL, d);
+        buf_printf(b, ",reason=\"%s\"", FAILURES[f]);
+        s->failed[d][f] = metrics_counter(s->m, "baton_kv_transfer_failures_total", b->data,
+                                          "KV transfers that failed, by reason.");
+    }
+}
+
 struct kvt_stats *kvt_stats_create(struct metrics *m)
 {
     struct kvt_stats *s = MEM_NEW(struct kvt_stats);
     struct buf b = { 0 };
     s->m = m;
     if (!m) return s;
-    for (size_t i = 0; kvt_transports[i] && i < TRANSPORTS_MAX; i++) {
-        const char *name = s->transports[i].transport = kvt_transports[i]->name;
-        for (int d = 0; d < 2; d++) {
-            s->transports[i].bytes[d] = metrics_counter(m, "baton_kv_transfer_bytes_total",
-                                                        label(&b, name, d),
-                                                        "KV bytes moved between nodes.");
-            s->transports[i].seconds[d] = metrics_histogram(
-                m, "baton_kv_transfer_seconds", label(&b, name, d),
-                "First byte to acknowledged (send) or verified (receive) of one transfer.",
-                METRICS_SECONDS, METRICS_SECONDS_N);
-            s->transports[i].rate[d] = metrics_histogram(
-                m, "baton_kv_transfer_rate_bytes_per_second", label(&b, name, d),
-                "KV bytes of one transfer over the time they were in flight (send) or over its "
-                "seconds (receive).",
-                RATES, COUNT_OF(RATES));
-        }
-        buf_clear(&b);
-        buf_printf(&b, "transport=\"%s\"", name);
-        s->transports[i].link = metrics_gauge(
-            m, "baton_kv_link_speed_bytes_per_second", b.data,
-            "Speed of the last connection's link(s) as the hardware says; 0: not known.");
-    }
-    for (int d = 0; d < 2; d++) {
-        s->in_flight[d] = metrics_gauge(m, "baton_kv_transfers_in_flight", label(&b, NULL, d),
-                                        "KV transfers that have not ended.");
-        s->hashed[d] = metrics_counter(m, "baton_kv_transfer_hashed_bytes_total",
-                                       label(&b, NULL, d), "KV bytes a checksum was made of.");
-        for (int f = 0; f < KVT_FAILED_COUNT; f++) {
-            (void)label(&b, NULL, d);
-            buf_printf(&b, ",reason=\"%s\"", FAILURES[f]);
-            s->failed[d][f] = metrics_counter(m, "baton_kv_transfer_failures_total", b.data,
-                                              "KV transfers that failed, by reason.");
-        }
-    }
+    for (size_t i = 0; kvt_transports[i] && i < TRANSPORTS_MAX; i++) register_transport(s, i, &b);
+    for (int d = 0; d < 2; d++) register_direction(s, d, &b);
+    buf_release(&b);
     for (int foreign = 0; foreign < 2; foreign++)
         s->dropped[foreign] = metrics_counter(
             m, "baton_kv_transfer_dropped_total",
@@ -113,7 +122,6 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
                                          "KV pieces whose checksum disagreed.");
     s->fence_waits = metrics_counter(m, "baton_kv_transfer_fence_waits_total", "",
                                      "Failed transfers that had to wait for their writer's fence.");
-    buf_release(&b);
     return s;
 }
 

@@ -1,5 +1,5 @@
-/* fault.c - the wrapper row itself: opening it around another, and the slots that only pass on.
- * Meaning: fault.h; insides: fault_internal.h. Thread: transfer; open and close: as of the row. */
+/* fault.c - opens the wrapper around a transport, and the ops that only forward. Meaning: fault.h;
+ * internals: fault_internal.h. Thread: transfer; open and close: as the inner transport's. */
 #include "kvtransfer/fault/fault.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 
 enum { EXTRA_COPIES = 2 /* a flipped bit cuts one copy into three */ };
 
-/* ---- the inner row's questions ---- */
+/* ---- callbacks of the inner transport ---- */
 
 static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES])
 {
@@ -43,7 +43,7 @@ static void scattered(void *arg, struct kvt_conn *inner, const struct kvt_messag
     else r->outer->scattered(r->outer->arg, &c->base, head, bytes);
 }
 
-/* ---- the other slots ---- */
+/* ---- ops that forward ---- */
 
 static int fault_wait_fd(struct kvt_transport *t)
 {
@@ -135,7 +135,16 @@ static void fault_close(struct kvt_transport *t)
 
 /* ---- opening ---- */
 
+/* A wrapper needs the transport inside and its plan: kvt_fault_open. */
+static enum status fault_open(const struct kvt_env *env, struct kvt_transport **out,
+                              struct err *err)
+{
+    (void)env, (void)out;
+    return err_set(err, ERR_INVALID, "fault injection needs a transport and a plan");
+}
+
 static const struct kvt_transport_ops FAULT_OPS = {
+    .open = fault_open,
     .close = fault_close,
     .wait_fd = fault_wait_fd,
     .port = fault_port,
@@ -164,7 +173,7 @@ static void register_counters(struct fault_transport *r, struct metrics *m)
     buf_release(&labels);
 }
 
-/* Sources of our own: an image of the staging memory, then the windows. */
+/* Allocates our own sources: an image of the staging memory, then the windows. */
 static void make_memory(struct fault_transport *r)
 {
     enum { PAGE = 4096 };

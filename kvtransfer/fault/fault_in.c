@@ -1,5 +1,5 @@
-/* fault_in.c - what the inner row tells: connections, messages, completions, each passed on,
- * changed, or kept waiting. Thread: transfer. */
+/* fault_in.c - events of the inner transport: connections, messages, completions, each forwarded,
+ * changed, or delayed. Thread: transfer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,7 +35,7 @@ void fault_free_conn(struct fault_conn *c)
     mem_free(c);
 }
 
-/* Behind what waits already, or before it when that is to be overtaken. */
+/* Queues it after what waits, or before it if that is to be overtaken. */
 static void hold_in(struct fault_conn *c, struct fault_held h, uint32_t ms)
 {
     struct fault_held *last = list_empty(&c->in) ? NULL
@@ -102,7 +102,7 @@ static struct kvt_transport_event *add_event(struct fault_events *evs,
     return i;
 }
 
-/* One incident of the inner row, in place of which one may go out at once (UP). */
+/* Handles one event of the inner transport; UP is forwarded at once. */
 static void on_inner_event(struct fault_transport *r, const struct kvt_transport_event *i,
                            struct fault_events *out)
 {
@@ -122,7 +122,7 @@ static void on_inner_event(struct fault_transport *r, const struct kvt_transport
     }
 }
 
-/* The connection ends for the session layer, which will disconnect it. */
+/* Reports the connection as DOWN; the session layer will disconnect it. */
 static void report_down(struct fault_events *out, struct fault_conn *c,
                         const struct kvt_transport_event *why)
 {
@@ -138,7 +138,7 @@ static void report_down(struct fault_events *out, struct fault_conn *c,
     fault_free_list(&c->late);
 }
 
-/* What waited on its way in and is due. A DOWN is behind the messages that came before it. */
+/* Delivers waiting events that are due. A DOWN comes after the messages before it. */
 static void deliver(struct fault_events *out, struct fault_conn *c, uint64_t now)
 {
     while (!list_empty(&c->in) && !c->detached && out->n < out->cap) {
@@ -155,7 +155,7 @@ static void deliver(struct fault_events *out, struct fault_conn *c, uint64_t now
     }
 }
 
-/* All that may be told now: completions before the answers of the peer that came after them. */
+/* Reports everything that is due: completions before answers of the peer that came after them. */
 static void report_due(struct fault_transport *r, struct fault_events *out, uint64_t now)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS && out->n < out->cap; i++) {
@@ -170,8 +170,8 @@ static void report_due(struct fault_transport *r, struct fault_events *out, uint
     }
 }
 
-/* The inner row is polled only when everything it told before and that is due has gone out: bytes
- * that it places follow messages that the session has seen. */
+/* Polls the inner transport only after all its earlier due events were reported: bytes that it
+ * scatters must follow messages that the session has seen. */
 size_t fault_poll(struct kvt_transport *t, struct kvt_transport_event *v, size_t cap)
 {
     struct fault_transport *r = ((struct fault_transport *)t);

@@ -1,5 +1,5 @@
-/* fault_inject.c - what befalls a put, a message or a step: triggers first, then dice. Thread:
- * transfer. */
+/* fault_inject.c - decides which fault a put, a message or a step gets: triggers first, then random
+ * numbers. Thread: transfer. */
 #include <errno.h>
 #include <signal.h>
 #include <time.h>

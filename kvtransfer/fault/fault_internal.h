@@ -1,14 +1,14 @@
-/* fault_internal.h - the wrapper row's insides, shared by its files: fault.c (the row),
- * fault_inject.c (what befalls what), fault_out.c (puts and messages that leave, and what waits),
- * fault_in.c (what the inner row tells). Meaning: fault.h.
+/* fault_internal.h - internals of the wrapper, shared by its files: fault.c (open, forward),
+ * fault_inject.c (decide), fault_out.c (outgoing puts and messages), fault_in.c (incoming events).
+ * Meaning: fault.h.
  *
- *   session layer ── put, notify ──▶ befall ──▶ inner row, or c->out (waiting) ──▶ inner row
- *   inner row ── poll ──▶ befall ──▶ c->in (waiting or due) ──▶ session layer
+ *   session layer ── put, notify ──▶ inject ──▶ inner transport, or c->out (waiting) ──▶ inner
+ *   inner transport ── poll ──▶ inject ──▶ c->in (waiting or due) ──▶ session layer
  *
- * Every put given to the inner row has a slot, whose number is the inner tag; a slot knows the
- * session's tag, or that nobody asks for it. Sources the inner row may read: the pool, and
- * `memory`, which is the outer staging's image followed by one window per slot with a few damaged
- * or late bytes. Thread: transfer; open and close: as of the row. */
+ * Every put of the inner transport has a slot, whose number is the inner tag; the slot knows the
+ * session's tag, or that nobody waits for it. The inner transport may read the pool and `memory`:
+ * an image of the outer staging memory, then one window per slot with a few damaged or late bytes.
+ * Thread: transfer; open and close: as the inner transport's. */
 #ifndef BATON_KVTRANSFER_FAULT_FAULT_INTERNAL_H
 #define BATON_KVTRANSFER_FAULT_FAULT_INTERNAL_H
 
@@ -20,17 +20,16 @@ enum { FAULT_SLOTS = 512, FAULT_WINDOW = FAULT_LATE_BYTES };
 struct fault_slot {
     struct fault_conn *c; /* NULL: free */
     uint64_t tag, due_ms;
-    bool unreported; /* a repetition: the session layer does not know it */
-    bool completed;  /* PUT_DONE is to be told at due_ms */
+    bool unreported; /* a repeated put, unknown to the session layer */
+    bool completed;  /* PUT_DONE is due at due_ms */
 };
 
-/* Something that waits: a put or message on its way out, a message or the end of the connection on
- * its way in. */
+/* A waiting item: an outgoing put or message, an incoming message, or the end of the connection. */
 struct fault_held {
     struct list link;
     uint64_t due_ms;
     enum { HELD_MESSAGE, HELD_PUT, HELD_DOWN } what;
-    bool overtaken; /* waits for the next thing to pass it; then due */
+    bool overtaken; /* waits until the next item has overtaken it */
     struct kvt_message message;
     struct kvt_transport_event down;
     struct kvt_put put; /* copies follow this struct */
@@ -44,20 +43,19 @@ struct fault_conn {
     struct list link, out, in;
     struct list late; /* puts to be repeated, by time */
     uint32_t n_out, n_in;
-    bool inner_down;   /* the inner row said DOWN */
-    bool force_down;   /* `disconnect`: DOWN is to be told */
-    bool detached;     /* DOWN was told, or fence asked: nothing more is */
+    bool inner_down;   /* the inner transport reported DOWN */
+    bool force_down;   /* `disconnect`: DOWN is due */
+    bool detached;     /* DOWN was reported or fence called: no event follows */
     uint64_t fence_ms; /* fence answers ERR_BUSY until then */
 };
 
 struct fault_transport {
     struct kvt_transport base;
-    struct kvt_transport_ops ops; /* this row's: the slots below under the inner row's name
-                                   * and capabilities */
+    struct kvt_transport_ops ops; /* the wrapper's, with the inner name and capabilities */
     const struct kvt_transport_ops *inner_ops;
     struct kvt_transport *inner;
     const struct kvt_env *outer;
-    struct kvt_env env; /* the inner row's */
+    struct kvt_env env; /* the inner transport's */
     struct dev_mem memory;
     struct kvt_fault_plan plan;
     uint64_t random;
@@ -80,33 +78,33 @@ static inline bool fault_scatters(const struct fault_transport *r)
     return r->ops.caps & KVT_CAP_RECEIVER_SCATTERS;
 }
 
-/* What befalls the thing that passes `step`; `leaves`: a put or message of this process, which
- * probabilities are for. What this process does to itself is done inside; the rest is the caller's,
- * who counts it. */
+/* The fault of an item that passes `step`; `leaves`: an outgoing put or message of this process, to
+ * which probabilities apply. Signals and pauses happen inside; the caller injects and counts the
+ * other faults. */
 struct fault_action fault_inject(struct fault_transport *r, enum kvt_fault_step step, bool leaves);
 void fault_count(struct fault_transport *r, enum kvt_fault_kind kind);
 uint64_t fault_random(struct fault_transport *r);
 enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
-/* STALE, FLIP; other kinds leave it as it is. */
+/* Damages a message (STALE, FLIP); other kinds do not change it. */
 void fault_damage_message(struct fault_transport *r, struct kvt_message *m,
                           enum kvt_fault_kind kind);
 
 /* A free slot for a put of c, or NULL. */
 struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported);
-/* PUT_DONE is to be told at due_ms. */
+/* Ends a slot: PUT_DONE is reported at due_ms. */
 void fault_end_slot(struct fault_slot *s, uint64_t due_ms);
 void fault_free_slots(struct fault_conn *c);
-/* At the end of a list, with a copy of its put's copies. */
+/* Appends an item to a list, with a copy of its put's copies. */
 struct fault_held *fault_hold(struct list *l, struct fault_held what, uint64_t due_ms);
 void fault_free_held(struct fault_held *h);
 void fault_free_list(struct list *l);
-/* Wake the transfer thread when the next waiting thing is due. */
+/* Wakes the transfer thread when the next waiting item is due. */
 void fault_arm(struct fault_transport *r);
-/* What waits on its way out and is due, in order. */
+/* Sends waiting outgoing items that are due, in order. */
 void fault_flush_out(struct fault_conn *c, uint64_t now);
-/* The connection is to be DOWN; ERR_PEER_LOST. */
+/* Marks the connection as DOWN; returns ERR_PEER_LOST. */
 enum status fault_force_down(struct fault_conn *c);
-/* The row's slots (transport.h). */
+/* The wrapper's ops (transport.h). */
 enum status fault_put(struct kvt_conn *base, const struct kvt_put *p);
 enum status fault_notify(struct kvt_conn *base, const struct kvt_message *m);
 size_t fault_poll(struct kvt_transport *t, struct kvt_transport_event *v, size_t cap);

@@ -1,4 +1,4 @@
-/* fault_out.c - puts and messages on their way out: dropped, damaged, repeated, or waiting. Thread:
+/* fault_out.c - outgoing puts and messages: dropped, damaged, repeated, or delayed. Thread:
  * transfer. */
 #include <string.h>
 #include <sys/timerfd.h>
@@ -128,8 +128,8 @@ void fault_flush_out(struct fault_conn *c, uint64_t now)
     }
 }
 
-/* Give it to the inner row, behind what waits. ERR_BUSY: not taken; a put or NOTE with `must` waits
- * instead. */
+/* Passes it to the inner transport, after what waits. ERR_BUSY: not accepted; with `must` a put or
+ * NOTE waits instead. */
 static enum status pass_on(struct fault_conn *c, struct fault_held *h, bool must)
 {
     struct fault_held *first = list_empty(&c->out) ? NULL
@@ -161,7 +161,7 @@ static void hold_out(struct fault_conn *c, struct fault_held *h, uint32_t ms, bo
     c->n_out++;
 }
 
-/* The first `keep` bytes of the copies; returns how many copies that leaves. */
+/* Keeps the first `keep` bytes of the copies; returns how many copies are left. */
 static uint32_t truncate_copies(struct kvt_copy *copies, uint32_t n, uint64_t keep)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -174,7 +174,7 @@ static uint32_t truncate_copies(struct kvt_copy *copies, uint32_t n, uint64_t ke
     return n;
 }
 
-/* Replace a few bytes of one copy by a damaged image of them. */
+/* Replaces a few bytes of one copy with a damaged image. */
 static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s,
                          struct kvt_copy *copies, uint32_t n, uint64_t total)
 {
@@ -199,7 +199,7 @@ static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s,
     return to + n - i - 1;
 }
 
-/* Keep the first bytes of the put for a repetition of its own. */
+/* Saves the first bytes of the put, to write them again later. */
 static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t ms)
 {
     struct fault_transport *r = c->transport;
@@ -223,40 +223,48 @@ static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t
     fault_count(r, FAULT_LATE);
 }
 
-/* Do to the put what befell it; its copies are r->copies. */
+/* Removes the last bytes of a put. A put of one byte stays whole. */
+static enum status put_truncated(struct fault_conn *c, struct fault_held *h)
+{
+    struct fault_transport *r = c->transport;
+    struct kvt_put *p = &h->put;
+    if (p->head.bytes < 2) return pass_on(c, h, true);
+    fault_count(r, FAULT_TRUNCATE);
+    p->n_copies = truncate_copies(r->copies, p->n_copies,
+                                  1 + fault_random(r) % (p->head.bytes - 1));
+    for (uint32_t i = 0; fault_scatters(r) && i < p->n_copies; i++)
+        p->head.bytes = (i ? p->head.bytes : 0) + r->copies[i].bytes;
+    return pass_on(c, h, true);
+}
+
+/* Puts the same bytes twice, if a slot is free for the repetition. */
+static enum status put_twice(struct fault_conn *c, const struct fault_slot *s, struct fault_held *h)
+{
+    struct fault_slot *again = fault_acquire_slot(c, s->tag, true);
+    TRY(pass_on(c, h, true));
+    if (!again) return OK;
+    h->put.tag = number_of(c->transport, again);
+    fault_count(c->transport, FAULT_DUPLICATE);
+    return pass_on(c, h, true);
+}
+
+/* Injects the fault into the put, whose copies are r->copies. */
 static enum status put_with(struct fault_conn *c, struct fault_slot *s, struct kvt_put *p,
                             struct fault_action f)
 {
     struct fault_transport *r = c->transport;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
-    struct fault_slot *again;
+    const struct kvt_put late = {
+        .head = p->head, .copies = p->copies, .n_copies = p->n_copies, .tag = s->tag
+    };
     switch (f.kind) {
     case FAULT_DROP: fault_end_slot(s, 0); break;
     case FAULT_DELAY: hold_out(c, &h, f.ms, false); break;
     /* counted when something overtakes it */
     case FAULT_REORDER: hold_out(c, &h, FAULT_REORDER_MS, true); return OK;
-    case FAULT_LATE:
-        prepare_late(
-            c,
-            &(struct kvt_put){
-                .head = p->head, .copies = p->copies, .n_copies = p->n_copies, .tag = s->tag },
-            f.ms);
-        return pass_on(c, &h, true);
-    case FAULT_DUPLICATE:
-        again = fault_acquire_slot(c, s->tag, true);
-        TRY(pass_on(c, &h, true));
-        if (!again) return OK;
-        h.put.tag = number_of(r, again);
-        fault_count(r, f.kind);
-        return pass_on(c, &h, true);
-    case FAULT_TRUNCATE:
-        if (p->head.bytes < 2) return pass_on(c, &h, true);
-        fault_count(r, f.kind);
-        h.put.n_copies = truncate_copies(r->copies, p->n_copies,
-                                         1 + fault_random(r) % (p->head.bytes - 1));
-        for (uint32_t i = 0; fault_scatters(r) && i < h.put.n_copies; i++)
-            h.put.head.bytes = (i ? h.put.head.bytes : 0) + r->copies[i].bytes;
-        return pass_on(c, &h, true);
+    case FAULT_LATE: prepare_late(c, &late, f.ms); return pass_on(c, &h, true);
+    case FAULT_DUPLICATE: return put_twice(c, s, &h);
+    case FAULT_TRUNCATE: return put_truncated(c, &h);
     case FAULT_FLIP:
         h.put.n_copies = flip_bit(r, s, r->copies, p->n_copies, p->head.bytes);
         fault_count(r, f.kind);
@@ -296,8 +304,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     }
     struct kvt_put mine = *p;
     memcpy(r->copies, p->copies, p->n_copies * sizeof *r->copies);
-    for (uint32_t i = 0; i < p->n_copies; i++) /* the inner row reads staging through our image of
-                                                * it */
+    for (uint32_t i = 0; i < p->n_copies; i++) /* the inner transport reads our image of staging */
         if (p->copies[i].local >= KVT_STAGING)
             memcpy((char *)r->memory.ptr + (p->copies[i].local - KVT_STAGING),
                    kvt_source(r->outer, p->copies[i].local), p->copies[i].bytes);
@@ -305,7 +312,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     mine.tag = number_of(r, s);
     enum status st = put_with(c, s, &mine, f);
     if (st != OK) s->c = NULL;
-    if (st == ERR_BUSY) { /* it will be offered again: it has not passed yet */
+    if (st == ERR_BUSY) { /* the session will put it again, so it does not count as a step */
         r->random = random;
         r->passed[FAULT_AT_PUT] = passed;
     }

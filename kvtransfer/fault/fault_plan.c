@@ -1,5 +1,5 @@
-/* fault_plan.c - the text of a fault plan: reading, writing, what may befall what. Grammar and
- * meaning: fault.h. Thread: any (values). */
+/* fault_plan.c - the text of a fault plan: parsing, writing, which action applies to which step.
+ * Thread: any (values). */
 #include <string.h>
 
 #include "kvtransfer/fault/fault.h"
@@ -77,7 +77,7 @@ static enum status unknown(const char *what, struct str name, const char *const 
     return st;
 }
 
-/* The optional ":MS" of an action; `rest` is what follows its last colon (p NULL: nothing). */
+/* Parses the optional ":MS" of an action; `rest` follows its last colon (p NULL: no colon). */
 static enum status read_ms(enum kvt_fault_kind kind, struct str rest, uint32_t *out,
                            struct err *err)
 {

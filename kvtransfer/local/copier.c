@@ -96,7 +96,8 @@ bool copier_offer(struct copier *c, struct copier_job j)
     j.worker = (uint32_t)(idle - c->workers);
     idle->bytes += j.bytes;
     idle->n_jobs++;
-    ASSERT(mailbox_post(idle->mailbox, &j) == OK); /* invariant 2 */
+    enum status st = mailbox_post(idle->mailbox, &j);
+    ASSERT(st == OK); /* invariant 2 */
     return true;
 }
 
@@ -114,5 +115,6 @@ void copier_wait(struct copier *c, int timeout_ms) { (void)mailbox_wait(c->done,
 
 void copier_done(struct copier *c, struct copier_job j)
 {
-    ASSERT(mailbox_post(c->done, &j) == OK); /* invariant 2 */
+    enum status st = mailbox_post(c->done, &j);
+    ASSERT(st == OK); /* invariant 2 */
 }

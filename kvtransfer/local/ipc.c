@@ -55,7 +55,9 @@ static void unmap(struct local_conn *c)
 
 static const struct local_copy_method MAPPED = {
     .name = "mapped",
+    .begin = local_begin_jobs,
     .move = local_move_mapped,
+    .wait = local_wait_none,
     .detach = unmap,
 };
 

@@ -53,7 +53,13 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
 
 static void detach(struct local_conn *c) { c->remote = NULL; }
 
-static const struct local_copy_method CMA = { .name = "cma", .move = move, .detach = detach };
+static const struct local_copy_method CMA = {
+    .name = "cma",
+    .begin = local_begin_jobs,
+    .move = move,
+    .wait = local_wait_none,
+    .detach = detach,
+};
 
 static int yama_scope(void)
 {

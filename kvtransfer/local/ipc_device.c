@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "kernels/copy_stream.h"
+#include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
 static const uint8_t MAGIC[8] = { 'b', 't', 'n', 'c', 'u', 'd', 'a', '1' };
@@ -91,14 +92,16 @@ static bool begin(struct local_conn *c, struct local_put *p)
     if (st == OK) st = copy_stream_launch_host_fn(stream, on_copied, p);
     p->n_jobs = st == OK;
     /* Copies that have begun must not read the source after DOWN; a failed device runs none. */
-    if (st != OK && copy_stream_synchronize(stream) != OK) p->n_jobs = 0;
-    return st == OK;
+    const enum status ended = st == OK ? OK : copy_stream_synchronize(stream);
+    c->n_jobs += p->n_jobs;
+    return st == OK && ended == OK;
 }
 
-/* Not used: begin does the whole put. */
+/* Never called: begin makes no jobs for copiers. */
 static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
 {
     (void)c, (void)copies, (void)skip, (void)bytes;
+    ASSERT(!"a copier has a job of the GPU");
     return false;
 }
 

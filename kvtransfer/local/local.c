@@ -320,45 +320,62 @@ static enum status identify(const struct local_address_method *method, int fd, i
     return errno == EMFILE || errno == ENFILE ? ERR_FULL : ERR_UNSUPPORTED;
 }
 
-enum status local_connect(struct kvt_transport *base, struct str address,
-                          const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
-                          struct kvt_conn **out, struct err *err)
+/* Opens a socket that is connected to the receiver at `address`. */
+static enum status connect_socket(const struct local_transport *t, struct str address, int *out,
+                                  struct err *err)
 {
-    struct local_transport *t = transport(base);
-    if (!local_can_reach(base, address))
-        return err_set(err, ERR_PEER_LOST, "%s: the peer is on another host", base->ops->name);
-    if (t->n_conns >= t->env->max_peers)
-        return err_set(err, ERR_FULL, "%s: too many connections", base->ops->name);
     struct sockaddr_un name;
     socklen_t n = socket_name(t->address_method, address.p + LOCAL_BOOT_CHARS, &name);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), pidfd = -1;
-    int32_t pid = 0;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || connect(fd, (struct sockaddr *)&name, n) != 0) {
         int code = errno;
         if (fd >= 0) close(fd);
         return err_set(err, ERR_PEER_LOST,
                        "%s: no such receiver on this host (%s): it ended, or lives in another "
                        "network namespace",
-                       base->ops->name, strerror(code));
+                       t->base.ops->name, strerror(code));
     }
+    *out = fd;
+    return OK;
+}
+
+/* Identifies the receiver's process and presents the ticket to it. */
+static enum status present_ticket(const struct local_transport *t, int fd,
+                                  const uint8_t ticket[KVT_TICKET_BYTES], int32_t *pid, int *pidfd,
+                                  struct err *err)
+{
+    const char *name = t->base.ops->name;
     uint8_t preamble[KVT_PREAMBLE_BYTES];
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     kvt_preamble_encode(&p, preamble);
-    enum status st = identify(t->address_method, fd, &pid, &pidfd);
-    bool known = st == OK;
-    if (known) st = local_send_packet(fd, preamble, sizeof preamble);
+    enum status st = identify(t->address_method, fd, pid, pidfd);
+    if (st == ERR_FULL)
+        return err_set(err, st, "%s: no free file descriptor: raise the limit of open files", name);
+    if (st != OK)
+        return err_set(err, st, "%s: the receiver's process is not visible from here", name);
+    if (local_send_packet(fd, preamble, sizeof preamble) != OK)
+        return err_set(err, ERR_PEER_LOST, "%s: the receiver closed the connection", name);
+    return OK;
+}
+
+enum status local_connect(struct kvt_transport *base, struct str address,
+                          const struct kv_layout *theirs, const uint8_t ticket[KVT_TICKET_BYTES],
+                          struct kvt_conn **out, struct err *err)
+{
+    struct local_transport *t = transport(base);
+    int fd = -1, pidfd = -1;
+    int32_t pid = 0;
+    if (!local_can_reach(base, address))
+        return err_set(err, ERR_PEER_LOST, "%s: the peer is on another host", base->ops->name);
+    if (t->n_conns >= t->env->max_peers)
+        return err_set(err, ERR_FULL, "%s: too many connections", base->ops->name);
+    TRY(connect_socket(t, address, &fd, err));
+    enum status st = present_ticket(t, fd, ticket, &pid, &pidfd, err);
     if (st != OK) {
         close(fd);
         if (pidfd >= 0) close(pidfd);
-        if (known)
-            return err_set(err, ERR_PEER_LOST, "%s: the receiver closed the connection",
-                           base->ops->name);
-        return st == ERR_FULL
-                   ? err_set(err, st, "%s: no free file descriptor: raise the limit of open files",
-                             base->ops->name)
-                   : err_set(err, st, "%s: the receiver's process is not visible from here",
-                             base->ops->name);
+        return st;
     }
     struct local_conn *c = new_conn(t, fd, false);
     c->pid = pid;

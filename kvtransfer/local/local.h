@@ -87,15 +87,15 @@ struct local_packet {
 /* How a connection's writer reaches the receiver's pool; attach chooses. */
 struct local_copy_method {
     const char *name;
-    /* Copies `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's
-     * memory cannot be written any more. Transfer thread and copiers. */
+    /* Begins the whole put: counts its jobs in p->n_jobs and c->n_jobs; the copier returns each.
+     * False: the receiver's memory cannot be written any more. */
+    bool (*begin)(struct local_conn *c, struct local_put *p);
+    /* Runs one job of local_begin_jobs: copies `bytes` bytes of copies[0..] from byte `skip` of
+     * copies[0] on. False as for begin. Transfer thread and copiers. */
     bool (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
                  uint64_t bytes);
-    /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs
-     * it sets. False as above. */
-    bool (*begin)(struct local_conn *c, struct local_put *p);
-    /* With `begin`: waits until every copier_done has been called. False: the GPU has failed, and
-     * none will be. */
+    /* Waits for jobs that a GPU runs; copiers' jobs are waited for by their return. False: the GPU
+     * has failed, and no job will return. */
     bool (*wait)(struct local_conn *c);
     /* No job is in flight. Afterwards this process cannot write there. */
     void (*detach)(struct local_conn *c);
@@ -157,6 +157,10 @@ uint64_t local_link_speed(const struct kvt_conn *c);
 void local_disconnect(struct kvt_conn *c);
 
 /* local_put.c: puts and what waits behind them. */
+/* `begin` of methods that copy with the CPU: splits the put into jobs for the copiers, and copies
+ * here what no copier takes. */
+bool local_begin_jobs(struct local_conn *c, struct local_put *p);
+bool local_wait_none(struct local_conn *c); /* `wait` of those methods: true at once */
 bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip,
                        uint64_t bytes);
 void local_run_job(const struct copier_job *j); /* on copiers */

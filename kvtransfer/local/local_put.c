@@ -84,7 +84,7 @@ void local_quiesce(struct local_conn *c)
 {
     for (uint64_t i = c->n_completed; i < c->n_put; i++)
         atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
-    if (c->n_jobs && c->method->wait && !c->method->wait(c)) {
+    if (c->n_jobs && !c->method->wait(c)) {
         for (uint64_t i = c->n_completed; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
         c->n_jobs = 0;
     }
@@ -121,8 +121,13 @@ static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
     return slot;
 }
 
-/* Splits the put into jobs; copies here what no copier takes. */
-static void split_into_jobs(struct local_conn *c, struct local_put *p)
+bool local_wait_none(struct local_conn *c)
+{
+    (void)c;
+    return true;
+}
+
+bool local_begin_jobs(struct local_conn *c, struct local_put *p)
 {
     struct copier_job j = { .put = p };
     while (j.i_copy < p->n_copies) {
@@ -144,6 +149,7 @@ static void split_into_jobs(struct local_conn *c, struct local_put *p)
         j.i_copy = next;
         j.skip = next_skip;
     }
+    return true; /* a job that fails marks its put */
 }
 
 enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
@@ -155,9 +161,8 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
     if (t->n_done + t->n_unfinished >= LOCAL_DONE_MAX) return ERR_BUSY;
     struct local_put *slot = new_put(c, p);
     if (!slot) return ERR_BUSY;
-    if (!c->method->begin) split_into_jobs(c, slot);
-    else if (c->method->begin(c, slot)) c->n_jobs += slot->n_jobs;
-    else atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
+    if (!c->method->begin(c, slot))
+        atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
     slot->submitted = true;
     advance(c);
     return OK;

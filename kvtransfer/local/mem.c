@@ -17,7 +17,9 @@ static void detach(struct local_conn *c) { c->remote = NULL; }
 
 static const struct local_copy_method DIRECT = {
     .name = "direct",
+    .begin = local_begin_jobs,
     .move = local_move_mapped,
+    .wait = local_wait_none,
     .detach = detach,
 };
 
