@@ -337,7 +337,7 @@ static uint64_t claim_handle(struct kvt *k)
     for (uint64_t i = 0; i < KVT_PEERS_MAX; i++) {
         uint64_t index = (serial + i) % KVT_PEERS_MAX, expected = 0,
                  handle = serial * KVT_PEERS_MAX + index;
-        if (atomic_compare_exchange_strong_explicit(&k->handles[index].handle, &expected, handle,
+        if (atomic_compare_exchange_strong_explicit(&k->handles[index], &expected, handle,
                                                     memory_order_acquire, memory_order_relaxed))
             return handle;
     }
@@ -367,8 +367,7 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
         *peer = handle;
         return OK;
     }
-    if (handle)
-        atomic_store_explicit(&k->handles[handle % KVT_PEERS_MAX].handle, 0, memory_order_release);
+    if (handle) atomic_store_explicit(&k->handles[handle % KVT_PEERS_MAX], 0, memory_order_release);
     kvt_route_free(p->route);
     mem_free(p);
     return n_routes ? err_set(err, st, "too many KV connections") : no_common(k, &a, err);
@@ -377,14 +376,6 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
 void kvt_disconnect(struct kvt *k, uint64_t peer)
 {
     if (peer) post_always(k, (struct kvt_command){ .kind = KVT_DO_DISCONNECT, .id = peer });
-}
-
-const char *kvt_peer_transport(struct kvt *k, uint64_t peer)
-{
-    struct kvt_handle *h = &k->handles[peer % KVT_PEERS_MAX];
-    const char *name = atomic_load_explicit(&h->transport, memory_order_acquire);
-    /* The name is the slot holder's; a slot that was reused has another handle by now. */
-    return peer && atomic_load_explicit(&h->handle, memory_order_acquire) == peer ? name : NULL;
 }
 
 /* ---- transfers ---- */
@@ -410,18 +401,6 @@ enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, ui
         .n_tokens = n_tokens,
     };
     return kvt_recv_claim(&k->core, &e, out);
-}
-
-enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *first_head,
-                             uint32_t *n_heads, struct err *err)
-{
-    struct kvt_hello_msg theirs;
-    TRY(kvt_hello_decode(hello, &theirs, err));
-    TRY(kvt_plan_check(&k->core.layout, &theirs.layout, false, true, UINT64_MAX, err));
-    uint32_t first, n = kv_layout_common_heads(&k->core.layout, &theirs.layout, &first);
-    *first_head = first - kv_layout_first_head(&k->core.layout);
-    *n_heads = n;
-    return OK;
 }
 
 void kvt_expect_cancel(struct kvt *k, uint64_t id)

@@ -124,10 +124,6 @@ enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, ui
                              const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip,
                              uint32_t n_tokens, struct buf *out) MUST_CHECK;
 void kvt_expect_cancel(struct kvt *k, uint64_t id);
-/* Heads of this pool, numbered as kvt_expect_heads takes them, that the sender of `hello` holds as
- * well. ERR_FORMAT, ERR_PEER_MISMATCH. */
-enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *first_head,
-                             uint32_t *n_heads, struct err *err) MUST_CHECK;
 
 /* Sender. */
 enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant,
@@ -144,8 +140,5 @@ enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uin
 void kvt_send_finish(struct kvt *k, uint64_t id);
 /* SEND_FAILED(ERR_CANCELED) follows unless the transfer has ended. */
 void kvt_send_cancel(struct kvt *k, uint64_t id);
-
-/* Name of the transport a peer is connected by, or NULL. */
-const char *kvt_peer_transport(struct kvt *k, uint64_t peer);
 
 #endif

@@ -127,12 +127,6 @@ uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_t
            v->layout->n_layers;
 }
 
-uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip)
-{
-    struct kvt_head_slice all = kvt_head_slice_all(l);
-    return kvt_head_slice_total_bytes(&all, n_tokens, n_skip);
-}
-
 uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes)
 {
     uint64_t fit = bytes / kvt_head_slice_bytes(v, v->layout->block_tokens);

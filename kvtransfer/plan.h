@@ -61,8 +61,6 @@ uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
                               struct kvt_block_range s);
 uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
                                     uint32_t n_skip);
-/* of all heads */
-uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip);
 /* How many of at most n positions fit into one put of about `bytes` bytes (at least 1, at most
  * KVT_BATCH_PIECES). */
 uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes);

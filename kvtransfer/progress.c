@@ -32,11 +32,6 @@ static void free_peer(struct kvt_peer *p)
     mem_free(p);
 }
 
-static struct kvt_handle *handle_of(struct kvt *k, uint64_t handle)
-{
-    return &k->handles[handle % KVT_PEERS_MAX];
-}
-
 /* Ends an outgoing peer: first its connection, so that no source is read when its sends end. */
 static void end_outgoing(struct kvt *k, struct kvt_peer *p, enum status st, const char *text)
 {
@@ -51,9 +46,8 @@ static void end_outgoing(struct kvt *k, struct kvt_peer *p, enum status st, cons
     if (p->conn) p->ops->disconnect(p->conn);
     p->conn = NULL;
     kvt_send_peer_lost(&k->core, p, st == ERR_CANCELED ? st : ERR_PEER_LOST, ev.text);
-    struct kvt_handle *h = handle_of(k, p->handle);
-    atomic_store_explicit(&h->transport, NULL, memory_order_relaxed);
-    atomic_store_explicit(&h->handle, 0, memory_order_release); /* the slot may be claimed again */
+    /* the slot may be claimed again */
+    atomic_store_explicit(&k->handles[p->handle % KVT_PEERS_MAX], 0, memory_order_release);
     free_peer(p);
     kvt_core_event(&k->core, ev);
 }
@@ -108,7 +102,6 @@ static void on_up(struct kvt *k, struct kvt_conn *c)
     uint64_t speed = p->ops->link_speed(c);
     kvt_stats_link(k->core.stats, p->ops->name, speed);
     if (c->incoming) return;
-    atomic_store_explicit(&handle_of(k, p->handle)->transport, p->ops->name, memory_order_release);
     kvt_core_event(&k->core, (struct kvt_event){
                                  .kind = KVT_CONNECTED,
                                  .peer = p->handle,

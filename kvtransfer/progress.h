@@ -43,13 +43,6 @@ struct kvt_route {
     enum status status;
 };
 
-/* Written at kvt_connect (any thread), CONNECTED and PEER_LOST (transfer thread); read by
- * kvt_peer_transport (any thread). */
-struct kvt_handle {
-    _Atomic uint64_t handle; /* 0: free */
-    _Atomic(const char *) transport;
-};
-
 enum kvt_command_kind {
     KVT_DO_CONNECT,
     KVT_DO_DISCONNECT,
@@ -88,7 +81,7 @@ struct kvt {
     uint32_t n_transports;
     uint8_t node[16];
     struct kvt_tickets tickets;
-    struct kvt_handle handles[KVT_PEERS_MAX];
+    _Atomic uint64_t handles[KVT_PEERS_MAX]; /* of outgoing peers; 0: free */
     _Atomic uint64_t next_handle;
     struct mailbox *mailbox;
     _Atomic(struct kvt_overflow *) overflow; /* newest first; pushed by any thread, taken as a whole

@@ -115,5 +115,3 @@ void *kvt_staging_device_at(const struct kvt_staging *s, struct kvt_stage stage)
 {
     return (char *)s->device_mem.ptr + kvt_staging_offset(stage);
 }
-
-uint32_t kvt_staging_n_free(const struct kvt_staging *s) { return s->n_free; }

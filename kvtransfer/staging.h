@@ -50,6 +50,5 @@ uint64_t kvt_staging_offset(struct kvt_stage stage);
 void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage);
 /* Its address in the device's half. */
 void *kvt_staging_device_at(const struct kvt_staging *s, struct kvt_stage stage);
-uint32_t kvt_staging_n_free(const struct kvt_staging *s); /* chunks */
 
 #endif

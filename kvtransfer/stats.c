@@ -36,8 +36,6 @@ static const char *const FAILURES[KVT_FAILED_COUNT] = {
 static const double RATES[] = { 1e4, 3e4, 1e5, 3e5,  1e6,  3e6,  1e7,  3e7, 1e8,
                                 3e8, 1e9, 3e9, 1e10, 3e10, 1e11, 3e11, 1e12 };
 
-const char *kvt_failure_name(enum kvt_failure f) { return FAILURES[f]; }
-
 enum kvt_failure kvt_failure_of(enum status reason)
 {
     switch (reason) {

@@ -32,8 +32,8 @@ struct kvt_stats;
 /* `m` may be NULL, then nothing is counted; otherwise it must outlive the result. */
 struct kvt_stats *kvt_stats_create(struct metrics *m);
 void kvt_stats_free(struct kvt_stats *s);
-const char *kvt_failure_name(enum kvt_failure f);    /* the label: "checksum", "stale", ... */
-enum kvt_failure kvt_failure_of(enum status reason); /* for failures that only have a status */
+/* The failure that a status stands for, if nothing more is known. */
+enum kvt_failure kvt_failure_of(enum status reason);
 void kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direction d,
                      uint64_t bytes);
 void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d,

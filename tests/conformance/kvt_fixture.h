@@ -17,9 +17,10 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/base/metrics.h"
+#include "tests/fixtures/kvt_bytes.h"
 #include "tests/harness/test.h"
 
-enum { EVENTS_MAX = 4096 };
+enum { EVENTS_MAX = 4096, PEERS_MAX = 64 };
 
 struct node {
     struct kvt *kvt;
@@ -31,6 +32,8 @@ struct node {
     pthread_mutex_t lock;
     struct kvt_event events[EVENTS_MAX];
     size_t n_events;
+    struct kvt_event
+        connected[PEERS_MAX]; /* by peer % PEERS_MAX: its last CONNECTED or PEER_LOST */
 };
 
 static inline void node_on_event(void *arg, const struct kvt_event *ev)
@@ -38,6 +41,8 @@ static inline void node_on_event(void *arg, const struct kvt_event *ev)
     struct node *n = arg;
     pthread_mutex_lock(&n->lock);
     if (n->n_events < EVENTS_MAX) n->events[n->n_events++] = *ev;
+    if (ev->kind == KVT_CONNECTED || ev->kind == KVT_PEER_LOST)
+        n->connected[ev->peer % PEERS_MAX] = *ev;
     pthread_mutex_unlock(&n->lock);
 }
 
@@ -214,6 +219,15 @@ static inline void pause_ms(long ms)
 {
     struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
     nanosleep(&t, NULL);
+}
+
+/* Name of the transport that the peer is connected by now, or NULL. */
+static inline const char *node_transport(struct node *n, uint64_t peer)
+{
+    pthread_mutex_lock(&n->lock);
+    const struct kvt_event ev = n->connected[peer % PEERS_MAX];
+    pthread_mutex_unlock(&n->lock);
+    return ev.peer == peer && ev.kind == KVT_CONNECTED && ev.transport ? ev.transport : NULL;
 }
 
 /* The first event of that kind and id within timeout_ms; the test fails otherwise. */

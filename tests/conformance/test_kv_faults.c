@@ -277,7 +277,7 @@ static void everything(const char *transport)
         uint64_t live = 0;
         random_table(POOL_BLOCKS - GUARD, TRANSFERS_AT_ONCE * MOST_BLOCKS, blocks);
         for (int k = 0; k < TRANSFERS_AT_ONCE * MOST_BLOCKS; k++) blocks[k] += GUARD;
-        if (!kvt_peer_transport(b.from.node->kvt, b.peer)) {
+        if (!node_transport(b.from.node, b.peer)) {
             b.peer = node_connect(b.from.node, b.to.node);
             b.n_reconnects++;
         }

@@ -167,7 +167,7 @@ static void ipc_receive(unsigned i, int in, int out, bool checksum)
     CHECK_OK(kvt_expect(n->kvt, 1, dst, kvt_plan_n_blocks(&to, TOKENS), n_skip, TOKENS, &b));
     pipe_put(out, &b);
     CHECK_EQ_INT(node_wait(n, KVT_RECEIVED, 1, 30000).bytes,
-                 kvt_plan_total_bytes(&to, TOKENS, n_skip));
+                 layout_total_bytes(&to, TOKENS, n_skip));
     char *want = expected(&from, image, src, &to, dst, n_skip);
     snprintf(what, sizeof what, "%s of %u to %s of %u", kv_dtype_name(from.dtype),
              from.block_tokens, kv_dtype_name(to.dtype), to.block_tokens);
@@ -274,7 +274,7 @@ TEST(other_layouts_from_a_gpu_by_tcp)
             bool direct = from.dtype == to.dtype && from.block_tokens == to.block_tokens;
             by_tcp(from, to, checksum, NULL, KVT_RECEIVED, m);
             CHECK(value_of(m, "baton_kv_transfer_converted_bytes_total") ==
-                  (direct ? 0 : (double)kvt_plan_total_bytes(&l, TOKENS, 1)));
+                  (direct ? 0 : (double)layout_total_bytes(&l, TOKENS, 1)));
             metrics_free(m);
         }
 }

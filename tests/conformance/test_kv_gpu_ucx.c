@@ -181,7 +181,7 @@ static void move(struct node *from, struct node *to, uint64_t id)
                                       device_record_event(from->device)));
     kvt_send_finish(from->kvt, id);
     CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 20000).bytes,
-                 kvt_plan_total_bytes(&to->layout, TOKENS, 0));
+                 layout_total_bytes(&to->layout, TOKENS, 0));
     node_wait(from, KVT_SENT, id, 5000);
     check_converted(from, src, to, dst);
     buf_release(&grant);

@@ -146,13 +146,12 @@ static void expect_from(struct sending *s, struct node *to, const int32_t *block
                 }
 }
 
+/* Connects a sender and finds the heads that both hold, as the receiver numbers its own. */
 static void connect_sender(struct sending *s, struct node *to)
 {
-    struct buf hello = { 0 };
-    struct err err = { 0 };
-    kvt_hello(s->node->kvt, &hello);
-    CHECK_OK(kvt_common_heads(to->kvt, buf_str(&hello), &s->first_head, &s->n_heads, &err));
-    buf_release(&hello);
+    uint32_t first;
+    s->n_heads = kv_layout_common_heads(&to->layout, &s->node->layout, &first);
+    s->first_head = first - kv_layout_first_head(&to->layout);
     s->peer = node_connect(s->node, to);
 }
 
@@ -228,7 +227,7 @@ static void move_between(const struct pair *p)
         moved += node_wait(to, KVT_RECEIVED, s[i].id, 10000).bytes;
         node_wait(s[i].node, KVT_SENT, s[i].id, 10000);
     }
-    CHECK_EQ_INT(moved, kvt_plan_total_bytes(&p->to, p->n_tokens, p->n_skip));
+    CHECK_EQ_INT(moved, layout_total_bytes(&p->to, p->n_tokens, p->n_skip));
     node_pull(to);
     for (size_t i = 0; i < bytes; i++)
         if (want[i] != ((uint8_t *)to->image)[i]) {

@@ -244,7 +244,7 @@ TEST(tcp_stranger_cannot_join)
         CHECK(recv(fd, bytes, sizeof bytes, 0) == 0);
         close(fd);
     }
-    CHECK(kvt_peer_transport(from->kvt, peer) != NULL);
+    CHECK(node_transport(from, peer) != NULL);
     node_stop(from);
     node_stop(to);
 }
@@ -618,7 +618,7 @@ static void gpu_pools(bool checksum)
         CHECK_OK(kvt_expect(to->kvt, id, table, n_blocks, 0, gpu_tokens(id), &b));
         pipe_put(down[1], &b);
         CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 30000).bytes,
-                     kvt_plan_total_bytes(&to->layout, gpu_tokens(id), 0));
+                     layout_total_bytes(&to->layout, gpu_tokens(id), 0));
         random_bytes_of(from, id);
         check_moved(from, to, src, table, gpu_tokens(id) / 64);
         pool_set(to, 0x11);

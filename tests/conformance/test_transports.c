@@ -82,9 +82,9 @@ static void move(struct node *from, struct node *to, uint64_t peer, uint64_t id,
     kvt_send_finish(from->kvt, id);
     struct kvt_event got = node_wait(to, KVT_RECEIVED, id, 10000),
                      sent = node_wait(from, KVT_SENT, id, 10000);
-    CHECK_EQ_INT(got.bytes, kvt_plan_total_bytes(&to->layout, n_tokens, n_skip));
+    CHECK_EQ_INT(got.bytes, layout_total_bytes(&to->layout, n_tokens, n_skip));
     CHECK_EQ_INT(sent.bytes, got.bytes);
-    CHECK_EQ_STR(got.transport, kvt_peer_transport(from->kvt, peer));
+    CHECK_EQ_STR(got.transport, node_transport(from, peer));
     check_blocks_hold(to, id, dst, n_skip, n_tokens, 0xee);
     for (uint32_t b = 0; b < n_skip && b < n_used; b++)
         for (size_t i = 0; i < kv_layout_piece_bytes(&to->layout); i++)
@@ -98,7 +98,7 @@ static void whole_transfers(const char *transport)
     big.layout.n_blocks = 100; /* pools may differ in size */
     struct node *from = node_start(big), *to = node_start(options(transport));
     uint64_t peer = node_connect(from, to), id = 1;
-    CHECK_EQ_STR(kvt_peer_transport(from->kvt, peer), transport);
+    CHECK_EQ_STR(node_transport(from, peer), transport);
     const uint32_t tokens[] = { 1, 15, 16, 17, 160, 333, 700 };
     for (size_t i = 0; i < COUNT_OF(tokens); i++) {
         uint32_t n_used = kvt_plan_n_blocks(&to->layout, tokens[i]);
@@ -301,7 +301,7 @@ static void receiver_restarts(const char *transport)
     node_gone(to); /* not before: the row mem writes through a pointer to it, and no process ends
                     * here that would take that away */
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, 1, 5000).status, ERR_PEER_LOST);
-    CHECK(kvt_peer_transport(from->kvt, peer) == NULL);
+    CHECK(node_transport(from, peer) == NULL);
     to = node_start(o);
     CHECK_EQ_INT(kvt_port(to->kvt), o.port);
     peer = node_connect(from, to);
@@ -701,8 +701,8 @@ TEST(choice_of_transport)
                 *only_tcp = node_start(options("tcp")), *only_mem = node_start(options("mem"));
     struct err err = { 0 };
     uint64_t a = node_connect(from, to), b = node_connect(from, only_tcp), c;
-    CHECK_EQ_STR(kvt_peer_transport(from->kvt, a), "ipc");
-    CHECK_EQ_STR(kvt_peer_transport(from->kvt, b), "tcp");
+    CHECK_EQ_STR(node_transport(from, a), "ipc");
+    CHECK_EQ_STR(node_transport(from, b), "tcp");
     move(from, to, a, 1, 100, 0, 100);
     move(from, only_tcp, b, 2, 100, 0, 100);
     struct buf hello = { 0 }, answer = { 0 };
@@ -717,7 +717,7 @@ TEST(choice_of_transport)
     answer.data[at] = answer.data[at] == 'x' ? 'y' : 'x';
     CHECK_OK(kvt_connect(from->kvt, buf_str(&answer), &c, &err));
     node_wait(from, KVT_CONNECTED, c, 5000);
-    CHECK_EQ_STR(kvt_peer_transport(from->kvt, c), "tcp");
+    CHECK_EQ_STR(node_transport(from, c), "tcp");
     /* only ipc allowed: no other is taken */
     struct node *strict = node_start(options("ipc"));
     buf_clear(&hello);
@@ -768,7 +768,7 @@ TEST(metrics_say_which_transport)
     metrics_write(m, &out);
     snprintf(want, sizeof want,
              "baton_kv_transfer_bytes_total{transport=\"tcp\",direction=\"receive\"} %llu",
-             (unsigned long long)kvt_plan_total_bytes(&to->layout, 100, 0));
+             (unsigned long long)layout_total_bytes(&to->layout, 100, 0));
     CHECK(strstr(out.data, want));
     CHECK(strstr(out.data,
                  "baton_kv_transfer_seconds_count{transport=\"tcp\",direction=\"receive\"} 1"));

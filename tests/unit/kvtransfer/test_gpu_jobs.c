@@ -7,6 +7,7 @@
 #include "kvtransfer/convert.h"
 #include "kvtransfer/gpu_jobs.h"
 #include "shared/base/hash/hash.h"
+#include "tests/fixtures/kvt_bytes.h"
 #include "tests/harness/test.h"
 
 enum { BLOCKS = 12, TOKENS = 7 * 16 + 5 };
@@ -223,7 +224,7 @@ TEST(a_job_released_early_keeps_its_stage)
     struct rig r;
     rig_open(&r, "cuda");
     struct kvt_head_slice all = kvt_head_slice_all(&r.layout);
-    uint32_t free_before = kvt_staging_n_free(r.staging);
+    uint32_t free_before = staging_n_free(r.staging);
     struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.jobs);
     CHECK(kvt_staging_acquire(r.staging, 6000, true, kvt_gpu_jobs_held(r.jobs), &k->stage));
     struct kvt_gpu_job_params t = {
@@ -237,10 +238,10 @@ TEST(a_job_released_early_keeps_its_stage)
     bool early = !kvt_gpu_job_is_done(k);
     kvt_gpu_job_release(k);
     if (early)
-        CHECK(kvt_staging_n_free(r.staging) < free_before && kvt_gpu_jobs_oldest(r.jobs) == NULL);
+        CHECK(staging_n_free(r.staging) < free_before && kvt_gpu_jobs_oldest(r.jobs) == NULL);
     CHECK_OK(kvt_gpu_jobs_synchronize(r.jobs));
     kvt_gpu_jobs_collect(r.jobs);
-    CHECK_EQ_INT(kvt_staging_n_free(r.staging), free_before);
+    CHECK_EQ_INT(staging_n_free(r.staging), free_before);
     CHECK_EQ_INT(*kvt_gpu_jobs_held(r.jobs), 0);
     rig_close(&r);
 }

@@ -7,6 +7,7 @@
 #include "kvtransfer/plan.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/kvt_bytes.h"
 #include "tests/harness/test.h"
 
 static struct kv_layout layout(uint32_t n_blocks)
@@ -74,8 +75,8 @@ TEST(plan_takes_only_valid_segments_of_the_last_block)
     }
     CHECK_EQ_INT(kvt_plan_range_bytes(&v, 11, (struct kvt_block_range){ 0, 0, 2 }),
                  kv_layout_piece_bytes(&l) + 4 * 24);
-    CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 1), 3 * 4 * 24);
-    CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 2), 0);
+    CHECK_EQ_INT(layout_total_bytes(&l, 11, 1), 3 * 4 * 24);
+    CHECK_EQ_INT(layout_total_bytes(&l, 11, 2), 0);
 }
 
 /* Copies and scattered memory of the same span name the same bytes in the same order, from any
@@ -165,7 +166,7 @@ TEST(plan_slices_heads)
     CHECK_EQ_INT(out[0].bytes, head);
     CHECK_EQ_INT(out[1].local, kv_layout_offset(&whole, 1, 3) + head);
     CHECK_EQ_INT(kvt_head_slice_total_bytes(&from, 16, 0), 3 * 2 * head);
-    CHECK_EQ_INT(kvt_plan_total_bytes(&half, 16, 0), 3 * 2 * head);
+    CHECK_EQ_INT(layout_total_bytes(&half, 16, 0), 3 * 2 * head);
 }
 
 static enum status check_pair(struct kv_layout mine, struct kv_layout theirs, bool i_send,

@@ -7,6 +7,7 @@
 #include "kvtransfer/session.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
+#include "tests/fixtures/kvt_bytes.h"
 #include "tests/harness/test.h"
 
 enum { TOKENS = 40, BLOCKS = 3 };
@@ -160,7 +161,7 @@ TEST(session_receives_when_every_piece_is_verified)
     note(&s, &g, 1, 1, 2);
     CHECK_EQ_INT(n_events, 0);
     deliver(&s, &g, KVT_MSG_FINISH,
-            (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+            (struct kvt_message){ .bytes = layout_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
     CHECK_EQ_INT(events[0].link_speed, 12500000000);
@@ -185,7 +186,7 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 0, 3);
     deliver(&s, &g, KVT_MSG_FINISH,
-            (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+            (struct kvt_message){ .bytes = layout_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
@@ -407,7 +408,7 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     }
     CHECK_EQ_INT(send->unfinished, 0);
     CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_FINISH);
-    CHECK_EQ_INT(sent[n_sent - 1].bytes, kvt_plan_total_bytes(&s.core.layout, TOKENS, 0));
+    CHECK_EQ_INT(sent[n_sent - 1].bytes, layout_total_bytes(&s.core.layout, TOKENS, 0));
     answer(&s, send, KVT_MSG_DONE, OK);
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_SENT);
@@ -553,7 +554,7 @@ static void finish_early(struct side *s, const struct kvt_grant_msg *g)
 {
     note(s, g, 0, 0, BLOCKS);
     deliver(s, g, KVT_MSG_FINISH,
-            (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
+            (struct kvt_message){ .bytes = layout_total_bytes(&s->core.layout, TOKENS, 0) });
 }
 static void not_arrived(struct side *s, const struct kvt_grant_msg *g) { note(s, g, 0, 0, 1); }
 static void frame(struct side *s, const struct kvt_grant_msg *g, uint32_t first, uint64_t bytes)
