@@ -1,4 +1,4 @@
-/* conn.c - workers, endpoints, puts and marks; see conn.h. Thread: transfer. */
+/* conn.c - UCX workers, endpoints, puts and markers; see conn.h. Thread: transfer. */
 #include "kvtransfer/ucx/conn.h"
 
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-/* a forced close is complete after some progress; destroying the worker does what is left of it */
+/* time for a forced close to complete; destroying the worker does the rest */
 enum { CLOSE_MS = 50 };
 
 /* ---- callbacks: they only note; ucx_conn_progress acts ---- */
@@ -55,7 +55,7 @@ static void on_put_seq_sent(void *request, ucs_status_t st, void *arg)
     ucp_request_free(request);
 }
 
-/* Count what a call returned: complete (NULL), failed, or a request whose callback will come. */
+/* Counts the result of a call: complete (NULL), failed, or a request whose callback will come. */
 static uint32_t pending(struct ucx_conn *c, ucs_status_ptr_t r)
 {
     if (UCS_PTR_IS_ERR(r)) fail(c, UCS_PTR_STATUS(r));
@@ -148,7 +148,7 @@ static void send_put_seq(struct ucx_conn *c, uint64_t seq)
         c, ucp_am_send_nbx(c->ep, UCX_AM_PUT_SEQ, &c->seq_buf, sizeof c->seq_buf, NULL, 0, &p));
 }
 
-/* Flush what the endpoint was given so far, as the last request of slot p. */
+/* Flushes everything that the endpoint was given so far, as the last request of slot p. */
 static void flush(struct ucx_conn *c, struct ucx_put *p)
 {
     ucp_request_param_t param = {
@@ -184,7 +184,7 @@ enum status ucx_conn_wireup(struct ucx_conn *c, const struct ucx_region *r, stru
 
 void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kvt_put *put)
 {
-    if (c->n_put == c->n_flushed) c->progress_ms = clock_ms(); /* nothing was to complete so far */
+    if (c->n_put == c->n_flushed) c->progress_ms = clock_ms(); /* nothing was in flight */
     struct ucx_put *p = &c->puts[++c->n_put % UCX_PUTS_MAX];
     *p = (struct ucx_put){ .c = c, .tag = put->tag, .bytes = put->head.bytes };
     c->in_flight += p->bytes;
@@ -237,9 +237,9 @@ bool ucx_conn_arm(struct ucx_conn *c)
 {
     if (c->armed) return true;
     if (ucp_worker_arm(c->worker) != UCS_OK) return false;
-    /* A completion that came between the last look at the queue and the request for an event makes
-     * no event (ibv_req_notify_cq(3); cards that compare indices make one all the same, Soft-RoCE
-     * does not). UCX does not look again, so this does. */
+    /* A completion between the last poll of the queue and the request for an event causes no event
+     * (ibv_req_notify_cq(3); NICs that compare indices cause one anyway, Soft-RoCE does not). UCX
+     * does not poll again, so this code does. */
     c->armed = ucp_worker_progress(c->worker) == 0 && c->failed == UCS_OK;
     return c->armed;
 }
@@ -248,9 +248,9 @@ void ucx_conn_tear_down(struct ucx_conn *c)
 {
     if (c->key) ucp_rkey_destroy(c->key);
     c->key = NULL;
-    /* An endpoint whose wiring is under way is left to the worker: closing it by force trips an
-     * assertion in UCX 1.13 (a request for connection in the UD endpoint's queue); nothing reads or
-     * writes memory over it yet. */
+    /* Destroying the worker also ends an endpoint that is still wiring up. Closing that by force
+     * trips an assertion in UCX 1.13 (a request for connection in the UD endpoint's queue); nothing
+     * reads or writes memory over it yet. */
     if (c->ep && c->n_flushed) {
         ucp_request_param_t p = {
             .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,

@@ -1,4 +1,4 @@
-/* devices.c - which network devices the ucx row uses; see devices.h. Thread: any. */
+/* devices.c - the network devices that transport ucx uses; see devices.h. Thread: any. */
 #include "kvtransfer/ucx/devices.h"
 
 #include <dirent.h>

@@ -1,4 +1,4 @@
-/* setup.c - the UCP contexts and the registered pool of the ucx row; see setup.h. Thread:
+/* setup.c - the UCP contexts and the registered pool of transport ucx; see setup.h. Thread:
  * creator's. */
 #include "kvtransfer/ucx/setup.h"
 
@@ -19,9 +19,8 @@
 
 /* ---- what UCX does to a process ---- */
 
-/* Loading libucs installs handlers for these signals (backtraces, and HUP for a debugger). Signals
- * are the program's affair: they are put back before main, unless the operator asked UCX for
- * them. */
+/* Restores, before main, the signal handlers that loading libucs replaces (backtraces, and HUP for
+ * a debugger), unless the operator asked UCX for them. */
 __attribute__((constructor)) static void keep_signals(void)
 {
     static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };
@@ -36,8 +35,7 @@ __attribute__((constructor)) static void keep_signals(void)
     }
 }
 
-/* Every failure that matters comes back as a status and is said by this program; UCX's own lines
- * are for its operator. */
+/* Silences UCX's own log: this program reports every failure that matters from its status. */
 static void keep_quiet(void)
 {
     if (!getenv("UCX_LOG_LEVEL")) (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
@@ -80,8 +78,7 @@ enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err)
                            "rc, dc, ud (also with _v, _x, _verbs, _mlx5), ib, tcp",
                            STR_ARG(item));
         if (str_eq_c(item, "rc_verbs"))
-            item = STR("rc_v"); /* the short names bring the datagrams
-                                 * that wire the queue pairs up */
+            item = STR("rc_v"); /* the short names also select ud, which wires up the queue pairs */
         else if (str_eq_c(item, "rc_mlx5")) item = STR("rc_x");
         else if (str_eq_c(item, "dc_mlx5")) item = STR("dc_x");
         buf_printf(out, "%s%.*s", out->len > before ? "," : "", STR_ARG(item));
@@ -90,8 +87,8 @@ enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err)
                              : err_set(err, ERR_CONFIG, "ucx: the list of UCX transports is empty");
 }
 
-/* Are all RDMA devices of this host Soft-RoCE? Their driver alone shows the network interface they
- * sit on as `parent`. */
+/* Whether all RDMA devices of this host are Soft-RoCE. Only its driver has a file `parent`, the
+ * network interface under the device. */
 static bool only_soft_roce(void)
 {
     DIR *d = opendir("/sys/class/infiniband");
@@ -117,7 +114,7 @@ static void set(ucp_config_t *config, const char *name, const char *value)
 {
     char variable[64];
     snprintf(variable, sizeof variable, "UCX_%s", name);
-    /* a name this build of UCX does not have changes nothing */
+    /* a name that this build of UCX does not have changes nothing */
     if (!getenv(variable)) (void)ucp_config_modify(config, name, value);
 }
 
@@ -128,8 +125,8 @@ static void set_number(ucp_config_t *config, const char *name, unsigned value)
     set(config, name, text);
 }
 
-/* How long an unanswered packet takes to end a queue pair: 0.13 s, sent 8 times in all, is 1.1 s
- * (UCX's own 1 s each is 8 s). */
+/* Sets the time until an unanswered packet ends a queue pair: 0.13 s, sent 8 times, is 1.1 s (UCX's
+ * default of 1 s each is 8 s). */
 static void set_retries(ucp_config_t *config, const struct kvt_rdma_tuning *rdma)
 {
     enum { TIMEOUT = 15, RETRIES = 7 };
@@ -141,28 +138,27 @@ static void set_retries(ucp_config_t *config, const struct kvt_rdma_tuning *rdma
     set_number(config, "RC_RETRY_COUNT", rdma->retries ? rdma->retries : RETRIES);
 }
 
-/* What this program knows and UCX does not; the operator's own UCX_* variables win, except over TLS
- * and what one rail of a list is. */
+/* Sets what this program knows better than UCX. The operator's UCX_* variables take precedence,
+ * except over the allowed transports and the device of a rail. */
 static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, const char *tls,
                       const char *device)
 {
     (void)ucp_config_modify(config, "TLS", tls);
     if (device[0]) (void)ucp_config_modify(config, "NET_DEVICES", device);
     set_retries(config, rdma);
-    /* A mark follows the bytes it vouches for: PCIe must not reorder them. */
+    /* A marker follows its bytes, so PCIe must not reorder them. */
     /* of a memory domain: named without its prefix */
     if (!getenv("UCX_IB_PCI_RELAXED_ORDERING")) set(config, "PCI_RELAXED_ORDERING", "off");
-    /* The control connection notices a peer's death. UCX's own keepalive adds a UD endpoint that it
-     * also wires up over, and closing that half-way trips an assertion in UCX 1.13, which ends the
-     * process. */
+    /* The control connection notices a peer's death. UCX's keepalive adds a UD endpoint; closing
+     * that while it wires up trips an assertion in UCX 1.13, which ends the process. */
     set(config, "KEEPALIVE_INTERVAL", "inf");
-    /* Interfaces that UCX holds for unused wait for an event without looking again after asking for
-     * it (see ucx_conn_arm): a wire-up message may then lie there until it is sent again. A worker
-     * has two or three interfaces here; looking at all of them costs nothing. */
+    /* UCX waits for events of interfaces that it considers unused without polling again (see
+     * ucx_conn_arm), so a wire-up message may lie there until it is sent again. A worker has two or
+     * three interfaces here; polling all of them costs nothing. */
     set(config, "ADAPTIVE_PROGRESS", "n");
-    /* Workers get marks and wire-up messages only: default queues (4,096 buffers of 8 KiB per
-     * worker) and pools (1,024 and more at once, 32 MiB of registered memory per worker) would be
-     * mostly idle, and registering them is most of what making a worker costs. */
+    /* Workers receive only markers and wire-up messages. Default queues (4,096 buffers of 8 KiB per
+     * worker) and pools (from 1,024 on, 32 MiB of registered memory per worker) would be mostly
+     * idle, and registering them is most of the cost of a worker. */
     set(config, "RC_RX_QUEUE_LEN", "256");
     set(config, "UD_RX_QUEUE_LEN", "256");
     set(config, "RC_RX_BUFS_GROW", "256");
@@ -179,7 +175,7 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
 
 /* ---- context and memory ---- */
 
-/* UCX is told whose memory it is: what it would find out by itself is the same, where it can. */
+/* Registers memory and tells UCX its type; UCX would find the same by itself, if it can. */
 static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h *out,
                        struct err *err)
 {
@@ -227,10 +223,11 @@ static enum status open_context(const struct kvt_env *env, const char *tls, cons
                    strstr(tls, "tcp") ? "" : "; without RDMA devices use the protocol tcp");
 }
 
-/* ---- a pool in a card's memory ---- */
+/* ---- a pool in GPU memory ---- */
 
-/* A context that knows the card's memory: cuda_copy moves nothing here, but brings that knowledge.
- * Alone it would open on a host without any network device: so one without it has to open first. */
+/* Opens a context that supports GPU memory: cuda_copy moves nothing here but adds that support.
+ * With it a context would open even on a host without a network device, so one without it must open
+ * first. */
 static enum status open_device_context(const struct kvt_env *env, const char *tls,
                                        const char *device, ucp_context_h *out, struct err *err)
 {
@@ -252,8 +249,8 @@ static enum status open_device_context(const struct kvt_env *env, const char *tl
                    ucp_get_version_string());
 }
 
-/* What network cards write has to be made visible to the card, as for rdma: the driver that gives
- * the pool's dma-buf is asked how, once. */
+/* Checks that writes of a NIC can be made visible to the GPU, as for rdma: asks the driver that
+ * exports the pool's dma-buf, once. */
 static enum status check_device_memory(const struct kvt_env *env, struct err *err)
 {
     struct err why = { 0 };
@@ -264,9 +261,10 @@ static enum status check_device_memory(const struct kvt_env *env, struct err *er
     return OK;
 }
 
-/* UCX registers memory with the devices that can and says nothing of the others, and puts without a
- * device's key are made by software in the peer's worker. A key has the parts of all devices, of 8
- * bytes at least each, so that of the processor's memory shows how long the pool's has to be. */
+/* Checks that the pool's key covers every device. UCX registers memory with the devices that can
+ * and does not report the others, and the peer's worker would execute puts without a device's key
+ * in software. A key has a part of at least 8 bytes per device, so the key of host memory shows how
+ * long the pool's must be. */
 static enum status check_key(const struct ucx_rail *r, struct err *err)
 {
     enum { DEVICE_KEY_BYTES = 8 };
@@ -299,7 +297,7 @@ static enum status open_rail(const struct kvt_env *env, const char *tls, struct 
                    packed == UCS_OK ? "it is too long" : ucs_status_string(packed));
 }
 
-/* What is left has its name and number. */
+/* Closes a rail, which keeps its name and number. */
 static void close_rail(struct ucx_rail *r)
 {
     if (r->key) ucp_rkey_buffer_release(r->key);
@@ -350,7 +348,7 @@ void ucx_release(struct ucx_setup *s)
 
 /* ---- which rail ---- */
 
-/* When a connection over it failed, unless that is forgiven: 0. */
+/* When a connection over it last failed; 0: never, or UCX_FORGIVE_MS ago. */
 static uint64_t recent_failure_ms(const struct ucx_rail *r, uint64_t now)
 {
     return r->failed_ms && now - r->failed_ms < UCX_FORGIVE_MS ? r->failed_ms : 0;

@@ -1,14 +1,14 @@
-/* ucx.c - KV over whatever UCX (UCP) finds fit for remote writes: InfiniBand and RoCE by rc, dc and
- * ud. The ops table and the poll.
+/* ucx.c - transport ucx: KV over remote writes of UCX (UCP): InfiniBand and RoCE by rc, dc and ud.
+ * The ops table and the poll.
  *
- * conn.h has the states of a connection, the ordering argument and the fence; control.h carries
- * tickets, set-up and messages; setup.h says which of UCX's transports may be used. This file turns
- * control events and progress into incidents.
+ * conn.h has the states of a connection, its ordering argument and the fence; control.h carries
+ * tickets, set-up and messages; setup.h says which UCX transports may be used. This file turns
+ * control events and progress into transport events.
  *
- * Waiting: one epoll descriptor over the hub's, each worker's, and `more_fd`, which is readable
- * while something is left to be done at once. A worker's descriptor tells only when armed (ucp.h,
- * ucp_worker_arm); a poll arms every worker it leaves. Incidents are queued: one turn can yield
- * more than a caller's array takes. Thread: transfer. */
+ * Waiting: one epoll descriptor watches the hub's, each worker's, and `more_fd`, which is readable
+ * while work is left. A worker's descriptor reports only when armed (ucp.h, ucp_worker_arm); a poll
+ * arms every worker that it leaves. Events are queued, because one poll can yield more than the
+ * caller's array takes. Thread: transfer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,11 +32,11 @@ struct ucx_transport {
     int epoll_fd, more_fd;
     bool more; /* more_fd is readable */
     uint64_t checked_ms;
-    struct kvt_transport_event *queue; /* [q_head, q_len) are to be handed out */
+    struct kvt_transport_event *queue; /* [q_head, q_len) are to be reported */
     size_t q_head, q_len, q_cap;
 };
 
-/* ---- incidents ---- */
+/* ---- events ---- */
 
 static struct kvt_transport_event *add_event(struct ucx_conn *c, enum kvt_transport_event_kind kind)
 {
@@ -62,7 +62,7 @@ static size_t hand_out(struct ucx_transport *t, struct kvt_transport_event *out,
     return n;
 }
 
-/* A connection that is about to be freed must not be named any more. */
+/* Drops the queued events of a connection that is about to be freed. */
 static void drop_events(struct ucx_conn *c)
 {
     struct ucx_transport *t = c->t;
@@ -83,7 +83,7 @@ static void want_more(struct ucx_transport *t, bool more)
 
 /* ---- life of a connection ---- */
 
-/* The next step of setting up has begun. */
+/* Restarts the deadline for the next step of the set-up. */
 static void allow_time(struct ucx_conn *c) { c->deadline_ms = clock_ms() + KVT_CONNECT_MS; }
 
 static struct ucx_conn *new_conn(struct ucx_transport *t, bool incoming, enum ucx_state state)
@@ -98,7 +98,7 @@ static struct ucx_conn *new_conn(struct ucx_transport *t, bool incoming, enum uc
     return c;
 }
 
-/* From here on nothing is read for and nothing is written by the peer. */
+/* Stops the connection: nothing is read for the peer and the peer writes nothing afterwards. */
 static void stop(struct ucx_conn *c)
 {
     c->state = UCX_DOWN;
@@ -116,9 +116,9 @@ static void free_conn(struct ucx_conn *c)
     mem_free(c);
 }
 
-/* The end of a connection, told to the session layer if that knows of it. An outgoing one stops
- * reading its sources first; an incoming one keeps its worker until fence(), where the session
- * layer wants to hear of it. May free a connection that was never announced. */
+/* Ends a connection, and reports it if the session layer knows it. An outgoing one first stops
+ * reading its sources; an incoming one keeps its worker until fence(). May free a connection that
+ * was never announced. */
 static void go_down(struct ucx_conn *c, enum status st, const char *text)
 {
     if (c->state == UCX_DOWN) return;
@@ -137,9 +137,9 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "ucx: ", 5) == 0 ? "" : "ucx: ", text);
 }
 
-/* Not over a port that is down: what UCX wires up over, a UD queue pair, goes into the error state
- * when Soft-RoCE cannot route a packet, and UCX 1.13 ends the process then ("receive completion
- * with error"). */
+/* Creates a worker, but not over a port that is down: UCX wires up over a UD queue pair, which goes
+ * into the error state when Soft-RoCE cannot route a packet, and UCX 1.13 then ends the process
+ * ("receive completion with error"). */
 static enum status start_worker(struct ucx_conn *c, struct err *err)
 {
     if (!ucx_device_active(c->rail->device))
@@ -160,7 +160,7 @@ static void go_up(struct ucx_conn *c)
 
 /* ---- what comes over the control connection ---- */
 
-/* Outgoing: say which rail, then make a worker on it while the peer makes its own. */
+/* Outgoing: sends the rail's number, then creates a worker on it while the peer creates its own. */
 static void begin_rail(struct ucx_conn *c)
 {
     struct err err = { 0 };
@@ -186,7 +186,7 @@ static void on_opened(struct ucx_transport *t, struct control_conn *control)
     control->owner = c;
 }
 
-/* Incoming: the peer has said which rail. */
+/* Incoming: handles the rail's number. */
 static void on_rail(struct ucx_conn *c, struct str body)
 {
     struct err err = { 0 };
@@ -235,7 +235,7 @@ static void on_message(struct ucx_conn *c, const struct control_event *ev)
     if (kvt_message_decode(ev->body.p, ev->body.n, &m) != OK || m.kind == KVT_MSG_DATA ||
         (ev->after && !c->base.incoming))
         go_down(c, ERR_FORMAT, "malformed message");
-    /* none before UP: the session layer knows no such connection */
+    /* none before UP, because the session layer does not know the connection yet */
     else if (c->state != UCX_UP || c->n_held || ev->after > c->seq_received) hold(c, ev->after, &m);
     else add_event(c, KVT_MESSAGE)->message = m;
 }
@@ -299,7 +299,7 @@ static void check_deadlines(struct ucx_transport *t)
         else if (c->state == UCX_UP && ucx_conn_is_stalled(c, now))
             go_down(c, ERR_TIMEOUT,
                     c->base.incoming ? "bytes that the peer has sent do not come"
-                                     : "puts are under way and none of them ends");
+                                     : "puts are in flight and none of them ends");
     }
 }
 
@@ -333,11 +333,11 @@ static enum status ucx_put(struct kvt_conn *base, const struct kvt_put *p)
     ucx_conn_put(c, c->t->env, p);
     c->armed = false;
     want_more(c->t, true);
-    return OK; /* a failure shows as DOWN */
+    return OK; /* a failure is reported as DOWN */
 }
 
-/* Remote writes that were given to UCX cannot be taken back one by one: they end on their own, or
- * with the connection. */
+/* Remote writes in UCX cannot be cancelled one by one: they end by themselves, or with the
+ * connection. */
 static void ucx_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation)
 {
     (void)c, (void)session, (void)generation;
@@ -427,8 +427,8 @@ static uint16_t ucx_port(struct kvt_transport *t)
     return control_port(((struct ucx_transport *)t)->hub);
 }
 
-/* As rdma's: a mark is in the processor's memory when the data are a card's, which has to be asked
- * to let them be seen. */
+/* As for rdma: the marker is in host memory while the data are in GPU memory, so the GPU must make
+ * them visible. */
 static enum status ucx_flush(struct kvt_transport *t)
 {
     struct device *device = ((struct ucx_transport *)t)->env->device;
@@ -456,7 +456,7 @@ static bool ucx_can_reach(struct kvt_transport *t, struct str address)
 const struct kvt_transport_ops kvt_ucx_ops = {
     .name = "ucx",
     .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT,
-    .put_bytes = 8 << 20, /* as rdma's: a message less per MiB is 3 % of a Soft-RoCE link */
+    .put_bytes = 8 << 20, /* as for rdma: one message less per MiB is 3 % of a Soft-RoCE link */
     .open = ucx_open,
     .close = ucx_close,
     .wait_fd = ucx_wait_fd,
