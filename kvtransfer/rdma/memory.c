@@ -7,7 +7,7 @@
  * card's memory is registered by a dma-buf (GPUDirect RDMA): where driver, card or device cannot,
  * the row is not available. It is locked by nature and never paged. Compiled and not yet run with a
  * card. Thread: transfer; open: loop. */
-#include "kvtransfer/rdma/rdma.h"
+#include "kvtransfer/rdma/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +17,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "kvtransfer/rdma/rdma.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

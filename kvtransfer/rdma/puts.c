@@ -4,13 +4,14 @@
  * A put is a slot in a ring of RDMA_WINDOW, by its number. On its queue pair it is posted in one
  * chain where the send queue has room, in several otherwise; the last work request of each chain is
  * signalled, the very last writes with immediate. Thread: transfer. */
-#include "kvtransfer/rdma/rdma.h"
+#include "kvtransfer/rdma/puts.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtransfer/rdma/rdma.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 

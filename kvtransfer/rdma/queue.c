@@ -1,12 +1,13 @@
 /* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition
  * needs which attribute: ibv_modify_qp(3). Thread: transfer. */
-#include "kvtransfer/rdma/rdma.h"
+#include "kvtransfer/rdma/queue.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "kvtransfer/rdma/cm.h"
+#include "kvtransfer/rdma/rdma.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

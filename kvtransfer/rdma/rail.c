@@ -3,7 +3,7 @@
  * Nothing here destroys queue pairs while completions are being taken: a broken rail is put into
  * error at once, and destroyed by the next tick, frame or end of its connection. Thread:
  * transfer. */
-#include "kvtransfer/rdma/rdma.h"
+#include "kvtransfer/rdma/rail.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kvtransfer/rdma/cm.h"
+#include "kvtransfer/rdma/rdma.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
