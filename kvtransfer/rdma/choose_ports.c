@@ -1,5 +1,5 @@
-/* choose_ports.c - which RDMA ports a node uses: those the operator named, or the active ones
- * nearest to its memory. Pure. Thread: any. */
+/* choose_ports.c - chooses the RDMA ports that a node uses: those that the operator named, or the
+ * active ones nearest to its memory. Thread: any (pure functions). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static enum status refuse(const struct rdma_devices *all, const struct kvt_rdma_
     return st;
 }
 
-/* Append a copy, unless it is there already; count it when the list is full. */
+/* Appends a copy unless there is one; counts it if the list is full. */
 static void take(struct rdma_devices *out, const struct rdma_port *p)
 {
     for (size_t i = 0; i < out->n; i++)
@@ -82,8 +82,8 @@ static int by_speed(const void *a, const void *b)
     return order ? order : x->number - y->number;
 }
 
-/* Every active port but those of emulations (when there is hardware) and those far from the memory
- * (when there are near ones). */
+/* Takes every active port, except emulations if there is hardware, and far ports if there are ports
+ * near the memory. */
 static enum status take_nearest(const struct rdma_devices *all, int numa_node,
                                 struct rdma_devices *out, struct err *err)
 {

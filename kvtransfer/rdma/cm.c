@@ -1,5 +1,5 @@
-/* cm.c - ids and events of librdmacm: listeners, calls, answers. What it is for, and its
- * invariants: cm.h. Thread: transfer. */
+/* cm.c - ids and events of librdmacm: listeners, requests, answers. Purpose and invariants: cm.h.
+ * Thread: transfer. */
 #include "kvtransfer/rdma/cm.h"
 
 #include <arpa/inet.h>
@@ -16,22 +16,20 @@
 #include "shared/base/mem.h"
 
 enum {
-    LISTENERS = 2 * RDMA_RAILS_MAX, /* a port has more than one when peers reach it by several of
-                                     * its addresses */
+    LISTENERS = 2 * RDMA_RAILS_MAX, /* more than one per port if peers use several addresses */
     BACKLOG = 1024,
-    WAKE_MS = 1000,     /* a port that is active again has its routes again */
-    EVENTS_AT_ONCE = 64 /* then the rest of the thread has its turn */
+    WAKE_MS = 1000,     /* until a port that is active again has its routes */
+    EVENTS_AT_ONCE = 64 /* then the thread's other work has its turn */
 };
 
 struct rdma_cm_listener {
-    struct rdma_cm_id *id; /* NULL: none; its context is NULL, that of all others their queue
-                            * pair */
+    struct rdma_cm_id *id; /* NULL: none. Its context is NULL; other ids have their queue pair */
     struct sockaddr_storage address; /* without a port */
 };
 
-/* The id of a queue pair that is gone, over a port that is down. Destroying it sends word to the
- * peer: over a port that carries nothing that is lost at best, and Soft-RoCE (Linux 6.1) never
- * again hears a connection manager's message on a port that had no route for one. */
+/* The id of a destroyed queue pair over a port that is down. Destroying the id sends a message to
+ * the peer, which is lost on such a port at best; Soft-RoCE (Linux 6.1) never again receives a
+ * connection manager's message on a port that had no route for one. */
 struct rdma_cm_deferred_id {
     struct rdma_cm_id *id;
     const struct rdma_local_port *local_port;
@@ -40,14 +38,14 @@ struct rdma_cm_deferred_id {
 
 struct rdma_cm {
     struct rdma_event_channel *channel;
-    struct rdma_cm_deferred_id *deferred_ids; /* no more than queue pairs over a port when it went
-                                               * down: none is connected while it is */
+    struct rdma_cm_deferred_id *deferred_ids; /* at most the queue pairs over a port when it went
+                                               * down: none is connected while it is down */
     size_t n_deferred_ids;
     struct rdma_cm_listener listeners[LISTENERS];
-    uint32_t next; /* to be replaced when all are taken */
+    uint32_t next; /* to replace when all are in use */
 };
 
-/* An event, after it was acknowledged. */
+/* A copy of an event that was acknowledged. */
 struct rdma_cm_event_copy {
     enum rdma_cm_event_type type;
     struct rdma_cm_id *id;
@@ -73,8 +71,8 @@ static enum status fail(struct rdma_rail *r, const char *what)
 
 enum status rdma_cm_open(struct rdma_transport *t, struct err *err)
 {
-    static const char path[] = "/dev/infiniband/rdma_cm"; /* looked for first: librdmacm waits
-                                                           * seconds for it to appear */
+    static const char path[] = "/dev/infiniband/rdma_cm"; /* checked first, because librdmacm
+                                                           * waits seconds for it */
     if (access(path, R_OK | W_OK) != 0)
         return err_set(
             err, ERR_CONFIG, "BATON_RDMA_CM=1: %s cannot be opened: %s; %s", path, strerror(errno),
@@ -149,7 +147,7 @@ void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms)
     }
 }
 
-/* Is the id's port the one that r uses? */
+/* Whether the id's port is the one that r uses. */
 static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
 {
     const struct rdma_port *p = rdma_rail_local_port(r)->port;
@@ -157,7 +155,7 @@ static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
            strcmp(ibv_get_device_name(id->verbs->device), p->device) == 0;
 }
 
-/* The address of r's port, from which it speaks from now on. */
+/* The address of r's port, which r uses from now on. */
 static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
 {
     struct rdma_port_addr mine;
@@ -180,7 +178,7 @@ static struct rdma_cm_listener *listener_at(struct rdma_cm *cm,
         if (!l->id && !vacant) vacant = l;
     }
     if (vacant) return vacant;
-    vacant = &cm->listeners[cm->next++ % LISTENERS]; /* who was invited to it tries again */
+    vacant = &cm->listeners[cm->next++ % LISTENERS]; /* peers invited to it try again */
     end_listener(vacant);
     return vacant;
 }
@@ -231,14 +229,14 @@ static enum status transit(struct rdma_qp *q, enum ibv_qp_state state)
     if (rdma_init_qp_attr(q->id, &a, &mask) != 0)
         return fail(q->rail, "no attributes for a queue pair");
     if (state == IBV_QPS_INIT) {
-        /* where queue.c has put it */
+        /* queue.c has already set it */
         if (!(mask & IBV_QP_PKEY_INDEX) || a.pkey_index == 0) return OK;
         mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX;
     }
     return mask ? rdma_queue_transit(q, &a, mask) : OK;
 }
 
-/* iWARP: no attributes; the kernel itself connects the queue pair, and says ESTABLISHED on both
+/* iWARP has no attributes: the kernel connects the queue pair and reports ESTABLISHED on both
  * sides. */
 static bool is_iwarp(const struct rdma_cm_id *id)
 {
@@ -267,7 +265,7 @@ static struct rdma_conn_param parameters(const struct rdma_qp *q)
 
 /* ---- receiver: being called ---- */
 
-/* The rail that waits for who shows this token. Every rail is compared, whatever was found. */
+/* The rail that waits for this token. Compares every rail, so that the time reveals nothing. */
 static struct rdma_rail *rail_of_token(struct rdma_transport *t,
                                        const struct rdma_cm_request *request)
 {
@@ -320,8 +318,8 @@ static void set_options(const struct rdma_qp *q)
 {
     const struct kvt_rdma_tuning *t = &q->rail->conn->t->env->tuning.rdma;
     uint8_t tos = t->traffic_class, timeout = rdma_timeout(t);
-    /* For the peer's half of the path, and for iWARP; an older kernel knows less of them. Our own
-     * half: rdma_queue_transit. */
+    /* For the peer's half of the path, and for iWARP; older kernels support fewer of them.
+     * rdma_queue_transit sets our own half. */
     if (t->traffic_class_given)
         (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
     (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,
@@ -409,7 +407,7 @@ static const char *what_ended(enum rdma_cm_event_type type)
     case RDMA_CM_EVENT_CONNECT_ERROR: return "the connection was not established";
     case RDMA_CM_EVENT_DEVICE_REMOVAL: return "its device is being removed";
     case RDMA_CM_EVENT_ADDR_CHANGE: return "its address has moved to another interface";
-    default: return NULL; /* nothing of a rail's has ended (TIMEWAIT_EXIT, multicast) */
+    default: return NULL; /* does not end anything of a rail (TIMEWAIT_EXIT, multicast) */
     }
 }
 
@@ -422,7 +420,7 @@ static void on_event(struct rdma_transport *t, const struct rdma_cm_event_copy *
         on_request(t, e);
         return;
     }
-    if (!q) { /* a listener's: one is made when it is needed again; or a sleeper's, which nobody
+    if (!q) { /* a listener's: a new one is made when needed; or a deferred id's, which nobody
                * needs */
         for (size_t i = 0; i < LISTENERS && what; i++)
             if (t->cm->listeners[i].id == e->id) end_listener(&t->cm->listeners[i]);
@@ -430,7 +428,7 @@ static void on_event(struct rdma_transport *t, const struct rdma_cm_event_copy *
             if (t->cm->deferred_ids[i].id == e->id) destroy_deferred_id(t->cm, i);
         return;
     }
-    bool wanted = q->rail->state == RDMA_RAIL_OFFERED; /* not of an attempt given up */
+    bool wanted = q->rail->state == RDMA_RAIL_OFFERED; /* not of an attempt that was given up */
     if (e->type == RDMA_CM_EVENT_ADDR_RESOLVED && wanted) st = on_address(q);
     else if (e->type == RDMA_CM_EVENT_ROUTE_RESOLVED && wanted) st = on_route(q);
     else if (e->type == RDMA_CM_EVENT_CONNECT_RESPONSE && wanted) st = on_response(q);

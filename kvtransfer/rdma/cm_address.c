@@ -1,4 +1,4 @@
-/* cm_address.c - which IP address stands for a port. Asks the kernel for the addresses of
+/* cm_address.c - the IP address that stands for a port. Asks the kernel for the addresses of
  * interfaces; keeps nothing. Thread: any. */
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -18,7 +18,7 @@ static void ipv4(const void *bytes, struct sockaddr_storage *out)
     memcpy(out, &a, sizeof a);
 }
 
-/* A link-local one means something on an interface only. */
+/* An IPv6 address; a link-local one needs its interface. */
 static void ipv6(const void *bytes, const char *netdev, struct sockaddr_storage *out)
 {
     struct sockaddr_in6 a = { .sin6_family = AF_INET6 };
@@ -28,8 +28,8 @@ static void ipv6(const void *bytes, const char *netdev, struct sockaddr_storage 
     memcpy(out, &a, sizeof a);
 }
 
-/* The interface of a port whose GIDs name none: of those of the same PCI function, the one with the
- * port's number. */
+/* Finds the interface of a port whose GIDs name none: among those of the same PCI function, the one
+ * with the port's number. */
 static void find_netdev(const struct rdma_port *p, char out[IF_NAMESIZE])
 {
     char path[512];

@@ -1,5 +1,5 @@
-/* conn.c - one connection: frames in and out, messages that wait for the puts before them, its
- * beginning and its end. Thread: transfer. */
+/* conn.c - one connection: frames in and out, messages that wait for earlier puts, set-up and end.
+ * Thread: transfer. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-/* ---- incidents ---- */
+/* ---- events ---- */
 
 struct kvt_transport_event *rdma_conn_add_event(struct rdma_conn *c,
                                                 enum kvt_transport_event_kind kind)
@@ -72,7 +72,7 @@ static void destroy_rails(struct rdma_conn *c)
         rdma_queue_destroy(&c->rails[i]);
         c->rails[i].state = RDMA_RAIL_DOWN;
     }
-    c->n_rails = 0; /* none is tried again */
+    c->n_rails = 0; /* no rail is tried again */
 }
 
 void rdma_conn_free(struct rdma_conn *c)
@@ -132,7 +132,7 @@ static enum status send_after(struct rdma_conn *c, enum rdma_frame frame, uint64
 void rdma_conn_send(struct rdma_conn *c, enum rdma_frame frame, const struct buf *body)
 {
     enum status st = send_after(c, frame, 0, body ? body->data : NULL, body ? body->len : 0);
-    /* LOST says the rest */
+    /* LOST will report it */
     if (st != OK && st != ERR_PEER_LOST)
         rdma_conn_fail(c, ERR_PEER_LOST, "the peer does not read what it is told");
 }
@@ -147,9 +147,9 @@ enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
                       kvt_message_encode(m, bytes));
 }
 
-/* How every port is spoken to. One that cannot be now (its address is gone) is named all the same,
- * without one: the rails over the others carry, and those over it are tried until it has one again.
- * False, and the connection fails, when no port can be spoken to. */
+/* The address of every port. A port that has lost its address is listed without one: rails over
+ * other ports work, and rails over it are tried until it has one again. False, and the connection
+ * fails, if no port has an address. */
 static bool port_addrs(struct rdma_conn *c, struct rdma_port_addr out[RDMA_RAILS_MAX])
 {
     struct err err = { 0 };
@@ -190,7 +190,7 @@ static void send_hello(struct rdma_conn *c)
 
 /* ---- messages ---- */
 
-/* Puts that are done, as messages count them. */
+/* Complete puts, as messages count them. */
 static uint64_t completed_puts(const struct rdma_conn *c)
 {
     return c->base.incoming ? c->recv_window.completed : c->acked;
@@ -260,30 +260,20 @@ void rdma_conn_report(struct rdma_conn *c)
 
 /* ---- in ---- */
 
-static void on_hello(struct rdma_conn *c, struct str body)
+/* Why the peer's HELLO does not fit, or NULL. */
+static const char *hello_refusal(const struct rdma_conn *c)
 {
-    enum status st = c->handshaken ? ERR_FORMAT : rdma_hello_decode(body, &c->theirs);
-    if (st != OK) {
-        rdma_conn_fail(
-            c, st,
-            st == ERR_PEER_MISMATCH
-                ? "the peer sets queue pairs up in another way: run the same release on both"
-                : "malformed hello");
-        return;
-    }
-    c->handshaken = true;
-    if (c->theirs.cm != (c->t->cm != NULL)) {
-        rdma_conn_fail(
-            c, ERR_PEER_MISMATCH,
-            c->t->cm ? "BATON_RDMA_CM is 1 here and 0 at the peer: set it alike on both nodes"
-                     : "BATON_RDMA_CM is 0 here and 1 at the peer: set it alike on both nodes");
-        return;
-    }
-    if (c->base.incoming) return;
-    if (c->theirs.pool_bytes < c->need_bytes) {
-        rdma_conn_fail(c, ERR_PEER_MISMATCH, "the receiver's pool is smaller than its layout says");
-        return;
-    }
+    if (c->theirs.cm != (c->t->cm != NULL))
+        return c->t->cm ? "BATON_RDMA_CM is 1 here and 0 at the peer: set it alike on both nodes"
+                        : "BATON_RDMA_CM is 0 here and 1 at the peer: set it alike on both nodes";
+    if (!c->base.incoming && c->theirs.pool_bytes < c->need_bytes)
+        return "the receiver's pool is smaller than its layout says";
+    return NULL;
+}
+
+/* Sender: makes rails of our ports and the peer's. */
+static void make_rails(struct rdma_conn *c)
+{
     struct rdma_port_addr mine[RDMA_RAILS_MAX];
     struct rdma_pair pairs[RDMA_RAILS_MAX];
     if (!port_addrs(c, mine)) return;
@@ -301,6 +291,23 @@ static void on_hello(struct rdma_conn *c, struct str body)
         r->deadline_ms = 0; /* the first tick offers it */
     }
     rdma_conn_tick(c, clock_ms());
+}
+
+static void on_hello(struct rdma_conn *c, struct str body)
+{
+    enum status st = c->handshaken ? ERR_FORMAT : rdma_hello_decode(body, &c->theirs);
+    if (st != OK) {
+        rdma_conn_fail(
+            c, st,
+            st == ERR_PEER_MISMATCH
+                ? "the peer sets queue pairs up in another way: run the same release on both"
+                : "malformed hello");
+        return;
+    }
+    c->handshaken = true;
+    const char *refusal = hello_refusal(c);
+    if (refusal) rdma_conn_fail(c, ERR_PEER_MISMATCH, refusal);
+    else if (!c->base.incoming) make_rails(c);
 }
 
 static void on_completed(struct rdma_conn *c, struct str body)
@@ -371,8 +378,8 @@ static void on_frame(struct rdma_conn *c, enum rdma_frame frame, uint64_t after,
     rdma_conn_fail(c, ERR_FORMAT, "a frame of no known kind");
 }
 
-/* What the peer wrote before it closed is still taken: completions first, then the messages that
- * waited for them. */
+/* Handles what the peer sent before it closed: first completions, then the messages that waited for
+ * them. */
 static void on_lost(struct rdma_conn *c, enum status st, const char *text)
 {
     for (uint32_t i = 0; i < c->n_rails; i++)

@@ -1,11 +1,11 @@
-/* device.h - the RDMA devices of this host: what there is (rdma_devices_list), which ports to use
- * (rdma_devices_choose), and by which address (GID) each is spoken to (rdma_gid_choose). Not for
- * queue pairs or memory: that is rdma.c.
+/* device.h - the RDMA devices of this host: list them (rdma_devices_list), choose ports
+ * (rdma_devices_choose), and choose the address (GID) of each (rdma_gid_choose). queue.h and
+ * memory.h have queue pairs and memory.
  *
- * Listing opens every device for a moment and keeps none open; choosing is pure, so that it is
- * tested with tables written by hand. Ports are plain values: the list may be copied, and outlives
- * nothing. Thread: any; listing takes milliseconds per device (loop thread at start, main for the
- * doctor). */
+ * Listing opens every device for a moment and keeps none open; choosing is pure, so tests use
+ * tables written by hand. Ports are plain values that may be copied.
+ * Thread: any; listing takes milliseconds per device (loop thread at start, main for the doctor).
+ */
 #ifndef BATON_KVTRANSFER_RDMA_DEVICE_H
 #define BATON_KVTRANSFER_RDMA_DEVICE_H
 
@@ -43,9 +43,9 @@ struct rdma_port {
     enum rdma_link link;
     bool active;
     char state[24];           /* "ACTIVE", "DOWN", "INIT", ...: for sentences */
-    uint64_t bytes_per_s;     /* of the link, one direction, as the hardware says; 0: not known,
-                               * or an emulation's guess */
-    uint32_t mtu, mtu_max;    /* bytes: active, and what the port could do */
+    uint64_t bytes_per_s;     /* of the link, one direction, as the hardware reports; 0: not known,
+                               * or an emulation */
+    uint32_t mtu, mtu_max;    /* bytes: active, and the port's maximum */
     uint16_t lid;             /* InfiniBand; 0 on Ethernet */
     char netdev[IF_NAMESIZE]; /* of the first GID that has one; "" when none */
     int numa_node;            /* -1: not known */
@@ -67,57 +67,56 @@ struct rdma_devices {
     size_t n_left_out; /* of a choice: ports beyond RDMA_RAILS_MAX */
 };
 
-/* Every port of every device, sorted by device name, then number. OK with n = 0: the host has none
- * (or no /dev/infiniband/uverbs* may be opened). ERR_NODEV: devices are there, but this process may
- * not open any; err names the first and why. */
+/* Lists every port of every device, sorted by device name, then number. OK with n = 0: the host has
+ * none (or no /dev/infiniband/uverbs* may be opened). ERR_NODEV: there are devices, but this
+ * process may not open any; err names the first and the reason. */
 enum status rdma_devices_list(struct rdma_devices *out, struct err *err) MUST_CHECK;
 void rdma_devices_release(struct rdma_devices *d);
 
-/* The ports to use, at most RDMA_RAILS_MAX (out->n_left_out counts the rest, for the caller to
- * say): those that t->nics names, in its order ("mlx5_0" means every active port of it, "mlx5_0:2"
- * that one; repeated names count once); without t->nics every active port, of hardware before
- * emulations, and when several, those on `numa_node` (-1: not known) if any lie there, fastest
- * first. `out` has copies; release it as well. ERR_CONFIG: a name that is not here, a port that is
- * not active, a malformed list. ERR_NODEV: no device, or no active port. Each sentence names what
- * is there. */
+/* Chooses at most RDMA_RAILS_MAX ports (out->n_left_out counts the others). With t->nics: the named
+ * ones in that order ("mlx5_0" means all its active ports, "mlx5_0:2" that one; repeated names
+ * count once). Without: every active port, hardware before emulations, and if there are several,
+ * those on `numa_node` (-1: not known) if any are, fastest first. `out` has copies; release it too.
+ * ERR_CONFIG: an unknown name, a port that is not active, a malformed list. ERR_NODEV: no device,
+ * or no active port. Each sentence names the existing ports. */
 enum status rdma_devices_choose(const struct rdma_devices *all, const struct kvt_rdma_tuning *t,
                                 int numa_node, struct rdma_devices *out,
                                 struct err *err) MUST_CHECK;
-/* List, then choose. */
+/* Lists, then chooses. */
 enum status rdma_devices_find(const struct kvt_rdma_tuning *t, int numa_node,
                               struct rdma_devices *out, struct err *err) MUST_CHECK;
 
-/* The GID a queue pair of this port speaks from. With t->gid_given that index, which must exist.
- * Else, on Ethernet, RoCE v2 before v1 (v1 cannot be routed), then the address of `local` (NULL:
- * none; the control connection's own address, so that the peer is known to reach it), then IPv4,
- * then routable before link-local; on InfiniBand the first entry. The same table gives the same
- * choice. *out points into p. ERR_CONFIG: no such index. ERR_NODEV: the port has no GID at all (its
- * network interface has no address). */
+/* Chooses the GID for queue pairs of this port. With t->gid_given that index, which must exist.
+ * Otherwise on Ethernet RoCE v2 before v1 (which cannot be routed), then the address of `local`
+ * (NULL: none; the control connection's address, which the peer is known to reach), then IPv4, then
+ * routable before link-local; on InfiniBand the first entry. The same table gives the same choice.
+ * *out points into p. ERR_CONFIG: no such index. ERR_NODEV: the port has no GID (its network
+ * interface has no address). */
 enum status rdma_gid_choose(const struct rdma_port *p, const struct sockaddr *local,
                             const struct kvt_rdma_tuning *t, const struct rdma_gid **out,
                             struct err *err) MUST_CHECK;
 
 /* Bytes per second of a link from its width and speed codes (IBA 1.6 vol. 1, PortInfo:
- * LinkWidthActive, LinkSpeedActive and the extended speeds): what is left after line coding on
- * InfiniBand; on Ethernet, where drivers choose the codes whose product is the interface's rate,
- * lanes times the nominal lane rate. 0 for codes that are not known. */
+ * LinkWidthActive, LinkSpeedActive and the extended speeds): on InfiniBand the rate after line
+ * coding; on Ethernet lanes times the nominal lane rate, because drivers choose codes whose product
+ * is the interface's rate. 0 for unknown codes. */
 uint64_t rdma_link_speed(enum rdma_link link, unsigned width, unsigned speed);
-/* MTU code (1: 256 ... 5: 4096) to bytes and back; 0 for anything else. */
+/* Converts an MTU code (1: 256 ... 5: 4096) to bytes and back; 0 for anything else. */
 uint32_t rdma_mtu_bytes(unsigned code);
 unsigned rdma_mtu_code(uint32_t bytes);
 
-/* "mlx5_0:1", and "3 (RoCE v2 10.0.0.1)": for sentences and reports. Return `out`. */
+/* "mlx5_0:1", and "3 (RoCE v2 10.0.0.1)", for sentences and reports. Both return `out`. */
 const char *rdma_port_text(const struct rdma_port *p, char out[RDMA_PORT_TEXT_MAX]);
 const char *rdma_gid_text(const struct rdma_gid *g, char out[RDMA_GID_TEXT_MAX]);
 
-/* The device of a port, opened; the caller closes it with ibv_close_device. ERR_NODEV: gone since,
- * or not permitted. */
+/* Opens the device of a port; the caller closes it with ibv_close_device. ERR_NODEV: it is gone, or
+ * not permitted. */
 struct ibv_context;
 enum status rdma_port_open(const struct rdma_port *p, struct ibv_context **out,
                            struct err *err) MUST_CHECK;
 
-/* The NUMA node on which [p, p + bytes) lies, asked of a sample of its pages; -1: several, none
- * yet, or not known. */
+/* The NUMA node of [p, p + bytes), from a sample of its pages; -1: several, none yet, or not
+ * known. */
 int rdma_numa_node_of(const void *p, size_t bytes);
 
 #endif

@@ -1,13 +1,13 @@
-/* events.c - what devices tell asynchronously: completion events, ports going and coming, addresses
- * changing, fatal errors. ibv_get_async_event(3) names every event and what it carries. Thread:
- * transfer. */
+/* events.c - asynchronous events of devices: completion events, ports that go down and come back,
+ * changed addresses, fatal errors. ibv_get_async_event(3) names every event and what it carries.
+ * Thread: transfer. */
 #include <string.h>
 #include <sys/epoll.h>
 
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/log.h"
 
-/* Every rail over this port (0: any of the device's) is broken. */
+/* Breaks every rail over this port (0: all ports of the device). */
 static void break_rails(struct rdma_transport *t, const struct rdma_device *d, int port,
                         const char *why)
 {
@@ -19,7 +19,7 @@ static void break_rails(struct rdma_transport *t, const struct rdma_device *d, i
         }
 }
 
-/* A port carries again: rails that are down are tried now, whichever side may try them. */
+/* Retries rails that are down after a port came back; the side that may try them does. */
 static void retry_rails(struct rdma_transport *t, const struct rdma_device *d, int port)
 {
     LIST_FOREACH (c, &t->conns, struct rdma_conn, link) {
@@ -50,8 +50,8 @@ static void on_port(struct rdma_transport *t, struct rdma_device *d, int port, b
     }
 }
 
-/* The table of addresses may have moved under our indices: take it as it is now. A port that is
- * gone keeps what it had. */
+/* Reads the GID tables again, because their indices may have changed. A port that is gone keeps its
+ * old table. */
 static void refresh_gids(struct rdma_transport *t)
 {
     struct rdma_devices now = { 0 };
@@ -74,8 +74,7 @@ static void refresh_gids(struct rdma_transport *t)
     rdma_devices_release(&now);
 }
 
-/* Rails that speak from an address that the port does not have any more are broken; the others do
- * not notice. */
+/* Breaks rails whose address the port has lost; others are not affected. */
 static void address_changed(struct rdma_transport *t, struct rdma_device *d, int port,
                             const char *what)
 {
@@ -117,8 +116,8 @@ static void on_device_event(struct rdma_transport *t, struct rdma_device *d,
     case IBV_EVENT_CQ_ERR: rdma_rail_break(ev->element.cq->cq_context, what); break;
     case IBV_EVENT_PORT_ERR: on_port(t, d, ev->element.port_num, false); break;
     case IBV_EVENT_PORT_ACTIVE: on_port(t, d, ev->element.port_num, true); break;
-    case IBV_EVENT_GID_CHANGE: /* what queue pairs speak from may be another's address now: new ones
-                                * take the table as it is */
+    case IBV_EVENT_GID_CHANGE: /* the address of queue pairs may be another port's now: new queue
+                                * pairs use the current table */
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_PKEY_CHANGE: address_changed(t, d, ev->element.port_num, what); break;
     case IBV_EVENT_DEVICE_FATAL: lose_device(t, d, what); break;
@@ -146,8 +145,8 @@ void rdma_events_process(struct rdma_device *d)
 
 void rdma_events_device_lost(struct rdma_device *d)
 {
-    rdma_events_process(d); /* what it said before */
-    /* A closed descriptor polls as an error for ever (Linux, ib_uverbs_event_poll): the thread
+    rdma_events_process(d); /* its earlier events */
+    /* A closed descriptor polls as an error for ever (Linux, ib_uverbs_event_poll), so the thread
      * would never sleep again. */
     (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->channel->fd, NULL);
     (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->ctx->async_fd, NULL);

@@ -1,5 +1,5 @@
-/* gid.c - which entry of a port's GID table to speak from, and how links, MTUs and GIDs are
- * written. Pure. Thread: any. */
+/* gid.c - chooses the entry of a port's GID table, and formats links, MTUs and GIDs. Thread: any
+ * (pure functions). */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ const char *rdma_gid_text(const struct rdma_gid *g, char out[RDMA_GID_TEXT_MAX])
     return out;
 }
 
-/* Is the GID the address of `local`? RoCE writes IPv4 addresses IPv4-mapped (IBA annex A17). */
+/* Whether the GID is the address of `local`. RoCE uses IPv4-mapped addresses (IBA annex A17). */
 static bool is_address(const struct rdma_gid *g, const struct sockaddr *local)
 {
     if (local && local->sa_family == AF_INET)

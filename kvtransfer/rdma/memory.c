@@ -1,12 +1,13 @@
-/* memory.c - what devices may touch: protection domains, the pool's one registration per device,
- * and the peers' keys to it.
+/* memory.c - what devices may access: protection domains, the pool's one registration per device,
+ * and the peers' keys.
  *
- * The pool's region of a device lets that device read it (puts) and binds windows; its own rkey
+ * A device's region of the pool lets that device read it (puts) and binds windows; its own rkey
  * grants nothing, because the region has no remote access. A peer's key is a window bound to one
- * queue pair, or a region in a domain of the rail's own: either dies with the rail. A pool in a
- * card's memory is registered by a dma-buf (GPUDirect RDMA): where driver, card or device cannot,
- * the row is not available. It is locked by nature and never paged. Compiled and not yet run with a
- * card. Thread: transfer; open: loop. */
+ * queue pair, or a region in a separate domain of the rail; both end with the rail. A pool in GPU
+ * memory is registered by a dma-buf (GPUDirect RDMA); if driver, GPU or NIC cannot do that, the
+ * transport is not available. It is always pinned. That path is compiled and has not run with a GPU
+ * yet.
+ * Thread: transfer; open: loop. */
 #include "kvtransfer/rdma/memory.h"
 
 #include <errno.h>
@@ -39,22 +40,22 @@ static enum status no_region(const struct rdma_device *d, const char *what, size
                    d->port->device, what, bytes, strerror(code));
 }
 
-/* Can the device do what is asked of it with memory that is not locked? */
+/* Whether the device supports on-demand paging for the operations that are used. */
 static bool can_page(const struct rdma_device *d)
 {
     const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
     return d->port->odp_write && (d->port->odp_read || !(t->flush_read || t->verify_read));
 }
 
-/* May it where locking fails? */
+/* Whether on-demand paging may replace locking that fails. */
 static bool may_page(const struct rdma_device *d)
 {
     const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
     return t->odp != KVT_OFF && t->key != KVT_RDMA_KEY_WINDOW && can_page(d);
 }
 
-/* Addresses in it are the card's, as peers' keys and window bounds name them. The region keeps the
- * memory; the descriptor is not needed after. */
+/* Registers GPU memory. Addresses in the region are the GPU's, which peers' keys and window bounds
+ * use. The region keeps the memory; the descriptor is not needed afterwards. */
 static enum status register_device_memory(struct rdma_device *d, struct ibv_pd *pd, int access,
                                           struct ibv_mr **out, struct err *err)
 {
@@ -75,7 +76,7 @@ static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, con
                                    void *p, size_t bytes, int access, struct ibv_mr **out,
                                    struct err *err)
 {
-    /* An optional flag: providers that cannot order loosely ignore it. */
+    /* An optional flag: providers without relaxed ordering ignore it. */
     if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
     if (d->t->env->device && p == d->t->env->mem->ptr)
         return register_device_memory(d, pd, access, out, err);
@@ -112,8 +113,8 @@ static enum status watch(struct rdma_transport *t, int fd, struct rdma_device *d
     return OK;
 }
 
-/* What the row itself reads and writes of a device's memory. The pool is bound to windows, or else
- * only read: a peer's region is its own. */
+/* Registers what this side reads and writes. The pool is bound to windows or only read; with region
+ * keys each peer has a separate region. */
 static enum status register_all(struct rdma_transport *t, struct rdma_device *d, struct err *err)
 {
     const struct kvt_env *env = t->env;
@@ -138,7 +139,8 @@ static void forget_all(struct rdma_device *d)
     }
 }
 
-/* Keys of memory that is paged on demand are regions: windows need memory that stays. */
+/* Chooses between windows and regions. Windows need pinned memory, so keys of memory with on-demand
+ * paging are regions. */
 static enum status choose_keys(struct rdma_device *d, struct err *err)
 {
     const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
@@ -162,8 +164,8 @@ static enum status choose_keys(struct rdma_device *d, struct err *err)
     return OK;
 }
 
-/* Locked memory is faster, so it is tried first unless paging was asked for: with windows, then
- * without, where paging may step in. */
+/* Tries locked memory first, because it is faster, unless paging was requested: with windows, then
+ * without, then with paging if that is allowed. */
 static enum status register_somehow(struct rdma_transport *t, struct rdma_device *d,
                                     struct err *err)
 {
@@ -266,8 +268,8 @@ enum status rdma_memory_grant(struct rdma_qp *q, bool reads)
     const struct dev_mem *pool = d->t->env->mem;
     q->window = ibv_alloc_mw(d->pd, IBV_MW_TYPE_2);
     if (!q->window) return ERR_IO;
-    q->key = ibv_inc_rkey(q->window->rkey); /* the low byte of a type 2 key is the owner's to
-                                             * choose, and must change with each bind */
+    q->key = ibv_inc_rkey(q->window->rkey); /* the owner chooses the low byte of a type 2 key, which
+                                             * must change with each bind */
     struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_BIND, 1, 0, false),
                               .opcode = IBV_WR_BIND_MW,
                               .send_flags = IBV_SEND_SIGNALED, },

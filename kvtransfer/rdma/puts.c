@@ -1,9 +1,9 @@
-/* puts.c - puts become chains of work requests: chosen queue pair, scatter lists, selective
- * signalling, completion, a second posting.
+/* puts.c - turns puts into lists of work requests: choice of the queue pair, scatter lists,
+ * selective signalling, completion, repetition.
  *
- * A put is a slot in a ring of RDMA_WINDOW, by its number. On its queue pair it is posted in one
- * chain where the send queue has room, in several otherwise; the last work request of each chain is
- * signalled, the very last writes with immediate. Thread: transfer. */
+ * A put is a slot in a ring of RDMA_WINDOW, by its number. It is posted in one list of work
+ * requests if the send queue has room, otherwise in several; the last request of each list is
+ * signalled, the very last is a write with immediate. Thread: transfer. */
 #include "kvtransfer/rdma/puts.h"
 
 #include <arpa/inet.h>
@@ -15,13 +15,13 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-/* of one work request: far below every device's limit (2^31 by IBA; Soft-RoCE has 8 MiB) */
+/* of one work request: far below every device's limit (2^31 by IBA, 8 MiB in Soft-RoCE) */
 enum { MESSAGE_BYTES_MAX = RDMA_CHAIN_BYTES };
 
 /* ---- posting ---- */
 
-/* The next work request of p: bytes for one stretch of remote memory, gathered from up to max_sge
- * places; how many. `back`: read into the scratch. */
+/* Makes the next work request of p: one contiguous range of remote memory, gathered from up to
+ * max_sge places. Returns its bytes. `back`: reads into the scratch memory instead. */
 static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr,
                              struct ibv_sge *sge, bool back)
 {
@@ -62,14 +62,14 @@ static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_s
 
 static uint32_t slot_of(const struct rdma_put *p) { return (uint32_t)(p->number % RDMA_WINDOW); }
 
-/* The work request that tells the receiver: the last write itself, or one without bytes. */
+/* Makes the write with immediate: the last write itself, or one without bytes. */
 static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
 {
     struct rdma_transport *t = q->rail->conn->t;
     const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
     if (tuning->flush_read && n && !p->abandoned) {
-        /* A read pushes the writes before it out of the bridges on the receiver's side; the fence
-         * holds the immediate until it was answered. */
+        /* A read flushes earlier writes out of the bridges on the receiver's side; the fence delays
+         * the immediate until the read is answered. */
         const struct ibv_send_wr *last = &t->wrs[n - 1];
         struct ibv_sge *sge = &t->sges[n * RDMA_SGE_MAX];
         uint64_t end = last->wr.rdma.remote_addr;
@@ -92,7 +92,7 @@ static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
     return n;
 }
 
-/* Post what fits of p; false: it has to wait (for room, or for its bytes to be read back), or the
+/* Posts what fits of p. False: it must wait (for room, or for its bytes to be read back), or the
  * rail broke. */
 static bool post_chain(struct rdma_qp *q, struct rdma_put *p)
 {
@@ -174,8 +174,7 @@ static void assign(struct rdma_put *p, struct rdma_qp *q)
     pump_qp(q);
 }
 
-/* verify_read: the scratch is the transport's, so one put of all its connections is under way at a
- * time. */
+/* verify_read: all connections share the scratch memory, so one put is in flight at a time. */
 static bool scratch_is_free(const struct rdma_transport *t)
 {
     LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
@@ -222,8 +221,8 @@ void rdma_puts_pump(struct rdma_conn *c)
 
 void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generation)
 {
-    /* What is not posted yet is left out; the immediate still goes, since later messages count
-     * it. */
+    /* Bytes that are not posted yet are skipped; the immediate is still sent, because later
+     * messages count it. */
     for (uint64_t n = c->acked; n < c->issued; n++) {
         struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
         if (p->session == session && p->generation == generation) p->abandoned = true;
@@ -232,7 +231,7 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 
 /* ---- completing ---- */
 
-/* Its source is not read any more, and the receiver has it or will be told that it has. */
+/* Ends a put whose source is not read any more and which the receiver counts as complete. */
 static void done(struct rdma_conn *c, struct rdma_put *p)
 {
     list_remove(&p->link);
@@ -243,9 +242,9 @@ static void done(struct rdma_conn *c, struct rdma_put *p)
     rdma_conn_release_held(c);
 }
 
-/* A chain without the immediate: room was short, or bytes are being verified. Several chains of a
- * put are under way at once; verify_read goes on when the last of them is complete, and has no
- * other put on this queue pair. */
+/* Handles the completion of a list without the immediate: room was short, or bytes are verified.
+ * Several lists of a put may be in flight; verify_read continues when the last is complete, and has
+ * no other put on this queue pair. */
 static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
 {
     const struct kvt_env *env = q->rail->conn->t->env;
@@ -263,8 +262,7 @@ static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
         if (memcmp(back, kvt_source(env, p->copies[i].local), p->copies[i].bytes) == 0) continue;
         rdma_conn_fail(q->rail->conn, ERR_CHECKSUM,
                        "bytes read back from the receiver are not those that were written");
-        p->waits = true; /* for the end of the connection: the receiver is not told that it
-                          * landed */
+        p->waits = true; /* for the end of the connection: the receiver never gets its immediate */
         return;
     }
 }

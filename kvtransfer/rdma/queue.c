@@ -1,5 +1,5 @@
-/* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition
- * needs which attribute: ibv_modify_qp(3). Thread: transfer. */
+/* queue.c - the queue pairs of a rail: created, connected, moved to the error state, destroyed.
+ * ibv_modify_qp(3) says which transition needs which attribute. Thread: transfer. */
 #include "kvtransfer/rdma/queue.h"
 
 #include <errno.h>
@@ -39,8 +39,7 @@ enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma
     union ibv_gid raw;
     control_addresses(c->control, &local, &remote);
     TRY(rdma_gid_choose(p, (struct sockaddr *)&local, &c->t->env->tuning.rdma, &g, err));
-    /* The list was made at start; an address that changed under the same index is taken as it is
-     * now. */
+    /* The list dates from the start; if the address at this index has changed, use the new one. */
     if (ibv_query_gid(ctx, p->number, (int)g->index, &raw) != 0 ||
         ibv_query_port(ctx, p->number, &now) != 0)
         return err_set(err, ERR_NODEV, "%s does not answer any more: %s", p->device,
@@ -74,21 +73,24 @@ enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *o
 
 /* ---- made ---- */
 
-/* Inline room is asked for, not needed: a device may have none. */
+/* Creates a queue pair; without inline data if the device has none. */
 static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct rdma_qp *q)
 {
     bool receiver = r->conn->base.incoming;
-    struct ibv_qp_init_attr a = { .qp_context = q,
-                                  .send_cq = r->cq,
-                                  .recv_cq = r->cq,
-                                  .qp_type = IBV_QPT_RC,
-                                  .sq_sig_all = 0,
-                                  /* providers size entries by it: not 0 */
-                                  .cap = { .max_send_wr = r->send_wrs,
-                                           .max_recv_wr = receiver ? RDMA_WINDOW : 1,
-                                           .max_recv_sge = 1,
-                                           .max_send_sge = receiver ? 1 : r->max_sge,
-                                           .max_inline_data = receiver ? 0 : RDMA_INLINE_BYTES, }, };
+    struct ibv_qp_init_attr a = {
+        .qp_context = q,
+        .send_cq = r->cq,
+        .recv_cq = r->cq,
+        .qp_type = IBV_QPT_RC,
+        .sq_sig_all = 0,
+        .cap = {
+            .max_send_wr = r->send_wrs, /* providers size entries by it: not 0 */
+            .max_recv_wr = receiver ? RDMA_WINDOW : 1,
+            .max_recv_sge = 1,
+            .max_send_sge = receiver ? 1 : r->max_sge,
+            .max_inline_data = receiver ? 0 : RDMA_INLINE_BYTES,
+        },
+    };
     struct ibv_qp_init_attr again = a;
     struct ibv_qp *qp = ibv_create_qp(pd, &a);
     if (!qp && again.cap.max_inline_data) {
@@ -107,7 +109,7 @@ static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdm
     q->qp = create_qp(r, pd, q);
     if (!q->qp) return fail(r, "no queue pair");
     random_bytes(&psn, sizeof psn);
-    q->psn = psn & 0xffffff; /* packets of an earlier connection with the same number fall outside
+    q->psn = psn & 0xffffff; /* packets of an earlier connection with the same number are outside
                               * the window */
     struct ibv_qp_attr a = {
         .qp_state = IBV_QPS_INIT,
@@ -135,7 +137,7 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
     r->max_inline = receiver ? 0 : RDMA_INLINE_BYTES;
     r->n_qps = 0;
     TRY(rdma_memory_domain(r, reads, &pd));
-    /* Room for everything that is posted: also what is not signalled completes when it is
+    /* Room for everything that is posted: unsignalled requests also complete when they are
      * flushed. */
     uint32_t entries = n * (r->send_wrs + (receiver ? RDMA_WINDOW : 1));
     r->cq = ibv_create_cq(e->device->ctx, (int)smaller(entries, e->port->max_cqe), r,
@@ -164,15 +166,15 @@ enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
             .next = i + 1 < n ? &v[i + 1] : NULL,
         };
     enum status st = n && ibv_post_recv(q->qp, v, &bad) != 0 ? ERR_IO : OK;
-    q->n_recvs += st == OK ? n : (uint32_t)(bad - v); /* those before it were taken, and come back
-                                                       * when the queue pair is flushed */
+    q->n_recvs += st == OK ? n : (uint32_t)(bad - v); /* earlier ones were posted and complete when
+                                                       * the queue pair is flushed */
     return st;
 }
 
 /* ---- connected ---- */
 
-/* What both transitions have whoever sets the queue pair up; the mask takes what belongs to one of
- * them. */
+/* Attributes of both transitions, however the queue pair is set up; the mask selects those of
+ * one. */
 static void set_limits(struct ibv_qp_attr *a, const struct kvt_rdma_tuning *t)
 {
     a->max_dest_rd_atomic = a->max_rd_atomic = 1;
@@ -258,8 +260,7 @@ void rdma_queue_error(struct rdma_rail *r)
 {
     for (uint32_t i = 0; i < r->n_qps; i++)
         if (r->qps[i].qp)
-            (void)into_error(r->qps[i].qp); /* tried again, and looked at, by
-                                             * rdma_queue_destroy */
+            (void)into_error(r->qps[i].qp); /* rdma_queue_destroy tries again and checks */
 }
 
 void rdma_queue_destroy(struct rdma_rail *r)
@@ -267,9 +268,9 @@ void rdma_queue_destroy(struct rdma_rail *r)
     for (uint32_t i = 0; i < r->n_qps; i++) {
         struct rdma_qp *q = &r->qps[i];
         bool ended = !q->qp || into_error(q->qp);
-        rdma_memory_revoke(q); /* before its queue pair, which it refers to: Soft-RoCE would wait
-                                * for it in vain */
-        int code = q->qp ? ibv_destroy_qp(q->qp) : 0; /* OK of a device that is gone (rdma-core,
+        rdma_memory_revoke(q); /* before the queue pair that it refers to, for which Soft-RoCE
+                                * would otherwise wait for ever */
+        int code = q->qp ? ibv_destroy_qp(q->qp) : 0; /* OK for a removed device (rdma-core,
                                                        * verbs_is_destroy_err) */
         if (code && !ended) {
             log_error("rdma queue pair cannot be ended", "device=%s why=\"%s\"",

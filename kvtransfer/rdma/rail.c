@@ -1,8 +1,8 @@
-/* rail.c - the states of a rail on both sides; diagram and invariants: rdma.h.
+/* rail.c - the states of a rail on both sides; diagram: rail.h.
  *
- * Nothing here destroys queue pairs while completions are being taken: a broken rail is put into
- * error at once, and destroyed by the next tick, frame or end of its connection. Thread:
- * transfer. */
+ * Nothing here destroys queue pairs while completions are being polled: a broken rail moves to the
+ * error state at once, and is destroyed by the next tick, frame or end of its connection.
+ * Thread: transfer. */
 #include "kvtransfer/rdma/rail.h"
 
 #include <arpa/inet.h>
@@ -49,8 +49,7 @@ static void back_off(struct rdma_rail *r)
     r->deadline_ms = clock_ms() + rdma_schedule_backoff_ms(r->n_failed++, rdma_rail_is_up(r->conn));
 }
 
-/* OFFERED or PROBING came to nothing. A connection none of whose rails can come up says so at
- * once. */
+/* Ends an attempt in OFFERED or PROBING. A connection whose rails all fail ends at once. */
 static void fail_attempt(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
@@ -64,8 +63,8 @@ static void fail_attempt(struct rdma_rail *r)
     rdma_conn_fail(c, ERR_PEER_LOST, r->why);
 }
 
-/* A path MTU that `asked` forbids or the port cannot carry is the operator's mistake; false with
- * the sentence in r->why. */
+/* False, with a sentence in r->why, if the operator's MTU is one that the port cannot carry or that
+ * differs from the peer's. */
 static bool mtu_fits(struct rdma_rail *r, const struct rdma_port_addr *mine, uint32_t mine_asked,
                      uint32_t theirs_asked)
 {
@@ -81,6 +80,12 @@ static bool mtu_fits(struct rdma_rail *r, const struct rdma_port_addr *mine, uin
                  mine_asked, theirs_asked);
     else return true;
     return false;
+}
+
+static uint32_t n_qps_wanted(const struct kvt_rdma_tuning *t)
+{
+    if (!t->qps_per_rail) return RDMA_QPS_DEFAULT;
+    return t->qps_per_rail < RDMA_QPS_MAX ? t->qps_per_rail : RDMA_QPS_MAX;
 }
 
 void rdma_rail_offer(struct rdma_rail *r)
@@ -105,12 +110,7 @@ void rdma_rail_offer(struct rdma_rail *r)
     else if (!mtu_fits(r, &m.addr, t->mtu, c->theirs.mtu_asked)) {
         rdma_conn_fail(c, ERR_CONFIG, r->why);
         return;
-    } else
-        st = rdma_queue_create(r,
-                               t->qps_per_rail
-                                   ? t->qps_per_rail < RDMA_QPS_MAX ? t->qps_per_rail : RDMA_QPS_MAX
-                                   : RDMA_QPS_DEFAULT,
-                               false);
+    } else st = rdma_queue_create(r, n_qps_wanted(t), false);
     if (st != OK) {
         fail_attempt(r);
         return;
@@ -125,7 +125,8 @@ void rdma_rail_offer(struct rdma_rail *r)
     buf_release(&body);
 }
 
-/* A write of no bytes: acknowledged only by a queue pair that is there, over a path that works. */
+/* Posts a write of no bytes, which is acknowledged only by an existing queue pair over a working
+ * path. */
 static enum status probe(struct rdma_qp *q)
 {
     struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_PROBE, 1, 0, false),
@@ -138,7 +139,7 @@ static enum status probe(struct rdma_qp *q)
     return OK;
 }
 
-/* ACCEPT came (with the keys), and every queue pair is connected. */
+/* Probes after ACCEPT came (with the keys) and every queue pair is connected. */
 static void probe_when_connected(struct rdma_rail *r)
 {
     enum status st = OK;
@@ -163,7 +164,8 @@ static void probe_when_connected(struct rdma_rail *r)
 void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_rail_info *m)
 {
     struct rdma_conn *c = r->conn;
-    if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return; /* of an attempt given up */
+    /* of an attempt that was given up */
+    if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return;
     if (m->n_qps != r->n_qps) {
         rdma_conn_fail(c, ERR_FORMAT,
                        "it accepted another number of queue pairs than were offered");
@@ -181,7 +183,8 @@ void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_rail_info *m)
 
 void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m)
 {
-    if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return; /* of an attempt given up */
+    /* of an attempt that was given up */
+    if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return;
     if (r->qps[0].id) {
         rdma_conn_fail(r->conn, ERR_FORMAT, "it invited the same queue pairs twice");
         return;
@@ -218,7 +221,7 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
 
 /* ---- receiver ---- */
 
-/* Why this offer cannot be taken, or NULL. *final: not by trying again either. */
+/* Why this offer is refused, or NULL. *final: trying again is of no use. */
 static const char *refusal(struct rdma_rail *r, const struct rdma_rail_info *m,
                            struct rdma_port_addr *mine, bool *final)
 {
@@ -283,7 +286,7 @@ static enum status grant(struct rdma_qp *q)
     return st;
 }
 
-/* The sender's queue pairs are to call here. */
+/* Tells the sender where its queue pairs connect. */
 static enum status invite(struct rdma_rail *r, const struct rdma_rail_info *offer)
 {
     struct rdma_invite m = { .rail = r->index, .epoch = r->epoch, .mtu = r->mtu };
@@ -334,7 +337,7 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_rail_info *m)
     else accept_when_ready(r);
 }
 
-/* DRAINING is over when every receive has come back: what landed is counted then. */
+/* Ends DRAINING when every receive has completed: all complete puts are counted then. */
 static void end_draining(struct rdma_rail *r, bool now)
 {
     for (uint32_t i = 0; i < r->n_qps && !now; i++)
@@ -465,8 +468,8 @@ static void on_completion(struct rdma_rail *r, const struct ibv_wc *wc)
     }
 }
 
-/* Receives for the puts that have used one. Before anything tells the sender that it may use
- * another. */
+/* Posts receives for those that puts have consumed, before anything tells the sender that it may
+ * use more. */
 static void post_receives(struct rdma_rail *r)
 {
     if (r->state != RDMA_RAIL_UP) return;
@@ -488,7 +491,7 @@ bool rdma_rail_poll(struct rdma_rail *r)
             continue;
         }
         if (n < 0) rdma_rail_break(r, "its completion queue cannot be read");
-        /* Armed before the last look: a completion in between is either seen by it or makes an
+        /* Armed before the last poll: a completion in between is either polled or causes an
          * event. */
         if (n < 0 || armed) break;
         armed = true;
@@ -551,9 +554,7 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
         else if (!r->conn->base.incoming) check_progress(r, now_ms);
         break;
     case RDMA_RAIL_DRAINING:
-        if (late)
-            (void)rdma_rail_poll(r); /* the last look at what has landed; may find it
-                                      * drained */
+        if (late) (void)rdma_rail_poll(r); /* the last poll; may find it drained */
         if (r->state == RDMA_RAIL_DRAINING) end_draining(r, late);
         break;
     case RDMA_RAIL_FENCING: break; /* the control connection ends before this can last */

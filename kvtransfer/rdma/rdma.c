@@ -1,6 +1,6 @@
-/* rdma.c - the slots of the rdma row: opening, the poll over events of devices and control
- * connections, ends. Contract: transport.h; how it works: rdma.h. Thread: transfer, open and close
- * the owner's. */
+/* rdma.c - the ops of transport rdma: open, poll over events of devices and control connections,
+ * ends. Contract: transport.h; how it works: rdma.h. Thread: transfer; open and close: the owner's.
+ */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <errno.h>
@@ -45,11 +45,11 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
             return err_set(err, ERR_CONFIG, "rdma: MTU %u was asked for, but %s carries %u at most",
                            tuning->rdma.mtu, t->ports.ports[i].device, t->ports.ports[i].mtu_max);
     const struct rdma_gid *gid;
-    /* an index that is not there is not found out by the first peer */
+    /* a missing index is an error at start, not at the first peer */
     for (size_t i = 0; i < t->ports.n && tuning->rdma.gid_given; i++)
         TRY(rdma_gid_choose(&t->ports.ports[i], NULL, &tuning->rdma, &gid, err));
     if (tuning->rdma.flush_read || tuning->rdma.verify_read) {
-        /* a peer's elements are four times as wide at most */
+        /* a peer's elements have at most four times as many bytes */
         uint64_t piece = 4 * (uint64_t)kv_layout_piece_bytes(&t->env->layout);
         t->scratch_bytes = !tuning->rdma.verify_read         ? 4096
                            : piece > RDMA_QP_IN_FLIGHT_BYTES ? piece
@@ -137,16 +137,16 @@ static void rdma_abandon(struct kvt_conn *c, uint32_t session, uint64_t generati
     rdma_puts_abandon((struct rdma_conn *)c, session, generation);
 }
 
-/* Host memory: a polled completion is the proof already (rdma.h, 1 to 4). The completion is in host
- * memory too when the data are a card's: it has to be asked to let them be seen. */
+/* For host memory a polled completion is proof enough (conn.h, 1 to 4). For GPU memory the
+ * completion is still in host memory, so the GPU must make the data visible. */
 static enum status rdma_flush(struct kvt_transport *t)
 {
     struct device *device = ((struct rdma_transport *)t)->env->device;
     return device ? device_flush_rdma_writes(device) : OK;
 }
 
-/* Destroyed queue pairs take no packet, and their windows and regions are gone: nothing of the peer
- * can land. */
+/* Destroyed queue pairs accept no packet, and their windows and regions are gone: the peer cannot
+ * write. */
 static enum status rdma_fence(struct kvt_conn *base)
 {
     struct rdma_conn *c = (struct rdma_conn *)base;
@@ -202,7 +202,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
             rdma_events_device_lost(events[i].data.ptr);
         else rdma_events_process(events[i].data.ptr);
     }
-    /* Completions before frames: a message usually finds its puts landed. */
+    /* Completions before frames: a message usually finds its puts complete. */
     LIST_FOREACH (r, &t->ready, struct rdma_rail, link) (void)rdma_rail_poll(r);
     if (cm) rdma_cm_process_events(t);
     if (control) control_poll(t->hub, rdma_conn_on_control, t);
@@ -220,7 +220,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_transport_event *
 const struct kvt_transport_ops kvt_rdma_ops = {
     .name = "rdma",
     .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_GPUDIRECT,
-    .put_bytes = 8 << 20, /* two fill a lane: one is on its way while the next is posted */
+    .put_bytes = 8 << 20, /* two fill a queue pair: one is in flight while the next is posted */
     .open = rdma_open,
     .close = rdma_close,
     .wait_fd = rdma_wait_fd,

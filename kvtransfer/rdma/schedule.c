@@ -10,8 +10,8 @@ static uint32_t common_bits(const uint8_t *a, const uint8_t *b)
     return n;
 }
 
-/* How well two ports suit each other; -1: not at all. A GID type in common and a common prefix
- * weigh more than any distance of indices. */
+/* How well two ports match; -1: not at all. A common GID type and a common prefix count more than
+ * any distance of indices. */
 static int score(const struct rdma_port_addr *a, uint32_t i, const struct rdma_port_addr *b,
                  uint32_t j)
 {
@@ -22,7 +22,7 @@ static int score(const struct rdma_port_addr *a, uint32_t i, const struct rdma_p
            (int)(RDMA_RAILS_MAX - far);
 }
 
-/* The best pair whose `mine` has no partner yet, and whose `theirs` has `uses` partners. */
+/* Finds the best pair whose `mine` has no partner yet and whose `theirs` has `uses` partners. */
 static bool best_pair(const struct rdma_port_addr *mine, uint32_t n_mine,
                       const struct rdma_port_addr *theirs, uint32_t n_theirs,
                       const uint32_t *of_mine, const uint32_t *of_theirs, bool exclusive,

@@ -1,20 +1,18 @@
-/* setup.h - what two rdma rows say to each other over the control connection, byte by byte: fixed
- * little-endian frames, strictly decoded.
+/* setup.h - the frames that two ends of transport rdma exchange over the control connection: fixed
+ * little-endian structs, strictly decoded.
  *
- *   HELLO    both, first: ports, pool, limits                    MESSAGE  a message of wire.h; the frame's `after` says what it waits for
- *   OFFER    sender: queue pairs of one rail                     COMPLETED   receiver: how many puts have landed (gives room for more)
- *   ACCEPT   receiver: its queue pairs and keys                  BROKEN   sender: this rail is dead here; end it on your side too
- *   REFUSE   receiver: why not                                   FENCED   receiver: it is dead here too; what had landed until then
- *   RETRY    either: a port came back, try broken rails now
- *   INVITE   receiver, with BATON_RDMA_CM: where to connect the queue pairs of an OFFER to, and the
- *            token to show there. ACCEPT follows when they are connected and have their keys
+ *   HELLO      both, first: ports, pool, limits
+ *   OFFER      sender: queue pairs of one rail         ACCEPT  receiver: its queue pairs and keys
+ *   REFUSE     receiver: the reason                    INVITE  receiver, BATON_RDMA_CM: where to
+ *   BROKEN     sender: this rail is broken, end it             connect its queue pairs, token
+ *   FENCED     receiver: it is ended, complete puts    RETRY   either: a port is back, retry rails
+ *   COMPLETED  receiver: number of complete puts MESSAGE a message of wire.h after `after` puts
  *
- * A CALL is no frame: it is the private data of a connection manager's request, one per queue pair.
- *
- * A rail is named by its number and an epoch that grows with every OFFER of it, so that late frames
- * about earlier queue pairs are known. Invariant: decoding touches no byte outside its input and
- * accepts exactly what encoding produces; every value is in the range its comment names. Thread:
- * any (values). */
+ * A CALL is private data of a connection manager's request, one per queue pair. A rail has a number
+ * and an epoch that grows with every OFFER, so that late frames about earlier queue pairs are
+ * known. Invariant: decoding reads no byte outside its input and accepts exactly what encoding
+ * produces.
+ * Thread: any (values). */
 #ifndef BATON_KVTRANSFER_RDMA_SETUP_H
 #define BATON_KVTRANSFER_RDMA_SETUP_H
 
@@ -43,7 +41,7 @@ enum rdma_frame {
     RDMA_FRAME_END
 };
 
-/* Where a queue pair is spoken to. */
+/* The address of a port's queue pairs. */
 struct rdma_port_addr {
     uint8_t gid[16];
     uint16_t lid;
@@ -54,28 +52,25 @@ struct rdma_port_addr {
 };
 
 struct rdma_hello {
-    uint64_t pool_base, pool_bytes; /* receiver; of the sender nobody reads them */
-    uint32_t mtu_asked;             /* by tuning; 0: the smaller of both */
-    bool reads;                     /* the receiver lets its peer read (flush_read,
-                                     * verify_read) */
-    bool cm;                        /* its queue pairs are connected by the connection
-                                     * manager */
+    uint64_t pool_base, pool_bytes; /* receiver; unused for a sender */
+    uint32_t mtu_asked;             /* the operator's; 0: the smaller of both */
+    bool reads;                     /* the receiver allows reads (flush_read, verify_read) */
+    bool cm;                        /* the connection manager connects its queue pairs */
     uint32_t n_ports;               /* 1..RDMA_RAILS_MAX */
     struct rdma_port_addr ports[RDMA_RAILS_MAX];
 };
 
 struct rdma_qp_info {
     uint32_t number, psn; /* 24 bits each */
-    uint32_t key;         /* ACCEPT: the right to write, of this queue pair; 0 in OFFER */
+    uint32_t key;         /* ACCEPT: this queue pair's key for writing; 0 in OFFER */
 };
 
 /* OFFER and ACCEPT: one side's half of a rail. */
 struct rdma_rail_info {
     uint32_t rail, epoch;                /* < RDMA_RAILS_MAX, at least 1 */
     uint32_t sender_port, receiver_port; /* index into the HELLO of each */
-    uint32_t mtu;                        /* OFFER: what the sender can; ACCEPT: what both
-                                          * use */
-    bool reads;                          /* OFFER: the sender wants to read back */
+    uint32_t mtu;                        /* OFFER: the sender's; ACCEPT: of both */
+    bool reads;                          /* OFFER: the sender will read back */
     struct rdma_port_addr addr;          /* now: an address may have changed since HELLO */
     uint32_t n_qps;                      /* 1..RDMA_QPS_MAX */
     struct rdma_qp_info qps[RDMA_QPS_MAX];
@@ -84,23 +79,22 @@ struct rdma_rail_info {
 /* REFUSE, BROKEN, FENCED. */
 struct rdma_rail_status {
     uint32_t rail, epoch;
-    bool final; /* REFUSE: no use in trying again; the reason is a sentence for the
-                 * sender's log */
+    bool final; /* REFUSE: do not try again; the reason is a sentence for the sender's log */
     char reason[RDMA_REASON_MAX + 1];    /* REFUSE: printable ASCII; "" otherwise */
     struct rdma_recv_window recv_window; /* FENCED */
 };
 
-/* A receiver waits for the queue pairs of a rail. */
+/* INVITE: where a receiver waits for the queue pairs of a rail. */
 struct rdma_invite {
     uint32_t rail, epoch;
-    uint32_t mtu; /* what both use; less where the connection manager says so */
+    uint32_t mtu; /* of both; the connection manager may lower it */
     bool ipv6;
     uint8_t address[16]; /* IPv4: the first four bytes, the others 0 */
     uint16_t port;       /* not 0 */
     uint8_t token[RDMA_TOKEN_BYTES];
 };
 
-/* A sender's queue pair, to the receiver that invited it. */
+/* CALL: a sender's queue pair, to the receiver that invited it. */
 struct rdma_cm_request {
     uint32_t rail, epoch, i_qp;
     uint8_t token[RDMA_TOKEN_BYTES];
@@ -117,8 +111,8 @@ enum status rdma_rail_status_decode(enum rdma_frame frame, struct str in,
 void rdma_invite_encode(const struct rdma_invite *m, struct buf *out);
 enum status rdma_invite_decode(struct str in, struct rdma_invite *out) MUST_CHECK;
 void rdma_cm_request_encode(const struct rdma_cm_request *m, uint8_t out[RDMA_CM_REQUEST_BYTES]);
-/* The connection manager hands on more bytes than were sent: those after the first
- * RDMA_CM_REQUEST_BYTES are not looked at. */
+/* The connection manager passes on more bytes than were sent: those after the first
+ * RDMA_CM_REQUEST_BYTES are ignored. */
 enum status rdma_cm_request_decode(struct str in, struct rdma_cm_request *out) MUST_CHECK;
 
 #endif
