@@ -191,7 +191,7 @@ void request_end(struct scheduler *s, struct request *r, enum status st, enum fi
     list_remove(&r->link);
     s->n_live--;
     map_del(&s->by_id, map_key_u64(&r->id));
-    scheduler_observe_end(s, r, &end);
+    scheduler_metrics_observe(&s->m, r->name, r->n_prompt, &end);
     r->sink.on_end(r->sink.arg, &end);
     if (r->placing) list_push(&s->orphans, &r->link);
     else request_free(r);

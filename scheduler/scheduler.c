@@ -302,103 +302,6 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
     }
 }
 
-/* ---- metrics ---- */
-
-static struct histogram *stage(struct metrics *m, const char *name, const char *help)
-{
-    return metrics_histogram(m, name, "", help, METRICS_SECONDS, METRICS_SECONDS_N);
-}
-
-static void register_metrics(struct scheduler_metrics *sm, struct metrics *m)
-{
-    sm->requests = metrics_counter(m, "baton_requests_total", "",
-                                   "Requests accepted by this entry node.");
-    sm->finished_stop = metrics_counter(m, "baton_request_success_total",
-                                        "finished_reason=\"stop\"", "Requests that ended well.");
-    sm->finished_length = metrics_counter(m, "baton_request_success_total",
-                                          "finished_reason=\"length\"",
-                                          "Requests that ended well.");
-    sm->failed = metrics_counter(m, "baton_request_failed_total", "",
-                                 "Requests that ended with an error.");
-    sm->canceled = metrics_counter(m, "baton_request_canceled_total", "",
-                                   "Requests whose client left or had enough.");
-    sm->moves = metrics_counter(m, "baton_request_moves_total", "",
-                                "Attempts given up for another node after a loss.");
-    sm->requeues = metrics_counter(m, "baton_request_waits_total", "",
-                                   "Attempts refused as busy and placed again.");
-    sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
-                                   "Requests refused at the door.");
-    sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "",
-                                        "Prompt tokens accepted by this entry node.");
-    sm->output_tokens = metrics_counter(m, "baton_entry_output_tokens_total", "",
-                                        "Output tokens delivered by this entry node.");
-    sm->split = metrics_counter(m, "baton_placements_total", "kind=\"split\"",
-                                "Attempts started, by kind.");
-    sm->local = metrics_counter(m, "baton_placements_total", "kind=\"one_node\"",
-                                "Attempts started, by kind.");
-    sm->live = metrics_gauge(m, "baton_requests_live", "",
-                             "Requests this entry node is following.");
-    sm->placing = metrics_gauge(m, "baton_requests_placing", "", "Of those, waiting for a place.");
-    sm->nodes = metrics_gauge(m, "baton_nodes_seen", "", "Nodes of this topic in the last view.");
-    sm->place_s = stage(m, "baton_request_place_seconds", "Accepted to placed and credited.");
-    sm->queue_s = stage(m, "baton_request_queue_seconds",
-                        "Waiting in the computing node's engine.");
-    sm->prefill_s = stage(m, "baton_request_prefill_seconds", "Computing the prompt.");
-    sm->kv_s = stage(m, "baton_request_kv_transfer_seconds", "First KV byte to acknowledged.");
-    sm->kv_tail_s = stage(m, "baton_request_kv_tail_seconds",
-                          "KV transfer left over after the last layer was computed.");
-    sm->ttft_s = stage(m, "baton_time_to_first_token_seconds", "Accepted to first token.");
-    sm->tpot_s = stage(m, "baton_time_per_output_token_seconds",
-                       "Mean time per output token after the first.");
-    sm->decode_s = stage(m, "baton_request_decode_seconds", "First to last token.");
-    sm->e2e_s = stage(m, "baton_request_seconds", "Accepted to ended.");
-}
-
-static double seconds(uint64_t ns) { return (double)ns * 1e-9; }
-
-static void log_end(const struct request *r, const struct gen_end *end)
-{
-    const struct gen_trace *t = &end->trace;
-    log_info("request end",
-             "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu "
-             "kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
-             "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_busy_ms=%.1f "
-             "kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
-             r->name, status_name(end->status), r->n_prompt, end->n_output, t->prefill_node,
-             t->decode_node, t->transport[0] ? t->transport : "none",
-             (unsigned long long)t->kv_bytes, gen_trace_kv_rate(t),
-             (unsigned long long)t->kv_link_speed, t->n_cached, t->n_decode_cached, t->n_recomputed,
-             t->n_moves, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3,
-             seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3, seconds(t->kv_busy_ns) * 1e3,
-             seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3,
-             seconds(t->decode_ns) * 1e3);
-}
-
-void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end)
-{
-    const struct gen_trace *t = &end->trace;
-    struct scheduler_metrics *m = &s->m;
-    log_end(r, end);
-    counter_add(m->output_tokens, end->n_output);
-    if (end->status == ERR_CANCELED) counter_add(m->canceled, 1);
-    else if (end->status != OK) counter_add(m->failed, 1);
-    else counter_add(end->finish == FINISH_LENGTH ? m->finished_length : m->finished_stop, 1);
-    if (end->status != OK) return;
-    histogram_observe(m->place_s, seconds(t->place_ns));
-    histogram_observe(m->queue_s, seconds(t->queue_ns));
-    histogram_observe(m->prefill_s, seconds(t->prefill_ns));
-    histogram_observe(m->e2e_s, seconds(t->total_ns));
-    if (end->n_output) histogram_observe(m->ttft_s, seconds(t->first_token_ns));
-    if (end->n_output > 1) {
-        histogram_observe(m->decode_s, seconds(t->decode_ns));
-        histogram_observe(m->tpot_s, seconds(t->decode_ns) / (end->n_output - 1));
-    }
-    if (t->transport[0]) {
-        histogram_observe(m->kv_s, seconds(t->kv_ns));
-        histogram_observe(m->kv_tail_s, seconds(t->kv_tail_ns));
-    }
-}
-
 /* ---- life ---- */
 
 struct scheduler *scheduler_create(const struct scheduler_options *o)
@@ -407,7 +310,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     s->o = *o;
     list_init(&s->live);
     list_init(&s->orphans);
-    register_metrics(&s->m, o->metrics);
+    scheduler_metrics_register(&s->m, o->metrics);
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     scheduler_publish(s);

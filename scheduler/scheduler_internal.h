@@ -5,18 +5,10 @@
 
 #include "scheduler/request.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/scheduler_metrics.h"
 #include "shared/base/map.h"
 
 enum { SUSPECTS_MAX = 64, SUSPECT_MS = 5000 };
-
-struct scheduler_metrics {
-    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
-        *requeues, *rejected;
-    struct counter *prompt_tokens, *output_tokens, *split, *local;
-    struct gauge *live, *placing, *nodes;
-    struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,
-        *kv_tail_s;
-};
 
 struct scheduler {
     struct scheduler_options o;
@@ -56,6 +48,5 @@ void scheduler_add_load(struct scheduler *s, const struct placement *p);
 void scheduler_remove_load(struct scheduler *s, const struct placement *p);
 /* Asks the directory for a new snapshot soon. */
 void scheduler_refresh(struct scheduler *s);
-void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end);
 
 #endif

@@ -1,0 +1,24 @@
+/* scheduler_metrics.h - what an entry node counts and times about its requests.
+ *
+ * Thread: loop. */
+#ifndef BATON_SCHEDULER_SCHEDULER_METRICS_H
+#define BATON_SCHEDULER_SCHEDULER_METRICS_H
+
+#include "shared/base/metrics.h"
+#include "shared/serve/backend.h"
+
+struct scheduler_metrics {
+    struct counter *requests, *finished_stop, *finished_length, *failed, *canceled, *moves,
+        *requeues, *rejected;
+    struct counter *prompt_tokens, *output_tokens, *split, *local;
+    struct gauge *live, *placing, *nodes;
+    struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,
+        *kv_tail_s;
+};
+
+void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m);
+/* Counts and logs the end of a request. `name` is the client's x-request-id. */
+void scheduler_metrics_observe(struct scheduler_metrics *m, const char *name, uint32_t n_prompt,
+                               const struct gen_end *end);
+
+#endif
