@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "scheduler/place.h"
-#include "scheduler/scheduler_internal.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -29,12 +28,12 @@ enum {
 
 static void *copy(const void *p, size_t bytes) { return bytes ? mem_dup(p, bytes) : NULL; }
 
-struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *g,
+struct request *request_create(struct entry *e, uint64_t id, const struct gen_request *g,
                                const struct gen_sink *sink)
 {
     struct request *r = MEM_NEW(struct request);
-    uint32_t block_tokens = s->o.block_tokens;
-    r->owner = s;
+    uint32_t block_tokens = e->block_tokens;
+    r->entry = e;
     r->id = id;
     r->sink = *sink;
     snprintf(r->name, sizeof r->name, "%s", g->name ? g->name : "");
@@ -79,12 +78,12 @@ static void set_state(struct request *r, enum request_state next)
 /* ---- messages out ---- */
 
 /* Send for the current attempt; a failure is the loss of that node. Returns whether it was sent. */
-static bool send_to(struct scheduler *s, struct request *r, const struct request_node *node,
+static bool send_to(struct entry *e, struct request *r, const struct request_node *node,
                     enum request_loss loss, enum frame_type type, const ProtobufCMessage *body)
 {
-    enum status st = cluster_send_proto(s->o.cluster, node->node, type, r->id, r->attempt, body);
+    enum status st = cluster_send_proto(e->cluster, node->node, type, r->id, r->attempt, body);
     if (st == OK) return true;
-    request_on_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node,
+    request_on_loss(e, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node,
                     "the node cannot be reached");
     return false;
 }
@@ -101,31 +100,31 @@ static struct generation_wire wire_of(const struct request *r)
     };
 }
 
-static bool send_run(struct scheduler *s, struct request *r)
+static bool send_run(struct entry *e, struct request *r)
 {
     struct arena arena;
     struct generation_wire g = wire_of(r);
     Baton__Run m = BATON__RUN__INIT;
     arena_init(&arena);
     m.generation = generation_wire_encode(&g, &arena);
-    bool sent = send_to(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
+    bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
     arena_release(&arena);
     return sent;
 }
 
-static bool send_reserve(struct scheduler *s, struct request *r)
+static bool send_reserve(struct entry *e, struct request *r)
 {
     struct arena arena;
     struct generation_wire g = wire_of(r);
     Baton__Reserve m = BATON__RESERVE__INIT;
     arena_init(&arena);
     m.generation = generation_wire_encode(&g, &arena);
-    bool sent = send_to(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
+    bool sent = send_to(e, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
     arena_release(&arena);
     return sent;
 }
 
-static bool send_prefill(struct scheduler *s, struct request *r, const Baton__Grant *grant)
+static bool send_prefill(struct entry *e, struct request *r, const Baton__Grant *grant)
 {
     struct arena arena;
     struct generation_wire g = wire_of(r);
@@ -138,48 +137,48 @@ static bool send_prefill(struct scheduler *s, struct request *r, const Baton__Gr
     m.generation = generation_wire_encode(&g, &arena);
     m.decode = &address;
     m.kvt_grant = grant->kvt_grant;
-    bool sent = send_to(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
+    bool sent = send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
     arena_release(&arena);
     return sent;
 }
 
 /* The placement ends: at the directory, and in the view of this entry, which otherwise would show
  * its own requests as running until the next snapshot while others wait for their room. */
-static void release_place(struct scheduler *s, struct request *r)
+static void release_place(struct entry *e, struct request *r)
 {
-    if (r->placed) directory_release(s->o.directory, r->id);
+    if (r->placed) directory_release(e->directory, r->id);
     r->placed = false;
-    if (r->accounted.request && !r->placing) scheduler_remove_load(s, &r->accounted);
+    if (r->accounted.request && !r->placing) view_remove_load(&e->view, &r->accounted);
     if (!r->placing) r->accounted = (struct placement){ 0 };
 }
 
 /* The nodes of this attempt are told that nobody wants it any more; a lost node needs no
  * telling. */
-static void abandon_attempt(struct scheduler *s, struct request *r)
+static void abandon_attempt(struct entry *e, struct request *r)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
     const struct request_node *nodes[] = { &r->prefill, &r->decode };
     for (size_t i = 0; i < COUNT_OF(nodes); i++) {
         if (!nodes[i]->node || (i == 1 && nodes[1]->node == nodes[0]->node)) continue;
-        if (cluster_knows(s->o.cluster, nodes[i]->node) &&
-            cluster_send_proto(s->o.cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt,
+        if (cluster_knows(e->cluster, nodes[i]->node) &&
+            cluster_send_proto(e->cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt,
                                &m.base) != OK)
             log_debug("cancel not sent", "req=%s", r->name);
     }
-    release_place(s, r);
+    release_place(e, r);
     r->prefill = r->decode = (struct request_node){ 0 };
 }
 
 /* ---- the end ---- */
 
-void request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish,
+void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text)
 {
     struct gen_end end = {
         .status = st, .finish = finish, .stop_token = stop_token, .n_output = n_out(r)
     };
-    if (st != OK) abandon_attempt(s, r);
-    else release_place(s, r);
+    if (st != OK) abandon_attempt(e, r);
+    else release_place(e, r);
     set_state(r, REQUEST_ENDED);
     r->trace.total_ns = clock_ns() - r->t_accept;
     r->trace.first_token_ns = r->t_first ? r->t_first - r->t_accept : 0;
@@ -189,11 +188,11 @@ void request_end(struct scheduler *s, struct request *r, enum status st, enum fi
     if (status_class_of(st) == CLASS_BUSY) end.retry_after_s = 1;
     snprintf(end.text, sizeof end.text, "%s", text ? text : "");
     list_remove(&r->link);
-    s->n_live--;
-    map_del(&s->by_id, map_key_u64(&r->id));
-    scheduler_metrics_observe(&s->m, r->name, r->n_prompt, &end);
+    e->n_live--;
+    map_del(&e->by_id, map_key_u64(&r->id));
+    scheduler_metrics_observe(&e->metrics, r->name, r->n_prompt, &end);
     r->sink.on_end(r->sink.arg, &end);
-    if (r->placing) list_push(&s->orphans, &r->link);
+    if (r->placing) list_push(&e->orphans, &r->link);
     else request_free(r);
 }
 
@@ -206,24 +205,24 @@ static void avoid_node(struct request *r, uint64_t node)
     r->n_avoid++;
 }
 
-static void place_again(struct scheduler *s, struct request *r, uint64_t pause_ms)
+static void place_again(struct entry *e, struct request *r, uint64_t pause_ms)
 {
-    abandon_attempt(s, r);
+    abandon_attempt(e, r);
     buf_clear(&r->held);
     buf_clear(&r->held_end);
     if (r->state != REQUEST_PLACING) r->unplaced_since_ms = clock_ms();
     set_state(r, REQUEST_PLACING);
     r->wait_until_ms = clock_ms() + pause_ms;
-    scheduler_refresh(s);
+    view_refresh(&e->view);
 }
 
-void request_on_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
+void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text)
 {
     enum request_action action = retry_action(r->state, loss);
     if (action == ACTION_IGNORE) return;
     if (r->ends != FINISH_NONE) { /* only the word that it is over got lost */
-        request_end(s, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1,
+        request_end(e, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1,
                     "");
         return;
     }
@@ -233,17 +232,17 @@ void request_on_loss(struct scheduler *s, struct request *r, enum request_loss l
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
     switch (action) {
     case ACTION_REQUEUE:
-        counter_add(s->m.requeues, 1);
-        place_again(s, r, PAUSE_BUSY_MS);
+        counter_add(e->metrics.requeues, 1);
+        place_again(e, r, PAUSE_BUSY_MS);
         break;
     case ACTION_MOVE:
         r->n_moves++;
-        counter_add(s->m.moves, 1);
+        counter_add(e->metrics.moves, 1);
         avoid_node(r, culprit);
-        place_again(s, r, PAUSE_MOVE_MS);
-        request_advance(s, r);
+        place_again(e, r, PAUSE_MOVE_MS);
+        request_advance(e, r);
         break;
-    case ACTION_FAIL: request_end(s, r, st, FINISH_ERROR, -1, text); break;
+    case ACTION_FAIL: request_end(e, r, st, FINISH_ERROR, -1, text); break;
     case ACTION_IGNORE: break;
     }
 }
@@ -261,29 +260,29 @@ static struct request_node node_of(const struct node_record *n)
     return out;
 }
 
-static void start_attempt(struct scheduler *s, struct request *r)
+static void start_attempt(struct entry *e, struct request *r)
 {
     uint64_t now = clock_ms();
     r->attempt++;
     r->n_before = n_out(r);
-    cluster_learn(s->o.cluster, r->decode.node, r->decode.host, r->decode.port);
+    cluster_learn(e->cluster, r->decode.node, r->decode.host, r->decode.port);
     snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
     if (!r->prefill.node) {
         snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->decode.name);
         r->trace.place_ns = clock_ns() - r->t_accept;
         r->wait_until_ms = NEVER_MS;
         set_state(r, REQUEST_RUN);
-        if (send_run(s, r)) counter_add(s->m.local, 1);
+        if (send_run(e, r)) counter_add(e->metrics.local, 1);
         return;
     }
     snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->prefill.name);
-    cluster_learn(s->o.cluster, r->prefill.node, r->prefill.host, r->prefill.port);
-    r->wait_until_ms = r->deadline_ms ? r->deadline_ms : now + (uint64_t)s->o.ttl_s * 1000;
+    cluster_learn(e->cluster, r->prefill.node, r->prefill.host, r->prefill.port);
+    r->wait_until_ms = r->deadline_ms ? r->deadline_ms : now + (uint64_t)e->ttl_s * 1000;
     set_state(r, REQUEST_CREDIT);
     Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
     ask.n_tokens = r->n_tokens;
-    if (send_to(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base))
-        counter_add(s->m.split, 1);
+    if (send_to(e, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base))
+        counter_add(e->metrics.split, 1);
 }
 
 /* The directory has counted the placement, or not. When it cannot be reached the request goes ahead
@@ -291,12 +290,12 @@ static void start_attempt(struct scheduler *s, struct request *r)
 static void on_reserved(void *arg, enum status st, uint64_t fence)
 {
     struct request *r = arg;
-    struct scheduler *s = r->owner;
+    struct entry *e = r->entry;
     (void)fence; /* nodes fence by attempt and by kvtransfer's generations */
     r->placing = false;
     if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
         r->placed = st == OK;
-        release_place(s, r);
+        release_place(e, r);
         list_remove(&r->link);
         request_free(r);
     } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO ||
@@ -304,37 +303,28 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->placed = st == OK;
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
-        start_attempt(s, r);
+        start_attempt(e, r);
     } else { /* it knows better than the view, which goes on counting this one until it is fresh */
         r->accounted = (struct placement){ 0 };
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
-        scheduler_refresh(s);
+        view_refresh(&e->view);
     }
-}
-
-/* Nodes of the topic that compute another model than this one: no request of this node may go to
- * them. */
-static size_t n_of_another_model(const struct scheduler *s)
-{
-    size_t n = 0;
-    for (size_t i = 0; s->model && i < s->n_nodes; i++) n += s->nodes[i].model != s->model;
-    return n;
 }
 
 /* No node can take it: wait a little, for a node may be starting or a lease about to end; then say
  * what is missing. */
-static void no_node(struct scheduler *s, struct request *r, enum status st)
+static void no_node(struct entry *e, struct request *r, enum status st)
 {
     uint64_t now = clock_ms();
     char text[ERR_TEXT_MAX];
-    scheduler_refresh(s);
+    view_refresh(&e->view);
     r->wait_until_ms = now + PAUSE_BUSY_MS;
     r->waits_for_capacity = st == ERR_BUSY;
-    if (st == ERR_BUSY || now - r->unplaced_since_ms < s->o.grace_ms) return;
-    size_t others = n_of_another_model(s);
+    if (st == ERR_BUSY || now - r->unplaced_since_ms < e->grace_ms) return;
+    size_t others = view_n_other_model(&e->view);
     snprintf(text, sizeof text,
              "no pair of nodes can serve this request; topics and roles seen: %.360s",
-             s->topics[0] ? s->topics : "none");
+             e->view.topics[0] ? e->view.topics : "none");
     if (others > 0) {
         size_t n = strlen(text);
         snprintf(text + n, sizeof text - n,
@@ -342,10 +332,20 @@ static void no_node(struct scheduler *s, struct request *r, enum status st)
                  "precision): %zu",
                  others);
     }
-    request_end(s, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
+    request_end(e, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
 }
 
-static enum status place(struct scheduler *s, struct request *r)
+/* Collects the nodes that must not be chosen now: suspects, and nodes that failed this request. */
+static size_t nodes_to_avoid(const struct entry *e, const struct request *r, uint64_t *out,
+                             size_t cap)
+{
+    size_t n = view_suspects(&e->view, out, cap);
+    uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
+    for (uint32_t i = 0; i < n_own && n < cap; i++) out[n++] = r->avoid[i];
+    return n;
+}
+
+static enum status place(struct entry *e, struct request *r)
 {
     uint64_t avoid[PLACE_AVOID_MAX], random;
     struct place_result chosen;
@@ -353,27 +353,27 @@ static enum status place(struct scheduler *s, struct request *r)
     struct place_request q = {
         .n_tokens = r->n_tokens,
         .n_total = r->n_prompt + r->sampling.max_tokens,
-        .model = s->model,
+        .model = e->view.model,
         .first_block = r->first_block,
         .avoid = avoid,
-        .n_avoid = scheduler_avoid(s, r, avoid, PLACE_AVOID_MAX),
+        .n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX),
         .random = random,
     };
-    enum status st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
+    enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, &chosen);
     if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
         r->n_avoid = 0;
-        q.n_avoid = scheduler_avoid(s, r, avoid, PLACE_AVOID_MAX);
-        st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
+        q.n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, &chosen);
     }
     /* All are suspects when it was this node that was stopped or cut off. */
     if (st == ERR_UNAVAILABLE && q.n_avoid &&
         clock_ms() - r->unplaced_since_ms >= SUSPECTS_TRIED_MS) {
         q.n_avoid = 0;
-        st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, &chosen);
     }
     r->waits_for_capacity = false;
     if (st != OK) {
-        no_node(s, r, st);
+        no_node(e, r, st);
         return st;
     }
     /* An echo has nothing to decode, so nothing to transfer; and one whose attempts keep failing
@@ -387,39 +387,39 @@ static enum status place(struct scheduler *s, struct request *r)
         .decode = r->next_decode.node,
         .tokens = r->n_tokens,
         .blocks = chosen.blocks,
-        .ttl_ms = s->o.ttl_s * 1000,
+        .ttl_ms = e->ttl_s * 1000,
     };
     r->accounted = placement;
-    scheduler_add_load(s, &placement);
+    view_add_load(&e->view, &placement);
     r->placing = true;
-    st = directory_reserve(s->o.directory, &placement, on_reserved, r);
+    st = directory_reserve(e->directory, &placement, on_reserved, r);
     if (st != OK) on_reserved(r, ERR_UNAVAILABLE, 0);
     return OK;
 }
 
-bool request_place_if_waiting(struct scheduler *s, struct request *r)
+bool request_place_if_waiting(struct entry *e, struct request *r)
 {
     if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->waits_for_capacity)
         return true;
-    return place(s, r) != ERR_BUSY;
+    return place(e, r) != ERR_BUSY;
 }
 
-void request_advance(struct scheduler *s, struct request *r)
+void request_advance(struct entry *e, struct request *r)
 {
     uint64_t now = clock_ms();
     if (r->canceled) {
-        request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the client is gone or has enough");
+        request_end(e, r, ERR_CANCELED, FINISH_NONE, -1, "the client is gone or has enough");
         return;
     }
     if (r->deadline_ms && now >= r->deadline_ms) {
-        request_end(s, r, ERR_TIMEOUT, FINISH_ERROR, -1, "the request's time limit passed");
+        request_end(e, r, ERR_TIMEOUT, FINISH_ERROR, -1, "the request's time limit passed");
         return;
     }
     switch (r->state) {
     case REQUEST_PLACING:
         /* Room that came free in this very tick belongs to the longest waiting:
          * place_waiting_requests hands it out with the next turn. */
-        if (!r->placing && now >= r->wait_until_ms && !s->capacity_freed) (void)place(s, r);
+        if (!r->placing && now >= r->wait_until_ms && !e->capacity_freed) (void)place(e, r);
         break;
     case REQUEST_CREDIT:
     case REQUEST_RESERVE:
@@ -427,7 +427,7 @@ void request_advance(struct scheduler *s, struct request *r)
     case REQUEST_DECODE:
     case REQUEST_RUN:
         if (r->wait_until_ms && now >= r->wait_until_ms)
-            request_on_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
+            request_on_loss(e, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node,
                             "the attempt made no progress");
         break;
     case REQUEST_ENDED:
@@ -437,29 +437,29 @@ void request_advance(struct scheduler *s, struct request *r)
 
 /* ---- messages in ---- */
 
-static void on_credit(struct scheduler *s, struct request *r)
+static void on_credit(struct entry *e, struct request *r)
 {
     if (r->state != REQUEST_CREDIT) return;
     r->t_credit = clock_ns();
     r->trace.place_ns = r->t_credit - r->t_accept;
     r->wait_until_ms = clock_ms() + RESERVE_STUCK_MS;
     set_state(r, REQUEST_RESERVE);
-    send_reserve(s, r);
+    send_reserve(e, r);
 }
 
-static void on_grant(struct scheduler *s, struct request *r, const struct cluster_message *m)
+static void on_grant(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     if (r->state != REQUEST_RESERVE) return;
     Baton__Grant *grant = baton__grant__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!grant) {
-        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from,
                         "the decode node's grant is malformed");
         return;
     }
     r->trace.n_decode_cached = grant->n_cached;
     r->wait_until_ms = NEVER_MS;
     set_state(r, REQUEST_PREFILL);
-    send_prefill(s, r, grant);
+    send_prefill(e, r, grant);
     baton__grant__free_unpacked(grant, NULL);
 }
 
@@ -491,7 +491,7 @@ static bool awaits_prompt_logprobs(const struct request *r)
            r->n_prompt_lp + 1 < r->n_prompt;
 }
 
-static void on_finished(struct scheduler *s, struct request *r, const struct cluster_message *m)
+static void on_finished(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL)
         return;
@@ -503,11 +503,11 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
     Baton__Finished *f = baton__finished__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
     if (!known) {
-        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from,
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from,
                         "the decode node's last message is malformed");
     } else if (f->n_tokens != n_out(r) - r->n_before) { /* a cut answer must not pass for a whole
                                                          * one */
-        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
     } else {
         enum finish_reason finish = (enum finish_reason)f->finish;
         int32_t stop = f->stop_token;
@@ -523,12 +523,12 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
             if (!r->trace.kv_link_speed) r->trace.kv_link_speed = f->kv_link_speed;
             snprintf(r->trace.transport, sizeof r->trace.transport, "%s", f->transport);
         }
-        request_end(s, r, OK, finish, stop, "");
+        request_end(e, r, OK, finish, stop, "");
     }
     if (f) baton__finished__free_unpacked(f, NULL);
 }
 
-static void on_failed(struct scheduler *s, struct request *r, const struct cluster_message *m)
+static void on_failed(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     /* nonsense is the node's fault, not the request's */
@@ -537,11 +537,11 @@ static void on_failed(struct scheduler *s, struct request *r, const struct clust
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
     if (f) baton__failed__free_unpacked(f, NULL);
-    request_on_loss(s, r, retry_loss_of(st), st, m->from, text);
+    request_on_loss(e, r, retry_loss_of(st), st, m->from, text);
 }
 
 /* The logprobs are complete: what overtook them is taken now. Any of it may end the request. */
-static void replay_held(struct scheduler *s, struct request *r)
+static void replay_held(struct entry *e, struct request *r)
 {
     struct buf held = r->held, held_end = r->held_end;
     struct str rest = buf_str(&held);
@@ -550,8 +550,8 @@ static void replay_held(struct scheduler *s, struct request *r)
     uint32_t attempt, index, now = r->attempt;
     r->held = r->held_end = (struct buf){ 0 };
     while (r && r->attempt == now && token_record_next(&rest, &id, &attempt, &index, &t) == OK) {
-        request_on_token(s, r, from, attempt, index, &t);
-        r = map_get(&s->by_id, map_key_u64(&request));
+        request_on_token(e, r, from, attempt, index, &t);
+        r = map_get(&e->by_id, map_key_u64(&request));
     }
     struct cluster_message m = {
         .from = from,
@@ -560,13 +560,12 @@ static void replay_held(struct scheduler *s, struct request *r)
         .attempt = now,
         .body = buf_str(&held_end),
     };
-    if (r && held_end.len) request_on_message(s, r, &m);
+    if (r && held_end.len) request_on_message(e, r, &m);
     buf_release(&held);
     buf_release(&held_end);
 }
 
-static void on_prompt_logprobs(struct scheduler *s, struct request *r,
-                               const struct cluster_message *m)
+static void on_prompt_logprobs(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n,
                                                               (const uint8_t *)m->body.p);
@@ -582,28 +581,28 @@ static void on_prompt_logprobs(struct scheduler *s, struct request *r,
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
     }
     if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
-    if (!awaits_prompt_logprobs(r)) replay_held(s, r);
+    if (!awaits_prompt_logprobs(r)) replay_held(e, r);
 }
 
-void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m)
+void request_on_message(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     bool of_prefill = m->from == r->prefill.node, of_decode = m->from == r->decode.node;
     if (r->canceled || m->attempt != r->attempt || (!of_prefill && !of_decode)) return;
     switch (m->type) {
     case FRAME_CREDIT:
-        if (of_prefill) on_credit(s, r);
+        if (of_prefill) on_credit(e, r);
         break;
     case FRAME_GRANT:
-        if (of_decode) on_grant(s, r, m);
+        if (of_decode) on_grant(e, r, m);
         break;
     case FRAME_PREFILL_REPORT: on_report(r, m); break;
-    case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(s, r, m); break;
+    case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(e, r, m); break;
     case FRAME_FINISHED:
-        if (of_decode) on_finished(s, r, m);
+        if (of_decode) on_finished(e, r, m);
         break;
     case FRAME_FAILED:
         /* Once tokens flow the prefill node's opinion does not matter. */
-        if (r->state != REQUEST_DECODE || m->from == r->decode.node) on_failed(s, r, m);
+        if (r->state != REQUEST_DECODE || m->from == r->decode.node) on_failed(e, r, m);
         break;
     default: break;
     }
@@ -618,7 +617,7 @@ static void append_token(struct request *r, int32_t id)
     r->tokens[r->n_tokens++] = id;
 }
 
-void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt,
+void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_t attempt,
                       uint32_t index, const struct token_logprobs *t)
 {
     if (r->canceled || attempt != r->attempt || from != r->decode.node) return;
@@ -633,7 +632,7 @@ void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uin
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
     if (index < n_out(r)) return;
     if (index > n_out(r)) {
-        request_on_loss(s, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
         return;
     }
     r->t_last = clock_ns();

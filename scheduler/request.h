@@ -17,14 +17,29 @@
 
 #include "scheduler/directory/directory.h"
 #include "scheduler/retry.h"
+#include "scheduler/scheduler_metrics.h"
+#include "scheduler/view.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
+#include "shared/base/map.h"
 #include "shared/cluster/cluster.h"
 #include "shared/serve/backend.h"
 
 enum { REQUEST_AVOID_MAX = 8 };
 
-struct scheduler;
+/* What the requests of an entry node share. */
+struct entry {
+    struct cluster *cluster; /* borrowed, as is the directory */
+    struct directory *directory;
+    struct view view;
+    struct scheduler_metrics metrics;
+    uint32_t ttl_s, grace_ms, block_tokens; /* of scheduler_options */
+    struct map by_id;                       /* the live requests */
+    struct list live;
+    uint32_t n_live;
+    struct list orphans; /* ended requests whose placing answer is still awaited */
+    bool capacity_freed; /* a placement ended since the last tick */
+};
 
 struct request_node {
     uint64_t node; /* 0: none */
@@ -39,7 +54,7 @@ struct request {
     enum request_state state;
     uint32_t attempt;  /* counts from 1 */
     uint32_t n_before; /* output tokens delivered by earlier attempts */
-    struct scheduler *owner;
+    struct entry *entry;
     struct gen_sink sink;
     /* what was asked */
     int32_t *tokens; /* prompt, then delivered output; [n_tokens] of
@@ -57,7 +72,7 @@ struct request {
     struct request_node prefill, decode;
     bool placed;  /* a reservation of this attempt is in the directory */
     bool placing; /* the directory's answer is awaited: it points here, so
-                   * an ended request stays (scheduler.orphans) until it
+                   * an ended request stays (entry.orphans) until it
                    * came */
     struct request_node next_prefill, next_decode; /* chosen, while placing */
     struct placement accounted; /* what the entry's own view counts for it; request 0:
@@ -75,26 +90,26 @@ struct request {
     /* the trace; clock_ns of this process */
     uint64_t t_accept, t_credit, t_first, t_last;
     struct gen_trace trace;
-    struct list link; /* scheduler.live or .orphans */
+    struct list link; /* entry.live or .orphans */
 };
 
 /* Copy what was asked; the state is PLACING. */
-struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *r,
+struct request *request_create(struct entry *e, uint64_t id, const struct gen_request *r,
                                const struct gen_sink *sink);
 void request_free(struct request *r);
 /* Do what the state calls for now (timer, new snapshot, after any change). */
-void request_advance(struct scheduler *s, struct request *r);
+void request_advance(struct entry *e, struct request *r);
 /* Room came free: place it if full nodes are what it waits for. False when they still are full. */
-bool request_place_if_waiting(struct scheduler *s, struct request *r);
+bool request_place_if_waiting(struct entry *e, struct request *r);
 /* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next
  * attempt. */
-void request_on_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st,
+void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text);
-void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m);
-void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt,
+void request_on_message(struct entry *e, struct request *r, const struct cluster_message *m);
+void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_t attempt,
                       uint32_t index, const struct token_logprobs *t);
 /* Uses of r end here: tells nodes, releases the placement, calls on_end, frees. */
-void request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish,
+void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text);
 
 #endif

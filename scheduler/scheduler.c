@@ -12,105 +12,9 @@
 #include "shared/base/mem.h"
 
 enum {
-    TICK_MS = 25,           /* deadlines and pauses; everything else is driven by messages */
-    SNAPSHOT_MS = 1000,     /* a fresh view this often while nothing asks for one sooner */
-    SNAPSHOT_SOON_MS = 100, /* and at most this often when something does */
+    TICK_MS = 25, /* deadlines and pauses; everything else is driven by messages */
     RENEW_MS = 700
 };
-
-static void wake(struct scheduler *s);
-
-/* ---- view ---- */
-
-static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
-{
-    struct scheduler *s = arg;
-    s->asking = false;
-    s->t_snapshot_ms = clock_ms();
-    if (st != OK) return; /* the last view stands */
-    mem_free(s->nodes);
-    s->n_nodes = snap->n;
-    s->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *s->nodes) : NULL;
-    snprintf(s->topics, sizeof s->topics, "%s", snap->topics);
-    for (size_t i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].cluster_port)
-            cluster_learn(s->o.cluster, s->nodes[i].node, s->nodes[i].host,
-                          s->nodes[i].cluster_port);
-    gauge_set(s->m.nodes, (double)s->n_nodes);
-    LIST_FOREACH (r, &s->live, struct request, link)
-        if (r->state == REQUEST_PLACING) request_advance(s, r);
-}
-
-static void ask_snapshot(struct scheduler *s)
-{
-    s->ask_again = false;
-    s->asking = directory_snapshot(s->o.directory, on_snapshot, s) == OK;
-    if (!s->asking) s->t_snapshot_ms = clock_ms();
-}
-
-void scheduler_refresh(struct scheduler *s) { s->ask_again = true; }
-
-struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node)
-{
-    for (size_t i = 0; i < s->n_nodes; i++)
-        if (s->nodes[i].node == node) return &s->nodes[i];
-    return NULL;
-}
-
-static void drop_old_suspects(struct scheduler *s)
-{
-    uint64_t now = clock_ms();
-    for (size_t i = 0; i < s->n_suspects;) {
-        if (s->suspects[i].until_ms <= now) s->suspects[i] = s->suspects[--s->n_suspects];
-        else i++;
-    }
-}
-
-static void suspect(struct scheduler *s, uint64_t node)
-{
-    drop_old_suspects(s);
-    size_t i = s->n_suspects < SUSPECTS_MAX ? s->n_suspects++ : 0;
-    s->suspects[i].node = node;
-    s->suspects[i].until_ms = clock_ms() + SUSPECT_MS;
-}
-
-size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out,
-                       size_t cap)
-{
-    size_t n = 0;
-    uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
-    for (size_t i = 0; i < s->n_suspects && n < cap; i++) out[n++] = s->suspects[i].node;
-    for (uint32_t i = 0; i < n_own && n < cap; i++) out[n++] = r->avoid[i];
-    return n;
-}
-
-void scheduler_add_load(struct scheduler *s, const struct placement *p)
-{
-    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode),
-                       *decode = scheduler_find_node(s, p->decode);
-    if (prefill) prefill->placed_tokens += p->tokens;
-    if (!decode) return;
-    decode->placed_seqs++;
-    decode->placed_blocks += p->blocks;
-}
-
-/* A snapshot in between may have been taken before this placement was counted: never below 0. The
- * directory has the last word. */
-void scheduler_remove_load(struct scheduler *s, const struct placement *p)
-{
-    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode),
-                       *decode = scheduler_find_node(s, p->decode);
-    if (prefill)
-        prefill->placed_tokens -= prefill->placed_tokens < p->tokens ? prefill->placed_tokens
-                                                                     : p->tokens;
-    if (decode) {
-        decode->placed_seqs -= decode->placed_seqs > 0;
-        decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks
-                                                                   : p->blocks;
-    }
-    s->capacity_freed = true;
-    if (s->tick) wake(s); /* else it was stopped, and the directory's last answers come in */
-}
 
 /* ---- timers ---- */
 
@@ -118,26 +22,23 @@ void scheduler_remove_load(struct scheduler *s, const struct placement *p)
  * at. */
 static void place_waiting_requests(struct scheduler *s)
 {
-    s->capacity_freed = false;
-    LIST_FOREACH (r, &s->live, struct request, link)
-        if (!request_place_if_waiting(s, r)) return;
+    s->entry.capacity_freed = false;
+    LIST_FOREACH (r, &s->entry.live, struct request, link)
+        if (!request_place_if_waiting(&s->entry, r)) return;
 }
 
 static void on_tick(void *arg)
 {
     struct scheduler *s = arg;
-    uint64_t since = clock_ms() - s->t_snapshot_ms;
     uint32_t n_placing = 0;
-    drop_old_suspects(s);
-    if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS)))
-        ask_snapshot(s);
-    if (s->capacity_freed) place_waiting_requests(s);
-    LIST_FOREACH (r, &s->live, struct request, link) {
+    view_tick(&s->entry.view);
+    if (s->entry.capacity_freed) place_waiting_requests(s);
+    LIST_FOREACH (r, &s->entry.live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
-        request_advance(s, r);
+        request_advance(&s->entry, r);
     }
-    gauge_set(s->m.live, s->n_live);
-    gauge_set(s->m.placing, n_placing);
+    gauge_set(s->entry.metrics.live, s->entry.n_live);
+    gauge_set(s->entry.metrics.placing, n_placing);
 }
 
 void scheduler_publish(struct scheduler *s)
@@ -145,7 +46,7 @@ void scheduler_publish(struct scheduler *s)
     if (!s->o.describe || s->draining) return; /* a node that left must not come back */
     struct node_record me = { 0 };
     s->o.describe(s->o.arg, &me);
-    s->model = me.model;
+    s->entry.view.model = me.model;
     directory_publish(s->o.directory, &me);
 }
 
@@ -164,6 +65,22 @@ static void wake(struct scheduler *s)
     if (!s->wake) s->wake = loop_timer_start(s->o.loop, 0, 0, on_wake, s);
 }
 
+static void on_fresh_view(void *arg)
+{
+    struct scheduler *s = arg;
+    gauge_set(s->entry.metrics.nodes, (double)s->entry.view.n_nodes);
+    LIST_FOREACH (r, &s->entry.live, struct request, link)
+        if (r->state == REQUEST_PLACING) request_advance(&s->entry, r);
+}
+
+/* Requests that wait for capacity try again in the next turn of the loop. */
+static void on_capacity(void *arg)
+{
+    struct scheduler *s = arg;
+    s->entry.capacity_freed = true;
+    if (s->tick) wake(s); /* else it was stopped, and the directory's last answers come in */
+}
+
 static void on_renew(void *arg) { scheduler_publish(arg); }
 
 /* ---- backend ---- */
@@ -172,7 +89,7 @@ static uint64_t fresh_id(struct scheduler *s)
 {
     uint64_t id;
     do random_bytes(&id, sizeof id);
-    while (id == 0 || map_get(&s->by_id, map_key_u64(&id)));
+    while (id == 0 || map_get(&s->entry.by_id, map_key_u64(&id)));
     return id;
 }
 
@@ -183,20 +100,20 @@ static enum status backend_submit(void *self, const struct gen_request *g,
     if (s->draining)
         return err_set(err, ERR_UNAVAILABLE,
                        "this node is shutting down; send the request to another node");
-    if (s->n_live >= s->o.max_requests) {
-        counter_add(s->m.rejected, 1);
+    if (s->entry.n_live >= s->o.max_requests) {
+        counter_add(s->entry.metrics.rejected, 1);
         return err_set(err, ERR_FULL,
                        "this node already holds %u requests, its limit; try again shortly",
                        s->o.max_requests);
     }
-    struct request *r = request_create(s, fresh_id(s), g, sink);
+    struct request *r = request_create(&s->entry, fresh_id(s), g, sink);
     uint64_t latest = clock_ms() + (uint64_t)s->o.ttl_s * 1000;
     if (!r->deadline_ms || r->deadline_ms > latest) r->deadline_ms = latest;
-    list_push(&s->live, &r->link);
-    s->n_live++;
-    map_put(&s->by_id, map_key_u64(&r->id), r);
-    counter_add(s->m.requests, 1);
-    counter_add(s->m.prompt_tokens, r->n_prompt);
+    list_push(&s->entry.live, &r->link);
+    s->entry.n_live++;
+    map_put(&s->entry.by_id, map_key_u64(&r->id), r);
+    counter_add(s->entry.metrics.requests, 1);
+    counter_add(s->entry.metrics.prompt_tokens, r->n_prompt);
     *id = r->id;
     wake(s);
     return OK;
@@ -205,7 +122,7 @@ static enum status backend_submit(void *self, const struct gen_request *g,
 static void backend_cancel(void *self, uint64_t id)
 {
     struct scheduler *s = self;
-    struct request *r = map_get(&s->by_id, map_key_u64(&id));
+    struct request *r = map_get(&s->entry.by_id, map_key_u64(&id));
     if (!r) return;
     r->canceled = true;
     wake(s);
@@ -214,32 +131,34 @@ static void backend_cancel(void *self, uint64_t id)
 static void backend_stats(void *self, struct serve_backend_stats *out)
 {
     struct scheduler *s = self;
+    const struct view *v = &s->entry.view;
     uint32_t n_decode = 0, n_mixed = 0; /* decode nodes alone can serve: they prefill themselves */
     *out = (struct serve_backend_stats){ 0 };
-    LIST_FOREACH (r, &s->live, struct request, link) {
+    LIST_FOREACH (r, &s->entry.live, struct request, link) {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
         else out->n_running++;
     }
-    for (size_t i = 0; i < s->n_nodes; i++) {
-        if (s->nodes[i].draining || (s->model && s->nodes[i].model != s->model)) continue;
-        n_decode += s->nodes[i].role == ROLE_DECODE;
-        n_mixed += s->nodes[i].role == ROLE_MIXED;
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        if (v->nodes[i].draining || (v->model && v->nodes[i].model != v->model)) continue;
+        n_decode += v->nodes[i].role == ROLE_DECODE;
+        n_mixed += v->nodes[i].role == ROLE_MIXED;
     }
     out->ready = !s->draining && (n_decode || n_mixed);
     if (s->draining) snprintf(out->why, sizeof out->why, "this node is shutting down");
     else if (!out->ready)
         snprintf(out->why, sizeof out->why,
                  "no node that can decode is in this topic; topics and roles seen: %.380s",
-                 s->topics[0] ? s->topics : "none");
+                 v->topics[0] ? v->topics : "none");
 }
 
 static void backend_nodes(void *self, struct buf *out)
 {
-    struct scheduler *s = self;
+    const struct scheduler *s = self;
+    const struct view *v = &s->entry.view;
     buf_add_c(out, "[");
-    for (size_t i = 0; i < s->n_nodes; i++) {
+    for (size_t i = 0; i < v->n_nodes; i++) {
         if (i) buf_add_c(out, ",");
-        node_record_write(&s->nodes[i], out);
+        node_record_write(&v->nodes[i], out);
     }
     buf_add_c(out, "]");
 }
@@ -265,8 +184,8 @@ static void on_tokens(struct scheduler *s, const struct cluster_message *m)
     uint32_t attempt, index;
     enum status st;
     while ((st = token_record_next(&rest, &id, &attempt, &index, &t)) == OK) {
-        struct request *r = map_get(&s->by_id, map_key_u64(&id));
-        if (r) request_on_token(s, r, m->from, attempt, index, &t);
+        struct request *r = map_get(&s->entry.by_id, map_key_u64(&id));
+        if (r) request_on_token(&s->entry, r, m->from, attempt, index, &t);
     }
     if (st != ERR_NOT_FOUND)
         log_warn("malformed tokens", "peer=%s st=%s", m->from_name, status_name(st));
@@ -282,8 +201,8 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
     case FRAME_PROMPT_LOGPROBS:
     case FRAME_FINISHED:
     case FRAME_FAILED: {
-        struct request *r = map_get(&s->by_id, map_key_u64(&m->request));
-        if (r) request_on_message(s, r, m);
+        struct request *r = map_get(&s->entry.by_id, map_key_u64(&m->request));
+        if (r) request_on_message(&s->entry, r, m);
         return true;
     }
     default: return false;
@@ -292,13 +211,13 @@ bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
 
 void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
 {
-    suspect(s, node);
-    scheduler_refresh(s);
-    LIST_FOREACH (r, &s->live, struct request, link) {
+    view_suspect(&s->entry.view, node);
+    view_refresh(&s->entry.view);
+    LIST_FOREACH (r, &s->entry.live, struct request, link) {
         if (r->decode.node == node)
-            request_on_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
+            request_on_loss(&s->entry, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
         else if (r->prefill.node == node)
-            request_on_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
+            request_on_loss(&s->entry, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
     }
 }
 
@@ -307,14 +226,20 @@ void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
 struct scheduler *scheduler_create(const struct scheduler_options *o)
 {
     struct scheduler *s = MEM_NEW(struct scheduler);
+    struct view_events events = { on_fresh_view, on_capacity, s };
     s->o = *o;
-    list_init(&s->live);
-    list_init(&s->orphans);
-    scheduler_metrics_register(&s->m, o->metrics);
+    s->entry.cluster = o->cluster;
+    s->entry.directory = o->directory;
+    s->entry.ttl_s = o->ttl_s;
+    s->entry.grace_ms = o->grace_ms;
+    s->entry.block_tokens = o->block_tokens;
+    list_init(&s->entry.live);
+    list_init(&s->entry.orphans);
+    scheduler_metrics_register(&s->entry.metrics, o->metrics);
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     scheduler_publish(s);
-    ask_snapshot(s);
+    view_start(&s->entry.view, o->cluster, o->directory, &events);
     return s;
 }
 
@@ -329,13 +254,13 @@ void scheduler_drain(struct scheduler *s)
     s->renew = NULL;
 }
 
-uint32_t scheduler_n_live(const struct scheduler *s) { return s->n_live; }
+uint32_t scheduler_n_live(const struct scheduler *s) { return s->entry.n_live; }
 
 void scheduler_stop(struct scheduler *s)
 {
     s->draining = true;
-    LIST_FOREACH (r, &s->live, struct request, link)
-        request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
+    LIST_FOREACH (r, &s->entry.live, struct request, link)
+        request_end(&s->entry, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
     loop_timer_free(s->tick);
     loop_timer_free(s->renew);
     loop_timer_free(s->wake);
@@ -345,9 +270,9 @@ void scheduler_stop(struct scheduler *s)
 void scheduler_free(struct scheduler *s)
 {
     if (!s) return;
-    ASSERT(list_empty(&s->live));
-    LIST_FOREACH (r, &s->orphans, struct request, link) request_free(r);
-    map_release(&s->by_id);
-    mem_free(s->nodes);
+    ASSERT(list_empty(&s->entry.live));
+    LIST_FOREACH (r, &s->entry.orphans, struct request, link) request_free(r);
+    map_release(&s->entry.by_id);
+    view_release(&s->entry.view);
     mem_free(s);
 }

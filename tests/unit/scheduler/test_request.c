@@ -120,9 +120,9 @@ TEST(request_takes_room_as_soon_as_another_leaves_it)
     struct node_record r = record_of(&w, 0);
     r.max_seqs = ROOM;
     directory_publish(w.directory, &r);
-    RIG_WAIT(&w.rig, w.s->n_nodes == 1 && w.s->nodes[0].max_seqs == ROOM);
-    RIG_WAIT(&w.rig, !w.s->asking);
-    w.s->asking = true; /* no fresh view from here on */
+    RIG_WAIT(&w.rig, w.s->entry.view.n_nodes == 1 && w.s->entry.view.nodes[0].max_seqs == ROOM);
+    RIG_WAIT(&w.rig, !w.s->entry.view.asking);
+    w.s->entry.view.asking = true; /* no fresh view from here on */
     for (size_t i = 0; i < CLIENTS; i++) CHECK_OK(client_submit(&w, &c[i], TEN));
     for (size_t i = 0; i < ROOM; i++) a[i] = play_run(&w, &c[i]);
     rig_turn_ms(&w.rig, 150);
@@ -135,10 +135,10 @@ TEST(request_takes_room_as_soon_as_another_leaves_it)
         rig_turn_ms(&w.rig, 30);
         CHECK_EQ_INT(received_count(w.nodes[0], FRAME_RUN), 0); /* and no other */
     }
-    CHECK_EQ_INT(w.s->nodes[0].placed_seqs, 0);
-    CHECK_EQ_INT(w.s->nodes[0].placed_blocks, 0);
-    CHECK_EQ_INT(w.s->nodes[0].placed_tokens, 0);
-    w.s->asking = false;
+    CHECK_EQ_INT(w.s->entry.view.nodes[0].placed_seqs, 0);
+    CHECK_EQ_INT(w.s->entry.view.nodes[0].placed_blocks, 0);
+    CHECK_EQ_INT(w.s->entry.view.nodes[0].placed_tokens, 0);
+    w.s->entry.view.asking = false;
     world_check_idle(&w);
     world_close(&w);
 }
@@ -237,7 +237,7 @@ TEST(request_does_not_wait_for_ever_for_a_first_token)
     world_open(&w, "ppdd", 5000);
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
-    struct request *r = map_get(&w.s->by_id, map_key_u64(&a.request));
+    struct request *r = map_get(&w.s->entry.by_id, map_key_u64(&a.request));
     CHECK_EQ_INT(r->wait_until_ms, 0); /* computing takes as long as it takes */
     Baton__PrefillReport report = BATON__PREFILL_REPORT__INIT;
     report.transport = "tcp";
@@ -699,7 +699,7 @@ TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
             .base = { &ops }, .w = &w, .now = rows[i].now, .later = rows[i].later
         };
         struct client c;
-        w.s->o.directory = &t.base;
+        w.s->entry.directory = &t.base;
         CHECK_OK(client_submit(&w, &c, TEN));
         if (!rows[i].goes_ahead) {
             RIG_WAIT(&w.rig, t.n_reserves >= 3); /* tried again, with a pause */
@@ -711,7 +711,7 @@ TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
         play_rest(&w, &c, &a, 10);
         CHECK_EQ_INT(t.n_releases, rows[i].goes_ahead ? rows[i].n_releases : 1);
         CHECK(t.timer == NULL);
-        w.s->o.directory = w.directory;
+        w.s->entry.directory = w.directory;
     }
     world_check_idle(&w);
     world_close(&w);
