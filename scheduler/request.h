@@ -23,9 +23,14 @@
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 #include "shared/cluster/cluster.h"
+#include "shared/cluster/proto/node.pb-c.h"
 #include "shared/serve/backend.h"
 
-enum { REQUEST_AVOID_MAX = 8 };
+enum {
+    REQUEST_AVOID_MAX = 8,
+    REQUEST_NEVER_MS = 0 /* wait_until_ms of states without a limit: computing and decoding take as
+                          * long as they take, dead and frozen nodes are noticed by their links */
+};
 
 /* What the requests of an entry node share. */
 struct entry {
@@ -105,11 +110,14 @@ bool request_place_if_waiting(struct entry *e, struct request *r);
  * attempt. */
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text);
-void request_on_message(struct entry *e, struct request *r, const struct cluster_message *m);
-void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_t attempt,
-                      uint32_t index, const struct token_logprobs *t);
 /* Uses of r end here: tells nodes, releases the placement, calls on_end, frees. */
 void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text);
+
+/* For request_messages.c. */
+static inline uint32_t request_n_out(const struct request *r) { return r->n_tokens - r->n_prompt; }
+void request_set_state(struct request *r, enum request_state next);
+bool request_send_reserve(struct entry *e, struct request *r);
+bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant *grant);
 
 #endif

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "scheduler/request_messages.h"
 #include "scheduler/scheduler_internal.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"

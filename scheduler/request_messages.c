@@ -1,0 +1,220 @@
+/* request_messages.c - the messages that the nodes of an attempt send to its request (request.h). */
+#include "scheduler/request_messages.h"
+
+#include <stdio.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/cluster/generation_wire.h"
+
+enum {
+    RESERVE_STUCK_MS = 5000, /* a grant is one round trip and one engine step */
+    FIRST_STUCK_MS = 60000   /* KV complete, first token sent: the rest is one step of the decode
+                              * engine, long on a slow CPU */
+};
+
+static void on_credit(struct entry *e, struct request *r)
+{
+    if (r->state != REQUEST_CREDIT) return;
+    r->t_credit = clock_ns();
+    r->trace.place_ns = r->t_credit - r->t_accept;
+    r->wait_until_ms = clock_ms() + RESERVE_STUCK_MS;
+    request_set_state(r, REQUEST_RESERVE);
+    request_send_reserve(e, r);
+}
+
+static void on_grant(struct entry *e, struct request *r, const struct cluster_message *m)
+{
+    if (r->state != REQUEST_RESERVE) return;
+    Baton__Grant *grant = baton__grant__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    if (!grant) {
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from,
+                        "the decode node's grant is malformed");
+        return;
+    }
+    r->trace.n_decode_cached = grant->n_cached;
+    r->wait_until_ms = REQUEST_NEVER_MS;
+    request_set_state(r, REQUEST_PREFILL);
+    request_send_prefill(e, r, grant);
+    baton__grant__free_unpacked(grant, NULL);
+}
+
+static void on_report(struct request *r, const struct cluster_message *m)
+{
+    Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n,
+                                                            (const uint8_t *)m->body.p);
+    if (!p) return; /* a trace only */
+    r->trace.queue_ns = p->queue_ns;
+    r->trace.prefill_ns = p->prefill_ns;
+    r->trace.kv_bytes = p->kv_bytes;
+    r->trace.kv_ns = p->kv_ns;
+    r->trace.kv_busy_ns = p->kv_busy_ns;
+    r->trace.kv_tail_ns = p->kv_tail_ns;
+    r->trace.kv_link_speed = p->kv_link_speed;
+    r->trace.n_cached = p->n_cached;
+    snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
+    /* The prefill node has forgotten the request: should its first token have been lost on the way,
+     * nobody else would notice. */
+    if (r->state == REQUEST_PREFILL) r->wait_until_ms = clock_ms() + FIRST_STUCK_MS;
+    baton__prefill_report__free_unpacked(p, NULL);
+}
+
+/* The prefill node's logprobs of the prompt go to the client first, but travel another link than
+ * the decode node's tokens. */
+static bool awaits_prompt_logprobs(const struct request *r)
+{
+    return r->state == REQUEST_PREFILL && r->prompt_logprobs && request_n_out(r) == 0 &&
+           r->n_prompt_lp + 1 < r->n_prompt;
+}
+
+static void on_finished(struct entry *e, struct request *r, const struct cluster_message *m)
+{
+    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL)
+        return;
+    if (awaits_prompt_logprobs(r)) {
+        buf_clear(&r->held_end);
+        buf_add_str(&r->held_end, m->body);
+        return;
+    }
+    Baton__Finished *f = baton__finished__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
+    if (!known) {
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from,
+                        "the decode node's last message is malformed");
+    } else if (f->n_tokens !=
+               request_n_out(r) - r->n_before) { /* a cut answer must not pass for a whole
+                                                         * one */
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
+    } else {
+        enum finish_reason finish = (enum finish_reason)f->finish;
+        int32_t stop = f->stop_token;
+        r->trace.n_recomputed = f->n_recomputed;
+        if (!r->prefill.node) {
+            r->trace.n_cached = f->n_cached;
+            r->trace.queue_ns = f->queue_ns;
+            r->trace.prefill_ns = f->prefill_ns;
+        } else if (f->transport[0]) { /* the report may come later than the last token of a short
+                                       * answer */
+            r->trace.kv_bytes = f->kv_bytes;
+            if (!r->trace.kv_ns) r->trace.kv_ns = f->kv_ns;
+            if (!r->trace.kv_link_speed) r->trace.kv_link_speed = f->kv_link_speed;
+            snprintf(r->trace.transport, sizeof r->trace.transport, "%s", f->transport);
+        }
+        request_end(e, r, OK, finish, stop, "");
+    }
+    if (f) baton__finished__free_unpacked(f, NULL);
+}
+
+static void on_failed(struct entry *e, struct request *r, const struct cluster_message *m)
+{
+    Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    /* nonsense is the node's fault, not the request's */
+    enum status st = f ? (enum status)f->status : ERR_INTERNAL;
+    char text[ERR_TEXT_MAX];
+    if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
+    snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
+    if (f) baton__failed__free_unpacked(f, NULL);
+    request_on_loss(e, r, retry_loss_of(st), st, m->from, text);
+}
+
+/* The logprobs are complete: what overtook them is taken now. Any of it may end the request. */
+static void replay_held(struct entry *e, struct request *r)
+{
+    struct buf held = r->held, held_end = r->held_end;
+    struct str rest = buf_str(&held);
+    struct token_logprobs t;
+    uint64_t id, request = r->id, from = r->decode.node;
+    uint32_t attempt, index, now = r->attempt;
+    r->held = r->held_end = (struct buf){ 0 };
+    while (r && r->attempt == now && token_record_next(&rest, &id, &attempt, &index, &t) == OK) {
+        request_on_token(e, r, from, attempt, index, &t);
+        r = map_get(&e->by_id, map_key_u64(&request));
+    }
+    struct cluster_message m = {
+        .from = from,
+        .type = FRAME_FINISHED,
+        .request = request,
+        .attempt = now,
+        .body = buf_str(&held_end),
+    };
+    if (r && held_end.len) request_on_message(e, r, &m);
+    buf_release(&held);
+    buf_release(&held_end);
+}
+
+static void on_prompt_logprobs(struct entry *e, struct request *r, const struct cluster_message *m)
+{
+    Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n,
+                                                              (const uint8_t *)m->body.p);
+    struct str rest = p ? (struct str){ (const char *)p->records.data, p->records.len }
+                        : (struct str){ 0 };
+    struct token_logprobs t;
+    uint64_t request;
+    uint32_t attempt, index;
+    while (p && token_record_next(&rest, &request, &attempt, &index, &t) == OK) {
+        /* a moved request repeats the early ones */
+        if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue;
+        r->n_prompt_lp = index;
+        if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
+    }
+    if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
+    if (!awaits_prompt_logprobs(r)) replay_held(e, r);
+}
+
+void request_on_message(struct entry *e, struct request *r, const struct cluster_message *m)
+{
+    bool of_prefill = m->from == r->prefill.node, of_decode = m->from == r->decode.node;
+    if (r->canceled || m->attempt != r->attempt || (!of_prefill && !of_decode)) return;
+    switch (m->type) {
+    case FRAME_CREDIT:
+        if (of_prefill) on_credit(e, r);
+        break;
+    case FRAME_GRANT:
+        if (of_decode) on_grant(e, r, m);
+        break;
+    case FRAME_PREFILL_REPORT: on_report(r, m); break;
+    case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(e, r, m); break;
+    case FRAME_FINISHED:
+        if (of_decode) on_finished(e, r, m);
+        break;
+    case FRAME_FAILED:
+        /* Once tokens flow the prefill node's opinion does not matter. */
+        if (r->state != REQUEST_DECODE || m->from == r->decode.node) on_failed(e, r, m);
+        break;
+    default: break;
+    }
+}
+
+static void append_token(struct request *r, int32_t id)
+{
+    if (r->n_tokens == r->cap_tokens) {
+        r->cap_tokens *= 2;
+        r->tokens = mem_realloc(r->tokens, r->cap_tokens, sizeof *r->tokens);
+    }
+    r->tokens[r->n_tokens++] = id;
+}
+
+void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_t attempt,
+                      uint32_t index, const struct token_logprobs *t)
+{
+    if (r->canceled || attempt != r->attempt || from != r->decode.node) return;
+    if (awaits_prompt_logprobs(r)) {
+        token_record_add(&r->held, r->id, attempt, index, t);
+        return;
+    }
+    if (r->state == REQUEST_PREFILL) {
+        r->wait_until_ms = REQUEST_NEVER_MS;
+        request_set_state(r, REQUEST_DECODE);
+    }
+    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
+    if (index < request_n_out(r)) return;
+    if (index > request_n_out(r)) {
+        request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
+        return;
+    }
+    r->t_last = clock_ns();
+    if (!r->t_first) r->t_first = r->t_last;
+    append_token(r, t->id);
+    r->ends = t->ends;
+    r->sink.on_token(r->sink.arg, index, t);
+}
