@@ -337,10 +337,11 @@ static size_t nodes_to_avoid(const struct entry *e, const struct request *r, uin
     return n;
 }
 
-static enum status place(struct entry *e, struct request *r)
+/* Chooses nodes; when none is left, first those that failed this request before are tried again,
+ * then suspects. */
+static enum status choose_nodes(struct entry *e, struct request *r, struct place_result *chosen)
 {
     uint64_t avoid[PLACE_AVOID_MAX], random;
-    struct place_result chosen;
     random_bytes(&random, sizeof random);
     struct place_request q = {
         .n_tokens = r->n_tokens,
@@ -351,42 +352,52 @@ static enum status place(struct entry *e, struct request *r)
         .n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX),
         .random = random,
     };
-    enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, &chosen);
+    enum status st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
         r->n_avoid = 0;
         q.n_avoid = nodes_to_avoid(e, r, avoid, PLACE_AVOID_MAX);
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, &chosen);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     }
-    /* All are suspects when it was this node that was stopped or cut off. */
+    /* All nodes are suspects when it was this node that was stopped or cut off. */
     if (st == ERR_UNAVAILABLE && q.n_avoid &&
         clock_ms() - r->unplaced_since_ms >= SUSPECTS_TRIED_MS) {
         q.n_avoid = 0;
-        st = place_choose(e->view.nodes, e->view.n_nodes, &q, &chosen);
+        st = place_choose(e->view.nodes, e->view.n_nodes, &q, chosen);
     }
-    r->waits_for_capacity = false;
-    if (st != OK) {
-        no_node(e, r, st);
-        return st;
-    }
-    /* An echo has nothing to decode, so nothing to transfer; and one whose attempts keep failing
-     * goes without a transfer too. */
+    return st;
+}
+
+/* Counts the placement in the view and at the directory; on_reserved goes on. */
+static void reserve(struct entry *e, struct request *r, const struct place_result *chosen)
+{
+    /* A request without output tokens has nothing to decode, so nothing to transfer; and one whose
+     * attempts keep failing goes without a transfer too. */
     bool split = r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
-    r->next_prefill = split ? node_of(chosen.prefill) : (struct request_node){ 0 };
-    r->next_decode = node_of(chosen.decode);
+    r->next_prefill = split ? node_of(chosen->prefill) : (struct request_node){ 0 };
+    r->next_decode = node_of(chosen->decode);
     struct placement placement = {
         .request = r->id,
         .prefill = r->next_prefill.node,
         .decode = r->next_decode.node,
         .tokens = r->n_tokens,
-        .blocks = chosen.blocks,
+        .blocks = chosen->blocks,
         .ttl_ms = e->ttl_s * 1000,
     };
     r->accounted = placement;
     view_add_load(&e->view, &placement);
     r->placing = true;
-    st = directory_reserve(e->directory, &placement, on_reserved, r);
-    if (st != OK) on_reserved(r, ERR_UNAVAILABLE, 0);
-    return OK;
+    if (directory_reserve(e->directory, &placement, on_reserved, r) != OK)
+        on_reserved(r, ERR_UNAVAILABLE, 0);
+}
+
+static enum status place(struct entry *e, struct request *r)
+{
+    struct place_result chosen;
+    enum status st = choose_nodes(e, r, &chosen);
+    r->waits_for_capacity = false;
+    if (st == OK) reserve(e, r, &chosen);
+    else no_node(e, r, st);
+    return st;
 }
 
 bool request_place_if_waiting(struct entry *e, struct request *r)
