@@ -9,13 +9,12 @@
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/generation_wire.h"
-#include "shared/cluster/request_key.h"
+#include "shared/cluster/request_table.h"
 
 struct decode_worker {
     struct decode_options o;
-    struct map by_id;      /* engine id -> generation */
-    struct map by_request; /* (request, attempt, entry) -> generation, until it is
-                            * CLOSING */
+    struct map by_id;                /* engine id -> generation */
+    struct request_table by_request; /* until the generation is CLOSING */
     struct list live;
     uint32_t n_live;
     uint64_t next_id;
@@ -45,7 +44,7 @@ void decode_free(struct decode_worker *w)
     if (!w) return;
     LIST_FOREACH (seq, &w->live, struct decode_seq, link) mem_free(seq);
     map_release(&w->by_id);
-    map_release(&w->by_request);
+    request_table_release(&w->by_request);
     token_batcher_release(&w->batcher);
     mem_free(w);
 }
@@ -54,18 +53,9 @@ uint32_t decode_n_live(const struct decode_worker *w) { return w->n_live; }
 
 /* ---- records ---- */
 
-static struct decode_seq *find_request(struct decode_worker *w, const struct cluster_message *m,
-                                       uint64_t entry)
+static struct request_key key_of(const struct decode_seq *seq)
 {
-    struct request_key k = { m->request, entry, m->attempt };
-    return map_get(&w->by_request, request_key_str(&k));
-}
-
-static void forget_request(struct decode_worker *w, const struct decode_seq *seq)
-{
-    struct request_key k = { seq->request, seq->entry, seq->attempt };
-    if (map_get(&w->by_request, request_key_str(&k)) == seq)
-        map_del(&w->by_request, request_key_str(&k));
+    return (struct request_key){ seq->request, seq->entry, seq->attempt };
 }
 
 static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_message *m,
@@ -80,8 +70,7 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
     list_push(&w->live, &seq->link);
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&seq->id), seq);
-    struct request_key k = { seq->request, seq->entry, seq->attempt };
-    map_put(&w->by_request, request_key_str(&k), seq);
+    request_table_add(&w->by_request, key_of(seq), seq);
     return seq;
 }
 
@@ -89,7 +78,7 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
 static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->in_engine || seq->in_transfer) return;
-    forget_request(w, seq);
+    request_table_remove(&w->by_request, key_of(seq), seq);
     map_del(&w->by_id, map_key_u64(&seq->id));
     list_remove(&seq->link);
     w->n_live--;
@@ -125,7 +114,7 @@ static void close_seq(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->state == DECODE_SEQ_CLOSING) return;
     seq->state = DECODE_SEQ_CLOSING;
-    forget_request(w, seq);
+    request_table_remove(&w->by_request, key_of(seq), seq);
     if (seq->in_transfer) kvt_expect_cancel(w->o.kvt, seq->id);
     if (seq->in_engine) {
         enum status st = engine_cancel(w->o.engine, seq->id, !seq->in_transfer);
@@ -183,7 +172,7 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
 
 static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
-    if (find_request(w, m, m->from) || !has_capacity(w, m)) return;
+    if (request_table_find(&w->by_request, request_key_of(m)) || !has_capacity(w, m)) return;
     if (!w->o.kvt) {
         send_failed(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED,
                     "this node receives no KV: no cache transfer protocol is enabled");
@@ -214,7 +203,7 @@ static const char *why_not_taken(enum status st)
 
 static void on_run(struct decode_worker *w, const struct cluster_message *m)
 {
-    if (find_request(w, m, m->from) || !has_capacity(w, m)) return;
+    if (request_table_find(&w->by_request, request_key_of(m)) || !has_capacity(w, m)) return;
     Baton__Run *body = baton__run__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     struct arena arena;
     struct generation_wire wire;
@@ -291,7 +280,7 @@ static void on_kvt_hello(struct decode_worker *w, const struct cluster_message *
 
 static void on_cancel(struct decode_worker *w, const struct cluster_message *m)
 {
-    struct decode_seq *seq = find_request(w, m, m->from);
+    struct decode_seq *seq = request_table_find(&w->by_request, request_key_of(m));
     if (!seq) return;
     counter_add(w->canceled, 1);
     close_seq(w, seq);

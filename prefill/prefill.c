@@ -7,7 +7,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"
-#include "shared/cluster/request_key.h"
+#include "shared/cluster/request_table.h"
 
 enum {
     CREDIT_EXPIRES_MS = 15000, /* an entry that never follows up (its decode nodes are full) gives
@@ -17,7 +17,8 @@ enum {
 
 struct prefill_worker {
     struct prefill_options o;
-    struct map by_id, by_request;
+    struct map by_id;
+    struct request_table by_request;
     struct list live;
     struct list asked; /* prompt.queue, first come first served */
     uint32_t n_live;
@@ -64,7 +65,7 @@ void prefill_free(struct prefill_worker *w)
     }
     kv_routes_release(&w->routes);
     map_release(&w->by_id);
-    map_release(&w->by_request);
+    request_table_release(&w->by_request);
     mem_free(w);
 }
 
@@ -81,18 +82,9 @@ void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t 
 
 /* ---- records ---- */
 
-static struct prefill_prompt *find_request(struct prefill_worker *w,
-                                           const struct cluster_message *m)
+static struct request_key key_of(const struct prefill_prompt *p)
 {
-    struct request_key k = { m->request, m->from, m->attempt };
-    return map_get(&w->by_request, request_key_str(&k));
-}
-
-static void forget_request(struct prefill_worker *w, const struct prefill_prompt *p)
-{
-    struct request_key k = { p->request, p->entry, p->attempt };
-    if (map_get(&w->by_request, request_key_str(&k)) == p)
-        map_del(&w->by_request, request_key_str(&k));
+    return (struct request_key){ p->request, p->entry, p->attempt };
 }
 
 static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct cluster_message *m)
@@ -108,8 +100,7 @@ static struct prefill_prompt *add_prompt(struct prefill_worker *w, const struct 
     list_push(&w->live, &p->link);
     w->n_live++;
     map_put(&w->by_id, map_key_u64(&p->id), p);
-    struct request_key k = { p->request, p->entry, p->attempt };
-    map_put(&w->by_request, request_key_str(&k), p);
+    request_table_add(&w->by_request, key_of(p), p);
     return p;
 }
 
@@ -126,7 +117,7 @@ static void return_credit(struct prefill_worker *w, struct prefill_prompt *p)
 static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (p->in_engine || p->in_transfer) return;
-    forget_request(w, p);
+    request_table_remove(&w->by_request, key_of(p), p);
     list_remove(&p->queue);
     map_del(&w->by_id, map_key_u64(&p->id));
     list_remove(&p->link);
@@ -164,7 +155,7 @@ static void close_prompt(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (p->state == PROMPT_CLOSING) return;
     p->state = PROMPT_CLOSING;
-    forget_request(w, p);
+    request_table_remove(&w->by_request, key_of(p), p);
     list_remove(&p->queue);
     return_credit(w, p);
     if (p->in_transfer) kvt_send_cancel(w->o.kvt, p->id);
@@ -211,7 +202,7 @@ static void give_credits(struct prefill_worker *w)
 
 static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 {
-    if (find_request(w, m)) return;
+    if (request_table_find(&w->by_request, request_key_of(m))) return;
     if (w->n_live >= w->o.max_prompts) {
         send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
                     "the prefill node has as many prompts waiting as it may hold");
@@ -290,7 +281,7 @@ static enum status take_prefill(struct prefill_prompt *p, const Baton__Prefill *
 
 static void on_prefill(struct prefill_worker *w, const struct cluster_message *m)
 {
-    struct prefill_prompt *p = find_request(w, m);
+    struct prefill_prompt *p = request_table_find(&w->by_request, request_key_of(m));
     struct err err = { 0 };
     if (!p || p->state != PROMPT_CREDITED) {
         send_failed(w, m->from, m->request, m->attempt, ERR_STALE, "the start credit has expired");
@@ -377,7 +368,7 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
     case FRAME_PREFILL: on_prefill(w, m); return true;
     case FRAME_KVT_ANSWER: on_answer(w, m); return true;
     case FRAME_CANCEL: {
-        struct prefill_prompt *p = find_request(w, m);
+        struct prefill_prompt *p = request_table_find(&w->by_request, request_key_of(m));
         if (!p) return false; /* the decode worker may hold it */
         counter_add(w->canceled, 1);
         close_prompt(w, p);
