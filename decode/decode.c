@@ -8,6 +8,7 @@
 #include "shared/base/log.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
+#include "shared/cluster/answer.h"
 #include "shared/cluster/generation_wire.h"
 #include "shared/cluster/request_table.h"
 
@@ -87,25 +88,12 @@ static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 
 /* ---- answers ---- */
 
-/* The entry waits for each of these: one that does not fit takes the link with it, so that nobody
- * waits for ever. */
-static void check_sent(struct decode_worker *w, uint64_t entry, uint64_t request, enum status st)
+/* The entry node needs the tokens before the failure. */
+static void fail_attempt(struct decode_worker *w, uint64_t entry, uint64_t request,
+                         uint32_t attempt, enum status st, const char *text)
 {
-    if (st == ERR_FULL) cluster_disconnect(w->o.cluster, entry, "its queue of answers is full");
-    else if (st != OK)
-        log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request,
-                  status_name(st));
-}
-
-static void send_failed(struct decode_worker *w, uint64_t entry, uint64_t request, uint32_t attempt,
-                        enum status st, const char *text)
-{
-    Baton__Failed f = BATON__FAILED__INIT;
-    f.status = st;
-    f.text = (char *)text;
     token_batcher_flush_node(&w->batcher, entry);
-    check_sent(w, entry, request,
-               cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base));
+    answer_send_failed(w->o.cluster, entry, request, attempt, st, text);
 }
 
 /* Stop wanting a generation: engine and transfer are told, the record stays until both have
@@ -131,7 +119,7 @@ static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum statu
     counter_add(w->failed, 1);
     log_warn("sequence failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
              (unsigned long long)seq->request, seq->attempt, status_name(st), text);
-    send_failed(w, seq->entry, seq->request, seq->attempt, st, text);
+    fail_attempt(w, seq->entry, seq->request, seq->attempt, st, text);
     close_seq(w, seq);
 }
 
@@ -145,7 +133,7 @@ static enum status unpack(struct decode_worker *w, const struct cluster_message 
     struct err err = { 0 };
     enum status st = pb ? generation_wire_decode(pb, arena, out, &err)
                         : err_set(&err, ERR_FORMAT, "the generation is missing");
-    if (st != OK) send_failed(w, m->from, m->request, m->attempt, st, err.text);
+    if (st != OK) fail_attempt(w, m->from, m->request, m->attempt, st, err.text);
     return st;
 }
 
@@ -165,8 +153,8 @@ static struct engine_request engine_request_of(const struct generation_wire *wir
 static bool has_capacity(struct decode_worker *w, const struct cluster_message *m)
 {
     if (w->n_live < w->o.max_decode_seqs) return true;
-    send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
-                "the decode node has as many sequences as it may hold");
+    fail_attempt(w, m->from, m->request, m->attempt, ERR_BUSY,
+                 "the decode node has as many sequences as it may hold");
     return false;
 }
 
@@ -174,8 +162,8 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m)) || !has_capacity(w, m)) return;
     if (!w->o.kvt) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED,
-                    "this node receives no KV: no cache transfer protocol is enabled");
+        fail_attempt(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED,
+                     "this node receives no KV: no cache transfer protocol is enabled");
         return;
     }
     Baton__Reserve *body = baton__reserve__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
@@ -368,9 +356,7 @@ static void on_finished(struct decode_worker *w, struct decode_seq *seq,
         f.transport = (char *)(seq->transport ? seq->transport : "");
         f.n_tokens = seq->n_sent;
         token_batcher_flush_node(&w->batcher, seq->entry);
-        check_sent(w, seq->entry, seq->request,
-                   cluster_send_proto(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request,
-                                      seq->attempt, &f.base));
+        answer_send(w->o.cluster, seq->entry, FRAME_FINISHED, seq->request, seq->attempt, &f.base);
     }
     drop_if_over(w, seq);
 }
@@ -398,9 +384,8 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
         token_record_add(&one, seq->request, seq->attempt, ev->index, &ev->lp);
         p.records.data = (uint8_t *)one.data;
         p.records.len = one.len;
-        check_sent(w, seq->entry, seq->request,
-                   cluster_send_proto(w->o.cluster, seq->entry, FRAME_PROMPT_LOGPROBS, seq->request,
-                                      seq->attempt, &p.base));
+        answer_send(w->o.cluster, seq->entry, FRAME_PROMPT_LOGPROBS, seq->request, seq->attempt,
+                    &p.base);
         buf_release(&one);
         break;
     }

@@ -7,6 +7,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/map.h"
+#include "shared/cluster/answer.h"
 #include "shared/cluster/request_table.h"
 
 enum {
@@ -128,19 +129,6 @@ static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 
 /* ---- ends ---- */
 
-static void send_failed(struct prefill_worker *w, uint64_t entry, uint64_t request,
-                        uint32_t attempt, enum status st, const char *text)
-{
-    Baton__Failed f = BATON__FAILED__INIT;
-    f.status = st;
-    f.text = (char *)text;
-    enum status sent = cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt,
-                                          &f.base);
-    /* it waits for this one */
-    if (sent == ERR_FULL) cluster_disconnect(w->o.cluster, entry, "its queue of answers is full");
-    else if (sent != OK) log_debug("answer not sent", "req=%016llx", (unsigned long long)request);
-}
-
 /* The engine lets its blocks go when nothing reads them any more. */
 static void release_engine(struct prefill_worker *w, struct prefill_prompt *p)
 {
@@ -173,7 +161,7 @@ static void fail_prompt(struct prefill_worker *w, struct prefill_prompt *p, enum
     counter_add(w->failed, 1);
     log_warn("prompt failed", "req=%016llx attempt=%u st=%s why=\"%s\"",
              (unsigned long long)p->request, p->attempt, status_name(st), text);
-    send_failed(w, p->entry, p->request, p->attempt, st, text);
+    answer_send_failed(w->o.cluster, p->entry, p->request, p->attempt, st, text);
     close_prompt(w, p);
 }
 
@@ -204,14 +192,14 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 {
     if (request_table_find(&w->by_request, request_key_of(m))) return;
     if (w->n_live >= w->o.max_prompts) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_BUSY,
-                    "the prefill node has as many prompts waiting as it may hold");
+        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_BUSY,
+                           "the prefill node has as many prompts waiting as it may hold");
         return;
     }
     Baton__AskCredit *ask = baton__ask_credit__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     if (!ask) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_FORMAT,
-                    "the credit request is malformed");
+        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_FORMAT,
+                           "the credit request is malformed");
         return;
     }
     struct prefill_prompt *p = add_prompt(w, m);
@@ -284,7 +272,8 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
     struct prefill_prompt *p = request_table_find(&w->by_request, request_key_of(m));
     struct err err = { 0 };
     if (!p || p->state != PROMPT_CREDITED) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_STALE, "the start credit has expired");
+        answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_STALE,
+                           "the start credit has expired");
         return;
     }
     Baton__Prefill *body = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
