@@ -18,8 +18,6 @@
 
 enum { IDLE_CONNECTIONS = 4, LEAVING_MAX = 64 };
 
-enum directory_http_op { OP_PUBLISH, OP_LEAVE, OP_SNAPSHOT, OP_RESERVE, OP_RELEASE };
-
 struct directory_http {
     struct directory base;
     struct directory_remote remote;
@@ -39,7 +37,7 @@ struct directory_http {
 
 struct directory_http_call {
     struct directory_http *d;
-    enum directory_http_op op;
+    enum directory_op op;
     directory_snapshot_fn *snapshot; /* NULL: a probe */
     directory_reserve_fn *reserve;
     void *arg;
@@ -115,7 +113,7 @@ static void send_publish(struct directory_http *d)
     buf_add_str(&body, buf_str(&d->next_record));
     buf_add_char(&body, '}');
     buf_clear(&d->next_record);
-    d->publishing = send_call(d, (struct directory_http_call){ .op = OP_PUBLISH },
+    d->publishing = send_call(d, (struct directory_http_call){ .op = DIRECTORY_OP_PUBLISH },
                               buf_str(&body)) == OK;
     buf_release(&body);
 }
@@ -131,7 +129,8 @@ static void send_leave(struct directory_http *d)
         buf_add_char(&body, ',');
         directory_add_id(&body, "node", node);
         buf_add_char(&body, '}');
-        if (send_call(d, (struct directory_http_call){ .op = OP_LEAVE }, buf_str(&body)) != OK)
+        if (send_call(d, (struct directory_http_call){ .op = DIRECTORY_OP_LEAVE },
+                      buf_str(&body)) != OK)
             log_debug("leave not sent", "host=%s port=%u", d->host, d->port);
         buf_release(&body);
     }
@@ -150,7 +149,8 @@ static void send_releases(struct directory_http *d)
     for (size_t i = 0; i < n; i++)
         buf_printf(&body, "%s\"" DIRECTORY_ID "\"", i ? "," : "", ids[i]);
     buf_add_c(&body, "]}");
-    if (send_call(d, (struct directory_http_call){ .op = OP_RELEASE }, buf_str(&body)) != OK)
+    if (send_call(d, (struct directory_http_call){ .op = DIRECTORY_OP_RELEASE }, buf_str(&body)) !=
+        OK)
         directory_remote_on_released(&d->remote, false);
     buf_release(&body);
 }
@@ -163,7 +163,7 @@ static enum status send_snapshot(struct directory_http *d, directory_snapshot_fn
     json_add_string(&body, str_of(d->topic));
     buf_add_char(&body, '}');
     enum status st = send_call(
-        d, (struct directory_http_call){ .op = OP_SNAPSHOT, .snapshot = cb, .arg = arg },
+        d, (struct directory_http_call){ .op = DIRECTORY_OP_SNAPSHOT, .snapshot = cb, .arg = arg },
         buf_str(&body));
     buf_release(&body);
     return st;
@@ -221,8 +221,8 @@ static bool read_answer(const struct directory_http *d, const struct directory_h
                 : http_status == 400 ? ERR_INVALID
                                      : ERR_IO;
     } else if (a->st == OK) {
-        if (c->op == OP_SNAPSHOT) read_snapshot(doc, a);
-        if (c->op == OP_RESERVE) read_reserved(doc, a);
+        if (c->op == DIRECTORY_OP_SNAPSHOT) read_snapshot(doc, a);
+        if (c->op == DIRECTORY_OP_RESERVE) read_reserved(doc, a);
         if (a->st == ERR_FORMAT)
             snprintf(a->why, sizeof a->why, "%s:%u sent a malformed answer", d->host, d->port);
     } else {
@@ -242,8 +242,9 @@ static void deliver(struct directory_http *d, const struct directory_http_call *
 {
     bool is_answer = a->st == OK || a->st == ERR_BUSY || a->st == ERR_NOT_FOUND;
     if (d->closed) return;
-    if (c->op == OP_RESERVE) c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->fence);
-    if (c->op == OP_SNAPSHOT && c->snapshot)
+    if (c->op == DIRECTORY_OP_RESERVE)
+        c->reserve(c->arg, is_answer ? a->st : ERR_UNAVAILABLE, a->fence);
+    if (c->op == DIRECTORY_OP_SNAPSHOT && c->snapshot)
         c->snapshot(c->arg, is_answer ? OK : ERR_UNAVAILABLE, is_answer ? &a->snapshot : NULL);
 }
 
@@ -257,9 +258,9 @@ static void on_answer(void *arg, enum status st, int http_status, struct str bod
     }
     struct directory_http_answer a = { 0 };
     bool reached = read_answer(d, c, st, http_status, body, &a);
-    if (c->op == OP_PUBLISH) d->publishing = false;
-    if (c->op == OP_RELEASE) directory_remote_on_released(&d->remote, reached);
-    if (c->op == OP_RESERVE)
+    if (c->op == DIRECTORY_OP_PUBLISH) d->publishing = false;
+    if (c->op == DIRECTORY_OP_RELEASE) directory_remote_on_released(&d->remote, reached);
+    if (c->op == DIRECTORY_OP_RESERVE)
         directory_remote_on_reserved(&d->remote, c->request, c->id, a.st, a.fence);
     d->n_holds++;
     if (reached) directory_remote_up(&d->remote);
@@ -347,7 +348,7 @@ static enum status directory_http_reserve(struct directory *base, const struct p
 {
     struct directory_http *d = (struct directory_http *)base;
     struct directory_http_call call = {
-        .op = OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
+        .op = DIRECTORY_OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
     };
     struct buf body = { 0 };
     /* no request waits for a deadline known to pass */

@@ -22,8 +22,6 @@
 #define TOKENS_SUM_MAX (UINT64_C(1) << 53)
 enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 4, COUNT_MAX = 1 << 30 };
 
-enum directory_redis_op { OP_PUBLISH, OP_LEAVE, OP_SNAPSHOT, OP_RESERVE, OP_RELEASE };
-
 struct directory_redis {
     struct directory base;
     struct directory_remote remote;
@@ -36,7 +34,7 @@ struct directory_redis {
 
 struct directory_redis_call {
     struct directory_redis *d;
-    enum directory_redis_op op;
+    enum directory_op op;
     directory_snapshot_fn *snapshot;
     directory_reserve_fn *reserve;
     void *arg;
@@ -101,7 +99,7 @@ static void send_releases(struct directory_redis *d)
         id_text(text[i], ids[i]);
         args[i] = text[i];
     }
-    struct directory_redis_call call = { .op = OP_RELEASE };
+    struct directory_redis_call call = { .op = DIRECTORY_OP_RELEASE };
     if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK)
         directory_remote_on_released(&d->remote, false);
 }
@@ -202,14 +200,14 @@ static void deliver(struct directory_redis *d, const struct directory_redis_call
 {
     uint64_t fence = 0;
     switch (c->op) {
-    case OP_PUBLISH:
+    case DIRECTORY_OP_PUBLISH:
         if (st == OK && reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
             log_warn("directory full", "topic=%s limit=%d", d->topic, DIRECTORY_NODES_MAX);
         break;
-    case OP_LEAVE: break;
-    case OP_RELEASE: directory_remote_on_released(&d->remote, st == OK); break;
-    case OP_SNAPSHOT: deliver_snapshot(c, st, reply); break;
-    case OP_RESERVE:
+    case DIRECTORY_OP_LEAVE: break;
+    case DIRECTORY_OP_RELEASE: directory_remote_on_released(&d->remote, st == OK); break;
+    case DIRECTORY_OP_SNAPSHOT: deliver_snapshot(c, st, reply); break;
+    case DIRECTORY_OP_RESERVE:
         st = read_reserved(st, reply, &fence);
         directory_remote_on_reserved(&d->remote, c->request, c->id, st, fence);
         c->reserve(c->arg, st, fence);
@@ -326,8 +324,8 @@ static void directory_redis_publish(struct directory *base, const struct node_re
     number_text(limit, DIRECTORY_NODES_MAX);
     const char *args[] = { node,  record.data, node_role_name(me->role), max_seqs, n_blocks,
                            fence, limit };
-    if (call_script(d, (struct directory_redis_call){ .op = OP_PUBLISH }, DIRECTORY_SCRIPT_PUBLISH,
-                    me->topic, NULL, COUNT_OF(args), args) != OK)
+    if (call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_PUBLISH },
+                    DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, COUNT_OF(args), args) != OK)
         log_debug("publish not sent", "node=%s", me->name);
     buf_release(&record);
 }
@@ -338,8 +336,8 @@ static void directory_redis_leave(struct directory *base, uint64_t node)
     char text[ID_TEXT];
     const char *args[] = { text };
     id_text(text, node);
-    if (call_script(d, (struct directory_redis_call){ .op = OP_LEAVE }, DIRECTORY_SCRIPT_LEAVE,
-                    d->topic, NULL, 1, args) != OK)
+    if (call_script(d, (struct directory_redis_call){ .op = DIRECTORY_OP_LEAVE },
+                    DIRECTORY_SCRIPT_LEAVE, d->topic, NULL, 1, args) != OK)
         log_debug("leave not sent", "node=%s", text);
 }
 
@@ -349,7 +347,7 @@ static enum status directory_redis_snapshot(struct directory *base, directory_sn
     struct directory_redis *d = (struct directory_redis *)base;
     char limit[NUMBER_TEXT];
     const char *args[] = { d->topic, limit };
-    struct directory_redis_call call = { .op = OP_SNAPSHOT, .snapshot = cb, .arg = arg };
+    struct directory_redis_call call = { .op = DIRECTORY_OP_SNAPSHOT, .snapshot = cb, .arg = arg };
     number_text(limit, DIRECTORY_TOPICS_MAX);
     return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS,
                        COUNT_OF(args), args);
@@ -360,7 +358,7 @@ static enum status directory_redis_reserve(struct directory *base, const struct 
 {
     struct directory_redis *d = (struct directory_redis *)base;
     struct directory_redis_call call = {
-        .op = OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
+        .op = DIRECTORY_OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
     };
     char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT],
         ttl[NUMBER_TEXT], fence[NUMBER_TEXT];

@@ -17,6 +17,15 @@
 
 enum { DIRECTORY_REMOTE_RESERVATIONS_MAX = 1 << 16, DIRECTORY_REMOTE_TIMEOUT_MS = 1000 };
 
+/* What an answer of the holder is to. */
+enum directory_op {
+    DIRECTORY_OP_PUBLISH,
+    DIRECTORY_OP_LEAVE,
+    DIRECTORY_OP_SNAPSHOT,
+    DIRECTORY_OP_RESERVE,
+    DIRECTORY_OP_RELEASE
+};
+
 enum directory_remote_state {
     DIRECTORY_REMOTE_UNKNOWN,
     DIRECTORY_REMOTE_UP,
