@@ -415,8 +415,6 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
 
 uint16_t cluster_port(const struct cluster *c) { return c->port; }
 
-uint64_t cluster_self(const struct cluster *c) { return c->o.node; }
-
 void cluster_free(struct cluster *c)
 {
     if (!c) return;

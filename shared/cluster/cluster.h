@@ -53,7 +53,6 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
                            struct err *err) MUST_CHECK;
 void cluster_free(struct cluster *c);
 uint16_t cluster_port(const struct cluster *c);
-uint64_t cluster_self(const struct cluster *c);
 
 /* Where a node is reached; remembered until it is lost, or for forget_ms when there is no link.
  * Needed before the first send to it unless it has connected to us. */

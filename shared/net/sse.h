@@ -1,8 +1,8 @@
 /* sse.h - server-sent events on an exchange: one "data: <json>" event per token, "[DONE]" once at
  * the end.
  *
- * sse_begin, any number of sse_event, sse_done (also after an error event). Every event is handed
- * to the socket at once. Thread: loop. */
+ * sse_begin, any number of sse_event, then http_stream_end. Every event is handed to the socket at
+ * once. Thread: loop. */
 #ifndef BATON_NET_SSE_H
 #define BATON_NET_SSE_H
 
@@ -14,10 +14,5 @@ void sse_begin(struct http_exchange *x, const char *headers);
 /* `json` has no line break (a break would end the field early: ERR_INVALID). Otherwise as
  * http_stream_write. */
 enum status sse_event(struct http_exchange *x, struct str json) MUST_CHECK;
-/* A line that clients ignore, so that proxies and clients see life while a long prompt is
- * computed. */
-enum status sse_comment(struct http_exchange *x, const char *text) MUST_CHECK;
-/* Write "[DONE]" and end the answer. */
-void sse_done(struct http_exchange *x);
 
 #endif

@@ -69,6 +69,7 @@ static void reply(struct completion_request *c, int http, uint32_t retry_after_s
     buf_release(&headers);
 }
 
+/* Ends with an error: as the reply, or as the last event of the stream. */
 static void fail(struct completion_request *c, enum status st, const char *text, const char *param,
                  uint32_t retry_after_s)
 {
@@ -83,13 +84,6 @@ static void fail(struct completion_request *c, enum status st, const char *text,
         reply(c, openai_error_status(st), retry_after_s, buf_str(&body));
     }
     buf_release(&body);
-}
-
-void completion_fail(struct completion_request *c, enum status st, const char *text,
-                     const char *param, uint32_t retry_after_s)
-{
-    fail(c, st, text, param, retry_after_s);
-    maybe_free(c);
 }
 
 void completion_abandon(struct completion_request *c)

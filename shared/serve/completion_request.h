@@ -82,9 +82,6 @@ void completion_cancel(struct completion_request *c);
 
 /* From choice.c: a sequence was ended by the backend. */
 void completion_on_choice_end(struct completion_request *c, struct choice *ch);
-/* End with an error: as the reply, or as the last event of the stream. */
-void completion_fail(struct completion_request *c, enum status st, const char *text,
-                     const char *param, uint32_t retry_after_s);
 /* The receiver does not take chunks any more. */
 void completion_abandon(struct completion_request *c);
 

@@ -374,7 +374,6 @@ static void open_exchange(struct serve *s, struct http_exchange *x, bool admin)
     serve_ref(s);
     s->n_exchanges++;
     gauge_set(s->m_in_flight, s->n_exchanges);
-    http_set_data(x, e);
     http_on_end(x, on_end, e);
     dispatch(e, admin);
 }

@@ -147,5 +147,3 @@ void serve_cancel(struct serve *s, uint64_t id)
     struct completion_request *c = map_get(&s->requests, map_key_u64(&id));
     if (c) completion_cancel(c);
 }
-
-uint32_t serve_n_requests(const struct serve *s) { return (uint32_t)s->requests.len; }

@@ -82,7 +82,6 @@ uint64_t serve_submit(struct serve *s, const char *path, struct str body, const 
                       const struct serve_reply *reply);
 /* The receiver is gone: stop the work; no reply function is called afterwards. */
 void serve_cancel(struct serve *s, uint64_t id);
-uint32_t serve_n_requests(const struct serve *s);
 
 /* JSON error body in OpenAI's shape: {"error":{"message","type","param","code"}}. */
 void serve_error_json(struct buf *out, enum status st, const char *message, const char *param);

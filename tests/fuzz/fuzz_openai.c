@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "shared/serve/serve.h"
+#include "shared/serve/serve_state.h"
 #include "tests/unit/serve/fake_backend.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -118,7 +118,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0) return 0;
     (void)serve_submit(api->serve, paths[data[0] % 4],
                        (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
-    while (serve_n_requests(api->serve)) uv_run(loop_uv(api->loop), UV_RUN_ONCE);
+    while (api->serve->requests.len) uv_run(loop_uv(api->loop), UV_RUN_ONCE);
     if (o.n_answers != 1) abort();
     return 0;
 }

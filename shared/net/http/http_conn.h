@@ -23,7 +23,6 @@ enum http_conn_state { HTTP_CONN_READING, HTTP_CONN_SERVING, HTTP_CONN_LINGER, H
 
 struct http_exchange {
     struct http_conn *conn;
-    void *data;
     void (*on_end)(void *arg, bool gone);
     void *on_end_arg;
     bool open;     /* the handler has it and on_end was not called */

@@ -193,10 +193,6 @@ static int head_check_url(struct http_parse *p, struct str host)
     }
     size_t mark = str_find_char(url, '?');
     struct str raw = mark == SIZE_MAX ? url : str_sub(url, 0, mark);
-    if (mark != SIZE_MAX) {
-        p->query = (size_t)(url.p - p->text.data) + mark + 1;
-        p->n_query = url.n - mark - 1;
-    }
     return head_decode_path(p, raw);
 }
 

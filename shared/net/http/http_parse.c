@@ -175,7 +175,7 @@ void http_parse_next(struct http_parse *p)
     p->state = HTTP_PARSE_IDLE;
     p->fault = (struct http_fault){ 0 };
     p->scan = (struct http_scan){ 0 };
-    p->n_url = p->query = p->n_query = p->n_fields = p->n_trailers = 0;
+    p->n_url = p->n_fields = p->n_trailers = 0;
     p->in_value = p->keep_alive = p->is_http10 = p->wants_continue = false;
     llhttp_init(&p->llhttp, HTTP_REQUEST, &PARSE_SETTINGS);
     p->llhttp.data = p;

@@ -67,7 +67,7 @@ struct http_parse {
     struct buf text; /* URL, then names and values */
     struct buf path; /* decoded */
     struct buf body;
-    size_t n_url, query, n_query; /* places in text */
+    size_t n_url;
     struct http_field *fields;
     size_t n_fields, fields_cap, n_trailers;
     bool in_value, keep_alive, is_http10, wants_continue;

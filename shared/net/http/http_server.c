@@ -187,12 +187,6 @@ const char *http_method(const struct http_exchange *x)
 
 struct str http_path(const struct http_exchange *x) { return buf_str(&x->conn->parse.path); }
 
-struct str http_query(const struct http_exchange *x)
-{
-    const struct http_parse *p = &x->conn->parse;
-    return (struct str){ p->text.data + p->query, p->n_query };
-}
-
 struct str http_header(const struct http_exchange *x, const char *name)
 {
     return http_parse_header(&x->conn->parse, name);
@@ -201,10 +195,6 @@ struct str http_header(const struct http_exchange *x, const char *name)
 struct str http_body(const struct http_exchange *x) { return buf_str(&x->conn->parse.body); }
 
 const char *http_peer(const struct http_exchange *x) { return x->conn->peer; }
-
-void *http_data(const struct http_exchange *x) { return x->data; }
-
-void http_set_data(struct http_exchange *x, void *data) { x->data = data; }
 
 void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg)
 {

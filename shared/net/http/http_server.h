@@ -46,13 +46,10 @@ void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(voi
 /* The request; all valid until on_end. */
 const char *http_method(const struct http_exchange *x);
 struct str http_path(const struct http_exchange *x); /* percent-decoded, without the query */
-struct str http_query(const struct http_exchange *x);
 /* case-insensitive; { NULL, 0 } when absent */
 struct str http_header(const struct http_exchange *x, const char *name);
 struct str http_body(const struct http_exchange *x);
 const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:4711" */
-void *http_data(const struct http_exchange *x);
-void http_set_data(struct http_exchange *x, void *data);
 void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg);
 
 /* Extra headers are "Name: value\r\n" lines (may be NULL); the caller has validated them. */

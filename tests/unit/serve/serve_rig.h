@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "shared/base/json/json.h"
-#include "shared/serve/serve.h"
+#include "shared/serve/serve_state.h"
 #include "tests/harness/test.h"
 #include "tests/unit/serve/fake_backend.h"
 

@@ -194,8 +194,8 @@ TEST(receiver_that_takes_no_more_stops_the_work)
     rig_start(&r);
     CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL,
                        &reply) != 0);
-    for (int i = 0; i < 20000 && serve_n_requests(r.serve); i++) rig_turn(&r);
-    CHECK_EQ_INT(serve_n_requests(r.serve), 0);
+    for (int i = 0; i < 20000 && r.serve->requests.len; i++) rig_turn(&r);
+    CHECK_EQ_INT(r.serve->requests.len, 0);
     CHECK(!a.done);
     CHECK_EQ_INT(r.fake.n_live, 0);
     CHECK_EQ_INT(r.fake.n_canceled, 4);
@@ -218,8 +218,8 @@ TEST(cancel_at_any_time)
         for (int i = 0; i < turns; i++) rig_turn(&r);
         serve_cancel(r.serve, call);
         bool was_done = a.done;
-        for (int i = 0; i < 20000 && serve_n_requests(r.serve); i++) rig_turn(&r);
-        CHECK_EQ_INT(serve_n_requests(r.serve), 0);
+        for (int i = 0; i < 20000 && r.serve->requests.len; i++) rig_turn(&r);
+        CHECK_EQ_INT(r.serve->requests.len, 0);
         CHECK(a.done == was_done);
         CHECK_EQ_INT(r.fake.n_live, 0);
         serve_cancel(r.serve, call);
