@@ -5,6 +5,7 @@
 
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
+#include "shared/serve/response_stream.h"
 
 void choice_init(struct choice *ch, struct completion_request *c, uint32_t index)
 {

@@ -8,6 +8,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/thread.h"
+#include "shared/serve/response_stream.h"
 
 enum {
     WRITE_INLINE_MAX =

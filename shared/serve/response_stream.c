@@ -1,14 +1,8 @@
-/* response_stream.c - a streamed answer: one chunk per token, each written at once. Only a token of
- * a chat answer whose text waits for what follows (it may begin a tag) and of which nothing else is
- * to be told has none.
- *
- * Nothing is sent before the first token exists, so that the time to the first event is the time to
- * the first token, and so that an error until then still has its HTTP status. The first chunk of a
- * choice carries role and content together. After an error the stream ends with it and [DONE].
- * Thread: loop. */
+/* response_stream.c - see response_stream.h. */
+#include "shared/serve/response_stream.h"
+
 #include <stdio.h>
 
-#include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
 static void begin(struct completion_request *c)

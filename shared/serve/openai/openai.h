@@ -87,12 +87,6 @@ void openai_write_error(struct buf *out, int http_status, const char *code, cons
  * 503. */
 int openai_error_status(enum status st);
 
-/* response_stream.c */
-void response_stream_token(struct choice *ch);  /* what came since the last chunk of this choice */
-void response_stream_finish(struct choice *ch); /* its last chunk */
-void response_stream_end(struct completion_request *c); /* usage when asked for, [DONE] */
-void response_stream_error(struct completion_request *c, struct str json);
-
 /* openai_models.c */
 void openai_write_models(const struct serve *s, struct buf *out);
 bool openai_write_model(const struct serve *s, const char *name, struct buf *out);
