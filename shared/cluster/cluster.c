@@ -370,6 +370,19 @@ static enum status start_listening(struct cluster *c, struct err *err)
     return OK;
 }
 
+static void register_metrics(struct cluster *c, struct metrics *m)
+{
+    c->sent = metrics_counter(m, "baton_cluster_messages_total", "direction=\"out\"",
+                              "Messages between nodes.");
+    c->received = metrics_counter(m, "baton_cluster_messages_total", "direction=\"in\"",
+                                  "Messages between nodes.");
+    c->lost = metrics_counter(m, "baton_cluster_peers_lost_total", "",
+                              "Peers whose link was lost.");
+    c->refused = metrics_counter(m, "baton_cluster_links_refused_total", "",
+                                 "Connections that did not pass the handshake.");
+    c->links_up = metrics_gauge(m, "baton_cluster_links", "", "Links that are up.");
+}
+
 enum status cluster_create(const struct cluster_options *o, struct cluster **out, struct err *err)
 {
     struct cluster *c = MEM_NEW(struct cluster);
@@ -393,15 +406,7 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
         .on_dead = on_link_dead,
         .arg = c,
     };
-    c->sent = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"out\"",
-                              "Messages between nodes.");
-    c->received = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"in\"",
-                                  "Messages between nodes.");
-    c->lost = metrics_counter(o->metrics, "baton_cluster_peers_lost_total", "",
-                              "Peers whose link was lost.");
-    c->refused = metrics_counter(o->metrics, "baton_cluster_links_refused_total", "",
-                                 "Connections that did not pass the handshake.");
-    c->links_up = metrics_gauge(o->metrics, "baton_cluster_links", "", "Links that are up.");
+    register_metrics(c, o->metrics);
     enum status st = start_listening(c, err);
     if (st != OK) {
         cluster_free(c);

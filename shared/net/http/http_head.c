@@ -54,9 +54,40 @@ static int head_check_host(struct http_parse *p, struct str *host)
     return 0;
 }
 
+static int head_check_coding(struct http_parse *p, struct str coding, size_t n_codings)
+{
+    if (p->is_http10)
+        return http_parse_fail(p, 400, "bad_transfer_encoding",
+                               "Transfer-Encoding is not part of HTTP/1.0.");
+    if (n_codings > 1)
+        return http_parse_fail(p, 400, "bad_transfer_encoding",
+                               "Transfer-Encoding is given more than once.");
+    if (!head_is(coding, "chunked"))
+        return http_parse_fail(p, 501, "transfer_encoding_unknown",
+                               "The only Transfer-Encoding accepted is chunked.");
+    if (!(p->llhttp.flags & F_CHUNKED))
+        return http_parse_fail(p, 400, "bad_transfer_encoding", "Transfer-Encoding is malformed.");
+    return 0;
+}
+
+static int head_check_length(struct http_parse *p, struct str length)
+{
+    /* More than 19 digits cannot be told from an overflow; llhttp has the value. */
+    if (length.n == 0 || length.n > 19)
+        return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
+    for (size_t i = 0; i < length.n; i++)
+        if (length.p[i] < '0' || length.p[i] > '9')
+            return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
+    if (p->llhttp.content_length > p->limits->body_bytes)
+        return http_parse_fail(p, 413, "body_too_large",
+                               "The request body is larger than this server accepts.");
+    return 0;
+}
+
+/* How long is the body? */
 static int head_check_framing(struct http_parse *p)
 {
-    struct str coding, length;
+    struct str coding, length, type;
     size_t n_codings = head_count(p, "transfer-encoding", &coding),
            n_lengths = head_count(p, "content-length", &length);
     if (n_lengths > 1)
@@ -65,37 +96,10 @@ static int head_check_framing(struct http_parse *p)
     if (n_lengths == 1 && n_codings > 0)
         return http_parse_fail(p, 400, "bad_framing",
                                "Content-Length and Transfer-Encoding are both given.");
-    if (n_codings > 0) {
-        if (p->is_http10)
-            return http_parse_fail(p, 400, "bad_transfer_encoding",
-                                   "Transfer-Encoding is not part of HTTP/1.0.");
-        if (n_codings > 1)
-            return http_parse_fail(p, 400, "bad_transfer_encoding",
-                                   "Transfer-Encoding is given more than once.");
-        if (!head_is(coding, "chunked"))
-            return http_parse_fail(p, 501, "transfer_encoding_unknown",
-                                   "The only Transfer-Encoding accepted is chunked.");
-        if (!(p->llhttp.flags & F_CHUNKED))
-            return http_parse_fail(p, 400, "bad_transfer_encoding",
-                                   "Transfer-Encoding is malformed.");
-        return 0;
-    }
-    if (n_lengths == 1) {
-        /* More than 19 digits cannot be told from an overflow; llhttp has the value. */
-        if (length.n == 0 || length.n > 19)
-            return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
-        for (size_t i = 0; i < length.n; i++)
-            if (length.p[i] < '0' || length.p[i] > '9')
-                return http_parse_fail(p, 400, "bad_content_length",
-                                       "Content-Length is not a number.");
-        if (p->llhttp.content_length > p->limits->body_bytes)
-            return http_parse_fail(p, 413, "body_too_large",
-                                   "The request body is larger than this server accepts.");
-        return 0;
-    }
+    if (n_codings > 0) return head_check_coding(p, coding, n_codings);
+    if (n_lengths == 1) return head_check_length(p, length);
     /* Without a length there is no body. A client that names the type of a body meant to send
      * one. */
-    struct str type;
     uint8_t m = p->llhttp.method;
     if ((m == HTTP_POST || m == HTTP_PUT || m == HTTP_PATCH) &&
         head_count(p, "content-type", &type) > 0)

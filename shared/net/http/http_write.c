@@ -8,6 +8,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
+#include "shared/base/mem.h"
 #include "shared/base/thread.h"
 #include "shared/net/http/http_conn.h"
 
@@ -103,49 +104,50 @@ enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t
     return OK;
 }
 
+static const struct {
+    int status;
+    const char *text;
+} REASONS[] = {
+    { 200, "OK" },
+    { 201, "Created" },
+    { 202, "Accepted" },
+    { 204, "No Content" },
+    { 206, "Partial Content" },
+    { 301, "Moved Permanently" },
+    { 302, "Found" },
+    { 304, "Not Modified" },
+    { 307, "Temporary Redirect" },
+    { 308, "Permanent Redirect" },
+    { 400, "Bad Request" },
+    { 401, "Unauthorized" },
+    { 403, "Forbidden" },
+    { 404, "Not Found" },
+    { 405, "Method Not Allowed" },
+    { 406, "Not Acceptable" },
+    { 408, "Request Timeout" },
+    { 409, "Conflict" },
+    { 410, "Gone" },
+    { 411, "Length Required" },
+    { 413, "Content Too Large" },
+    { 414, "URI Too Long" },
+    { 415, "Unsupported Media Type" },
+    { 417, "Expectation Failed" },
+    { 422, "Unprocessable Content" },
+    { 429, "Too Many Requests" },
+    { 431, "Request Header Fields Too Large" },
+    { 499, "Client Closed Request" },
+    { 500, "Internal Server Error" },
+    { 501, "Not Implemented" },
+    { 502, "Bad Gateway" },
+    { 503, "Service Unavailable" },
+    { 504, "Gateway Timeout" },
+    { 505, "HTTP Version Not Supported" },
+};
+
 static const char *write_reason(int status)
 {
-    static const struct {
-        int status;
-        const char *text;
-    } reasons[] = {
-        { 200, "OK" },
-        { 201, "Created" },
-        { 202, "Accepted" },
-        { 204, "No Content" },
-        { 206, "Partial Content" },
-        { 301, "Moved Permanently" },
-        { 302, "Found" },
-        { 304, "Not Modified" },
-        { 307, "Temporary Redirect" },
-        { 308, "Permanent Redirect" },
-        { 400, "Bad Request" },
-        { 401, "Unauthorized" },
-        { 403, "Forbidden" },
-        { 404, "Not Found" },
-        { 405, "Method Not Allowed" },
-        { 406, "Not Acceptable" },
-        { 408, "Request Timeout" },
-        { 409, "Conflict" },
-        { 410, "Gone" },
-        { 411, "Length Required" },
-        { 413, "Content Too Large" },
-        { 414, "URI Too Long" },
-        { 415, "Unsupported Media Type" },
-        { 417, "Expectation Failed" },
-        { 422, "Unprocessable Content" },
-        { 429, "Too Many Requests" },
-        { 431, "Request Header Fields Too Large" },
-        { 499, "Client Closed Request" },
-        { 500, "Internal Server Error" },
-        { 501, "Not Implemented" },
-        { 502, "Bad Gateway" },
-        { 503, "Service Unavailable" },
-        { 504, "Gateway Timeout" },
-        { 505, "HTTP Version Not Supported" },
-    };
-    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
-        if (reasons[i].status == status) return reasons[i].text;
+    for (size_t i = 0; i < COUNT_OF(REASONS); i++)
+        if (REASONS[i].status == status) return REASONS[i].text;
     return "Status";
 }
 
