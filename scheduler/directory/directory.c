@@ -1,4 +1,4 @@
-/* directory.c - the rows of the directory table and the calls through it (directory.h). Thread:
+/* directory.c - the list of backends, and the calls through their ops (directory.h). Thread:
  * loop. */
 #include "scheduler/directory/directory.h"
 
@@ -8,7 +8,7 @@
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
 
-/* three renewals fit into a lease; a dead node is gone within 3 s */
+/* Three renewals fit into a lease; a dead node is gone within 3 s. */
 enum { RENEW_MS = 700, LEASE_MS = 2400 };
 
 const struct directory_ops *const DIRECTORY_BACKENDS[] = { &directory_local_ops,

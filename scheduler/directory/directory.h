@@ -1,21 +1,16 @@
-/* directory.h - the membership service: which nodes are alive and how loaded they are. Backends:
- * local, http, redis.
+/* directory.h - the membership service: which nodes are alive and how loaded they are.
  *
- * A directory holds soft state only: a record per node, kept alive by renewing (a node that stops
- * is gone lease_ms later, by the holder's own clock), and reservations (load is counted when a
- * request is placed, both nodes in one atomic step). All of it can be rebuilt: nodes publish every
- * renew_ms, entries keep their last snapshot, and losing the holder loses no request.
+ * Backends: `local` keeps the state in this process; `http` asks the directory server (server.h) in
+ * another process; `redis` asks a Redis server. The state is soft and can be rebuilt:
+ *  - a record per node. A node that stops renewing it is gone lease_ms later, by the clock of the
+ *    process that keeps the state.
+ *  - reservations: the load of a request is counted on both nodes in one atomic step when the
+ *    request is placed. One that is not released ends after its ttl_ms.
+ * Losing the directory server loses no request: nodes publish again, entry nodes keep their last
+ * snapshot.
  *
- *   publish   renew my record, with my present load; the first one announces me
- *   snapshot  every live node of my topic (and the names of other topics, for the message to a
- *             lonely node)
- *   reserve   count `tokens` on the prefill node and one sequence of `blocks` on the decode node,
- *             if both are alive and still have room; returns a fencing number that grows with every
- *             reservation
- *   release   take that back; a reservation not released or renewed is dropped after ttl_ms
- *   leave     remove my record now
- * Callbacks are called exactly once, never from inside the call, on the loop; after close none is
- * called any more. Thread: loop. */
+ * Each callback is called exactly once, on the loop, never from inside the call; after close none
+ * is called. Thread: loop. */
 #ifndef BATON_SCHEDULER_DIRECTORY_DIRECTORY_H
 #define BATON_SCHEDULER_DIRECTORY_DIRECTORY_H
 
@@ -37,12 +32,12 @@ struct node_record {
     uint64_t model; /* fingerprint; only equal ones are paired */
     uint32_t max_seqs, n_blocks, block_tokens, max_model_len;
     bool draining;
-    /* load, as the node itself sees it */
+    /* load as the node itself reports it */
     uint32_t n_running, n_waiting, n_blocks_free;
     uint64_t waiting_tokens;
     uint64_t progress; /* the engine's progress counter */
     bool has_work;
-    /* filled by the directory in snapshots: load placed but not yet released */
+    /* filled in by the directory in snapshots: load placed and not yet released */
     uint64_t placed_tokens;
     uint32_t placed_seqs, placed_blocks;
 };
@@ -50,8 +45,8 @@ struct node_record {
 struct directory_snapshot {
     const struct node_record *nodes; /* [n], valid during the callback */
     size_t n;
-    char topics[512]; /* "default (1 mixed), test (1 prefill, 0 decode)": every
-                       * topic and its roles */
+    /* All topics and their roles: "default (1 mixed), test (1 prefill, 0 decode)". */
+    char topics[512];
 };
 
 struct placement {
@@ -66,8 +61,8 @@ struct placement {
 struct directory;
 
 typedef void directory_snapshot_fn(void *arg, enum status st, const struct directory_snapshot *s);
-/* st: OK; ERR_BUSY (one of them is full), ERR_NOT_FOUND (one of them is gone), ERR_UNAVAILABLE (the
- * holder cannot be reached). */
+/* st: OK; ERR_BUSY (a node is full), ERR_NOT_FOUND (a node is gone), ERR_UNAVAILABLE (the directory
+ * server cannot be reached). `fence` grows with every reservation. */
 typedef void directory_reserve_fn(void *arg, enum status st, uint64_t fence);
 
 struct directory_options {
@@ -75,21 +70,21 @@ struct directory_options {
     const char *topic;
     uint32_t renew_ms, lease_ms; /* 700 and 2,400 when 0 */
     struct metrics *metrics;
-    /* local */
-    /* http: the holder */
+    /* http: the directory server */
     const char *http_host;
     uint16_t http_port;
-    struct str secret; /* cluster secret, proves membership to the holder */
+    struct str secret; /* cluster secret, proves membership to the directory server */
     /* redis */
     const char *redis_host, *redis_password;
     uint16_t redis_port;
     int redis_db;
-    /* the holder came back or was first reached: publish again soon */
+    /* The directory server came back or was first reached: publish again soon. */
     void (*on_up)(void *arg);
     void (*on_down)(void *arg, const char *why);
     void *arg;
 };
 
+/* A backend; the wrappers below have the contracts. */
 struct directory_ops {
     const char *name;
     enum status (*open)(const struct directory_options *o, struct directory **out, struct err *err);
@@ -103,7 +98,7 @@ struct directory_ops {
 };
 
 struct directory {
-    const struct directory_ops *ops; /* first member of every row's struct */
+    const struct directory_ops *ops; /* first member of every backend's struct */
 };
 
 extern const struct directory_ops *const DIRECTORY_BACKENDS[]; /* NULL-ended: local, http, redis */
@@ -111,16 +106,23 @@ extern const struct directory_ops *const DIRECTORY_BACKENDS[]; /* NULL-ended: lo
 enum status directory_open(const char *backend, const struct directory_options *o,
                            struct directory **out, struct err *err) MUST_CHECK;
 void directory_close(struct directory *d);
+/* Renews this node's record with its present load; the first call announces the node. */
 void directory_publish(struct directory *d, const struct node_record *me);
+/* Removes the node's record now. */
 void directory_leave(struct directory *d, uint64_t node);
+/* Asks for all live nodes of this topic, and the names of other topics. */
 enum status directory_snapshot(struct directory *d, directory_snapshot_fn *cb,
                                void *arg) MUST_CHECK;
+/* Counts p->tokens on the prefill node and one sequence of p->blocks on the decode node, if both
+ * are alive and have capacity. */
 enum status directory_reserve(struct directory *d, const struct placement *p,
                               directory_reserve_fn *cb, void *arg) MUST_CHECK;
+/* Takes the reservation of a request back. */
 void directory_release(struct directory *d, uint64_t request);
 
 const char *node_role_name(enum node_role r);
-/* JSON object of a record, and back with every bound checked (http and redis rows, /cluster). */
+/* Writes a record as a JSON object, and reads it with every bound checked (http and redis backends,
+ * GET /cluster). */
 void node_record_write(const struct node_record *r, struct buf *out);
 enum status node_record_read(struct str json, struct node_record *out, struct err *err) MUST_CHECK;
 

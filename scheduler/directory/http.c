@@ -1,11 +1,12 @@
-/* http.c - the row `http`: the view is held by another process (server.h), asked by small POST
- * requests.
+/* http.c - the `http` backend: small POST requests to the directory server of another process
+ * (server.h).
  *
- * Several connections are in use at once, so requests may overtake one another. What must not: a
- * renewal is sent only when the one before is answered (the latest record wins), and leave waits
- * for it; reservations have ids of their own (remote.h). While the holder does not answer it is
- * asked every renew_ms, so that on_up comes even when nobody calls. Life: a call on its way holds a
- * pointer to the directory; close frees the client, which ends all calls. Thread: loop. */
+ * Several connections are in use at once, so requests may overtake one another. Where the order
+ * matters, one waits for the other: a renewal is sent only after the one before was answered (the
+ * latest record wins), and so is leave; reservations have ids of their own (remote.h). While the
+ * server does not answer it is asked every renew_ms, so that on_up comes even when nobody calls.
+ * A call in flight holds a pointer to the directory; close frees the client, which ends all
+ * calls. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
 
@@ -28,10 +29,10 @@ struct directory_http {
     struct buf secret;
     struct http_client *client;
     struct loop_timer *probe;
-    bool publishing;        /* a renewal is on its way */
+    bool publishing;        /* a renewal is in flight */
     struct buf next_record; /* the renewal after it; empty: none */
     struct buf leaving;     /* ids of nodes that leave when the renewal is answered */
-    uint32_t n_holds;       /* callbacks under way */
+    uint32_t n_holds;       /* callbacks running */
     bool closed;
 };
 
@@ -44,7 +45,7 @@ struct directory_http_call {
     uint64_t request, id;
 };
 
-/* What an answer says, parsed. */
+/* A parsed answer. */
 struct directory_http_answer {
     enum status st;
     uint64_t fence;
@@ -141,7 +142,7 @@ static void send_releases(struct directory_http *d)
 {
     uint64_t ids[DIRECTORY_RELEASE_MAX];
     struct buf body = { 0 };
-    if (d->remote.state == DIRECTORY_REMOTE_DOWN) return; /* with the first answer */
+    if (d->remote.state == DIRECTORY_REMOTE_DOWN) return; /* they follow the first answer */
     size_t n = directory_remote_take_releases(&d->remote, ids, DIRECTORY_RELEASE_MAX);
     if (n == 0) return;
     begin_body(d, &body);
@@ -201,8 +202,8 @@ static void read_reserved(const cJSON *doc, struct directory_http_answer *a)
     else a->st = ERR_FORMAT;
 }
 
-/* True when the holder was reached, whatever it answered: a call refused as such (malformed, a
- * limit) says nothing about others. */
+/* Returns whether the server works: a call it refused (malformed, a limit) says nothing about
+ * others. */
 static bool read_answer(const struct directory_http *d, const struct directory_http_call *c,
                         enum status st, int http_status, struct str body,
                         struct directory_http_answer *a)
@@ -236,7 +237,7 @@ static bool read_answer(const struct directory_http *d, const struct directory_h
            a->st == ERR_INVALID;
 }
 
-/* The caller's function; after close none is called any more. */
+/* Calls the caller's function, unless the directory was closed. */
 static void deliver(struct directory_http *d, const struct directory_http_call *c,
                     struct directory_http_answer *a)
 {
@@ -284,7 +285,7 @@ static void on_probe(void *arg)
         log_debug("probe not sent", "host=%s port=%u", d->host, d->port);
 }
 
-/* ---- the row ---- */
+/* ---- backend ---- */
 
 static void directory_http_close(struct directory *base)
 {
@@ -301,7 +302,7 @@ static enum status directory_http_open(const struct directory_options *o, struct
 {
     if (!o->http_host || !o->http_host[0] || o->http_port == 0)
         return err_set(err, ERR_CONFIG,
-                       "the directory \"http\" needs the address of the process that holds it");
+                       "the directory \"http\" needs the address of the directory server");
     struct directory_http *d = MEM_NEW(struct directory_http);
     struct http_client_options c = {
         .loop = o->loop,
@@ -351,7 +352,7 @@ static enum status directory_http_reserve(struct directory *base, const struct p
         .op = DIRECTORY_OP_RESERVE, .reserve = cb, .arg = arg, .request = p->request
     };
     struct buf body = { 0 };
-    /* no request waits for a deadline known to pass */
+    /* Do not let the request wait for a timeout. */
     if (d->remote.state == DIRECTORY_REMOTE_DOWN) return ERR_UNAVAILABLE;
     TRY(directory_remote_reserve(&d->remote, p->request, &call.id));
     begin_body(d, &body);
@@ -365,7 +366,7 @@ static enum status directory_http_reserve(struct directory *base, const struct p
                p->ttl_ms);
     enum status st = send_call(d, call, buf_str(&body));
     buf_release(&body);
-    /* it was never asked for */
+    /* Not sent, so nothing was counted. */
     if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
 }

@@ -1,13 +1,13 @@
-/* keys.h - every Redis key of the directory. A topic's keys begin with "baton:{<topic>}:", whose
- * braces put them into one hash slot; ids are 16 hex digits. docs/protocol.md lists the keys with
- * their types, contents and ends.
+/* keys.h - every Redis key of the directory. A topic's keys begin with "baton:{<topic>}:"; the
+ * braces put them into one hash slot. Ids are 16 hex digits. docs/protocol.md lists the keys with
+ * their types, contents and expiry.
  *
- * Scores that are times are compared with Redis's own TIME only. The load of an entry node that died
- * ends with its owner lease, that of a request whose release was lost with its ttl. Everything but
- * the fence may be lost at any moment and comes back by renewals; the fence is raised above what
- * callers have seen.
- * LIMIT: Redis Cluster is not supported, as baton:topics is in another slot; one server, or a
- * failover pair, is. Needs Redis 5 (scripts that ask for TIME and write).
+ * Scores that are times are compared with Redis's own TIME only. The load of an entry node that
+ * died ends with its owner lease, that of a request whose release was lost with its ttl. Everything
+ * but the fence may be lost at any moment and comes back by renewals; the fence is raised above
+ * what callers have seen.
+ * LIMIT: Redis Cluster is not supported, since baton:topics is in another slot; one server or a
+ * failover pair is. Needs Redis 5 (scripts that ask for TIME and write).
  * Thread: any (constants). */
 #ifndef BATON_SCHEDULER_DIRECTORY_KEYS_H
 #define BATON_SCHEDULER_DIRECTORY_KEYS_H

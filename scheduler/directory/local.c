@@ -1,11 +1,11 @@
-/* directory/local.c - the row `local`: the definition of what a directory does, in plain structs on
- * one thread.
+/* local.c - the `local` backend: the definition of what a directory does, in plain structs on one
+ * thread.
  *
- * Nodes, reservations and owners (entries in other processes) end by this process's monotonic
- * clock; what has ended is taken out at the start of every operation, so nothing that has ended is
- * ever seen. Load is kept per node id apart from the record: a node whose lease lapsed for a moment
- * comes back with the load that is still placed on it. Bounds: DIRECTORY_NODES_MAX nodes and
- * owners, RESERVATIONS_MAX reservations, CALLS_MAX answers on their way. Thread: loop. */
+ * Nodes, reservations and owners (entry nodes in other processes) expire by this process's
+ * monotonic clock. Every operation first removes what has expired. Load is kept per node id, apart
+ * from the record: a node whose lease lapsed for a moment comes back with the load that is still
+ * placed on it. Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations,
+ * CALLS_MAX pending answers. Thread: loop. */
 #include "scheduler/directory/local.h"
 
 #include <stdio.h>
@@ -23,12 +23,12 @@
 enum { RESERVATIONS_MAX = 1 << 18, CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
 
 struct directory_local_node {
-    struct list link; /* by_lease: the first to end is the first */
+    struct list link; /* by_lease, in order of the end */
     struct node_record record;
     uint64_t end_ms;
 };
 
-/* What reservations count on one node; lives while there are any. */
+/* The load that reservations count on one node; exists while there are any. */
 struct directory_local_load {
     uint64_t node, tokens;
     uint32_t seqs, blocks, n_refs;
@@ -42,13 +42,13 @@ struct directory_local_owner {
 
 struct directory_local_reservation {
     struct list link;  /* by_end */
-    struct list owned; /* directory_local_owner.owned; alone for this process's own */
+    struct list owned; /* directory_local_owner.owned; unlinked for this process's own */
     uint64_t id, end_ms;
     uint32_t tokens, blocks;
     struct directory_local_load *prefill, *decode;
 };
 
-/* An answer that the next turn of the loop gives; neither function: on_up. */
+/* An answer to be given in the next turn of the loop. Both functions NULL: on_up. */
 struct directory_local_call {
     struct list link;
     directory_snapshot_fn *snapshot;
@@ -132,8 +132,8 @@ static void owner_drop(struct directory_local *d, struct directory_local_owner *
     mem_free(o);
 }
 
-/* Take out what has ended; the lists are in order of the end, so this looks at one entry more than
- * it takes out. */
+/* Removes what has expired. The lists are in order of the end, so this looks at one element more
+ * than it removes. */
 static void sweep(struct directory_local *d)
 {
     uint64_t now = clock_ms();
@@ -212,7 +212,7 @@ void directory_local_leave(struct directory *base, uint64_t node)
 void directory_local_raise_fence(struct directory *base, uint64_t seen)
 {
     struct directory_local *d = self_of(base);
-    /* a number nobody could have been given is no news */
+    /* A number that nobody can have been given is ignored. */
     if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen;
 }
 
@@ -333,8 +333,8 @@ static void answer(struct directory_local *d, const struct directory_local_call 
     }
 }
 
-/* Answers that callbacks ask for are given in the next turn, so a callback that asks again does not
- * hold the loop. */
+/* Calls made inside callbacks are answered in the next turn, so that a callback that asks again
+ * does not block the loop. */
 static void on_wake(void *arg)
 {
     struct directory_local *d = arg;
@@ -364,7 +364,7 @@ static enum status queue_answer(struct directory_local *d, struct directory_loca
     return OK;
 }
 
-/* ---- the row ---- */
+/* ---- backend ---- */
 
 static enum status directory_local_open(const struct directory_options *o, struct directory **out,
                                         struct err *err)
@@ -401,7 +401,7 @@ static void directory_local_close(struct directory *base)
 static void directory_local_publish_own(struct directory *base, const struct node_record *me)
 {
     enum status st = directory_local_publish(base, me);
-    (void)st; /* said there; the next renewal tries again */
+    (void)st; /* logged there; the next renewal tries again */
 }
 
 static enum status directory_local_snapshot(struct directory *base, directory_snapshot_fn *cb,

@@ -1,9 +1,9 @@
-/* record.c - a node's record as a JSON object, and back with every bound checked.
+/* record.c - writes a node's record as a JSON object and reads it with every bound checked.
  *
- * Ids (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every reader
- * keeps them exactly. Members a reader does not know are ignored and absent ones are 0, so that
- * nodes of neighbouring versions understand each other; without node, topic and role there is no
- * record. Thread: any (pure functions). */
+ * Ids (node, model) are 16 hex digits; quantities are numbers, at most 2^53 so that every JSON
+ * reader keeps them exactly. Unknown members are ignored and absent ones are 0, so that nodes of
+ * neighbouring versions understand each other; node, topic and role are required. Thread: any (pure
+ * functions). */
 #include <string.h>
 
 #include "scheduler/directory/wire.h"
@@ -11,7 +11,7 @@
 #define QUANTITY_MAX (INT64_C(1) << 53)
 
 enum {
-    /* More than any node has; sums of DIRECTORY_NODES_MAX of them stay far from overflow. */
+    /* More than any node has; the sum over DIRECTORY_NODES_MAX nodes cannot overflow. */
     SEQS_MAX = 1 << 20,
     TOKENS_MAX = 1 << 30
 };

@@ -1,10 +1,9 @@
-/* directory/redis.c - the row `redis`: the view lives in a Redis server that all nodes of a cluster
- * reach.
+/* redis.c - the `redis` backend: the state is in a Redis server that all nodes of a cluster reach.
  *
- * Each operation is one script call (scripts.h) on the keys of keys.h. Calls on one connection are
- * carried out in order. Leases end by the server's clock. A server that was restarted or flushed
- * knows nothing: nodes publish at their next renewal, reservations are simply gone, the fence is
- * raised above what this entry has seen. Life: a call on its way holds a pointer to the directory;
+ * Each operation is one script call (scripts.h) on the keys of keys.h. Redis executes the calls of
+ * one connection in order. Leases end by the server's clock. After the server was restarted or
+ * flushed, nodes publish again at their next renewal, reservations are gone, and the fence is
+ * raised above what this entry node has seen. A call in flight holds a pointer to the directory;
  * close frees the connection, which ends all calls. Thread: loop. */
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +17,7 @@
 #include "shared/base/mem.h"
 #include "shared/net/redis/redis.h"
 
-/* Sums read from the server are cut to what later sums cannot overflow. */
+/* Sums read from the server are limited, so that later sums cannot overflow. */
 #define TOKENS_SUM_MAX (UINT64_C(1) << 53)
 enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 4, COUNT_MAX = 1 << 30 };
 
@@ -28,7 +27,7 @@ struct directory_redis {
     char topic[NODE_NAME_MAX];
     char owner[ID_TEXT], lease[NUMBER_TEXT];
     struct redis *redis;
-    uint32_t n_holds; /* callbacks under way */
+    uint32_t n_holds; /* callbacks running */
     bool closed;
 };
 
@@ -56,8 +55,8 @@ static void unhold(struct directory_redis *d)
 
 static void on_reply(void *arg, enum status st, const redisReply *reply);
 
-/* One call: the topic's prefix and key2 (may be NULL) are the keys; the entry, the lease and args
- * the arguments. */
+/* Sends one call. Keys: the topic's prefix and key2 (may be NULL). Arguments: the owner, the lease
+ * and args. */
 static enum status call_script(struct directory_redis *d, struct directory_redis_call call,
                                const char *script, const char *topic, const char *key2, int n_args,
                                const char *const *args)
@@ -106,7 +105,7 @@ static void send_releases(struct directory_redis *d)
 
 /* ---- replies ---- */
 
-/* The text of element i, or an empty one. */
+/* Returns the text of element i, or an empty one. */
 static struct str text_at(const redisReply *list, size_t i)
 {
     const redisReply *e = i < list->elements ? list->element[i] : NULL;
@@ -114,7 +113,8 @@ static struct str text_at(const redisReply *list, size_t i)
     return (struct str){ e->str, (size_t)e->len };
 }
 
-/* A count, 0 when it is missing or below (load whose reservations were lost one-sidedly). */
+/* Returns a count; 0 when it is missing or negative (reservations were lost, their load was
+ * not). */
 static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
 {
     int64_t v = 0;
@@ -152,7 +152,7 @@ static void read_topics(const redisReply *list, char *out, size_t cap)
         struct str rest = text_at(list, i + 1), word;
         snprintf(name, sizeof name, "%.*s", STR_ARG(text_at(list, i)));
         if (!directory_topic_is_valid(name)) continue;
-        str_split(&rest, ' ', &word); /* its end, which the script has looked at */
+        str_split(&rest, ' ', &word); /* the end of its lease, which the script has checked */
         for (enum node_role role = ROLE_MIXED; role <= ROLE_DECODE && str_split(&rest, ' ', &word);
              role++) {
             int64_t v = 0;
@@ -219,12 +219,12 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
 {
     struct directory_redis_call *c = arg;
     struct directory_redis *d = c->d;
-    if (!d->closed) { /* else the connection is being freed */
+    if (!d->closed) { /* closed: the connection is being freed */
         d->n_holds++;
         deliver(d, c, st, reply);
         if (!d->closed && st == OK) directory_remote_up(&d->remote);
-        /* Losing the connection is said by on_down; a server that answers with errors (read-only,
-         * out of memory) is no use either. */
+        /* on_down reports a lost connection. A server that answers with errors (read-only, out of
+         * memory) counts as down too. */
         if (!d->closed && st == ERR_IO)
             directory_remote_down(&d->remote, "the server refuses the directory's scripts");
         if (!d->closed && st == OK) send_releases(d);
@@ -237,12 +237,12 @@ static void on_loaded(void *arg, enum status st, const redisReply *reply)
 {
     (void)arg;
     (void)reply;
-    /* the lease ends by itself */
+    /* Not fatal: the lease ends by itself. */
     if (st != OK && st != ERR_CANCELED) log_debug("script not loaded", "st=%s", status_name(st));
 }
 
-/* The leave script runs once, when the process is about to end: a first try that Redis does not
- * know would have no second. */
+/* The leave script runs once, when the process is about to end. It is loaded ahead, since there
+ * would be no time for a second try if Redis did not know it. */
 static void load_leave_script(struct directory_redis *d)
 {
     const char *args[] = { "SCRIPT", "LOAD", DIRECTORY_SCRIPT_LEAVE };
@@ -269,7 +269,7 @@ static void on_down(void *arg, const char *why)
     unhold(d);
 }
 
-/* ---- the row ---- */
+/* ---- backend ---- */
 
 static enum status directory_redis_open(const struct directory_options *o, struct directory **out,
                                         struct err *err)
@@ -315,7 +315,7 @@ static void directory_redis_publish(struct directory *base, const struct node_re
     char node[ID_TEXT], max_seqs[NUMBER_TEXT], n_blocks[NUMBER_TEXT], fence[NUMBER_TEXT],
         limit[NUMBER_TEXT];
     struct buf record = { 0 };
-    if (!redis_is_up(d->redis)) return; /* the next renewal */
+    if (!redis_is_up(d->redis)) return; /* the next renewal tries again */
     node_record_write(me, &record);
     id_text(node, me->node);
     number_text(max_seqs, me->max_seqs);
@@ -374,7 +374,7 @@ static enum status directory_redis_reserve(struct directory *base, const struct 
     const char *args[] = { id, prefill, decode, tokens, blocks, ttl, fence };
     enum status st = call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL, COUNT_OF(args),
                                  args);
-    /* it was never asked for */
+    /* Not sent, so nothing was counted. */
     if (st != OK) directory_remote_on_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0);
     return st;
 }

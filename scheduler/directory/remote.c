@@ -11,9 +11,10 @@
 struct directory_remote_reservation {
     struct list link;
     uint64_t request, id;
-    bool awaited; /* the holder's answer is not here yet */
-    bool over;    /* dropped while awaited: owed when the answer comes, so that the release
-                   * cannot overtake it */
+    bool awaited; /* the server's answer has not come */
+    /* Dropped while awaited: the release becomes pending when the answer comes, so that it cannot
+     * overtake the reservation. */
+    bool over;
 };
 
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
@@ -28,11 +29,11 @@ void directory_remote_init(struct directory_remote *r, const struct directory_op
     if (!o->metrics) return;
     snprintf(labels, sizeof labels, "row=\"%s\"", backend);
     r->m_up = metrics_gauge(o->metrics, "baton_directory_up", labels,
-                            "1 while the holder of the directory answers.");
+                            "1 while the directory server answers.");
     r->m_pending_releases = metrics_gauge(o->metrics, "baton_directory_owed_releases", labels,
-                                          "Releases that the holder has not confirmed yet.");
+                                          "Releases that the directory server has not confirmed.");
     r->m_failures = metrics_counter(o->metrics, "baton_directory_failures_total", labels,
-                                    "Calls to the holder of the directory that failed.");
+                                    "Calls to the directory server that failed.");
 }
 
 static void list_free(struct list *l)

@@ -1,13 +1,12 @@
-/* remote.h - what the rows with a holder elsewhere (http, redis) share: is it reached, which
- * reservations does this entry hold there, which releases does it still owe.
+/* remote.h - shared by the backends whose state is in another process (http, redis): whether the
+ * server answers, which reservations this entry node has there, and which releases are pending.
  *
- * A reservation is named at the holder by a random id of its own, made here per attempt: a release
- * that overtakes or is overtaken by the next reservation of the same request cannot touch it, and
- * one whose answer was lost can still be taken back. Releases are owed until the holder has
- * confirmed them, in batches, one on its way at a time: a holder that was away for a while does not
- * keep load for ever. What an entry that died holds there ends with its `owner` lease, which every
- * call renews. Bound: DIRECTORY_REMOTE_RESERVATIONS_MAX reservations held and owed. Thread:
- * loop. */
+ * Each attempt gets a random id for its reservation, so that a release can never hit a later
+ * reservation of the same request, and a reservation whose answer was lost can be taken back.
+ * Releases stay pending until the server has confirmed them, one batch in flight at a time, so that
+ * load does not stay counted after the server was away. The reservations of an entry node that
+ * died end with its `owner` lease, which every call renews. At most
+ * DIRECTORY_REMOTE_RESERVATIONS_MAX reservations are held or pending. Thread: loop. */
 #ifndef BATON_SCHEDULER_DIRECTORY_REMOTE_H
 #define BATON_SCHEDULER_DIRECTORY_REMOTE_H
 
@@ -17,7 +16,7 @@
 
 enum { DIRECTORY_REMOTE_RESERVATIONS_MAX = 1 << 16, DIRECTORY_REMOTE_TIMEOUT_MS = 1000 };
 
-/* What an answer of the holder is to. */
+/* The operation that a call asks for. */
 enum directory_op {
     DIRECTORY_OP_PUBLISH,
     DIRECTORY_OP_LEAVE,
@@ -35,11 +34,11 @@ enum directory_remote_state {
 struct directory_remote {
     struct directory_options o; /* strings are not used */
     enum directory_remote_state state;
-    uint64_t owner;          /* this entry, as the holder knows it */
+    uint64_t owner;          /* random: this entry node's name at the server */
     uint64_t fence;          /* the highest seen */
     struct map reservations; /* by request */
     struct list pending_releases, inflight_releases;
-    size_t n_all; /* held, owed and being sent */
+    size_t n_all; /* held, pending and in flight */
     struct gauge *m_up, *m_pending_releases;
     struct counter *m_failures;
 };
@@ -47,22 +46,23 @@ struct directory_remote {
 void directory_remote_init(struct directory_remote *r, const struct directory_options *o,
                            const char *backend);
 void directory_remote_release(struct directory_remote *r);
-/* The holder answered, or did not: on_up and on_down once per change. They may close the
+/* The server answered, or did not. Calls on_up or on_down once per change; these may close the
  * directory. */
 void directory_remote_up(struct directory_remote *r);
 void directory_remote_down(struct directory_remote *r, const char *why);
 
-/* A new reservation of `request`: its id at the holder. ERR_FULL at the bound. */
+/* Registers a new reservation of `request` and returns its id at the server. ERR_FULL at the
+ * bound. */
 enum status directory_remote_reserve(struct directory_remote *r, uint64_t request,
                                      uint64_t *id) MUST_CHECK;
-/* The holder's answer to it. Anything but OK, ERR_BUSY, ERR_NOT_FOUND leaves open whether it was
- * counted: it is owed a release. */
+/* The server's answer to a reservation. After anything but OK, ERR_BUSY or ERR_NOT_FOUND it is
+ * unknown whether the load was counted, so a release becomes pending. */
 void directory_remote_on_reserved(struct directory_remote *r, uint64_t request, uint64_t id,
                                   enum status st, uint64_t fence);
-/* `request` is over. */
+/* `request` is over: its release becomes pending. */
 void directory_remote_drop(struct directory_remote *r, uint64_t request);
-/* The next batch of owed releases; 0 when there is none or one is on its way. Answered by
- * directory_remote_on_released. */
+/* Takes the next batch of pending releases; 0 when there is none or one is in flight. The caller
+ * reports the outcome to directory_remote_on_released. */
 size_t directory_remote_take_releases(struct directory_remote *r, uint64_t *ids, size_t cap);
 void directory_remote_on_released(struct directory_remote *r, bool confirmed);
 

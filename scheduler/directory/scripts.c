@@ -1,11 +1,15 @@
-/* scripts.c - see scripts.h. The shared part is put before each script: Redis has no modules for
- * scripts. */
+/* scripts.c - see scripts.h. Each script begins with the shared functions, since Redis has no
+ * modules for scripts. */
 #include "scheduler/directory/scripts.h"
 
-/* now: the server's time in ms. keep: let a key live at least ms more. count: add to a node's
- * placed load, which goes when nothing is placed. drop: end one reservation. hear: renew the
- * entry's lease. sweep: end what is past its end. raise: lift the fence. Differences are written 0
- * - x, since HINCRBY refuses "-0". */
+/* now     the server's time in ms
+ * keep    lets a key live at least `ms` more
+ * count   adds to a node's placed load; deletes it when nothing is placed
+ * drop    ends one reservation
+ * hear    renews the lease of the calling entry node
+ * sweep   ends what has expired
+ * raise   raises the fence to at least `seen`
+ * Differences are written 0 - x, since HINCRBY refuses "-0". */
 #define COMMON                                                                                     \
     "local P = KEYS[1]\n"                                                                          \
     "local time = redis.call('TIME')\n"                                                            \
@@ -52,7 +56,7 @@
     "redis.call('SET', P .. 'fence', seen) end\n"                                                  \
     "end\n"
 
-/* The set of ids is bounded; ids of nodes that are gone make room at the next snapshot. */
+/* The set of ids is bounded; the next snapshot removes the ids of nodes that are gone. */
 const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
     "hear()\n"
     "raise(ARGV[8])\n"
@@ -66,8 +70,8 @@ const char DIRECTORY_SCRIPT_PUBLISH[] = COMMON
     "redis.call('PEXPIRE', key, ARGV[2])\n"
     "return 1\n";
 
-/* The registry's field of a topic is written by whoever takes a snapshot of that topic, and is true
- * for one lease. */
+/* A snapshot of a topic writes the topic's field in the hash of topics; the field is valid for one
+ * lease. */
 const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "hear()\n"
     "sweep()\n"
@@ -105,7 +109,7 @@ const char DIRECTORY_SCRIPT_SNAPSHOT[] = COMMON
     "end\n"
     "return { nodes, topics }\n";
 
-/* Both nodes are checked and counted in this one step, so two entries cannot both take the last
+/* Both nodes are checked and counted in one step, so that two entry nodes cannot both take the last
  * place. */
 const char DIRECTORY_SCRIPT_RESERVE[] = COMMON
     "local id, p, d, tokens, blocks, ttl = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], "

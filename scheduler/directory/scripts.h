@@ -1,25 +1,24 @@
-/* scripts.h - the Lua scripts of the row `redis`: one atomic step each (keys.h names the keys).
+/* scripts.h - the Lua scripts of the `redis` backend: one atomic step each (keys.h names the keys).
  *
- * Common to all: KEYS[1] is the topic's prefix; ARGV[1] the calling entry, ARGV[2] lease_ms. Work
- * is bounded: a sweep takes out at most 256 + 256 ended reservations per call, a snapshot reads the
- * nodes of one topic. Thread: constants. */
+ * All scripts: KEYS[1] is the topic's prefix, ARGV[1] the calling entry node, ARGV[2] lease_ms.
+ * Work is bounded: a sweep removes at most 256 + 256 ended reservations per call, a snapshot reads
+ * the nodes of one topic. Thread: any (constants). */
 #ifndef BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
 #define BATON_SCHEDULER_DIRECTORY_SCRIPTS_H
 
-/* Renew a node's record. ARGV[3..8] node, record, role, max_seqs, n_blocks, highest fence seen.
+/* Renews a node's record. ARGV[3..8] node, record, role, max_seqs, n_blocks, highest fence seen.
  * Returns 1, or 0 when the topic has its limit of nodes (ARGV[9]). */
 extern const char DIRECTORY_SCRIPT_PUBLISH[];
-/* KEYS[2] the registry of topics; ARGV[3] topic, ARGV[4] most topics. Returns { nodes, topics }:
- * nodes is a flat list of record, tokens, seqs, blocks; topics a flat list of name, "end mixed
- * prefill decode". */
+/* Reads the live nodes. KEYS[2] the hash of topics; ARGV[3] topic, ARGV[4] most topics. Returns
+ * { nodes, topics }: nodes is a flat list of record, tokens, seqs, blocks; topics a flat list of
+ * name, "end mixed prefill decode". */
 extern const char DIRECTORY_SCRIPT_SNAPSHOT[];
-/* Count a placement. ARGV[3..9] id, prefill (or decode again), decode, tokens, blocks, ttl_ms,
+/* Counts a placement. ARGV[3..9] id, prefill (or decode again), decode, tokens, blocks, ttl_ms,
  * highest fence seen. Returns the fence as text, "busy" or "gone". */
 extern const char DIRECTORY_SCRIPT_RESERVE[];
-/* Take reservations back: ARGV[3..] ids. Those that do not exist are no error. Returns how many
- * did. */
+/* Takes reservations back: ARGV[3..] ids. Unknown ids are no error. Returns how many existed. */
 extern const char DIRECTORY_SCRIPT_RELEASE[];
-/* Remove a node's record: ARGV[3] node. Its placed load stays until it is released. */
+/* Removes a node's record: ARGV[3] node. Its placed load stays until it is released. */
 extern const char DIRECTORY_SCRIPT_LEAVE[];
 
 #endif

@@ -1,8 +1,8 @@
-/* server.c - see server.h; the bodies are described in directory/wire.h.
+/* server.c - see server.h; wire.h describes the bodies.
  *
- * Every request is answered inside its handler: the view is in this process's memory. Nothing of a
- * request is read before its proof was checked, except its length. After stop the view is not
- * touched any more, requests still open get 503. Thread: loop. */
+ * Every request is answered inside its handler, since the state is in this process's memory. A body
+ * is parsed only after its proof was checked. After stop the local directory is not touched any
+ * more; requests still open get 503. Thread: loop. */
 #include "scheduler/directory/server.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ struct directory_server {
     void *done_arg;
 };
 
-/* Fills `out` (one JSON object) and returns OK, or says in err why not. */
+/* Writes one JSON object to `out` and returns OK, or fills in err. */
 typedef enum status directory_server_fn(struct directory_server *s, const cJSON *body,
                                         struct buf *out, struct err *err);
 
@@ -171,7 +171,7 @@ static enum status handle_request(struct directory_server *s, const struct http_
 {
     if (!s->local)
         return err_set(err, ERR_UNAVAILABLE,
-                       "this node is shutting down and holds the directory no longer");
+                       "this node is shutting down and no longer serves the directory");
     if (!is_member(s, x)) {
         log_warn("directory call refused", "peer=%s why=\"the cluster secret does not match\"",
                  http_peer(x));

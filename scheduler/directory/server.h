@@ -1,9 +1,9 @@
-/* server.h - the holder's side of the `http` row: a local directory behind POST
- * /cluster/v1/{publish,leave,snapshot, reserve,release}, so that a launcher, a router or a prefill
- * node can hold the view for the others.
+/* server.h - the directory server: serves a local directory to `http` backends elsewhere, over POST
+ * /cluster/v1/{publish,leave,snapshot,reserve,release}. A launcher, a router or a prefill node runs
+ * it for the others.
  *
- * Requests carry "Authorization: Baton <hex HMAC-SHA256(secret, method path body)>" when a secret
- * is set; others get 401. Thread: loop. Life cycle: start, stop (then `done`). */
+ * When a secret is set, requests must carry "Authorization: Baton <hex HMAC-SHA256(secret, method
+ * path body)>"; others get 401. Life cycle: start, stop (then `done`). Thread: loop. */
 #ifndef BATON_SCHEDULER_DIRECTORY_SERVER_H
 #define BATON_SCHEDULER_DIRECTORY_SERVER_H
 
@@ -11,8 +11,7 @@
 
 struct directory_server;
 
-/* `local`: a directory of row "local" (kept, borrowed): it may also be used directly by this
- * process. */
+/* `local` is a directory of backend "local", borrowed until stop; this process may use it too. */
 enum status directory_server_start(struct loop *loop, struct directory *local, const char *host,
                                    uint16_t port, struct str secret, struct directory_server **out,
                                    struct err *err) MUST_CHECK;

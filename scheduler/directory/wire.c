@@ -1,4 +1,4 @@
-/* directory/wire.c - see directory/wire.h. */
+/* wire.c - see wire.h. */
 #include "scheduler/directory/wire.h"
 
 #include <stdio.h>
@@ -85,8 +85,8 @@ static int by_name(const void *a, const void *b)
                   ((const struct directory_topic *)b)->name);
 }
 
-/* A topic of mixed nodes lacks nothing; in any other the reader wants to see which of the two roles
- * is missing. */
+/* A topic of mixed nodes lacks nothing. In any other topic both counts are written, so that the
+ * reader sees which role is missing. */
 static void write_one(const struct directory_topic *t, struct buf *b)
 {
     buf_printf(b, "%s (", t->name);
