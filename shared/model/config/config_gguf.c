@@ -300,20 +300,13 @@ static const struct {
     { "attention.temperature_scale", 0 },
 };
 
-static bool understands(const struct model_ops *family, const char *name)
-{
-    for (const char *const *u = family->understands; u && *u; u++)
-        if (strcmp(*u, name) == 0) return true;
-    return false;
-}
-
 static enum status refuse_unknown_arithmetic(const struct gguf *g, const struct model_config *c,
                                              const struct model_ops *family, struct err *err)
 {
     struct arch_key k;
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++) {
         double v = REFUSED[i].neutral;
-        if (understands(family, REFUSED[i].name)) continue;
+        if (model_understands(family, REFUSED[i].name)) continue;
         TRY(gguf_get_f64(g, key_of(&k, c, REFUSED[i].name), -1e300, 1e300, &v, err));
         if (v != REFUSED[i].neutral)
             return err_field(err, ERR_UNSUPPORTED, k.text,

@@ -69,13 +69,6 @@ static bool is_off(const cJSON *v, enum config_off off)
     return cJSON_IsNumber(v) && off != OFF_TRUE && v->valuedouble == (off == OFF_ONE ? 1.0 : 0.0);
 }
 
-static bool understands(const struct model_ops *family, const char *name)
-{
-    for (const char *const *u = family->understands; u && *u; u++)
-        if (strcmp(*u, name) == 0) return true;
-    return false;
-}
-
 /* Block-wise f8 as DeepSeek publishes it is understood; every other method stores its weights in
  * ways of its own. */
 static enum status check_quantization(const cJSON *o, struct err *err)
@@ -116,7 +109,7 @@ enum status config_hf_refuse(const cJSON *o, const struct model_ops *family, str
     static const char *const ACTIVATIONS[] = { "silu", "swish", NULL };
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++) {
         const cJSON *v = json_member(o, REFUSED[i].name);
-        if (!v || is_off(v, REFUSED[i].off) || understands(family, REFUSED[i].name)) continue;
+        if (!v || is_off(v, REFUSED[i].off) || model_understands(family, REFUSED[i].name)) continue;
         return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name,
                          "\"%s\" asks for %s, which %s models here do not have", REFUSED[i].name,
                          REFUSED[i].what, family->name);

@@ -25,6 +25,13 @@ bool model_no_draft(const struct model_config *c, struct str name)
     return false;
 }
 
+bool model_understands(const struct model_ops *family, const char *name)
+{
+    for (const char *const *u = family->understands; u && *u; u++)
+        if (strcmp(*u, name) == 0) return true;
+    return false;
+}
+
 const struct model_ops *model_registry_find(const char *arch, struct err *err)
 {
     struct buf known = { 0 };

@@ -53,5 +53,7 @@ extern const struct model_ops model_llama_ops, model_qwen2_ops, model_qwen3_ops,
 
 /* The row that lists `arch`; otherwise NULL, and *err (required) lists every name there is. */
 const struct model_ops *model_registry_find(const char *arch, struct err *err);
+/* True when `understands` of the family lists `name`. */
+bool model_understands(const struct model_ops *family, const char *name);
 
 #endif
