@@ -113,45 +113,41 @@ TEST(tokenizer_ignore_merges_takes_whole_pieces)
     }
 }
 
+#define ADDED_TOKENS(list)        ",\"added_tokens\":[" list "]"
 #define ADDED(id, content, flags) "{\"id\":" #id ",\"content\":\"" content "\"" flags "}"
 
 /* What one token swallows behind itself may be the beginning of the next. */
 TEST(tokenizer_added_tokens_share_white_space)
 {
-    struct tokenizer *t = from_json(
-        SMALL("",
-              ",\"added_tokens\":[" ADDED(
-                  8, "<x>",
-                  ",\"rstrip\":true,\"normalized\":false") "," ADDED(9, " d",
-                                                                     ",\"lstrip\":true,"
-                                                                     "\"normalized\":false") "]"),
-        "");
+    /* clang-format off */
+    struct tokenizer *t = from_json(SMALL("", ADDED_TOKENS(
+        ADDED(8, "<x>", ",\"rstrip\":true,\"normalized\":false") ","
+        ADDED(9, " d", ",\"lstrip\":true,\"normalized\":false"))), "");
+    /* clang-format on */
     CHECK_IDS(t, "<x> d", false, "8,9");
     CHECK_IDS(t, "<x>   d a", false, "8,9,4,0");
     CHECK_IDS(t, "<x>   da", false, "8,9,0");
     CHECK_IDS(t, "a   d<x>  ab", false, "0,9,8,5");
     CHECK_IDS(t, " d d", false, "9,9");
     tokenizer_free(t);
-    t = from_json(
-        SMALL("", ",\"added_tokens\":[" ADDED(
-                      8, "  ", ",\"lstrip\":true,\"rstrip\":true,\"normalized\":false") "]"),
-        "");
+    /* clang-format off */
+    t = from_json(SMALL("", ADDED_TOKENS(
+        ADDED(8, "  ", ",\"lstrip\":true,\"rstrip\":true,\"normalized\":false"))), "");
+    /* clang-format on */
     CHECK_IDS(t, "a    b     c", false, "0,8,1,8,2"); /* one takes all there is */
     tokenizer_free(t);
 }
 
 TEST(tokenizer_added_tokens_are_cut_out_first)
 {
-    struct tokenizer *t = from_json(
-        SMALL(
-            "",
-            ",\"added_tokens\":[" ADDED(8, "<s>", ",\"special\":true") "," ADDED(9, "<s>a", ",\"special\":false,\"normalized\":false") "," ADDED(
-                10, "L",
-                ",\"lstrip\":true") "," ADDED(11, "R",
-                                              ",\"rstrip\":true") "," ADDED(12, "ba",
-                                                                            ",\"single_word\":"
-                                                                            "true") "]"),
-        "");
+    /* clang-format off */
+    struct tokenizer *t = from_json(SMALL("", ADDED_TOKENS(
+        ADDED(8, "<s>", ",\"special\":true") ","
+        ADDED(9, "<s>a", ",\"special\":false,\"normalized\":false") ","
+        ADDED(10, "L", ",\"lstrip\":true") ","
+        ADDED(11, "R", ",\"rstrip\":true") ","
+        ADDED(12, "ba", ",\"single_word\":true"))), "");
+    /* clang-format on */
     CHECK_IDS(t, "ab<s>c", false, "5,8,2");
     CHECK_IDS(t, "<s>abc", false, "9,1,2"); /* the longest */
     CHECK_IDS(t, "<s<s>", false, "8");
@@ -173,11 +169,11 @@ TEST(tokenizer_added_tokens_are_cut_out_first)
 
 TEST(tokenizer_normalized_added_tokens_match_in_normal_form)
 {
-    struct tokenizer *t = from_json(
-        SMALL("", ",\"normalizer\":{\"type\":\"NFC\"},\"added_tokens\":[" ADDED(
-                      8, "\u00e9", ",\"normalized\":true") "," ADDED(9, "\u00fc",
-                                                                     ",\"normalized\":false") "]"),
-        "");
+    /* clang-format off */
+    struct tokenizer *t = from_json(SMALL("", ",\"normalizer\":{\"type\":\"NFC\"}" ADDED_TOKENS(
+        ADDED(8, "\u00e9", ",\"normalized\":true") ","
+        ADDED(9, "\u00fc", ",\"normalized\":false"))), "");
+    /* clang-format on */
     CHECK_IDS(t, "ae\u0301\u00e9", false, "0,8,8");
     CHECK_IDS(t,
               "\u00fc"
@@ -187,15 +183,15 @@ TEST(tokenizer_normalized_added_tokens_match_in_normal_form)
     tokenizer_free(t);
 }
 
+/* clang-format off */
 #define TEMPLATE                                                                                   \
-    ",\"added_tokens\":[" ADDED(8, "<s>", ",\"special\":true") "," ADDED(                          \
-        9, "</s>", ",\"special\":true") "],\"post_processor\":{\"type\":\"Sequence\","             \
-                                        "\"processors\":[{\"type\":\"ByteLevel\"},{\"type\":"      \
-                                        "\"TemplateProcessing\",\"single\":["                      \
-                                        "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{"      \
-                                        "\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],"             \
-                                        "\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[8]," \
-                                        "\"tokens\":[\"<s>\"]}}}]}"
+    ADDED_TOKENS(ADDED(8, "<s>", ",\"special\":true") "," ADDED(9, "</s>", ",\"special\":true"))   \
+    ",\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"},"         \
+    "{\"type\":\"TemplateProcessing\",\"single\":["                                               \
+    "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},"                                           \
+    "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],"                                                \
+    "\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[8],\"tokens\":[\"<s>\"]}}}]}"
+/* clang-format on */
 #define ENDS "\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"}"
 
 TEST(tokenizer_puts_begin_and_end_as_the_files_say)
