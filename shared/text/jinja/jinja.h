@@ -1,11 +1,12 @@
 /* jinja.h - the template language of chat templates, as Hugging Face configures it.
  *
- * trim_blocks and lstrip_blocks on, one trailing newline of the template removed, no autoescape,
- * undefined prints as "" and is false. A template is parsed once (read-only afterwards, shared by
- * threads) and rendered with variables given as JSON. Hostile templates and data are bounded:
- * nesting, steps, output size and call depth have limits (ERR_TOO_LONG). The grammar, filters,
- * tests and methods covered are listed at the top of jinja_parse.c and jinja_eval.c. Thread: parse
- * on one, render on any. */
+ * trim_blocks and lstrip_blocks are on, one trailing newline of the template is removed, nothing is
+ * autoescaped, undefined prints as "" and is false.
+ * A template is parsed once and rendered with variables given as JSON. Nesting, steps, memory and
+ * output size are limited (ERR_TOO_LONG), so hostile templates and data do no harm.
+ * What is covered: statements in jinja_parse.c, expressions in jinja_expr.c, filters and tests in
+ * jinja_filters*.c, methods and functions in jinja_attr.c and jinja_string_methods.c.
+ * Thread: parse on one; then read-only, render on any. */
 #ifndef BATON_TEXT_JINJA_JINJA_H
 #define BATON_TEXT_JINJA_JINJA_H
 
@@ -22,14 +23,14 @@ enum {
     JINJA_DEPTH_MAX = 128
 };
 
-/* ERR_FORMAT names the line and what was expected; ERR_UNSUPPORTED names the construct. `source` is
- * copied. */
+/* Parse `source` (copied). ERR_FORMAT names the line and what was expected, ERR_UNSUPPORTED the
+ * construct. */
 enum status jinja_parse(struct str source, struct jinja **out, struct err *err) MUST_CHECK;
 void jinja_free(struct jinja *t);
-/* Append the rendered text. `vars` is a JSON object whose members become global variables
- * (borrowed). `now` is the Unix time for strftime_now (UTC). raise_exception(msg) gives ERR_INVALID
- * with msg; other errors of the template ERR_FORMAT with the line. Output is undefined after an
- * error. */
+/* Append the rendered text. The members of the JSON object `vars` (borrowed) are the global
+ * variables; `now` is the Unix time for strftime_now (UTC). raise_exception(msg) gives ERR_INVALID
+ * with msg, other errors of the template give ERR_FORMAT with the line. The output is undefined
+ * after an error. */
 enum status jinja_render(const struct jinja *t, const cJSON *vars, int64_t now, struct buf *out,
                          struct err *err) MUST_CHECK;
 

@@ -1,9 +1,9 @@
-/* jinja_ast.h - tokens and the syntax tree of a template (internal to shared/text/jinja_*).
+/* jinja_ast.h - tokens and the syntax tree of a template (internal to shared/text/jinja).
  *
- * Everything lives in the arena of the struct jinja and is read-only after jinja_parse. Chains of
- * operators at one level of precedence are lists, not nested nodes, so the depth of the tree is the
- * depth of the source's nesting, which the parser bounds by JINJA_DEPTH_MAX. Thread: parse on one,
- * read on any. */
+ * Everything lives in the arena of struct jinja and is read-only after jinja_parse. Operators at
+ * one level of precedence form a list, not nested nodes: the tree is as deep as the source is
+ * nested, which the parser bounds by JINJA_DEPTH_MAX.
+ * Thread: parse on one, read on any. */
 #ifndef BATON_TEXT_JINJA_JINJA_AST_H
 #define BATON_TEXT_JINJA_JINJA_AST_H
 
@@ -56,8 +56,8 @@ struct jinja_token {
     struct jv value; /* numbers */
 };
 
-/* Cut normalised source into tokens, ending with TOK_EOF; white space control is applied. *tokens
- * is mem_free'd by the caller. */
+/* Cut normalised source into tokens, ending with TOK_EOF; white space control is applied. The
+ * caller frees *tokens (mem_free). */
 enum status jinja_lex(struct str source, struct arena *arena, struct jinja_token **tokens,
                       struct err *err) MUST_CHECK;
 const char *jinja_tok_name(enum jinja_tok kind);
@@ -67,7 +67,7 @@ enum jinja_expr_kind {
     JX_NAME,
     JX_LIST,
     JX_TUPLE,
-    JX_DICT,  /* JX_DICT: terms have key and expr */
+    JX_DICT,  /* terms have key and expr */
     JX_CHAIN, /* base, then links */
     JX_NEG,
     JX_POS,
@@ -77,8 +77,7 @@ enum jinja_expr_kind {
     JX_COMPARE,
     JX_AND,
     JX_OR,  /* base, then terms with their operators */
-    JX_COND /* base if terms[0] else terms[1] (may be
-             * absent) */
+    JX_COND /* base if terms[0] else terms[1], which may be absent */
 };
 
 struct jinja_term {
@@ -129,7 +128,8 @@ struct jinja_expr {
     struct jinja_link *links;
 };
 
-struct jinja_target {           /* of for and set */
+/* Target of `for` and `set`. */
+struct jinja_target {
     struct str name, attr;      /* attr.p NULL: a plain name */
     struct jinja_target *parts; /* not NULL: a tuple */
     size_t n_parts;
@@ -157,9 +157,9 @@ struct jinja_stmt {
     struct jinja_expr *test;    /* for ... if test */
     struct jinja_link *filters; /* JS_SET_BLOCK */
     struct jinja_target *target;
-    struct jinja_arg *params;        /* JS_MACRO: name and default */
-    struct jinja_stmt *body, *else_; /* else_ of JS_IF is a JS_IF with expr NULL for a plain else;
-                                      * of JS_FOR a body */
+    struct jinja_arg *params; /* JS_MACRO: name and default */
+    /* else_ of JS_IF: another JS_IF, with expr NULL for a plain else; of JS_FOR: a body. */
+    struct jinja_stmt *body, *else_;
     struct jinja_stmt *next;
 };
 
@@ -167,11 +167,11 @@ struct jinja {
     struct arena arena;
     struct jinja_stmt *body;
     bool reads_parts;  /* loops over the parts of a message's content */
-    bool tests_string; /* asks "is string" somewhere */
-    bool tests_none;   /* asks whether a message's content is none */
+    bool tests_string; /* uses "is string" somewhere */
+    bool tests_none;   /* tests whether a message's content is none */
 };
 
-/* The parser's state; jinja_expr.c parses what stands inside tags, jinja_parse.c the tags. */
+/* The parser's state: jinja_parse.c parses statements, jinja_expr.c expressions. */
 struct jinja_parser {
     struct jinja *t;
     const struct jinja_token *at;
@@ -180,23 +180,23 @@ struct jinja_parser {
 };
 
 void *jinja_new(struct jinja_parser *p, size_t size);
-/* ERR_FORMAT: line, what, what was found */
+/* ERR_FORMAT "line N: expected WHAT, found TOKEN". */
 enum status jinja_expected(struct jinja_parser *p, const char *what) MUST_CHECK;
+/* Count one more level of nesting; ERR_TOO_LONG beyond JINJA_DEPTH_MAX. */
 enum status jinja_deeper(struct jinja_parser *p) MUST_CHECK;
+/* Is the current token this name? jinja_skip*: if it is the one named, step over it. */
 bool jinja_at_name(const struct jinja_parser *p, const char *name);
 bool jinja_skip(struct jinja_parser *p, enum jinja_tok kind);
 bool jinja_skip_name(struct jinja_parser *p, const char *name);
 enum status jinja_expect(struct jinja_parser *p, enum jinja_tok kind) MUST_CHECK;
 enum status jinja_parse_expr(struct jinja_parser *p, bool ternary,
                              struct jinja_expr **out) MUST_CHECK;
-/* One or more expressions with commas between them: more than one (or a trailing comma) make a
- * tuple. */
+/* Parse expressions separated by commas; more than one, or a trailing comma, make a tuple. */
 enum status jinja_parse_tuple(struct jinja_parser *p, bool ternary,
                               struct jinja_expr **out) MUST_CHECK;
-/* "| name(args)" one or more times; the first '|' is optional when `started`. */
+/* Parse one or more "| name(args)"; the first '|' may have been read already. */
 enum status jinja_parse_filters(struct jinja_parser *p, struct jinja_link **out) MUST_CHECK;
-/* True when the expression is a message's content: x.content, x['content'] or a variable named
- * content. */
+/* Is this a message's content: x.content, x['content'] or a variable named content? */
 bool jinja_is_content(const struct jinja_expr *e);
 
 #endif

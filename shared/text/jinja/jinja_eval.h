@@ -1,10 +1,11 @@
-/* jinja_eval.h - scopes, and what expressions and statements need of each other (internal to
- * shared/text/jinja_*).
+/* jinja_eval.h - scopes, and the calls between expressions and statements (internal to
+ * shared/text/jinja).
  *
  * A scope holds the variables set in it and points to the one around it. The template's body, each
- * pass of a for loop, each macro call and each captured block open one; if does not. set writes to
- * the innermost scope only, so what a loop sets is gone after the pass. A macro runs inside the
- * scope that defined it. Thread: the one that renders. */
+ * iteration of a for loop, each macro call and each captured block open a scope; `if` does not.
+ * `set` writes to the innermost scope only: a variable set in a loop is gone after the iteration. A
+ * macro runs inside the scope that defined it.
+ * Thread: the one that renders. */
 #ifndef BATON_TEXT_JINJA_JINJA_EVAL_H
 #define BATON_TEXT_JINJA_JINJA_EVAL_H
 
@@ -31,13 +32,13 @@ enum status jinja_scope_new(struct jinja_run *run, struct jinja_scope *parent,
 enum status jinja_scope_set(struct jinja_run *run, struct jinja_scope *s, struct str name,
                             struct jv value) MUST_CHECK;
 
-/* Evaluate; jinja_eval.c. */
+/* Evaluate an expression; jinja_eval.c. */
 enum status jinja_eval(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e,
                        struct jv *out) MUST_CHECK;
 /* Apply filters to *v, in place. */
 enum status jinja_eval_filters(struct jinja_run *run, struct jinja_scope *s,
                                const struct jinja_link *l, struct jv *v) MUST_CHECK;
-/* Arithmetic of two values; jinja_ops.c. */
+/* Arithmetic, comparison and `in`, and unary operators; jinja_ops.c. */
 enum status jinja_arith(struct jinja_run *run, enum jinja_tok op, const struct jv *a,
                         const struct jv *b, struct jv *out) MUST_CHECK;
 enum status jinja_relate(struct jinja_run *run, enum jinja_tok op, const struct jv *a,
