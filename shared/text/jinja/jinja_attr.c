@@ -1,12 +1,13 @@
-/* jinja_attr.c - members of values, calls with bound arguments, methods of dicts, lists and loops,
- * and global functions.
+/* jinja_attr.c - members of values, methods of dicts, lists and loops, and global functions.
  *
  * x.name looks for a method or attribute first, then for the key; x['name'] the other way round.
- * Both give undefined when there is neither, and are an error on an undefined x. Dict methods:
- * items keys values get pop copy update setdefault. List methods: append pop extend insert index
- * count copy. loop: index index0 revindex revindex0 first last length depth depth0 previtem
- * nextitem cycle() changed(). Functions: range namespace dict raise_exception strftime_now. Thread:
- * the one that renders. */
+ * Both give undefined when there is neither, and are an error on an undefined x.
+ *   dict        items keys values get pop copy update setdefault
+ *   list        append pop extend insert index count copy
+ *   loop        index index0 revindex revindex0 first last length depth depth0 previtem nextitem
+ *               cycle() changed()
+ *   functions   range namespace dict raise_exception strftime_now
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include "shared/base/list.h"
@@ -14,12 +15,14 @@
 #include <string.h>
 #include <time.h>
 
-/* The environment of Hugging Face allows ranges up to this. */
-enum { RANGE_MAX = 100000, STRFTIME_MAX = 4096 };
+enum {
+    RANGE_MAX = 100000, /* as in Jinja's sandbox, which Hugging Face uses */
+    STRFTIME_MAX = 4096
+};
 
 /* ---- dict methods ---- */
 
-/* Keys, values or pairs of a dict as one of the three views. */
+/* List the keys, values or pairs of a dict, as `form` says. */
 static enum status dict_view(struct jinja_run *run, const struct jv_dict *d, enum jv_form form,
                              struct jv *out)
 {
@@ -88,7 +91,8 @@ static enum status dict_put_named(const struct jinja_call *c, struct jv_dict *to
     return OK;
 }
 
-/* What dict(), namespace() and update() accept: a dict or a list of pairs, then names. */
+/* Fill `to` from the arguments of dict(), namespace() or update(): a dict or a list of pairs, then
+ * named values. */
 static enum status dict_fill(const struct jinja_call *c, struct jv_dict *to)
 {
     const struct jv *items;
@@ -158,7 +162,7 @@ static enum status list_extend(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* Position counted from the end when negative. */
+/* Read a position; a negative one counts from the end. */
 static enum status list_position(const struct jinja_call *c, const struct jv *v, int64_t absent,
                                  int64_t *out)
 {
@@ -227,7 +231,7 @@ static enum status list_copy(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* The first two are a tuple's as well. */
+/* Tuples have the first two only (method_of). */
 static const struct jinja_fn list_methods[] = {
     { .name = "index", .call = list_index, .n_min = 1, .params = { "value" } },
     { .name = "count", .call = list_count, .n_min = 1, .params = { "value" } },
@@ -278,7 +282,7 @@ static bool loop_attr(const struct jinja_loop *l, struct str name, struct jv *ou
         { "last", jv_bool(l->i + 1 == l->n) },
         { "length", jv_int((int64_t)l->n) },
         { "depth", jv_int(1) },
-        { "depth0", jv_int(0) }, /* the levels of recursive loops, of which there are none */
+        { "depth0", jv_int(0) }, /* loops are never recursive here */
         { "previtem", l->i ? l->items[l->i - 1] : jv_undefined(STR("there is no previous item")) },
         { "nextitem",
           l->i + 1 < l->n ? l->items[l->i + 1] : jv_undefined(STR("there is no next item")) },
@@ -303,7 +307,7 @@ static const struct jinja_fn *method_of(const struct jv *v, struct str name)
                          name);
 }
 
-/* A method bound to its object, or an attribute; false when there is none. */
+/* Find a method, bound to its object, or an attribute; *found false: there is none. */
 static enum status attribute(struct jinja_run *run, const struct jv *v, struct str name,
                              bool *found, struct jv *out)
 {
@@ -412,7 +416,7 @@ static enum status fn_dict(const struct jinja_call *c, struct jv *out)
     return dict_fill(c, out->dict);
 }
 
-/* The template refuses its input: its own words, without a line, are for the client. */
+/* raise_exception: the template refuses its input. Clients read its message, so it has no line. */
 static enum status fn_raise(const struct jinja_call *c, struct jv *out)
 {
     struct str text;
@@ -433,7 +437,8 @@ static enum status fn_strftime(const struct jinja_call *c, struct jv *out)
     time_t now = (time_t)c->run->now;
     if (!gmtime_r(&now, &tm))
         return jinja_fail(c->run, ERR_FORMAT, "strftime_now: the time is out of range");
-    /* A blank at the end tells an empty result from one that does not fit. */
+    /* strftime returns 0 both for an empty result and for one that does not fit: the blank at the
+     * end makes the former impossible. */
     memcpy(format, c->arg[0]->s.p, c->arg[0]->s.n);
     format[c->arg[0]->s.n] = ' ';
     format[c->arg[0]->s.n + 1] = 0;

@@ -1,9 +1,8 @@
 /* jinja_eval.c - the evaluator of expressions, and scopes.
  *
  * Recursion follows the nesting of the source and the calls of macros; jinja_run_enter bounds it
- * and counts every step. Functions: range namespace dict raise_exception strftime_now
- * (jinja_attr.c); filters and tests in jinja_filters*.c; methods in jinja_attr.c and
- * jinja_string_methods.c. Names that nobody set are undefined. Thread: the one that renders. */
+ * and counts every step. A name that was never set is undefined.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_eval.h"
 
 #include <string.h>
@@ -176,7 +175,7 @@ static enum status eval_arith(struct jinja_run *run, struct jinja_scope *s,
     return OK;
 }
 
-/* a ~ b ~ c: the texts of all, joined once. */
+/* a ~ b ~ c: joins the texts of all operands at once. */
 static enum status eval_concat(struct jinja_run *run, struct jinja_scope *s,
                                const struct jinja_expr *e, struct jv *out)
 {
@@ -189,7 +188,7 @@ static enum status eval_concat(struct jinja_run *run, struct jinja_scope *s,
     return jv_join(run, STR(""), parts, n, false, out);
 }
 
-/* a < b < c compares neighbours and stops at the first that does not hold. */
+/* a < b < c: compares neighbours and stops at the first comparison that is false. */
 static enum status eval_compare(struct jinja_run *run, struct jinja_scope *s,
                                 const struct jinja_expr *e, struct jv *out)
 {
@@ -204,7 +203,7 @@ static enum status eval_compare(struct jinja_run *run, struct jinja_scope *s,
     return OK;
 }
 
-/* The operand that decided, not its truth. */
+/* `and` and `or` give the operand that decided, not its truth. */
 static enum status eval_logic(struct jinja_run *run, struct jinja_scope *s,
                               const struct jinja_expr *e, struct jv *out)
 {

@@ -1,10 +1,11 @@
 /* jinja_expr.c - the parser of expressions.
  *
- * Precedence from low to high: a if c else b; or; and; not; comparisons, in, not in (chainable); +
- * -; ~; * / // %; **; unary - +; then .name [index] [a:b:c] (args); then filters and tests, which
- * bind tighter than arithmetic. Adjacent string literals are one. Filters and tests are looked up
- * here, so an unknown one is found when the model is loaded. Not covered (ERR_UNSUPPORTED): *args
- * and **kwargs in calls. Thread: any; the state is the struct jinja_parser. */
+ * Precedence from low to high:
+ *   a if c else b  |  or  |  and  |  not  |  comparisons, in, not in (chainable)  |  + -  |  ~
+ *   * / // %  |  **  |  unary - +  |  .name [index] [a:b:c] (args)  |  filters and tests
+ * Adjacent string literals are one. Filters and tests are looked up here, so an unknown one is
+ * found when the model is loaded. Not covered (ERR_UNSUPPORTED): *args and **kwargs in calls.
+ * Thread: any; the state is struct jinja_parser. */
 #include "shared/text/jinja/jinja_ast.h"
 
 #include <string.h>
@@ -47,7 +48,7 @@ bool jinja_at_name(const struct jinja_parser *p, const char *name)
 bool jinja_skip(struct jinja_parser *p, enum jinja_tok kind)
 {
     if (p->at->kind != kind) return false;
-    p->at++; /* never past TOK_EOF: nobody skips that */
+    p->at++; /* never past TOK_EOF: no caller skips it */
     return true;
 }
 
@@ -166,7 +167,7 @@ static enum status parse_primary(struct jinja_parser *p, struct jinja_expr **out
     }
 }
 
-/* ---- what follows a primary: attributes, indices, calls, filters, tests ---- */
+/* ---- links: attributes, indices, calls, filters, tests ---- */
 
 static enum status parse_args(struct jinja_parser *p, struct jinja_args *args)
 {
@@ -221,7 +222,7 @@ static struct jinja_link *link_new(struct jinja_parser *p, enum jinja_link_kind 
     return l;
 }
 
-/* A dotted name, as filters and tests may have. */
+/* Parse a dotted name, as filters and tests may have. */
 static enum status parse_dotted(struct jinja_parser *p, struct str *name)
 {
     *name = p->at->text;
@@ -255,7 +256,7 @@ enum status jinja_parse_filters(struct jinja_parser *p, struct jinja_link **out)
 
 static enum status parse_links(struct jinja_parser *p, bool filters, struct jinja_expr **e);
 
-/* True where a test's single argument without parentheses starts. */
+/* Does a test's single argument without parentheses start here? */
 static bool at_test_arg(const struct jinja_parser *p)
 {
     static const char *const not_args[] = { "else", "or", "and", "if",
@@ -318,8 +319,7 @@ static bool is_content_link(const struct jinja_link *l)
            l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
 }
 
-/* Wrap *e with everything that is attached to it. Attributes and indices come before the first
- * filter or test. */
+/* Wrap *e with the links that follow it. No attribute or index may follow a filter or test. */
 static enum status parse_links(struct jinja_parser *p, bool filters, struct jinja_expr **e)
 {
     struct jinja_link *first = NULL, **tail = &first, *last = NULL;
@@ -371,7 +371,7 @@ static enum status parse_unary(struct jinja_parser *p, bool filters, struct jinj
     return parse_links(p, filters, out);
 }
 
-/* The levels of left-associative binary operators, tightest last. */
+/* Is `op` a left-associative binary operator of this level? The last level binds tightest. */
 static bool level_has(int level, enum jinja_tok op)
 {
     switch (level) {
@@ -424,7 +424,7 @@ static enum status parse_compare(struct jinja_parser *p, struct jinja_expr **out
     return OK;
 }
 
-/* An even number of `not`s is two, an odd number one: no nesting for them. */
+/* Repeated `not`s are reduced to one or two, so they do not nest. */
 static enum status parse_not(struct jinja_parser *p, struct jinja_expr **out)
 {
     int n = 0;
@@ -465,7 +465,7 @@ enum status jinja_parse_expr(struct jinja_parser *p, bool ternary, struct jinja_
     return OK;
 }
 
-/* True where an unparenthesised tuple ends after a comma. */
+/* Does an unparenthesised tuple end here, after a comma? */
 static bool at_tuple_end(const struct jinja_parser *p)
 {
     switch (p->at->kind) {

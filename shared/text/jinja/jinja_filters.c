@@ -1,10 +1,12 @@
 /* jinja_filters.c - filters of single values, and the tests of `is`.
  *
- * Filters: trim length count string upper lower capitalize title replace indent int float abs round
- * default d tojson from_json safe (nothing is escaped, so it changes nothing). Those of sequences
- * are in jinja_filters_sequence.c. Tests: defined undefined none string number integer float
- * boolean true false mapping iterable sequence callable sameas equalto eq == ne != lt lessthan < le
- * <= gt greaterthan > ge >= in odd even divisibleby lower upper. Thread: the one that renders. */
+ *   filters   trim length count string upper lower capitalize title replace indent int float abs
+ *             round default d tojson from_json safe (no effect: nothing is escaped); sequences are
+ *             in jinja_filters_sequence.c
+ *   tests     defined undefined none string number integer float boolean true false mapping
+ *             iterable sequence callable sameas equalto eq == ne != lt lessthan < le <= gt
+ *             greaterthan > ge >= in odd even divisibleby lower upper
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <errno.h>
@@ -89,7 +91,7 @@ static enum status f_replace(const struct jinja_call *c, struct jv *out)
     return jv_replace(c->run, s, from, to, count, out);
 }
 
-/* Lines are joined by "\n" whatever ended them. */
+/* The lines are joined by "\n", whatever ended them before. */
 static enum status indent_into(const struct jinja_call *c, struct str pad, struct buf *b)
 {
     bool first = c->arg[1] && jv_truth(c->arg[1]), blank = c->arg[2] && jv_truth(c->arg[2]);
@@ -127,8 +129,8 @@ static enum status f_indent(const struct jinja_call *c, struct jv *out)
     return st;
 }
 
-/* The number that a string spells, blanks around it allowed, in `base` (0 for a float); false when
- * it does not. */
+/* Parse the number in a string, with blanks around it, in `base` (0: a float); false when it is not
+ * a number. */
 static bool read_number(struct str s, int base, struct jv *out)
 {
     char text[128], *end;
@@ -207,7 +209,7 @@ static enum status f_round(const struct jinja_call *c, struct jv *out)
         return jinja_fail(c->run, ERR_FORMAT, "round: the method must be common, ceil or floor");
     else if (digits < 0) *out = jv_float(nearbyint(f * scale) / scale);
     else {
-        /* Through decimal text, as Python rounds: scaling would round twice. */
+        /* Rounds by printing, as Python does: scaling would round twice. */
         struct buf b = { 0 };
         buf_printf(&b, "%.*f", (int)digits, f);
         *out = jv_float(strtod(b.data, NULL));
@@ -274,7 +276,6 @@ const struct jinja_fn *jinja_filter_find(struct str name)
 
 /* ---- tests ---- */
 
-/* Tests of the kind of a value. */
 static enum status kind_is(struct jv *out, bool yes)
 {
     *out = jv_bool(yes);
@@ -425,7 +426,7 @@ static enum status t_divisibleby(const struct jinja_call *c, struct jv *out)
     return remainder_is(c, c->arg[0], 0, out);
 }
 
-/* "is lower" asks the method islower of the value's text. */
+/* "is lower" is the method islower of the value's text. */
 static enum status case_test(const struct jinja_call *c, struct str method, struct jv *out)
 {
     struct jinja_call inner = { .run = c->run, .self = jv_str(STR("")) };

@@ -1,9 +1,9 @@
 /* jinja_filters_sequence.c - filters of sequences.
  *
  * first last list join items dictsort sort unique reverse sum min max attr map select reject
- * selectattr rejectattr. Attributes may be dotted paths with numbers in them ("function.name",
- * "0.id"). What Python makes a generator is a list here, true even when empty. Thread: the one that
- * renders. */
+ * selectattr rejectattr. Attributes may be dotted paths with numbers ("function.name", "0.id").
+ * Where Python returns a generator, this returns a list of JV_FORM_ITERATOR, true even when empty.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <stdlib.h>
@@ -27,8 +27,8 @@ static enum status path_of(struct jinja_run *run, const struct jv *v, const stru
     return OK;
 }
 
-/* The key that sort, unique, min and max compare: the value at the path, in lower case unless case
- * matters. */
+/* Get the key that sort, unique, min and max compare: the value at `path`, in lower case when
+ * `fold`. */
 static enum status key_of(struct jinja_run *run, const struct jv *v, const struct jv *path,
                           bool fold, struct jv *out)
 {
@@ -41,7 +41,7 @@ static enum status f_first(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
     size_t n;
-    if (jv_is_iterator(&c->self) && c->self.list->len > 0) { /* the others stay */
+    if (jv_is_iterator(&c->self) && c->self.list->len > 0) { /* takes one item only */
         *out = *c->self.list->items++;
         c->self.list->len--;
         c->self.list->cap--;
@@ -130,7 +130,7 @@ struct keyed {
     struct jv key, value;
 };
 
-/* Merge two sorted halves; equal keys keep their order, also when the order is reversed. */
+/* Merge two sorted halves. Equal keys keep their order, even with `reverse`. */
 static enum status merge(struct jinja_run *run, struct keyed *a, size_t n, size_t half,
                          bool reverse, struct keyed *tmp)
 {
@@ -146,7 +146,7 @@ static enum status merge(struct jinja_run *run, struct keyed *a, size_t n, size_
     return OK;
 }
 
-/* Bottom-up merge sort: stable, and errors of comparisons come out. */
+/* Sort by bottom-up merging: stable, and a comparison may fail. */
 static enum status sort_keyed(struct jinja_run *run, struct keyed *a, size_t n, bool reverse)
 {
     struct keyed *tmp;
@@ -261,17 +261,17 @@ static enum status f_sum(const struct jinja_call *c, struct jv *out)
 static enum status f_attr(const struct jinja_call *c, struct jv *out)
 {
     if (c->arg[0]->kind != JV_STRING) return jinja_bad_arg(c, "a name", c->arg[0]);
-    if (c->self.kind == JV_DICT) { /* only attributes: this filter does not find keys */
+    if (c->self.kind == JV_DICT) { /* this filter finds attributes only, not keys */
         *out = jv_undefined(c->arg[0]->s);
         return OK;
     }
     return jv_attr(c->run, &c->self, c->arg[0]->s, out);
 }
 
-/* ---- map, select and their kin ---- */
+/* ---- map, select, reject ---- */
 
-/* map('filter', args...): apply a filter to every item. Filters that apply filters count as
- * depth. */
+/* map('filter', args...): applies the filter to one item. Counted as depth, since filters may apply
+ * filters. */
 static enum status map_filter(const struct jinja_call *c, const struct jv *v, struct jv *out)
 {
     const struct jinja_fn *fn = c->n_pos && c->pos[0].kind == JV_STRING
@@ -302,7 +302,7 @@ static const struct jv *named_arg(const struct jinja_call *c, const char *name)
     return NULL;
 }
 
-/* These filters take whatever is false for an empty sequence. */
+/* List the elements of `self`; for these filters every false value is an empty sequence. */
 static enum status any_elements(const struct jinja_call *c, const struct jv **items, size_t *n)
 {
     *items = NULL;
@@ -327,8 +327,8 @@ static enum status f_map(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* Whether the test named by pos[skip] with the arguments after it holds; without a name, whether v
- * is true. */
+/* Apply the test named by pos[skip], with the arguments after it, to v; without a name, v's
+ * truth. */
 static enum status passes(const struct jinja_call *c, size_t skip, const struct jv *v, bool *yes)
 {
     struct jv result = *v;

@@ -1,11 +1,12 @@
 /* jinja_lex.c - template source to tokens, with the white space rules of trim_blocks and
  * lstrip_blocks.
  *
- * Text outside tags is one TOK_DATA per piece. Rules, for tags {% %} and comments {# #}: one
- * newline right after the tag is dropped; blanks before the tag are dropped when it is the first
- * thing on its line. `-` inside a delimiter strips all white space on that side, `+` switches the
- * rule off on that side. For {{ }} only `-` has an effect. Braces and brackets are counted so that
- * "}}" inside a dict literal does not end the tag. Thread: any; the state lives in one call. */
+ * Each text between tags is one TOK_DATA. White space around {% %} and {# #}: one newline right
+ * after the tag is dropped, and so are blanks before it when it comes first on its line. `-` inside
+ * a delimiter strips all white space on that side, `+` switches the rule off on that side. For
+ * {{ }} only `-` has an effect.
+ * Brackets are counted, so that "}}" inside a dict literal does not end the tag.
+ * Thread: any; the state lives in one call. */
 #include "shared/text/jinja/jinja_ast.h"
 #include "shared/text/utf8.h"
 
@@ -20,7 +21,7 @@ struct lexer {
     struct arena *arena;
     struct jinja_token *tokens;
     size_t n, cap;
-    char open[JINJA_DEPTH_MAX]; /* the closing characters awaited */
+    char open[JINJA_DEPTH_MAX]; /* closing characters of the open brackets */
     int n_open;
     struct err *err;
 };
@@ -106,7 +107,7 @@ static void lex_skip_space(struct lexer *x)
 
 /* ---- text between tags ---- */
 
-/* What is left of `text`, which ends where a tag opens whose delimiter is followed by `sign`. */
+/* Strip the end of `text`, after which a tag opens whose delimiter is followed by `sign`. */
 static struct str lex_strip_before(struct str text, bool line_start, bool is_var, char sign)
 {
     if (sign == '-') return jinja_strip(text, NULL, false, true);
@@ -118,15 +119,14 @@ static struct str lex_strip_before(struct str text, bool line_start, bool is_var
     return jinja_strip(tail, NULL, true, false).n == 0 ? (struct str){ text.p, from } : text;
 }
 
-/* The effects of a closing delimiter: `-` strips what follows, otherwise one newline after a block
- * goes. */
+/* After a closing delimiter: `-` skips all white space, else a block skips one newline. */
 static void lex_strip_after(struct lexer *x, bool is_var, char sign)
 {
     if (sign == '-') lex_skip_space(x);
     else if (!is_var && sign != '+' && x->at < x->src.n && x->src.p[x->at] == '\n') lex_skip(x, 1);
 }
 
-/* After "{#": to the matching "#}". */
+/* After "{#": skip to the matching "#}". */
 static enum status lex_comment(struct lexer *x)
 {
     size_t end = str_find(str_sub(x->src, x->at, SIZE_MAX), STR("#}"));
@@ -137,7 +137,7 @@ static enum status lex_comment(struct lexer *x)
     return OK;
 }
 
-/* At `from`: "{%", sign, blanks, `word`, blanks, sign, "%}". Sets both signs and the length. */
+/* Is there a tag {% word %} at `from`? Sets the signs inside its delimiters and its length. */
 static bool lex_is_tag(const struct lexer *x, size_t from, const char *word, char *before,
                        char *after, size_t *len)
 {
@@ -156,7 +156,7 @@ static bool lex_is_tag(const struct lexer *x, size_t from, const char *word, cha
     return true;
 }
 
-/* After "{% raw %}": everything up to "{% endraw %}" is text. */
+/* After "{% raw %}": add everything up to "{% endraw %}" as text. */
 static enum status lex_raw(struct lexer *x, char sign)
 {
     if (sign == '-') lex_skip_space(x);
@@ -184,8 +184,8 @@ static size_t lex_find_tag(const struct lexer *x)
     return x->src.n;
 }
 
-/* Text up to the next tag, and the tag's opening. *opened is TOK_EOF when a comment or raw text was
- * passed instead. */
+/* Read text up to the next tag, and the tag's opening. *opened is TOK_EOF when it was a comment or
+ * raw text instead. */
 static enum status lex_text(struct lexer *x, enum jinja_tok *opened)
 {
     bool line_start = x->at == 0 || x->src.p[x->at - 1] == '\n';
@@ -238,8 +238,8 @@ static void lex_add_cp(struct buf *b, uint32_t cp)
     buf_add(b, u, utf8_put((int32_t)cp, u));
 }
 
-/* One escape of a string literal, s[*i] being the character after the backslash. Unknown ones stay
- * as they are. */
+/* Decode one escape of a string literal; s[*i] is the character after the backslash. Unknown
+ * escapes stay as they are. */
 static enum status lex_escape(const struct lexer *x, struct str s, size_t *i, struct buf *b)
 {
     static const char from[] = "ntr\\'\"abfv", to[] = "\n\t\r\\'\"\a\b\f\v";
@@ -306,7 +306,7 @@ static size_t lex_digits(const struct lexer *x, size_t at)
     return at;
 }
 
-/* Decimal integers and floats, 0x, 0o and 0b; '_' between digits is skipped. */
+/* Read a decimal integer or float, or 0x, 0o or 0b; '_' between digits is skipped. */
 static enum status lex_number(struct lexer *x)
 {
     size_t start = x->at, end = start, after;
@@ -346,7 +346,7 @@ static enum status lex_number(struct lexer *x)
     return OK;
 }
 
-/* Keep track of brackets; false when a closing one does not match. */
+/* Track brackets; false when a closing one does not match. */
 static bool lex_balance(struct lexer *x, char c)
 {
     const char *pair = strchr("()[]{}", c);
@@ -385,7 +385,7 @@ static enum status lex_operator(struct lexer *x)
                    x->line, x->src.p[x->at] > ' ' ? x->src.p[x->at] : '?');
 }
 
-/* The closing delimiter of the open tag, with its sign; 0 when it is not here. */
+/* Length of the closing delimiter of the open tag, with its sign; 0 when it is not here. */
 static size_t lex_at_close(const struct lexer *x, bool is_var, char *sign)
 {
     *sign = x->src.p[x->at];

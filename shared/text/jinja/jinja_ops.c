@@ -2,7 +2,8 @@
  *
  * Integers are 64 bit: overflow is an error. / always gives a float, // and % round towards minus
  * infinity. + joins strings and lists, * repeats them. Formatting with "text" % value is not
- * covered (ERR_UNSUPPORTED). Thread: the one that renders. */
+ * covered (ERR_UNSUPPORTED).
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_eval.h"
 
 #include <math.h>

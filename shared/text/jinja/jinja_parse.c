@@ -1,11 +1,12 @@
-/* jinja_parse.c - the parser of tags, and the life of a template.
+/* jinja_parse.c - the parser of statements, and the life of a template.
  *
- * Statements: if / elif / else; for (tuple targets, `if` filter, else); set (name, namespace
- * attribute, tuple, block form with filters); macro; break, continue; generation (a scope of its
- * own, nothing else); raw and comments (in the lexer). Not covered (ERR_UNSUPPORTED): call, filter,
- * with, block, extends, include, import, from, autoescape, do, trans, and recursive loops. Source
- * is normalised first: \r\n and \r become \n and one final newline goes. Thread: jinja_parse and
- * jinja_free on one thread; a parsed template is read-only. */
+ *   covered       if / elif / else; for (tuple targets, `if` filter, else); set (name, namespace
+ *                 attribute, tuple, block form with filters); macro; break, continue; generation
+ *                 (opens a scope, nothing else); raw and comments (in the lexer)
+ *   unsupported   call, filter, with, block, extends, include, import, from, autoescape, do, trans,
+ *                 recursive loops (ERR_UNSUPPORTED)
+ * The source is normalised first: \r\n and \r become \n, and one final newline is removed.
+ * Thread: jinja_parse and jinja_free on one thread; a parsed template is read-only. */
 #include "shared/text/jinja/jinja_ast.h"
 
 #include <string.h>
@@ -23,7 +24,7 @@ static struct jinja_stmt *stmt_new(struct jinja_parser *p, enum jinja_stmt_kind 
 
 static enum status end_tag(struct jinja_parser *p) { return jinja_expect(p, TOK_BLOCK_END); }
 
-/* The rest of an opening tag, the body, and "{% end": leaves the cursor on the end's name. */
+/* Parse the rest of an opening tag, the body, and "{%" of the end; stops at the end's name. */
 static enum status parse_until(struct jinja_parser *p, const char *const *ends,
                                struct jinja_stmt **body)
 {
@@ -32,7 +33,7 @@ static enum status parse_until(struct jinja_parser *p, const char *const *ends,
     return parse_body(p, ends, body);
 }
 
-/* Body and the whole of its one end tag. */
+/* Parse a body and its end tag. */
 static enum status parse_block(struct jinja_parser *p, const char *end, struct jinja_stmt **body)
 {
     const char *const ends[] = { end, NULL };
@@ -60,7 +61,7 @@ static enum status parse_if(struct jinja_parser *p, struct jinja_stmt *s)
     }
 }
 
-/* A name, or with `members` also name.attr. */
+/* Parse a name, or with `members` also name.attr. */
 static enum status parse_target_one(struct jinja_parser *p, bool members, struct jinja_target **out)
 {
     static const char *const reserved[] = {
@@ -77,7 +78,7 @@ static enum status parse_target_one(struct jinja_parser *p, bool members, struct
     return jinja_expect(p, TOK_NAME);
 }
 
-/* a | a, b | (a, b) | ns.a; inner parentheses nest. */
+/* Parse a target: a | a, b | (a, b) | ns.a; parentheses nest. */
 static enum status parse_target(struct jinja_parser *p, bool members, struct jinja_target **out)
 {
     struct jinja_target *first = NULL, **tail = &first;
@@ -124,7 +125,7 @@ static enum status parse_for(struct jinja_parser *p, struct jinja_stmt *s)
     return end_tag(p);
 }
 
-/* Bodies that are captured or called: break and continue do not reach out of them. */
+/* Parse a body that is captured or called: break and continue cannot leave it. */
 static enum status parse_sealed(struct jinja_parser *p, const char *end, struct jinja_stmt **body)
 {
     int loops = p->loops;
@@ -197,7 +198,7 @@ static enum status unknown_tag(struct jinja_parser *p)
     return jinja_expected(p, "a tag name such as if, for or set");
 }
 
-/* After "{%": one statement, its end tag included. */
+/* After "{%": parse one statement and its end tag. */
 static enum status parse_statement(struct jinja_parser *p, struct jinja_stmt **out)
 {
     static const struct {
@@ -229,8 +230,7 @@ static bool at_end_of_body(const struct jinja_parser *p, const char *const *ends
     return false;
 }
 
-/* Statements up to one of `ends`, on whose name the cursor is left; with ends NULL, up to the end
- * of the template. */
+/* Parse statements up to the name of one of `ends`; ends NULL: up to the end of the template. */
 static enum status parse_body(struct jinja_parser *p, const char *const *ends,
                               struct jinja_stmt **out)
 {
@@ -258,7 +258,7 @@ static enum status parse_body(struct jinja_parser *p, const char *const *ends,
     return ends ? jinja_expected(p, ends[0]) : OK;
 }
 
-/* Copy the source into the template with its newlines made uniform. */
+/* Copy the source into the template's arena and make its newlines uniform. */
 static struct str normalise(struct jinja *t, struct str source)
 {
     char *to = arena_alloc(&t->arena, source.n + 1);

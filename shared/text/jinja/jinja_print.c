@@ -1,8 +1,8 @@
 /* jinja_print.c - values as text: Python's str() and repr(), and tojson as Hugging Face defines it.
  *
- * tojson is json.dumps(ensure_ascii=False): separators ", " and ": ", with indent "," and a
- * newline; nothing is escaped for HTML; keys keep their order unless sort_keys is given. Thread:
- * the one that renders. */
+ * tojson is json.dumps(ensure_ascii=False): separators ", " and ": " (with indent, "," and a
+ * newline), nothing is escaped for HTML, keys keep their order unless sort_keys is given.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <math.h>
@@ -13,8 +13,7 @@
 
 static enum status repr(struct jinja_run *run, const struct jv *v, struct buf *b);
 
-/* Python prints the shortest digits that read back equal, with an exponent below 1e-4 and from
- * 1e16. */
+/* As Python: the fewest digits that read back equal; an exponent below 1e-4 and from 1e16. */
 void jv_print_float(double f, struct buf *b)
 {
     char text[40], digits[24];
@@ -62,7 +61,8 @@ static bool printable(int32_t cp)
     }
 }
 
-/* A Python string literal: single quotes unless the text has those and no double ones. */
+/* Append a Python string literal: in single quotes, unless the text has those and no double
+ * quotes. */
 static void repr_string(struct str s, struct buf *b)
 {
     char quote = str_find_char(s, '\'') != SIZE_MAX && str_find_char(s, '"') == SIZE_MAX ? '"'
@@ -138,7 +138,7 @@ static enum status repr_at(struct jinja_run *run, const struct jv *v, struct buf
     }
 }
 
-/* Refuse to grow text beyond what a rendering may hold, and count the work of having made it. */
+/* Bound the length of `b`, and count the work for what came after `before`. */
 static enum status check_size(struct jinja_run *run, const struct buf *b, size_t before)
 {
     jinja_run_spend(run, (b->len - before) / 64);
@@ -254,8 +254,7 @@ static enum status json_key(struct jinja_run *run, const struct json_style *styl
     return OK;
 }
 
-/* Positions of the pairs in the order of their keys (insertion sort is quadratic: the work is
- * counted). */
+/* List the pairs in the order of their keys. Insertion sort is quadratic; the work is counted. */
 static enum status sorted_pairs(struct jinja_run *run, const struct jv_dict *d,
                                 const struct jv_pair ***out)
 {
@@ -326,7 +325,7 @@ static enum status json_value(struct jinja_run *run, const struct json_style *st
     return st == OK ? check_size(run, b, before) : st;
 }
 
-/* indent is a number of blanks or a string; separators a pair of strings. */
+/* Read the arguments: indent is a number of blanks or a string, separators a pair of strings. */
 static enum status json_style_of(const struct jinja_call *c, struct json_style *style)
 {
     static const char blanks[] = "                                ";

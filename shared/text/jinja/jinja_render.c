@@ -1,7 +1,7 @@
 /* jinja_render.c - the evaluator of statements: output, if, for, set, macros.
  *
  * Output goes to run->out, which macros and captured blocks replace for their duration. break and
- * continue are a flag that makes the statements after it be skipped until the loop takes it.
+ * continue set run->flow: the statements that follow are skipped until the loop clears it.
  * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_eval.h"
 
@@ -10,8 +10,8 @@
 static enum status exec_body(struct jinja_run *run, struct jinja_scope *s,
                              const struct jinja_stmt *body);
 
-/* Assign to a name, ns.attr, or the parts of a tuple. Depth follows the target's own nesting, which
- * the parser bounds. */
+/* Assign to a name, ns.attr, or the parts of a tuple. Recursion follows the nesting of the target,
+ * which the parser bounds. */
 static enum status assign(struct jinja_run *run, struct jinja_scope *s,
                           const struct jinja_target *t, const struct jv *v)
 {
@@ -37,7 +37,7 @@ static enum status assign(struct jinja_run *run, struct jinja_scope *s,
     return OK;
 }
 
-/* Run `body` in scope s and return what it prints. */
+/* Run `body` in scope s and return its output. */
 static enum status capture(struct jinja_run *run, struct jinja_scope *s,
                            const struct jinja_stmt *body, struct jv *out)
 {
@@ -50,7 +50,7 @@ static enum status capture(struct jinja_run *run, struct jinja_scope *s,
         buf_release(&b);
         return st;
     }
-    run->written = written; /* counted when it is printed; the copy counts as memory */
+    run->written = written; /* counted when the value is printed; the copy counts as memory */
     return jv_take(run, &b, out);
 }
 
@@ -115,7 +115,7 @@ static enum status exec_macro(struct jinja_run *run, struct jinja_scope *s,
 
 /* ---- loops ---- */
 
-/* for ... if: the items whose test holds, each tried with the target bound. */
+/* for ... if: keep the items for which the test is true, with the target bound to each. */
 static enum status filter_items(struct jinja_run *run, struct jinja_scope *s,
                                 const struct jinja_stmt *st, const struct jv **items, size_t *n)
 {
@@ -134,8 +134,8 @@ static enum status filter_items(struct jinja_run *run, struct jinja_scope *s,
     return OK;
 }
 
-/* All passes. *finished: at least one pass came to its end (else decides whether `else` runs, as in
- * the reference). */
+/* Run all iterations. *finished: at least one ran to its end, so `else` does not run (as in
+ * Jinja). */
 static enum status run_passes(struct jinja_run *run, struct jinja_scope *s,
                               const struct jinja_stmt *st, struct jinja_loop *loop, bool *finished)
 {
@@ -171,7 +171,7 @@ static enum status exec_for(struct jinja_run *run, struct jinja_scope *s,
     return exec_body(run, inner, st->else_);
 }
 
-/* ---- the rest ---- */
+/* ---- statements, and the entry ---- */
 
 static enum status exec_if(struct jinja_run *run, struct jinja_scope *s,
                            const struct jinja_stmt *st)

@@ -1,8 +1,8 @@
 /* jinja_string.c - strings as sequences of Unicode code points: strip, slice, case, replace, join.
  *
- * White space and case are Unicode's (utf8proc), as in Python; case changes map one code point to
- * one (LIMIT: the sharp s stays as it is in upper case). Bytes that are not UTF-8 count as one
- * U+FFFD each and are copied unchanged. Thread: the one that renders. */
+ * Case is Unicode's (utf8proc), as in Python, but maps one code point to one (LIMIT: the sharp s
+ * has no upper case). Invalid bytes are copied unchanged.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <string.h>
@@ -67,7 +67,7 @@ static enum status check_len(struct jinja_run *run, const struct buf *b)
     return OK;
 }
 
-/* An empty `from` matches between all characters, as in Python. count < 0: all. */
+/* An empty `from` matches between all characters, as in Python. */
 static enum status replace_into(struct jinja_run *run, struct str s, struct str from, struct str to,
                                 int64_t count, struct buf *b)
 {
@@ -101,8 +101,8 @@ enum status jv_replace(struct jinja_run *run, struct str s, struct str from, str
     return st;
 }
 
-/* Whether the code point belongs to a word for str.title (letters) or for the title filter (all but
- * - ( { [ < and blanks). */
+/* Is the code point part of a word? For str.title letters are, for the title filter everything but
+ * - ( { [ < and blanks. */
 static bool in_word(int32_t cp, enum jinja_case to)
 {
     if (to == JINJA_TITLE_FILTER)
@@ -157,7 +157,7 @@ struct slice {
     int64_t start, stop, step;
 };
 
-/* A bound counted from the end when negative, then clamped to [low, high]. */
+/* Read a bound: a negative one counts from the end; clamped to [low, high]. */
 static enum status slice_bound(struct jinja_run *run, const struct jv *v, int64_t absent,
                                int64_t len, int64_t low, int64_t high, int64_t *out)
 {
@@ -181,7 +181,7 @@ static enum status slice_of(struct jinja_run *run, const struct jv *const bound[
             return jinja_fail(run, ERR_FORMAT, "a slice step must be an integer other than 0");
         s->step = jv_whole(bound[2]);
     }
-    if (s->step > len + 1) s->step = len + 1; /* the same elements, and no overflow below */
+    if (s->step > len + 1) s->step = len + 1; /* same elements; the additions cannot overflow */
     if (s->step < -len - 1) s->step = -len - 1;
     bool up = s->step > 0;
     TRY(slice_bound(run, bound[0], up ? 0 : len - 1, len, up ? 0 : -1, up ? len : len - 1,

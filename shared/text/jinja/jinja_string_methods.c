@@ -3,7 +3,8 @@
  * split rsplit splitlines strip lstrip rstrip startswith endswith replace upper lower title
  * capitalize find rfind count join removeprefix removesuffix partition rpartition zfill isdigit
  * isalpha isalnum isspace isupper islower. Positions are code points; find and count take no
- * bounds. Thread: the one that renders. */
+ * bounds.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <string.h>
@@ -45,8 +46,8 @@ static size_t run_of(struct str s, size_t at, bool blank)
     return at;
 }
 
-/* Without a separator: at runs of white space, none at the ends; what is left after max cuts keeps
- * its far end. */
+/* Split at runs of white space, ignoring those at the ends; after max splits the remainder is kept
+ * whole, with the white space at its end. */
 static enum status split_space(const struct jinja_call *c, int64_t max, struct jv *out)
 {
     struct str s = c->self.s;
@@ -163,7 +164,7 @@ static enum status str_splitlines(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* (before, sep, after); without the separator (s, '', '') or, from the right, ('', '', s). */
+/* Make (before, sep, after); without the separator (s, '', '') or, from the right, ('', '', s). */
 static enum status partition_at(const struct jinja_call *c, size_t at, size_t n_sep, bool right,
                                 struct jv *out)
 {
@@ -240,9 +241,9 @@ static enum status str_removesuffix(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* ---- questions ---- */
+/* ---- predicates ---- */
 
-/* The argument is a string or a tuple of strings. */
+/* Does any of the given affixes match? The argument is a string or a tuple of strings. */
 static enum status any_affix(const struct jinja_call *c, bool (*matches)(struct str, struct str),
                              struct jv *out)
 {
@@ -310,7 +311,7 @@ static int class_of(int32_t cp)
     return jinja_is_space(cp) ? IS_SPACE : 0;
 }
 
-/* True when the string is not empty and every character is of one of the classes. */
+/* Is the string not empty and every character of one of the classes? */
 static enum status all_of(const struct jinja_call *c, int classes, struct jv *out)
 {
     int32_t cp;
@@ -339,7 +340,7 @@ static enum status str_isspace(const struct jinja_call *c, struct jv *out)
     return all_of(c, IS_SPACE, out);
 }
 
-/* True when there is a cased letter and none of the other case. */
+/* Is there a letter of the wanted case and none of the other? */
 static enum status one_case(const struct jinja_call *c, utf8proc_category_t want, struct jv *out)
 {
     int32_t cp;
@@ -363,7 +364,7 @@ static enum status str_islower(const struct jinja_call *c, struct jv *out)
     return one_case(c, UTF8PROC_CATEGORY_LL, out);
 }
 
-/* ---- making other strings ---- */
+/* ---- conversions ---- */
 
 static enum status str_upper(const struct jinja_call *c, struct jv *out)
 {

@@ -1,10 +1,11 @@
 /* jinja_value.c - limits of a rendering, containers, truth, equality and order of values.
  *
- * Dicts are searched linearly: those of chat templates are small, and the work is counted, so that
- * a hostile one ends the rendering instead of the server. Recursion over nested values counts as
- * depth, so cyclic values end in ERR_TOO_LONG too. LIMIT: numbers of the caller's JSON that have no
- * fraction are integers here (1.0 prints as 1), because cJSON keeps only the double. Thread: the
- * one that renders. */
+ * Dicts are searched linearly: those of chat templates are small, and a large one runs into the
+ * limit of steps. Recursion over nested values counts as depth, so cyclic values end in
+ * ERR_TOO_LONG.
+ * LIMIT: JSON numbers without a fraction are integers here (1.0 prints as 1), because cJSON keeps
+ * only the double.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <math.h>
@@ -12,8 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Levels of nested evaluation: a macro call takes several, so this is more than the nesting of the
- * source. */
+/* Levels of nested evaluation: more than the source can nest, because a macro call takes several. */
 enum { EVAL_DEPTH_MAX = 6 * JINJA_DEPTH_MAX };
 
 enum status jinja_fail(struct jinja_run *run, enum status code, const char *fmt, ...)
@@ -161,7 +161,7 @@ enum status jv_dict_put(struct jinja_run *run, struct jv_dict *d, struct jv key,
     return OK;
 }
 
-/* Searched from the end: of equal keys in the caller's JSON the last one counts, as in Python. */
+/* Searches from the end: of equal keys in the caller's JSON the last one counts, as in Python. */
 struct jv *jv_dict_get(struct jinja_run *run, const struct jv_dict *d, struct str key)
 {
     jinja_run_spend(run, d->len / 16);
@@ -231,7 +231,7 @@ enum status jv_of_json(struct jinja_run *run, const cJSON *j, bool copy, struct 
     return st;
 }
 
-/* ---- what values mean ---- */
+/* ---- truth, equality, order ---- */
 
 bool jv_truth(const struct jv *v)
 {
@@ -376,7 +376,7 @@ enum status jv_check_hashable(struct jinja_run *run, const struct jv *v)
     return st;
 }
 
-/* As Python's `in`: what was looked at is used up. */
+/* As Python's `in`: the items compared are used up. */
 static enum status iterator_contains(struct jinja_run *run, struct jv_list *l,
                                      const struct jv *item, bool *out)
 {
