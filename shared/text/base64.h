@@ -5,7 +5,7 @@
 
 #include "shared/base/buf.h"
 
-/* Append the bytes of `s`; false, with some of them appended, when it is not whole groups of four
+/* Append the decoded bytes. False, with some of them appended, unless `s` is whole groups of four
  * with padding at the end only. */
 bool base64_decode(struct str s, struct buf *out);
 

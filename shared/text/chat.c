@@ -1,18 +1,14 @@
-/* chat.c - messages to the prompt text of one model.
- *
- * Before rendering, messages are made to look as templates expect them, copying only what changes:
- * - Content given as parts of type text becomes one string (parts joined by newlines), unless the
- *   template loops over the parts of a content; then, if it never asks whether a content is a
- *   string, strings become one part each.
- * - A content that is null, as clients send an assistant's turn of tool calls only, becomes "",
- *   which most templates want, unless the template asks whether a content is none.
- * - The arguments of tool calls, which clients send as JSON text, become the object they spell.
- *   Some templates paste the text instead and fail on an object: then the rendering is repeated
- *   with the text.
- * To leave the last message open, a sentinel is put at its end and the rendered text is cut there.
+/* chat.c - adapts messages to what templates expect (copying only what changes) and renders them:
+ * - Content parts of type text become one string, joined by newlines, unless the template loops
+ *   over parts; then, if it never tests for strings, a string becomes one part.
+ * - Null content (an assistant message with tool calls only) becomes "", unless the template tests
+ *   for none.
+ * - The arguments of tool calls, which clients send as JSON text, become the object they describe.
+ *   Some templates paste the text and fail on an object: then rendering is repeated with the text.
+ * - A message that is to be left open ends in a sentinel; the rendered text is cut there.
  * Variables: messages, tools and documents (none when absent), add_generation_prompt, the special
- * tokens, then the members of kwargs, which may replace any but messages and tools. Thread: any;
- * read-only after chat_create. */
+ * tokens, and the members of kwargs, which may replace any but messages and tools.
+ * Thread: any; read-only after chat_create. */
 #include "shared/text/chat.h"
 
 #include "shared/base/mem.h"
@@ -21,12 +17,12 @@
 #include <string.h>
 
 struct chat {
-    struct jinja *template, *tool_template; /* the latter NULL: the same */
+    struct jinja *template, *tool_template; /* tool_template NULL: use template */
     char *bos, *eos, *pad, *unk;
 };
 
-/* Ends in a blank: when the template trims contents, the blank is gone in the output and the text
- * before the sentinel is trimmed too. */
+/* A blank follows it in the message. If the output lacks the blank, the template trims contents, so
+ * the text before the sentinel is trimmed too. */
 #define OPEN_END_SENTINEL "<|baton-open-end|>"
 
 enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err)
@@ -63,9 +59,9 @@ void chat_free(struct chat *c)
     mem_free(c);
 }
 
-/* ---- trees that borrow from others ---- */
+/* ---- JSON trees that borrow from others ---- */
 
-/* cJSON does not write to what is only referred to, but its interface is not const. */
+/* Cast away const: cJSON does not write to an item that it only refers to. */
 static cJSON *borrowed(const cJSON *j)
 {
     union {
@@ -93,9 +89,9 @@ struct member_swap {
     cJSON *value; /* NULL: the member stays */
 };
 
-/* A new object with the members of `from` in their order (templates may print it whole), borrowed
- * except for those that are swapped. Takes the values of the swaps, also when it fails and returns
- * NULL. */
+/* Make an object with the members of `from` in their order (templates may print it whole): the
+ * swapped ones replaced, the others borrowed. Takes the values of the swaps, even when it fails and
+ * returns NULL. */
 static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
 {
     cJSON *o = cJSON_CreateObject();
@@ -120,8 +116,7 @@ static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
 
 static cJSON *text_node(const struct buf *b) { return cJSON_CreateString(b->data ? b->data : ""); }
 
-/* The texts of all parts, joined. Another type of part cannot be shown to a model that takes text
- * only. */
+/* Join the texts of all parts; ERR_UNSUPPORTED for a part that is not text. */
 static enum status join_parts(const cJSON *parts, int i_message, struct buf *out, struct err *err)
 {
     for (const cJSON *p = parts->child; p; p = p->next) {
@@ -141,7 +136,7 @@ static enum status join_parts(const cJSON *parts, int i_message, struct buf *out
     return OK;
 }
 
-/* [{"type": "text", "text": ...}] */
+/* Make [{"type": "text", "text": TEXT}]; NULL: out of memory. */
 static cJSON *one_part(const char *text)
 {
     cJSON *list = cJSON_CreateArray(), *part = cJSON_CreateObject();
@@ -153,8 +148,8 @@ static cJSON *one_part(const char *text)
     return NULL;
 }
 
-/* The content as this template wants it, with the sentinel appended when asked. *out stays NULL
- * when it needs no change. */
+/* Make the content that this template expects, with the sentinel at its end if asked for. *out is
+ * NULL when the content needs no change. */
 static enum status make_content(const struct jinja *t, const cJSON *content, int i_message,
                                 bool sentinel, cJSON **out, struct err *err)
 {
@@ -185,8 +180,7 @@ static enum status make_content(const struct jinja *t, const cJSON *content, int
 
 /* ---- tool calls ---- */
 
-/* True when `call` has arguments as text; *args is then the object (or other value) it spells, {}
- * for an empty text. */
+/* Parse the arguments of `call`; false unless they are text and valid JSON. Empty text is {}. */
 static bool arguments_of(const cJSON *call, cJSON **args)
 {
     const cJSON *function = json_member(call, "function"),
@@ -195,12 +189,11 @@ static bool arguments_of(const cJSON *call, cJSON **args)
     *args = NULL;
     if (!cJSON_IsString(text)) return false;
     struct str s = str_trim(str_of(text->valuestring));
-    /* Text that is not JSON is shown to the model as it is: it may be what an earlier answer really
-     * held. */
+    /* Text that is not JSON stays as it is: an earlier answer may have held it. */
     return json_parse(s.n ? s : STR("{}"), false, args, &why) == OK;
 }
 
-/* *out stays NULL when the call needs no change. */
+/* *out is NULL when the call needs no change. */
 static enum status make_call(const cJSON *call, cJSON **out)
 {
     cJSON *args;
@@ -235,13 +228,13 @@ static enum status make_calls(const cJSON *calls, cJSON **out)
 /* ---- messages ---- */
 
 struct message_format {
-    const struct jinja *template; /* that of the request */
-    bool objects;                 /* arguments of tool calls as objects */
-    bool sentinel;                /* the last message is left open */
-    bool calls;                   /* out: there were arguments that could be objects */
+    const struct jinja *template;
+    bool objects;  /* arguments of tool calls as objects */
+    bool sentinel; /* leave the last message open */
+    bool calls;    /* out: there were arguments to turn into objects */
 };
 
-/* *out stays NULL when the message needs no change. */
+/* *out is NULL when the message needs no change. */
 static enum status make_message(const cJSON *m, int i, struct message_format *format, cJSON **out,
                                 struct err *err)
 {
@@ -334,7 +327,7 @@ static enum status render_as(const struct chat *c, const struct chat_input *in,
     return st;
 }
 
-/* Cut what was rendered from `start` on at the last sentinel. */
+/* Cut the text rendered from `start` on at its last sentinel. */
 static enum status cut_open_end(struct buf *out, size_t start, struct err *err)
 {
     struct str text = { out->data, out->len }, sentinel = STR(OPEN_END_SENTINEL);
@@ -374,8 +367,8 @@ enum status chat_render(const struct chat *c, const struct chat_input *in, int64
     if (st == ERR_FORMAT && format.calls) {
         format.objects = false;
         if (out->data) out->data[out->len = start] = 0;
-        st = render_as(c, in, &format, now, out, NULL); /* when this fails too, the first error is
-                                                         * the one to tell */
+        /* No err: if this fails too, the first error is reported. */
+        st = render_as(c, in, &format, now, out, NULL);
     }
     if (st == OK) return format.sentinel ? cut_open_end(out, start, err) : OK;
     if (err) *err = first;

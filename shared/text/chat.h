@@ -1,7 +1,7 @@
-/* chat.h - messages to the prompt text of one model.
+/* chat.h - renders chat messages into the prompt text of one model.
  *
- * Holds the parsed template and the special token strings that templates refer to. Read-only after
- * chat_create: any thread may render. Thread: any. */
+ * Holds the parsed template and the strings of special tokens that templates refer to.
+ * Thread: any; read-only after chat_create. */
 #ifndef BATON_TEXT_CHAT_H
 #define BATON_TEXT_CHAT_H
 
@@ -9,28 +9,27 @@
 
 struct chat;
 
-/* Templates (the model's own or --chat-template FILE) and what they know the special tokens by. All
- * is copied. */
+/* Templates (the model's own or --chat-template FILE) and the special tokens they refer to. */
 struct chat_source {
     struct str template;
-    struct str tool_template;          /* for requests with tools; empty: the same */
+    struct str tool_template;          /* for requests with tools; empty: `template` */
     const char *bos, *eos, *pad, *unk; /* may be NULL */
 };
+
+/* Parse the templates; *s is copied. */
 enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err) MUST_CHECK;
 void chat_free(struct chat *c);
 
 struct chat_input {
-    const cJSON *messages; /* array as the client sent it, roles and types already
-                            * validated */
+    const cJSON *messages; /* array as the client sent it; roles and types are validated */
     const cJSON *tools;    /* array or NULL */
-    const cJSON *kwargs;   /* chat_template_kwargs: object or NULL; its members become
-                            * variables */
+    const cJSON *kwargs;   /* chat_template_kwargs, object or NULL: its members become variables */
     bool add_generation_prompt;
-    bool continue_final_message; /* leave the last message open: text after it is cut */
+    bool continue_final_message; /* leave the last message open: the text after it is cut */
 };
 
-/* Normalise messages (content parts of type text are joined when the template reads content as a
- * string; null content becomes "" unless the template asks for none), render, append to `out`. */
+/* Adapt the messages to the template (see chat.c), render them and append the prompt to `out`.
+ * `now` is Unix time. */
 enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now,
                         struct buf *out, struct err *err) MUST_CHECK;
 

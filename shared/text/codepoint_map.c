@@ -1,4 +1,4 @@
-/* codepoint_map.c - see codepoint_map.h. Thread: as there. */
+/* codepoint_map.c - see codepoint_map.h. Thread: put on one, get on any. */
 #include "shared/text/codepoint_map.h"
 
 #include "shared/base/mem.h"

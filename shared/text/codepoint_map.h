@@ -1,6 +1,7 @@
-/* codepoint_map.h - ids of single characters, found without hashing.
+/* codepoint_map.h - a map from code points to ids, in pages instead of a hash table.
  *
- * Life cycle: { 0 } is empty, put, then read-only; release. Thread: get on any. */
+ * Life cycle: { 0 } is empty, put, then read-only, release.
+ * Thread: put on one, get on any. */
 #ifndef BATON_TEXT_CODEPOINT_MAP_H
 #define BATON_TEXT_CODEPOINT_MAP_H
 
@@ -13,7 +14,7 @@ struct codepoint_map {
     int32_t *pages[CODEPOINT_MAP_PAGES]; /* value + 1; NULL: none on the page */
 };
 
-/* cp is in 0 .. 0x10FFFF, value not negative. */
+/* `cp` is in 0 .. 0x10FFFF, `value` not negative. */
 void codepoint_map_put(struct codepoint_map *m, int32_t cp, int32_t value);
 int32_t codepoint_map_get(const struct codepoint_map *m, int32_t cp); /* -1: none */
 void codepoint_map_release(struct codepoint_map *m);

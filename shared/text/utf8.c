@@ -1,8 +1,8 @@
 /* utf8.c - see utf8.h. Thread: any. */
 #include "shared/text/utf8.h"
 
-/* The bytes that may come second after `lead`: the ranges shut out overlong forms, surrogates and
- * what is past U+10FFFF. */
+/* Range of the second byte after `lead`; it excludes overlong forms, surrogates and code points
+ * above U+10FFFF. */
 static void second_range(unsigned char lead, unsigned char *low, unsigned char *high)
 {
     *low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
@@ -16,8 +16,8 @@ static size_t char_len(unsigned char lead)
     return lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
 }
 
-/* How many bytes at `at` belong to the start of a character of `want` bytes, at most what is
- * there. */
+/* Number of bytes at `at` that start a valid character of `want` bytes; less than `want` when it is
+ * cut off or invalid. */
 static size_t good_bytes(struct str s, size_t at, size_t want)
 {
     const unsigned char *p = (const unsigned char *)s.p + at;
@@ -82,7 +82,7 @@ size_t utf8_put(int32_t cp, char out[UTF8_CHAR_MAX])
 
 void utf8_add_valid(struct buf *out, struct str s)
 {
-    size_t good = 0; /* start of what is valid and was not added yet */
+    size_t good = 0; /* start of the valid bytes not added yet */
     int32_t cp;
     for (size_t at = 0; at < s.n;) {
         size_t n = utf8_next(s, at, &cp);

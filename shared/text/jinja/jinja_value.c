@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Levels of nested evaluation: more than the source can nest, because a macro call takes several. */
+/* Levels of nested evaluation. More than the source can nest: a macro call takes several. */
 enum { EVAL_DEPTH_MAX = 6 * JINJA_DEPTH_MAX };
 
 enum status jinja_fail(struct jinja_run *run, enum status code, const char *fmt, ...)

@@ -179,7 +179,7 @@ enum status jv_dict_new(struct jinja_run *run, enum jv_kind kind, size_t cap,
 /* Insert or replace; ERR_FORMAT for a key that Python cannot hash. */
 enum status jv_dict_put(struct jinja_run *run, struct jv_dict *d, struct jv key,
                         struct jv value) MUST_CHECK;
-/* *out is the value of `key`, or NULL. jv_dict_get: the same for a string key, which cannot fail. */
+/* Find the value of `key`; *out is NULL when there is none. jv_dict_get: for a string key. */
 enum status jv_dict_find(struct jinja_run *run, const struct jv_dict *d, const struct jv *key,
                          struct jv **out) MUST_CHECK;
 struct jv *jv_dict_get(struct jinja_run *run, const struct jv_dict *d, struct str key);

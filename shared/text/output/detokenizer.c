@@ -1,10 +1,10 @@
 /* detokenizer.c - see detokenizer.h.
  *
- * `held` is valid text that may be the beginning of a stop string, followed by at most 3 bytes that
- * may be the beginning of a character. Stop strings are looked for in the text only. Which of
- * several counts does not depend on how the text came in parts: the one that is complete first, and
- * of those that end together the longest. A space in front that the model's decoder would take off
- * a whole text stays: an answer goes on from its prompt. Thread: its owner's. */
+ * `held` is valid text that may be the beginning of a stop string, followed by at most 3 bytes of
+ * an incomplete character. Stop strings are searched in the text only; which one wins does not
+ * depend on how the text is cut into tokens. A leading space that the model's decoder would strip
+ * from a whole text stays, because an answer continues its prompt.
+ * Thread: its owner's. */
 #include "shared/text/output/detokenizer.h"
 
 #include <string.h>
@@ -29,8 +29,8 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool s
     }
 }
 
-/* Make everything from `from` on valid, except for an unfinished character at the end. Returns the
- * length of the text. */
+/* Make everything from `from` on valid UTF-8, except for an incomplete character at the end.
+ * Returns the length of the valid text. */
 static size_t replace_invalid(struct buf *held, size_t from)
 {
     struct str raw = str_sub(buf_str(held), from, SIZE_MAX);
@@ -47,7 +47,7 @@ static size_t replace_invalid(struct buf *held, size_t from)
     return held->len - n_unfinished;
 }
 
-/* The stop string that is complete first, or -1; *start and *stop are where it lies. */
+/* Index of the stop string that is complete first, at *start .. *stop; -1: none. */
 static int find_stop(const struct detokenizer *d, struct str text, size_t *start, size_t *stop)
 {
     int found = -1;
@@ -64,7 +64,7 @@ static int find_stop(const struct detokenizer *d, struct str text, size_t *start
     return found;
 }
 
-/* Length of the longest end of `text` with which a stop string could begin. */
+/* Length of the longest suffix of `text` that is a prefix of a stop string. */
 static size_t stop_prefix(const struct detokenizer *d, struct str text)
 {
     size_t k = d->stop_max > 0 ? d->stop_max - 1 : 0;
@@ -75,7 +75,7 @@ static size_t stop_prefix(const struct detokenizer *d, struct str text)
     return 0;
 }
 
-/* Give out what is certain of the first n_text bytes held. True when a stop string is in them. */
+/* Emit what is certain of the first n_text bytes held. True when they contain a stop string. */
 static bool emit_text(struct detokenizer *d, size_t n_text, bool is_last, struct buf *out)
 {
     struct str text = str_sub(buf_str(&d->held), 0, n_text);

@@ -1,10 +1,11 @@
-/* detokenizer.h - token ids to text as they arrive, with stop strings.
+/* detokenizer.h - turns token ids into text as they arrive, and matches stop strings.
  *
- * Bytes are held back while they may be the beginning of a UTF-8 character (at most 3) or of a stop
- * string; an invalid sequence becomes U+FFFD at once. Equal to decoding everything and cutting
- * before the stop string that is complete first, of those that end together the longest. (The
- * space that tokenizer_decode drops from the front stays.) Life cycle: init, push per
- * token, finish once, release. Thread: its owner's. */
+ * Bytes are held back while they may be the beginning of a UTF-8 character (at most 3 bytes) or of
+ * a stop string; an invalid sequence becomes U+FFFD at once. The result is that of decoding all
+ * tokens and cutting before the stop string that is complete first (the longest, if several end
+ * together), except that the space which tokenizer_decode drops from the front stays.
+ * Life cycle: init, push per token, finish once, release.
+ * Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_DETOKENIZER_H
 #define BATON_TEXT_OUTPUT_DETOKENIZER_H
 
@@ -26,9 +27,9 @@ struct detokenizer {
 /* `stops` are borrowed until release; at most DETOKENIZER_STOPS_MAX. Empty ones match nothing. */
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special,
                       const struct str *stops, size_t n_stops, bool include_stop);
-/* Append the text that became certain to `out`. True when a stop string was matched by this token:
- * the text before it (or with it, include_stop) has been emitted and further pushes add
- * nothing. */
+/* Append the text that can no longer become part of a stop string to `out`. True when this token
+ * completes a stop string: the text before it (include_stop: and it) has been emitted, and further
+ * pushes add nothing. */
 bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
 /* Emit the bytes still held (an incomplete character as U+FFFD). */
 void detokenizer_finish(struct detokenizer *d, struct buf *out);

@@ -5,7 +5,7 @@
 
 #include "shared/base/json/json.h"
 
-/* Where in a number; it may end in those from N_ZERO on. */
+/* States within a number; it may end in those from N_ZERO on. */
 enum { N_MINUS, N_DOT, N_E, N_E_SIGN, N_ZERO, N_INT, N_FRACTION, N_EXPONENT };
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }

@@ -1,9 +1,9 @@
 /* json_scan.h - checks byte by byte that a streamed text is the prefix of a JSON object.
  *
- * The text is not kept: bytes that were emitted as valid stay valid. The root must be
- * an object; the grammar is RFC 8259 with at most JSON_DEPTH_MAX levels; UTF-8 is not looked at
- * (the detokeniser gives nothing else). Life cycle: { 0 } or init, a call per byte until it says
- * other than MORE. Thread: its owner's. */
+ * The grammar is RFC 8259 with at most JSON_DEPTH_MAX levels; the root must be an object. UTF-8 is
+ * not checked: the detokenizer emits nothing else. The text is not kept.
+ * Life cycle: { 0 }, a call per byte until the result is not JSON_SCAN_MORE.
+ * Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_JSON_SCAN_H
 #define BATON_TEXT_OUTPUT_JSON_SCAN_H
 
@@ -37,10 +37,10 @@ struct json_scan {
     enum json_scan_mode mode;
     int depth;        /* open objects and arrays */
     uint64_t objects; /* bit i: level i is an object */
-    bool is_key;      /* the string being read */
-    uint8_t number;   /* where in a number */
-    uint8_t n_hex;
-    const char *word; /* what must still come of a word */
+    bool is_key;      /* the string being read is a key */
+    uint8_t number;   /* state within a number, see json_scan.c */
+    uint8_t n_hex;    /* hex digits read of \uXXXX */
+    const char *word; /* remaining letters of true, false or null */
 };
 
 enum json_scan_result json_scan_byte(struct json_scan *s, char c);

@@ -1,7 +1,8 @@
-/* reasoning.c - see reasoning.h. Thread: its owner's.
+/* reasoning.c - see reasoning.h.
  *
- * step() looks at what is held and moves on, until more text is needed; each state decides how much
- * of it is certain. */
+ * step() is repeated on the held text until it needs more; each state decides how much of the text
+ * is certain.
+ * Thread: its owner's. */
 #include "shared/text/output/reasoning.h"
 
 #include "shared/base/mem.h"
@@ -11,7 +12,7 @@
 #define TEXT(literal)                                                                              \
     {                                                                                              \
         (literal), sizeof(literal) - 1                                                             \
-    } /* a struct str that is constant */
+    } /* a constant struct str */
 
 static const struct reasoning_format REASONING_FORMATS[] = {
     {
@@ -44,8 +45,8 @@ const struct reasoning_format *reasoning_format_of_template(struct str source)
     if (str_find(source, REASONING_FORMATS[0].close) == SIZE_MAX &&
         str_find(source, REASONING_FORMATS[0].open) == SIZE_MAX)
         return NULL;
-    /* think_mode is in the system turn of the ERNIE models that think; their template writes no
-     * <response>, the model does. */
+    /* The templates of reasoning ERNIE models set think_mode in the system message; <response> is
+     * written by the model. */
     bool ernie = str_find(source, STR("<response>")) != SIZE_MAX ||
                  str_find(source, STR("think_mode=")) != SIZE_MAX;
     return &REASONING_FORMATS[ernie];
@@ -96,8 +97,8 @@ static enum tag_match peek(const struct reasoning *r, struct str tag)
     return tag_match_at(str_sub(text, tag_leading_blanks(text), SIZE_MAX), tag);
 }
 
-/* Blanks, then `tag`: on to `then`. Something else: on to `otherwise`, with the blanks dropped when
- * they belonged to a tag before. False: not known yet. */
+/* Go to `then` after blanks and `tag`, to `otherwise` at anything else; drop_blanks: those before
+ * it belong to an earlier tag. False: not known yet. */
 static bool expect(struct reasoning *r, struct str tag, enum reasoning_state then,
                    enum reasoning_state otherwise, bool drop_blanks)
 {
@@ -110,7 +111,7 @@ static bool expect(struct reasoning *r, struct str tag, enum reasoning_state the
     return set_state(r, m == TAG_MATCH_WHOLE ? then : otherwise);
 }
 
-/* Text up to `tag`, without the blanks before it. */
+/* Emit text up to `tag`, without the blanks before it, then go to `then`. False: no tag yet. */
 static bool until(struct reasoning *r, struct str tag, enum reasoning_state then, struct buf *out)
 {
     struct str text = buf_str(&r->held);
@@ -129,13 +130,13 @@ static bool lead(struct reasoning *r, enum reasoning_state then)
     return r->held.len > 0 && set_state(r, then);
 }
 
-/* True: the state has changed, look again. */
+/* Handle the held text in the current state; true when the state has changed. */
 static bool step(struct reasoning *r, struct buf *reasoning_text, struct buf *answer)
 {
     const struct reasoning_format *f = r->f;
     switch (r->state) {
     case REASONING_START:
-        /* The answer's own tag may come without thoughts before it. */
+        /* The answer's own tag may come without reasoning before it. */
         if (f->answer_open.n && peek(r, f->answer_open) != TAG_MATCH_NO)
             return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, false);
         return expect(r, f->open, REASONING_LEAD, REASONING_REST, false);
@@ -161,7 +162,7 @@ void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_
     while (step(r, reasoning_text, answer)) {}
 }
 
-/* What looked like the beginning of a tag was none. Blanks after a tag are the tag's. */
+/* What looked like the beginning of a tag is text. Blanks after a tag belong to it. */
 void reasoning_finish(struct reasoning *r, struct buf *reasoning_text, struct buf *answer)
 {
     bool blank = tag_leading_blanks(buf_str(&r->held)) == r->held.len;

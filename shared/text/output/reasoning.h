@@ -4,11 +4,12 @@
  *     AFTER ─answer_open─▶ ANSWER_LEAD ─text─▶ ANSWER ─answer_close─▶ TAIL ─▶ REST
  *     START, AFTER ─anything else─▶ REST
  *
- * A tag counts only at the beginning of the output: later it is text like any other. A prompt may
- * have opened the reasoning already (begin with REASONING_INSIDE) or closed it (REASONING_AFTER).
- * White space next to a tag belongs to the tag. What may be the beginning of a tag is held back;
- * nothing is lost when the text ends there. The result does not depend on how the text is cut into
- * pieces. Thread: its owner's. */
+ * A tag counts only at the beginning of the output; later it is ordinary text. A prompt may have
+ * opened the reasoning already (start with REASONING_LEAD) or closed it (REASONING_AFTER). White
+ * space next to a tag belongs to the tag.
+ * Text that may be the beginning of a tag is held back, and emitted if the output ends there. The
+ * result does not depend on how the text is cut into pieces.
+ * Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_REASONING_H
 #define BATON_TEXT_OUTPUT_REASONING_H
 
@@ -16,14 +17,14 @@
 
 struct reasoning_format {
     const char *name;
-    const char *aliases; /* names that peers use, separated by spaces */
+    const char *aliases; /* names in other servers, separated by spaces */
     struct str open, close;
     struct str answer_open, answer_close; /* around the answer; n 0: none */
 };
 
-/* By name or alias ('-' and '_' are the same), or NULL. */
+/* Find a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
 const struct reasoning_format *reasoning_format_find(struct str name);
-/* The format whose tags the source of a chat template contains; NULL: the model does not reason. */
+/* Find the format whose tags the source of a chat template contains; NULL: no reasoning. */
 const struct reasoning_format *reasoning_format_of_template(struct str source);
 
 enum reasoning_state {
@@ -37,9 +38,9 @@ enum reasoning_state {
     REASONING_REST
 };
 
-/* The state in which the output of `prompt` begins. */
+/* State in which the output after `prompt` begins. */
 enum reasoning_state reasoning_state_after(const struct reasoning_format *f, struct str prompt);
-/* The state after `text`, the whole of a message that the model continues. */
+/* State after `text`, all of a message that the model continues. */
 enum reasoning_state reasoning_state_within(const struct reasoning_format *f, struct str text);
 
 struct reasoning {
@@ -50,13 +51,13 @@ struct reasoning {
 
 void reasoning_init(struct reasoning *r, const struct reasoning_format *f,
                     enum reasoning_state state);
-/* Append the parts of `text` that are certain to `reasoning_text` and `answer`. */
+/* Append what is certain of the held text and `text` to `reasoning_text` and `answer`. */
 void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text,
                     struct buf *answer);
-/* Append the text still held: no more comes. */
+/* The output has ended: append the text still held. */
 void reasoning_finish(struct reasoning *r, struct buf *reasoning_text, struct buf *answer);
 void reasoning_release(struct reasoning *r);
-/* Whether the next text is reasoning, as far as is known. */
+/* Is the next text reasoning, as far as is known? */
 static inline bool reasoning_is_inside(const struct reasoning *r)
 {
     return r->state == REASONING_LEAD || r->state == REASONING_INSIDE;

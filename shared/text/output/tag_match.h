@@ -7,7 +7,7 @@
 
 enum tag_match { TAG_MATCH_NO, TAG_MATCH_PARTIAL, TAG_MATCH_WHOLE };
 
-/* Whether `text` begins with `tag`; TAG_MATCH_PARTIAL: all of `text` is a prefix of `tag`. */
+/* Does `text` begin with `tag`? TAG_MATCH_PARTIAL: all of `text` is a prefix of `tag`. */
 enum tag_match tag_match_at(struct str text, struct str tag);
 /* Length of the longest suffix of `text` that is a proper prefix of `tag`. */
 size_t tag_match_partial(struct str text, struct str tag);

@@ -1,9 +1,9 @@
-/* tool_format_xml.c - calls as tags: <function=N>, then <parameter=K>, a value, </parameter> for
- * each.
+/* tool_format_xml.c - calls in tags: <function=N>, then <parameter=K> VALUE </parameter> for each
+ * argument, which become a JSON object on the way.
  *
- * The arguments are made into JSON on the way. What a value is the tool's schema says: a parameter
- * that may be a string is one, as written but for one line end next to each tag, and is passed on
- * while it comes; others are read whole, and are a string when they are not what the schema says.
+ * The tool's schema gives the type of a value. A parameter that may be a string is one: it is
+ * streamed as written, without one line end next to each tag. Other values are read whole, and are
+ * strings when they do not match the schema.
  * Thread: its owner's. */
 #include "shared/text/output/tool_format_xml.h"
 
@@ -48,7 +48,7 @@ static bool is_type(const cJSON *type, const char *name)
     return cJSON_IsString(type) && strcmp(type->valuestring, name) == 0;
 }
 
-/* Without a type that says otherwise a value is a string. */
+/* May a value of this schema be a string? Yes unless its type excludes strings. */
 static bool may_be_string(const cJSON *schema)
 {
     const cJSON *type = json_member(schema, "type"), *any = json_member(schema, "anyOf"), *v;
@@ -61,7 +61,8 @@ static bool may_be_string(const cJSON *schema)
     return false;
 }
 
-/* The inside of a JSON string. Bytes above ASCII stay: a piece may end within a character. */
+/* Append `s` escaped for a JSON string. Non-ASCII bytes are not checked: a piece may end within a
+ * character. */
 static void add_escaped(struct buf *out, struct str s)
 {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
@@ -169,7 +170,7 @@ static enum tool_step read_value(struct tool_parser *p)
 static enum tool_step end_call(struct tool_parser *p, bool last)
 {
     enum tool_step st = tool_expect(p, STR("</function>"), AT_END, TOOL_STATE_BAD);
-    /* All parameters are whole: an answer that ends here meant the call. */
+    /* All parameters are complete: an answer that ends here is a call. */
     if (st == TOOL_MORE && last && tool_rest(p).n == 0) st = set_state(p, AT_END);
     if (st != TOOL_CONTINUE) return st;
     buf_add_char(&tool_call_current(p)->arguments, '}');

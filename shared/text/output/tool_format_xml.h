@@ -1,4 +1,4 @@
-/* tool_format_xml.h - the format qwen3_coder of tool_formats.c. Thread: its owner's. */
+/* tool_format_xml.h - the ops of qwen3_coder, a format in tool_formats.c. Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_TOOL_FORMAT_XML_H
 #define BATON_TEXT_OUTPUT_TOOL_FORMAT_XML_H
 

@@ -1,4 +1,4 @@
-/* tool_formats.c - the table of tool call formats, and the parsers of those that are JSON in tags.
+/* tool_formats.c - the table of tool call formats, and the parsers of those with JSON in tags.
  *
  *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...  (Qwen2.5, Qwen3)
  *     ernie        the same; reasoning.h parses the answer around it (ERNIE-4.5 Thinking)
@@ -10,8 +10,9 @@
  *     mistral      [TOOL_CALLS][{"name": N, "arguments": A}, ...]
  *     mistral_v11  [TOOL_CALLS]N[ARGS]A ...
  *
- * The two DeepSeek formats accept each other's calls, and so do the two of Mistral. Closing tags
- * may be missing: models end their answer instead. Thread: any (constant). */
+ * The DeepSeek formats accept each other's calls, and so do Mistral's. Closing tags may be missing:
+ * models end their answer instead.
+ * Thread: any (constant). */
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -56,7 +57,8 @@ static enum tool_step hermes_step(struct tool_parser *p, bool last)
     }
 }
 
-/* {"name": "N", "arguments": ; without the blank that a model's tokens have at their front. */
+/* Append {"name": "N", "arguments": up to the colon: the blank after it is part of the next
+ * token. */
 static void begin_object(struct str name, const char *arguments, struct buf *out)
 {
     buf_add_c(out, "{\"name\": \"");
@@ -87,7 +89,7 @@ enum deepseek_state {
     DEEPSEEK_CALL = TOOL_STATE_BEGIN + 1,
     DEEPSEEK_NAME_OR_TYPE,
     DEEPSEEK_AFTER_SEP,
-    DEEPSEEK_NAME, /* after the type */
+    DEEPSEEK_NAME, /* after a type and the separator */
     DEEPSEEK_FENCE,
     DEEPSEEK_ARGUMENTS,
     DEEPSEEK_FENCE_END,
@@ -103,8 +105,7 @@ static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int 
     return st;
 }
 
-/* Decide what follows the separator: arguments, if the word before it was the name; otherwise the
- * name. */
+/* After a separator come either the arguments (the word before it was the name) or the name. */
 static enum tool_step deepseek_after_sep(struct tool_parser *p)
 {
     tool_consume(p, tag_leading_blanks(tool_rest(p)));
@@ -195,8 +196,7 @@ static enum tool_step llama_step(struct tool_parser *p, bool last)
 }
 
 static void llama_begin(struct str name, struct buf *out) { begin_object(name, "parameters", out); }
-/* Other models with Llama's headers write calls in forms of their own; only this one's template
- * spells "parameters". */
+/* Other models with Llama's headers have other formats; only Llama's template has "parameters". */
 static bool llama_matches_template(struct str t)
 {
     return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\"");
@@ -205,10 +205,10 @@ static bool llama_matches_template(struct str t)
 /* ---- mistral ---- */
 
 enum mistral_state {
-    MISTRAL_LIST_CALL = TOOL_STATE_BEGIN + 1, /* a call of a JSON list */
+    MISTRAL_LIST_CALL = TOOL_STATE_BEGIN + 1, /* a call in a JSON list */
     MISTRAL_LIST_OBJECT,
     MISTRAL_LIST_NEXT,
-    MISTRAL_CALL, /* a call of [ARGS] */
+    MISTRAL_CALL, /* a call with [ARGS] */
     MISTRAL_NAME,
     MISTRAL_ID_TAG,
     MISTRAL_ID,
@@ -227,7 +227,7 @@ static enum tool_step mistral_first(struct tool_parser *p)
     return TOOL_CONTINUE;
 }
 
-/* Up to the tag or the object that follows it; not taken. */
+/* Read a word up to the next tag or object. */
 static enum tool_step mistral_word(struct tool_parser *p, struct str *out)
 {
     struct str rest = tool_rest(p);

@@ -1,5 +1,6 @@
-/* tool_json.c - the JSON of calls, read byte by byte: the arguments alone, or an object that names
- * the tool and holds them. Thread: its owner's. */
+/* tool_json.c - reads the JSON of calls byte by byte: the arguments alone, or an object with the
+ * tool's name and its arguments.
+ * Thread: its owner's. */
 #include "shared/text/output/tool_parser.h"
 
 #include <string.h>
@@ -50,12 +51,12 @@ static enum tool_step begin_value(struct tool_parser *p, char c)
     if (p->key != KEY_ARGUMENTS) return TOOL_CONTINUE;
     if (c == '{') buf_add_char(&tool_call_current(p)->arguments, c);
     else if (c == '"') p->key = KEY_ARGUMENTS_TEXT;
-    else if (c == 'n') p->key = KEY_OTHER; /* null: none */
+    else if (c == 'n') p->key = KEY_OTHER; /* null: no arguments */
     else return TOOL_BAD;
     return TOOL_CONTINUE;
 }
 
-/* A call's arguments as a string that holds the JSON. */
+/* Take arguments given as a string that holds JSON. */
 static enum tool_step take_arguments_text(struct tool_parser *p, struct str text)
 {
     cJSON *o = NULL;
@@ -66,7 +67,7 @@ static enum tool_step take_arguments_text(struct tool_parser *p, struct str text
     return good ? TOOL_CONTINUE : TOOL_BAD;
 }
 
-/* p->word is a JSON string without its quotes. */
+/* A string has ended; p->word holds it without its quotes. */
 static enum tool_step end_string(struct tool_parser *p)
 {
     struct buf quoted = { 0 };
@@ -88,7 +89,7 @@ static bool in_string(enum json_scan_mode m)
     return m == SCAN_STRING || m == SCAN_ESCAPE || m == SCAN_HEX;
 }
 
-/* Byte c has led the scanner from mode `was` at `depth` to where it is. */
+/* Handle byte c, which led the scanner from mode `was` at `depth` to its present state. */
 static enum tool_step take_byte(struct tool_parser *p, char c, enum json_scan_mode was, int depth,
                                 bool strict)
 {
@@ -132,7 +133,7 @@ enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then)
     return TOOL_MORE;
 }
 
-/* ---- what the request says of its tools ---- */
+/* ---- the request's tools ---- */
 
 const cJSON *tool_schema(const struct tool_parser *p, struct str name, struct str key)
 {

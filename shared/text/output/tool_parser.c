@@ -1,5 +1,5 @@
-/* tool_parser.c - see tool_parser.h: text between calls, and what happens when a call turns out to
- * be none. Thread: its owner's. */
+/* tool_parser.c - see tool_parser.h: text between calls, and calls that turn out to be text.
+ * Thread: its owner's. */
 #include "shared/text/output/tool_parser.h"
 
 #include <string.h>
@@ -116,7 +116,7 @@ enum tool_step tool_call_name(struct tool_parser *p, struct str name)
     if (name.n == 0 || name.n > TOOL_NAME_MAX || c->named) return TOOL_BAD;
     for (size_t i = 0; i < name.n; i++)
         if ((unsigned char)name.p[i] <= ' ') return TOOL_BAD;
-    /* Without a tag, JSON is a call only when it names a tool. */
+    /* Without a tag, JSON is a call only if it names a tool of the request. */
     if (p->i_open_tag < 0 && !tool_is_known(p, name)) return TOOL_BAD;
     buf_add_str(&c->name, name);
     c->named = true;
@@ -133,7 +133,7 @@ void tool_call_end(struct tool_parser *p)
     buf_clear(&p->raw);
 }
 
-/* A call that nobody has seen goes; one that was passed on stays in its place. */
+/* Remove the current call, or mark it broken if its name may have been streamed. */
 static void drop_call(struct tool_parser *p)
 {
     struct tool_call *c = tool_call_current(p);
@@ -144,7 +144,7 @@ static void drop_call(struct tool_parser *p)
     p->n_calls--;
 }
 
-/* What was read since the last whole call is text. */
+/* Emit everything read since the last complete call as text. */
 static void revert_to_text(struct tool_parser *p, struct buf *text)
 {
     if (p->open) drop_call(p);
@@ -160,7 +160,7 @@ static void revert_to_text(struct tool_parser *p, struct buf *text)
 
 /* ---- text ---- */
 
-/* n blanks, then the tag. */
+/* Skip n blanks and the opening tag, and start a call. */
 static enum tool_step enter_call(struct tool_parser *p, int opened, size_t n)
 {
     p->state = TOOL_STATE_BEGIN;
@@ -173,7 +173,7 @@ static enum tool_step enter_call(struct tool_parser *p, int opened, size_t n)
 struct open_tag {
     size_t at; /* SIZE_MAX: none */
     int which;
-    size_t hold; /* bytes at the end that may be the beginning of one */
+    size_t hold; /* bytes at the end that may be the beginning of a tag */
 };
 
 static struct open_tag find_open_tag(const struct tool_format *f, struct str text)
@@ -189,8 +189,8 @@ static struct open_tag find_open_tag(const struct tool_format *f, struct str tex
     return o;
 }
 
-/* Blanks are kept until it is clear that no call follows them; after a call they only matter
- * between text and text. */
+/* Emit text up to the next call. Blanks are held until it is clear that no call follows them;
+ * blanks after a call are kept only if text follows. */
 static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *text)
 {
     size_t n_after = p->after_call ? tag_leading_blanks(tool_rest(p)) : 0;
