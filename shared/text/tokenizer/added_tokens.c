@@ -1,4 +1,4 @@
-/* added_tokens.c - see added_tokens.h. Thread: as there. */
+/* added_tokens.c - see added_tokens.h. Thread: find on any. */
 #include "shared/text/tokenizer/added_tokens.h"
 
 #include <utf8proc.h>
@@ -8,7 +8,7 @@
 #include "shared/text/utf8.h"
 
 struct added_tokens_node {
-    int32_t id;             /* of the token that ends here, -1: none */
+    int32_t id;             /* token that ends here, -1: none */
     int32_t child, sibling; /* nodes, 0: none */
     unsigned char byte, flags;
 };
@@ -66,7 +66,7 @@ void added_tokens_put(struct added_tokens *a, struct str content, int32_t id, in
     a->nodes[at].flags = (unsigned char)flags;
 }
 
-/* The longest token that begins at `at`: its node and length, or 0. */
+/* Find the longest token at `at`; returns its node (0: none), with the length in *len. */
 static int32_t longest_at(const struct added_tokens *a, struct str text, size_t at, size_t *len)
 {
     const unsigned char *p = (const unsigned char *)text.p;
@@ -99,10 +99,10 @@ static bool is_space(int32_t cp)
            c == UTF8PROC_CATEGORY_ZP;
 }
 
-/* What regular expressions call a word character. */
+/* Is it a word character (\w) of Oniguruma? */
 static bool is_word(int32_t cp)
 {
-    /* The two joiners, and letters in circles and squares. */
+    /* The two joiners, and enclosed letters. */
     static const int32_t others[][2] = { { 0x200C, 0x200D },
                                          { 0x24B6, 0x24E9 },
                                          { 0x1F130, 0x1F149 },
@@ -126,7 +126,7 @@ static bool is_word(int32_t cp)
     }
 }
 
-/* Start of the character that ends at `end` (> 0), with its code point. */
+/* Start of the character that ends at `end` (> 0); *cp is its code point. */
 static size_t char_before(struct str text, size_t end, int32_t *cp)
 {
     size_t at = end - 1;
@@ -149,8 +149,8 @@ static bool is_single_word(struct str text, size_t start, size_t stop)
     return true;
 }
 
-/* What the token before it took, up to `taken`, stays with that one; of a token of white space that
- * strips, nothing may be left. */
+/* Extend the hit by the white space that its flags take. The previous token keeps what it took, up
+ * to `taken`, so a token of white space may become empty. */
 static void apply_strip_flags(struct str text, size_t taken, int flags,
                               struct added_tokens_hit *hit)
 {

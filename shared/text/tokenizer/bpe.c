@@ -1,12 +1,12 @@
 /* bpe.c - see bpe.h.
  *
  * Short pieces (nearly all) scan an array of ranks for the lowest. Long ones keep a linked list of
- * tokens and two queues of (rank, position): the pairs of the beginning, sorted by counting, and a
- * heap of those that merging makes. An entry whose token has changed since is skipped when it comes
- * up. Both ways give the same answer. What costs time in a long piece is memory: a node of the heap
- * has eight children, which share a cache line, and lookups of pairs are remembered in a small
- * table. The table of pairs is not a struct map: it is read for every pair of every text, so its
- * entries lie in one array. Thread: as in bpe.h. */
+ * tokens and two queues of (rank, position): the initial pairs, radix sorted, and a heap of the
+ * pairs that merging makes; entries whose token has changed are skipped. Both give the same result.
+ * Long pieces are bound by memory: a node of the heap has eight children, which share a cache line,
+ * and lookups are cached in a small table. The table of pairs is not a struct map: it is read for
+ * every pair of every text, so its entries lie in one array.
+ * Thread: merge on any, with a bpe_work of its own. */
 #include "shared/text/tokenizer/bpe.h"
 
 #include <stdbool.h>
@@ -16,26 +16,25 @@
 #include "shared/base/mem.h"
 
 struct bpe_pair {
-    uint64_t key; /* PAIR_NONE: a free slot */
+    uint64_t key; /* PAIR_NONE: free */
     uint32_t rank;
     int32_t merged; /* with BPE_WATCHED */
 };
 
 struct bpe_node {
-    int32_t id, merged; /* the token here (-1: gone), and what it and the next make */
-    uint32_t rank;      /* of that pair; RANK_NONE: they do not merge */
+    int32_t id, merged; /* the token (-1: merged away), and the one that it and the next make */
+    uint32_t rank;      /* of that pair; RANK_NONE: it does not merge */
     int32_t prev, next; /* -1: none */
 };
 
 #define PAIR_NONE UINT64_MAX
 #define RANK_NONE UINT32_MAX
-/* Up to this many tokens the scan beats the heap. */
+/* SHORT_MAX: up to this many tokens the scan is faster than the heap. */
 enum { SHORT_MAX = 48, SLOTS_MIN = 16 };
 
 static size_t pair_slot(const struct bpe *b, uint64_t key)
 {
-    /* Multiplying spreads the low bits upwards, so the slot is taken from the top half (Knuth, vol.
-     * 3, 6.4). */
+    /* Multiplicative hashing: the upper half of the product is well mixed (Knuth, vol. 3, 6.4). */
     return (size_t)((key * 0x9E3779B97F4A7C15u) >> 32) & b->mask;
 }
 
@@ -93,7 +92,7 @@ void bpe_origin(const struct bpe_work *w, int32_t id, int32_t *left, int32_t *ri
     *right = (int32_t)(uint32_t)w->origins[id];
 }
 
-/* Rank of a pair, and what it makes; RANK_NONE when it does not merge. */
+/* Rank of a pair, with the token it makes; RANK_NONE when it does not merge. */
 static uint32_t pair_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right,
                           int32_t *merged)
 {
@@ -104,8 +103,8 @@ static uint32_t pair_rank(const struct bpe *b, struct bpe_work *w, int32_t left,
     return p->rank;
 }
 
-/* Pairs are looked up in the order that bpe_origin speaks of: after a merge first the pair in
- * front. */
+/* Looks pairs up in the same order as merge_long (after a merge, first the pair on the left): the
+ * last lookup decides bpe_origin. */
 static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w)
 {
     uint32_t rank[SHORT_MAX];
@@ -140,8 +139,8 @@ enum {
     DIGITS = 1 << DIGIT_BITS
 };
 
-/* Children of `at` are ARITY * at + 1 and following; w->heap begins one entry before a cache line,
- * so that they fill one. */
+/* The children of `at` are ARITY * at + 1 and following. w->heap begins one entry before a cache
+ * line, so siblings fill one line. */
 static void heap_push(struct bpe_work *w, uint64_t entry)
 {
     size_t at = w->n_heap++;
@@ -169,8 +168,8 @@ static void heap_pop(struct bpe_work *w)
     w->heap[at] = last;
 }
 
-/* pair_rank with a memory. Watched tokens are looked up anew: their origin is to be noted every
- * time. */
+/* pair_rank with a cache. Pairs that make watched tokens are always looked up, to note the
+ * origin. */
 static uint32_t recent_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right,
                             int32_t *merged)
 {
@@ -185,7 +184,7 @@ static uint32_t recent_rank(const struct bpe *b, struct bpe_work *w, int32_t lef
     return pair_rank(b, w, left, right, merged);
 }
 
-/* Look the pair that begins at `at` up again; its entry for a queue, or PAIR_NONE when it does not
+/* Look up the pair that begins at `at`; returns its queue entry, PAIR_NONE when it does not
  * merge. */
 static uint64_t renew_pair(const struct bpe *b, struct bpe_work *w, int32_t at)
 {
@@ -230,14 +229,13 @@ static void work_reserve(struct bpe_work *w, size_t n)
     if (n <= w->cap) return;
     work_release_queues(w);
     w->nodes = MEM_ARRAY(struct bpe_node, n);
-    w->first = MEM_ARRAY(uint64_t, 2 * n); /* and as much to sort in */
-    /* Every merge queues two pairs at most and there are fewer than n merges. */
+    w->first = MEM_ARRAY(uint64_t, 2 * n); /* second half: scratch for sorting */
+    /* Each of the fewer than n merges queues at most two pairs. */
     w->heap = (uint64_t *)mem_aligned(LINE_BYTES, (2 * n + ARITY) * sizeof *w->heap) + ARITY - 1;
     w->cap = n;
 }
 
-/* One turn of a sort by digits: `from` by the digit at `shift` into `to`, keeping the order of
- * equal ones. */
+/* One stable pass of a radix sort, by the digit at `shift`. */
 static void sort_turn(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
 {
     size_t starts[DIGITS + 1] = { 0 };
@@ -246,8 +244,8 @@ static void sort_turn(const uint64_t *from, uint64_t *to, size_t n, unsigned shi
     for (size_t i = 0; i < n; i++) to[starts[from[i] >> shift & (DIGITS - 1)]++] = from[i];
 }
 
-/* The pairs of the beginning by rank; they come by position already. Ranks have 32 bits, of which
- * files use about 20. */
+/* Sort the initial pairs by rank; they are in order of position already. Ranks have 32 bits, of
+ * which files use about 20. */
 static size_t queue_first(const struct bpe *b, struct bpe_work *w, size_t n)
 {
     uint64_t any = 0, *from = w->first, *to = w->first + w->cap;

@@ -1,4 +1,4 @@
-/* encoder.c - see encoder.h. Thread: as there. */
+/* encoder.c - see encoder.h. Thread: the caller's. */
 #include "shared/text/tokenizer/encoder.h"
 
 #include <string.h>

@@ -1,7 +1,5 @@
-/* encoder.h - one call of tokenizer_encode, for the files that do its work: tokenizer.c and
- * spm_encode.c.
- *
- * Everything here belongs to the call; the tokenizer is only read. Thread: the caller's. */
+/* encoder.h - the state of one tokenizer_encode call, shared by tokenizer.c and spm_encode.c.
+ * Thread: the caller's. */
 #ifndef BATON_TEXT_TOKENIZER_ENCODER_H
 #define BATON_TEXT_TOKENIZER_ENCODER_H
 
@@ -18,21 +16,22 @@ struct encoder {
     size_t cap_symbols;
     int32_t *resegment; /* spm_encode.c: pieces still to be split */
     size_t n_resegment, cap_resegment;
-    bool after_unk;
+    bool after_unk; /* the last symbol was unknown (spm_encode.c) */
     struct bpe_work work;
     struct err *err;
 };
 
+/* Append ids to the result; ERR_TOO_LONG beyond n_max. */
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n) MUST_CHECK;
-/* Fail like encoder_push if n bytes of one piece, at least n / piece_max tokens, exceed the limit.
- * Called before merging allocates memory for them. */
+/* Fail like encoder_push if a piece of n bytes, at least n / piece_max tokens, exceeds the limit.
+ * Called before merging allocates memory for it. */
 enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
 /* Grow `symbols` to n entries. */
 void encoder_reserve(struct encoder *e, size_t n);
-/* Has every byte of this character a token of its own to fall back on? */
+/* Can this character fall back on byte tokens? */
 bool encoder_has_bytes(const struct tokenizer *t, struct str c);
 
-/* Ids of text between two added tokens, as SentencePiece finds them. */
+/* Encode text between two added tokens as SentencePiece does. */
 enum status spm_encode(struct encoder *e, struct str text, bool is_start) MUST_CHECK;
 
 #endif

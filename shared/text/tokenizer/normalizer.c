@@ -1,8 +1,9 @@
 /* normalizer.c - see normalizer.h.
  *
- * Unicode's normal forms are utf8proc's. It sorts the marks on one letter in quadratic time, so
- * text is handed over in parts that hold at most MARKS_MAX marks in a row. LIMIT: longer rows of
- * marks, which no language has, are put in order within each part only. Thread: any. */
+ * utf8proc makes Unicode's normal forms. It sorts the marks on one letter in quadratic time, so it
+ * gets text in parts with at most MARKS_MAX marks in a row. LIMIT: longer sequences of marks, which
+ * no language has, are sorted within each part only.
+ * Thread: any. */
 #include "shared/text/tokenizer/normalizer.h"
 
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static bool is_ascii(struct str s)
     return any < 0x80;
 }
 
-/* Length of the part at the front of `s` that utf8proc gets at once. */
+/* Length of the first part of `s` to give to utf8proc. */
 static size_t part_len(struct str s)
 {
     size_t n_marks = 0;
@@ -69,8 +70,7 @@ static void unicode_form(struct buf *out, struct str s, enum normalizer_kind kin
         utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)part.p,
                                           (utf8proc_ssize_t)part.n, &made,
                                           (utf8proc_option_t)options[kind]);
-        /* The text is valid, so only memory can be missing: then it stays as it is, which is valid
-         * too. */
+        /* Valid text fails only for lack of memory: it stays unchanged then. */
         if (n >= 0) buf_add(out, made, (size_t)n);
         else buf_add_str(out, part);
         free(made);

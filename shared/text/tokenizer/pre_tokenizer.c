@@ -1,9 +1,9 @@
 /* pre_tokenizer.c - see pre_tokenizer.h.
  *
  * A stage reads the spans of the pieces and writes those of the next stage; only stages that insert
- * characters copy text. Patterns are compiled to machine code where the host allows it. The text is
- * known to be valid UTF-8, so PCRE2 does not check it again for every match, which would make
- * splitting quadratic. Thread: as in pre_tokenizer.h. */
+ * characters copy text. Patterns are JIT compiled where the host allows it. The text is known to be
+ * valid UTF-8: if PCRE2 checked it again for every match, splitting would be quadratic.
+ * Thread: run on any, with its own pieces. */
 #include "shared/text/tokenizer/pre_tokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -14,10 +14,9 @@
 #include "shared/base/mem.h"
 #include "shared/text/tokenizer/regex_translate.h"
 
-/* Steps one match may take beyond those that a plain scan of the text needs; hostile patterns reach
- * it. */
+/* Limit on PCRE2's steps per match, against hostile patterns. */
 enum { MATCH_STEPS_BASE = 1000 * 1000, MATCH_STEPS_PER_BYTE = 16 };
-/* A pattern with what regex_translate.h adds to it. */
+/* Length of a pattern after regex_translate. */
 enum { TRANSLATED_MAX = 64 * PRE_TOKENIZER_PATTERN_MAX };
 
 enum stage_kind { STAGE_SPLIT, STAGE_PREFIX_SPACE, STAGE_METASPACE };
@@ -39,7 +38,7 @@ static enum status add_stage(struct pre_tokenizer *p, enum stage_kind kind,
     if (p->n == PRE_TOKENIZER_STAGES_MAX)
         return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages",
                        PRE_TOKENIZER_STAGES_MAX);
-    /* One is what models have; several could make a text grow without bound. */
+    /* Models have one; several could make a text grow without bound. */
     for (size_t i = 0; i < p->n; i++)
         if (kind != STAGE_SPLIT && p->stages[i]->kind != STAGE_SPLIT)
             return err_set(err, ERR_UNSUPPORTED,
@@ -62,7 +61,7 @@ static enum status compile(struct str pattern, uint32_t options, pcre2_code **ou
     *out = pcre2_compile((PCRE2_SPTR)pattern.p, pattern.n, options, &code, &at, context);
     pcre2_compile_context_free(context);
     if (*out) {
-        /* Without it (no executable memory allowed) the interpreter gives the same answers. */
+        /* If it fails (no executable memory), the interpreter gives the same results. */
         (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
         return OK;
     }
@@ -99,7 +98,7 @@ enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex,
                                    "the pre-tokeniser's pattern has over %d bytes",
                                    PRE_TOKENIZER_PATTERN_MAX)
                          : regex_translate(regex, &pattern, err);
-    /* MULTILINE: in the patterns' own dialect ^ and $ are about lines. */
+    /* MULTILINE: in Oniguruma ^ and $ match at lines. */
     if (st == OK)
         st = add_pattern(p, buf_str(&pattern),
                          PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
@@ -158,12 +157,12 @@ static void add_span(struct pre_tokenizer_pieces *w, size_t at, size_t n)
     w->next[w->n_next++] = (struct pre_tokenizer_span){ at, n };
 }
 
-/* Cutting one piece. */
+/* State of cutting one piece. */
 struct cut {
     const struct pre_tokenizer_stage *stage;
     struct pre_tokenizer_pieces *pieces;
-    size_t n_before; /* spans made from other pieces */
-    bool was_match;  /* the part before this one */
+    size_t n_before; /* spans made from earlier pieces */
+    bool was_match;  /* the previous part was a match */
 };
 
 static void add_part(struct cut *c, size_t at, size_t n, bool matched)
@@ -182,8 +181,7 @@ static void add_part(struct cut *c, size_t at, size_t n, bool matched)
     else if (c->stage->behavior != PRE_TOKENIZER_REMOVED || !is_match) add_span(c->pieces, at, n);
 }
 
-/* The next match that is not empty, from *start on; PCRE2_ERROR_NOMATCH or another error when there
- * is none. */
+/* Find the next non-empty match from *start on; 0 or a PCRE2 error (PCRE2_ERROR_NOMATCH: none). */
 static int next_match(const pcre2_code *code, struct str s, size_t *start, size_t *stop,
                       pcre2_match_data *data, pcre2_match_context *context)
 {
@@ -264,7 +262,7 @@ static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct
     }
 }
 
-/* Stages that insert characters write a new text. */
+/* Run a stage that inserts characters: write a new text. */
 static void rewrite_all(const struct pre_tokenizer_stage *s, bool is_start,
                         struct pre_tokenizer_pieces *w)
 {
@@ -280,7 +278,7 @@ static void rewrite_all(const struct pre_tokenizer_stage *s, bool is_start,
     w->scratch = text;
 }
 
-/* What the stage wrote becomes what the next one reads. */
+/* The next stage reads the spans that this one wrote. */
 static void swap_spans(struct pre_tokenizer_pieces *w)
 {
     struct pre_tokenizer_span *spans = w->spans;

@@ -1,11 +1,11 @@
-/* pre_tokenizer.h - pre-tokenisers: cut a section of text into the pieces within which tokens are
- * merged.
+/* pre_tokenizer.h - pre-tokenizers: cut text into pieces; tokens never merge across pieces.
  *
- * A chain of stages, each applied to every piece the stage before left. What tokenizer.json calls
- * Split, Digits, ByteLevel's own pattern, Metaspace and Sequence is built from these; GGUF names
- * whole chains (pre_tokenizer_preset_find). Patterns are regular expressions of the Oniguruma kind
- * run by PCRE2: no fancier than the two have in common. Life cycle: { 0 } is an empty chain (one
- * piece), add stages, then read-only; release. Thread: run on any, with its own pieces. */
+ * A pre-tokenizer is a chain of stages, each applied to every piece of the stage before. They
+ * implement Split, Digits, ByteLevel's pattern, Metaspace and Sequence of tokenizer.json; GGUF
+ * names whole chains (pre_tokenizer_preset_find). Patterns are Oniguruma regular expressions, run
+ * by PCRE2 (regex_translate.h).
+ * Life cycle: { 0 } is an empty chain (one piece), add stages, then read-only, release.
+ * Thread: run on any, with its own pieces. */
 #ifndef BATON_TEXT_TOKENIZER_PRE_TOKENIZER_H
 #define BATON_TEXT_TOKENIZER_PRE_TOKENIZER_H
 
@@ -14,8 +14,8 @@
 
 enum { PRE_TOKENIZER_STAGES_MAX = 16, PRE_TOKENIZER_PATTERN_MAX = 16384 };
 
-/* What happens to the matches of a pattern: pieces of their own, dropped, joined to a neighbour, or
- * to each other. */
+/* What happens to the matches of a pattern: each is a piece, is dropped, is joined to a neighbour,
+ * or adjacent matches are joined (and adjacent non-matches). */
 enum pre_tokenizer_behavior {
     PRE_TOKENIZER_ISOLATED,
     PRE_TOKENIZER_REMOVED,
@@ -23,8 +23,8 @@ enum pre_tokenizer_behavior {
     PRE_TOKENIZER_MERGED_WITH_NEXT,
     PRE_TOKENIZER_CONTIGUOUS
 };
-/* Where Metaspace puts its character in front: nowhere, at the start of the text, at the start of
- * every section. */
+/* Where Metaspace prepends its character: nowhere, to the text, to every text between added
+ * tokens. */
 enum pre_tokenizer_prepend { PRE_TOKENIZER_NEVER, PRE_TOKENIZER_FIRST, PRE_TOKENIZER_ALWAYS };
 
 struct pre_tokenizer {
@@ -33,7 +33,7 @@ struct pre_tokenizer {
 };
 
 struct pre_tokenizer_span {
-    size_t at, n; /* in the text of the pieces */
+    size_t at, n; /* offset and length in `text` of the pieces */
 };
 
 /* Text and the pieces it was cut into; one per encoding thread, { 0 } is valid. */
@@ -46,34 +46,34 @@ struct pre_tokenizer_pieces {
     size_t n_next, cap_next;
 };
 
-/* The pattern of GPT-2, which ByteLevel applies when asked to. */
+/* The pattern of GPT-2, which ByteLevel applies with use_regex. */
 #define PRE_TOKENIZER_GPT2                                                                         \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-/* `invert`: what the pattern does not match counts as the match. ERR_UNSUPPORTED says what PCRE2
- * makes of the pattern. */
+/* Add a stage that splits at the matches of `regex`, or with `invert` at the text between them.
+ * ERR_UNSUPPORTED with PCRE2's message when the pattern cannot be compiled. */
 enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex,
                                     enum pre_tokenizer_behavior behavior, bool invert,
                                     struct err *err) MUST_CHECK;
-/* The same for a string that is searched as it is. */
+/* The same for a literal string. */
 enum status pre_tokenizer_add_split_literal(struct pre_tokenizer *p, struct str text,
                                             enum pre_tokenizer_behavior behavior, bool invert,
                                             struct err *err) MUST_CHECK;
-/* Put a space before every piece that does not begin with one. */
+/* Add a stage that puts a space before every piece that does not begin with one. */
 enum status pre_tokenizer_add_prefix_space(struct pre_tokenizer *p, struct err *err) MUST_CHECK;
-/* Spaces become `replacement`, which also begins a new piece when `split`. */
+/* Add a stage that replaces spaces by `replacement`; with `split`, each one begins a new piece. */
 enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str replacement,
                                         enum pre_tokenizer_prepend prepend, bool split,
                                         struct err *err) MUST_CHECK;
 void pre_tokenizer_release(struct pre_tokenizer *p);
 
-/* Cut pieces->text (valid UTF-8). `is_start`: it is the beginning of the whole text. Stages may
- * change the text. */
+/* Cut pieces->text (valid UTF-8) into pieces->spans; stages may change the text. `is_start`: it is
+ * the beginning of the whole text. */
 enum status pre_tokenizer_run(const struct pre_tokenizer *p, bool is_start,
                               struct pre_tokenizer_pieces *pieces, struct err *err) MUST_CHECK;
 void pre_tokenizer_pieces_release(struct pre_tokenizer_pieces *pieces);
 
-/* A chain under a GGUF name (tokenizer.ggml.pre), with what else the name says. */
+/* A chain by its GGUF name (tokenizer.ggml.pre), with the other settings that the name implies. */
 struct pre_tokenizer_preset {
     const char *name;
     const char *patterns[6]; /* all isolated */

@@ -1,8 +1,8 @@
-/* pre_tokenizer_presets.c - the pre-tokenisers of model families by name (pre_tokenizer.h).
+/* pre_tokenizer_presets.c - the pre-tokenizers of model families by name (pre_tokenizer.h).
  *
- * The names are those of tokenizer.ggml.pre in GGUF files; files that name no pattern of their own
- * (tiktoken) use the same rows. Patterns are the families' own, from their tokenizer.json. Thread:
- * any. */
+ * The names are those of tokenizer.ggml.pre in GGUF files; tiktoken files, which hold no pattern,
+ * use the same presets. The patterns are from the families' tokenizer.json.
+ * Thread: any. */
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -26,7 +26,7 @@
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"    \
     "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"   \
     "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-/* DeepSeek before V3: letters with case, as far as its authors listed them. */
+/* DeepSeek before V3: the cased letters that its file lists. */
 #define DEEPSEEK_LETTERS                                                                           \
     "A-Za-z\\x{B5}\\x{C0}-\\x{D6}\\x{D8}-\\x{F6}\\x{F8}-\\x{1BA}\\x{1BC}-\\x{1BF}\\x{1C4}-\\x{"    \
     "293}\\x{295}-\\x{2AF}\\x{370}-\\x{373}"                                                       \
@@ -54,7 +54,7 @@
 #define DEEPSEEK_SIGNS                                                                             \
     "\\s?[!-/:-~\\x{FF01}-\\x{FF0F}\\x{FF1A}-\\x{FF5E}\\x{2018}-\\x{201F}\\x{3000}-\\x{3002}]+"
 #define DEEPSEEK_EAST "[\\x{800}-\\x{9FA5}\\x{AC00}-\\x{D7FF}]+"
-/* What converters wrote before they knew any names. */
+/* The pattern of "default", which early converters wrote. */
 #define DEFAULT_WORDS                                                                              \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
 

@@ -1,14 +1,15 @@
 /* regex_translate.c - see regex_translate.h.
  *
- * One pass over the pattern that knows escapes and bracketed classes, nothing more: PCRE2 checks
- * the rest. Thread: any. */
+ * One pass over the pattern, which knows escapes and bracketed classes only: PCRE2 checks the
+ * syntax.
+ * Thread: any. */
 #include "shared/text/tokenizer/regex_translate.h"
 
 #include <string.h>
 
 #include "shared/base/mem.h"
 
-/* Characters of the Unicode Character Database 15.0 to 16.0 that 14.0 does not have, by general
+/* Characters that versions 15.0 to 16.0 of the Unicode Character Database added to 14.0, by general
  * category. */
 static const struct unicode_range {
     char category[3];
@@ -58,7 +59,7 @@ static const struct unicode_range {
     { "So", 0x1FAF7, 0x1FAF8 }, { "So", 0x1FBCB, 0x1FBEF },
 };
 
-/* Escapes that PCRE2 reads in another way, or that the others do not have. */
+/* Escapes that PCRE2 reads differently, or that Oniguruma does not have. */
 static const char refused_escapes[] = "bBhHvVKGCRXQEN";
 
 struct translation {
@@ -69,13 +70,13 @@ struct translation {
     struct err *err;
 };
 
-/* Categories are one letter, for all that begin with it, or two. */
+/* Is the range of category `name`? One letter stands for all categories that begin with it. */
 static bool is_of(const struct unicode_range *f, struct str name)
 {
     return name.n >= 1 && name.n <= 2 && memcmp(f->category, name.p, name.n) == 0;
 }
 
-/* Ranges of `name` that PCRE2 may not know, as members of a class; false when there are none. */
+/* Append the newer ranges of category `name` as members of a class; false when there are none. */
 static bool add_newer_ranges(struct str name, struct buf *out)
 {
     bool any = false;
@@ -88,7 +89,7 @@ static bool add_newer_ranges(struct str name, struct buf *out)
     return any;
 }
 
-/* The name in "\pL", "\p{L}" or "\p{^L}" at t->at, just behind the p. */
+/* Read the name in "\pL", "\p{L}" or "\p{^L}"; t->at is behind the p. */
 static enum status property_name(struct translation *t, struct str *name, bool *negated)
 {
     struct str rest = str_sub(t->in, t->at, SIZE_MAX);
@@ -107,7 +108,7 @@ static enum status property_name(struct translation *t, struct str *name, bool *
     return OK;
 }
 
-/* A property, with the newer characters of a category. */
+/* Append a property, with the newer characters of a category. */
 static enum status put_property(struct translation *t, struct str name, bool negated)
 {
     bool grows = add_newer_ranges(name, NULL);
@@ -123,7 +124,7 @@ static enum status put_property(struct translation *t, struct str name, bool neg
     return OK;
 }
 
-/* A word character as Oniguruma has it; PCRE2 has another idea of it in every version. */
+/* Append Oniguruma's \w; PCRE2's differs from version to version. */
 static enum status put_word(struct translation *t, bool negated)
 {
     static const char *const parts[] = { "L", "M", "Nd", "Pc", "Alphabetic" };
@@ -134,7 +135,7 @@ static enum status put_word(struct translation *t, bool negated)
     if (!was) buf_add_c(t->out, negated ? "[^" : "[");
     t->in_class = true;
     for (size_t i = 0; i < COUNT_OF(parts); i++) (void)put_property(t, str_of(parts[i]), false);
-    /* raised digits and fractions of Latin-1, but no others */
+    /* superscript digits and fractions of Latin-1, but no others */
     buf_add_c(t->out, "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}");
     t->in_class = was;
     if (!was) buf_add_char(t->out, ']');
@@ -165,7 +166,7 @@ static enum status put_escape(struct translation *t, char c)
     return OK;
 }
 
-/* One character inside brackets that is no escape. */
+/* Translate one character inside brackets that is not an escape. */
 static enum status put_class_char(struct translation *t, size_t opened)
 {
     char c = t->in.p[t->at], next = t->at + 1 < t->in.n ? t->in.p[t->at + 1] : 0;
@@ -189,7 +190,7 @@ static enum status put_class_char(struct translation *t, size_t opened)
 enum status regex_translate(struct str regex, struct buf *out, struct err *err)
 {
     struct translation t = { .in = regex, .out = out, .err = err };
-    size_t opened = 0; /* where the first member of the class is, which may be a ']' */
+    size_t opened = 0; /* position of the first member of the class, which may be a ']' */
     while (t.at < regex.n) {
         char c = regex.p[t.at], next = t.at + 1 < regex.n ? regex.p[t.at + 1] : 0;
         if (c == '\\' && t.at + 1 < regex.n) {

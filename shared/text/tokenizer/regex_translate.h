@@ -1,9 +1,10 @@
-/* regex_translate.h - the regular expressions of tokenizer files, rewritten for PCRE2.
+/* regex_translate.h - rewrites the regular expressions of tokenizer files for PCRE2.
  *
- * The files are written for Oniguruma and for Rust's fancy-regex. Where those two and PCRE2 read
- * the same text differently the pattern is rewritten: white space, word characters, and characters
- * that Unicode 15 and 16 added to the categories (PCRE2 may be older; a model's digits and emoji
- * must not depend on it). What cannot be rewritten is refused by name. Thread: any. */
+ * The files are written for Oniguruma and Rust's fancy-regex. Rewritten is what PCRE2 reads
+ * differently: white space, word characters, and the characters that Unicode 15 and 16 added to the
+ * categories (the result must not depend on PCRE2's version). What cannot be rewritten is refused
+ * by name.
+ * Thread: any. */
 #ifndef BATON_TEXT_TOKENIZER_REGEX_TRANSLATE_H
 #define BATON_TEXT_TOKENIZER_REGEX_TRANSLATE_H
 

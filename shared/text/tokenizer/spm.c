@@ -1,9 +1,10 @@
 /* spm.c - see spm.h.
  *
  * The table of replacements is a double array (Aoe 1989) in the layout of the Darts library: 32-bit
- * units, each with the label of the edge that leads to it and an offset to its children; a leaf
- * holds where its replacement begins in the texts that follow. The file is untrusted: every index
- * is checked. Thread: as in spm.h. */
+ * units, each with the label of the edge to it and an offset to its children; a leaf holds the
+ * offset of its replacement in the texts that follow. The file is untrusted: every index is
+ * checked.
+ * Thread: use on any. */
 #include "shared/text/tokenizer/spm.h"
 
 #include <string.h>
@@ -44,9 +45,9 @@ int32_t spm_symbol(struct spm *s, int32_t cp)
     return id;
 }
 
-/* ---- characters side by side ---- */
+/* ---- adjacent characters ---- */
 
-/* Not 0, which marks a free slot. */
+/* The key is never 0, which marks a free entry. */
 static uint64_t pair_key(int32_t left, int32_t right)
 {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right | (uint64_t)1 << 63;
@@ -111,7 +112,7 @@ enum status spm_set_charsmap(struct spm *s, struct str table, struct err *err)
     size_t n = has_head ? (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 |
                               (size_t)head[3] << 24
                         : 0;
-    /* The texts end with a 0 byte, so that each of them does. */
+    /* The last byte is 0, so every text ends inside the table. */
     if (n < 4 || n % 4 != 0 || n >= table.n || table.p[table.n - 1] != 0)
         return err_set(err, ERR_FORMAT,
                        "the table of the normaliser (precompiled_charsmap) is damaged");
@@ -120,8 +121,7 @@ enum status spm_set_charsmap(struct spm *s, struct str table, struct err *err)
     return OK;
 }
 
-/* The longest entry at the front of `text`: its length, 0 when there is none, and what replaces
- * it. */
+/* Length of the longest entry at the front of `text`, with its replacement in *to; 0: none. */
 static size_t find_replacement(const struct spm *s, struct str text, struct str *to)
 {
     size_t found = 0;
@@ -144,7 +144,7 @@ static size_t find_replacement(const struct spm *s, struct str text, struct str 
 
 /* ---- the normal form ---- */
 
-/* What the front of `text` becomes; returns how much of it that is. */
+/* Normalise the front of `text` into *to; returns the number of bytes used. */
 static size_t next_part(const struct spm *s, struct str text, struct str *to)
 {
     int32_t id, cp;

@@ -1,15 +1,17 @@
-/* spm_encode.c - encoding in SentencePiece's way (spm.h).
+/* spm_encode.c - encodes as SentencePiece does (spm.h).
  *
- * A run of characters between user-defined pieces becomes symbols: the id of the character's piece,
- * a number from n_pieces on for a character that pieces hold but that is none, or -2 - code point
- * for one that no piece holds. What is left after merging is given out; unused pieces are taken
- * apart into what they were made of, unknown characters become bytes or <unk>. Thread: the
- * caller's. */
+ * A run of characters between user-defined pieces becomes symbols:
+ *   0 .. n_pieces - 1    the character is a piece
+ *   n_pieces and up      the character occurs in pieces but is none (spm.extra_chars)
+ *   -2 - code point      the character occurs in no piece
+ * The symbols merge and are emitted. Unused pieces are split into the pair they were made of,
+ * unknown characters become bytes or <unk>.
+ * Thread: the caller's. */
 #include "shared/text/tokenizer/encoder.h"
 
 #include "shared/text/utf8.h"
 
-/* A symbol without a piece. Of several in a row that are unknown the first stands for all. */
+/* Emit a character without a piece. Several unknown ones in a row give one <unk>. */
 static enum status put_unknown_char(struct encoder *e, int32_t cp)
 {
     const struct tokenizer *t = e->t;
@@ -36,8 +38,8 @@ static int32_t code_point(const struct spm *s, int32_t symbol)
     return symbol < 0 ? -2 - symbol : s->extra_chars[(size_t)symbol - s->n_pieces];
 }
 
-/* An unused piece of several characters was made by a merge, so the pair is known; each part is
- * shorter than the whole. */
+/* Emit a symbol, splitting unused pieces: a merge made them, so their pair is known. Ends because
+ * each part is shorter than the whole. */
 static enum status put_symbol(struct encoder *e, int32_t id)
 {
     const struct spm *s = &e->t->spm;
@@ -68,8 +70,8 @@ static enum status put_run(struct encoder *e, size_t n_symbols)
     return OK;
 }
 
-/* Text in normal form. A run ends before a user-defined piece, and between characters that no piece
- * holds side by side. */
+/* Encode normalised text. A run ends before a user-defined piece, and between two characters that
+ * are adjacent in no piece. */
 static enum status encode_normal(struct encoder *e, struct str text)
 {
     const struct spm *s = &e->t->spm;
@@ -80,8 +82,7 @@ static enum status encode_normal(struct encoder *e, struct str text)
         bool defined = len > 0;
         if (!defined) len = utf8_next(text, at, &cp);
         if (!defined && cp < 0)
-            cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may
-                                    * end inside a character */
+            cp = UTF8_REPLACEMENT; /* pieces and replacements may end inside a character */
         if (n > 0 && (defined || (s->can_split && !spm_has_pair(s, before, cp)))) {
             TRY(put_run(e, n));
             n = 0;

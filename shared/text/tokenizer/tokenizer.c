@@ -1,8 +1,8 @@
 /* tokenizer.c - encoding and decoding with a finished tokenizer (tokenizer.h).
  *
- * Text is cut twice at added tokens: first as it came, then, between those, in normal form. What is
- * left goes through the pre-tokeniser, and each of its pieces becomes bytes or characters that
- * merge (bpe.h). Thread: any; all scratch memory belongs to the call. */
+ * Text is cut at added tokens twice: before and after it is normalised. The text between them goes
+ * through the pre-tokenizer, and each of its pieces becomes bytes or characters that merge (bpe.h).
+ * Thread: any; all scratch memory belongs to the call. */
 #include "shared/text/tokenizer/tokenizer.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "shared/text/tokenizer/encoder.h"
 #include "shared/text/utf8.h"
 
-/* Byte-level: one symbol per byte. Bytes that are no token are left out, or unknown. */
+/* Byte-level: make one symbol per byte. A byte without a token is left out or becomes <unk>. */
 static size_t byte_symbols(const struct tokenizer *t, struct str piece, int32_t *out)
 {
     size_t n = 0;
@@ -23,8 +23,8 @@ static size_t byte_symbols(const struct tokenizer *t, struct str piece, int32_t 
     return n;
 }
 
-/* One symbol per character; a character that is no token becomes its bytes, or unknown. Never more
- * symbols than bytes. */
+/* Make one symbol per character; a character without a token becomes its bytes or <unk>. Never
+ * makes more symbols than the piece has bytes. */
 static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t *out)
 {
     size_t n = 0, len;
@@ -48,7 +48,7 @@ static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t 
     return n;
 }
 
-/* The token that is this whole piece, or -1. */
+/* Id of the token that equals the whole piece, or -1. */
 static int32_t whole_piece(struct encoder *e, struct str piece)
 {
     if (!e->t->byte_level) return tokenizer_find(e->t, piece);
@@ -73,7 +73,7 @@ static enum status encode_piece(struct encoder *e, struct str piece)
     return encoder_push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));
 }
 
-/* Text without added tokens, in normal form. */
+/* Encode normalised text without added tokens. */
 static enum status encode_plain(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;
@@ -86,13 +86,13 @@ static enum status encode_plain(struct encoder *e, struct str text, bool is_star
     return OK;
 }
 
-/* Nothing where the two tokens share white space. */
+/* The text between two tokens; empty when they share white space. */
 static struct str between(struct str text, size_t stop, size_t start)
 {
     return str_sub(text, stop, start > stop ? start - stop : 0);
 }
 
-/* Text between two added tokens of the first kind: normalise, then look for those of the second. */
+/* Encode text between two raw added tokens: normalise it, then cut out the normalised ones. */
 static enum status encode_section(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;
@@ -137,7 +137,7 @@ enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool ad
         text = buf_str(&valid);
     }
     enum status st = encode_text(&e, text, add_special);
-    *ids = e.ids; /* it may have moved, even when the call fails */
+    *ids = e.ids; /* may have moved, even when the call fails */
     if (st == OK) *n = e.n;
     buf_release(&valid);
     buf_release(&e.section);
@@ -149,7 +149,7 @@ enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool ad
     return st;
 }
 
-/* ---- back to text, and questions ---- */
+/* ---- decoding and queries ---- */
 
 static const struct vocab_token *token_at(const struct tokenizer *t, int32_t id)
 {
@@ -167,7 +167,7 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
                       struct buf *out)
 {
     struct buf bytes = { 0 };
-    size_t n_left = t->strip_start; /* spaces that may still be taken off */
+    size_t n_left = t->strip_start; /* spaces still to be stripped */
     for (size_t i = 0; i < n; i++) {
         size_t from = bytes.len, skip = 0;
         tokenizer_token_bytes(t, ids[i], skip_special, &bytes);
