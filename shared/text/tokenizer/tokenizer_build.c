@@ -1,7 +1,7 @@
-/* tokenizer_build.c - puts a tokenizer together from tokens and merges.
+/* tokenizer_build.c - builds a tokenizer from tokens and merges.
  *
- * In a byte-level vocabulary every byte is spelled as one printable character: bytes that are
- * printable in Latin-1 stand for themselves, the other 68 for U+0100 and following, in order.
+ * A byte-level vocabulary writes every byte as one printable character: bytes that are printable in
+ * Latin-1 as themselves, the other 68 as U+0100 and following, in order.
  * Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
@@ -133,9 +133,9 @@ enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str
     return OK;
 }
 
-/* ---- what the tokens stand for ---- */
+/* ---- bytes of tokens ---- */
 
-/* "<0x0A>" is byte 10; -1 for anything else. */
+/* The byte that a piece such as "<0x0A>" stands for; -1 for other pieces. */
 static int byte_of_piece(struct str piece)
 {
     static const char digits[] = "0123456789ABCDEF";
@@ -146,8 +146,7 @@ static int byte_of_piece(struct str piece)
     return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
 }
 
-/* The bytes a piece of a byte-level vocabulary spells; false when one of its characters is no
- * byte's. */
+/* Append the bytes of a byte-level piece; false when a character is not in the alphabet. */
 static bool spell_bytes(struct str piece, struct buf *out)
 {
     int32_t cp;
@@ -180,7 +179,7 @@ static enum status token_text(struct tokenizer *t, struct vocab_token *k, struct
     if (t->decoder.n == 0) return OK;
     buf_clear(text);
     buf_add_str(text, k->piece);
-    /* as which it was found */
+    /* it is searched in its normalised form */
     if (k->is_added && k->normalized) TRY(normalizer_run(&t->normalizer, text, scratch));
     TRY(normalizer_run(&t->decoder, text, scratch));
     k->bytes = keep(t, buf_str(text));
@@ -204,7 +203,7 @@ static void find_byte_tokens(struct tokenizer *t)
     }
 }
 
-/* Tokens of one character, which is what texts begin as. */
+/* Index a token of one character: merging starts from those. */
 static void index_char(struct tokenizer *t, int32_t id)
 {
     struct str piece = t->tokens[id].piece;

@@ -1,8 +1,9 @@
-/* tokenizer_config.c - what the files beside a vocabulary say: tokenizer_config.json,
+/* tokenizer_config.c - reads the files next to a vocabulary: tokenizer_config.json,
  * added_tokens.json, special_tokens_map.json.
  *
- * They name the begin and end token, whether these are put around a text (which overrules what the
- * vocabulary's own file says when it is said), and further added tokens. Thread: the builder's. */
+ * They name BOS and EOS, say whether these are put around a text (which overrules the vocabulary's
+ * own file), and add tokens.
+ * Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,7 +28,7 @@ enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int6
     return tokenizer_put_added(t, (int32_t)id, str_of(content), special, normalized, flags, err);
 }
 
-/* Ids are member names. */
+/* Member names are ids. */
 enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule,
                                           struct err *err)
 {
@@ -44,7 +45,7 @@ enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *conf
     return OK;
 }
 
-/* The next id behind all there are. */
+/* Put an added token with the next free id. */
 static enum status put_new(struct tokenizer *t, struct str content, bool special, struct err *err)
 {
     if (tokenizer_n_vocab(t) >= TOKENIZER_IDS_MAX)
@@ -53,8 +54,8 @@ static enum status put_new(struct tokenizer *t, struct str content, bool special
     return tokenizer_put_added(t, (int32_t)tokenizer_n_vocab(t), content, special, false, 0, err);
 }
 
-/* A token that is named as special: found in texts, and left out of answers. Flags that other files
- * gave it stay. */
+/* Put a token that is named as special: searched in texts, left out of answers. Keeps the flags
+ * that other files gave it. */
 static enum status put_special(struct tokenizer *t, const cJSON *j, struct err *err)
 {
     const char *content = cJSON_IsString(j) ? j->valuestring : NULL;
@@ -66,7 +67,7 @@ static enum status put_special(struct tokenizer *t, const cJSON *j, struct err *
                   : tokenizer_put_added(t, id, str_of(content), true, false, 0, err);
 }
 
-/* In the order in which new ids are given out. */
+/* Put all special tokens, in the order in which new ids are assigned. */
 static enum status put_specials(struct tokenizer *t, const cJSON *names, struct err *err)
 {
     static const char *const members[] = { "bos_token", "eos_token", "unk_token", "sep_token",
@@ -98,7 +99,7 @@ enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *co
     return put_specials(t, config, err);
 }
 
-/* ---- what goes around a text ---- */
+/* ---- BOS and EOS ---- */
 
 enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct err *err)
 {
@@ -109,7 +110,7 @@ enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct er
     return OK;
 }
 
-/* A token is given as its text or as an object with "content". */
+/* Read a token that is given as its text or as an object with "content". */
 static enum status read_token_id(const struct tokenizer *t, const cJSON *config, const char *name,
                                  int32_t *id, struct err *err)
 {
@@ -122,7 +123,7 @@ static enum status read_token_id(const struct tokenizer *t, const cJSON *config,
     return OK;
 }
 
-/* add_bos_token and add_eos_token overrule the post-processor, but only when they are there. */
+/* Apply add_bos_token or add_eos_token, which overrule the post-processor when present. */
 static enum status apply_add_flag(const cJSON *config, const char *name, int32_t id, bool in_front,
                                   struct tokenizer_affix *a, struct err *err)
 {

@@ -1,8 +1,8 @@
-/* tokenizer_files.c - a tokenizer from the files of a model folder, whatever form its vocabulary
- * has.
+/* tokenizer_files.c - builds a tokenizer from the files of a model folder.
  *
- * tokenizer.json says everything and goes first. The other forms are told apart by what they begin
- * with, since tokenizer.model may be SentencePiece's or tiktoken's. Thread: the builder's. */
+ * tokenizer.json is complete and has precedence. The other formats are recognised by their first
+ * bytes, since tokenizer.model may be SentencePiece's or tiktoken's.
+ * Thread: the builder's. */
 #include <string.h>
 
 #include "shared/text/tokenizer/tokenizer_internal.h"
@@ -17,7 +17,7 @@ static enum status parse(struct str text, const char *name, cJSON **out, struct 
     return json_parse(text, false, out, err) == OK ? OK : err_prefix(err, "%s: ", name);
 }
 
-/* What the model class of a SentencePiece tokenizer does without being told. */
+/* Apply the defaults of the tokenizer class, which no file holds. */
 static enum status spm_defaults(struct tokenizer *t, const cJSON *config, struct err *err)
 {
     const char *class = "";
@@ -39,7 +39,7 @@ static enum status fill_spm_file(struct tokenizer *t, struct str file, const str
     TRY(tokenizer_fill_sentencepiece(t, file, err));
     TRY(tokenizer_config_added_tokens(t, d->config, true, err));
     TRY(tokenizer_config_special_tokens(t, d->config, d->added, d->specials, err));
-    /* Their normal form is that of the text around them, which SentencePiece itself never sees. */
+    /* SentencePiece does not normalise added tokens: they are cut out of the raw text. */
     for (size_t i = 0; i < t->n_tokens; i++) t->tokens[i].normalized = false;
     TRY(spm_defaults(t, d->config, err));
     return OK;

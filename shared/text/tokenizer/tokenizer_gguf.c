@@ -1,6 +1,5 @@
-/* tokenizer_gguf.c - a tokenizer from the arrays of a GGUF: byte-level BPE ("gpt2") or
+/* tokenizer_gguf.c - builds a tokenizer from the arrays of a GGUF: byte-level BPE ("gpt2") or
  * SentencePiece ("llama").
- *
  * Thread: the builder's. */
 #include <string.h>
 
@@ -69,7 +68,7 @@ static enum status fill_gpt2(struct tokenizer *t, const struct tokenizer_vocab *
     return OK;
 }
 
-/* Pieces with their scores. The names of bytes tell whether the model falls back on them. */
+/* Fill from pieces with scores. The model has byte fallback if it has byte pieces. */
 static enum status fill_llama(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
 {
     if (!v->scores || !v->kinds)

@@ -1,8 +1,9 @@
-/* tokenizer_internal.h - the inside of a tokenizer, for the files that build one (tokenizer_*.c)
- * and those that use it (tokenizer.c, encode*.c). Nothing else but tests includes this.
+/* tokenizer_internal.h - struct tokenizer, for the files that build one (tokenizer_*.c) and those
+ * that use it (tokenizer.c, encoder.h). Only those and tests include this.
  *
- * Building: tokenizer_new, put tokens, added tokens and merges, set the fields, tokenizer_finish.
- * Read-only afterwards. Thread: the builder's until finished, then any. */
+ * Life cycle: tokenizer_new; put tokens, added tokens and merges, set the fields; tokenizer_finish;
+ * then read-only.
+ * Thread: the builder's until finished, then any. */
 #ifndef BATON_TEXT_TOKENIZER_TOKENIZER_INTERNAL_H
 #define BATON_TEXT_TOKENIZER_TOKENIZER_INTERNAL_H
 
@@ -17,27 +18,24 @@
 #include "shared/text/tokenizer/spm.h"
 #include "shared/text/tokenizer/tokenizer.h"
 
-/* Ids end far below this in all models; it bounds what a damaged file can make us allocate. The
- * text limit is that of a rendered prompt. */
 enum {
-    TOKENIZER_IDS_MAX = 1 << 21,
-    TOKENIZER_TEXT_MAX = 64 << 20,
+    TOKENIZER_IDS_MAX = 1 << 21,   /* far above any model: bounds what a damaged file allocates */
+    TOKENIZER_TEXT_MAX = 64 << 20, /* bytes, as JINJA_OUTPUT_MAX */
     TOKENIZER_AFFIX_MAX = 16,
     TOKENIZER_PIECE_MAX = 1024
 };
 
 struct vocab_token {
-    struct str piece, bytes; /* as spelled, and what it stands for in text */
+    struct str piece, bytes; /* as the vocabulary writes it, and its bytes in text */
     enum token_kind kind;
     bool used, is_added;
-    bool in_model;       /* part of the vocabulary that merging knows; an added token may be
-                          * that too */
-    bool resegment;      /* spm: never given out, but as what it was merged from */
-    bool normalized;     /* added tokens: searched for after normalising */
+    bool in_model;       /* takes part in merging; an added token may do so too */
+    bool resegment;      /* spm: never emitted, but as the pair it was merged from */
+    bool normalized;     /* added tokens: searched in the normalised text */
     unsigned char flags; /* added tokens: ADDED_TOKEN_* */
 };
 
-/* Ids put before or behind a text. */
+/* Ids put before or after a text. */
 struct tokenizer_affix {
     int32_t ids[TOKENIZER_AFFIX_MAX];
     size_t n;
@@ -55,42 +53,40 @@ struct tokenizer {
     struct codepoint_map chars; /* tokens of one character */
     struct bpe bpe;
     bool byte_level;    /* merging starts from bytes, else from characters */
-    bool byte_fallback; /* characters that are no token become <0xHH> tokens */
+    bool byte_fallback; /* characters without a token become <0xHH> tokens */
     bool fuse_unk, ignore_merges;
-    int32_t unk;               /* -1: characters that are no token are left out */
-    int32_t byte_ids[256];     /* byte_level: the byte's token; byte_fallback: <0xHH>; -1:
-                                * none */
-    size_t piece_max;          /* bytes of the longest token, as merging knows it */
-    bool drops_nothing;        /* every byte of a text ends up in some token of its own */
+    int32_t unk;               /* -1: characters without a token are left out */
+    int32_t byte_ids[256];     /* byte_level: the byte's token; byte_fallback: <0xHH>; -1: none */
+    size_t piece_max;          /* bytes of the longest token that merging may make */
+    bool drops_nothing;        /* every byte of a text ends up in some token */
     struct normalizer decoder; /* replacements inside a token's text */
     bool decode_bytes;         /* <0xHH> stands for a byte */
-    size_t strip_start;        /* spaces taken off the front of a decoded text */
-    bool strip_each;           /* and off the next token's front, while there is no text yet */
-    bool strip_first;          /* off the first token's front only, however many */
+    size_t strip_start;        /* leading spaces to strip from a decoded text */
+    bool strip_each;           /* that many from each token, while there is no text yet */
+    bool strip_first;          /* from the first token only */
     int32_t bos, eos;
     struct tokenizer_affix prefix, suffix;
 };
 
 struct tokenizer *tokenizer_new(void);
-/* id is in 0 .. TOKENIZER_IDS_MAX - 1. */
+/* Put a token; `id` is in 0 .. TOKENIZER_IDS_MAX - 1. */
 void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum token_kind kind);
-/* An added token; ERR_FORMAT when its text is empty or not UTF-8. */
+/* Put an added token; ERR_FORMAT when its text is empty or not UTF-8. */
 enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str content, bool special,
                                 bool normalized, int flags, struct err *err) MUST_CHECK;
-/* Call bpe_init before. ERR_FORMAT when a part or the whole is no token. */
+/* Put a merge, after bpe_init. ERR_FORMAT when a part or the whole is not a token. */
 enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str right,
                                 uint32_t rank, struct buf *scratch, struct err *err) MUST_CHECK;
-/* The halves of "left right". */
+/* Split "left right". */
 enum status tokenizer_split_merge(struct str line, struct str *left, struct str *right,
                                   struct err *err) MUST_CHECK;
-/* Work out the bytes of every token and the search for added tokens. */
+/* Compute the bytes of every token and build the search for added tokens. */
 enum status tokenizer_finish(struct tokenizer *t, struct err *err) MUST_CHECK;
 
-/* ---- kinds of files: each fills a new tokenizer, and leaves finishing it to the caller ---- */
+/* ---- kinds of files: each function fills a new tokenizer; the caller finishes it ---- */
 
-/* Byte-level tokens by rank, where merging takes the pair whose joint bytes have the lowest rank:
- * tiktoken's way. `bytes` of each rank becomes token first_id + rank. A table over all ranks at
- * once, in order from 0. */
+/* Fill from byte-level tokens by rank, as tiktoken does: merging takes the pair whose joined bytes
+ * have the lowest rank. bytes[rank] (all ranks, from 0) becomes token first_id + rank. */
 enum status tokenizer_fill_ranks(struct tokenizer *t, const struct str *bytes, size_t n,
                                  int32_t first_id, struct err *err) MUST_CHECK;
 enum status tokenizer_fill_tiktoken(struct tokenizer *t, struct str file, const cJSON *config,
@@ -98,7 +94,7 @@ enum status tokenizer_fill_tiktoken(struct tokenizer *t, struct str file, const 
 enum status tokenizer_fill_tekken(struct tokenizer *t, struct str file, struct err *err) MUST_CHECK;
 bool tokenizer_is_tiktoken(struct str file);
 
-/* A SentencePiece model of any origin. */
+/* Piece types of SentencePiece's ModelProto. */
 enum spm_kind {
     SPM_NORMAL = 1,
     SPM_UNKNOWN = 2,
@@ -112,35 +108,35 @@ struct spm_piece {
     float score;
     int32_t kind;
 };
-/* t->spm's fields are set before. Byte pieces are used when `byte_fallback`, which needs all
- * 256. */
+/* Fill from the pieces of a SentencePiece model, once the fields of t->spm are set. byte_fallback
+ * needs all 256 byte pieces. */
 enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *pieces, size_t n,
                                bool byte_fallback, struct err *err) MUST_CHECK;
-/* The protobuf file. */
+/* Fill from a protobuf file. */
 enum status tokenizer_fill_sentencepiece(struct tokenizer *t, struct str file,
                                          struct err *err) MUST_CHECK;
 
-/* ---- tokenizer_config.json and its neighbours; NULL documents are empty ---- */
+/* ---- tokenizer_config.json and related files; NULL documents are empty ---- */
 
-/* added_tokens_decoder of the configuration: tokens that are there already as added ones stay,
- * unless it overrules. */
+/* Put the added_tokens_decoder of the configuration; without `overrule`, existing added tokens
+ * stay as they are. */
 enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule,
                                           struct err *err) MUST_CHECK;
-/* added_tokens.json (text: id), and the names of special tokens in both other files; those without
- * an id get the next free ones. */
+/* Put the tokens of added_tokens.json (text: id) and the special tokens named in the two other
+ * files; those without an id get the next free ids. */
 enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *config,
                                             const cJSON *added, const cJSON *specials,
                                             struct err *err) MUST_CHECK;
-/* bos_token, eos_token, add_bos_token, add_eos_token. */
+/* Read bos_token, eos_token, add_bos_token and add_eos_token. */
 enum status tokenizer_config_bos_eos(struct tokenizer *t, const cJSON *config,
                                      struct err *err) MUST_CHECK;
-/* One added token as an object with content and flags. */
+/* Put one added token, given as an object with content and flags. */
 enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int64_t id,
                                        struct err *err) MUST_CHECK;
 enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct err *err) MUST_CHECK;
 
-/* The alphabet in which byte-level vocabularies spell bytes: one character per byte. */
+/* GPT-2's byte-to-character alphabet of byte-level vocabularies. */
 int32_t byte_level_encode(unsigned char byte);
-int byte_level_decode(int32_t cp); /* -1: no byte's character */
+int byte_level_decode(int32_t cp); /* -1: not in the alphabet */
 
 #endif

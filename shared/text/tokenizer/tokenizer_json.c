@@ -1,9 +1,10 @@
 /* tokenizer_json.c - reads tokenizer.json and tokenizer_config.json into a tokenizer.
  *
- * tokenizer.json is a pipeline of components with a "type" each; those implemented are listed where
- * they are dispatched, all others are refused by name, since leaving one out would silently give
- * other tokens. What tokenizer_config.json adds is in tokenizer_config.c. Sequences of components
- * are followed with a limit on their depth. Thread: the builder's. */
+ * tokenizer.json is a pipeline of components with a "type" each. The read_* functions dispatch on
+ * the types that are implemented; all others are refused by name, since leaving one out would
+ * silently give other tokens. Nested sequences of components have a limit on their depth.
+ * tokenizer_config.json is read by tokenizer_config.c.
+ * Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ static enum status malformed(struct err *err, const char *part, const char *what
     return err_field(err, ERR_FORMAT, part, "tokenizer.json: %s: %s", part, what);
 }
 
-/* The type of a component; "" when it has none. */
+/* Get the type of a component; "" when it has none. */
 static enum status type_of(const cJSON *j, const char *part, const char **type, struct err *err)
 {
     *type = "";
@@ -31,7 +32,7 @@ static enum status type_of(const cJSON *j, const char *part, const char **type, 
     return json_get_str(j, "type", type, err);
 }
 
-/* A pattern is {"String": s} or {"Regex": s}. */
+/* Get a pattern: {"String": s} or {"Regex": s}. */
 static enum status pattern_of(const cJSON *j, const char *part, struct str *out, bool *is_regex,
                               struct err *err)
 {
@@ -53,7 +54,7 @@ static enum status add_step(struct normalizer *z, const char *part, enum normali
                : malformed(err, part, "too many steps, or too long a replacement");
 }
 
-/* Replace, of a normaliser or of a decoder. */
+/* Read a Replace of a normalizer or decoder. */
 static enum status read_replace(const cJSON *j, const char *part, struct normalizer *z,
                                 struct err *err)
 {
@@ -146,7 +147,7 @@ static enum status read_metaspace(struct tokenizer *t, const cJSON *j, struct er
     bool split = true, add_prefix = true;
     TRY(json_get_str(j, "replacement", &replacement, err));
     TRY(json_get_str(j, "prepend_scheme", &scheme, err));
-    TRY(json_get_bool(j, "add_prefix_space", &add_prefix, err)); /* the older name of the scheme */
+    TRY(json_get_bool(j, "add_prefix_space", &add_prefix, err)); /* older form of prepend_scheme */
     TRY(json_get_bool(j, "split", &split, err));
     if (!scheme) scheme = add_prefix ? "always" : "never";
     enum pre_tokenizer_prepend prepend = strcmp(scheme, "always") == 0  ? PRE_TOKENIZER_ALWAYS
@@ -172,7 +173,7 @@ static enum status read_pre_tokenizer(struct tokenizer *t, const cJSON *j, int d
     const char *type;
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, pre_tokenizer_part, &type, err));
-    /* ByteLevel turns text into its alphabet; what comes behind would see that. */
+    /* ByteLevel converts text to its alphabet, which later components would see. */
     if (t->byte_level)
         return malformed(err, pre_tokenizer_part, "ByteLevel must be the last of a sequence");
     if (strcmp(type, "Split") == 0) return read_split(t, j, err);
@@ -255,7 +256,7 @@ static enum status read_vocab(struct tokenizer *t, const cJSON *vocab, struct er
     return OK;
 }
 
-/* A merge is "left right" or ["left", "right"]. */
+/* Get the halves of a merge: "left right" or ["left", "right"]. */
 static enum status merge_parts(const cJSON *j, struct str *left, struct str *right, struct err *err)
 {
     if (cJSON_IsString(j)) return tokenizer_split_merge(str_of(j->valuestring), left, right, err);
@@ -307,7 +308,7 @@ static enum status read_model(struct tokenizer *t, const cJSON *m, struct err *e
 {
     const char *type;
     TRY(type_of(m, "model", &type, err));
-    /* old files name no type */
+    /* old files have no type */
     bool is_bpe = strcmp(type, "BPE") == 0 || (!type[0] && json_member(m, "merges"));
     if (!is_bpe) return unsupported(err, "model", type);
     TRY(read_vocab(t, json_member(m, "vocab"), err));
@@ -330,9 +331,9 @@ static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, str
     return OK;
 }
 
-/* ---- what goes around a text ---- */
+/* ---- post_processor ---- */
 
-/* One SpecialToken of a template stands for the ids listed under its name. */
+/* Add the ids listed under the name of a template's SpecialToken. */
 static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name,
                                        struct tokenizer_affix *to, struct err *err)
 {
@@ -372,7 +373,7 @@ static enum status read_post(struct tokenizer *t, const cJSON *j, int depth, str
     const char *type;
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, part, &type, err));
-    if (strcmp(type, "ByteLevel") == 0) return OK; /* it only moves offsets */
+    if (strcmp(type, "ByteLevel") == 0) return OK; /* changes offsets only */
     if (strcmp(type, "TemplateProcessing") == 0) return read_template(t, j, err);
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");

@@ -1,9 +1,9 @@
-/* tokenizer_ranks.c - vocabularies of bytes ordered by rank, as tiktoken has them: no list of
- * merges, but a rule. Of all neighbours whose joint bytes are a token those with the lowest rank
- * merge, and a piece that is a token as a whole is left whole.
+/* tokenizer_ranks.c - vocabularies of byte strings ordered by rank, as in tiktoken.
  *
- * The rule is turned into the table of merges that bpe.h wants: every way to make a token of two
- * others, at the token's rank. Thread: the builder's. */
+ * There is no list of merges, but a rule: of all adjacent tokens whose joined bytes are a token,
+ * the pair with the lowest rank merges; a piece that is a token stays whole. The rule becomes
+ * bpe.h's table of merges: every way to make a token of two others, at the token's rank.
+ * Thread: the builder's. */
 #include <string.h>
 
 #include "shared/text/tokenizer/tokenizer_internal.h"

@@ -1,10 +1,10 @@
 /* tokenizer_sentencepiece.c - reads tokenizer.model, a protobuf message (ModelProto of the
  * SentencePiece project).
  *
- * Only the fields that change the result are looked at, and of the kinds of models only BPE;
- * everything else that would change it is refused by name. The reader knows the wire format as far
- * as this message needs it: every length is checked against what is left, and nothing is nested
- * deeper than the message itself. Thread: the builder's. */
+ * Only the fields that change the result are read, and only BPE models; everything else that would
+ * change it is refused by name. The reader implements the part of the wire format that this message
+ * needs: every length is checked against what is left, and nesting is that of the message.
+ * Thread: the builder's. */
 #include <string.h>
 
 #include "shared/text/tokenizer/tokenizer_internal.h"
@@ -27,7 +27,7 @@ enum {
 };
 enum { KIND_BPE = 2 };
 
-/* ---- the wire ---- */
+/* ---- wire format ---- */
 
 struct proto_field {
     uint32_t number;
@@ -56,7 +56,7 @@ static bool take_fixed(struct str *in, size_t n, uint64_t *out)
     return true;
 }
 
-/* The next field of a message; ERR_FORMAT when it is damaged. Loop while in->n > 0. */
+/* Take the next field off *in; ERR_FORMAT when it is damaged. Loop while in->n > 0. */
 static enum status take_field(struct str *in, struct proto_field *f, struct err *err)
 {
     uint64_t tag, len;
@@ -111,7 +111,7 @@ static enum status read_piece(struct spm_model_file *m, struct str in, struct er
                : err_set(err, ERR_FORMAT, "the model has more than %d pieces", TOKENIZER_IDS_MAX);
 }
 
-/* -1: none, as a long varint */
+/* Ids are varints; -1 (none) is a very large one. */
 static int32_t id_of(uint64_t value) { return value < TOKENIZER_IDS_MAX ? (int32_t)value : -1; }
 
 static enum status read_trainer(struct spm_model_file *m, struct str in, struct err *err)
@@ -182,7 +182,7 @@ static enum status read_model(struct spm_model_file *m, struct str in, struct er
 
 enum status tokenizer_fill_sentencepiece(struct tokenizer *t, struct str file, struct err *err)
 {
-    /* The defaults are those of the message's definition. */
+    /* Defaults of the protobuf definition. */
     struct spm_model_file m = {
         .kind = 1, .bos = 1, .eos = 2, .dummy_prefix = true, .remove_extra = true, .escape = true
     };

@@ -1,10 +1,11 @@
-/* tokenizer_spm.c - a tokenizer from the pieces of a SentencePiece BPE model.
+/* tokenizer_spm.c - builds a tokenizer from the pieces of a SentencePiece BPE model.
  *
- * The model knows scores, no merges: of all neighbours whose joint text is a piece those with the
- * highest score merge. As a table for bpe.h: every way to make a piece of two symbols, ranked by
- * the piece's score, where a symbol is a piece or a single character that pieces hold. Only normal
- * and unused pieces merge; user-defined ones are cut out before (spm.h), and control pieces are
- * found in texts as added tokens are. Thread: the builder's. */
+ * The model has scores instead of merges: of all adjacent symbols whose joined text is a piece, the
+ * pair with the highest score merges. This becomes bpe.h's table: every way to make a piece of two
+ * symbols, ranked by the piece's score; a symbol is a piece or a single character of pieces.
+ * Only normal and unused pieces merge; user-defined ones are cut out before (spm.h), control pieces
+ * are searched like added tokens.
+ * Thread: the builder's. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +21,8 @@ struct spm_build {
     struct tokenizer *t;
     const struct spm_piece *pieces;
     size_t n;
-    uint32_t *ranks;    /* [n] by score, equal for equal scores */
-    struct map merging; /* id + 1 of the pieces that take part in merging */
+    uint32_t *ranks;    /* [n] by score; equal scores have equal ranks */
+    struct map merging; /* pieces that merge; the value is id + 1 */
     struct spm_pair *pairs;
     size_t n_pairs, cap_pairs;
     bool ambiguous; /* an unused piece can be made in several ways */
@@ -111,7 +112,7 @@ static void rank_pieces(struct spm_build *b)
 
 /* ---- pairs ---- */
 
-/* The symbol of a part of a piece, or -1. */
+/* Symbol of a part of a piece, or -1. */
 static int32_t symbol_of(struct spm_build *b, struct str s)
 {
     int32_t cp;
@@ -128,7 +129,7 @@ static void add_pair(struct spm_build *b, struct spm_pair pair)
     b->pairs[b->n_pairs++] = pair;
 }
 
-/* The characters of a piece, and which stand side by side. */
+/* Note the characters of a piece and which are adjacent. */
 static void note_chars(struct spm_build *b, struct str piece)
 {
     struct spm *s = &b->t->spm;
@@ -168,12 +169,12 @@ static void put_pairs(struct spm_build *b)
         bpe_put(&t->bpe, p->left, p->right, b->ranks[p->whole],
                 p->whole | (t->tokens[p->whole].resegment ? BPE_WATCHED : 0));
     }
-    /* How an unused piece is taken apart depends on the last pair seen in the whole text, if there
-     * are several. */
+    /* If several pairs make an unused piece, its split depends on the last pair seen in the whole
+     * text, which must not be cut then. */
     t->spm.can_split = !b->ambiguous;
 }
 
-/* ---- all ---- */
+/* ---- the whole ---- */
 
 static enum status set_fallback(struct spm_build *b, bool byte_fallback)
 {

@@ -1,10 +1,10 @@
-/* tokenizer_tekken.c - tekken.json, Mistral's form of a tiktoken vocabulary: the pattern is in it,
- * and special tokens come first.
+/* tokenizer_tekken.c - reads tekken.json, Mistral's form of a tiktoken vocabulary, which holds the
+ * pattern and puts special tokens first.
  *
- * Token id = rank + number of special tokens. Only the first ranks are used, as many as the size of
- * the vocabulary leaves. Special tokens without a name of their own are <SPECIAL_n>. Files older
- * than version 11 may leave out the names, which are then those of version 7. Thread: the
- * builder's. */
+ * Token id = rank + number of special tokens. Only the first ranks are used, up to the size of the
+ * vocabulary. Special tokens without a name are <SPECIAL_n>. Files older than version 11 may leave
+ * out the names, which are then those of version 7.
+ * Thread: the builder's. */
 #include <stdio.h>
 #include <string.h>
 
@@ -159,8 +159,8 @@ static enum status fill(struct tekken *k, const cJSON *file, struct err *err)
                                    false, err);
 }
 
-/* The file spells its tokens out as text too, for readers, and one of them is U+0000, which the
- * JSON reader does not take. */
+/* Copy the file with '?' for \u0000, which the JSON parser refuses. It occurs where the file shows
+ * its tokens as text, which is not read. */
 static void without_nul(struct str file, struct buf *out)
 {
     static const char nul[] = "\\u0000";

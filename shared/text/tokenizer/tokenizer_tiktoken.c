@@ -1,17 +1,18 @@
-/* tokenizer_tiktoken.c - vocabularies in tiktoken's form: one line per token, its bytes in base64
- * and its rank, which is its id.
+/* tokenizer_tiktoken.c - reads vocabularies in tiktoken's form: one line per token, with its bytes
+ * in base64 and its rank, which is its id.
  *
- * The file holds neither the pattern that cuts texts nor the special tokens. They belong to the
- * family, which is known by the number of ranks; another number is refused. Names that
- * tokenizer_config.json gives go before the family's own. Thread: the builder's. */
+ * The file holds neither the pattern nor the special tokens. They belong to the model family, which
+ * the number of ranks identifies; another number is refused. Names in tokenizer_config.json take
+ * precedence over the family's.
+ * Thread: the builder's. */
 #include <stdio.h>
 #include <string.h>
 
 #include "shared/text/base64.h"
 #include "shared/text/tokenizer/tokenizer_internal.h"
 
-/* Special tokens follow the ranks in this order, n_specials in all; the last name stands for a row
- * of them, counted from `first`. */
+/* n_specials special tokens follow the ranks in this order; the last name is a series, numbered
+ * from `first`. */
 struct tiktoken_family {
     const char *name, *preset;
     size_t n_ranks, n_specials;
@@ -46,8 +47,8 @@ static const struct tiktoken_family FAMILIES[] = {
 };
 
 struct tiktoken_ranks {
-    struct buf bytes; /* of all tokens, one behind the other */
-    size_t *ends;     /* [cap], SIZE_MAX: the rank is not there */
+    struct buf bytes; /* of all tokens, concatenated */
+    size_t *ends;     /* [cap] */
     size_t *starts;
     size_t n, cap;
 };
