@@ -40,7 +40,7 @@ static inline bool sampling_has_penalties(const struct sampling_params *p)
 
 enum finish_reason {
     FINISH_NONE,
-    FINISH_STOP /* end token, stop id or stop string */,
+    FINISH_STOP, /* end token, stop id or stop string */
     FINISH_LENGTH,
     FINISH_PREFILLED,
     FINISH_ERROR
