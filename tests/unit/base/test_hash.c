@@ -84,7 +84,7 @@ TEST(hash_sha256_and_hmac_vectors)
     uint8_t out[32], key[20];
     sha256("abc", 3, out); /* FIPS 180-4 */
     check_hex(out, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    memset(key, 0x0b, sizeof key); /* RFC 4231, cases 1 and 2 */
+    memset(key, 0x0b, sizeof key); /* RFC 4231, test cases 1 and 2 */
     hmac_sha256(key, sizeof key, "Hi There", 8, out);
     check_hex(out, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
     hmac_sha256("Jefe", 4, "what do ya want for nothing?", 28, out);

@@ -1,4 +1,4 @@
-/* test_log.c - the shape of lines, levels, the file and the limit on repeats. */
+/* test_log.c - the format of lines, levels, the log file and the rate limit. */
 #include <errno.h>
 #include <fcntl.h>
 #include <regex.h>

@@ -1,4 +1,4 @@
-/* Merging: both ways of doing it against the plain definition, and its time. */
+/* test_bpe.c - merging: short and long pieces against the definition, and run time. */
 #include "shared/text/tokenizer/bpe.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { N_BASE = 4, N_MERGES = 60, N_IDS = N_BASE + N_MERGES };
 
-/* The definition: look at all pairs, merge the leftmost of the lowest rank, start again. */
+/* The definition: look at all pairs, merge the leftmost one of the lowest rank, start again. */
 struct plain {
     uint32_t rank[N_IDS][N_IDS]; /* 0: none, else rank + 1 */
     int32_t merged[N_IDS][N_IDS];
@@ -101,8 +101,7 @@ TEST(bpe_a_pair_put_again_gets_the_later_rank)
     bpe_release(&b);
 }
 
-/* The pair that was looked up last counts, also when it is not the one that merged first; short and
- * long pieces agree. */
+/* bpe_origin returns the pair that was looked up last, in short and long pieces alike. */
 TEST(bpe_watched_tokens_remember_their_pair)
 {
     enum { A, B, C, AB, BC, ABC };
@@ -146,8 +145,8 @@ TEST(bpe_a_million_tokens_merge_in_one_piece)
     int32_t *ids = MEM_ARRAY(int32_t, N);
     bpe_init(&b, 16);
     for (int32_t i = 0; i < 16; i++) bpe_put(&b, i, i, (uint32_t)i, i + 1);
-    CHECK_EQ_INT(bpe_merge(&b, ids, N, &w), N >> 16); /* quadratic work would run into the case's
-                                                       * time limit */
+    /* Quadratic work would exceed the time limit of the case. */
+    CHECK_EQ_INT(bpe_merge(&b, ids, N, &w), N >> 16);
     bpe_work_release(&w);
     bpe_release(&b);
     mem_free(ids);

@@ -1,5 +1,5 @@
-/* test_chat.c - messages to prompts: templates of real models against what their own tokenizers
- * render, the normalising of contents and tool calls, and continuing the last message. */
+/* test_chat.c - templates of real models against the prompts of their own tokenizers, adapting
+ * contents and tool calls, and continuing the last message. */
 #include "shared/text/chat.h"
 
 #include "shared/base/mem.h"
@@ -119,7 +119,7 @@ TEST(chat_gives_templates_their_variables)
                 ERR_INVALID, "cannot set 'messages'");
 }
 
-/* Each has its own idea of contents. */
+/* The two templates expect different contents. */
 TEST(chat_takes_the_template_for_tools_when_there_are_some)
 {
     static const char tools[] = "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]",
@@ -168,8 +168,7 @@ TEST(chat_keeps_parts_for_templates_that_read_them)
     check((struct ask){ .template = both, .messages = parts }, "<a><b>c");
 }
 
-/* Families whose templates are in no package: written here to what their model cards and files say
- * they render. */
+/* Templates of families that no package holds, written after their published files. */
 static const char ERNIE[] =
     "{%- if not add_generation_prompt is defined -%}{%- set add_generation_prompt = true -%}{%- "
     "endif -%}{{- '<|begin_of_sentence|>' -}}"
@@ -248,7 +247,7 @@ TEST(chat_renders_families_without_a_package)
         "<s><｜User｜>U1<｜Assistant｜></think>\n\nA1</s><｜User｜>U2<｜Assistant｜><think>");
 }
 
-/* Most templates add a content to other text, or print it. */
+/* Most templates join the content with other text, or print it. */
 TEST(chat_makes_null_content_empty_unless_asked_for)
 {
     static const char m[] = "[{\"role\": \"assistant\", \"content\": null, \"tool_calls\": []}]";

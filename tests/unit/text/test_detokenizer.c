@@ -1,5 +1,5 @@
-/* Streaming text: characters and stop strings in parts. The vocabulary is the 256 bytes and a
- * control token. */
+/* test_detokenizer.c - streaming text: characters and stop strings that come in parts. The
+ * vocabulary is the 256 bytes and a control token. */
 #include "shared/text/output/detokenizer.h"
 
 #include <string.h>
@@ -41,7 +41,7 @@ static struct tokenizer *make_bytes(void)
     return t;
 }
 
-/* Push every byte of `text`, with a '|' after each push that gave something out. */
+/* Push every byte of `text`; add a '|' after each push that emitted something. */
 static void stream(struct detokenizer *d, struct str text, struct buf *out)
 {
     buf_clear(out);
@@ -169,7 +169,7 @@ TEST(detok_push_says_when_it_stopped)
     tokenizer_free(t);
 }
 
-/* Random bytes: streaming must equal decoding the whole, cut at the stop that ends first. */
+/* Random bytes: streaming equals decoding everything and cutting at the stop that ends first. */
 TEST(detok_equals_decoding_everything)
 {
     static const char alphabet[] = "ab\xc3\xa9\xe4\xb8\x96\xf0\x9f\x99\x82\xff";

@@ -1,5 +1,4 @@
-/* test_json_scan.c - the byte by byte JSON check against the whole-text one: equal verdicts on
- * good, bad and random texts. */
+/* test_json_scan.c - json_scan against json_parse: equal verdicts on good, bad and random texts. */
 #include "shared/text/output/json_scan.h"
 
 #include "shared/base/json/json.h"

@@ -1,4 +1,4 @@
-/* Pre-tokenisers: where texts are cut. Pieces are shown joined by '|'. */
+/* test_pre_tokenizer.c - where pre-tokenizers cut texts. Pieces are shown joined by '|'. */
 #include "shared/text/tokenizer/pre_tokenizer.h"
 
 #include <string.h>
@@ -69,7 +69,7 @@ TEST(pre_tokenizer_white_space_gives_its_last_character_to_the_next_word)
     CHECK_PIECES(&p, "\r\n\r\n a  b", "\r\n\r\n| a| | b");
     CHECK_PIECES(&p, "x\n \n y", "x|\n \n| y");
     CHECK_PIECES(&p, "b\u00a0c \u3000 7", "b|\u00a0c| \u3000| |7");
-    /* U+180E is no white space, U+0085 is. */
+    /* U+180E is not white space, U+0085 is. */
     CHECK_PIECES(&p, "1\u180e\u180e", "1|\u180e\u180e");
     CHECK_PIECES(&p, "1\xC2\x85\xC2\x85", "1|\xC2\x85\xC2\x85");
     pre_tokenizer_release(&p);
@@ -213,7 +213,7 @@ TEST(pre_tokenizer_long_runs_take_linear_time)
             struct pre_tokenizer_pieces w = { 0 };
             struct err err = { 0 };
             while (w.text.len < 1u << 20) buf_add_c(&w.text, units[u]);
-            /* quadratic work would run into the case's time limit */
+            /* Quadratic work would exceed the time limit of the case. */
             CHECK_OK(pre_tokenizer_run(&p, true, &w, &err));
             size_t at = 0;
             for (size_t k = 0; k < w.n; at += w.spans[k++].n) CHECK(w.spans[k].at == at);

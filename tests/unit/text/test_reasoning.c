@@ -1,5 +1,5 @@
-/* test_reasoning.c - thoughts and answers apart: by whole texts, by every cut, and from every state
- * a prompt leaves. */
+/* test_reasoning.c - splits reasoning from the answer: whole texts, every cut in two, and every
+ * state that a prompt may leave. */
 #include "shared/text/output/reasoning.h"
 
 #include "shared/base/mem.h"
@@ -10,7 +10,7 @@
 static const struct {
     const char *format;
     enum reasoning_state from;
-    const char *text, *want; /* thoughts|answer */
+    const char *text, *want; /* reasoning|answer */
 } EXAMPLES[] = {
     { "think", REASONING_START, "<think>\nSo.\n\nHm. </think>\n\nParis.\n", "So.\n\nHm.|Paris.\n" },
     { "think", REASONING_START, "\n <think>a</think>b", "a|b" },
@@ -87,7 +87,7 @@ TEST(pieces_do_not_matter)
     }
 }
 
-/* What is certain is given out at once. */
+/* Text that is certain is emitted at once. */
 TEST(reasoning_is_not_held_back)
 {
     struct reasoning r;

@@ -1,5 +1,5 @@
-/* Patterns of tokenizer files as PCRE2 gets them. What they match is tested through pre_tokenizer.h
- * and against the libraries. */
+/* test_regex_translate.c - patterns of tokenizer files rewritten for PCRE2. What they match is
+ * tested by test_pre_tokenizer.c and tests/text/tokenizer_oracle.py. */
 #include "shared/text/tokenizer/regex_translate.h"
 
 #include <string.h>
@@ -69,7 +69,8 @@ static size_t n_pieces(const char *regex, const char *text)
     return n;
 }
 
-/* A heart of Unicode 15 is a symbol, a digit of 16 a number, whatever PCRE2 knows. */
+/* A heart of Unicode 15 is a symbol and a digit of Unicode 16 a number, in every version of
+ * PCRE2. */
 TEST(regex_knows_the_newer_characters)
 {
     CHECK_EQ_INT(n_pieces(" ?\\p{S}+", "a \U0001FA77"), 2);

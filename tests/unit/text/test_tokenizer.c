@@ -1,9 +1,9 @@
-/* Tokenizers: every component of tokenizer.json on small vocabularies, and golden vectors of real
- * ones.
+/* test_tokenizer.c - every component of tokenizer.json on small vocabularies, and golden vectors of
+ * real ones.
  *
- * The real vocabularies are not part of the tree. BATON_TEST_VOCAB names the output of
- * tests/fixtures/gguf_vocab.py for SmolLM2; those of DeepSeek, Qwen, Llama 3 and Mistral are the
- * business of tests/text/tokenizer_oracle.py. */
+ * Real vocabularies are not part of the tree. BATON_TEST_VOCAB names the output of
+ * tests/fixtures/gguf_vocab.py for SmolLM2; tests/text/tokenizer_oracle.py covers DeepSeek, Qwen,
+ * Llama 3 and Mistral. */
 #include "shared/text/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -67,7 +67,7 @@ static struct tokenizer *from_folder(const char *folder)
         buf_release(&text_);                                                                       \
     } while (0)
 
-/* A byte-level vocabulary: a b c d, Ġ, ab, Ġab, abc, and what a test adds to model and to the top
+/* A byte-level vocabulary (a b c d, Ġ, ab, Ġab, abc); tests add members to the model and to the top
  * level. */
 #define VOCAB                                                                                      \
     "\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"d\":3,\"\u0120\":4,\"ab\":5,\"\u0120ab\":6,\"abc\":7},"
@@ -82,8 +82,7 @@ TEST(tokenizer_merges_by_rank)
     struct tokenizer *t = from_json(SMALL("", ""), "");
     CHECK_IDS(t, "abc ab abd", false, "7,6,6,3");
     CHECK_IDS(t, "", true, "");
-    CHECK_IDS(t, "xax", false, "0"); /* bytes that are no token are left out when there is no
-                                      * unk_token */
+    CHECK_IDS(t, "xax", false, "0"); /* without unk_token, bytes without a token are left out */
     CHECK_EQ_INT(tokenizer_n_vocab(t), 8);
     CHECK_EQ_INT(tokenizer_find(t, STR("abc")), 7);
     CHECK_EQ_INT(tokenizer_find(t, STR("x")), -1);
@@ -97,8 +96,7 @@ TEST(tokenizer_merges_by_rank)
 
 TEST(tokenizer_ignore_merges_takes_whole_pieces)
 {
-    /* " ab" as one piece is a token; with merges "b c" first, "abc" would not be reached by
-     * merging. */
+    /* The only merge is "b c", so merging cannot reach "abc". */
     static const char json[] =
         "{\"model\":{\"type\":\"BPE\",%s\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"bc\":3,\"abc\":4},"
         "\"merges\":[\"b c\"]},\"pre_tokenizer\":" BYTE_LEVEL "}";
@@ -116,7 +114,7 @@ TEST(tokenizer_ignore_merges_takes_whole_pieces)
 #define ADDED_TOKENS(list)        ",\"added_tokens\":[" list "]"
 #define ADDED(id, content, flags) "{\"id\":" #id ",\"content\":\"" content "\"" flags "}"
 
-/* What one token swallows behind itself may be the beginning of the next. */
+/* The white space that a token takes on its right may be the beginning of the next token. */
 TEST(tokenizer_added_tokens_share_white_space)
 {
     /* clang-format off */
@@ -134,7 +132,7 @@ TEST(tokenizer_added_tokens_share_white_space)
     t = from_json(SMALL("", ADDED_TOKENS(
         ADDED(8, "  ", ",\"lstrip\":true,\"rstrip\":true,\"normalized\":false"))), "");
     /* clang-format on */
-    CHECK_IDS(t, "a    b     c", false, "0,8,1,8,2"); /* one takes all there is */
+    CHECK_IDS(t, "a    b     c", false, "0,8,1,8,2"); /* one token takes all the spaces */
     tokenizer_free(t);
 }
 
@@ -153,7 +151,7 @@ TEST(tokenizer_added_tokens_are_cut_out_first)
     CHECK_IDS(t, "<s<s>", false, "8");
     CHECK_IDS(t, "a \u2003 Lb", false, "0,10,1");
     CHECK_IDS(t, "aR \n b", false, "0,11,1");
-    CHECK_IDS(t, "R L", false, "11,10"); /* R has swallowed the space */
+    CHECK_IDS(t, "R L", false, "11,10"); /* R has taken the space */
     CHECK_IDS(t, "ba", false, "12");
     CHECK_IDS(t, "cba ba", false, "2,1,0,4,12");
     CHECK_IDS(t,
@@ -229,8 +227,7 @@ TEST(tokenizer_config_adds_tokens)
 }
 
 #define MARK "\xE2\x96\x81"
-/* The shape of converted SentencePiece models: <unk>, two bytes, and pieces with a mark for the
- * space. */
+/* Like a converted SentencePiece model: <unk>, two bytes, and pieces with U+2581 for the space. */
 #define PIECES                                                                                     \
     "{\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"fuse_unk\":true,\"byte_fallback\":"    \
     "true,"                                                                                        \
@@ -249,8 +246,8 @@ TEST(tokenizer_converted_sentencepiece_models)
     struct tokenizer *t = from_json(PIECES, "");
     CHECK_IDS(t, "a ab", false, "6,6,5");
     CHECK_IDS(t, "\u00e9", false, "3,1,2");
-    CHECK_IDS(t, "b\u4e16\u754cb", false, "3,5,0,5"); /* neighbours without a token become one
-                                                       * <unk> */
+    /* Adjacent characters without a token become one <unk>. */
+    CHECK_IDS(t, "b\u4e16\u754cb", false, "3,5,0,5");
     CHECK_TEXT(t, true, "a a", 6, 6);
     CHECK_TEXT(t, true, "\u00e9", 1, 2);
     CHECK_TEXT(t, true,
@@ -285,8 +282,8 @@ TEST(tokenizer_limit_ends_the_encoding)
     tokenizer_free(t);
 }
 
-/* Every byte has a token, and "aaaaaaaa" is the longest of all: merging `n` letters gives n / 8
- * tokens, which is known before. */
+/* Every byte has a token, and "aaaaaaaa" is the longest: n letters make at least n / 8 tokens,
+ * which is known before merging. */
 static struct tokenizer *of_all_bytes(void)
 {
     struct buf b = { 0 };
@@ -322,8 +319,8 @@ TEST(tokenizer_limit_is_met_before_a_long_piece_merges)
         tokenizer_encode(t, (struct str){ large, (size_t)8 * N }, false, 1000, &ids, &n, &err),
         ERR_TOO_LONG);
     getrusage(RUSAGE_SELF, &after);
-    CHECK((after.ru_maxrss - before.ru_maxrss) < 1 << 20); /* KB: the text and copies of it, also
-                                                            * under sanitizers */
+    /* KB: the text and copies of it, even under sanitizers. */
+    CHECK((after.ru_maxrss - before.ru_maxrss) < 1 << 20);
     mem_free(text), mem_free(large), mem_free(ids);
     tokenizer_free(t);
 }
@@ -463,7 +460,7 @@ static const char *const long_units[] = {
     "-",
 };
 
-/* Quadratic work would take hours and run into the case's time limit. */
+/* Quadratic work would take hours and exceed the time limit of the case. */
 TEST(tokenizer_long_texts_take_linear_time)
 {
     struct tokenizer *t = from_folder(test_data("goldens/llama/model"));
@@ -613,8 +610,8 @@ static void ids_of_json(const cJSON *list, struct buf *out)
     cJSON_ArrayForEach (each, list) buf_printf(out, "%s%d", out->len ? "," : "", each->valueint);
 }
 
-/* One line of expected.jsonl with the request it answers, whose prompt counts where no template was
- * rendered. */
+/* Check one line of expected.jsonl against its request; without a rendered template, the text is
+ * the request's prompt. */
 static void check_reference(const struct tokenizer *t, const cJSON *answer, const cJSON *request)
 {
     struct buf want = { 0 }, back = { 0 };

@@ -1,6 +1,6 @@
-/* Vocabularies other than tokenizer.json: SentencePiece models, tekken.json, tiktoken files, the
- * arrays of a GGUF of the model "llama", and the files beside them. Real ones are compared with the
- * libraries by tests/text/tokenizer_oracle.py. */
+/* test_tokenizer_files.c - vocabularies other than tokenizer.json: SentencePiece models,
+ * tekken.json, tiktoken files, GGUF arrays of the model "llama", and the files next to them.
+ * tests/text/tokenizer_oracle.py compares real ones with the libraries. */
 #include "shared/text/tokenizer/tokenizer.h"
 
 #include <string.h>
@@ -31,7 +31,7 @@ static void add_pieces(struct buf *m)
     spm_write_piece(m, "abc", -3, UNUSED);
     spm_write_piece(m, "7", 0, USER);
     spm_write_piece(m, "77", 0, USER);
-    spm_write_piece(m, "cz", -4, NORMAL); /* z is no piece */
+    spm_write_piece(m, "cz", -4, NORMAL); /* z is not a piece */
 }
 
 static struct tokenizer *open_files(const struct tokenizer_files *f)
@@ -73,10 +73,10 @@ TEST(sentencepiece_merges_by_score)
                                       "{\"tokenizer_class\":\"Ernie4_5_Tokenizer\"}");
     CHECK_IDS(t, "ab", true, "7");
     CHECK_IDS(t, " ab b", false, "8,3,5");
-    CHECK_IDS(t, "abc", false, "7,6");             /* the unused piece, taken apart */
-    CHECK_IDS(t, "czab", false, "12,7");           /* made with a character that is no piece */
+    CHECK_IDS(t, "abc", false, "7,6");             /* splits the unused piece */
+    CHECK_IDS(t, "czab", false, "12,7");           /* merges a character that is not a piece */
     CHECK_IDS(t, "777", false, "11,10");           /* the longest user-defined piece first */
-    CHECK_IDS(t, "a7b", false, "4,10,5");          /* and nothing merges across it */
+    CHECK_IDS(t, "a7b", false, "4,10,5");          /* nothing merges across it */
     CHECK_IDS(t, "z\u00e9", false, "135,208,182"); /* bytes: 13 + value */
     CHECK_IDS(t, "<s>ab</s>", false, "1,7,2");
     CHECK_IDS(t, "", true, "");
@@ -120,8 +120,8 @@ TEST(sentencepiece_takes_away_extra_spaces)
     tokenizer_free(t);
 }
 
-/* A table of replacements that turns "x" into "ab": a tree of one edge. Unit 0 is the root, whose
- * child for a byte lies at offset ^ byte; the leaf lies at that node's own offset. */
+/* Make a table of replacements that turns "x" into "ab": a tree of one edge. Unit 0 is the root,
+ * whose child for a byte is at offset ^ byte; the leaf is at that node's own offset. */
 static void make_table(struct buf *out)
 {
     enum { UNITS = 256 };
@@ -174,7 +174,7 @@ TEST(sentencepiece_refuses_by_name)
     add_pieces(&m);
     spm_write_rest(&m, 1, false, true, true, STR(""));
     check_refused(buf_str(&m), ERR_UNSUPPORTED, "unigram");
-    for (size_t n = 1; n < 40; n++) { /* cut anywhere: damaged, or no type was said */
+    for (size_t n = 1; n < 40; n++) { /* cut anywhere: damaged, or without a type */
         struct tokenizer_files f = { .model = str_sub(buf_str(&m), 0, n) };
         struct tokenizer *t = NULL;
         struct err err = { 0 };
@@ -268,7 +268,7 @@ TEST(base64_both_ways)
     }
 }
 
-/* 256 bytes, then ab, abc, bc, dd, dddd (which no merge makes, for ddd is none). */
+/* Tokens that follow the 256 bytes; no merge makes "zyx". */
 static const char *const longer[] = { "ab", "abc", "bc", "zyx" };
 
 static void make_tekken(struct buf *out, int n_specials, const char *specials)
@@ -297,9 +297,8 @@ TEST(tekken_ranks_follow_the_special_tokens)
     struct tokenizer *t = open_files(&f);
     CHECK_EQ_INT(tokenizer_n_vocab(t), 290);
     CHECK_IDS(t, "abc", true, "1,287");
-    CHECK_IDS(t, "xabcx", false, "150,287,150"); /* x, then the lowest rank first: ab, and abc of
-                                                  * it */
-    CHECK_IDS(t, "zyx", false, "289");           /* whole, though no merge makes it */
+    CHECK_IDS(t, "xabcx", false, "150,287,150"); /* the lowest rank first: ab, then abc */
+    CHECK_IDS(t, "zyx", false, "289"); /* the piece is a token, though no merge makes it */
     CHECK_IDS(t, "zyxa", false, "152,151,150,127");
     CHECK_IDS(t, "[INST]a[/INST]<SPECIAL_29>\u00e9", false, "3,127,4,29,225,199");
     CHECK(tokenizer_is_special(t, 3) && tokenizer_eos(t) == 2);
@@ -387,7 +386,7 @@ TEST(gguf_llama_is_sentencepiece)
     CHECK_STATUS(tokenizer_from_vocab(&v, &t, &err), ERR_FORMAT);
 }
 
-/* One run of 1 MB without a cut: quadratic work would run into the case's time limit. */
+/* One run of 1 MB without a cut: quadratic work would exceed the time limit of the case. */
 TEST(sentencepiece_long_texts_take_linear_time)
 {
     static const char *const units[] = { "ab", "a", " ", "abc", "7", "\u4e16", "cz", "c" };

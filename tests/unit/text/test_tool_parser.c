@@ -1,6 +1,6 @@
-/* test_tool_parser.c - every form of writing tool calls: what is found, that it does not depend on
- * how the text comes in pieces, and that nothing is lost when it is malformed or cut. A new row of
- * tool_formats.c needs examples here. */
+/* test_tool_parser.c - every format of tool calls: the calls are found, the result does not depend
+ * on the pieces in which the text comes, and nothing is lost when the text is malformed or cut. A
+ * new entry in tool_formats.c needs examples here. */
 #include "shared/text/output/tool_parser.h"
 
 #include "shared/base/hash/hash.h"
@@ -25,8 +25,8 @@ static const char TOOLS[] =
 
 struct example {
     const char *format, *text;
-    const char *want; /* text | name(arguments) name(arguments) ... ; a broken call has ! before its
-                       * name, an unfinished one ~ */
+    /* text|name(arguments) name(arguments) ...; ! before the name: broken, ~: incomplete */
+    const char *want;
     bool cut;
 };
 
@@ -200,7 +200,7 @@ static void show(const struct tool_parser *p, struct buf *text)
     }
 }
 
-/* Pieces end after each i of `ends`. */
+/* Parse `text` in pieces that end at the offsets `ends`. */
 static void parse(const struct tool_format *f, const cJSON *t, struct str text, const size_t *ends,
                   size_t n, bool cut, struct buf *out)
 {
@@ -260,7 +260,7 @@ TEST(tool_formats_have_examples)
     }
 }
 
-/* What a parser shows while text comes is only ever added to. */
+/* While text comes, names and arguments only grow. */
 TEST(tool_calls_only_grow)
 {
     cJSON *t = tools();
@@ -288,7 +288,7 @@ TEST(tool_calls_only_grow)
     cJSON_Delete(t);
 }
 
-/* Random mixtures of the examples' own pieces: one push or byte by byte, the same comes out. */
+/* Random mixtures of pieces of the examples: one push and byte by byte give the same. */
 TEST(tool_formats_on_random_text)
 {
     static const char *const words[] = { "<tool_call>",
@@ -374,7 +374,7 @@ TEST(one_call_is_kept_when_no_more_are_wanted)
     buf_release(&text);
 }
 
-/* What a call begins with, followed by what a model would write. */
+/* The beginning that a format writes, continued as a model would, is parsed as a call. */
 TEST(begun_calls_are_read)
 {
     static const struct {

@@ -1,4 +1,4 @@
-/* token_ids.h - what a tokenizer makes of a text, as text: "1,2,3". For tests. Thread: any. */
+/* token_ids.h - checks the ids of a text, written as "1,2,3". */
 #ifndef BATON_TESTS_UNIT_TEXT_TOKEN_IDS_H
 #define BATON_TESTS_UNIT_TEXT_TOKEN_IDS_H
 
@@ -6,6 +6,7 @@
 #include "shared/text/tokenizer/tokenizer.h"
 #include "tests/harness/test.h"
 
+/* Write the ids of `text` to `out`, separated by commas. */
 static inline void show_ids(const struct tokenizer *t, struct str text, bool add_special,
                             struct buf *out)
 {
