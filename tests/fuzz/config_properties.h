@@ -1,5 +1,5 @@
-/* config_properties.h - what binding and the kernels rely on in a configuration that a reader
- * accepted; a breach traps. */
+/* config_properties.h - checks the properties of an accepted configuration that weight binding and
+ * the kernels rely on; a violation traps. */
 #ifndef BATON_TESTS_FUZZ_CONFIG_PROPERTIES_H
 #define BATON_TESTS_FUZZ_CONFIG_PROPERTIES_H
 

@@ -1,5 +1,5 @@
-/* fuzz_gguf.c - arbitrary bytes as a GGUF file: parse, then read everything that accessors give
- * out. */
+/* fuzz_gguf.c - arbitrary bytes as a GGUF file: parses it, then reads everything that the accessors
+ * return. */
 #include <stdint.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static volatile uint64_t sink;
 
-/* Touch every byte, so that AddressSanitizer sees a range that leaves the input. */
+/* Read every byte, so that AddressSanitizer detects a range outside the input. */
 static void hash_sink(const void *p, size_t n) { sink = sink + hash_64(p, n, 0); }
 
 static void read_value(const struct gguf *g, const char *key)

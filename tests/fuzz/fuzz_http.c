@@ -1,8 +1,7 @@
-/* fuzz_http.c - the request parser: any bytes, in any pieces, end in the same requests or in a
- * refusal.
+/* fuzz_http.c - arbitrary bytes for the HTTP request parser.
  *
- * The first byte chooses the size of the pieces. The rest is read once whole and once in pieces;
- * both readings must agree on every request and on whether the stream is refused. */
+ * The first byte chooses the size of the pieces. The other bytes are parsed once whole and once in
+ * pieces; both must agree on every request and on whether the stream is refused. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +59,7 @@ static struct reading read_all(const uint8_t *data, size_t size, size_t piece)
             if (p.fault.status < 400 || !p.fault.code || !p.fault.message) abort();
             r.refused = true;
         } else if (used != n) {
-            abort(); /* bytes may be left over only behind a request or a fault */
+            abort(); /* bytes may be left only after a complete request or an error */
         }
     }
     http_parse_release(&p);

@@ -1,5 +1,5 @@
-/* fuzz_jinja.c - template source from anyone: parse it, and render it with messages that exercise
- * all kinds of values. */
+/* fuzz_jinja.c - arbitrary template source: parses it, and renders it with messages that hold all
+ * kinds of values. */
 #include "shared/text/jinja/jinja.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,4 +1,4 @@
-/* fuzz_json.c - any bytes through json_parse: whatever the check lets through, cJSON must take. */
+/* fuzz_json.c - arbitrary bytes for json_parse: cJSON must accept whatever json_check accepts. */
 #include <stdlib.h>
 
 #include "shared/base/json/json.h"

@@ -1,11 +1,9 @@
-/* fuzz_kvt_control.c - hostile bytes for the control connection: the frame decoder, and a hub that
- * is sent them over a real socket.
+/* fuzz_kvt_control.c - hostile bytes for the control connection; the first byte chooses.
  *
- * First byte even: the rest goes to the decoder; frame by frame what is accepted must encode to the
- * very same bytes, and a beginning of an input is never accepted as something else than the whole
- * input is. Odd: the rest is what a peer that holds a good ticket says to a hub, in pieces whose
- * sizes come from the first byte; the hub must tell exactly the decoder's frames, in order, and
- * then LOST. */
+ *   even   the frame decoder: an accepted frame must encode to the same bytes, and a prefix of the
+ *          input must never decode to another frame than the whole input
+ *   odd    a hub, over a real socket, from a peer with a valid ticket, in pieces sized by the first
+ *          byte: the hub must report exactly the decoder's frames, in order, and then LOST */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -39,7 +37,7 @@ static void decode(struct str in)
 }
 
 struct expected_events {
-    struct str rest; /* what the decoder has not been asked about yet */
+    struct str rest; /* input not decoded yet */
     bool opened, lost;
 };
 
@@ -76,7 +74,7 @@ static void send_some(int fd, const void *p, size_t n)
     for (size_t at = 0; at < n;) {
         ssize_t sent = send(fd, (const char *)p + at, n - at, MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR) continue;
-        if (sent <= 0) return; /* the hub has closed: it had enough */
+        if (sent <= 0) return; /* the hub has closed the connection */
         at += (size_t)sent;
     }
 }
@@ -93,8 +91,8 @@ static void converse(struct str in, size_t piece)
         .sin_port = htons(control_port(h)),
         .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
     };
-    /* From ever other addresses of the loopback network: one alone runs out of ports, which rest
-     * for a minute after each run. */
+    /* A different loopback address each time: one alone runs out of ports, which stay in TIME_WAIT
+     * for a minute. */
     int late = 1;
     struct sockaddr_in from = {
         .sin_family = AF_INET,
@@ -104,7 +102,7 @@ static void converse(struct str in, size_t piece)
            bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
     int st;
     do st = connect(fd, (struct sockaddr *)&a, sizeof a);
-    /* the fuzzer's alarm clock; the attempt goes on */
+    /* interrupted by the fuzzer's SIGALRM; the connect continues */
     while (st != 0 && (errno == EINTR || errno == EALREADY));
     ASSERT(st == 0 || errno == EISCONN);
     uint8_t hello[KVT_PREAMBLE_BYTES];

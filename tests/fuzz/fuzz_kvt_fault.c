@@ -1,4 +1,4 @@
-/* fuzz_kvt_fault.c - any text as a fault plan: it is refused with a sentence, or it means the same
+/* fuzz_kvt_fault.c - arbitrary text as a fault plan: it is refused with a sentence, or is the same
  * after being written and read again. */
 #include <stdint.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma row: the first byte chooses the frame,
- * 0 a call. What is accepted must encode to the very same bytes, and a report of landed puts must
- * be one that marking can go on from. */
+/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma transport; the first byte chooses the
+ * frame, 0 is a CM request. An accepted frame must encode to the same bytes, and its receive window
+ * must accept the next put. */
 #include <stdint.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
-/* fuzz_kvt_wire.c - hostile bytes for the KV transfer: the first byte chooses a decoder, or a
- * receiver that is told messages.
+/* fuzz_kvt_wire.c - hostile bytes for the KV transfer; the first byte chooses a decoder or a
+ * receiver.
  *
- * Decoders: what is accepted must encode to the very same bytes. Receiver: after an honest OPEN,
- * any messages and frames; nothing may be written outside the granted head of the granted blocks
- * (AddressSanitizer and the check below), every transfer ends at most once. */
+ * Decoder: an accepted message must encode to the same bytes. Receiver: after a valid OPEN it gets
+ * arbitrary messages and frames; nothing may be written outside the granted head of the granted
+ * blocks (AddressSanitizer and the check below), and every transfer ends at most once. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,8 +128,7 @@ static void receive(struct str in, unsigned caps, bool sums)
         struct kvt_message m = { 0 };
         if (kvt_message_decode_head(in.p, &m) != OK) continue;
         if (m.generation == 1)
-            m.generation = g.generation; /* so that inputs can name the live
-                                          * one */
+            m.generation = g.generation; /* so that inputs can name the live one */
         size_t tail = kvt_message_tail(&m);
         if (tail && in.n >= KVT_MESSAGE_BYTES + tail) {
             memcpy(m.sums, in.p + KVT_MESSAGE_BYTES, tail);

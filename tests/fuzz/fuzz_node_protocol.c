@@ -1,11 +1,11 @@
 /* fuzz_node_protocol.c - hostile bytes between nodes; the first byte chooses where they go.
  *
- * 0 a frame's header: what is accepted encodes to the same bytes 1 token records: likewise 2 every
- * protobuf body, and what it holds (a generation, records) 3 a generation with good sampling around
- * fuzzed tokens 4, 5 a real link (accepting, dialing) over a socket: the bytes are what its peer
- * says. Nobody who does not know the secret
- *   may bring it up. 6 the same with the handshake honestly done first: frames of a peer that is
- *   inside. */
+ * 0      a frame's header: an accepted one must encode to the same bytes 1      token records:
+ * likewise 2      every protobuf body, and what it holds (a generation, records) 3      a
+ * generation with valid sampling parameters around fuzzed tokens 4, 5   a real link (accepting,
+ * dialing) over a socket: the bytes come from its peer; a peer that
+ *          does not know the secret must not bring it up
+ *   6      the same after an honest handshake: frames of an authenticated peer */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ static void fuzz_generation(const Baton__Generation *m)
         ASSERT(g.sampling.temperature >= 0 && g.sampling.repetition_penalty > 0);
         Baton__Generation *again = generation_wire_encode(&g, &arena);
         struct generation_wire back;
-        /* what was accepted is accepted by the next node */
+        /* the next node must accept it too */
         ASSERT(generation_wire_decode(again, &arena, &back, NULL) == OK);
         ASSERT(back.n_tokens == g.n_tokens &&
                memcmp(back.tokens, g.tokens, g.n_tokens * sizeof *g.tokens) == 0);
@@ -193,7 +193,7 @@ static void send_frame(int fd, enum frame_type type, uint64_t incarnation,
     ASSERT(write(fd, bytes, FRAME_HEADER_BYTES + n) == (ssize_t)(FRAME_HEADER_BYTES + n));
 }
 
-/* Be an honest dialer up to UP. */
+/* Act as an honest dialer until the link is up. */
 static void shake_hands(struct loop *loop, int fd, const struct link_options *options,
                         const struct watcher *w)
 {
@@ -252,7 +252,7 @@ static void listen_on(struct loop *loop, uv_tcp_t *t, struct sockaddr_in *addres
 
 static void feed(struct loop *loop, int fd, struct str in, const struct watcher *w)
 {
-    /* In two pieces, so that frames are cut somewhere. */
+    /* In two pieces, so that a frame is cut. */
     size_t cut = in.n ? (uint8_t)in.p[0] % in.n : 0;
     if (cut && write(fd, in.p, cut) < 0) return;
     turn(loop);
@@ -260,7 +260,7 @@ static void feed(struct loop *loop, int fd, struct str in, const struct watcher 
     turn(loop);
 }
 
-/* No TIME_WAIT: thousands of these follow each other. */
+/* Close without TIME_WAIT: thousands of connections follow each other. */
 static void close_hard(int fd)
 {
     struct linger now = { .l_onoff = 1 };
@@ -268,7 +268,7 @@ static void close_hard(int fd)
     close(fd);
 }
 
-/* The fuzzed node dials; our end of that connection. */
+/* Make the fuzzed node dial; returns our end of the connection. */
 static int be_dialed(struct loop *loop, const struct link_options *options, struct watcher *w)
 {
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -281,7 +281,7 @@ static int be_dialed(struct loop *loop, const struct link_options *options, stru
     turn(loop);
     int fd;
     do fd = accept(listener, NULL, NULL);
-    while (fd < 0 && errno == EINTR); /* the fuzzer's alarm clock */
+    while (fd < 0 && errno == EINTR); /* the fuzzer's SIGALRM */
     close(listener);
     return fd;
 }
@@ -291,7 +291,7 @@ static int dial(const struct sockaddr_in *address)
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int st;
     do st = connect(fd, (const struct sockaddr *)address, sizeof *address);
-    /* the fuzzer's alarm clock; the attempt goes on */
+    /* interrupted by the fuzzer's SIGALRM; the connect continues */
     while (st != 0 && (errno == EINTR || errno == EALREADY));
     ASSERT(st == 0 || errno == EISCONN);
     return fd;

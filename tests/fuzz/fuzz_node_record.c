@@ -1,5 +1,5 @@
-/* fuzz_node_record.c - any bytes through node_record_read: what it takes must be within its bounds
- * and read back equal. */
+/* fuzz_node_record.c - arbitrary bytes for node_record_read: an accepted record must be within its
+ * bounds, and equal after being written and read again. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* fuzz_openai.c - any body through the face and the test double: the first byte chooses the path,
- * the rest is the body. Every call ends with exactly one answer, whatever is in it. The tokenizer
- * is a tiny one made here, so that no file is needed. */
+/* fuzz_openai.c - arbitrary bodies for the API server with a test double behind it; the first byte
+ * chooses the path. Every request ends with exactly one answer. The tokenizer is made here, so that
+ * no file is needed. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
-/* fuzz_output_parser.c - any answer through the reasoning and tool call parsers. The first byte
- * chooses the form, the second how the prompt left the reasoning and whether the answer was cut. In
- * one piece and byte by byte the same must come out, arguments of whole calls must be JSON objects,
- * and an answer without tags must come out as it is. */
+/* fuzz_output_parser.c - arbitrary answers for the reasoning and tool call parsers. The first byte
+ * chooses the format, the second the state that the prompt left and whether the answer was cut. One
+ * piece and byte by byte must give the same, arguments of complete calls must be JSON objects, and
+ * an answer without tags must stay as it is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const char TOOLS[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{"
                             "\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}}]";
 
-/* json_parse refuses numbers of over 63 characters, which are JSON all the same. */
+/* Numbers of more than 63 characters are JSON, but json_parse refuses them. */
 static bool is_object(struct str text)
 {
     cJSON *o = NULL;
@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct tool_format *f = tool_format_at(data[0] % n_formats);
     enum reasoning_state from = (enum reasoning_state)(data[1] % (REASONING_REST + 1));
     bool ernie = data[1] & 16, cut = data[1] & 32;
-    /* Only what a detokeniser gives out. */
+    /* The detokenizer emits valid UTF-8 only. */
     utf8_add_valid(&valid, (struct str){ (const char *)data + 2, size - 2 });
     for (size_t i = 0; i < valid.len; i++)
         if (!valid.data[i]) valid.data[i] = '0'; /* \u0000 is JSON, but json_parse refuses it */

@@ -1,8 +1,9 @@
-/* fuzz_probe.c - hostile bytes at an agent and at who asks one; the first byte chooses.
+/* fuzz_probe.c - hostile bytes for a measurement server and its client; the first byte chooses.
  *
- * 0 a request: what is accepted lies in its ranges and encodes to something that is accepted again
- * 1 a reply: likewise, printable 2 steps, one after the other, of a visitor that knows the secret:
- * a session without its network. Only steps that neither wait nor start anything. */
+ *   0   a request: an accepted one is within its ranges, and accepted again after encoding
+ *   1   a reply: likewise, and printable
+ *   2   steps of a client that knows the secret, in a session without a network: only steps that
+ *       neither wait nor start anything */
 #include <string.h>
 
 #include "deploy/probe/session.h"
@@ -68,7 +69,7 @@ static bool is_quick(const struct probe_request *r)
     case PROBE_CLOSE:
     case PROBE_LISTEN: return true;
     case PROBE_EXPECT: return r->n_transfers <= 4;
-    case PROBE_CONNECT: return r->data.len < 64; /* a whole answer would be waited for */
+    case PROBE_CONNECT: return r->data.len < 64; /* a longer one would wait for an answer */
     case PROBE_SEND: return true;                /* never connected */
     default: return false;
     }

@@ -1,8 +1,8 @@
 /* fuzz_tokenizer.c - tokenizer.json, tokenizer_config.json and a text, separated by 0 bytes.
  *
- * Whatever tokenizer comes out must give ids of its vocabulary, keep to the limit, decode to valid
- * UTF-8, and stream the same text that it decodes at once, but for the spaces its decoder takes off
- * the front. */
+ * Every accepted tokenizer must give ids of its vocabulary, keep to the limit, decode to valid
+ * UTF-8, and stream the text that it decodes at once, except for the spaces that its decoder strips
+ * from the front. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,10 +1,10 @@
-/* fuzz_tokenizer_files.c - vocabularies of every form but tokenizer.json, and the files beside
+/* fuzz_tokenizer_files.c - vocabularies of every format but tokenizer.json, and the files next to
  * them.
  *
  * Input: four lengths (u32 little endian) and that many bytes each: the vocabulary,
- * tokenizer_config.json, added_tokens.json and special_tokens_map.json; the rest is a text. A
- * vocabulary that begins with "GGUF" is a GGUF file, whose arrays are used. Whatever tokenizer
- * comes out must give ids of its vocabulary, keep to the limit, and decode to valid UTF-8. */
+ * tokenizer_config.json, added_tokens.json and special_tokens_map.json; then a text. A vocabulary
+ * that begins with "GGUF" is a GGUF file, whose arrays are used. Every accepted tokenizer must give
+ * ids of its vocabulary, keep to the limit, and decode to valid UTF-8. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,8 +1,7 @@
-/* fuzz_weight_cache.c - arbitrary bytes as head and table of a packed copy: what is taken is what
- * the plan asks for, whatever the file says.
+/* fuzz_weight_cache.c - arbitrary bytes as head and table of a weight cache: an accepted table must
+ * be the one that the plan gives.
  *
- * The first byte says whether the hash over head and table is made right before they are looked
- * at. */
+ * The first byte says whether the hash over head and table is corrected before the check. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (err.code == OK || err.text[0] == 0) abort();
         return 0;
     }
-    /* of the weights: not looked at here */
+    /* the hashes of the weights are not checked here */
     for (size_t i = 0; i < N; i++) want.table[i].hash = file.table[i].hash;
     if (file.head.bytes != want.head.bytes ||
         memcmp(file.table, want.table, sizeof want.table) != 0)

@@ -1,6 +1,7 @@
-/* replay.c - feeds every file of a corpus folder to a fuzz target, so that normal test runs replay
- * it. usage: fuzz_X FOLDER (an absent folder is an error: a target without a corpus tests
- * nothing) */
+/* replay.c - feeds every file of a corpus folder to a fuzz target, as part of normal test runs.
+ *
+ * usage: fuzz_X FOLDER
+ * A missing folder is an error: a target without a corpus tests nothing. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,7 +17,7 @@ static int replay_file(const char *path)
     uint8_t *data = malloc(cap);
     size_t n = data ? fread(data, 1, cap, f) : 0;
     fclose(f);
-    /* A copy of exactly n bytes, so that AddressSanitizer sees one byte too many. */
+    /* A copy of exactly n bytes, so that AddressSanitizer detects a read past the end. */
     uint8_t *exact = malloc(n ? n : 1);
     for (size_t i = 0; exact && i < n; i++) exact[i] = data[i];
     if (exact) LLVMFuzzerTestOneInput(exact, n);
