@@ -1,9 +1,9 @@
 /* test.c - runs test cases, each in its own process group with a time limit.
  *
- * The parent makes a private directory per case before the fork and removes it afterwards, however
- * the case ended; what the case left running is killed. A case that passes leaves by exit(), so
- * that leak checks of sanitizers count. Several cases at a time (--jobs) each write into a file,
- * which is printed when the case has ended. */
+ * The parent makes a private directory per case before the fork, and removes it and kills what the
+ * case left running however the case ends. A case that passes leaves by exit(), so that leak checks
+ * of sanitizers count. With --jobs each case writes into a file, which is printed when it has
+ * ended. */
 #include "tests/harness/test.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@
 
 enum { TIMEOUT_DEFAULT_S = 60, EXIT_SKIP = 77, PATH_LEN = 512, JOBS_MAX = 16 };
 
-/* The harness is a program of its own per test file: its state is global. */
+/* Each test file is a program with a harness of its own, so its state is global. */
 static char case_dir[PATH_LEN];
 static int n_case_dirs;
 
@@ -78,13 +78,13 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-/* A case that runs. */
+/* A running case. */
 struct running {
-    const struct test_case *c; /* NULL: a free place */
+    const struct test_case *c; /* NULL: a free entry */
     pid_t pid;
     double begin_s;
     char dir[PATH_LEN];
-    FILE *output; /* NULL: it writes where the program does */
+    FILE *output; /* NULL: the program's own output */
 };
 
 struct totals {
@@ -113,7 +113,7 @@ static _Noreturn void run_child(const struct running *r, const sigset_t *mask, p
     exit(0);
 }
 
-/* False when it could not be started, which is said. */
+/* Start a case; false, after printing why, when it could not be started. */
 static bool start_case(struct running *r, const struct test_case *c, bool alone,
                        const sigset_t *mask)
 {
@@ -133,7 +133,7 @@ static bool start_case(struct running *r, const struct test_case *c, bool alone,
     r->pid = fork();
     if (r->pid == 0) run_child(r, mask, parent);
     if (r->pid < 0) test_fail(__FILE__, __LINE__, "%s: fork: %s", c->name, strerror(errno));
-    setpgid(r->pid, r->pid); /* also done by the child: whoever comes first */
+    setpgid(r->pid, r->pid); /* the child does so too: either may be first */
     return true;
 }
 
@@ -146,7 +146,7 @@ static void print_output(FILE *f)
     fclose(f);
 }
 
-/* The case has ended with `status`, or was killed for its time. */
+/* Report a case that has ended with `status`, or was killed at its time limit. */
 static void end_case(struct running *r, int status, bool in_time, struct totals *t)
 {
     const char *name = r->c->name;
@@ -169,7 +169,7 @@ static void end_case(struct running *r, int status, bool in_time, struct totals 
     r->c = NULL;
 }
 
-/* Take what has ended or has had its time; true when there was any. */
+/* End the cases that have exited or exceeded their time; true when there was one. */
 static bool reap(struct running *running, size_t n, struct totals *t)
 {
     bool any = false;
@@ -212,7 +212,7 @@ static bool names_known(const struct test_case *cases, size_t n, int argc, char 
     return true;
 }
 
-/* The wanted cases, at most n_jobs at a time. SIGCHLD is blocked and taken here. */
+/* Run the selected cases, at most n_jobs at a time. SIGCHLD is blocked and taken here. */
 static struct totals run_cases(const struct test_case *cases, size_t n, size_t n_jobs, int argc,
                                char **argv)
 {
@@ -232,7 +232,7 @@ static struct totals run_cases(const struct test_case *cases, size_t n, size_t n
                     t.n_failed++;
             busy = busy || running[i].c;
         }
-        /* Short naps: a signal that was merged with an earlier one costs at most one of them. */
+        /* A short timeout: a SIGCHLD merged with an earlier one costs at most this delay. */
         const struct timespec nap = { 0, 100000000 };
         if (busy && !reap(running, n_jobs, &t)) sigtimedwait(&chld, NULL, &nap);
     }

@@ -3,10 +3,10 @@
  *     TEST(buf_grows_by_doubling) { ... CHECK_EQ_INT(b.len, 3); }
  *     TEST_MAIN(buf_grows_by_doubling, ...)
  *
- * Checks print both values and end the case. SKIP says what is missing and counts as skipped, never
- * as passed. The last line printed is "N passed, N failed, N skipped". Run one case with its name
- * as argument; with --list names are shown; with --jobs N first, N cases run at a time, which is
- * for programs that mostly wait. */
+ * Checks print both values and end the case. SKIP says what is missing; a skipped case does not
+ * count as passed. The last line printed is "N passed, N failed, N skipped". Arguments: names of
+ * the cases to run; --list shows the names; --jobs N, as the first, runs N cases at a time, for
+ * programs that mostly wait. */
 #ifndef BATON_TESTS_HARNESS_TEST_H
 #define BATON_TESTS_HARNESS_TEST_H
 
@@ -30,8 +30,7 @@ const char *test_data(const char *name);
 /* A fresh directory under TMPDIR, removed when the case ends. */
 const char *test_tmpdir(void);
 
-/* A sanitizer looks at accesses, which repeat: under one a sweep may take fewer numbers where they
- * lead through the same code. */
+/* Under a sanitizer a sweep may take fewer values: accesses repeat where the code is the same. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { TEST_IS_SANITIZED = 1 };
 #else

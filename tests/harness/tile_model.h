@@ -1,7 +1,7 @@
-/* tile_model.h - the tile instructions in plain C, for processors that have none: included before a
- * source that uses the intrinsics, it takes their place (tests/CMakeLists.txt). What the processor
- * faults on aborts here: no configuration, shapes that do not fit each other. Each tile operation
- * is as the manuals write it down, but for denormals, which the processor flushes to zero. */
+/* tile_model.h - the AMX tile instructions in plain C, for CPUs without AMX: included before a
+ * source that uses the intrinsics, it replaces them (tests/CMakeLists.txt). It aborts where the CPU
+ * faults: no configuration, or shapes that do not match. The operations follow Intel's manuals,
+ * except that denormals are kept, which the CPU flushes to zero. */
 #ifndef BATON_TESTS_HARNESS_TILE_MODEL_H
 #define BATON_TESTS_HARNESS_TILE_MODEL_H
 
@@ -89,7 +89,7 @@ static inline float model_bf16(const uint8_t *p)
     return f;
 }
 
-/* c += a * b of bf16: even and odd k's are added up apart. */
+/* c += a * b of bf16; even and odd k are accumulated separately */
 static inline void model_dpbf16ps(int c, int a, int b)
 {
     model_need_product(c, a, b);

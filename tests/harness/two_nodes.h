@@ -1,10 +1,10 @@
-/* two_nodes.h - a host with two memory nodes, made of the processors that the test may use. */
+/* two_nodes.h - a host with two NUMA nodes, made of the CPUs that the test may use. */
 #ifndef BATON_TESTS_HARNESS_TWO_NODES_H
 #define BATON_TESTS_HARNESS_TWO_NODES_H
 
 #include "kernels/host/numa.h"
 
-/* The lower and the upper half of them; of a single one both are it. */
+/* Split the CPUs into a lower and an upper half; a single CPU is in both. */
 static inline struct numa_nodes two_nodes(void)
 {
     struct numa_nodes nodes = { .n = 2 };
