@@ -30,7 +30,6 @@ static void reading_request(struct reading *r, const struct http_parse *p)
 {
     r->n_requests++;
     reading_add(r, buf_str(&p->path));
-    reading_add(r, (struct str){ p->text.data + p->query, p->n_query });
     reading_add(r, buf_str(&p->body));
     for (size_t i = 0; i < p->n_fields; i++) {
         reading_add(r, (struct str){ p->text.data + p->fields[i].name, p->fields[i].n_name });
