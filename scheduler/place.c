@@ -4,8 +4,7 @@
 #include <string.h>
 
 enum {
-    SLACK_PREFILL_MIN = 64, /* tokens of load difference that do not matter next to a cached
-                             * prefix */
+    SLACK_PREFILL_MIN = 64, /* load difference in tokens that a cached prefix outweighs */
     SLACK_PREFILL_MAX = 512
 };
 
@@ -40,14 +39,13 @@ static uint32_t blocks_for(const struct node_record *n, uint32_t tokens)
     return n->block_tokens ? (tokens + n->block_tokens - 1) / n->block_tokens : 0;
 }
 
-/* The blocks it begins with: those of the prompt and of the first token, where there is to be
- * one. */
+/* Blocks needed to start: those of the prompt, and of the first token if there is one. */
 static uint32_t first_blocks(const struct node_record *n, const struct place_request *r)
 {
     return blocks_for(n, r->n_tokens < r->n_total ? r->n_tokens + 1 : r->n_tokens);
 }
 
-/* Could the decode node ever hold it, to the end of its answer? */
+/* Could an empty decode node hold the request to the end of its answer? */
 static bool decode_fits(const struct node_record *n, const struct place_request *r)
 {
     return blocks_for(n, r->n_total) <= n->n_blocks && r->n_total <= n->max_model_len;
@@ -67,10 +65,10 @@ static uint64_t affinity(const struct node_record *n, const struct place_request
 struct candidates {
     const struct node_record *node[PLACE_SAMPLE + 1];
     size_t n;
-    size_t seen; /* all that qualify, sampled or not */
+    size_t seen; /* how many qualify, sampled or not */
 };
 
-/* Reservoir sample of those that qualify, plus the one the hash names. */
+/* Takes a reservoir sample of the nodes that qualify, plus the one that the hash prefers. */
 static void gather(const struct node_record *nodes, size_t n, const struct place_request *r,
                    enum node_role role, bool need_capacity, struct candidates *c)
 {
@@ -128,8 +126,8 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
 {
     struct candidates prefill, decode;
     struct place_request any_decode = *r;
-    any_decode.first_block = (struct hash128){ 0 }; /* decode load balance matters more than its
-                                                     * prefix cache */
+    /* For the decode stage, balanced load matters more than the prefix cache. */
+    any_decode.first_block = (struct hash128){ 0 };
     gather(nodes, n, r, ROLE_DECODE, false, &decode);
     if (decode.seen == 0) return ERR_UNAVAILABLE;
     gather(nodes, n, r, ROLE_DECODE, true, &decode);
@@ -139,7 +137,7 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     if (prefill.seen) out->prefill = pick(&prefill, r, prefill_load, prefill_slack(r));
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
         decode_has_capacity(out->prefill, r)) {
-        out->decode = out->prefill; /* a mixed node keeps its own prompts */
+        out->decode = out->prefill; /* a mixed node decodes its own prompts */
         out->prefill = NULL;
     } else {
         out->decode = pick(&decode, &any_decode, decode_load, 0);

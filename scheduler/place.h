@@ -1,14 +1,14 @@
-/* place.h - which pair of nodes should serve a request: a pure function of the request and a view
- * of the nodes.
+/* place.h - chooses the pair of nodes that serves a request: a pure function of the request and the
+ * nodes.
  *
- * Candidates of a stage are its own role and mixed nodes of the same topic and model that are not
- * draining, not suspected, not tried already. At most PLACE_SAMPLE of them are scored: all when
- * there are few, else a random sample plus the ones that a hash of the prompt's first block names.
- * Load is what is placed (counted when a request is placed, by every entry) or what the node
- * reports, whichever is more. Among candidates within a small distance of the least loaded, the one
- * the hash names wins (its prefix cache), else a random one, so that entries with the same view do
- * not herd. No decode node, but prefill nodes: nothing (the caller says which roles exist). No
- * prefill node: a decode node does both. Thread: any (pure). */
+ * Candidates of a stage are the nodes of its role and mixed nodes that have the model, are not
+ * draining and not to be avoided. At most PLACE_SAMPLE of them are scored: all when there are few,
+ * else a random sample plus the one preferred by a hash of the prompt's first block. The load of a
+ * node is the larger of what is placed on it (counted by all entry nodes) and what it reports.
+ * Among candidates whose load is close to the least, the preferred one wins (its prefix cache may
+ * have the prompt); without a preference a random one, so that entry nodes with the same view do
+ * not all choose the same. Without a prefill node a decode node does both; without a decode node
+ * nothing is chosen. Thread: any. */
 #ifndef BATON_SCHEDULER_PLACE_H
 #define BATON_SCHEDULER_PLACE_H
 
@@ -19,22 +19,21 @@ enum { PLACE_SAMPLE = 16, PLACE_AVOID_MAX = 16 };
 
 struct place_request {
     uint32_t n_tokens;          /* prompt tokens to compute */
-    uint32_t n_total;           /* with the longest answer: what must fit */
+    uint32_t n_total;           /* prompt and longest output: what must fit */
     uint64_t model;             /* 0: any */
-    struct hash128 first_block; /* names the preferred node; zero: no preference */
+    struct hash128 first_block; /* gives the preferred node; zero: no preference */
     const uint64_t *avoid;      /* [n_avoid] nodes suspected dead or already tried */
     size_t n_avoid;
     uint64_t random; /* fresh random bits */
 };
 
 struct place_result {
-    const struct node_record *prefill; /* NULL: `decode` does all of it */
+    const struct node_record *prefill; /* NULL: `decode` does both */
     const struct node_record *decode;
     uint32_t blocks; /* KV blocks of the prompt on the decode node */
 };
 
-/* ERR_UNAVAILABLE: no node that could ever do it is there; ERR_BUSY: there are, but all are full
- * now. */
+/* ERR_UNAVAILABLE: no node could ever serve the request; ERR_BUSY: all that could are full. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;
 

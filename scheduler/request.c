@@ -1,4 +1,4 @@
-/* request.c - see request.h. The state is changed by set_state only; every loss goes through
+/* request.c - see request.h. Only request_set_state changes the state; every loss goes through
  * request_on_loss. */
 #include "scheduler/request.h"
 
@@ -14,8 +14,8 @@
 enum {
     PAUSE_BUSY_MS = 50, /* before a refused request is placed again */
     PAUSE_MOVE_MS = 0,
-    SUSPECTS_TRIED_MS = 1000 /* without any other node for this long: the directory still lists
-                              * them, they may well live */
+    SUSPECTS_TRIED_MS = 1000 /* after this long without any other node, suspects are tried: the
+                              * directory still lists them, so they may be alive */
 };
 
 /* ---- records ---- */
@@ -37,8 +37,7 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     memcpy(r->tokens, g->tokens, g->n_tokens * sizeof *r->tokens);
     r->sampling = g->sampling;
     r->sampling.bias = copy(g->sampling.bias, g->sampling.n_bias * sizeof *g->sampling.bias);
-    r->sampling.allowed = NULL; /* token masks come with structured output, which the face
-                                 * refuses */
+    r->sampling.allowed = NULL; /* for structured output, which the API server refuses */
     r->cache_salt = g->cache_salt;
     r->prompt_logprobs = g->prompt_logprobs;
     r->deadline_ms = g->deadline_ms;
@@ -69,7 +68,8 @@ void request_set_state(struct request *r, enum request_state next)
 
 /* ---- messages out ---- */
 
-/* Send for the current attempt; a failure is the loss of that node. Returns whether it was sent. */
+/* Sends a message of the current attempt. A failure is handled as the loss of that node. Returns
+ * whether it was sent. */
 static bool send_to(struct entry *e, struct request *r, const struct request_node *node,
                     enum request_loss loss, enum frame_type type, const ProtobufCMessage *body)
 {
@@ -134,8 +134,8 @@ bool request_send_prefill(struct entry *e, struct request *r, const Baton__Grant
     return sent;
 }
 
-/* The placement ends: at the directory, and in the view of this entry, which otherwise would show
- * its own requests as running until the next snapshot while others wait for their room. */
+/* Ends the placement at the directory and in the view. Without the latter, requests that wait for
+ * capacity would see this one as running until the next snapshot. */
 static void release_place(struct entry *e, struct request *r)
 {
     if (r->placed) directory_release(e->directory, r->id);
@@ -144,8 +144,7 @@ static void release_place(struct entry *e, struct request *r)
     if (!r->placing) r->accounted = (struct placement){ 0 };
 }
 
-/* The nodes of this attempt are told that nobody wants it any more; a lost node needs no
- * telling. */
+/* Sends CANCEL to the nodes of this attempt, except to lost ones, and ends the placement. */
 static void abandon_attempt(struct entry *e, struct request *r)
 {
     Baton__Cancel m = BATON__CANCEL__INIT;
@@ -213,7 +212,7 @@ void request_on_loss(struct entry *e, struct request *r, enum request_loss loss,
 {
     enum request_action action = retry_action(r->state, loss);
     if (action == ACTION_IGNORE) return;
-    if (r->ends != FINISH_NONE) { /* only the word that it is over got lost */
+    if (r->ends != FINISH_NONE) { /* the answer is complete, only FINISHED got lost */
         request_end(e, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1,
                     "");
         return;
@@ -277,13 +276,13 @@ static void start_attempt(struct entry *e, struct request *r)
         counter_add(e->metrics.split, 1);
 }
 
-/* The directory has counted the placement, or not. When it cannot be reached the request goes ahead
- * uncounted: what it holds is soft state. */
+/* The directory's answer to the reservation. When the directory cannot be reached the request goes
+ * ahead uncounted, since reservations are soft state. */
 static void on_reserved(void *arg, enum status st, uint64_t fence)
 {
     struct request *r = arg;
     struct entry *e = r->entry;
-    (void)fence; /* nodes fence by attempt and by kvtransfer's generations */
+    (void)fence; /* nodes fence by the attempt and by kvtransfer's generations */
     r->placing = false;
     if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
         r->placed = st == OK;
@@ -296,15 +295,15 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
         start_attempt(e, r);
-    } else { /* it knows better than the view, which goes on counting this one until it is fresh */
+    } else { /* the view is out of date; it counts this placement until the next snapshot */
         r->accounted = (struct placement){ 0 };
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
         view_refresh(&e->view);
     }
 }
 
-/* No node can take it: wait a little, for a node may be starting or a lease about to end; then say
- * what is missing. */
+/* No node can take the request. Waits grace_ms, since a node may be starting or a lease about to
+ * end; then fails with what is missing. */
 static void no_node(struct entry *e, struct request *r, enum status st)
 {
     uint64_t now = clock_ms();
@@ -420,8 +419,8 @@ void request_advance(struct entry *e, struct request *r)
     }
     switch (r->state) {
     case REQUEST_PLACING:
-        /* Room that came free in this very tick belongs to the longest waiting:
-         * place_waiting_requests hands it out with the next turn. */
+        /* Capacity that became free in this tick goes to the request that waits longest
+         * (place_waiting_requests, next turn). */
         if (!r->placing && now >= r->wait_until_ms && !e->capacity_freed) (void)place(e, r);
         break;
     case REQUEST_CREDIT:

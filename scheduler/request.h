@@ -3,15 +3,16 @@
  *            place            credit           grant             first TOKENS
  *   PLACING ───────▶ CREDIT ───────▶ RESERVE ───────▶ PREFILL ───────▶ DECODE ──▶ ENDED
  *      │ one node does all: RUN ───────────────────────────────────────────────▶ ENDED
- *      ◀── from any: WAIT (busy, after a pause), MOVE (loss: next attempt, from the last token)
+ *      ◀── from any: requeued (a node is busy; after a pause) or moved (a loss; the next attempt
+ *          continues after the last delivered token)
  *
  * Invariants:
- *  1 Each token index reaches the sink exactly once and in order. An attempt's records below n_out
- *    are dropped; one above it ends the attempt as a loss.
- *  2 Messages of other attempts are ignored; nodes of an abandoned attempt get CANCEL.
+ *  1 Each token index reaches the sink exactly once and in order. A record with an index below
+ *    n_out is dropped; one above it ends the attempt as a loss.
+ *  2 Messages of other attempts are ignored; the nodes of an abandoned attempt get CANCEL.
  *  3 on_end is called exactly once, never from inside submit.
  *  4 A placement in the directory is released exactly once per attempt.
- * retry.h alone decides what a loss means. Owner: scheduler. Thread: loop. */
+ * Only retry.h decides what a loss means. Owner: scheduler. Thread: loop. */
 #ifndef BATON_SCHEDULER_REQUEST_H
 #define BATON_SCHEDULER_REQUEST_H
 
@@ -28,8 +29,8 @@
 
 enum {
     REQUEST_AVOID_MAX = 8,
-    REQUEST_NEVER_MS = 0 /* wait_until_ms of states without a limit: computing and decoding take as
-                          * long as they take, dead and frozen nodes are noticed by their links */
+    REQUEST_NEVER_MS = 0 /* wait_until_ms of states without a limit. Computing and decoding have
+                          * none: links notice dead and frozen nodes */
 };
 
 /* What the requests of an entry node share. */
@@ -42,7 +43,7 @@ struct entry {
     struct map by_id;                       /* the live requests */
     struct list live;
     uint32_t n_live;
-    struct list orphans; /* ended requests whose placing answer is still awaited */
+    struct list orphans; /* ended requests that still wait for the directory's answer */
     bool capacity_freed; /* a placement ended since the last tick */
 };
 
@@ -61,56 +62,52 @@ struct request {
     uint32_t n_before; /* output tokens delivered by earlier attempts */
     struct entry *entry;
     struct gen_sink sink;
-    /* what was asked */
-    int32_t *tokens; /* prompt, then delivered output; [n_tokens] of
-                      * cap_tokens */
+    /* what the client asked for */
+    int32_t *tokens; /* [n_tokens] of cap_tokens: the prompt, then the delivered output */
     uint32_t n_prompt, n_tokens, cap_tokens;
     struct sampling_params sampling; /* bias and allowed are own copies */
     uint64_t cache_salt;
     bool prompt_logprobs;
     uint32_t n_prompt_lp;      /* positions delivered so far, counting from 1 */
-    struct buf held, held_end; /* token records and FINISHED that overtook the prompt's
-                                * logprobs on another link */
+    struct buf held, held_end; /* token records and FINISHED that overtook the prompt's logprobs */
     uint64_t deadline_ms;
     struct hash128 first_block;
-    /* where it is */
+    /* the current attempt */
     struct request_node prefill, decode;
-    bool placed;  /* a reservation of this attempt is in the directory */
-    bool placing; /* the directory's answer is awaited: it points here, so
-                   * an ended request stays (entry.orphans) until it
-                   * came */
+    bool placed; /* a reservation of this attempt is in the directory */
+    /* The directory's answer is awaited and points here: an ended request stays in entry.orphans
+     * until it has come. */
+    bool placing;
     struct request_node next_prefill, next_decode; /* chosen, while placing */
-    struct placement accounted; /* what the entry's own view counts for it; request 0:
-                                 * nothing */
+    struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
-    enum finish_reason ends;    /* the last delivered token said that it is the last: a
-                                 * loss after it changes nothing */
-    uint64_t avoid[REQUEST_AVOID_MAX];
-    uint32_t n_avoid;
-    uint64_t wait_until_ms; /* PLACING: not before; others: this attempt is stuck
-                             * after */
+    enum finish_reason ends;    /* set by the answer's last token: later losses are ignored */
+    uint64_t avoid[REQUEST_AVOID_MAX]; /* ring: nodes that failed this request */
+    uint32_t n_avoid;                  /* ever added */
+    uint64_t wait_until_ms;            /* PLACING: do not place before; other states: stuck after */
     uint64_t unplaced_since_ms;
     uint32_t n_moves;
-    bool canceled; /* by the face; acted on by the next turn of the loop */
+    bool canceled; /* by the API server; the next turn of the loop ends the request */
     /* the trace; clock_ns of this process */
     uint64_t t_accept, t_credit, t_first, t_last;
     struct gen_trace trace;
     struct list link; /* entry.live or .orphans */
 };
 
-/* Copy what was asked; the state is PLACING. */
+/* Copies `r` and `sink`; the state is PLACING. */
 struct request *request_create(struct entry *e, uint64_t id, const struct gen_request *r,
                                const struct gen_sink *sink);
 void request_free(struct request *r);
-/* Do what the state calls for now (timer, new snapshot, after any change). */
+/* Does what the state needs now. Call it on every tick and snapshot, and after a change. */
 void request_advance(struct entry *e, struct request *r);
-/* Room came free: place it if full nodes are what it waits for. False when they still are full. */
+/* Capacity became free: places the request if it waits for that. False: the nodes are still
+ * full. */
 bool request_place_if_waiting(struct entry *e, struct request *r);
-/* The one way down: look the loss up in retry.h and act. `culprit` (0: none) is avoided by the next
- * attempt. */
+/* Handles every loss: looks it up in retry.h and acts. The next attempt avoids `culprit` (0:
+ * none). */
 void request_on_loss(struct entry *e, struct request *r, enum request_loss loss, enum status st,
                      uint64_t culprit, const char *text);
-/* Uses of r end here: tells nodes, releases the placement, calls on_end, frees. */
+/* Ends the request: tells the nodes, releases the placement, calls on_end and frees r. */
 void request_end(struct entry *e, struct request *r, enum status st, enum finish_reason finish,
                  int32_t stop_token, const char *text);
 

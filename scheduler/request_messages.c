@@ -1,4 +1,4 @@
-/* request_messages.c - the messages that the nodes of an attempt send to its request (request.h). */
+/* request_messages.c - see request_messages.h. */
 #include "scheduler/request_messages.h"
 
 #include <stdio.h>
@@ -9,8 +9,8 @@
 
 enum {
     RESERVE_STUCK_MS = 5000, /* a grant is one round trip and one engine step */
-    FIRST_STUCK_MS = 60000   /* KV complete, first token sent: the rest is one step of the decode
-                              * engine, long on a slow CPU */
+    FIRST_STUCK_MS = 60000   /* from the KV transfer's end to the first token: one step of the
+                              * decode engine, long on a slow CPU */
 };
 
 static void on_credit(struct entry *e, struct request *r)
@@ -43,7 +43,7 @@ static void on_report(struct request *r, const struct cluster_message *m)
 {
     Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n,
                                                             (const uint8_t *)m->body.p);
-    if (!p) return; /* a trace only */
+    if (!p) return; /* it only fills the trace */
     r->trace.queue_ns = p->queue_ns;
     r->trace.prefill_ns = p->prefill_ns;
     r->trace.kv_bytes = p->kv_bytes;
@@ -53,14 +53,14 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
-    /* The prefill node has forgotten the request: should its first token have been lost on the way,
-     * nobody else would notice. */
+    /* The prefill node has forgotten the request. If the first token was lost, only this limit
+     * notices. */
     if (r->state == REQUEST_PREFILL) r->wait_until_ms = clock_ms() + FIRST_STUCK_MS;
     baton__prefill_report__free_unpacked(p, NULL);
 }
 
-/* The prefill node's logprobs of the prompt go to the client first, but travel another link than
- * the decode node's tokens. */
+/* The prompt's logprobs go to the client before any token, but come over another link (from the
+ * prefill node) than the tokens. */
 static bool awaits_prompt_logprobs(const struct request *r)
 {
     return r->state == REQUEST_PREFILL && r->prompt_logprobs && request_n_out(r) == 0 &&
@@ -81,9 +81,7 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
     if (!known) {
         request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from,
                         "the decode node's last message is malformed");
-    } else if (f->n_tokens !=
-               request_n_out(r) - r->n_before) { /* a cut answer must not pass for a whole
-                                                         * one */
+    } else if (f->n_tokens != request_n_out(r) - r->n_before) { /* never deliver a cut answer */
         request_on_loss(e, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
     } else {
         enum finish_reason finish = (enum finish_reason)f->finish;
@@ -93,8 +91,7 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
             r->trace.n_cached = f->n_cached;
             r->trace.queue_ns = f->queue_ns;
             r->trace.prefill_ns = f->prefill_ns;
-        } else if (f->transport[0]) { /* the report may come later than the last token of a short
-                                       * answer */
+        } else if (f->transport[0]) { /* a short answer may end before the report comes */
             r->trace.kv_bytes = f->kv_bytes;
             if (!r->trace.kv_ns) r->trace.kv_ns = f->kv_ns;
             if (!r->trace.kv_link_speed) r->trace.kv_link_speed = f->kv_link_speed;
@@ -108,7 +105,7 @@ static void on_finished(struct entry *e, struct request *r, const struct cluster
 static void on_failed(struct entry *e, struct request *r, const struct cluster_message *m)
 {
     Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    /* nonsense is the node's fault, not the request's */
+    /* A malformed message is the node's fault, not the request's. */
     enum status st = f ? (enum status)f->status : ERR_INTERNAL;
     char text[ERR_TEXT_MAX];
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
@@ -117,7 +114,8 @@ static void on_failed(struct entry *e, struct request *r, const struct cluster_m
     request_on_loss(e, r, retry_loss_of(st), st, m->from, text);
 }
 
-/* The logprobs are complete: what overtook them is taken now. Any of it may end the request. */
+/* The prompt's logprobs are complete: handle the messages that overtook them. Any of these may end
+ * the request. */
 static void replay_held(struct entry *e, struct request *r)
 {
     struct buf held = r->held, held_end = r->held_end;
@@ -152,7 +150,7 @@ static void on_prompt_logprobs(struct entry *e, struct request *r, const struct 
     uint64_t request;
     uint32_t attempt, index;
     while (p && token_record_next(&rest, &request, &attempt, &index, &t) == OK) {
-        /* a moved request repeats the early ones */
+        /* A moved request repeats the early ones. */
         if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue;
         r->n_prompt_lp = index;
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
@@ -178,7 +176,7 @@ void request_on_message(struct entry *e, struct request *r, const struct cluster
         if (of_decode) on_finished(e, r, m);
         break;
     case FRAME_FAILED:
-        /* Once tokens flow the prefill node's opinion does not matter. */
+        /* Once tokens flow the prefill node is not needed. */
         if (r->state != REQUEST_DECODE || m->from == r->decode.node) on_failed(e, r, m);
         break;
     default: break;

@@ -8,13 +8,18 @@
 #define M ACTION_MOVE
 #define F ACTION_FAIL
 
+/* clang-format off */
 static const enum request_action TABLE[REQUEST_N_STATES][REQUEST_N_LOSSES] = {
     /*                   prefill node  decode node  busy  peer  request  node  stuck */
-    [REQUEST_PLACING] = { I, I, I, I, F, I, I }, [REQUEST_CREDIT] = { M, M, Q, M, F, M, M },
-    [REQUEST_RESERVE] = { M, M, Q, M, F, M, M }, [REQUEST_PREFILL] = { M, M, Q, M, F, M, M },
-    [REQUEST_DECODE] = { I, M, M, M, F, M, M },  [REQUEST_RUN] = { I, M, Q, M, F, M, M },
-    [REQUEST_ENDED] = { I, I, I, I, I, I, I },
+    [REQUEST_PLACING] = { I,           I,           I,    I,    F,       I,    I },
+    [REQUEST_CREDIT]  = { M,           M,           Q,    M,    F,       M,    M },
+    [REQUEST_RESERVE] = { M,           M,           Q,    M,    F,       M,    M },
+    [REQUEST_PREFILL] = { M,           M,           Q,    M,    F,       M,    M },
+    [REQUEST_DECODE]  = { I,           M,           M,    M,    F,       M,    M },
+    [REQUEST_RUN]     = { I,           M,           Q,    M,    F,       M,    M },
+    [REQUEST_ENDED]   = { I,           I,           I,    I,    I,       I,    I },
 };
+/* clang-format on */
 
 #undef I
 #undef Q
@@ -54,7 +59,7 @@ enum request_loss retry_loss_of(enum status st)
     case CLASS_REQUEST:
     case CLASS_OK: break;
     }
-    /* A deadline that passed on a node (an unused credit, say) is that attempt's trouble, not the
-     * client's; likewise memory. */
+    /* A deadline that passed on a node (an unused credit, say) ends only the attempt; so does lack
+     * of memory. */
     return st == ERR_TIMEOUT || st == ERR_NOMEM || st == ERR_CANCELED ? LOSS_PEER : LOSS_REQUEST;
 }

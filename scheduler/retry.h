@@ -1,22 +1,20 @@
-/* retry.h - the one recovery table: what a loss means for a request, by its state and by what was
+/* retry.h - the recovery table: what the request does about a loss, by its state and by what was
  * lost.
  *
- * Pure: (state, event) -> action. The request's state machine (request.c) asks here and nowhere
- * else. Thread: any. */
+ * A pure function (state, loss) -> action, used only by the request's state machine (request.c).
+ * Thread: any. */
 #ifndef BATON_SCHEDULER_RETRY_H
 #define BATON_SCHEDULER_RETRY_H
 
 #include "shared/base/status.h"
 
 enum request_state {
-    REQUEST_PLACING, /* no node chosen yet: choosing, or waiting for one with room */
-    REQUEST_CREDIT,  /* placed; the prefill node's start credit is awaited; nothing is held
-                      * anywhere */
+    REQUEST_PLACING, /* no node is chosen yet, or all are full */
+    REQUEST_CREDIT,  /* placed; the prefill node's start credit is awaited; no node holds memory */
     REQUEST_RESERVE, /* the decode node is asked for blocks */
     REQUEST_PREFILL, /* blocks granted; the prefill node computes and pushes */
-    REQUEST_DECODE,  /* tokens flow from the decode node; the prefill node is not needed any
-                      * more */
-    REQUEST_RUN,     /* one node does all of it */
+    REQUEST_DECODE,  /* tokens flow from the decode node; the prefill node is done */
+    REQUEST_RUN,     /* one node does both */
     REQUEST_ENDED,
     REQUEST_N_STATES
 };
@@ -24,31 +22,31 @@ enum request_state {
 enum request_loss {
     LOSS_PREFILL_NODE, /* link lost: process dead, frozen or unreachable */
     LOSS_DECODE_NODE,
-    LOSS_BUSY,    /* a node refused for want of room */
+    LOSS_BUSY,    /* a node refused: no capacity */
     LOSS_PEER,    /* a node reports trouble with another node or a transfer (class PEER) */
-    LOSS_REQUEST, /* a node finds the request itself at fault (class REQUEST) */
+    LOSS_REQUEST, /* a node reports that the request itself is at fault (class REQUEST) */
     LOSS_NODE,    /* a node reports that it cannot serve at all (class FATAL) */
-    LOSS_STUCK,   /* the attempt made no progress for its limit */
+    LOSS_STUCK,   /* the attempt made no progress for its time limit */
     REQUEST_N_LOSSES
 };
 
 enum request_action {
-    ACTION_IGNORE,  /* not about anything this state depends on */
+    ACTION_IGNORE,  /* this state does not depend on what was lost */
     ACTION_REQUEUE, /* place again after a short pause; does not count as a move */
     ACTION_MOVE,    /* new attempt elsewhere, from the last delivered token */
-    ACTION_FAIL     /* tell the client */
+    ACTION_FAIL     /* end the request with the error */
 };
 
 enum {
     REQUEST_MOVES_MAX = 8,
-    REQUEST_SPLITS_MAX = 4 /* attempts that may be split: the ones after them need no transfer, the
-                            * decode node computes the prompt itself */
+    REQUEST_SPLITS_MAX = 4 /* after so many moves attempts are not split any more: the decode node
+                            * computes the prompt itself, without a transfer */
 };
 
 const char *request_state_name(enum request_state s);
 enum request_action retry_action(enum request_state state, enum request_loss loss);
 const char *retry_action_name(enum request_action action); /* for logs */
-/* The loss that a FAILED message with this status stands for. */
+/* Maps the status of a FAILED message to a loss. */
 enum request_loss retry_loss_of(enum status st);
 
 #endif

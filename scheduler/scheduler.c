@@ -1,4 +1,4 @@
-/* scheduler.c - see scheduler.h: the backend, the view of the nodes, and the timers that move
+/* scheduler.c - see scheduler.h: the backend, the dispatch of messages, and the timers that drive
  * requests. */
 #include "scheduler/scheduler.h"
 
@@ -13,14 +13,14 @@
 #include "shared/base/mem.h"
 
 enum {
-    TICK_MS = 25, /* deadlines and pauses; everything else is driven by messages */
+    TICK_MS = 25, /* for deadlines and pauses; messages drive everything else */
     RENEW_MS = 700
 };
 
 /* ---- timers ---- */
 
-/* The longest waiting first; when that one still finds no room those behind it are not looked
- * at. */
+/* First come, first served: when a request still finds no capacity, those behind it are not
+ * tried. */
 static void place_waiting_requests(struct scheduler *s)
 {
     s->entry.capacity_freed = false;
@@ -59,8 +59,8 @@ static void on_wake(void *arg)
     on_tick(s);
 }
 
-/* Tick with the next turn of the loop: sink functions must run neither inside submit nor inside
- * cancel. */
+/* Ticks in the next turn of the loop, since sink functions must run neither inside submit nor
+ * inside cancel. */
 static void wake(struct scheduler *s)
 {
     if (!s->wake) s->wake = loop_timer_start(s->o.loop, 0, 0, on_wake, s);
@@ -79,7 +79,7 @@ static void on_capacity(void *arg)
 {
     struct scheduler *s = arg;
     s->entry.capacity_freed = true;
-    if (s->tick) wake(s); /* else it was stopped, and the directory's last answers come in */
+    if (s->tick) wake(s); /* NULL: stopped; late answers of the directory may still come */
 }
 
 static void on_renew(void *arg) { scheduler_publish(arg); }
@@ -133,7 +133,7 @@ static void backend_stats(void *self, struct serve_backend_stats *out)
 {
     struct scheduler *s = self;
     const struct view *v = &s->entry.view;
-    uint32_t n_decode = 0, n_mixed = 0; /* decode nodes alone can serve: they prefill themselves */
+    uint32_t n_decode = 0, n_mixed = 0; /* decode nodes can serve alone: they prefill themselves */
     *out = (struct serve_backend_stats){ 0 };
     LIST_FOREACH (r, &s->entry.live, struct request, link) {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
@@ -251,7 +251,7 @@ void scheduler_drain(struct scheduler *s)
     struct node_record me = { 0 };
     s->o.describe(s->o.arg, &me);
     directory_leave(s->o.directory, me.node);
-    loop_timer_free(s->renew); /* no renewal: the record must not come back */
+    loop_timer_free(s->renew); /* a renewal would bring the record back */
     s->renew = NULL;
 }
 

@@ -1,10 +1,9 @@
 /* scheduler.h - the entry side of a node: takes requests, places them, follows them to their end.
  *
- * It implements serve_backend. It holds this node's view of the others (a directory snapshot about
- * once a second, plus what its own links tell it), and the live requests (request.h). It is not a
- * process: every node has one, so a client may send its request to any node. Life cycle: create
- * (opens nothing but timers), scheduler_backend for the HTTP face, stop (live requests end with
- * ERR_CANCELED), then the directory is closed, then free. Thread: loop. */
+ * It implements serve_backend and owns the live requests (request.h) and the view of the other
+ * nodes (view.h). It is not a process: every node has one, so a client may send its request to any
+ * node. Life cycle: create (starts timers), scheduler_backend for the API server, stop (live
+ * requests end with ERR_CANCELED), then the directory is closed, then free. Thread: loop. */
 #ifndef BATON_SCHEDULER_SCHEDULER_H
 #define BATON_SCHEDULER_SCHEDULER_H
 
@@ -22,11 +21,10 @@ struct scheduler_options {
     struct metrics *metrics;
     uint32_t max_requests; /* live at once; more is ERR_FULL (429) */
     uint32_t ttl_s;        /* a request older than this is ended */
-    uint32_t grace_ms;     /* how long a request waits when no node can take it, before
-                            * 503 */
-    uint32_t block_tokens; /* for the hash that names nodes */
-    /* Fill this node's own record, published every renew_ms. NULL: a router, which has no engine
-     * and publishes nothing. */
+    uint32_t grace_ms;     /* how long a request that no node can take waits for one, before 503 */
+    uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
+    /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
+     * engine and publishes nothing. */
     void (*describe)(void *arg, struct node_record *me);
     void *arg;
 };
@@ -36,12 +34,12 @@ void scheduler_stop(struct scheduler *s);
 void scheduler_free(struct scheduler *s);
 struct serve_backend scheduler_backend(struct scheduler *s);
 
-/* True when the message is an answer to this entry. */
+/* Returns whether the message is of a kind that the scheduler handles. */
 bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m);
 void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why);
-/* Say now what changed (role, draining) instead of at the next renewal. */
+/* Publishes what changed (role, draining) now instead of at the next renewal. */
 void scheduler_publish(struct scheduler *s);
-/* Leave the directory and refuse new requests; live ones go on. */
+/* Leaves the directory and refuses new requests; live ones go on. */
 void scheduler_drain(struct scheduler *s);
 uint32_t scheduler_n_live(const struct scheduler *s);
 

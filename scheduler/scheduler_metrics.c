@@ -20,13 +20,13 @@ static void register_counters(struct scheduler_metrics *sm, struct metrics *m)
     sm->failed = metrics_counter(m, "baton_request_failed_total", "",
                                  "Requests that ended with an error.");
     sm->canceled = metrics_counter(m, "baton_request_canceled_total", "",
-                                   "Requests whose client left or had enough.");
+                                   "Requests that the client or a stop string ended early.");
     sm->moves = metrics_counter(m, "baton_request_moves_total", "",
                                 "Attempts given up for another node after a loss.");
     sm->requeues = metrics_counter(m, "baton_request_waits_total", "",
                                    "Attempts refused as busy and placed again.");
     sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
-                                   "Requests refused at the door.");
+                                   "Requests refused because the node was full.");
     sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "",
                                         "Prompt tokens accepted by this entry node.");
     sm->output_tokens = metrics_counter(m, "baton_entry_output_tokens_total", "",
@@ -41,7 +41,8 @@ static void register_gauges(struct scheduler_metrics *sm, struct metrics *m)
 {
     sm->live = metrics_gauge(m, "baton_requests_live", "",
                              "Requests this entry node is following.");
-    sm->placing = metrics_gauge(m, "baton_requests_placing", "", "Of those, waiting for a place.");
+    sm->placing = metrics_gauge(m, "baton_requests_placing", "",
+                                "Live requests that are not placed on nodes yet.");
     sm->nodes = metrics_gauge(m, "baton_nodes_seen", "", "Nodes of this topic in the last view.");
 }
 
@@ -51,7 +52,7 @@ static void register_stages(struct scheduler_metrics *sm, struct metrics *m)
     sm->queue_s = stage(m, "baton_request_queue_seconds",
                         "Waiting in the computing node's engine.");
     sm->prefill_s = stage(m, "baton_request_prefill_seconds", "Computing the prompt.");
-    sm->kv_s = stage(m, "baton_request_kv_transfer_seconds", "First KV byte to acknowledged.");
+    sm->kv_s = stage(m, "baton_request_kv_transfer_seconds", "First KV byte to acknowledgement.");
     sm->kv_tail_s = stage(m, "baton_request_kv_tail_seconds",
                           "KV transfer left over after the last layer was computed.");
     sm->ttft_s = stage(m, "baton_time_to_first_token_seconds", "Accepted to first token.");

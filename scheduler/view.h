@@ -1,5 +1,5 @@
-/* view.h - this entry node's view of the nodes: the directory's last snapshot, corrected by what the
- * entry node itself knows (its own placements, nodes whose links it lost).
+/* view.h - an entry node's view of the nodes: the directory's last snapshot, corrected by what the
+ * entry node knows itself (its own placements, nodes whose links it lost).
  *
  * Between two snapshots the entry node adds its placements to the load of the nodes, so that two
  * requests do not both take the last free place. The directory has the last word: each snapshot
@@ -28,7 +28,7 @@ struct view {
     char topics[512]; /* topics and roles that the directory has seen, for error texts */
     uint64_t model;   /* this node's own; requests go to nodes with the same. 0: any */
     uint64_t t_snapshot_ms;
-    bool asking; /* a snapshot was asked for and has not come */
+    bool asking; /* a snapshot was asked for and has not arrived */
     bool ask_again;
     struct {
         uint64_t node, until_ms;
