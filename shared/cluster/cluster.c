@@ -21,16 +21,16 @@ enum {
     DEFAULT_FORGET_MS = 60000,
     PEER_HOST_MAX = 64,
     BACKLOG = 512,
-    HANDSHAKES_MAX = 512 /* connections that have proved nothing yet; more are closed, so that
-                          * strangers do not use up the descriptors */
+    HANDSHAKES_MAX = 512 /* accepted connections without a finished handshake; more are closed, so
+                          * that strangers do not use up the file descriptors */
 };
 
 struct peer {
     uint64_t node;
     char host[PEER_HOST_MAX];
-    uint16_t port; /* 0: it connected to us and was never introduced */
+    uint16_t port; /* 0: it connected to us, its address is not known */
     uint64_t t_learned_ms;
-    struct link *link;   /* the one we send on; NULL: none yet */
+    struct link *link;   /* used for sending; NULL: none yet */
     struct list pending; /* messages waiting for the link to come up */
     size_t pending_bytes;
 };
@@ -93,7 +93,8 @@ void cluster_learn(struct cluster *c, uint64_t node, const char *host, uint16_t 
     p->t_learned_ms = clock_ms();
 }
 
-/* Every restart of a node is another one: those that are not talked of any more must not add up. */
+/* Forgets peers that nobody mentioned for forget_ms. Every restart of a node makes a new peer, so
+ * they would add up. */
 static void forget_old(struct cluster *c, uint64_t now)
 {
     size_t pos = 0;
@@ -119,7 +120,7 @@ static void on_link_up(void *arg, struct link *l)
     struct cluster *c = arg;
     struct peer *p = get_peer(c, l->node);
     log_info("link up", "peer=%s side=%s", l->name, l->dialed ? "dialed" : "accepted");
-    /* both dialed: the first one up is used for sending */
+    /* When both sides have dialed, the first link that is up is used for sending. */
     if (p->link && p->link != l && p->link->state == LINK_UP) return;
     p->link = l;
     LIST_FOREACH (q, &p->pending, struct queued_message, link) {
@@ -146,8 +147,8 @@ static void on_link_dead(void *arg, struct link *l)
     wake(arg);
 }
 
-/* The peer of a dead link is lost, unless the link never came up and another one serves the
- * peer. */
+/* Closes a dead link. Its peer is lost, unless the link never came up and the peer has another
+ * one. */
 static void reap(struct cluster *c, struct link *dead)
 {
     struct peer *p = dead->node ? find_peer(c, dead->node) : NULL;
@@ -177,7 +178,7 @@ static void deliver_to_self(struct cluster *c)
 {
     struct list batch;
     if (list_empty(&c->to_self)) return;
-    /* Only what is queued now: handlers that send to themselves are served by the next turn. */
+    /* Only what is queued now: what handlers send to this node is delivered in the next turn. */
     batch = c->to_self;
     batch.next->prev = batch.prev->next = &batch;
     list_init(&c->to_self);
@@ -198,7 +199,7 @@ static void on_wake(void *arg)
     loop_timer_free(c->wake);
     c->wake = NULL;
     deliver_to_self(c);
-    do { /* reaping one may close others: start over each time */
+    do { /* start over each time, since reap may close other links */
         dead = NULL;
         LIST_FOREACH (l, &c->links, struct link, link)
             if (l->dead) dead = l;
@@ -206,7 +207,7 @@ static void on_wake(void *arg)
     } while (dead);
 }
 
-/* Messages to oneself and dead links are handled by the next turn of the loop, never deep inside a
+/* Messages to oneself and dead links are handled in the next turn of the loop, never deep inside a
  * caller. */
 static void wake(struct cluster *c)
 {
@@ -286,7 +287,7 @@ static void send_ping(struct link *l, uint64_t progress, bool has_work)
     size_t n = baton__ping__pack(&m, bytes);
     struct frame_header h = { .type = FRAME_PING, .length = (uint32_t)n, .incarnation = l->node };
     enum status st = link_send(l, &h, (struct str){ (const char *)bytes, n });
-    (void)st; /* a full queue or a dead link is noticed by the checks of this timer */
+    (void)st; /* the checks of this timer notice a full queue or a dead link */
 }
 
 static void check_link(struct cluster *c, struct link *l, uint64_t now)
@@ -301,7 +302,7 @@ static void check_link(struct cluster *c, struct link *l, uint64_t now)
     }
 }
 
-/* Move a moment that lies before a stop of this process behind it, never past now. */
+/* Moves time `t` forward by the time for which this process was stopped, but not past now. */
 static uint64_t shifted(uint64_t t, uint64_t since, uint64_t now)
 {
     return now - t > since ? t + since : now;
@@ -317,7 +318,7 @@ static void on_ping_timer(void *arg)
     if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
     LIST_FOREACH (l, &c->links, struct link, link) {
         if (l->dead) continue;
-        if (slept) { /* this process was stopped: what peers sent meanwhile has not been read yet */
+        if (slept) { /* this process was stopped: what peers sent meanwhile is still unread */
             l->t_heard_ms = shifted(l->t_heard_ms, since, now);
             l->t_progress_ms = shifted(l->t_progress_ms, since, now);
             l->t_start_ms = shifted(l->t_start_ms, since, now);
@@ -433,7 +434,7 @@ void cluster_free(struct cluster *c)
     while (map_next(&c->peers, &pos, &key, &peer)) free_peer(peer);
     map_release(&c->peers);
     if (c->listener) uv_close((uv_handle_t *)c->listener, on_listener_closed);
-    /* Links are freed by their close callbacks, which touch only themselves. */
+    /* The close callbacks free the links and touch nothing else. */
     buf_release(&c->secret);
     mem_free(c);
 }

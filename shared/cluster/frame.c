@@ -130,7 +130,7 @@ enum status token_record_next(struct str *rest, uint64_t *request, uint32_t *att
     if (n_top > SAMPLER_LOGPROBS_MAX || bytes != TOKEN_RECORD_BYTES + 8 * n_top || bytes > rest->n)
         return ERR_FORMAT;
     if (get_u32(p + 28) > FINISH_LENGTH) return ERR_FORMAT;
-    bool negative = get_u32(p + 8) > INT32_MAX; /* ids index tables further on */
+    bool negative = get_u32(p + 8) > INT32_MAX; /* ids are used as table indices */
     for (uint32_t i = 0; i < n_top; i++)
         negative |= get_u32(p + TOKEN_RECORD_BYTES + 8 * i) > INT32_MAX;
     if (negative) return ERR_FORMAT;

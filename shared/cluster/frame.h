@@ -2,13 +2,12 @@
  *
  *   0  u32 magic "BTN1"      4  u16 version     6  u16 type
  *   8  u32 body length      12  u32 attempt    16  u64 request id
- *  24  u64 incarnation of the node the sender means to reach (0 only in LINK_HELLO)
+ *  24  u64 incarnation of the node that the sender means to reach (0 only in LINK_HELLO)
  *
- * Bodies are protobuf (proto/node.proto), except TOKENS: token records one after the other. Token
- * record: u32 bytes of this record, u32 index, i32 id, i32 rank, f32 logprob, u32 n_top, u32
- * attempt, u32 ends, u64 request id, then n_top times { i32 id, f32 logprob }. Everything is
- * checked before use; a frame that does not check ends the connection. Thread: any (pure
- * functions). */
+ * Bodies are protobuf (proto/node.proto), except TOKENS: a sequence of token records. Token record:
+ * u32 bytes of this record, u32 index, i32 id, i32 rank, f32 logprob, u32 n_top, u32 attempt, u32
+ * ends, u64 request id, then n_top times { i32 id, f32 logprob }. Everything is checked before use;
+ * a malformed frame ends the connection. Thread: any (pure functions). */
 #ifndef BATON_CLUSTER_FRAME_H
 #define BATON_CLUSTER_FRAME_H
 
@@ -59,13 +58,13 @@ struct frame_header {
 
 const char *frame_type_name(unsigned type);
 void frame_header_encode(const struct frame_header *h, uint8_t out[FRAME_HEADER_BYTES]);
-/* ERR_FORMAT with a sentence: magic, version, unknown type, length over FRAME_BODY_MAX. */
+/* Checks magic, version (ERR_PEER_MISMATCH), type (ERR_FORMAT) and length (ERR_TOO_LONG). */
 enum status frame_header_decode(const uint8_t in[FRAME_HEADER_BYTES], struct frame_header *h,
                                 struct err *err) MUST_CHECK;
 
 void token_record_add(struct buf *out, uint64_t request, uint32_t attempt, uint32_t index,
                       const struct token_logprobs *t);
-/* Take one record off the front of *rest. ERR_NOT_FOUND at the end, ERR_FORMAT when malformed. */
+/* Takes one record off the front of *rest. ERR_NOT_FOUND at the end, ERR_FORMAT when malformed. */
 enum status token_record_next(struct str *rest, uint64_t *request, uint32_t *attempt,
                               uint32_t *index, struct token_logprobs *t) MUST_CHECK;
 

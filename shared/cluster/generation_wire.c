@@ -1,6 +1,5 @@
-/* generation_wire.c - see generation_wire.h. Tokens and masks travel as byte strings in the byte
- * order of x86 and Arm (little endian), checked at compile time, so that a long prompt is one
- * copy. */
+/* generation_wire.c - see generation_wire.h. Tokens are byte strings of little-endian int32, the
+ * byte order of x86 and Arm (checked at compile time), so that a long prompt is one copy. */
 #include "shared/cluster/generation_wire.h"
 
 #include <math.h>

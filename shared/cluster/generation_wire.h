@@ -1,5 +1,5 @@
-/* generation_wire.h - a generation request as its message: tokens and sampling to protobuf and
- * back, every bound checked. Thread: any. */
+/* generation_wire.h - converts a generation request (tokens and sampling parameters) to its
+ * protobuf message, and back with every bound checked. Thread: any. */
 #ifndef BATON_CLUSTER_GENERATION_WIRE_H
 #define BATON_CLUSTER_GENERATION_WIRE_H
 
@@ -17,9 +17,9 @@ struct generation_wire {
     bool prompt_logprobs;
 };
 
-/* Build the message in `arena` (which must live until it was packed). */
+/* Builds the message in `arena`, which must live until the message is packed. */
 Baton__Generation *generation_wire_encode(const struct generation_wire *g, struct arena *arena);
-/* Everything *out points to lives in `arena`. ERR_FORMAT names the field. */
+/* Everything that *out points to is in `arena`. ERR_FORMAT names the field. */
 enum status generation_wire_decode(const Baton__Generation *m, struct arena *arena,
                                    struct generation_wire *out, struct err *err) MUST_CHECK;
 

@@ -226,7 +226,7 @@ static void on_frame(struct link *l, const struct frame_header *h, struct str bo
     else l->o->on_frame(l->o->arg, l, h, body);
 }
 
-/* Handshake messages are small: a peer that has proved nothing may not make us hold more. */
+/* Handshake messages are small: a peer without a proof cannot make us buffer more. */
 static size_t body_limit(const struct link *l)
 {
     return l->state == LINK_UP ? FRAME_BODY_MAX : 4096;

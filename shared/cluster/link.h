@@ -7,10 +7,10 @@
  *   UP       ◀── LINK_READY                     UP
  *
  * mac = HMAC-SHA256(secret, side || dialer's nonce || acceptor's nonce || dialer's id || acceptor's
- * id): each side proves that it knows the secret, for these two processes and this connection only.
- * Nothing but the handshake is parsed before UP. A failed link is marked dead at once and closed by
- * link_close from the owner's next turn, so that callers deep in a callback are never left with
- * freed memory. Thread: loop. Owner: struct cluster. */
+ * id): it is valid for these two processes and this connection only. Nothing but the handshake is
+ * parsed before UP. A failed link is marked dead at once; its owner closes it in the next turn of
+ * the loop, so that callers deep in a callback never see freed memory. Thread: loop. Owner: struct
+ * cluster. */
 #ifndef BATON_CLUSTER_LINK_H
 #define BATON_CLUSTER_LINK_H
 
@@ -23,7 +23,7 @@ enum { LINK_NONCE = 16, LINK_NAME_MAX = 64, LINK_HANDSHAKE_MS = 3000 };
 
 struct link;
 
-/* What a link needs to know of this node, and whom it tells. All borrowed while links live. */
+/* This node's side of all links, borrowed while links live. */
 struct link_options {
     struct loop *loop;
     uint64_t self;
@@ -44,7 +44,7 @@ struct link {
     enum link_state state;
     bool dialed, dead, closing;
     bool proved;   /* the peer's mac was right */
-    uint64_t node; /* the peer's incarnation; wanted one while dialing */
+    uint64_t node; /* the peer's incarnation; while dialing the wanted one */
     char name[LINK_NAME_MAX];
     uint8_t nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
     struct buf in; /* bytes of an incomplete frame */
@@ -55,14 +55,14 @@ struct link {
     struct list link; /* cluster.links */
 };
 
-/* Begin connecting; failures are reported by on_dead. */
+/* Starts to connect; on_dead reports failures. */
 struct link *link_dial(const struct link_options *o, uint64_t node, const char *address,
                        uint16_t port);
 struct link *link_accept(const struct link_options *o, uv_stream_t *listener);
-/* Queue one frame. ERR_FULL: queue_bytes are waiting; ERR_PEER_LOST: the link is dead. */
+/* Queues one frame. ERR_FULL: queue_bytes are waiting; ERR_PEER_LOST: the link is dead. */
 enum status link_send(struct link *l, const struct frame_header *h, struct str body) MUST_CHECK;
 void link_fail(struct link *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Close and free; no callback comes after this. */
+/* Closes and frees the link; no callback comes after this. */
 void link_close(struct link *l);
 
 #endif
