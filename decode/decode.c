@@ -1,5 +1,4 @@
-/* decode.c - the decode worker: messages, engine events and transfer events move one generation
- * each (decode.h). */
+/* decode.c - see decode.h: each message, engine event or transfer event moves one sequence. */
 #include "decode/decode.h"
 
 #include "decode/decode_seq.h"
@@ -14,8 +13,8 @@
 
 struct decode_worker {
     struct decode_options o;
-    struct map by_id;                /* engine id -> generation */
-    struct request_table by_request; /* until the generation is CLOSING */
+    struct map by_id;                /* engine id -> sequence */
+    struct request_table by_request; /* until the sequence is CLOSING */
     struct list live;
     uint32_t n_live;
     uint64_t next_id;
@@ -75,7 +74,7 @@ static struct decode_seq *add_seq(struct decode_worker *w, const struct cluster_
     return seq;
 }
 
-/* Free the record once nobody owes an answer about it. */
+/* Frees the record once neither the engine nor kvtransfer refers to it. */
 static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->in_engine || seq->in_transfer) return;
@@ -88,7 +87,7 @@ static void drop_if_over(struct decode_worker *w, struct decode_seq *seq)
 
 /* ---- answers ---- */
 
-/* The entry node needs the tokens before the failure. */
+/* Sends the collected tokens, then the failure: the entry node needs them in this order. */
 static void fail_attempt(struct decode_worker *w, uint64_t entry, uint64_t request,
                          uint32_t attempt, enum status st, const char *text)
 {
@@ -96,8 +95,7 @@ static void fail_attempt(struct decode_worker *w, uint64_t entry, uint64_t reque
     answer_send_failed(w->o.cluster, entry, request, attempt, st, text);
 }
 
-/* Stop wanting a generation: engine and transfer are told, the record stays until both have
- * answered. */
+/* Cancels a sequence in the engine and in kvtransfer; the record stays until both have answered. */
 static void close_seq(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->state == DECODE_SEQ_CLOSING) return;
@@ -106,8 +104,7 @@ static void close_seq(struct decode_worker *w, struct decode_seq *seq)
     if (seq->in_transfer) kvt_expect_cancel(w->o.kvt, seq->id);
     if (seq->in_engine) {
         enum status st = engine_cancel(w->o.engine, seq->id, !seq->in_transfer);
-        ASSERT(st == OK || st == ERR_CANCELED); /* the engine accepts cancels always; CANCELED: it
-                                                 * is shutting down */
+        ASSERT(st == OK || st == ERR_CANCELED); /* CANCELED: the engine is shutting down */
         if (st != OK) seq->in_engine = false;
     }
     drop_if_over(w, seq);
@@ -125,7 +122,7 @@ static void fail_seq(struct decode_worker *w, struct decode_seq *seq, enum statu
 
 /* ---- messages ---- */
 
-/* Unpack a Generation into `arena`; answers FAILED itself when it is malformed. */
+/* Decodes a Generation into `arena`; answers FAILED when it is malformed. */
 static enum status unpack(struct decode_worker *w, const struct cluster_message *m,
                           const Baton__Generation *pb, struct arena *arena,
                           struct generation_wire *out)
@@ -173,7 +170,7 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
     if (unpack(w, m, body ? body->generation : NULL, &arena, &wire) == OK) {
         struct decode_seq *seq = add_seq(w, m, DECODE_SEQ_RESERVING);
         struct engine_request r = engine_request_of(&wire, seq->id);
-        r.want_prompt_logprobs = false; /* the prefill node makes them */
+        r.want_prompt_logprobs = false; /* the prefill node computes them */
         seq->n_tokens = wire.n_tokens;
         enum status st = engine_reserve(w->o.engine, &r);
         seq->in_engine = st == OK;
@@ -207,7 +204,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
     if (body) baton__run__free_unpacked(body, NULL);
 }
 
-/* KV and first token are both here: decoding starts. */
+/* Starts to decode when the KV and the first token are both here. */
 static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
 {
     if (seq->state != DECODE_SEQ_GRANTED || !seq->has_kv || !seq->has_first) return;
@@ -216,8 +213,8 @@ static void start_if_complete(struct decode_worker *w, struct decode_seq *seq)
     if (st != OK) fail_seq(w, seq, st, "the decode engine does not take the sequence");
 }
 
-/* From a prefill node; the key's entry part is not known to it, so the request is found by walking
- * (few are GRANTED). */
+/* A prefill node does not know the entry node, so there is no key; the search is over the live
+ * sequences. */
 static void on_prefill_done(struct decode_worker *w, const struct cluster_message *m)
 {
     Baton__PrefillDone *body = baton__prefill_done__unpack(NULL, m->body.n,
@@ -283,8 +280,7 @@ bool decode_on_message(struct decode_worker *w, const struct cluster_message *m)
     case FRAME_KVT_HELLO: on_kvt_hello(w, m); return true;
     case FRAME_CANCEL:
         on_cancel(w, m);
-        return false; /* the prefill worker may hold the same
-                       * request */
+        return false; /* the prefill worker may have the same request */
     default: return false;
     }
 }
@@ -413,7 +409,7 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         start_if_complete(w, seq);
         break;
     case KVT_RECEIVE_FAILED:
-        /* Whatever a transfer died of is no fault of the request. */
+        /* A failed transfer is never the request's fault. */
         if (seq->state != DECODE_SEQ_CLOSING)
             fail_seq(w, seq, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
                      ev->text[0] ? ev->text : "the KV transfer failed");

@@ -1,15 +1,14 @@
-/* decode.h - the decode worker: KV that arrives from a prefill node, plus its first token, become a
- * stream of tokens.
+/* decode.h - the decode worker: turns the KV and the first token from a prefill node into a stream
+ * of tokens.
  *
- * Life cycle of a generation (decode/decode_seq.h), keyed by (request id, attempt):
+ * Life cycle of a sequence (decode_seq.h), keyed by entry node, request id and attempt:
  *
- *   RESERVE ─▶ RESERVING ─ blocks ─▶ GRANTED ─ KV verified and first token here ─▶ RUNNING ─ last token ─▶ gone
- *   RUN ─────────────────────────────────────────────────────────────────────────▶ RUNNING
- *   CANCEL, loss of the entry node, failed transfer, at any point ─▶ CLOSING ─ engine let go, writes fenced ─▶ gone
+ *   RESERVE ─▶ RESERVING ─ blocks ─▶ GRANTED ─ KV verified, first token ─▶ RUNNING ─ last token ─▶ gone
+ *   RUN ─────────────────────────────────────────────────────────────────▶ RUNNING
+ *   CANCEL, entry node lost, transfer failed ─▶ CLOSING ─ engine done, writes fenced ─▶ gone
  *
- * It owns no request: what the client asked for is the entry node's affair. Everything an entry
- * holds here is freed when its link is lost. Thread: loop; engine and transfer events are brought
- * to the loop by the node before they get here. */
+ * Requests belong to entry nodes: when the link to one is lost, everything it has here is freed.
+ * Thread: loop; the node posts engine and transfer events to the loop before they get here. */
 #ifndef BATON_DECODE_DECODE_H
 #define BATON_DECODE_DECODE_H
 
@@ -21,7 +20,7 @@ struct decode_worker;
 
 struct decode_options {
     struct engine *engine; /* all borrowed until decode_free */
-    struct kvt *kvt;       /* NULL: nothing can be received, RESERVE is refused */
+    struct kvt *kvt;       /* NULL: RESERVE is refused */
     struct cluster *cluster;
     struct metrics *metrics;
     uint32_t max_decode_seqs; /* more are refused as busy */
@@ -29,18 +28,18 @@ struct decode_options {
 };
 
 struct decode_worker *decode_create(const struct decode_options *o);
-/* Drops every generation without messages; the engine and kvtransfer are stopped first. */
+/* Drops every sequence without messages. Stop the engine and kvtransfer first. */
 void decode_free(struct decode_worker *w);
 
-/* True when the message is of a kind this worker handles. */
+/* Returns whether the message is of a kind that this worker handles. */
 bool decode_on_message(struct decode_worker *w, const struct cluster_message *m);
-/* Events whose id lies in [id_base, id_base + 2^56); `blocks` of RESERVED must be a copy that lives
+/* For events whose id lies in [id_base, id_base + 2^56). `blocks` of RESERVED must stay valid
  * during the call. */
 void decode_on_engine(struct decode_worker *w, const struct engine_event *ev);
 void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev);
 void decode_on_lost(struct decode_worker *w, uint64_t node);
-/* Send the tokens gathered since the last flush: one TOKENS frame per entry node. Called after each
- * batch of engine events. */
+/* Sends the tokens collected since the last flush, one TOKENS frame per entry node. Call it after
+ * each batch of engine events. */
 void decode_flush(struct decode_worker *w);
 uint32_t decode_n_live(const struct decode_worker *w);
 

@@ -1,5 +1,5 @@
-/* decode_seq.h - one generation's record and its states (decode.h has the diagram). Thread: loop.
- * Owner: decode_worker. */
+/* decode_seq.h - the record of one sequence and its states (decode.h has the diagram). Thread:
+ * loop. Owner: decode_worker. */
 #ifndef BATON_DECODE_SEQ_H
 #define BATON_DECODE_SEQ_H
 
@@ -11,21 +11,19 @@ enum decode_seq_state {
     DECODE_SEQ_RESERVING, /* engine_reserve was posted */
     DECODE_SEQ_GRANTED,   /* blocks held and promised to a prefill node */
     DECODE_SEQ_RUNNING,   /* the engine produces tokens */
-    DECODE_SEQ_CLOSING    /* no longer wanted: the engine's answer and the transfer's fence are
-                           * awaited */
+    DECODE_SEQ_CLOSING    /* ended: waits for the engine's answer and the transfer's fence */
 };
 
 struct decode_seq {
     uint64_t id;      /* in engine and kvtransfer */
-    uint64_t request; /* as the entry node calls it */
+    uint64_t request; /* the entry node's id */
     uint32_t attempt;
     uint64_t entry; /* node to answer to */
     enum decode_seq_state state;
     bool has_kv;      /* RECEIVED */
     bool has_first;   /* PREFILL_DONE */
-    bool in_engine;   /* the engine knows the id and owes an end (FINISHED or
-                       * CANCELED) */
-    bool in_transfer; /* kvtransfer expects it and owes FENCED or RECEIVED */
+    bool in_engine;   /* FINISHED or CANCELED will come from the engine */
+    bool in_transfer; /* FENCED or RECEIVED will come from kvtransfer */
     struct token_logprobs first;
     uint32_t n_tokens; /* tokens in the reservation */
     uint32_t n_cached;

@@ -1,6 +1,5 @@
-/* token_batcher.c - see token_batcher.h. A frame that cannot be queued is dropped on purpose: its
- * link is lost, or cut here, and the entry node then runs the request again from the last token it
- * has. */
+/* token_batcher.c - see token_batcher.h. A frame that cannot be queued is dropped: its link is
+ * lost, or cut here, and the entry node tries the request again from the last token it has. */
 #include "decode/token_batcher.h"
 
 #include "shared/base/mem.h"

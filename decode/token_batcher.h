@@ -1,4 +1,4 @@
-/* token_batcher.h - token records gathered per entry node, sent as one TOKENS frame per node and
+/* token_batcher.h - collects token records per entry node and sends one TOKENS frame per node and
  * step. Thread: loop. */
 #ifndef BATON_DECODE_TOKEN_BATCHER_H
 #define BATON_DECODE_TOKEN_BATCHER_H
@@ -20,11 +20,11 @@ void token_batcher_init(struct token_batcher *e, struct cluster *cluster);
 void token_batcher_release(struct token_batcher *e);
 void token_batcher_add(struct token_batcher *e, uint64_t node, uint64_t request, uint32_t attempt,
                        uint32_t index, const struct token_logprobs *t);
-/* Send everything gathered for `node` (before a FINISHED that must come after the tokens), or for
- * all. */
+/* Sends what was collected for `node` (before a message that must come after the tokens), or for
+ * all nodes. */
 void token_batcher_flush_node(struct token_batcher *e, uint64_t node);
 void token_batcher_flush(struct token_batcher *e);
-/* Forget a lost node. */
+/* Drops the records of a lost node. */
 void token_batcher_drop_node(struct token_batcher *e, uint64_t node);
 
 #endif

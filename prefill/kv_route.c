@@ -66,8 +66,7 @@ enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
         st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len },
                          &route->peer, err);
         if (st == OK) route->state = KV_ROUTE_CONNECTING;
-        /* Two nodes that do not fit together are no fault of a request: another pair may serve
-         * it. */
+        /* Two nodes that do not match are not the request's fault: another pair may serve it. */
         else if (status_class_of(st) == CLASS_REQUEST) st = err->code = ERR_PEER_MISMATCH;
     }
     baton__kvt_answer__free_unpacked(a, NULL);

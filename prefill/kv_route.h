@@ -1,8 +1,8 @@
-/* kv_route.h - data connections to decode nodes, one per node, made when first needed.
+/* kv_route.h - data connections to decode nodes, one per node, opened when first needed.
  *
  *   NONE ─ KVT_HELLO sent over the cluster link ─▶ ASKING ─ KVT_ANSWER ─▶ CONNECTING ─ KVT_CONNECTED ─▶ UP
- * A refusal or loss at any point drops the route; the next prompt makes a new one. Prompts wait in
- * `waiting`. Thread: loop. Owner: prefill_worker. */
+ * A refusal or loss drops the route; the next prompt makes a new one. Prompts wait in `waiting`.
+ * Thread: loop. Owner: prefill_worker. */
 #ifndef BATON_PREFILL_KV_ROUTE_H
 #define BATON_PREFILL_KV_ROUTE_H
 
@@ -34,12 +34,12 @@ void kv_routes_init(struct kv_routes *r, struct kvt *kvt, struct cluster *cluste
 void kv_routes_release(struct kv_routes *r);
 struct kv_route *kv_routes_find(struct kv_routes *r, uint64_t node);
 struct kv_route *kv_routes_find_peer(struct kv_routes *r, uint64_t peer);
-/* The route to `node`, begun if there is none; NULL when the hello could not be sent. */
+/* Returns the route to `node`, started if there is none; NULL when the hello could not be sent. */
 struct kv_route *kv_routes_get(struct kv_routes *r, uint64_t node);
-/* The decode node answered: connect, or give the reason in err. */
+/* The decode node answered: connects, or tells why not in err. */
 enum status kv_routes_on_answer(struct kv_routes *r, struct kv_route *route,
                                 const struct cluster_message *m, struct err *err) MUST_CHECK;
-/* Forget it; its waiting list must be empty. */
+/* Disconnects and frees a route, whose waiting list must be empty. */
 void kv_routes_drop(struct kv_routes *r, struct kv_route *route);
 
 #endif

@@ -1,5 +1,4 @@
-/* prefill.c - the prefill worker: messages, engine events and transfer events move one prompt each
- * (prefill.h). */
+/* prefill.c - see prefill.h: each message, engine event or transfer event moves one prompt. */
 #include "prefill/prefill.h"
 
 #include "prefill/kv_route.h"
@@ -11,8 +10,7 @@
 #include "shared/cluster/request_table.h"
 
 enum {
-    CREDIT_EXPIRES_MS = 15000, /* an entry that never follows up (its decode nodes are full) gives
-                                * the credit back by then */
+    CREDIT_EXPIRES_MS = 15000, /* an unused credit is taken back (the decode nodes may be full) */
     SWEEP_MS = 500
 };
 
@@ -75,7 +73,7 @@ uint32_t prefill_n_live(const struct prefill_worker *w) { return w->n_live; }
 void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                          const int32_t *blocks, uint64_t event)
 {
-    /* A refused piece ends the transfer with SEND_FAILED, which is handled on the loop. */
+    /* After a refusal SEND_FAILED ends the transfer, on the loop. */
     enum status st = kvt_send_ready_after(kvt, id, layer, begin, end, blocks, event);
     if (st != OK && st != ERR_CANCELED)
         log_debug("kv piece not taken", "id=%llu st=%s", (unsigned long long)id, status_name(st));
@@ -129,7 +127,7 @@ static void drop_if_over(struct prefill_worker *w, struct prefill_prompt *p)
 
 /* ---- ends ---- */
 
-/* The engine lets its blocks go when nothing reads them any more. */
+/* Lets the engine free the prompt's blocks once the transfer does not read them any more. */
 static void release_engine(struct prefill_worker *w, struct prefill_prompt *p)
 {
     if (!p->in_engine || !p->computed || p->in_transfer) return;
@@ -183,7 +181,7 @@ static void give_credits(struct prefill_worker *w)
         if (cluster_send_proto(w->o.cluster, p->entry, FRAME_CREDIT, p->request, p->attempt,
                                &c.base) != OK)
             log_debug("credit not sent", "req=%016llx",
-                      (unsigned long long)p->request); /* on_lost will close it */
+                      (unsigned long long)p->request); /* prefill_on_lost will close it */
     }
     gauge_set(w->credited_gauge, (double)w->credited_tokens);
 }
@@ -211,13 +209,13 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
 
 /* ---- PREFILL ---- */
 
-/* The data connection is up: the transfer is opened before the engine starts, so that the first
- * layer finds it. */
+/* The data connection is up. The transfer is opened before the engine starts, since the first layer
+ * needs it. */
 static void start_compute(struct prefill_worker *w, struct prefill_prompt *p, uint64_t peer)
 {
     struct err err = { 0 };
     enum status st = kvt_send_open(w->o.kvt, p->id, peer, p->grant, &err);
-    if (st != OK) { /* a grant that does not parse is the decode node's fault, not the request's */
+    if (st != OK) { /* a malformed grant is the decode node's fault, not the request's */
         fail_prompt(w, p, status_class_of(st) == CLASS_REQUEST ? ERR_PEER_MISMATCH : st, err.text);
         return;
     }
@@ -329,7 +327,7 @@ static void on_route_up(struct prefill_worker *w, uint64_t peer)
     }
 }
 
-/* Credits nobody used and connections that never came up. */
+/* Ends prompts with an unused credit, and routes that did not come up. */
 static void sweep(void *arg)
 {
     struct prefill_worker *w = arg;
@@ -337,8 +335,8 @@ static void sweep(void *arg)
     uint32_t n_asked = 0;
     LIST_FOREACH (p, &w->live, struct prefill_prompt, link) {
         n_asked += p->state == PROMPT_ASKED;
-        /* Not by a difference: the credit may be younger than `now`, given back by the prompt that
-         * has just failed. */
+        /* Do not subtract: the credit may be younger than `now`, returned by a prompt that failed
+         * in this loop. */
         if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
     }
@@ -358,7 +356,7 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
     case FRAME_KVT_ANSWER: on_answer(w, m); return true;
     case FRAME_CANCEL: {
         struct prefill_prompt *p = request_table_find(&w->by_request, request_key_of(m));
-        if (!p) return false; /* the decode worker may hold it */
+        if (!p) return false; /* the decode worker may have it */
         counter_add(w->canceled, 1);
         close_prompt(w, p);
         return false;
@@ -456,7 +454,7 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
             st = cluster_send_proto(w->o.cluster, p->entry, FRAME_PROMPT_LOGPROBS, p->request,
                                     p->attempt, &m.base);
         buf_release(&one);
-        /* the entry waits for all of them */
+        /* The entry node waits for all of them. */
         if (st != OK) fail_prompt(w, p, ERR_BUSY, "a prompt logprob could not be sent");
         break;
     }
@@ -465,7 +463,7 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
     }
 }
 
-/* The transfer of a prompt is over, well or not: nothing reads its blocks any more. */
+/* The transfer of a prompt ended, well or not: it does not read the blocks any more. */
 static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
                          const struct kvt_event *ev)
 {
@@ -474,12 +472,11 @@ static void on_send_over(struct prefill_worker *w, struct prefill_prompt *p,
         counter_add(w->sent, 1);
         send_report(w, p, ev);
     } else if (p->state != PROMPT_CLOSING) {
-        /* Whatever a transfer died of is no fault of the request. */
+        /* A failed transfer is never the request's fault. */
         fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status,
                     ev->text[0] ? ev->text : "the KV transfer failed");
         return;
-    } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfer to stop
-                                                * reading */
+    } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfer's end */
         if (engine_cancel(w->o.engine, p->id, true) != OK) p->in_engine = false;
     }
     release_engine(w, p);

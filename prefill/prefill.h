@@ -1,10 +1,12 @@
-/* prefill.h - the prefill worker: a prompt becomes KV in a decode node's blocks, and one token.
+/* prefill.h - the prefill worker: computes a prompt, and pushes its KV and first token to a decode
+ * node.
  *
- * Life cycle of a prompt (prefill/prompt.h), keyed by (request id, attempt):
+ * Life cycle of a prompt (prompt.h), keyed by entry node, request id and attempt:
  *
- *   ASK_CREDIT ─▶ ASKED ─ less than two steps of work pending ─▶ CREDITED ─ PREFILL ─▶ CONNECTING ─ data connection up ─▶
- *   COMPUTING (layers leave as they finish) ─ last chunk, first token ─▶ DRAINING ─ receiver acknowledged ─▶ gone
- *   CANCEL, loss of the entry or the decode node, failure ─▶ CLOSING ─ engine and transfer let go ─▶ gone
+ *   ASK_CREDIT ─▶ ASKED ─ less than two steps of work pending ─▶ CREDITED ─ PREFILL ─▶ CONNECTING
+ *   ─ data connection up ─▶ COMPUTING (each layer is pushed when it is done) ─ first token ─▶ DRAINING
+ *   ─ receiver acknowledged ─▶ gone
+ *   CANCEL, entry or decode node lost, failure ─▶ CLOSING ─ engine and transfer done ─▶ gone
  *
  * Credits bound the decode memory that waits for this node: a decode node reserves only for prompts
  * that start within about two steps. Threads: loop, except prefill_on_kv_ready (engine). */
@@ -20,12 +22,10 @@ struct prefill_worker;
 struct prefill_options {
     struct loop *loop; /* all borrowed until prefill_free */
     struct engine *engine;
-    struct kvt *kvt; /* NULL: no transfer protocol, prompts for another node are
-                      * refused */
+    struct kvt *kvt; /* NULL: no transfer protocol, prompts are refused */
     struct cluster *cluster;
     struct metrics *metrics;
-    uint32_t step_tokens; /* rows in one engine step: credits are given for at most twice
-                           * as many tokens */
+    uint32_t step_tokens; /* tokens of one engine step; credits cover at most two steps */
     uint32_t max_prompts; /* asked and running; more are refused as busy */
     uint64_t id_base;
 };
@@ -37,7 +37,7 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
 void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev);
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev);
 void prefill_on_lost(struct prefill_worker *w, uint64_t node);
-/* Engine thread: hand finished layers of sequence `id` to kvtransfer
+/* Engine thread: gives finished layers of sequence `id` to kvtransfer
  * (engine_options.on_kv_ready). */
 void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                          const int32_t *blocks, uint64_t event);

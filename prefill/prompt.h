@@ -1,5 +1,5 @@
-/* prompt.h - one prompt's record and its states (prefill.h has the diagram). Thread: loop. Owner:
- * prefill_worker. */
+/* prompt.h - the record of one prompt and its states (prefill.h has the diagram). Thread: loop.
+ * Owner: prefill_worker. */
 #ifndef BATON_PREFILL_PROMPT_H
 #define BATON_PREFILL_PROMPT_H
 
@@ -10,11 +10,11 @@
 
 enum prefill_prompt_state {
     PROMPT_ASKED,      /* in the queue for a credit */
-    PROMPT_CREDITED,   /* told to go ahead; PREFILL is awaited */
-    PROMPT_CONNECTING, /* the data connection to its decode node is being made */
-    PROMPT_COMPUTING,  /* in the engine; pieces are leaving */
+    PROMPT_CREDITED,   /* has a credit; PREFILL is awaited */
+    PROMPT_CONNECTING, /* waits for the data connection to its decode node */
+    PROMPT_COMPUTING,  /* in the engine; finished layers are being pushed */
     PROMPT_DRAINING,   /* computed; the receiver's acknowledgement is awaited */
-    PROMPT_CLOSING     /* no longer wanted: engine and transfer are letting go */
+    PROMPT_CLOSING     /* ended: waits for the engine and the transfer */
 };
 
 struct prefill_prompt {
@@ -23,12 +23,11 @@ struct prefill_prompt {
     uint32_t attempt;
     uint64_t entry, decode;
     enum prefill_prompt_state state;
-    uint32_t n_tokens;    /* as asked: what the credit counts */
+    uint32_t n_tokens;    /* of ASK_CREDIT: what the credit counts */
     bool credited;        /* counts in worker->credited_tokens */
-    bool in_engine;       /* the engine owes FINISHED or CANCELED, or holds blocks until
-                           * engine_release */
-    bool computed;        /* FINISHED came: engine_release ends it */
-    bool in_transfer;     /* kvtransfer owes SENT or SEND_FAILED */
+    bool in_engine;       /* the engine has it, until FINISHED with engine_release, or CANCELED */
+    bool computed;        /* FINISHED came: engine_release frees its blocks */
+    bool in_transfer;     /* SENT or SEND_FAILED will come from kvtransfer */
     uint64_t t_credit_ms; /* when the credit was given */
     struct arena arena;   /* holds `wire` and the grant until the engine has its copy */
     struct generation_wire wire;
@@ -36,7 +35,7 @@ struct prefill_prompt {
     uint64_t queue_ns, prefill_ns;
     uint32_t n_cached;
     struct list link;  /* worker.live */
-    struct list queue; /* worker.asked or a route's waiting list; alone otherwise */
+    struct list queue; /* worker.asked or a route's waiting list; else unlinked */
 };
 
 #endif
