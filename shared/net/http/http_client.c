@@ -1,9 +1,9 @@
 /* http_client.c - see http_client.h.
  *
- * One request occupies one connection. A connection that a peer had closed while it was idle is
- * noticed by reading from idle connections; when the close crosses with a request, the request is
- * sent once more on a fresh connection, but only if its method is safe to repeat. Connections
- * outlive http_client_free until their close callbacks have run. Thread: loop. */
+ * One request occupies one connection. Idle connections are read, to notice that the peer closed
+ * them. When the peer closes just as a request is sent, the request is sent once more on a fresh
+ * connection if its method is safe to repeat. Connections outlive http_client_free until their
+ * close callbacks have run. Thread: loop. */
 #include "shared/net/http/http_client.h"
 
 #include <llhttp.h>
@@ -49,7 +49,7 @@ struct client_conn {
 
 struct http_client {
     struct http_client_options o;
-    struct list requests, conns, idle; /* idle: longest unused first */
+    struct list requests, conns, idle; /* idle: least recently used first */
     uint32_t n_requests, n_conns, n_idle;
     bool freed;
     char read_buf[65536];
@@ -96,7 +96,7 @@ static void client_conn_keep(struct client_conn *k)
     c->n_idle++;
 }
 
-/* The one place where a request ends. */
+/* Every request ends here. */
 static void client_request_finish(struct client_request *r, enum status st)
 {
     struct client_conn *k = r->conn;
@@ -137,7 +137,7 @@ static int answer_on_headers(llhttp_t *h)
     r->status = llhttp_get_status_code(h);
     h->upgrade = 0;
     if (r->status == 101) {
-        r->st = ERR_IO; /* nobody asked for another protocol */
+        r->st = ERR_IO; /* the client never asks for another protocol */
         return HPE_USER;
     }
     k->keep = llhttp_should_keep_alive(h) != 0;
@@ -175,14 +175,14 @@ static void client_conn_on_data(struct client_conn *k, const char *p, size_t n)
 {
     struct client_request *r = k->request;
     if (!r) {
-        client_conn_close(k, true); /* an answer to no question */
+        client_conn_close(k, true); /* an answer without a request */
         return;
     }
     if (!r->headers_done) r->n_head += n;
     r->st = OK;
     llhttp_errno_t e = llhttp_execute(&k->llhttp, p, n);
     if (r->complete) {
-        /* bytes behind the answer: not in step */
+        /* Bytes after the answer: the connection is out of sync. */
         if (llhttp_get_error_pos(&k->llhttp) != p + n) k->keep = false;
         client_request_finish(r, OK);
     } else if (e != HPE_OK) {
@@ -201,8 +201,7 @@ static void client_conn_on_end(struct client_conn *k)
         return;
     }
     if (r->headers_done)
-        llhttp_finish(&k->llhttp); /* a body that ends with the connection is
-                                    * complete now */
+        llhttp_finish(&k->llhttp); /* completes a body that ends with the connection */
     if (r->complete) client_request_finish(r, OK);
     else client_request_retry_or_fail(r);
 }
@@ -317,7 +316,7 @@ static enum status client_begin(struct client_request *r, bool fresh)
     struct client_conn *k = NULL;
     LIST_FOREACH (it, &c->idle, struct client_conn, link)
         if (!fresh && it->port == r->port && strcmp(it->host, r->host) == 0)
-            k = it; /* the one used last */
+            k = it; /* the most recently used one */
     if (!k) return client_conn_open(r);
     c->n_idle--;
     list_remove(&k->link);
@@ -355,7 +354,7 @@ void http_client_free(struct http_client *c)
     if (--c->n_conns == 0) mem_free(c);
 }
 
-/* Our own code names the path and headers, but parts of them come from configuration. */
+/* Rejects line breaks and blanks: parts of the path and headers come from configuration. */
 static bool client_request_is_safe(const char *method, const char *host, const char *path,
                                    const char *headers)
 {

@@ -1,4 +1,4 @@
-/* http_conn.c - see http_conn.h: reading, deadlines, and the hand-over of complete requests.
+/* http_conn.c - see http_conn.h: reading, deadlines, and passing complete requests to the handler.
  * Thread: loop. */
 #include "shared/net/http/http_conn.h"
 
@@ -11,12 +11,11 @@
 
 enum {
     HTTP_LINGER_MS = 2000,
-    HTTP_BODY_RATE = 16,         /* bytes per ms a long body must keep up, after body_timeout_ms */
+    HTTP_BODY_RATE = 16,         /* bytes per ms that extend a body's deadline */
     HTTP_TURN_REQUESTS = 16,     /* pipelined requests of one connection in one turn of the loop */
     HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
-    HTTP_BODIES_MAX = 16,        /* bodies of full length in memory at a time, over all
-                                  * connections */
-    HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503 at a time */
+    HTTP_BODIES_MAX = 16,        /* request bodies of full length in memory, of all connections */
+    HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503; others are closed */
     HTTP_KEEPALIVE_S = 60
 };
 
@@ -80,7 +79,7 @@ bool http_conn_is_idle(const struct http_conn *c)
            http_conn_queue(c) == 0;
 }
 
-/* When the current wait is over, in uv_now time. */
+/* Returns the end of the current wait in uv_now time. */
 static uint64_t conn_deadline(const struct http_conn *c)
 {
     const struct http_limits *l = &c->server->o.limits;
@@ -109,7 +108,7 @@ static void conn_on_deadline(struct http_conn *c)
         http_conn_refuse(c, &late);
         conn_linger(c);
     } else if (c->state == HTTP_CONN_READING) {
-        conn_linger(c); /* nothing was asked, so nothing is answered */
+        conn_linger(c); /* no request, so no answer */
     } else {
         http_conn_lost(c);
     }
@@ -129,7 +128,7 @@ static void conn_on_timer(uv_timer_t *t)
     conn_arm(c);
 }
 
-/* The timer fires at the deadline; while bytes are queued also in between, to see whether the queue
+/* Sets the timer to the deadline; while bytes are queued to earlier, to see whether the queue
  * moves. */
 static void conn_arm(struct http_conn *c)
 {
@@ -158,7 +157,7 @@ static void conn_on_shutdown(uv_shutdown_t *r, int status)
 
 static void conn_resume(struct http_conn *c);
 
-/* Send FIN behind what is queued and wait for the client's. */
+/* Sends a FIN after the queued bytes and waits for the client's. */
 static void conn_linger(struct http_conn *c)
 {
     if (c->state >= HTTP_CONN_LINGER) return;
@@ -182,7 +181,7 @@ static void conn_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *out)
     *out = uv_buf_init(c->server->read_buf, sizeof c->server->read_buf);
 }
 
-/* EOF counts as the client having left, except while a finished answer is still on its way out. */
+/* After EOF the client counts as gone, except while a finished answer is still being sent. */
 static void conn_on_eof(struct http_conn *c, bool reset)
 {
     c->eof = true;
@@ -221,15 +220,15 @@ static bool conn_open_hangup(struct http_conn *c)
     return true;
 }
 
-/* Enough is waiting: leave the rest to TCP. A duplicate descriptor still tells of the client's FIN
- * or reset. LIMIT: a client that has pipelined more than the kernel buffers (128 KiB or so) cannot
- * deliver its FIN while its window is closed; its leaving shows when the answer is written or the
- * kernel's keep-alive fails. */
+/* Stops reading, so that TCP holds the client back. Polling a duplicate descriptor still reports
+ * the client's FIN or reset. LIMIT: a client that has pipelined more than the kernel buffers (128
+ * KiB or so) cannot deliver its FIN while its window is closed; it is noticed when the answer is
+ * written or the kernel's keep-alive fails. */
 static void conn_pause(struct http_conn *c)
 {
     if (!c->reading) return;
     if (c->hangup_fd < 0 && !conn_open_hangup(c)) {
-        http_conn_lost(c); /* without it a client that leaves would not be noticed */
+        http_conn_lost(c); /* a client that leaves would not be noticed */
         return;
     }
     uv_poll_start(&c->hangup, UV_DISCONNECT, conn_on_hangup);
@@ -281,7 +280,7 @@ static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
     conn_linger(c);
 }
 
-/* Parse what has arrived; true when the state changed. */
+/* Parses what has arrived; returns whether the state changed. */
 static bool conn_read_request(struct http_conn *c)
 {
     static const struct http_fault full = {
@@ -309,8 +308,7 @@ static bool conn_read_request(struct http_conn *c)
         conn_serve(c);
         return true;
     }
-    /* The client waits for leave to send its body; one that already sends it does not need the
-     * answer. */
+    /* The client waits for 100 Continue, unless it already sends the body. */
     if (now == HTTP_PARSE_BODY && c->parse.wants_continue && !c->continued &&
         c->parse.body.len == 0) {
         struct str go = STR("HTTP/1.1 100 Continue\r\n\r\n");
@@ -320,7 +318,7 @@ static bool conn_read_request(struct http_conn *c)
     return false;
 }
 
-/* The answer is flushed: on to the next request or to the end. */
+/* Once the answer is flushed, goes on to the next request or ends the connection. */
 static bool conn_finish_answer(struct http_conn *c)
 {
     if (!c->x.complete || http_conn_queue(c) > 0) return false;
@@ -335,7 +333,7 @@ static bool conn_finish_answer(struct http_conn *c)
     c->t_phase = uv_now(c->tcp.loop);
     http_parse_next(&c->parse);
     conn_count_body(c, 0);
-    if (c->in.len == 0) buf_release(&c->in); /* thousands of idle connections hold no buffers */
+    if (c->in.len == 0) buf_release(&c->in); /* idle connections keep no buffers */
     buf_release(&c->next);
     buf_release(&c->in_flight);
     conn_resume(c);

@@ -1,17 +1,15 @@
-/* http_conn.h - inside of the HTTP server: one connection and the exchange it serves. For
- * http_server.c (listening, life and death of the server), http_conn.c (reading, deadlines,
- * hand-over to the handler), http_write.c (answers) only.
+/* http_conn.h - private header of the HTTP server: one connection and the exchange it serves.
  *
  *     READING ──request complete──▶ SERVING ──answer flushed──▶ READING        (kept alive)
  *        │                             │ └────answer flushed──▶ LINGER         (connection: close)
  *        │ fault, deadline             │ client gone, write error, too slow: on_end(gone) and
  *        └──▶ LINGER ──EOF, 2 s──▶ CLOSING ◀──────────────────┘
  *
- * LINGER has sent its last byte and its FIN and throws away what still arrives: closing with unread
- * bytes would make the kernel send a reset, which can destroy the answer before the client has read
- * it. Invariants: 1. on_end and the handler are called from http_conn_advance and http_conn_lost
- * only, never from inside an http_* call of the handler. 2. A connection is freed in the close
- * callback of its last handle. Thread: loop. */
+ * LINGER has sent its FIN and discards what still arrives: closing with unread bytes would make the
+ * kernel send a reset, which can destroy the answer before the client has read it. Invariants: 1.
+ * on_end and the handler are called only from http_conn_advance and http_conn_lost, never from
+ * inside an http_* call of the handler. 2. A connection is freed in the close callback of its last
+ * handle. Thread: loop. */
 #ifndef BATON_NET_HTTP_HTTP_CONN_H
 #define BATON_NET_HTTP_HTTP_CONN_H
 
@@ -26,8 +24,8 @@ struct http_exchange {
     void (*on_end)(void *arg, bool gone);
     void *on_end_arg;
     bool open;     /* the handler has it and on_end was not called */
-    bool begun;    /* the head of the answer is out */
-    bool complete; /* so is its end */
+    bool begun;    /* the head of the answer was written */
+    bool complete; /* so was its end */
     bool chunked;
     bool bodiless; /* HEAD, 204, 304 */
 };
@@ -38,9 +36,8 @@ struct http_conn {
     enum http_conn_state state;
     uv_tcp_t tcp;
     uv_timer_t timer;
-    uv_poll_t hangup;   /* on a duplicate of the socket; watches while reading is
-                         * paused */
-    int hangup_fd;      /* -1: not needed so far */
+    uv_poll_t hangup;   /* on a duplicate of the socket, active while reading is paused */
+    int hangup_fd;      /* -1: none yet */
     uint32_t n_handles; /* not yet closed */
     struct http_parse parse;
     struct buf in;              /* received, not yet parsed */
@@ -49,8 +46,7 @@ struct http_conn {
     uv_shutdown_t shutdown;
     bool writing, reading, broken, keep_alive, continued, eof, advancing;
     uint32_t n_requests;
-    uint64_t t_phase;    /* uv_now when the current wait (idle, head, body, linger)
-                          * began */
+    uint64_t t_phase;    /* uv_now when the current wait (idle, head, body, linger) began */
     uint64_t t_progress; /* uv_now when the write queue last moved */
     size_t queue_seen;   /* its length then */
     size_t body_held;    /* bytes counted in server->body_held */
@@ -74,27 +70,24 @@ struct http_server {
     uint16_t port;
     struct gauge *m_conns;
     struct counter *m_requests, *m_refused, *m_turned_away, *m_slow, *m_gone;
-    char read_buf[65536]; /* one for all: a read is used up before the next one */
+    char read_buf[65536]; /* shared: each read is consumed before the next one */
 };
 
 /* http_conn.c */
-void http_conn_open(struct http_server *s);        /* accept one; full servers answer
-                                                    * 503 */
-void http_conn_advance(struct http_conn *c);       /* move as far as it goes */
-void http_conn_lost(struct http_conn *c);          /* end the exchange as gone, close */
-bool http_conn_is_idle(const struct http_conn *c); /* no request begun */
+void http_conn_open(struct http_server *s);        /* accepts one; a full server answers 503 */
+void http_conn_advance(struct http_conn *c);       /* makes all progress possible now */
+void http_conn_lost(struct http_conn *c);          /* ends the exchange as gone and closes */
+bool http_conn_is_idle(const struct http_conn *c); /* no request has begun */
 /* http_write.c */
 enum status http_conn_write(struct http_conn *c, const struct str *parts, size_t n_parts,
                             bool bounded) MUST_CHECK;
-size_t http_conn_queue(const struct http_conn *c); /* answer bytes the kernel has not
-                                                    * taken */
-/* the JSON error, for requests no handler sees */
+size_t http_conn_queue(const struct http_conn *c); /* answer bytes that the kernel has not taken */
+/* Answers with a JSON error, for requests that no handler sees. */
 void http_conn_refuse(struct http_conn *c, const struct http_fault *f);
 /* http_server.c */
-void http_conn_wake(struct http_conn *c); /* advance it in the next turn of the
-                                           * loop */
+void http_conn_wake(struct http_conn *c); /* advances it in the next turn of the loop */
 void http_server_conn_freed(struct http_server *s);
-/* http_listen.c: bind and listen; errors say who holds the port. */
+/* http_listen.c: binds and listens; the error tells which process has the port. */
 enum status http_listen(uv_tcp_t *listener, const char *host, uint16_t port, uv_connection_cb cb,
                         uint16_t *bound, struct err *err) MUST_CHECK;
 

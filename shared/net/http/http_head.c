@@ -1,8 +1,7 @@
-/* http_head.c - the checks of a finished request head, and the decoding of its URL. Part of
- * http_parse.h.
+/* http_head.c - checks a finished request head and decodes its URL. Part of http_parse.h.
  *
- * Everything that decides where a request ends or for whom it is must be said exactly once. Thread:
- * the parser's owner. */
+ * Headers that decide where a request ends or which host it is for must be given exactly once.
+ * Thread: the parser's owner. */
 #include <string.h>
 #include <strings.h>
 
@@ -31,7 +30,7 @@ static bool head_is(struct str s, const char *word)
     return s.n == strlen(word) && strncasecmp(s.p, word, s.n) == 0;
 }
 
-/* reg-name, IPv4 or [IPv6], then an optional port: only characters that appear there. */
+/* Accepts the characters of a reg-name, IPv4 or [IPv6] address with an optional port. */
 static bool head_is_authority(struct str s)
 {
     for (size_t i = 0; i < s.n; i++) {
@@ -72,7 +71,7 @@ static int head_check_coding(struct http_parse *p, struct str coding, size_t n_c
 
 static int head_check_length(struct http_parse *p, struct str length)
 {
-    /* More than 19 digits cannot be told from an overflow; llhttp has the value. */
+    /* More than 19 digits could be an overflow; llhttp has parsed the value. */
     if (length.n == 0 || length.n > 19)
         return http_parse_fail(p, 400, "bad_content_length", "Content-Length is not a number.");
     for (size_t i = 0; i < length.n; i++)
@@ -84,7 +83,7 @@ static int head_check_length(struct http_parse *p, struct str length)
     return 0;
 }
 
-/* How long is the body? */
+/* Checks the headers that tell how long the body is. */
 static int head_check_framing(struct http_parse *p)
 {
     struct str coding, length, type;
@@ -98,7 +97,7 @@ static int head_check_framing(struct http_parse *p)
                                "Content-Length and Transfer-Encoding are both given.");
     if (n_codings > 0) return head_check_coding(p, coding, n_codings);
     if (n_lengths == 1) return head_check_length(p, length);
-    /* Without a length there is no body. A client that names the type of a body meant to send
+    /* Without a length there is no body. But a client that gives a Content-Type meant to send
      * one. */
     uint8_t m = p->llhttp.method;
     if ((m == HTTP_POST || m == HTTP_PUT || m == HTTP_PATCH) &&
@@ -173,7 +172,7 @@ static int head_decode_path(struct http_parse *p, struct str raw)
     return 0;
 }
 
-/* origin-form, or absolute-form whose authority is the Host, or "*" of OPTIONS. */
+/* Accepts the origin-form, the absolute-form with the authority of the Host, and "*" of OPTIONS. */
 static int head_check_url(struct http_parse *p, struct str host)
 {
     struct str url = { p->text.data, p->n_url };

@@ -1,5 +1,5 @@
-/* http_listen.c - binding the server's socket, and the sentence about who holds a port that is
- * taken. Thread: loop, at start (the look into /proc happens only on the way to an error). */
+/* http_listen.c - binds the server's socket; when the port is in use, finds the process that has
+ * it. Thread: loop, at start (/proc is read only after an error). */
 #include <dirent.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 enum { LISTEN_BACKLOG = 1024, TCP_STATE_LISTEN = 0x0a };
 
-/* Socket inode that listens on `port` according to a table of /proc/net; 0 when none. */
+/* Returns the inode of the socket that listens on `port` in a table of /proc/net; 0: none. */
 static unsigned long listen_inode(const char *table, uint16_t port)
 {
     FILE *f = fopen(table, "r");
@@ -48,7 +48,7 @@ static bool listen_pid_has(const char *pid, const char *link)
     return found;
 }
 
-/* "process 4711 (nginx)" or "another process", when it belongs to another user. */
+/* Writes "process 4711 (nginx)", or "another process" when it belongs to another user. */
 static void listen_holder(uint16_t port, char *out, size_t n)
 {
     snprintf(out, n, "another process");

@@ -1,5 +1,4 @@
-/* http_parse.c - see http_parse.h: llhttp's callbacks and the feeding; http_scan.c has the line
- * discipline and http_head.c the checks of a finished head. Thread: the parser's owner. */
+/* http_parse.c - see http_parse.h: llhttp's callbacks, and http_parse_feed. */
 #include "shared/net/http/http_parse.h"
 
 #include <string.h>
@@ -25,7 +24,7 @@ static int parse_on_url(llhttp_t *h, const char *at, size_t n)
     return 0;
 }
 
-/* Trailers are counted, checked and dropped: nothing in this API reads one. */
+/* Trailers are counted, checked and dropped, since nobody uses them. */
 static int parse_new_field(struct http_parse *p)
 {
     if (p->n_fields + p->n_trailers >= p->limits->n_headers)
@@ -98,8 +97,7 @@ static int parse_on_value_complete(llhttp_t *h)
 static int parse_on_headers_complete(llhttp_t *h)
 {
     struct http_parse *p = h->data;
-    /* An Upgrade header is legal to ignore; the request stays HTTP/1.1 with the body its headers
-     * describe. */
+    /* A server may ignore an Upgrade header. */
     h->upgrade = 0;
     p->keep_alive = llhttp_should_keep_alive(h) != 0;
     int rc = http_parse_check_head(p);
@@ -167,7 +165,7 @@ void http_parse_release(struct http_parse *p)
 
 void http_parse_next(struct http_parse *p)
 {
-    enum { KEEP_BYTES = 65536 }; /* an idle connection does not keep the memory of one large body */
+    enum { KEEP_BYTES = 65536 }; /* an idle connection does not keep the memory of a large body */
     if (p->body.cap > KEEP_BYTES) buf_release(&p->body);
     buf_clear(&p->text);
     buf_clear(&p->path);

@@ -1,9 +1,8 @@
-/* http_scan.c - the line discipline of http_parse.h: what must be true of the raw bytes before
- * llhttp sees them.
+/* http_scan.c - checks the raw bytes of each line before llhttp sees them (http_parse.h).
  *
- * llhttp as packaged is built in its loose mode and of a version in which a lone CR could end a
- * header line, so that nothing here leaves a line end, a chunk size or a header name to its
- * judgement. Thread: the parser's owner. */
+ * Distributions build llhttp in its loose mode, some in a version in which a lone CR ends a header
+ * line. So line ends, chunk sizes and header names are all checked here. Thread: the parser's
+ * owner. */
 #include "shared/net/http/http_parse.h"
 
 #include <string.h>
@@ -27,7 +26,7 @@ static int scan_request_char(struct http_parse *p, unsigned char c)
     if (c <= 0x1f || c >= 0x7f)
         return http_parse_fail(p, 400, "bad_request_line",
                                "The request line contains a byte that is not printable ASCII.");
-    /* Room for the method, two spaces and the version beside the URL. */
+    /* HTTP_LINE_EXTRA is for the method, two spaces and the version. */
     if (s->n_line > p->limits->url_bytes + HTTP_LINE_EXTRA)
         return http_parse_fail(p, 414, "url_too_long",
                                "The URL is longer than this server accepts.");
@@ -58,8 +57,8 @@ static int scan_field_char(struct http_parse *p, unsigned char c)
     return 0;
 }
 
-/* Extensions are legal and ignored; their total is bounded, or a small body could be wrapped in
- * endless framing. */
+/* Chunk extensions are ignored. Their total is limited, else a small body could have endless
+ * framing. */
 static int scan_chunk_char(struct http_parse *p, unsigned char c)
 {
     struct http_scan *s = &p->scan;
@@ -111,8 +110,8 @@ static int scan_request_end(struct http_parse *p)
     return 0;
 }
 
-/* At the LF of a line. Which line follows a blank header line or a chunk size is set by llhttp's
- * callbacks. */
+/* Called at the LF of a line. After a blank header line or a chunk size, llhttp's callbacks set the
+ * kind of the next line. */
 static int scan_line_end(struct http_parse *p)
 {
     struct http_scan *s = &p->scan;

@@ -1,6 +1,5 @@
-/* http_server.c - see http_server.h: start, stop, and what a handler may ask about its exchange.
- * The connections are in http_conn.c. The server is freed when its own handles and the last
- * connection are closed. Thread: loop. */
+/* http_server.c - see http_server.h: start, stop, and the getters of an exchange. The server is
+ * freed when its own handles and the last connection are closed. Thread: loop. */
 #include <string.h>
 
 #include "shared/base/log.h"
@@ -72,7 +71,7 @@ static void server_on_idle(uv_idle_t *idle)
 void http_conn_wake(struct http_conn *c)
 {
     struct http_server *s = c->server;
-    /* an advance under way looks again by itself */
+    /* A running advance looks again by itself. */
     if (c->advancing || c->state == HTTP_CONN_CLOSING) return;
     list_remove(&c->ready_link);
     list_push(&s->ready, &c->ready_link);
@@ -112,7 +111,7 @@ static void server_add_metrics(struct http_server *s, struct metrics *m)
                                     "HTTP requests handed to the handler.");
     s->m_refused = metrics_counter(
         m, "baton_http_refused_total", "",
-        "Requests refused for their form, size or pace, before any handler.");
+        "Requests refused before the handler: malformed, too large or too slow.");
     s->m_turned_away = metrics_counter(m, "baton_http_turned_away_total", "",
                                        "Connections above the connection limit.");
     s->m_slow = metrics_counter(m, "baton_http_slow_readers_total", "",
@@ -176,7 +175,7 @@ void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(voi
     uv_close((uv_handle_t *)&s->listener, server_on_closed);
     LIST_FOREACH (c, &s->conns, struct http_conn, link)
         if (http_conn_is_idle(c)) http_conn_lost(c);
-    /* Also without grace this is a turn later: stop may be called from inside a handler. */
+    /* Even without grace in the next turn, since a handler may call stop. */
     uv_timer_start(&s->grace, server_on_grace, 0, CHECK_MS);
 }
 

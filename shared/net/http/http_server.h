@@ -1,12 +1,12 @@
-/* http_server.h - HTTP/1.1 on the loop: llhttp in strict mode, hard limits, keep-alive, streamed
+/* http_server.h - HTTP/1.1 server on the loop: strict parsing, hard limits, keep-alive, streamed
  * answers.
  *
- * A request is handed to the handler whole (headers and body within the limits). The handler keeps
- * the exchange and answers when it can: once with http_reply, or with http_stream_begin, any number
- * of http_stream_write, http_stream_end. Life cycle of an exchange: it lives until `on_end` was
- * called, which happens exactly once: after the answer has been handed to the socket, or when the
- * client went away first (gone == true). After on_end nothing may be called on it. Requests of one
- * connection are served one after the other. Thread: loop. */
+ * The handler gets a complete request (headers and body within the limits). It answers at once or
+ * later: with http_reply, or with http_stream_begin, any number of http_stream_write and
+ * http_stream_end. An exchange lives until `on_end`, which is called exactly once: after the answer
+ * was handed to the socket, or when the client left before (gone == true). No function may be
+ * called on it afterwards. Requests of one connection are served one after the other. Thread:
+ * loop. */
 #ifndef BATON_NET_HTTP_HTTP_SERVER_H
 #define BATON_NET_HTTP_HTTP_SERVER_H
 
@@ -35,18 +35,18 @@ struct http_server_options {
     struct metrics *metrics; /* may be NULL */
 };
 
-/* ERR_CONFIG says host, port and what holds it when the port is taken. */
+/* ERR_CONFIG names host and port, and the process that has the port when it is in use. */
 enum status http_server_start(const struct http_server_options *o, struct http_server **out,
                               struct err *err) MUST_CHECK;
 uint16_t http_server_port(const struct http_server *s);
-/* Stop accepting; open exchanges may finish within grace_ms, then connections are closed; `done`
- * (may be NULL) is called once and the server is freed just before it. */
+/* Stops accepting. Open exchanges may finish within grace_ms, then connections are closed. Frees
+ * the server, then calls `done` (may be NULL) once. */
 void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg);
 
 /* The request; all valid until on_end. */
 const char *http_method(const struct http_exchange *x);
 struct str http_path(const struct http_exchange *x); /* percent-decoded, without the query */
-/* case-insensitive; { NULL, 0 } when absent */
+/* Case-insensitive; { NULL, 0 } when absent. */
 struct str http_header(const struct http_exchange *x, const char *name);
 struct str http_body(const struct http_exchange *x);
 const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:4711" */
@@ -57,8 +57,8 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, c
                 struct str body);
 void http_stream_begin(struct http_exchange *x, int status, const char *content_type,
                        const char *headers);
-/* Queue bytes (copied), sent as one chunk. ERR_CANCELED: the client is gone; ERR_FULL: it does not
- * read (the connection is being cut). */
+/* Copies and queues bytes, sent as one chunk. ERR_CANCELED: the client is gone; ERR_FULL: it does
+ * not read (the connection is being cut). */
 enum status http_stream_write(struct http_exchange *x, struct str data) MUST_CHECK;
 void http_stream_end(struct http_exchange *x);
 

@@ -1,8 +1,8 @@
-/* http_write.c - see http_conn.h: answers, from status line to last chunk, and the queue behind the
- * socket.
+/* http_write.c - see http_conn.h: writes answers, from the status line to the last chunk, and
+ * queues what the socket does not take.
  *
- * Bytes go to the kernel at once (uv_try_write); what it does not take is copied to `next`, which
- * becomes `in_flight` when libuv has nothing of this connection under way. Thread: loop. */
+ * Bytes go to the kernel at once (uv_try_write). What it does not take is copied to `next`, which
+ * becomes `in_flight` when libuv has finished the write before. Thread: loop. */
 #include <string.h>
 #include <time.h>
 
@@ -56,7 +56,7 @@ static void write_on_done(uv_write_t *w, int status)
     http_conn_advance(c);
 }
 
-/* Offer the parts to the kernel; *sent counts what it took. */
+/* Offers the parts to the kernel; *sent counts what it took. */
 static enum status write_try(struct http_conn *c, const struct str *parts, size_t n_parts,
                              size_t *sent)
 {
@@ -197,7 +197,7 @@ void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
     buf_release(&body);
 }
 
-/* A failed write is not reported to the handler here: on_end says so. */
+/* on_end reports a failed write to the handler. */
 static void write_or_leave(struct http_conn *c, const struct str *parts, size_t n_parts)
 {
     enum status st = http_conn_write(c, parts, n_parts, false);
@@ -235,8 +235,7 @@ void http_stream_begin(struct http_exchange *x, int status, const char *content_
     x->bodiless = x->bodiless || write_has_no_body(status);
     x->chunked = !c->parse.is_http10;
     if (!x->chunked && !x->bodiless)
-        c->keep_alive = false; /* to HTTP/1.0 the end of the body is
-                                * the end of the connection */
+        c->keep_alive = false; /* in HTTP/1.0 the end of the connection ends the body */
     write_head(&head, c, status, content_type, headers);
     buf_add_c(&head, x->chunked && !write_has_no_body(status) ? "Transfer-Encoding: chunked\r\n\r\n"
                                                               : "\r\n");
