@@ -1,9 +1,9 @@
 /* loop.c - see loop.h.
  *
- * Posts travel in a mailbox whose wake-up is uv_async_send. Stopping closes the mailbox, runs what
- * was posted before, waits for slow work that is still on a worker (its `done` is promised), then
- * closes timers, signals and the delay probe. The wake-up handle stays until loop_free, because a
- * poster may be between its post and its wake-up. Thread: as loop.h says. */
+ * Posts go through a mailbox whose wake-up is uv_async_send. Stopping closes the mailbox, runs what
+ * was posted before, waits for slow work that is still on a worker (its `done` is always called),
+ * then closes timers, signals and the delay probe. The wake-up handle stays until loop_free, since
+ * another thread may be between its post and its wake-up. Thread: see loop.h. */
 #include "shared/net/loop.h"
 
 #include <signal.h>
@@ -33,11 +33,11 @@ struct loop {
     struct mailbox *posts;
     struct list timers;
     uint32_t n_work;
-    uint32_t n_closing; /* handles of the loop itself whose close is under way */
+    uint32_t n_closing; /* handles of the loop itself that are being closed */
     uint64_t turn_ns, turn_idle_ns, delay_ns;
     bool ended;
-    atomic_bool stopping; /* relaxed: the mailbox orders it against posts, uv_async_send
-                           * against the loop */
+    /* Relaxed: the mailbox orders it with posts, uv_async_send with the loop. */
+    atomic_bool stopping;
 };
 
 struct loop_timer {
@@ -62,7 +62,7 @@ static void loop_wake(void *arg)
     uv_async_send(&l->wake);
 }
 
-/* At most one full box per turn, so that a function that posts itself again does not hold the
+/* Runs at most n posts per turn, so that a function that posts itself again does not block the
  * loop. */
 static void loop_run_posts(struct loop *l, size_t n)
 {
@@ -78,8 +78,7 @@ static void loop_on_wake(uv_async_t *wake)
     if (atomic_load_explicit(&l->stopping, memory_order_relaxed)) uv_stop(&l->uv);
 }
 
-/* A turn is what lies between two polls; the time spent waiting inside the poll is not the loop's
- * delay. */
+/* A turn is the time between two polls; waiting inside the poll does not count as delay. */
 static void loop_on_turn(uv_prepare_t *probe)
 {
     struct loop *l = probe->data;
@@ -106,7 +105,7 @@ enum status loop_create(struct loop **out, struct err *err)
         return err_set(err, ERR_NOMEM, "cannot make the wake-up of the event loop: %s",
                        uv_strerror(rc));
     }
-    /* A write to a closed socket must be an error of that write, not the end of the process. */
+    /* A write to a closed socket must fail, not end the process. */
     signal(SIGPIPE, SIG_IGN);
     uv_loop_configure(&l->uv, UV_METRICS_IDLE_TIME);
     l->wake.data = l;
@@ -133,8 +132,8 @@ static void loop_close_own(struct loop *l, uv_handle_t *h)
     uv_close(h, loop_on_own_closed);
 }
 
-/* Owed work first: posts accepted before the stop and `done` of slow work. Then the handles of the
- * loop itself. */
+/* Completes the posts accepted before the stop and the slow work, then closes the loop's own
+ * handles. */
 static void loop_end(struct loop *l)
 {
     if (l->ended) return;
@@ -163,8 +162,7 @@ void loop_free(struct loop *l)
     loop_end(l);
     loop_close_own(l, (uv_handle_t *)&l->wake);
     uv_walk(&l->uv, loop_check_foreign, l);
-    /* Owners may have begun to close their handles after loop_run came back: let those closes
-     * finish. */
+    /* Let closes finish that owners began after loop_run returned. */
     uv_run(&l->uv, UV_RUN_DEFAULT);
     int rc = uv_loop_close(&l->uv);
     ASSERT(rc == 0);
@@ -242,7 +240,7 @@ struct loop_timer *loop_timer_start(struct loop *l, uint64_t delay_ms, uint64_t 
     t->arg = arg;
     uv_timer_init(&l->uv, &t->uv);
     list_push(&l->timers, &t->link);
-    uv_update_time(&l->uv); /* the delay counts from now, not from the start of this turn */
+    uv_update_time(&l->uv); /* the delay begins now, not at the start of this turn */
     uv_timer_start(&t->uv, loop_on_timer, delay_ms, repeat_ms);
     return t;
 }

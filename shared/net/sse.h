@@ -1,5 +1,4 @@
-/* sse.h - server-sent events on an exchange: one "data: <json>" event per token, "[DONE]" once at
- * the end.
+/* sse.h - server-sent events on an exchange: "data: <json>" events; the last one is "[DONE]".
  *
  * sse_begin, any number of sse_event, then http_stream_end. Every event is handed to the socket at
  * once. Thread: loop. */
@@ -8,11 +7,11 @@
 
 #include "shared/net/http/http_server.h"
 
-/* Status 200 and the headers that keep proxies from holding events back. headers: as in
+/* Sends status 200 and headers that keep proxies from buffering events. headers: as in
  * http_stream_begin. */
 void sse_begin(struct http_exchange *x, const char *headers);
-/* `json` has no line break (a break would end the field early: ERR_INVALID). Otherwise as
- * http_stream_write. */
+/* Sends one event. ERR_INVALID: `json` has a line break, which would end the field early; otherwise
+ * as http_stream_write. */
 enum status sse_event(struct http_exchange *x, struct str json) MUST_CHECK;
 
 #endif

@@ -1,13 +1,13 @@
-/* redis.c - see redis.h. Life of the connection here, commands in redis_command.c.
+/* redis.c - see redis.h: the connection. Commands are in redis_command.c.
  *
- *     DOWN ──timer──▶ RESOLVING ──address──▶ CONNECTING ──connected──▶ HANDSHAKE ─AUTH, SELECT, PING answered──▶ UP
- *       ▲                                                                                                     │
- *       └───────── redis_drop: error, deadline, refused greeting (back-off 50 ms doubling to 2 s) ◀───────────┘
+ *     DOWN ─timer─▶ RESOLVING ─address─▶ CONNECTING ─▶ HANDSHAKE ─AUTH, SELECT, PING answered─▶ UP
+ *       ▲                                                                                        │
+ *       └──── redis_drop: error, deadline, refused handshake (back-off 50 ms doubling to 2 s) ◀──┘
  *
- * hiredis resolves names by blocking, so a name is resolved by libuv first. hiredis frees its
- * context by itself when a connection fails and runs the callbacks of commands then; therefore
- * ac->data is cleared before the context is given up, and a command that was already answered (cb
- * NULL) only frees itself there. Thread: loop. */
+ * hiredis would block to resolve a name, so libuv resolves it first. When a connection fails,
+ * hiredis frees its context and runs the callbacks of its commands. So ac->data is cleared before
+ * the context is given up, and a command that was already answered (cb NULL) only frees itself.
+ * Thread: loop. */
 #include "shared/net/redis/redis_conn.h"
 
 #include <string.h>
@@ -27,9 +27,9 @@ enum {
     REDIS_ELEMENTS_MAX = 1 << 20
 };
 
-/* The socket of one context on the loop. The adapter that hiredis ships ignores a failed poll, so
- * that a refused connection would never be reported; this one lets hiredis find the error by
- * reading or writing. */
+/* Polls the socket of one context. hiredis' own libuv adapter ignores a failed poll, so that a
+ * refused connection is never reported; this one lets hiredis find the error by reading or
+ * writing. */
 struct redis_poll {
     uv_poll_t uv;          /* first: the close callback frees through it */
     redisAsyncContext *ac; /* NULL once hiredis has given up the context */
@@ -38,7 +38,7 @@ struct redis_poll {
 
 struct redis_resolve {
     uv_getaddrinfo_t uv; /* first */
-    struct redis *r;     /* NULL: nobody waits any more */
+    struct redis *r;     /* NULL: given up */
 };
 
 static void redis_connect(struct redis *r);
@@ -59,7 +59,7 @@ static void poll_on_event(uv_poll_t *uv, int status, int events)
         redisAsyncHandleRead(p->ac);
     }
     if (p->ac && (events & UV_WRITABLE)) redisAsyncHandleWrite(p->ac);
-    /* libuv stops a poll that failed; hiredis has normally given up the context by now. */
+    /* libuv stops a poll that failed. Normally hiredis has given up the context by now. */
     r = p->ac ? p->ac->data : NULL;
     if (status != 0 && r) redis_drop(r, uv_strerror(status));
 }
@@ -114,7 +114,7 @@ static bool poll_attach(struct redis *r, redisAsyncContext *ac)
     return true;
 }
 
-/* An element count is a few bytes on the wire and a large allocation here. */
+/* Limits arrays: an element count of a few bytes could cause a large allocation. */
 static void *redis_create_array(const redisReadTask *t, int n)
 {
     const struct redis *r = t->privdata;
@@ -132,7 +132,7 @@ static void redis_bound_replies(struct redis *r, redisReader *reader)
     reader->privdata = r;
 }
 
-/* hiredis keeps using its context and reader for a moment after r let go of them, or is gone. */
+/* hiredis uses its context and reader for a moment longer, when r may be gone. */
 static void redis_detach(struct redis *r, redisAsyncContext *ac)
 {
     ac->data = NULL;
@@ -161,13 +161,13 @@ static void redis_retry_later(struct redis *r)
 {
     uint32_t wait = r->backoff_ms;
     r->backoff_ms = wait * 2 < REDIS_BACKOFF_MAX_MS ? wait * 2 : REDIS_BACKOFF_MAX_MS;
-    /* Up to a quarter less, so that many nodes do not come back in step. */
+    /* Up to a quarter less, so that many nodes do not reconnect at the same time. */
     wait -= (uint32_t)(rng_uniform((uintptr_t)r ^ (uint64_t)getpid(), 0, ++r->n_attempts) * wait /
                        4);
     if (!r->retry) r->retry = loop_timer_start(r->o.loop, wait, 0, redis_on_retry, r);
 }
 
-/* Give up the connection; safe inside hiredis's callbacks, where the context is freed a little
+/* Gives up the connection. Safe inside hiredis' callbacks, where the context is freed a little
  * later. */
 static void redis_disconnect(struct redis *r, enum status st)
 {
@@ -190,7 +190,7 @@ static void redis_disconnect(struct redis *r, enum status st)
 void redis_drop(struct redis *r, const char *why)
 {
     char reason[160];
-    snprintf(reason, sizeof reason, "%s", why); /* it may live in the context that goes away here */
+    snprintf(reason, sizeof reason, "%s", why); /* `why` may be part of the context */
     r->n_holds++;
     bool was_up = r->state == REDIS_UP;
     redis_disconnect(r, ERR_PEER_LOST);
@@ -224,13 +224,13 @@ static void redis_on_disconnect(const redisAsyncContext *ac, int status)
     if (r && r->ac == ac) redis_lost(r, "the server closed the connection");
 }
 
-/* Answers to AUTH, SELECT and PING; the last one makes the connection usable. */
+/* Called for the answers to AUTH, SELECT and PING; after the last one the connection is up. */
 static void redis_on_handshake(redisAsyncContext *ac, void *reply, void *arg)
 {
     struct redis *r = ac->data;
     const redisReply *a = reply;
     (void)arg;
-    if (!r || r->ac != ac || !a) return; /* the loss itself is reported by redis_on_disconnect */
+    if (!r || r->ac != ac || !a) return; /* redis_on_disconnect reports a loss */
     r->n_unparsed = 0;
     if (a->type == REDIS_REPLY_ERROR) {
         redis_drop(r, a->str);
@@ -267,10 +267,9 @@ static void redis_on_connect(const redisAsyncContext *ac, int status)
     bool ok = true;
     if (r->password[0]) ok = redis_handshake(r, 2, (const char *[]){ "AUTH", r->password });
     if (r->o.db != 0) ok = ok && redis_handshake(r, 2, (const char *[]){ "SELECT", db });
-    /* an error while the server still loads its data */
+    /* PING fails while the server still loads its data. */
     ok = ok && redis_handshake(r, 1, (const char *[]){ "PING" });
-    /* hiredis does not allow its context to be freed here; the connect deadline ends a greeting
-     * that was not sent. */
+    /* hiredis does not allow its context to be freed here; the connect deadline does it. */
     if (!ok) log_warn("redis handshake not sent", "host=%s port=%u", r->host, r->o.port);
 }
 
@@ -351,7 +350,7 @@ enum status redis_create(const struct redis_options *o, struct redis **out, stru
     r->backoff_ms = REDIS_BACKOFF_MIN_MS;
     r->n_holds = 1;
     list_init(&r->commands);
-    /* In the next turn: on_down must not be called before the caller has its pointer. */
+    /* In the next turn, so that on_down is not called before the caller has its pointer. */
     r->retry = loop_timer_start(o->loop, 0, 0, redis_on_retry, r);
     *out = r;
     return OK;

@@ -1,11 +1,10 @@
-/* redis.h - one Redis server on the loop: hiredis async, reconnect with back-off, deadlines,
- * scripts.
+/* redis.h - client of one Redis server on the loop (hiredis async): reconnects with back-off,
+ * deadlines, scripts.
  *
- * Commands are accepted while connected; otherwise they fail at once with ERR_UNAVAILABLE (callers
- * hold soft state only and try again). A command without an answer by its deadline gets ERR_TIMEOUT
- * and the connection is rebuilt. `on_up` is called after every (re)connection, so that the owner
- * can publish its state again. Scripts are sent by EVALSHA with EVAL as fallback. Replies are
- * bounded (16 MiB). Thread: loop. */
+ * Without a connection commands fail at once with ERR_UNAVAILABLE; callers try again. A command
+ * without an answer by its deadline gets ERR_TIMEOUT, and the client reconnects. `on_up` is called
+ * after every connection, so that the owner can publish its state again. Scripts are sent by
+ * EVALSHA with EVAL as fallback. A reply has at most 16 MiB. Thread: loop. */
 #ifndef BATON_NET_REDIS_REDIS_H
 #define BATON_NET_REDIS_REDIS_H
 
@@ -28,22 +27,20 @@ struct redis_options {
     void *arg;
 };
 
-/* Starts connecting; never fails for an unreachable server (that is on_down, then it tries again:
- * 50 ms doubling to 2 s). */
+/* Starts to connect. An unreachable server is no error: on_down is called, and the client tries
+ * again after 50 ms doubling to 2 s. */
 enum status redis_create(const struct redis_options *o, struct redis **out,
                          struct err *err) MUST_CHECK;
 /* Pending commands get ERR_CANCELED. */
 void redis_free(struct redis *r);
 bool redis_is_up(const struct redis *r);
 
-/* reply is NULL unless st is OK; an error reply of the server is ERR_IO with its text in the
- * log. */
+/* reply is NULL unless st is OK. An error reply of the server gives ERR_IO; its text is logged. */
 typedef void redis_fn(void *arg, enum status st, const redisReply *reply);
 
 enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, const char **argv,
                           const size_t *argv_len) MUST_CHECK;
-/* Run `script` (a Lua source text that lives as long as the program) with n_keys of the n arguments
- * as keys. */
+/* Runs `script` (Lua source, a static string) with the first n_keys of the n arguments as keys. */
 enum status redis_script(struct redis *r, const char *script, redis_fn *cb, void *arg, int n_keys,
                          int n, const char **argv, const size_t *argv_len) MUST_CHECK;
 

@@ -1,8 +1,8 @@
 /* redis_command.c - see redis_conn.h: commands, their deadlines, scripts.
  *
- * A script is known to the server by its SHA-1 (EVALSHA); when the server does not know it
- * (restart, flush, failover) the same call is sent as EVAL, under the deadline of the first
- * attempt. Thread: loop. */
+ * A script is called by its SHA-1 (EVALSHA). When the server does not know it (restart, flush,
+ * failover) the call is sent again as EVAL, with the deadline of the first attempt. Thread:
+ * loop. */
 #include <openssl/evp.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ struct redis_cmd {
     uint64_t deadline_ms;
     size_t n_bytes;
     const char *script; /* NULL: a plain command, or EVAL was already tried */
-    struct buf tail;    /* of a script: number of keys and arguments, encoded */
+    struct buf tail;    /* of a script: number of keys, and arguments, encoded */
     int n_words;
 };
 
@@ -31,7 +31,7 @@ static void command_free(struct redis_cmd *c)
     mem_free(c);
 }
 
-/* Take it off the list; the caller calls the callback, which may free r (hold it). */
+/* Takes a command off the list. The caller calls the callback, which may free r: hold it. */
 static redis_fn *command_take(struct redis *r, struct redis_cmd *c)
 {
     redis_fn *cb = c->cb;
@@ -48,7 +48,7 @@ void redis_fail_commands(struct redis *r, enum status st)
     while (!list_empty(&r->commands)) {
         struct redis_cmd *c = LIST_FIRST(&r->commands, struct redis_cmd, link);
         redis_fn *cb = command_take(r, c);
-        cb(c->arg, st, NULL); /* hiredis still points to c and frees it when the context goes */
+        cb(c->arg, st, NULL); /* c itself is freed with the context (command_on_reply) */
     }
     redis_unhold(r);
 }
@@ -70,7 +70,7 @@ static void command_on_deadline(void *arg)
         late = true;
         cb(c->arg, ERR_TIMEOUT, NULL);
     }
-    /* Answers come in order, so one that does not come holds up all behind it: begin anew. */
+    /* Answers come in order, so a late one delays all the others: reconnect. */
     if (late && !r->freed && r->ac) redis_drop(r, "a command was not answered in time");
     else if (!r->freed) command_set_deadline(r);
     redis_unhold(r);
@@ -127,7 +127,7 @@ static enum status command_send_script(struct redis *r, struct redis_cmd *c, con
     return st;
 }
 
-/* The server does not know the script: send its text. True when that was possible. */
+/* The server does not know the script: sends its text. Returns whether that was possible. */
 static bool command_retry_as_eval(struct redis *r, struct redis_cmd *c)
 {
     const char *script = c->script;
@@ -148,7 +148,7 @@ static void command_finish(struct redis *r, struct redis_cmd *c, const redisRepl
     bool read_only = false;
     if (reply->type == REDIS_REPLY_ERROR) {
         st = ERR_IO;
-        /* a failover happened behind our back */
+        /* A failover has made this server a replica. */
         read_only = strncmp(reply->str, "READONLY", 8) == 0;
         log_warn("redis refused a command", "why=\"%s\"", reply->str);
     }
@@ -171,8 +171,8 @@ static void command_on_reply(redisAsyncContext *ac, void *data, void *arg)
         if (unknown && command_retry_as_eval(r, c)) return;
         if (!unknown) command_finish(r, c, reply);
     } else if (c->cb && r) {
-        /* hiredis gives up the connection; redis_on_disconnect follows. New commands must fail
-         * already now. */
+        /* hiredis gives up the connection and redis_on_disconnect follows; but new commands must
+         * fail at once. */
         r->state = REDIS_DOWN;
         r->n_holds++;
         redis_fn *cb = command_take(r, c);
@@ -224,8 +224,8 @@ enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, co
     return st;
 }
 
-/* Redis names scripts by SHA-1; nothing here depends on its strength. NULL when OpenSSL refuses
- * it. */
+/* Redis identifies scripts by SHA-1; security does not depend on it. NULL: OpenSSL refuses
+ * SHA-1. */
 static const char *script_sha(struct redis *r, const char *script)
 {
     uint64_t key = (uintptr_t)script;

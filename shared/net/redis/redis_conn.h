@@ -1,8 +1,7 @@
-/* redis_conn.h - inside of redis.h, for redis.c (connection) and redis_command.c (commands and
- * scripts) only.
+/* redis_conn.h - private header of redis.c (connection) and redis_command.c (commands and scripts).
  *
- * A command is in `commands` until its callback was called; hiredis holds a pointer to it until it
- * hands over the reply or gives up the connection, and that is when it is freed. Thread: loop. */
+ * A command is in `commands` until its callback was called. hiredis has a pointer to it until it
+ * delivers the reply or gives up the connection; only then it is freed. Thread: loop. */
 #ifndef BATON_NET_REDIS_REDIS_CONN_H
 #define BATON_NET_REDIS_REDIS_CONN_H
 
@@ -32,11 +31,11 @@ struct redis {
     bool freed, reported_down;
 };
 
-/* the connection is of no use: rebuild it */
+/* Gives up the connection and reconnects later. */
 void redis_drop(struct redis *r, const char *why);
-/* n_holds keeps the struct alive while callbacks run */
+/* Ends a hold; n_holds keeps the struct alive while callbacks run. */
 void redis_unhold(struct redis *r);
-void redis_fail_commands(struct redis *r, enum status st); /* answer all that wait */
+void redis_fail_commands(struct redis *r, enum status st); /* answers all that wait */
 void redis_scripts_release(struct redis *r);
 
 #endif
