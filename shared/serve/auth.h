@@ -1,12 +1,11 @@
-/* auth.h - who may ask: API keys. Thread: loop. */
+/* auth.h - checks API keys. Thread: loop. */
 #ifndef BATON_SERVE_AUTH_H
 #define BATON_SERVE_AUTH_H
 
 #include "shared/serve/serve_state.h"
 
-/* Whether the Authorization header carries one of the keys (always true when there are none). The
- * time taken does not depend on which key it was nor on how much of one was guessed: hashes are
- * compared, all of them. */
+/* Returns whether the Authorization header has one of the keys (true when there are none). Compares
+ * the hashes of all keys, so that the time depends neither on the key nor on a partial guess. */
 bool auth_allows(const struct serve *s, struct str authorization);
 
 #endif

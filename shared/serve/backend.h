@@ -1,10 +1,9 @@
-/* backend.h - what the HTTP face needs from whoever computes: one ops table. Rows: the scheduler, a
+/* backend.h - the interface between the API server and what computes tokens: the scheduler, or a
  * test double.
  *
- * submit either fails (and no sink function is ever called) or succeeds, and then on_end is called
- * exactly once, after every on_token, also after cancel. Tokens arrive in order, each once,
- * whatever happened to the nodes behind. Thread: loop. Sink functions are called on the loop, never
- * from inside submit. */
+ * When submit fails, no sink function is called. When it succeeds, on_end is called exactly once,
+ * after the last on_token, also after cancel. Each token arrives once and in order, even when nodes
+ * were lost meanwhile. Sink functions are never called from inside submit. Thread: loop. */
 #ifndef BATON_SERVE_BACKEND_H
 #define BATON_SERVE_BACKEND_H
 
@@ -12,7 +11,7 @@
 #include "shared/base/err.h"
 #include "shared/base/sampling.h"
 
-/* One sequence. Everything is copied by submit. */
+/* One sequence. submit copies everything. */
 struct gen_request {
     const char *name; /* x-request-id, for logs and traces */
     const int32_t *tokens;
@@ -26,7 +25,7 @@ struct gen_request {
 /* Where the time of a request went. Nanoseconds, each measured within one process. */
 struct gen_trace {
     char prefill_node[64], decode_node[64]; /* names; equal when one node did both */
-    char transport[16];                     /* "" when nothing was transferred */
+    char transport[16];                     /* "": nothing was transferred */
     uint64_t place_ns;                      /* accepted to placed and credited */
     uint64_t queue_ns;                      /* waiting in the prefill (or only) node's engine */
     uint64_t prefill_ns;
@@ -34,17 +33,18 @@ struct gen_trace {
     uint64_t decode_ns;      /* first to last token */
     uint64_t total_ns;
     uint64_t kv_bytes, kv_ns, kv_tail_ns;
-    uint64_t kv_busy_ns;    /* of kv_ns, while bytes were under way; kv_ns also has the waiting for
-                             * compute, layer by layer. 0: not known */
-    uint64_t kv_link_speed; /* bytes per second of the link(s) that carried it, as their hardware
-                             * says; 0: not known */
-    uint32_t n_cached;      /* prompt tokens not computed (prefix cache of the computing node) */
-    uint32_t n_decode_cached; /* prompt tokens the decode node had already: not transferred */
+    /* Part of kv_ns in which bytes were in flight; the other part waits for layers to be computed.
+     * 0: not known. */
+    uint64_t kv_busy_ns;
+    uint64_t
+        kv_link_speed; /* bytes per second of the link(s), as the hardware says; 0: not known */
+    uint32_t n_cached; /* prompt tokens not computed (prefix cache of the computing node) */
+    uint32_t n_decode_cached; /* prompt tokens cached on the decode node: not transferred */
     uint32_t n_recomputed;    /* transferred prompt positions computed again */
     uint32_t n_moves;         /* attempts after the first */
 };
 
-/* Bytes per second of the KV transfer, to be held against kv_link_speed; 0: nothing was moved. */
+/* Returns the bytes per second of the KV transfer, to compare with kv_link_speed; 0: none. */
 static inline double gen_trace_kv_rate(const struct gen_trace *t)
 {
     uint64_t ns = t->kv_busy_ns ? t->kv_busy_ns : t->kv_ns;
@@ -54,36 +54,36 @@ static inline double gen_trace_kv_rate(const struct gen_trace *t)
 struct gen_end {
     enum status status;        /* OK, or why it failed */
     enum finish_reason finish; /* with OK */
-    int32_t stop_token;        /* FINISH_STOP by an id: which; -1 otherwise */
+    int32_t stop_token;        /* the id that ended it with FINISH_STOP; else -1 */
     uint32_t n_output;         /* tokens delivered */
-    uint32_t retry_after_s;    /* for busy and unavailable; 0: say nothing */
+    uint32_t retry_after_s;    /* for busy and unavailable; 0: none */
     struct gen_trace trace;
-    char text[ERR_TEXT_MAX]; /* sentence of a failure */
+    char text[ERR_TEXT_MAX]; /* of a failure: a sentence for the client */
 };
 
 struct gen_sink {
     /* index counts output tokens from 0. */
     void (*on_token)(void *arg, uint32_t index, const struct token_logprobs *t);
-    /* position 1 .. n_tokens-1 in order, before the first token; only when asked for. */
+    /* position 1 .. n_tokens-1 in order, before the first token; only with prompt_logprobs. */
     void (*on_prompt_logprob)(void *arg, uint32_t position, const struct token_logprobs *t);
     void (*on_end)(void *arg, const struct gen_end *end);
     void *arg;
 };
 
 struct serve_backend_stats {
-    uint32_t n_running, n_waiting; /* requests of this entry */
-    bool ready;                    /* a request would be taken now */
-    char why[ERR_TEXT_MAX];        /* when not: which topics and roles exist, what is
-                                    * missing */
+    uint32_t n_running, n_waiting; /* requests of this entry node */
+    bool ready;                    /* a request would be accepted now */
+    char why[ERR_TEXT_MAX];        /* when not ready: which topics and roles exist */
 };
 
 struct serve_backend {
     enum status (*submit)(void *self, const struct gen_request *r, const struct gen_sink *sink,
                           uint64_t *id, struct err *err);
-    /* Stop the work on every node; on_end(ERR_CANCELED) follows. Unknown ids are ignored. */
+    /* Stops the work on every node; on_end(ERR_CANCELED) follows. Unknown ids are ignored. */
     void (*cancel)(void *self, uint64_t id);
     void (*stats)(void *self, struct serve_backend_stats *out);
-    /* JSON of the nodes this entry sees, appended (for /cluster and `baton status`). */
+    /* Appends the JSON array of the nodes that this entry node sees, for /cluster and `baton
+     * status`. */
     void (*nodes)(void *self, struct buf *out);
     void *self;
 };

@@ -9,7 +9,7 @@
 
 enum { ID_MAX = 40, SHORT_ID_LETTERS = 9 };
 
-/* What of a call went out; its id is made when its name is known. */
+/* What was sent of a tool call. Its id is made when its name is known. */
 struct emitted_call {
     char id[ID_MAX];
     bool header_sent;
@@ -18,11 +18,11 @@ struct emitted_call {
 
 struct output_parser {
     const struct serve *serve;
-    bool has_reasoning, has_tools; /* which parsers there are */
+    bool has_reasoning, has_tools; /* which parsers are in use */
     struct reasoning reasoning;
     struct tool_parser tools;
-    struct buf text, rest;          /* before either parser, and between them */
-    struct buf reasoning_text;      /* streamed: not sent yet; else all */
+    struct buf text, rest;          /* input of the reasoning parser, and of the tool parser */
+    struct buf reasoning_text;      /* streamed: not sent yet; else all of it */
     uint32_t n_tokens, n_reasoning; /* tokens */
     struct emitted_call *emitted;   /* [n_emitted] of tools.calls */
     uint32_t n_emitted;
@@ -70,7 +70,7 @@ bool output_parser_needs_token(const struct output_parser *p, int32_t id)
     return false;
 }
 
-/* ---- taking apart ---- */
+/* ---- parsing ---- */
 
 static void make_id(const struct output_parser *p, char id[ID_MAX])
 {
@@ -111,7 +111,7 @@ static void extract_reasoning(struct output_parser *p)
     buf_clear(&p->text);
 }
 
-/* The tags count as thought, also when they are several tokens. */
+/* Tags count as reasoning, also when they have several tokens. */
 static void count_reasoning_tokens(struct output_parser *p, enum reasoning_state before,
                                    bool was_inside)
 {
@@ -155,7 +155,7 @@ bool output_parser_has_output(const struct output_parser *p)
 
 /* ---- writing ---- */
 
-/* Both names: vLLM's clients are moving from one to the other. */
+/* Writes both names, since vLLM's clients are moving from one to the other. */
 static void write_reasoning(const struct output_parser *p, struct buf *out)
 {
     buf_add_c(out, "\"reasoning_content\":");
@@ -164,8 +164,8 @@ static void write_reasoning(const struct output_parser *p, struct buf *out)
     json_add_string(out, buf_str(&p->reasoning_text));
 }
 
-/* with_index: as the pieces of a stream carry it. The first bytes of the arguments are not part of
- * the announcement. */
+/* with_index: for a delta. The delta that announces a call may have the first bytes of its
+ * arguments. */
 static void write_call(const struct output_parser *p, uint32_t i, bool with_index,
                        struct str arguments, struct buf *out)
 {

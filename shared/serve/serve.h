@@ -1,12 +1,12 @@
-/* serve.h - the face of a node: OpenAI-compatible requests in, answers out, over HTTP or offline.
+/* serve.h - the API server of a node: OpenAI-compatible requests, over HTTP or offline.
  *
- * One code path serves both: a request is (method, path, JSON body); its answer goes to a `struct
- * serve_reply`, which HTTP (routes.c) and the offline batch runner (shared/offline) implement.
- * Validation, chat template, tokenising (on worker threads), n and prompt lists, detokenising, stop
- * strings, logprobs, usage, SSE chunks happen here; where and how tokens are computed is the
- * backend's affair. Life cycle: create when the tokenizer is there, serve_http per exchange, free
- * after the server has stopped and the backend ended every request. Thread: loop (rendering and
- * tokenising run on the loop's worker threads). */
+ * One code path serves both: a request is a path and a JSON body; its answer goes to a `struct
+ * serve_reply`, which HTTP (routes.c) and the offline batch runner (deploy/generate) implement.
+ * This layer validates, renders the chat template, tokenises, detokenises, and handles stop
+ * strings, logprobs, usage and SSE chunks; the backend computes tokens. Life cycle: create when the
+ * tokenizer is loaded, serve_http per exchange, free after the HTTP server has stopped and the
+ * backend has ended every request. Thread: loop (rendering and tokenising run on the loop's worker
+ * threads). */
 #ifndef BATON_SERVE_SERVE_H
 #define BATON_SERVE_SERVE_H
 
@@ -22,7 +22,7 @@ struct serve;
 
 enum { SERVE_NAMES_MAX = 16, SERVE_KEYS_MAX = 64 };
 
-/* Request defaults from the model's generation_config.json; NaN / -1 where it says nothing. */
+/* Request defaults from the model's generation_config.json; NaN or -1: not given. */
 struct serve_defaults {
     double temperature, top_p, min_p, repetition_penalty;
     int64_t top_k;
@@ -32,17 +32,15 @@ struct serve_options {
     struct loop *loop;
     struct serve_backend backend;
     const struct tokenizer *tokenizer; /* borrowed until serve_free */
-    const struct chat *chat;           /* NULL: the model has no template; chat requests get 400
-                                        * saying so */
-    const struct reasoning_format *reasoning; /* of the model's answers; NULL: they are not taken
-                                               * apart */
-    const struct tool_format *tools;          /* in which the model calls tools; NULL: requests with
-                                               * tools get 400 saying so */
+    const struct chat *chat;           /* NULL: no chat template, chat requests get 400 */
+    const struct reasoning_format
+        *reasoning;                  /* of the model; NULL: answers are not parsed for it */
+    const struct tool_format *tools; /* of the model; NULL: requests with tools get 400 */
     struct metrics *metrics;
-    const char *names[SERVE_NAMES_MAX]; /* served model names, first is the answer's */
+    const char *names[SERVE_NAMES_MAX]; /* served model names; answers have the first */
     size_t n_names;
     uint32_t max_model_len;
-    uint32_t n_vocab; /* of the model: ids from 0 to n_vocab - 1 */
+    uint32_t n_vocab; /* ids are 0 to n_vocab - 1 */
     struct serve_defaults defaults;
     const char *api_keys[SERVE_KEYS_MAX]; /* none: open */
     size_t n_api_keys;
@@ -50,7 +48,7 @@ struct serve_options {
     uint32_t max_prompts;  /* most prompts in one completions request; 2,048 when 0 */
     uint32_t max_logprobs; /* 20 when 0; not above SAMPLER_LOGPROBS_MAX */
     const char *version;
-    /* Appended to GET /version and /cluster by the node; may be NULL. */
+    /* Appends members to GET /version and /cluster; may be NULL. */
     void (*describe)(void *arg, struct buf *json_members);
     void *describe_arg;
 };
@@ -59,13 +57,13 @@ enum status serve_create(const struct serve_options *o, struct serve **out,
                          struct err *err) MUST_CHECK;
 void serve_free(struct serve *s);
 
-/* Handle one exchange: every route, authentication, method and content type checks. */
+/* Handles one exchange: routes, API keys, methods and content types. */
 void serve_http(struct serve *s, struct http_exchange *x);
-/* Only what an operator's port shows: /metrics, /health, /live, /ready (and aliases), /version. */
+/* As serve_http, for an operator's port: only /metrics, /health, /live, /ready (and aliases) and
+ * /version. */
 void serve_http_admin(struct serve *s, struct http_exchange *x);
 
-/* Where an answer goes. Exactly one of: reply once; or begin, any number of chunk, end. `gone` is
- * asked for by serve_cancel. */
+/* Takes an answer: either reply once, or begin, any number of chunk, end. */
 struct serve_reply {
     void (*reply)(void *arg, int status, const char *headers, struct str body);
     void (*begin)(void *arg, const char *headers);    /* streamed answer, 200 */
@@ -75,15 +73,15 @@ struct serve_reply {
     void *arg;
 };
 
-/* Run one API request that did not come over HTTP. `path` is "/v1/chat/completions" or
- * "/v1/completions". Returns a handle for serve_cancel (valid until reply or end was called), 0
- * when it was answered at once. */
+/* Runs one API request that did not come over HTTP. `path` is "/v1/chat/completions" or
+ * "/v1/completions". Returns a handle for serve_cancel, valid until reply or end was called; 0: it
+ * was answered at once. */
 uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,
                       const struct serve_reply *reply);
-/* The receiver is gone: stop the work; no reply function is called afterwards. */
+/* The receiver is gone: stops the work; no reply function is called afterwards. */
 void serve_cancel(struct serve *s, uint64_t id);
 
-/* JSON error body in OpenAI's shape: {"error":{"message","type","param","code"}}. */
+/* Writes an error body in OpenAI's format: {"error":{"message","type","param","code"}}. */
 void serve_error_json(struct buf *out, enum status st, const char *message, const char *param);
 
 #endif
