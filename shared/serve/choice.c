@@ -45,8 +45,7 @@ const char *choice_finish_reason(const struct choice *ch)
 
 /* ---- text ---- */
 
-/* Before min_tokens a stop string does not count, and what looks like the beginning of one is not
- * held back either. */
+/* Before min_tokens, stop strings are not matched and no text is held back for them. */
 static void enable_stops(struct choice *ch)
 {
     if (ch->n_tokens > ch->request->p.sampling.min_tokens) ch->detok.n_stops = ch->n_stops;
@@ -67,7 +66,7 @@ static void push_held(struct choice *ch)
     ch->held = -1;
 }
 
-/* Whether `id` may turn out to be the token that ends the sequence, and its text would show. */
+/* Returns whether `id` may be the token that ends the sequence, and has text to show. */
 static bool may_end(const struct choice *ch, int32_t id)
 {
     const struct openai_params *p = &ch->request->p;
@@ -102,7 +101,7 @@ static void finish_detokenizer(struct choice *ch)
     push_held(ch);
     if (choice_ended_locally(ch)) return;
     detokenizer_finish(&ch->detok, ch->parser ? output_parser_input(ch->parser) : &ch->text);
-    ch->stop = ch->detok.stopped; /* a stop string may end with what was held back */
+    ch->stop = ch->detok.stopped; /* the text held back may complete a stop string */
 }
 
 static void finish_text(struct choice *ch)
@@ -119,7 +118,7 @@ static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
 {
     struct choice *ch = arg;
     struct completion_request *c = ch->request;
-    (void)index; /* the backend delivers each once and in order */
+    (void)index; /* the backend delivers each token once and in order */
     if (c->stage != COMPLETION_RUNNING || choice_ended_locally(ch)) return;
     take_token(ch, t);
     if (choice_ended_locally(ch)) choice_cancel(ch);
@@ -152,7 +151,7 @@ static bool wants_prompt_logprobs(const struct choice *ch)
 {
     const struct openai_params *p = &ch->request->p;
     bool wanted = (p->echo && p->n_logprobs >= 0) || p->n_prompt_logprobs >= 0;
-    /* All samples of a prompt share its logprobs, but a streamed one cannot wait for another's. */
+    /* The samples of a prompt share its logprobs, but a streamed one cannot wait for the others. */
     return wanted && (ch->sample == 0 || p->stream);
 }
 
@@ -173,8 +172,8 @@ enum status choice_submit(struct choice *ch, struct err *err)
     };
     uint32_t room = c->serve->o.max_model_len - r.n_tokens;
     if (r.sampling.max_tokens > room) r.sampling.max_tokens = room;
-    /* A given seed names the answers of each prompt; a drawn one must not make equal prompts of a
-     * list answer alike. */
+    /* With a seed of the client, equal prompts of a list get the same answers; with a random one
+     * they must not. */
     r.sampling.seed += p->seed_set ? ch->sample : ch->index;
     if (!ch->detokenizer_ready) {
         detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops,

@@ -1,10 +1,10 @@
-/* choice.h - one sequence of a call: its tokens on the way from the backend to the answer.
+/* choice.h - one sequence of a completion request: turns the backend's tokens into the answer.
  *
- * Text leaves through detok (UTF-8 and stop strings whole). A token that may be the end token (a
- * stop id, or a special token that would be shown) is held until the next event says whether it
- * was, since an end token's text is not part of the answer. A matched stop string, or one tool call
- * too many, ends the choice here: the backend is told to cancel and its end is awaited for the
- * trace. Thread: loop. */
+ * The detokeniser emits text (whole UTF-8 characters, stop strings held back). A token that may be
+ * the end token (a stop id, or a special token that would be shown) is held until the next event
+ * tells whether it was, since an end token's text is not part of the answer. A matched stop string,
+ * or one tool call too many, ends the choice here: the backend is cancelled, and its end awaited
+ * for the trace. Thread: loop. */
 #ifndef BATON_SERVE_CHOICE_H
 #define BATON_SERVE_CHOICE_H
 
@@ -19,7 +19,7 @@ struct choice {
     struct completion_request *request;
     struct completion_prompt *prompt;
     uint32_t index;  /* in the answer */
-    uint32_t sample; /* of its prompt, 0 .. n-1 */
+    uint32_t sample; /* among the choices of its prompt, 0 .. n-1 */
     uint64_t backend_id;
     bool live; /* the backend has it */
     bool detokenizer_ready;
@@ -28,11 +28,9 @@ struct choice {
     int32_t held;                 /* token whose text waits, -1: none */
     int32_t stop;                 /* matched stop string, -1: none */
     uint32_t n_tokens;            /* received and counted */
-    uint32_t n_chars;             /* characters of all tokens so far: the next token's
-                                   * text_offset */
-    bool sent;                    /* a chunk of it went out */
-    struct output_parser *parser; /* chat: what of the text is thought or a tool call;
-                                   * NULL: all of it is the answer */
+    uint32_t n_chars;             /* of all tokens so far: the next token's text_offset */
+    bool sent;                    /* a chunk of it was sent */
+    struct output_parser *parser; /* NULL: all text is content */
     bool tool_calls_done;         /* ended here: no more tool calls are wanted */
     struct buf text;              /* streamed: of the chunk being made; else all of it */
     struct buf ids;               /* int32: likewise */
@@ -42,12 +40,12 @@ struct choice {
 };
 
 void choice_init(struct choice *ch, struct completion_request *c, uint32_t index);
-/* Give it to the backend. */
+/* Submits the sequence to the backend. */
 enum status choice_submit(struct choice *ch, struct err *err) MUST_CHECK;
-/* Tell the backend to stop; its end still comes. */
+/* Cancels it in the backend; on_end still comes. */
 void choice_cancel(struct choice *ch);
 void choice_release(struct choice *ch);
-/* Ended here and not by the backend, which was told to cancel. */
+/* Returns whether it was ended here, and cancelled in the backend. */
 bool choice_ended_locally(const struct choice *ch);
 /* "stop", "length" or "tool_calls". */
 const char *choice_finish_reason(const struct choice *ch);

@@ -1,5 +1,5 @@
-/* completion_request.c - see completion_request.h: the life of one API request. Thread: loop, but
- * for prepare_work and write_work. */
+/* completion_request.c - see completion_request.h. Thread: loop, except prepare_work and write_work
+ * (a worker). */
 #include "shared/serve/completion_request.h"
 
 #include <stdio.h>
@@ -11,8 +11,7 @@
 #include "shared/serve/response_stream.h"
 
 enum {
-    WRITE_INLINE_MAX =
-        4096 /* bytes of logprob records and ids that the loop may turn into text by itself */
+    WRITE_INLINE_MAX = 4096 /* bytes of logprobs and ids that the loop formats without a worker */
 };
 
 static void completion_free(struct completion_request *c)
@@ -40,7 +39,7 @@ static void maybe_free(struct completion_request *c)
     if (c->stage == COMPLETION_ENDED && !c->on_worker && c->n_live == 0) completion_free(c);
 }
 
-/* No reply function after this; what the backend still computes is stopped. */
+/* Cancels what the backend still computes. No reply function is called after this. */
 static void set_ended(struct completion_request *c)
 {
     c->stage = COMPLETION_ENDED;
@@ -141,8 +140,8 @@ static void on_retry(void *arg)
     maybe_free(c);
 }
 
-/* The backend is full. A call that has sequences in it, or has had, goes on when there is room
- * again; one that has none is refused at the door. Returns whether to go on waiting. */
+/* The backend is full. A request that has, or has had, sequences in it waits for capacity; any
+ * other is refused. Returns whether to wait. */
 static bool wait_for_capacity(struct completion_request *c)
 {
     if (c->n_live > 0) return true; /* the next end submits again */
@@ -223,7 +222,7 @@ static void prepare_work(void *arg)
     c->st = prepare(c);
 }
 
-/* The header's name, else the body's, else one made up. */
+/* Takes the name of the header, else of the body, else a random one. */
 static void choose_name(struct completion_request *c)
 {
     if (!c->name[0])
@@ -245,7 +244,7 @@ static void on_prepared(void *arg)
     maybe_free(c);
 }
 
-/* Answered at once: nothing was started. */
+/* Answers with an error before anything was started. */
 static uint64_t refuse(struct completion_request *c, enum status st, const char *text)
 {
     choose_name(c);

@@ -1,16 +1,14 @@
-/* completion_request.h - one API request in work.
+/* completion_request.h - one API request.
  *
- *     PREPARING ──▶ RUNNING ──▶ WRITING ──▶ ENDED          (an error or a client that leaves: from any state to ENDED)
- *     worker:       loop        worker
- *     parse, template,          the whole answer as text, when it is long
- *     tokens
+ *     PREPARING ───────▶ RUNNING ──▶ WRITING ──▶ ENDED   (an error, or a client that leaves, leads
+ *     worker: parse,     loop        worker: format       from any state to ENDED)
+ *     render, tokenise               a long whole answer
  *
- * PREPARING: completion_prepare on a worker thread owns the call. RUNNING: its sequences (choice.h)
- * are given to the backend, at most COMPLETION_WINDOW at once; tokens become chunks, or wait for
- * the end. ENDED: answered, or nobody wants the answer; the call is freed when the backend has
+ * RUNNING: at most COMPLETION_WINDOW sequences (choice.h) are in the backend at once; their tokens
+ * become chunks, or are kept for the whole answer. ENDED: the request is freed when the backend has
  * ended its last sequence and no worker has it. Invariants: 1. Exactly one reply, or begin ... end,
- * unless the receiver left. 2. No reply function is called after ENDED. Thread: loop; during
- * PREPARING and WRITING the worker's, and the loop touches only `canceled`. */
+ * unless the receiver left. 2. No reply function is called after ENDED. Thread: loop; while a
+ * worker has it (`on_worker`), the loop writes only `stage` and `canceled`. */
 #ifndef BATON_SERVE_COMPLETION_REQUEST_H
 #define BATON_SERVE_COMPLETION_REQUEST_H
 
@@ -30,7 +28,7 @@ enum completion_stage {
 struct completion_prompt {
     int32_t *tokens; /* mem_free */
     size_t n_tokens;
-    struct buf text;  /* with echo: as the client gave it, or decoded */
+    struct buf text;  /* with echo: the client's text, or the decoded ids */
     uint32_t n_chars; /* of text */
 };
 
@@ -42,7 +40,7 @@ struct completion_request {
     enum completion_stage stage;
     bool canceled; /* the receiver left */
     bool on_worker;
-    bool stream_begun; /* the streamed answer */
+    bool stream_begun; /* the head of a streamed answer was sent */
     bool trace;
     char name[REQUEST_NAME_MAX + 1], fallback_name[REQUEST_NAME_MAX + 1];
     int64_t created;
@@ -50,18 +48,17 @@ struct completion_request {
     struct arena arena;
     struct openai_params p;
     cJSON *tools;                      /* of the request, when the model may call them */
-    struct buf tool_call_prefix;       /* what of a call the prompt holds already */
-    enum reasoning_state reasoning;    /* where the answers begin */
+    struct buf tool_call_prefix;       /* the beginning of a tool call that ends the prompt */
+    enum reasoning_state reasoning;    /* in which the answers begin */
     struct completion_prompt *prompts; /* [n_prompts] in the arena */
     uint32_t n_prompts;
-    struct choice *choices; /* [n_choices] in the arena; choice i answers prompt i /
-                             * n */
+    struct choice *choices; /* [n_choices] in the arena; choice i answers prompt i / n */
     uint32_t n_choices, n_submitted, n_live, n_done;
     struct loop_timer *retry;
-    uint64_t t_progress_ms; /* last time a sequence was taken or ended */
-    struct buf head;        /* what every answer or chunk begins with */
+    uint64_t t_progress_ms; /* when a sequence was last submitted or ended */
+    struct buf head;        /* the beginning of every answer or chunk */
     struct buf out;         /* text being written */
-    enum status st;         /* of the worker's part */
+    enum status st;         /* of preparing */
     struct err err;
 };
 
@@ -69,20 +66,19 @@ struct completion_options {
     const struct openai_endpoint *endpoint; /* NULL: unknown path */
     struct str body;                        /* copied */
     const char *name;                       /* x-request-id, or NULL */
-    const char *fallback_name;              /* when neither that nor member request_id names it;
-                                             * may be NULL */
+    const char *fallback_name;              /* used without x-request-id and request_id; or NULL */
     bool trace;                             /* as member return_trace */
     struct serve_reply reply;
 };
 
 /* As serve_submit. */
 uint64_t completion_start(struct serve *s, const struct completion_options *o);
-/* As serve_cancel; frees the call when nothing holds it. */
+/* As serve_cancel; frees the request when the backend and the workers are done with it. */
 void completion_cancel(struct completion_request *c);
 
-/* From choice.c: a sequence was ended by the backend. */
+/* For choice.c: the backend has ended a sequence. */
 void completion_on_choice_end(struct completion_request *c, struct choice *ch);
-/* The receiver does not take chunks any more. */
+/* For response_stream.c: the receiver does not take chunks any more. */
 void completion_abandon(struct completion_request *c);
 
 #endif

@@ -53,8 +53,7 @@ static void send_choice(struct choice *ch, bool finish)
     buf_clear(&ch->text);
     buf_clear(&ch->ids);
     buf_clear(&ch->logprobs);
-    /* The trace goes with the last chunk: the usage chunk, or the finish of the choice that ends
-     * last. */
+    /* The last chunk has the trace: the usage chunk, or the finish of the choice that ends last. */
     end_chunk(c, c->p.continuous_usage,
               finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices);
 }
@@ -76,7 +75,7 @@ void response_stream_finish(struct choice *ch) { send_choice(ch, true); }
 
 static void end(struct completion_request *c)
 {
-    /* A receiver that is gone learns nothing from an error here. */
+    /* Nobody needs an error when the receiver is gone. */
     if (c->reply.chunk(c->reply.arg, STR("[DONE]")) == OK) c->reply.end(c->reply.arg);
 }
 

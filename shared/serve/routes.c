@@ -1,9 +1,8 @@
-/* routes.c - see routes.h: the table of paths, and one HTTP exchange on its way through it.
+/* routes.c - see routes.h: the table of paths, and the dispatch of HTTP exchanges.
  *
- * Checked in this order: path (404), key (401), method (405), content type and encoding (415).
- * Every path needs a key when keys are set, except those marked open: probes and the version. Paths
- * are taken with or without one slash at their end. An exchange's record lives from serve_http to
- * http_on_end. Thread: loop. */
+ * Checked in this order: key (401), path (404), method (405), content type and encoding (415). When
+ * keys are set every path needs one, except the OPEN ones: probes and the version. A path may have
+ * one slash at its end. An api_exchange lives from serve_http to http_on_end. Thread: loop. */
 #include "shared/serve/routes.h"
 
 #include <stdio.h>
@@ -36,7 +35,7 @@ struct api_route {
     unsigned flags;
     void (*handle)(struct api_exchange *e);
     const struct openai_endpoint *endpoint; /* instead of handle */
-    const char *label;                      /* in metrics, when another path's */
+    const char *label;                      /* in metrics; NULL: path */
 };
 
 struct route_metrics {
@@ -102,7 +101,7 @@ static void add_description(const struct serve *s, struct buf *out)
     if (!s->o.describe) return;
     buf_add_char(out, ',');
     s->o.describe(s->o.describe_arg, out);
-    if (out->len == before + 1) out->data[--out->len] = 0; /* it had nothing to say */
+    if (out->len == before + 1) out->data[--out->len] = 0; /* no members: remove the comma */
 }
 
 static void get_version(struct api_exchange *e)
@@ -144,7 +143,7 @@ static void get_models(struct api_exchange *e)
     buf_release(&body);
 }
 
-/* The rest of the path is the name, which may have slashes in it. */
+/* The name is the rest of the path and may contain slashes. */
 static void get_model(struct api_exchange *e)
 {
     struct buf body = { 0 }, name = { 0 };
@@ -161,8 +160,8 @@ static void get_model(struct api_exchange *e)
 
 /* ---- the table ---- */
 
-/* A path that ends in a slash stands for all below it. The doubled ones are what OpenAI's clients
- * ask for when their base URL was given as ".../v1/chat/completions". */
+/* A path that ends in a slash matches all paths below it. OpenAI's clients use the doubled ones
+ * when their base URL was given as ".../v1/chat/completions". */
 static const struct api_route ROUTES[] = {
     { "/v1/chat/completions", POST, .endpoint = &OPENAI_CHAT },
     { "/v1/completions", POST, .endpoint = &OPENAI_COMPLETIONS },
@@ -211,7 +210,7 @@ const struct openai_endpoint *routes_endpoint(const char *path)
     return r ? r->endpoint : NULL;
 }
 
-/* One more set of meters than routes: the last is for unknown paths. */
+/* There is one more set of metrics than routes: the last is for unknown paths. */
 void routes_register(struct serve *s)
 {
     static const char *const classes[CODE_CLASSES] = { "2xx", "4xx", "5xx", "gone" };
@@ -337,7 +336,7 @@ static void dispatch(struct api_exchange *e, bool admin)
 {
     struct serve *s = e->serve;
     const struct api_route *r = e->route;
-    /* Unknown paths need a key too: a stranger learns nothing about what exists. */
+    /* Unknown paths need a key too, so that strangers do not learn which paths exist. */
     if (!admin && !(r && (r->flags & OPEN)) &&
         !auth_allows(s, http_header(e->x, "authorization"))) {
         answer_error(e, 401, "invalid_api_key", "WWW-Authenticate: Bearer\r\n",

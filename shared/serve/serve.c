@@ -1,4 +1,4 @@
-/* serve.c - see serve.h: the face as an object, and the table of its calls. Thread: loop. */
+/* serve.c - see serve.h: the life of the API server, and its requests by id. Thread: loop. */
 #include "shared/serve/serve.h"
 
 #include <stdio.h>

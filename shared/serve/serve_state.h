@@ -1,6 +1,5 @@
-/* serve_state.h - inside of the face: what all its files see of `struct serve`. For shared/serve
- * only. Thread: loop, except where a file says that worker threads read what does not change after
- * serve_create (tokenizer, template, names, limits). */
+/* serve_state.h - struct serve, for shared/serve and its tests. Thread: loop; worker threads read
+ * only what does not change after serve_create (tokenizer, template, names, limits). */
 #ifndef BATON_SERVE_SERVE_STATE_H
 #define BATON_SERVE_SERVE_STATE_H
 
@@ -14,18 +13,16 @@ enum {
 };
 
 struct serve {
-    struct serve_options o; /* pointers inside are copies where serve.h does not say
-                             * borrowed */
+    struct serve_options o; /* pointers are copies, except those that serve.h calls borrowed */
     char *names[SERVE_NAMES_MAX];
     uint8_t keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
     uint32_t max_n, max_prompts, max_logprobs;
-    int32_t parser_tokens[PARSER_TOKENS_MAX]; /* special tokens that are tags of
-                                               * reasoning, then of tool calls:
-                                               * parsers must see them */
+    /* Special tokens that parsers must see: tags of reasoning, then tags of tool calls. */
+    int32_t parser_tokens[PARSER_TOKENS_MAX];
     uint32_t n_reasoning_parser_tokens, n_parser_tokens;
     struct map requests; /* id → struct completion_request */
     uint64_t last_id;
-    uint32_t n_refs;                     /* calls and HTTP exchanges that point here */
+    uint32_t n_refs;                     /* requests and HTTP exchanges that point here */
     bool closed;                         /* serve_free was called; the last reference frees */
     struct route_metrics *route_metrics; /* routes.c */
     struct gauge *m_in_flight;
@@ -37,11 +34,12 @@ struct serve {
 void serve_ref(struct serve *s);
 void serve_unref(struct serve *s);
 
-/* Whether `name` is one this node serves; "default", which FastDeploy's clients send, always is. */
+/* Returns whether this node serves model `name`; always true for "default" (FastDeploy's
+ * clients). */
 bool serve_has_model(const struct serve *s, const char *name);
-/* A fresh request name: 24 hexadecimal digits. */
+/* Makes a random request name: 24 hexadecimal digits. */
 void serve_make_name(char out[REQUEST_NAME_MAX + 1]);
-/* What may be echoed in a header: [A-Za-z0-9._-]{1,128}. */
+/* Returns whether a request name may be echoed in a header: [A-Za-z0-9._-]{1,128}. */
 bool serve_name_is_good(struct str name);
 
 #endif
