@@ -93,7 +93,6 @@ void completion_abandon(struct completion_request *c)
 
 void completion_cancel(struct completion_request *c)
 {
-    c->canceled = true;
     if (c->stage != COMPLETION_ENDED) set_ended(c);
     maybe_free(c);
 }

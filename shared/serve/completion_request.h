@@ -8,7 +8,7 @@
  * become chunks, or are kept for the whole answer. ENDED: the request is freed when the backend has
  * ended its last sequence and no worker has it. Invariants: 1. Exactly one reply, or begin ... end,
  * unless the receiver left. 2. No reply function is called after ENDED. Thread: loop; while a
- * worker has it (`on_worker`), the loop writes only `stage` and `canceled`. */
+ * worker has it (`on_worker`), the loop writes only `stage`. */
 #ifndef BATON_SERVE_COMPLETION_REQUEST_H
 #define BATON_SERVE_COMPLETION_REQUEST_H
 
@@ -38,7 +38,6 @@ struct completion_request {
     const struct openai_endpoint *endpoint;
     struct serve_reply reply;
     enum completion_stage stage;
-    bool canceled; /* the receiver left */
     bool on_worker;
     bool stream_begun; /* the head of a streamed answer was sent */
     bool trace;
