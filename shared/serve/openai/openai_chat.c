@@ -1,5 +1,4 @@
-/* openai_chat.c - /v1/chat/completions: messages in, an assistant's message out. Thread: as
- * openai.h says. */
+/* openai_chat.c - /v1/chat/completions. Thread: see openai.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +30,7 @@ static enum status check_parts(const cJSON *parts, int i, struct err *err)
     return OK;
 }
 
-/* No content at all is the same as null (chat.c makes of it what the template wants). */
+/* A missing content is the same as null; chat.c adapts it to the template. */
 static enum status add_null_content(cJSON *m, struct err *err)
 {
     if (cJSON_GetObjectItemCaseSensitive(m, "content") || cJSON_AddNullToObject(m, "content"))
@@ -54,7 +53,7 @@ static enum status check_calls(const cJSON *calls, int i, struct err *err)
     return OK;
 }
 
-/* Newer clients send back what an assistant thought as `reasoning`; templates know it as
+/* Newer clients send back an assistant's reasoning as `reasoning`; templates expect
  * reasoning_content. */
 static enum status name_reasoning(cJSON *m, struct err *err)
 {
@@ -82,7 +81,7 @@ static enum status check_message(cJSON *m, int i, struct err *err)
                          "messages[%d] has the role '%.40s', but roles are system, developer, "
                          "user, assistant and tool",
                          i, role->valuestring);
-    /* Templates know the older name of this role only. */
+    /* Templates know this role only by its older name. */
     if (r == 1 && !cJSON_SetValuestring(role, "system"))
         return err_set(err, ERR_NOMEM, "not enough memory for the messages");
     const cJSON *content = json_member(m, "content"), *calls = json_member(m, "tool_calls");
@@ -107,8 +106,7 @@ static enum status check_messages(cJSON *messages, struct err *err)
     return OK;
 }
 
-/* Members that templates know as variables, beside those the client put into
- * chat_template_kwargs. */
+/* Collects the template's variables: members of the request, and chat_template_kwargs. */
 static enum status make_kwargs(cJSON *doc, cJSON **out, struct err *err)
 {
     static const char *const names[] = { "reasoning_effort", "documents", "enable_thinking" };
@@ -131,7 +129,7 @@ static enum status make_kwargs(cJSON *doc, cJSON **out, struct err *err)
     return OK;
 }
 
-/* What a text, so far the end of the prompt, means for the reasoning of the answer. */
+/* Returns the reasoning state in which an answer after `prompt` begins. */
 static enum reasoning_state reasoning_from(const struct serve *s, const cJSON *doc,
                                            const struct chat_input *in, struct str prompt)
 {
@@ -146,7 +144,7 @@ static enum reasoning_state reasoning_from(const struct serve *s, const cJSON *d
                                    : REASONING_START;
 }
 
-/* A call that the client demands is begun in the prompt; the model goes on from there. */
+/* Appends the beginning of a tool call that the client demands; the model continues it. */
 static enum status write_tool_call_prefix(const struct serve *s, const struct openai_tools *t,
                                           const struct chat_input *in,
                                           struct openai_answer_start *o, struct buf *out,
@@ -178,7 +176,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     TRY(check_messages(cJSON_GetObjectItemCaseSensitive(doc, "messages"), err));
     TRY(make_kwargs(doc, &kwargs, err));
     TRY(json_get_bool(doc, "add_generation_prompt", &in.add_generation_prompt, err));
-    /* what the template sees is what is known here */
+    /* Read here too what the template sees. */
     TRY(json_get_bool(kwargs, "add_generation_prompt", &in.add_generation_prompt, err));
     TRY(json_get_bool(doc, "continue_final_message", &in.continue_final_message, err));
     if (in.continue_final_message && in.add_generation_prompt)
@@ -201,7 +199,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     return st == ERR_FORMAT || st == ERR_TOO_LONG ? ERR_INVALID : st;
 }
 
-/* A prompt that came as ids has an end, too. */
+/* As reasoning_from, for a prompt given as ids: looks at the text of its last tokens. */
 static enum reasoning_state reasoning_after_ids(const struct completion_request *c)
 {
     enum { TAIL = 16 };
@@ -274,7 +272,8 @@ static void chat_write_choice(const struct choice *ch, struct buf *out)
     buf_add_char(out, '}');
 }
 
-/* Whether an answer has a content may not be known yet in its first chunk. */
+/* With a parser the first chunk may have content null: there may be no content yet, or none at
+ * all. */
 static void write_delta(const struct choice *ch, bool finish, struct buf *out)
 {
     bool wanted = ch->parser ? ch->text.len || !ch->sent : !finish || !ch->sent || ch->text.len;
@@ -298,7 +297,7 @@ static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *o
     buf_add_char(out, '}');
 }
 
-/* Where vLLM puts them for chat: beside the choices. */
+/* vLLM puts these members for chat next to the choices. */
 static void chat_write_top(const struct choice *ch, bool chunk, struct buf *out)
 {
     const struct openai_params *p = &ch->request->p;

@@ -1,5 +1,5 @@
-/* openai_completions.c - /v1/completions: one prompt or many, as text or as ids; echo. Thread: as
- * openai.h says. */
+/* openai_completions.c - /v1/completions: one prompt or many, as text or as ids; echo. Thread: see
+ * openai.h. */
 #include <string.h>
 
 #include "shared/serve/completion_request.h"
@@ -30,7 +30,7 @@ static enum status add_one(struct completion_request *c, uint32_t i, const cJSON
     return openai_add_prompt(c, i, &input, err);
 }
 
-/* One string, one array of ids, or an array of either. */
+/* Member `prompt` is one string, one array of ids, or an array of either. */
 static enum status completions_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     TRY(openai_params_parse(c->serve, doc, false, &c->arena, &c->p, err));

@@ -1,4 +1,4 @@
-/* openai_errors.c - errors in OpenAI's shape. Clients choose their exception class by the HTTP
+/* openai_errors.c - errors in OpenAI's format. Clients choose their exception class by the HTTP
  * status and show type, param and code. Thread: any. */
 #include "shared/serve/openai/openai.h"
 

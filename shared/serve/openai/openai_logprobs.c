@@ -1,11 +1,11 @@
-/* openai_logprobs.c - what is known about each token: kept as compact records, written in the
- * shapes of the two APIs.
+/* openai_logprobs.c - stores logprobs as compact records and writes them in the formats of the two
+ * APIs.
  *
- * A record is { id, logprob, rank, offset, n_top } and n_top pairs { id, logprob }: a third of
- * struct token_logprobs where few alternatives were asked for. The same float is always written
- * with the same digits (json_add_f32), in token_logprobs and in top_logprobs alike, because
- * evaluation tools compare the two for equality; the chosen token is always among its alternatives.
- * Thread: any; the owner of the choice. */
+ * A record is { id, logprob, rank, offset, n_top } and n_top pairs { id, logprob }: with few
+ * alternatives a third of struct token_logprobs. A float is always written with the same digits
+ * (json_add_f32), in token_logprobs as in top_logprobs, since evaluation tools compare the two for
+ * equality; the chosen token is always among its alternatives. Thread: any; the owner of the
+ * choice. */
 #include <string.h>
 
 #include "shared/serve/completion_request.h"
@@ -25,8 +25,7 @@ struct logprob_pair {
 
 struct logprob_entry {
     struct logprob_record r;
-    struct logprob_pair top[SAMPLER_LOGPROBS_MAX + 1]; /* best first; the chosen token is one of
-                                                        * them after with_chosen */
+    struct logprob_pair top[SAMPLER_LOGPROBS_MAX + 1]; /* best first; see with_chosen */
 };
 
 void openai_logprobs_store(struct buf *records, const struct token_logprobs *t, int32_t n_top,
@@ -53,7 +52,7 @@ static bool next_entry(struct str *rest, struct logprob_entry *e)
     return true;
 }
 
-/* Cut to the n_top best, and add the chosen token when it is not one of them. */
+/* Keeps the n_top best, and adds the chosen token when it is not one of them. */
 static void with_chosen(struct logprob_entry *e, int32_t n_top)
 {
     uint32_t i = 0;
@@ -133,7 +132,8 @@ void openai_write_chat_logprobs(const struct choice *ch, struct buf *out)
 
 /* ---- completions ---- */
 
-/* Goes over the prompt's tokens (with echo) and the answer's, as often as the four arrays need. */
+/* Iterates over the prompt's tokens (with echo) and the answer's; each of the four arrays needs one
+ * pass. */
 struct logprob_cursor {
     const struct choice *ch;
     struct str prompt, answer;
@@ -151,7 +151,7 @@ static struct logprob_cursor cursor_start(const struct choice *ch, bool with_pro
     };
 }
 
-/* *known is false for the first token of a prompt, of which there is no logprob. */
+/* *known is false for the first token of a prompt, which has no logprob. */
 static bool cursor_next(struct logprob_cursor *w, struct logprob_entry *e, bool *known)
 {
     *known = true;
@@ -164,9 +164,8 @@ static bool cursor_next(struct logprob_cursor *w, struct logprob_entry *e, bool 
     return true;
 }
 
-/* Two ids can have the same text (pieces of characters all show as U+FFFD). The chosen token keeps
- * the text; another with a text that was used goes by its spelling in the vocabulary, or by its
- * id. */
+/* Two ids can have the same text (incomplete characters all show as U+FFFD). The chosen token keeps
+ * its text; another token whose text is taken gets its spelling in the vocabulary, or its id. */
 static void add_unique_name(const struct choice *ch, const struct logprob_entry *e, uint32_t i,
                             struct buf *out)
 {

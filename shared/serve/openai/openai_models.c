@@ -1,4 +1,4 @@
-/* openai_models.c - the list of served models: one model under each of its names. Thread: loop. */
+/* openai_models.c - lists the served model under each of its names. Thread: loop. */
 #include "shared/serve/openai/openai.h"
 
 #include <string.h>

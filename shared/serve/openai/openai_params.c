@@ -10,11 +10,11 @@
 #include "shared/base/hash/hash.h"
 
 enum { COMPLETION_TOKENS = 16 /* OpenAI's default of max_tokens for completions */ };
-/* Added to the logits of tokens that must not be chosen; finite, so that a row where all are
+/* Added to the logits of forbidden tokens. It is finite, so that a row in which all tokens are
  * forbidden still has a best one. */
 static const float BIAS_FORBID = -1e9f;
 
-/* ---- what is refused ---- */
+/* ---- refused members ---- */
 
 static const struct {
     const char *name, *why;
@@ -49,7 +49,7 @@ static const struct {
     { "mm_hashes", "this model takes text only" },
 };
 
-/* null, false, "", [] and {} ask for nothing. */
+/* Members that are null, false, "", [] or {} are accepted: they ask for nothing. */
 static bool is_neutral(const cJSON *v)
 {
     if (!v || cJSON_IsNull(v) || cJSON_IsFalse(v)) return true;
@@ -157,7 +157,7 @@ static enum status parse_lengths(const struct serve *s, const cJSON *o, bool cha
     static const char *const names[] = { "max_tokens", "max_completion_tokens",
                                          "response_max_tokens" };
     struct sampling_params *q = &p->sampling;
-    /* otherwise there would be nothing to answer */
+    /* max_tokens 0 is valid only when there is something else to return. */
     bool zero = (!chat && p->echo) || p->n_prompt_logprobs >= 0;
     int64_t max = -1, min = 0, response = -1;
     const char *name = names[0];
@@ -219,7 +219,7 @@ static enum status parse_logprobs(const struct serve *s, const cJSON *o, bool ch
     return OK;
 }
 
-/* ---- ends and biases ---- */
+/* ---- stops and biases ---- */
 
 static enum status add_stop(const cJSON *v, struct arena *arena, struct openai_params *p,
                             struct err *err)
@@ -311,7 +311,7 @@ static enum status parse_bias(const struct serve *s, const cJSON *o, struct aren
     return OK;
 }
 
-/* ---- the rest ---- */
+/* ---- other members ---- */
 
 static enum status parse_stream(const cJSON *o, struct openai_params *p, struct err *err)
 {
@@ -361,7 +361,7 @@ static enum status parse_names(const cJSON *o, struct openai_params *p, struct e
     if (!salt) return OK;
     if (!salt[0]) return err_field(err, ERR_INVALID, "cache_salt", "cache_salt must not be empty");
     p->cache_salt = hash_64(salt, strlen(salt), 0);
-    if (p->cache_salt == 0) p->cache_salt = 1; /* 0 is no salt */
+    if (p->cache_salt == 0) p->cache_salt = 1; /* 0 means no salt */
     return OK;
 }
 

@@ -1,10 +1,9 @@
-/* openai_params.h - the members of a request that chat and completions share, checked and with
- * defaults filled in.
+/* openai_params.h - parses the members that chat and completions requests share, with defaults.
  *
- * Every value is held against its range here, so that nothing behind the face sees a value it must
- * doubt. A member that would change the answer and is not supported is refused by name; unknown
- * members are accepted, as OpenAI's server does. Thread: a worker thread; reads only what is
- * constant in `struct serve`. */
+ * Every value is checked against its range here, so that later code need not check it. A member
+ * that would change the answer and is not supported is refused by name; unknown members are
+ * ignored, as OpenAI's server does. Thread: a worker; reads only what is constant in `struct
+ * serve`. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 #define BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 
@@ -18,8 +17,7 @@
 enum { STOP_STRING_MAX = 4096 /* bytes */ };
 
 struct openai_params {
-    struct sampling_params sampling; /* max_tokens only when max_tokens_set; bias lives in the
-                                      * arena */
+    struct sampling_params sampling; /* max_tokens: when max_tokens_set; bias: in the arena */
     bool max_tokens_set, seed_set;
     uint32_t n;
     bool stream, include_usage, continuous_usage;
@@ -29,8 +27,7 @@ struct openai_params {
     bool echo;
     bool include_reasoning;
     struct openai_tools tools;
-    int32_t n_logprobs;        /* of the answer's tokens: -1 none, 0 the chosen one
-                                * only */
+    int32_t n_logprobs;        /* of output tokens: -1 none, 0 only the chosen one */
     int32_t n_prompt_logprobs; /* member prompt_logprobs: likewise */
     bool return_token_ids, tokens_as_ids;
     bool add_special;
@@ -43,9 +40,9 @@ struct openai_params {
 enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat,
                                 struct arena *arena, struct openai_params *out,
                                 struct err *err) MUST_CHECK;
-/* Member `model`: absent, known, or ERR_NOT_FOUND. */
+/* Checks member `model`. ERR_NOT_FOUND: this node does not serve it. */
 enum status openai_check_model(const struct serve *s, const cJSON *o, struct err *err) MUST_CHECK;
-/* An array of token ids, each in the vocabulary, as a new array (mem_free). `name` is for
+/* Parses an array of token ids of the vocabulary into a new array (mem_free). `name` is for
  * errors. */
 enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name,
                              int32_t **ids, size_t *n, struct err *err) MUST_CHECK;

@@ -1,12 +1,13 @@
-/* openai_prompt.c - a prompt, text or ids, becomes the tokens of a sequence. Thread: a worker. */
+/* openai_prompt.c - turns a prompt (text or ids) into the tokens of a sequence. Thread: a
+ * worker. */
 #include "shared/serve/completion_request.h"
 
 #include <string.h>
 
 enum {
-    ENCODE_LIMIT_CONTEXTS =
-        4 /* a text is tokenised up to so many context lengths, so that the error can say how long
-           * it is */
+    /* A text is tokenised up to so many context lengths, so that the error can say how long it
+     * is. */
+    ENCODE_LIMIT_CONTEXTS = 4
 };
 
 void openai_alloc_prompts(struct completion_request *c, uint32_t n)
@@ -52,13 +53,13 @@ static enum status encode(const struct completion_request *c, struct completion_
                           const struct openai_prompt_input *input, struct err *err)
 {
     size_t limit = (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS;
-    if (c->p.truncate >= 0) limit = SIZE_MAX; /* the end of the text is what is kept */
+    if (c->p.truncate >= 0) limit = SIZE_MAX; /* truncation keeps the end of the text */
     enum status st = tokenizer_encode(c->serve->o.tokenizer, input->text, c->p.add_special, limit,
                                       &q->tokens, &q->n_tokens, err);
     return st == ERR_TOO_LONG ? too_long(c, input, "more than ", limit, err) : st;
 }
 
-/* A tokenizer may know tokens for which the model has no row (added ones, above all). */
+/* A tokenizer may have tokens (added ones, mostly) that the model's embedding lacks. */
 static enum status check_known(const struct completion_request *c,
                                const struct completion_prompt *q,
                                const struct openai_prompt_input *input, struct err *err)

@@ -1,5 +1,5 @@
-/* openai_response.c - what answers of both APIs share: their head, usage, ends, ids, and the trace.
- * Thread: as openai.h says. */
+/* openai_response.c - the parts that answers of both APIs share: head, usage, finish, ids and
+ * trace. Thread: see openai.h. */
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
@@ -94,7 +94,7 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
         t->n_cached, t->n_decode_cached, t->n_recomputed, t->n_moves);
 }
 
-/* The first choice's; with several, all of them follow in the member "choices", in their order. */
+/* Writes the trace of the first choice; with several, member "choices" has all of them in order. */
 void openai_write_trace(const struct completion_request *c, struct buf *out)
 {
     buf_add_char(out, '{');
@@ -107,7 +107,7 @@ void openai_write_trace(const struct completion_request *c, struct buf *out)
     buf_add_c(out, c->n_choices > 1 ? "]}" : "}");
 }
 
-/* ---- whole ---- */
+/* ---- whole answers ---- */
 
 void openai_write_body(struct completion_request *c)
 {

@@ -1,5 +1,5 @@
-/* openai_tokenize.c - /tokenize (a prompt, or messages as the chat API would render them) and
- * /detokenize, in vLLM's shapes. Thread: a worker. */
+/* openai_tokenize.c - /tokenize (a prompt, or messages as the chat API renders them) and
+ * /detokenize, in vLLM's formats. Thread: a worker. */
 #include "shared/serve/completion_request.h"
 
 static void write_tokens(const struct completion_request *c, const int32_t *ids, size_t n,

@@ -33,8 +33,8 @@ static enum status parse_choice(const cJSON *v, struct arena *arena, struct open
     return bad_choice(err);
 }
 
-/* Forms of calls write a name as it is, between blanks, brackets or quotes: one that has some could
- * never be called. */
+/* Tool-call formats write a name without escaping, between blanks, brackets or quotes. A name that
+ * contains one of these could never be called. */
 static bool can_be_called(const char *name)
 {
     size_t n = strlen(name);
@@ -45,7 +45,7 @@ static bool can_be_called(const char *name)
     return good;
 }
 
-/* *known: the tool that tool_choice names is among them. */
+/* *known: the tool that tool_choice names is in the list. */
 static enum status check_tools(const cJSON *tools, struct str named, bool *known, struct err *err)
 {
     const cJSON *t;

@@ -1,8 +1,8 @@
-/* openai_tools.h - members tools, tool_choice and parallel_tool_calls of a chat request.
+/* openai_tools.h - parses tools, tool_choice and parallel_tool_calls of a chat request.
  *
- * Nothing constrains what a model writes. tool_choice "auto" leaves it to the model; "required" and
- * a named function put the beginning of a call into the prompt, so that the model can hardly do
- * otherwise; "none" leaves the tools out of the prompt. Thread: a worker. */
+ * The output is not constrained. tool_choice "auto" leaves the choice to the model; "required" and
+ * a named function put the beginning of a call into the prompt, which the model nearly always
+ * continues; "none" leaves the tools out of the prompt. Thread: a worker. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 #define BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 
