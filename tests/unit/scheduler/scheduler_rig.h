@@ -1,5 +1,5 @@
-/* scheduler_rig.h - an entry node with a real scheduler, and nodes whose answers the test gives by
- * hand, over real links. Included by one test program each. Thread: the test's, which turns the
+/* scheduler_rig.h - an entry node with a real scheduler and real links; the test sends the answers
+ * of the other nodes. Included by one test program each. Thread: the test's, which turns the
  * loop. */
 #ifndef BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
 #define BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
@@ -62,7 +62,7 @@ static struct node_record record_of(const struct world *w, size_t i)
     return r;
 }
 
-/* A new node joins the directory; its place in w->nodes. */
+/* Adds a node to the directory and returns its index in w->nodes. */
 static size_t world_add(struct world *w, enum node_role role)
 {
     size_t i = w->n_nodes++;
@@ -105,7 +105,7 @@ static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
     w->entry->arg = w;
 }
 
-/* Nothing is placed and nothing is live. */
+/* Checks that nothing is placed and nothing is live. */
 static void world_check_idle(struct world *w)
 {
     size_t n;
@@ -149,7 +149,7 @@ static void client_token(void *arg, uint32_t index, const struct token_logprobs 
     struct client *c = arg;
     CHECK(!c->w->in_submit);
     CHECK_EQ_INT(c->n_ended, 0);
-    CHECK_EQ_INT(index, c->n_tokens); /* each once, in order */
+    CHECK_EQ_INT(index, c->n_tokens); /* each token once, in order */
     CHECK(c->n_tokens < CLIENT_TOKENS_MAX);
     c->tokens[c->n_tokens++] = t->id;
     if (c->cancel_on_token) c->w->be.cancel(c->w->be.self, c->id);
@@ -203,16 +203,16 @@ static enum status client_submit(struct world *w, struct client *c, struct ask a
     return st;
 }
 
-/* ---- playing the nodes ---- */
+/* ---- the other nodes ---- */
 
-/* One attempt of a request as the nodes see it. */
+/* One attempt at a request, as the nodes see it. */
 struct attempt {
     uint64_t request;
     uint32_t number;
     struct peer_node *prefill, *decode;
 };
 
-/* The next message of `type` that any node heard; waits for it. */
+/* Waits for the next message of `type` at any node. */
 static struct received_message *world_expect(struct world *w, enum frame_type type,
                                              struct peer_node **who)
 {
@@ -245,7 +245,7 @@ static void reply_failed(struct peer_node *n, const struct attempt *a, enum stat
     reply(n, a, FRAME_FAILED, &f.base);
 }
 
-/* Token number i has id 1000 + i, whoever makes it. */
+/* Token number i has id 1000 + i on every node. */
 static void reply_tokens(struct peer_node *n, const struct attempt *a, uint32_t begin, uint32_t end,
                          enum finish_reason ends)
 {
@@ -272,8 +272,7 @@ static void reply_finished(struct peer_node *n, const struct attempt *a, uint32_
     reply(n, a, FRAME_FINISHED, &f.base);
 }
 
-/* The generation inside a RESERVE, RUN or PREFILL says the prompt and `n_out` tokens already given
- * out. */
+/* Checks that a RESERVE, RUN or PREFILL has the prompt and the `n_out` tokens already delivered. */
 static void check_generation(const struct received_message *h, uint32_t n_out)
 {
     struct arena arena;
@@ -300,8 +299,7 @@ static void check_generation(const struct received_message *h, uint32_t n_out)
 
 enum stage { AT_CREDIT, AT_RESERVE, AT_PREFILL, AT_DECODE };
 
-/* Follow a fresh attempt of a split request up to `stage`; AT_DECODE: `n_new` tokens have been
- * sent. */
+/* Plays a new attempt of a split request up to `stage`. AT_DECODE: sends `n_new` tokens. */
 static struct attempt play_split(struct world *w, struct client *c, enum stage stage,
                                  uint32_t n_new)
 {
@@ -336,7 +334,7 @@ static struct attempt play_split(struct world *w, struct client *c, enum stage s
     return a;
 }
 
-/* From any stage on: the rest of `total` tokens, and the end. */
+/* Plays an attempt from any stage to its end, with `total` tokens in all. */
 static void play_rest(struct world *w, struct client *c, const struct attempt *a, uint32_t total)
 {
     uint32_t begin = c->n_tokens;

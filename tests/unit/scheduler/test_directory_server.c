@@ -1,4 +1,4 @@
-/* test_directory_server.c - what the holder answers to calls that its own client would not make. */
+/* test_directory_server.c - the directory server's answers to calls that its client never makes. */
 #include <stdio.h>
 #include <string.h>
 
@@ -85,7 +85,7 @@ TEST(malformed_calls_are_answered)
     } calls[] = {
         { "POST", "/cluster/v1/snapshot", "{}", 200 },
         { "POST", "/cluster/v1/snapshot", "", 400 },
-        { "POST", "/cluster/v1/snapshot", "[]", 200 }, /* no topic has no name: an empty view */
+        { "POST", "/cluster/v1/snapshot", "[]", 200 }, /* no topic has an empty name: no nodes */
         { "POST", "/cluster/v1/snapshot", "{\"topic\":1}", 400 },
         { "POST", "/cluster/v1/snapshot", "{\"owner\":1}", 400 },
         { "POST", "/cluster/v1/snapshot", "{\"topic\":\"x\"", 400 },
@@ -103,7 +103,7 @@ TEST(malformed_calls_are_answered)
         { "POST", "/cluster/v1/leave", "{\"node\":\"00000000000000ff\"}", 200 },
         { "POST", "/cluster/v1/reserve",
           "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\"}", 400 },
-        /* nobody's */
+        /* no owner */
         { "POST", "/cluster/v1/reserve",
           "{\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\"}", 400 },
         { "POST", "/cluster/v1/reserve",

@@ -1,4 +1,5 @@
-/* test_place.c - which pair of nodes a request gets: candidates, room, load, affinity, spread. */
+/* test_place.c - which pair of nodes a request gets: candidates, capacity, load, affinity,
+ * spread. */
 #include <string.h>
 
 #include "scheduler/place.h"
@@ -41,7 +42,7 @@ TEST(no_nodes_is_unavailable)
     struct place_result out;
     struct node_record n = node(1, ROLE_PREFILL);
     CHECK_STATUS(place_choose(NULL, 0, &r, &out), ERR_UNAVAILABLE);
-    CHECK_STATUS(place_choose(&n, 1, &r, &out), ERR_UNAVAILABLE); /* nobody decodes */
+    CHECK_STATUS(place_choose(&n, 1, &r, &out), ERR_UNAVAILABLE); /* no node decodes */
 }
 
 TEST(a_pair_is_split)
@@ -104,7 +105,7 @@ TEST(unfit_nodes_are_passed_over)
         CHECK_OK(place_choose(n, 5, &r, &out));
         CHECK(out.decode == &n[4]);
     }
-    n[4].max_model_len = 65; /* no room for one more token */
+    n[4].max_model_len = 65; /* too short by one token */
     CHECK_STATUS(place_choose(n, 5, &r, &out), ERR_UNAVAILABLE);
     r.model = 0; /* any model will do */
     CHECK_OK(place_choose(n, 5, &r, &out));
@@ -120,7 +121,7 @@ TEST(full_is_busy_and_too_small_is_unavailable)
     CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_BUSY);
     n[1].placed_seqs = 7;
     CHECK_OK(place_choose(n, 2, &r, &out));
-    n[1].placed_blocks = 99; /* the prompt needs two of one left */
+    n[1].placed_blocks = 99; /* one block is free, the prompt needs two */
     CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_BUSY);
     n[1].placed_blocks = 98;
     CHECK_OK(place_choose(n, 2, &r, &out));
@@ -128,8 +129,8 @@ TEST(full_is_busy_and_too_small_is_unavailable)
     CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_UNAVAILABLE);
 }
 
-/* A node that would have to cut the answer short does not get it; a prompt that fills the context
- * needs no room for an answer when none is asked for. */
+/* A node that could not hold the whole answer is not chosen. A prompt that fills the context fits
+ * when no output is wanted. */
 TEST(the_whole_answer_must_fit)
 {
     struct node_record n = node(2, ROLE_DECODE);
@@ -152,7 +153,7 @@ TEST(the_least_loaded_decode_node_wins)
     struct place_request r = request(10);
     struct place_result out;
     n[1].placed_seqs = 3;
-    n[2].n_running = 2; /* reported: placed by nobody this directory knows */
+    n[2].n_running = 2; /* reported by the node, not placed through this directory */
     n[2].n_waiting = 2;
     n[3].placed_seqs = 2;
     for (uint64_t i = 0; i < 50; i++) {
@@ -175,7 +176,7 @@ TEST(prefill_load_counts_beyond_the_slack)
         CHECK(out.prefill == &n[1]);
     }
     n[0].placed_tokens = 0;
-    n[0].waiting_tokens = 100; /* as good as equal */
+    n[0].waiting_tokens = 100; /* within the slack */
     for (uint64_t i = 0; i < 200; i++) {
         r.random = random_bits(i);
         CHECK_OK(place_choose(n, 3, &r, &out));
@@ -194,14 +195,14 @@ TEST(equal_prompts_go_to_one_prefill_node)
     for (uint64_t i = 0; i < N; i++) n[i] = node(100 + i, ROLE_PREFILL);
     n[N] = node(1, ROLE_DECODE);
     r.first_block = (struct hash128){ 11, 22 };
-    for (uint64_t i = 0; i < 200; i++) { /* more nodes than the sample: the named one is among the
-                                          * candidates always */
+    /* With more nodes than the sample holds, the preferred one is always a candidate. */
+    for (uint64_t i = 0; i < 200; i++) {
         r.random = random_bits(i);
         CHECK_OK(place_choose(n, N + 1, &r, &out));
         if (!first) first = out.prefill;
         CHECK(out.prefill == first);
     }
-    /* Another view, in which the named node is gone, keeps all other prompts where they are. */
+    /* When the preferred node is gone, the other prompts keep their nodes. */
     ptrdiff_t at = first - n;
     n[at].draining = true;
     CHECK_OK(place_choose(n, N + 1, &r, &out));
@@ -267,7 +268,7 @@ TEST(a_thousand_placements_are_balanced)
             test_fail(__FILE__, __LINE__, "node %zu has %u", i, n[i].placed_seqs);
 }
 
-/* Entries that all hold one old view must not choose the same node. */
+/* Entry nodes with the same old view must not all choose the same node. */
 TEST(equal_views_do_not_herd)
 {
     enum { D = 40, PLACEMENTS = 1000 };
@@ -285,7 +286,7 @@ TEST(equal_views_do_not_herd)
         n_used += hits[i] > 0;
         CHECK(hits[i] < 3 * PLACEMENTS / D);
     }
-    CHECK_EQ_INT(n_used, D); /* the sample leaves nobody out */
+    CHECK_EQ_INT(n_used, D); /* every node is sampled at some time */
 }
 
 TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(decode_nodes_alone_do_both),

@@ -1,6 +1,6 @@
 /* test_request.c - the state machine of a request at its entry node: every loss in every state,
- * cancels, deadlines, late and missing tokens. The prefill and decode nodes are the test; links and
- * directory are real. */
+ * cancels, deadlines, late and missing tokens. The test plays the prefill and decode nodes; links
+ * and directory are real. */
 #include "tests/unit/scheduler/scheduler_rig.h"
 
 #include "scheduler/retry.h"
@@ -101,15 +101,15 @@ TEST(request_waits_for_a_busy_node_and_asks_again)
         play_rest(&w, &c, &a, 10);
         CHECK_EQ_INT(c.end.trace.n_moves, 0);
     }
-    /* Every given up attempt was told to both. */
+    /* Both nodes of every abandoned attempt got CANCEL. */
     RIG_WAIT(&w.rig, received_count(w.nodes[0], FRAME_CANCEL) == 36);
     CHECK_EQ_INT(received_count(w.nodes[1], FRAME_CANCEL), 36);
     world_check_idle(&w);
     world_close(&w);
 }
 
-/* Of ten requests to a node with room for two, the next starts when one ends, not when the view is
- * fresh again. */
+/* Of ten requests to a node that holds two, the next starts as soon as one ends, without waiting
+ * for a snapshot. */
 TEST(request_takes_room_as_soon_as_another_leaves_it)
 {
     enum { CLIENTS = 10, ROOM = 2 };
@@ -122,7 +122,7 @@ TEST(request_takes_room_as_soon_as_another_leaves_it)
     directory_publish(w.directory, &r);
     RIG_WAIT(&w.rig, w.s->entry.view.n_nodes == 1 && w.s->entry.view.nodes[0].max_seqs == ROOM);
     RIG_WAIT(&w.rig, !w.s->entry.view.asking);
-    w.s->entry.view.asking = true; /* no fresh view from here on */
+    w.s->entry.view.asking = true; /* no more snapshots from here on */
     for (size_t i = 0; i < CLIENTS; i++) CHECK_OK(client_submit(&w, &c[i], TEN));
     for (size_t i = 0; i < ROOM; i++) a[i] = play_run(&w, &c[i]);
     rig_turn_ms(&w.rig, 150);
@@ -153,9 +153,9 @@ TEST(request_moves_when_the_decode_node_is_lost)
         struct attempt a = play_split(&w, &c, stage, 4);
         struct peer_node *dead = w.nodes[1];
         world_add(&w, ROLE_DECODE);
-        rig_turn_ms(&w.rig, 1300); /* the entry sees the other one */
+        rig_turn_ms(&w.rig, 1300); /* the entry node sees the other one */
         world_kill(&w, dead);
-        if (stage == AT_CREDIT) { /* found out when it is asked for blocks */
+        if (stage == AT_CREDIT) { /* noticed when it is asked for blocks */
             Baton__Credit credit = BATON__CREDIT__INIT;
             reply(a.prefill, &a, FRAME_CREDIT, &credit.base);
         }
@@ -201,7 +201,7 @@ TEST(request_does_not_mind_a_lost_prefill_node_while_tokens_flow)
     world_open(&w, "pd", 1000);
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_DECODE, 2);
-    reply_failed(a.prefill, &a, ERR_IO); /* nor its opinion */
+    reply_failed(a.prefill, &a, ERR_IO); /* a late failure does not matter either */
     rig_turn_ms(&w.rig, 30);
     world_kill(&w, a.prefill);
     RIG_WAIT(&w.rig, w.entry->n_lost == 1);
@@ -219,11 +219,11 @@ TEST(request_tries_suspects_when_there_is_nobody_else)
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_DECODE, 2);
     uint64_t t_ms = clock_ms();
-    /* both live on */
+    /* both nodes are still alive */
     cluster_disconnect(w.entry->c, a.prefill->id, "as after a stop of this node");
     cluster_disconnect(w.entry->c, a.decode->id, "as after a stop of this node");
     struct attempt b = play_split(&w, &c, AT_DECODE, 2);
-    CHECK(clock_ms() - t_ms < 3000); /* long before suspicion ends */
+    CHECK(clock_ms() - t_ms < 3000); /* long before the suspicion ends */
     play_rest(&w, &c, &b, 10);
     CHECK_EQ_INT(c.end.trace.n_moves, 1);
     world_check_idle(&w);
@@ -238,7 +238,7 @@ TEST(request_does_not_wait_for_ever_for_a_first_token)
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
     struct request *r = map_get(&w.s->entry.by_id, map_key_u64(&a.request));
-    CHECK_EQ_INT(r->wait_until_ms, 0); /* computing takes as long as it takes */
+    CHECK_EQ_INT(r->wait_until_ms, 0); /* computing has no time limit */
     Baton__PrefillReport report = BATON__PREFILL_REPORT__INIT;
     report.transport = "tcp";
     reply(a.prefill, &a, FRAME_PREFILL_REPORT, &report.base);
@@ -250,7 +250,7 @@ TEST(request_does_not_wait_for_ever_for_a_first_token)
     RIG_WAIT(&w.rig, r->wait_until_ms > 0);
     reply_tokens(b.decode, &b, 0, 3, FINISH_NONE);
     RIG_WAIT(&w.rig, c.n_tokens == 3);
-    CHECK_EQ_INT(r->wait_until_ms, 0); /* nor has decoding a limit */
+    CHECK_EQ_INT(r->wait_until_ms, 0); /* nor has decoding */
     play_rest(&w, &c, &b, 10);
     CHECK_EQ_INT(c.end.trace.n_moves, 1);
     world_check_idle(&w);
@@ -266,7 +266,7 @@ TEST(request_goes_on_alone_when_all_prefill_nodes_are_gone)
     struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
     world_kill(&w, a.prefill);
     directory_leave(w.directory, 1);
-    struct attempt b = play_run(&w, &c); /* the decode node does both: degraded, not stopped */
+    struct attempt b = play_run(&w, &c); /* slower, but served: the decode node does both */
     play_rest(&w, &c, &b, 10);
     CHECK_EQ_INT(c.end.trace.n_moves, 1);
     world_check_idle(&w);
@@ -298,9 +298,9 @@ TEST(request_ignores_messages_of_an_earlier_attempt_and_of_strangers)
     wrong = b;
     wrong.request ^= 1;
     reply_tokens(b.decode, &wrong, 3, 5, FINISH_NONE);
-    reply_tokens(b.decode, &b, 0, 3, FINISH_NONE); /* again what is there already */
+    reply_tokens(b.decode, &b, 0, 3, FINISH_NONE); /* tokens that were delivered already */
     Baton__Credit credit = BATON__CREDIT__INIT;
-    reply(b.prefill, &b, FRAME_CREDIT, &credit.base); /* out of turn */
+    reply(b.prefill, &b, FRAME_CREDIT, &credit.base); /* in the wrong state */
     Baton__Grant grant = BATON__GRANT__INIT;
     reply(b.decode, &b, FRAME_GRANT, &grant.base);
     rig_turn_ms(&w.rig, 60);
@@ -323,8 +323,7 @@ TEST(request_moves_when_a_token_is_missing)
     CHECK_OK(client_submit(&w, &c, TEN));
     struct attempt a = play_split(&w, &c, AT_DECODE, 2);
     reply_tokens(a.decode, &a, 3, 6, FINISH_NONE);
-    struct attempt b = play_split(&w, &c, AT_DECODE, 3); /* the only one there is: better it than
-                                                          * none */
+    struct attempt b = play_split(&w, &c, AT_DECODE, 3); /* avoided, but the only one */
     CHECK_EQ_INT(b.number, 2);
     CHECK_EQ_INT(c.n_tokens, 5);
     RIG_WAIT(&w.rig, received_count(a.decode, FRAME_CANCEL) == 1);
@@ -333,8 +332,7 @@ TEST(request_moves_when_a_token_is_missing)
     world_close(&w);
 }
 
-/* The last tokens were dropped on the way, the word that it is over was not: a cut answer must not
- * look like a whole one. */
+/* The last tokens were lost, but FINISHED was not: a cut answer must not look complete. */
 TEST(request_moves_when_the_last_tokens_are_missing)
 {
     struct world w;
@@ -383,7 +381,7 @@ TEST(request_cancel_in_every_state_tells_the_nodes)
         CHECK_STATUS(c.end.status, ERR_CANCELED);
         RIG_WAIT(&w.rig, received_count(a.prefill, FRAME_CANCEL) == 1);
         if (a.decode) RIG_WAIT(&w.rig, received_count(a.decode, FRAME_CANCEL) == 1);
-        w.be.cancel(w.be.self, c.id); /* unknown by now */
+        w.be.cancel(w.be.self, c.id); /* an unknown id by now */
         world_check_idle(&w);
         world_close(&w);
     }
@@ -394,7 +392,7 @@ TEST(request_cancel_before_and_while_it_is_placed)
     struct world w;
     struct client c[3];
     world_open(&w, "", 60000);
-    CHECK_OK(client_submit(&w, &c[0], TEN)); /* nobody there: waiting */
+    CHECK_OK(client_submit(&w, &c[0], TEN)); /* no node yet: it waits */
     rig_turn_ms(&w.rig, 200);
     CHECK_EQ_INT(c[0].n_ended, 0);
     w.be.cancel(w.be.self, c[0].id);
@@ -493,7 +491,7 @@ TEST(request_moves_are_limited)
     world_close(&w);
 }
 
-/* Transfers between these two fail again and again: the decode node is asked to do all of it. */
+/* When transfers between two nodes keep failing, the decode node does both. */
 TEST(request_whose_transfers_keep_failing_is_not_split)
 {
     struct world w;
@@ -570,7 +568,7 @@ TEST(request_prompt_logprobs_come_before_the_tokens)
                  0);
     bool split = received_count(w.nodes[0], FRAME_ASK_CREDIT) > 0;
     a = split ? play_split(&w, &c, AT_PREFILL, 0) : play_run(&w, &c);
-    /* on another link than the logprobs, so maybe earlier */
+    /* on another link than the logprobs, so it may come earlier */
     if (split) reply_tokens(a.decode, &a, 0, 2, FINISH_NONE);
     rig_turn_ms(&w.rig, 50);
     CHECK_EQ_INT(c.n_tokens, 0);
@@ -626,9 +624,9 @@ TEST(request_stop_in_every_state_frees_everything)
     }
 }
 
-/* ---- a directory in trouble ---- */
+/* ---- a failing directory ---- */
 
-/* Snapshots come from the real one; reservations are answered as the test says. */
+/* A directory whose snapshots are real and whose reservations are answered as the test wants. */
 struct troubled {
     struct directory base;
     struct world *w;
@@ -738,8 +736,8 @@ static void monkey_tokens(struct monkey *k, const struct attempt *a, const Baton
             reply_failed(k->n, a, x < 0.01 ? ERR_IO : x < 0.02 ? ERR_BUSY : ERR_CHECKSUM);
             return;
         }
-        if (x < 0.05) at++;               /* a gap */
-        if (x > 0.95 && at > begin) at--; /* again */
+        if (x < 0.05) at++;               /* skip one */
+        if (x > 0.95 && at > begin) at--; /* repeat one */
         if (at >= end) break;
         reply_tokens(k->n, a, at, at + 1, at + 1 == end ? FINISH_LENGTH : FINISH_NONE);
         at++;
@@ -764,7 +762,8 @@ static bool on_monkey(void *arg, const struct cluster_message *m)
     } else if (m->type == FRAME_RESERVE) {
         Baton__Grant g = BATON__GRANT__INIT;
         reply(k->n, &a, FRAME_GRANT, &g.base);
-    } else if (m->type == FRAME_PREFILL) { /* its decode node speaks when the prompt is there */
+    } else if (m->type ==
+               FRAME_PREFILL) { /* its decode node sends tokens once the prompt is computed */
         Baton__Prefill *p = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
         struct monkey *decode = &k->all[p->decode->node - 1];
         monkey_tokens(decode, &a, p->generation);

@@ -5,21 +5,21 @@
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
-/* One letter per loss, in the order of enum request_loss: Ignore, reQueue, Move, Fail. Written from
- * what each state still needs, not from the table under test. */
+/* One letter per loss, in the order of enum request_loss: Ignore, reQueue, Move, Fail. Derived from
+ * what each state still needs, not copied from the table. */
 static const struct {
     enum request_state state;
     const char *name, *actions;
 } WANT[] = {
-    /* nothing is held or asked yet: only the request itself can fail */
+    /* No node has anything of it yet: only the request itself can fail. */
     { REQUEST_PLACING, "placing", "IIIIFII" },
-    /* both nodes are needed; a refusal for want of room is no loss */
+    /* Both nodes are needed; a busy node is no loss. */
     { REQUEST_CREDIT, "credit", "MMQMFMM" },
     { REQUEST_RESERVE, "reserve", "MMQMFMM" },
     { REQUEST_PREFILL, "prefill", "MMQMFMM" },
-    /* the prefill node has done its part; being refused in mid-answer means another node */
+    /* The prefill node is done; a refusal in mid-answer needs another node. */
     { REQUEST_DECODE, "decode", "IMMMFMM" },
-    /* one node does all of it: there is no prefill node to lose */
+    /* One node does both: there is no prefill node to lose. */
     { REQUEST_RUN, "run", "IMQMFMM" },
     { REQUEST_ENDED, "ended", "IIIIIII" },
 };
@@ -82,7 +82,7 @@ TEST(every_status_stands_for_one_loss)
         if (retry_loss_of(want[i].st) != want[i].loss)
             test_fail(__FILE__, __LINE__, "%s is loss %d, not %d", status_name(want[i].st),
                       retry_loss_of(want[i].st), want[i].loss);
-    /* a status of a newer peer: trouble of that node, not of the request */
+    /* An unknown status of a newer peer is that node's trouble, not the request's. */
     CHECK_EQ_INT(retry_loss_of((enum status) - 9999), LOSS_NODE);
 }
 
