@@ -1,5 +1,5 @@
-/* test_decode.c - the decode worker with a real engine and real transfers: split answers equal
- * whole ones, and whatever is canceled, lost or refused gives every block back. */
+/* test_decode.c - the decode worker with a real engine and real transfers: answers of two nodes
+ * equal those of one; whatever is cancelled, lost or refused returns every block. */
 #include "tests/unit/decode/worker_rig.h"
 
 struct pair {
@@ -34,7 +34,7 @@ static void check_split_equals_run(const char *protocols)
     pair_open(&t, (struct worker_options){ .protocols = protocols },
               (struct worker_options){ .protocols = protocols });
     for (size_t i = 0; i < COUNT_OF(lengths); i++) {
-        /* the last two again: prefix hits on both sides */
+        /* The last two again: prefix hits on both nodes. */
         split[i] = entry_add(&t.e, id++, lengths[i], 1000 + i % 8, 20);
         if (i == 5) split[i]->prompt_logprobs = true;
         entry_split(&t.e, split[i], t.p, t.d);
@@ -64,7 +64,7 @@ static void check_split_equals_run(const char *protocols)
 TEST(decode_split_equals_run_over_mem) { check_split_equals_run("mem"); }
 TEST(decode_split_equals_run_over_tcp) { check_split_equals_run("tcp"); }
 
-/* A request whose first tokens another attempt gave out. */
+/* A request whose first tokens were delivered by an earlier attempt. */
 TEST(decode_goes_on_from_given_tokens)
 {
     struct pair t;
@@ -110,12 +110,12 @@ TEST(decode_cancel_in_every_state_gives_all_back)
         rig_turn_ms(&t.rig, 20); /* the cancel arrives */
         RIG_WAIT_MS(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d), 3000);
         CHECK(!g->failed);
-        if (stage < 3) CHECK(!g->finished); /* later ones may have been faster than the cancel */
+        if (stage < 3) CHECK(!g->finished); /* later ones may finish before the cancel */
     }
     pair_close(&t);
 }
 
-/* Only the decode node is told: the prefill node must notice by its transfer. */
+/* Only the decode node gets CANCEL: the prefill node must notice by its transfer. */
 TEST(decode_cancel_stops_the_prefill_node_too)
 {
     struct pair t;
@@ -132,7 +132,7 @@ TEST(decode_cancel_stops_the_prefill_node_too)
 TEST(decode_lost_entry_gives_all_back)
 {
     struct pair t;
-    /* credits for both prompts at once */
+    /* Credits for both prompts at once. */
     pair_open(&t, (struct worker_options){ .step_tokens = 256 }, (struct worker_options){ 0 });
     struct gen *g[5];
     for (uint64_t i = 0; i < 5; i++) g[i] = entry_add(&t.e, i + 1, 200, 60 + i, 120);
@@ -154,7 +154,7 @@ TEST(decode_lost_entry_gives_all_back)
 TEST(decode_lost_prefill_node_fails_the_transfer)
 {
     struct pair t;
-    /* 900 steps: it lasts */
+    /* 900 steps, so that it is still running below. */
     pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 });
     struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
     entry_split(&t.e, g, t.p, t.d);
@@ -162,7 +162,7 @@ TEST(decode_lost_prefill_node_fails_the_transfer)
     worker_close(t.p);
     RIG_WAIT(&t.rig, g->failed);
     RIG_WAIT_MS(&t.rig, worker_is_idle(t.d), 5000);
-    t.p = worker_open(&t.rig, 3, (struct worker_options){ 0 }); /* and the next one is served */
+    t.p = worker_open(&t.rig, 3, (struct worker_options){ 0 }); /* the next request is served */
     g = entry_add(&t.e, 2, 300, 5, 10);
     entry_split(&t.e, g, t.p, t.d);
     RIG_WAIT(&t.rig, g->finished);
@@ -188,7 +188,7 @@ TEST(decode_refuses_what_does_not_fit)
     check_refused(&t, g[1], ERR_BUSY);
     g[2]->n_prompt = 400;
     for (uint32_t i = 100; i < 400; i++) g[2]->prompt[i] = 5;
-    entry_generate(&t.e, g[2], t.d, FRAME_RESERVE); /* never */
+    entry_generate(&t.e, g[2], t.d, FRAME_RESERVE); /* would never fit */
     check_refused(&t, g[2], ERR_TOO_LONG);
     g[3]->prompt[0] = VOCAB + 1000;
     entry_generate(&t.e, g[3], t.d, FRAME_RUN);
@@ -199,10 +199,9 @@ TEST(decode_refuses_what_does_not_fit)
         entry_generate(&t.e, small, t.d, FRAME_RESERVE);
         RIG_WAIT(&t.rig, small->granted);
     }
-    entry_generate(&t.e, g[4], t.d, FRAME_RUN); /* the fourth generation */
+    entry_generate(&t.e, g[4], t.d, FRAME_RUN); /* the fourth sequence */
     check_refused(&t, g[4], ERR_BUSY);
-    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* again: no second answer, no second
-                                                     * reservation */
+    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* again: ignored */
     entry_generate(&t.e, g[5], t.p, FRAME_RESERVE); /* a node that receives nothing */
     check_refused(&t, g[5], ERR_PEER_REFUSED);
     rig_turn_ms(&t.rig, 50);
@@ -222,14 +221,13 @@ TEST(decode_malformed_messages_hold_nothing)
     for (size_t i = 0; i < COUNT_OF(types); i++) {
         struct gen *a = entry_add(&t.e, 10 + i, 10, 1, 1), *b = entry_add(&t.e, 50 + i, 10, 1, 1);
         CHECK_OK(cluster_send(t.e.peer->c, 2, types[i], a->request, 1, STR("\xff\xff\xff\xff")));
-        if (types[i] == FRAME_ASK_CREDIT) continue; /* empty is a whole message there */
+        if (types[i] == FRAME_ASK_CREDIT) continue; /* may be empty */
         CHECK_OK(cluster_send(t.e.peer->c, 2, types[i], b->request, 1, STR("")));
         if (types[i] == FRAME_RESERVE || types[i] == FRAME_RUN || types[i] == FRAME_PREFILL)
             RIG_WAIT(&t.rig, a->failed && b->failed);
     }
     rig_turn_ms(&t.rig, 50);
-    /* A first token for a generation that waits for one, but out of range: it fails, and its blocks
-     * come back. */
+    /* A first token out of range: the sequence that waits for it fails and returns its blocks. */
     struct gen *g = entry_add(&t.e, 1, 40, 3, 10);
     entry_generate(&t.e, g, t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g->granted);
@@ -241,7 +239,7 @@ TEST(decode_malformed_messages_hold_nothing)
     pair_close(&t);
 }
 
-/* Many at once, canceled at random moments, some on one node only first. */
+/* Many at once, cancelled at random moments, some first on one node only. */
 TEST(decode_many_cancels_give_all_back)
 {
     enum { N = 80 };
@@ -276,8 +274,8 @@ TEST(decode_many_cancels_give_all_back)
     pair_close(&t);
 }
 
-/* Freed in the middle of everything: ASan and the engine's own check of its pool say whether it is
- * clean. */
+/* Freed while everything runs: ASan and the engine's check of its pool tell whether anything is
+ * left. */
 TEST(decode_free_with_everything_pending)
 {
     struct pair t;

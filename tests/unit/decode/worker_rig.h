@@ -1,7 +1,7 @@
-/* worker_rig.h - whole nodes (engine, KV transfer, both workers) on one loop, and an entry node
- * that the test plays.
+/* worker_rig.h - whole nodes (engine, KV transfer, both workers) on one loop; the test plays their
+ * entry node.
  *
- * Engine and transfer events come to the loop through a mailbox that a timer empties. Included by
+ * Engine and transfer events go through a mailbox, which a timer empties on the loop. Included by
  * one test program each. */
 #ifndef BATON_TESTS_UNIT_DECODE_WORKER_RIG_H
 #define BATON_TESTS_UNIT_DECODE_WORKER_RIG_H
@@ -40,8 +40,7 @@ struct worker_node {
     struct metrics *metrics;
     struct engine *engine;
     struct kvt *kvt;
-    pthread_mutex_t lock; /* `pieces`: the engine must not hand pieces to a transfer that
-                           * is being freed */
+    pthread_mutex_t lock; /* of `pieces`: the engine must not call a transfer that is being freed */
     struct kvt *pieces;
     struct mailbox *events;
     struct loop_timer *poll;
@@ -201,8 +200,7 @@ static void worker_close(struct worker_node *n)
     pthread_mutex_lock(&n->lock);
     n->pieces = NULL;
     pthread_mutex_unlock(&n->lock);
-    kvt_free(n->kvt); /* before the engine: the transfer thread reads and writes the engine's
-                       * pool */
+    kvt_free(n->kvt); /* before the engine, whose pool the transfer thread uses */
     engine_free(n->engine);
     prefill_free(n->prefill);
     decode_free(n->decode);
@@ -212,7 +210,7 @@ static void worker_close(struct worker_node *n)
     mem_free(n);
 }
 
-/* Nothing of any request is left on the node. */
+/* Checks that nothing of any request is left on the node. */
 static bool worker_is_idle(const struct worker_node *n)
 {
     struct engine_stats st;
@@ -222,7 +220,7 @@ static bool worker_is_idle(const struct worker_node *n)
            !st.has_work;
 }
 
-/* A sequence is in the engine's steps. */
+/* Returns whether a sequence is in the engine's steps. */
 __attribute__((unused)) static bool worker_computes(const struct worker_node *n)
 {
     struct engine_stats st;
@@ -230,7 +228,7 @@ __attribute__((unused)) static bool worker_computes(const struct worker_node *n)
     return st.n_running > 0;
 }
 
-/* ---- the entry node, played ---- */
+/* ---- the entry node, played by the test ---- */
 
 /* One request as the entry node sees it. */
 struct gen {
@@ -326,7 +324,7 @@ static bool entry_on_message(void *arg, const struct cluster_message *m)
         g->kv_bytes = b->kv_bytes;
         snprintf(g->transport, sizeof g->transport, "%s", b->transport);
         baton__finished__free_unpacked(b, NULL);
-    } else if (m->type == FRAME_FAILED && !g->failed) { /* both nodes may say so */
+    } else if (m->type == FRAME_FAILED && !g->failed) { /* both nodes may send it */
         Baton__Failed *b = baton__failed__unpack(NULL, m->body.n, p);
         CHECK(b != NULL);
         g->failed = true;
@@ -362,7 +360,7 @@ static void entry_close(struct entry *e)
     entry_forget(e);
 }
 
-/* A request of n prompt tokens drawn from `seed`; an odd seed draws its answer too. */
+/* Makes a request of n random prompt tokens; an odd seed samples its answer too. */
 static struct gen *entry_add(struct entry *e, uint64_t request, uint32_t n, uint64_t seed,
                              uint32_t n_out)
 {
@@ -446,7 +444,7 @@ static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
                                 &m.base));
 }
 
-/* The whole split path up to and with PREFILL. */
+/* Plays a split request up to PREFILL. */
 static void entry_split(struct entry *e, struct gen *g, struct worker_node *prefill,
                         struct worker_node *decode)
 {

@@ -1,5 +1,5 @@
-/* net_fixture.h - for the tests of shared/net: a loop on a thread of its own, and blocking sockets
- * on the test's thread. */
+/* net_fixture.h - for tests of shared/net: a loop on its own thread, and blocking sockets on the
+ * test's thread. */
 #ifndef BATON_TESTS_NET_FIXTURE_H
 #define BATON_TESTS_NET_FIXTURE_H
 
@@ -44,7 +44,7 @@ static void fixture_call_run(void *arg)
     sem_post(&c->done);
 }
 
-/* Run fn(arg) on the loop and wait for it. */
+/* Runs fn(arg) on the loop and waits for it. */
 static inline void fixture_on_loop(struct loop *l, void (*fn)(void *arg), void *arg)
 {
     struct fixture_call c = { .fn = fn, .arg = arg };
@@ -87,7 +87,7 @@ static inline int fixture_dial(uint16_t port)
     return fd;
 }
 
-/* False when the peer has closed. */
+/* Returns false when the peer has closed. */
 static inline bool fixture_send(int fd, const void *p, size_t n)
 {
     for (size_t at = 0; at < n;) {
@@ -98,8 +98,8 @@ static inline bool fixture_send(int fd, const void *p, size_t n)
     return true;
 }
 
-/* Read until `n` bytes more are in b (SIZE_MAX: until the end) or timeout_ms passed; true at the
- * end of the stream. */
+/* Reads `n` more bytes into b (SIZE_MAX: all), for at most timeout_ms. Returns whether the stream
+ * ended. */
 static inline bool fixture_read(int fd, struct buf *b, size_t n, int timeout_ms)
 {
     uint64_t end = clock_ms() + (uint64_t)timeout_ms;
@@ -117,7 +117,7 @@ static inline bool fixture_read(int fd, struct buf *b, size_t n, int timeout_ms)
     return false;
 }
 
-/* Read until `text` appears after position `from`. */
+/* Reads until `text` appears after position `from`. */
 static inline void fixture_read_until(int fd, struct buf *b, size_t from, const char *text)
 {
     uint64_t end = clock_ms() + 10000;

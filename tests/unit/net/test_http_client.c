@@ -1,4 +1,4 @@
-/* test_http_client.c - against the server of the same folder, and against a scripted peer that
+/* test_http_client.c - the client against the product's server, and against a scripted peer that
  * misbehaves. */
 #include "shared/net/http/http_client.h"
 
@@ -9,7 +9,7 @@
 #include "shared/net/http/http_server.h"
 #include "tests/unit/net/net_fixture.h"
 
-/* One request, started on the loop, waited for here. */
+/* One request, started on the loop; the test's thread waits for it. */
 struct ask {
     struct rig *rig;
     const char *method, *host, *path, *headers;
@@ -290,7 +290,7 @@ TEST(http_client_cancels_what_is_pending_when_freed)
     fixture_on_loop(g->loop, free_client, g);
     for (int i = 0; i < 5; i++) {
         CHECK_EQ_INT(a[i].n_calls, 1);
-        /* a fast resolver has said already that there is no such host */
+        /* A fast resolver may have refused the name already. */
         if (a[i].host && a[i].st == ERR_PEER_LOST) continue;
         CHECK_STATUS(a[i].st, ERR_CANCELED);
     }

@@ -1,5 +1,5 @@
-/* test_http_server.c - the server over real sockets: forms and limits, framing tricks, pipelining,
- * streams, clients that leave. */
+/* test_http_server.c - the server over real sockets: syntax and limits, framing attacks,
+ * pipelining, streams, clients that leave. */
 #include "shared/net/http/http_server.h"
 
 #include <stdatomic.h>
@@ -67,7 +67,7 @@ static void on_stream_tick(void *arg)
     a->timer = NULL;
 }
 
-/* As fast as the client does not read. */
+/* Writes without end to a client that does not read. */
 static void on_flood_tick(void *arg)
 {
     static char block[65536];
@@ -162,7 +162,7 @@ static struct site *site_open(struct http_limits limits)
     return s;
 }
 
-/* Every exchange has ended, every handle is closed (loop_free insists on it). */
+/* Checks that every exchange has ended; loop_free checks that every handle is closed. */
 static void site_close(struct site *s)
 {
     fixture_on_loop(s->loop, site_stop_on_loop, s);
@@ -183,8 +183,8 @@ static void site_wait_gone(struct site *s, int n)
 
 static bool send_text(int fd, const char *text) { return fixture_send(fd, text, strlen(text)); }
 
-/* Send, read to the end of the connection; the answer's status must be `status` and no handler must
- * have run. */
+/* Sends, and reads to the end of the connection: the answer must have `status` and no handler may
+ * run. */
 static void check_refused(struct site *s, const char *bytes, size_t n, int status)
 {
     char want[32];
@@ -288,7 +288,7 @@ TEST(http_server_refuses_ambiguous_and_malformed_requests)
         { 405, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n" },
         { 405, "CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n" },
         { 400, "\x16\x03\x01\x02" },
-        /* headers that are said once */
+        /* headers that may be given once */
         { 400, "GET / HTTP/1.1\r\n\r\n" },
         { 400, "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n" },
         { 400, "GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n" },
@@ -359,7 +359,7 @@ TEST(http_server_holds_its_limits)
     site_close(s);
 }
 
-/* Send in one piece and byte by byte; both must give the answer that contains `want`. */
+/* Sends at once and byte by byte; both answers must contain `want`. */
 static void check_served(struct site *s, const char *request, const char *want)
 {
     for (int bytewise = 0; bytewise < 2; bytewise++) {
@@ -399,7 +399,7 @@ TEST(http_server_serves_every_legal_form)
     check_served(s, "GET http://a?y HTTP/1.1\r\nHost: a\r\n\r\n", "GET|/||");
     check_served(s, "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS|*||");
     check_served(s, "GET / HTTP/1.0\r\n\r\n", "GET|/||");
-    /* Asked to switch to HTTP/2 it stays with HTTP/1.1 and reads the body as it is described. */
+    /* An upgrade to HTTP/2 is ignored, and the body is read as HTTP/1.1. */
     check_served(s,
                  "POST /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "
                  "h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 2\r\n\r\nhi",
@@ -485,7 +485,7 @@ TEST(http_server_gives_leave_to_send_a_body)
         CHECK(send_text(fd, "abc"));
         fixture_read_until(fd, &got, from, "POST|/c||abc");
     }
-    /* Too long: refused without the leave. */
+    /* Too long: refused without 100 Continue. */
     buf_clear(&got);
     head = "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: "
            "99999999999\r\n\r\n";
@@ -505,8 +505,8 @@ TEST(http_server_delivers_a_refusal_while_the_client_still_sends)
     const char *head = "POST /c HTTP/1.1\r\nHost: a\r\nContent-Length: 4194304\r\n\r\n";
     int fd = fixture_dial(s->port);
     CHECK(fixture_send(fd, head, strlen(head)));
-    CHECK(fixture_send(fd, junk, sizeof junk)); /* taken and thrown away: no reset destroys the
-                                                 * answer */
+    CHECK(
+        fixture_send(fd, junk, sizeof junk)); /* discarded, so that no reset destroys the answer */
     CHECK(fixture_read(fd, &got, SIZE_MAX, 5000));
     CHECK(strncmp(got.data, "HTTP/1.1 413 ", 13) == 0);
     buf_release(&got);
@@ -551,12 +551,12 @@ TEST(http_server_streams_events)
     CHECK(strstr(got.data,
                  "\r\n\r\nf\r\ndata: {\"i\":0}\n\n\r\nf\r\ndata: {\"i\":1}\n\n\r\nf\r\ndata: "
                  "{\"i\":2}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n") != NULL);
-    /* The connection is good for another request. */
+    /* The connection can serve another request. */
     size_t from = got.len;
     CHECK(send_text(fd, "GET /z HTTP/1.1\r\nHost: a\r\n\r\n"));
     fixture_read_until(fd, &got, from, "GET|/z||");
     close(fd);
-    /* HTTP/1.0 knows no chunks: the end of the connection is the end. */
+    /* HTTP/1.0 has no chunks: the end of the connection ends the body. */
     buf_clear(&got);
     fd = fixture_dial(s->port);
     CHECK(send_text(fd, "GET /stream HTTP/1.0\r\n\r\n"));
@@ -602,8 +602,8 @@ TEST(http_server_notices_within_milliseconds_that_a_client_left)
             struct buf out = { 0 };
             int fd = fixture_dial(s->port);
             buf_add_c(&out, "GET /hang HTTP/1.1\r\nHost: a\r\n\r\n");
-            /* More than the server wants to read ahead, less than the kernel holds: it stops
-             * reading and must still notice. */
+            /* More than the server reads ahead, less than the kernel buffers: the server stops
+             * reading and must still notice the client's end. */
             for (int k = 0; pipelined && k < 3500; k++)
                 buf_add_c(&out, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n");
             CHECK(fixture_send(fd, out.data, out.len));
@@ -675,7 +675,7 @@ TEST(http_server_has_deadlines_for_slow_requests)
     struct site *s = site_open((struct http_limits){
         .header_timeout_ms = 300, .body_timeout_ms = 300, .idle_timeout_ms = 300 });
     struct buf got = { 0 };
-    /* The header deadline is a total: a byte now and then does not extend it. */
+    /* The header deadline is for the whole head: single bytes do not extend it. */
     int fd = fixture_dial(s->port);
     uint64_t t = clock_ms();
     const char *slow = "GET / HTTP/1.1\r\nX: ";
@@ -693,7 +693,7 @@ TEST(http_server_has_deadlines_for_slow_requests)
     CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
     CHECK(strncmp(got.data, "HTTP/1.1 408 ", 13) == 0);
     close(fd);
-    /* Nothing asked: closed without an answer, also between requests. */
+    /* Without a request the connection is closed without an answer, also between requests. */
     buf_clear(&got);
     fd = fixture_dial(s->port);
     CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
@@ -703,7 +703,7 @@ TEST(http_server_has_deadlines_for_slow_requests)
     CHECK(send_text(fd, "GET /i HTTP/1.1\r\nHost: a\r\n\r\n"));
     CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
     CHECK(strstr(got.data, "GET|/i||") != NULL);
-    CHECK(strstr(got.data + 1, "HTTP/1.1 ") == NULL); /* nothing behind the answer */
+    CHECK(strstr(got.data + 1, "HTTP/1.1 ") == NULL); /* nothing after the answer */
     close(fd);
     buf_release(&got);
     site_close(s);

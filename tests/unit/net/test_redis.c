@@ -1,5 +1,5 @@
-/* test_redis.c - against a real redis-server on a free loopback port: commands, scripts, loss and
- * return, deadlines. */
+/* test_redis.c - the client against a real redis-server on a free loopback port: commands, scripts,
+ * loss and reconnection, deadlines. */
 #include "shared/net/redis/redis.h"
 
 #include <signal.h>
@@ -221,7 +221,7 @@ TEST(redis_scripts_survive_a_flush)
     ask_wait(&g, &b);
     CHECK_STATUS(b.st, ERR_IO);
     ask_wait(&g, &calls);
-    /* the text travels only when it must */
+    /* The text is sent only when the server does not know it. */
     CHECK(strstr(calls.text.data, "cmdstat_eval:calls=4,") != NULL);
     buf_release(&calls.text);
     buf_release(&flush.text);
@@ -271,7 +271,7 @@ TEST(redis_rebuilds_the_connection_after_a_deadline)
     CHECK(clock_ms() - t >= 195);
     CHECK(clock_ms() - t < 1000);
     wait_for(&g.n_down, downs + 1);
-    usleep(500000); /* connects meanwhile are accepted by the kernel and never greeted */
+    usleep(500000); /* the kernel accepts connections meanwhile; no handshake is answered */
     kill(g.server, SIGCONT);
     wait_for(&g.n_up, 2);
     ask_wait(&g, &a);
@@ -290,7 +290,7 @@ TEST(redis_says_why_it_is_down)
     wait_for(&g.n_down, 1);
     CHECK(strstr(g.why, "refused") != NULL);
     rig_close(&g);
-    /* A password that is wrong, and one that is right. */
+    /* A wrong password, and the right one. */
     struct rig h = { .password = "secret" };
     rig_open(&h);
     wait_for(&h.n_up, 1);

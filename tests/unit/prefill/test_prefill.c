@@ -1,6 +1,6 @@
 /* test_prefill.c - the prefill worker with a real engine and real transfers: credits are bounded
- * and come back, and whatever is canceled, lost, late or refused gives every block back and says so
- * to the entry node. */
+ * and returned; whatever is cancelled, lost, late or refused returns every block and tells the
+ * entry node. */
 #include "tests/unit/decode/worker_rig.h"
 
 enum { STEP = 64 };
@@ -41,22 +41,22 @@ TEST(prefill_credits_are_bounded_and_come_back)
     struct gen *g[8];
     pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
     for (uint64_t i = 0; i < 8; i++) {
-        /* two steps are 128 tokens; number 4 is more by itself */
+        /* Two steps are 128 tokens; prompt 4 is longer. */
         g[i] = entry_add(&t.e, i + 1, i == 4 ? 500 : 40, i, 5);
         entry_ask(&t.e, g[i], t.p);
     }
     rig_turn_ms(&t.rig, 60);
     CHECK_EQ_INT(n_credits(g, 8), 3);
     CHECK(g[0]->credit && g[1]->credit && g[2]->credit);
-    entry_cancel(&t.e, g[1], t.p); /* a credit given back goes to the next in line */
+    entry_cancel(&t.e, g[1], t.p); /* a returned credit goes to the next prompt */
     RIG_WAIT(&t.rig, g[3]->credit);
     entry_cancel(&t.e, g[0], t.p);
-    entry_cancel(&t.e, g[5], t.p); /* one that waits leaves the line */
+    entry_cancel(&t.e, g[5], t.p); /* one that waits leaves the queue */
     rig_turn_ms(&t.rig, 30);
-    CHECK_EQ_INT(n_credits(g, 8), 4); /* the long one waits for its turn and nobody passes it */
+    CHECK_EQ_INT(n_credits(g, 8), 4); /* the long one waits and is not overtaken */
     entry_generate(&t.e, g[2], t.d, FRAME_RESERVE);
     RIG_WAIT(&t.rig, g[2]->granted);
-    /* computing it gives the credit back too */
+    /* Computing it returns the credit too. */
     entry_prefill(&t.e, g[2], t.p, 2, cluster_port(t.d->peer->c));
     entry_cancel(&t.e, g[3], t.p);
     RIG_WAIT(&t.rig, g[4]->credit);
@@ -84,7 +84,7 @@ TEST(prefill_unused_credit_expires)
     RIG_WAIT_MS(&t.rig, a->failed, 17000);
     CHECK_STATUS(a->status, ERR_TIMEOUT);
     CHECK(clock_ms() - start > 10000);
-    RIG_WAIT(&t.rig, b->credit); /* and others are served */
+    RIG_WAIT(&t.rig, b->credit); /* other prompts are served */
     buf_add_c(&a->grant, "late");
     a->failed = false;
     entry_prefill(&t.e, a, t.p, 2, cluster_port(t.d->peer->c));
@@ -105,7 +105,7 @@ TEST(prefill_refuses_more_than_it_may_hold)
     }
     RIG_WAIT(&t.rig, g[3]->failed);
     CHECK_STATUS(g[3]->status, ERR_BUSY);
-    entry_ask(&t.e, g[0], t.p); /* asked twice: one credit (the entry's log checks that) */
+    entry_ask(&t.e, g[0], t.p); /* asked twice: one credit (the entry node's log checks that) */
     rig_turn_ms(&t.rig, 30);
     for (int i = 0; i < 3; i++) entry_cancel(&t.e, g[i], t.p);
     pair_close(&t);
@@ -133,7 +133,7 @@ TEST(prefill_bad_messages_give_the_credit_back)
     for (int i = 0; i < 5; i++) {
         struct gen *g = entry_add(&t.e, 1 + (uint64_t)i, 500, 1, 5);
         entry_ask(&t.e, g, t.p);
-        RIG_WAIT(&t.rig, g->credit); /* each time: the one before gave it back */
+        RIG_WAIT(&t.rig, g->credit); /* every time, since the one before returned it */
         uint16_t port = cluster_port(t.d->peer->c);
         if (i == 0)
             CHECK_OK(cluster_send(t.e.peer->c, 1, FRAME_PREFILL, g->request, 1, STR("\xff\xff")));
@@ -156,8 +156,8 @@ TEST(prefill_cancel_in_every_state_gives_all_back)
 {
     struct pair t;
     pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
-    /* 0: asked, 1: credited, 2: in the same turn as PREFILL (no connection yet), 3 ..: some ms into
-     * the computing, then done */
+    /* 0: asked, 1: credited, 2: in the same turn as PREFILL (no connection yet), 3 and more: after
+     * some ms of computing, at last after its end */
     for (int stage = 0; stage < 12; stage++) {
         struct gen *g = entry_add(&t.e, 1 + (uint64_t)stage, 600, 20 + (uint64_t)stage, 5);
         if (stage < 2) {
@@ -177,7 +177,7 @@ TEST(prefill_cancel_in_every_state_gives_all_back)
     pair_close(&t);
 }
 
-/* The decode node goes away at different moments: the entry is told, nothing stays. */
+/* The decode node is lost at different moments: the entry node is told, nothing stays. */
 TEST(prefill_lost_decode_node_fails_the_prompt)
 {
     struct pair t;
@@ -215,8 +215,8 @@ TEST(prefill_lost_entry_gives_all_back)
     t.e.peer = NULL;
     RIG_WAIT_MS(&t.rig, t.p->peer->n_lost == 1 && worker_is_idle(t.p) && worker_is_idle(t.d), 5000);
     entry_forget(&t.e);
-    entry_open(&t.e, &t.rig); /* its next incarnation finds the credits free (same id is enough for
-                               * the test) */
+    entry_open(
+        &t.e, &t.rig); /* its next incarnation gets credits (with the same id, to keep it simple) */
     struct gen *again = entry_add(&t.e, 10, 900, 1, 5);
     entry_split(&t.e, again, t.p, t.d);
     RIG_WAIT(&t.rig, again->finished);
@@ -231,7 +231,7 @@ TEST(prefill_unreachable_decode_node)
     entry_ask(&t.e, g, t.p);
     RIG_WAIT(&t.rig, g->credit);
     buf_add_c(&g->grant, "whatever");
-    entry_prefill(&t.e, g, t.p, 77, 1); /* nobody listens there */
+    entry_prefill(&t.e, g, t.p, 77, 1); /* nothing listens there */
     RIG_WAIT_MS(&t.rig, g->failed, 6000);
     CHECK_STATUS(g->status, ERR_PEER_LOST);
     pair_close(&t);
@@ -252,8 +252,8 @@ TEST(prefill_incompatible_decode_node_is_said_so)
     t.d = worker_open(&t.rig, 3, (struct worker_options){ .block_tokens = 32 });
     g = entry_add(&t.e, 2, 100, 1, 5);
     entry_split(&t.e, g, t.p, t.d);
-    RIG_WAIT_MS(&t.rig, g->failed || g->finished, 6000); /* another block size: converted, or
-                                                          * refused with a sentence */
+    RIG_WAIT_MS(&t.rig, g->failed || g->finished,
+                6000); /* another block size: converted or refused */
     if (g->failed)
         CHECK(status_class_of(g->status) == CLASS_PEER && strstr(g->text, "block") != NULL);
     entry_cancel(&t.e, g, t.d);
@@ -267,8 +267,7 @@ TEST(prefill_node_without_protocols_refuses)
     struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
     entry_split(&t.e, g, t.p, t.d);
     RIG_WAIT(&t.rig, g->failed);
-    CHECK(status_class_of(g->status) == CLASS_PEER); /* another pair may serve it: not the client's
-                                                      * fault */
+    CHECK(status_class_of(g->status) == CLASS_PEER); /* another pair may serve it */
     entry_cancel(&t.e, g, t.d);
     pair_close(&t);
 }
