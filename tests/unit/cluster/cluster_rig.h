@@ -1,9 +1,9 @@
-/* cluster_rig.h - nodes for tests of what travels over links: clusters on one loop, each with a log
- * of what it heard.
+/* cluster_rig.h - nodes for tests of messages: clusters on one loop, each with a log of what it
+ * received.
  *
- * The test's thread turns the loop itself (RIG_WAIT), so every check runs between two turns. `hook`
- * of a node may answer messages at once; what it does not take goes into the log. Included by one
- * test program each. */
+ * The test's thread turns the loop itself (RIG_WAIT), so every check runs between two turns. A
+ * node's `hook` may answer messages at once; what it does not take goes into the log. Included by
+ * one test program each. */
 #ifndef BATON_TESTS_UNIT_CLUSTER_CLUSTER_RIG_H
 #define BATON_TESTS_UNIT_CLUSTER_CLUSTER_RIG_H
 
@@ -157,7 +157,7 @@ __attribute__((unused)) static void peer_meet(struct peer_node *a, const struct 
     cluster_learn(a->c, b->id, "127.0.0.1", cluster_port(b->c));
 }
 
-/* How many messages of `type` not yet taken by received_take. */
+/* Counts the messages of `type` that received_take has not taken yet. */
 __attribute__((unused)) static size_t received_count(const struct peer_node *n,
                                                      enum frame_type type)
 {
@@ -166,7 +166,7 @@ __attribute__((unused)) static size_t received_count(const struct peer_node *n,
     return count;
 }
 
-/* The oldest message of `type` not yet taken, or NULL. */
+/* Takes the oldest message of `type`; NULL: none. */
 __attribute__((unused)) static struct received_message *received_take(struct peer_node *n,
                                                                       enum frame_type type)
 {

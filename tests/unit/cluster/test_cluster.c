@@ -17,7 +17,7 @@ static enum status send_number(struct peer_node *from, uint64_t to, uint64_t i)
     return cluster_send(from->c, to, FRAME_CREDIT, i, (uint32_t)i + 1, bytes_of(&i, sizeof i));
 }
 
-/* The log holds exactly the numbers begin .. end-1 in order. */
+/* Checks that the log has exactly the numbers begin .. end-1 in order. */
 static void check_numbers(const struct peer_node *n, uint64_t from, uint64_t begin, uint64_t end)
 {
     size_t at = 0;
@@ -42,7 +42,7 @@ TEST(cluster_delivers_in_order_in_both_directions)
     CHECK(cluster_knows(a->c, 2) && cluster_knows(a->c, 1) && !cluster_knows(b->c, 1));
     for (uint64_t i = 0; i < 500; i++) CHECK_OK(send_number(a, 2, i));
     RIG_WAIT(&r, b->n_log == 500);
-    CHECK(cluster_knows(b->c, 1)); /* it connected: no introduction is needed to answer */
+    CHECK(cluster_knows(b->c, 1)); /* it has connected, so it can be answered */
     for (uint64_t i = 0; i < 500; i++) CHECK_OK(send_number(b, 1, i));
     RIG_WAIT(&r, a->n_log == 500);
     check_numbers(b, 1, 0, 500);
@@ -66,7 +66,7 @@ TEST(cluster_both_sides_dial_at_once)
         CHECK_OK(send_number(a, 2, i));
         CHECK_OK(send_number(b, 1, i));
     }
-    /* More of them in every turn while the two handshakes run. */
+    /* More messages in every turn while the two handshakes run. */
     for (; i < 300; i++) {
         CHECK_OK(send_number(a, 2, i));
         CHECK_OK(send_number(b, 1, i));
@@ -180,7 +180,7 @@ TEST(cluster_wrong_incarnation_is_lost)
     cluster_rig_open(&r);
     struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 }),
                      *b = peer_open(&r, 2, (struct peer_options){ 0 });
-    /* an earlier process had that address */
+    /* An earlier process had that address. */
     cluster_learn(a->c, 77, "127.0.0.1", cluster_port(b->c));
     CHECK_OK(send_number(a, 77, 0));
     RIG_WAIT(&r, a->n_lost == 1);
@@ -211,7 +211,7 @@ TEST(cluster_refused_connection_and_bad_address_are_lost)
     CHECK_EQ_INT(a->n_lost, 0); /* never from inside a call */
     RIG_WAIT(&r, a->n_lost == 2);
     CHECK_STATUS(send_number(a, 2, 1), ERR_PEER_LOST);
-    /* the next process at the same address */
+    /* The next process at the same address. */
     b = peer_open(&r, 4, (struct peer_options){ .port = port });
     peer_meet(a, b);
     CHECK_OK(send_number(a, 4, 9));
@@ -257,8 +257,7 @@ TEST(cluster_queue_is_bounded_before_and_after_the_link_is_up)
     while (cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)) == OK) n++;
     CHECK(n > 90 && n <= LIMIT / BODY);
     CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)), ERR_FULL);
-    RIG_WAIT(&r, b->n_log == n); /* all that was taken arrives: what fitted while waiting fits when
-                                  * the link comes up */
+    RIG_WAIT(&r, b->n_log == n); /* every message accepted while waiting arrives */
     CHECK_EQ_INT(a->n_lost, 0);
     for (size_t i = 0;
          i < 100000 && cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(body, BODY)) == OK; i++)
@@ -314,7 +313,7 @@ TEST(cluster_forgets_addresses_that_nobody_uses)
     RIG_WAIT(&r, b->n_log == 1);
     for (int i = 0; i < 20; i++) {
         rig_turn_ms(&r, 100);
-        cluster_learn(a->c, 100, "127.0.0.1", 9); /* still talked of */
+        cluster_learn(a->c, 100, "127.0.0.1", 9); /* still mentioned */
     }
     CHECK(cluster_knows(a->c, 2)); /* has a link */
     CHECK(cluster_knows(a->c, 100));
@@ -334,7 +333,7 @@ TEST(cluster_headers_count_against_the_queue)
                      *b = peer_open(&r, 2, (struct peer_options){ 0 });
     peer_meet(a, b);
     size_t n = 0;
-    /* First what the socket will not take at once, then messages that are mostly header. */
+    /* First more than the socket takes at once, then messages that are mostly header. */
     uint8_t *big = mem_calloc(1, LIMIT - (1 << 20));
     CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, n++, 1, bytes_of(big, LIMIT - (1 << 20))));
     while (cluster_send(a->c, 2, FRAME_GRANT, n, 1, bytes_of(big, 8)) == OK) n++;
@@ -359,7 +358,7 @@ TEST(cluster_no_progress_with_work_is_lost)
         rig_turn_ms(&r, 100);
         b->progress++;
     }
-    b->has_work = false; /* idle: the counter stands still and that is fine */
+    b->has_work = false; /* idle: the counter may stand still */
     rig_turn_ms(&r, 2500);
     CHECK_EQ_INT(a->n_lost + b->n_lost, 0);
     b->has_work = true;
@@ -380,7 +379,7 @@ struct child {
     uint16_t port;
 };
 
-/* A node in a process of its own that sends every message back; it ends when it is killed. */
+/* A node in its own process that sends every message back until it is killed. */
 static struct child child_start(uint64_t id, uint32_t lost_ms)
 {
     int fd[2];
@@ -447,7 +446,7 @@ TEST(cluster_frozen_peer_is_lost_within_three_seconds)
     RIG_WAIT_MS(&r, a->n_lost == 1, 3200);
     CHECK(clock_ms() - t >= 1500);
     CHECK(strstr(a->why, "nothing heard") != NULL);
-    /* And one that is frozen before the handshake: the kernel accepts for it. */
+    /* A node frozen before the handshake: the kernel accepts connections for it. */
     cluster_learn(a->c, 2, "127.0.0.1", c.port);
     CHECK_OK(send_number(a, 2, 1));
     RIG_WAIT_MS(&r, a->n_lost == 2, 4000);
@@ -461,7 +460,7 @@ TEST(cluster_own_stop_loses_nobody)
 {
     struct cluster_rig r;
     cluster_rig_open(&r);
-    /* The peer is patient, so that only this side's judgement is tested. */
+    /* The peer has a long lost_ms, so that only this side can report a loss. */
     struct child c = child_start(2, 60000);
     struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 });
     cluster_learn(a->c, 2, "127.0.0.1", c.port);
@@ -480,7 +479,7 @@ TEST(cluster_own_stop_loses_nobody)
         RIG_WAIT(&r, clock_ms() - t > 4300);
         CHECK_EQ_INT(a->n_lost, 0);
     }
-    rig_turn_ms(&r, 2800); /* and it is still watched: nothing was pushed into the future */
+    rig_turn_ms(&r, 2800); /* it is still watched: no time was shifted into the future */
     CHECK_EQ_INT(a->n_lost, 0);
     CHECK_OK(send_number(a, 2, 1));
     RIG_WAIT(&r, a->n_log == 2);
@@ -540,7 +539,7 @@ TEST(cluster_acceptor_that_skips_its_proof_stays_a_stranger)
     int listener = fixture_listen(&port);
     struct peer_node *a = peer_open(&r, 1, (struct peer_options){ 0 });
     cluster_learn(a->c, 2, "127.0.0.1", port);
-    CHECK_OK(send_number(a, 2, 0)); /* the secret prompt */
+    CHECK_OK(send_number(a, 2, 0)); /* must not reach the stranger */
     rig_turn_ms(&r, 50);
     int fd = accept(listener, NULL, NULL);
     read_frame(&r, fd, &h, body, sizeof body);
@@ -549,7 +548,7 @@ TEST(cluster_acceptor_that_skips_its_proof_stays_a_stranger)
     send_frame(fd, FRAME_CREDIT, 1, "x", 1);
     RIG_WAIT(&r, a->n_lost == 1);
     CHECK_EQ_INT(a->n_log, 0);
-    CHECK(recv(fd, body, sizeof body, 0) <= 0); /* nothing more was said to it */
+    CHECK(recv(fd, body, sizeof body, 0) <= 0); /* nothing more was sent to it */
     close(fd);
     close(listener);
     peer_close(a);
@@ -583,8 +582,7 @@ TEST(cluster_acceptor_with_a_wrong_proof_stays_a_stranger)
     cluster_rig_close(&r);
 }
 
-/* Bytes that a stranger sends to a node's port; the connection must end and nothing be
- * delivered. */
+/* A stranger sends bytes to a node's port: the connection must end and nothing be delivered. */
 static void check_stranger(struct cluster_rig *r, struct peer_node *a, const void *p, size_t n)
 {
     int fd = fixture_dial(cluster_port(a->c));
@@ -708,7 +706,7 @@ TEST(cluster_free_with_everything_pending)
     peer_meet(a, c);
     CHECK_OK(send_number(a, 3, 0)); /* dialing */
     cluster_learn(a->c, 4, "bad", 1);
-    CHECK_OK(send_number(a, 4, 0)); /* dead, not buried */
+    CHECK_OK(send_number(a, 4, 0)); /* dead, not reaped */
     CHECK_OK(send_number(a, 1, 0)); /* to itself */
     peer_close(a);
     RIG_WAIT(&r, b->n_lost == 1);

@@ -1,4 +1,4 @@
-/* test_frame.c - the header's 32 bytes, and token records: round trips, and everything that must be
+/* test_frame.c - frame headers and token records: round trips, and everything that must be
  * refused. */
 #include "shared/cluster/frame.h"
 
@@ -58,7 +58,7 @@ TEST(frame_header_refuses_what_it_does_not_know)
     CHECK_STATUS(decode_with(4, 2, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "version 2") != NULL);
     CHECK_STATUS(decode_with(6, 0, &err), ERR_FORMAT);
-    CHECK_STATUS(decode_with(6, 7, &err), ERR_FORMAT); /* between the link's types and the others */
+    CHECK_STATUS(decode_with(6, 7, &err), ERR_FORMAT); /* a gap in the types */
     CHECK_STATUS(decode_with(6, FRAME_TYPE_END, &err), ERR_FORMAT);
     CHECK_STATUS(decode_with(7, 0xff, &err), ERR_FORMAT);
     CHECK_STATUS(decode_with(11, 0x7f, &err), ERR_TOO_LONG);
@@ -138,7 +138,7 @@ TEST(token_record_refuses_every_cut)
     token_record_add(&b, 1, 1, 0, &t);
     CHECK_OK(next_of(b.data, b.len));
     for (size_t n = 1; n < b.len; n++) {
-        char *exact = mem_dup(b.data, n); /* so that AddressSanitizer sees one byte too many */
+        char *exact = mem_dup(b.data, n); /* so that AddressSanitizer notices one byte too many */
         CHECK_STATUS(next_of(exact, n), ERR_FORMAT);
         mem_free(exact);
     }
@@ -161,12 +161,12 @@ TEST(token_record_refuses_wrong_numbers)
     CHECK_OK(next_with(4, 12));
     CHECK_STATUS(next_with(0, 39), ERR_FORMAT); /* bytes */
     CHECK_STATUS(next_with(0, 0xffffffff), ERR_FORMAT);
-    /* n_top that does not agree with bytes */
+    /* n_top does not match bytes */
     CHECK_STATUS(next_with(20, 2), ERR_FORMAT);
     CHECK_STATUS(next_with(20, SAMPLER_LOGPROBS_MAX + 1), ERR_FORMAT);
     /* 40 + 8 * n_top wraps to 0 */
     CHECK_STATUS(next_with(20, 0xfffffffb), ERR_FORMAT);
-    CHECK_STATUS(next_with(28, FINISH_PREFILLED), ERR_FORMAT); /* not an end of an answer */
+    CHECK_STATUS(next_with(28, FINISH_PREFILLED), ERR_FORMAT); /* not the end of an answer */
     /* a token id is never negative */
     CHECK_STATUS(next_with(8, 0x80000000), ERR_FORMAT);
     CHECK_STATUS(next_with(TOKEN_RECORD_BYTES + 8, 0xffffffff), ERR_FORMAT);

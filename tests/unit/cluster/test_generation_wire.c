@@ -1,5 +1,5 @@
-/* test_generation_wire.c - a generation to its message's bytes and back, and every bound of what
- * may arrive. */
+/* test_generation_wire.c - a generation to its message and back, and every bound of a message that
+ * arrives. */
 #include "shared/cluster/generation_wire.h"
 
 #include <math.h>
@@ -37,7 +37,7 @@ static struct generation_wire sample(void)
     };
 }
 
-/* Encode, pack, unpack: what a peer would hold. */
+/* Encodes, packs and unpacks: the message as a peer sees it. */
 static Baton__Generation *travel(const struct generation_wire *g)
 {
     struct arena arena;
@@ -81,7 +81,7 @@ TEST(generation_wire_round_trip)
     arena_init(&arena);
     Baton__Generation *m = travel(&g);
     CHECK_OK(generation_wire_decode(m, &arena, &back, &err));
-    baton__generation__free_unpacked(m, NULL); /* what came out must not point into the message */
+    baton__generation__free_unpacked(m, NULL); /* the result must not point into the message */
     CHECK_EQ_INT(back.n_tokens, 6);
     CHECK_EQ_INT(back.n_prompt, 4);
     CHECK(memcmp(back.tokens, TOKENS, sizeof TOKENS) == 0);
@@ -199,8 +199,8 @@ TEST(generation_wire_refuses_missing_and_unsupported_parts)
     empty.n_prompt = 1;
     CHECK_STATUS(generation_wire_decode(&empty, &arena, &back, &err), ERR_FORMAT);
     CHECK_EQ_STR(err.field, "sampling");
-    Baton__Sampling s = BATON__SAMPLING__INIT; /* all zero: a repetition penalty of 0 would divide
-                                                * by it */
+    Baton__Sampling s =
+        BATON__SAMPLING__INIT; /* all zero, also the repetition penalty, a divisor */
     empty.sampling = &s;
     CHECK_STATUS(generation_wire_decode(&empty, &arena, &back, &err), ERR_FORMAT);
     s.repetition_penalty = 1;

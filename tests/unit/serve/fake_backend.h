@@ -1,9 +1,9 @@
 /* fake_backend.h - a backend without a model: the test double of shared/serve/backend.h.
  *
- * Every sequence answers with the tokens of `answer` (then the end token, unless max_tokens or
- * ignore_eos come first; with ignore_eos the answer repeats). One token per turn of the loop.
- * Logprobs are made from position and id, so that tests can know them. It keeps the contract: no
- * sink function inside submit or cancel, one on_end each. Thread: loop. */
+ * Every sequence answers with the tokens of `answer`, then the end token, unless max_tokens comes
+ * first; with ignore_eos the answer repeats. One token per turn of the loop. Logprobs are a
+ * function of position and id, so that tests know them. It keeps the contract: no sink function
+ * inside submit or cancel, one on_end each. Thread: loop. */
 #ifndef BATON_TESTS_UNIT_SERVE_FAKE_BACKEND_H
 #define BATON_TESTS_UNIT_SERVE_FAKE_BACKEND_H
 
@@ -37,9 +37,9 @@ struct fake_backend {
     enum status refuse;                                 /* submit fails with this */
     enum status fail;                                   /* sequences end with this ... */
     uint32_t fail_after;                                /* ... after so many tokens */
-    bool hold;                                          /* no progress, but cancels are seen */
+    bool hold;                                          /* no progress, but cancel works */
     bool not_ready;
-    struct gen_request last; /* of the last submit; pointers dead */
+    struct gen_request last; /* of the last submit; its pointers are invalid */
     struct logit_bias last_bias[8];
     uint64_t seeds[16]; /* of the first submits */
     char last_name[160];

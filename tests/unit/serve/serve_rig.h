@@ -1,6 +1,6 @@
-/* serve_rig.h - a face over the test double, a small tokenizer and a chat template; calls through
- * serve_submit and through sockets. The loop is turned by hand: a test's thread is both client and
- * server. */
+/* serve_rig.h - an API server over the test double, with a small tokenizer and a chat template;
+ * requests go through serve_submit or sockets. The test's thread turns the loop and is both client
+ * and server. */
 #ifndef BATON_TESTS_UNIT_SERVE_SERVE_RIG_H
 #define BATON_TESTS_UNIT_SERVE_SERVE_RIG_H
 
@@ -32,7 +32,7 @@ struct rig {
     struct serve_options o;
 };
 
-/* An answer, over a socket or through serve_submit. */
+/* An answer from a socket or serve_submit. */
 struct answer {
     int status;
     struct buf head, body; /* of a stream: the events' data, one per line */
@@ -349,8 +349,7 @@ static inline double number_at(const cJSON *j, const char *path)
     return v->valuedouble;
 }
 
-/* Line i of a stream as a document (cJSON_Delete), negative from the end; NULL for [DONE] or out of
- * range. */
+/* Parses line i of a stream (cJSON_Delete), negative from the end; NULL: [DONE] or out of range. */
 static inline cJSON *event_at(const struct answer *a, int i)
 {
     struct str rest = buf_str(&a->body), line;

@@ -1,5 +1,5 @@
-/* test_openai_params.c - every member of a request: what is refused, with which member named; what
- * reaches the backend. */
+/* test_openai_params.c - every member of a request: which values are refused with which error, and
+ * what reaches the backend. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completions";
@@ -7,7 +7,7 @@ static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completi
 #define PROMPT   "\"prompt\":\"Hi\""
 
 struct refusal {
-    const char *path, *members, *param, *text; /* text: part of the sentence, NULL: any */
+    const char *path, *members, *param, *text; /* text: part of the message; NULL: any */
 };
 
 static void check_refusals(const struct refusal *rows, size_t n)
@@ -235,7 +235,7 @@ TEST(context_overflow_says_the_numbers)
     CHECK_EQ_STR(string_at(a.json, "error.code"), "context_length_exceeded");
     answer_free(&a);
     buf_release(&body);
-    /* A default of max_tokens is cut to what fits instead. */
+    /* A default of max_tokens is cut to what fits. */
     a = rig_submit(&r, COMPLETIONS,
                    "{\"prompt\":[5,6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":3}");
     CHECK_EQ_INT(a.status, 200);
@@ -323,7 +323,7 @@ TEST(seeds_of_several_answers)
     CHECK_EQ_INT(r.fake.n_submitted, 4);
     for (int i = 0; i < 4; i++) CHECK_EQ_INT(r.fake.seeds[i], 10 + i % 2);
     answer_free(&a);
-    /* A drawn seed differs between all, also between equal prompts. */
+    /* Random seeds differ between all choices, also of equal prompts. */
     a = rig_submit(&r, COMPLETIONS, "{\"prompt\":[\"a\",\"a\"],\"n\":2}");
     for (int i = 5; i < 8; i++) CHECK(r.fake.seeds[i] == r.fake.seeds[4] + (uint64_t)(i - 4));
     answer_free(&a);

@@ -1,5 +1,5 @@
-/* test_openai_responses.c - whole answers: shapes, text, ends, logprobs, echo, lists of prompts,
- * tokenize. */
+/* test_openai_responses.c - whole answers: format, text, finish reasons, logprobs, echo, lists of
+ * prompts, tokenize. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completions";
@@ -144,19 +144,19 @@ TEST(length_stop_string_and_stop_id)
     CHECK_EQ_INT(number_at(a.json, "choices.0.stop_reason"), stop);
     struct buf first = { 0 };
     tokenizer_decode(r.tok, r.fake.answer, 1, true, &first);
-    /* the stop token's text is left out */
+    /* The stop token's text is left out. */
     CHECK_EQ_STR(string_at(a.json, "choices.0.text"), first.data);
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), 2);
     answer_free(&a);
     buf_release(&first);
     a = ask(&r, COMPLETIONS, "{\"prompt\":\"x\",\"max_tokens\":50,\"skip_special_tokens\":false}");
-    /* nor is the end token's */
+    /* So is the end token's. */
     CHECK_EQ_STR(string_at(a.json, "choices.0.text"), "Hello there, world");
     answer_free(&a);
     rig_close(&r);
 }
 
-/* The value for `token` in its own dictionary must be written with the same digits. */
+/* Checks that the value of `token` in its dictionary is written with the same digits. */
 static void check_same_number(const cJSON *logprobs, int i)
 {
     const char *token = cJSON_GetArrayItem(json_at(logprobs, "tokens"), i)->valuestring;
@@ -239,7 +239,7 @@ TEST(tokens_with_the_same_text_have_different_keys)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    /* Ids 160 to 163 are single bytes that are no characters: all show as U+FFFD. */
+    /* Ids 160 to 163 are single bytes that are not characters: all show as U+FFFD. */
     r.fake.answer[0] = 160;
     r.fake.n_answer = 1;
     struct answer a = ask(&r, COMPLETIONS, "{\"prompt\":\"x\",\"max_tokens\":1,\"logprobs\":4}");
@@ -264,14 +264,14 @@ TEST(more_prompts_than_the_backend_takes_at_once)
     rig_close(&r);
 }
 
-/* Once some answers are there a full backend is waited for; at the door it is not. */
+/* A request that has some answers waits for a full backend; a new one is refused. */
 TEST(request_in_flight_waits_for_capacity)
 {
     struct rig r;
     struct buf body = { 0 };
     struct answer a = { 0 };
     struct serve_reply reply = answer_sink(&a);
-    enum { N = 140 /* more than are given to the backend at once */ };
+    enum { N = 140 /* more than COMPLETION_WINDOW */ };
     rig_open(&r);
     r.o.max_prompts = N;
     rig_start(&r);

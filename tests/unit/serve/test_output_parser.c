@@ -1,5 +1,5 @@
-/* test_output_parser.c - chat answers with thoughts and tool calls: whole and streamed alike, every
- * end, every tool_choice. */
+/* test_output_parser.c - chat answers with reasoning and tool calls: whole and streamed, every
+ * finish reason, every tool_choice. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions";
@@ -12,7 +12,7 @@ static const char CHAT[] = "/v1/chat/completions";
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": "                           \
     "\"\xC3\xA9\"}}\n</tool_call>"
 #define CALL_LOOK "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>"
-/* Shows the tools, and opens the reasoning when asked to. */
+/* A template that shows the tools, and opens the reasoning when asked to. */
 #define TEMPLATE                                                                                   \
     "{% if tools %}T{% for t in tools %}:{{ t.function.name }}{% endfor %}{% endif %}{% for m in " \
     "messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"                                         \
@@ -48,7 +48,7 @@ static struct answer ask(struct rig *r, const char *members)
     return a;
 }
 
-/* ---- a message as one text: content|thoughts|name(arguments)...|finish_reason ---- */
+/* ---- a message as one text: content|reasoning|name(arguments)...|finish_reason ---- */
 
 static void add_string(const cJSON *v, struct buf *out)
 {
@@ -95,7 +95,7 @@ static void gather_call(const cJSON *c, struct gathered *g)
     buf_add_c(&g->calls[i], string_at(c, "function.arguments"));
 }
 
-/* What a client puts together from the chunks of choice `index`. */
+/* Joins the chunks of choice `index` as a client does. */
 static void show_stream(const struct answer *a, int index, struct buf *out)
 {
     struct gathered g = { 0 };
@@ -187,7 +187,7 @@ TEST(answers_are_parsed)
     }
 }
 
-/* A call that length ends stays a call as far as it came. */
+/* A tool call cut by max_tokens is still returned as a call. */
 TEST(length_ends_calls_and_reasoning)
 {
     struct rig r;
@@ -224,7 +224,7 @@ TEST(a_broken_call_is_text)
     CHECK(!json_at(a.json, "choices.0.message.tool_calls"));
     CHECK_EQ_STR(string_at(a.json, "choices.0.finish_reason"), "stop");
     answer_free(&a);
-    /* A stream has announced it already: there it is text as well. */
+    /* A stream has announced the call already; there it is text as well. */
     a = ask(&r, TOOLS ",\"stream\":true");
     show_stream(&a, 0, &text);
     CHECK(str_starts(buf_str(&text), broken) && str_ends(buf_str(&text), "|stop"));
@@ -245,7 +245,7 @@ TEST(reasoning_tokens_are_counted_and_logprobs_stay_whole)
     mem_free(ids);
     a = ask(&r, "\"logprobs\":true,\"top_logprobs\":1,\"return_token_ids\":true,\"n\":2");
     double n_reasoning = number_at(a.json, "usage.completion_tokens_details.reasoning_tokens");
-    /* a token may cross the tag's end */
+    /* A token may cross the end of a tag. */
     CHECK(n_reasoning >= 2 * (double)n && n_reasoning <= 2 * ((double)n + 1));
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), 2 * (r.fake.n_answer + 1));
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.1.logprobs.content")),
@@ -253,7 +253,7 @@ TEST(reasoning_tokens_are_counted_and_logprobs_stay_whole)
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.1.token_ids")), r.fake.n_answer + 1);
     CHECK_EQ_STR(string_at(a.json, "choices.1.message.reasoning"), "Hm.");
     answer_free(&a);
-    /* Streamed, each token's logprob goes out with it, although its text may wait. */
+    /* A stream sends each token's logprob at once, although its text may be held back. */
     a = ask(&r, "\"logprobs\":true,\"stream\":true,\"stream_options\":{\"include_usage\":true}");
     int n_logprobs = 0, i = 0;
     for (cJSON *e; (e = event_at(&a, i)) != NULL; i++) {
@@ -300,7 +300,7 @@ TEST(several_answers_of_a_stream_keep_apart)
     rig_close(&r);
 }
 
-/* Tags that are special tokens are seen by the parsers, and by nobody else. */
+/* Tags that are special tokens reach the parsers, but not the client. */
 TEST(special_tokens_that_are_tags)
 {
     struct tool_format special = *tool_format_find(STR("hermes"));
@@ -315,7 +315,7 @@ TEST(special_tokens_that_are_tags)
     rig_close(&r);
 }
 
-/* What the model is shown. */
+/* The prompt that the model gets. */
 static void check_prompt(struct rig *r, const char *members, const char *want)
 {
     struct buf body = { 0 };
@@ -390,8 +390,8 @@ TEST(demands_that_cannot_be_met_are_refused)
     rig_close(&r);
 }
 
-/* A message to be continued, and a prompt of ids, say themselves whether the answer begins within
- * thoughts. */
+/* A message to be continued, and a prompt of ids, determine whether the answer begins inside the
+ * reasoning. */
 TEST(answers_that_go_on)
 {
     struct rig r;
@@ -421,8 +421,8 @@ TEST(answers_that_go_on)
     rig_close(&r);
 }
 
-/* Clients count a stream's first event as the first token, whatever is in it, and want a role in
- * it. */
+/* Clients take a stream's first event for the first token, whatever it contains, and expect a role
+ * in it. */
 TEST(first_event_comes_with_the_first_token)
 {
     struct rig r;

@@ -1,4 +1,4 @@
-/* test_response_stream.c - streamed answers: order and shape of the events, characters whole,
+/* test_response_stream.c - streamed answers: order and format of the events, whole characters,
  * errors, receivers that leave. */
 #include "tests/unit/serve/serve_rig.h"
 
@@ -11,7 +11,7 @@ static bool ends_with_done(const struct answer *a)
            !strstr(strstr(a->body.data, "[DONE]") + 1, "[DONE]");
 }
 
-/* All of `path` (a string) over the events, joined. */
+/* Joins string member `path` of all events. */
 static void join(const struct answer *a, const char *path, struct buf *out)
 {
     for (int i = 0;; i++) {
@@ -32,7 +32,7 @@ TEST(chat_stream)
     struct answer a = rig_submit(&r, CHAT,
                                  "{" MESSAGES ",\"stream\":true,\"return_token_ids\":true}");
     CHECK(a.begun && a.ended && ends_with_done(&a));
-    /* One chunk per token, the end token's too, the finish, [DONE]. */
+    /* One chunk per token, also of the end token, then the finish and [DONE]. */
     CHECK_EQ_INT(a.n_chunks, r.fake.n_answer + 1 + 1 + 1);
     cJSON *first = event_at(&a, 0), *second = event_at(&a, 1), *last = event_at(&a, -2);
     CHECK_EQ_STR(string_at(first, "object"), "chat.completion.chunk");
@@ -104,7 +104,7 @@ TEST(characters_are_never_split)
     CHECK(!strstr(a.body.data, "\xEF\xBF\xBD"));
     answer_free(&a);
     buf_clear(&text);
-    /* ends inside the character */
+    /* The answer ends inside a character. */
     a = rig_submit(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":3}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "a\xEF\xBF\xBD");

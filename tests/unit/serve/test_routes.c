@@ -1,5 +1,5 @@
-/* test_routes.c - the face over real sockets: paths, keys, methods, types, probes, streams, clients
- * that leave. */
+/* test_routes.c - the API server over real sockets: paths, keys, methods, types, probes, streams,
+ * clients that leave. */
 #include "tests/unit/serve/serve_rig.h"
 
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"
