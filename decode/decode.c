@@ -35,7 +35,7 @@ struct decode_worker *decode_create(const struct decode_options *o)
     w->failed = metrics_counter(o->metrics, "baton_decode_failed_total", "",
                                 "Sequences that ended with an error on this node.");
     w->canceled = metrics_counter(o->metrics, "baton_decode_canceled_total", "",
-                                  "Sequences ended because nobody wants them any more.");
+                                  "Sequences that were cancelled.");
     return w;
 }
 
@@ -151,7 +151,7 @@ static bool has_capacity(struct decode_worker *w, const struct cluster_message *
 {
     if (w->n_live < w->o.max_decode_seqs) return true;
     fail_attempt(w, m->from, m->request, m->attempt, ERR_BUSY,
-                 "the decode node has as many sequences as it may hold");
+                 "the decode node already has as many sequences as it takes");
     return false;
 }
 

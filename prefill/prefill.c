@@ -46,7 +46,7 @@ struct prefill_worker *prefill_create(const struct prefill_options *o)
     w->failed = metrics_counter(o->metrics, "baton_prefill_failed_total", "",
                                 "Prompts that ended with an error on this node.");
     w->canceled = metrics_counter(o->metrics, "baton_prefill_canceled_total", "",
-                                  "Prompts ended because nobody wants them any more.");
+                                  "Prompts that were cancelled.");
     w->asked_gauge = metrics_gauge(o->metrics, "baton_prefill_waiting_credit", "",
                                    "Prompts waiting for a start credit.");
     w->credited_gauge = metrics_gauge(o->metrics, "baton_prefill_credited_tokens", "",
@@ -191,7 +191,7 @@ static void on_ask(struct prefill_worker *w, const struct cluster_message *m)
     if (request_table_find(&w->by_request, request_key_of(m))) return;
     if (w->n_live >= w->o.max_prompts) {
         answer_send_failed(w->o.cluster, m->from, m->request, m->attempt, ERR_BUSY,
-                           "the prefill node has as many prompts waiting as it may hold");
+                           "the prefill node already has as many prompts waiting as it takes");
         return;
     }
     Baton__AskCredit *ask = baton__ask_credit__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);

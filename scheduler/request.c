@@ -410,7 +410,7 @@ void request_advance(struct entry *e, struct request *r)
 {
     uint64_t now = clock_ms();
     if (r->canceled) {
-        request_end(e, r, ERR_CANCELED, FINISH_NONE, -1, "the client is gone or has enough");
+        request_end(e, r, ERR_CANCELED, FINISH_NONE, -1, "the client left or needs no more tokens");
         return;
     }
     if (r->deadline_ms && now >= r->deadline_ms) {

@@ -22,7 +22,7 @@ static void register_counters(struct scheduler_metrics *sm, struct metrics *m)
     sm->canceled = metrics_counter(m, "baton_request_canceled_total", "",
                                    "Requests that the client or a stop string ended early.");
     sm->moves = metrics_counter(m, "baton_request_moves_total", "",
-                                "Attempts given up for another node after a loss.");
+                                "Attempts moved to another node after a loss.");
     sm->requeues = metrics_counter(m, "baton_request_waits_total", "",
                                    "Attempts refused as busy and placed again.");
     sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"",
@@ -39,8 +39,7 @@ static void register_counters(struct scheduler_metrics *sm, struct metrics *m)
 
 static void register_gauges(struct scheduler_metrics *sm, struct metrics *m)
 {
-    sm->live = metrics_gauge(m, "baton_requests_live", "",
-                             "Requests this entry node is following.");
+    sm->live = metrics_gauge(m, "baton_requests_live", "", "Live requests of this entry node.");
     sm->placing = metrics_gauge(m, "baton_requests_placing", "",
                                 "Live requests that are not placed on nodes yet.");
     sm->nodes = metrics_gauge(m, "baton_nodes_seen", "", "Nodes of this topic in the last view.");

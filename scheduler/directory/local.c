@@ -379,9 +379,9 @@ static enum status directory_local_open(const struct directory_options *o, struc
     list_init(&d->calls);
     if (o->metrics) {
         d->m_nodes = metrics_gauge(o->metrics, "baton_directory_nodes", "",
-                                   "Live nodes of all topics, in the view held by this process.");
+                                   "Live nodes of all topics in the directory of this process.");
         d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "",
-                                          "Placements counted in the view held by this process.");
+                                          "Placements counted in the directory of this process.");
     }
     if (queue_answer(d, (struct directory_local_call){ 0 }) != OK) {
         directory_local_free(d);

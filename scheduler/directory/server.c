@@ -109,7 +109,7 @@ static enum status handle_reserve(struct directory_server *s, const cJSON *body,
     fence = 0;
     enum status st = directory_local_reserve(s->local, &p, owner, &fence);
     if (st == ERR_FULL)
-        return err_set(err, ERR_FULL, "the directory counts as many placements as it can");
+        return err_set(err, ERR_FULL, "the directory already counts as many placements as it can");
     buf_printf(out, "{\"status\":\"%s\",", st == OK ? "ok" : st == ERR_BUSY ? "busy" : "not_found");
     directory_add_id(out, "fence", fence);
     buf_add_char(out, '}');
