@@ -223,8 +223,8 @@ static enum status chat_prepare(struct completion_request *c, cJSON *doc, struct
     if (input.ids) input.param = "prompt_token_ids";
     if (input.ids && c->p.tools.choice >= TOOL_CHOICE_REQUIRED)
         return err_field(err, ERR_UNSUPPORTED, "tool_choice",
-                         "tool_choice required or a named function needs messages, since the "
-                         "prompt must end with the beginning of a call; this prompt came as ids");
+                         "a tool_choice that demands a call needs messages: the rendered prompt "
+                         "must end with the beginning of the call, but this prompt came as ids");
     enum status st = input.ids
                          ? OK
                          : openai_render_chat(c->serve, doc, &c->p.tools, &opening, &text, err);
