@@ -81,7 +81,7 @@ struct request {
     struct request_node next_prefill, next_decode; /* chosen, while placing */
     struct placement accounted; /* what the view counts for it; request 0: nothing */
     bool waits_for_capacity;    /* PLACING: every node that could take it was full */
-    enum finish_reason ends;    /* set by the answer's last token: later losses are ignored */
+    enum finish_reason ends;    /* set by the answer's last token: a later loss ends it well */
     uint64_t avoid[REQUEST_AVOID_MAX]; /* ring: nodes that failed this request */
     uint32_t n_avoid;                  /* ever added */
     uint64_t wait_until_ms;            /* PLACING: do not place before; other states: stuck after */
