@@ -1,6 +1,6 @@
-/* test_directory.c - every row of the directory table passes the same cases; then what only a
- * holder elsewhere can do: vanish, come back empty, refuse. The row http talks to a holder in this
- * process, redis to a server started here on a free port. */
+/* test_directory.c - every backend of the directory passes the same cases; then what only a server
+  * elsewhere can do: vanish, come back empty, refuse. Backend http talks to a directory server in
+  * this process, redis to a Redis server started here on a free port. */
 #include <fcntl.h>
 #include <hiredis/hiredis.h>
 #include <netinet/in.h>
@@ -23,7 +23,7 @@ struct rig {
     const char *backend;
     struct loop *loop;
     struct directory *a, *b;  /* two entries; the same one for local */
-    struct directory *served; /* http: the holder's own */
+    struct directory *served; /* http: the directory server's own */
     struct directory_server *server;
     uint16_t port;
     pid_t redis;
@@ -594,7 +594,7 @@ static void case_close_inside_a_callback(struct rig *r)
     CHECK_EQ_INT(late.n_calls, 0);
 }
 
-/* ---- cases for rows whose holder is elsewhere ---- */
+/* ---- cases for backends whose server is elsewhere ---- */
 
 static void case_a_dead_entry_holds_nothing(struct rig *r)
 {
