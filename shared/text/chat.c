@@ -33,7 +33,7 @@ enum status chat_create(const struct chat_source *s, struct chat **out, struct e
                                             : OK;
     if (st != OK) {
         jinja_free(template);
-        err_prefix(err, "the one for tools: ");
+        err_prefix(err, "the template for tools: ");
         return st;
     }
     struct chat *c = MEM_NEW(struct chat);

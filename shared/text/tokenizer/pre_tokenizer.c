@@ -36,13 +36,13 @@ static enum status add_stage(struct pre_tokenizer *p, enum stage_kind kind,
                              struct pre_tokenizer_stage **out, struct err *err)
 {
     if (p->n == PRE_TOKENIZER_STAGES_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages",
+        return err_set(err, ERR_UNSUPPORTED, "the pre-tokenizer has more than %d stages",
                        PRE_TOKENIZER_STAGES_MAX);
     /* Models have one; several could make a text grow without bound. */
     for (size_t i = 0; i < p->n; i++)
         if (kind != STAGE_SPLIT && p->stages[i]->kind != STAGE_SPLIT)
             return err_set(err, ERR_UNSUPPORTED,
-                           "the pre-tokeniser has more than one stage that inserts characters");
+                           "the pre-tokenizer has more than one stage that inserts characters");
     struct pre_tokenizer_stage *s = MEM_NEW(struct pre_tokenizer_stage);
     s->kind = kind;
     p->stages[p->n++] = s;
@@ -68,7 +68,7 @@ static enum status compile(struct str pattern, uint32_t options, pcre2_code **ou
     PCRE2_UCHAR why[128] = "";
     pcre2_get_error_message(code, why, sizeof why);
     return err_set(err, ERR_UNSUPPORTED,
-                   "the pre-tokeniser's pattern cannot be used: %s (at byte %zu)", (char *)why, at);
+                   "the pre-tokenizer's pattern cannot be used: %s (at byte %zu)", (char *)why, at);
 }
 
 static enum status add_pattern(struct pre_tokenizer *p, struct str pattern, uint32_t options,
@@ -95,7 +95,7 @@ enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex,
     struct buf pattern = { 0 };
     enum status st = regex.n > PRE_TOKENIZER_PATTERN_MAX
                          ? err_set(err, ERR_UNSUPPORTED,
-                                   "the pre-tokeniser's pattern has over %d bytes",
+                                   "the pre-tokenizer's pattern has over %d bytes",
                                    PRE_TOKENIZER_PATTERN_MAX)
                          : regex_translate(regex, &pattern, err);
     /* MULTILINE: in Oniguruma ^ and $ match at lines. */
@@ -111,7 +111,7 @@ enum status pre_tokenizer_add_split_literal(struct pre_tokenizer *p, struct str 
                                             enum pre_tokenizer_behavior behavior, bool invert,
                                             struct err *err)
 {
-    if (text.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser splits at an empty string");
+    if (text.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokenizer splits at an empty string");
     return add_pattern(p, text, PCRE2_UTF | PCRE2_LITERAL, behavior, invert, err);
 }
 
@@ -127,7 +127,7 @@ enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str repl
 {
     struct pre_tokenizer_stage *s = NULL;
     if (replacement.n == 0)
-        return err_set(err, ERR_FORMAT, "the pre-tokeniser replaces spaces by an empty string");
+        return err_set(err, ERR_FORMAT, "the pre-tokenizer replaces spaces by an empty string");
     TRY(add_stage(p, STAGE_METASPACE, &s, err));
     s->prepend = prepend;
     buf_add_str(&s->replacement, replacement);
@@ -217,7 +217,7 @@ static enum status split_span(struct cut *c, struct pre_tokenizer_span span, pcr
         PCRE2_UCHAR why[128] = "";
         pcre2_get_error_message(rc, why, sizeof why);
         return err_set(err, ERR_INVALID,
-                       "this text cannot be split by the model's pre-tokeniser: %s", (char *)why);
+                       "this text cannot be split by the model's pre-tokenizer: %s", (char *)why);
     }
     if (done < s.n) add_part(c, span.at + done, s.n - done, false);
     return OK;

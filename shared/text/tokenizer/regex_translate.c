@@ -96,7 +96,7 @@ static enum status property_name(struct translation *t, struct str *name, bool *
     if (rest.n == 0 || (rest.p[0] == '{' && str_find_char(rest, '}') == SIZE_MAX))
         return err_set(
             t->err, ERR_UNSUPPORTED,
-            "the pre-tokeniser's pattern cannot be used: a property without a name (at byte %zu)",
+            "the pre-tokenizer's pattern cannot be used: a property without a name (at byte %zu)",
             t->at);
     size_t close = rest.p[0] == '{' ? str_find_char(rest, '}') : 0;
     *name = close ? str_sub(rest, 1, close - 1) : str_sub(rest, 0, 1);
@@ -114,7 +114,7 @@ static enum status put_property(struct translation *t, struct str name, bool neg
     bool grows = add_newer_ranges(name, NULL);
     if (grows && negated && t->in_class)
         return err_set(t->err, ERR_UNSUPPORTED,
-                       "the pre-tokeniser's pattern cannot be used: \\P{%.*s} inside brackets",
+                       "the pre-tokenizer's pattern cannot be used: \\P{%.*s} inside brackets",
                        STR_ARG(name));
     bool brackets = grows && !t->in_class;
     if (brackets) buf_add_c(t->out, negated ? "[^" : "[");
@@ -130,7 +130,7 @@ static enum status put_word(struct translation *t, bool negated)
     static const char *const parts[] = { "L", "M", "Nd", "Pc", "Alphabetic" };
     if (negated && t->in_class)
         return err_set(t->err, ERR_UNSUPPORTED,
-                       "the pre-tokeniser's pattern cannot be used: \\W inside brackets");
+                       "the pre-tokenizer's pattern cannot be used: \\W inside brackets");
     bool was = t->in_class;
     if (!was) buf_add_c(t->out, negated ? "[^" : "[");
     t->in_class = true;
@@ -160,7 +160,7 @@ static enum status put_escape(struct translation *t, char c)
     }
     if (strchr(refused_escapes, c) && !(c == 'b' && t->in_class))
         return err_set(t->err, ERR_UNSUPPORTED,
-                       "the pre-tokeniser's pattern cannot be used: \\%c is not supported", c);
+                       "the pre-tokenizer's pattern cannot be used: \\%c is not supported", c);
     buf_add_char(t->out, '\\');
     buf_add_char(t->out, c);
     return OK;
@@ -173,12 +173,12 @@ static enum status put_class_char(struct translation *t, size_t opened)
     if (c == '[' && next != ':')
         return err_set(
             t->err, ERR_UNSUPPORTED,
-            "the pre-tokeniser's pattern cannot be used: brackets inside brackets (at byte %zu)",
+            "the pre-tokenizer's pattern cannot be used: brackets inside brackets (at byte %zu)",
             t->at);
     if (c == '&' && next == '&')
         return err_set(
             t->err, ERR_UNSUPPORTED,
-            "the pre-tokeniser's pattern cannot be used: && inside brackets (at byte %zu)", t->at);
+            "the pre-tokenizer's pattern cannot be used: && inside brackets (at byte %zu)", t->at);
     size_t posix = c == '[' ? str_find(str_sub(t->in, t->at, SIZE_MAX), STR(":]")) : SIZE_MAX;
     size_t n = posix == SIZE_MAX ? 1 : posix + 2;
     if (c == ']' && t->at > opened) t->in_class = false;

@@ -115,7 +115,7 @@ enum status spm_set_charsmap(struct spm *s, struct str table, struct err *err)
     /* The last byte is 0, so every text ends inside the table. */
     if (n < 4 || n % 4 != 0 || n >= table.n || table.p[table.n - 1] != 0)
         return err_set(err, ERR_FORMAT,
-                       "the table of the normaliser (precompiled_charsmap) is damaged");
+                       "the table of the normalizer (precompiled_charsmap) is damaged");
     buf_add_str(&s->charsmap, table);
     s->n_units = n / 4;
     return OK;

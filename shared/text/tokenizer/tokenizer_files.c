@@ -74,7 +74,7 @@ enum status tokenizer_from_files(const struct tokenizer_files *files, struct tok
     if (files->model.n == 0)
         return err_set(err, ERR_NOT_FOUND,
                        "the model has no tokenizer: tokenizer.json, tokenizer.model, tekken.json "
-                       "or a file of tiktoken is wanted beside its weights");
+                       "or a tiktoken file is expected next to its weights");
     struct tokenizer *t = tokenizer_new();
     enum status st = fill(t, files, err);
     if (st == OK) *out = t;

@@ -39,11 +39,11 @@ static enum status put_bos_eos(struct tokenizer *t, const struct tokenizer_vocab
     int64_t n = (int64_t)v->n_tokens;
     if (v->bos < -1 || v->bos >= n || v->eos < -1 || v->eos >= n)
         return err_set(err, ERR_FORMAT,
-                       "the begin or end token (%d, %d) is outside the vocabulary of %zu tokens",
+                       "the BOS or EOS token (%d, %d) is outside the vocabulary of %zu tokens",
                        (int)v->bos, (int)v->eos, v->n_tokens);
     if ((v->add_bos && v->bos < 0) || (v->add_eos && v->eos < 0))
         return err_set(err, ERR_FORMAT,
-                       "the model asks for a begin or end token around texts, but names none");
+                       "the model adds BOS or EOS to texts, but has no such token");
     t->bos = v->bos;
     t->eos = v->eos;
     if (v->add_bos) t->prefix.ids[t->prefix.n++] = v->bos;
@@ -55,7 +55,7 @@ static enum status fill_gpt2(struct tokenizer *t, const struct tokenizer_vocab *
 {
     const struct pre_tokenizer_preset *preset = pre_tokenizer_preset_find(v->pre);
     if (!preset)
-        return err_set(err, ERR_UNSUPPORTED, "pre-tokeniser \"%s\" is not supported",
+        return err_set(err, ERR_UNSUPPORTED, "pre-tokenizer \"%s\" is not supported",
                        v->pre ? v->pre : "");
     for (size_t i = 0; i < v->n_tokens; i++)
         TRY(put_gguf_token(t, (int32_t)i, v->tokens[i], v->kinds ? v->kinds[i] : SPM_NORMAL, err));

@@ -340,7 +340,7 @@ static enum status read_template_token(struct tokenizer *t, const cJSON *post, c
     const cJSON *entry = json_member(json_member(post, "special_tokens"), name);
     const cJSON *each;
     if (!entry)
-        return malformed(err, "post_processor", "a special token of the template is not explained");
+        return malformed(err, "post_processor", "a special token of the template has no entry");
     cJSON_ArrayForEach (each, json_member(entry, "ids")) {
         double id = cJSON_IsNumber(each) ? each->valuedouble : -1;
         if (!(id >= 0 && id < (double)tokenizer_n_vocab(t)))
@@ -361,7 +361,7 @@ static enum status read_template(struct tokenizer *t, const cJSON *post, struct 
             continue;
         }
         TRY(json_get_str(json_member(each, "SpecialToken"), "id", &name, err));
-        if (!name) return malformed(err, "post_processor", "the template holds something unknown");
+        if (!name) return malformed(err, "post_processor", "the template has an unknown member");
         TRY(read_template_token(t, post, name, behind ? &t->suffix : &t->prefix, err));
     }
     return OK;

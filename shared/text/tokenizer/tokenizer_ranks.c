@@ -57,7 +57,7 @@ static enum status put_tokens(struct tokenizer *t, const struct str *bytes, size
         if (bytes[i].n == 0 || bytes[i].n > TOKENIZER_PIECE_MAX ||
             map_put(by_bytes, bytes[i], (void *)(uintptr_t)(id + 1)))
             st = err_set(err, ERR_FORMAT,
-                         "the token of rank %zu is empty, too long, or there a second time", i);
+                         "the token of rank %zu is empty, too long, or a duplicate", i);
         tokenizer_put_token(t, id, buf_str(&piece), TOKEN_NORMAL);
     }
     buf_release(&piece);

@@ -76,7 +76,7 @@ static enum status take_field(struct str *in, struct proto_field *f, struct err 
     default: good = false;
     }
     return good ? OK
-                : err_set(err, ERR_FORMAT, "the file is no SentencePiece model, or is damaged");
+                : err_set(err, ERR_FORMAT, "the file is not a SentencePiece model, or is damaged");
 }
 
 /* ---- the message ---- */
@@ -154,7 +154,7 @@ static enum status check_denormalizer(struct str in, struct err *err)
         TRY(take_field(&in, &f, err));
         if (f.number == NORMALIZER_SPEC_TABLE && f.bytes.n > 0)
             return err_set(err, ERR_UNSUPPORTED,
-                           "a SentencePiece model with a denormaliser is not supported");
+                           "a SentencePiece model with a denormalizer is not supported");
     }
     return OK;
 }

@@ -62,7 +62,7 @@ static enum status put_piece(struct spm_build *b, int32_t id)
     case SPM_NORMAL:
     case SPM_UNUSED:
         if (map_put(&b->merging, p->text, (void *)(uintptr_t)(id + 1)))
-            return err_set(b->err, ERR_FORMAT, "piece %d is there a second time", (int)id);
+            return err_set(b->err, ERR_FORMAT, "piece %d is a duplicate", (int)id);
         tokenizer_put_token(t, id, p->text, p->kind == SPM_UNUSED ? TOKEN_UNUSED : TOKEN_NORMAL);
         return OK;
     default:
@@ -185,7 +185,7 @@ static enum status set_fallback(struct spm_build *b, bool byte_fallback)
         int32_t id = tokenizer_find(b->t, (struct str){ name, 6 });
         if (id < 0 || (size_t)id >= b->n || b->pieces[id].kind != SPM_BYTE)
             return err_set(b->err, ERR_FORMAT,
-                           "the model falls back on bytes, but has no piece for byte 0x%02X",
+                           "the model has byte fallback, but no piece for byte 0x%02X",
                            (unsigned)i);
     }
     b->t->byte_fallback = byte_fallback;

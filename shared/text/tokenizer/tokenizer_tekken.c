@@ -136,7 +136,7 @@ static enum status put_ranks(struct tekken *k, const cJSON *vocab, struct err *e
     }
     if (st == OK && n < n_ranks)
         st = malformed(err, "vocab",
-                       "there are fewer tokens than the size of the vocabulary asks for");
+                       "there are fewer tokens than the size of the vocabulary needs");
     for (size_t i = 0; i < n && st == OK; i++)
         all[i] = (struct str){ bytes.data + (i ? ends[i - 1] : 0),
                                ends[i] - (i ? ends[i - 1] : 0) };

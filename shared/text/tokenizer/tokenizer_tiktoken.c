@@ -136,7 +136,7 @@ static enum status fill(struct tokenizer *t, const struct tiktoken_ranks *r, con
         return err_set(err, ERR_UNSUPPORTED,
                        "a tiktoken vocabulary of %zu ranks is of no known family (Llama 3 has "
                        "128000, Qwen 151643), "
-                       "and the file does not say how texts are cut",
+                       "and the file has no pre-tokenizer pattern",
                        r->n);
     struct str *bytes = MEM_ARRAY(struct str, r->n);
     for (size_t i = 0; i < r->n; i++)

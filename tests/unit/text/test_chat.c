@@ -139,7 +139,7 @@ TEST(chat_takes_the_template_for_tools_when_there_are_some)
         "toolsTruef");
     check((struct ask){ .template = plain, .messages = null, .tools = tools }, "plainFalse");
     check_fails((struct ask){ .template = plain, .tool_template = "{{", .messages = null },
-                ERR_FORMAT, "the one for tools: chat template line 1");
+                ERR_FORMAT, "the template for tools: chat template line 1");
 }
 
 TEST(chat_joins_text_parts)

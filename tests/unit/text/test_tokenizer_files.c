@@ -197,7 +197,7 @@ TEST(sentencepiece_refuses_by_name)
     add_pieces(&m);
     spm_write_rest(&m, 2, false, true, true, STR(""));
     spm_write_bytes(&m, 5, STR("\x12\x01x"));
-    check_refused(buf_str(&m), ERR_UNSUPPORTED, "denormaliser");
+    check_refused(buf_str(&m), ERR_UNSUPPORTED, "denormalizer");
     buf_release(&m);
     struct tokenizer_files none = { .config = STR("{}") };
     struct tokenizer *t = NULL;
