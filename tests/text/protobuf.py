@@ -1,4 +1,6 @@
-"""As much of protobuf as editing a SentencePiece model takes: the fields of a message, and a message of fields."""
+"""A minimal protobuf for editing SentencePiece models: the fields of a message, and a message of
+fields.
+"""
 import struct
 
 
@@ -59,7 +61,7 @@ def pieces(model):
 
 
 def with_kinds(model, kind_of):
-    """The model with the kind of each piece replaced by kind_of(text, kind)."""
+    """Returns the model with each kind replaced by kind_of(text, kind)."""
     out = []
     for number, wire, value in fields(model):
         if number == 1:

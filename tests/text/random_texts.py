@@ -1,7 +1,9 @@
-"""Random strings for tests of tokenizers: every script, emoji and their sequences, marks, controls, white space, digits, code.
+"""Random strings for tests of tokenizers: every script, emoji and their sequences, marks, controls,
+white space, digits, code.
 
-texts(n, seed) gives n strings; the same seed gives the same strings. Only characters that this Python's Unicode tables know are
-drawn, and those of FRESH, which came with Unicode 15 and 16; no surrogates, and no U+0000 (which JSON readers in C cannot pass on).
+texts(n, seed) returns n strings; the same seed gives the same strings. Only characters that this
+Python's Unicode tables know are drawn, and those of FRESH, which came with Unicode 15 and 16; no
+surrogates, and no U+0000 (which C JSON readers cannot hold).
 """
 import random
 import unicodedata

