@@ -18,9 +18,8 @@ struct added_tokens {
 };
 
 struct added_tokens_hit {
-    /* With the white space taken. `start` may lie before the previous hit's `stop`: */
-    size_t start, stop;
-    size_t next; /* the search continues here, in white space that this hit took on its right */
+    size_t start, stop; /* with the white space taken; start may be before the last hit's stop */
+    size_t next;        /* end of the token itself: the search continues there */
     int32_t id;
 };
 
