@@ -53,7 +53,7 @@ struct tokenizer_files {
 };
 
 /* Build a tokenizer from the contents of tokenizer.json and tokenizer_config.json (may be empty).
- * Unsupported components are refused by type (ERR_UNSUPPORTED). */
+ * Unknown components are refused by type (ERR_UNSUPPORTED). */
 enum status tokenizer_from_json(struct str tokenizer_json, struct str config_json,
                                 struct tokenizer **out, struct err *err) MUST_CHECK;
 /* Build a tokenizer from whichever vocabulary is there; ERR_NOT_FOUND when there is none. */
