@@ -99,7 +99,7 @@ static bool is_space(int32_t cp)
            c == UTF8PROC_CATEGORY_ZP;
 }
 
-/* Is it a word character (\w) of Oniguruma? */
+/* Is it a word character? As \w of Rust's regex crate, which defines single_word. */
 static bool is_word(int32_t cp)
 {
     /* The two joiners, and enclosed letters. */
