@@ -236,7 +236,7 @@ static void work_reserve(struct bpe_work *w, size_t n)
 }
 
 /* One stable pass of a radix sort, by the digit at `shift`. */
-static void sort_turn(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
+static void radix_pass(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
 {
     size_t starts[DIGITS + 1] = { 0 };
     for (size_t i = 0; i < n; i++) starts[(from[i] >> shift & (DIGITS - 1)) + 1]++;
@@ -257,7 +257,7 @@ static size_t queue_first(const struct bpe *b, struct bpe_work *w, size_t n)
         any |= entry;
     }
     for (unsigned shift = 32; shift < 64 && any >> shift; shift += DIGIT_BITS) {
-        sort_turn(from, to, n_first, shift);
+        radix_pass(from, to, n_first, shift);
         uint64_t *swap = from;
         from = to;
         to = swap;
