@@ -13,7 +13,7 @@
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
-#include "shared/model/families/model_registry.h"
+#include "shared/model/model_registry.h"
 #include "shared/model/load/file_map.h"
 #include "shared/model/load/model_files.h"
 #include "shared/model/load/weight_cache.h"

@@ -12,7 +12,7 @@
 
 #include "shared/base/mem.h"
 #include "shared/model/config/config_check.h"
-#include "shared/model/families/model_registry.h"
+#include "shared/model/model_registry.h"
 #include "shared/model/rope.h"
 
 /* A key under the architecture's prefix; valid until the enclosing statement's struct dies. */

@@ -8,7 +8,7 @@
 #define BATON_MODEL_CONFIG_CONFIG_HF_H
 
 #include "shared/base/json/json.h"
-#include "shared/model/families/model_registry.h"
+#include "shared/model/model_registry.h"
 
 /* Texts of the two files; `generation` may be empty. Outputs only on success. */
 enum status config_hf_parse(struct str config, struct str generation, struct model_config *out,

@@ -10,7 +10,7 @@
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
-#include "shared/model/families/model_registry.h"
+#include "shared/model/model_ops.h"
 
 enum { LINE = 64 };
 

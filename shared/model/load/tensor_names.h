@@ -13,7 +13,7 @@
 #define BATON_MODEL_LOAD_TENSOR_NAMES_H
 
 #include "shared/base/str.h"
-#include "shared/model/families/model_registry.h"
+#include "shared/model/model_ops.h"
 
 enum { TENSOR_NAME_BYTES_MAX = 256 };
 

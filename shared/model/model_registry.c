@@ -1,5 +1,5 @@
 /* model_registry.c - the registry of families. Thread: any. */
-#include "shared/model/families/model_registry.h"
+#include "shared/model/model_registry.h"
 
 #include <string.h>
 
