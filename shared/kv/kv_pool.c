@@ -116,13 +116,6 @@ enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out)
     return OK;
 }
 
-void kv_pool_ref(struct kv_pool *p, int32_t block)
-{
-    struct kv_pool_block *b = block_at(p, block);
-    ASSERT(b->state == BLOCK_HELD);
-    b->ref++;
-}
-
 void kv_pool_unref(struct kv_pool *p, int32_t block)
 {
     struct kv_pool_block *b = block_at(p, block);
@@ -190,15 +183,6 @@ void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash)
     b->published = true;
     void *was = map_put(&p->published, hash_key(&hash), b);
     ASSERT(was == NULL);
-}
-
-void kv_pool_reset_prefix_cache(struct kv_pool *p)
-{
-    for (uint32_t i = 0; i < p->n_blocks; i++) {
-        struct kv_pool_block *b = &p->blocks[i];
-        block_unpublish(p, b);
-        if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_FREE);
-    }
 }
 
 void kv_pool_get_stats(const struct kv_pool *p, struct kv_pool_stats *out)

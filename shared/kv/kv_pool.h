@@ -28,7 +28,6 @@ void kv_pool_free(struct kv_pool *p);
 uint32_t kv_pool_available(const struct kv_pool *p);
 /* Take n blocks (ref 1 each), evicting cached ones as needed; all or ERR_BUSY. */
 enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out) MUST_CHECK;
-void kv_pool_ref(struct kv_pool *p, int32_t block);
 /* Drop one reference; the last one makes the block CACHED when it is named in the cache, else
  * FREE. */
 void kv_pool_unref(struct kv_pool *p, int32_t block);
@@ -47,8 +46,6 @@ uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uin
 /* Name a full, HELD block in the cache. When the hash is already named, nothing changes (the block
  * stays anonymous). */
 void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash);
-/* Forget every name (tests, model change); cached blocks become free. */
-void kv_pool_reset_prefix_cache(struct kv_pool *p);
 void kv_pool_get_stats(const struct kv_pool *p, struct kv_pool_stats *out);
 /* Every block in exactly one state, counts and lists agree (ASSERT otherwise). Tests and debug
  * builds. */
