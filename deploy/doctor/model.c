@@ -8,9 +8,9 @@
 #include "deploy/node/node_options.h"
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
-#include "shared/model/model_registry.h"
 #include "shared/model/load/model_files.h"
 #include "shared/model/load/weights.h"
+#include "shared/model/model_registry.h"
 
 static const double MIB = 1 << 20;
 

@@ -13,11 +13,11 @@
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
-#include "shared/model/model_registry.h"
 #include "shared/model/load/file_map.h"
 #include "shared/model/load/model_files.h"
 #include "shared/model/load/weight_cache.h"
 #include "shared/model/load/weights.h"
+#include "shared/model/model_registry.h"
 
 static enum status read_config(struct model *m, const char *path, struct err *err)
 {

@@ -2,7 +2,7 @@
  * its formulas.
  *
  *     attention   attention_gqa.c (grouped queries)   attention_mla.c (latent keys and values)
- *     FFN         ffn.c (one SwiGLU)                  moe.c (routed and shared experts)
+ *     FFN         ffn_dense.c (one SwiGLU)            ffn_moe.c (routed and shared experts)
  *
  * A block reads the rows x, normalised by `norm`, and adds its result to them. Its `*_work` holds
  * the activations of one step and is shared by all layers. Shapes beside the calls: R rows of the

@@ -1,4 +1,4 @@
-/* ffn.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h), h = norm(x). Shared
+/* ffn_dense.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h), h = norm(x). Shared
  * experts are one, too. */
 #include "shared/base/arith.h"
 #include "shared/model/sublayers.h"

@@ -1,8 +1,8 @@
-/* moe.c - a mixture of experts:
+/* ffn_moe.c - a mixture of experts:
  *
  *     z = Wr h the router, in f32 e_1 .. e_k, w_1 .. w_k = route(z) struct route_args; the
  *     configuration has each family's values x += sum_j w_j Expert_{e_j}(h) + Shared(h) each a
- *     SwiGLU as in ffn.c
+ *     SwiGLU as in ffn_dense.c
  *
  * Long steps are routed in pieces, which bounds the buffers; weights are then read once per
  * piece. */
