@@ -12,12 +12,39 @@
 #include <stdio.h>
 
 #include "shared/base/mem.h"
-#include "shared/model/sublayers.h"
+#include "shared/model/attention.h"
+
+struct attention_gqa {
+    struct attention_layer base;
+    struct weight q, k, v, o;
+    float *q_bias, *k_bias, *v_bias, *o_bias; /* NULL: none */
+    float *q_norm, *k_norm;                   /* [D]; NULL: none */
+};
+
+struct attention_gqa_work {
+    struct attention_work base;
+    float *q, *k, *v, *out; /* [R, Q], [R, KV], [R, KV], [R, Q] */
+};
 
 static size_t q_width(const struct model_config *c) { return (size_t)c->n_heads * c->head_dim; }
 static size_t kv_width(const struct model_config *c) { return (size_t)c->n_kv_heads * c->head_dim; }
 
-/* ---- bind ---- */
+/* ---- load ---- */
+
+static struct attention_layer *gqa_create(const struct model_config *c)
+{
+    struct attention_gqa *a = MEM_NEW(struct attention_gqa);
+    (void)c;
+    a->base.ops = &attention_gqa_ops;
+    return &a->base;
+}
+
+static struct attention_work *gqa_create_work(void)
+{
+    struct attention_gqa_work *w = MEM_NEW(struct attention_gqa_work);
+    w->base.ops = &attention_gqa_ops;
+    return &w->base;
+}
 
 static enum status bind_biases(struct binder *b, const char *prefix, struct attention_gqa *a)
 {
@@ -36,58 +63,55 @@ static enum status bind_biases(struct binder *b, const char *prefix, struct atte
     return c->attention_bias ? bind_vector(b, prefix, "o_proj.bias", c->hidden, &a->o_bias) : OK;
 }
 
-enum status attention_gqa_bind(struct binder *b, const char *layer, struct attention_gqa *a)
+/* Three matrices, or rows of one. */
+static enum status bind_qkv(struct binder *b, const char *prefix, struct attention_gqa *a)
 {
     const struct model_config *c = &b->m->config;
-    const size_t hidden = c->hidden, q = q_width(c), kv = kv_width(c), all = q + 2 * kv;
-    char prefix[TENSOR_NAME_BYTES_MAX / 2];
-    snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
+    const size_t q = q_width(c), kv = kv_width(c);
     const struct {
         struct weight *to;
-        struct matrix_spec spec;
-    } matrices[] = {
-        { &a->q,
-          {
-              .prefix = prefix,
-              .leaf = "q_proj",
-              .whole = "qkv_proj",
-              .n_out = q,
-              .n_in = hidden,
-              .first = 0,
-              .total = all,
-          } },
-        { &a->k,
-          {
-              .prefix = prefix,
-              .leaf = "k_proj",
-              .whole = "qkv_proj",
-              .n_out = kv,
-              .n_in = hidden,
-              .first = q,
-              .total = all,
-          } },
-        { &a->v,
-          {
-              .prefix = prefix,
-              .leaf = "v_proj",
-              .whole = "qkv_proj",
-              .n_out = kv,
-              .n_in = hidden,
-              .first = q + kv,
-              .total = all,
-          } },
-        { &a->o, { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = q } },
+        const char *leaf;
+        size_t n_out, first;
+    } parts[] = {
+        { &a->q, "q_proj", q, 0 },
+        { &a->k, "k_proj", kv, q },
+        { &a->v, "v_proj", kv, q + kv },
     };
-    for (size_t i = 0; i < COUNT_OF(matrices); i++)
-        TRY(bind_matrix(b, &matrices[i].spec, BIND_QUANTIZED, matrices[i].to));
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
+        const struct matrix_spec spec = {
+            .prefix = prefix,
+            .leaf = parts[i].leaf,
+            .whole = "qkv_proj",
+            .n_out = parts[i].n_out,
+            .n_in = c->hidden,
+            .first = parts[i].first,
+            .total = q + 2 * kv,
+        };
+        TRY(bind_matrix(b, &spec, BIND_QUANTIZED, parts[i].to));
+    }
+    return OK;
+}
+
+static enum status gqa_bind(struct binder *b, const char *layer, struct attention_layer *base)
+{
+    struct attention_gqa *a = (struct attention_gqa *)base;
+    const struct model_config *c = &b->m->config;
+    char prefix[TENSOR_NAME_BYTES_MAX / 2];
+    snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
+    const struct matrix_spec o = {
+        .prefix = prefix, .leaf = "o_proj", .n_out = c->hidden, .n_in = q_width(c)
+    };
+    TRY(bind_qkv(b, prefix, a));
+    TRY(bind_matrix(b, &o, BIND_QUANTIZED, &a->o));
     TRY(bind_biases(b, prefix, a));
     if (!c->qk_norm) return OK;
     TRY(bind_vector(b, prefix, "q_norm.weight", c->head_dim, &a->q_norm));
     return bind_vector(b, prefix, "k_norm.weight", c->head_dim, &a->k_norm);
 }
 
-void attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w)
+static void gqa_bind_work(struct binder *b, struct attention_work *base)
 {
+    struct attention_gqa_work *w = (struct attention_gqa_work *)base;
     const struct model_config *c = &b->m->config;
     const size_t rows = b->m->max_rows;
     bind_floats(b, rows, q_width(c), &w->q);
@@ -98,13 +122,50 @@ void attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w)
     bind_reserve(b, rows, q_width(c));
 }
 
-void attention_gqa_release(struct kernel_ctx *k, struct attention_gqa *a)
+static void gqa_release(struct kernel_ctx *k, struct attention_layer *base)
 {
+    struct attention_gqa *a = (struct attention_gqa *)base;
     struct weight *weights[] = { &a->q, &a->k, &a->v, &a->o };
     for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(k, weights[i]);
+    mem_free(a);
 }
 
-/* ---- forward ---- */
+static void gqa_release_work(struct attention_work *w) { mem_free(w); }
+
+/* ---- before the first step ---- */
+
+static void gqa_limits(const struct model *m, struct kernel_limits *l)
+{
+    const struct model_config *c = &m->config;
+    l->n_lists = l->max_lists = 1;
+    l->v_dim = c->head_dim;
+    l->latent = false;
+    l->n_kv_heads = c->n_kv_heads;
+    l->head_dim = c->head_dim;
+}
+
+static size_t gqa_rows_at_once(const struct model *m)
+{
+    (void)m;
+    return SIZE_MAX;
+}
+
+static int32_t gqa_capture_lists(struct attention_work *w, struct attn_list *lists)
+{
+    (void)w, (void)lists;
+    return 0;
+}
+
+static void gqa_capture_rows(struct attention_work *w, size_t n_rows) { (void)w, (void)n_rows; }
+
+/* ---- step ---- */
+
+static int32_t gqa_lists(const struct model *m, const struct model_batch *b,
+                         struct attention_work *w, struct attn_list *lists)
+{
+    (void)m, (void)b, (void)w, (void)lists;
+    return 0;
+}
 
 static void project(const struct decoder_step *s, const struct attention_gqa *a,
                     const struct attention_gqa_work *w, const float *norm)
@@ -160,9 +221,11 @@ static void append(const struct decoder_step *s, const struct attention_gqa *a,
     s->m->kernels->ops->kv_append(s->m->kernels, &append);
 }
 
-void attention_gqa_forward(const struct decoder_step *s, const struct attention_gqa *a,
-                           const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
+static void gqa_forward(const struct decoder_step *s, const struct attention_layer *base,
+                        const struct attention_work *base_work, const float *norm, uint32_t i_layer)
 {
+    const struct attention_gqa *a = (const struct attention_gqa *)base;
+    const struct attention_gqa_work *w = (const struct attention_gqa_work *)base_work;
     const struct model_config *c = &s->m->config;
     struct kernel_ctx *k = s->m->kernels;
     const struct kv_layer kv = decoder_kv_layer(s, i_layer);
@@ -194,3 +257,18 @@ void attention_gqa_forward(const struct decoder_step *s, const struct attention_
     /* [R, H] */
     k->ops->matmul(k, &out, 1);
 }
+
+const struct attention_ops attention_gqa_ops = {
+    .create = gqa_create,
+    .create_work = gqa_create_work,
+    .bind = gqa_bind,
+    .bind_work = gqa_bind_work,
+    .release = gqa_release,
+    .release_work = gqa_release_work,
+    .limits = gqa_limits,
+    .rows_at_once = gqa_rows_at_once,
+    .capture_lists = gqa_capture_lists,
+    .capture_rows = gqa_capture_rows,
+    .lists = gqa_lists,
+    .forward = gqa_forward,
+};

@@ -18,10 +18,45 @@
 
 #include "kernels/weight_src.h"
 #include "shared/base/mem.h"
-#include "shared/model/sublayers.h"
+#include "shared/model/attention.h"
 
 /* in the absorbed form at a time: a row of DeepSeek-V3 takes 544 KiB there */
 enum { ABSORBED_ROWS = 256 };
+
+struct attention_mla {
+    struct attention_layer base;
+    struct weight q; /* without q_lora; otherwise: */
+    struct weight q_a, q_b;
+    float *q_a_norm;                /* [q_lora] */
+    struct weight kv_a;             /* [kv_lora + rope, H] */
+    float *kv_a_norm;               /* [kv_lora] */
+    struct weight *k_up, *v_up;     /* [n_heads]: [nope, kv_lora], [v, kv_lora] */
+    struct weight *k_up_transposed; /* [n_heads]: [kv_lora, nope] */
+    struct weight o;
+    uint32_t n_heads;
+};
+
+/* Rows [begin, begin + n) of the step, all of them decode tokens. */
+struct mla_range {
+    size_t begin, n;
+};
+
+struct attention_mla_work {
+    struct attention_work base;
+    float *q_a;          /* [R, q_lora] */
+    float *q;            /* [R, n_heads (nope + rope)] */
+    float *latent;       /* [R, kv_lora + rope] */
+    float *out;          /* [R, n_heads v] */
+    float *q_absorbed;   /* of one range: [n, n_heads (kv_lora + rope)] */
+    float *out_absorbed; /* of one range: [n, n_heads kv_lora] */
+    /* The step's sequences, those of the naive path first. Rows of the absorbed ones count from the
+     * first row of their range. */
+    struct attn_seq *seqs;
+    struct mla_range *ranges; /* [n_ranges] */
+    struct attn_list *lists;  /* [1 + n_ranges], uploaded: the naive path's, then each range's */
+    struct matmul_args *jobs; /* [n_heads] */
+    int32_t n_ranges;
+};
 
 struct widths {
     size_t key, latent, q, out, q_absorbed, out_absorbed;
@@ -42,12 +77,31 @@ static struct widths widths_of(const struct model_config *c)
     };
 }
 
-size_t attention_mla_range_rows(const struct model *m)
+/* Rows of a range at most. */
+static size_t range_rows(const struct model *m)
 {
     return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS;
 }
 
-/* ---- bind ---- */
+/* ---- load ---- */
+
+static struct attention_layer *mla_create(const struct model_config *c)
+{
+    struct attention_mla *a = MEM_NEW(struct attention_mla);
+    a->base.ops = &attention_mla_ops;
+    a->n_heads = c->n_heads;
+    a->k_up = MEM_ARRAY(struct weight, a->n_heads);
+    a->v_up = MEM_ARRAY(struct weight, a->n_heads);
+    a->k_up_transposed = MEM_ARRAY(struct weight, a->n_heads);
+    return &a->base;
+}
+
+static struct attention_work *mla_create_work(void)
+{
+    struct attention_mla_work *w = MEM_NEW(struct attention_mla_work);
+    w->base.ops = &attention_mla_ops;
+    return &w->base;
+}
 
 static bool is_plain(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16; }
 
@@ -170,51 +224,49 @@ static enum status bind_up(struct binder *b, const char *prefix, struct attentio
     return OK;
 }
 
-enum status attention_mla_bind(struct binder *b, const char *layer, struct attention_mla *a)
+static enum status bind_queries(struct binder *b, const char *prefix, struct attention_mla *a)
 {
     const struct model_config *c = &b->m->config;
-    const struct widths n = widths_of(c);
-    const size_t hidden = c->hidden, q_lora = c->mla.q_lora;
-    char prefix[TENSOR_NAME_BYTES_MAX / 2];
-    snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
-    a->n_heads = c->n_heads;
-    if (!a->k_up) a->k_up = MEM_ARRAY(struct weight, a->n_heads);
-    if (!a->v_up) a->v_up = MEM_ARRAY(struct weight, a->n_heads);
-    if (!a->k_up_transposed) a->k_up_transposed = MEM_ARRAY(struct weight, a->n_heads);
-
-    const struct matrix_spec q = {
-        .prefix = prefix, .leaf = "q_proj", .n_out = n.q, .n_in = hidden
-    };
+    const size_t hidden = c->hidden, q_lora = c->mla.q_lora, n = widths_of(c).q;
+    const struct matrix_spec q = { .prefix = prefix, .leaf = "q_proj", .n_out = n, .n_in = hidden };
     const struct matrix_spec q_a = {
         .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden
     };
     const struct matrix_spec q_b = {
-        .prefix = prefix, .leaf = "q_b_proj", .n_out = n.q, .n_in = q_lora
+        .prefix = prefix, .leaf = "q_b_proj", .n_out = n, .n_in = q_lora
     };
+    if (!q_lora) return bind_matrix(b, &q, BIND_QUANTIZED, &a->q);
+    TRY(bind_matrix(b, &q_a, BIND_QUANTIZED, &a->q_a));
+    TRY(bind_matrix(b, &q_b, BIND_QUANTIZED, &a->q_b));
+    return bind_vector(b, prefix, "q_a_layernorm.weight", q_lora, &a->q_a_norm);
+}
+
+static enum status mla_bind(struct binder *b, const char *layer, struct attention_layer *base)
+{
+    struct attention_mla *a = (struct attention_mla *)base;
+    const struct model_config *c = &b->m->config;
+    const struct widths n = widths_of(c);
+    char prefix[TENSOR_NAME_BYTES_MAX / 2];
+    snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     const struct matrix_spec kv_a = {
-        .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = hidden
+        .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = c->hidden
     };
     const struct matrix_spec o = {
-        .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = n.out
+        .prefix = prefix, .leaf = "o_proj", .n_out = c->hidden, .n_in = n.out
     };
-    if (q_lora) {
-        TRY(bind_matrix(b, &q_a, BIND_QUANTIZED, &a->q_a));
-        TRY(bind_matrix(b, &q_b, BIND_QUANTIZED, &a->q_b));
-        TRY(bind_vector(b, prefix, "q_a_layernorm.weight", q_lora, &a->q_a_norm));
-    } else {
-        TRY(bind_matrix(b, &q, BIND_QUANTIZED, &a->q));
-    }
+    TRY(bind_queries(b, prefix, a));
     TRY(bind_matrix(b, &kv_a, BIND_QUANTIZED, &a->kv_a));
     TRY(bind_vector(b, prefix, "kv_a_layernorm.weight", c->mla.kv_lora, &a->kv_a_norm));
     TRY(bind_up(b, prefix, a));
     return bind_matrix(b, &o, BIND_QUANTIZED, &a->o);
 }
 
-void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
+static void mla_bind_work(struct binder *b, struct attention_work *base)
 {
+    struct attention_mla_work *w = (struct attention_mla_work *)base;
     const struct model_config *c = &b->m->config;
     const struct widths n = widths_of(c);
-    const size_t rows = b->m->max_rows, some = attention_mla_range_rows(b->m);
+    const size_t rows = b->m->max_rows, some = range_rows(b->m);
     bind_floats(b, rows, c->mla.q_lora, &w->q_a);
     bind_floats(b, rows, n.q, &w->q);
     bind_floats(b, rows, n.latent, &w->latent);
@@ -230,27 +282,61 @@ void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
     bind_reserve(b, some * c->n_heads, c->mla.kv_lora > c->mla.nope ? c->mla.kv_lora : c->mla.nope);
 }
 
-void attention_mla_release(struct kernel_ctx *k, struct attention_mla *a)
+static void mla_release(struct kernel_ctx *k, struct attention_layer *base)
 {
+    struct attention_mla *a = (struct attention_mla *)base;
     struct weight *weights[] = { &a->q, &a->q_a, &a->q_b, &a->kv_a, &a->o },
                   *per_head[] = { a->k_up, a->v_up, a->k_up_transposed };
     for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(k, weights[i]);
     for (size_t i = 0; i < COUNT_OF(per_head); i++) {
-        for (uint32_t h = 0; per_head[i] && h < a->n_heads; h++) weight_release(k, &per_head[i][h]);
+        for (uint32_t h = 0; h < a->n_heads; h++) weight_release(k, &per_head[i][h]);
         mem_free(per_head[i]);
     }
+    mem_free(a);
+}
+
+static void mla_release_work(struct attention_work *w) { mem_free(w); }
+
+/* ---- before the first step ---- */
+
+static void mla_limits(const struct model *m, struct kernel_limits *l)
+{
+    const struct mla_config *c = &m->config.mla;
+    l->n_lists = 3;
+    l->max_lists = 3 + (uint32_t)(m->max_rows / range_rows(m));
+    l->v_dim = c->kv_lora;
+    l->latent = true;
+    l->n_kv_heads = 1;
+    l->head_dim = c->kv_lora + c->rope;
+}
+
+/* All rows of a captured step are one range, whose number of rows mla_capture_rows sets. */
+static int32_t mla_capture_lists(struct attention_work *base, struct attn_list *lists)
+{
+    struct attention_mla_work *w = (struct attention_mla_work *)base;
+    lists[0] = lists[1] = (struct attn_list){ 0 };
+    w->ranges[0] = (struct mla_range){ 0 };
+    w->n_ranges = 1;
+    w->lists = lists;
+    return 2;
+}
+
+static void mla_capture_rows(struct attention_work *base, size_t n_rows)
+{
+    struct attention_mla_work *w = (struct attention_mla_work *)base;
+    w->ranges[0].n = n_rows;
 }
 
 /* ---- forward ---- */
 
-static void queries_and_latents(const struct decoder_step *s, const struct attention_mla *a,
-                                const struct attention_mla_work *w, const float *norm)
+/* w->q and w->latent of all rows; the latents are normalised. */
+static void project(const struct decoder_step *s, const struct attention_mla *a,
+                    const struct attention_mla_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
     const struct widths n = widths_of(c);
     struct kernel_ctx *k = s->m->kernels;
-    const size_t rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora,
-                 kv_lora = c->mla.kv_lora;
+    const size_t rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora;
     const struct matmul_args h = {
         .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows
     };
@@ -275,8 +361,15 @@ static void queries_and_latents(const struct decoder_step *s, const struct atten
         /* [R, n_heads (nope + rope)] */
         k->ops->matmul(k, &q, 1);
     }
-    k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora,
-                     c->rms_eps);
+    k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows,
+                     c->mla.kv_lora, c->rms_eps);
+}
+
+/* Rotates the last `rope` elements of each query head and of each latent. */
+static void rotate(const struct decoder_step *s, const struct attention_mla_work *w)
+{
+    const struct model_config *c = &s->m->config;
+    const struct widths n = widths_of(c);
     const struct rope_args rope = {
         .heads = { {
                        .x = w->q + c->mla.nope,
@@ -285,19 +378,19 @@ static void queries_and_latents(const struct decoder_step *s, const struct atten
                        .head_dim = n.key,
                    },
                    {
-                       .x = w->latent + kv_lora,
+                       .x = w->latent + c->mla.kv_lora,
                        .x_stride = n.latent,
                        .n_heads = 1,
                        .head_dim = c->mla.rope,
                    } },
         .n_heads = 2,
-        .n_rows = rows,
+        .n_rows = s->n_rows,
         .rot_dim = c->mla.rope,
         .cos_sin = s->cos_sin,
         .pos = s->pos,
         .interleaved = c->rope_interleaved,
     };
-    k->ops->rope(k, &rope);
+    s->m->kernels->ops->rope(s->m->kernels, &rope);
 }
 
 static float score_scale(const struct model_config *c)
@@ -326,7 +419,7 @@ static void list_absorbed(const struct model *m, const struct model_batch *b,
                           struct attention_mla_work *w, struct attn_list *lists,
                           struct attn_seq *to)
 {
-    const size_t limit = attention_mla_range_rows(m);
+    const size_t limit = range_rows(m);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         const struct attn_seq *from = &b->seqs[i];
         for (int32_t done = 0, part; is_absorbed(m, from) && done < from->n_q; done += part) {
@@ -351,9 +444,10 @@ static void list_absorbed(const struct model *m, const struct model_batch *b,
     }
 }
 
-int32_t attention_mla_lists(const struct model *m, const struct model_batch *b,
-                            struct attention_mla_work *w, struct attn_list *lists)
+static int32_t mla_lists(const struct model *m, const struct model_batch *b,
+                         struct attention_work *base, struct attn_list *lists)
 {
+    struct attention_mla_work *w = (struct attention_mla_work *)base;
     int32_t n = 0;
     for (int32_t i = 0; i < b->n_seqs; i++)
         if (!is_absorbed(m, &b->seqs[i])) w->seqs[n++] = b->seqs[i];
@@ -362,15 +456,6 @@ int32_t attention_mla_lists(const struct model *m, const struct model_batch *b,
     list_absorbed(m, b, w, lists, w->seqs + n);
     w->lists = lists;
     return 1 + w->n_ranges;
-}
-
-int32_t attention_mla_capture_lists(struct attention_mla_work *w, struct attn_list *lists)
-{
-    lists[0] = lists[1] = (struct attn_list){ 0 };
-    w->ranges[0] = (struct mla_range){ 0 };
-    w->n_ranges = 1;
-    w->lists = lists;
-    return 2;
 }
 
 /* ---- the two forms ---- */
@@ -394,67 +479,80 @@ static void attend_naive(const struct decoder_step *s, const struct attention_ml
     s->m->kernels->ops->attention(s->m->kernels, &attend); /* [R, n_heads v] */
 }
 
-/* n rows. */
-static void attend_absorbed(const struct decoder_step *s, const struct attention_mla *a,
-                            const struct attention_mla_work *w, struct kv_layer kv,
-                            const struct mla_range *range, struct attn_list on)
+/* w->q_absorbed [n, n_heads (kv_lora + rope)] of the range: Wk_h^T q_nope | q_rope. */
+static void absorb_queries(const struct decoder_step *s, const struct attention_mla *a,
+                           const struct attention_mla_work *w, const struct mla_range *range)
 {
-    const struct model_config *c = &s->m->config;
-    const struct widths wide = widths_of(c);
+    const struct mla_config *c = &s->m->config.mla;
+    const struct widths wide = widths_of(&s->m->config);
     struct kernel_ctx *k = s->m->kernels;
-    const size_t n = range->n, heads = a->n_heads, rope = c->mla.rope;
     const float *q = w->q + range->begin * wide.q;
-    float *out = w->out + range->begin * wide.out;
-    for (size_t h = 0; h < heads; h++)
+    for (size_t h = 0; h < a->n_heads; h++)
         w->jobs[h] = (struct matmul_args){
             .w = &a->k_up_transposed[h],
             .x = q + h * wide.key,
             .x_stride = wide.q,
-            .n_rows = n,
+            .n_rows = range->n,
             .y = w->q_absorbed + h * wide.latent,
             .y_stride = wide.q_absorbed,
         };
-    k->ops->matmul(k, w->jobs, heads);
-    /* The rotated part of a row's queries goes behind the absorbed part. */
-    /* [n, n_heads (kv_lora + rope)] */
-    k->ops->copy_rows(k, w->q_absorbed + c->mla.kv_lora, wide.latent, q + c->mla.nope, wide.key,
-                      n * heads, rope);
+    k->ops->matmul(k, w->jobs, a->n_heads);
+    k->ops->copy_rows(k, w->q_absorbed + c->kv_lora, wide.latent, q + c->nope, wide.key,
+                      range->n * a->n_heads, c->rope);
+}
+
+/* Rows of w->out [n, n_heads v] of the range: Wv_h applied to the mean of latents. */
+static void up_project_values(const struct decoder_step *s, const struct attention_mla *a,
+                              const struct attention_mla_work *w, const struct mla_range *range)
+{
+    const struct mla_config *c = &s->m->config.mla;
+    const struct widths wide = widths_of(&s->m->config);
+    float *out = w->out + range->begin * wide.out;
+    for (size_t h = 0; h < a->n_heads; h++)
+        w->jobs[h] = (struct matmul_args){
+            .w = &a->v_up[h],
+            .x = w->out_absorbed + h * c->kv_lora,
+            .x_stride = wide.out_absorbed,
+            .n_rows = range->n,
+            .y = out + h * c->v,
+            .y_stride = wide.out,
+        };
+    s->m->kernels->ops->matmul(s->m->kernels, w->jobs, a->n_heads);
+}
+
+static void attend_absorbed(const struct decoder_step *s, const struct attention_mla *a,
+                            const struct attention_mla_work *w, struct kv_layer kv, int32_t i_range)
+{
+    const struct model_config *c = &s->m->config;
+    const struct mla_range *range = &w->ranges[i_range];
     const struct attn_args attend = {
         .q = w->q_absorbed,
         .out = w->out_absorbed,
         .kv = kv,
-        .on = on,
-        .n_heads = (int32_t)heads,
+        .on = w->lists[1 + i_range],
+        .n_heads = (int32_t)a->n_heads,
         .v_dim = (int32_t)c->mla.kv_lora,
         .scale = score_scale(c),
     };
-    /* [n, n_heads kv_lora] */
-    k->ops->attention(k, &attend);
-    for (size_t h = 0; h < heads; h++)
-        w->jobs[h] = (struct matmul_args){
-            .w = &a->v_up[h],
-            .x = w->out_absorbed + h * c->mla.kv_lora,
-            .x_stride = wide.out_absorbed,
-            .n_rows = n,
-            .y = out + h * c->mla.v,
-            .y_stride = wide.out,
-        };
-    /* [n, n_heads v] */
-    k->ops->matmul(k, w->jobs, heads);
+    absorb_queries(s, a, w, range);
+    s->m->kernels->ops->attention(s->m->kernels, &attend); /* [n, n_heads kv_lora] */
+    up_project_values(s, a, w, range);
 }
 
-void attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a,
-                           const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
+static void mla_forward(const struct decoder_step *s, const struct attention_layer *base,
+                        const struct attention_work *base_work, const float *norm, uint32_t i_layer)
 {
+    const struct attention_mla *a = (const struct attention_mla *)base;
+    const struct attention_mla_work *w = (const struct attention_mla_work *)base_work;
     struct kernel_ctx *k = s->m->kernels;
     const struct kv_layer kv = decoder_kv_layer(s, i_layer);
-    queries_and_latents(s, a, w, norm);
+    project(s, a, w, norm);
+    rotate(s, w);
     const struct kv_append_args append = { .k = w->latent, .kv = kv, .on = s->all };
     k->ops->kv_append(k, &append);
     decoder_kv_written(s, i_layer);
     attend_naive(s, a, w, kv);
-    for (int32_t i = 0; i < w->n_ranges; i++)
-        attend_absorbed(s, a, w, kv, &w->ranges[i], w->lists[1 + i]);
+    for (int32_t i = 0; i < w->n_ranges; i++) attend_absorbed(s, a, w, kv, i);
     const struct matmul_args out = {
         .w = &a->o,
         .x = w->out,
@@ -466,3 +564,18 @@ void attention_mla_forward(const struct decoder_step *s, const struct attention_
     };
     k->ops->matmul(k, &out, 1); /* [R, H] */
 }
+
+const struct attention_ops attention_mla_ops = {
+    .create = mla_create,
+    .create_work = mla_create_work,
+    .bind = mla_bind,
+    .bind_work = mla_bind_work,
+    .release = mla_release,
+    .release_work = mla_release_work,
+    .limits = mla_limits,
+    .rows_at_once = range_rows,
+    .capture_lists = mla_capture_lists,
+    .capture_rows = mla_capture_rows,
+    .lists = mla_lists,
+    .forward = mla_forward,
+};

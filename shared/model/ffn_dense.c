@@ -1,9 +1,27 @@
-/* ffn_dense.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h), h = norm(x). Shared
- * experts are one, too. */
-#include "shared/base/arith.h"
-#include "shared/model/sublayers.h"
+/* ffn_dense.c - the dense feed-forward block, one SwiGLU:
+ *
+ *     h  = norm(x)
+ *     x += Wdown (silu(Wgate h) * Wup h)
+ */
+#include <stdio.h>
 
-enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn *f)
+#include "shared/base/arith.h"
+#include "shared/base/mem.h"
+#include "shared/model/ffn.h"
+
+struct ffn_dense {
+    struct ffn_layer base;
+    struct swiglu w;
+};
+
+struct ffn_dense_work {
+    struct ffn_work base;
+    float *act; /* [R, I], pre-quantised for down */
+};
+
+/* ---- one SwiGLU ---- */
+
+enum status swiglu_bind(struct binder *b, const char *prefix, size_t n, struct swiglu *f)
 {
     const size_t hidden = b->m->config.hidden;
     const struct matrix_spec gate = {
@@ -34,22 +52,67 @@ enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn 
     return bind_vector(b, prefix, "down_proj.bias", hidden, &f->down_bias);
 }
 
-void ffn_bind_work(struct binder *b, struct ffn_work *w)
-{
-    const struct model_config *c = &b->m->config;
-    bind_floats(b, b->m->max_rows, round_up(c->intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
-    bind_reserve(b, b->m->max_rows, c->hidden);
-}
-
-void ffn_release(struct kernel_ctx *k, struct ffn *f)
+void swiglu_release(struct kernel_ctx *k, struct swiglu *f)
 {
     weight_release(k, &f->gate_up);
     weight_release(k, &f->down);
 }
 
-void ffn_forward(const struct decoder_step *s, const struct ffn *f, const struct ffn_work *w,
-                 const float *norm)
+/* ---- load ---- */
+
+static struct ffn_layer *dense_create(const struct model_config *c)
 {
+    struct ffn_dense *f = MEM_NEW(struct ffn_dense);
+    (void)c;
+    f->base.ops = &ffn_dense_ops;
+    return &f->base;
+}
+
+static struct ffn_work *dense_create_work(void)
+{
+    struct ffn_dense_work *w = MEM_NEW(struct ffn_dense_work);
+    w->base.ops = &ffn_dense_ops;
+    return &w->base;
+}
+
+static enum status dense_bind(struct binder *b, const char *layer, struct ffn_layer *base)
+{
+    struct ffn_dense *f = (struct ffn_dense *)base;
+    char mlp[TENSOR_NAME_BYTES_MAX / 2];
+    snprintf(mlp, sizeof mlp, "%smlp.", layer);
+    return swiglu_bind(b, mlp, b->m->config.intermediate, &f->w);
+}
+
+static void dense_bind_work(struct binder *b, struct ffn_work *base)
+{
+    struct ffn_dense_work *w = (struct ffn_dense_work *)base;
+    const struct model_config *c = &b->m->config;
+    bind_floats(b, b->m->max_rows, round_up(c->intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
+    bind_reserve(b, b->m->max_rows, c->hidden);
+}
+
+static void dense_release(struct kernel_ctx *k, struct ffn_layer *base)
+{
+    struct ffn_dense *f = (struct ffn_dense *)base;
+    swiglu_release(k, &f->w);
+    mem_free(f);
+}
+
+static void dense_release_work(struct ffn_work *w) { mem_free(w); }
+
+static size_t dense_rows_at_once(const struct model *m)
+{
+    (void)m;
+    return SIZE_MAX;
+}
+
+/* ---- step ---- */
+
+static void dense_forward(const struct decoder_step *s, const struct ffn_layer *base,
+                          const struct ffn_work *base_work, const float *norm)
+{
+    const struct swiglu *f = &((const struct ffn_dense *)base)->w;
+    const struct ffn_dense_work *w = (const struct ffn_dense_work *)base_work;
     struct kernel_ctx *k = s->m->kernels;
     const size_t rows = s->n_rows, hidden = s->m->config.hidden;
     const struct matmul_args gate_up = {
@@ -77,3 +140,14 @@ void ffn_forward(const struct decoder_step *s, const struct ffn *f, const struct
     k->ops->matmul(k, &gate_up, 1); /* [R, I] */
     k->ops->matmul(k, &down, 1);    /* [R, H] */
 }
+
+const struct ffn_ops ffn_dense_ops = {
+    .create = dense_create,
+    .create_work = dense_create_work,
+    .bind = dense_bind,
+    .bind_work = dense_bind_work,
+    .release = dense_release,
+    .release_work = dense_release_work,
+    .rows_at_once = dense_rows_at_once,
+    .forward = dense_forward,
+};

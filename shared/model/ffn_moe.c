@@ -1,83 +1,132 @@
 /* ffn_moe.c - a mixture of experts:
  *
- *     z = Wr h the router, in f32 e_1 .. e_k, w_1 .. w_k = route(z) struct route_args; the
- *     configuration has each family's values x += sum_j w_j Expert_{e_j}(h) + Shared(h) each a
- *     SwiGLU as in ffn_dense.c
+ *     h                    = norm(x)
+ *     z                    = Wr h                the router, in f32
+ *     e_1 .. e_k, w_1 ..   = route(z)            struct route_args; each family has its values
+ *     x                   += sum_j w_j Expert_{e_j}(h) + Shared(h)
  *
- * Long steps are routed in pieces, which bounds the buffers; weights are then read once per
- * piece. */
+ * Every expert is a SwiGLU as in ffn_dense.c. Long steps are routed in chunks of rows, which bounds
+ * the buffers; weights are then read once per chunk. */
 #include <stdio.h>
 
 #include "shared/base/arith.h"
 #include "shared/base/mem.h"
-#include "shared/model/sublayers.h"
+#include "shared/model/ffn.h"
+
+struct ffn_moe {
+    struct ffn_layer base;
+    struct weight router;          /* [E, H], f32 */
+    float *selection_bias;         /* [E]; NULL: none */
+    struct weight *gate_up, *down; /* [E] */
+    struct swiglu shared;          /* with shared_intermediate > 0 */
+    uint32_t n_experts;
+};
+
+struct ffn_moe_work {
+    struct ffn_work base;
+    uint32_t max_rows;        /* rows that are routed at a time */
+    float *logits;            /* [rows, E] */
+    int32_t *experts;         /* [rows, used] */
+    float *weights;           /* [rows, used] */
+    int32_t *rows;            /* [rows used]: the row of h at each place of the sorted order */
+    int32_t *index;           /* [rows used]: the place of (row, j) */
+    int32_t *begin;           /* [E + 1]: first place of each expert */
+    float *h;                 /* [rows, H], normalised */
+    float *act;               /* [rows used, I] by place, pre-quantised for down */
+    float *out;               /* [rows used, H] by place */
+    float *shared_act;        /* [rows, shared I], pre-quantised for down */
+    struct matmul_args *jobs; /* [E + 1] */
+};
 
 /* Rows of a step that are routed at a time: enough for over a hundred per expert in most models,
  * and as many as a [rows used, H] buffer of 256 MiB holds (DeepSeek-V3: 1170). */
 enum { ROWS_MIN = 16, ROWS_MAX = 2048 };
 static const size_t WORK_ELEMENTS = (size_t)64 << 20;
 
-/* ---- bind ---- */
+/* ---- load ---- */
 
-enum status moe_bind(struct binder *b, const char *layer, struct moe *e)
+static struct ffn_layer *moe_create(const struct model_config *c)
+{
+    struct ffn_moe *e = MEM_NEW(struct ffn_moe);
+    e->base.ops = &ffn_moe_ops;
+    e->n_experts = c->moe.n_experts;
+    e->gate_up = MEM_ARRAY(struct weight, e->n_experts);
+    e->down = MEM_ARRAY(struct weight, e->n_experts);
+    return &e->base;
+}
+
+static struct ffn_work *moe_create_work(void)
+{
+    struct ffn_moe_work *w = MEM_NEW(struct ffn_moe_work);
+    w->base.ops = &ffn_moe_ops;
+    return &w->base;
+}
+
+static enum status bind_router(struct binder *b, const char *mlp, struct ffn_moe *e)
 {
     const struct model_config *c = &b->m->config;
-    const size_t hidden = c->hidden, n = c->moe.intermediate;
+    const struct matrix_spec router = {
+        .prefix = mlp, .leaf = "gate", .n_out = e->n_experts, .n_in = c->hidden
+    };
+    TRY(bind_matrix(b, &router, BIND_F32, &e->router));
+    if (!c->moe.selection_bias) return OK;
+    return bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias);
+}
+
+static enum status bind_expert(struct binder *b, const char *experts, struct ffn_moe *e, uint32_t i)
+{
+    const size_t hidden = b->m->config.hidden, n = b->m->config.moe.intermediate;
+    const struct matrix_spec gate = {
+        .prefix = experts,
+        .leaf = "gate_proj",
+        .whole = "gate_up_proj",
+        .n_out = n,
+        .n_in = hidden,
+        .first = 0,
+        .total = 2 * n,
+        .i_expert = i,
+        .n_experts = e->n_experts,
+    };
+    struct matrix_spec up = gate, down = gate;
+    up.leaf = "up_proj";
+    up.first = n;
+    down.leaf = "down_proj";
+    down.whole = NULL;
+    down.n_out = hidden;
+    down.n_in = n;
+    TRY(bind_pair(b, &gate, &up, BIND_EXPERT, &e->gate_up[i]));
+    return bind_matrix(b, &down, BIND_EXPERT, &e->down[i]);
+}
+
+static enum status moe_bind(struct binder *b, const char *layer, struct ffn_layer *base)
+{
+    struct ffn_moe *e = (struct ffn_moe *)base;
+    const size_t shared_intermediate = b->m->config.moe.shared_intermediate;
     char mlp[TENSOR_NAME_BYTES_MAX / 2], experts[TENSOR_NAME_BYTES_MAX / 2],
         shared[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(mlp, sizeof mlp, "%smlp.", layer);
     snprintf(experts, sizeof experts, "%smlp.experts.", layer);
     snprintf(shared, sizeof shared, "%smlp.shared_experts.", layer);
-    e->n_experts = c->moe.n_experts;
-    if (!e->gate_up) e->gate_up = MEM_ARRAY(struct weight, e->n_experts);
-    if (!e->down) e->down = MEM_ARRAY(struct weight, e->n_experts);
-
-    const struct matrix_spec router = {
-        .prefix = mlp, .leaf = "gate", .n_out = e->n_experts, .n_in = hidden
-    };
-    TRY(bind_matrix(b, &router, BIND_F32, &e->router));
-    if (c->moe.selection_bias)
-        TRY(bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias));
-    for (uint32_t i = 0; i < e->n_experts; i++) {
-        struct matrix_spec gate = {
-            .prefix = experts,
-            .leaf = "gate_proj",
-            .whole = "gate_up_proj",
-            .n_out = n,
-            .n_in = hidden,
-            .first = 0,
-            .total = 2 * n,
-            .i_expert = i,
-            .n_experts = e->n_experts,
-        };
-        struct matrix_spec up = gate, down = gate;
-        up.leaf = "up_proj";
-        up.first = n;
-        down.leaf = "down_proj";
-        down.whole = NULL;
-        down.n_out = hidden;
-        down.n_in = n;
-        TRY(bind_pair(b, &gate, &up, BIND_EXPERT, &e->gate_up[i]));
-        TRY(bind_matrix(b, &down, BIND_EXPERT, &e->down[i]));
-    }
-    return c->moe.shared_intermediate ? ffn_bind(b, shared, c->moe.shared_intermediate, &e->shared)
-                                      : OK;
+    TRY(bind_router(b, mlp, e));
+    for (uint32_t i = 0; i < e->n_experts; i++) TRY(bind_expert(b, experts, e, i));
+    return shared_intermediate ? swiglu_bind(b, shared, shared_intermediate, &e->shared) : OK;
 }
 
-static uint32_t rows_at_a_time(const struct model *m)
+static size_t moe_rows_at_once(const struct model *m)
 {
     const struct model_config *c = &m->config;
     size_t widest = c->moe.intermediate > c->hidden ? c->moe.intermediate : c->hidden,
            rows = WORK_ELEMENTS / (c->moe.n_used * widest);
     if (rows < ROWS_MIN) rows = ROWS_MIN;
     if (rows > ROWS_MAX) rows = ROWS_MAX;
-    return rows < m->max_rows ? (uint32_t)rows : m->max_rows;
+    return rows < m->max_rows ? rows : m->max_rows;
 }
 
-void moe_bind_work(struct binder *b, struct moe_work *w)
+static void moe_bind_work(struct binder *b, struct ffn_work *base)
 {
+    struct ffn_moe_work *w = (struct ffn_moe_work *)base;
     const struct model_config *c = &b->m->config;
-    const size_t rows = rows_at_a_time(b->m), experts = c->moe.n_experts, used = c->moe.n_used;
+    const size_t rows = moe_rows_at_once(b->m), experts = c->moe.n_experts, used = c->moe.n_used;
     w->max_rows = (uint32_t)rows;
     w->jobs = bind_host(b, experts + 1, sizeof *w->jobs);
     bind_ints(b, rows, used, &w->experts);
@@ -94,20 +143,24 @@ void moe_bind_work(struct binder *b, struct moe_work *w)
     bind_reserve(b, rows * (used + 1), c->hidden);
 }
 
-void moe_release(struct kernel_ctx *k, struct moe *e)
+static void moe_release(struct kernel_ctx *k, struct ffn_layer *base)
 {
+    struct ffn_moe *e = (struct ffn_moe *)base;
     weight_release(k, &e->router);
-    for (uint32_t i = 0; e->gate_up && i < e->n_experts; i++) weight_release(k, &e->gate_up[i]);
-    for (uint32_t i = 0; e->down && i < e->n_experts; i++) weight_release(k, &e->down[i]);
-    ffn_release(k, &e->shared);
+    for (uint32_t i = 0; i < e->n_experts; i++) weight_release(k, &e->gate_up[i]);
+    for (uint32_t i = 0; i < e->n_experts; i++) weight_release(k, &e->down[i]);
+    swiglu_release(k, &e->shared);
     mem_free(e->gate_up);
     mem_free(e->down);
+    mem_free(e);
 }
 
-/* ---- forward ---- */
+static void moe_release_work(struct ffn_work *w) { mem_free(w); }
 
-static void route(const struct decoder_step *s, const struct moe *e, const struct moe_work *w,
-                  size_t rows)
+/* ---- step ---- */
+
+static void route(const struct decoder_step *s, const struct ffn_moe *e,
+                  const struct ffn_moe_work *w, size_t rows)
 {
     const struct moe_config *c = &s->m->config.moe;
     struct kernel_ctx *k = s->m->kernels;
@@ -142,8 +195,8 @@ static void route(const struct decoder_step *s, const struct moe *e, const struc
     k->ops->route(k, &a);
 }
 
-static void run_experts(const struct decoder_step *s, const struct moe *e, const struct moe_work *w,
-                        float *x, size_t rows)
+static void run_experts(const struct decoder_step *s, const struct ffn_moe *e,
+                        const struct ffn_moe_work *w, float *x, size_t rows)
 {
     struct experts_args a = {
         .gate_up = e->gate_up,
@@ -174,9 +227,11 @@ static void run_experts(const struct decoder_step *s, const struct moe *e, const
     s->m->kernels->ops->experts(s->m->kernels, &a); /* [rows, H] */
 }
 
-void moe_forward(const struct decoder_step *s, const struct moe *e, const struct moe_work *w,
-                 const float *norm)
+static void moe_forward(const struct decoder_step *s, const struct ffn_layer *base,
+                        const struct ffn_work *base_work, const float *norm)
 {
+    const struct ffn_moe *e = (const struct ffn_moe *)base;
+    const struct ffn_moe_work *w = (const struct ffn_moe_work *)base_work;
     const size_t hidden = s->m->config.hidden;
     struct kernel_ctx *k = s->m->kernels;
     for (size_t at = 0, rows; at < s->n_rows; at += rows) {
@@ -188,3 +243,14 @@ void moe_forward(const struct decoder_step *s, const struct moe *e, const struct
         run_experts(s, e, w, x, rows);
     }
 }
+
+const struct ffn_ops ffn_moe_ops = {
+    .create = moe_create,
+    .create_work = moe_create_work,
+    .bind = moe_bind,
+    .bind_work = moe_bind_work,
+    .release = moe_release,
+    .release_work = moe_release_work,
+    .rows_at_once = moe_rows_at_once,
+    .forward = moe_forward,
+};

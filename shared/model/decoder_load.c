@@ -1,0 +1,310 @@
+/* decoder_load.c - the decoder's weights and buffers: plan, pack and free.
+ *
+ * Thread: the loading one. */
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/model/decoder.h"
+#include "shared/model/decoder_state.h"
+#include "shared/model/rope.h"
+
+/* ---- kinds ---- */
+
+static const struct ffn_ops *const FFN_OPS[FFN_KINDS] = { &ffn_dense_ops, &ffn_moe_ops };
+
+static const struct attention_ops *attention_ops_of(const struct model_config *c)
+{
+    return model_is_latent(c) ? &attention_mla_ops : &attention_gqa_ops;
+}
+
+static void create_layer(const struct model_config *c, struct decoder *d, uint32_t i)
+{
+    struct decoder_layer *l = &d->layers[i];
+    const int kind = model_layer_is_sparse(c, i) ? 1 : 0;
+    l->attention = attention_ops_of(c)->create(c);
+    l->ffn = FFN_OPS[kind]->create(c);
+    if (!d->ffn_works[kind]) d->ffn_works[kind] = FFN_OPS[kind]->create_work();
+    l->ffn_work = d->ffn_works[kind];
+}
+
+static struct decoder *create_decoder(const struct model_config *c)
+{
+    struct decoder *d = MEM_NEW(struct decoder);
+    d->layers = MEM_ARRAY(struct decoder_layer, c->n_layers);
+    d->attention_work = attention_ops_of(c)->create_work();
+    for (uint32_t i = 0; i < c->n_layers; i++) create_layer(c, d, i);
+    return d;
+}
+
+/* ---- bind ---- */
+
+static enum status bind_layer(struct binder *b, struct decoder_layer *l, uint32_t i)
+{
+    const struct model_config *c = &b->m->config;
+    char layer[TENSOR_NAME_BYTES_MAX / 4];
+    snprintf(layer, sizeof layer, "model.layers.%u.", i);
+    TRY(bind_vector(b, layer, "input_layernorm.weight", c->hidden, &l->attn_norm));
+    TRY(bind_vector(b, layer, "post_attention_layernorm.weight", c->hidden, &l->ffn_norm));
+    TRY(l->attention->ops->bind(b, layer, l->attention));
+    return l->ffn->ops->bind(b, layer, l->ffn);
+}
+
+/* Some tied exports still carry a head. It is used when it is not the embedding after all. */
+static bool head_is_embedding(struct binder *b)
+{
+    const struct weights_tensor *embed = weights_find(b->m->weights, "model.embed_tokens.weight");
+    if (!b->m->config.tied) return false;
+    const struct weights_tensor *head = weights_take(b->m->weights, "lm_head.weight");
+    if (!head) return true;
+    return embed && head->dtype == embed->dtype && head->bytes == embed->bytes &&
+           memcmp(head->data, embed->data, head->bytes) == 0;
+}
+
+static enum status bind_ends(struct binder *b, struct decoder *d)
+{
+    const struct model_config *c = &b->m->config;
+    const struct matrix_spec embed = {
+        .prefix = "model.",
+        .leaf = "embed_tokens",
+        .n_out = c->n_vocab,
+        .n_in = c->hidden,
+        .is_table = true,
+    };
+    const struct matrix_spec head = {
+        .prefix = "", .leaf = "lm_head", .n_out = c->n_vocab, .n_in = c->hidden
+    };
+    TRY(bind_matrix(b, &embed, BIND_AS_STORED, &d->embed));
+    TRY(bind_vector(b, "model.", "norm.weight", c->hidden, &d->final_norm));
+    return head_is_embedding(b) ? OK : bind_matrix(b, &head, BIND_AS_STORED, &d->head);
+}
+
+static void bind_work(struct binder *b, struct decoder *d)
+{
+    const struct model_config *c = &b->m->config;
+    bind_floats(b, b->m->max_rows, c->hidden, &d->x);
+    if (!b->m->kernels->device->is_host) bind_floats(b, b->m->max_logits, c->n_vocab, &d->logits);
+    d->lists = bind_host(b, b->m->max_rows + 2, sizeof *d->lists);
+    bind_reserve(b, b->m->max_rows, c->hidden); /* the head */
+    d->attention_work->ops->bind_work(b, d->attention_work);
+    for (int i = 0; i < FFN_KINDS; i++)
+        if (d->ffn_works[i]) d->ffn_works[i]->ops->bind_work(b, d->ffn_works[i]);
+}
+
+static enum status bind_all(struct binder *b)
+{
+    struct decoder *d = b->m->decoder;
+    TRY(bind_ends(b, d));
+    for (uint32_t i = 0; i < b->m->config.n_layers; i++) TRY(bind_layer(b, &d->layers[i], i));
+    bind_work(b, d);
+    return OK;
+}
+
+/* Factors by which frequencies are divided: a tensor that GGUF files have for llama3 scaling. */
+static enum status read_rope_factors(struct model *m, float **out, struct err *err)
+{
+    const size_t half = rope_dim(&m->config) / 2;
+    *out = NULL;
+    if (!weights_find(m->weights, "rope_freqs.weight")) return OK;
+    TRY(weights_vector(m->weights, "rope_freqs.weight", half, out, err));
+    for (size_t i = 0; i < half; i++) {
+        if ((*out)[i] >= 1e-6f && (*out)[i] <= 1e6f) continue;
+        err_field(err, ERR_FORMAT, "rope_freqs.weight", "tensor rope_freqs.weight holds %g",
+                  (double)(*out)[i]);
+        mem_free(*out);
+        return ERR_FORMAT;
+    }
+    return OK;
+}
+
+enum status decoder_plan(struct model *m, struct err *err)
+{
+    struct binder b = { .m = m, .err = err };
+    float *factors;
+    m->decoder = create_decoder(&m->config);
+    enum status st = bind_all(&b);
+    m->decoder->plan = b.plan;
+    m->decoder->n_plan = b.n_plan;
+    m->decoder->sources = b.sources;
+    m->decoder->n_sources = b.n_sources;
+    TRY(st);
+    TRY(read_rope_factors(m, &factors, err));
+    mem_free(factors);
+    TRY(weights_check_all_used(m->weights, m->ops, &m->config, err));
+    m->weight_bytes = b.weight_bytes + b.vectors.bytes;
+    m->buffer_bytes = b.buffers.bytes + b.host.bytes +
+                      b.rounded_rows * b.rounded_in * sizeof(float);
+    m->rope_bytes = rope_table_bytes(&m->config, m->max_len);
+    m->decoder->totals = (struct decoder_totals){
+        .weights = b.weight_bytes,
+        .vectors = b.vectors.bytes,
+        .buffers = b.buffers.bytes,
+        .host = b.host.bytes,
+    };
+    return OK;
+}
+
+/* ---- pack ---- */
+
+static double ms(uint64_t ns) { return (double)ns / 1e6; }
+
+/* What took the time: waiting for files, conversion (and quantisation), waiting for copies to the
+ * device. All of them overlap with the others. */
+static void log_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns,
+                      const struct weight_times *t)
+{
+    /* inside weight_pack */
+    const uint64_t copy_ns = t->copy_wait_ns > end_ns ? t->copy_wait_ns - end_ns : 0;
+    const uint64_t convert_ns = b->pack_ns > copy_ns ? b->pack_ns - copy_ns : 0;
+    const size_t bytes = b->source_bytes ? b->source_bytes : b->weight_bytes;
+    log_info("weights packed",
+             "read_mib=%.1f packed_mib=%.1f after_ms=%.0f gb_s=%.2f read_wait_ms=%.0f "
+             "convert_ms=%.0f copy_wait_ms=%.0f",
+             (double)b->source_bytes / (1 << 20), (double)b->weight_bytes / (1 << 20), ms(all_ns),
+             (double)bytes / (double)(all_ns ? all_ns : 1), ms(read_ahead_wait_ns(b->ahead)),
+             ms(convert_ns), ms(t->copy_wait_ns));
+}
+
+/* Read, convert and send, which overlap. */
+static enum status pack_all(struct binder *b)
+{
+    struct kernel_ctx *k = b->m->kernels;
+    const struct decoder *d = b->m->decoder;
+    struct weight_times times;
+    const uint64_t t0 = clock_ns();
+    b->ahead = b->converting ? read_ahead_start(d->sources, d->n_sources) : NULL;
+    enum status st = bind_all(b);
+    const uint64_t t_end = clock_ns();
+    const enum status ended = k->weight_ops->finish(k, &times, st == OK ? b->err : NULL);
+    if (st == OK) st = ended;
+    if (st == OK && b->converting) log_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
+    read_ahead_stop(b->ahead);
+    b->ahead = NULL;
+    return st;
+}
+
+bool decoder_uses_weight_cache(const struct model *m, const struct model_options *o)
+{
+    /* making them up takes no longer than reading a copy */
+    return o->weight_cache_folder && m->kernels->device->is_host && !m->weights->dummy;
+}
+
+/* From the copy on disk, or packed and then put there. */
+static enum status pack_weights(struct binder *b, const struct model_options *o,
+                                const struct weight_cache_key *key)
+{
+    struct decoder *d = b->m->decoder;
+    const char *base = strrchr(o->path, '/');
+    const struct weight_cache_options p = {
+        .folder = o->weight_cache_folder,
+        .name = base ? base + 1 : o->path,
+        .key = *key,
+        .plan = d->plan,
+        .n = d->n_plan,
+        .pool = b->m->kernels->pool,
+        .progress = o->progress,
+        .progress_arg = o->progress_arg,
+    };
+    b->cache = decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
+    b->converting = !b->cache || !weight_cache_is_ready(b->cache);
+    if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
+    struct kernel_ctx *k = b->m->kernels;
+    enum status st = OK;
+    if (b->converting)
+        st = k->weight_ops->arena_create(k, d->totals.weights, &d->weight_arena, b->err);
+    if (st == OK) st = pack_all(b);
+    if (st == OK && b->cache) weight_cache_finish(b->cache);
+    b->m->weights_mapped = b->cache && weight_cache_is_ready(b->cache);
+    weight_cache_close(b->cache);
+    return st;
+}
+
+/* Rows that no step has are never touched, and cost nothing on the processor. */
+static enum status alloc_buffers(struct binder *b)
+{
+    struct decoder *d = b->m->decoder;
+    struct device *device = b->m->kernels->device;
+    if (device_mem_alloc(device, d->totals.buffers, DEVICE_MEM_PRIVATE, &d->buffers, NULL) != OK ||
+        !(d->host = mem_try_calloc(1, d->totals.host)))
+        return err_set(b->err, ERR_NOMEM,
+                       "no memory for %zu bytes of activations; lower --max-num-batched-tokens",
+                       d->totals.buffers + d->totals.host);
+    TRY(device_mem_alloc(device, d->totals.vectors, DEVICE_MEM_PRIVATE, &d->vectors, b->err));
+    b->buffers.at = d->buffers.ptr;
+    b->vectors.at = d->vectors.ptr;
+    b->host.at = d->host;
+    return OK;
+}
+
+static enum status make_cos_sin(struct model *m, struct err *err)
+{
+    struct decoder *d = m->decoder;
+    struct device *device = m->kernels->device;
+    float *factors, *table = NULL;
+    TRY(device_mem_alloc(device, m->rope_bytes, DEVICE_MEM_PRIVATE, &d->cos_sin_mem, err));
+    TRY(read_rope_factors(m, &factors, err));
+    d->cos_sin = d->cos_sin_mem.ptr;
+    if (!device->is_host) table = mem_aligned(64, m->rope_bytes);
+    rope_table(&m->config, factors, m->max_len, m->kernels->pool,
+               table ? table : d->cos_sin_mem.ptr);
+    if (table) device_upload(device, d->cos_sin_mem.ptr, table, m->rope_bytes);
+    mem_free(table);
+    mem_free(factors);
+    return OK;
+}
+
+enum status decoder_pack(struct model *m, const struct model_options *o,
+                         const struct weight_cache_key *key, struct err *err)
+{
+    const struct decoder_totals *t = &m->decoder->totals;
+    struct binder b = {
+        .m = m,
+        .err = err,
+        .packing = true,
+        .weight_arena = &m->decoder->weight_arena,
+        .weight_total = t->weights,
+        .progress = o->progress,
+        .progress_arg = o->progress_arg,
+    };
+    TRY(alloc_buffers(&b));
+    TRY(pack_weights(&b, o, key));
+    /* both passes saw the same */
+    ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors &&
+           b.buffers.bytes == t->buffers && b.host.bytes == t->host);
+    if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
+        return err_set(err, ERR_NOMEM,
+                       "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens",
+                       b.rounded_rows, b.rounded_in);
+    TRY(make_cos_sin(m, err));
+    return device_fault(m->kernels->device, err);
+}
+
+static void release_layer(struct kernel_ctx *k, struct decoder_layer *l)
+{
+    l->attention->ops->release(k, l->attention);
+    l->ffn->ops->release(k, l->ffn);
+}
+
+void decoder_free(struct model *m)
+{
+    struct decoder *d = m->decoder;
+    if (!d) return;
+    for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
+    weight_release(m->kernels, &d->embed);
+    weight_release(m->kernels, &d->head);
+    m->kernels->weight_ops->arena_free(m->kernels, &d->weight_arena);
+    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->cos_sin_mem };
+    for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
+    d->attention_work->ops->release_work(d->attention_work);
+    for (int i = 0; i < FFN_KINDS; i++)
+        if (d->ffn_works[i]) d->ffn_works[i]->ops->release_work(d->ffn_works[i]);
+    mem_free(d->host);
+    mem_free(d->layers);
+    mem_free(d->plan);
+    mem_free(d->sources);
+    mem_free(d);
+    m->decoder = NULL;
+}

@@ -1,0 +1,49 @@
+/* decoder_state.h - what a loaded decoder holds. decoder_load.c fills it in and frees it, decoder.c
+ * computes with it; nobody else includes this.
+ *
+ * Thread: the loading thread until model_load returns, then the engine thread. */
+#ifndef BATON_MODEL_DECODER_STATE_H
+#define BATON_MODEL_DECODER_STATE_H
+
+#include "shared/model/attention.h"
+#include "shared/model/ffn.h"
+
+enum { FFN_KINDS = 2 };
+
+struct decoder_layer {
+    float *attn_norm, *ffn_norm; /* [H] */
+    struct attention_layer *attention;
+    struct ffn_layer *ffn;
+    struct ffn_work *ffn_work; /* of the layer's kind */
+};
+
+/* Bytes that the first pass counted. */
+struct decoder_totals {
+    size_t weights, vectors, buffers, host;
+};
+
+struct decoder {
+    struct weight embed; /* [V, H] */
+    struct weight head;  /* [V, H]; no data when the embedding serves */
+    float *final_norm;   /* [H] */
+    struct decoder_layer *layers;
+    float *cos_sin; /* rope_table */
+    /* Activations of one step. */
+    float *x; /* [max_rows, H] */
+    struct attention_work *attention_work;
+    struct ffn_work *ffn_works[FFN_KINDS]; /* NULL for a kind that no layer has */
+    struct attn_list
+        *lists;    /* of the step: all its sequences, then attention's own (attention.h) */
+    float *logits; /* [max_logits, V]; NULL where the host's memory serves */
+    /* Memory that all of these point into, norms and biases included. */
+    struct dev_mem buffers, vectors, cos_sin_mem;
+    struct weight_arena weight_arena;
+    void *host;
+    struct decoder_totals totals;
+    struct weight *plan; /* [n_plan] of all weights, between plan and pack */
+    size_t n_plan;
+    struct read_ahead_range *sources; /* [n_sources] where they are in files, likewise */
+    size_t n_sources;
+};
+
+#endif
