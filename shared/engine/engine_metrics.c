@@ -2,49 +2,63 @@
  * (engine_set_remaining also before a sequence is posted). */
 #include "shared/engine/engine_state.h"
 
+/* The order of these calls is the order of /metrics. */
+static void init_steps(struct engine_metrics *m, struct metrics *r)
+{
+    m->steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine.");
+    m->ahead = metrics_counter(r, "baton_engine_steps_ahead_total", "",
+                               "Steps that were given to the GPU while the one before was "
+                               "running.");
+    m->graph_steps = metrics_counter(r, "baton_engine_steps_recorded_total", "",
+                                     "Steps that recorded launches computed (CUDA graphs).");
+    m->host_sampled = metrics_counter(
+        r, "baton_engine_steps_host_sampled_total", "",
+        "Steps on a GPU whose tokens the host chose, from all their logits.");
+    m->preemptions = metrics_counter(
+        r, "baton_engine_preemptions_total", "",
+        "Sequences whose KV blocks were taken away for an older sequence.");
+}
+
+static void init_tokens(struct engine_metrics *m, struct metrics *r)
+{
+    m->prompt_tokens = metrics_counter(
+        r, "baton_prompt_tokens_total", "",
+        "Prompt tokens of sequences started here, cached ones included.");
+    m->generated = metrics_counter(r, "baton_generation_tokens_total", "",
+                                   "Output tokens given out.");
+    m->recomputed = metrics_counter(
+        r, "baton_engine_recomputed_tokens_total", "",
+        "Positions computed here although a peer had transferred them.");
+    m->queried = metrics_counter(r, "baton_prefix_cache_query_tokens_total", "",
+                                 "Tokens looked up in the prefix cache.");
+    m->hit = metrics_counter(r, "baton_prefix_cache_hit_tokens_total", "",
+                             "Tokens found in the prefix cache.");
+    m->evicted = metrics_counter(r, "baton_kv_evictions_total", "",
+                                 "Cached KV blocks given to another sequence.");
+}
+
+static struct gauge *blocks_gauge(struct metrics *r, const char *labels)
+{
+    return metrics_gauge(r, "baton_kv_blocks", labels, "KV blocks by state.");
+}
+
 void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
 {
-    *m = (struct engine_metrics){
-        .steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine."),
-        .ahead = metrics_counter(
-            r, "baton_engine_steps_ahead_total", "",
-            "Steps that were given to the GPU while the one before was running."),
-        .host_sampled = metrics_counter(
-            r, "baton_engine_steps_host_sampled_total", "",
-            "Steps on a GPU whose tokens the host chose, from all their logits."),
-        .graph_steps = metrics_counter(r, "baton_engine_steps_recorded_total", "",
-                                       "Steps that recorded launches computed (CUDA graphs)."),
-        .preemptions = metrics_counter(
-            r, "baton_engine_preemptions_total", "",
-            "Sequences whose KV blocks were taken away for an older sequence."),
-        .recomputed = metrics_counter(
-            r, "baton_engine_recomputed_tokens_total", "",
-            "Positions computed here although a peer had transferred them."),
-        .prompt_tokens = metrics_counter(
-            r, "baton_prompt_tokens_total", "",
-            "Prompt tokens of sequences started here, cached ones included."),
-        .generated = metrics_counter(r, "baton_generation_tokens_total", "",
-                                     "Output tokens given out."),
-        .queried = metrics_counter(r, "baton_prefix_cache_query_tokens_total", "",
-                                   "Tokens looked up in the prefix cache."),
-        .hit = metrics_counter(r, "baton_prefix_cache_hit_tokens_total", "",
-                               "Tokens found in the prefix cache."),
-        .evicted = metrics_counter(r, "baton_kv_evictions_total", "",
-                                   "Cached KV blocks given to another sequence."),
-        .running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed."),
-        .waiting = metrics_gauge(r, "baton_engine_waiting", "",
-                                 "Sequences waiting for a place in a step."),
-        .reserved = metrics_gauge(r, "baton_engine_reserved", "",
-                                  "Sequences whose KV is being written by a peer."),
-        .free = metrics_gauge(r, "baton_kv_blocks", "state=\"free\"", "KV blocks by state."),
-        .held = metrics_gauge(r, "baton_kv_blocks", "state=\"held\"", "KV blocks by state."),
-        .cached = metrics_gauge(r, "baton_kv_blocks", "state=\"cached\"", "KV blocks by state."),
-        .quarantine = metrics_gauge(r, "baton_kv_blocks", "state=\"quarantine\"",
-                                    "KV blocks by state."),
-        .step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "",
-                                          "Time of one step of the engine.", METRICS_SECONDS,
-                                          METRICS_SECONDS_N),
-    };
+    *m = (struct engine_metrics){ 0 };
+    init_steps(m, r);
+    init_tokens(m, r);
+    m->running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed.");
+    m->waiting = metrics_gauge(r, "baton_engine_waiting", "",
+                               "Sequences waiting for a place in a step.");
+    m->reserved = metrics_gauge(r, "baton_engine_reserved", "",
+                                "Sequences whose KV is being written by a peer.");
+    m->free = blocks_gauge(r, "state=\"free\"");
+    m->held = blocks_gauge(r, "state=\"held\"");
+    m->cached = blocks_gauge(r, "state=\"cached\"");
+    m->quarantine = blocks_gauge(r, "state=\"quarantine\"");
+    m->step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "",
+                                        "Time of one step of the engine.", METRICS_SECONDS,
+                                        METRICS_SECONDS_N);
 }
 
 static void add_growth(struct counter *c, uint64_t *last, uint64_t now)
