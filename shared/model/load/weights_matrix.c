@@ -128,6 +128,65 @@ static enum status take_scales(struct weights *w, const char *name, const struct
 
 /* ---- taking ---- */
 
+/* A matrix inside the tensor that holds it: outputs [first, first + n_out) of `rows`, of matrix i if
+ * the tensor is a stack. */
+struct matrix_in_tensor {
+    const struct weights_tensor *t;
+    size_t rows, first, i;
+    bool stacked, transposed;
+};
+
+static enum status check_matrix(const struct matrix_in_tensor *p, const struct matrix_spec *spec,
+                                const char *name, struct err *err)
+{
+    const struct weights_tensor *t = p->t;
+    const uint64_t shape[3] = { spec->n_experts, p->transposed ? spec->n_in : p->rows,
+                                p->transposed ? p->rows : spec->n_in };
+    const uint64_t *expected_shape = p->stacked ? shape : shape + 1;
+    const uint32_t n_dims = p->stacked ? 3 : 2;
+    if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0)
+        return wrong_shape(t, expected_shape, n_dims, err);
+    TRY(check_type(t, err));
+    const enum dtype type = (enum dtype)t->dtype;
+    if (p->transposed && (dtype_block(type) != 1 || type == DTYPE_F8_E4M3))
+        return err_field(err, ERR_UNSUPPORTED, name,
+                         "tensor %s: a transposed matrix of type %s is not supported", name,
+                         t->type_name);
+    return OK;
+}
+
+static enum status take_matrix(struct weights *w, const struct matrix_spec *spec, const char *name,
+                               int place, struct weight_src *out, struct err *err)
+{
+    const bool part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
+    const struct matrix_in_tensor p = {
+        .t = weights_take(w, name),
+        .rows = part ? spec->total : spec->n_out,
+        .first = part ? spec->first : 0,
+        .i = stacked ? spec->i_expert : 0,
+        .stacked = stacked,
+        .transposed = w->names.kind == TENSOR_NAMES_PADDLE && !spec->is_table,
+    };
+    TRY(check_matrix(&p, spec, name, err));
+    const enum dtype type = (enum dtype)p.t->dtype;
+    float *scales = NULL;
+    if (type == DTYPE_F8_E4M3)
+        TRY(take_scales(w, name, spec, p.i, stacked ? spec->n_experts : 0, p.first, p.rows, &scales,
+                        err));
+    const size_t row_bytes = dtype_row_bytes(type, p.transposed ? p.rows : spec->n_in);
+    const size_t skipped = p.transposed ? dtype_row_bytes(type, p.first) : p.first * row_bytes;
+    *out = (struct weight_src){
+        .dtype = type,
+        .data = p.t->data + p.i * p.rows * dtype_row_bytes(type, spec->n_in) + skipped,
+        .n_out = spec->n_out,
+        .n_in = spec->n_in,
+        .row_bytes = row_bytes,
+        .transposed = p.transposed,
+        .scales = scales,
+    };
+    return OK;
+}
+
 enum status weights_matrix(struct weights *w, const struct matrix_spec *spec,
                            struct weight_src *out, struct err *err)
 {
@@ -137,40 +196,7 @@ enum status weights_matrix(struct weights *w, const struct matrix_spec *spec,
         return OK;
     }
     const int place = find_place(w, spec, name);
-    if (place < 0) return missing(w, spec, err);
-    const struct weights_tensor *t = weights_take(w, name);
-    const bool part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
-    const bool transposed = w->names.kind == TENSOR_NAMES_PADDLE && !spec->is_table;
-    const size_t rows = part ? spec->total : spec->n_out, first = part ? spec->first : 0,
-                 i = stacked ? spec->i_expert : 0;
-    const uint64_t shape[3] = { spec->n_experts, transposed ? spec->n_in : rows,
-                                transposed ? rows : spec->n_in };
-    const uint64_t *expected_shape = stacked ? shape : shape + 1;
-    const uint32_t n_dims = stacked ? 3 : 2;
-    if (t->n_dims != n_dims || memcmp(t->shape, expected_shape, n_dims * sizeof *shape) != 0)
-        return wrong_shape(t, expected_shape, n_dims, err);
-    TRY(check_type(t, err));
-    const enum dtype type = (enum dtype)t->dtype;
-    if (transposed && (dtype_block(type) != 1 || type == DTYPE_F8_E4M3))
-        return err_field(err, ERR_UNSUPPORTED, name,
-                         "tensor %s: a transposed matrix of type %s is not supported", name,
-                         t->type_name);
-    float *scales = NULL;
-    if (type == DTYPE_F8_E4M3)
-        TRY(take_scales(w, name, spec, i, stacked ? spec->n_experts : 0, first, rows, &scales,
-                        err));
-    const size_t row_bytes = dtype_row_bytes(type, transposed ? rows : spec->n_in);
-    const size_t skipped = transposed ? dtype_row_bytes(type, first) : first * row_bytes;
-    *out = (struct weight_src){
-        .dtype = type,
-        .data = t->data + i * rows * dtype_row_bytes(type, spec->n_in) + skipped,
-        .n_out = spec->n_out,
-        .n_in = spec->n_in,
-        .row_bytes = row_bytes,
-        .transposed = transposed,
-        .scales = scales,
-    };
-    return OK;
+    return place < 0 ? missing(w, spec, err) : take_matrix(w, spec, name, place, out, err);
 }
 
 /* Some files have a leading dimension of 1. */
