@@ -286,14 +286,6 @@ static void check_batch(const struct model *m, const struct model_batch *b)
         ASSERT(b->logit_rows[i] >= 0 && b->logit_rows[i] < b->n_rows);
 }
 
-void model_forward(struct model *m, const struct model_batch *b)
-{
-    struct model_batch plain = *b;
-    plain.sample_requests = NULL;
-    check_batch(m, &plain);
-    (void)decoder_forward(m, &plain); /* false: it has no wants */
-}
-
 bool model_submit(struct model *m, const struct model_batch *b)
 {
     check_batch(m, b);

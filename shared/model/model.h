@@ -166,12 +166,10 @@ void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_bl
 /* The same from a configuration alone, before anything is loaded; the fingerprint stays 0. */
 void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens,
                             uint32_t n_blocks, struct kv_layout *out);
-/* Computes a step: its logits, and the KV of its rows, are there when it returns. `sample_requests`
- * counts as NULL. */
-void model_forward(struct model *m, const struct model_batch *b);
-/* Puts a step in the queue. True: the device chooses its tokens, and model_fetch waits for them;
- * steps that are submitted meanwhile run behind it. False: as model_forward. Not more than two
- * steps that were not fetched, of different turns. */
+/* Submits a step. True: the device chooses its tokens, and model_fetch waits for them; steps that
+ * are submitted meanwhile run after it. At most two steps may be sampled and not fetched, of
+ * different parity. False: the step is complete, logits and KV are there. Always false without
+ * sample_requests. */
 bool model_submit(struct model *m, const struct model_batch *b);
 void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
 

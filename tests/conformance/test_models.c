@@ -269,11 +269,11 @@ TEST(only_wanted_rows_give_logits_and_equal_the_full_ones)
         .n_blocks = r.n_blocks,
         .block_tokens = BLOCK,
     };
-    model_forward(r.m, &b);
+    (void)model_submit(r.m, &b);
     check_same_bits(&r, r.logits, full + 2 * (size_t)r.n_vocab, 1, "row 2");
     check_same_bits(&r, r.logits + r.n_vocab, full + 7 * (size_t)r.n_vocab, 1, "row 7");
     b.n_logits = 0; /* a chunk in the middle of a prompt */
-    model_forward(r.m, &b);
+    (void)model_submit(r.m, &b);
     mem_free(full);
     rig_close(&r);
 }
@@ -322,7 +322,7 @@ static void check_announced(const char *name)
         .on_layer = watch_layer,
         .on_layer_arg = &w,
     };
-    model_forward(r.m, &b);
+    (void)model_submit(r.m, &b);
     CHECK_EQ_INT(w.n_calls, r.m->config.n_layers);
     rig_close(&r);
 }

@@ -75,7 +75,7 @@ static void step(struct rig *r, int32_t first, int32_t n_seqs, int32_t begin, in
         .n_blocks = r->n_blocks,
         .block_tokens = BLOCK_TOKENS,
     };
-    model_forward(r->model, &b);
+    (void)model_submit(r->model, &b);
 }
 
 static void prefill(struct rig *r, int32_t seq, int32_t n)

@@ -1,5 +1,5 @@
 /* gpu_model.c - steps of a model on the card: no server and no scheduler. Tables are of steps that
- * model_forward computes, launched one by one; decode rates of steps as the engine runs them
+ * model_submit computes, launched one by one; decode rates of steps as the engine runs them
  * (gpu_async_steps.h).
  *
  * The KV pool is filled with random numbers and sequences are given contexts that were never
@@ -101,7 +101,7 @@ static void run_step(void *arg)
     struct rig *r = arg;
     const struct model_batch b = next_step(r);
     struct err err;
-    model_forward(r->model, &b);
+    (void)model_submit(r->model, &b);
     gpu_need(device_fault(r->model->kernels->device, &err) == OK, err.text, NULL);
 }
 
