@@ -1,30 +1,31 @@
-/* decoder.h - the pre-norm decoder that every family here is:
+/* decoder.h - the pre-norm decoder that all families share:
  *
  *     x = E[token]
  *     per layer:  x += attention(norm(x))
  *                 x += ffn(norm(x))
  *     logits = Whead norm(x)
  *
- * Life cycle: decoder_plan checks the weights and says what all of it takes; decoder_pack makes it;
- * decoder_free. */
+ * decoder.c computes steps, decoder_load.c makes and frees what they need.
+ * Life cycle: decoder_plan, decoder_pack, decoder_prepare, decoder_forward ..., decoder_free.
+ * Thread: the loading thread for plan, pack and free; the engine thread for prepare and forward. */
 #ifndef BATON_MODEL_DECODER_H
 #define BATON_MODEL_DECODER_H
 
 #include "shared/model/model.h"
 
-/* m->decoder from m->weights, nothing packed yet; fills m->weight_bytes, buffer_bytes and
- * rope_bytes. */
+/* Creates m->decoder, checks that m->weights has all tensors, and fills in m->weight_bytes,
+ * buffer_bytes and rope_bytes. Packs nothing. */
 enum status decoder_plan(struct model *m, struct err *err) MUST_CHECK;
-/* Are packed copies of these weights kept in o->weight_cache_folder? */
+/* Is the weight cache in o->weight_cache_folder used for this model? */
 bool decoder_uses_weight_cache(const struct model *m, const struct model_options *o);
 struct weight_cache_key;
-/* Pack, or take from o->weight_cache_folder what `key` names, and allocate. */
+/* Allocates, and packs the weights or maps them from the weight cache, where `key` names them. */
 enum status decoder_pack(struct model *m, const struct model_options *o,
                          const struct weight_cache_key *key, struct err *err) MUST_CHECK;
 void decoder_free(struct model *m);
-/* True: the device chooses the tokens, and may not be done yet. False: logits and KV are there. */
+/* As model_submit. */
 bool decoder_forward(struct model *m, const struct model_batch *b);
-/* Memory for all steps, and recordings of the usual ones: model_prepare, of kernels that can. */
+/* As model_prepare. */
 enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
                             struct err *err) MUST_CHECK;
 
