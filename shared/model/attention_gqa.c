@@ -4,10 +4,11 @@
  *     q, k, v = Wq h + bq, Wk h + bk, Wv h + bv            biases: Qwen2, some Llamas
  *     q, k    = norm(q), norm(k)       per head            Qwen3
  *     q, k    = rope(q), rope(k)
- *     x      += Wo softmax(q k^T / sqrt(D)) v + bo         query head i reads key/value head i / (n_heads / n_kv_heads)
+ *     x      += Wo softmax(q k^T / sqrt(D)) v + bo         query head i reads key/value head
+ *                                                          i / (n_heads / n_kv_heads)
  *
  * K and V of a layer are complete before its attention begins, so on_layer is called between the
- * two: the bytes travel while the rest of the layer computes. */
+ * two: a peer receives the bytes while the layer still computes. */
 #include <math.h>
 #include <stdio.h>
 
@@ -50,7 +51,7 @@ static enum status bind_biases(struct binder *b, const char *prefix, struct atte
 {
     const struct model_config *c = &b->m->config;
     const size_t q = q_width(c), kv = kv_width(c);
-    if (b->m->weights->gguf) { /* GGUF files have no switch for biases: what is there is used */
+    if (b->m->weights->gguf) { /* GGUF metadata does not say which biases there are */
         TRY(bind_vector_if_present(b, prefix, "q_proj.bias", q, &a->q_bias));
         TRY(bind_vector_if_present(b, prefix, "k_proj.bias", kv, &a->k_bias));
         TRY(bind_vector_if_present(b, prefix, "v_proj.bias", kv, &a->v_bias));
@@ -186,7 +187,7 @@ static void project(const struct decoder_step *s, const struct attention_gqa *a,
     k->ops->matmul(k, jobs, COUNT_OF(jobs));
 }
 
-/* The rows' keys and values into the pool. */
+/* Rotates queries and keys and adds the rows' K and V to the pool. */
 static void append(const struct decoder_step *s, const struct attention_gqa *a,
                    const struct attention_gqa_work *w, const struct kv_layer *kv)
 {

@@ -1,17 +1,17 @@
-/* attention_mla.c - latent attention (DeepSeek-V2, 2024, section 2.1): the cache holds one vector
- * per token for all heads.
+/* attention_mla.c - multi-head latent attention (DeepSeek-V2, 2024, section 2.1): the KV pool holds
+ * one vector per token for all heads.
  *
- *     q          = Wq h, or Wqb norm(Wqa h)               per head: nope elements | rope elements, the latter rotated
- *     c | r      = Wkva h;  c = norm(c), r = rope(r)      kept: kv_lora + rope elements
- *     k_h, v_h   = Wk_h c, Wv_h c                         of head h: nope and v elements
- *     score_h    = (q_nope k_h + q_rope r) * scale        scale = (nope + rope)^-1/2, times the square of YaRN's mscale
- *     x         += Wo (softmax(score_h) v_h over all h)
+ *     q         = Wq h, or Wqb norm(Wqa h)           per head: q_nope | q_rope = rope(..)
+ *     c | r     = Wkva h;  c = norm(c), r = rope(r)  in the pool: kv_lora + rope elements
+ *     k_h, v_h  = Wk_h c, Wv_h c                     of head h: nope and v elements
+ *     score_h   = (q_nope k_h + q_rope r) * scale    (nope + rope)^-1/2, YaRN: times mscale^2
+ *     x        += Wo (softmax(score_h) v_h over all h)
  *
- * Two forms of one computation. Naive, as written: k_h and v_h are made from every cached c; best
- * where many rows share them, so prompt tokens take it. Absorbed, since q k_h = (Wk_h^T q) c:
- * queries of kv_lora elements meet c itself, and Wv_h is applied to the softmax's mean of c; best
- * for one row at a time, so answer tokens take it. They are equal up to rounding, so which one a
- * token takes depends on the token (attn_seq.is_decode), never on the batch. */
+ * Prompt tokens take the naive path, as written: k_h and v_h are made from every cached c, once for
+ * many rows. Decode tokens take the absorbed path, since q k_h = (Wk_h^T q) c: queries of kv_lora
+ * elements meet c itself, and Wv_h is applied to the softmax's mean of c. The paths are equal up to
+ * rounding, so which one a token takes depends on the token (attn_seq.is_decode), never on the
+ * batch. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@
 #include "shared/base/mem.h"
 #include "shared/model/attention.h"
 
-/* in the absorbed form at a time: a row of DeepSeek-V3 takes 544 KiB there */
+/* Rows that the absorbed path computes at a time: a row of DeepSeek-V3 takes 544 KiB. */
 enum { ABSORBED_ROWS = 256 };
 
 struct attention_mla {
@@ -105,8 +105,8 @@ static struct attention_work *mla_create_work(void)
 
 static bool is_plain(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16; }
 
-/* A source that can be cut by rows and read across: other types are written out, in f32 where the
- * arithmetic is exact. */
+/* Makes `s` a source that can be cut by rows and transposed: quantised types are converted, to f32
+ * if activations are f32, else to bf16. */
 static enum status make_plain(struct binder *b, struct weight_src *s, void **copy)
 {
     const enum dtype type = b->m->kernels->options.activations == ACTIVATIONS_F32 ? DTYPE_F32
@@ -122,7 +122,7 @@ static enum status make_plain(struct binder *b, struct weight_src *s, void **cop
     return OK;
 }
 
-/* The other way of reading a matrix: outputs become inputs. */
+/* The same matrix with outputs and inputs swapped. */
 static struct weight_src transpose(const struct weight_src *s)
 {
     struct weight_src t = *s;
@@ -156,7 +156,7 @@ static enum status bind_head(struct binder *b, const struct weight_src *k_up,
     return bind_source(b, v_up, "kv_b_proj", &a->v_up[head]);
 }
 
-/* Checkpoints: rows of kv_b_proj grouped by head, its keys and then its values. */
+/* Checkpoints: rows of kv_b_proj are grouped by head, first its keys, then its values. */
 static enum status bind_kv_b(struct binder *b, const char *prefix, struct attention_mla *a)
 {
     const struct mla_config *c = &b->m->config.mla;
@@ -179,7 +179,7 @@ static enum status bind_kv_b(struct binder *b, const char *prefix, struct attent
     return st;
 }
 
-/* Newer GGUF files: one matrix per head, k_b the other way round. */
+/* Newer GGUF files: one matrix per head, k_b transposed. */
 static enum status bind_head_split(struct binder *b, const struct matrix_spec *k_b,
                                    const struct matrix_spec *v_b, struct attention_mla *a)
 {
@@ -218,7 +218,7 @@ static enum status bind_up(struct binder *b, const char *prefix, struct attentio
     if (!weights_has_matrix(b->m->weights, &k_b)) return bind_kv_b(b, prefix, a);
     char joint[TENSOR_NAME_BYTES_MAX];
     snprintf(joint, sizeof joint, "%skv_b_proj.weight", prefix);
-    (void)weights_take(b->m->weights, joint); /* some files have both; they are equal */
+    (void)weights_take(b->m->weights, joint); /* some files have both, with equal values */
     for (k_b.i_expert = v_b.i_expert = 0; k_b.i_expert < a->n_heads; k_b.i_expert++, v_b.i_expert++)
         TRY(bind_head_split(b, &k_b, &v_b, a));
     return OK;
@@ -399,7 +399,7 @@ static float score_scale(const struct model_config *c)
     return (float)(c->rope.score_factor > 0 ? scale * c->rope.score_factor : scale);
 }
 
-/* ---- which rows take which form ---- */
+/* ---- which rows take which path ---- */
 
 static bool is_absorbed(const struct model *m, const struct attn_seq *s)
 {
@@ -413,8 +413,8 @@ static void add_range(struct attention_mla_work *w, struct attn_list *lists, siz
     w->ranges[w->n_ranges++] = (struct mla_range){ .begin = begin };
 }
 
-/* Generated rows in ranges that lie one after the other, at most ABSORBED_ROWS each; a long
- * sequence is cut. */
+/* Groups the decode rows in ranges of adjacent rows, at most ABSORBED_ROWS each; a long sequence is
+ * split. */
 static void list_absorbed(const struct model *m, const struct model_batch *b,
                           struct attention_mla_work *w, struct attn_list *lists,
                           struct attn_seq *to)
@@ -458,7 +458,7 @@ static int32_t mla_lists(const struct model *m, const struct model_batch *b,
     return 1 + w->n_ranges;
 }
 
-/* ---- the two forms ---- */
+/* ---- the two paths ---- */
 
 static void attend_naive(const struct decoder_step *s, const struct attention_mla *a,
                          const struct attention_mla_work *w, struct kv_layer kv)

@@ -5,7 +5,7 @@
 
 #include "shared/model/decoder_state.h"
 
-/* ---- forward ---- */
+/* ---- step ---- */
 
 static void layer_forward(const struct decoder_step *s, struct decoder *d, uint32_t i)
 {
@@ -14,8 +14,7 @@ static void layer_forward(const struct decoder_step *s, struct decoder *d, uint3
     l->ffn->ops->forward(s, l->ffn, l->ffn_work, l->ffn_norm);
 }
 
-/* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its
- * last. */
+/* Computes logits of the rows that want them: of a prompt chunk that is at most its last row. */
 static void head_forward(const struct decoder_step *s, const struct decoder *d,
                          const struct kernel_step *step, float *logits)
 {
@@ -35,7 +34,7 @@ static void head_forward(const struct decoder_step *s, const struct decoder *d,
     k->ops->matmul(k, &head, 1); /* [n_logits, V] */
 }
 
-/* The slots of a staged step. */
+/* Calls all ops of an uploaded step. */
 static void compute(struct model *m, const struct model_batch *b, const struct kernel_step *step)
 {
     struct decoder *d = m->decoder;
@@ -55,7 +54,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
     if (step->n_logits > 0) head_forward(&s, d, step, d->logits ? d->logits : b->logits);
 }
 
-/* Wait for the step: once it returns, its KV blocks may be published, sent or freed. */
+/* Waits for the step: once it returns, its KV blocks may be published, sent or freed. */
 static void wait_for_logits(const struct model *m, const struct model_batch *b)
 {
     struct device *device = m->kernels->device;
@@ -86,7 +85,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     step.n_lists += d->attention_work->ops->lists(m, b, d->attention_work, d->lists + 1);
     k->step_ops->upload(k, &step);
-    if (device_fault(k->device, NULL) != OK) return false; /* nothing was handed over */
+    if (device_fault(k->device, NULL) != OK) return false; /* nothing was submitted */
     if (!step.graph_launched) compute(m, b, &step);
     k->step_ops->submit(k);
     if (step.sampled) k->step_ops->sample(k, d->logits, m->config.n_vocab);
@@ -96,10 +95,10 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
 
 /* ---- before the first step ---- */
 
-/* of a step: what is longer computes for longer than launching takes */
+/* Longer steps compute for longer than their kernels take to launch. */
 enum { GRAPH_ROWS_MAX = 512 };
 
-/* A recorded step is in one piece everywhere. */
+/* Rows of the largest captured step: every kind computes it in one piece. */
 static uint32_t graph_rows_max(const struct model *m)
 {
     const struct decoder *d = m->decoder;
@@ -155,7 +154,7 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
     return device_fault(k->device, err);
 }
 
-/* ---- for the blocks ---- */
+/* ---- for attention ---- */
 
 struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 {

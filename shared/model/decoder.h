@@ -7,7 +7,7 @@
  *
  * decoder.c computes steps, decoder_load.c makes and frees what they need.
  * Life cycle: decoder_plan, decoder_pack, decoder_prepare, decoder_forward ..., decoder_free.
- * Thread: the loading thread for plan, pack and free; the engine thread for prepare and forward. */
+ * Thread: the engine thread for forward, the loading thread for the rest. */
 #ifndef BATON_MODEL_DECODER_H
 #define BATON_MODEL_DECODER_H
 

@@ -53,7 +53,7 @@ static enum status bind_layer(struct binder *b, struct decoder_layer *l, uint32_
     return l->ffn->ops->bind(b, layer, l->ffn);
 }
 
-/* Some tied exports still carry a head. It is used when it is not the embedding after all. */
+/* Some tied exports still have a head. It is used if it differs from the embedding. */
 static bool head_is_embedding(struct binder *b)
 {
     const struct weights_tensor *embed = weights_find(b->m->weights, "model.embed_tokens.weight");
@@ -103,7 +103,7 @@ static enum status bind_all(struct binder *b)
     return OK;
 }
 
-/* Factors by which frequencies are divided: a tensor that GGUF files have for llama3 scaling. */
+/* The factors that divide frequencies: a tensor of GGUF files with llama3 scaling. */
 static enum status read_rope_factors(struct model *m, float **out, struct err *err)
 {
     const size_t half = rope_dim(&m->config) / 2;
@@ -151,8 +151,8 @@ enum status decoder_plan(struct model *m, struct err *err)
 
 static double ms(uint64_t ns) { return (double)ns / 1e6; }
 
-/* What took the time: waiting for files, conversion (and quantisation), waiting for copies to the
- * device. All of them overlap with the others. */
+/* Logs the time spent waiting for files, converting (and quantising), and waiting for copies to the
+ * device. These overlap. */
 static void log_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns,
                       const struct weight_times *t)
 {
@@ -168,7 +168,7 @@ static void log_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns,
              ms(convert_ns), ms(t->copy_wait_ns));
 }
 
-/* Read, convert and send, which overlap. */
+/* Reads, converts and uploads, which overlap. */
 static enum status pack_all(struct binder *b)
 {
     struct kernel_ctx *k = b->m->kernels;
@@ -188,11 +188,11 @@ static enum status pack_all(struct binder *b)
 
 bool decoder_uses_weight_cache(const struct model *m, const struct model_options *o)
 {
-    /* making them up takes no longer than reading a copy */
+    /* generating dummy weights takes no longer than reading them */
     return o->weight_cache_folder && m->kernels->device->is_host && !m->weights->dummy;
 }
 
-/* From the copy on disk, or packed and then put there. */
+/* Maps the weights from the weight cache, or packs them and then fills the cache. */
 static enum status pack_weights(struct binder *b, const struct model_options *o,
                                 const struct weight_cache_key *key)
 {
@@ -210,7 +210,7 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     };
     b->cache = decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
     b->converting = !b->cache || !weight_cache_is_ready(b->cache);
-    if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
+    if (!b->converting) b->progress = NULL; /* weight_cache_open has reported it */
     struct kernel_ctx *k = b->m->kernels;
     enum status st = OK;
     if (b->converting)
@@ -222,7 +222,7 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     return st;
 }
 
-/* Rows that no step has are never touched, and cost nothing on the processor. */
+/* Rows that no step uses are never touched and take no memory on the CPU. */
 static enum status alloc_buffers(struct binder *b)
 {
     struct decoder *d = b->m->decoder;
@@ -271,7 +271,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o,
     };
     TRY(alloc_buffers(&b));
     TRY(pack_weights(&b, o, key));
-    /* both passes saw the same */
+    /* both passes bound the same things */
     ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors &&
            b.buffers.bytes == t->buffers && b.host.bytes == t->host);
     if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)

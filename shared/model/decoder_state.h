@@ -24,7 +24,7 @@ struct decoder_totals {
 
 struct decoder {
     struct weight embed; /* [V, H] */
-    struct weight head;  /* [V, H]; no data when the embedding serves */
+    struct weight head;  /* [V, H]; no data: the embedding is used */
     float *final_norm;   /* [H] */
     struct decoder_layer *layers;
     float *cos_sin; /* rope_table */
@@ -34,15 +34,16 @@ struct decoder {
     struct ffn_work *ffn_works[FFN_KINDS]; /* NULL for a kind that no layer has */
     struct attn_list
         *lists;    /* of the step: all its sequences, then attention's own (attention.h) */
-    float *logits; /* [max_logits, V]; NULL where the host's memory serves */
-    /* Memory that all of these point into, norms and biases included. */
+    float *logits; /* [max_logits, V]; NULL: the batch's host memory is used */
+    /* Memory that all of these point into. */
     struct dev_mem buffers, vectors, cos_sin_mem;
     struct weight_arena weight_arena;
     void *host;
     struct decoder_totals totals;
-    struct weight *plan; /* [n_plan] of all weights, between plan and pack */
+    /* From plan to pack, in packing order: the weights, and where their matrices are in files. */
+    struct weight *plan; /* [n_plan] */
     size_t n_plan;
-    struct read_ahead_range *sources; /* [n_sources] where they are in files, likewise */
+    struct read_ahead_range *sources; /* [n_sources] */
     size_t n_sources;
 };
 
