@@ -12,15 +12,13 @@
 struct file_map {
     const uint8_t *data; /* NULL when nothing is mapped or the file is empty */
     size_t bytes;
-    uint64_t changed_ns; /* when the file was changed last, since 1970; wraps, so only good to
-                          * be compared */
+    uint64_t changed_ns; /* time of the last change, since 1970; wraps: compare for equality only */
 };
 
 enum status file_map_open(const char *path, struct file_map *out, struct err *err) MUST_CHECK;
 void file_map_close(struct file_map *m);
 
-/* Append the whole file to `out`. ERR_NOT_FOUND when there is none, ERR_TOO_LONG over `limit`
- * bytes. */
+/* Appends the whole file to `out`. ERR_NOT_FOUND; ERR_TOO_LONG over `limit` bytes. */
 enum status file_read(const char *path, size_t limit, struct buf *out, struct err *err) MUST_CHECK;
 bool file_is_folder(const char *path);
 bool file_is_regular(const char *path);

@@ -1,5 +1,4 @@
-/* gguf.h - reader of GGUF files (versions 2 and 3, little endian): metadata and tensors, all of it
- * checked.
+/* gguf.h - reader of GGUF files (versions 2 and 3, little endian): metadata and tensors.
  *
  * The file is untrusted: every length, count, nesting depth, type, shape and offset is checked when
  * it is opened, so the accessors below cannot leave the mapping. Strings and tensor data are
@@ -42,11 +41,9 @@ struct gguf_kv {
 struct gguf_tensor {
     struct str name;
     uint32_t n_dims;
-    uint64_t ne[GGUF_DIMS_MAX]; /* ne[0] is contiguous (inputs of a matrix); unused ones are
-                                 * 1 */
+    uint64_t ne[GGUF_DIMS_MAX]; /* ne[0] is contiguous (inputs of a matrix); unused: 1 */
     const char *type_name;      /* "Q4_K" */
-    int dtype;                  /* enum dtype, or -1: a type this program has no arithmetic
-                                 * for */
+    int dtype;                  /* enum dtype; -1: not supported */
     const uint8_t *data;
     size_t bytes;
 };
@@ -58,24 +55,24 @@ struct gguf {
     size_t n_tensors;
     struct map kv_by_key; /* private, as all below */
     struct file_map file;
-    struct gguf **others; /* of a model in several files: those behind this one; `tensors`
-                           * lists theirs too */
+    /* The other files of a model in several; `tensors` includes theirs. */
+    struct gguf **others;
     size_t n_others;
 };
 
-/* A file, and where it is the first of several that are one model (gguf_split.h) the others too. */
+/* Opens a file and, if it is the first of several (gguf_split.h), the others. */
 enum status gguf_open(const char *path, struct gguf **out, struct err *err) MUST_CHECK;
-/* this file and no other */
+/* Opens this file only. */
 enum status gguf_open_alone(const char *path, struct gguf **out, struct err *err) MUST_CHECK;
-/* Parse bytes that the caller keeps until gguf_close. */
+/* Parses `bytes`, which are borrowed until gguf_close. */
 enum status gguf_parse(struct str bytes, struct gguf **out, struct err *err) MUST_CHECK;
 void gguf_close(struct gguf *g);
 
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL when absent */
 
-/* Typed values. An absent key leaves *out alone (OK); another type or a value outside [min, max] is
- * ERR_INVALID naming the key. Integers may be stored in any integer type, floats in either float
- * type or as integers. */
+/* Typed values. An absent key leaves *out alone (OK). Another type, or a value outside [min, max],
+ * is ERR_INVALID and names the key. Integers may be stored in any integer type, floats in either
+ * float type or as integers. */
 enum status gguf_get_u64(const struct gguf *g, const char *key, uint64_t min, uint64_t max,
                          uint64_t *out, struct err *err) MUST_CHECK;
 enum status gguf_get_f64(const struct gguf *g, const char *key, double min, double max, double *out,

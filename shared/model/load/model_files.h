@@ -1,8 +1,10 @@
-/* model_files.h - the text side of a model: what the tokenizer and the chat template are made from.
+/* model_files.h - finds a model, and loads the files of its tokenizer and chat template.
  *
- * Reads only the small files of a folder or the metadata of a GGUF; no weights. The caller owns the
- * result and releases it; pointers inside live until then. shared/text takes these plain arrays, so
- * it needs to know no file format. Thread: any. */
+ * Reads the small files of a folder or the metadata of a GGUF file, no weights. The caller owns the
+ * result; pointers in it are valid until model_text_release. shared/text takes these plain arrays,
+ * so it knows no file format.
+ *
+ * Thread: any. */
 #ifndef BATON_MODEL_LOAD_MODEL_FILES_H
 #define BATON_MODEL_LOAD_MODEL_FILES_H
 
@@ -10,9 +12,9 @@
 #include "shared/base/err.h"
 
 struct model_text {
-    /* Folder: whole files; empty when absent. Without a tokenizer.json the vocabulary is that of
-     * the first of tekken.json, tokenizer.model, spm.model, ernie_token_100k.model, qwen.tiktoken
-     * and other names that there is. */
+    /* Folder: whole files; empty when absent. Without a tokenizer.json, tokenizer_model is the
+     * first that exists of tekken.json, tokenizer.model, spm.model, ernie_token_100k.model,
+     * qwen.tiktoken and other names. */
     struct buf tokenizer_json, tokenizer_config;
     struct buf tokenizer_model, added_tokens, special_tokens;
     const char *tokenizer_model_name; /* NULL: none */
@@ -37,11 +39,11 @@ struct model_text {
 enum status model_text_load(const char *path, struct model_text *out, struct err *err) MUST_CHECK;
 void model_text_release(struct model_text *t);
 
-/* Where `name` is: an existing path as it is; "org/name" in BATON_MODELS (a folder, or several
- * joined by ':'), the Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub:
- * models--org--name/snapshots/<refs/main>) and ModelScope's (MODELSCOPE_CACHE,
- * ~/.cache/modelscope/hub[/models]/org/name). A folder that holds exactly one .gguf and no
- * config.json stands for that file. ERR_NOT_FOUND lists every place looked at. `out` is a path. */
+/* Finds the path of `name`: an existing path as it is; "org/name" in BATON_MODELS (a folder, or
+ * several joined by ':'), the Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub,
+ * ~/.cache/huggingface/hub: models--org--name/snapshots/<refs/main>) and ModelScope's
+ * (MODELSCOPE_CACHE, ~/.cache/modelscope/hub[/models]/org/name). A folder that has exactly one .gguf
+ * and no config.json stands for that file. ERR_NOT_FOUND lists every place looked at. */
 enum status model_find(const char *name, struct buf *out, struct err *err) MUST_CHECK;
 
 #endif

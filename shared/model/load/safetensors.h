@@ -3,8 +3,10 @@
  *
  * Files are untrusted. A file is accepted only when its header is a JSON object without duplicate
  * names, every tensor's byte range equals its shape times its type, and the ranges tile the buffer
- * without hole or overlap. Tensor data is borrowed from the mapping until the close; it may be
- * unaligned. Thread: open on any; read-only afterwards. */
+ * without hole or overlap. Tensor data is borrowed from the mapping until close; it may be
+ * unaligned.
+ *
+ * Thread: any for open; read-only afterwards. */
 #ifndef BATON_MODEL_LOAD_SAFETENSORS_H
 #define BATON_MODEL_LOAD_SAFETENSORS_H
 
@@ -18,7 +20,7 @@ enum { SAFETENSORS_DIMS_MAX = 8 };
 struct safetensors_tensor {
     const char *name;
     const char *type_name; /* as the file spells it: "BF16" */
-    int dtype;             /* enum dtype, or -1: a type this program has no arithmetic for */
+    int dtype;             /* enum dtype; -1: not supported */
     uint32_t n_dims;       /* 0: a scalar */
     uint64_t shape[SAFETENSORS_DIMS_MAX];
     const uint8_t *data;
@@ -36,7 +38,7 @@ struct safetensors {
 
 enum status safetensors_open(const char *path, struct safetensors **out,
                              struct err *err) MUST_CHECK;
-/* Parse bytes that the caller keeps until safetensors_close. */
+/* Parses `bytes`, which are borrowed until safetensors_close. */
 enum status safetensors_parse(struct str bytes, struct safetensors **out,
                               struct err *err) MUST_CHECK;
 void safetensors_close(struct safetensors *s);

@@ -1,13 +1,13 @@
 /* tensor_names.h - how each kind of file spells the names of tensors.
  *
- * The program asks by one set of names, those of Hugging Face checkpoints of the Llama kind
- * ("model.layers.3.self_attn.q_proj.weight"), and for matrices that some files hold together by
- * these:
- *     self_attn.qkv_proj.weight, mlp.gate_up_proj.weight rows of several matrices, one after the
- *     other mlp.experts.gate_proj (up_proj, down_proj) [n_experts, n_out, n_in]
+ * Code asks by the names of Hugging Face's Llama checkpoints
+ * ("model.layers.3.self_attn.q_proj.weight") and, for matrices that some files hold together, by:
+ *     self_attn.qkv_proj.weight, mlp.gate_up_proj.weight    the rows of several matrices
+ *     mlp.experts.gate_proj (up_proj, down_proj)            [n_experts, n_out, n_in]
  *     mlp.experts.gate_up_proj                              [n_experts, gate's n_out + up's, n_in]
- *     self_attn.k_b_proj, v_b_proj                          kv_b of latent attention, [n_heads,
- *                                                           ..]: k_b transposed
+ *     self_attn.k_b_proj, v_b_proj                          kv_b of latent attention by head
+ *                                                           [n_heads, ..], k_b transposed
+ *
  * Thread: any. */
 #ifndef BATON_MODEL_LOAD_TENSOR_NAMES_H
 #define BATON_MODEL_LOAD_TENSOR_NAMES_H
@@ -18,9 +18,9 @@
 enum { TENSOR_NAME_BYTES_MAX = 256 };
 
 enum tensor_names_kind {
-    TENSOR_NAMES_HF,     /* Hugging Face: [n_out, n_in], the family's aliases */
-    TENSOR_NAMES_PADDLE, /* PaddlePaddle: "ernie." for "model.", matrices [n_in, n_out], gate and up
-                          * in "up_gate_proj" */
+    TENSOR_NAMES_HF, /* Hugging Face: [n_out, n_in], the family's aliases */
+    /* PaddlePaddle: "ernie." for "model.", matrices [n_in, n_out], gate and up in "up_gate_proj" */
+    TENSOR_NAMES_PADDLE,
     TENSOR_NAMES_GGUF
 };
 
@@ -31,7 +31,7 @@ struct tensor_names {
     const struct weights_alias *aliases; /* of the family; NULL: none */
 };
 
-/* The spelling in the file; "" when files of this kind have no such tensor. */
+/* Writes the name that the file has for `name`; "" when files of this kind have no such tensor. */
 void tensor_names_in_file(const struct tensor_names *n, const char *name,
                           char out[TENSOR_NAME_BYTES_MAX]);
 

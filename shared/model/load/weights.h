@@ -1,12 +1,12 @@
 /* weights.h - the tensors of a model under one set of names (tensor_names.h), whatever the file
  * format.
  *
- * For exports that drop or add a leading part of the names ("language_model.model.") the prefix is
- * found once. Every request states the shape it expects; a fault names the tensor. Tensors that
- * nobody asked for are reported by weights_check_all_used: a file with more in it than the
- * architecture knows is another model. With dummy weights (--load-format dummy)
- * every requested tensor exists, and no other. Life cycle: open, set the family, take
- * matrices (borrowed) and vectors (copies) while binding, check, close. Thread: one. */
+ * A prefix that an export adds to names or drops ("language_model.model.") is found once. Every
+ * request states the shape it expects; an error names the tensor. Tensors that nobody requested are
+ * an error of weights_check_all_used: a file with more tensors than the architecture has is another
+ * model. With dummy weights (--load-format dummy) exactly the requested tensors exist.
+ * Life cycle: open, set the family, take matrices (borrowed) and vectors (copies), check, close.
+ * Thread: one. */
 #ifndef BATON_MODEL_LOAD_WEIGHTS_H
 #define BATON_MODEL_LOAD_WEIGHTS_H
 
@@ -21,7 +21,7 @@ enum { WEIGHTS_DIMS_MAX = 8 };
 struct weights_tensor {
     struct str name; /* as the file spells it */
     const char *type_name;
-    int dtype; /* enum dtype, -1: no arithmetic for it */
+    int dtype; /* enum dtype; -1: not supported */
     uint32_t n_dims;
     uint64_t shape[WEIGHTS_DIMS_MAX]; /* outermost first; the last is contiguous */
     const uint8_t *data;
@@ -36,11 +36,11 @@ struct weights {
     struct safetensors_set set;
     struct map by_name;
     struct tensor_names names;
-    bool dummy;        /* there are no files, and no tensors in the list */
-    uint32_t n_layers; /* of made-up ones: set before matrices are taken */
+    bool dummy;        /* no files and no `tensors` */
+    uint32_t n_layers; /* of dummy weights: set before matrices are taken */
 };
 
-/* A matrix by the places where files keep it:
+/* A matrix, by the places where files may have it:
  *   <prefix><leaf>.weight                       a tensor of its own
  *   <prefix><whole>.weight                      rows [first, first + n_out) of a tensor of `total`
  *                                               rows
@@ -49,44 +49,43 @@ struct weights {
  *   <prefix><leaf>, <prefix><whole>             matrix i of a stack of n_experts */
 struct matrix_spec {
     const char *prefix, *leaf;
-    const char *whole; /* NULL: never part of another */
+    const char *whole; /* NULL: never part of a larger tensor */
     size_t n_out, n_in;
     size_t first, total; /* with `whole` */
     uint32_t i_expert, n_experts;
-    bool is_table; /* an embedding: files that transpose matrices do not transpose it */
+    bool is_table; /* an embedding, which no file transposes */
 };
 
 /* `path` is a folder with safetensors or a .gguf file. */
 enum status weights_open(const char *path, struct weights **out, struct err *err) MUST_CHECK;
-/* Weights without files: fixed pseudo-random numbers, the same on every node and device. */
+/* Dummy weights: fixed pseudo-random numbers, the same on every node and device. */
 void weights_create_dummy(struct weights **out);
 void weights_close(struct weights *w);
 
-/* The tensor, or NULL. The second form marks it used. */
+/* Return the tensor or NULL. weights_take also marks it used. */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name);
 const struct weights_tensor *weights_take(struct weights *w, const char *name);
-/* Is the matrix in the file, in any of its places? */
+/* Is the matrix in the file, at any of its places? */
 bool weights_has_matrix(const struct weights *w, const struct matrix_spec *spec);
-/* Data is borrowed until weights_close; out->scales (f8 only, else NULL) are the caller's to
- * mem_free. */
+/* Finds a matrix. Its data is borrowed until weights_close; the caller frees out->scales (f8 only,
+ * else NULL) with mem_free. */
 enum status weights_matrix(struct weights *w, const struct matrix_spec *spec,
                            struct weight_src *out, struct err *err) MUST_CHECK;
-/* [n] (or [1, n]) converted to f32; *out is freed with mem_free. */
+/* Copies a vector [n] (or [1, n]) as f32; the caller frees *out with mem_free. */
 enum status weights_vector(struct weights *w, const char *name, size_t n, float **out,
                            struct err *err) MUST_CHECK;
-/* ERR_UNSUPPORTED naming the first tensor nobody took; tables that can be recomputed, and draft
- * models, are passed over. */
+/* ERR_UNSUPPORTED names the first tensor that nobody took. Tables that can be recomputed and draft
+ * models do not count. */
 enum status weights_check_all_used(const struct weights *w, const struct model_ops *ops,
                                    const struct model_config *c, struct err *err) MUST_CHECK;
-/* Hash of every tensor's name, type, shape and a sample of its bytes. Two models that differ in a
- * few values only in the middle of large tensors can collide; a node is told its model by an
- * operator, not by an attacker. Of made-up weights: the letters "DUMM", then 32 bits of a hash. */
+/* Hash of every tensor's name, type, shape and a sample of its bytes. Models that differ only in a
+ * few values in the middle of large tensors can collide; a node gets its model from an operator,
+ * not from an attacker. Of dummy weights: the letters "DUMM", then 32 bits of a hash. */
 uint64_t weights_fingerprint(const struct weights *w, uint64_t seed);
-/* Hash of the sizes and times of the files: another value after any of them was written to, however
- * little. */
+/* Hash of the files' sizes and modification times: changes when any file is written to. */
 uint64_t weights_files_state(const struct weights *w);
 
-/* ---- weights_dummy.c, for the functions above ---- */
+/* ---- weights_dummy.c: the same for dummy weights ---- */
 
 void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec,
                           struct weight_src *out);
