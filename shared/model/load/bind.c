@@ -1,4 +1,4 @@
-/* bind.c - checking, adding up and packing. Thread: the loading one; copies are converted on the
+/* bind.c - binding: checks, adds up and packs. Thread: the loading one; copies are converted on the
  * compute pool. */
 #include "shared/model/load/bind.h"
 
@@ -51,7 +51,7 @@ void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum d
 
 /* ---- sources ---- */
 
-/* Where the file has it, from its first byte to its last. */
+/* The bytes of the file that hold the matrix. */
 static struct read_ahead_range range_of(const struct weight_src *s)
 {
     const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in),
@@ -61,7 +61,7 @@ static struct read_ahead_range range_of(const struct weight_src *s)
     };
 }
 
-/* Does a list that grows by doubling have no room for another, being n long? */
+/* Is a list of n entries, which grows by doubling, full? */
 static bool is_full(size_t n) { return (n & (n - 1)) == 0; }
 
 static void add_source(struct binder *b, const struct weight_src *s)
@@ -110,7 +110,7 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a,
     struct kernel_ctx *k = b->m->kernels;
     if (b->cache && weight_cache_is_ready(b->cache)) {
         weight_cache_take(b->cache, to);
-        /* both passes ask in one order */
+        /* both passes bind in the same order */
         ASSERT(to->layout == plan->layout && to->n_out == plan->n_out && to->n_in == plan->n_in);
         return OK;
     }
@@ -137,7 +137,7 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
     return OK;
 }
 
-/* Pack as `as` says; parts of different types, which cannot be packed as one, go to f32 first. */
+/* Packs n parts as one matrix. Parts of different types are converted to f32 first. */
 static enum status pack_as(struct binder *b, struct weight_src *src, size_t n,
                            enum weight_join join, enum bind_as as, const char *what,
                            struct weight *to)
@@ -146,8 +146,7 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n,
     bool widen = as == BIND_F32;
     for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
     for (size_t i = 0; i < n && widen; i++) {
-        if (weight_src_is_dummy(&src[i])) { /* the same numbers in another type, made where they are
-                                             * wanted */
+        if (weight_src_is_dummy(&src[i])) { /* dummy weights: the same numbers in another type */
             ASSERT(src[i].row_bytes == 0);
             src[i].dtype = DTYPE_F32;
             continue;
@@ -169,7 +168,7 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n,
     return st;
 }
 
-/* For people: the place of a matrix, without what kinds of files add to it. */
+/* The matrix's name for messages, without a file format's suffix. */
 static const char *name_of(const struct matrix_spec *spec, char out[TENSOR_NAME_BYTES_MAX])
 {
     if (spec->n_experts > 0)
@@ -215,7 +214,7 @@ enum status bind_source(struct binder *b, const struct weight_src *src, const ch
     return pack_as(b, &copy, 1, JOIN_STACKED, BIND_AS_STORED, what, to);
 }
 
-/* The next `bytes` of an area; in the first pass they are only counted. */
+/* Takes the next `bytes` of the arena; the first pass only counts them. */
 static void *take(struct bind_arena *arena, size_t bytes)
 {
     char *at = arena->at ? arena->at + arena->bytes : NULL;
@@ -277,7 +276,7 @@ void *bind_host(struct binder *b, size_t n, size_t element) { return take(&b->ho
 
 void bind_reserve(struct binder *b, size_t n_rows, size_t n_in)
 {
-    n_in = (n_in + 31) / 32 * 32; /* rows of rounded inputs are filled up to that */
+    n_in = (n_in + 31) / 32 * 32; /* rows of rounded inputs are padded to 32 */
     if (n_rows * n_in <= b->rounded_rows * b->rounded_in) return;
     b->rounded_rows = n_rows;
     b->rounded_in = n_in;

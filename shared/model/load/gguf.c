@@ -16,9 +16,9 @@
 enum {
     KV_MAX = 1 << 16,
     TENSORS_MAX = 1 << 20,
-    KEY_MAX = 1 << 16,          /* the format's own limit */
-    TENSOR_NAME_MAX = 256,      /* ggml stops at 64 */
-    STRING_BYTES_MAX = 1 << 24, /* chat templates and licences are far below */
+    KEY_MAX = 1 << 16,          /* the format's limit */
+    TENSOR_NAME_MAX = 256,      /* ggml allows 64 */
+    STRING_BYTES_MAX = 1 << 24, /* chat templates and licences are far smaller */
     ARRAY_DEPTH_MAX = 4,
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MAX = 1 << 20,
@@ -27,8 +27,8 @@ enum {
     TENSOR_BYTES_MIN = 8 + 4 + 8 + 4 + 8
 };
 
-/* Sizes from ggml's published block layouts; dtype -1 marks those that can be listed but not
- * computed with. */
+/* Sizes are from ggml's published block layouts. dtype -1: the reader accepts the type, the kernels
+ * do not support it. */
 static const struct {
     uint32_t id, block, bytes;
     int dtype;
@@ -92,8 +92,7 @@ static enum status cut_short(struct cursor *c, const char *what)
 {
     err_set(c->err, ERR_FORMAT, "the file ends at byte %zu inside %s", (size_t)(c->end - c->start),
             what);
-    return ERR_FORMAT; /* a constant, so that the compiler sees that outputs are set whenever OK is
-                        * returned */
+    return ERR_FORMAT; /* a constant: the compiler sees that OK means outputs are set */
 }
 
 static enum status take_uint(struct cursor *c, size_t n, const char *what, uint64_t *out)
@@ -159,8 +158,8 @@ static enum status skip_scalars(struct cursor *c, enum gguf_type type, uint64_t 
     return OK;
 }
 
-/* Step over an array whose header (elem, n) is already taken. Arrays of arrays are walked with a
- * stack of counts. */
+/* Skips an array whose header (elem, n) has been read. Nested arrays are walked with a stack of
+ * counts. */
 static enum status skip_array(struct cursor *c, struct str key, enum gguf_type elem, uint64_t n)
 {
     uint64_t todo[ARRAY_DEPTH_MAX];
@@ -254,8 +253,8 @@ static enum status size_tensor(struct cursor *c, struct gguf_tensor *t, uint32_t
     return OK;
 }
 
-/* `offset` goes to t->data as a number for now: the data section's start is known only after the
- * last info. */
+/* Keeps `offset` in t->data for now: the start of the data section is known only after the last
+ * info. */
 static enum status take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *offset)
 {
     uint32_t type_id;
@@ -423,7 +422,7 @@ static enum status wrong_type(const struct gguf_kv *kv, const char *key, const c
                      TYPE_NAMES[kv->type], want);
 }
 
-/* A whole number of any integer type; false for other types. *neg: the value is negative (then in
+/* Loads an integer of any type; false for other types. *neg: the value is negative (*out is then in
  * two's complement). */
 static bool load_integer(enum gguf_type type, const uint8_t *p, uint64_t *out, bool *neg)
 {

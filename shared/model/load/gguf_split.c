@@ -1,5 +1,5 @@
-/* gguf_split.c - see gguf_split.h. Keys as llama.cpp's splitter writes them: split.no, split.count,
- * split.tensors.count. */
+/* gguf_split.c - joins the files of a split model. The keys are those of llama.cpp's splitter:
+ * split.no, split.count, split.tensors.count. */
 #include "shared/model/load/gguf_split.h"
 
 #include <ctype.h>
@@ -28,7 +28,7 @@ uint32_t gguf_split_count(struct str path)
     return n;
 }
 
-/* File i (counted from 0) of `count`, whose first is at `path`. */
+/* Name of file i (from 0) of `count`; the first is at `path`. */
 static void name_of(const char *path, uint32_t i, uint32_t count, struct buf *out)
 {
     size_t stem = strlen(path) - (sizeof FIRST - 1) - DIGITS - (sizeof SUFFIX - 1);

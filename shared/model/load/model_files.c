@@ -8,12 +8,12 @@
 #include "shared/model/load/file_map.h"
 #include "shared/model/load/gguf.h"
 
-/* What the template for requests with tools is called in lists, folders and keys. */
+/* Name of the template for requests with tools, in lists, folders and keys. */
 #define TOOL_TEMPLATE "tool_use"
 
 enum { TOKENIZER_BYTES_MAX = 256 << 20, SMALL_BYTES_MAX = 16 << 20, TOKENS_MAX = 1 << 24 };
 
-/* Append FOLDER/NAME to `out`; an absent file leaves it empty. */
+/* Appends the file FOLDER/NAME to `out`; nothing when it is absent. */
 static enum status read_optional(const char *folder, const char *name, size_t limit,
                                  struct buf *out, struct err *err)
 {
@@ -39,7 +39,7 @@ static enum status parse_optional(const char *folder, const char *name, cJSON **
 
 /* ---- folder ---- */
 
-/* The template called `name` in a list of {"name", "template"}. */
+/* Takes the template called `name` from a list of {"name", "template"}. */
 static void take_named(const cJSON *list, const char *name, struct buf *out)
 {
     const cJSON *one;
@@ -51,8 +51,8 @@ static void take_named(const cJSON *list, const char *name, struct buf *out)
     }
 }
 
-/* A string, or a list of which those called "default" and "tool_use" are meant. A file that goes
- * before this one has all there are. */
+/* Takes the templates from a string, or the entries "default" and "tool_use" of a list. Does
+ * nothing if an earlier file had templates. */
 static void take_templates(const cJSON *o, struct model_text *t)
 {
     const cJSON *v = json_member(o, "chat_template");
@@ -82,8 +82,7 @@ static void take_texts(const cJSON *o, struct model_text *t)
     take_text(o, "unk_token", &t->unk_text);
 }
 
-/* Vocabularies other than tokenizer.json, by preference. Mistral numbers the versions of its
- * files. */
+/* Vocabulary files other than tokenizer.json, by preference. Mistral numbers versions. */
 static const char *const vocabularies[] = {
     "tekken.json",
     "tokenizer.model",
@@ -137,7 +136,7 @@ static enum status load_folder(const char *folder, struct model_text *t, struct 
 
 /* ---- GGUF ---- */
 
-/* What must outlive the load: the mapping, and copies of names that are not terminated in it. */
+/* Kept until model_text_release: the mapping, and terminated copies of names in it. */
 struct mapping {
     struct gguf *gguf;
     char *model, *pre;
@@ -151,7 +150,7 @@ static enum status copy_name(const struct gguf *g, const char *key, char **out, 
     return OK;
 }
 
-/* The id under `key`, or `usual` (-1: none) when the key is absent, and its token's text. */
+/* Takes the id under `key`, or `usual` (-1: none) when the key is absent, and the token's text. */
 static enum status take_special(const struct gguf *g, const char *key, const struct model_text *t,
                                 int32_t usual, int32_t *id, char **text, struct err *err)
 {
@@ -178,8 +177,8 @@ static enum status take_scores(const struct gguf *g, struct model_text *t, struc
     return OK;
 }
 
-/* What a file that does not say it means by it: SentencePiece models put a begin token in front,
- * and so do two of the others. */
+/* Takes add_bos and add_eos. Without the keys, SentencePiece models and the vocabularies of Llama 3
+ * and tekken have a begin token. */
 static enum status take_bos_rules(const struct gguf *g, struct model_text *t, struct err *err)
 {
     static const char *const with_bos[] = { "llama-bpe", "llama3", "llama-v3", "tekken" };
@@ -208,7 +207,7 @@ static enum status take_vocab(const struct gguf *g, struct model_text *t, struct
                          t->n_tokens);
     TRY(take_scores(g, t, err));
     int32_t unused;
-    /* SentencePiece's own defaults */
+    /* SentencePiece's defaults */
     bool has_usual = t->gguf_model && strcmp(t->gguf_model, "llama") == 0;
     TRY(take_special(g, "tokenizer.ggml.bos_token_id", t, has_usual ? 1 : -1, &t->bos, &t->bos_text,
                      err));

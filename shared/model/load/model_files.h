@@ -42,8 +42,8 @@ void model_text_release(struct model_text *t);
 /* Finds the path of `name`: an existing path as it is; "org/name" in BATON_MODELS (a folder, or
  * several joined by ':'), the Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub,
  * ~/.cache/huggingface/hub: models--org--name/snapshots/<refs/main>) and ModelScope's
- * (MODELSCOPE_CACHE, ~/.cache/modelscope/hub[/models]/org/name). A folder that has exactly one .gguf
- * and no config.json stands for that file. ERR_NOT_FOUND lists every place looked at. */
+ * (MODELSCOPE_CACHE, ~/.cache/modelscope/hub[/models]/org/name). A folder that has exactly one
+ * .gguf and no config.json stands for that file. ERR_NOT_FOUND lists every place looked at. */
 enum status model_find(const char *name, struct buf *out, struct err *err) MUST_CHECK;
 
 #endif

@@ -1,9 +1,8 @@
-/* model_find.c - from the name a user types to a folder or file: paths, then the local caches.
- * Nothing is downloaded.
+/* model_find.c - finds the folder or file of a model name: paths first, then local caches. Nothing
+ * is downloaded.
  *
- * Layouts of the caches: Hugging Face keeps models--ORG--NAME/{refs/main, snapshots/COMMIT/};
- * ModelScope keeps ORG/NAME, in newer versions under models/, with '.' in the name written as
- * "___". Thread: any. */
+ * Hugging Face's cache has models--ORG--NAME/{refs/main, snapshots/COMMIT/}. ModelScope's has
+ * ORG/NAME, in newer versions under models/, with '.' in the name written as "___". Thread: any. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +16,8 @@ enum { NAME_BYTES_MAX = 256, REF_BYTES_MAX = 256 };
 
 /* ---- one place ---- */
 
-/* The only .gguf in a folder without config.json stands for the folder, and so does the first of
- * the files that are one model. */
+/* Replaces a folder without config.json by its only .gguf file, or by the first file of its only
+ * split model. */
 static enum status resolve_folder(struct buf *path, struct err *err)
 {
     struct buf config = { 0 }, gguf = { 0 }, first = { 0 };
@@ -58,7 +57,7 @@ static enum status resolve_folder(struct buf *path, struct err *err)
     return st;
 }
 
-/* Is the candidate in `path` there? Otherwise it is added to `looked`. */
+/* Does the candidate `path` exist? If not, adds it to `looked`. */
 static bool is_there(const struct buf *path, struct buf *looked)
 {
     if (file_is_folder(path->data) || file_is_regular(path->data)) return true;
@@ -84,8 +83,8 @@ static bool find_in_folders(const char *folders, const char *name, struct buf *o
     return false;
 }
 
-/* The commit refs/main names, or else the only snapshot. `repo` is models--ORG--NAME; the result
- * replaces it. */
+/* Replaces `repo`, a path to models--ORG--NAME, by its snapshot: the one that refs/main names, or
+ * the only one. */
 static bool find_snapshot(struct buf *repo)
 {
     struct buf path = { 0 }, ref = { 0 };
@@ -170,7 +169,7 @@ static bool find_in_modelscope(const char *name, struct buf *out, struct buf *lo
 
 /* ---- all ---- */
 
-/* "name" or "org/name": letters, digits and -_. , so that a name can never climb out of a cache. */
+/* "name" or "org/name" of letters, digits and -_. only: a name cannot leave the cache folder. */
 static bool is_model_name(const char *name)
 {
     size_t n = strlen(name), slashes = 0;

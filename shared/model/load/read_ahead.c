@@ -1,8 +1,8 @@
 /* read_ahead.c - see read_ahead.h.
  *
- * Pieces are cut into chunks, numbered through. A reader takes the next number, waits while it is
- * too far ahead of the owner, and reads. The owner waits for all chunks up to the end of its piece.
- * Both waits look again after a moment: they are rare and long. */
+ * Ranges are split into chunks with consecutive numbers. A reader takes the next number, waits
+ * while it is too far ahead of the owner, and reads the chunk. The owner waits for all chunks up to
+ * the end of its range. Both waits poll: they are rare and long. */
 #include "shared/model/load/read_ahead.h"
 
 #include <stdatomic.h>
@@ -17,7 +17,7 @@
 enum {
     READERS = 4,
     CHUNK_BYTES = 8 << 20,
-    AHEAD_CHUNKS = 128 /* 1 GiB at most */,
+    AHEAD_CHUNKS = 128 /* at most 1 GiB */,
     POLL_NS = 100000
 };
 #ifndef MADV_POPULATE_READ
@@ -27,19 +27,18 @@ enum {
 struct chunk {
     uintptr_t at;
     size_t bytes;
-    atomic_bool read; /* set with release by its reader, seen with acquire by the owner */
+    atomic_bool read; /* release by its reader, acquire by the owner */
 };
 
 struct read_ahead {
     struct chunk *chunks;
     size_t *end; /* [n] of a piece: the chunk behind its last */
     size_t n_chunks, n_ranges;
-    size_t seen; /* the owner's: all chunks before it are read */
+    size_t seen; /* owner only: all chunks before it are read */
     uint64_t wait_ns;
-    atomic_size_t next; /* chunk to be taken; each number is taken once, nothing else is ordered
-                         * by it */
-    atomic_size_t owner_chunk; /* chunk at which the owner is: readers stay near it; a late look
-                                * only delays */
+    atomic_size_t next; /* next chunk to take; relaxed: it orders no other memory */
+    atomic_size_t
+        owner_chunk; /* the chunk that the owner waits for; relaxed: a stale value only delays */
     atomic_bool stop;
     pthread_t threads[READERS];
     size_t n_threads;
@@ -49,16 +48,16 @@ static void poll_sleep(void) { nanosleep(&(struct timespec){ .tv_nsec = POLL_NS 
 
 /* ---- readers ---- */
 
-/* A page that cannot be read is not noticed here: whoever uses it will. */
+/* Does not report pages that cannot be read: the thread that uses them faults. */
 static void read_chunk(const struct chunk *c)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uintptr_t begin = c->at / page * page;
     const size_t bytes = c->at + c->bytes - begin;
-    void *p = (void *)begin;                           /* a mapping has whole pages */
-    if (madvise(p, bytes, MADV_WILLNEED) != 0) return; /* asks for all of it at once */
-    (void)madvise(p, bytes, MADV_POPULATE_READ);       /* waits; older kernels leave the waiting to
-                                                        * the first use */
+    void *p = (void *)begin;                           /* mappings have whole pages */
+    if (madvise(p, bytes, MADV_WILLNEED) != 0) return; /* requests all pages */
+    (void)madvise(p, bytes,
+                  MADV_POPULATE_READ); /* waits for them; with older kernels the first use does */
 }
 
 static void *reader(void *arg)

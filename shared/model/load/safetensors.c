@@ -7,9 +7,8 @@
 
 #include "shared/base/json/json.h"
 
-#define HEADER_MAX ((uint64_t)100000000) /* the format's own limit */
-#define EXACT_MAX                                                                                  \
-    ((double)(1ull << 53)) /* JSON numbers are doubles here: above this they are not exact */
+#define HEADER_MAX ((uint64_t)100000000)  /* the format's limit */
+#define EXACT_MAX  ((double)(1ull << 53)) /* JSON numbers are doubles: exact up to this */
 
 enum { TENSOR_NAME_MAX = 1024, INDEX_MAX = 64 << 20, SHARDS_MAX = 4096 };
 
@@ -75,7 +74,7 @@ static enum status read_shape(const cJSON *o, struct safetensors_tensor *t, uint
     return OK;
 }
 
-/* The smallest file position comes first in data_offsets; `data` is the start of the buffer of
+/* Reads one entry of the header. data_offsets is [begin, end) within the buffer `data` of
  * `bytes`. */
 static enum status read_tensor(struct arena *a, const cJSON *o, const uint8_t *data, size_t bytes,
                                struct safetensors_tensor *t, struct err *err)
@@ -116,7 +115,7 @@ static int by_position(const void *a, const void *b)
 {
     const struct safetensors_tensor *const *x = a, *const *y = b;
     if ((*x)->data != (*y)->data) return (*x)->data < (*y)->data ? -1 : 1;
-    return ((*x)->bytes > (*y)->bytes) - ((*x)->bytes < (*y)->bytes); /* empty ones first */
+    return ((*x)->bytes > (*y)->bytes) - ((*x)->bytes < (*y)->bytes); /* empty tensors first */
 }
 
 static enum status check_tiling(const struct safetensors *s, const uint8_t *data, size_t bytes,
@@ -237,8 +236,8 @@ void safetensors_close(struct safetensors *s)
 
 /* ---- folders ---- */
 
-/* Open `name` of the folder unless it is open already. A name with a path in it would leave the
- * folder. */
+/* Opens the file `name` of the folder unless it is open. Refuses a name with a path in it, which
+ * could leave the folder. */
 static enum status open_shard(const char *folder, const char *name, struct safetensors_set *set,
                               struct map *open_files, struct safetensors **out, struct err *err)
 {

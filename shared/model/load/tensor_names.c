@@ -15,7 +15,7 @@ static const char *const GLOBAL_NAMES[][2] = {
     { "lm_head.bias", "output.bias" },
     { "rope_freqs.weight", "rope_freqs.weight" },
 };
-/* Inside a layer, before ".weight" or ".bias". */
+/* In a layer, before ".weight" or ".bias". */
 static const char *const LAYER_NAMES[][2] = {
     { "input_layernorm", "attn_norm" },
     { "post_attention_layernorm", "ffn_norm" },
@@ -40,7 +40,7 @@ static const char *const LAYER_NAMES[][2] = {
     { "mlp.shared_experts.up_proj", "ffn_up_shexp" },
     { "mlp.shared_experts.down_proj", "ffn_down_shexp" },
 };
-/* Inside a layer, whole names. */
+/* In a layer, whole names. */
 static const char *const LAYER_WHOLE_NAMES[][2] = {
     { "mlp.gate.e_score_correction_bias", "exp_probs_b.bias" },
     { "mlp.experts.gate_proj", "ffn_gate_exps.weight" },

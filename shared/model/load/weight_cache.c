@@ -1,4 +1,4 @@
-/* weight_cache.c - see weight_cache.h: the file, the lock, mapping and writing. */
+/* weight_cache.c - the file of the cache: lock, mapping and writing. */
 #include "shared/model/load/weight_cache.h"
 
 #include <ctype.h>
@@ -24,24 +24,22 @@
 
 enum {
     POLL_MS = 100,
-    STALL_MS =
-        120000 /* a copy that is written but does not grow: syncing a large one takes its time */,
+    STALL_MS = 120000 /* without progress of the writer; syncing a large file takes long */,
     READ_AT_ONCE = 64
 };
 
 struct weight_cache {
     struct weight_cache_options o;
     struct buf path, tmp_path; /* the copy, and while it is written */
-    int lock;                  /* -1: none held */
-    int fd;                    /* of `making`, -1 when nothing is written (any more) */
+    int lock;                  /* -1: not held */
+    int fd;                    /* of tmp_path; -1: not writing */
     struct file_map map;       /* READY */
     struct weight_cache_header head;
     struct weight_cache_entry *table; /* [n] */
-    struct weight **put;              /* [n] MAKING: where the weights are */
-    size_t n_done;                    /* taken or put */
-    bool refused;                     /* there is a copy, of no use */
-    ino_t seen_inode;                 /* the file that had the copy's name when it was looked at
-                                       * last; 0: none */
+    struct weight **put;              /* [n] MAKING: the weights that were put */
+    size_t n_done;                    /* weights taken or put so far */
+    bool refused;                     /* a copy exists but was refused */
+    ino_t seen_inode;                 /* inode of the copy that was checked last; 0: none */
     uint64_t t_open_ms;
 };
 
@@ -55,7 +53,7 @@ static void warn(const struct weight_cache *p, const char *what, const char *why
 
 struct hash_job {
     struct weight_cache_entry *table; /* of the first */
-    const char *file;                 /* NULL: hashes are made of `put` */
+    const char *file;                 /* NULL: hash the weights in `put` */
     struct weight **put;
     _Atomic size_t n_wrong;
 };
@@ -69,8 +67,7 @@ static void hash_one(void *arg, int index, int thread)
     else if (e->hash != hash_64(j->file + e->at, e->bytes, 0)) atomic_fetch_add(&j->n_wrong, 1);
 }
 
-/* Reading every byte also brings a cold copy into memory, in order, before the node says that it is
- * ready. */
+/* Compares hashes. Reading every byte also brings the file into memory before the node is ready. */
 static size_t count_wrong(const struct weight_cache *p, const struct file_map *map)
 {
     struct hash_job j = { .file = (const char *)map->data };
@@ -114,7 +111,7 @@ static ino_t current_inode(const struct weight_cache *p)
     return stat(p->path.data, &st) == 0 ? st.st_ino : 0;
 }
 
-/* True when the copy is there and good. */
+/* True when there is a valid copy; it is mapped then. */
 static bool try_copy(struct weight_cache *p)
 {
     struct err err = { 0 };
@@ -153,8 +150,8 @@ static bool write_all(struct weight_cache *p, const void *data, size_t n, uint64
     return true;
 }
 
-/* Room is asked for at once where the file system can tell, so that a disk is not filled up for
- * nothing. */
+/* Allocates the whole file first, where the file system can, so that a full disk is known at
+ * once. */
 static bool begin_writing(struct weight_cache *p)
 {
     weight_cache_lay_out(&p->head, p->table, &p->o.key, p->o.plan, p->o.n);
@@ -181,8 +178,8 @@ static bool sync_folder(const struct weight_cache *p)
 
 /* ---- the lock ---- */
 
-/* When the copy that somebody writes was written to last; its size says nothing, room may have been
- * asked for at once. */
+/* Time of the last write to the file that another process writes. Its size tells nothing, as it may
+ * be allocated at once. */
 static uint64_t last_write(const struct weight_cache *p)
 {
     struct stat st;
@@ -191,9 +188,9 @@ static uint64_t last_write(const struct weight_cache *p)
                : 0;
 }
 
-/* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then
- * p->map is there). A copy is whole from the moment it has its name, so whoever waits looks at it
- * without the lock: of several that wait, none waits for another's reading. */
+/* True with the lock. False when a copy appeared, which is mapped then, or, after a warning, when
+ * the lock cannot be had. A file with the final name is complete, so waiting processes check it
+ * without the lock and do not wait for each other. */
 static bool lock_or_wait(struct weight_cache *p)
 {
     uint64_t t_written_ms = clock_ms(), written = last_write(p);
@@ -215,8 +212,8 @@ static bool lock_or_wait(struct weight_cache *p)
         warn(p, "waiting", "the process that is writing it makes no progress");
         return false;
     }
-    return (p->refused && !logged) || !try_copy(p); /* one may have been finished while nobody
-                                                     * looked */
+    return (p->refused && !logged) ||
+           !try_copy(p); /* one may have been finished before we took the lock */
 }
 
 /* ---- life cycle ---- */
@@ -245,7 +242,7 @@ struct weight_cache *weight_cache_open(const struct weight_cache_options *o)
     name_files(p, &lock);
     bool usable = try_copy(p);
     if (!usable) {
-        (void)mkdir(o->folder, 0755); /* what is wrong with it, the lock file says */
+        (void)mkdir(o->folder, 0755); /* an error shows when the lock file is opened */
         p->lock = open(lock.data, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
         if (p->lock < 0) warn(p, lock.data, strerror(errno));
         else usable = lock_or_wait(p) ? begin_writing(p) : p->map.data != NULL;
@@ -263,7 +260,7 @@ static struct weight weight_at(const struct weight_cache *p, size_t i)
     const struct weight_cache_entry *e =
         (const struct weight_cache_entry *)(p->map.data + sizeof(struct weight_cache_header)) + i;
     struct weight w = p->o.plan[i];
-    w.data = (void *)(uintptr_t)(p->map.data + e->at); /* nobody writes to packed weights */
+    w.data = (void *)(uintptr_t)(p->map.data + e->at); /* packed weights are read-only */
     return w;
 }
 
@@ -279,7 +276,7 @@ void weight_cache_put(struct weight_cache *p, struct weight *w)
     if (p->fd >= 0) (void)write_all(p, w->data, p->table[i].bytes, p->table[i].at);
 }
 
-/* Synced before it has its name: a copy that can be found is whole, whenever the machine stops. */
+/* Syncs, then renames: a file with the final name is complete even after a power failure. */
 static bool install_file(struct weight_cache *p)
 {
     struct hash_job j = { .table = p->table, .put = p->put };
@@ -302,7 +299,7 @@ static bool install_file(struct weight_cache *p)
 
 void weight_cache_finish(struct weight_cache *p)
 {
-    p->o.progress = NULL; /* that of packing is at its end */
+    p->o.progress = NULL; /* packing has reported its end */
     if (weight_cache_is_ready(p) || p->fd < 0 || !install_file(p) || !try_copy(p)) return;
     for (size_t i = 0; i < p->o.n; i++) {
         pages_unmap(p->put[i]->data, p->put[i]->bytes);
@@ -315,7 +312,7 @@ void weight_cache_close(struct weight_cache *p)
     if (!p) return;
     stop_writing(p);
     if (p->lock >= 0) close(p->lock);
-    if (p->map.data) { /* the head, and what nobody took */
+    if (p->map.data) { /* the header, and weights that nobody took */
         for (size_t i = p->n_done; i < p->o.n; i++)
             pages_unmap(weight_at(p, i).data, p->o.plan[i].bytes);
         pages_unmap((void *)(uintptr_t)p->map.data,

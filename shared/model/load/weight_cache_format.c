@@ -1,5 +1,5 @@
-/* weight_cache_format.c - head and table of a copy: what they must be for planned weights, and
- * whether a file's are that. Thread: any. */
+/* weight_cache_format.c - header and table of a cache file: computes them for planned weights and
+ * checks those of a file. Thread: any. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -46,8 +46,7 @@ void weight_cache_seal(struct weight_cache_header *head, const struct weight_cac
     head->hash = hash_of(head, table);
 }
 
-/* Where each weight must lie follows from the plan alone, so nothing in a file can lead out of
- * it. */
+/* Each offset must equal the one that the plan gives, so no entry can point outside the file. */
 static enum status check_table(const struct weight_cache_entry *have, const struct weight *plan,
                                size_t n, uint64_t first, struct err *err)
 {

@@ -12,7 +12,7 @@ enum { SAMPLE_BYTES = 4096 };
 
 /* ---- open ---- */
 
-/* Which spelling of the embedding's name does the folder use? All other names follow it. */
+/* Finds how the folder spells names, by its spelling of the embedding's name. */
 static void find_spelling(struct weights *w)
 {
     static const struct tensor_names SPELLINGS[] = {
@@ -79,7 +79,7 @@ static void list_safetensors(struct weights *w)
     }
 }
 
-/* PaddlePaddle's older files call the bits of bf16 numbers U16. */
+/* Older PaddlePaddle files call bf16 "U16". */
 static void mark_bf16(struct weights *w)
 {
     for (size_t i = 0; i < w->n_tensors; i++)
@@ -126,7 +126,8 @@ static struct weights_tensor *find(const struct weights *w, const struct tensor_
     return in_file[0] ? map_get(&w->by_name, str_of(in_file)) : NULL;
 }
 
-/* Newer transformers save some families' tensors under the names that all families have. */
+/* Tries the family's alias first, then Hugging Face's usual name: newer transformers save some
+ * families' tensors under it. */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name)
 {
     struct tensor_names plain = w->names;
@@ -137,13 +138,13 @@ const struct weights_tensor *weights_find(const struct weights *w, const char *n
 
 const struct weights_tensor *weights_take(struct weights *w, const char *name)
 {
-    /* of w->tensors, which are ours */
+    /* an element of w->tensors, which is not const */
     struct weights_tensor *t = (struct weights_tensor *)weights_find(w, name);
     if (t) t->used = true;
     return t;
 }
 
-/* Old exports carry the rope frequencies and the causal mask as tensors; both are computed here. */
+/* Old exports have the rope frequencies and the causal mask as tensors; Baton computes both. */
 static bool is_recomputable(struct str name)
 {
     return str_ends(name, "rotary_emb.inv_freq") || str_ends(name, "attn.bias.causal_mask") ||
@@ -166,7 +167,7 @@ enum status weights_check_all_used(const struct weights *w, const struct model_o
 
 /* ---- fingerprint ---- */
 
-/* Three pieces of each tensor: enough to tell fine-tunes apart without reading the whole file. */
+/* Hashes three parts of the tensor: enough to tell fine-tunes apart without reading the file. */
 static uint64_t sample(const struct weights_tensor *t, uint64_t seed)
 {
     size_t n = t->bytes < SAMPLE_BYTES ? t->bytes : SAMPLE_BYTES;

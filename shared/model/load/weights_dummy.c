@@ -1,13 +1,12 @@
-/* weights_dummy.c - tensors that no file holds: whatever is asked for is there, in the shape that
- * it is asked for.
+/* weights_dummy.c - dummy weights: every requested tensor exists, in the requested shape.
  *
- * Matrices are bf16, with a deviation of 1 / sqrt(n_in), so that a product is about as large as its
- * input; norms are 1, biases small. What layers add to the hidden state is damped, but for the last
- * feed-forward block: attention's means would otherwise make all tokens alike after a few layers,
- * and send them to the same experts. So a hidden state is mostly its token's embedding, tokens go
- * to all experts alike, and the last block makes of it another token, with logits near 0 and a
- * deviation near 1. A tensor's seed is the hash of its name, so that a weight is the same whatever
- * is quantised, split or loaded around it. */
+ * Matrices are bf16 with a deviation of 1 / sqrt(n_in), so that a product is about as large as its
+ * input; norms are 1, biases are small. What layers add to the hidden state is damped, except in
+ * the last FFN. Without that, attention's means would make all tokens alike after a few layers and
+ * send them to the same experts. So a hidden state is mostly its token's embedding, tokens spread
+ * over all experts, and the last FFN turns it into another token, with logits near 0 and a
+ * deviation near 1. A tensor's seed is the hash of its name, so a weight has the same value
+ * whatever is quantised, split or loaded around it. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,9 +16,9 @@
 #include "shared/base/hash/hash.h"
 #include "shared/model/load/weights.h"
 
-static const float DAMPING = 1.0f / 8; /* beside an embedding's row */
+static const float DAMPING = 1.0f / 8; /* relative to a row of the embedding */
 static const float BIAS_DEVIATION = 1.0f / 64,
-                   SELECTION_DEVIATION = 1.0f / 4096 /* scores of experts are some hundredths */;
+                   SELECTION_DEVIATION = 1.0f / 4096 /* experts' scores are some hundredths */;
 static const uint64_t DUMMY_TAG = 0x44554d4d00000000u; /* "DUMM" */
 
 static struct dummy_weights dummy_of(const char *name, float deviation)
@@ -37,7 +36,7 @@ void weights_create_dummy(struct weights **out)
     *out = w;
 }
 
-/* Does the matrix make what is added to the hidden state, but for the end of it all? */
+/* Is the output added to the residual stream (o_proj, down_proj), except in the last layer? */
 static bool is_damped(const struct weights *w, const struct matrix_spec *spec)
 {
     unsigned long layer;

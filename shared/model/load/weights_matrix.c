@@ -8,10 +8,10 @@
 
 /* ---- places ---- */
 
-/* The places of struct matrix_spec, in the order they are looked for. */
+/* The places of struct matrix_spec, in the order of search. */
 enum { OWN, PART, OWN_OF_STACK, PART_OF_STACK, N_PLACES };
 
-/* The name at place i; false when the matrix cannot be there. */
+/* Writes the name of the tensor at this place; false when the matrix cannot be there. */
 static bool place_name(const struct matrix_spec *spec, int place, char out[TENSOR_NAME_BYTES_MAX])
 {
     const char *leaf = place == OWN || place == OWN_OF_STACK ? spec->leaf : spec->whole;
@@ -40,7 +40,7 @@ bool weights_has_matrix(const struct weights *w, const struct matrix_spec *spec)
 
 /* ---- faults ---- */
 
-/* A missing matrix is named as files of this kind usually have it. */
+/* Names the missing matrix as files of this kind usually do. */
 static enum status missing(const struct weights *w, const struct matrix_spec *spec, struct err *err)
 {
     char name[TENSOR_NAME_BYTES_MAX], in_file[TENSOR_NAME_BYTES_MAX] = "";
@@ -91,8 +91,8 @@ static enum status wrong_shape(const struct weights_tensor *t, const uint64_t *s
 
 static size_t blocks(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
 
-/* The scales of the part [first, first + n_out) of matrix i, from "<name>_scale_inv" with one value
- * per 128 x 128 block. */
+/* Takes the scales of outputs [first, first + n_out) of matrix i from "<name>_scale_inv", which has
+ * one value per 128 x 128 block. */
 static enum status take_scales(struct weights *w, const char *name, const struct matrix_spec *spec,
                                size_t i, size_t n_stack, size_t first, size_t total, float **out,
                                struct err *err)
@@ -128,8 +128,8 @@ static enum status take_scales(struct weights *w, const char *name, const struct
 
 /* ---- taking ---- */
 
-/* A matrix inside the tensor that holds it: outputs [first, first + n_out) of `rows`, of matrix i if
- * the tensor is a stack. */
+/* A matrix in the tensor that has it: outputs [first, first + n_out) of `rows`, of matrix i if the
+ * tensor is a stack. */
 struct matrix_in_tensor {
     const struct weights_tensor *t;
     size_t rows, first, i;
