@@ -1,5 +1,6 @@
-/* model.c - loading, the memory a model takes, the fingerprint. Thread: load on any; forward on the
- * engine thread. */
+/* model.c - loading, the memory that a model needs, the fingerprint.
+ *
+ * Thread: any for loading, the engine thread for steps. */
 #include "shared/model/model.h"
 
 #include <inttypes.h>
@@ -28,8 +29,8 @@ static enum status read_config(struct model *m, const char *path, struct err *er
 
 static uint32_t at_most(uint32_t n, uint32_t limit) { return limit > 0 && limit < n ? limit : n; }
 
-/* The table of angles is as long as the contexts that are served, and windows matter to those
- * alone. */
+/* Chooses m->max_len. The table of cos and sin has that many positions, and a window has to hold as
+ * many. */
 static enum status choose_length(struct model *m, uint32_t asked, uint32_t default_len,
                                  struct err *err)
 {
@@ -55,7 +56,7 @@ static enum status choose_length(struct model *m, uint32_t asked, uint32_t defau
 static double mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
 static double gib(uint64_t bytes) { return mib(bytes) / 1024.0; }
 
-/* What the plan came to. The KV pool is not in the sum: its owner knows what it asks for. */
+/* Bytes by the plan, without the KV pool, whose owner adds its own. */
 static uint64_t needed(const struct model *m)
 {
     return (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes;
@@ -111,7 +112,7 @@ static void print_config(struct buf *b, const struct model_config *c)
     buf_add(b, e->sparse, (c->n_layers + 7) / 8);
 }
 
-/* Everything that decides which bits the KV cache holds. max_len is not part of it: peers may serve
+/* Hash of everything that decides the bits in the KV cache. max_len does not: peers may serve
  * different lengths. */
 static uint64_t fingerprint(const struct model *m)
 {
@@ -125,8 +126,8 @@ static uint64_t fingerprint(const struct model *m)
     return h;
 }
 
-/* What packed bytes depend on. The configuration is part of it: it decides which tensors become
- * which matrices. */
+/* Hashes of everything that decides the packed bytes, with the configuration: it maps tensors to
+ * matrices. */
 static struct weight_cache_key weight_cache_key_of(const struct model *m)
 {
     struct buf b = { 0 };
@@ -154,14 +155,12 @@ static enum status open_weights(struct model *m, const struct model_options *o, 
     return OK;
 }
 
-/* All that is known without looking at the weights' data. */
+/* Everything that needs no weights' data: files, configuration, shapes, memory. */
 static enum status plan(struct model *m, const struct model_options *o, const char *path,
                         struct err *err)
 {
     TRY(open_weights(m, o, path, err));
-    if (m->weights->gguf)
-        m->quantize = QUANTIZE_NONE; /* such files are quantised where their
-                                      * makers wanted it */
+    if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* GGUF files keep their own types */
     TRY(read_config(m, path, err));
     m->weights->n_layers = m->config.n_layers;
     m->ops = model_registry_find(m->config.arch, err);
@@ -192,7 +191,7 @@ static enum status pack(struct model *m, const struct model_options *o, const ch
     return OK;
 }
 
-/* *out is planned, or NULL. */
+/* *out has been planned, or is NULL. */
 static enum status open_model(const struct model_options *o, struct buf *path, struct model **out,
                               struct err *err)
 {
@@ -270,8 +269,7 @@ void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_bl
     out->model_fingerprint = m->fingerprint;
 }
 
-/* Ids and positions were checked where the request came in; a wrong one here would read past a
- * table. */
+/* Ids and positions were checked with the request; a wrong one would read past a table here. */
 static void check_batch(const struct model *m, const struct model_batch *b)
 {
     ASSERT(b->n_rows >= 1 && (uint32_t)b->n_rows <= m->max_rows);

@@ -1,4 +1,4 @@
-/* rope.c - rotary angles. */
+/* rope.c - RoPE's frequencies and the table of cos and sin. */
 #include "shared/model/rope.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static double scale_llama3(const struct model_config *c, double inv)
     return (1.0 - s) * inv / c->rope.factor + s * inv;
 }
 
-/* Which frequency turns `beta` times over the original context. */
+/* The index of the frequency that turns `beta` times in the original context. */
 static double yarn_index(const struct model_config *c, double beta)
 {
     return (double)rope_dim(c) * log(c->rope.original_max / (beta * 2.0 * M_PI)) /
@@ -36,7 +36,7 @@ static double scale_yarn(const struct model_config *c, double inv, uint32_t i)
     }
     low = fmax(low, 0);
     high = fmin(high, (double)rope_dim(c) - 1);
-    if (low == high) high += 0.001; /* a step, without dividing by zero */
+    if (low == high) high += 0.001; /* avoids a division by zero */
     double ramp = fmin(fmax(((double)i - low) / (high - low), 0), 1);
     return inv * (1 - ramp) + inv / c->rope.factor * ramp;
 }

@@ -1,4 +1,5 @@
-/* config_check.h - what both configuration readers share: ranges that hold for every architecture.
+/* config_check.h - what both configuration readers share: limits that hold for every architecture.
+ *
  * Thread: any. */
 #ifndef BATON_MODEL_CONFIG_CONFIG_CHECK_H
 #define BATON_MODEL_CONFIG_CONFIG_CHECK_H
@@ -14,18 +15,18 @@ enum {
     CONFIG_POSITIONS_MAX = 1 << 26
 };
 
-/* Heads divide, head size fits the kernels, ids lie in the vocabulary; err->field is the
- * config.json spelling. */
+/* Checks that heads divide, the head size fits the kernels and ids are in the vocabulary.
+ * err->field has the config.json spelling. */
 enum status config_check(const struct model_config *c, struct err *err) MUST_CHECK;
-/* Add an end-of-sequence id unless it is there; ERR_INVALID when the table is full or the id
+/* Adds an end-of-sequence id unless it is there. ERR_INVALID: the table is full or the id
  * negative. */
 enum status config_add_eos(struct model_config *c, int64_t id, struct err *err) MUST_CHECK;
-/* Files that are given YaRN later keep the old "max_position_embeddings": factor times the original
- * positions can be served. */
+/* Extends max_position to factor times the original positions: files that were given YaRN later
+ * keep the old "max_position_embeddings". */
 void config_extend_positions(struct model_config *c);
-/* Mark a layer as one with experts. */
+/* Marks a layer as one with experts. */
 void config_set_sparse(struct model_config *c, uint32_t i_layer);
-/* Every value "not given". */
+/* All values "not given". */
 struct model_generation config_no_generation(void);
 
 #endif

@@ -1,9 +1,9 @@
-/* config_gguf.c - hyperparameters from GGUF metadata ("llama.block_count" and its kin).
+/* config_gguf.c - the configuration from GGUF metadata ("llama.block_count" and so on).
  *
- * Values that only some converters write have the defaults of the format's description, or of the
- * family (model_registry.h). What the tensors themselves say is taken from them: the vocabulary's
- * size (llama.vocab_size is often missing and sometimes wrong), which layers have experts, how wide
- * shared experts are. Thread: any. */
+ * Values that only some converters write have the defaults of the GGUF specification or of the
+ * family (model_ops.h). The tensors themselves decide the size of the vocabulary (llama.vocab_size
+ * is often missing and sometimes wrong), which layers have experts, and the width of shared
+ * experts. Thread: any. */
 #include "shared/model/config/config_gguf.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@
 #include "shared/model/model_registry.h"
 #include "shared/model/rope.h"
 
-/* A key under the architecture's prefix; valid until the enclosing statement's struct dies. */
+/* A key with the architecture's prefix. */
 struct arch_key {
     char text[128];
 };
@@ -26,8 +26,7 @@ static const char *key_of(struct arch_key *k, const struct model_config *c, cons
     return k->text;
 }
 
-/* `needed` keys have no default. Some converters write one value per layer: accepted when all are
- * equal. */
+/* `needed` keys have no default. Some converters write a value per layer: these must be equal. */
 static enum status get_size(const struct gguf *g, const struct model_config *c, const char *name,
                             uint32_t max, bool needed, uint32_t *out, struct err *err)
 {
@@ -57,7 +56,7 @@ static enum status get_size(const struct gguf *g, const struct model_config *c, 
     return OK;
 }
 
-/* Layers that predict further tokens are counted among the blocks, behind the others. */
+/* Draft layers (multi-token prediction) are counted among the blocks, after the others. */
 static enum status get_draft(const struct gguf *g, const struct model_config *c, uint32_t *out,
                              struct err *err)
 {
@@ -91,8 +90,8 @@ static enum status read_heads(const struct gguf *g, struct model_config *c, stru
     return OK;
 }
 
-/* Newer files give the sizes of the absorbed form as key_length and value_length, and those of the
- * heads as .._mla. */
+/* Newer files have the sizes of the absorbed path in key_length and value_length, those of heads in
+ * .._mla. */
 static enum status read_latent(const struct gguf *g, struct model_config *c, struct err *err)
 {
     struct mla_config *m = &c->mla;
@@ -154,14 +153,14 @@ static enum status read_vocab(const struct gguf *g, struct model_config *c, stru
                          "a vocabulary of %" PRIu64 " is not plausible", e->ne[1]);
     c->n_vocab = (uint32_t)e->ne[1];
     c->tied = !find_tensor(g, "output.weight");
-    /* GGUF has no switch for biases: the tensors are there or not. */
+    /* GGUF metadata does not say which biases there are: the tensors do. */
     c->attention_bias = find_tensor(g, "blk.0.attn_q.bias") != NULL;
     c->mlp_bias = find_tensor(g, "blk.0.ffn_gate.bias") != NULL;
     return OK;
 }
 
-/* DeepSeek's files have the logarithm's factor of its mscale (0.1 times mscale_all_dim), and no
- * factor of cos and sin. */
+/* DeepSeek's files give the factor of the logarithm in its mscale (0.1 times mscale_all_dim), and
+ * no factor of cos and sin. */
 static enum status read_yarn(const struct gguf *g, struct model_config *c, double factor,
                              struct err *err)
 {
@@ -190,8 +189,8 @@ static enum status read_yarn(const struct gguf *g, struct model_config *c, doubl
     return OK;
 }
 
-/* llama3 scaling comes as a tensor of factors (rope_freqs.weight), which the architecture reads;
- * the keys say "linear", "yarn" or nothing. rope.scale_linear is the name of an early version. */
+/* llama3 scaling is a tensor of factors (rope_freqs.weight), which decoder_load.c reads. The keys
+ * say "linear", "yarn" or nothing; rope.scale_linear is an older name. */
 static enum status read_rope(const struct gguf *g, struct model_config *c, struct err *err)
 {
     struct arch_key k;
@@ -253,7 +252,7 @@ static enum status read_weighting(const struct gguf *g, struct model_config *c, 
     TRY(gguf_get_f64(g, key_of(&k, c, "expert_weights_scale"), -1e6, 1e6, &scale, err));
     c->moe.score = score == 2 ? ROUTE_SIGMOID : ROUTE_SOFTMAX;
     c->moe.norm = !normalise ? NORM_NONE : c->moe.norm == NORM_NONE ? NORM_SUM : c->moe.norm;
-    c->moe.scale = scale == 0 ? 1 : (float)scale; /* 0 is how converters say "none" */
+    c->moe.scale = scale == 0 ? 1 : (float)scale; /* converters write 0 for "none" */
     return OK;
 }
 
@@ -277,7 +276,7 @@ static enum status read_experts(const struct gguf *g, struct model_config *c, st
     return OK;
 }
 
-/* Keys that change the arithmetic; absent or this neutral value is accepted. */
+/* Keys that change the arithmetic: accepted only when absent or neutral. */
 static const struct {
     const char *name;
     double neutral;
@@ -324,7 +323,7 @@ static enum status refuse_unknown_arithmetic(const struct gguf *g, const struct 
     return OK;
 }
 
-/* As in config.json: a window that every context fits in changes nothing. */
+/* As in config.json, a window that every context fits in changes nothing. */
 static enum status read_window(const struct gguf *g, struct model_config *c, struct err *err)
 {
     struct arch_key k;
@@ -335,7 +334,7 @@ static enum status read_window(const struct gguf *g, struct model_config *c, str
     return OK;
 }
 
-/* End of turn and end of message end an answer as end of sequence does. */
+/* End of turn and end of message end an output like end of sequence. */
 static enum status read_ids(const struct gguf *g, struct model_config *c, struct err *err)
 {
     static const char *const ENDS[] = { "tokenizer.ggml.eos_token_id",
@@ -371,7 +370,7 @@ enum status config_gguf_parse(const struct gguf *g, struct model_config *out,
     TRY(read_sizes(g, &c, err));
     TRY(read_vocab(g, &c, err));
     TRY(read_rope(g, &c, err));
-    TRY(read_window(g, &c, err)); /* after the length that rope makes possible */
+    TRY(read_window(g, &c, err)); /* after RoPE has extended the length */
     TRY(read_experts(g, &c, err));
     TRY(read_ids(g, &c, err));
     TRY(config_check(&c, err));

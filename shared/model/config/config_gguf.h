@@ -1,5 +1,7 @@
-/* config_gguf.h - GGUF metadata → the plain structs of model.h. Keys that would change the result
- * and are not understood are refused by name. Thread: any. */
+/* config_gguf.h - the configuration from GGUF metadata. Keys that would change the result and are
+ * not understood are refused by name.
+ *
+ * Thread: any. */
 #ifndef BATON_MODEL_CONFIG_CONFIG_GGUF_H
 #define BATON_MODEL_CONFIG_CONFIG_GGUF_H
 

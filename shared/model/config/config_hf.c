@@ -1,7 +1,7 @@
-/* config_hf.c - config.json and generation_config.json.
+/* config_hf.c - the configuration from config.json and generation_config.json.
  *
- * Defaults of absent members are those of transformers' configuration class of the family
- * (model_registry.h), since its files leave out what equals them. Thread: any. */
+ * Absent members have the defaults of the family's configuration class in transformers
+ * (model_ops.h), since its files omit members that are equal to them. Thread: any. */
 #include "shared/model/config/config_hf.h"
 
 #include <inttypes.h>
@@ -98,7 +98,7 @@ static enum status read_eos(const cJSON *o, struct model_config *c, struct err *
 static enum status read_bos(const cJSON *o, struct model_config *c, struct err *err)
 {
     int64_t id = c->bos;
-    /* a list (seen in multi-language exports) names no single start: left to the tokenizer */
+    /* a list (multi-language exports) is left to the tokenizer */
     if (!cJSON_IsArray(json_member(o, "bos_token_id")))
         TRY(json_get_i64(o, "bos_token_id", -1, CONFIG_VOCAB_MAX, &id, err));
     c->bos = (int32_t)id;
@@ -107,7 +107,7 @@ static enum status read_bos(const cJSON *o, struct model_config *c, struct err *
 
 /* ---- the files ---- */
 
-/* "architectures" names the code that wrote the file; very old files have only "model_type". */
+/* Reads "architectures", or "model_type", which very old files have alone. */
 static enum status read_arch(const cJSON *top, const cJSON *o, struct model_config *c,
                              struct err *err)
 {
@@ -172,20 +172,20 @@ static enum status read_config(const cJSON *top, struct model_config *c, struct 
     const cJSON *o = cJSON_IsObject(text) && !json_member(top, "hidden_size") ? text : top;
     TRY(read_arch(top, o, c, err));
     const struct model_ops *family = model_registry_find(c->arch, err);
-    if (!family) return err->code; /* before anything else: no other member means much then */
+    if (!family) return err->code; /* first: the other members depend on it */
     TRY(config_hf_refuse(top, family, err));
     if (o != top) TRY(config_hf_refuse(o, family, err));
     TRY(read_sizes(o, family, c, err));
     if (o != top) TRY(json_get_bool(top, "tie_word_embeddings", &c->tied, err));
     TRY(config_hf_rope(o, family, c, err));
-    TRY(config_hf_window(o, family, c, err)); /* after the length that rope makes possible */
+    TRY(config_hf_window(o, family, c, err)); /* after RoPE has extended the length */
     TRY(read_eos(o, c, err));
     TRY(read_bos(o, c, err));
     return family->read_hf(o, c, err);
 }
 
-/* do_sample is not read: as in vLLM the values are defaults of requests, and a request says whether
- * it samples. */
+/* Does not read do_sample: as in vLLM these are defaults of requests, and a request says whether it
+ * samples. */
 static enum status read_generation(const cJSON *o, struct model_config *c,
                                    struct model_generation *g, struct err *err)
 {

@@ -6,8 +6,8 @@
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 
-/* A value that switches the feature off is accepted: null and false always, and the number here; an
- * empty list is nothing. */
+/* A value that switches the feature off is accepted: null, false, an empty list, and the number
+ * here. */
 enum config_off { OFF_ZERO, OFF_ONE, OFF_TRUE };
 
 static const struct {
@@ -69,8 +69,7 @@ static bool is_off(const cJSON *v, enum config_off off)
     return cJSON_IsNumber(v) && off != OFF_TRUE && v->valuedouble == (off == OFF_ONE ? 1.0 : 0.0);
 }
 
-/* Block-wise f8 as DeepSeek publishes it is understood; every other method stores its weights in
- * ways of its own. */
+/* Accepts DeepSeek's block-wise f8 only; every other method stores weights differently. */
 static enum status check_quantization(const cJSON *o, struct err *err)
 {
     static const char NAME[] = "quantization_config";
@@ -121,7 +120,8 @@ enum status config_hf_refuse(const cJSON *o, const struct model_ops *family, str
 
 /* ---- windows ---- */
 
-/* "layer_types" (transformers 5) lists every layer; does one of them have a window? */
+/* *windowed: some layer has a window, by "layer_types" (transformers 5), which lists every
+ * layer. */
 static enum status read_layer_types(const cJSON *o, bool *windowed, struct err *err)
 {
     const cJSON *t;
@@ -137,8 +137,8 @@ static enum status read_layer_types(const cJSON *o, bool *windowed, struct err *
 }
 
 /* A window is active when a size is given and nothing switches it off. It changes nothing in
- * contexts that fit in it, so those are served: model.c holds the length against it. Qwen's first
- * max_window_layers layers have none, and by default no layer has. */
+ * contexts that fit in it, so model.c limits the length to it. Qwen's first max_window_layers
+ * layers have none; by default no layer has. */
 enum status config_hf_window(const cJSON *o, const struct model_ops *family, struct model_config *c,
                              struct err *err)
 {

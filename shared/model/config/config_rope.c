@@ -1,4 +1,4 @@
-/* config_rope.c - rotary positions in config.json. Thread: any. */
+/* config_rope.c - RoPE in config.json. Thread: any. */
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -13,7 +13,8 @@ static enum status need_f64(const cJSON *o, const char *name, double min, double
     return json_get_f64(o, name, min, max, out, err);
 }
 
-/* transformers 5 moved original_max_position_embeddings one level up in some files. */
+/* The object with original_max_position_embeddings: transformers 5 moved it one level up in some
+ * files. */
 static const cJSON *where_original_max(const cJSON *config, const cJSON *r)
 {
     return json_member(r, "original_max_position_embeddings") ? r : config;
@@ -30,8 +31,8 @@ static enum status read_llama3(const cJSON *config, const cJSON *r, struct model
                     CONFIG_POSITIONS_MAX, &c->rope.original_max, err);
 }
 
-/* "attention_factor" wins; then DeepSeek's pair of mscale values, whose ratio it is; then the
- * paper's formula. */
+/* The factor of cos and sin is "attention_factor", else the ratio of DeepSeek's mscale values, else
+ * the paper's formula. */
 static enum status read_yarn(const cJSON *config, const cJSON *r, struct model_config *c,
                              struct err *err)
 {
@@ -67,8 +68,7 @@ static enum status read_linear(const cJSON *r, struct model_config *c, struct er
     return need_f64(r, "factor", 1e-6, 1e6, &c->rope.factor, err);
 }
 
-/* A small object of which every member changes the positions: what is not known here is refused, so
- * that no variant passes for another. */
+/* Refuses unknown members: every member of this object changes the positions. */
 static enum status refuse_unknown(const cJSON *r, const char *member, struct err *err)
 {
     static const char *const KNOWN[] = {
@@ -80,7 +80,7 @@ static enum status refuse_unknown(const cJSON *r, const char *member, struct err
         "low_freq_factor",
         "high_freq_factor",
         "beta_fast",
-        /* says nothing to compute */
+        /* has no effect */
         "beta_slow",
         "mscale",
         "mscale_all_dim",
@@ -101,8 +101,8 @@ static enum status refuse_unknown(const cJSON *r, const char *member, struct err
     return OK;
 }
 
-/* "rope_parameters" is what transformers 5 writes: theta and scaling in one object. Before:
- * "rope_theta" and "rope_scaling" (null, or {"type" or "rope_type": ..}). */
+/* transformers 5 writes "rope_parameters", with theta and scaling; older versions "rope_theta" and
+ * "rope_scaling" (null, or {"type" or "rope_type": ..}). */
 enum status config_hf_rope(const cJSON *o, const struct model_ops *family, struct model_config *c,
                            struct err *err)
 {
@@ -121,7 +121,7 @@ enum status config_hf_rope(const cJSON *o, const struct model_ops *family, struc
         if (cJSON_IsObject(v))
             return err_field(err, ERR_UNSUPPORTED, member,
                              "\"%s\" differs between layers, which is not supported", member);
-    TRY(config_hf_refuse(r, family, err)); /* partial_rotary_factor moved in here */
+    TRY(config_hf_refuse(r, family, err)); /* partial_rotary_factor is here now */
     if (strcmp(type, "llama3") == 0) TRY(read_llama3(o, r, c, err));
     else if (strcmp(type, "yarn") == 0) TRY(read_yarn(o, r, c, err));
     else if (strcmp(type, "linear") == 0) TRY(read_linear(r, c, err));

@@ -1,11 +1,11 @@
 /* deepseek.c - DeepSeek-V2 and V3 (and R1): latent attention, YaRN, first layers dense, then
  * experts.
  *
- * V2 scores by softmax, takes the best experts at once (greedy) or inside the best groups, a group
- * being as good as its best expert, and does not renormalise. V3 scores by sigmoid, chooses by
- * score plus a correction bias, groups by the sum of their two best, and divides by sum + 1e-20.
- * Both multiply weights by routed_scaling_factor. Rotations pair neighbours (2i, 2i+1). GGUF files
- * call both "deepseek2". */
+ * V2 scores by softmax, takes the best experts of all (greedy) or of the best groups, where a group
+ * counts as its best expert, and does not renormalise. V3 scores by sigmoid, chooses by score plus
+ * a correction bias, ranks groups by the sum of their two best, and divides by sum + 1e-20. Both
+ * multiply weights by routed_scaling_factor. RoPE pairs neighbours (2i, 2i+1). GGUF files call both
+ * "deepseek2". */
 #include <ctype.h>
 
 #include "shared/model/config/config_check.h"
@@ -21,7 +21,7 @@ static enum status read_latent(const cJSON *o, struct model_config *c, struct er
     TRY(config_hf_need_u32(o, "qk_nope_head_dim", CONFIG_WIDTH_MAX, &m->nope, err));
     TRY(config_hf_need_u32(o, "qk_rope_head_dim", CONFIG_WIDTH_MAX, &m->rope, err));
     TRY(config_hf_need_u32(o, "v_head_dim", CONFIG_WIDTH_MAX, &m->v, err));
-    c->head_dim = m->nope + m->rope; /* num_key_value_heads and head_dim say nothing here */
+    c->head_dim = m->nope + m->rope; /* num_key_value_heads and head_dim have no meaning here */
     c->n_kv_heads = c->n_heads;
     return OK;
 }
@@ -59,8 +59,8 @@ static enum status v2_read_hf(const cJSON *o, struct model_config *c, struct err
     TRY(config_hf_choice(o, "topk_method", METHODS, &method, err));
     TRY(config_hf_choice(o, "scoring_func", SCORES, &score, err));
     TRY(json_get_bool(o, "norm_topk_prob", &renormalise, err));
-    if (renormalise) /* implementations disagree on whether the scaling factor then applies; no
-                      * released model asks for it */
+    /* Implementations disagree whether the scaling factor applies then; no released model has it. */
+    if (renormalise)
         return err_field(
             err, ERR_UNSUPPORTED, "norm_topk_prob",
             "\"norm_topk_prob\" asks for renormalised weights, which %s models here do not have",
@@ -78,8 +78,7 @@ static enum status v3_read_hf(const cJSON *o, struct model_config *c, struct err
                                                                                    NULL };
     int unused = 0;
     bool renormalise = true;
-    c->moe.n_groups = 8; /* DeepseekV3Config's own defaults; nothing in the tensors would tell that
-                          * they are wrong */
+    c->moe.n_groups = 8; /* defaults of DeepseekV3Config; the tensors do not show them */
     c->moe.topk_groups = 4;
     c->moe.scale = 2.5f;
     TRY(read_latent(o, c, err));
@@ -101,7 +100,7 @@ static void gguf_defaults(struct model_config *c)
     c->moe.norm_min = 1e-20f;
 }
 
-/* Layers behind the last one predict further tokens. */
+/* Layers after the last one are the draft model. */
 static bool is_draft(const struct model_config *c, struct str name)
 {
     static const char *const PREFIXES[] = { "model.layers.", "blk." };

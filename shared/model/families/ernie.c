@@ -1,9 +1,10 @@
-/* ernie.c - ERNIE-4.5, dense and with experts. Rotations pair neighbours (2i, 2i+1).
+/* ernie.c - ERNIE-4.5, dense and with experts. RoPE pairs neighbours (2i, 2i+1).
  *
  * Experts are chosen by softmax score plus a correction bias, which is large and nearly constant
  * (it stays f32), and weighted by the scores without it, divided by max(sum, moe_norm_min). Layer i
  * has experts when moe_layer_start_index <= i <= moe_layer_end_index and (i + 1) %
- * moe_layer_interval = 0. Configurations of the vision-language models give lists, text first. */
+ * moe_layer_interval = 0. Configurations of vision-language models have lists, with the text
+ * model's value first. */
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 
@@ -74,8 +75,7 @@ static void gguf_defaults(struct model_config *c)
     c->moe.norm_min = 1e-12f;
 }
 
-/* The draft layer for multi-token prediction: "model.mtp_block.0.self_attn.q_proj.weight" and its
- * kin. */
+/* The draft layer for multi-token prediction: "model.mtp_block.0.self_attn.q_proj.weight" etc. */
 static bool is_draft(const struct model_config *c, struct str name)
 {
     static const char *const PREFIXES[] = { "model.", "ernie.", "" };

@@ -8,8 +8,9 @@
  * An error of the folder is one warning, and weights are packed without the cache. With a lock
  * file, one process at a time writes; others that need the same file wait while it grows. LIMIT:
  * another program that shortens a mapped file ends this process with SIGBUS. Files of unused models
- * stay. Life cycle: open after the plan, take or put every weight in order, finish, close. Thread:
- * the loading one. */
+ * stay.
+ * Life cycle: open after the plan, take or put every weight in order, finish, close.
+ * Thread: the loading one. */
 #ifndef BATON_MODEL_LOAD_WEIGHT_CACHE_H
 #define BATON_MODEL_LOAD_WEIGHT_CACHE_H
 
