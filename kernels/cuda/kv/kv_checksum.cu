@@ -1,19 +1,18 @@
-/* kv_checksum.cu - XXH3_64bits of pieces of KV, one block of threads a piece.
+/* kv_checksum.cu - XXH3_64bits of pieces of KV, one thread block per piece.
  *
- * Of the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks
- * of 16 stripes of 64 bytes and 8 accumulators of 64 bits. What a block adds to the accumulators
- * does not depend on them: the warps make these sums, a block each and many at a time, with loads
- * that are whole. Then the accumulators run through the sums, with the scramble behind each block:
- * a chain of a few instructions per KiB, on 8 threads. Inputs of at most 240 bytes have formulas of
- * their own: one thread. What bounds it is memory. Thread: device; kv_checksum_run: one per
- * stream. */
+ * In the XXH3 specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md) a long input is blocks
+ * of 16 stripes of 64 bytes, and 8 accumulators of 64 bits. What a block adds to the accumulators
+ * does not depend on them. So the warps compute these sums, a block each and many at a time, with
+ * coalesced loads; then 8 threads add the sums to the accumulators one after the other, with the
+ * scramble after each block, a few instructions per KiB. Inputs of at most 240 bytes have separate
+ * formulas: one thread. Bound by memory. Thread: device; kv_checksum_run: one per stream. */
 #include "kernels/cuda/kv/kv_checksum.h"
 #include "kernels/cuda/launch.cuh"
 
 enum {
     SUM_THREADS = 256,
     SUM_WARPS = SUM_THREADS / WARP,
-    SUM_TILE = 64, /* blocks between two turns of the chain */
+    SUM_TILE = 64, /* blocks whose sums are computed before the accumulators add them */
     STRIPE = 64,
     STRIPES = 16, /* of a block */
     SUM_BLOCK = STRIPE * STRIPES,
@@ -42,7 +41,7 @@ static __device__ const uint64_t SECRET[24] = {
     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu,
 };
 
-/* 64 bits of the secret from byte `at` on. */
+/* 64 bits of the secret, from byte `at` on. */
 static __device__ __forceinline__ uint64_t secret_at(unsigned at)
 {
     const unsigned word = at / 8, bits = at % 8 * 8;
@@ -85,7 +84,7 @@ struct alignas(16) word_pair {
     uint64_t x, y;
 };
 
-/* `n_aligned`: bytes of which each 16 from a multiple of 16 on lie together and so. */
+/* Reads 16 bytes; below `n_aligned` they are contiguous and aligned. */
 static __device__ __forceinline__ word_pair read_pair(const struct copy_stream_checksum_range &p,
                                                       unsigned at, unsigned n_aligned)
 {
@@ -187,8 +186,8 @@ static __device__ __forceinline__ uint64_t accumulator_begin(unsigned lane)
     }
 }
 
-/* What stripes 0 .. n - 1 of the block at `at` add to the accumulators, by one warp: 4 threads to a
- * stripe, 2 accumulators to a thread. */
+/* What stripes 0 .. n - 1 of the block at `at` add to the accumulators. One warp: 4 threads per
+ * stripe, 2 accumulators per thread. */
 static __device__ __forceinline__ void block_adds(const struct copy_stream_checksum_range &p,
                                                   unsigned at, unsigned n, unsigned n_aligned,
                                                   uint64_t *out)
@@ -235,7 +234,7 @@ static __global__ void __launch_bounds__(SUM_THREADS)
         return;
     }
     const unsigned n_aligned = aligned_bytes(p);
-    /* blocks with a scramble; stripes behind them */
+    /* blocks with a scramble; stripes after them */
     const unsigned n_full = (n - 1) / SUM_BLOCK, n_last = (n - 1) % SUM_BLOCK / STRIPE;
     uint64_t accumulator = accumulator_begin(thread);
     for (unsigned first = 0; first <= n_full; first += SUM_TILE) {
@@ -251,7 +250,7 @@ static __global__ void __launch_bounds__(SUM_THREADS)
         }
         __syncthreads();
     }
-    if (thread < LANES) /* the last 64 bytes once more, wherever they begin */
+    if (thread < LANES) /* the last 64 bytes again, wherever they begin */
         adds[0][thread] = accumulator + read_64(p, n - STRIPE + 8 * (thread ^ 1)) +
                           low_by_high(read_64(p, n - STRIPE + 8 * thread) ^
                                       secret_at(121 + 8 * thread));

@@ -1,5 +1,5 @@
-/* kv_checksum.h - XXH3 (64 bit, no seed) of pieces of device memory, bit for bit what hash_64
- * gives. Thread: one per stream, any. */
+/* kv_checksum.h - XXH3 (64 bit, no seed) of pieces of device memory, bit for bit as hash_64.
+ * Thread: one per stream, any. */
 #ifndef BATON_KERNELS_CUDA_KV_KV_CHECKSUM_H
 #define BATON_KERNELS_CUDA_KV_KV_CHECKSUM_H
 
@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/* sums[i] of pieces[i], n >= 1 of them; both arrays are memory that the card reads and writes. Puts
- * work on the stream and returns. */
+/* Computes sums[i] of pieces[i], n >= 1 of them; the GPU can access both arrays. Enqueues work on
+ * the stream and returns. */
 cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces,
                             uint32_t n, uint64_t *sums);
 

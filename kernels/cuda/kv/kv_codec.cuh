@@ -1,8 +1,8 @@
-/* kv_codec.cuh - elements of KV rows from f32 and back, bit for bit as kernels/kv_rows.c has them
- * (formulas: float_bits.h, dtype.c).
+/* kv_codec.cuh - elements of KV rows from f32 and back, bit for bit as kernels/kv_rows.c (formulas:
+ * float_bits.h, dtype.c).
  *
- * Elements travel as codes: their bits, in a register each. By integers and single IEEE operations,
- * never by the hardware's conversions, whose NaNs are others. Thread: device. */
+ * Elements are handled as codes: their bits, in a register each. Only integer and single IEEE
+ * operations are used, never the hardware's conversions, which give other NaNs. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_KV_KV_CODEC_CUH
 #define BATON_KERNELS_CUDA_KV_KV_CODEC_CUH
 
@@ -19,7 +19,7 @@ static __device__ __forceinline__ bool kv_is_scaled(unsigned t)
 {
     return t == DTYPE_I8 || t == DTYPE_F8_E4M3;
 }
-/* What a row's largest magnitude becomes. */
+/* The value that a row's largest magnitude is scaled to. */
 static __device__ __forceinline__ float kv_largest(unsigned t)
 {
     return t == DTYPE_I8 ? 127.0f : 448.0f;
@@ -43,8 +43,7 @@ static __device__ __forceinline__ float kv_from_e4m3(unsigned code)
     return __uint_as_float((code & 0x80) << 24 | (magnitude == 0x7f ? (unsigned)KV_NAN : bits));
 }
 
-/* `scale`: of a type that has one. A NaN of the card's own making has other bits than the
- * processor's. */
+/* `scale`: for types that have one. The GPU's default NaN has other bits than the CPU's. */
 static __device__ __forceinline__ float kv_from_code(unsigned t, unsigned code, float scale)
 {
     if (t == DTYPE_F32) return __uint_as_float(code);

@@ -1,15 +1,15 @@
-/* kv_convert.cu - rows of KV of one type as rows of another, ROWS_AT_ONCE places by a launch.
+/* kv_convert.cu - converts rows of KV from one type to another, ROWS_AT_ONCE groups per launch.
  *
- * A warp takes a row, CODES elements to a lane. A row that gets a scale is read twice, the second
+ * A warp converts a row, CODES elements per lane. A row that gets a scale is read twice, the second
  * time from a cache: first for its largest magnitude, compared as integers. Loads and stores are
- * whole where a row begins at a multiple of CODES elements, and byte by byte where not. The list
- * travels in the launch's arguments, so nothing has to be kept until it has run. Bound by reading
- * and writing memory. Thread: device. */
+ * vectorised if a row begins at a multiple of CODES elements, otherwise byte by byte. The list is
+ * passed in the launch's arguments, so nothing must be kept until it has run. Bound by memory.
+ * Thread: device. */
 #include "kernels/cuda/kv/kv_codec.cuh"
 #include "kernels/cuda/kv/kv_convert.h"
 #include "kernels/cuda/launch.cuh"
 
-/* places of a launch; blocks of one place: a larger one goes round */
+/* groups per launch; blocks per group: a larger group loops */
 static const uint32_t ROWS_AT_ONCE = 80, BLOCKS_AT_ONCE = 512;
 enum { ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / WARP, CODES = 4, SCALE_BYTES = 4 };
 
@@ -19,7 +19,7 @@ struct converted_call {
 };
 static_assert(sizeof(struct converted_call) <= 4096, "what a launch's arguments may take");
 
-/* One row: where it is and goes, and its scales. */
+/* One row: its source, its destination, and their scales. */
 struct converted_row {
     const unsigned char *from, *from_scale;
     unsigned char *to, *to_scale;
@@ -32,7 +32,7 @@ static __device__ __forceinline__ bool is_whole(const void *p, int bytes, int n)
     return n == CODES && (uintptr_t)p % (CODES * bytes) == 0;
 }
 
-/* n elements of `bytes` bytes (at most CODES; those behind are 0). */
+/* Loads n elements of `bytes` bytes (at most CODES; the others are 0). */
 static __device__ __forceinline__ void load_codes(unsigned code[CODES], const unsigned char *p,
                                                   int bytes, int n)
 {
@@ -96,7 +96,7 @@ static __device__ __forceinline__ float load_scale(const converted_call &c, cons
     return __uint_as_float(bits);
 }
 
-/* The row's largest magnitude, as bits; every lane gets it. */
+/* The row's largest magnitude, as bits, in every lane. */
 static __device__ __forceinline__ unsigned largest_of(const converted_call &c,
                                                       const converted_row &r, float scale)
 {
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void convert_row(const converted_call &c, cons
     }
 }
 
-/* Block (x, y): the x-th ROW_WARPS rows of place y, and those after them by the grid's width. */
+/* Block (x, y): the x-th ROW_WARPS rows of group y, and every grid width after them. */
 static __global__ void __launch_bounds__(ROW_THREADS) convert_kernel(const converted_call c)
 {
     grid_dependency_sync();

@@ -1,5 +1,5 @@
-/* kv_convert.h - rows of KV of one type as rows of another, by one launch for many places. Thread:
- * one per stream, any. */
+/* kv_convert.h - converts rows of KV from one type to another, many groups per launch.
+ * Thread: one per stream, any. */
 #ifndef BATON_KERNELS_CUDA_KV_KV_CONVERT_H
 #define BATON_KERNELS_CUDA_KV_KV_CONVERT_H
 
@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/* copy_stream_convert (copy_stream.h). `c` is the host's and read before this returns. Puts work on
- * the stream. */
+/* Implements copy_stream_convert (copy_stream.h). Reads `c`, in host memory, before it returns.
+ * Enqueues work on the stream. */
 cudaError_t kv_convert_run(cudaStream_t stream, const struct copy_stream_conversion *c);
 
 #ifdef __cplusplus

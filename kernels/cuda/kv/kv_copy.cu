@@ -1,13 +1,13 @@
-/* kv_copy.cu - pieces of KV to where they go, COPIES_AT_ONCE by a launch: a piece is some dozens to
- * hundreds of KiB, and a copy of the driver's for each would take the host longer than the card.
+/* kv_copy.cu - copies pieces of KV, COPIES_AT_ONCE per launch. A piece has dozens to hundreds of
+ * KiB; a driver call for each would take the host longer than the GPU.
  *
- * The list travels in the launch's arguments, so nothing has to be kept until it has run. A block
- * takes a chunk of one copy, 16 bytes a load where both sides lie so, four in flight a thread.
- * Bound by reading and writing memory, or by the link to the other card. Thread: device. */
+ * The list is passed in the launch's arguments, so nothing must be kept until it has run. A block
+ * copies a chunk of one copy, with loads of 16 bytes if both sides are aligned, four in flight per
+ * thread. Bound by memory, or by the link to the other GPU. Thread: device. */
 #include "kernels/cuda/kv/kv_copy.h"
 #include "kernels/cuda/launch.cuh"
 
-/* of a launch; of one copy: a larger one goes round */
+/* copies per launch; chunks per copy: a larger copy loops */
 static const uint32_t COPIES_AT_ONCE = 128, CHUNKS_AT_ONCE = 256;
 enum { COPY_THREADS = 256, COPY_AHEAD = 4, COPY_CHUNK = 64 * 1024 };
 
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void copy_16(uint4 *to, const uint4 *from, int
     for (; i < n; i += COPY_THREADS) to[i] = from[i];
 }
 
-/* Block (x, y): the x-th chunk of copy y, and those after it by the grid's width. */
+/* Block (x, y): the x-th chunk of copy y, and every grid width after it. */
 static __global__ void __launch_bounds__(COPY_THREADS) copy_kernel(const copies_call c)
 {
     grid_dependency_sync();

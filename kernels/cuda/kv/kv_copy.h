@@ -1,5 +1,5 @@
-/* kv_copy.h - many copies between places in the memory of cards by one launch. Thread: one per
- * stream, any. */
+/* kv_copy.h - many copies within and between GPUs' memory by one launch. Thread: one per stream,
+ * any. */
 #ifndef BATON_KERNELS_CUDA_KV_KV_COPY_H
 #define BATON_KERNELS_CUDA_KV_KV_COPY_H
 
@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/* Copies that do not overlap each other, in no order among themselves. `copies` is the host's and
- * read before this returns. Puts work on the stream. */
+/* Copies ranges that do not overlap, in any order. Reads `copies`, in host memory, before it
+ * returns. Enqueues work on the stream. */
 cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n);
 
 #ifdef __cplusplus

@@ -1,23 +1,22 @@
 /* sample.cu - the sampler's phases after the first two, and the call.
  *
- *   future_token    the token before, where only the card knows it                    rows whose penalties count it
- *   look    mask, edits, largest logit (sample_argmax.cuh)                      all rows; a greedy row is done
- *   terms   p = exp((x - max) / T); masses of chunks                          rows that draw; one that nothing cuts is done
- *   gather  candidates for the last that top_k and top_p keep; that one       rows that are cut
- *   mass    masses of chunks among those that are kept; the draw              rows that are cut
- *   count   log-sum-exp, rank, the best few                                   rows that want logprobs
+ *   future_token  the previous token, if only the GPU knows it rows whose penalties count it
+ *   argmax        mask, edits, largest logit (sample_argmax.cuh)        all rows; completes greedy ones
+ *   terms         p = exp((x - max) / T); masses of chunks              rows that draw
+ *   gather        candidates for the last entry of top_k and top_p      rows that are cut
+ *   mass          masses of chunks of the kept entries; the draw        rows that are cut
+ *   count         log-sum-exp, rank, the best few                       rows with logprobs
  *
- * Every phase goes over the row once, spread over blocks of SAMPLE_PIECE logits; the block that
- * ends last does the rest (sample_row.cuh). Candidates are few where logits are those of a model:
- * for top_k those that reach the k-th largest of the maxima of warps' parts, for top_p those too
- * large for all like them to weigh 1 - top_p. LIMIT: where they do not fit a list (flat rows, top_k
- * beyond n_vocab / 256), one block goes over the whole row, three times for each of top_k and
- * top_p. Thread: device; sample_run: engine. */
+ * A phase reads the row once, spread over blocks of SAMPLE_PIECE logits; the block that ends last
+ * does the rest (sample_row.cuh). Candidates are few for a model's logits: for top_k those above
+ * the k-th largest of the warps' maxima, for top_p those that may matter for 1 - top_p. LIMIT: if
+ * they do not fit the list (flat rows, top_k beyond n_vocab / 256), one block reads the whole row,
+ * three times for each of top_k and top_p. Thread: device; sample_run: engine. */
 #include "kernels/cuda/sampling/sample_argmax.cuh"
 #include "kernels/cuda/sampling/sample_draw.cuh"
 #include "kernels/cuda/sampling/sample_radix_select.cuh"
 
-/* Shared memory: for one of these at a time, with a barrier in between. */
+/* Shared memory, for one of these at a time, with a barrier in between. */
 union sample_smem {
     float tile[SUM_TILE];
     sample_select_smem select;
@@ -26,7 +25,7 @@ union sample_smem {
 
 /* ---- terms ---- */
 
-/* The draw's token, by the block that is last. */
+/* Draws the token; run by the last block of the row. */
 static __device__ void draw_end(sample_smem *room, const sample_call &call, const sample_row &r,
                                 const sample_cutoff &keep)
 {
@@ -35,8 +34,7 @@ static __device__ void draw_end(sample_smem *room, const sample_call &call, cons
     if (!wants_logprobs(*r.params)) write_plain(call, id);
 }
 
-/* A value that everything top_k keeps is above, as high as is cheap to find; 0 where there is
- * none. */
+/* A lower bound of everything that top_k keeps, as high as is cheap to find; 0: none. */
 static __device__ float above_top(sample_smem *room, const sample_row &r)
 {
     const select_from from = { r.maxima, (int)gridDim.x * SAMPLE_WARPS, 0, 0x1p-126f };
@@ -45,7 +43,7 @@ static __device__ float above_top(sample_smem *room, const sample_row &r)
     return border.reached ? __uint_as_float(__float_as_uint(border.p) - 1) : 0;
 }
 
-/* Either draws, or says what candidates are to be gathered. */
+/* Either draws, or sets the bound for candidates. */
 static __device__ void terms_end(sample_smem *room, const sample_call &call, const sample_row &r)
 {
     __shared__ unsigned n_kept;
@@ -59,7 +57,7 @@ static __device__ void terms_end(sample_smem *room, const sample_call &call, con
     }
     const double total = sum_upto(r, room->draw.upto),
                  top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
-    /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none of
+    /* All entries of at most (1 - top_p) / n of the mass have together at most 1 - top_p: none of
      * them is needed. */
     const float above = by_count ? above_top(room, r)
                                  : (float)((1 - top_p) * total / (double)n_kept * 0.999);
@@ -103,7 +101,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) terms_kernel(const samp
 
 /* ---- gather ---- */
 
-/* The last entry that is kept, in the order of larger p, then smaller id. */
+/* Finds the last kept entry, in the order of larger p, then smaller id. */
 static __device__ void gather_end(sample_smem *room, const sample_row &r)
 {
     __shared__ unsigned n_listed;
@@ -116,7 +114,7 @@ static __device__ void gather_end(sample_smem *room, const sample_row &r)
     sample_cutoff keep = { from.least, INT32_MAX };
     if (s.by_count) {
         const select_for want = { true, (double)r.params->top_k, false };
-        /* values equal to the k-th stay */
+        /* values equal to the k-th are kept */
         keep.p = from.least = select_head(&room->select, from, want).p;
     }
     if (r.params->top_p < 1) {
@@ -141,7 +139,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sam
     float v[SAMPLE_EACH];
     load_elements(v, r.x, r.n_vocab);
     for (int k = 0; k < SAMPLE_EACH; k++) {
-        /* NaN, which is behind the end, is none */
+        /* NaN, past the end, is not a candidate */
         const bool is_candidate = v[k] > above && v[k] >= least;
         const unsigned who = __ballot_sync(0xffffffffu, is_candidate);
         if (who == 0) continue;
@@ -170,8 +168,8 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) mass_kernel(const sampl
 
 /* ---- count ---- */
 
-/* The n largest keys of a warp, lane by lane SAMPLE_EACH or more of them, in order to `to`; zeros
- * where there are fewer. */
+/* Writes a warp's n largest keys, of SAMPLE_EACH or more per lane, in order to `to`; zeros if there
+ * are fewer. */
 template <int EACH>
 static __device__ void warp_top(const sample_key key[EACH], int n, sample_key *to)
 {
@@ -186,7 +184,7 @@ static __device__ void warp_top(const sample_key key[EACH], int n, sample_key *t
     }
 }
 
-/* Those of a block, in order to `best`. A barrier on the way. */
+/* The same for a block, in order to `best`. Has a barrier. */
 static __device__ void block_top(const sample_key key[SAMPLE_EACH], int n, sample_key *best)
 {
     enum { ALL = SAMPLE_WARPS * SAMPLER_LOGPROBS_MAX, EACH = ALL / WARP };
@@ -208,8 +206,8 @@ static __device__ __forceinline__ int n_top_of(const sample_row_params &a)
     return a.n_logprobs < SAMPLER_LOGPROBS_MAX ? a.n_logprobs : SAMPLER_LOGPROBS_MAX;
 }
 
-/* Sums of exp(x - max) of the piece's chunks, in f32, 16 partial sums each, as kernels/cpu adds
- * them. */
+/* Sums exp(x - max) over the piece's chunks, in f32, with 16 partial sums each as in
+ * kernels/cpu. */
 static __device__ void sum_exp_chunks(const sample_row &r, float *tile, const float v[SAMPLE_EACH])
 {
     enum { LANES = 16, CHUNKS = SAMPLE_PIECE / SAMPLE_CHUNK };
@@ -238,7 +236,7 @@ static __device__ __forceinline__ float logprob_of(float logit, float lse)
     return isnan(lp) ? -INFINITY : lp;
 }
 
-/* The best of all pieces, in order to `best`. */
+/* Writes the best of all pieces, in order, to `best`. */
 static __device__ void count_top(const sample_row &r, int n, sample_key *best)
 {
     sample_key key[SAMPLE_EACH];

@@ -1,12 +1,12 @@
-/* sample_argmax.cuh - the sampler's first phase: mask and edits, the largest logit; greedy rows are
- * done with it. Bound by memory: a logit is read once, and written once where edits or a mask
- * change the row. Thread: device. */
+/* sample_argmax.cuh - the sampler's first phase: mask and edits, the largest logit; it completes
+ * greedy rows. Bound by memory: a logit is read once, and written once if edits or a mask change
+ * the row. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ARGMAX_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ARGMAX_CUH
 
 #include "kernels/cuda/sampling/sample_row.cuh"
 
-/* How many of e [n], sorted by id, are below id; by a whole warp, which looks at 32 of them at a
+/* How many of e [n], sorted by id, are below id. Called by a whole warp, which tests 32 at a
  * time. */
 static __device__ int count_edits_below(const sample_edit *e, int n, int id)
 {
@@ -30,7 +30,7 @@ static __device__ float penalised(const sample_row_params &a, unsigned count, fl
     return count ? __fsub_rn(x, a.presence) : x;
 }
 
-/* `future_token`: one more occurrence of the token. */
+/* The edited logit. `future_token`: count one more occurrence of the token. */
 static __device__ float edited(const sample_row_params &a, const sample_edit &e, bool future_token,
                                float x)
 {
@@ -42,8 +42,8 @@ static __device__ float edited(const sample_row_params &a, const sample_edit &e,
 
 enum { NO_TOKEN = -1 };
 
-/* The row's edits e [n] that fall in the block's piece of r.x, and the future token if it does;
- * NO_TOKEN: there is none. */
+/* Applies the row's edits e [n] that fall in the block's piece of r.x, and the future token if it
+ * does (NO_TOKEN: none). */
 static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n,
                                   int future_token)
 {
@@ -62,8 +62,7 @@ static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int
     for (int i = bounds[0] + (int)threadIdx.x; i < bounds[1]; i += SAMPLE_THREADS) {
         const int id = e[i].id;
         if (i > bounds[0] && e[i - 1].id == id)
-            continue; /* the thread of the first does all of an
-                       * id */
+            continue; /* the first edit's thread applies all of an id */
         float x = r.x[id];
         for (int j = i; j < bounds[1] && e[j].id == id; j++)
             x = edited(*r.params, e[j], id == future_token && (j + 1 == n || e[j + 1].id != id), x);
@@ -75,7 +74,7 @@ static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int
     __syncthreads();
 }
 
-/* v: the thread's logits, which come back as the mask and the edits leave them, in r.x too. */
+/* Applies mask and edits to v, the thread's logits, and to r.x. */
 static __device__ void change_piece(const sample_call &call, const sample_row &r,
                                     float v[SAMPLE_EACH])
 {
@@ -96,7 +95,7 @@ static __device__ void change_piece(const sample_call &call, const sample_row &r
     load_elements(v, r.x, r.n_vocab);
 }
 
-/* Of the thread's elements above -inf. */
+/* The best of the thread's elements above -inf. */
 static __device__ sample_key best_key(const float v[SAMPLE_EACH])
 {
     sample_key best = 0;
@@ -119,7 +118,7 @@ static __device__ unsigned best_bits(const float v[SAMPLE_EACH])
     return best;
 }
 
-/* The first allowed token, or 0: of a row without a single usable logit. All threads get it. */
+/* The first allowed token, or 0, for a row without any usable logit. All threads get it. */
 static __device__ int32_t first_allowed(const sample_call &call, const sample_row &r)
 {
     __shared__ int first;
@@ -134,14 +133,14 @@ static __device__ int32_t first_allowed(const sample_call &call, const sample_ro
     return first < r.n_vocab ? first : 0;
 }
 
-/* By one thread: the row's token, and its result but for logprobs. */
+/* Writes the row's token and its result without logprobs. One thread. */
 static __device__ void choose(const sample_call &call, const sample_row &r, int32_t id)
 {
     r.state->id = id;
     call.ids[blockIdx.y] = id;
 }
 
-/* By the block that is last: nothing of the token is known but its id. */
+/* Writes a result of which only the id is known. Last block. */
 static __device__ void write_plain(const sample_call &call, int32_t id)
 {
     struct token_logprobs &to = call.results[blockIdx.y];
@@ -151,7 +150,7 @@ static __device__ void write_plain(const sample_call &call, int32_t id)
         to.top[threadIdx.x].id = 0, to.top[threadIdx.x].logprob = 0;
 }
 
-/* By the block that is last: the token is chosen, unless it is to be drawn. */
+/* Chooses the token, unless it is drawn later. Last block. */
 static __device__ void argmax_end(const sample_call &call, const sample_row &r)
 {
     __shared__ sample_key best;
@@ -176,8 +175,8 @@ static __device__ void argmax_end(const sample_call &call, const sample_row &r)
     if (!wants_logprobs(*r.params)) write_plain(call, id);
 }
 
-/* A row that asks for what the call has no launches for would get no token, or a wrong one; a token
- * that there is not has no logit. */
+/* Traps if a row needs phases that the call does not launch, or names a token outside the
+ * vocabulary. */
 static __device__ void check_params(const sample_call &call, const sample_row &r)
 {
     const sample_row_params &a = *r.params;
@@ -189,7 +188,7 @@ static __device__ void check_params(const sample_call &call, const sample_row &r
     if (a.future_token < 0 && !(call.work & SAMPLE_FUTURE_TOKEN)) __trap();
 }
 
-/* In a launch of its own: ids[] is written by the block that first has a row's token. */
+/* A separate launch, because ids[] is overwritten as soon as a row's token is known. */
 static __global__ void __launch_bounds__(WARP) future_token_kernel(const sample_call call)
 {
     grid_dependency_sync();

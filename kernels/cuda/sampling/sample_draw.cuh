@@ -1,12 +1,12 @@
-/* sample_draw.cuh - the mass of what may be drawn, and the draw: sums in the order of sampler.c, to
- * the bit. Thread: device, whole blocks. */
+/* sample_draw.cuh - the mass of the entries that may be drawn, and the draw: sums in the order of
+ * sampler.c, bit for bit. Thread: device, whole blocks. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_DRAW_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_DRAW_CUH
 
 #include "kernels/cuda/sampling/sample_row.cuh"
 
-/* Chunks of a piece in shared memory lie SUM_STRIDE floats apart, so that the lanes of two chunks
- * meet in different banks. */
+/* Chunks of a piece lie SUM_STRIDE floats apart in shared memory, so that the lanes of two chunks
+ * use different banks. */
 enum {
     SUM_LANES = 8,
     SUM_STRIDE = SAMPLE_CHUNK + SUM_LANES,
@@ -26,7 +26,7 @@ static __device__ __forceinline__ bool is_kept(const sample_cutoff &c, float p, 
     return p > c.p || (p == c.p && id <= c.id);
 }
 
-/* What min_p leaves. */
+/* The cutoff of min_p. */
 static __device__ __forceinline__ sample_cutoff first_cutoff(const sample_row_params &a)
 {
     sample_cutoff keep = { 0x1p-126f, INT32_MAX };
@@ -34,8 +34,8 @@ static __device__ __forceinline__ sample_cutoff first_cutoff(const sample_row_pa
     return keep;
 }
 
-/* Masses of the piece's chunks, of the p that are kept, to r.sums; v: the thread's p. A barrier on
- * the way orders `tile` with what comes after. */
+/* Writes the masses of the piece's chunks, of kept p, to r.sums; v: the thread's p. Its barrier
+ * orders `tile` with later code. */
 static __device__ void sum_chunks(const sample_row &r, float *tile, const float v[SAMPLE_EACH],
                                   const sample_cutoff &keep)
 {
@@ -59,8 +59,8 @@ static __device__ void sum_chunks(const sample_row &r, float *tile, const float 
     if (threadIdx.x % SUM_LANES == 0 && chunk < r.n_chunks) r.sums[chunk] = sum;
 }
 
-/* upto[i] = mass of chunks 0 .. i, one after the other; comes back with the mass of all. upto
- * [SAMPLE_CHUNKS_MAX] in shared memory. */
+/* Sets upto[i] = mass of chunks 0 .. i, added one after the other, and returns the total. upto
+ * [SAMPLE_CHUNKS_MAX] is in shared memory. */
 static __device__ double sum_upto(const sample_row &r, double *upto)
 {
     if ((int)threadIdx.x < r.n_chunks) upto[threadIdx.x] = __ldcg(r.sums + threadIdx.x);
@@ -99,8 +99,8 @@ struct sample_draw_smem {
     bool found;
 };
 
-/* Goes on from room->sum over one chunk, whose entries lie in room->p, zero where they are not
- * kept: one thread, as each sum needs the one before. */
+/* Continues from room->sum over one chunk, whose entries are in room->p, zero if not kept. One
+ * thread, because each sum needs the previous one. */
 static __device__ void draw_in_chunk(sample_draw_smem *room, int first, double u)
 {
     double sum = room->sum;
@@ -121,8 +121,8 @@ static __device__ void draw_in_chunk(sample_draw_smem *room, int first, double u
     room->sum = sum;
 }
 
-/* The kept entry at which the running mass passes a number drawn for the row, once the masses of
- * all chunks are known; all threads get it. */
+/* The kept entry at which the running mass passes the row's random number, given the masses of all
+ * chunks. All threads get it. */
 static __device__ int32_t draw_entry(sample_draw_smem *room, const sample_row &r,
                                      const sample_cutoff &keep)
 {

@@ -1,12 +1,12 @@
-/* sample_encoder.c - what changes a row's logits, token by token. Each step marks tokens in a table
- * of the vocabulary; a bit per token says which were marked, and going over those bits gives the
- * edits in order of id, without sorting. Thread: engine. */
+/* sample_encoder.c - turns a request's parameters into edits of logits. Each source marks tokens in
+ * a table of the vocabulary; a bit per token says which are marked, and scanning the bits gives the
+ * edits in order of id without sorting. Thread: engine. */
 #include "kernels/cuda/sampling/sample_encoder.h"
 
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
-/* In marks[]; below them how often the token occurs in the output. */
+/* Flags in marks[]; the lower bits count occurrences in the output. */
 #define IN_PROMPT 0x80000000u
 #define FORBIDDEN 0x40000000u
 #define BIASED    0x20000000u
@@ -43,7 +43,7 @@ void sample_encoder_free(struct sample_encoder *m)
     mem_free(m);
 }
 
-/* The token's marks; NULL: it is not of the vocabulary. */
+/* The token's marks; NULL: not in the vocabulary. */
 static uint32_t *mark(struct sample_encoder *m, int32_t id)
 {
     if (id < 0 || (uint32_t)id >= m->n_vocab) return NULL;
@@ -59,7 +59,7 @@ static void mark_all(struct sample_encoder *m, const int32_t *ids, uint32_t n, u
     }
 }
 
-/* Biases of a token keep their order: each goes before those that follow it. */
+/* Marks biased tokens. Biases of one token keep their order. */
 static void mark_biases(struct sample_encoder *m, const struct sampling_params *p)
 {
     ASSERT(p->n_bias <= SAMPLER_BIAS_MAX);
@@ -80,7 +80,7 @@ static float repetition_of(const struct sampling_params *p)
 
 static void mark_occurrences(struct sample_encoder *m, const struct sample_request *w)
 {
-    /* Only repetition_penalty looks at the prompt. */
+    /* Only repetition_penalty counts the prompt. */
     if (repetition_of(w->params) != 1) mark_all(m, w->tokens, w->n_prompt, IN_PROMPT);
     for (uint32_t i = w->n_prompt; i < w->n_tokens; i++) {
         uint32_t *marks = mark(m, w->tokens[i]);
@@ -88,7 +88,7 @@ static void mark_occurrences(struct sample_encoder *m, const struct sample_reque
     }
 }
 
-/* Appends a token's edits at e; how many. */
+/* Writes a token's edits at e; returns how many. */
 static int32_t write_edits(const struct sample_encoder *m, const struct sampling_params *p,
                            int32_t id, uint32_t marks, struct sample_edit *e)
 {
@@ -106,7 +106,7 @@ static int32_t write_edits(const struct sample_encoder *m, const struct sampling
     return n;
 }
 
-/* Edits of all marked tokens; takes the marks away. */
+/* Collects the edits of all marked tokens and clears the marks. */
 static int32_t collect_edits(struct sample_encoder *m, const struct sampling_params *p)
 {
     int32_t n = 0;

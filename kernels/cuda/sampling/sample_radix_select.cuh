@@ -1,10 +1,10 @@
-/* sample_radix_select.cuh - where the order of probabilities (larger first) reaches a weight,
- * without sorting: radix select over the bits of floats, which are ordered as the floats are, from
- * the highest digit down. One block does it, with a histogram in shared memory.
+/* sample_radix_select.cuh - finds where probabilities in descending order reach a weight, without
+ * sorting: radix select over the bits of floats, which are ordered like the floats, from the
+ * highest digit down. One block, with a histogram in shared memory.
  *
  * Weights are counts, or masses. Mass is added exactly: the entries of a bin share their exponent,
- * so that their mantissas are added as integers, in any order; bins are added up in double from the
- * largest down, in a fixed order. Thread: device, whole blocks of SAMPLE_THREADS. */
+ * so their mantissas are added as integers, in any order; bins are added in double from the largest
+ * down, in a fixed order. Thread: device, whole blocks of SAMPLE_THREADS. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_RADIX_SELECT_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_RADIX_SELECT_CUH
 
@@ -12,8 +12,7 @@
 
 enum { SELECT_DIGITS = 3, SELECT_BINS = 1 << 11 }; /* 11, 10 and 10 bits */
 
-/* Positive floats of which those above `above` and not below `least` are meant. v is aligned to 16
- * bytes. */
+/* The entries: positive floats above `above` and not below `least`. v is aligned to 16 bytes. */
 struct select_from {
     const float *v;
     int n;
@@ -22,8 +21,7 @@ struct select_from {
 
 struct select_for {
     bool by_count;
-    double target; /* weight of the smallest head that is looked for; at least one entry is in
-                    * it */
+    double target; /* weight of the head to find, which has at least one entry */
     bool of_total; /* target is a fraction of the weight of all */
 };
 
@@ -31,10 +29,10 @@ struct select_border {
     float p;      /* the head's last value; 0: there are no entries */
     int n_take;   /* how many of its equals are in the head */
     int n_equal;  /* of how many */
-    bool reached; /* all together have the weight */
+    bool reached; /* all entries together have the weight */
 };
 
-/* Mantissas of 24 bits are added in two halves, so that 2^19 of them fit 32 bits. */
+/* Mantissas of 24 bits are added in two halves, so that the sum of 2^19 fits 32 bits. */
 struct sample_select_smem {
     unsigned count[SELECT_BINS], low[SELECT_BINS], high[SELECT_BINS];
     double weights[SAMPLE_WARPS];
@@ -56,7 +54,7 @@ static __device__ void select_add(sample_select_smem *room, float v, const selec
     atomicAdd(&room->high[bin], mantissa >> 12);
 }
 
-/* Histogram of one digit of the entries whose higher bits are `prefix`. */
+/* Makes the histogram of one digit over the entries whose higher bits are `prefix`. */
 static __device__ void select_count(sample_select_smem *room, const select_from &from,
                                     unsigned prefix, int shift, int width)
 {
@@ -77,8 +75,8 @@ static __device__ void select_count(sample_select_smem *room, const select_from 
     __syncthreads();
 }
 
-/* Of a bin whose entries' bits begin with `prefix`, the bin's digit included, above `shift`
- * others. */
+/* The weight of a bin; its entries' bits begin with `prefix`, which includes the bin's digit, above
+ * `shift` lower ones. */
 static __device__ double select_weight(const sample_select_smem *room, int bin, unsigned prefix,
                                        int shift, bool by_count)
 {
@@ -88,8 +86,7 @@ static __device__ double select_weight(const sample_select_smem *room, int bin, 
            __longlong_as_double((long long)(exponent - 150 + 1023) << 52);
 }
 
-/* Weight and number of entries before the thread's bins, which go from the highest down; `all` of
- * both. */
+/* Weight and number of the entries before the thread's bins, from the highest down, and of all. */
 static __device__ void select_scan(sample_select_smem *room, double *weight, unsigned *count,
                                    double *all, unsigned *all_count)
 {
@@ -119,13 +116,13 @@ static __device__ void select_scan(sample_select_smem *room, double *weight, uns
 }
 
 struct select_step {
-    double before; /* weight above the bins that are looked at */
+    double before; /* weight above the bins being searched */
     double target;
     unsigned prefix;
     bool reached;
 };
 
-/* Takes one more digit of the border. False: there are no entries. */
+/* Determines one more digit of the border. False: there are no entries. */
 static __device__ bool select_digit(sample_select_smem *room, const select_for &want,
                                     select_step *at, int shift, int width, bool first)
 {
@@ -151,7 +148,7 @@ static __device__ bool select_digit(sample_select_smem *room, const select_for &
         break;
     }
     __syncthreads();
-    /* rounding may leave the target just beyond the last of a lower digit */
+    /* rounding may put the target just past the last bin of a lower digit */
     const int chosen = room->reaches >= 0 ? room->reaches : room->lowest;
     if (first) at->reached = room->reaches >= 0;
     if (chosen <= top && chosen > top - each) {
@@ -167,7 +164,7 @@ static __device__ bool select_digit(sample_select_smem *room, const select_for &
     return true;
 }
 
-/* How many of n equal values p it takes to come from `before` to `target`: 1 to n. */
+/* How many of n equal values p are needed to get from `before` to `target`: 1 to n. */
 static __device__ int select_equals(double before, double target, float p, int n)
 {
     const double ratio = (target - before) / (double)p;
@@ -177,8 +174,8 @@ static __device__ int select_equals(double before, double target, float p, int n
     return take;
 }
 
-/* The smallest head of the entries, largest first, that weighs at least the target; all of them if
- * they do not. A barrier comes before and behind what it does with `room`. */
+/* The smallest head of the entries, largest first, with at least the target weight; all of them if
+ * their weight is less. Uses `room` between two barriers. */
 static __device__ select_border select_head(sample_select_smem *room, const select_from &from,
                                             const select_for &want)
 {
@@ -198,7 +195,7 @@ static __device__ select_border select_head(sample_select_smem *room, const sele
              at.reached };
 }
 
-/* The place of the n-th (from 1) entry of x [n_x] that equals p. */
+/* The index of the n-th (from 1) entry of x [n_x] that equals p. */
 static __device__ int32_t select_nth(sample_select_smem *room, const float *x, int n_x, float p,
                                      int n)
 {

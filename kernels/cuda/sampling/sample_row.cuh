@@ -1,11 +1,10 @@
-/* sample_row.cuh - a row of the sampler: where its scratch lies, how its blocks share it, its
+/* sample_row.cuh - a row of the sampler: the layout of its scratch, how its blocks share it, its
  * elements and their order.
  *
- * A row is cut into pieces of SAMPLE_PIECE logits, a block each (grid: pieces x rows). A phase is
- * one kernel: its blocks do their pieces, add what they found to the row's state by atomics on
- * integers, whose order does not show, and the block that finishes last goes on alone with what
- * concerns the whole row. It sets the counters back to zero, so that no launch is spent on that.
- * Thread: device. */
+ * A row is split into pieces of SAMPLE_PIECE logits, one block each (grid: pieces x rows). A phase
+ * is one kernel: its blocks process their pieces and update the row's state by integer atomics,
+ * whose order does not matter; the block that finishes last continues alone with what concerns the
+ * whole row, and resets the counters, which saves a launch. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
 
@@ -28,8 +27,7 @@ enum {
                         SAMPLE_CHUNK /* SUM_CHUNK of sampler.c and LSE_CHUNK of cpu_backend.h */
 };
 enum {
-    SAMPLE_LIST =
-        16384 /* candidates that a list has room for; more are looked for in the whole row */
+    SAMPLE_LIST = 16384 /* candidates in a list; if there are more, the whole row is searched */
 };
 
 static_assert((int)SAMPLE_CHUNKS_MAX <= (int)SAMPLE_THREADS, "a thread has a chunk's sum");
@@ -42,16 +40,16 @@ typedef unsigned long long sample_key; /* larger: a larger logit, or of equals a
 struct sample_row_state {
     /* Counters: zero between phases. */
     sample_key best;
-    unsigned raw_max;  /* of the untouched logits, as ordered_bits */
+    unsigned raw_max;  /* of the unchanged logits, as ordered_bits */
     unsigned n_done;   /* blocks */
     unsigned n_kept;   /* entries of at least min_p */
-    unsigned n_listed; /* candidates, those that had no room too */
+    unsigned n_listed; /* candidates, including those without room */
     unsigned n_reach;  /* logits not below the token's */
-    /* What the last block of a phase leaves for the next ones. */
+    /* Results of a phase's last block for later phases. */
     int32_t id;           /* the token, once it is chosen */
     int32_t future_token; /* the token that params.future_token names */
-    bool draws;           /* it is to be drawn */
-    bool cuts;            /* among fewer than min_p leaves */
+    bool draws;           /* it is drawn */
+    bool cuts;            /* by top_k or top_p */
     bool by_count;        /* top_k is one of the reasons */
     float max, max_raw;
     float above; /* what the cut depends on is larger */
@@ -60,8 +58,8 @@ struct sample_row_state {
     double total; /* mass of all of at least min_p */
 };
 
-/* In a row's scratch, which depends on n_vocab alone: calls of different n_rows find the same
- * states. Each part is aligned for reading fours. */
+/* Offsets in a row's scratch, which depend only on n_vocab: calls with other n_rows find the same
+ * states. Each part is aligned for float4. */
 struct sample_row_layout {
     size_t sums, tops, maxima, list, x, bytes;
 };
@@ -90,8 +88,7 @@ struct sample_row {
     const sample_row_params *params;
     sample_row_state *state;
     const float *logits;
-    float *x;         /* [n_vocab] logits after mask and edits where there are any, then
-                       * p */
+    float *x;         /* [n_vocab] logits after mask and edits, if any; then p */
     double *sums;     /* [chunks] */
     sample_key *tops; /* [pieces][SAMPLER_LOGPROBS_MAX] */
     float *maxima;    /* [pieces * SAMPLE_WARPS] largest p of each warp's part */
@@ -100,7 +97,7 @@ struct sample_row {
     bool changed; /* x is not the logits */
 };
 
-/* False: the row is not asked. */
+/* Sets up *r. False: the row is not real. */
 static __device__ bool open_row(const sample_call &call, sample_row *r)
 {
     const size_t row = blockIdx.y;
@@ -135,8 +132,8 @@ static __device__ __forceinline__ bool counts_top(const sample_row_params &a, in
     return a.top_k > 0 && a.top_k < n_vocab;
 }
 
-/* By the whole block at the end of its piece: true in the block that is last of its row, which sees
- * what the others wrote (past L1: __ldcg). */
+/* Called by the whole block at the end of its piece. True in the row's last block, which sees what
+ * the others wrote (past L1: __ldcg). */
 static __device__ bool is_last_of_row(const sample_row &r)
 {
     __shared__ bool last;
@@ -151,14 +148,14 @@ static __device__ bool is_last_of_row(const sample_row &r)
     return last;
 }
 
-/* Which element of the row a thread's k-th is: fours that lie side by side in a warp. */
+/* The row's index of a thread's k-th element: float4s that are adjacent in a warp. */
 static __device__ __forceinline__ int element_of(int k)
 {
     return (int)blockIdx.x * SAMPLE_PIECE + k / 4 * SAMPLE_THREADS * 4 + (int)threadIdx.x * 4 +
            k % 4;
 }
 
-/* The thread's elements; NaN behind the row's end. */
+/* Loads the thread's elements; NaN past the row's end. */
 static __device__ void load_elements(float v[SAMPLE_EACH], const float *x, int n)
 {
     const bool aligned = (uintptr_t)x % sizeof(float4) == 0;
@@ -221,8 +218,8 @@ static __device__ __forceinline__ sample_key warp_best_key(sample_key key)
            __reduce_max_sync(0xffffffffu, (unsigned)(key >> 32) == high ? (unsigned)key : 0u);
 }
 
-/* e^x of kernels/exp.h, operation by operation: the same bits. Nothing here may be fused in another
- * way. */
+/* e^x of kernels/exp.h, operation by operation, with the same bits. Nothing here may be fused
+ * differently. */
 static __device__ __forceinline__ float exp_as_host(float x)
 {
     if (x < EXP_MIN) return 0;
