@@ -1,7 +1,7 @@
 /* sample.cu - the sampler's phases after the first two, and the call.
  *
  *   future_token  the previous token, if only the GPU knows it rows whose penalties count it
- *   argmax        mask, edits, largest logit (sample_argmax.cuh)        all rows; completes greedy ones
+ *   argmax        mask, edits, largest logit (sample_argmax.cuh)        all rows; ends greedy ones
  *   terms         p = exp((x - max) / T); masses of chunks              rows that draw
  *   gather        candidates for the last entry of top_k and top_p      rows that are cut
  *   mass          masses of chunks of the kept entries; the draw        rows that are cut
