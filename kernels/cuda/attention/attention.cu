@@ -1,9 +1,9 @@
-/* attention.cu - lists, and how a call of attention is split into launches and waves of segments;
- * attention.h is the contract.
+/* attention.cu - lists of rows, and how a call of attention is split into launches and waves of
+ * segments; attention.h is the contract.
  *
- * Scratch: (M, L) of the row that goes on from one wave to the next, in two places that take turns,
- * then (M, L) of every prompt row and head (where they are few), then the parts of a wave. Waves
- * make it small: results of segments are merged into rows wave by wave, in ascending order. Thread:
+ * Scratch: (M, L) of the row that continues from one wave to the next, in two alternating places,
+ * then (M, L) of every prompt row and head (if there are few), then the parts of a wave. Waves keep
+ * it small: results of segments are merged into rows wave by wave, in ascending order. Thread:
  * engine. */
 #include <string.h>
 
@@ -12,8 +12,7 @@
 
 enum { PREFILL_TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
 enum { MERGE_BLOCKS = 8 /* per processor */ };
-/* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of
- * latents */
+/* 256 MiB: room in one pass for some thousand segments of all heads; 1,000 for 128 MLA heads */
 enum { PARTS_FLOATS_MAX = 1 << 26 };
 
 cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid)
@@ -52,7 +51,7 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         counts->n_keys_prefill = max_int(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
 }
 
-/* Positions from 0 on, up to n, that two sequences have in the same blocks. */
+/* The number of positions from 0 on, up to n, that two sequences have in the same blocks. */
 static int32_t n_in_common(const struct attn_seq *a, const struct attn_seq *b, int32_t n,
                            int32_t block_tokens)
 {
@@ -62,7 +61,7 @@ static int32_t n_in_common(const struct attn_seq *a, const struct attn_seq *b, i
     return n_blocks * block_tokens < n ? n_blocks * block_tokens : n;
 }
 
-/* LIMIT: rows that are not neighbours in the list do not find out what they share. */
+/* Finds the segments that neighbouring rows share. LIMIT: other rows are not compared. */
 static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t block_tokens,
                         struct cuda_attn_row *rows)
 {
@@ -95,8 +94,8 @@ extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struc
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-/* One segment of every row and head at a time at least: otherwise rows are not spread over blocks,
- * and need no state. */
+/* Floats of the state. With less room than one segment of every row and head at a time, rows are
+ * not split and need no state. */
 static size_t state_floats(size_t n_rows, size_t n_heads, size_t v_dim)
 {
     /* parts are aligned to 16 bytes */
@@ -117,7 +116,7 @@ static float *parts_of(const struct attention *a)
            state_floats((size_t)a->on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim);
 }
 
-/* Segments of all heads that parts have room for at a time. */
+/* Segments of all heads that fit the parts at a time. */
 static size_t parts_capacity(const struct attention *a)
 {
     return PARTS_FLOATS_MAX / ((size_t)a->n_heads * part_floats(a->v_dim));
@@ -134,7 +133,7 @@ static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a,
     return e == cudaSuccess ? launch(stream, merge_segments, grid, dim3(MERGE_THREADS), 0, m) : e;
 }
 
-/* At most n_rows rows with n_items segments. */
+/* Runs decode for at most n_rows rows with n_items segments. */
 static cudaError_t run_decode(cudaStream_t stream, const struct attention *a,
                               enum attn_row_kind which, int32_t n_rows, int32_t n_items)
 {
@@ -175,8 +174,8 @@ static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_s
     return (int32_t)blocks_for((size_t)n_rows, (size_t)rows_per_tile(a, n_sets));
 }
 
-/* Segments at a time, each in blocks of its own; 0: as many tiles as the card has room for
- * without. */
+/* Chooses how many segments run at a time, each in separate blocks; 0: not split, because there are
+ * enough tiles for the GPU. */
 static cudaError_t choose_split(const struct attention *a, const struct cuda_attn_counts *bounds,
                                 int32_t *n_at_once)
 {
@@ -251,13 +250,13 @@ extern "C" void attention_capture_bounds(const struct attention *shape, int32_t 
     bounds->n_segments = (int32_t)min_size(room, (size_t)n_rows * n_segments);
     bounds->n_segments_decode = (int32_t)min_size(room, (size_t)n_decode * n_segments);
     bounds->n_keys_max = n_keys;
-    /* Where segments are spread over blocks, `fit` of them at a time. */
+    /* If segments are split over blocks, `fit` of them run at a time. */
     bounds->n_keys_prefill = n_prefill > 0
                                  ? (int32_t)(fit >= 2
                                                  ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT)
                                                  : (size_t)n_keys)
                                  : 0;
-    /* those of prompts are never in a row */
+    /* prompts' segments are not listed per row */
     if (attention_prefill_supports(shape)) bounds->n_segments = n_rows * (int32_t)n_segments;
 }
 

@@ -1,19 +1,10 @@
-/* attention_decode.cuh - one segment of one query row, for all query heads of a kv head (HEADS at a
- * time): few rows, long contexts, any shape.
+/* attention_decode.cuh - decode attention (split-KV): one segment of one query row, for all query
+ * heads of a KV head (HEADS at a time). For few rows, long contexts, any shape.
  *
- * Work: (row, segment) of the list, in the order of struct cuda_attn_row.segment, times runs of
- * heads. A block of 256 threads takes a segment through three phases: scores (LANES lanes share a
- * key, four keys at a time, sums turned over the lanes by shuffles), softmax (one warp per head),
- * weighing (a thread owns eight elements and every n-th four keys; groups are added up in ascending
- * order). Since the whole segment is one tile its softmax is not online. Results of rows with one
- * segment are final; others go to `parts` for attention_merge.cuh.
- *
- * Types with scales: a key's multiplies its score after the sum, a value's its weight, whose own
- * sum is taken before.
- *
- * Bound by reading K and V once: 16-byte loads (8 of int8 and e4m3), four rows in flight per
- * thread. Latent pools with many heads: bound by arithmetic, heads / 8 runs read the latents from
- * L2. Thread: device. */
+ * Work items are (row, segment) of the list, in the order of struct cuda_attn_row.segment, times
+ * runs of heads. Results of rows with one segment are final; others go to `parts` for
+ * attention_merge.cuh. Bound by reading K and V once; latent pools with many heads by arithmetic.
+ * docs/kernels.md has the phases. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_CUH
 

@@ -1,5 +1,5 @@
-/* attention_decode_mma.cu - whether a model's answer rows take attention_decode_mma.cuh's kernels,
- * and which. Thread: engine. */
+/* attention_decode_mma.cu - whether a model's decode rows take a kernel of
+ * attention_decode_mma.cuh, and which. Thread: engine. */
 #include "kernels/cuda/attention/attention_decode_mma.cuh"
 #include "kernels/cuda/attention/attention_launch.cuh"
 

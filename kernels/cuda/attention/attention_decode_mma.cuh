@@ -1,25 +1,10 @@
-/* attention_decode_mma.cuh - answer rows on tensor cores: a segment of a query row, the query heads
- * of a kv head, 16 at a time, as rows of a product.
+/* attention_decode_mma.cuh - decode attention on tensor cores: a segment of a query row, with the
+ * query heads of a KV head, 16 at a time, as rows of a product.
  *
- * Work as attention_decode.cuh's. Four warps share a segment: warp w has the tiles w, w + 4, .. of
- * it, a softmax of its own over them (online, in f32, weights rounded to bf16) and a ring of stages
- * of its own, which cp.async fills through the block table; so nobody waits for a barrier until the
- * segment ends and the warps' sums become one, in ascending order. Which keys a warp has depends on
- * their positions alone. Keys behind the last are zeros that weigh 0. Rows of a product to spare
- * take the heads of the list's next rows, where these have the same keys in the same blocks (a
- * prompt's beginning that many requests share): keys and values are read once for them all, and the
- * bits do not know.
- *
- * Elements of 16 bits are multiplied as they are, f16 in f16. int8 and e4m3 lie in the ring as
- * bytes, twice as many keys to a tile, and become bf16 between ldmatrix and the product: ldmatrix
- * moves them two at a time, which decides what order elements of k and columns of sums have. A
- * key's scale multiplies its scores, a value's its weights when they have been summed up; both come
- * with their tile.
- *
- * Bound by reading K and V once: two tiles of 8 KiB in flight per warp (one of bytes: 64 KiB a
- * processor, twice what 4.8 TB/s and 1 us ask for), two blocks a processor where it has 212 KiB of
- * shared memory. Products, ldmatrix and the rest take less than a third of that time by count of
- * instructions. Thread: device. */
+ * Work items as in attention_decode.cuh. Which keys a warp takes depends only on their positions.
+ * Free rows of a product take the heads of the list's next rows that share its segment, without
+ * changing bits. A key's scale multiplies its scores, a value's its weights after they were summed.
+ * Bound by reading K and V once; docs/kernels.md has the pipeline and its sizes. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_MMA_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_DECODE_MMA_CUH
 

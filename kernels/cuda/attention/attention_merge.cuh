@@ -1,10 +1,10 @@
-/* attention_merge.cuh - results of segments into rows: (m, l, o) in ascending order, by the
+/* attention_merge.cuh - merges results of segments into rows: (m, l, o) in ascending order, by the
  * formulas of kernels/cpu/attention/cpu_attention.c.
  *
- * A call merges one wave of segments. What rows have after it and need in the next one is O in
- * `out` and (M, L) in a state. What each segment weighs does not hang on the sums, so a warp's
- * lanes find that out for 32 segments at a time; the sums go in order. Bound by reading the parts,
- * a few percent of the keys and values that they stand for. Thread: device. */
+ * A call merges one wave of segments. O of a row stays in `out` and (M, L) in a state for the next
+ * wave. A segment's weight does not depend on the sums, so a warp's lanes compute it for 32
+ * segments at a time; the sums run in order. Bound by reading the parts, a few percent of the KV.
+ * Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MERGE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MERGE_CUH
 

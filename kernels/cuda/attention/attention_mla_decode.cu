@@ -1,5 +1,5 @@
-/* attention_mla_decode.cu - which of attention_mla_decode.cuh's kernels a model's number of heads
- * and the card take, if any. Thread: engine. */
+/* attention_mla_decode.cu - which kernel of attention_mla_decode.cuh a model's number of heads and
+ * the GPU take, if any. Thread: engine. */
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/attention/attention_mla_decode.cuh"
 

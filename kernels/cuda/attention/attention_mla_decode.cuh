@@ -1,15 +1,9 @@
-/* attention_mla_decode.cuh - MLA's absorbed form on tensor cores: one segment of one query row,
+/* attention_mla_decode.cuh - MLA's absorbed path on tensor cores: one segment of one query row,
  * PAIRS of its heads, all of which share the latents.
  *
- * Work as attention_decode.cuh's. A latent is MLA_LATENT elements, of which the first MLA_VALUE are
- * the value too, so a tile of 32 latents is read once and serves twice. Warps are MI groups of 16
- * heads times NI: the NI share a tile's keys between them for the scores, and the elements of the
- * value for the weighing; the largest score and the rounded weights go from one to the other
- * through shared memory. Queries do not fit into registers beside the sums and lie in shared memory
- * too. Softmax is online over the segment's tiles in f32.
- *
- * Bound by ldmatrix, then by the tensor cores: of 64 heads an operand that was read serves two
- * products. Thread: device. */
+ * Work items as in attention_decode.cuh. Softmax is online over the segment's tiles in f32; queries
+ * are in shared memory. Bound by ldmatrix, then by the tensor cores; docs/kernels.md describes how
+ * warps split a tile. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MLA_DECODE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_MLA_DECODE_CUH
 

@@ -1,5 +1,5 @@
-/* attention_paged_kv.cuh - where keys and values of a position lie in the paged pool, rows of a
- * list, and parts of results. Thread: device. */
+/* attention_paged_kv.cuh - addresses of keys and values in the paged pool, rows of a list, and
+ * parts of results. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PAGED_KV_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PAGED_KV_CUH
 

@@ -1,4 +1,4 @@
-/* attention_prefill.cu - which of attention_prefill.cuh's kernels a model's shape takes, if any.
+/* attention_prefill.cu - which kernel of attention_prefill.cuh a model's shape takes, if any.
  * Thread: engine. */
 #include "kernels/cuda/attention/attention_launch.cuh"
 

@@ -1,25 +1,11 @@
-/* attention_prefill.cuh - prompts on tensor cores: up to 64 or 128 (query row, head) pairs of a kv
- * head against tiles of 64 keys, in bf16 or f16.
+/* attention_prefill.cuh - prefill attention on tensor cores: up to 64 or 128 (query row, head)
+ * pairs of a KV head against tiles of 64 keys, in bf16 or f16.
  *
- * A tile of pairs is as many rows of one sequence as have no more pairs, from its first row in the
- * call on; four warps have 16 pairs each, or twice as many (SETS of 16). With two sets a key that
- * was read from shared memory serves twice, without which that reading is what all wait for; with
- * one there are more blocks for short prompts. Queries stay in registers as fragments, or in shared
- * memory where there are two sets. K and V come through the block table into shared memory by
- * cp.async, the next tile while this one is worked on; the 16-byte pieces of a row lie permuted by
- * the row's number, so that ldmatrix meets no bank twice. Softmax is online over the tiles of a
- * segment in f32; weights are rounded to bf16. A pair's bits depend on its own query and keys
- * alone, not on the number of sets: a product on tensor cores has the same order for every row of a
- * fragment, and keys that it does not see weigh +0. LIMIT: +0 times a value that is not finite is
- * NaN: rows less than 64 positions before such a value of their own sequence get it as well.
- *
- * int8 and e4m3 come as they lie in the pool, with their scales, and all threads widen a tile to a
- * stage of bf16 when it is its turn: the next one's bytes and that stage take no more room than two
- * stages. A key's scale multiplies its scores, a value's its weights when they have been summed up.
- *
- * Segments are merged into `out` as they end (whole), or left in `parts` for attention_merge.cuh
- * where there are too few tiles for the card. Bound by the tensor cores from some hundred keys on.
- * Thread: device. */
+ * A pair's bits depend only on its own query and keys. LIMIT: rows less than 64 positions before a
+ * value of their sequence that is not finite become NaN. Segments are merged into `out` as they end
+ * (whole), or stay in `parts` for attention_merge.cuh if there are too few tiles for the GPU. Bound
+ * by the tensor cores from some hundred keys on; docs/kernels.md has the pipeline. Thread: device.
+ */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PREFILL_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PREFILL_CUH
 

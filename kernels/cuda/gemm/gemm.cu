@@ -1,5 +1,5 @@
-/* gemm.cu - products on the card: sizes of the layouts, and which kernel a call takes. Thread:
- * engine. */
+/* gemm.cu - GEMM on the GPU: sizes of the layouts, and which kernel a call takes. Thread: engine.
+ */
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 

@@ -1,18 +1,18 @@
-/* gemm_call.cuh - what the kernels of products share: a call as they take it, which rows a block
- * works on, and where sums go.
+/* gemm_call.cuh - what the GEMM kernels share: a call as they take it, the rows of a block, and the
+ * epilogue.
  *
- * gemm.cu makes a gemm_call of a struct gemm and picks the kernel. Columns are rows of W; they come
- * in pairs (c even and c + 1), which of a paired matrix are gate and up. Thread: host (engine) up
- * to the launch, then device. */
+ * gemm.cu turns a struct gemm into a gemm_call and chooses the kernel. Columns are rows of W; they
+ * come in pairs (c even and c + 1), which are gate and up in a paired matrix. Thread: engine up to
+ * the launch, then device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CALL_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_CALL_CUH
 
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/cuda/gemm/gemm.h"
 
-enum { GEMM_F8_BLOCK = 128 };      /* elements of a row that share a scale, and rows that do */
-enum { GEMM_SKINNY_ROWS = 16 };    /* of a group: what the kernel for few takes */
-enum { GEMM_SKINNY_K_STEP = 128 }; /* elements of a row, of which it is faster with multiples */
+enum { GEMM_F8_BLOCK = 128 };      /* elements of a row, and rows, that share a scale */
+enum { GEMM_SKINNY_ROWS = 16 };    /* rows of a group that the skinny kernel takes */
+enum { GEMM_SKINNY_K_STEP = 128 }; /* it is faster if n_in is a multiple */
 
 struct gemm_call {
     const unsigned char *w;
@@ -21,42 +21,42 @@ struct gemm_call {
     int32_t n_groups;
     size_t x_group, y_group; /* 0 with `begin` */
     int32_t n_rows;          /* or an upper bound */
-    int32_t rows_above;      /* groups of no more rows than this are another kernel's */
-    int32_t rows_at_most;    /* and so are those of more than this */
+    int32_t rows_above;      /* this kernel handles groups with rows_above < rows */
+    int32_t rows_at_most;    /* <= rows_at_most */
     int32_t n_out, n_in;
     int32_t n_in_padded; /* to a multiple of GEMM_STEP */
-    int32_t n_columns;   /* n_out, and the columns behind it that become zeros of y */
+    int32_t n_columns;   /* n_out, and padding columns that become zeros of y */
     const void *x;
     size_t x_stride;
     const int32_t *x_rows;
-    const float *x_scales; /* x is e4m3; NULL: as the layout has it */
+    const float *x_scales; /* x is e4m3; NULL: the layout's type */
     const float *bias;
     void *y;
     size_t y_stride;
     enum gemm_epilogue epilogue;
     bool paired;
     unsigned char *scratch; /* gemm_split_k.cuh; NULL: none */
-    int32_t n_splits;       /* of k; 1 but where a kernel says otherwise */
-    int32_t fused_index;    /* its number among the products of one launch, whose
-                             * slices lie apart */
+    int32_t n_splits;       /* of k; usually 1 */
+    int32_t fused_index;    /* its index among the fused GEMMs of a launch, whose slices are
+                             * separate */
 };
 
-/* The kernels. `layout` is not F32 but of the last. */
+/* The kernels. Only the last takes layout F32. */
 cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout,
                         const struct gemm_call *c);
-/* n of them, of one group and the same rows, n_in a multiple of GEMM_SKINNY_K_STEP. */
+/* Fused: n GEMMs of one group and the same rows, n_in a multiple of GEMM_SKINNY_K_STEP. */
 cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout,
                               const struct gemm_call *calls, int n);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
                        const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
-/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they
- * are faster for; not of `deterministic` ones. BF16, F16, and F8 with x in e4m3. */
+/* Whether this GPU has the kernels of compute capability 9.0 and they are faster for the call. Not
+ * for `deterministic` calls. BF16, F16, and F8 with x in e4m3. */
 bool gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout,
                       const struct gemm_call *c);
 bool gemm_sm90_available(void);
-/* Of BF16 and F16. */
+/* BF16 and F16. */
 cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout,
                          const struct gemm_call *c, bool wide);
 cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c);
@@ -67,9 +67,9 @@ struct gemm_rows {
     int32_t group, begin, n; /* rows begin .. begin + n of x and y; none: n is 0 */
 };
 
-/* All rows of a group, if they are this kernel's. EARLY, in all of these: before
- * grid_dependency_sync(), so that `begin` may be what it was before: a guess, with a group that
- * there is. It is read past the first cache, which must not keep it. */
+/* All rows of a group, if they are this kernel's. EARLY, in all of these: called before
+ * grid_dependency_sync(), so `begin` may still have old values; the result is a guess with an
+ * existing group. It is read past L1, which must not keep it. */
 template <bool EARLY>
 static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
 {
@@ -86,8 +86,8 @@ static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, in
 
 enum { GROUPS_PER_LANE = 4 };
 
-/* The tile-th run of at most n_tile rows among those of the lane's own groups, from `group` on.
- * *n_tiles: how many runs these have. */
+/* The tile-th tile of at most n_tile rows among the lane's groups, from `group` on. *n_tiles: how
+ * many tiles these have. */
 template <bool EARLY>
 static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int32_t group,
                                                          int32_t tile, int32_t n_tile,
@@ -108,7 +108,7 @@ static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int
     return found;
 }
 
-/* Where every group has all rows. */
+/* The same if every group has all rows. */
 static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int32_t tile,
                                                          int32_t n_tile)
 {
@@ -123,9 +123,9 @@ static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int
     return r;
 }
 
-/* The tile-th run of at most n_tile rows when the groups' runs are counted through. Every warp
- * searches for itself, so that no barrier is needed: lanes count the runs of their groups, then the
- * lane that has the one looks again. */
+/* The tile-th tile of at most n_tile rows, counted through all groups. Every warp searches
+ * separately, so no barrier is needed: lanes count the tiles of their groups, then the lane that
+ * has the tile computes it. */
 template <bool EARLY = false>
 static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int32_t tile,
                                                          int32_t n_tile)
@@ -155,8 +155,8 @@ static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int
     return gemm_rows{ 0, 0, 0 };
 }
 
-/* An upper bound of the runs of at most n_tile rows: every group that is this kernel's can end in a
- * part of one. */
+/* An upper bound of the tiles of n_tile rows: every group of this kernel may end in a partial
+ * one. */
 static inline unsigned n_tiles_at_most(const gemm_call &c, int32_t n_tile)
 {
     if (!c.begin) return (unsigned)c.n_groups * blocks_for((size_t)c.n_rows, (size_t)n_tile);
@@ -164,7 +164,7 @@ static inline unsigned n_tiles_at_most(const gemm_call &c, int32_t n_tile)
     return (unsigned)(c.n_rows / n_tile + (n_groups < c.n_groups ? n_groups : c.n_groups));
 }
 
-/* Where row i of the rows begins in x, in elements. */
+/* Offset of row i of the rows in x, in elements. */
 static __device__ __forceinline__ size_t x_row(const gemm_call &c, const gemm_rows &rows, int32_t i)
 {
     const int32_t y_row = rows.begin + i;
@@ -179,7 +179,7 @@ static __device__ __forceinline__ const float *scales_of(const gemm_call &c, int
     return (const float *)(c.w + (size_t)group * c.w_stride + c.scales_at);
 }
 
-/* F8: where a column's scales begin, one per GEMM_F8_BLOCK elements of k. */
+/* F8: a column's scales, one per GEMM_F8_BLOCK elements of k. */
 static __device__ __forceinline__ const float *f8_scales(const gemm_call &c, int32_t group,
                                                          int32_t column)
 {
@@ -222,8 +222,7 @@ static __device__ __forceinline__ void store_silu(const gemm_call &c, size_t at,
                                                                          : float_to_bf16(y);
 }
 
-/* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is
- * below n_columns. */
+/* Stores the sums of columns `column` (even, below n_columns) and column + 1 of row i. */
 static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm_rows &rows,
                                                   int32_t i, int32_t column, float first,
                                                   float second)

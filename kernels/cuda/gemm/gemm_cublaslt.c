@@ -1,8 +1,8 @@
-/* gemm_cublaslt.c - products by cublasLt: its objects, and which algorithm a shape takes.
+/* gemm_cublaslt.c - GEMM by cublasLt: its objects, and the algorithm per shape.
  *
- * The library counts by columns. y by rows [n_rows][n_out] is D by columns [n_out, n_rows]; W by
- * rows is A transposed, x by rows is B: D = A^T B, or A^T B + D. Only where the build has
- * cublasLt.h (BATON_HAVE_CUBLASLT); otherwise creation says so. Thread: engine. */
+ * The library is column-major. y by rows [n_rows][n_out] is D by columns [n_out, n_rows]; W by rows
+ * is A transposed, x by rows is B: D = A^T B, or A^T B + D. Only in builds with cublasLt.h
+ * (BATON_HAVE_CUBLASLT); otherwise creation says so. Thread: engine. */
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 
 #include <assert.h>

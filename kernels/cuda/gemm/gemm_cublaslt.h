@@ -1,14 +1,12 @@
-/* gemm_cublaslt.h - large dense products of bf16 and of f16 by NVIDIA's cublasLt, where a machine
- * has it.
+/* gemm_cublaslt.h - large dense GEMMs of bf16 and f16 by NVIDIA's cublasLt, if the host has it.
  *
  * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a
- * Python package's lib), or is `off`; otherwise libcublasLt.so.13 and .12 as the dynamic loader
- * finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is
- * asked once and kept in a table of fixed size; a shape that falls out of it is asked again. What
- * it adds up in what order depends on n_rows: products that are `deterministic` never come here.
- * Life cycle: gemm_cublaslt_create, struct gemm's `cublaslt` in calls of one stream at a time,
- * gemm_cublaslt_free. Thread: loading thread, then engine. A step's call allocates only where its
- * shape is new. */
+ * Python package's lib), or is `off`; otherwise libcublasLt.so.13 and .12 from the dynamic loader's
+ * path (LD_LIBRARY_PATH), then from /usr/local/cuda. The algorithm of a shape is queried once and
+ * kept in a table of fixed size. Its accumulation order depends on n_rows, so `deterministic` calls
+ * never use it. Life cycle: gemm_cublaslt_create, struct gemm's `cublaslt` in calls of one stream
+ * at a time, gemm_cublaslt_free. Thread: loading, then engine. A call allocates only for a new
+ * shape. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
 #define BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
 

@@ -1,8 +1,8 @@
-/* gemm_upconvert.cuh - weights as they are stored, to pairs of bf16 in registers (of F16 they are
- * f16), and their products. Every stored number is exact there.
+/* gemm_upconvert.cuh - converts stored weights to pairs of bf16 in registers (F16: f16), and
+ * multiplies them. Every stored number is exact.
  *
- * The tricks put a number's bits where bf16 has its last ones: 0x43uu is 128 + u for u < 128, and
- * 256 for u = 128. One fma takes the 128 away. Elements keep their order: the lower one of k is in
+ * The trick puts a number's bits into the lowest mantissa bits of bf16: 0x43uu is 128 + u for u <
+ * 128, and 256 for u = 128. One fma subtracts the 128. Elements keep their order: the lower k is in
  * the low half. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_UPCONVERT_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_UPCONVERT_CUH

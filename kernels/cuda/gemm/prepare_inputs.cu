@@ -1,8 +1,9 @@
-/* prepare_inputs.cu - rows of inputs for products. One block a row; bound by memory: a row is read
- * from there once, and from the caches once more when it is normalised. A thread has the same
- * elements however the row is aligned, four at a time, so that alignment changes no sum. The norm
- * is that of kernels/cpu, norm * (x * factor), but for the order of its sum. y is aligned to 16
- * bytes. Thread: device; prepare_inputs_run: engine. */
+/* prepare_inputs.cu - prepares rows of GEMM inputs, one block per row. Bound by memory: a row is
+ * read once from memory, and once more from the caches if it is normalised. A thread has the same
+ * elements however the row is aligned, four at a time, so alignment changes no sum. The norm is
+ * that of kernels/cpu, norm * (x * factor), except for the order of its sum. y is aligned to 16
+ * bytes.
+ * Thread: device; prepare_inputs_run: engine. */
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/prepare_inputs.h"
 #include "kernels/cuda/gemm/prepare_inputs_rows.cuh"

@@ -1,7 +1,7 @@
-/* prepare_inputs.h - inputs of products made ready on the card: gathered, normalised, rounded to 16
- * bits. A row's result depends on the row alone. To nearest even. f16 ends at 65504: a number
- * beyond that becomes +-65504, not an infinity. Infinities and NaNs stay what they are. Calls put
- * work on the stream and return. Thread: engine. */
+/* prepare_inputs.h - prepares GEMM inputs on the GPU: gathers, normalises, rounds to 16 bits (to
+ * nearest even). A row's result depends only on the row. f16 ends at 65504: a number beyond that
+ * becomes +-65504, not an infinity. Infinities and NaNs are kept.
+ * Thread: engine. Calls enqueue work on the stream and return. */
 #ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_H
 #define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_H
 

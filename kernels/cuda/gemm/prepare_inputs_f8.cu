@@ -1,5 +1,5 @@
-/* prepare_inputs_f8.cu - rows of inputs rounded to e4m3. One block a row; a warp has the 128
- * elements of a scale, four a lane. Bound by memory. Thread: device; prepare_inputs_f8_run:
+/* prepare_inputs_f8.cu - quantises rows of GEMM inputs to e4m3. One block per row; a warp has the
+ * 128 elements of a scale, four per lane. Bound by memory. Thread: device; prepare_inputs_f8_run:
  * engine. */
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
 #include "kernels/cuda/gemm/prepare_inputs_rows.cuh"

@@ -1,6 +1,7 @@
-/* prepare_inputs_f8.h - inputs of F8 products with x in e4m3 (gemm.h, x_scales): gathered,
- * normalised, rounded with a scale per row and 128 elements. A row's result depends on the row
- * alone. Calls put work on the stream and return. Thread: engine. */
+/* prepare_inputs_f8.h - prepares inputs of F8 GEMMs with x in e4m3 (gemm.h, x_scales): gathers,
+ * normalises, quantises with a scale per row and 128 elements. A row's result depends only on the
+ * row.
+ * Thread: engine. Calls enqueue work on the stream and return. */
 #ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_F8_H
 #define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_F8_H
 

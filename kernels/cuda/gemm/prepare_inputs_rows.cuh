@@ -1,5 +1,5 @@
-/* prepare_inputs_rows.cuh - rows of f32 as the kernels of inputs read them: four elements at a
- * time, aligned or not, and what a norm multiplies them by. Thread: device. */
+/* prepare_inputs_rows.cuh - reads rows of f32 for the kernels that prepare inputs: four elements at
+ * a time, aligned or not, and applies a norm. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
 #define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
 

@@ -1,10 +1,10 @@
-/* sm90.cuh - what compute capability 9.0 has and CUDA C has no name for: barriers in shared memory,
- * products of a warpgroup.
+/* sm90.cuh - features of compute capability 9.0 that CUDA C has no name for: barriers in shared
+ * memory, warpgroup products (wgmma).
  *
- * SM90_CODE: this compilation may use them: of sm_90a, or for tests/simt. Other passes of nvcc see
- * no function of this file; a kernel has a body that traps there, and SM90_BOUND for its
- * __launch_bounds__, by which the host finds out that the card would run that body (has_sm90_code).
- * Facts are from the PTX ISA: mbarrier, wgmma, proxies. Thread: device, but for has_sm90_code. */
+ * SM90_CODE: this compilation may use them, for sm_90a or for tests/simt. Other passes of nvcc see
+ * no function of this file; a kernel has a body that traps there, and SM90_BOUND in its
+ * __launch_bounds__ lets the host find out that the GPU would run that body (has_sm90_code).
+ * Source: the PTX ISA on mbarrier, wgmma and proxies. Thread: device, except has_sm90_code. */
 #ifndef BATON_KERNELS_CUDA_GEMM_SM90_CUH
 #define BATON_KERNELS_CUDA_GEMM_SM90_CUH
 
