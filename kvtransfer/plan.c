@@ -52,11 +52,6 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
     return OK;
 }
 
-struct kvt_head_slice kvt_head_slice_all(const struct kv_layout *l)
-{
-    return (struct kvt_head_slice){ l, 0, l->n_kv_heads };
-}
-
 enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
                               struct kvt_head_slice *out)
 {
@@ -118,15 +113,6 @@ uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
            kvt_head_slice_bytes(v, last);
 }
 
-uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
-                                    uint32_t n_skip)
-{
-    uint32_t n = kvt_plan_n_blocks(v->layout, n_tokens);
-    if (n_skip >= n) return 0;
-    return kvt_plan_range_bytes(v, n_tokens, (struct kvt_block_range){ 0, n_skip, n - n_skip }) *
-           v->layout->n_layers;
-}
-
 uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes)
 {
     uint64_t fit = bytes / kvt_head_slice_bytes(v, v->layout->block_tokens);
@@ -135,7 +121,7 @@ uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t byt
     return n < fit ? n : (uint32_t)fit;
 }
 
-/* ---- runs: contiguous bytes of a view's piece ---- */
+/* ---- segments: contiguous bytes of a slice's piece ---- */
 
 struct plan_segment {
     uint64_t at, bytes; /* at: from the piece's beginning */

@@ -40,7 +40,6 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
                            struct err *err) MUST_CHECK;
 /* Whether the bytes of `from` are valid in `to`, so that nothing needs staging. */
 bool kvt_plan_direct(const struct kv_layout *from, const struct kv_layout *to);
-struct kvt_head_slice kvt_head_slice_all(const struct kv_layout *l);
 /* The slice of heads [first, first + n) of the whole model. ERR_INVALID: this rank does not have
  * them all. */
 enum status kvt_head_slice_of(const struct kv_layout *l, uint32_t first, uint32_t n,
@@ -54,13 +53,10 @@ uint32_t kvt_plan_tokens(const struct kv_layout *l, uint32_t n_tokens, uint32_t 
 /* Positions that are complete after tokens [0, end) of n_tokens: a partly filled block only with
  * the last token. */
 uint32_t kvt_plan_complete(const struct kv_layout *l, uint32_t n_tokens, uint32_t end);
-/* Bytes of a piece of n_valid tokens, of a block range, of all layers of a transfer (n_skip leading
- * blocks are not moved). */
+/* Bytes of a piece of n_valid tokens, and of a block range. */
 uint64_t kvt_head_slice_bytes(const struct kvt_head_slice *v, uint32_t n_valid);
 uint64_t kvt_plan_range_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
                               struct kvt_block_range s);
-uint64_t kvt_head_slice_total_bytes(const struct kvt_head_slice *v, uint32_t n_tokens,
-                                    uint32_t n_skip);
 /* How many of at most n positions fit into one put of about `bytes` bytes (at least 1, at most
  * KVT_BATCH_PIECES). */
 uint32_t kvt_plan_batch(const struct kvt_head_slice *v, uint32_t n, uint64_t bytes);

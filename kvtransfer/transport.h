@@ -154,8 +154,8 @@ struct kvt_transport_ops {
     /* Makes what arrived visible to readers of a pool in GPU memory; host memory: OK at once. */
     enum status (*flush)(struct kvt_transport *t);
     /* Ends the peer's access; no event follows. OK: none of its writes can reach the pool any more.
-     * ERR_BUSY: not proven yet, ask again. After the first call only fence and disconnect are called
-     * for this connection. */
+     * ERR_BUSY: not proven yet, ask again. After the first call only fence and disconnect are
+     * called for this connection. */
     enum status (*fence)(struct kvt_conn *c);
     size_t (*poll)(struct kvt_transport *t, struct kvt_transport_event *out, size_t cap);
     /* Bytes per second of this connection's links as the hardware states them; 0: unknown

@@ -50,7 +50,7 @@ static void fill(const struct kv_layout *l, char *image, unsigned seed)
 static char *expected(const struct kv_layout *from, const char *image, const int32_t *src,
                       const struct kv_layout *to, const int32_t *dst, uint32_t n_skip)
 {
-    struct kvt_head_slice a = kvt_head_slice_all(from), b = kvt_head_slice_all(to);
+    struct kvt_head_slice a = head_slice_all(from), b = head_slice_all(to);
     char *want = malloc(kv_layout_pool_bytes(to)), *piece = malloc(kv_layout_piece_bytes(to));
     struct kvt_copy *copies = malloc(sizeof *copies * kvt_plan_max_copies(to));
     memset(want, LEFT_ALONE, kv_layout_pool_bytes(to));

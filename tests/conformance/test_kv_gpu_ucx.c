@@ -144,8 +144,7 @@ static struct node *start(const char *device, uint32_t dtype, uint32_t block_tok
 static void check_converted(struct node *from, const int32_t *src, struct node *to,
                             const int32_t *dst)
 {
-    struct kvt_head_slice a = kvt_head_slice_all(&from->layout),
-                          b = kvt_head_slice_all(&to->layout);
+    struct kvt_head_slice a = head_slice_all(&from->layout), b = head_slice_all(&to->layout);
     char *piece = malloc(kv_layout_piece_bytes(&to->layout));
     struct kvt_copy *copies = malloc(sizeof *copies * kvt_plan_max_copies(&to->layout));
     node_pull(to);

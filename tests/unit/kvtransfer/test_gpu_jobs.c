@@ -76,7 +76,7 @@ static void checksums_of(const char *name, uint32_t dtype)
 {
     struct rig r;
     rig_open_as(&r, name, dtype);
-    struct kvt_head_slice views[] = { kvt_head_slice_all(&r.layout), { &r.layout, 1, 1 } };
+    struct kvt_head_slice views[] = { head_slice_all(&r.layout), { &r.layout, 1, 1 } };
     void *scratch = malloc(kv_layout_piece_bytes(&r.layout));
     for (int v = 0; v < 2; v++)
         for (uint32_t layer = 0; layer < 2; layer++) {
@@ -223,7 +223,7 @@ TEST(a_job_released_early_keeps_its_stage)
 {
     struct rig r;
     rig_open(&r, "cuda");
-    struct kvt_head_slice all = kvt_head_slice_all(&r.layout);
+    struct kvt_head_slice all = head_slice_all(&r.layout);
     uint32_t free_before = staging_n_free(r.staging);
     struct kvt_gpu_job *k = kvt_gpu_jobs_acquire(r.jobs);
     CHECK(kvt_staging_acquire(r.staging, 6000, true, kvt_gpu_jobs_held(r.jobs), &k->stage));

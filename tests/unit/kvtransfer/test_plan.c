@@ -47,7 +47,7 @@ TEST(plan_sends_a_partly_filled_block_with_the_last_token)
 TEST(plan_joins_adjacent_pieces)
 {
     struct kv_layout src = layout(10), dst = layout(20);
-    struct kvt_head_slice from = kvt_head_slice_all(&src), to = kvt_head_slice_all(&dst);
+    struct kvt_head_slice from = head_slice_all(&src), to = head_slice_all(&dst);
     int32_t a[] = { 3, 4, 5, 9 }, b[] = { 11, 12, 2, 3 };
     struct kvt_copy out[1024];
     uint32_t n = kvt_plan_copies(&from, a, &to, b, 32, (struct kvt_block_range){ 1, 0, 4 }, out);
@@ -64,7 +64,7 @@ TEST(plan_joins_adjacent_pieces)
 TEST(plan_takes_only_valid_segments_of_the_last_block)
 {
     struct kv_layout l = layout(4);
-    struct kvt_head_slice v = kvt_head_slice_all(&l);
+    struct kvt_head_slice v = head_slice_all(&l);
     int32_t a[] = { 1, 0 }, b[] = { 2, 3 };
     struct kvt_copy out[1024];
     uint32_t n = kvt_plan_copies(&v, a, &v, b, 11, (struct kvt_block_range){ 0, 0, 2 }, out);
@@ -165,7 +165,7 @@ TEST(plan_slices_heads)
     CHECK_EQ_INT(out[0].remote, kv_layout_offset(&half, 1, 7));
     CHECK_EQ_INT(out[0].bytes, head);
     CHECK_EQ_INT(out[1].local, kv_layout_offset(&whole, 1, 3) + head);
-    CHECK_EQ_INT(kvt_head_slice_total_bytes(&from, 16, 0), 3 * 2 * head);
+    CHECK_EQ_INT(head_slice_total_bytes(&from, 16, 0), 3 * 2 * head);
     CHECK_EQ_INT(layout_total_bytes(&half, 16, 0), 3 * 2 * head);
 }
 
@@ -212,7 +212,7 @@ TEST(plan_check_says_what_does_not_fit)
 TEST(plan_checksum_ignores_what_is_not_valid)
 {
     struct kv_layout l = layout(2);
-    struct kvt_head_slice v = kvt_head_slice_all(&l);
+    struct kvt_head_slice v = head_slice_all(&l);
     char *pool = calloc(1, kv_layout_pool_bytes(&l)), *scratch = malloc(kv_layout_piece_bytes(&l)),
          joined[4 * 24];
     char *piece = pool + kv_layout_offset(&l, 1, 1);
@@ -294,7 +294,7 @@ TEST(plan_strides_and_rows_cover_a_piece)
 TEST(plan_batches_by_bytes)
 {
     struct kv_layout l = layout(1000);
-    struct kvt_head_slice v = kvt_head_slice_all(&l);
+    struct kvt_head_slice v = head_slice_all(&l);
     CHECK_EQ_INT(kvt_plan_batch(&v, 90, 1), 1);
     CHECK_EQ_INT(kvt_plan_batch(&v, 90, 3 * kv_layout_piece_bytes(&l)), 3);
     CHECK_EQ_INT(kvt_plan_batch(&v, 2, 3 * kv_layout_piece_bytes(&l)), 2);

@@ -140,7 +140,7 @@ static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, 
 {
     const int32_t blocks[BLOCKS] = { 5, 2, 7 };
     struct kvt_message m = { .layer = layer, .first = first, .n = n, .bytes = 8 * n };
-    struct kvt_head_slice all = kvt_head_slice_all(&s->core.layout);
+    struct kvt_head_slice all = head_slice_all(&s->core.layout);
     for (uint32_t i = 0; i < n && first + i < BLOCKS; i++)
         m.sums[i] = kvt_plan_checksum(&all, s->core.pool, layer, blocks[first + i],
                                       kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
