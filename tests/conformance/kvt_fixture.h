@@ -26,14 +26,13 @@ struct node {
     struct kvt *kvt;
     struct device *device;
     struct dev_mem mem;
-    char *image; /* the pool's bytes as the test sees them: the pool, or what node_push
-                  * and node_pull copy */
+    char *image; /* the pool's bytes: the pool itself, or a copy (node_push, node_pull) */
     struct kv_layout layout;
     pthread_mutex_t lock;
     struct kvt_event events[EVENTS_MAX];
     size_t n_events;
     struct kvt_event
-        connected[PEERS_MAX]; /* by peer % PEERS_MAX: its last CONNECTED or PEER_LOST */
+        connected[PEERS_MAX]; /* by peer % PEERS_MAX: the last CONNECTED or PEER_LOST */
 };
 
 static inline void node_on_event(void *arg, const struct kvt_event *ev)
@@ -68,15 +67,13 @@ struct node_options {
     uint32_t deadline_ms;
     bool no_checksum, lossy;
     struct metrics *metrics;
-    const char *fault;  /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be
-                         * run over a wrapped row */
-    const char *device; /* where the pool is; NULL: as BATON_TEST_KV_DEVICES says */
-    void (*opened)(struct device *d); /* called before anything is asked of it; NULL:
-                                       * nothing */
+    const char *fault;  /* fault plan; NULL: BATON_KV_FAULT, so that any test can run with faults */
+    const char *device; /* of the pool; NULL: as BATON_TEST_KV_DEVICES says */
+    void (*opened)(struct device *d); /* called before the device is used; may be NULL */
 };
 
-/* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA
- * device, whatever keeps the row from using it is a failure. */
+/* Skips the case unless this build has the transport and this host the hardware. On a host with an
+ * RDMA device, a transport that cannot use it is a failure. */
 static inline void need_transport(const char *transport)
 {
     const struct kvt_transport_ops *ops;
@@ -87,14 +84,14 @@ static inline void need_transport(const char *transport)
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
     if (d) closedir(d);
-    /* UCX has a tcp of its own, which the row uses only when told to; UCX 1.13 aborts when a peer
+    /* The transport uses UCX's own tcp only when UCX_TLS is set; UCX 1.13 aborts when a peer
      * vanishes in the middle of its puts. */
     if (!n && strcmp(transport, "ucx") == 0 && getenv("UCX_TLS")) return;
     if (!n) SKIP("this host has no RDMA device: rdma and ucx are NOT tested");
 }
 
-/* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several
- * connections, copiers, a wrapped row. */
+/* Reads the tuning from BATON_* and KVCACHE_* variables, so that every test here can run with
+ * several connections, with copiers, or with faults. */
 static inline struct kvt_tuning tuning_of_environment(const char *fault)
 {
     struct kvt_tuning t = { 0 };
@@ -107,9 +104,9 @@ static inline struct kvt_tuning tuning_of_environment(const char *fault)
     return t;
 }
 
-/* BATON_TEST_KV_DEVICES: where the pools of a test's nodes are, in the order in which they start,
- * again from the first when the list is over: "cuda", "cuda,cpu". Within one process such pools can
- * be reached by tcp alone, so other rows' cases are skipped. */
+/* BATON_TEST_KV_DEVICES names the devices of the nodes' pools in the order in which the nodes
+ * start, repeated when the list ends: "cuda", "cuda,cpu". Within one process only tcp reaches such
+ * pools, so the cases of other transports are skipped. */
 static bool nodes_are_apart; /* set by cases whose nodes are in processes of their own, before this
                               * one speaks to the card */
 
@@ -126,7 +123,7 @@ static inline const char *device_of_next_node(const char *protocols)
     return strncmp(item, "cuda", 4) == 0 ? "cuda" : "cpu";
 }
 
-/* The test's image of the pool into the pool, and back. */
+/* node_push copies the test's image into the pool, node_pull copies the pool into the image. */
 static inline void node_push(struct node *n)
 {
     if (n->image != n->mem.ptr)
@@ -177,9 +174,9 @@ static inline struct node *node_start(struct node_options o)
         .on_event = node_on_event,
         .arg = n,
     };
-    /* that row has a listener of its own */
+    /* these transports have listeners of their own */
     if (strcmp(o.protocols, "rdma") == 0) ko.tuning.rdma.port = o.port;
-    if (strcmp(o.protocols, "ucx") == 0) ko.tuning.ucx_port = o.port; /* and so has this one */
+    if (strcmp(o.protocols, "ucx") == 0) ko.tuning.ucx_port = o.port;
     ko.deadline_ms = o.deadline_ms;
     ko.tuning.lossy |= o.lossy;
     if (kvt_create(&ko, &n->kvt, &err) != OK)
@@ -187,7 +184,7 @@ static inline struct node *node_start(struct node_options o)
     return n;
 }
 
-/* The second half of node_stop, for a node whose kvt_free was the first: its pool goes. */
+/* Second half of node_stop, after kvt_free: frees the pool. */
 static inline void node_gone(struct node *n)
 {
     if (n->image != n->mem.ptr) free(n->image);
@@ -221,7 +218,7 @@ static inline void pause_ms(long ms)
     nanosleep(&t, NULL);
 }
 
-/* Name of the transport that the peer is connected by now, or NULL. */
+/* The transport that the peer is connected by now, or NULL. */
 static inline const char *node_transport(struct node *n, uint64_t peer)
 {
     pthread_mutex_lock(&n->lock);
@@ -230,7 +227,7 @@ static inline const char *node_transport(struct node *n, uint64_t peer)
     return ev.peer == peer && ev.kind == KVT_CONNECTED && ev.transport ? ev.transport : NULL;
 }
 
-/* The first event of that kind and id within timeout_ms; the test fails otherwise. */
+/* Waits for the first event of that kind and id; the test fails if none comes in timeout_ms. */
 static inline struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint64_t id,
                                          int timeout_ms)
 {
@@ -272,7 +269,7 @@ static inline uint64_t node_connect(struct node *from, struct node *to)
     return peer;
 }
 
-/* Byte strings between two processes of a test. */
+/* pipe_put and pipe_take pass byte strings between two processes of a test. */
 static inline void pipe_put(int fd, const struct buf *b)
 {
     uint32_t n = (uint32_t)b->len;
@@ -293,7 +290,7 @@ static inline void pipe_take(int fd, struct buf *b)
     b->len += n;
 }
 
-/* n different block numbers of the pool in random order. */
+/* Fills `out` with n different block numbers in random order. */
 static inline void random_table(uint32_t n_blocks, uint32_t n, int32_t *out)
 {
     int32_t *all = malloc(sizeof *all * n_blocks);
@@ -308,7 +305,7 @@ static inline void random_table(uint32_t n_blocks, uint32_t n, int32_t *out)
     free(all);
 }
 
-/* The byte that transfer `seed` puts at byte `i` of its piece (layer, position). */
+/* The byte that transfer `seed` has at byte `i` of its piece (layer, position). */
 static inline uint8_t pattern(uint64_t seed, uint32_t layer, uint32_t position, size_t i)
 {
     return (uint8_t)((seed * 131 + layer * 17 + position * 7 + i * 3 + (i >> 8)) & 0xff);
@@ -319,7 +316,7 @@ static inline char *piece_of(struct node *n, uint32_t layer, int32_t block)
     return n->image + kv_layout_offset(&n->layout, layer, (uint32_t)block);
 }
 
-/* What a piece holds: the pattern in its first n_valid tokens, and `other` everywhere else. */
+/* Expected bytes of a piece: the pattern in its first n_valid tokens, `other` everywhere else. */
 static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32_t layer,
                                 uint32_t position, uint32_t n_valid, uint8_t other, uint8_t *out)
 {
@@ -332,7 +329,7 @@ static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32
             out[i] = (uint8_t)(first + i * 3 + (i >> 8));
 }
 
-/* The test's image of one piece into the pool. */
+/* Copies one piece of the test's image into the pool. */
 static inline void piece_push(struct node *n, uint32_t layer, int32_t block)
 {
     size_t at = kv_layout_offset(&n->layout, layer, (uint32_t)block);
@@ -351,8 +348,8 @@ static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, con
     }
 }
 
-/* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere
- * else. */
+/* Checks that blocks [first, n_used) of the table hold the pattern in their valid bytes and `other`
+ * everywhere else. */
 static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks,
                                      uint32_t first, uint32_t n_tokens, uint8_t other)
 {

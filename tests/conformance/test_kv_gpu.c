@@ -1,6 +1,7 @@
-/* test_kv_gpu.c - pools in a card's memory whose peer has another layout, or a type with scales:
- * what arrives is what kvt_convert_piece makes of the sender's bytes, by CUDA IPC between two
- * processes and by tcp; damage on the way is noticed; what cannot be is refused with a sentence. */
+/* test_kv_gpu.c - pools in GPU memory whose peer has another layout, or an element type with
+ * scales: the receiver's bytes equal kvt_convert_piece of the sender's, by CUDA IPC between two
+ * processes and by tcp; damaged bytes are detected; impossible pairs are refused with a
+ * sentence. */
 #include <sys/wait.h>
 
 #include "kernels/kv_rows.h"
@@ -27,7 +28,7 @@ static struct kv_layout layout_of(struct pool_type f, uint32_t n_heads, uint32_t
     };
 }
 
-/* Every row of the pool as kv_row_store leaves one, the same for the same seed. */
+/* Fills every KV row of the pool with what kv_row_store writes for random values of `seed`. */
 static void fill(const struct kv_layout *l, char *image, unsigned seed)
 {
     float x[KV_ROW_MAX];
@@ -45,7 +46,7 @@ static void fill(const struct kv_layout *l, char *image, unsigned seed)
     }
 }
 
-/* The receiver's pool after tokens from n_skip blocks on have come from `from`'s image; the rest is
+/* The receiver's pool after a transfer of all but n_skip blocks of `image`; all other bytes are
  * LEFT_ALONE. */
 static char *expected(const struct kv_layout *from, const char *image, const int32_t *src,
                       const struct kv_layout *to, const int32_t *dst, uint32_t n_skip)
@@ -86,8 +87,8 @@ static void send_all(struct node *n, uint64_t id, const int32_t *table)
     kvt_send_finish(n->kvt, id);
 }
 
-/* What is moved between two cards: other blocks, wider, narrower, with scales on one side and on
- * both; the same layout, with scales. */
+/* Pairs of GPU pools: another block size, upconverted, narrowed, scales on one side and on both;
+ * the same layout, with scales. */
 static const struct pool_type POOL_TYPES[][2] = {
     { { DTYPE_BF16, 64 }, { DTYPE_BF16, 16 } }, { { DTYPE_BF16, 16 }, { DTYPE_F32, 64 } },
     { { DTYPE_F32, 32 }, { DTYPE_I8, 64 } },    { { DTYPE_F8_E4M3, 16 }, { DTYPE_BF16, 16 } },
@@ -184,7 +185,7 @@ static void by_ipc(bool checksum)
     int down[2], up[2], status;
     CHECK_OK(pipe(down));
     CHECK_OK(pipe(up));
-    pid_t child = fork(); /* before this process speaks CUDA */
+    pid_t child = fork(); /* before this process uses CUDA */
     if (child == 0) {
         char go;
         if (read(down[0], &go, 1) != 1 || go != 'g') _exit(0);
@@ -208,7 +209,7 @@ static void need_gpu(void)
         SKIP("no GPU: KV of another layout from GPU memory is NOT tested");
 }
 
-/* One transfer; `end` is what the receiver says of it. */
+/* Makes one transfer, for which the receiver reports `end`. */
 static void by_tcp(struct pool_type f, struct pool_type t, bool checksum, const char *fault,
                    enum kvt_event_kind end, struct metrics *sent)
 {
@@ -249,7 +250,7 @@ static void by_tcp(struct pool_type f, struct pool_type t, bool checksum, const 
     node_stop(b);
 }
 
-/* The value of the metric, whose name is whole. */
+/* The value of the metric with exactly this name (and labels). */
 static double value_of(struct metrics *m, const char *name)
 {
     struct buf text = { 0 };

@@ -1,8 +1,8 @@
-/* test_kv_gpu_ucx.c - the ucx row and pools in a card's memory: on an emulated card, whose memory
- * is the processor's, with a UCX that is made to say that it knows such memory. What UCX is asked
- * is real, and so are the bytes on their way; what UCX writes into the card's memory, which the
- * emulated card keeps from everybody but itself, is let through as a network card's would be. By
- * UCX's own tcp, which needs no device. Also what a UCX or a card that cannot is refused for. */
+/* test_kv_gpu_ucx.c - transport ucx with pools in GPU memory. The GPU is emulated (its memory is
+ * host memory), and wrapped UCX functions claim support for such memory. The calls to UCX and the
+ * transferred bytes are real. The emulated GPU protects its memory from everybody else; UCX's
+ * writes are let through, as a NIC's would be. Uses UCX's own tcp, which needs no device. Also
+ * checks the errors of a UCX or a GPU without this support. */
 #include "kvtransfer/convert.h"
 #include "tests/conformance/kvt_fixture.h"
 
@@ -15,16 +15,17 @@
 
 enum { TOKENS = 9 * 16 + 5, BLOCKS = 24 };
 
-/* ---- a UCX that knows cards ---- */
+/* ---- a UCX that supports GPU memory ---- */
 
-static bool knows_gpus;           /* what it says of itself */
-static bool forgets_device;       /* its keys of a card's memory lack the network
-                                   * device's part */
-static struct iovec gpu_pools[2]; /* mapped as a card's */
+static bool knows_gpus;           /* UCX claims support for GPU memory */
+static bool forgets_device;       /* its keys of GPU memory lack the NIC's part */
+static struct iovec gpu_pools[2]; /* mapped as GPU memory */
 static int n_gpu_pools, n_host_maps, n_arrivals, n_exports;
 static bool has_dmabuf;
 
-static void real(const char *name, void *function) /* pointers to functions are not objects to C */
+/* Stores the address of UCX's own function. By memcpy: ISO C has no cast between void * and
+ * function pointers. */
+static void real(const char *name, void *function)
 {
     void *p = dlsym(RTLD_NEXT, name);
     CHECK(p);
@@ -41,8 +42,7 @@ ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *attr)
     return st;
 }
 
-/* The emulated card closes its memory to others with this; what a network card may write stays
- * open. */
+/* The emulated GPU protects its memory with this call; memory that a NIC may write stays open. */
 int mprotect(void *at, size_t n, int access)
 {
     for (int i = 0; i < n_gpu_pools; i++)
@@ -61,12 +61,12 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t *para
     if (p.memory_type == UCS_MEMORY_TYPE_CUDA && n_gpu_pools < 2)
         gpu_pools[n_gpu_pools++] = (struct iovec){ p.address, p.length };
     n_host_maps += p.memory_type == UCS_MEMORY_TYPE_HOST;
-    p.memory_type = UCS_MEMORY_TYPE_HOST; /* which it is */
+    p.memory_type = UCS_MEMORY_TYPE_HOST; /* what it really is */
     return map(context, &p, out);
 }
 
-/* The second of two keys, which is the staging memory's, as a device that cannot register the pool
- * would make them. */
+/* Packs the second of two keys (the staging memory's) like a device that cannot register the
+ * pool. */
 ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **key, size_t *n)
 {
     static int calls;
@@ -77,7 +77,7 @@ ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **key, 
     return st;
 }
 
-/* ---- a card with GPUDirect RDMA ---- */
+/* ---- a GPU with GPUDirect RDMA ---- */
 
 static enum status give_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err)
 {
@@ -140,7 +140,7 @@ static struct node *start(const char *device, uint32_t dtype, uint32_t block_tok
         .layout = l, .protocols = "ucx", .lossy = true, .device = device, .opened = make_direct });
 }
 
-/* The receiver's blocks hold what kvt_convert_piece makes of the sender's. */
+/* Checks that the receiver's blocks hold kvt_convert_piece of the sender's. */
 static void check_converted(struct node *from, const int32_t *src, struct node *to,
                             const int32_t *dst)
 {
@@ -186,8 +186,8 @@ static void move(struct node *from, struct node *to, uint64_t id)
     buf_release(&grant);
 }
 
-/* Between a card and the processor both ways, and between cards: pools are mapped as what they are,
- * and what came is made visible to the card. */
+/* GPU to host, host to GPU, GPU to GPU: pools are mapped with their memory type, and received bytes
+ * are made visible to the GPU. */
 TEST(pools_in_gpu_memory_by_ucx)
 {
     static const char *const ends[][2] = { { "cuda", "cpu" },
@@ -202,7 +202,7 @@ TEST(pools_in_gpu_memory_by_ucx)
         int n_gpus = !from->device->is_host + !to->device->is_host;
         CHECK_EQ_INT(n_gpu_pools, n_gpus);
         CHECK_EQ_INT(n_exports, n_gpus);
-        CHECK_EQ_INT(n_host_maps, 2 + 2 - n_gpus); /* staging of both, pools of the processor */
+        CHECK_EQ_INT(n_host_maps, 2 + 2 - n_gpus); /* both staging memories, pools in host memory */
         for (int k = 0; k < n_gpus; k++)
             CHECK(gpu_pools[k].iov_base == from->mem.ptr || gpu_pools[k].iov_base == to->mem.ptr);
         move(from, to, i + 1);
@@ -212,7 +212,7 @@ TEST(pools_in_gpu_memory_by_ucx)
     }
 }
 
-/* Staged pieces of another layout leave by ucx too. */
+/* Pieces converted in staging memory are sent by ucx too. */
 TEST(another_layout_from_a_gpu_by_ucx)
 {
     need_all();

@@ -1,7 +1,7 @@
 /* test_kv_layouts.c - peers whose pools differ in tensor-parallel size, block size and element
- * type, against a plain conversion: random layouts, prompts, skips and chunks; what was granted
- * holds what the definition says, and no other byte of the pool has changed; pools in the
- * processor's memory and in a card's. Also what such peers are refused for. */
+ * type, against a plain conversion, for random layouts, prompts, skips and chunks: granted blocks
+ * hold what the definition says, and no other byte of the pool has changed. Pools are in host and
+ * GPU memory. Also checks which pairs of peers are refused. */
 #include <math.h>
 
 #include "kvtransfer/plan.h"
@@ -9,7 +9,7 @@
 
 enum { LAYERS = 2, HEADS = 4, DIM = 24, TOKENS_MAX = 300, SENDERS_MAX = 4 };
 
-/* ---- the definition: one value at a time, written for nothing but to be read ---- */
+/* ---- the definition: one value at a time, written to be read ---- */
 
 static uint32_t n_parts(const struct kv_layout *l) { return l->latent ? 1 : 2; }
 static uint32_t rank_head(const struct kv_layout *l)
@@ -19,7 +19,7 @@ static uint32_t rank_head(const struct kv_layout *l)
 
 static bool is_scaled(uint32_t dtype) { return dtype == DTYPE_I8 || dtype == DTYPE_F8_E4M3; }
 
-/* The row of (head of the rank, part, token of the block): its values, and its scale. */
+/* Values and scale of the KV row of (head of the rank, part, token of the block). */
 static uint8_t *row_values(struct node *n, uint32_t layer, int32_t block, uint32_t head,
                            uint32_t kv, uint32_t token)
 {
@@ -83,7 +83,7 @@ static float truth(uint32_t layer, uint32_t head, uint32_t kv, uint32_t token, u
 /* ---- one transfer between two layouts ---- */
 
 struct pair {
-    struct kv_layout from, to; /* from: of every sender, but for its rank */
+    struct kv_layout from, to; /* from: of every sender, except for its rank */
     const char *transport, *from_device, *to_device;
     uint32_t n_tokens, n_skip, chunk; /* n_skip: of the receiver's blocks */
     bool no_checksum;
@@ -116,8 +116,8 @@ static void fill_sender(struct sending *s, uint32_t n_tokens)
     node_push(s->node);
 }
 
-/* What the receiver's pool is to hold after `s`: its heads, row by row through f32. Written into
- * `to`'s image. */
+/* Writes into `to`'s image what its pool must hold after `s`: the heads of `s`, row by row through
+ * f32. */
 static void expect_from(struct sending *s, struct node *to, const int32_t *blocks,
                         const struct pair *p)
 {
@@ -137,7 +137,7 @@ static void expect_from(struct sending *s, struct node *to, const int32_t *block
                     uint8_t *to_scale = row_scale(to, layer, at, to_head, kv, t % b->block_tokens);
                     float x[DIM];
                     read_row(a->dtype, values, scale, x);
-                    if (is_scaled(a->dtype) && a->dtype == b->dtype) { /* as it is, scale and all */
+                    if (is_scaled(a->dtype) && a->dtype == b->dtype) { /* copied as is */
                         memcpy(to_values, values, DIM);
                         memcpy(to_scale, scale, 4);
                     } else {
@@ -146,7 +146,7 @@ static void expect_from(struct sending *s, struct node *to, const int32_t *block
                 }
 }
 
-/* Connects a sender and finds the heads that both hold, as the receiver numbers its own. */
+/* Connects a sender and finds the common heads, in the receiver's numbering. */
 static void connect_sender(struct sending *s, struct node *to)
 {
     uint32_t first;
@@ -185,7 +185,7 @@ static const char *describe(const struct pair *p, char out[200])
     return out;
 }
 
-/* Every sender that shares heads with the receiver sends its part, all at once. */
+/* All senders that share heads with the receiver send their parts at the same time. */
 static void move_between(const struct pair *p)
 {
     struct node *to = node_start((struct node_options){
@@ -204,8 +204,7 @@ static void move_between(const struct pair *p)
         l.tp_rank = rank;
         if (!kv_layout_common_heads(&l, &p->to, &first)) continue;
         if (l.latent && rank != p->from.tp_rank)
-            continue; /* each rank has all of it: any one will
-                       * do */
+            continue; /* every rank holds everything: one sends */
         s[n] = (struct sending){
             .node = node_start((struct node_options){
                 .layout = l, .protocols = p->transport, .device = p->from_device }),
@@ -260,7 +259,7 @@ static struct kv_layout random_layout(void)
     return l;
 }
 
-/* Latents instead of heads, on as many ranks. */
+/* Turns the layout into one of MLA latents, with as many ranks. */
 static void make_latent(struct kv_layout *l)
 {
     l->latent = 1;
@@ -293,7 +292,7 @@ static void random_pairs(const char *transport, int rounds)
     random_pairs_on(transport, rounds, NULL, NULL);
 }
 
-/* Within one process pools on a card are reached by tcp alone; by ipc: test_kv_gpu.c. */
+/* Within one process only tcp reaches pools in GPU memory; ipc: test_kv_gpu.c. */
 static void random_pairs_with_a_gpu(const char *from, const char *to)
 {
     if (device_count("cuda") == 0)
@@ -308,7 +307,7 @@ TEST(any_two_layouts_mem) { random_pairs("mem", 300); }
 TEST(any_two_layouts_ipc) { random_pairs("ipc", 60); }
 TEST(any_two_layouts_tcp) { random_pairs("tcp", 60); }
 
-/* ---- what is refused, each with its sentence ---- */
+/* ---- refused pairs, each with its sentence ---- */
 
 static struct kv_layout plain(void)
 {
@@ -324,14 +323,14 @@ static struct kv_layout plain(void)
     };
 }
 
-/* Both sides say no: the receiver to the hello, and the sender to an answer that a receiver without
- * the check would have given. */
+/* Both sides refuse: the receiver refuses the hello, and the sender refuses the answer of a
+ * receiver that does not check. */
 static void check_refused(struct kv_layout from, struct kv_layout to, bool lossy, const char *says)
 {
     struct node *a = node_start(
         (struct node_options){ .layout = from, .protocols = "mem", .lossy = lossy });
     struct node *b = node_start((struct node_options){ .layout = to, .protocols = "mem" });
-    /* fits a, so that there is an answer to bend */
+    /* matches a, so that there is an answer to modify */
     struct node *twin = node_start((struct node_options){ .layout = from, .protocols = "mem" });
     struct buf hello = { 0 }, answer = { 0 }, bent = { 0 };
     struct err err = { 0 };
@@ -409,7 +408,7 @@ TEST(narrowing_needs_leave)
         }
 }
 
-/* Leave from either side is enough. */
+/* Permission from either side is enough. */
 TEST(narrowing_with_leave_of_one_side)
 {
     struct kv_layout a = plain(), b = plain();
@@ -464,8 +463,8 @@ TEST(an_answer_is_for_one_asker)
     node_stop(to);
 }
 
-/* A receiver of smaller tensor-parallel size that grants all its heads to a sender of one half: the
- * sender says no. */
+/* A receiver of smaller tensor-parallel size grants all its heads to a sender that has half of
+ * them: the sender refuses. */
 TEST(a_sender_refuses_heads_it_does_not_have)
 {
     struct kv_layout half = plain();
