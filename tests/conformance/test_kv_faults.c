@@ -1,13 +1,15 @@
-/* test_kv_faults.c - thousands of transfers over every row while a fault plan damages 1 % of what
- * is sent.
+/* test_kv_faults.c - thousands of transfers over every transport while a fault plan damages 1 % of
+ * the puts and messages.
  *
- * What must hold, whatever is injected: a transfer that ends with RECEIVED has every byte right;
- * one that nothing befell is RECEIVED; every id ends exactly once on both sides; a block whose
- * transfer has ended (RECEIVED or FENCED) is never written again; blocks that were never granted
- * are never written. Where the fault changes what decode would read (flip, truncate, stale), every
- * transfer that it befell fails, and the failures in the metrics are as many as the transfers
- * damaged. Rows that this build or this host does not have are skipped by name.
- * BATON_FAULT_TRANSFERS sets the number per plan. */
+ * What must hold for every kind of fault
+ *   - a transfer that ends with RECEIVED has every byte right; one without a fault is RECEIVED
+ *   - every id ends exactly once on both sides
+ *   - a block whose transfer has ended (RECEIVED or FENCED) is never written again, and a block that
+ *     was never granted is never written
+ *   - flip, truncate and stale change what decode would read: every transfer with such a fault
+ *     fails, and the metrics count as many failures as damaged transfers
+ * Transports that this build or this host lacks are skipped by name. BATON_FAULT_TRANSFERS sets the
+ * number of transfers per plan. */
 #include "kvtransfer/fault/fault.h"
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
@@ -17,7 +19,7 @@ enum {
     GUARD = 8 /* the first blocks are never granted */,
     MOST_BLOCKS = 6,
     TRANSFERS_AT_ONCE = 8,
-    STALL_MS = 700 /* longer than a starved test process may be without the CPU */,
+    STALL_MS = 700 /* longer than a busy machine keeps a process from the CPU */,
     CANARY = 0xee
 };
 
@@ -90,7 +92,7 @@ static void clear_events(struct node *n)
     pthread_mutex_unlock(&n->lock);
 }
 
-/* Wait for one of two events; true: the first. */
+/* Waits for one of two events; true: the first. */
 static bool either(struct node *n, enum kvt_event_kind a, enum kvt_event_kind b, uint64_t id)
 {
     for (uint64_t end = clock_ms() + 20000; clock_ms() < end; pause_ms(0)) {
@@ -109,7 +111,7 @@ static void fill_canary(struct node *n, const int32_t *blocks, uint32_t n_blocks
         }
 }
 
-/* Every block but those in `live` (bit set) holds the canary. */
+/* Checks that every block whose bit in `live` is clear holds the canary. */
 static void check_canaries(struct node *n, uint64_t live)
 {
     size_t n_bytes = kv_layout_piece_bytes(&n->layout);
@@ -162,8 +164,8 @@ static void transfer_begin(struct rig *b, struct transfer *l, const int32_t *blo
     kvt_send_finish(from->kvt, l->id);
 }
 
-/* Wait for both ends; true: RECEIVED, and every byte is right. Afterwards the blocks are filled
- * with the canary. */
+/* Waits for both ends of the transfer, then fills its blocks with the canary. True: RECEIVED; every
+ * byte was checked. */
 static bool transfer_end(struct rig *b, struct transfer *l)
 {
     struct node *from = b->from.node, *to = b->to.node;
@@ -175,7 +177,7 @@ static bool transfer_end(struct rig *b, struct transfer *l)
                  1);
     CHECK_EQ_INT(node_count(to, KVT_FENCED, l->id), !received);
     CHECK_EQ_INT(node_count(from, KVT_SENT, l->id) + node_count(from, KVT_SEND_FAILED, l->id), 1);
-    /* never "acknowledged" what was not verified */
+    /* an unverified transfer is never acknowledged */
     CHECK(received || node_count(from, KVT_SENT, l->id) == 0);
     fill_canary(to, l->dst, l->n_used);
     b->n_received += received;
@@ -183,7 +185,7 @@ static bool transfer_end(struct rig *b, struct transfer *l)
     return received;
 }
 
-/* One transfer after the other, so that each is known to be hit or not. `damages`: the fault
+/* Makes one transfer at a time, so that the test knows which ones had a fault. `damages`: the fault
  * changes what decode would read. */
 static void one_by_one(struct rig *b, bool damages)
 {
@@ -231,8 +233,8 @@ static void rig_stop(struct rig *b, const char *what)
            "connections\n",
            b->transport, what, b->n_received + b->n_failed, b->n_received, b->n_failed,
            (unsigned long long)injected(b), b->n_damaged, b->n_reconnects + 1);
-    CHECK_EQ_INT((long long)sent, b->n_failed); /* each counted, each once */
-    /* a gauge of every tick */
+    CHECK_EQ_INT((long long)sent, b->n_failed); /* each is counted exactly once */
+    /* the gauge is set once per tick */
     for (uint64_t end = clock_ms() + 5000;
          total(b->to.metrics, "baton_kv_transfers_quarantined", "") > 0; pause_ms(10))
         CHECK(clock_ms() < end);
@@ -254,9 +256,9 @@ static void damage(const char *transport, const char *kind, bool detected)
     rig_stop(&b, kind);
 }
 
-/* Everything at once on both sides, many transfers at a time, connections lost. Late writes only
- * where the receiver places: on the other rows they would break what those rows promise, and
- * nothing could tell. */
+/* All faults on both sides, with many transfers at a time and lost connections. Late writes only
+ * where the receiver scatters: one-sided transports promise that there are none, and nothing could
+ * detect them. */
 static void everything(const char *transport)
 {
     const struct kvt_transport_ops *ops = NULL;
@@ -294,8 +296,8 @@ static void everything(const char *transport)
     rig_stop(&b, "everything");
 }
 
-/* The receiver ends the connection while its writer lives and writes: the writer hears of it,
- * stops, and the blocks come back. */
+/* The receiver ends the connection while its writer is writing: the writer notices, stops, and the
+ * blocks are returned. */
 static void dropped_writer(const char *transport)
 {
     struct rig b = rig_start(transport, NULL,
@@ -323,8 +325,7 @@ static void dropped_writer(const char *transport)
     TEST(everything_at_once_##transport) { everything(#transport); }                               \
     TEST(a_dropped_writer_stops_##transport) { dropped_writer(#transport); }
 
-/* Not mem: in one process a write that its NOTE overtakes is a data race of the test's own
- * making. */
+/* Not mem: a NOTE that overtakes its write would be a data race within this process. */
 TEST(reordering_does_no_harm_ipc) { damage("ipc", "reorder", false); }
 TEST(reordering_does_no_harm_tcp) { damage("tcp", "reorder", false); }
 TEST(reordering_does_no_harm_rdma) { damage("rdma", "reorder", false); }

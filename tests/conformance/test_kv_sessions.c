@@ -1,10 +1,10 @@
-/* test_kv_sessions.c - what the session layer promises over every row: references that are unknown,
- * out of range, used up or stale give an error and never touch a byte; late writes land nowhere;
- * slow peers hold up themselves alone; checksums can be off; calls never wait.
+/* test_kv_sessions.c - guarantees of the session layer over every transport: grants that are
+ * unknown, out of range, used or stale give an error and change no byte; late writes reach no
+ * block; a slow peer delays only itself; checksums can be off; calls never wait.
  *
- * The first five cases are those with which a public server returned another prompt's answer (see
- * docs/kv-transfer.md). Cases named *_tcp, *_ipc, ... run one body per row; a row that this build
- * or this host does not have is skipped by name. */
+ * The first five cases are those in which a public server returned another prompt's answer (see
+ * docs/kv-transfer.md). Cases named *_tcp, *_ipc, ... run one body per transport; a transport that
+ * this build or this host lacks is skipped by name. */
 #include "kvtransfer/progress.h"
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
@@ -61,7 +61,7 @@ static void check_untouched(struct node *n, const uint8_t *before)
                       before[i], now[i]);
 }
 
-/* ---- the five references ---- */
+/* ---- five kinds of wrong grants ---- */
 
 struct rig {
     struct node *from, *other, *to;
@@ -124,7 +124,7 @@ static uint64_t dropped_stale(struct rig *b)
         metrics_counter(b->metrics, "baton_kv_transfer_dropped_total", "reason=\"stale\"", ""));
 }
 
-/* 1: a session, a generation, a peer that nobody knows. */
+/* 1: an unknown session, generation, or peer. */
 static void unknown_reference(const char *transport)
 {
     struct rig b = rig_make(transport);
@@ -149,13 +149,13 @@ static void unknown_reference(const char *transport)
     CHECK_EQ_INT(dropped_stale(&b), COUNT_OF(wrong));
     send_all(b.from, 20, b.peer + 1, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.from, 20, ERR_PEER_LOST);
-    send_all(b.from, 1, b.peer, &b.grant, b.src, RIG_TOKENS); /* the true one still works */
+    send_all(b.from, 1, b.peer, &b.grant, b.src, RIG_TOKENS); /* the original grant still works */
     node_wait(b.to, KVT_RECEIVED, 1, 5000);
     check_blocks_hold(b.to, 1, b.dst, 0, RIG_TOKENS, 0xcc);
     rig_free(&b);
 }
 
-/* 2: blocks that no pool has, on either side. */
+/* 2: block numbers outside the pool, on either side. */
 static void blocks_out_of_range(const char *transport)
 {
     struct rig b = rig_make(transport);
@@ -176,7 +176,7 @@ static void blocks_out_of_range(const char *transport)
         fails_with(&b, b.from, 10 + i, ERR_FORMAT);
         memcpy(bad, b.src, sizeof bad);
         bad[i] = values[i];
-        /* the true grant, a source that is not there */
+        /* the original grant with source blocks outside the pool */
         send_all(b.from, 20 + i, b.peer, &b.grant, bad, RIG_TOKENS);
         fails_with(&b, b.from, 20 + i, ERR_INVALID);
         node_wait(b.to, KVT_RECEIVE_FAILED, 10 + i, 5000);
@@ -187,7 +187,7 @@ static void blocks_out_of_range(const char *transport)
     rig_free(&b);
 }
 
-/* 3: a grant that was used. */
+/* 3: a used grant. */
 static void consumed_reference(const char *transport)
 {
     struct rig b = rig_make(transport);
@@ -195,26 +195,25 @@ static void consumed_reference(const char *transport)
     send_all(b.from, 1, b.peer, &b.grant, b.src, RIG_TOKENS);
     node_wait(b.to, KVT_RECEIVED, 1, 5000);
     rig_snapshot(&b);
-    /* by another, with other bytes */
+    /* by another sender, with other bytes */
     send_all(b.other, 2, b.other_peer, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.other, 2, ERR_STALE);
     fill(b.from, 3, b.src, 8);
-    send_all(b.from, 3, b.peer, &b.grant, b.src, RIG_TOKENS); /* and by the same */
+    send_all(b.from, 3, b.peer, &b.grant, b.src, RIG_TOKENS); /* and by the same sender */
     fails_with(&b, b.from, 3, ERR_STALE);
     CHECK_EQ_INT(node_count(b.to, KVT_RECEIVED, 1), 1);
     rig_free(&b);
 }
 
-/* 4: a grant whose blocks are another transfer's by now: before it begins, in its middle, after
- * it. */
+/* 4: a grant whose blocks were granted to another transfer: used before that one begins, in its
+ * middle, and after it. */
 static void stale_reference_after_reuse(const char *transport)
 {
     struct rig b = rig_make(transport);
     grant_of(b.to, 1, b.dst, RIG_TOKENS, &b.grant);
     kvt_expect_cancel(b.to->kvt, 1);
     node_wait(b.to, KVT_FENCED, 1, 5000);
-    grant_of(b.to, 2, b.dst, RIG_TOKENS, &b.again); /* the same blocks, and as a rule the same
-                                                     * slot */
+    grant_of(b.to, 2, b.dst, RIG_TOKENS, &b.again); /* the same blocks, usually the same slot */
     send_all(b.from, 10, b.peer, &b.grant, b.src, RIG_TOKENS);
     fails_with(&b, b.from, 10, ERR_STALE);
     open_send(b.other, 2, b.other_peer, &b.again);
@@ -232,7 +231,7 @@ static void stale_reference_after_reuse(const char *transport)
     rig_free(&b);
 }
 
-/* Stop a node's transfer thread in its next event, and bring that event about. */
+/* Causes an event and blocks the node's transfer thread in it. */
 static void hold(struct node *n, uint64_t id)
 {
     struct buf grant = { 0 };
@@ -246,9 +245,9 @@ static void hold(struct node *n, uint64_t id)
 
 static void release(struct node *n) { pthread_mutex_unlock(&n->lock); }
 
-/* 5: the late write. A writer that is not running when its transfer is cancelled goes on
- * afterwards, with everything it had to send. Its blocks are given to another only after FENCED,
- * and hold that other's bytes in the end. */
+/* 5: the late write. A writer that is stopped when its transfer is cancelled continues afterwards
+ * and sends all it has. Its blocks are granted again only after FENCED, and hold the second
+ * transfer's bytes in the end. */
 static void late_write(const char *transport, bool fenced_without_writer)
 {
     struct rig b = rig_make(transport);
@@ -267,7 +266,7 @@ static void late_write(const char *transport, bool fenced_without_writer)
         release(b.from);
         node_wait(b.to, KVT_FENCED, 1, 5000);
     }
-    /* from FENCED on it is ours */
+    /* after FENCED the pool is the receiver's again */
     memset(b.to->mem.ptr, 0xcc, kv_layout_pool_bytes(&b.to->layout));
     grant_of(b.to, 2, b.dst, RIG_TOKENS, &b.again);
     send_all(b.other, 2, b.other_peer, &b.again, b.src, RIG_TOKENS);
@@ -310,7 +309,7 @@ static void checksums_off(const char *transport)
         check_blocks_hold(to, 1, dst, 0, 40, 0);
         CHECK_EQ_INT(hashed(a.metrics, "send"), off ? 0 : bytes);
         CHECK_EQ_INT(hashed(b.metrics, "receive"), off ? 0 : bytes);
-        /* what is not a matter of checksums is checked all the same */
+        /* errors that need no checksum are still detected */
         grant_of(to, 2, dst, 40, &grant);
         open_send(from, 2, peer, &grant);
         ready(from, 2, src, 0, 32);
@@ -344,8 +343,8 @@ static struct kv_layout big_layout(uint32_t block_tokens)
     };
 }
 
-/* One sender, receivers of which all but the last do not read: the last one's transfers go through,
- * and when the others read, theirs do. */
+/* One sender with receivers of which only the last one reads: its transfers complete, and those of
+ * the others complete when they read again. */
 static void slow_receivers(uint32_t their_block_tokens, uint32_t n_slow)
 {
     enum { SLOW_MAX = 6 };
@@ -395,7 +394,7 @@ static void slow_receivers(uint32_t their_block_tokens, uint32_t n_slow)
 }
 
 TEST(a_receiver_that_does_not_read_holds_up_itself_alone) { slow_receivers(16, 1); }
-/* The staging memory is shared: those who do not drain leave the others their part. */
+/* Peers share the staging memory: those that do not drain it leave a part for the others. */
 TEST(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone)
 {
     slow_receivers(64, 5);
@@ -403,8 +402,8 @@ TEST(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone)
 
 /* ---- calls that never wait ---- */
 
-/* The transfer thread stands still and its box is full to the brim: ends and cancels return all the
- * same, and are carried out later, after what their caller had said before them. */
+/* While the transfer thread is blocked and its mailbox full, ends and cancels return at once; they
+ * take effect later, after the caller's earlier calls. */
 TEST(ends_and_cancels_never_wait)
 {
     struct node *from = node_start(options("mem")), *to = node_start(options("mem"));
@@ -419,7 +418,7 @@ TEST(ends_and_cancels_never_wait)
     ready(from, 1, src, 0, 32);
     grant_of(from, 2, dst, 32, &grant); /* something to cancel on the same thread */
     size_t n = 0;
-    while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) n++; /* said again: harmless */
+    while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) n++; /* repeated: harmless */
     CHECK(n > 1000);
     CHECK_STATUS(kvt_send_open(from->kvt, 3, peer, buf_str(&grant), &err), ERR_FULL);
     for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++)
@@ -432,7 +431,7 @@ TEST(ends_and_cancels_never_wait)
     node_wait(from, KVT_SENT, 1, 10000);
     node_wait(from, KVT_FENCED, 2, 10000);
     check_blocks_hold(to, 1, dst, 0, 32, 0);
-    /* and a kvt that is freed with such calls on its list leaves nothing behind */
+    /* kvt_free with such calls still queued leaks nothing */
     hold(from, 98);
     while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) {}
     for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++)
@@ -445,7 +444,7 @@ TEST(ends_and_cancels_never_wait)
 
 /* ---- deadlines ---- */
 
-/* Always something moves, and yet it takes too long. */
+/* The transfer makes progress all the time, but takes too long. */
 TEST(a_transfer_has_a_deadline)
 {
     for (int who = 0; who < 2; who++) {

@@ -1,11 +1,11 @@
-/* test_kv_types.c - pools of heads of every element type that kernel_kv_check lets pass, on every
- * row of the processor.
+/* test_kv_types.c - GQA pools of every element type that kernel_kv_check accepts, on every CPU
+ * backend.
  *
- * What a pool holds for a row is computed here by the formulas, in f64. Attention over it is
- * attention of f32 arithmetic over a pool of f32 with those numbers, bit for bit, on every row,
- * however the tokens come in; test_attention.c holds that one to the softmax, and ref is held to it
- * here too. The bytes that kv_append writes are looked up where kv_layout.h says. A row that this
- * CPU cannot run is skipped by name. */
+ * The values that a pool holds for a KV row are computed here by the formulas, in f64. Attention
+ * over the pool must equal, bit for bit, f32 attention over an f32 pool with those values, in every
+ * backend and however the tokens are split into steps; test_attention.c compares f32 attention with
+ * the softmax, and this file does so for `ref`. The bytes that kv_append writes are read where
+ * kv_layout.h places them. A backend that this CPU cannot run is skipped by name. */
 #include "kernels/kv_rows.h"
 #include "shared/kv/kv_layout.h"
 #include "tests/conformance/kernel_fixture.h"
@@ -52,10 +52,10 @@ static void lay_out(struct world *w, size_t block_tokens)
         size_t n = div_up(w->n_tokens[s], block_tokens);
         mem_free(w->table[s]);
         w->table[s] = MEM_ARRAY(int32_t, n);
-        /* from the end */
+        /* blocks in descending order */
         for (size_t b = 0; b < n; b++) w->table[s][b] = (int32_t)(n_blocks - 1 - next++);
     }
-    /* scales of short rows can be more */
+    /* with scales, short KV rows can take more bytes */
     struct kv_layout wide = layout_of(&w->s, DTYPE_F32, n_blocks),
                      l = layout_of(&w->s, w->s.dtype, n_blocks);
     w->pool_bytes = kv_layout_pool_bytes(&wide) > kv_layout_pool_bytes(&l)
@@ -65,10 +65,10 @@ static void lay_out(struct world *w, size_t block_tokens)
     w->pool = mem_calloc(w->pool_bytes, 1);
 }
 
-/* ---- what is held, in f64 ---- */
+/* ---- values that a pool holds, in f64 ---- */
 
-/* The value of e4m3 nearest to r: its last place is 2^-3 of the power of two below r, and never
- * less than 2^-9. */
+/* The e4m3 value nearest to r: its last place is 2^-3 of the power of two below r, at least
+ * 2^-9. */
 static double nearest_e4m3(double r)
 {
     int exponent;
@@ -103,8 +103,8 @@ static float *held_rows(enum dtype t, const float *x, size_t n_rows, size_t dim)
 
 /* ---- running ---- */
 
-/* Feed `count` tokens of each sequence from `begin` on in one step to a pool of type t; their
- * results go behind those of earlier steps. */
+/* Runs one step: feeds `count` tokens of each sequence from `begin` on to a pool of type t, and
+ * appends their results to those of earlier steps. */
 static void step(struct kernel_ctx *c, struct world *w, enum dtype t, float *const *k_of,
                  float *const *v_of, const size_t begin[N_SEQS], const size_t count[N_SEQS],
                  float *out[N_SEQS])
@@ -154,8 +154,8 @@ static void run_world(struct kernel_ctx *c, struct world *w, enum dtype t, float
                       float *const *v, size_t chunk, float *out[N_SEQS])
 {
     size_t begin[N_SEQS] = { 0 }, count[N_SEQS], left;
-    memset(w->pool, 0xff, w->pool_bytes); /* NaN of every type, of int8 by its scale: what was never
-                                           * written must never be read */
+    memset(w->pool, 0xff, w->pool_bytes); /* NaN in every type (int8: by its scale): unwritten
+                                           * values must not be read */
     for (;;) {
         left = 0;
         for (size_t s = 0; s < N_SEQS; s++) {
@@ -168,7 +168,7 @@ static void run_world(struct kernel_ctx *c, struct world *w, enum dtype t, float
     }
 }
 
-/* What is wanted comes from a pool of f32 on `one`. */
+/* Computes the expected results with an f32 pool on context `one`. */
 static struct world make_world(struct kernel_ctx *one, struct shape s,
                                const size_t n_tokens[N_SEQS])
 {
@@ -178,7 +178,7 @@ static struct world make_world(struct kernel_ctx *one, struct shape s,
         w.q[i] = random_floats(n * s.n_heads * s.dim, 2);
         w.k[i] = random_floats(n * s.n_kv * s.dim, 2);
         w.v[i] = random_floats(n * s.n_kv * s.dim, 2);
-        /* a scale that is subnormal, and one of zeros */
+        /* a subnormal scale, and a row of zeros */
         for (size_t d = 0; d < s.dim; d++) w.v[i][n / 2 * s.n_kv * s.dim + d] *= 1e-42f;
         memset(w.k[i] + n / 2 * s.n_kv * s.dim, 0, s.dim * sizeof(float));
         w.held_k[i] = held_rows(s.dtype, w.k[i], n * s.n_kv, s.dim);
@@ -212,7 +212,7 @@ static void check_run(struct kernel_ctx *c, struct world *w, size_t chunk)
     }
 }
 
-/* Every 29th position against the formula, in f64. */
+/* Compares every 29th position with the formula, in f64. */
 static void check_against_softmax(const struct world *w)
 {
     const struct shape *s = &w->s;
@@ -238,7 +238,7 @@ static void check_against_softmax(const struct world *w)
 
 /* ---- cases ---- */
 
-/* Few pairs and many, heads that go together, rows of odd length whose scales lie unaligned, the
+/* Few and many (head, token) pairs, grouped heads, odd row lengths with unaligned scales, the
  * longest heads. */
 static const struct shape SHAPES[] = {
     { DTYPE_I8, 9, 3, 64, 64 },    { DTYPE_F8_E4M3, 9, 3, 64, 64 },  { DTYPE_F16, 9, 3, 64, 16 },
@@ -275,14 +275,14 @@ static void rows_cases(const char *isa)
     }
 }
 
-/* One long sequence whose segments are split over threads, and the same tokens in blocks of other
+/* One long sequence whose segments are split over threads, and the same tokens with other block
  * sizes. */
 static void long_cases(const char *isa)
 {
     static const struct shape shapes[] = { { DTYPE_I8, 4, 2, 24, 64 },
                                            { DTYPE_F8_E4M3, 8, 8, 16, 32 } };
     static const size_t n_tokens[N_SEQS] = { 1100, 530, 3 }, sizes[] = { 1, 33, 100, 256 };
-    /* the split is the same for every row, and ref is slow */
+    /* the split is the same in every backend, and ref is slow */
     for (size_t i = strcmp(isa, "ref") == 0 ? 1 : 0; i < COUNT_OF(shapes); i++) {
         struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_F32, 1),
                           *c = open_backend(isa, ACTIVATIONS_FAST, 5);
@@ -298,7 +298,7 @@ static void long_cases(const char *isa)
     }
 }
 
-/* Keys and values of later positions are broken; the rows before them are not. */
+/* NaN in keys and values of later positions must not reach earlier tokens. */
 static void later_positions(const char *isa)
 {
     enum { BROKEN = 77 };
@@ -320,8 +320,7 @@ static void later_positions(const char *isa)
     }
 }
 
-/* kv_append's bytes are those of kv_row_store, where kv_layout.h says, and no others are
- * touched. */
+/* kv_append writes the bytes of kv_row_store where kv_layout.h places them, and no others. */
 static void append_stores(const char *isa)
 {
     static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
