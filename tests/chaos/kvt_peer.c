@@ -1,16 +1,18 @@
-/* kvt_peer.c - one node's KV transfer as a process of its own, driven by lines: what kill_rounds.py
- * kills, stops and looks into.
+/* kvt_peer.c - one node's KV transfer as a process driven by lines; kill_rounds.py kills, stops and
+ * inspects it. Usage: kvt_peer PROTOCOLS [FAULT_PLAN]. It ends with its input or its parent.
  *
- * usage: kvt_peer PROTOCOLS [FAULT_PLAN] One command per line on stdin; each is answered by one
- * line "ok ..." or "error ..."; in between come "event KIND ID STATUS TEXT".
- *     hello | answer HEX | connect HEX | disconnect PEER expect ID TOKENS BLOCK... → ok GRANT-HEX
- *     cancel ID send ID PEER GRANT-HEX TOKENS UPTO BLOCK... fill the blocks with ID's pattern, push
- *     tokens 0..UPTO, finish when UPTO = TOKENS unsend ID canary BLOCK... fill them with the canary
- *     canaries BLOCK... → ok, or error naming the first block that holds something else holds ID
- *     TOKENS BLOCK... → ok, or error: the pattern of ID in every valid byte
- *     state                                → ok fds=N send=N receive=N quarantined=N
- * It ends with its input, and with its parent. Threads: main reads and answers; the transfer thread
- * prints events (a lock keeps lines whole). */
+ * Each command on stdin is answered by one line "ok ..." or "error ..."; lines "event KIND ID STATUS
+ * TEXT" come in between.
+ *     hello | answer HEX | connect HEX | disconnect PEER
+ *     expect ID TOKENS BLOCK...        -> ok GRANT-HEX
+ *     send ID PEER GRANT-HEX TOKENS UPTO BLOCK...   fill the blocks with ID's pattern, push tokens
+ *                                      0..UPTO, finish if UPTO = TOKENS
+ *     cancel ID | unsend ID
+ *     canary BLOCK...                  fill them with the canary
+ *     canaries BLOCK...                -> ok, or error: the first block with another byte
+ *     holds ID TOKENS BLOCK...         -> ok, or error: ID's pattern in every valid byte
+ *     state                            -> ok fds=N send=N receive=N quarantined=N
+ * Threads: main reads and answers; the transfer thread prints events (a lock keeps lines whole). */
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
@@ -92,8 +94,8 @@ static uint8_t pattern(uint64_t id, uint32_t layer, uint32_t position, size_t i)
     return (uint8_t)(id * 131 + layer * 17 + position * 7 + i * 3 + (i >> 8));
 }
 
-/* A thread sanitizer would watch every byte of the next two; they are one thread's, and the driver
- * waits for them. */
+/* The thread sanitizer would check every byte of the next functions. One thread calls them, and the
+ * driver waits for them. */
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 
 UNWATCHED static void fill_piece(uint8_t *to, size_t n, uint64_t id, uint32_t layer, uint32_t block)
@@ -101,14 +103,14 @@ UNWATCHED static void fill_piece(uint8_t *to, size_t n, uint64_t id, uint32_t la
     for (size_t i = 0; i < n; i++) to[i] = pattern(id, layer, block, i);
 }
 
-/* No memset, which is watched: what ends the reading of a page reaches this thread by way of
- * another process. */
+/* Not memset, which the sanitizer checks: this thread learns through another process that a page is
+ * not read any more. */
 UNWATCHED static void fill_canary(volatile uint8_t *to, size_t n)
 {
     for (size_t i = 0; i < n; i++) to[i] = CANARY;
 }
 
-/* The first `valid` of each `stride` bytes. */
+/* Whether the first `valid` of each `stride` bytes hold the pattern. */
 UNWATCHED static bool piece_holds(const uint8_t *piece, size_t n, size_t stride, size_t valid,
                                   uint64_t id, uint32_t layer, uint32_t block)
 {
@@ -141,7 +143,7 @@ static void check_holds(struct peer *p, uint64_t id, uint32_t n_tokens, const in
     answer(p, "ok");
 }
 
-/* The first byte that is no canary, or n. */
+/* The index of the first byte that is no canary, or n. */
 UNWATCHED static size_t first_written(const uint8_t *piece, size_t n)
 {
     size_t i = 0;

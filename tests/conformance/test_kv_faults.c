@@ -4,8 +4,8 @@
  * What must hold for every kind of fault
  *   - a transfer that ends with RECEIVED has every byte right; one without a fault is RECEIVED
  *   - every id ends exactly once on both sides
- *   - a block whose transfer has ended (RECEIVED or FENCED) is never written again, and a block that
- *     was never granted is never written
+ *   - a block whose transfer has ended (RECEIVED or FENCED) is never written again, and a block
+ *     that was never granted is never written
  *   - flip, truncate and stale change what decode would read: every transfer with such a fault
  *     fails, and the metrics count as many failures as damaged transfers
  * Transports that this build or this host lacks are skipped by name. BATON_FAULT_TRANSFERS sets the

@@ -1,7 +1,7 @@
-/* test_transport_specific.c - what single rows promise beyond the common contract: several tcp
- * connections per peer, their loss and a full descriptor table, copiers, pools that are not shared
- * memory, GPU pools, interfaces. The common contract itself is run over these ways by
- * test_transports with BATON_* variables set (tests/CMakeLists.txt). */
+/* test_transport_specific.c - guarantees of single transports beyond the common contract: several
+ * tcp connections per peer and their loss, a full descriptor table, copiers, pools in private
+ * memory, GPU pools, interfaces. test_transports runs the common contract over these configurations
+ * with BATON_* variables set (tests/CMakeLists.txt). */
 #include <dirent.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -14,7 +14,7 @@
 #include "kvtransfer/transports.h"
 #include "tests/conformance/kvt_fixture.h"
 
-/* Pieces of 256 KiB: puts of 1 MiB, so that slices and jobs are real ones. */
+/* Pieces of 256 KiB and puts of 1 MiB, so that puts are really split into slices and jobs. */
 static struct kv_layout large_layout(void)
 {
     return (struct kv_layout){
@@ -44,7 +44,7 @@ static void random_bytes_of(struct node *n, uint64_t seed)
     node_push(n);
 }
 
-/* Open and push everything; finishing and waiting is the caller's. */
+/* Opens a transfer and pushes everything; the caller finishes it and waits. */
 static void push(struct node *from, struct node *to, uint64_t peer, uint64_t id, const int32_t *src,
                  const int32_t *dst, uint32_t n_tokens)
 {
@@ -77,12 +77,12 @@ static void check_all_bytes(struct node *n, char value)
     CHECK(memcmp(p, p + 1, kv_layout_pool_bytes(&n->layout) - 1) == 0);
 }
 
-/* Fewer where an emulated card makes the checksums, but more than a frame: it takes a tenth of a
- * second for a MiB, and the sender of a transfer waits 5 s for the last word. */
+/* Fewer tokens where an emulated GPU computes the checksums (0.1 s per MiB; the sender waits 5 s
+ * for the acknowledgement), but more than a frame. */
 static uint32_t most_tokens(void) { return getenv("BATON_TEST_KV_DEVICES") ? 5 * 64 : 24 * 64; }
 
-/* Large pieces over a row, whole and ending in the middle of a block; then one cancelled on the
- * way, after which the pool is left alone. */
+/* Large pieces over a transport, with full and partly filled last blocks; then a transfer that is
+ * cancelled in flight, after which the pool must not change. */
 static void large_transfers(const char *transport)
 {
     struct node *from = node_start(large(transport)), *to = node_start(large(transport));
@@ -107,11 +107,10 @@ static void large_transfers(const char *transport)
         node_wait(to, KVT_FENCED, id, 5000);
         pool_set(to, 0x66);
         node_wait(from, KVT_SEND_FAILED, id, 5000);
-        random_bytes_of(from, id); /* the source is the sender's again: nothing may still be reading
-                                    * it */
+        random_bytes_of(from, id); /* the source is the sender's again: nothing may still read it */
         check_all_bytes(to, 0x66);
     }
-    /* disconnected with everything under way */
+    /* disconnected with everything in flight */
     push(from, to, peer, 40, src, dst, most_tokens());
     kvt_disconnect(from->kvt, peer);
     node_wait(from, KVT_PEER_LOST, peer, 3000);
@@ -156,7 +155,7 @@ TEST(large_transfers_ipc_cma)
 
 /* ---- several connections ---- */
 
-/* Sockets of this process whose far end is `port`. */
+/* Finds the sockets of this process whose remote port is `port`. */
 static int sockets_to(uint16_t port, int *fds, int cap)
 {
     int n = 0;
@@ -186,8 +185,8 @@ TEST(tcp_opens_the_connections_asked_for)
     node_stop(to);
 }
 
-/* Any one of them lost: both sides call the peer lost, the transfer fails, a new connection
- * works. */
+/* The loss of any one connection: both sides report the peer as lost, the transfer fails, and a new
+ * connection works. */
 TEST(tcp_loss_of_one_connection_is_the_peers)
 {
     enum { N = 3 };
@@ -205,7 +204,7 @@ TEST(tcp_loss_of_one_connection_is_the_peers)
         shutdown(fds[lost], SHUT_RDWR);
         CHECK_STATUS(node_wait(from, KVT_PEER_LOST, peer, 3000).status, ERR_PEER_LOST);
         node_wait(from, KVT_SEND_FAILED, id, 3000);
-        kvt_expect_cancel(to->kvt, id); /* for a receiver that had not heard of the transfer yet */
+        kvt_expect_cancel(to->kvt, id); /* for a receiver that did not know the transfer yet */
         node_wait(to, KVT_RECEIVE_FAILED, id, 3000);
         node_wait(to, KVT_FENCED, id, 3000);
         CHECK_EQ_INT(node_count(to, KVT_FENCED, id), 1);
@@ -218,8 +217,8 @@ TEST(tcp_loss_of_one_connection_is_the_peers)
     node_stop(to);
 }
 
-/* A ticket for a further connection that the first one's does not give: refused, and the peer goes
- * on. */
+/* A further connection with a ticket that does not belong to the first one is refused, and the peer
+ * continues. */
 TEST(tcp_stranger_cannot_join)
 {
     setenv("BATON_TCP_CONNECTIONS", "2", 1);
@@ -257,9 +256,9 @@ static double cpu_seconds(void)
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Begin to connect with so few descriptors that the receiver has none to accept with. Both ends
- * live in this process: the receiver may be faster and take the one that the connecting side needs
- * for the pidfd; then neither gets on, and it is tried again. */
+/* Starts to connect with so few free descriptors that the receiver cannot accept. Both ends are in
+ * this process: if the receiver takes the descriptor that the connecting side needs for the pidfd,
+ * neither makes progress, and the attempt is repeated. */
 static uint64_t connect_in_full_table(struct node *from, struct node *to, rlim_t room,
                                       const struct rlimit *limit)
 {
@@ -280,21 +279,21 @@ static uint64_t connect_in_full_table(struct node *from, struct node *to, rlim_t
         pause_ms(100);
         if (node_count(from, KVT_PEER_LOST, peer) == 0) break;
         CHECK_OK(setrlimit(RLIMIT_NOFILE, limit));
-        pause_ms(100); /* the receiver lets go of its end */
+        pause_ms(100); /* the receiver closes its end */
     }
     buf_release(&hello);
     buf_release(&answer);
     return peer;
 }
 
-/* No descriptor left: a connection waits in the listener's queue, nobody spins, and it is taken
- * when there are some again. */
+/* No free descriptor: a connection waits in the listener's queue without a busy loop, and is
+ * accepted when a descriptor is free again. */
 static void full_table(const char *transport)
 {
     struct node *from = node_start(large(transport)), *to = node_start(large(transport));
     struct rlimit limit;
     CHECK_OK(getrlimit(RLIMIT_NOFILE, &limit));
-    /* the connecting side's socket (ipc: and its pidfd) */
+    /* the connecting side's socket (ipc: also its pidfd) */
     uint64_t peer = connect_in_full_table(from, to, strcmp(transport, "tcp") == 0 ? 1 : 2, &limit);
     double before = cpu_seconds();
     pause_ms(600);
@@ -312,9 +311,9 @@ static void full_table(const char *transport)
 TEST(full_descriptor_table_tcp) { full_table("tcp"); }
 TEST(full_descriptor_table_ipc) { full_table("ipc"); }
 
-/* Room for the connecting socket alone, and for both ends' sockets and pidfds but not for the
- * pool's descriptor: the connection is refused for that reason, and nothing is guessed from what
- * came without it. */
+/* Descriptors for the connecting socket alone, or for both ends' sockets and pidfds but not for the
+ * pool's: the connection is refused for that reason, and a WELCOME without its descriptor is not
+ * misread. */
 static void no_room(rlim_t descriptors)
 {
     struct node *from = node_start(large("ipc")), *to = node_start(large("ipc"));
@@ -362,8 +361,7 @@ TEST(tcp_interface_of_its_own)
     };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "nosuch0") && strstr(err.text, "lo"));
-    o.listen_host = "127.0.0.1"; /* a wrong name is one, too, where the interface would not be
-                                  * listened on */
+    o.listen_host = "127.0.0.1"; /* an error although the interface would not be used */
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
     o.listen_host = "0.0.0.0";
     CHECK_OK(kvt_address_of_interface("lo", &name, &err));
@@ -388,7 +386,7 @@ TEST(tcp_interface_of_its_own)
     node_stop(n);
 }
 
-/* ---- pools that are not shared memory ---- */
+/* ---- pools in private memory ---- */
 
 TEST(ipc_private_pool_by_cma)
 {
@@ -443,7 +441,7 @@ struct writer {
     _Atomic bool left;
 };
 
-/* Told to stop (end of file), it still needs a moment to come out of the pool. */
+/* After end of file the writer needs a moment more before it leaves the pool. */
 static void *leave_slowly(void *arg)
 {
     struct writer *w = arg;
@@ -455,7 +453,7 @@ static void *leave_slowly(void *arg)
     return NULL;
 }
 
-/* A pool that a writer knows by address may be freed only when that writer has left it. */
+/* A pool whose address a writer has may be freed only after that writer has left it. */
 TEST(ipc_close_waits_for_writers_by_address)
 {
     static char pool[4096];
@@ -508,7 +506,7 @@ TEST(ipc_gpu_pool_needs_a_gpu)
     };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_INVALID);
     CHECK(strstr(err.text, "no device was given"));
-    /* The processor's memory that claims to be a GPU's: no handle of it exists. */
+    /* Host memory that claims to be GPU memory: no handle of it exists. */
     o.device = n->device;
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "ipc: ") && strstr(err.text, "handle"));
@@ -517,7 +515,7 @@ TEST(ipc_gpu_pool_needs_a_gpu)
     node_stop(n);
 }
 
-/* A node whose pool is on the GPU, every byte `fill`. */
+/* A node whose pool is in GPU memory, every byte `fill`. */
 static struct node *gpu_node(int fill, bool checksum)
 {
     struct node *n = calloc(1, sizeof *n);
@@ -544,7 +542,7 @@ static struct node *gpu_node(int fill, bool checksum)
     return n;
 }
 
-/* Transfers of ever fewer tokens, each behind a mark. Transfer i's bytes are those of seed i. */
+/* Transfers of fewer and fewer tokens, each after an event. Transfer i has the bytes of seed i. */
 enum { GPU_TRANSFERS = 4 };
 static uint32_t gpu_tokens(uint64_t id) { return 6 * 64 - (uint32_t)(id - 1) * 77; }
 
@@ -576,7 +574,7 @@ static _Noreturn void gpu_sender(int in, int out, bool checksum)
         kvt_send_finish(n->kvt, id);
         node_wait(n, KVT_SENT, id, 30000);
     }
-    pipe_take(in, &b); /* one that is given up in the middle */
+    pipe_take(in, &b); /* a transfer that is cancelled in the middle */
     CHECK_OK(kvt_send_open(n->kvt, 9, peer, buf_str(&b), &err));
     CHECK_OK(kvt_send_ready_after(n->kvt, 9, 0, 0, 24 * 64, table, device_record_event(n->device)));
     kvt_send_cancel(n->kvt, 9);
@@ -590,7 +588,7 @@ static void gpu_pools(bool checksum)
     int down[2], up[2], status;
     CHECK_OK(pipe(down));
     CHECK_OK(pipe(up));
-    pid_t child = fork(); /* before this process speaks CUDA */
+    pid_t child = fork(); /* before this process uses CUDA */
     if (child == 0) {
         char go;
         if (read(down[0], &go, 1) != 1 || go != 'g') _exit(0);
@@ -599,7 +597,7 @@ static void gpu_pools(bool checksum)
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has) SKIP("no GPU here: KV between GPU pools of two processes (CUDA IPC)");
-    /* `from`: the sender's bytes, made here once more */
+    /* `from`: the sender's bytes, generated here again */
     struct node *to = gpu_node(0x11, checksum), *from = calloc(1, sizeof *from);
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
@@ -640,7 +638,7 @@ static void gpu_pools(bool checksum)
 TEST(ipc_gpu_pools) { gpu_pools(true); }
 TEST(ipc_gpu_pools_without_checksums) { gpu_pools(false); }
 
-/* KV of this host's processes by tcp, on cards on both sides or on one. */
+/* tcp within one host, with GPU pools on both sides or on one. */
 static void gpu_by_tcp(const char *devices)
 {
     setenv("BATON_TEST_KV_DEVICES", devices, 1);

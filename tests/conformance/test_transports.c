@@ -1,7 +1,7 @@
-/* test_transports.c - every transport row against the same contract (kvtransfer.h): whole
- * transfers, skips, partly filled blocks, chunks, many at once, cancelling and fences, stale and
- * foreign grants, wrong tickets, restarts, killed senders, flipped bits. Cases named *_tcp, *_ipc,
- * *_mem, *_rdma run one body per row; a host without an RDMA device skips the last. */
+/* test_transports.c - every transport against the same contract (kvtransfer.h): whole transfers,
+ * skips, partly filled blocks, chunks, concurrent transfers, cancels and fences, stale and foreign
+ * grants, wrong tickets, restarts, killed senders, flipped bits. Cases named *_tcp, *_ipc, *_mem,
+ * *_rdma run one body per transport; a host without an RDMA device skips the last. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -46,7 +46,7 @@ static void transfer_open(struct node *from, uint64_t peer, struct transfer *t, 
     buf_release(&t->grant);
 }
 
-/* All layers of chunk [begin, end). */
+/* Pushes all layers of chunk [begin, end). */
 static void transfer_chunk(struct node *from, const struct transfer *t, uint32_t begin,
                            uint32_t end)
 {
@@ -65,7 +65,7 @@ static struct node_options options(const char *protocols)
     return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = protocols };
 }
 
-/* One transfer from begin to end over `peer`; contents, counts and bytes are checked. */
+/* Makes one complete transfer over `peer` and checks contents, counts and bytes. */
 static void move(struct node *from, struct node *to, uint64_t peer, uint64_t id, uint32_t n_tokens,
                  uint32_t n_skip, uint32_t chunk)
 {
@@ -148,7 +148,7 @@ static void many_at_once(const char *transport)
     node_stop(senders[1]);
 }
 
-/* Cancelled before OPEN, in the middle, and after RECEIVED; late pushes change nothing; the next
+/* Cancels before OPEN, in the middle, and after RECEIVED; late pushes change nothing, and the next
  * transfer works. */
 static void cancel_and_fence(const char *transport)
 {
@@ -156,7 +156,7 @@ static void cancel_and_fence(const char *transport)
     uint64_t peer = node_connect(from, to);
     int32_t table[TABLE_MAX];
     random_table(POOL_BLOCKS, 10, table);
-    /* before the sender opens: FENCED at once, and the grant is stale afterwards */
+    /* before the sender opens: FENCED at once, then the grant is stale */
     struct transfer t = transfer_grant(to, 1, table, 160, 0);
     kvt_expect_cancel(to->kvt, 1);
     CHECK_STATUS(node_wait(to, KVT_RECEIVE_FAILED, 1, 3000).status, ERR_CANCELED);
@@ -178,8 +178,7 @@ static void cancel_and_fence(const char *transport)
     transfer_chunk(from, &t, 80, 160);
     kvt_send_finish(from->kvt, 2);
     enum status why = node_wait(from, KVT_SEND_FAILED, 2, 3000).status;
-    CHECK(why == ERR_CANCELED || why == ERR_STALE); /* STALE: on a busy machine the cancel may still
-                                                     * come before the sender opens */
+    CHECK(why == ERR_CANCELED || why == ERR_STALE); /* STALE: cancelled before OPEN */
     pause_ms(20);
     pool_is(to, 0x66);
     /* by the sender */
@@ -203,8 +202,7 @@ static void cancel_and_fence(const char *transport)
     node_stop(from);
 }
 
-/* A grant of an earlier generation, of another receiver, used twice, and one that was tampered
- * with. */
+/* Grants of an earlier generation, of another receiver, used twice, and modified. */
 static void stale_and_foreign_grants(const char *transport)
 {
     struct node *from = node_start(options(transport)), *to = node_start(options(transport)),
@@ -222,7 +220,7 @@ static void stale_and_foreign_grants(const char *transport)
     buf_add_str(&broken, buf_str(&t.grant));
     transfer_open(from, peer, &t, table);
     CHECK_OK(kvt_send_open(from->kvt, 3, peer, buf_str(&again), &err));
-    node_wait(from, KVT_SEND_FAILED, 3, 3000); /* bound to the first already */
+    node_wait(from, KVT_SEND_FAILED, 3, 3000); /* the grant is bound to the first send */
     fill(from, &t);
     transfer_chunk(from, &t, 0, 64);
     kvt_send_finish(from->kvt, 2);
@@ -283,8 +281,8 @@ static void mismatch_has_a_sentence(const char *transport)
     node_stop(to);
 }
 
-/* The receiver goes and comes back (tcp: at the same port): the peer is lost, sends fail, a new
- * connection works. */
+/* The receiver restarts (tcp: at the same port): the peer is lost, sends fail, and a new connection
+ * works. */
 static void receiver_restarts(const char *transport)
 {
     struct node *from = node_start(options(transport)), *to = node_start(options(transport));
@@ -298,8 +296,7 @@ static void receiver_restarts(const char *transport)
     o.port = kvt_port(to->kvt);
     kvt_free(to->kvt);
     node_wait(from, KVT_PEER_LOST, peer, 5000);
-    node_gone(to); /* not before: the row mem writes through a pointer to it, and no process ends
-                    * here that would take that away */
+    node_gone(to); /* only now: transport mem has a pointer to the pool, and no process ends here */
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, 1, 5000).status, ERR_PEER_LOST);
     CHECK(node_transport(from, peer) == NULL);
     to = node_start(o);
@@ -310,7 +307,7 @@ static void receiver_restarts(const char *transport)
     node_stop(to);
 }
 
-/* The sender goes in an orderly way while a transfer is under way. */
+/* The sender shuts down while a transfer is in flight. */
 static void sender_leaves(const char *transport)
 {
     struct node *from = node_start(options(transport)), *to = node_start(options(transport));
@@ -348,8 +345,7 @@ static void expect_checksum_failure(struct node *from, struct node *to, uint64_t
 }
 
 /* The block table names one block twice, so that the second piece overwrites the first before it is
- * verified: what lies there is not what was sent. With checksums that is noticed; a receiver that
- * has them off takes it. */
+ * verified. Checksums detect this; a receiver without checksums accepts it. */
 static void overwritten_piece(const char *transport)
 {
     for (int off = 0; off < 2; off++) {
@@ -370,10 +366,11 @@ static void overwritten_piece(const char *transport)
     }
 }
 
-/* ---- a wire that flips a bit: between sender and receiver, byte FLIP_AT of what the sender says
+/* ---- a wire between sender and receiver that flips a bit in byte FLIP_AT of the sender's stream
  * ---- */
 
-enum { FLIP_AT = 32 + 32 + 32 + 100 /* preamble, OPEN, the first DATA's head, into its payload */ };
+/* In the first DATA's payload: behind the preamble, OPEN and the DATA's head. */
+enum { FLIP_AT = 32 + 32 + 32 + 100 };
 
 struct wire {
     int listen_fd;
@@ -419,7 +416,7 @@ out:
 
 TEST(bit_flipped_on_the_wire_tcp)
 {
-    unsetenv("BATON_TCP_CONNECTIONS"); /* the wire is one */
+    unsetenv("BATON_TCP_CONNECTIONS"); /* the wire has one connection */
     struct node *from = node_start(options("tcp")), *to = node_start(options("tcp"));
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t n = sizeof a;
@@ -452,7 +449,7 @@ TEST(bit_flipped_on_the_wire_tcp)
     transfer_chunk(from, &t, 0, 32);
     kvt_send_finish(from->kvt, 1);
     expect_checksum_failure(from, to, 1);
-    move(from, to, peer, 2, 32, 0, 32); /* the connection and the node go on */
+    move(from, to, peer, 2, 32, 0, 32); /* connection and node still work */
     node_stop(from);
     node_stop(to);
     pthread_join(thread, NULL);
@@ -481,8 +478,8 @@ static void get_bytes(int fd, void *p, size_t n)
     }
 }
 
-/* The child: hello out; answer and grant in; sends one layer after the other, slowly, and never
- * finishes. */
+/* The child process: writes its hello, reads answer and grant, sends layer after layer slowly, and
+ * never finishes. */
 static _Noreturn void child_run(const char *transport, int in, int out)
 {
     struct node *n = node_start(options(transport));
@@ -566,8 +563,8 @@ static void sender_killed(const char *transport)
     node_stop(to);
 }
 
-/* A stopped writer: no FENCED while it could still write; after it goes on, or is killed, there is
- * one. */
+/* A stopped writer: no FENCED while it could still write; FENCED follows when it continues or is
+ * killed. */
 static void sender_stopped(const char *transport, bool places)
 {
     int32_t table[TABLE_MAX];
@@ -595,8 +592,8 @@ static void sender_stopped(const char *transport, bool places)
     node_stop(to);
 }
 
-/* A sender leaves while the receiver does not read and its socket is full: the blocks come back
- * when it reads again. */
+/* A sender leaves while the receiver does not read and the socket is full: the blocks are returned
+ * when the receiver reads again. */
 static void leaves_a_slow_receiver(const char *transport)
 {
     int32_t table[TABLE_MAX];
@@ -611,10 +608,10 @@ static void leaves_a_slow_receiver(const char *transport)
     transfer_open(from, peer, &t, table);
     transfer_chunk(from, &t, 0, 32);
     pause_ms(100);
-    pthread_mutex_lock(&to->lock); /* holds the receiver's transfer thread in its next event */
+    pthread_mutex_lock(&to->lock); /* blocks the receiver's transfer thread in its next event */
     kvt_expect_cancel(to->kvt, 10);
     pause_ms(50);
-    for (uint64_t id = 1000; id < 1600; id++) { /* OPEN and STOPPED each */
+    for (uint64_t id = 1000; id < 1600; id++) { /* each sends OPEN and STOPPED */
         struct err err;
         CHECK_OK(kvt_send_open(from->kvt, id, peer, buf_str(&over.grant), &err));
         kvt_send_cancel(from->kvt, id);
@@ -627,7 +624,7 @@ static void leaves_a_slow_receiver(const char *transport)
     node_wait(to, KVT_RECEIVE_FAILED, 9, 2000);
     node_wait(to, KVT_FENCED, 9, 2000);
     CHECK_EQ_INT(node_count(to, KVT_FENCED, 9), 1);
-    peer = node_connect(from, to); /* and nothing is left behind */
+    peer = node_connect(from, to); /* nothing is left over */
     buf_release(&t.grant);
     buf_release(&blocker.grant);
     buf_release(&over.grant);
@@ -635,7 +632,7 @@ static void leaves_a_slow_receiver(const char *transport)
     node_stop(to);
 }
 
-/* ---- not per row ---- */
+/* ---- cases for one transport ---- */
 
 static void nothing_moves_fails(const char *transport)
 {
@@ -694,7 +691,8 @@ TEST(limits_and_bad_arguments)
     node_stop(n);
 }
 
-/* Only what both allow is used; when the preferred one does not reach, the next allowed one is. */
+/* Only transports that both sides allow are used; if the preferred one does not reach the peer, the
+ * next allowed one is tried. */
 TEST(choice_of_transport)
 {
     struct node *from = node_start(options("ipc,tcp")), *to = node_start(options("tcp,ipc")),
@@ -710,7 +708,7 @@ TEST(choice_of_transport)
     CHECK_OK(kvt_answer(only_mem->kvt, buf_str(&hello), &answer, &err));
     CHECK_STATUS(kvt_connect(from->kvt, buf_str(&answer), &c, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "ipc,tcp") && strstr(err.text, "mem"));
-    /* an ipc address that is not there: tcp takes over */
+    /* an ipc address that does not exist: tcp is used */
     buf_clear(&answer);
     CHECK_OK(kvt_answer(to->kvt, buf_str(&hello), &answer, &err));
     size_t at = str_find(buf_str(&answer), STR("ipc")) + 3 + 36;
@@ -718,7 +716,7 @@ TEST(choice_of_transport)
     CHECK_OK(kvt_connect(from->kvt, buf_str(&answer), &c, &err));
     node_wait(from, KVT_CONNECTED, c, 5000);
     CHECK_EQ_STR(node_transport(from, c), "tcp");
-    /* only ipc allowed: no other is taken */
+    /* only ipc allowed: no other is used */
     struct node *strict = node_start(options("ipc"));
     buf_clear(&hello);
     kvt_hello(strict->kvt, &hello);
@@ -733,7 +731,7 @@ TEST(choice_of_transport)
     for (size_t i = 0; i < COUNT_OF(all); i++) node_stop(all[i]);
 }
 
-/* Bytes that no sender would send: the connection ends, the node lives. */
+/* Bytes that no sender sends: the connection ends, and the node continues. */
 TEST(garbage_on_the_tcp_port)
 {
     struct node *from = node_start(options("tcp")), *to = node_start(options("tcp"));
@@ -790,8 +788,8 @@ TEST(every_op_is_filled)
 
 static void need_rdma(void) { need_transport("rdma"); }
 
-/* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are
- * destroyed, and the blocks are free. */
+/* A stopped, silent writer loses its access: the receiver destroys its own queue pairs, and the
+ * blocks are free. */
 static void stopped_sender_is_fenced(const char *transport)
 {
     int32_t table[TABLE_MAX];

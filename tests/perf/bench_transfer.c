@@ -1,18 +1,16 @@
-/* bench_transfer.c - how fast KV moves between two processes, next to what the machine can do, in
- * the same run.
+/* bench_transfer.c - speed of KV transfers between two processes, and the machine's limits measured
+ * in the same run. docs/performance.md explains the figures.
  *
- *     bench_transfer [ipc|tcp|all] [MiB per transfer, default 256] [rounds, default 5] [copiers or
- *     connections, default 0: chosen]
+ *     bench_transfer [ipc|tcp|all] [MiB per transfer, default 256] [rounds, default 5]
+ *                    [copiers or connections, default 0: chosen]
  *
- * Each round measures every limit and every figure one after the other, so that a disturbance of
- * the machine meets both. A line says: best figure of the rounds, best limit, the ratio of the two,
- * and the median over the rounds of the ratio within a round. Limits: for ipc, memcpy of the same
- * bytes by as many threads as copy; for tcp, iperf3 over loopback with as many connections and the
- * system's congestion control ("iperf3"), and with the one that our connections use there ("iperf3
- * -C reno"). iperf3 sends and reads one small buffer again and again, which stays in the cache; KV
- * comes from and goes to memory. The last lines give the processor time per GB of each side, the
- * least of the rounds: what others do on the machine hardly touches it. The sender is a forked
- * process, as in a cluster. Pieces are scattered at random in both pools. */
+ * A line holds the best figure of the rounds, the best limit, their ratio, and the median over the
+ * rounds of the ratio within a round. Limits
+ *   ipc             memcpy of the same bytes by as many threads as copy
+ *   iperf3          tcp over loopback, as many connections, the system's congestion control
+ *   iperf3 -C reno  the same with the congestion control that our connections use there
+ * The last lines give the CPU time per GB of each side, the least of the rounds. The sender is a
+ * forked process; pieces are scattered at random in both pools. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +42,7 @@ struct setting {
 
 /* ---- limits ---- */
 
-/* Seconds of processor time this process has used. */
+/* Seconds of CPU time that this process has used. */
 static double cpu_s(void)
 {
     struct timespec t;
@@ -53,7 +51,7 @@ static double cpu_s(void)
 }
 
 struct rate {
-    double wall, sender_ms, receiver_ms; /* GB/s; processor time per GB */
+    double wall, sender_ms, receiver_ms; /* GB/s; CPU time per GB */
 };
 
 struct slice {
@@ -64,7 +62,7 @@ struct slice {
 static void *copy_slice(void *arg)
 {
     const struct slice *s = arg;
-    const size_t step = 1 << 20; /* as a put */
+    const size_t step = 1 << 20; /* the size of a put */
     for (size_t at = 0; at < s->bytes; at += step)
         memcpy(s->to + at, s->from + at, s->bytes - at < step ? s->bytes - at : step);
     return NULL;
@@ -100,7 +98,7 @@ static struct rate memcpy_rate(size_t bytes, uint32_t n_threads)
     return rate;
 }
 
-/* What iperf3 received per second; 0 when it is not installed. */
+/* Bytes per second that iperf3 received; 0 if it is not installed. */
 static double iperf_rate(uint32_t n_connections, const char *options)
 {
     char command[256];
@@ -159,8 +157,8 @@ struct figure {
     enum kvt_switch cma;
 };
 
-/* A piece is tokens x heads x 128 x (K, V) in bf16: 512 bytes per token and head. 256 KiB is that
- * of a 7-8B model with 8 KV heads. */
+/* A piece holds tokens x heads x 128 x (K, V) in bf16: 512 bytes per token and head. A 7-8B model
+ * with 8 KV heads has pieces of 256 KiB. */
 static struct kv_layout layout_of(size_t piece, size_t bytes)
 {
     struct kv_layout l = {
@@ -186,7 +184,7 @@ static struct kvt *start(const struct figure *f, const struct kv_layout *l, cons
     need(device_open("cpu", device, &err) == OK &&
              device_mem_alloc(*device, kv_layout_pool_bytes(l), DEVICE_MEM_SHARED, mem, &err) == OK,
          err.text);
-    memset(mem->ptr, 1, kv_layout_pool_bytes(l)); /* touched: page faults are not the subject */
+    memset(mem->ptr, 1, kv_layout_pool_bytes(l)); /* no page faults are measured */
     struct kvt_options o = {
         .layout = *l,
         .mem = mem,
@@ -269,7 +267,7 @@ static _Noreturn void sender(const struct figure *f, const struct kv_layout *l,
     _exit(0);
 }
 
-/* TRANSFERS transfers of all bytes, after one that warms up. */
+/* Measures TRANSFERS transfers of all bytes, after one warm-up transfer. */
 static struct rate transfer_rate(const struct figure *f, const struct setting *s)
 {
     struct kv_layout l = layout_of(f->piece, s->bytes);
@@ -339,7 +337,7 @@ static double median_ratio(const double *v, const double *limit, int n)
     return r[n / 2];
 }
 
-/* Into the least so far. */
+/* Keeps the least CPU times so far. */
 static void keep_least(struct rate *least, struct rate r)
 {
     if (least->sender_ms <= 0 || r.sender_ms < least->sender_ms) least->sender_ms = r.sender_ms;
@@ -390,8 +388,7 @@ static void run(const struct figure *figures, size_t n_figures, const char *cons
 static uint32_t ipc_threads(const struct setting *s)
 {
     if (s->n) return s->n < THREADS_MAX ? s->n : THREADS_MAX;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN); /* as the transport chooses; it looks at the CPUs
-                                                * allowed */
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN); /* transport: of the allowed CPUs */
     return cpus <= 2 ? 1 : cpus >= 8 ? 4 : (uint32_t)cpus / 2;
 }
 
