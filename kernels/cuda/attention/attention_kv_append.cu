@@ -1,8 +1,7 @@
-/* attention_kv_append.cu - a step's keys and values into the pool, and before that the rotation of
- * its heads.
+/* attention_kv_append.cu - appends a step's keys and values to the pool, after rotating its heads.
  *
- * A warp has a head's query, key or value of one row: it is rotated where it lies, then written as
- * the pool holds it. Bound by the launch where rows are few, by writing where they are many.
+ * A warp has a head's query, key or value of one row: it rotates it in place, then writes it in the
+ * pool's type. Bound by the launch for few rows, by writing for many.
  * Thread: device; attention_kv_append: engine. */
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/rope.cuh"

@@ -1,9 +1,9 @@
-/* attention_kv_types.cuh - elements of a pool's types (kernels/kv_rows.h) in registers: to f32, to
- * what tensor cores multiply, and the products.
+/* attention_kv_types.cuh - elements of a pool's types (kernels/kv_rows.h) in registers: converted
+ * to f32, to what tensor cores multiply, and multiplied.
  *
- * Tensor cores take bf16, and f16 where the pool is f16; int8 and e4m3 have an exact bf16 each and
- * become that. A row's scale is not theirs: it multiplies scores, and weights. What kv_row_store
- * never writes, e4m3's NaN, is NaN in f32 and 480 in bf16. Thread: device. */
+ * Tensor cores take bf16, and f16 if the pool is f16; int8 and e4m3 convert exactly to bf16. A
+ * row's scale multiplies scores or weights instead. e4m3's NaN, which kv_row_store never writes, is
+ * NaN in f32 and 480 in bf16. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_KV_TYPES_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_KV_TYPES_CUH
 

@@ -1,25 +1,18 @@
-/* gemm_f32.cu - products of f32 by f32: routers at every step, and the exact path, in plain fused
- * multiply-adds.
+/* gemm_f32.cu - GEMM of f32 by f32: routers in every step, and the exact path, in plain fma.
  *
- * k goes to 8 lanes, four elements each in turn, and for narrow matrices with long rows (a router
- * has a few hundred columns at most, too few to fill a card with a warp each) steps of 32 elements
- * also to 16 warps in turn. Every lane's sum is one chain of fmas over its k's, ascending, from +0;
- * lanes are added in pairs 4, 2 and 1 apart, then warps in ascending order. Which of the two it is
- * depends on the matrix alone, and all shapes of a warp's tile add in that order: a row's bits do
- * not depend on how many rows come with it. x and W are read where they lie, W by 128 bytes a row;
- * a warp's lanes share rows of x (and of W), so that what goes through the first cache is balanced
- * with the fmas. Bound for few rows by memory, for many by fma and the second cache. LIMIT: for
- * thousands of rows some way below an f32 product by way of shared memory: the exact path is there
- * to compare with. Thread: device; gemm_f32: engine. */
+ * k is split over 8 lanes, and for narrow matrices with long rows also over 16 warps. Which of the
+ * two depends only on the matrix, and all tile shapes add in the same order, so a row's bits do not
+ * depend on how many rows are computed together. docs/kernels.md has the order and the bounds.
+ * Thread: device; gemm_f32: engine. */
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
 enum { F32_LANES = 8, F32_QUAD = 4, F32_STEP = F32_LANES * F32_QUAD };
-/* columns at most, n_in at least, and how many warps share k then */
+/* most columns, least n_in, and the warps that then split k */
 enum { F32_NARROW = 512, F32_LONG = 1024, F32_SPLIT_K_WARPS = 16 };
 
-/* A thread has PER_ROWS by PER_COLUMNS of y for its k's; the 4 eighths of a warp lie ACROSS side by
- * side, the others below each other; of a block's warps K_WARPS share k, the others lie
- * WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
+/* A thread has PER_ROWS by PER_COLUMNS of y for its k's. The 4 groups of 8 lanes of a warp are
+ * arranged ACROSS side by side, the others below each other; K_WARPS of a block's warps split k,
+ * the others are WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
 template <int K_WARPS_, int WARPS_DOWN, int WARPS_ACROSS_, int PER_ROWS_, int PER_COLUMNS_,
           int ACROSS_, int AHEAD_>
 struct f32_tile {
@@ -42,21 +35,21 @@ struct f32_tile {
                   "sums meet in shared memory");
 };
 
-/* What a thread works on; where there is no such row or column it takes one that there is, and its
- * sums are left out at the end. */
+/* A thread's operands; past the last row or column it repeats an existing one, and its sums are
+ * dropped at the end. */
 template <class T> struct f32_operands {
     const float *x;
     unsigned x_stride; /* floats */
     unsigned x_rows[T::PER_ROWS];
-    const unsigned char *w; /* column 0 of the thread's */
-    unsigned w_columns;     /* behind it that there are */
+    const unsigned char *w; /* the thread's column 0 */
+    unsigned w_columns;     /* existing columns from it on */
     unsigned row_bytes;
-    int32_t n_in, lane_k; /* lane_k: first of a step's k's that are the thread's */
-    bool aligned;         /* rows of x, to 16 bytes */
+    int32_t n_in, lane_k; /* lane_k: the thread's first k in a step */
+    bool aligned;         /* rows of x are, to 16 bytes */
 };
 
 struct f32_position {
-    int32_t k_warp, row, column; /* of the block's tile: the thread's first */
+    int32_t k_warp, row, column; /* the thread's first in the block's tile */
 };
 
 template <class T> static __device__ __forceinline__ f32_position position_in_tile()
@@ -93,7 +86,7 @@ static __device__ __forceinline__ f32_operands<T> find_operands(const gemm_call 
     return p;
 }
 
-/* Four elements of row i of x; zeros from n_in on, where the row may end. */
+/* Loads four elements of row i of x; zeros from n_in on, where the row may end. */
 template <bool WHOLE, class T>
 static __device__ __forceinline__ float4 read_x(const f32_operands<T> &p, int i, int32_t k)
 {
@@ -107,7 +100,7 @@ static __device__ __forceinline__ float4 read_x(const f32_operands<T> &p, int i,
     return v;
 }
 
-/* Rows of W are filled up with zeros to more than a step. */
+/* Loads from W, whose rows are padded with zeros beyond a step. */
 template <class T>
 static __device__ __forceinline__ float4 read_w(const f32_operands<T> &p, int j, int32_t k)
 {
@@ -127,7 +120,7 @@ template <class T> struct f32_sums {
     float v[T::PER_ROWS][T::PER_COLUMNS];
 };
 
-/* Step `step` of 32 k's. */
+/* Multiplies step `step` of 32 k. */
 template <bool WHOLE, class T>
 static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f32_operands<T> &p,
                                                      int32_t step)
@@ -145,7 +138,7 @@ static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f3
     }
 }
 
-/* AHEAD whole steps, those below n_whole: all loads first. */
+/* AHEAD whole steps below n_whole: all loads first. */
 template <class T>
 static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f32_operands<T> &p,
                                                       int32_t step, int32_t n_whole)
@@ -172,7 +165,7 @@ static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f
     }
 }
 
-/* The thread's chains: steps k_warp, k_warp + K_WARPS, ... */
+/* The thread's sums: steps k_warp, k_warp + K_WARPS, .. */
 template <class T>
 static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32_operands<T> &p,
                                                     int32_t step)
@@ -182,7 +175,7 @@ static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32
     if (T::AHEAD > 1) {
         for (; step < n_whole; step += T::AHEAD * T::K_WARPS)
             multiply_ahead<T>(sums, p, step, n_whole);
-        /* the last round may have had fewer */
+        /* the last round may have had fewer steps */
         while (step - T::K_WARPS >= n_whole) step -= T::K_WARPS;
     } else {
         for (; step < n_whole; step += T::K_WARPS) multiply_step<true, T>(sums, p, step);
@@ -190,7 +183,7 @@ static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32
     for (; step < n_steps; step += T::K_WARPS) multiply_step<false, T>(sums, p, step);
 }
 
-/* Over the 8 lanes that share a place, in a fixed order; all get it. */
+/* Adds over the 8 lanes that split k, in a fixed order; all get the sum. */
 static __device__ __forceinline__ float add_lanes(float x)
 {
     for (int apart = F32_LANES / 2; apart > 0; apart /= 2)
@@ -199,11 +192,11 @@ static __device__ __forceinline__ float add_lanes(float x)
 }
 
 enum {
-    F32_SKINNY_ROWS = 8 /* rows up to which reading W is the bound */,
+    F32_SKINNY_ROWS = 8 /* rows up to which reading W is the bottleneck */,
     F32_PREFETCH = 16 * 1024 /* bytes of each of its rows of W */
 };
 
-/* Those of a block set out before it waits for its x. */
+/* Prefetches a block's rows of W before it waits for its x. */
 template <class T> static __device__ __forceinline__ void f32_prefetch(const gemm_call &c)
 {
     const int32_t row = (int32_t)(blockIdx.y * T::COLUMNS + threadIdx.x);
@@ -260,7 +253,7 @@ template <class T> static cudaError_t run(cudaStream_t stream, const gemm_call &
     return launch(stream, f32_kernel<T>, grid, dim3(T::THREADS), 0, c);
 }
 
-/* of the largest tile: half the SMs of a card; the choice is of speed alone */
+/* blocks of the largest tile: half the SMs of a GPU; affects only speed */
 enum { F32_BLOCKS_ENOUGH = 64 };
 
 template <class ONE, class SOME, class MANY>

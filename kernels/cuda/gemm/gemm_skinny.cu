@@ -1,20 +1,10 @@
-/* gemm_skinny.cu - products with few rows of x (a decode step): W goes by once, 16 bytes a load,
- * for all rows of a group.
+/* gemm_skinny.cu - GEMM with 1 to 16 rows of x per group (a decode step): reads W once, 16 bytes
+ * per load, for all rows of a group. Meant for n_in of 1,024 and more.
  *
- * Bound by reading W from memory. A block has 16 rows of W; k goes to its 8 warps in spans of 128,
- * warp i taking spans i, i + 8, ... whatever the number of rows is. The tensor cores multiply
- * because plain fma would be the bound from 4 rows on: W's rows are their M, x's rows their N of 8,
- * so that one row costs as much as 8 and has the same bits. A thread's 16 bytes of a row are
- * consecutive elements; they serve as the k's of its fragment in both operands, and no element
- * moves between lanes. Two buffers in registers: eight loads of W are under way while the eight
- * before are multiplied, 64 KiB per SM with two blocks of 128 registers on it (4.8 TB/s and 1 us
- * ask for some 36). x comes from the caches. Sums of a warp are one chain over its spans,
- * ascending; the warps' are added in ascending order. F8: a span has one scale. Matrices with fewer
- * than 4,096 columns have their spans cut into slices (gemm_split_k.cuh). Instructions count too:
- * at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8
- * bits and 3 of 4 bits; up to 8 rows take 2, 3 (int8), 4 (e4m3) and 2 (counted in the SASS of
- * sm_90a). Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_skinny:
- * engine. */
+ * A block has 16 rows of W; its 8 warps take spans of 128 k in turn, whatever the number of rows,
+ * and the tensor cores multiply. A warp's sum runs over its spans in ascending order; the warps'
+ * sums are added in ascending order. Bound by reading W; docs/kernels.md has the reasoning and the
+ * instruction counts. Thread: device; gemm_skinny: engine. */
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
@@ -23,11 +13,11 @@ enum {
     SKINNY_WARPS = 8,
     SKINNY_THREADS = SKINNY_WARPS * WARP,
     SKINNY_SPAN = GEMM_SKINNY_K_STEP,
-    SKINNY_LOADS = 8 /* of 16 bytes of W, at a time */
+    SKINNY_LOADS = 8 /* loads of 16 bytes of W at a time */
 };
 static_assert((int)SKINNY_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
-/* Per layout: loads that make a span of one row, elements in one, spans at a time. A thread has two
+/* Per layout: loads per span of a row, elements per load, spans at a time. A thread has two
  * rows. */
 template <enum gemm_weight_layout F> struct skinny_shape {
     enum {
@@ -38,14 +28,14 @@ template <enum gemm_weight_layout F> struct skinny_shape {
     };
 };
 
-/* What a thread works on: rows `lane / 4` and 8 on of W, row `lane / 4` (and 8 on) of x, the k's of
- * `lane % 4`. Where there is no such row it works on one that there is, in the same instruction as
- * the lane that needs it, and its sums are left out at the end. */
+/* A thread's operands: rows lane / 4 and lane / 4 + 8 of W, row lane / 4 (and + 8) of x, the k's of
+ * lane % 4. Past the last row it repeats an existing row, in the same instruction as the lane that
+ * owns it, and its sums are dropped at the end. */
 template <int N_TILES> struct skinny_operands {
-    const unsigned char *w[2];  /* where its 16 bytes of the row's first 64 are */
-    const uint16_t *x[N_TILES]; /* and the same elements of x */
-    int32_t n_in;               /* elements of a row from there on */
-    int32_t n_spans;            /* the spans to take end here */
+    const unsigned char *w[2];  /* its 16 bytes of the row's first 64 */
+    const uint16_t *x[N_TILES]; /* the same elements of x */
+    int32_t n_in;               /* elements of a row from w on */
+    int32_t n_spans;            /* end of the spans to take */
     const float *f8_scale;      /* of span 0 */
 };
 
@@ -53,21 +43,20 @@ struct skinny_weights {
     uint4 v[SKINNY_LOADS];
 };
 
-/* seen: of F8, both rows' bytes so far, more than 0x7f where one was NaN. */
+/* seen: F8, both rows' bytes so far; more than 0x7f if one was NaN. */
 template <int N_TILES> struct skinny_sums {
     float v[N_TILES][4];
     unsigned seen;
 };
 
-/* First element of the thread's load i of a span, counted from those of its first one. */
+/* First element of the thread's load i of a span, relative to its load 0. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ int32_t skinny_k(int32_t span, int i)
 {
     return span * SKINNY_SPAN + i * 4 * skinny_shape<F>::ELEMENTS;
 }
 
-/* Whether there is such a load: of whole spans it is known, rows of others end in the middle of
- * one. */
+/* Whether the row has this load: known for whole spans; other rows end in the middle of one. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ bool skinny_has(const skinny_operands<N_TILES> &p, int32_t span,
                                                   int i)
@@ -100,11 +89,11 @@ static __device__ __forceinline__ void skinny_upconvert(unsigned out[4], const u
         return;
     }
     upconvert_e4m3_numbers(out, in);
-    /* nan_e4m3, but for the last step */
+    /* nan_e4m3 without its last step */
     for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u;
 }
 
-/* One load's worth of k: both rows of W by the rows of x. */
+/* Multiplies one load of k: both rows of W by the rows of x. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], unsigned *seen,
                                                        const skinny_operands<N_TILES> &p,
@@ -154,7 +143,7 @@ static __device__ __forceinline__ void skinny_spans(skinny_sums<N_TILES> *sums,
     }
 }
 
-/* The warp's spans, one chain. */
+/* Accumulates the warp's spans in order. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void skinny_sum(skinny_sums<N_TILES> *sums,
                                                   const skinny_operands<N_TILES> &p, int32_t span)
@@ -169,8 +158,8 @@ static __device__ __forceinline__ void skinny_sum(skinny_sums<N_TILES> *sums,
     }
 }
 
-/* F8: a NaN among a row's weights is one of all its sums, which four lanes have between them. Whose
- * it is is looked for again, as there should be none. */
+/* F8: one NaN weight makes every sum of its row NaN. `seen` says only that the warp met one; rescan
+ * to find the row, since valid weights hold none. */
 template <int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *sums,
                                                           const skinny_operands<N_TILES> &p,
@@ -198,14 +187,14 @@ static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *
     }
 }
 
-/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on.
- * of_tile: may lie in shared memory until it is asked for. */
+/* Adds the warps' sums, and the slices' if there are any, and passes pairs of columns on. of_tile
+ * may be in shared memory until it is read. */
 template <enum gemm_weight_layout F, int N_TILES>
 static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const gemm_rows &kept,
                                                      const int32_t &of_tile,
                                                      const skinny_sums<N_TILES> &sums)
 {
-    /* so that no more than two lanes meet in a bank */
+    /* at most two lanes share a bank */
     __shared__ float part[SKINNY_WARPS][SKINNY_W_ROWS][8 * N_TILES + 3];
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     for (int n = 0; n < N_TILES; n++)
@@ -238,7 +227,7 @@ template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gemm_rows &rows,
                                                    const int32_t &tile)
 {
-    __shared__ gemm_rows kept; /* for the end: registers are short */
+    __shared__ gemm_rows kept; /* for the end, to save registers */
     if (threadIdx.x == 0) kept = rows;
     const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4,
                   first_column = tile * SKINNY_W_ROWS;
@@ -256,8 +245,8 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
         p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) +
                  quarter * skinny_shape<F>::ELEMENTS;
     }
-    /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of
-     * gate or of up. */
+    /* Both rows of W have one block of scales: they are 8 apart, from a multiple of 16 on, and both
+     * belong to gate or to up. */
     p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1))
                               : nullptr;
     skinny_sums<N_TILES> sums = {};
@@ -268,13 +257,11 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
 }
 
 enum {
-    SKINNY_PREFETCH =
-        4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */
+    SKINNY_PREFETCH = 4096 /* bytes of each of a block's 16 rows: its warps' first two buffers */
 };
 
-/* The rows of W that the block begins with set out before it waits for its x. Which expert's they
- * are is known as soon as routing is more than one kernel ago; before that it is a guess. tile:
- * below 0, none. */
+/* Prefetches the block's first rows of W before it waits for its x. Which expert they belong to is
+ * known if routing is more than one kernel ago, otherwise a guess. tile below 0: none. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32_t tile)
 {
@@ -292,7 +279,7 @@ static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32
                 (unsigned)n);
 }
 
-/* WHOLE: rows of W are of whole spans. */
+/* WHOLE: rows of W consist of whole spans. */
 template <enum gemm_weight_layout F, bool WHOLE>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_kernel(const gemm_call c)
 {
@@ -304,17 +291,17 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_kernel(const 
     else skinny_rows<F, 2, WHOLE>(c, rows, (int32_t)blockIdx.x);
 }
 
-/* Several products' tiles, one product after the other. */
+/* The tiles of several fused GEMMs, one GEMM after the other. */
 struct skinny_fused_calls {
     gemm_call of[GEMM_FUSED_MAX];
-    int32_t first_tile[GEMM_FUSED_MAX]; /* of those that there are not: behind the last */
+    int32_t first_tile[GEMM_FUSED_MAX]; /* first tile of each; unused entries hold the total */
 };
 
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void fused_prefetch(const skinny_fused_calls &all)
 {
 #pragma unroll
-    /* where it is not the block's: no rows */
+    /* prefetches nothing for GEMMs that are not the block's */
     for (int i = 0; i < GEMM_FUSED_MAX; i++)
         skinny_prefetch<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]);
 }
@@ -325,8 +312,8 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 2)
 {
     fused_prefetch<F>(all);
     grid_dependency_sync();
-    __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a
-                             * copy for each thread */
+    __shared__ gemm_call c; /* the block's; indexing the arguments would copy them for each
+                             * thread */
     __shared__ int32_t tile;
     int i = 0;
     while (i + 1 < GEMM_FUSED_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
@@ -352,7 +339,7 @@ template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(c
     return kernels[layout];
 }
 
-/* Two blocks on every SM; a slice gives each of its warps a span at least. */
+/* Two blocks per SM; a slice has at least one span per warp. */
 enum { SKINNY_BLOCKS_WANTED = 256, SKINNY_SPLIT_LEAST = SKINNY_WARPS * SKINNY_SPAN };
 static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SPLIT_K_TILES_MAX &&
                   2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS,
@@ -364,7 +351,7 @@ cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout,
 {
     gemm_call c = *call;
     c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
-    /* that can have rows at all */
+    /* groups that can have rows at all */
     const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups);
     return launch(
         stream,

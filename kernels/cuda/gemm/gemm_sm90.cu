@@ -1,11 +1,9 @@
-/* gemm_sm90.cu - products of bf16 and of f16 with many rows of x on compute capability 9.0, and
- * which calls are that kernel's.
+/* gemm_sm90.cu - GEMM of bf16 and of f16 with many rows of x on compute capability 9.0, and which
+ * calls take that kernel. gemm_sm90.cuh has the pipeline.
  *
- * gemm_sm90.cuh has how. A tile of 128 by 256 moves 48 KiB for each 64 k and multiplies for 1,024
- * of an SM's cycles; one of 128 by 128, which is for matrices too narrow to give all SMs a wide
- * one, 32 KiB for 512. Both add up alike: which of the two a call takes changes no bit as far as is
- * known of the hardware (the sum over an instruction's k does not depend on its columns). Thread:
- * device; gemm_sm90: engine. */
+ * Both tile widths accumulate alike: the choice changes no bit as far as is known of the hardware
+ * (the sum over an instruction's k does not depend on its columns). Thread: device; gemm_sm90:
+ * engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
 
 typedef sm90_tile<256, 4, 1> wide_tile;   /* 224 KiB */

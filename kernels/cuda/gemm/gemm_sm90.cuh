@@ -1,26 +1,12 @@
-/* gemm_sm90.cuh - tiles of y on the tensor cores of compute capability 9.0, what its kernels share:
+/* gemm_sm90.cuh - tiles of y on the tensor cores of compute capability 9.0, shared by its kernels:
  * bf16 by bf16, f16 by f16, e4m3 by e4m3.
  *
- * A block has three warpgroups. The first brings stages - 128 bytes of k of 128 rows of x and of
- * T::COLUMNS rows of W - by cp.async into a ring in shared memory; the other two multiply, 64 rows
- * of x each, by wgmma, whose operands lie in shared memory as wgmma_descriptor says. Rows of x may
- * be gathered and groups are found on the device: that is why stages are not brought by tensor
- * maps.
- *
- * Stage s of a block, counted through all its tiles, uses place s % STAGES for the (s / STAGES)-th
- * time, and two barriers of that place:
- *   empty   the 8 multiplying warps arrive when they have read it; who brings waits before he
- *           writes, the first time in vain (parity 1)
- *   full    every bringing thread arrives when its own copies have landed and it has fenced them;
- *           who multiplies waits before he reads
- * A thread that brings waits for its copies LAG stages after it ordered them. LAG is below STAGES -
- * 1: those who multiply keep a stage until they have begun the next one, so that one must have been
- * announced before the ring is full.
- *
- * Blocks stay: each takes the tiles blockIdx.x, + gridDim.x, ..., and brings the next tile's stages
- * while the last one's results are written. Results leave by way of shared memory, 16 rows by 64
- * columns of each warp at a time, so that a warp writes whole rows. Every sum is one chain over k
- * ascending, whatever the tile. Thread: device. */
+ * A block has three warpgroups: a producer loads stages into a ring in shared memory by cp.async,
+ * two consumers multiply 64 rows of x each by wgmma. Stage s uses slot s % STAGES and two barriers:
+ * empty (consumers have read it) and full (its copies are complete and fenced). Blocks are
+ * persistent. Every sum runs over k in ascending order, whatever the tile. docs/kernels.md has the
+ * pipeline in detail.
+ * Thread: device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_SM90_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_SM90_CUH
 

@@ -1,12 +1,11 @@
-/* gemm_split_k.cuh - sums over k in slices: how blocks that share a tile of y hand their parts to
- * the one that finishes it.
+/* gemm_split_k.cuh - split-k: how blocks that share a tile of y hand their partial sums to the
+ * block that finishes it.
  *
- * A matrix with few columns gives fewer tiles than a card has SMs, so that most of the memory's
- * rate would go unused: its k is then cut into slices, one block each (blockIdx.z or y), by the
- * matrix's shape alone. Every block leaves its part in scratch memory; the last one to arrive adds
- * all of them in ascending order, so that the order of arrival changes no bit. Counters are zero
- * between calls: the last block's arrival wraps them. Thread: host (engine) for choose_n_splits,
- * then device. */
+ * A matrix with few columns gives fewer tiles than a GPU has SMs, which would waste memory
+ * bandwidth. Its k is then split into slices, one block each (blockIdx.z or y), depending only on
+ * the matrix's shape. Every block stores its part in scratch memory; the last one to arrive adds
+ * all of them in ascending order, so the order of arrival changes no bit. Counters are zero between
+ * calls: the last block's arrival wraps them. Thread: engine for choose_n_splits, then device. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_SPLIT_K_CUH
 #define BATON_KERNELS_CUDA_GEMM_GEMM_SPLIT_K_CUH
 
@@ -14,14 +13,14 @@
 
 enum {
     SPLIT_K_MAX = 8,
-    SPLIT_K_TILES_MAX = 256 /* of each product of a launch */,
+    SPLIT_K_TILES_MAX = 256 /* per GEMM of a launch */,
     SPLIT_K_COUNTER_BYTES = (int)GEMM_FUSED_MAX * SPLIT_K_TILES_MAX * 4
 };
 /* the kernels assert that their parts fit */
 enum { SPLIT_K_SCRATCH_FLOATS = 2 << 20, SPLIT_K_FUSED_FLOATS = SPLIT_K_SCRATCH_FLOATS / 4 };
 
-/* So many slices that blocks_wanted blocks run (fewer than twice as many do), of k_least elements
- * of k each at least. */
+/* Enough slices for blocks_wanted blocks (less than twice as many run), each of at least k_least
+ * elements of k. */
 static inline int32_t choose_n_splits(const gemm_call &c, int32_t tile_columns,
                                       int32_t blocks_wanted, int32_t k_least)
 {
@@ -34,7 +33,7 @@ static inline int32_t choose_n_splits(const gemm_call &c, int32_t tile_columns,
     return n < 1 ? 1 : n;
 }
 
-/* Where a slice's part of a tile lies, `floats` of them. */
+/* A slice's part of a tile, `floats` floats. */
 static __device__ __forceinline__ float *split_partial(const gemm_call &c, int32_t tile,
                                                        int32_t split, int32_t floats)
 {
@@ -43,8 +42,8 @@ static __device__ __forceinline__ float *split_partial(const gemm_call &c, int32
            ((size_t)tile * (size_t)c.n_splits + (size_t)split) * (size_t)floats;
 }
 
-/* After the block's part is written: whether all others of the tile are too, and this block
- * finishes it. Called by all threads. */
+/* After the block's part is written: whether all other parts of the tile are too, so that this
+ * block finishes it. Called by all threads. */
 static __device__ __forceinline__ bool is_last_split(const gemm_call &c, int32_t tile)
 {
     __shared__ unsigned before;
@@ -58,7 +57,7 @@ static __device__ __forceinline__ bool is_last_split(const gemm_call &c, int32_t
     return before == (unsigned)c.n_splits - 1;
 }
 
-/* Two neighbouring sums of a part at `at`, over all slices, ascending. */
+/* Adds two neighbouring sums at `at` over all slices, in ascending order. */
 static __device__ __forceinline__ float2 reduce_splits(const gemm_call &c, int32_t tile,
                                                        int32_t floats, int32_t at)
 {

@@ -1,30 +1,19 @@
-/* gemm_tiles.cu - products with many rows of x (prompts, large batches): tiles of y on the tensor
+/* gemm_tiles.cu - GEMM with many rows of x (prompts, large batches): tiles of y on the tensor
  * cores.
  *
- * Bound by the tensor cores from some 200 rows on, by reading W before. x's rows are the M of mma
- * m16n8k16, W's rows its N. Both go through shared memory as they are stored, TILE_K elements a
- * stage, by cp.async several stages ahead; stored numbers become bf16 in registers. A thread reads
- * 16 bytes of consecutive elements of a row, not ldmatrix: that gives the same number of fragments
- * per instruction, and what the hardware takes for k's 2t, 2t + 1, 2t + 8, 2t + 9 of two steps are
- * then the same 8 consecutive elements in both operands, also where W has 8 or 4 bits an element.
- * Rows of x (and of W in 16 bits) take up all 32 banks, and 8 lanes read from two rows at a time:
- * the 16-byte pieces of odd rows are exchanged so that they fall into the other banks. Per 64
- * elements of k a block of the largest tile moves 32 KiB and multiplies for some 800 cycles of an
- * H100's mma.sync (1,024 of an A100's): that keeps within what the second cache gives, which a tile
- * of half the size would not. It takes 140 to 160 registers (F8, which has two sets of sums, 220),
- * so one block of 8 warps an SM; held to 128 for a second block it spills. By registers four and
- * more of the others fit (F8 three), by shared memory, 48 to 64 KiB in bf16, three on an H100.
- * Results leave by way of shared memory. Every sum is one chain over k, ascending, in all shapes of
- * tiles (F8: a chain per 128 elements, times the scale, then added), but where k is in slices,
- * which are one each: which shape a call takes changes no bit. The shape table is at the end.
- * Thread: device; gemm_tiles: engine. */
+ * x's rows are the M of mma m16n8k16, W's rows its N. Both go through shared memory as they are
+ * stored, TILE_K elements per stage, by cp.async several stages ahead; stored numbers become bf16
+ * in registers. Every sum runs over k in ascending order in all tile shapes (F8: per 128 elements,
+ * times the scale, then added; split-k: per slice), so the shape changes no bit. The shape table is
+ * at the end; docs/kernels.md has the reasoning, registers and cycles. Thread: device; gemm_tiles:
+ * engine. */
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
 enum { TILE_K = GEMM_STEP, X_ROW_BYTES = TILE_K * 2, F8_STAGES = GEMM_F8_BLOCK / TILE_K };
 
-/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their
- * registers. SPLITS_K: of k, where a call has several (gemm_split_k.cuh). */
+/* A block computes M by N of y with WARPS_M by WARPS_N warps; N_BLOCKS blocks fit on an SM by their
+ * registers. SPLITS_K: the call splits k (gemm_split_k.cuh). */
 template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES,
           int N_BLOCKS, bool SPLITS_K_ = false>
 struct gemm_tile {
@@ -46,7 +35,7 @@ struct gemm_tile {
         W_BYTES = N * W_ROW_BYTES,
         STAGE_BYTES = X_BYTES + W_BYTES,
         SHARED = STAGES * STAGE_BYTES,
-        Y_PITCH = N + 8, /* floats; rows of 4 lanes are then in banks of their own */
+        Y_PITCH = N + 8, /* floats; so that the rows of 4 lanes use different banks */
         X_COPIES = X_BYTES / 16 / THREADS, /* of 16 bytes, by a thread for a
                                             * stage */
         W_PIECES = W_ROW_BYTES / 16,
@@ -62,22 +51,22 @@ struct gemm_tile {
     static_assert(THREADS / 8 % 2 == 0, "all rows of x that a thread copies are odd or none is");
 };
 
-/* Where piece i (16 bytes) of a row lies. Of 16 bits: a thread has pieces t and t + 4 of both
- * operands; otherwise 2t and 2t + 1 of x. */
+/* The slot of piece i (16 bytes) of a row. 16-bit layouts: a thread has pieces t and t + 4 of both
+ * operands; others: 2t and 2t + 1 of x. */
 template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i)
 {
     return gemm_stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1);
 }
 
-/* What a thread copies: piece `tid % 8` of rows tid / 8, ... of x; of W's pieces those with its
- * number. Pointers stand at the next stage. */
+/* What a thread copies: piece tid % 8 of rows tid / 8, .. of x, and its share of W's pieces.
+ * Pointers are at the next stage. */
 template <class T> struct tile_source {
     const unsigned char *x[T::X_COPIES];
-    const unsigned char *w; /* the first of its pieces */
-    unsigned x_rows;        /* bit i: there is a row for copy i; otherwise zeros */
-    int32_t w_rows;         /* there are, from the first piece's on */
-    int x_to, w_to;         /* where the first pieces go, from the stage's begin; the
-                             * others are as odd */
+    const unsigned char *w; /* its first piece */
+    unsigned x_rows;        /* bit i: copy i has a row; otherwise zeros */
+    int32_t w_rows;         /* existing rows from the first piece's on */
+    int x_to, w_to;         /* offsets of the first pieces in a stage; the other rows have the
+                             * same parity */
 };
 
 template <enum gemm_weight_layout F, class T>
@@ -108,7 +97,7 @@ template <class T> static __device__ __forceinline__ void skip_stages(tile_sourc
     s->w += (size_t)n * T::W_ROW_BYTES;
 }
 
-/* Orders the next stage into its place. */
+/* Issues the copies of the next stage. */
 template <class T>
 static __device__ __forceinline__ void load_stage_async(tile_source<T> *s, const gemm_call &c,
                                                         unsigned char *to)
@@ -139,8 +128,8 @@ static __device__ __forceinline__ void read_16(unsigned to[4], const unsigned ch
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of 16 those of
- * half `half`. */
+/* A thread's words of its row of W: with 8 and 4 bits all of the stage, in one load; with 16 bits
+ * those of half `half`. */
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row,
                                               int row_number, int t, int half)
@@ -159,7 +148,7 @@ template <enum gemm_weight_layout F, class T> struct tile_fragments {
     unsigned w[T::N_TILES][gemm_stored<F>::PLAIN ? 4 : (int)T::W_WORDS];
 };
 
-/* Half a stage: 32 elements of k, two steps of mma. */
+/* Multiplies half a stage: 32 elements of k, two steps of mma. */
 template <enum gemm_weight_layout F, class T>
 static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N_TILES][4],
                                                      const tile_fragments<F, T> &f,
@@ -171,7 +160,7 @@ static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N
         upconvert_8<F>(b[n], f.w[n] + (gemm_stored<F>::PLAIN ? 0 : half * T::PER_HALF));
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
-        /* rows 8 and 16 on are as odd as g */
+        /* rows 8 and 16 further have the parity of g */
         const int piece = piece_at<F>(g, gemm_stored<F>::PLAIN ? 4 * half + t : 2 * t + half);
         unsigned low[4], high[4];
         read_16(low, x + (16 * m + g) * X_ROW_BYTES + piece * 16);
@@ -208,8 +197,7 @@ static __device__ __forceinline__ void multiply_stage(float sums[T::M_TILES][T::
 
 /* ---- a tile ---- */
 
-/* F8: the sums of up to 128 elements of k, by gate's (or the only) and up's scale of them, to the
- * others. */
+/* F8: adds the sums of up to 128 k, times gate's (or the only) and up's scale, to the total. */
 template <class T>
 static __device__ __forceinline__ void add_scaled(float sums[T::M_TILES][T::N_TILES][4],
                                                   float part[T::M_TILES][T::N_TILES][4],
@@ -226,8 +214,8 @@ static __device__ __forceinline__ void add_scaled(float sums[T::M_TILES][T::N_TI
             }
 }
 
-/* By way of shared memory, where no copy is under way any more: a thread then has one pair of
- * columns, and a warp's results lie side by side. */
+/* Stores results through shared memory, in which no copy is in flight any more: a thread then has
+ * one pair of columns, and a warp's results are contiguous. */
 template <class T>
 static __device__ __forceinline__ void collect_tile(float *to,
                                                     const float sums[T::M_TILES][T::N_TILES][4])
@@ -245,7 +233,7 @@ static __device__ __forceinline__ void collect_tile(float *to,
                             8 * n) = make_float2(sums[m][n][i], sums[m][n][i + 1]);
 }
 
-/* The slice's sums as a part of the tile. */
+/* Stores the slice's sums as its part of the tile. */
 template <class T>
 static __device__ __forceinline__ void store_partial(float *to, const float *sums, int32_t n_rows)
 {
@@ -276,9 +264,9 @@ static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm
     }
 }
 
-/* Blocks in the order that they run in: TILES_TOGETHER row tiles by all columns, a column of tiles
- * after the other, so that blocks that run together share W, and x of the row tiles stays in the
- * second cache until the last column. */
+/* The order of blocks: TILES_TOGETHER row tiles by all columns, one column of tiles after the
+ * other, so that concurrent blocks share W, and x of the row tiles stays in L2 until the last
+ * column. */
 enum { TILES_TOGETHER = 16 };
 struct tile_at {
     int32_t row, column;
@@ -302,7 +290,7 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
     const int32_t first_column = at.column * T::COLUMNS;
     tile_source<T> source;
     find_source<F, T>(&source, c, rows, first_column);
-    int32_t first_stage = 0, n_stages = c.n_in_padded / TILE_K; /* n_stages: where they end */
+    int32_t first_stage = 0, n_stages = c.n_in_padded / TILE_K; /* n_stages: their end */
     if (T::SPLITS_K && c.n_splits > 1) {
         const int32_t per_split = ((n_stages + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) /
                                   F8_STAGES * F8_STAGES;
@@ -316,18 +304,17 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
         copy_async_commit(); /* an empty group keeps the count */
     }
 
-    /* part: of F8 */
+    /* part: F8 */
     float sums[T::M_TILES][T::N_TILES][4] = {}, part[T::M_TILES][T::N_TILES][4] = {};
     const float *scales[2] = { nullptr, nullptr };
     if (F == GEMM_F8)
         for (int i = 0; i < 2; i++)
             scales[i] = f8_scales(c, rows.group,
                                   min(first_column, c.n_out - 1) + (c.paired ? i : 0));
-    int now = 0, next = (T::STAGES - 1) * T::STAGE_BYTES; /* where in shared memory */
+    int now = 0, next = (T::STAGES - 1) * T::STAGE_BYTES; /* offsets in shared memory */
     for (int32_t stage = first_stage; stage < n_stages; stage++) {
         copy_async_wait<T::STAGES - 2>();
-        __syncthreads(); /* all copies have landed, and nobody reads the place any more that comes
-                          * next */
+        __syncthreads(); /* all copies are complete, and nobody reads the next slot any more */
         if (stage + T::STAGES - 1 < n_stages)
             load_stage_async<T>(&source, c, shared_memory() + next);
         copy_async_commit();
@@ -365,11 +352,11 @@ template <enum gemm_weight_layout F, class T> static tile_shape shape_for()
     return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED };
 }
 
-/* Largest first: for prompts; for batches of decode steps, which read W at memory's rate and x
- * again for every 128 columns (64 KiB and more of W are on their way to an SM; with narrower tiles
- * x would take more of the second cache's rate than W); for experts with some dozens of rows; and
- * for matrices with too few columns to give every SM a larger one. A block of compute capability
- * 8.6 has 99 KiB of shared memory: that limits the stages of the first ones. */
+/* Largest first: for prompts; for batches of decode steps, which read W at memory bandwidth and x
+ * again for every 128 columns (64 KiB or more of W are in flight per SM; with narrower tiles x
+ * would take more L2 bandwidth than W); for experts with dozens of rows; and for matrices with too
+ * few columns to give every SM a larger one. A block on compute capability 8.6 has 99 KiB of shared
+ * memory, which limits the stages of the first shapes. */
 enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
 template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
 {
@@ -398,10 +385,9 @@ static tile_shape shape_of_layout(enum gemm_weight_layout layout, int i)
     return of[layout](i);
 }
 
-enum { SMS_USUAL = 128 }; /* 108 of an A100 to 148 of a B200; the choice is of speed alone */
+enum { SMS_USUAL = 128 }; /* 108 of an A100 to 148 of a B200; affects only speed */
 
-/* The largest tile that a group's usual rows fill to more than a half and that gives every SM
- * one. */
+/* The largest tile that a group's usual rows fill to more than half and that gives every SM one. */
 static tile_shape choose_shape(enum gemm_weight_layout layout, const gemm_call &c)
 {
     const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups)
@@ -420,7 +406,7 @@ enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SPLIT_LEAST = 8 * TILE_K };
 static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SPLIT_K_SCRATCH_FLOATS,
               "choose_n_splits gives fewer than twice the blocks wanted");
 
-/* A batch of decode steps: one row of tiles, in slices of k where the matrix is narrow. */
+/* Whether this is a batch of decode steps: one row of tiles, with split k for narrow matrices. */
 static bool is_batch(const gemm_call &c)
 {
     return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS;
@@ -437,7 +423,7 @@ cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout,
     }
     const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) *
                             blocks_for((size_t)c.n_columns, (size_t)t.columns);
-    if (n_blocks == 0) return cudaSuccess; /* fewer rows than a group of this kernel has */
+    if (n_blocks == 0) return cudaSuccess; /* too few rows for this kernel */
     if (n_blocks > INT32_MAX) return cudaErrorInvalidValue;
     return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_splits),
                   dim3((unsigned)t.threads), t.shared, c);
