@@ -1,6 +1,6 @@
-/* batch.c - see batch.h for the rules. The first pass over the running list chooses sequences (and
- * may preempt), the second writes rows, so no sequence loses blocks after its rows are written.
- * Thread: engine. */
+/* batch.c - builds the batch of a step by the rules of batch.h. The first pass over the running
+ * list chooses sequences (and may preempt), the second writes rows, so no sequence loses blocks
+ * after its rows are written. Thread: engine. */
 #include "shared/engine/batch.h"
 
 #include "shared/base/assert.h"
@@ -33,8 +33,8 @@ void batch_release(struct batch *b)
 
 /* ---- preemption ---- */
 
-/* The newest running sequence whose blocks nobody else reads: those of a prefill_only one may be on
- * their way to a peer. */
+/* The newest running sequence that is not prefill_only: blocks of those may be in transfer to a
+ * peer. */
 static struct seq *newest_running(struct engine *e)
 {
     struct seq *newest = NULL;
@@ -45,7 +45,7 @@ static struct seq *newest_running(struct engine *e)
 
 static void preempt(struct engine *e, struct seq *s)
 {
-    ASSERT(s->n_future == 0); /* engine_step runs no step ahead when blocks may run out */
+    ASSERT(s->n_future == 0); /* may_launch_ahead: false when blocks may run out */
     log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id,
               s->n_tokens, s->n_blocks);
     engine_unlist(e, s);
@@ -60,7 +60,7 @@ static void preempt(struct engine *e, struct seq *s)
     engine_batch(e)->preempted = true;
 }
 
-/* A block for the next position. False: the sequence itself had to go. */
+/* Takes a block for the next position if needed. False: `s` itself was preempted. */
 static bool ensure_block(struct engine *e, struct seq *s)
 {
     while (s->n_blocks <= s->n_computed / e->opt.block_tokens) {
@@ -77,9 +77,9 @@ static bool ensure_block(struct engine *e, struct seq *s)
 
 static bool is_decode(const struct seq *s) { return seq_n_pending(s) == 1 && seq_has_work(s); }
 
-/* Mark the decodes of this step. Making room for one may preempt others, marked or not yet reached;
- * the walk goes on from the links of `s`, which is then known to be in the list, or starts again
- * when `s` itself had to go (rare). */
+/* Marks the decodes of this step. A block for one may preempt others, before or after it in the
+ * list. The walk goes on from `s`, which is still in the list, or starts again when `s` itself was
+ * preempted (rare). */
 static void choose_decodes(struct engine *e)
 {
     struct batch *b = engine_batch(e);
@@ -108,8 +108,8 @@ static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
-/* Add positions [begin, end) of s, with rows from `row` on, as attention sequences. A row's
- * attention path is its token's (prompt or generated): a moved or preempted request computes its
+/* Adds positions [begin, end) of s, with rows from `row` on, as attention sequences. The token
+ * (prompt or generated) decides a row's attention path: a moved or preempted request computes its
  * generated tokens again as they were generated. */
 static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint32_t end,
                      uint32_t row)
@@ -127,7 +127,7 @@ static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint3
     }
 }
 
-/* Add up to `n` pending tokens of s; fewer when the logits rows run out. Returns how many. */
+/* Adds up to `n` pending tokens of s, fewer when the logits rows run out. Returns how many. */
 static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
 {
     uint32_t begin = s->n_computed, end = begin, first_row = b->n_rows;
@@ -179,8 +179,8 @@ static void add_decodes(struct engine *e)
 
 /* ---- admission ---- */
 
-/* Blocks for all known tokens and, when tokens will be generated here, for the next one: a sequence
- * that starts also moves. */
+/* Blocks for all known tokens and, if tokens are generated here, for the next one: a sequence that
+ * starts can then make progress. */
 static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
 {
     uint32_t n = s->n_tokens;
@@ -199,7 +199,7 @@ static void announce_start(struct engine *e, struct seq *s)
         e, &(struct engine_event){
                .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
     if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
-    /* The receiver may lack the cached blocks. The step that wrote them is over: no event. */
+    /* The receiver may lack the cached blocks. Their KV is complete: no event. */
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
         e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }
@@ -211,13 +211,13 @@ bool batch_next_needs_completion(struct engine *e)
     return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
 }
 
-/* Move the head of the waiting queue to running; NULL when there is none or no room. Nobody
- * overtakes it. */
+/* Moves the head of the waiting queue to running. NULL: the queue is empty, or there is no room for
+ * its head, which no other sequence overtakes. */
 static struct seq *admit(struct engine *e)
 {
     if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return NULL;
     struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
-    /* its cached blocks go to a peer at once: they must be there */
+    /* its cached blocks are sent to a peer at once: they must be complete */
     if (s->prefill_only && engine_has_inflight(e)) return NULL;
     if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
     engine_unlist(e, s);
@@ -240,8 +240,8 @@ void batch_build(struct engine *e)
         if (!has_space(b)) break;
         if (!is_decode(s)) add_pending(b, s);
     }
-    /* Blocks were just taken from the newest: starting anything now would take them from it
-     * again. */
+    /* After a preemption nothing starts: it would take the blocks that the preempted sequence
+     * needs. */
     while (!b->preempted && has_space(b)) {
         struct seq *s = admit(e);
         if (!s) break;

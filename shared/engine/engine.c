@@ -1,9 +1,8 @@
 /* engine.c - life cycle, the public calls and the thread of the engine.
  *
- * The calls check and copy on the caller's thread, then post a small command; what happens next is
- * in engine_command.c. The thread alternates between commands and steps and sleeps in mailbox_wait
- * when neither has anything to do. engine_free is called by the owner after everyone who posts has
- * stopped. */
+ * The calls check and copy on the caller's thread, then post a command (engine_command.c). The
+ * thread alternates between commands and steps and sleeps in mailbox_wait when there are neither.
+ * The owner calls engine_free after all threads that post have stopped. */
 #include "shared/engine/engine.h"
 
 #include "kernels/copy_stream.h"
@@ -11,7 +10,7 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
-/* how often an idle engine checks that the device is still there */
+/* how often an idle engine checks its device */
 enum { IDLE_CHECK_MS = 1000 };
 /* Commands of one sequence in flight: one to enter, then activate, cancel, fence or release; some
  * room to spare. */
@@ -38,7 +37,7 @@ static void *engine_main(void *arg)
         }
         if (worked) continue;
         engine_update_metrics(e);
-        /* a lost device reports its fault */
+        /* wakes up to see a lost device */
         if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS))
             (void)device_available(e->device);
     }
@@ -119,7 +118,7 @@ static void release(struct engine *e)
     void *value;
     while (map_next(&e->seqs, &pos, &key, &value)) {
         struct seq *s = value;
-        s->n_blocks = 0; /* the pool's counters go as a whole */
+        s->n_blocks = 0; /* the pool is freed as a whole */
         seq_free(s);
     }
     map_release(&e->seqs);
@@ -280,8 +279,8 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .n_steps = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
                    compute_pool_progress(e->opt.model->kernels->pool),
         .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),
-        /* A command not yet taken is work too: a thread that hangs in its callback shows that
-         * way. */
+        /* A waiting command counts as work, so that a thread that hangs in a callback is
+         * noticed. */
         .has_work = atomic_load_explicit(&l->stepping, memory_order_relaxed) ||
                     mailbox_len(e->commands) > 0,
     };

@@ -22,8 +22,8 @@ static struct seq *find(const struct engine *e, uint64_t id)
     return map_get(&e->seqs, map_key_u64(&id));
 }
 
-/* Make the sequence live. Two live ones with one id cannot be told apart in events, so the second
- * is turned away. */
+/* Makes the sequence live. Refuses a second live sequence with the same id: events could not tell
+ * them apart. */
 static bool enter(struct engine *e, struct seq *s)
 {
     if (find(e, s->id)) {

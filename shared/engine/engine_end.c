@@ -26,7 +26,7 @@ void engine_unlist(struct engine *e, struct seq *s)
 
 /* ---- blocks ---- */
 
-/* Take the sequence out of a step in flight. False: the step does not include it. */
+/* Takes the sequence out of a step in flight. False: the step does not include it. */
 static bool leave_step(struct batch *b, const struct seq *s)
 {
     bool found = false;
@@ -83,7 +83,7 @@ void engine_forget(struct engine *e, struct seq *s)
     seq_free(s);
 }
 
-/* Fill the time in each stage: 0 for a stage that never began and for those after it. */
+/* Fills in the time in each stage: 0 for a stage that never began and for those after it. */
 static void fill_times(const struct seq *s, struct engine_event *ev)
 {
     uint64_t now = clock_ns();

@@ -1,11 +1,11 @@
-/* engine_step.c - steps: submitted, then completed when their tokens are there.
+/* engine_step.c - steps: submits them, and completes them once their tokens are there.
  *
  * With sampling on the device, step n + 1 is submitted before step n completes: its decode rows
  * read the tokens of step n on the device, so the device never waits for the host. The host learns
- * late that a sequence has ended; it then discards the sequence's row of step n + 1 (engine_end.c).
- * Penalties count the future token too, on the device. A step is not run ahead when a peer is to be
- * sent KV that is not there yet, or when it might need blocks of a running sequence. With sampling
- * on the host, a step completes at once.
+ * late that a sequence has ended and discards the sequence's row of step n + 1 (engine_end.c).
+ * Penalties count the future token too, on the device. No step is submitted early when KV of the
+ * step in flight has to be sent to a peer, or when it might need blocks of a running sequence. With
+ * sampling on the host, a step completes at once.
  *
  * Completion first offers full blocks to the prefix cache, then takes the tokens, because a token
  * may end its sequence and free it. Thread: engine. */
@@ -67,9 +67,8 @@ static void count_layer(void *arg)
     atomic_fetch_add_explicit(&((struct engine *)arg)->load.n_progress, 1, memory_order_relaxed);
 }
 
-/* Announce a layer without waiting for it: the sender of the layer waits for its event, and so does
- * the progress count of a prefill step. A step of single rows is counted at once, as it
- * is over soon. */
+/* Announces a layer without waiting for it: the sender of the layer waits for its event, and so
+ * does the progress count of a prefill step. A step of single rows is short and counted at once. */
 static void on_layer(void *arg, uint32_t layer)
 {
     struct engine *e = arg;
@@ -96,7 +95,7 @@ static bool has_prefill_only(const struct batch *b)
     return false;
 }
 
-/* The known token that the row scores; -1: the row samples one. */
+/* The known token that the row scores; -1: the row samples a token. */
 static int32_t score_of(const struct batch_logit *l)
 {
     return l->sample ? -1 : l->seq->tokens[l->pos + 1];
@@ -196,7 +195,7 @@ static void launch_step(struct engine *e)
 
 /* ---- completion ---- */
 
-/* Compute the log-sum-exp of the rows that need logprobs. */
+/* Computes the log-sum-exp of the rows that need logprobs. */
 static void normalise(struct engine *e, const struct batch *b)
 {
     struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
@@ -227,8 +226,8 @@ static struct sampler_row row_of(const struct engine *e, const struct batch_logi
     return (struct sampler_row){ .in = in, .score = score_of(l) };
 }
 
-/* The host chooses, for the sequences that the step before has not ended: all rows first, since
- * what comes of them may free sequences. */
+/* Samples on the host for sequences that the previous step has not ended. Computes all rows before
+ * it takes tokens, which may free sequences. */
 static void sample(struct engine *e, const struct batch *b)
 {
     uint32_t n = 0, at = 0;
@@ -246,8 +245,8 @@ static void publish_blocks(struct engine *e, const struct batch *b)
         if (b->chunks[i].seq) seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens);
 }
 
-/* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position.
- * The others' chunks are cleared here: taking their tokens may free them. */
+/* Keeps only chunks of sequences that sample no token (echo with max_tokens 0), which end with
+ * their last position. Taking the tokens of the others may free them. */
 static void keep_tokenless_chunks(const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_chunks; i++) {
@@ -267,7 +266,7 @@ static void take_tokens(struct engine *e, const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct batch_logit *l = &b->logits[i];
-        if (!l->seq) continue; /* it ended a step ago */
+        if (!l->seq) continue; /* it ended in the previous step */
         if (l->sample) l->seq->n_future--;
         if (l->sample) engine_take_token(e, l->seq, &e->fetched[i]);
         else score_prompt(e, l->seq, l->pos, &e->fetched[i]);
@@ -277,7 +276,7 @@ static void take_tokens(struct engine *e, const struct batch *b)
 /* A step of a device that failed has no results. */
 static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
 
-/* Observe the time since its submission or, if later, since the previous step completed. */
+/* Observes the time since the submission or, if later, since the previous step completed. */
 static void observe_time(struct engine *e, const struct inflight_step *f)
 {
     const uint64_t begin = f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;

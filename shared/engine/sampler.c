@@ -23,7 +23,7 @@
 #include "shared/base/rng.h"
 
 #define TEMPERATURE_GREEDY 1e-5f /* below: no draw */
-#define TEMPERATURE_MIN    1e-2f /* smaller ones are raised to this, as in vLLM */
+#define TEMPERATURE_MIN    1e-2f /* smaller ones become this, as in vLLM */
 #define SEEN               0x80000000u
 
 enum { SUM_CHUNK = 1024, SUM_LANES = 8, PIECES_PER_KEPT = 4, PIECE_MIN = 16 };
@@ -33,8 +33,7 @@ struct cand {
     int32_t id;
 };
 
-/* Kept are the entries that come before `p, id` in the order (larger p, then smaller id), and this
- * one. */
+/* The last kept entry in the order (larger p, then smaller id). */
 struct cutoff {
     float p;
     int32_t id;
@@ -124,7 +123,7 @@ static void apply_penalties(struct sampler *s, const struct sampler_input *in)
     }
 }
 
-/* Logits after mask, min_tokens, bias and penalties; the caller's own row when nothing applies. */
+/* Applies mask, min_tokens, bias and penalties. Returns the caller's row if nothing applies. */
 static const float *process(struct sampler *s, const struct sampler_input *in)
 {
     const struct sampling_params *p = in->params;
@@ -143,7 +142,7 @@ static const float *process(struct sampler *s, const struct sampler_input *in)
     return s->x;
 }
 
-/* First largest entry. A row without a single usable value gives the first allowed token. */
+/* The first largest entry; the first allowed token if no value is usable. */
 static int32_t argmax(const struct sampler *s, const float *x, const uint64_t *allowed)
 {
     int32_t best = host_argmax(s->kernels, x, s->n_vocab);
@@ -171,17 +170,17 @@ static bool is_kept(struct cutoff c, float p, int32_t id)
     return p > c.p || (p == c.p && id <= c.id);
 }
 
-/* Smallest head of c, in the order of comes_before, whose weight (count, or mass of p) reaches
- * `target`: its last entry. Reorders c. Quickselect: the half that cannot hold the border is
- * counted whole, never sorted. */
+/* Returns the last entry of the smallest prefix of c, in the order of comes_before, whose weight
+ * (count, or mass of p) reaches `target`. Reorders c. Quickselect: a half without the border is
+ * summed, never sorted. */
 static struct cand select_border(struct cand *c, uint32_t n, double target, bool by_count)
 {
     uint32_t lo = 0, hi = n, mix = 0x9e3779b9u;
     double before = 0; /* weight of c[0..lo) */
     ASSERT(n > 0);
     while (hi - lo > 1) {
-        mix = mix * 1664525u + 1013904223u; /* a fixed sequence of pivots: no order of the
-                                             * vocabulary is a bad one */
+        mix = mix * 1664525u +
+              1013904223u; /* pseudo-random pivots: no order of the vocabulary is a bad case */
         struct cand pivot = c[lo + (uint32_t)((uint64_t)mix * (hi - lo) >> 32)];
         uint32_t m = lo;
         double weight = 0;
@@ -198,7 +197,7 @@ static struct cand select_border(struct cand *c, uint32_t n, double target, bool
         }
         before += weight + (by_count ? 1 : (double)pivot.p);
         if (before >= target) return pivot;
-        /* The border comes after the pivot: move it to the head's end, out of the range. */
+        /* The border comes after the pivot: moves the pivot to the end of the prefix. */
         for (uint32_t i = m; i < hi; i++) {
             if (c[i].id != pivot.id) continue;
             c[i] = c[m];
@@ -206,7 +205,7 @@ static struct cand select_border(struct cand *c, uint32_t n, double target, bool
             break;
         }
         lo = m + 1;
-        if (lo == hi) return pivot; /* the whole list weighs less than target (rounding) */
+        if (lo == hi) return pivot; /* the list weighs less than target (rounding) */
     }
     return c[lo];
 }
@@ -220,7 +219,7 @@ static uint32_t gather(struct sampler *s, struct cutoff keep, float above)
     return n;
 }
 
-/* Entries of one chunk that are kept: their mass and how many. */
+/* Mass and number of the kept entries of one chunk. */
 static double chunk_mass(const float *p, uint32_t first, uint32_t n, struct cutoff keep,
                          uint32_t *count)
 {
@@ -254,8 +253,7 @@ static double mass(struct sampler *s, struct cutoff keep, uint32_t *count)
     return sum;
 }
 
-/* The kept entry at which the running mass passes u; the chunk sums of mass say in which chunk that
- * is. */
+/* The kept entry at which the running mass passes u. The chunk sums give its chunk. */
 static int32_t entry_at(const struct sampler *s, struct cutoff keep, double u, int32_t otherwise)
 {
     double sum = 0;
@@ -266,14 +264,13 @@ static int32_t entry_at(const struct sampler *s, struct cutoff keep, double u, i
         if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
         sum += (double)s->x[i];
         if (sum > u) return (int32_t)i;
-        otherwise = (int32_t)i; /* rounding may leave u beyond the last of its chunk */
+        otherwise = (int32_t)i; /* rounding may leave u beyond the chunk's last entry */
     }
     return otherwise;
 }
 
-/* A value that at least k entries reach, as high as is cheap to find: the k-th largest of the
- * maxima of equal pieces. Nothing below it is among the k largest. 0 where the pieces would be too
- * small to be worth it. */
+/* A lower bound of the k largest entries: the k-th largest of the maxima of equal pieces of the
+ * vocabulary. 0 if the pieces would be too small to pay off. */
 static float floor_of_top(struct sampler *s, uint32_t k)
 {
     const uint32_t piece = s->n_vocab / PIECES_PER_KEPT / k;
@@ -301,8 +298,8 @@ static struct cutoff truncate(struct sampler *s, const struct sampling_params *p
     if (p->top_p < 1) {
         uint32_t n;
         double total = mass(s, keep, &n), top_p = p->top_p > 0 ? (double)p->top_p : 0;
-        /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none
-         * of them is needed. */
+        /* Entries of at most (1 - top_p) / n of the mass each weigh at most 1 - top_p together, so
+         * none is needed. */
         float needless = (float)((1 - top_p) * total / (double)n * 0.999);
         n = gather(s, keep, needless);
         struct cand border = select_border(s->cands, n, top_p * total, false);

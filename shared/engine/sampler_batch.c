@@ -5,13 +5,12 @@
 
 struct sampler_batch {
     struct kernel_ctx *kernels;
-    /* The same with a pool of one: a row that is on a compute thread already stays there. All
-     * threads use it at once, and it does not learn of kernel_ctx_reserve: good for argmax and
-     * exp_terms, which touch no scratch of a context. */
+    /* The context with a pool of one thread: a row that is on a compute thread stays there. All
+     * threads share it, without kernel_ctx_reserve: only for argmax and exp_terms, which use no
+     * scratch. */
     struct kernel_ctx alone;
-    struct sampler *single; /* for a row that has all threads to itself */
-    struct sampler **side;  /* [threads of the pool]; their scratch costs memory only once it is
-                             * used */
+    struct sampler *single; /* for a row that uses all threads */
+    struct sampler **side;  /* [threads of the pool]; scratch takes memory only once it is used */
 };
 
 enum status sampler_batch_create(uint32_t n_vocab, struct kernel_ctx *kernels,

@@ -1,5 +1,4 @@
-/* seq.c - creating a sequence from a request, and its dealings with the KV pool. See seq.h for
- * states and owner. */
+/* seq.c - makes a sequence of a request; takes and returns its KV blocks. Thread: as seq.h. */
 #include "shared/engine/seq.h"
 
 #include <string.h>
@@ -42,7 +41,7 @@ static enum status check_request(const struct engine_request *r, const struct se
     return OK;
 }
 
-/* Copy the parts of the parameters that lie behind pointers. */
+/* Copies the parts of the parameters that are behind pointers. */
 static enum status copy_sampling(struct seq *s, const struct sampling_params *p, uint32_t n_vocab)
 {
     s->sampling = *p;
@@ -64,7 +63,7 @@ static enum status copy_sampling(struct seq *s, const struct sampling_params *p,
     return OK;
 }
 
-/* Everything is sized for the longest the sequence can become, so that steps do not allocate. */
+/* Allocates for the longest that the sequence can become, so that steps do not allocate. */
 static enum status size_tables(struct seq *s, uint32_t block_tokens)
 {
     s->cap_blocks = seq_blocks_for(s->n_limit, block_tokens);
@@ -126,8 +125,8 @@ static void hash_to(struct seq *s, uint32_t block_tokens, uint32_t n_full)
     s->n_hashed = n_full;
 }
 
-/* Blocks to ask the prefix cache for. The logits of prompt positions that are still owed exist only
- * if those positions are computed. */
+/* Number of blocks to look up in the prefix cache. None while prompt logprobs are still to be
+ * emitted: they need the logits of all positions. */
 static uint32_t n_to_ask(const struct seq *s, uint32_t block_tokens)
 {
     return s->lp_next < s->n_prompt ? 0 : (s->n_tokens - 1) / block_tokens;
@@ -147,8 +146,8 @@ enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_
     ASSERT(s->n_blocks == 0 && s->n_computed == 0);
     ASSERT(n_blocks <= s->cap_blocks);
     const uint32_t n_ask = n_to_ask(s, block_tokens);
-    /* Before taking anything, so that a sequence that waits for blocks is not counted, and
-     * refreshes no block, at every step. */
+    /* Checked first, so that a sequence that waits for blocks changes no statistics and no eviction
+     * order. */
     if (!seq_fits(s, pool, block_tokens, n_blocks)) return ERR_BUSY;
     uint32_t n_hit = kv_pool_match(pool, s->hashes, n_ask, s->blocks);
     if (kv_pool_alloc(pool, n_blocks - n_hit, s->blocks + n_hit) != OK) {

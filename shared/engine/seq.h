@@ -39,10 +39,10 @@ struct seq {
     uint32_t n_blocks, cap_blocks;
     uint32_t n_shared;      /* leading blocks from the prefix cache: read-only */
     uint32_t n_published;   /* leading blocks offered to the prefix cache */
-    struct hash128 *hashes; /* [cap_blocks] names of full blocks; n_hashed are known */
+    struct hash128 *hashes; /* [cap_blocks] keys of full blocks; n_hashed are known */
     uint32_t n_hashed;
     struct hash128 seed;
-    bool two_attention_paths; /* the model's: block names include generated tokens' start */
+    bool two_attention_paths; /* the model's: keys include where generated tokens begin */
 
     bool started;                  /* left the waiting queue once */
     bool in_step;                  /* chosen for the step being built */

@@ -1,10 +1,13 @@
-/* kv_pool.c - block states as two intrusive lists, a reference count and a name table.
+/* kv_pool.c - block states as two intrusive lists, a reference count and a map of published blocks.
  *
- * FREE blocks lie in `free`, CACHED ones in `idle` (oldest first: the front is evicted next); HELD
- * and QUARANTINE ones are in neither. A name maps a chained hash to the one block that holds those
- * tokens; only HELD and CACHED blocks have names. Invariants: (1) n_free + n_held + n_cached +
- * n_quarantine == n_blocks; (2) ref > 0 exactly for HELD; (3) CACHED blocks are named; (4) names
- * and blocks point at each other. kv_pool_verify checks all four. Life cycle: create, use, free.
+ * FREE blocks are in `free`, CACHED ones in `idle` (oldest first: the front is evicted next); HELD
+ * and QUARANTINE ones are in neither. `published` maps a chained hash to the one block that holds
+ * those tokens; only HELD and CACHED blocks are published.
+ * Invariants, checked by kv_pool_verify:
+ *   (1) n_free + n_held + n_cached + n_quarantine == n_blocks
+ *   (2) ref > 0 exactly for HELD
+ *   (3) CACHED blocks are published
+ *   (4) `published` and blocks point at each other
  * Thread: engine. */
 #include "shared/kv/kv_pool.h"
 
@@ -16,11 +19,11 @@
 enum kv_pool_block_state { BLOCK_FREE, BLOCK_HELD, BLOCK_CACHED, BLOCK_QUARANTINE, BLOCK_STATES };
 
 struct kv_pool_block {
-    struct list node; /* in free or idle, else alone */
+    struct list node; /* in `free` or `idle`, else alone */
     enum kv_pool_block_state state;
     uint32_t ref;
     bool published;
-    struct hash128 hash; /* when named */
+    struct hash128 hash; /* if published */
 };
 
 struct kv_pool {
@@ -77,7 +80,7 @@ static int32_t block_index(const struct kv_pool *p, const struct kv_pool_block *
     return (int32_t)(b - p->blocks);
 }
 
-/* The one place that changes a state; puts the block into the list its new state asks for. */
+/* The only function that changes a state. Moves the block to the list of its new state. */
 static void block_move(struct kv_pool *p, struct kv_pool_block *b, enum kv_pool_block_state to)
 {
     list_remove(&b->node);

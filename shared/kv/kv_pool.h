@@ -3,7 +3,7 @@
  * Every block is in exactly one state:
  *   FREE        in the free list
  *   HELD        ref > 0 by sequences (a shared prefix block has several)
- *   CACHED      ref == 0, named in the prefix cache; the least recently used is evicted first
+ *   CACHED      ref == 0, published in the prefix cache; the least recently used is evicted first
  *   QUARANTINE  given up by its owner while a peer may still write to it; only kv_pool_fence frees
  * Invariant: a block that a peer may still write to is never FREE, CACHED or handed out.
  * Thread: engine. The device owns the pool's memory; kv_pool only counts blocks. */
@@ -28,8 +28,7 @@ void kv_pool_free(struct kv_pool *p);
 uint32_t kv_pool_available(const struct kv_pool *p);
 /* Take n blocks (ref 1 each), evicting cached ones as needed; all or ERR_BUSY. */
 enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out) MUST_CHECK;
-/* Drop one reference; the last one makes the block CACHED when it is named in the cache, else
- * FREE. */
+/* Drops one reference. Without references the block is CACHED if it was published, else FREE. */
 void kv_pool_unref(struct kv_pool *p, int32_t block);
 /* Move a block with one reference to QUARANTINE (a block that a peer may write to is never shared).
  * The caller calls kv_pool_fence once no write can arrive any more. */
@@ -43,12 +42,11 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
  * NULL): how many of them no sequence holds; kv_pool_available counts those too. */
 uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n,
                       uint32_t *n_idle);
-/* Name a full, HELD block in the cache. When the hash is already named, nothing changes (the block
- * stays anonymous). */
+/* Publishes a full, HELD block in the prefix cache under its hash. Does nothing when another block
+ * has that hash. */
 void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash);
 void kv_pool_get_stats(const struct kv_pool *p, struct kv_pool_stats *out);
-/* Every block in exactly one state, counts and lists agree (ASSERT otherwise). Tests and debug
- * builds. */
+/* Asserts that every block is in exactly one state and that counts and lists agree. For tests. */
 void kv_pool_verify(const struct kv_pool *p);
 
 #endif

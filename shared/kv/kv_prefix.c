@@ -21,7 +21,7 @@ void kv_prefix_hashes(struct hash128 seed, const int32_t *tokens, uint32_t block
     kv_prefix_hashes_generated(seed, tokens, block_tokens, UINT32_MAX, first, end, out);
 }
 
-/* `name` with where the generated tokens of its block begin: 24 little-endian bytes. */
+/* Hashes `name` and where the generated tokens of its block begin: 24 little-endian bytes. */
 static struct hash128 mark_generated(struct hash128 name, uint32_t first)
 {
     uint8_t bytes[24];

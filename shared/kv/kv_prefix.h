@@ -1,14 +1,14 @@
-/* kv_prefix.h - names of KV blocks: a chain of hashes over the tokens, seeded by model and salt.
+/* kv_prefix.h - keys of KV blocks in the prefix cache: a chain of hashes over the tokens, seeded by
+ * model and salt.
  *
  * A model with two attention paths (struct model.two_attention_paths) computes generated tokens
- * another way than prompt tokens, so equal tokens do not mean equal bits. There the name of a block
+ * differently from prompt tokens, so equal tokens do not mean equal bits. There the key of a block
  * with generated tokens includes where they begin in it, and the chain carries that on. Only a
- * sequence that continues or repeats the same answer finds such a block, not a prompt with the same
+ * sequence that continues or repeats the same output finds such a block, not a prompt with the same
  * text.
  *
- * Only the engine names blocks. The scheduler hashes a prompt's first block with another seed, as a
- * rendezvous key to choose a node; that hash is never the name of a block.
- * Thread: any. */
+ * Only the engine uses these keys. The scheduler hashes a prompt's first block with another seed,
+ * to choose a node (rendezvous hashing); that hash is never the key of a block. Thread: any. */
 #ifndef BATON_KV_KV_PREFIX_H
 #define BATON_KV_KV_PREFIX_H
 

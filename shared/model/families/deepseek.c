@@ -59,7 +59,7 @@ static enum status v2_read_hf(const cJSON *o, struct model_config *c, struct err
     TRY(config_hf_choice(o, "topk_method", METHODS, &method, err));
     TRY(config_hf_choice(o, "scoring_func", SCORES, &score, err));
     TRY(json_get_bool(o, "norm_topk_prob", &renormalise, err));
-    /* Implementations disagree whether the scaling factor applies then; no released model has it. */
+    /* Implementations disagree on the scaling factor then, and no released model has it. */
     if (renormalise)
         return err_field(
             err, ERR_UNSUPPORTED, "norm_topk_prob",

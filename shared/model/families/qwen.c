@@ -15,8 +15,7 @@ static enum status qwen3_read_hf(const cJSON *o, struct model_config *c, struct 
 {
     c->qk_norm = true;
     if (json_member(o, "head_dim")) return OK;
-    c->head_dim = 128; /* Qwen3Config's own default; not hidden_size / heads, as it is in
-                        * Qwen3MoeConfig */
+    c->head_dim = 128; /* default of Qwen3Config; Qwen3MoeConfig has hidden_size / heads */
     (void)err;
     return OK;
 }
