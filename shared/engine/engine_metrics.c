@@ -7,16 +7,13 @@ static void init_steps(struct engine_metrics *m, struct metrics *r)
 {
     m->steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine.");
     m->ahead = metrics_counter(r, "baton_engine_steps_ahead_total", "",
-                               "Steps that were given to the GPU while the one before was "
-                               "running.");
+                               "Steps submitted to the GPU while the previous one was running.");
     m->graph_steps = metrics_counter(r, "baton_engine_steps_recorded_total", "",
-                                     "Steps that recorded launches computed (CUDA graphs).");
-    m->host_sampled = metrics_counter(
-        r, "baton_engine_steps_host_sampled_total", "",
-        "Steps on a GPU whose tokens the host chose, from all their logits.");
-    m->preemptions = metrics_counter(
-        r, "baton_engine_preemptions_total", "",
-        "Sequences whose KV blocks were taken away for an older sequence.");
+                                     "Steps computed by replaying a CUDA graph.");
+    m->host_sampled = metrics_counter(r, "baton_engine_steps_host_sampled_total", "",
+                                      "Steps on a GPU whose tokens were sampled on the host.");
+    m->preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
+                                     "Sequences that lost their KV blocks to an older sequence.");
 }
 
 static void init_tokens(struct engine_metrics *m, struct metrics *r)
@@ -25,7 +22,7 @@ static void init_tokens(struct engine_metrics *m, struct metrics *r)
         r, "baton_prompt_tokens_total", "",
         "Prompt tokens of sequences started here, cached ones included.");
     m->generated = metrics_counter(r, "baton_generation_tokens_total", "",
-                                   "Output tokens given out.");
+                                   "Output tokens emitted.");
     m->recomputed = metrics_counter(
         r, "baton_engine_recomputed_tokens_total", "",
         "Positions computed here although a peer had transferred them.");
@@ -48,8 +45,7 @@ void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
     init_steps(m, r);
     init_tokens(m, r);
     m->running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed.");
-    m->waiting = metrics_gauge(r, "baton_engine_waiting", "",
-                               "Sequences waiting for a place in a step.");
+    m->waiting = metrics_gauge(r, "baton_engine_waiting", "", "Sequences waiting to start.");
     m->reserved = metrics_gauge(r, "baton_engine_reserved", "",
                                 "Sequences whose KV is being written by a peer.");
     m->free = blocks_gauge(r, "state=\"free\"");

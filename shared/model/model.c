@@ -148,8 +148,7 @@ static enum status open_weights(struct model *m, const struct model_options *o, 
     if (!o->dummy) return weights_open(path, &m->weights, err);
     if (!file_is_folder(path))
         return err_set(err, ERR_CONFIG,
-                       "weights are made up (--load-format dummy) for a folder with a config.json, "
-                       "and %s is a file",
+                       "--load-format dummy needs a folder with a config.json, and %s is a file",
                        path);
     weights_create_dummy(&m->weights);
     return OK;

@@ -56,8 +56,8 @@ static enum status check_table(const struct weight_cache_entry *have, const stru
             have[i].bytes != plan[i].bytes || have[i].layout != plan[i].layout ||
             have[i].paired != plan[i].paired)
             return err_set(err, ERR_STALE,
-                           "its weight %zu is %" PRIu64 " x %" PRIu64 " in form %" PRId32
-                           ", the model's %zu x %zu in form %d",
+                           "its weight %zu is %" PRIu64 " x %" PRIu64 " in layout %" PRId32
+                           ", the model's %zu x %zu in layout %d",
                            i, have[i].n_out, have[i].n_in, have[i].layout, plan[i].n_out,
                            plan[i].n_in, plan[i].layout);
     return OK;
@@ -70,7 +70,7 @@ static enum status check_key(const struct weight_cache_header *h,
         return err_set(err, ERR_STALE, "it is of version %" PRIu32 ", this program's is %d",
                        h->version, WEIGHT_CACHE_VERSION);
     if (h->key.weights != key->weights)
-        return err_set(err, ERR_STALE, "it is a copy of other weights, or of another form of them");
+        return err_set(err, ERR_STALE, "it has other weights, or another layout of them");
     if (h->key.files != key->files)
         return err_set(err, ERR_STALE, "the model's files have changed since it was made");
     if (h->n_weights != n)
@@ -86,12 +86,12 @@ enum status weight_cache_check(const void *file, size_t size, const struct weigh
     const struct weight_cache_entry *table = (const struct weight_cache_entry *)(h + 1);
     uint64_t total = pages_round(sizeof *h + n * sizeof *table);
     if (size < sizeof *h || memcmp(h->magic, MAGIC, sizeof MAGIC) != 0)
-        return err_set(err, ERR_FORMAT, "it is no copy of packed weights");
+        return err_set(err, ERR_FORMAT, "it is not a file of packed weights");
     TRY(check_key(h, key, n, err));
     for (size_t i = 0; i < n; i++) total += plan[i].bytes;
     if (size != h->bytes || size != total)
         return err_set(err, ERR_FORMAT,
-                       "it has %zu bytes, its head says %" PRIu64 " and the model takes %" PRIu64,
+                       "it has %zu bytes, its header says %" PRIu64 " and the model takes %" PRIu64,
                        size, h->bytes, total);
     if (h->hash != hash_of(h, table))
         return err_set(err, ERR_FORMAT, "its table does not agree with its hash");
