@@ -1,6 +1,8 @@
 /* batch.c - builds the batch of a step by the rules of batch.h. The first pass over the running
  * list chooses sequences (and may preempt), the second writes rows, so no sequence loses blocks
- * after its rows are written. Thread: engine. */
+ * after its rows are written.
+ *
+ * Thread: engine. */
 #include "shared/engine/batch.h"
 
 #include "shared/base/assert.h"

@@ -2,7 +2,9 @@
  *
  * A step may be in flight: a canceled sequence leaves it, and its blocks stay held until the step
  * completes (engine_end.c). A command for an id that is not live (it has just finished) does
- * nothing. Thread: engine. */
+ * nothing.
+ *
+ * Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"

@@ -1,5 +1,6 @@
-/* engine_metrics.c - the engine's metrics and the load that other threads read. Thread: engine
- * (engine_set_remaining also before a sequence is posted). */
+/* engine_metrics.c - the engine's metrics and the load that other threads read.
+ *
+ * Thread: engine (engine_set_remaining also before a sequence is posted). */
 #include "shared/engine/engine_state.h"
 
 /* The order of these calls is the order of /metrics. */

@@ -8,7 +8,9 @@
  * sampling on the host, a step completes at once.
  *
  * Completion first offers full blocks to the prefix cache, then takes the tokens, because a token
- * may end its sequence and free it. Thread: engine. */
+ * may end its sequence and free it.
+ *
+ * Thread: engine. */
 #include "kernels/copy_stream.h"
 #include "kernels/host_math.h"
 #include "shared/base/assert.h"

@@ -9,8 +9,9 @@
  * vocabulary in index order. Sums are in double and in a fixed order (chunks of SUM_CHUNK entries,
  * each in SUM_LANES partial sums, so that a compiler can add several at once), exp is the kernels'
  * own: the same logits, parameters, seed and index give the same token on every host. Logits that
- * are NaN count as -inf, +inf as the largest float. Thread: that of the call; several samplers may
- * work at once. */
+ * are NaN count as -inf, +inf as the largest float.
+ *
+ * Thread: that of the call; several samplers may work at once. */
 #include "shared/engine/sampler.h"
 
 #include <float.h>

@@ -4,9 +4,10 @@
  * The order of operations is vLLM V1's: logprobs of the unchanged logits; allowed-token mask;
  * min_tokens (eos and stop ids excluded); logit_bias; repetition, frequency, presence penalty;
  * temperature (under 1e-5: first maximum); min_p; top_k; top_p; draw. The draw for output token i
- * of a request is a function of (seed, i) alone (base/rng.h). Thread: engine, or one compute thread
- * when the context's pool is of one thread (sampler_batch.h). A sampler's scratch is for one call
- * at a time. */
+ * of a request is a function of (seed, i) alone (base/rng.h).
+ *
+ * Thread: engine, or one compute thread when the context's pool is of one thread
+ * (sampler_batch.h). A sampler's scratch is for one call at a time. */
 #ifndef BATON_ENGINE_SAMPLER_H
 #define BATON_ENGINE_SAMPLER_H
 

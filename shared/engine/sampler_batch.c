@@ -1,4 +1,6 @@
-/* sampler_batch.c - rows over threads. Thread: engine (create, run, free), pool (rows). */
+/* sampler_batch.c - rows over threads.
+ *
+ * Thread: engine (create, run, free), pool (rows). */
 #include "shared/engine/sampler_batch.h"
 
 #include "shared/base/mem.h"

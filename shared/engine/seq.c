@@ -1,4 +1,6 @@
-/* seq.c - makes a sequence of a request; takes and returns its KV blocks. Thread: as seq.h. */
+/* seq.c - makes a sequence of a request; takes and returns its KV blocks.
+ *
+ * Thread: as seq.h. */
 #include "shared/engine/seq.h"
 
 #include <string.h>

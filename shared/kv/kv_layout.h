@@ -9,7 +9,9 @@
  * The parts of a head are k and v, or the latent alone. kernels/kv_rows.h encodes a row of head_dim
  * values. For a type with scales (int8, e4m3) one f32 scale per row, [kv_head][part][token],
  * follows the values of a piece, unaligned where the shape makes it so. kvtransfer/plan.h decides
- * which two pools can exchange KV, and how. Thread: any (a value). */
+ * which two pools can exchange KV, and how.
+ *
+ * Thread: any (a value). */
 #ifndef BATON_KV_KV_LAYOUT_H
 #define BATON_KV_KV_LAYOUT_H
 

@@ -8,7 +8,9 @@
  * text.
  *
  * Only the engine uses these keys. The scheduler hashes a prompt's first block with another seed,
- * to choose a node (rendezvous hashing); that hash is never the key of a block. Thread: any. */
+ * to choose a node (rendezvous hashing); that hash is never the key of a block.
+ *
+ * Thread: any. */
 #ifndef BATON_KV_KV_PREFIX_H
 #define BATON_KV_KV_PREFIX_H
 

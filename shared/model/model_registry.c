@@ -1,4 +1,6 @@
-/* model_registry.c - the registry of families. Thread: any. */
+/* model_registry.c - the registry of families.
+ *
+ * Thread: any. */
 #include "shared/model/model_registry.h"
 
 #include <string.h>

@@ -1,4 +1,6 @@
-/* config_check.c - checks common to config.json and GGUF metadata. Thread: any. */
+/* config_check.c - checks common to config.json and GGUF metadata.
+ *
+ * Thread: any. */
 #include "shared/model/config/config_check.h"
 
 #include <inttypes.h>

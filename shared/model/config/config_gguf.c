@@ -3,7 +3,9 @@
  * Values that only some converters write have the defaults of the GGUF specification or of the
  * family (model_ops.h). The tensors themselves decide the size of the vocabulary (llama.vocab_size
  * is often missing and sometimes wrong), which layers have experts, and the width of shared
- * experts. Thread: any. */
+ * experts.
+ *
+ * Thread: any. */
 #include "shared/model/config/config_gguf.h"
 
 #include <inttypes.h>

@@ -1,7 +1,9 @@
 /* config_hf.c - the configuration from config.json and generation_config.json.
  *
  * Absent members have the defaults of the family's configuration class in transformers
- * (model_ops.h), since its files omit members that are equal to them. Thread: any. */
+ * (model_ops.h), since its files omit members that are equal to them.
+ *
+ * Thread: any. */
 #include "shared/model/config/config_hf.h"
 
 #include <inttypes.h>

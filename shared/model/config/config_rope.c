@@ -1,4 +1,6 @@
-/* config_rope.c - RoPE in config.json. Thread: any. */
+/* config_rope.c - RoPE in config.json.
+ *
+ * Thread: any. */
 #include <string.h>
 
 #include "shared/base/mem.h"

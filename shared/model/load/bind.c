@@ -1,5 +1,6 @@
-/* bind.c - binding: checks, adds up and packs. Thread: the loading one; copies are converted on the
- * compute pool. */
+/* bind.c - binding: checks, adds up and packs.
+ *
+ * Thread: the loading one; copies are converted on the compute pool. */
 #include "shared/model/load/bind.h"
 
 #include <inttypes.h>

@@ -1,4 +1,6 @@
-/* file_map.c - mmap and whole-file reads for model files. Thread: any. */
+/* file_map.c - mmap and whole-file reads for model files.
+ *
+ * Thread: any. */
 #include "shared/model/load/file_map.h"
 
 #include <errno.h>

@@ -2,7 +2,9 @@
  *
  * The file is untrusted: every length, count, nesting depth, type, shape and offset is checked when
  * it is opened, so the accessors below cannot leave the mapping. Strings and tensor data are
- * borrowed from it until gguf_close. Thread: open on any; read-only afterwards. */
+ * borrowed from it until gguf_close.
+ *
+ * Thread: open on any; read-only afterwards. */
 #ifndef BATON_MODEL_LOAD_GGUF_H
 #define BATON_MODEL_LOAD_GGUF_H
 

@@ -1,4 +1,6 @@
-/* model_files.c - tokenizer files and chat template of a folder or a GGUF. Thread: any. */
+/* model_files.c - tokenizer files and chat template of a folder or a GGUF.
+ *
+ * Thread: any. */
 #include "shared/model/load/model_files.h"
 
 #include <string.h>

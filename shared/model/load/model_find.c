@@ -2,7 +2,9 @@
  * is downloaded.
  *
  * Hugging Face's cache has models--ORG--NAME/{refs/main, snapshots/COMMIT/}. ModelScope's has
- * ORG/NAME, in newer versions under models/, with '.' in the name written as "___". Thread: any. */
+ * ORG/NAME, in newer versions under models/, with '.' in the name written as "___".
+ *
+ * Thread: any. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,6 @@
-/* tensor_names.c - translation of tensor names. Thread: any. */
+/* tensor_names.c - translation of tensor names.
+ *
+ * Thread: any. */
 #include "shared/model/load/tensor_names.h"
 
 #include <ctype.h>

@@ -1,5 +1,7 @@
 /* weight_cache_format.c - header and table of a cache file: computes them for planned weights and
- * checks those of a file. Thread: any. */
+ * checks those of a file.
+ *
+ * Thread: any. */
 #include <inttypes.h>
 #include <string.h>
 
