@@ -1,9 +1,8 @@
-/* engine_rig.h - an engine with a tiny checkpoint (Llama's, where nothing else is asked for), and
- * what came out of it.
+/* engine_rig.h - an engine with a tiny checkpoint (Llama's by default), and what came out of it.
  *
- * One request's events are gathered in a `struct answer`; requests are made from numbers, so that a
- * test says (length, seed). Included by the engine's test programs only. Thread: the test's; events
- * arrive through a mailbox. */
+ * The events of a request are gathered in a `struct answer`. Requests are made from numbers, so a
+ * test gives (length, seed). Only the engine's test programs include this.
+ * Thread: the test's; events arrive through a mailbox. */
 #ifndef BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
 #define BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
 
@@ -43,10 +42,10 @@ struct rig_options {
     uint32_t n_blocks, max_seqs, max_batched_tokens, max_waiting;
     bool no_prefix_cache;
     const char *model;  /* of the goldens; NULL: llama */
-    const char *config; /* instead: what config.json says of a model whose weights are made up */
-    bool loose;         /* not deterministic */
+    const char *config; /* instead: config.json of a model with dummy weights */
+    bool loose;         /* deterministic mode off */
     enum activations activations;
-    const char *isa; /* row of the kernel table; NULL: the processor's best */
+    const char *isa; /* kernel backend; NULL: the CPU's best */
     bool eager;
     size_t sampling_edit_bytes;
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
@@ -78,7 +77,7 @@ __attribute__((unused)) static void rig_on_fault(void *arg, const struct err *er
     test_fail(__FILE__, __LINE__, "%s", err->text);
 }
 
-/* A folder with this config.json and nothing else; good until the next call. */
+/* A folder with only this config.json; valid until the next call. */
 __attribute__((unused)) static const char *rig_config_folder(const char *text)
 {
     static char folder[4096];
@@ -140,8 +139,8 @@ __attribute__((unused)) static void rig_close(struct rig *r)
     mailbox_free(r->events);
 }
 
-/* A prompt of `n` tokens drawn from `seed`; greedy, `n_out` tokens, best 2 logprobs. The tokens
- * live until the next 64 calls. */
+/* A prompt of `n` tokens drawn from `seed`; greedy, `n_out` tokens, best 2 logprobs. The tokens are
+ * valid for the next 64 calls. */
 __attribute__((unused)) static struct engine_request rig_request(uint64_t id, uint32_t n,
                                                                  uint64_t seed, uint32_t n_out)
 {
@@ -199,7 +198,7 @@ __attribute__((unused)) static void answer_add(struct answer *a, const struct en
     }
 }
 
-/* Gather events until all n answers, whose ids are set, are done. */
+/* Gathers events until all n answers, whose ids are set, are complete. */
 __attribute__((unused)) static void rig_gather(struct rig *r, struct answer *answers, uint32_t n)
 {
     for (uint32_t n_done = 0; n_done < n;) {
@@ -212,7 +211,7 @@ __attribute__((unused)) static void rig_gather(struct rig *r, struct answer *ans
     }
 }
 
-/* Submit all at once, wait for all. Answers are allocated, the caller frees. */
+/* Submits all at once and waits for all. The caller frees the answers. */
 __attribute__((unused)) static struct answer *rig_run(struct rig *r,
                                                       const struct engine_request *reqs, uint32_t n)
 {
@@ -225,7 +224,7 @@ __attribute__((unused)) static struct answer *rig_run(struct rig *r,
     return answers;
 }
 
-/* Bit for bit: ids, logprobs, ranks, the best, the reason. */
+/* Compares bit for bit: ids, logprobs, ranks, the best tokens, the reason. */
 __attribute__((unused)) static void check_same(const struct answer *a, const struct answer *b)
 {
     CHECK_EQ_INT(a->n_out, b->n_out);
@@ -244,7 +243,7 @@ __attribute__((unused)) static uint64_t rig_count(struct rig *r, const char *nam
     return counter_value(metrics_counter(r->metrics, name, "", ""));
 }
 
-/* The engine publishes its load after it sent its events: wait for it. */
+/* Waits: the engine updates its load after it has sent its events. */
 __attribute__((unused)) static void rig_await_free_blocks(struct rig *r, uint32_t want)
 {
     struct engine_stats s = { 0 };

@@ -1,5 +1,6 @@
-/* test_engine.c - the same tokens, whatever happens around them: goldens, chunking, batches, prefix
- * cache, preemption, moving, and prefill in one engine with decode in another. */
+/* test_engine.c - the tokens of a request do not depend on what happens around it: goldens,
+ * chunking, batches, prefix cache, preemption, moving, and prefill in one engine with decode in
+ * another. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 
 enum { N_MIXED = 12 };
 
-/* What the case runs on: each case is a process of its own. */
+/* What the case runs on. Each case is a process of its own. */
 static struct {
     const char *model;
     enum activations activations;
@@ -23,7 +24,7 @@ static void open_rig(struct rig *r, struct rig_options o)
     rig_open(r, o);
 }
 
-/* Requests of many lengths; odd ones are drawn, with every knob turned, even ones greedy. */
+/* Requests of many lengths: odd ones sampled with every parameter set, even ones greedy. */
 static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
 {
     static const uint32_t lengths[N_MIXED] = { 1, 2, 15, 16, 17, 31, 33, 48, 64, 65, 100, 150 };
@@ -44,8 +45,7 @@ static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
     }
 }
 
-/* One at a time, without prefix cache, a whole prompt per step: what everything else is compared
- * with. */
+/* The reference: one request at a time, without prefix cache, a whole prompt per step. */
 static struct answer *reference_answers(const struct engine_request *reqs, uint32_t n)
 {
     struct rig r;
@@ -68,7 +68,7 @@ static void check_all_same(const struct answer *a, const struct answer *b, uint3
 
 /* ---- against the reference implementation ---- */
 
-/* Line i of a file in the goldens; the document is the caller's. NULL past the end. */
+/* Line i of a file in the goldens, which the caller frees. NULL past the end. */
 static cJSON *golden_line(const char *name, int i)
 {
     char *line = NULL;
@@ -178,8 +178,8 @@ TEST(preemption_gives_the_same)
         "baton_engine_preemptions_total");
 }
 
-/* Arrivals, cancels and shared prefixes at random, in a pool that is too small: whoever is not
- * canceled gets its answer. */
+/* Random arrivals, cancels and shared prefixes in a pool that is too small: requests that are not
+ * canceled get the same answers. */
 TEST(random_company_gives_the_same)
 {
     enum { N = 60, BLOCKS = 24 };
@@ -225,8 +225,8 @@ TEST(prefix_cache_gives_the_same)
     for (int round = 0; round < 3; round++) {
         struct answer *got = rig_run(&r, reqs, N_MIXED);
         check_all_same(want, got, N_MIXED);
-        for (uint32_t i = 0; i < N_MIXED && round > 0; i++) /* full blocks, but never the last
-                                                             * token */
+        for (uint32_t i = 0; i < N_MIXED && round > 0;
+             i++) /* full blocks, without the last token */
             CHECK_EQ_INT(got[i].end.n_cached,
                          (reqs[i].n_tokens - 1) / RIG_BLOCK_TOKENS * RIG_BLOCK_TOKENS);
         mem_free(got);
@@ -292,8 +292,8 @@ TEST(moved_request_goes_on_where_it_was)
     mem_free(want);
 }
 
-/* Logprobs of an answer as it was generated, and of the same text scored as a prompt: those that
- * differ in a bit. */
+/* Counts the logprobs that differ between an answer as it was generated and the same text scored as
+ * a prompt. */
 static uint32_t scored_otherwise(const char *model)
 {
     enum { PROMPT = 20, ANSWER = 60 };
@@ -313,7 +313,7 @@ static uint32_t scored_otherwise(const char *model)
     for (uint32_t i = 0; i < ANSWER; i++) {
         CHECK_NEAR(b->scored[PROMPT + i], a->out[i].logprob, 1e-4);
         n += b->scored[PROMPT + i] != a->out[i].logprob;
-        if (i == 0) CHECK_EQ_INT(n, 0); /* it comes from the prompt's last row */
+        if (i == 0) CHECK_EQ_INT(n, 0); /* from the prompt's last row */
     }
     rig_close(&r);
     mem_free(a), mem_free(b);
@@ -322,12 +322,12 @@ static uint32_t scored_otherwise(const char *model)
 
 TEST(generated_tokens_take_the_decode_path)
 {
-    CHECK_EQ_INT(scored_otherwise("llama"), 0); /* which has but one */
+    CHECK_EQ_INT(scored_otherwise("llama"), 0); /* one attention path */
     CHECK(scored_otherwise("deepseek_v3") > 0);
 }
 
-/* What was generated is found again by who continues that answer; a prompt of the same text finds
- * only what was computed as a prompt. */
+/* A request that continues an answer finds its generated blocks; a prompt of the same text finds
+ * only blocks computed as a prompt. */
 TEST(cached_blocks_are_reused_by_the_path_that_made_them)
 {
     enum { PROMPT = 20, ANSWER = 60 };
@@ -340,7 +340,7 @@ TEST(cached_blocks_are_reused_by_the_path_that_made_them)
     memcpy(tokens, q.tokens, PROMPT * sizeof *tokens);
     for (uint32_t i = 0; i < ANSWER; i++) tokens[PROMPT + i] = a->out[i].id;
 
-    struct engine_request moved = q; /* with 30 of its tokens: its blocks are there */
+    struct engine_request moved = q; /* with 30 of its tokens: its blocks are cached */
     moved.id = 2;
     moved.tokens = tokens;
     moved.n_tokens = PROMPT + 30;
@@ -350,7 +350,7 @@ TEST(cached_blocks_are_reused_by_the_path_that_made_them)
     for (uint32_t i = 0; i < b->n_out; i++)
         CHECK(b->out[i].id == a->out[30 + i].id && b->out[i].logprob == a->out[30 + i].logprob);
 
-    /* the same text as a prompt: one block is */
+    /* the same text as a prompt: one block is cached */
     struct engine_request again = rig_request(3, PROMPT + ANSWER, 6, 20);
     again.tokens = tokens;
     struct answer *c = rig_run(&r, &again, 1);
@@ -358,7 +358,7 @@ TEST(cached_blocks_are_reused_by_the_path_that_made_them)
     struct answer *want = reference_answers(&again, 1);
     check_same(want, c);
 
-    again.id = 4; /* and now all of it */
+    again.id = 4; /* now all of it is cached */
     struct answer *d = rig_run(&r, &again, 1);
     CHECK_EQ_INT(d->end.n_cached, 64);
     check_same(want, d);
@@ -378,9 +378,9 @@ struct pair {
     size_t bytes;
 };
 
-static struct pair *the_pair; /* of the case that runs; each case is a process of its own */
+static struct pair *the_pair; /* of the running case; each case is a process of its own */
 
-/* What a transport does, at once: the pieces of this layer go to the reserved blocks. */
+/* Does what a transport does, at once: copies the layer to the reserved blocks. */
 static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end,
                     const int32_t *blocks, uint64_t event)
 {
@@ -390,7 +390,7 @@ static void copy_kv(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint
     char *src = engine_kv_memory(p->prefill.engine)->ptr,
          *dst = engine_kv_memory(p->decode.engine)->ptr;
     (void)arg;
-    CHECK_EQ_INT(event, 0); /* the processor has computed what it was given */
+    CHECK_EQ_INT(event, 0); /* the CPU has computed the layer */
     CHECK_EQ_INT(begin, p->end[id][layer]);
     p->end[id][layer] = end;
     for (uint32_t b = begin / RIG_BLOCK_TOKENS; b * RIG_BLOCK_TOKENS < end; b++) {
@@ -410,7 +410,7 @@ static void pair_open(struct pair *p, struct rig_options prefill, struct rig_opt
     open_rig(&p->decode, decode);
 }
 
-/* Reserve, prefill, activate; the decode answers go on to be gathered by the caller. */
+/* Reserves, prefills and activates. The caller gathers the answers of decode. */
 static void pair_start(struct pair *p, struct engine_request q)
 {
     CHECK_OK(engine_reserve(p->decode.engine, &q));
@@ -441,7 +441,7 @@ static void check_pair(struct rig_options prefill, struct rig_options decode, bo
     mixed_requests(reqs, 0);
     struct answer *want = reference_answers(reqs, N_MIXED);
     pair_open(&p, prefill, decode);
-    for (int round = 0; round < 2; round++) { /* the second finds prefixes on both sides */
+    for (int round = 0; round < 2; round++) { /* the second finds cached prefixes on both sides */
         for (uint32_t i = 0; i < N_MIXED; i++) {
             struct answer *got = MEM_NEW(struct answer);
             got->id = reqs[i].id;
@@ -477,7 +477,7 @@ TEST(split_with_chunks_and_unequal_caches_gives_the_same)
         (struct rig_options){ .n_blocks = 16 }, false);
 }
 
-/* Many activated at once in a small pool: they are preempted, computed again here, and say so. */
+/* Many activated at once in a small pool are preempted and recomputed, and report that. */
 TEST(preempted_after_transfer_gives_the_same_and_is_counted)
 {
     enum { N = 4 };
@@ -536,7 +536,7 @@ static void all_of_it(void)
     test_preempted_after_transfer_gives_the_same_and_is_counted();
 }
 
-/* Latents, and prompt and generated tokens in different forms of attention. */
+/* Latent KV, with prompt and generated tokens on different attention paths. */
 TEST(two_attention_paths_give_the_same)
 {
     the_kind.model = "deepseek_v3";

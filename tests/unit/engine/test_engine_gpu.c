@@ -1,11 +1,11 @@
-/* test_engine_gpu.c - steps that run ahead of the host and are recorded, on a card: the same tokens
- * as one request after the other, step after step, launched one by one, without prefix cache. The
- * emulated card is slow: few requests, short ones. */
+/* test_engine_gpu.c - asynchronous steps and CUDA graphs on a GPU: the same tokens as one request
+ * after the other, synchronously, without graphs and prefix cache. The emulated GPU is slow: few
+ * requests, short ones. */
 #include <unistd.h>
 
 #include "tests/unit/engine/engine_rig.h"
 
-/* What the case runs on: each case is a process of its own. */
+/* What the case runs on. Each case is a process of its own. */
 static struct {
     const char *model;
     enum activations activations;
@@ -43,8 +43,8 @@ static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
     return all;
 }
 
-/* Every third greedy, drawn, and drawn among few; every other with logprobs and penalties, which
- * count the token that the host does not know yet. */
+/* In turn greedy, sampled, and sampled among few; every other with logprobs and penalties, which
+ * count the future token. */
 static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_out)
 {
     struct engine_request q = rig_request(1 + i, n_prompt, 300 + i, n_out);
@@ -60,7 +60,7 @@ static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_o
     return q;
 }
 
-/* Some end at a token that the host sees when the next step is under way. */
+/* Some end at a token that the host sees when the next step is in flight. */
 static void check_ahead(void)
 {
     enum { N = TEST_IS_SANITIZED ? 3 : 6 };
@@ -75,7 +75,7 @@ static void check_ahead(void)
     mem_free(want);
     want = one_by_one(reqs, N);
     open_rig(&r, (struct rig_options){ .max_batched_tokens = 32 });
-    for (int round = 0; round < 2; round++) { /* the second finds prompts in the prefix cache */
+    for (int round = 0; round < 2; round++) { /* the second finds the prompts in the prefix cache */
         struct answer *got = rig_run(&r, reqs, N);
         for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
         mem_free(got);
@@ -103,7 +103,7 @@ TEST(experts_in_bf16)
     check_ahead();
 }
 
-/* Blocks run out: such steps wait for the one before. */
+/* Blocks run out: steps wait for the previous one. */
 TEST(steps_that_have_to_wait)
 {
     enum { N = 4, BLOCKS = 8 };
@@ -124,7 +124,7 @@ TEST(steps_that_have_to_wait)
     mem_free(got);
 }
 
-/* Requests come and are canceled while steps are under way. */
+/* Requests arrive and are canceled while steps are in flight. */
 TEST(commands_in_between)
 {
     enum { N = 14, BLOCKS = 20 };
@@ -149,8 +149,8 @@ TEST(commands_in_between)
     mem_free(want);
 }
 
-/* Changes of logits that only two rows have room for: with more the host samples the step, which
- * was submitted while one was under way that ends a sequence. */
+/* Only two rows have room for changes of logits. With more, the host samples the step, which was
+ * submitted while a step was in flight that ends a sequence. */
 TEST(steps_that_the_host_samples)
 {
     enum { N = 24 };
@@ -165,8 +165,8 @@ TEST(steps_that_the_host_samples)
         p->n_logprobs = -1;
         p->bias = bias;
         p->n_bias = SAMPLER_BIAS_MAX;
-        p->stop_ids[0] = 7; /* what the biases make of every token, from the first that may end
-                             * it */
+        p->stop_ids[0] =
+            7; /* the biases force this token, from the first one that may end the sequence */
         p->n_stop_ids = 1;
         p->min_tokens = 1 + i * 5 % 7;
     }
@@ -184,7 +184,7 @@ TEST(steps_that_the_host_samples)
     mem_free(got);
 }
 
-/* Of whole spans, as real models are, so that products beside each other are one launch. */
+/* Sizes in whole tiles, as in real models, so that fused GEMMs are one launch. */
 #define SMALL                                                                                      \
     "\"hidden_size\":256,\"intermediate_size\":256,\"num_attention_heads\":8,\"num_key_value_"     \
     "heads\":2,\"head_dim\":64,\"vocab_size\":512,"                                                \
@@ -206,9 +206,9 @@ static uint32_t launches_of(const char *format, int n_layers)
     return n;
 }
 
-/* Small launches are most of the time of a single answer's step: so many are in each layer
- * (attention: inputs, q k v, rotation and appending, segments, merging, inputs, o; then inputs,
- * gate and up, down; or norm, router, routing, inputs, experts, what is shared, sum). */
+/* Launches take most of the time of a step of one sequence. Each layer has these (attention:
+ * inputs, q k v, RoPE and append, segments, merge, inputs, o; dense FFN: inputs, gate and up, down;
+ * MoE: norm, router, routing, inputs, experts, shared experts, sum). */
 TEST(a_step_has_few_launches)
 {
     static const struct {
@@ -240,7 +240,7 @@ TEST(a_step_has_few_launches)
     }
 }
 
-/* An engine that is freed in the middle of it. */
+/* The engine is freed with steps in flight. */
 TEST(an_end_with_steps_in_flight)
 {
     struct rig r;

@@ -17,8 +17,8 @@ static struct rig_event await_kind(struct rig *r, enum engine_event_kind kind)
 static void check_nothing_follows(struct rig *r)
 {
     struct rig_event e;
-    struct engine_request q = rig_request(999999, 3, 1, 1); /* whatever was to come would come
-                                                             * before its end */
+    struct engine_request q = rig_request(999999, 3, 1,
+                                          1); /* other events would arrive before its end */
     CHECK_OK(engine_submit(r->engine, &q));
     do {
         e = rig_next(r);
@@ -100,7 +100,7 @@ TEST(stop_ids_and_end_tokens_end_the_answer)
     got = rig_run(&r, &q, 1);
     CHECK(got->n_out > at + 3);
     mem_free(got);
-    /* The checkpoint's end token (1), made certain. */
+    /* Forces the checkpoint's end token (1). */
     const struct logit_bias bias = { 1, 100 };
     q = rig_request(4, 20, 3, 20);
     q.sampling.bias = &bias;
@@ -148,7 +148,7 @@ TEST(echo_scores_the_prompt_without_an_answer)
     rig_close(&r);
 }
 
-/* Prompt scores are sent once each although their sequences lose their blocks and start again. */
+/* Prompt logprobs are sent once each although the sequences are preempted and start again. */
 TEST(echo_survives_preemption)
 {
     enum { N = 4 };
@@ -223,8 +223,8 @@ TEST(unfenced_blocks_wait_in_quarantine)
     CHECK_OK(engine_cancel(r.engine, 2, false));
     CHECK_EQ_INT(rig_next(&r).ev.kind, ENGINE_CANCELED);
     rig_await_free_blocks(&r, 9);
-    CHECK_OK(engine_cancel(r.engine, 2, true)); /* canceled before: no second event, no early end of
-                                                 * the quarantine */
+    CHECK_OK(engine_cancel(r.engine, 2,
+                           true)); /* canceled before: no second event, the quarantine goes on */
     check_nothing_follows(&r);
     rig_await_free_blocks(&r, 9);
     CHECK_OK(engine_fence(r.engine, 2));
@@ -256,7 +256,7 @@ TEST(activation_may_be_the_end)
     const enum finish_reason want[3] = { FINISH_LENGTH, FINISH_STOP, FINISH_STOP };
     for (uint64_t i = 0; i < 3; i++) {
         struct engine_request q = rig_request(i, 30, i, max_tokens[i]);
-        /* 1 ends a text of this checkpoint */
+        /* 1 is this checkpoint's end token */
         struct token_logprobs first = { .id = i == 1 ? 1 : 200 };
         q.sampling.ignore_eos = false;
         q.sampling.n_stop_ids = i == 2;
@@ -295,7 +295,7 @@ TEST(prefilled_blocks_are_held_until_released)
     rig_close(&r);
 }
 
-/* Held blocks leave no room for the next request: the engine waits without spinning and goes on
+/* Held blocks leave no room for the next request: the engine waits without spinning and continues
  * when they are released. */
 TEST(waiting_for_blocks_uses_no_cpu)
 {

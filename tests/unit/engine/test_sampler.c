@@ -1,4 +1,4 @@
-/* test_sampler.c - each rule of the sampler against values worked out by hand, and the draw against
+/* test_sampler.c - each rule of the sampler against values computed by hand, and the draw against
  * its distribution. */
 #include "shared/engine/sampler.h"
 
@@ -23,7 +23,7 @@ static struct sampling_params greedy(void)
     };
 }
 
-/* One for all tests; it lives as long as the program. */
+/* One context for all tests, never freed. */
 static struct kernel_ctx *kernels(void)
 {
     static struct kernel_ctx *c;
@@ -66,7 +66,7 @@ static int32_t sample(const struct sampling_params *p)
     return sample_row(LOGITS, V, p, PROMPT, 3, 3);
 }
 
-/* Which ids come up in 400 draws, as a bit set. */
+/* The set of ids in 400 draws, as bits. */
 static unsigned support(const float *logits, struct sampling_params p)
 {
     unsigned seen = 0;
@@ -220,10 +220,10 @@ TEST(top_p_keeps_the_smallest_set_that_reaches_it)
     CHECK_EQ_INT(support(logits, p), 1u << 1 | 1u << 4 | 1u << 0);
 }
 
-/* The same selection by sorting everything, for random rows of many sizes and parameters. */
+/* The same selection by sorting. */
 static double sorted_mass(float *p, uint32_t n, int32_t top_k, double top_p, float *threshold)
 {
-    for (uint32_t i = 1; i < n; i++) { /* insertion sort, falling */
+    for (uint32_t i = 1; i < n; i++) { /* insertion sort, descending */
         float v = p[i];
         uint32_t j = i;
         for (; j > 0 && p[j - 1] < v; j--) p[j] = p[j - 1];
@@ -266,8 +266,8 @@ static int larger_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Leaving everything but the k largest out beforehand is the same draw, bit for bit: in
- * vocabularies so large that candidates are looked for above a floor, with many equal values. */
+/* A draw among only the k largest values is the same, bit for bit, in vocabularies so large that
+ * candidates are searched above a floor, with many equal values. */
 TEST(top_k_of_large_vocabularies)
 {
     enum { N = 20011 };
@@ -278,7 +278,7 @@ TEST(top_k_of_large_vocabularies)
                                                          * equals */
         for (uint64_t i = 0; i < N; i++)
             logits[i] = sorted[i] = (float)(floor(rng_uniform(round, 1, i) * steps) / steps * 9);
-        if (round % 4 == 1) logits[N - 1] = sorted[N - 1] = 20; /* behind the last whole piece */
+        if (round % 4 == 1) logits[N - 1] = sorted[N - 1] = 20; /* after the last whole piece */
         /* the largest all in one piece */
         for (uint64_t i = 0; i < 50 && round % 4 == 2; i++) logits[i] = sorted[i] = 30;
         qsort(sorted, N, sizeof *sorted, larger_first);

@@ -1,4 +1,4 @@
-/* test_sampler_batch.c - rows side by side give what they give one by one, on any number of
+/* test_sampler_batch.c - rows sampled in parallel equal rows sampled one by one, on any number of
  * threads. */
 #include "shared/engine/sampler_batch.h"
 
@@ -13,7 +13,7 @@ enum { N_VOCAB = 70001, N_ROWS = 13, N_TOKENS = 40, N_PROMPT = 30 };
 static float logits[N_ROWS][N_VOCAB];
 static int32_t tokens[N_TOKENS];
 
-/* Every kind of work that a row may be. */
+/* Every kind of work of a row. */
 static struct sampling_params params_of(int i)
 {
     struct sampling_params p = {
@@ -55,7 +55,7 @@ static void check(int n_threads, size_t n_rows)
             .n_prompt = N_PROMPT,
         };
     }
-    for (int again = 0; again < 3; again++) { /* scratch that was used before */
+    for (int again = 0; again < 3; again++) { /* with used scratch */
         sampler_batch_run(b, rows, n_rows);
         for (size_t i = 0; i < n_rows; i++) {
             struct token_logprobs want;

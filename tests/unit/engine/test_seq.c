@@ -1,4 +1,4 @@
-/* test_seq.c - a sequence and the pool's blocks: what waiting costs. */
+/* test_seq.c - a sequence that waits for blocks of the pool. */
 #include "shared/engine/seq.h"
 
 #include "tests/harness/test.h"
@@ -21,8 +21,8 @@ static struct seq *sequence(int32_t first, uint32_t n)
     return s;
 }
 
-/* Its prefix is cached and idle, and the rest does not fit: no block is touched and no query
- * counted, however often it asks. */
+/* Its prefix is cached and idle, and the other blocks do not fit: however often it asks, no block
+ * is touched and no query counted. */
 TEST(waiting_for_blocks_changes_nothing)
 {
     struct kv_pool *pool = kv_pool_create(6, BT, true);

@@ -1,4 +1,4 @@
-/* test_kv_layout.c - sizes, offsets, runs, wire form and the sentences of a mismatch. */
+/* test_kv_layout.c - sizes, offsets, segments, wire format and the errors of a mismatch. */
 #include "shared/kv/kv_layout.h"
 
 #include <string.h>
@@ -68,7 +68,7 @@ TEST(wire_format_round_trips_and_is_fixed)
     CHECK(again.len == b.len && memcmp(again.data, b.data, b.len) == 0);
     CHECK(back.latent == 1 && back.head_dim == 576 && back.n_blocks == 10 && back.tp_rank == 3 &&
           back.model_fingerprint == l.model_fingerprint);
-    /* the form before latents */
+    /* the wire format before latent pools */
     CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 40), &back, &err), ERR_FORMAT);
     b.data[40] = 2;
     CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_INVALID);
@@ -137,7 +137,7 @@ TEST(int8_pieces_hold_values_then_scales)
     CHECK_EQ_INT(kv_layout_piece_bytes(&l) - kv_layout_scale_offset(&l), 3 * 2 * 64 * 4);
     CHECK_EQ_INT(kv_layout_segment_bytes(&l, 5), 5 * 64);
     CHECK_EQ_STR(kv_dtype_name(l.dtype), "int8");
-    CHECK(l.dtype >= DTYPE_COUNT); /* no file has it */
+    CHECK(l.dtype >= DTYPE_COUNT); /* a type of no file */
     struct kv_layout e4m3 = l;
     e4m3.dtype = DTYPE_F8_E4M3;
     CHECK_OK(kv_layout_check(&e4m3, &err));
@@ -167,7 +167,7 @@ TEST(latents_have_one_part)
     CHECK_EQ_INT(kv_layout_n_parts(&l), 1);
     CHECK_EQ_INT(kv_layout_n_segments(&l), 1);
     CHECK_EQ_INT(kv_layout_segment_stride(&l), kv_layout_piece_bytes(&l));
-    CHECK_EQ_INT(kv_layout_first_head(&l), 0); /* every rank has the same */
+    CHECK_EQ_INT(kv_layout_first_head(&l), 0); /* the same on every rank */
     other.tp_size = 2;
     other.tp_rank = 0;
     CHECK_OK(kv_layout_same_model(&l, &other, &err));

@@ -1,5 +1,5 @@
-/* test_kv_pool.c - block states, order of eviction, names, quarantine, and long random use held
- * against a model. */
+/* test_kv_pool.c - block states, order of eviction, published blocks, quarantine, and long random
+ * use checked against a model. */
 #include "shared/kv/kv_pool.h"
 
 #include <string.h>
@@ -22,7 +22,7 @@ static struct kv_pool_stats stats(const struct kv_pool *p)
 
 static struct hash128 hash_of(uint32_t i) { return hash_128(&i, sizeof i); }
 
-/* Take one block, name it i, give it back. */
+/* Takes one block, publishes it under hash i and returns it. */
 static int32_t cache_one(struct kv_pool *p, uint32_t i)
 {
     int32_t b;
@@ -76,7 +76,7 @@ TEST(published_block_is_found_again)
     CHECK_EQ_INT(stats(p).n_held, 2);
     CHECK_EQ_INT(stats(p).prefix_queries, 3 * BT);
     CHECK_EQ_INT(stats(p).prefix_hits, 2 * BT);
-    CHECK_EQ_INT(kv_pool_match(p, h, 1, got), 1); /* a second holder */
+    CHECK_EQ_INT(kv_pool_match(p, h, 1, got), 1); /* a second reference */
     kv_pool_unref(p, b0);
     CHECK_EQ_INT(stats(p).n_held, 2);
     kv_pool_unref(p, b0);
@@ -185,8 +185,7 @@ TEST(chain_depends_on_model_salt_and_all_tokens_before)
     CHECK(!hash128_eq(a[1], b[1]));
 }
 
-/* Random calls that a correct caller could make; the pool's own verify and the counts here must
- * agree throughout. */
+/* Random calls that a correct caller could make: kv_pool_verify and the counts here must agree. */
 TEST(random_use_keeps_every_block_in_one_state)
 {
     enum { BLOCKS = 37, HELD_MAX = 64, ROUNDS = 20000 };
@@ -217,7 +216,7 @@ TEST(random_use_keeps_every_block_in_one_state)
             break;
         case 2:
             if (n_held == 0 || named[held[pick]]) break;
-            named[held[pick]] = true; /* at most one try per life, so no block gets two names */
+            named[held[pick]] = true; /* once per use, so that no block gets two hashes */
             kv_pool_publish(p, held[pick], hash_of(r[2] % 50));
             break;
         case 3: {

@@ -1,4 +1,4 @@
-/* test_kv_prefix.c - names of KV blocks: what they depend on, and what they do not. */
+/* test_kv_prefix.c - keys of KV blocks: what they depend on and what not. */
 #include "shared/kv/kv_prefix.h"
 
 #include "tests/harness/test.h"
@@ -13,12 +13,12 @@ static void hashes_of(uint64_t salt, uint32_t n_prompt, struct hash128 out[N])
     kv_prefix_hashes_generated(kv_prefix_seed(7, salt), TOKENS, BLOCK, n_prompt, 0, N, out);
 }
 
-/* How many leading names are equal. */
+/* The number of leading keys that are equal. */
 static uint32_t common(const struct hash128 *a, const struct hash128 *b)
 {
     uint32_t n = 0;
     while (n < N && hash128_eq(a[n], b[n])) n++;
-    /* a chain: once apart, apart for good */
+    /* a chain: after a difference all keys differ */
     for (uint32_t i = n; i < N; i++) CHECK(!hash128_eq(a[i], b[i]));
     return n;
 }
@@ -27,7 +27,7 @@ TEST(prefix_hashes_of_prompts_know_no_attention_path)
 {
     struct hash128 plain[N], prompt[N], other[N];
     kv_prefix_hashes(kv_prefix_seed(7, 0), TOKENS, BLOCK, 0, N, plain);
-    hashes_of(0, N * BLOCK, prompt); /* nothing of it generated */
+    hashes_of(0, N * BLOCK, prompt); /* no generated tokens */
     CHECK_EQ_INT(common(plain, prompt), N);
     hashes_of(0, UINT32_MAX, prompt);
     CHECK_EQ_INT(common(plain, prompt), N);

@@ -122,7 +122,7 @@ static void parse_with(const char *extra)
     buf_release(&b);
 }
 
-/* A window that every context fits in, or that is switched off, is none. */
+/* A window that every context fits in, or that is switched off, is ignored. */
 TEST(windows)
 {
     parse_with("\"sliding_window\":512,\"max_position_embeddings\":4096");

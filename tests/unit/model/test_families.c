@@ -63,7 +63,7 @@ TEST(llama_and_mistral)
 TEST(qwen)
 {
     accepted("Qwen2ForCausalLM", "\"sliding_window\":128,\"max_window_layers\":2");
-    /* use_sliding_window is off unless said */
+    /* use_sliding_window is off by default */
     CHECK(c.qkv_bias && !c.qk_norm && c.window == 0 && c.max_position == 32768);
     accepted("Qwen2ForCausalLM",
              "\"sliding_window\":128,\"max_window_layers\":2,\"use_sliding_window\":true");
@@ -215,7 +215,7 @@ TEST(deepseek_v3)
     accepted("DeepseekV3ForCausalLM",
              DEEPSEEK_MOE ",\"norm_topk_prob\":false,\"rope_interleave\":false");
     CHECK(c.moe.norm == NORM_NONE && !c.rope_interleaved);
-    /* where the file says nothing */
+    /* by default */
     CHECK(c.moe.n_groups == 8 && c.moe.topk_groups == 4 && c.moe.scale == 2.5f);
     accepted("DeepseekV3ForCausalLM",
              DEEPSEEK_MOE ",\"n_group\":1,\"topk_group\":1,\"routed_scaling_factor\":2.446");
@@ -249,7 +249,7 @@ TEST(deepseek_v3)
     accepted("DeepseekV3ForCausalLM", "\"kv_lora_rank\":960,\"qk_nope_head_dim\":192,\"qk_rope_"
                                       "head_dim\":64,\"v_head_dim\":256,"
                                       "\"n_routed_experts\":16,\"num_experts_per_tok\":4,\"moe_"
-                                      "intermediate_size\":40"); /* each as large as it may be */
+                                      "intermediate_size\":40"); /* each at its maximum */
 }
 
 TEST_MAIN(CASE(llama_and_mistral), CASE(qwen), CASE(qwen3_moe), CASE(mixtral), CASE(ernie),

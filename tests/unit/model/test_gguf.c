@@ -1,5 +1,5 @@
-/* test_gguf.c - a file with everything in it reads back; each way of being wrong is refused with a
- * sentence. */
+/* test_gguf.c - a file with all kinds of entries reads back; every malformed file is refused with
+ * its error. */
 #include "shared/model/load/gguf.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* test_gguf_split.c - a model in several GGUF files is the model in one; a file that is missing,
- * misplaced or twice there is named. */
+/* test_gguf_split.c - a model in several GGUF files equals the model in one; the error names a file
+ * that is missing, misplaced or there twice. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,8 @@ static struct err err;
 static const char *file_name(const char *name)
 {
     static char path[4096], root[2048];
-    if (!root[0]) snprintf(root, sizeof root, "%s", test_tmpdir()); /* every call makes one */
+    if (!root[0])
+        snprintf(root, sizeof root, "%s", test_tmpdir()); /* every call creates a folder */
     snprintf(path, sizeof path, "%s/%s", root, name);
     return path;
 }
@@ -107,8 +108,7 @@ static uint64_t files_state(const char *name)
     return state;
 }
 
-/* What was made of the files is made anew when any of them is written to, whatever time it then
- * has. */
+/* weights_files_state changes when any of the files is written to, whatever its new time. */
 TEST(every_file_counts_for_their_state)
 {
     write_part("s-00001-of-00003.gguf", 0, 3, 3, "a", 1);

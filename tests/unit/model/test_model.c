@@ -1,5 +1,5 @@
-/* test_model.c - loading: every way weights can disagree with a configuration, the limits, the
- * fingerprint. */
+/* test_model.c - loading: every way in which weights can disagree with a configuration, the limits,
+ * the fingerprint. */
 #include "shared/model/model.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 enum { HIDDEN = 32, VOCAB = 8, INNER = 64, HEADS = 2, LAYERS = 1 };
 
-/* What to do differently when writing the sample. */
+/* How the written sample differs from a good one. */
 struct twist {
     const char *leave_out, *wrong_shape, *wrong_type; /* tensor names */
     const char *extra;
@@ -134,7 +134,7 @@ TEST(length_is_bounded_by_the_model)
     CHECK(strstr(err.text, "129") && strstr(err.text, "128"));
 }
 
-/* What nobody asked for may be shorter than the model could do; what was asked for is never cut. */
+/* Without max_model_len the length may be less than the model's; with it, it is never less. */
 TEST(usual_length)
 {
     struct err err;

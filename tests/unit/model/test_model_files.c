@@ -1,4 +1,5 @@
-/* test_model_files.c - what a folder or a GGUF gives to the tokenizer and the chat template. */
+/* test_model_files.c - what a folder or a GGUF file gives to the tokenizer and the chat
+ * template. */
 #include "shared/model/load/model_files.h"
 
 #include <stdio.h>
@@ -74,7 +75,7 @@ TEST(places_of_the_chat_template)
     snprintf(tools, sizeof tools, "%s/additional_chat_templates", dir);
     CHECK(mkdir(tools, 0700) == 0);
     put("additional_chat_templates/tool_use.jinja", STR("T"));
-    /* the files go before it */
+    /* the files take precedence */
     put("tokenizer_config.json",
         STR("{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"X\"}]}"));
     t = load();
@@ -95,11 +96,11 @@ TEST(vocabulary_of_another_format)
     CHECK_EQ_STR(t.added_tokens.data, "{\"x\":1}");
     CHECK_EQ_STR(t.special_tokens.data, "{}");
     model_text_release(&t);
-    put("tekken.json", STR("{}")); /* goes before it */
+    put("tekken.json", STR("{}")); /* takes precedence */
     t = load();
     CHECK_EQ_STR(t.tokenizer_model_name, "tekken.json");
     model_text_release(&t);
-    put("tokenizer.json", STR("{\"model\":{}}")); /* and this before all */
+    put("tokenizer.json", STR("{\"model\":{}}")); /* and this over all */
     t = load();
     CHECK(t.tokenizer_model.len == 0 && t.tokenizer_model_name == NULL && t.tokenizer_json.len > 0);
     model_text_release(&t);

@@ -10,7 +10,7 @@
 
 static char root[2048];
 
-/* Make ROOT/PATH with its folders; a path ending in '/' is a folder. */
+/* Creates ROOT/PATH with its folders; a path ending in '/' is a folder. */
 static void make(const char *path, const char *text)
 {
     char full[4096];

@@ -1,5 +1,5 @@
-/* test_rope.c - rotary frequencies against published values of llama3 scaling and YaRN, and the
- * table made from them. */
+/* test_rope.c - RoPE frequencies against published values of llama3 scaling and YaRN, and the
+ * table. */
 #include "shared/model/rope.h"
 
 #include <math.h>
@@ -109,7 +109,7 @@ TEST(mscale)
     CHECK(rope_mscale(1, 1.0) == 1 && rope_mscale(0.5, 1.0) == 1);
 }
 
-/* ERNIE-4.5's frequencies, which have no scaling. */
+/* ERNIE-4.5's frequencies have no scaling. */
 TEST(plain_frequencies)
 {
     double inv[64];

@@ -1,5 +1,4 @@
-/* test_tensor_names.c - spellings of tensor names in folders, PaddlePaddle's checkpoints and GGUF
- * files. */
+/* test_tensor_names.c - names of tensors in folders, PaddlePaddle's checkpoints and GGUF files. */
 #include "shared/model/load/tensor_names.h"
 
 #include <string.h>
