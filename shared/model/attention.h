@@ -7,7 +7,7 @@
  * and its own activations of a step, which all layers share, with struct attention_layer and
  * struct attention_work as first members. No op is NULL.
  * Life cycle: create, bind in both passes of bind.h, forward ..., release.
- * Thread: create, bind and release on the loading thread; the rest on the engine thread. */
+ * Thread: the engine thread for the ops of a step, the loading thread for the others. */
 #ifndef BATON_MODEL_ATTENTION_H
 #define BATON_MODEL_ATTENTION_H
 
@@ -42,7 +42,7 @@ struct attention_ops {
 
     /* Fills in what attention decides: the numbers of lists and the shape of the KV pool. */
     void (*limits)(const struct model *m, struct kernel_limits *l);
-    /* Rows of a step that are computed in one piece, as a captured step must be. */
+    /* Rows of a step that are computed in one piece, as a captured step must be; SIZE_MAX: all. */
     size_t (*rows_at_once)(const struct model *m);
     /* As `lists`, for a step that is captured. */
     int32_t (*capture_lists)(struct attention_work *w, struct attn_list *lists);

@@ -1,5 +1,8 @@
 /* decoder_step.h - what the two halves of a layer, attention and FFN, see of a step.
  *
+ * Shapes in comments of this folder: R rows of the step, H hidden, D head_dim, Q = n_heads * D,
+ * KV = n_kv_heads * D, I intermediate, E experts, V vocabulary.
+ *
  * Thread: engine. */
 #ifndef BATON_MODEL_DECODER_STEP_H
 #define BATON_MODEL_DECODER_STEP_H

@@ -33,7 +33,7 @@ struct ffn_ops {
     void (*release)(struct kernel_ctx *k, struct ffn_layer *f);
     /* Frees the object; what bind_work placed belongs to the decoder. */
     void (*release_work)(struct ffn_work *w);
-    /* Rows of a step that are computed in one piece, as a captured step must be. */
+    /* Rows of a step that are computed in one piece, as a captured step must be; SIZE_MAX: all. */
     size_t (*rows_at_once)(const struct model *m);
     /* s->x [R, H] += ffn(norm(s->x)). */
     void (*forward)(const struct decoder_step *s, const struct ffn_layer *f,
