@@ -144,9 +144,9 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n,
                            struct weight *to)
 {
     void *copies[2] = { NULL, NULL };
-    bool widen = as == BIND_F32;
-    for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
-    for (size_t i = 0; i < n && widen; i++) {
+    bool to_f32 = as == BIND_F32;
+    for (size_t i = 1; i < n; i++) to_f32 = to_f32 || src[i].dtype != src[0].dtype;
+    for (size_t i = 0; i < n && to_f32; i++) {
         if (weight_src_is_dummy(&src[i])) { /* dummy weights: the same numbers in another type */
             ASSERT(src[i].row_bytes == 0);
             src[i].dtype = DTYPE_F32;

@@ -229,7 +229,7 @@ TEST(heads_in_common)
     CHECK(strstr(err.text, "more ranks than KV heads"));
 }
 
-TEST(widening_keeps_narrowing_does_not)
+TEST(f32_keeps_values_smaller_types_do_not)
 {
     const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
     for (int i = 0; i < 5; i++)
@@ -241,4 +241,4 @@ TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(segments_of_a_full_block
           CASE(wire_format_round_trips_and_is_fixed), CASE(check_refuses_what_is_out_of_range),
           CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part),
           CASE(difference_is_named_with_both_values), CASE(heads_in_common),
-          CASE(widening_keeps_narrowing_does_not))
+          CASE(f32_keeps_values_smaller_types_do_not))
