@@ -1,8 +1,8 @@
 /* kvt_peer.c - one node's KV transfer as a process driven by lines; kill_rounds.py kills, stops and
  * inspects it. Usage: kvt_peer PROTOCOLS [FAULT_PLAN]. It ends with its input or its parent.
  *
- * Each command on stdin is answered by one line "ok ..." or "error ..."; lines "event KIND ID STATUS
- * TEXT" come in between.
+ * Each command on stdin is answered by one line "ok ..." or "error ..."; lines
+ * "event KIND ID STATUS TEXT" come in between.
  *     hello | answer HEX | connect HEX | disconnect PEER
  *     expect ID TOKENS BLOCK...        -> ok GRANT-HEX
  *     send ID PEER GRANT-HEX TOKENS UPTO BLOCK...   fill the blocks with ID's pattern, push tokens

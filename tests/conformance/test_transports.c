@@ -565,7 +565,7 @@ static void sender_killed(const char *transport)
 
 /* A stopped writer: no FENCED while it could still write; FENCED follows when it continues or is
  * killed. */
-static void sender_stopped(const char *transport, bool places)
+static void sender_stopped(const char *transport, bool scatters)
 {
     int32_t table[TABLE_MAX];
     struct child c = child_start(transport);
@@ -581,7 +581,7 @@ static void sender_stopped(const char *transport, bool places)
     kvt_expect_cancel(to->kvt, 9);
     node_wait(to, KVT_RECEIVE_FAILED, 9, 3000);
     pause_ms(500);
-    CHECK_EQ_INT(node_count(to, KVT_FENCED, 9), places);
+    CHECK_EQ_INT(node_count(to, KVT_FENCED, 9), scatters);
     kill(c.pid, SIGCONT);
     node_wait(to, KVT_FENCED, 9, 3000);
     kill(c.pid, SIGKILL);

@@ -37,7 +37,7 @@ struct seen {
 struct side {
     struct kvt_env env;
     struct control_hub *hub;
-    uint8_t ticket[KVT_TICKET_BYTES]; /* good once */
+    uint8_t ticket[KVT_TICKET_BYTES]; /* valid once */
     bool used;
     int n_admits;
     bool close_on_frame;
@@ -103,7 +103,7 @@ static void poll_once(struct side *a, struct side *b)
     usleep(200);
 }
 
-/* Poll both until `s` has seen n events. */
+/* Polls both until `s` has seen n events. */
 static void until(struct side *s, size_t n, struct side *other)
 {
     for (uint64_t end = clock_ms() + 10000; s->n < n;) {
@@ -128,7 +128,7 @@ static struct control_conn *dial(struct side *from, struct side *to, const uint8
     return c;
 }
 
-/* Both sides are OPEN; *in gets the receiver's end. */
+/* Connects both sides until they are OPEN; *in gets the receiver's end. */
 static struct control_conn *pair(struct side *from, struct side *to, struct control_conn **in)
 {
     struct control_conn *c = dial(from, to, to->ticket);
@@ -162,8 +162,8 @@ static void raw_preamble(int fd, enum kvt_preamble_kind kind, const uint8_t *tic
     CHECK(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL) == sizeof bytes);
 }
 
-/* What the hub answers until it closes or nothing comes for `ms`: number of bytes; *closed tells
- * which. */
+/* Reads the hub's answer until it closes (*closed) or is silent for `ms`; returns the number of
+ * bytes. */
 static size_t raw_read(int fd, struct side *s, uint8_t *out, size_t cap, uint64_t ms, bool *closed)
 {
     size_t have = 0;
@@ -230,11 +230,11 @@ TEST(control_wrong_and_used_tickets_are_refused)
     control_close(a->seen[0].conn);
     a->n = 0;
     struct control_conn *in, *out = pair(a, b, &in);
-    dial(a, b, b->ticket); /* used up */
+    dial(a, b, b->ticket); /* used before */
     until(a, 2, b);
     CHECK(a->seen[1].kind == CONTROL_LOST && a->seen[1].conn != out);
     CHECK_STATUS(a->seen[1].status, ERR_UNAUTHORIZED);
-    CHECK_EQ_INT(b->n, 1); /* the refused ones were never mentioned */
+    CHECK_EQ_INT(b->n, 1); /* the refused ones caused no event */
     CHECK_OK(control_send(out, 1, 0, "x", 1));
     until(b, 2, a);
     side_stop(a);
@@ -255,7 +255,7 @@ TEST(control_bodies_and_queues_have_limits)
     CHECK_STATUS(st, ERR_FULL);
     CHECK(control_queued(out) > KVT_QUEUE_LIMIT &&
           control_queued(out) <= KVT_QUEUE_LIMIT + CONTROL_HEAD_BYTES + CONTROL_BODY_MAX);
-    until(b, 1 + taken, a); /* and nothing of what was taken is lost */
+    until(b, 1 + taken, a); /* no accepted frame is lost */
     for (size_t i = 0; i < taken; i++)
         CHECK(b->seen[1 + i].after == i && b->seen[1 + i].n == CONTROL_BODY_MAX);
     CHECK_OK(control_send(out, 1, 0, NULL, 0));
@@ -265,8 +265,7 @@ TEST(control_bodies_and_queues_have_limits)
     side_stop(b);
 }
 
-/* What was sent right before closing still arrives, also when the closing side has bytes it did not
- * read. */
+/* Frames sent right before closing still arrive, even if the closing side has unread bytes. */
 TEST(control_closing_lets_the_last_frames_out)
 {
     struct side *a = side_start(), *b = side_start();
@@ -283,7 +282,7 @@ TEST(control_closing_lets_the_last_frames_out)
         CHECK(b->seen[61].kind == CONTROL_LOST && b->seen[61].conn == in);
         CHECK_STATUS(b->seen[61].status, ERR_PEER_LOST);
         CHECK_STATUS(control_send(in, 2, 0, body, 1), ERR_PEER_LOST);
-        CHECK_EQ_INT(a->n, 1); /* the closed one is not mentioned again */
+        CHECK_EQ_INT(a->n, 1); /* the closed one causes no further event */
         control_close(in);
     }
     settle(a, b, 50);
@@ -315,7 +314,7 @@ TEST(control_peer_that_goes_is_lost_once)
     settle(a, NULL, 50);
     CHECK_EQ_INT(a->n, 2);
     control_close(out);
-    struct side *c = side_start(); /* nobody listens at b's port any more */
+    struct side *c = side_start(); /* b's port has no listener any more */
     b = side_start();
     struct buf address = { 0 };
     buf_add_str(&address, control_address(b->hub));
@@ -349,8 +348,7 @@ TEST(control_malformed_frames_end_the_connection)
         control_frame_encode(&frames, 7, 11, "good", 4);
         control_frame_encode(&frames, 8, 12, "bad", 3);
         frames.data[20 + wrong[i].at] = (char)wrong[i].value;
-        for (size_t at = 0; at < frames.len; at++) { /* byte by byte: every way a frame can be
-                                                      * cut */
+        for (size_t at = 0; at < frames.len; at++) { /* byte by byte: frames cut at every place */
             CHECK(send(fd, frames.data + at, 1, MSG_NOSIGNAL) == 1);
             poll_once(s, NULL);
             if (s->n == 3) break;
@@ -384,12 +382,12 @@ TEST(control_bad_greetings_end_silently)
         close(fd);
     }
     CHECK_EQ_INT(s->n_admits, 0);
-    int fd = raw(s); /* well formed, but not what a caller says */
+    int fd = raw(s); /* well formed, but not from the connecting side */
     raw_preamble(fd, KVT_PREAMBLE_WELCOME, NULL);
     CHECK_EQ_INT(raw_read(fd, s, answer, sizeof answer, 3000, &closed), 0);
     CHECK(closed);
     close(fd);
-    fd = raw(s); /* says half of it and leaves */
+    fd = raw(s); /* sends half of a preamble and closes */
     CHECK(send(fd, junk, 10, MSG_NOSIGNAL) == 10);
     close(fd);
     settle(s, NULL, 50);
@@ -402,7 +400,7 @@ TEST(control_silent_peers_meet_a_deadline)
 {
     struct side *s = side_start();
     int quiet = raw(s);
-    /* and a listener that accepts and says nothing, as seen by the one who called it */
+    /* a listener that accepts and stays silent, seen by the connecting side */
     int l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t n = sizeof a;
@@ -427,7 +425,7 @@ TEST(control_silent_peers_meet_a_deadline)
     side_stop(s);
 }
 
-/* An answer that is no WELCOME. */
+/* The listener's answer is no WELCOME. */
 TEST(control_listener_that_speaks_something_else)
 {
     struct side *s = side_start();
@@ -458,14 +456,13 @@ TEST(control_full_descriptor_table_pauses_accepting)
     struct rlimit old, tight;
     CHECK_OK(getrlimit(RLIMIT_NOFILE, &old));
     int top = dup(0);
-    tight = (struct rlimit){ (rlim_t)top, old.rlim_max }; /* descriptors below `top` are all
-                                                           * taken */
+    tight = (struct rlimit){ (rlim_t)top, old.rlim_max }; /* all below `top` are in use */
     close(top);
     for (int fd = 3; fd < top; fd++)
         if (fcntl(fd, F_GETFD) < 0) CHECK(dup2(0, fd) == fd);
     CHECK_OK(setrlimit(RLIMIT_NOFILE, &tight));
     CHECK(dup(0) < 0 && errno == EMFILE);
-    /* once it has met EMFILE its descriptor is not readable: whoever waits on it sleeps */
+    /* after EMFILE its descriptor is not readable, so that a waiting thread sleeps */
     control_poll(b->hub, on_event, b);
     struct epoll_event e;
     CHECK_EQ_INT(epoll_wait(control_wait_fd(b->hub), &e, 1, 20), 0);
@@ -473,7 +470,7 @@ TEST(control_full_descriptor_table_pauses_accepting)
     CHECK_EQ_INT(b->n, 0);
     CHECK_OK(setrlimit(RLIMIT_NOFILE, &old));
     raw_preamble(waiting, KVT_PREAMBLE_TICKET, b->ticket);
-    until(b, 1, a); /* and it is taken later */
+    until(b, 1, a); /* it is accepted later */
     CHECK(b->seen[0].kind == CONTROL_OPENED);
     close(waiting);
     side_stop(a);
@@ -523,7 +520,7 @@ TEST(control_interface_by_name)
     side_stop(t);
 }
 
-/* The first interface but lo with an IPv4 address; false: this host has none. */
+/* Finds the first interface other than lo with an IPv4 address; false: none. */
 static bool far_interface(char name[IF_NAMESIZE])
 {
     struct ifaddrs *list = NULL;
@@ -538,7 +535,7 @@ static bool far_interface(char name[IF_NAMESIZE])
     return found;
 }
 
-/* As the nodes of a launcher: every address allowed, loopback to be told. */
+/* Like the nodes of a launcher: any address is listened on, loopback is advertised. */
 TEST(control_interface_is_where_peers_are_told_to_come)
 {
     char name[IF_NAMESIZE];
@@ -555,7 +552,7 @@ TEST(control_interface_is_where_peers_are_told_to_come)
     CHECK_OK(control_open(&env, "test", 0, name, &h, &err));
     CHECK(str_starts(control_address(h), address.data));
     control_hub_free(h);
-    env.advertise_host = "198.51.100.77"; /* of nobody here: translated on the way */
+    env.advertise_host = "198.51.100.77"; /* no address of this host, as behind NAT */
     CHECK_OK(control_open(&env, "test", 0, name, &h, &err));
     CHECK(str_starts(control_address(h), "198.51.100.77 "));
     control_hub_free(h);
@@ -580,15 +577,15 @@ TEST(control_addresses_are_numeric)
     for (size_t i = 0; i < COUNT_OF(bad); i++) CHECK(!control_can_reach(str_of(bad[i])));
 }
 
-/* A host that vanished says nothing: the kernel is told to notice within 3 s. What it does then is
- * its own affair; that the options are on can be seen. */
+/* A host that vanished stays silent; socket options make the kernel detect this within 3 s. The
+ * test can only check that the options are set. */
 TEST(control_connections_are_kept_alive)
 {
     struct side *a = side_start(), *b = side_start();
     struct control_conn *in;
     pair(a, b, &in);
     int n_checked = 0;
-    for (int fd = 0; fd < 256; fd++) { /* its two are the only ones with a peer */
+    for (int fd = 0; fd < 256; fd++) { /* only two sockets have a peer */
         int on = 0, idle = 0, interval = 0, timeout_ms = 0;
         struct sockaddr_in peer;
         socklen_t n = sizeof peer;

@@ -1,5 +1,5 @@
-/* test_convert.c - rows of one element type as another: widening is exact, narrowing rounds to
- * nearest, int8 and e4m3 stay within half a step. */
+/* test_convert.c - KV rows converted to another element type: upconversion is exact, narrowing
+ * rounds to nearest, int8 and e4m3 are at most half a step off. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,10 +58,10 @@ TEST(convert_to_int8_at_its_edges)
     kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
     CHECK(scale == 0);
     for (int i = 0; i < N; i++) CHECK_EQ_INT(q[i], 0);
-    x[3] = 1.4e-45f; /* its scale would be less than the smallest float */
+    x[3] = 1.4e-45f; /* its scale would be below the smallest float */
     kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
     CHECK(scale == 0 && q[3] == 0);
-    x[3] = 1e-43f; /* a scale of few bits */
+    x[3] = 1e-43f; /* a subnormal scale */
     kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
     CHECK_EQ_INT(q[3], scale > 0 ? 71 : 0);
     const float bad[] = { INFINITY, -INFINITY, NAN };
@@ -70,11 +70,11 @@ TEST(convert_to_int8_at_its_edges)
         x[N - 1] = bad[k];
         kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
         kvt_convert_row(DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
-        for (int i = 0; i < N; i++) CHECK(isnan(back[i])); /* never numbers that nobody computed */
+        for (int i = 0; i < N; i++) CHECK(isnan(back[i])); /* NaN, not invented numbers */
     }
 }
 
-/* 3 bits of fraction, and no less than 2^-10 of the scale. */
+/* The error of 3 fraction bits, at least 2^-10 of the scale. */
 TEST(convert_to_e4m3_is_off_by_a_sixteenth_at_most)
 {
     srand(10);
@@ -89,7 +89,7 @@ TEST(convert_to_e4m3_is_off_by_a_sixteenth_at_most)
         for (int i = 0; i < N; i++)
             CHECK_NEAR(back[i], x[i],
                        fmax(0.0626 * fabs((double)x[i]), 0x1.01p-10 * (double)scale));
-        /* The largest is still there, so what stands for the row becomes the same row again. */
+        /* The largest value is exact, so converting again gives the same KV row. */
         kvt_convert_row(DTYPE_F32, back, NULL, DTYPE_F8_E4M3, same, &again, N);
         CHECK(fabsf(again - scale) <= 1e-6f * scale && memcmp(q, same, N) == 0);
     }

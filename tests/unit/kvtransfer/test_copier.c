@@ -1,5 +1,5 @@
-/* test_copier.c - copy rows against memcpy, and copiers: every job comes back once, whoever ran it,
- * and what was copied is whole. */
+/* test_copier.c - copy implementations against memcpy, and copiers: every job is returned exactly
+ * once, whichever thread ran it, and its bytes are right. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -111,8 +111,8 @@ TEST(copier_jobs_come_back_once)
     free(b.from);
 }
 
-/* Workers that do not come forward take COPIER_QUEUED_BYTES bytes and COPIER_JOBS_MAX jobs, no
- * more. */
+/* Workers that make no progress accept at most COPIER_QUEUED_BYTES bytes and COPIER_JOBS_MAX
+ * jobs. */
 TEST(copier_queues_are_bounded)
 {
     struct book b = { .to = malloc(8 * COPIER_CHUNK), .from = calloc(8, COPIER_CHUNK), .gate = 1 };
@@ -139,7 +139,7 @@ TEST(copier_queues_are_bounded)
     free(b.from);
 }
 
-/* Without workers nothing is taken; jobs that somebody else ran come back all the same. */
+/* Without workers no job is accepted; jobs that another thread ran are still returned. */
 TEST(copier_alone)
 {
     struct copier *c;

@@ -1,5 +1,5 @@
-/* test_fault.c - the fault plan's text, and a wrapped row against a recording one: what reaches the
- * row inside, what the session hears. */
+/* test_fault.c - the syntax of fault plans, and the wrapper around a recording transport: what
+ * reaches the inner transport, and which events the session layer gets. */
 #include "kvtransfer/fault/fault.h"
 
 #include <stdio.h>
@@ -88,7 +88,7 @@ TEST(fault_plan_refusals_name_the_item)
     }
 }
 
-/* ---- a row that records; one connection, incoming, up from the first poll on ---- */
+/* ---- a recording transport: one incoming connection, UP from the first poll on ---- */
 
 enum { POOL = 4096 };
 
@@ -181,7 +181,7 @@ static struct kvt_transport_ops ops = {
     .disconnect = in_disconnect,
 };
 
-/* ---- the wrapped row ---- */
+/* ---- the wrapper ---- */
 
 static struct {
     struct kvt_env env;
@@ -245,7 +245,7 @@ static void finish(void)
     free(f.staging.ptr);
 }
 
-/* Three copies, 300 bytes, to the same offsets; `staged`: the middle one from the staging
+/* Puts three copies, 300 bytes in all, to the same offsets; `staged`: the middle one from staging
  * memory. */
 static enum status put(uint64_t tag, bool staged)
 {
@@ -291,12 +291,12 @@ static void receive_message(enum kvt_message_kind kind)
     poll_once();
 }
 
-/* Poll until `n` incidents came or, after two seconds, fail. */
+/* Polls until `n` events came; fails after two seconds. */
 static void poll_for(uint32_t n)
 {
     for (uint64_t end = clock_ms() + 2000; f.n_got < n;) {
         poll_once();
-        if (clock_ms() > end) test_fail(__FILE__, __LINE__, "%u incidents, not %u", f.n_got, n);
+        if (clock_ms() > end) test_fail(__FILE__, __LINE__, "%u events, not %u", f.n_got, n);
         usleep(1000);
     }
 }
@@ -346,10 +346,10 @@ TEST(fault_flip_changes_one_bit_of_what_is_written)
     }
     send_message(KVT_MSG_NOTE, 10);
     CHECK(__builtin_popcountll((in.notified[0].sums[0] ^ 5) | (in.notified[0].sums[1] ^ 6)) == 1);
-    send_message(KVT_MSG_STOPPED, 10); /* has nothing that could be flipped */
+    send_message(KVT_MSG_STOPPED, 10); /* no field that could be flipped */
     CHECK_EQ_INT(in.notified[1].generation, 10);
     CHECK_EQ_INT(injected("flip"), 201);
-    /* the source is untouched */
+    /* the source is unchanged */
     for (int i = 0; i < POOL; i++) CHECK_EQ_INT(((uint8_t *)f.mem.ptr)[i], (uint8_t)(i * 7 + 1));
     finish();
 }
@@ -391,15 +391,14 @@ TEST(fault_drop_duplicate_stale)
     CHECK_OK(put(2, false));
     CHECK_EQ_INT(in.n_puts, 2);
     poll_once();
-    CHECK_EQ_INT(n_got(KVT_PUT_DONE), 2); /* the repetition is nobody's */
+    CHECK_EQ_INT(n_got(KVT_PUT_DONE), 2); /* the repetition is not reported */
     CHECK_OK(put(3, false));
     CHECK_EQ_INT(in.heads[2].generation, 9);
     poll_once();
     CHECK_OK(put(4, false));
     poll_once();
     poll_once();
-    CHECK_EQ_INT(n_got(KVT_PUT_DONE), 3); /* put_done counts those the row told: of 2, 3 and 4, and
-                                           * the third is lost */
+    CHECK_EQ_INT(n_got(KVT_PUT_DONE), 3); /* inner ones: 2, 3, 4; the third is lost */
     send_message(KVT_MSG_NOTE, 10);
     CHECK_EQ_INT(in.n_notified, 0);
     send_message(KVT_MSG_NOTE, 10);
@@ -481,8 +480,7 @@ TEST(fault_late_writes_again)
     CHECK_EQ_INT(in.n_puts, 1);
     poll_for(2);
     memset(in.remote, 0, sizeof in.remote);
-    memset(f.mem.ptr, 0x11, POOL); /* the source has been reused: what comes late are the old
-                                    * bytes */
+    memset(f.mem.ptr, 0x11, POOL); /* the source is reused: a late put has the old bytes */
     for (uint64_t end = clock_ms() + 2000; in.n_puts < 2 && clock_ms() < end; usleep(1000))
         poll_once();
     CHECK_EQ_INT(in.n_puts, 2);
@@ -516,7 +514,7 @@ TEST(fault_disconnect_is_down_once)
     finish();
 }
 
-/* Same seed, same faults; probabilities come out about as asked. */
+/* The same seed gives the same faults, and the rates are close to the probabilities. */
 TEST(fault_is_deterministic)
 {
     static uint8_t first[4000];

@@ -1,5 +1,5 @@
-/* test_gpu_jobs.c - what a card does for transfers: sums and copies of pieces, and pieces of
- * another layout, are the processor's; works and stages come back, and not too early. */
+/* test_gpu_jobs.c - GPU jobs of transfers: checksums, copies and conversions of pieces equal those
+ * of the CPU; jobs and stages are released, and not too early. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -71,7 +71,8 @@ static void rig_close(struct rig *r)
 
 static const int32_t TABLE[8] = { 3, 1, 11, 0, 7, 5, 2, 9 };
 
-/* Sums of all heads and of one in the middle, of whole blocks and of a part of the last. */
+/* Checksums of all heads and of one in the middle, of full blocks and of a partly filled last
+ * one. */
 static void checksums_of(const char *name, uint32_t dtype)
 {
     struct rig r;
@@ -109,8 +110,8 @@ static void checksums_case(const char *name)
     checksums_of(name, DTYPE_I8);
 }
 
-/* Made pieces are the processor's, on the card's side of the stage and, fetched, on the other;
- * their sums are of those bytes. */
+/* Converted pieces equal the CPU's, in the device half of the stage and, once fetched, in the host
+ * half; the checksums are of those bytes. */
 static void conversion_of(const char *name, uint32_t from, uint32_t to, uint32_t block_tokens)
 {
     struct rig r;
@@ -161,13 +162,13 @@ static void conversion_case(const char *name)
 {
     conversion_of(name, DTYPE_BF16, DTYPE_BF16, 7);
     conversion_of(name, DTYPE_BF16, DTYPE_F32, 64);
-    conversion_of(name, DTYPE_BF16, DTYPE_BF16, 1); /* more places than are given to the lane at
-                                                     * once */
+    /* more pieces than one call of the copy stream takes */
+    conversion_of(name, DTYPE_BF16, DTYPE_BF16, 1);
     conversion_of(name, DTYPE_I8, DTYPE_I8, 5);
 }
 
-/* Fetched bytes are the span's, one piece behind the other; stored again in other blocks they are
- * there, and nothing else has changed. */
+/* Fetched bytes are those of the block range, piece after piece; stored in other blocks they are
+ * the same, and no other byte has changed. */
 static void copies_case(const char *name)
 {
     struct rig r;
@@ -218,7 +219,8 @@ TEST(conversions_on_the_gpu) { conversion_case("cuda"); }
 TEST(copies_on_the_cpu) { copies_case("cpu"); }
 TEST(copies_on_the_gpu) { copies_case("cuda"); }
 
-/* A work that is given up keeps its stage until the card has let go of it; then both are free. */
+/* A job that is released early keeps its stage until the GPU has finished with it; then both are
+ * free. */
 TEST(a_job_released_early_keeps_its_stage)
 {
     struct rig r;

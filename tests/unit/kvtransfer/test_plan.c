@@ -1,5 +1,5 @@
-/* test_plan.c - token ranges and block tables to copies: nothing missing, nothing twice, neighbours
- * joined. */
+/* test_plan.c - token ranges and block tables become copies: no byte missing, none twice, adjacent
+ * copies joined. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,8 +79,8 @@ TEST(plan_takes_only_valid_segments_of_the_last_block)
     CHECK_EQ_INT(layout_total_bytes(&l, 11, 2), 0);
 }
 
-/* Copies and scattered memory of the same span name the same bytes in the same order, from any
- * offset, in any pieces. */
+/* kvt_plan_copies and kvt_plan_iov of the same block range name the same bytes in the same order,
+ * from any offset and in parts of any size. */
 static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n_heads)
 {
     struct kv_layout l = layout(16);
@@ -142,8 +142,7 @@ TEST(plan_copies_and_iov_agree)
     copies_and_iov_agree(DTYPE_I8, 1, 1);
 }
 
-/* The slice of a head is the same bytes of a piece wherever that head stands among the rank's
- * own. */
+/* A head's slice has the same bytes whatever the head's index within the rank. */
 TEST(plan_slices_heads)
 {
     struct kv_layout whole = layout(4), half = layout(9);
@@ -231,9 +230,9 @@ TEST(plan_checksum_ignores_what_is_not_valid)
     free(scratch);
 }
 
-/* The runs of a piece one behind the other are what it is summed over; and rows that are moved one
- * by one make the bytes that converting whole pieces makes. For views of all heads and of one, full
- * blocks and partly filled ones. */
+/* The checksum of a piece is that of its segments in order, and moving KV rows one by one gives the
+ * bytes of converting whole pieces: for slices of all heads and of one, full and partly filled
+ * blocks. */
 TEST(plan_strides_and_rows_cover_a_piece)
 {
     const uint32_t types[] = { DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };

@@ -1,5 +1,5 @@
-/* test_session.c - the state machines alone: a row that only records, messages by hand, events
- * counted. */
+/* test_session.c - the state machines alone: a transport that only records, hand-made messages,
+ * counted events. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +58,7 @@ static struct kvt_transport transport = { &ops };
 static struct kvt_event events[64];
 static size_t n_events;
 
-static struct metrics *registry; /* of the sides made next; NULL: none */
+static struct metrics *registry; /* of the sides created next; NULL: none */
 
 static void on_event(void *arg, const struct kvt_event *ev) { (void)arg, events[n_events++] = *ev; }
 
@@ -166,7 +166,7 @@ TEST(session_receives_when_every_piece_is_verified)
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
     CHECK_EQ_INT(events[0].link_speed, 12500000000);
     CHECK_EQ_INT(sent[1].kind, KVT_MSG_DONE);
-    /* late: of a session that is over */
+    /* late: the session has ended */
     deliver(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
     CHECK_EQ_INT(n_events, 1);
     buf_release(&grant);
@@ -182,7 +182,7 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     struct kvt_message bad = { .layer = 0, .first = 0, .n = 1, .bytes = 8, .sums = { 42 } };
     deliver(&s, &g, KVT_MSG_NOTE, bad);
-    CHECK_EQ_INT(n_events, 0); /* the writer may be giving up */
+    CHECK_EQ_INT(n_events, 0); /* the writer may be about to stop */
     note(&s, &g, 0, 0, 3);
     note(&s, &g, 1, 0, 3);
     deliver(&s, &g, KVT_MSG_FINISH,
@@ -193,7 +193,7 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     CHECK_EQ_INT(sent[1].kind, KVT_MSG_STOP);
     note(&s, &g, 0, 0, 1);
     kvt_recv_cancel(&s.core, 1);
-    CHECK_EQ_INT(n_events, 1); /* no FENCED before the writer says so */
+    CHECK_EQ_INT(n_events, 1); /* no FENCED before the writer's STOPPED */
     deliver(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
     CHECK_EQ_INT(n_events, 2);
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
@@ -203,8 +203,8 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     side_release(&s);
 }
 
-/* A wrong checksum is the writer's giving up when it says so, and a failure when it says
- * nothing. */
+/* After a wrong checksum the receiver waits a moment: STOPPED means that the writer gave up,
+ * silence is a checksum failure. */
 TEST(session_doubts_a_wrong_checksum_for_a_moment)
 {
     struct side s;
@@ -239,8 +239,8 @@ TEST(session_doubts_a_wrong_checksum_for_a_moment)
     registry = NULL;
 }
 
-/* STOP, or the answer to it, got lost: the blocks must not stay in quarantine for as long as the
- * writer lives. */
+/* If STOP or its answer is lost, the blocks must not stay in quarantine as long as the writer
+ * lives. */
 TEST(session_repeats_a_stop_that_is_not_answered)
 {
     struct side s;
@@ -255,14 +255,13 @@ TEST(session_repeats_a_stop_that_is_not_answered)
     CHECK_EQ_INT(n_sent, 0);
     for (uint64_t after = 0; after < 10 * KVT_STOP_AGAIN_MS; after += 50)
         kvt_recv_tick(&s.core, now + after);
-    CHECK_EQ_INT(n_sent, 4); /* after 1, 2, 4 and 8 times the pause */
+    CHECK_EQ_INT(n_sent, 4); /* after 1, 2, 4 and 8 pauses */
     CHECK_EQ_INT(sent[3].kind, KVT_MSG_STOP);
     CHECK_EQ_INT(sent[3].generation, g.generation);
     uint64_t day = 24 * 3600 * 1000;
     n_sent = 0;
     for (uint64_t i = 0; i < 40; i++) kvt_recv_tick(&s.core, now + day + 50 * i);
-    CHECK_EQ_INT(n_sent, 13); /* those of 16 s to 18 h, one per tick, and then the next is due after
-                               * 36 h */
+    CHECK_EQ_INT(n_sent, 13); /* 16 s to 18 h, one per tick; the next is due after 36 h */
     n_sent = 4;
     deliver(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
     CHECK_EQ_INT(events[n_events - 1].kind, KVT_FENCED);
@@ -325,14 +324,13 @@ TEST(session_scatter_follows_the_session)
     deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 0, iov, 8), 1);
     CHECK(iov[0].iov_base == s.core.pool + kv_layout_offset(&s.core.layout, 0, 5));
-    kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes
-                                  * nowhere */
+    kvt_recv_cancel(&s.core, 1); /* in mid-frame: FENCED at once, the rest is dropped */
     CHECK_EQ_INT(n_events, 2);
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
     CHECK_EQ_INT(kvt_recv_scatter(&s.core, &s.peer, &head, 100, iov, 8), 0);
     g = claim(&s, 2, (buf_clear(&grant), &grant));
     deliver(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
-    note(&s, &g, 0, 0, 1); /* announced, but nothing was placed */
+    note(&s, &g, 0, 0, 1); /* announced, but nothing was scattered */
     CHECK_STATUS(events[2].status, ERR_FORMAT);
     buf_release(&grant);
     side_release(&s);
@@ -402,8 +400,7 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     kvt_send_pump(&s.core, &s.peer);
     CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
     for (uint64_t i = 0; i < 3; i++) {
-        CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_NOTE); /* no FINISH while a put can still be
-                                                            * abandoned */
+        CHECK_EQ_INT(sent[n_sent - 1].kind, KVT_MSG_NOTE); /* no FINISH before the put ends */
         kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
     }
     CHECK_EQ_INT(send->unfinished, 0);
@@ -430,7 +427,7 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     answer(&s, send, KVT_MSG_STOP, ERR_CHECKSUM);
     CHECK_EQ_INT(n_events, 0); /* the put still reads the source */
     CHECK_EQ_INT(n_abandoned, 1);
-    kvt_send_put_done(&s.core, &s.peer, last_put.tag + 1); /* of no put */
+    kvt_send_put_done(&s.core, &s.peer, last_put.tag + 1); /* an unknown tag */
     CHECK_EQ_INT(n_events, 0);
     kvt_send_put_done(&s.core, &s.peer, last_put.tag);
     CHECK_EQ_INT(n_events, 1);
@@ -439,7 +436,7 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     send_add(&s.core, 9, 1, 0, TOKENS, src); /* late calls of the caller */
     kvt_send_end(&s.core, 9, 0);
     CHECK_EQ_INT(n_events, 1);
-    /* STOP of a session that is not known any more is answered all the same */
+    /* STOP of an unknown session is answered too */
     struct kvt_message stop = { .kind = KVT_MSG_STOP, .session = 1, .generation = 77 };
     n_sent = 0;
     kvt_send_message(&s.core, &s.peer, &stop);
@@ -449,8 +446,8 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     side_release(&s);
 }
 
-/* Cancelled after its caller had finished it, with a put on its way: what the row leaves out of it
- * must not be vouched for. */
+/* The send is cancelled after its caller finished it, with a put in flight: the transport may skip
+ * bytes of the put, so no FINISH may follow. */
 TEST(session_cancelled_late_says_no_finish)
 {
     struct side s;
@@ -494,7 +491,7 @@ TEST(session_send_refuses_gaps_and_an_early_done)
     side_release(&s);
 }
 
-/* ---- what a transfer died of ---- */
+/* ---- why a transfer failed ---- */
 
 static uint64_t failures(const char *direction, const char *reason)
 {
@@ -503,8 +500,7 @@ static uint64_t failures(const char *direction, const char *reason)
     return counter_value(metrics_counter(registry, "baton_kv_transfer_failures_total", label, ""));
 }
 
-/* A receiver, opened and bound, to which `what` is done; it has failed for `reason` then, and for
- * nothing else. */
+/* Does `what` to an opened, bound receiver, which must fail for `reason` and no other. */
 static void receive_fails(const char *reason, unsigned caps,
                           void (*what)(struct side *s, const struct kvt_grant_msg *g))
 {
@@ -630,8 +626,8 @@ TEST(session_counts_what_a_receiver_died_of)
     metrics_free(registry);
 }
 
-/* A sender that is told to stop counts what the receiver says; a grant that is over counts as stale
- * on both sides. */
+/* A sender that gets STOP counts the receiver's reason; an ended grant counts as stale on both
+ * sides. */
 TEST(session_counts_what_a_sender_died_of)
 {
     const struct {
@@ -667,7 +663,7 @@ TEST(session_counts_what_a_sender_died_of)
                                                "reason=\"stale\"", "")),
                  2);
     g.generation++;
-    /* live, but not opened over this connection */
+    /* live, but opened over another connection */
     deliver(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
     CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total",
                                                "reason=\"foreign\"", "")),
@@ -677,7 +673,7 @@ TEST(session_counts_what_a_sender_died_of)
     metrics_free(registry);
 }
 
-/* A row that takes puts and never ends them gets so many and no more. */
+/* A transport that never completes puts gets a bounded number of them. */
 TEST(session_bounds_its_puts)
 {
     struct side s;
@@ -699,13 +695,13 @@ TEST(session_bounds_its_puts)
     CHECK(kvt_send_pump(&s.core, &s.peer));
     CHECK_EQ_INT(n_puts, KVT_SEND_PUTS + 1);
     CHECK_EQ_INT(last_put.tag, send->serial * KVT_SEND_PUTS + 5);
-    CHECK_EQ_INT(last_put.head.n, 32); /* what had become ready meanwhile goes as one */
+    CHECK_EQ_INT(last_put.head.n, 32); /* all that became ready meanwhile is one put */
     buf_release(&grant);
     side_release(&s);
 }
 
-/* A row's own size of puts is for bytes that nobody here reads: with checksums it is every
- * row's. */
+/* The transport's put size applies only if this side does not read the bytes; with checksums all
+ * transports use the same size. */
 TEST(session_takes_the_size_of_puts_from_the_transport)
 {
     for (int sums = 0; sums < 2; sums++) {
@@ -731,9 +727,9 @@ TEST(session_takes_the_size_of_puts_from_the_transport)
     }
 }
 
-/* OPEN and FINISH are round trips: a receiver that says nothing ends the transfer in seconds,
- * however long a stall may be. Waiting for the caller's next layer, and puts that still leave, have
- * the whole of it. */
+/* OPEN and FINISH are round trips: a silent receiver ends the transfer within seconds, however long
+ * stall_ms is. Waiting for the caller's next layer and for puts in flight may take all of
+ * stall_ms. */
 TEST(session_waits_seconds_for_an_answer)
 {
     struct side s;
@@ -757,7 +753,7 @@ TEST(session_waits_seconds_for_an_answer)
     for (uint32_t layer = 0; layer < 2; layer++) send_add(&s.core, 10, layer, 0, TOKENS, src);
     kvt_send_end(&s.core, 10, clock_ns());
     while (kvt_send_pump(&s.core, &s.peer)) {}
-    /* its puts are on their way */
+    /* its puts are in flight */
     kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
     CHECK_EQ_INT(n_events, 1);
     for (uint64_t i = 0; i < 2; i++)
@@ -771,8 +767,7 @@ TEST(session_waits_seconds_for_an_answer)
     side_release(&s);
 }
 
-/* A receiver that says the same again and again moves nothing, so the deadline of what stands still
- * comes all the same. */
+/* A receiver that repeats its messages makes no progress, so the stall deadline still applies. */
 TEST(session_repeated_messages_are_no_progress)
 {
     struct side s;
@@ -792,7 +787,7 @@ TEST(session_repeated_messages_are_no_progress)
     answer(&s, send, KVT_MSG_STOP, ERR_CANCELED);
     CHECK_EQ_INT(send->t_moved_ms, since);
     kvt_send_tick(&s.core, &s.peer, since + 60001);
-    CHECK(s.peer.must_close); /* an abandoned put that does not end */
+    CHECK(s.peer.must_close); /* the abandoned put does not complete */
     buf_release(&grant);
     side_release(&s);
 }

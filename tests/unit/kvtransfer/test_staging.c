@@ -1,4 +1,4 @@
-/* test_staging.c - chunks go out once, come back, and no peer takes all of them. */
+/* test_staging.c - each chunk is handed out once and returned, and no peer takes all of them. */
 #include <stdlib.h>
 
 #include "kvtransfer/staging.h"
@@ -51,8 +51,7 @@ TEST(staging_gives_neighbouring_chunks_once)
     kvt_staging_free(s);
 }
 
-/* Each greedy peer gets half of what is left; one that comes after them still gets what it cannot
- * do without. */
+/* Each greedy peer gets half of what is left; a later one still gets its minimum. */
 TEST(staging_leaves_something_for_the_next)
 {
     struct kvt_staging *s = make();

@@ -1,5 +1,5 @@
-/* test_tcp.c - the tcp row alone, against a receiver played by hand: what the kernel lets go of,
- * and what is told after an end. */
+/* test_tcp.c - transport tcp alone, against a hand-made receiver: zero-copy completions, and the
+ * events at the end of a connection. */
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 
 enum { CALLS_BEFORE_WRAP = 3 };
 
-/* Notices of MSG_ZEROCOPY in any order: a call is over when all before it are, also where the
- * numbers begin again. */
+/* MSG_ZEROCOPY completions in any order: a call is complete when all earlier calls are, also where
+ * the counter wraps around. */
 TEST(tcp_zerocopy_notices_in_any_order)
 {
     for (int wraps = 0; wraps < 2; wraps++) {
@@ -30,7 +30,7 @@ TEST(tcp_zerocopy_notices_in_any_order)
         CHECK_EQ_INT(l.zc_done - at, 2);
         tcp_zerocopy_completed(&l, at + 2, at + 3);
         CHECK_EQ_INT(l.zc_done - at, 7);
-        tcp_zerocopy_completed(&l, at + 2, at + 3); /* of the past */
+        tcp_zerocopy_completed(&l, at + 2, at + 3); /* reported before */
         CHECK_EQ_INT(l.zc_done - at, 7);
         tcp_zerocopy_completed(&l, at + 7, at + 7);
         CHECK_EQ_INT(l.zc_done, l.zc_sent);
@@ -38,7 +38,7 @@ TEST(tcp_zerocopy_notices_in_any_order)
     }
 }
 
-/* ---- a receiver by hand ---- */
+/* ---- a hand-made receiver ---- */
 
 static int listen_here(uint16_t *port)
 {
@@ -65,12 +65,12 @@ static size_t poll_once(struct kvt_transport *t, struct kvt_transport_event *out
     return n;
 }
 
-/* Take the ticket of one connection and say that there are n_links. */
+/* Accepts one connection's ticket and answers with n_links. */
 static int welcome(struct kvt_transport *t, int listener, uint32_t n_links)
 {
     uint8_t bytes[KVT_PREAMBLE_BYTES];
     struct kvt_transport_event in[4];
-    CHECK_EQ_INT(t->ops->poll(t, in, COUNT_OF(in)), 0); /* the ticket leaves */
+    CHECK_EQ_INT(t->ops->poll(t, in, COUNT_OF(in)), 0); /* sends the ticket */
     int fd = accept(listener, NULL, NULL);
     CHECK(fd >= 0);
     CHECK_EQ_INT(recv(fd, bytes, sizeof bytes, MSG_WAITALL), sizeof bytes);
@@ -88,7 +88,7 @@ struct by_hand {
     int fd, listener;
 };
 
-/* A row whose pool is pool[bytes], connected to a receiver that is this test. */
+/* Opens the transport with pool[bytes] and connects it to this test as the receiver. */
 static void connect_by_hand(struct by_hand *h, void *pool, size_t bytes)
 {
     struct kvt_transport_event in[4];
@@ -130,15 +130,15 @@ static void end_by_hand(struct by_hand *h)
     close(h->listener);
 }
 
-/* One turn of the poll may see both the end of a put and the end of the connection; the session
- * layer frees the connection at DOWN, so a PUT_DONE behind it would name freed memory. */
+/* One poll may see both the end of a put and the end of the connection. The session layer frees the
+ * connection at DOWN, so a later PUT_DONE would name freed memory. */
 TEST(tcp_tells_nothing_after_down)
 {
     static char pool[8192];
     struct by_hand h;
     struct kvt_transport_event in[8];
     connect_by_hand(&h, pool, sizeof pool);
-    CHECK_OK(put_pool(&h)); /* the socket takes it whole: PUT_DONE is to be told */
+    CHECK_OK(put_pool(&h)); /* the socket accepts it whole: PUT_DONE is due */
     CHECK_EQ_INT(((struct tcp_transport *)h.t)->n_done, 1);
     struct tcp_events told = { in, 0, COUNT_OF(in) };
     tcp_go_down(&told, (struct tcp_conn *)h.conn, ERR_PEER_LOST, "another of its sockets ended");
@@ -148,8 +148,8 @@ TEST(tcp_tells_nothing_after_down)
     end_by_hand(&h);
 }
 
-/* A send that fails for a reason of this host (here a source that cannot be read) leaves the socket
- * alive: the connection ends all the same, so that the put has an end. */
+/* A send that fails for a local reason (here an unreadable source) leaves the socket alive. The
+ * connection must end, so that the put ends. */
 TEST(tcp_failed_send_ends_the_connection)
 {
     enum { PAGE = 4096 };

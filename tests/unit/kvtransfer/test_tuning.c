@@ -1,5 +1,5 @@
-/* test_tuning.c - every tuning name: right values arrive in their field, wrong ones are one
- * sentence and change nothing. */
+/* test_tuning.c - every tuning name: valid values set their field, invalid ones give one sentence
+ * and change nothing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,9 +141,8 @@ TEST(names_without_effect_say_so_and_take_anything)
     CHECK(memcmp(&t, &none, sizeof t) == 0);
 }
 
-/* Random words over the characters that values are made of, against every name: either the value
- * was right, or nothing changed and the sentence names both. Whatever was taken lies in its
- * range. */
+/* Random words of the characters of values, for every name: a valid value lies in its range; an
+ * invalid one changes nothing, and the sentence names the setting and the value. */
 TEST(random_values_never_leave_the_ranges)
 {
     static const char letters[] = "0123456789:,._-+ abcdefnomlx\t/%\"'\\\x7f\xc3";

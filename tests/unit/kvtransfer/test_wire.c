@@ -1,5 +1,5 @@
-/* test_wire.c - what is encoded decodes to itself; every cut, every stray byte and every wrong
- * field is refused. */
+/* test_wire.c - encoding and decoding are inverse; every truncation, extra byte and wrong field is
+ * refused. */
 #include <string.h>
 
 #include "kvtransfer/wire.h"
@@ -43,7 +43,7 @@ TEST(wire_hello_round_trip)
     buf_add_char(&b, 0);
     CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.len--;
-    b.data[6] = 4; /* a flag of another release */
+    b.data[6] = 4; /* an unknown flag */
     CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[4] = 9;
     CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_PEER_MISMATCH);
@@ -74,7 +74,7 @@ TEST(wire_answer_round_trip)
     buf_add_char(&b, 'x');
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.len--;
-    b.data[6] = 0; /* rows */
+    b.data[6] = 0; /* no transports */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[6] = 2;
     b.data[84] = 0; /* an empty name */
@@ -111,7 +111,7 @@ TEST(wire_grant_round_trip)
     b.data[36] = 0; /* no heads */
     CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[36] = 6;
-    b.data[40] = 0; /* blocks of no tokens */
+    b.data[40] = 0; /* no tokens per block */
     CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[40] = 64;
     CHECK_OK(kvt_grant_decode(buf_str(&b), &back, &err));
