@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
-"""kill_rounds.py - kills (SIGKILL) or stops (SIGSTOP, then SIGCONT) one side of a KV transfer at every step of it, and looks at the other.
+"""kill_rounds.py - kills (SIGKILL) or stops (SIGSTOP, then SIGCONT) one side of a KV transfer at
+each of its steps, and checks the other side.
 
-usage: kill_rounds.py --peer PATH [--transports ipc,tcp] [--rounds N] [--jobs N] [--stop SECONDS] [--only TEXT] [--seed N]
+usage: kill_rounds.py --peer PATH [--transports ipc,tcp] [--rounds N] [--jobs N] [--stop SECONDS]
+                      [--only TEXT] [--seed N]
 
-A round is two or three processes (kvt_peer): a sender and a receiver with a few transfers under way; the victim has a fault plan that makes it
-kill or stop itself at one step. The table is steps x signals x sides x transports; --rounds goes through it again and again, with other block tables.
+A round is two or three processes (kvt_peer): a sender and a receiver with a few transfers in
+flight. The victim has a fault plan with which it kills or stops itself at one step. The table is
+steps x signals x sides x transports; --rounds repeats it with other block tables.
 What must hold in every round
-  - each page of the survivor: one that was handed back (RECEIVED, FENCED) and filled with a canary never changes; one that was never granted neither
-  - each transfer ends exactly once on each living side; those that are RECEIVED hold what was sent
-  - resources are free, or in quarantine, within 3 s of the signal; quarantine is empty within 1 s of the end (or the going on) of the stopped side
-  - afterwards: nothing in flight, as many descriptors as before, a new peer works over the very same pages, nothing new in /dev/shm
-Figures are printed, the worst of each in seconds; a deadline counts as missed at three times its value (a busy test machine is not the subject)."""
+  - pages of the survivor: a page that was handed back (RECEIVED, FENCED) and filled with a canary
+    never changes, nor does a page that was never granted
+  - each transfer ends exactly once on each living side; RECEIVED ones hold the sent bytes
+  - resources are free, or in quarantine, within 3 s of the signal; quarantine is empty within 1 s
+    after the stopped side ends or continues
+  - afterwards nothing is in flight, the number of descriptors is as before, a new peer works over
+    the same pages, and /dev/shm has no new file
+The worst figure of each kind is printed, in seconds. A deadline counts as missed at three times its
+value, because the test machine may be busy."""
 import argparse, collections, concurrent.futures, os, queue, random, signal, subprocess, sys, threading, time
 
 N_BLOCKS, PER_BLOCK = 96, 16
@@ -40,7 +47,7 @@ class Peer:
         self.answers.put(None)
 
     def take(self, timeout, given_up=lambda: False):
-        """The answer to the last command; those that nobody waited for are passed over."""
+        """The answer to the last command; unread earlier answers are skipped."""
         line, end = None, time.monotonic() + timeout
         while self.owed:
             try:
@@ -70,7 +77,7 @@ class Peer:
             return [e for e in self.events if e[0] in kinds and e[1] == who]
 
     def wait(self, kinds, who, timeout):
-        """The first such event; None when it does not come in time."""
+        """The first such event; None if it does not come in time."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             found = self.find(kinds, who)
@@ -87,7 +94,7 @@ class Peer:
             return f.read().rsplit(')', 1)[1].split()[0] == 'T'
 
     def hit(self):
-        """Has the plan's signal arrived?"""
+        """Whether the plan's signal has arrived."""
         try:
             return self.p.poll() is not None or self.stopped()
         except FileNotFoundError:
@@ -107,15 +114,17 @@ class Peer:
             return 'hangs'
 
 
-# (side that is hit, step with its count, what happens in the round). whole: everything is sent; cancel: the receiver cancels half-way; leave: the
-# sender disconnects half-way.
+# (side that is hit, step with its count, what happens in the round).
+# whole: everything is sent; cancel: the receiver cancels half-way; leave: the sender disconnects
+# half-way.
 STEPS = [('sender', s, 'whole') for s in ('connect:1', 'up:1', 'open:1', 'opened:1', 'put:1', 'put:3', 'put_done:1', 'put_done:4', 'note:1', 'note:3', 'finish:1', 'done:1')]
 STEPS += [('sender', s, 'cancel') for s in ('stop:1', 'stopped:1')] + [('sender', 'disconnect:1', 'leave')]
 STEPS += [('receiver', s, 'whole') for s in ('up:1', 'open:1', 'opened:1', 'put:2', 'note:1', 'note:3', 'finish:1', 'done:1')]
 STEPS += [('receiver', s, 'cancel') for s in ('stop:1', 'stopped:1')] + [('receiver', s, 'leave') for s in ('fence:1', 'disconnect:1')]
 STEPS += [('sender', 'any', 'whole'), ('receiver', 'any', 'whole')]
 SCATTERS = ('tcp',)           # the receiver sees each put
-TAKES_AWAY = ('rdma', 'ucx')  # the receiver ends the writer's access itself: a stopped writer holds nothing for longer than FREE_S
+# The receiver ends the writer's access itself: a stopped writer holds nothing longer than FREE_S.
+TAKES_AWAY = ('rdma', 'ucx')
 
 
 def table(transports):
@@ -137,7 +146,7 @@ class Round:
         self.receiver = Peer(argv + (plan if self.side == 'receiver' else []))
         self.victim, self.survivor = (self.sender, self.receiver) if self.side == 'sender' else (self.receiver, self.sender)
         self.handle = None
-        self.transfers = {}     # id: (tokens, blocks); the receiver has made a grant
+        self.transfers = {}     # id: (tokens, blocks) of grants made
         self.sent = set()       # ids that the sender has accepted
 
     # ---- until the signal ----
@@ -146,7 +155,7 @@ class Round:
         return p.do(*words, given_up=self.victim.hit) if p is self.victim else p.do(*words)
 
     def begin(self):
-        """Connect and start transfers, as far as the victim lets us."""
+        """Connects and starts transfers, as far as the victim gets."""
         blocks = self.rng.sample(range(N_BLOCKS), 60)
         answer = self.ask(self.receiver, 'answer', self.ask(self.sender, 'hello'))
         self.handle = int(self.ask(self.sender, 'connect', answer))
@@ -167,11 +176,11 @@ class Round:
             self.ask(self.sender, 'disconnect', self.handle)
 
     def strike(self):
-        """Until the victim is hit; returns when that was."""
+        """Runs until the victim is hit; returns the time of it."""
         try:
             self.begin()
         except Gone:
-            pass            # hit on the way
+            pass            # hit meanwhile
         if self.step == 'any':
             time.sleep(self.rng.random() * 0.01)
             self.victim.p.send_signal(getattr(signal, self.sig.upper()))
@@ -181,7 +190,7 @@ class Round:
             time.sleep(0.002)
         return time.monotonic()
 
-    # ---- what is asked of those who live ----
+    # ---- checks of the survivor ----
 
     def deadline(self, name, limit, seconds):
         self.times[name] = max(self.times.get(name, 0), seconds)
@@ -195,33 +204,35 @@ class Round:
         return self.transfers if p is self.receiver else self.sent
 
     def give_up(self, p):
-        """What the node above does with transfers whose peer is silent or dead."""
-        for i in self.of(p) if p is self.survivor else (1, 2, 3):   # the other may have accepted more than it could say
+        """Ends transfers whose peer is silent or dead, as the node above would."""
+        # The victim may have accepted more transfers than it could report.
+        for i in self.of(p) if p is self.survivor else (1, 2, 3):
             if not p.find(self.ends(p), i):
                 p.do('cancel' if p is self.receiver else 'unsend', i)
 
     def reclaim(self, i):
-        """The receiver's pages of that transfer are its own again: what was sent if RECEIVED; then the canary."""
+        """Checks the pages of a transfer that has ended (RECEIVED: the sent bytes); fills the canary."""
         tokens, used = self.transfers[i]
         if self.receiver.find(('received',), i):
             self.receiver.do('holds', i, tokens, *used)
         self.receiver.do('canary', *used)
 
     def canaries(self, but=()):
-        """Every page of the receiver but those of the transfers named holds the canary."""
+        """Checks the canary in all pages of the receiver, except in those of transfers `but`."""
         live = {b for i in but for b in self.transfers[i][1]}
         self.receiver.do('canaries', *[b for b in range(N_BLOCKS) if b not in live])
 
     def survivor_frees(self, t0):
-        """Every transfer of the survivor ends within FREE_S of the signal: its pages are free, or held while the peer may still touch them."""
+        """Checks that every transfer of the survivor ends within FREE_S of the signal: its pages are
+        free, or held while the peer may still touch them."""
         p, stopped = self.survivor, self.sig == 'sigstop'
-        time.sleep(0.2)         # a node above needs a moment to notice
+        time.sleep(0.2)         # the node above needs a moment to notice
         self.give_up(p)
         patience = 0.4 if stopped else TOLERANT
         for i in self.of(p):
             e = p.wait(self.ends(p), i, patience if p is self.sender else TOLERANT)
             if e is None and p is self.sender and stopped:
-                self.held.append(i)     # its sources are still being read
+                self.held.append(i)     # its sources are still read
                 continue
             assert e, f'transfer {i} of the survivor does not end'
             self.deadline('ended', FREE_S, e[3] - t0)
@@ -232,7 +243,7 @@ class Round:
                 self.deadline('pages back', FREE_S, fenced[3] - t0)
                 self.reclaim(i)
             else:
-                assert stopped and self.transport not in TAKES_AWAY, f'transfer {i}: its writer is dead, or can be cut off, and its pages do not come back'
+                assert stopped and self.transport not in TAKES_AWAY, f'transfer {i}: its writer is dead or fenced, but its pages are not released'
                 self.held.append(i)
         if p is self.receiver:
             self.times['transfers held while stopped'] = len(self.held)
@@ -240,12 +251,12 @@ class Round:
             wait_for(lambda: p.state()['quarantined'] == len(self.held), TOLERANT, lambda: f'{len(self.held)} transfers wait for their fence, and the metric says {p.state()}')
 
     def go_on(self):
-        """SIGCONT: what was held comes back, and the side that was stopped ends its own transfers."""
+        """Sends SIGCONT: held transfers end, and the stopped side ends its own transfers."""
         p, v, t1 = self.survivor, self.victim, time.monotonic()
         v.p.send_signal(signal.SIGCONT)
         for i in self.held:
             e = p.wait(('fenced',) if p is self.receiver else self.ends(p), i, TOLERANT)
-            assert e, f'transfer {i} stays held though the peer goes on'
+            assert e, f'transfer {i} stays held though the peer continues'
             self.deadline('pages back after going on', EMPTY_S, e[3] - t1)
             if p is self.receiver:
                 self.reclaim(i)
@@ -255,7 +266,7 @@ class Round:
             v.do('canary', *range(N_BLOCKS))
 
     def anew(self):
-        """The survivor works with a new peer, over nearly all of its pages."""
+        """Checks that the survivor works with a new peer over nearly all of its pages."""
         p = self.survivor
         other = Peer([self.a.peer, self.transport])
         sender, receiver = (other, p) if p is self.receiver else (p, other)
@@ -289,7 +300,7 @@ class Round:
                 assert ends == 1 and fences <= 1, f'transfer {i} ended {ends} times and was fenced {fences} times'
             if self.receiver.p.poll() is None:
                 time.sleep(0.05)
-                self.canaries()     # every page is back, and nothing came later
+                self.canaries()     # every page is back, and no late write changed it
             self.anew()
             if v.p.poll() is None:
                 assert v.close() == 0, 'the side that was stopped does not end orderly'

@@ -107,8 +107,8 @@ static inline struct kvt_tuning tuning_of_environment(const char *fault)
 /* BATON_TEST_KV_DEVICES names the devices of the nodes' pools in the order in which the nodes
  * start, repeated when the list ends: "cuda", "cuda,cpu". Within one process only tcp reaches such
  * pools, so the cases of other transports are skipped. */
-static bool nodes_are_apart; /* set by cases whose nodes are in processes of their own, before this
-                              * one speaks to the card */
+/* Set by cases whose nodes are separate processes, before this process uses the GPU. */
+static bool nodes_are_apart;
 
 static inline const char *device_of_next_node(const char *protocols)
 {

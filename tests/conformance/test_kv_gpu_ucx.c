@@ -23,7 +23,7 @@ static struct iovec gpu_pools[2]; /* mapped as GPU memory */
 static int n_gpu_pools, n_host_maps, n_arrivals, n_exports;
 static bool has_dmabuf;
 
-/* Stores the address of UCX's own function. By memcpy: ISO C has no cast between void * and
+/* Stores the address of UCX's own function. Uses memcpy: ISO C has no cast between void * and
  * function pointers. */
 static void real(const char *name, void *function)
 {

@@ -302,8 +302,8 @@ static void full_table(const char *transport)
     CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit));
     node_wait(from, KVT_CONNECTED, peer, 2500);
     if (used > 0.3)
-        test_fail(__FILE__, __LINE__,
-                  "%.2f s of processor time while waiting 0.6 s for a descriptor", used);
+        test_fail(__FILE__, __LINE__, "%.2f s of CPU time while waiting 0.6 s for a descriptor",
+                  used);
     node_stop(from);
     node_stop(to);
 }

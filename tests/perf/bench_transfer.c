@@ -376,7 +376,7 @@ static void run(const struct figure *figures, size_t n_figures, const char *cons
                    median_ratio(got[j], limits[k], s->rounds));
         }
     for (size_t j = 0; j < n_figures; j++) {
-        printf("%-44s processor time per GB: sender %5.1f ms, receiver %5.1f ms", figures[j].name,
+        printf("%-44s CPU time per GB: sender %5.1f ms, receiver %5.1f ms", figures[j].name,
                least[j].sender_ms, least[j].receiver_ms);
         if (limit_least.sender_ms > 0)
             printf("; %s %.1f ms, ratio of the sender's %.3f", limit_names[0],
