@@ -1,9 +1,9 @@
-/* copy_stream_cuda.c - a lane of a card: a stream of the highest priority, so that what is small
- * and awaited does not stand behind the next layer.
+/* copy_stream_cuda.c - a copy stream of a GPU: a CUDA stream of the highest priority, so that
+ * small, urgent work does not queue behind the next layer.
  *
- * A lane touches nothing of its device but the marks, which never change after open; what fails is
- * the lane's own to say, and the engine sees the same failure in its next call, since CUDA's errors
- * stay. Source: CUDA Runtime API. Thread: one per lane, any. */
+ * It uses only the device's events, which never change after open. A copy stream reports its own
+ * failure; the engine sees the same failure in its next call, because CUDA's errors are sticky.
+ * Source: CUDA Runtime API. Thread: one per copy stream, any. */
 #include "kernels/copy_stream.h"
 
 #include "kernels/cuda/device_cuda.h"

@@ -1,5 +1,5 @@
-/* cuda_ctx.c - the context of a card: its device, a processor's context for what the host computes,
- * memory to work in. */
+/* cuda_ctx.c - the context of a GPU: its device, a CPU context for what the host computes, and
+ * workspaces. Thread: loading, then engine. */
 #include "kernels/cuda/cuda_backend.h"
 
 #include "kernels/cuda/gemm/gemm.h"

@@ -1,15 +1,14 @@
-/* cuda_graph.c - a step's launches recorded once as a CUDA graph and then put in the queue by one
- * call.
+/* cuda_graph.c - captures a step's launches once as a CUDA graph, and replays it with one call.
  *
- * A recording serves steps of up to so many rows and rows of logits, of answers alone or with
- * prompts among them; a step takes the smallest that it fits and is filled up to it with rows that
- * count for nothing. What differs from step to step - ids, positions, sequences, block tables, how
- * many rows there really are - kernels read from the staged piece, whose parts lie at the
- * recording's places. All recordings are made before the first request, so that none has to wait
- * for one and no memory is needed later. Steps that fit none run as they are called: long prompts,
- * whose kernels take longer than launching them, and contexts so long that attention needs several
- * waves. Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle:
- * cuda_capture .. cuda_submit, then cuda_graph_for. */
+ * A graph serves steps of up to so many rows and rows of logits, of decode rows alone or with
+ * prompts among them; a step takes the smallest graph that fits and is padded with rows that have
+ * no effect. Kernels read what differs from step to step (ids, positions, sequences, block tables,
+ * the number of real rows) from the uploaded buffer, whose parts lie at the graph's addresses. All
+ * graphs are captured before the first request, so none waits for one and no memory is needed
+ * later. Steps that fit none are launched op by op: long prompts, whose kernels take longer than
+ * their launches, and contexts so long that attention needs several waves. Source: CUDA Runtime
+ * API, stream capture and cudaGraphInstantiate. Life cycle: cuda_capture .. cuda_submit, then
+ * cuda_graph_for. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

@@ -1,10 +1,10 @@
-/* cuda_matmul.c - the slots matmul and experts: inputs made ready as a product's kernel takes them,
- * then the product, in the stream's order.
+/* cuda_matmul.c - the ops matmul and experts: prepares inputs as a GEMM kernel takes them, then
+ * launches the GEMM, in the stream's order.
  *
- * Inputs are f32 as they are, f32, bf16 or f16 made ready in the context's room (gathered,
- * normalised, rounded), rows that the product before left ready for this one, or e4m3 with scales
- * where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but
- * columns - the heads of latent attention - become one product of groups. Thread: engine. */
+ * Inputs are f32 as they are; or f32, bf16 or f16 prepared in the context's buffer (gathered,
+ * normalised, rounded); or rows that the previous GEMM quantised for this one; or e4m3 with scales
+ * if gemm.h says that the GPU multiplies those. Neighbouring jobs that differ only in columns (the
+ * heads of MLA) become one grouped GEMM. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"

@@ -1,5 +1,5 @@
-/* cuda_ops.c - the slots of the cuda row but for products: their arguments to kernels, in the
- * stream's order; and the row itself. */
+/* cuda_ops.c - all ops of backend cuda except GEMMs: pass their arguments to kernels, in the
+ * stream's order; and the backend's tables. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/elementwise.h"
 

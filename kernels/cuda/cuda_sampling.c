@@ -1,7 +1,7 @@
-/* cuda_sampling.c - tokens chosen on the card: what a step's rows ask is staged with it, the
- * kernels of sample.h choose behind its head, and the results go to pinned memory, where cuda_fetch
- * waits for them. There are two places for results, by turn: a step can be fetched while the next
- * one runs. The ids stay on the card too, for the next step's embedding. Thread: engine. */
+/* cuda_sampling.c - sampling on the GPU: a step's sampling requests are uploaded with it, the
+ * kernels of sample.h run after its head, and the results go to pinned memory, where cuda_fetch
+ * waits for them. Two result buffers alternate: a step can be fetched while the next one runs. The
+ * ids also stay on the GPU, for the next step's embedding. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 
 #include <string.h>

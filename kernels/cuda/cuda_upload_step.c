@@ -1,16 +1,15 @@
-/* cuda_upload_step.c - what a step's rows are, packed into one piece of pinned memory and sent in
- * one copy:
+/* cuda_upload_step.c - packs a step's rows and sequences into one piece of pinned memory and
+ * uploads it in one copy:
  *
- *   counts of rows, of rows of logits and of every list | ids | positions | rows of logits | what
- *   sampling is asked | per list: sequences, rows | block tables of all lists, then sampling's
+ *   counts of rows, of rows of logits and of every list | ids | positions | rows of logits |
+ *   sampling requests | per list: sequences, rows | block tables of all lists, then sampling's
  *   edits and masks
  *
- * All but the last part lie where the numbers of rows, of logits and of lists say, which a
- * recording fixes: the addresses that its launches hold are the same in every step that it serves.
- * There are two pieces on the host, which take turns, so that a step is written while the copy of
- * the one before waits for its turn on the card; the card has one, since its work runs in order.
- * cuda_prepare makes room for the largest step. Without it (tests) room grows with the steps, and
- * nothing can be recorded. */
+ * The numbers of rows, logits and lists, which a graph fixes, determine where all but the last part
+ * lie: a graph's launches hold addresses that are the same in every step it serves. Two host
+ * buffers alternate, so that a step is written while the previous copy waits for the GPU; the GPU
+ * has one buffer, because its work runs in order. cuda_prepare allocates for the largest step;
+ * without it (tests) buffers grow and nothing can be captured. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 
 #include <string.h>

@@ -1,11 +1,11 @@
-/* cuda_weight_pack.c - checkpoint matrices to the forms of gemm.h: made on the host by the pool, in
- * pieces of some rows, which travel while the next are made (weight_upload.h). weight_pack comes
- * back before the last of them has arrived.
+/* cuda_weight_pack.c - packs checkpoint matrices into the layouts of gemm.h: on the host by the
+ * compute pool, in pieces of some rows, which are uploaded while the next are packed
+ * (weight_upload.h). weight_pack returns before the last of them has arrived.
  *
- * FAST: bf16 stays BF16, f16 stays F16, GGUF's block types become BF16, f8 stays F8, f32 stays F32
- * (routers), and what --quantization asks for W8, W4 or F8 by the rules of quantize.h. F32
- * arithmetic: every element the f32 that its format means. Weights that are made up are made on the
- * card (fill_dummy.h). Life cycle: struct weight. Thread: loading thread, pool. */
+ * FAST: bf16 stays BF16, f16 F16, f8 F8, f32 F32 (routers), GGUF's block types become BF16, and
+ * --quantization selects W8, W4 or F8 by the rules of quantize.h. F32 arithmetic: every element
+ * becomes the f32 that its format means. Dummy weights are computed on the GPU (fill_dummy.h). Life
+ * cycle: struct weight. Thread: loading, compute pool. */
 #include <string.h>
 
 #include "kernels/cuda/cuda_backend.h"

@@ -1,7 +1,8 @@
-/* device_cuda.c - one card: memory by cudaMalloc, its sharing by CUDA IPC, a stream, marks, faults.
+/* device_cuda.c - one GPU: memory by cudaMalloc, its sharing by CUDA IPC, a stream, events, faults.
  *
- * Which card it is says CUDA_VISIBLE_DEVICES: a rank has one, the first it sees. Source: CUDA
- * Runtime API. */
+ * CUDA_VISIBLE_DEVICES chooses the GPU: a rank uses the first one it sees. Source: CUDA Runtime
+ * API.
+ * Thread: see device_cuda.h. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <assert.h>

@@ -1,13 +1,12 @@
-/* device_cuda.h - a card as a device: memory, one stream on which all work of a context runs in
- * order, marks in that stream, and the first fault.
+/* device_cuda.h - a GPU as a device: memory, one stream on which all work of a context runs in
+ * order, events in that stream, and the first fault.
  *
- * A call that fails on the card leaves its context broken for good (CUDA calls such errors sticky).
- * So the first failure is kept with what was being done, later ones are ignored, and device_fault
- * tells the engine, which ends the rank. Life cycle: struct device. A mark is an event of a ring,
- * recorded by the engine and waited for by lanes of other threads. When the ring has come round its
- * event is that of a later mark, which is behind the earlier one in the same stream: whoever waits
- * for it waits longer, never too short. Thread: loading thread, then engine; memory is used by any,
- * marks are waited for by any (the CUDA runtime's calls are safe to mix). */
+ * A call that fails on the GPU leaves its context broken (CUDA calls such errors sticky). So the
+ * first failure is kept with what was being done, later ones are ignored, and device_fault tells
+ * the engine, which ends the rank. Life cycle: struct device. Events form a ring: the engine
+ * records them, copy streams of other threads wait for them. A reused event stands for a later
+ * point of the same stream, so waiting for an old one waits longer, never too short. Thread:
+ * loading, then engine; memory and waiting for events: any (CUDA runtime calls may be mixed). */
 #ifndef BATON_KERNELS_CUDA_DEVICE_CUDA_H
 #define BATON_KERNELS_CUDA_DEVICE_CUDA_H
 

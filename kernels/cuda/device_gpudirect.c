@@ -1,9 +1,9 @@
-/* device_gpudirect.c - a card's memory for network cards: dma-buf descriptors, and making what such
- * cards wrote visible (GPUDirect RDMA).
+/* device_gpudirect.c - GPU memory for NICs (GPUDirect RDMA): dma-buf descriptors, and making a
+ * NIC's writes visible.
  *
- * Both are the driver's own interface (libcuda.so.1), which the runtime does not offer: it is
- * opened when a descriptor is first asked for, so that nothing else depends on it. Compiled and not
- * yet run on a card. Source: CUDA Driver API, cuMemGetHandleForAddressRange,
+ * Both use the driver's own interface (libcuda.so.1), which the runtime does not offer; it is
+ * opened when a descriptor is first requested, so that nothing else depends on it. Compiled and not
+ * yet run on a GPU. Source: CUDA Driver API, cuMemGetHandleForAddressRange,
  * cuFlushGPUDirectRDMAWrites and CUdevice_attribute; GPUDirect RDMA guide. Thread: loop at start;
  * the flush: transfer. */
 #include <dlfcn.h>

@@ -1,5 +1,6 @@
-/* dtype_convert.cuh - small numbers in device memory, and sums over a warp and a block. bf16, f16
- * and e4m3 travel as their bits. Thread: device. */
+/* dtype_convert.cuh - bf16, f16 and e4m3 as bits in device memory, and sums over a warp and a
+ * block.
+ * Thread: device. */
 #ifndef BATON_KERNELS_CUDA_DTYPE_CONVERT_CUH
 #define BATON_KERNELS_CUDA_DTYPE_CONVERT_CUH
 

@@ -1,6 +1,6 @@
 /* elementwise.cu - norms, rotation, copies, sums of rows and embedding. All are bound by memory:
- * each element is read and written once, neighbouring threads take neighbouring elements. Thread:
- * device. */
+ * each element is read and written once, and neighbouring threads take neighbouring elements.
+ * Thread: device. */
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/rope.cuh"
 

@@ -1,7 +1,7 @@
-/* elementwise.h - the slots that work row by row, on the card; kernels.h says what they compute.
+/* elementwise.h - the ops that work row by row on the GPU; kernels.h says what they compute.
  *
- * All pointers are to device memory. Calls put work on the stream and return. A row's result
- * depends on the row alone, and sums run in a fixed order. Thread: engine. */
+ * All pointers are device memory. Calls enqueue work on the stream and return. A row's result
+ * depends only on the row, and sums run in a fixed order. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_ELEMENTWISE_H
 #define BATON_KERNELS_CUDA_ELEMENTWISE_H
 

@@ -1,9 +1,9 @@
 /* launch.cuh - how kernels are launched, and the instructions that CUDA C has no name for.
  *
- * nvcc compiles the kernels for cards. Where __CUDACC__ is not defined the same files are C++ for
- * the processor, and tests/simt runs them thread by thread: that build is for tests alone.
- * Everything that differs between the two is in this file and, for what only compute capability 9.0
- * has, in sm90.cuh. Thread: host, one stream each. */
+ * nvcc compiles the kernels for GPUs. Without __CUDACC__ the same files are C++ for the CPU, and
+ * tests/simt runs them thread by thread, for tests only. Everything that differs between the two is
+ * in this file and, for features of compute capability 9.0, in sm90.cuh. Thread: host, one per
+ * stream. */
 #ifndef BATON_KERNELS_CUDA_LAUNCH_CUH
 #define BATON_KERNELS_CUDA_LAUNCH_CUH
 
@@ -58,12 +58,12 @@ static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
 static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
-/* What every kernel does before anything else but prefetch_l2: launches overlap (device_query.h), so that
- * its blocks may be there while the kernel before it in the stream still runs. It waits until that
- * is over and what it wrote can be seen; from then on the next kernel's blocks may come. A kernel
- * that left without waiting would let that one begin too early. What a kernel before may have
- * written is never read by __ldg: PTX allows ld.global.nc for what does not change as long as the
- * kernel is there, which from now on begins earlier; __ldca is as fast. */
+/* What every kernel does before anything else but prefetch_l2: launches overlap (device_query.h),
+ * so that its blocks may be there while the kernel before it in the stream still runs. It waits
+ * until that is over and what it wrote can be seen; from then on the next kernel's blocks may come.
+ * A kernel that left without waiting would let that one begin too early. What a kernel before may
+ * have written is never read by __ldg: PTX allows ld.global.nc for what does not change as long as
+ * the kernel is there, which from now on begins earlier; __ldca is as fast. */
 static __device__ __forceinline__ void grid_dependency_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

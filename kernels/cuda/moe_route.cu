@@ -1,10 +1,11 @@
-/* moe_route.cu - which experts each token goes to, and the rows sorted by expert.
+/* moe_route.cu - routes tokens to experts, and sorts the rows by expert.
  *
- * Routing: a warp has a row; its scores lie in shared memory, and the best is found n_used times
- * over. Exponentials are made in f64 and rounded once, as on the processor: near-ties between
- * experts are decided as exactly as f32 logits allow. A few hundred numbers per token: what it
- * costs is the launch. So one block does all for the few rows of a decode step; with more there is
- * a launch for routing and one or two for sorting. Thread: device. */
+ * Routing: a warp has a row; its scores are in shared memory, and the best is found n_used times.
+ * Exponentials are computed in f64 and rounded once, as on the CPU, so near-ties between experts
+ * are decided as exactly as f32 logits allow. The cost is the launch: one block does everything for
+ * the few rows of a decode step; with more rows there is a launch for routing and one or two for
+ * sorting.
+ * Thread: device. */
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/cuda/elementwise.h"
 

@@ -1,5 +1,5 @@
-/* rope.cuh - a head's norm and rotation (struct rope_args) by a warp: lanes have every 32nd pair,
- * and of what is not rotated every 32nd element. Thread: device. */
+/* rope.cuh - a head's norm and rotation (struct rope_args) by a warp: lanes take every 32nd pair,
+ * and every 32nd element of what is not rotated. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ROPE_CUH
 #define BATON_KERNELS_CUDA_ROPE_CUH
 

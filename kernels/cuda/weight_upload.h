@@ -1,13 +1,14 @@
-/* weight_upload.h - packed weights on their way to the card: pinned buffers that are filled in
- * turn, and a stream of copies beside the device's own.
+/* weight_upload.h - uploads packed weights to the GPU: pinned buffers that are filled in turn, and
+ * a stream of copies next to the device's own.
  *
- *     room = weight_upload_reserve(c, n); .. write it ..; weight_upload_copy(c, to, room, n); any
- *     number of times weight_upload_stream_wait(c); once a matrix is whole weight_upload_finish(c,
- *     ..) once all are: waits, gives the buffers back
+ *     room = weight_upload_reserve(c, n); .. write it ..; weight_upload_copy(c, to, room, n);
+ *                                         any number of times
+ *     weight_upload_stream_wait(c);       once a matrix is complete
+ *     weight_upload_finish(c, ..)         once all are: waits, frees the buffers
  *
- * While one buffer travels the next is filled, so packing and copying overlap, and many small
- * matrices share a buffer. The host waits only where a buffer is wanted again that has not arrived.
- * What fails is the device's fault. Thread: loading. */
+ * While one buffer is copied the next is filled, so packing and copying overlap, and many small
+ * matrices share a buffer. The host waits only for a buffer that is still being copied. Failures
+ * become the device's fault. Thread: loading. */
 #ifndef BATON_KERNELS_CUDA_WEIGHT_UPLOAD_H
 #define BATON_KERNELS_CUDA_WEIGHT_UPLOAD_H
 

@@ -1,29 +1,11 @@
-/* ep_kernels.h - kernels of ep.h's rows on cards: sorting rows out, sending, waiting, returning,
- * adding up.
+/* ep_kernels.h - kernels of ep.h's GPU backends: sorting, sending, waiting, returning, adding up.
  *
- * Memory that several ranks use is a *window*, one allocation of each rank with the same layout
- * everywhere (struct ep_layout):
- *
- *     fault     a word: 0, or EP_FAULT_* << 16 | rank + 1; the others write here too, so that all
- *               end by the same cause
- *     flags     [EP_FLAGS][size] words, each on 128 bytes of its own, written by the rank that the
- *               second index names
- *     counts    [size][n_physical] int32: rows by sending rank and expert
- *     rows      [size][pair_slots] rows that arrived, by sending rank; packed one after the other
- *               where the host knows how many
- *     back      [pair_slots] results that came back; not direct and not packed [size][pair_slots]
- *     shared    [2][size][collective_bytes]; not direct [size] parts of a sum
- *
- * In `direct` calls kernels write into the windows of all ranks and tell by flags; in others (nccl)
- * they write into `out_rows` and `out_back` of this rank, which the host sends, and nobody waits.
- *
- * Flags count operations (epochs), kept on the card so that a recorded call can run again. That one
- * window is enough: a rank sends rows of the next call only after it has got all results of this
- * one, which their owners sent after they had read its rows; and results of the next only after it
- * has got rows that their sender sent when it had added up the last. all_reduce and all_gather have
- * no answer to wait for and take the two halves of `shared` in turn: who is two ahead has seen
- * everybody begin the one between, and so end the first. Calls put work on the stream and return.
- * Thread: engine. */
+ * A *window* is memory that several ranks use: one allocation per rank with the same layout
+ * everywhere (struct ep_layout, described there). In `direct` calls (peer) kernels write into the
+ * windows of all ranks and signal by flags; in others (nccl) they write into `out_rows` and
+ * `out_back` of this rank, which the host sends, and nothing waits. docs/kernels.md says why one
+ * window is enough.
+ * Thread: engine. Calls enqueue work on the stream and return. */
 #ifndef BATON_KERNELS_EP_EP_KERNELS_H
 #define BATON_KERNELS_EP_EP_KERNELS_H
 
@@ -41,12 +23,21 @@ extern "C" {
 enum ep_flag { EP_FLAG_ROWS, EP_FLAG_BACK, EP_FLAG_SHARED, EP_FLAGS };
 enum ep_fault {
     EP_FAULT_NONE,
-    EP_FAULT_LOST /* a rank gave no sign */,
+    EP_FAULT_LOST /* a rank gave no sign of life */,
     EP_FAULT_EXPERT /* a rank was given an expert that does not exist */
 };
 enum { EP_FLAG_BYTES = 128 };
 
-/* Offsets in a window; sizes of a row as it travels (ep_backend.h). */
+/* Offsets in a window, and sizes of a row in transit (ep_backend.h). The parts of a window:
+ *   fault     a word: 0, or EP_FAULT_* << 16 | rank + 1; other ranks write it too, so that all end
+ *             with the same cause
+ *   flags     [EP_FLAGS][size] words, each on a separate 128 bytes, written by the rank of the
+ *             second index
+ *   counts    [size][n_physical] int32: rows by sending rank and expert
+ *   rows      [size][pair_slots] received rows by sending rank; packed contiguously if the host
+ *             knows how many
+ *   back      [pair_slots] returned results; not direct and not packed [size][pair_slots]
+ *   shared    [2][size][collective_bytes]; not direct [size] parts of a sum */
 struct ep_layout {
     size_t fault, flags, counts, rows, back, shared, bytes;
     size_t row_bytes, scales_at, tail_at, back_bytes,
@@ -54,7 +45,7 @@ struct ep_layout {
     size_t pair_slots;
 };
 
-/* What a kernel gets. Pointers are to this card's memory but for the other ranks' windows. */
+/* A kernel's arguments. Pointers are this GPU's memory, except other ranks' windows. */
 struct ep_call {
     struct ep_layout at;
     int32_t rank, size, n_used, hidden, n_logical, n_physical, first_local, n_local, n_rows;
@@ -65,8 +56,8 @@ struct ep_call {
                                           * rank's */
     unsigned char *own;                  /* this rank's window */
     unsigned char *out_rows, *out_back;  /* not direct: rows and results to send */
-    unsigned *host_fault;                /* pinned: where the host looks */
-    unsigned *epochs, *done;             /* [EP_FLAGS]; blocks that have ended */
+    unsigned *host_fault;                /* pinned: the host reads it */
+    unsigned *epochs, *done;             /* [EP_FLAGS]; blocks that have finished */
     const int32_t *first, *copies, *physical, *owner; /* of ep_placement; owner [n_physical]:
                                                        * the rank */
     const int32_t *experts;                           /* [n_rows, n_used] logical ones */
@@ -77,30 +68,29 @@ struct ep_call {
     int32_t *recv_begin, *x_rows; /* of struct ep_batch */
 };
 
-/* chosen, rows, index, begin. */
+/* Computes chosen, rows, index, begin. */
 cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c);
-/* This rank's counts into own counts. Not direct. */
+/* Writes this rank's counts into its own window. Not direct. */
 cudaError_t ep_run_counts(cudaStream_t s, const struct ep_call *c);
-/* Rows to their owners, or into out_rows; direct: counts and flags too. */
+/* Sends rows to their owners, or into out_rows; direct: counts and flags too. */
 cudaError_t ep_run_send(cudaStream_t s, const struct ep_call *c, const float *x, size_t x_stride);
-/* Direct: waits for all rows. recv_begin and x_rows from counts. */
+/* Computes recv_begin and x_rows from counts. Direct: first waits for all rows. */
 cudaError_t ep_run_index(cudaStream_t s, const struct ep_call *c);
-/* Results of all slots, n_slots of them at most, to where their rows came from, or into
+/* Returns the results of all slots, at most n_slots, to where their rows came from, or into
  * out_back. */
 cudaError_t ep_run_return(cudaStream_t s, const struct ep_call *c, const float *out,
                           size_t n_slots);
-/* Direct: waits for all results. y. */
+/* Computes y. Direct: first waits for all results. */
 cudaError_t ep_run_sum(cudaStream_t s, const struct ep_call *c, const struct ep_combine_args *a);
 
-/* Direct: waits in the stream until all ranks have told. Not direct: nothing. */
+/* Direct: waits in the stream until all ranks have signalled. Not direct: does nothing. */
 cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag kind);
 
-/* Direct: `bytes` of this rank to all ranks' shared. */
+/* Direct: writes `bytes` bytes of this rank to all ranks' `shared`. */
 cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes);
-/* Direct: waits, and takes what all shared. */
+/* Direct: waits, and reads what all ranks shared. */
 cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes);
-/* Direct: waits, and adds up. Not direct: adds up parts [size][part_bytes], nothing is waited
- * for. */
+/* Direct: waits, and adds up. Not direct: adds up parts [size][part_bytes] without waiting. */
 cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *parts,
                           size_t part_bytes, void *x, size_t n, enum dtype dtype);
 

@@ -1,5 +1,5 @@
-/* nccl_api.h - NCCL's functions as they are found when they are first needed: the program starts on
- * hosts without it. Thread: loading thread. */
+/* nccl_api.h - NCCL's functions, loaded when they are first needed: the program starts on hosts
+ * without NCCL. Thread: loading. */
 #ifndef BATON_KERNELS_EP_NCCL_API_H
 #define BATON_KERNELS_EP_NCCL_API_H
 
@@ -7,7 +7,7 @@
 
 #include "shared/base/err.h"
 
-/* X(name): nccl##name, with the signature that the header gives it. */
+/* X(name): nccl##name, with the signature in the header. */
 #define NCCL_FUNCTIONS(X)                                                                          \
     X(GetVersion)                                                                                  \
     X(GetUniqueId)                                                                                 \
@@ -24,9 +24,9 @@ struct nccl_api {
 #undef X
 };
 
-/* ERR_NODEV with a sentence where there is no library, or an older one than the header's major
- * number or 2.14 (first with communicators that do not block). BATON_NCCL_LIBRARY names another
- * file than libnccl.so.2. Once loaded it stays. */
+/* Loads NCCL once. ERR_NODEV with a sentence: there is no library, or it is older than the header's
+ * major version or 2.14 (the first with non-blocking communicators). BATON_NCCL_LIBRARY names
+ * another file than libnccl.so.2. */
 enum status nccl_load(struct nccl_api *out, struct err *err) MUST_CHECK;
 
 #endif
