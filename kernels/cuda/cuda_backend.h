@@ -19,8 +19,7 @@
 #include "kernels/cuda/sampling/sample.h"
 #include "kernels/cuda/weight_upload.h"
 
-/* bytes of changes to a row of logits: some 1,000 tokens that penalties count, on the average of a
- * step */
+/* bytes of edits per row of logits: about 1,000 penalised tokens, on the average of a step */
 enum { CUDA_EDITS_PER_LOGITS = 16 << 10 };
 
 /* Real rows of the step. A replayed CUDA graph pads the step to the captured size. */
@@ -67,20 +66,20 @@ struct cuda_captured_graph {
 
 /* The step between upload and submit. */
 struct cuda_step {
-    int32_t n_logits; /* that it really has */
+    int32_t n_logits; /* real ones */
     int parity;       /* of its results */
     bool capturing;
-    const struct cuda_captured_graph *graph; /* what computes it; NULL: its slots are called */
+    const struct cuda_captured_graph *graph; /* computes it; NULL: its ops are called */
 };
 
 struct cuda_sampling {
-    struct dev_mem results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the
-                                              * kernels work in */
-    struct token_logprobs *fetched[2];       /* [max_logits], pinned, by turn */
+    struct dev_mem results, chosen, scratch; /* [max_logits]; [max_logits] ids; the
+                                              * kernels' scratch */
+    struct token_logprobs *fetched[2];       /* [max_logits], pinned, alternating */
     cudaEvent_t ready[2];                    /* `fetched` is complete */
-    size_t n_rows, n_vocab;                  /* that all this is for */
-    size_t room;                             /* bytes of a step's edits and masks; with more
-                                              * it is sampled by the host */
+    size_t n_rows, n_vocab;                  /* for which all this was allocated */
+    size_t room;                             /* bytes of a step's edits and masks; with more the
+                                              * host samples */
     struct sample_encoder *encoder;
     unsigned work; /* of the step: enum sample_work */
 };
@@ -95,9 +94,9 @@ struct cuda_ctx {
     struct cuda_sampling sampling;
     struct cuda_captured_graph *graphs;
     int32_t n_graphs, max_graphs;
-    struct dev_mem inputs;              /* of the running matmul call: rows made ready */
-    struct dev_mem products, workspace; /* what products work in, and the library's */
-    struct gemm_cublaslt *cublaslt;     /* NULL: none, or none wanted */
+    struct dev_mem inputs;              /* of the running matmul call: prepared rows */
+    struct dev_mem products, workspace; /* scratch of GEMMs, and the library's */
+    struct gemm_cublaslt *cublaslt;     /* NULL: none, or not used */
     bool cublaslt_tried;
     struct dev_mem attention; /* attention_scratch_floats */
 };
@@ -140,8 +139,8 @@ void cuda_graphs_release(struct cuda_ctx *c);
 /* cuda_sampling.c */
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
 void cuda_sampling_release(struct cuda_ctx *c);
-/* Writes the sampling requests of n rows after the block tables. False: the host has to sample, as
- * there are too many edits, or `wants` is NULL. */
+/* Writes the sampling requests of n rows after the block tables. False: the host must sample,
+ * because there are too many edits or `wants` is NULL. */
 bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n,
                          const struct cuda_step_host *to);
 void cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);

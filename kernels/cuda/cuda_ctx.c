@@ -60,8 +60,7 @@ enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in
     struct dev_mem more;
     if (bytes <= c->inputs.bytes) return OK;
     TRY(device_mem_alloc(base->device, bytes, DEVICE_MEM_PRIVATE, &more, NULL));
-    cuda_graphs_release(c); /* they hold the address; another model's, whose engine is yet to
-                             * come */
+    cuda_graphs_release(c); /* they hold the address; the graphs are of another model's engine */
     device_mem_free(base->device, &c->inputs);
     c->inputs = more;
     return OK;
@@ -77,7 +76,7 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
     return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &c->attention, err);
 }
 
-/* Its sums follow n_rows, and it multiplies bf16 alone. */
+/* cublasLt: not if deterministic, because its order depends on n_rows; only for bf16. */
 static enum status prepare_cublaslt(struct cuda_ctx *c, struct err *err)
 {
     struct err why;
@@ -94,16 +93,16 @@ static enum status prepare_cublaslt(struct cuda_ctx *c, struct err *err)
                             &c->workspace, err);
 }
 
-/* Called before the pool is sized and again when it is there: what the first call got serves the
- * second. */
+/* Called before the KV pool is sized and again when it exists; the second call reuses the
+ * allocations of the first. */
 enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     device_wait(base->device);
-    cuda_graphs_release(c); /* they hold addresses of what is made anew here */
+    cuda_graphs_release(c); /* they hold addresses of what is reallocated here */
     c->limits = *l;
     TRY(prepare_attention(c, err));
-    /* asks the card what it can, which a recording should not */
+    /* queries the GPU now, because that is not allowed during capture */
     (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 });
     TRY(cuda_sampling_prepare(c, err));
     TRY(prepare_cublaslt(c, err));

@@ -13,11 +13,10 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-/* Rows that steps are filled up to: less than a third of them for nothing, and a quarter from 16
- * rows on. */
+/* Captured sizes: padding is less than a third of the rows, from 16 rows on less than a quarter. */
 static const int32_t SIZES[] = { 1,  2,  4,  6,   8,   12,  16,  20,  24,  32,  40,  48,
                                  64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512 };
-/* Rows of logits beside prompts: how many of a step's rows are answers. */
+/* Rows of logits of steps with prompts: how many rows are decode rows. */
 static const int32_t LOGITS_SIZES[] = { 4, 32, 128, 512 };
 enum {
     N_SIZES = sizeof SIZES / sizeof *SIZES,
@@ -26,7 +25,7 @@ enum {
 
 /* ---- which there are ---- */
 
-/* The i-th size of a ladder that ends with `most`; 0: there is none. */
+/* The i-th size of a list that ends with `most`; 0: there is none. */
 static int32_t size_of(const int32_t *sizes, int32_t i, int32_t most)
 {
     if (i > 0 && sizes[i - 1] >= most) return 0;
@@ -35,8 +34,8 @@ static int32_t size_of(const int32_t *sizes, int32_t i, int32_t most)
 
 static int32_t less(uint32_t a, uint32_t b) { return (int32_t)(a < b ? a : b); }
 
-/* The i-th of all that could be, answers alone first; its n_rows or n_logits is 0 where the limits
- * leave no use for it. False: there is no i-th. */
+/* The i-th candidate shape, first those of decode rows alone; its n_rows or n_logits is 0 if the
+ * limits make it useless. False: there is no i-th. */
 static bool shape_of(const struct kernel_limits *l, int32_t i, struct cuda_captured_graph *out)
 {
     const int32_t most_rows = less(l->max_graph_rows, l->max_rows);
@@ -60,7 +59,7 @@ static bool nth_wanted(const struct kernel_limits *l, int32_t i, struct cuda_cap
     return false;
 }
 
-/* The model's, as attention is called with it. */
+/* The model's shape, as attention is called with it. */
 static struct attention attention_shape(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
@@ -95,16 +94,16 @@ bool cuda_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     cuda_upload_step_capture(c, s, &r.bounds);
     c->step = (struct cuda_step){ .capturing = true };
     c->graphs[c->n_graphs] = r;
-    /* Relaxed: a kernel that no step has run yet is loaded while it is recorded. */
+    /* Relaxed mode, because a kernel that has not run yet is loaded during capture. */
     return cuda_check(c->device,
                       cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeRelaxed),
                       "capturing a step");
 }
 
-/* A card without room for recordings computes all the same. */
+/* Continues without graphs if the GPU has no memory for them. */
 static void disable_graphs(struct cuda_ctx *c)
 {
-    (void)cudaGetLastError(); /* too little memory is no fault of the card */
+    (void)cudaGetLastError(); /* too little memory is not a fault of the GPU */
     log_warn(
         "steps are not captured as CUDA graphs",
         "why=\"no GPU memory left for %d graphs; a lower --gpu-memory-utilization leaves some\"",
@@ -125,7 +124,7 @@ static void end_capture(struct cuda_ctx *c)
         c->base.n_graph_nodes = (uint32_t)n_graph_nodes;
     cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
     if (e == cudaSuccess) {
-        c->n_graphs++;                                   /* to be released from now on */
+        c->n_graphs++;                                   /* from now on it must be released */
         e = cudaGraphUpload(r->exec, c->device->stream); /* what it needs on the card it takes now,
                                                           * not at its first launch */
     }

@@ -18,7 +18,7 @@ static enum gemm_weight_layout layout_of(const struct weight *w)
 }
 static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(layout_of(w)); }
 
-/* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that
+/* Elements between rows prepared for a matrix; with 32 and 16 bits they fit the buffer that
  * kernels.h promises. */
 static size_t prepared_stride(const struct weight *reader)
 {
@@ -26,7 +26,7 @@ static size_t prepared_stride(const struct weight *reader)
                                                                  : (size_t)GEMM_STEP);
 }
 
-/* SwiGLU's results, ready for a matrix. */
+/* SwiGLU with results prepared for a matrix. */
 static enum gemm_epilogue silu_epilogue_for(const struct weight *reader)
 {
     return x_type_of(reader) == DTYPE_F32   ? GEMM_SILU
@@ -34,8 +34,7 @@ static enum gemm_epilogue silu_epilogue_for(const struct weight *reader)
                                             : GEMM_SILU_BF16;
 }
 
-/* The library may have to load kernels for a shape, which is no good while launches are
- * recorded. */
+/* Without the library during capture, because it may have to load kernels for a shape. */
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
     return (struct gemm){
@@ -56,12 +55,11 @@ static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 
 enum cuda_input_type { INPUT_AS_IS, INPUT_F32, INPUT_BF16, INPUT_F16, INPUT_F8 };
 
-/* Rows of inputs: what is to be made of them, and what was made last. */
+/* How to prepare rows of inputs, and what c->inputs holds. */
 struct cuda_input_spec {
     enum cuda_input_type as;
     const void *x;
-    bool bf16; /* x is: a product left it ready for one that takes it in bf16, or
-                * in e4m3 */
+    bool bf16; /* x is bf16: a GEMM left it for one that takes bf16 or e4m3 */
     size_t x_stride, n_rows, n;
     const int32_t *x_rows;
     const float *norm;
@@ -94,7 +92,8 @@ static float *f8_scales(const struct cuda_ctx *c, const struct cuda_input_spec *
     return (float *)((char *)c->inputs.ptr + in->n_rows * round_up(in->n, PREPARE_INPUTS_F8_BLOCK));
 }
 
-/* Into c->inputs; the stream's order keeps a call's products from overwriting each other's. */
+/* Prepares into c->inputs; the stream's order keeps a call's GEMMs from overwriting each
+ * other's. */
 static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec *in)
 {
     const enum dtype type = in->as == INPUT_F32   ? DTYPE_F32
@@ -129,7 +128,7 @@ static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec 
                      "rounding inputs");
 }
 
-/* Where the product reads what was made. */
+/* Lets the GEMM read the prepared inputs. */
 static void set_inputs(const struct cuda_ctx *c, const struct cuda_input_spec *in, struct gemm *g)
 {
     g->x = in->as == INPUT_AS_IS ? in->x : c->inputs.ptr;
@@ -157,7 +156,7 @@ static void set_outputs(const struct matmul_args *a, struct gemm *g)
 
 static ptrdiff_t between(const void *a, const void *b) { return (const char *)b - (const char *)a; }
 
-/* b beside a: the same product of other columns. */
+/* Whether b is the same GEMM as a with other columns. */
 static bool is_next_group(const struct matmul_args *a, const struct matmul_args *b)
 {
     const struct weight *v = a->w, *w = b->w;
@@ -169,8 +168,8 @@ static bool is_next_group(const struct matmul_args *a, const struct matmul_args 
            between(a->x, b->x) > 0 && between(a->y, b->y) > 0;
 }
 
-/* How many jobs from the first on are one product of groups: equal distances throughout. Rounded
- * inputs of a group are read up to a whole step, which must be its own. */
+/* How many jobs from the first on make one grouped GEMM: all distances are equal. Rounded inputs of
+ * a group are read up to a multiple of GEMM_STEP, which must be its own. */
 static size_t n_groups_of(const struct matmul_args *jobs, size_t n_jobs)
 {
     size_t n = 1;
@@ -188,7 +187,7 @@ static size_t n_groups_of(const struct matmul_args *jobs, size_t n_jobs)
     return n;
 }
 
-/* n jobs as one. */
+/* Joins n jobs into one. */
 static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g,
                         struct cuda_input_spec *in)
 {
@@ -200,7 +199,7 @@ static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g
     in->n += (n - 1) * g->x_group; /* rows with the columns of all groups */
 }
 
-/* Products that are put in the queue by one call. */
+/* GEMMs that one launch computes. */
 struct cuda_fused_gemms {
     struct gemm g[GEMM_FUSED_MAX];
     int n;
@@ -268,8 +267,8 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
 
 /* ---- experts ---- */
 
-/* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd
- * checkpoints are all. n is 0 behind the last. */
+/* Experts that share inputs: neighbours whose matrices have the same layouts, usually all. n is 0
+ * past the last. */
 struct cuda_expert_range {
     int32_t first, n;
 };
@@ -284,8 +283,8 @@ static struct cuda_expert_range expert_range_from(const struct experts_args *a, 
     return s;
 }
 
-/* g of all n groups: one call where the matrices lie at equal distances, as they do when they are
- * packed one after the other; otherwise one each. */
+/* Runs g for n groups: one call if the matrices are at equal distances, as after packing; otherwise
+ * one each. */
 static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g,
                       const char *what)
 {
@@ -395,8 +394,8 @@ static void run_down(struct cuda_ctx *c, const struct experts_args *a,
     run_group(c, w, of->n, g, "down of experts"); /* [rows used, H] */
 }
 
-/* Gates and ups of the shared expert and of the others take the same inputs, which the inputs of
- * downs may take the place of. */
+/* Gate and up of the shared expert and of the others take the same inputs, which the inputs of down
+ * may overwrite. */
 void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
@@ -407,7 +406,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
         (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c)),
                          "sorting rows by expert");
     run_shared_gate_up(c, a, &prepared);
-    /* what one leaves ready may lie where another's does */
+    /* ranges may use the same buffer one after the other */
     for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0;
          of = expert_range_from(a, of.first + of.n)) {
         run_gate_up(c, a, &of, n_slots, &prepared);

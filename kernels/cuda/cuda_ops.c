@@ -26,8 +26,8 @@ static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args 
         "appending to the KV cache");
 }
 
-/* What attention keeps between its two passes; it has a bound, which long contexts of many
- * sequences soon reach. */
+/* Grows attention's scratch. It has an upper bound, which many sequences with long contexts soon
+ * reach. */
 static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
 {
     const struct cuda_attn_list *on = a->on.uploaded;

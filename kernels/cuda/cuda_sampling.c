@@ -18,7 +18,7 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
     const size_t n = c->limits.max_logits;
     struct device *d = c->base.device;
     if (s->n_rows == n && s->n_vocab == c->limits.n_vocab) return OK;
-    cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
+    cuda_sampling_release(c); /* scratch depends on the vocabulary */
     /* the host samples */
     if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK;
     s->encoder = sample_encoder_create(c->limits.n_vocab);
@@ -59,14 +59,14 @@ void cuda_sampling_release(struct cuda_ctx *c)
 
 /* ---- asking ---- */
 
-/* Edits and masks from `used` on, behind one another; both are counted from where the tables begin,
- * in elements. */
+/* A buffer for edits and masks, used from `used` on; offsets are in elements from the tables'
+ * begin. */
 struct cuda_edits_buffer {
     char *begin;
     size_t used, bytes;
 };
 
-/* n elements of `size`, at a multiple of their size; SIZE_MAX: no room. */
+/* Appends n elements of `size`, aligned to their size. Returns the offset; SIZE_MAX: no room. */
 static size_t add(struct cuda_edits_buffer *r, const void *from, size_t n, size_t size)
 {
     const size_t first = (r->used + size - 1) / size, end = (first + n) * size;

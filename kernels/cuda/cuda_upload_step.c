@@ -37,8 +37,8 @@ static size_t rows_bytes(size_t n_rows, size_t n_logits)
            padded(n_logits, sizeof(int32_t)) + padded(n_logits, sizeof(struct sample_row_params));
 }
 
-/* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for
- * every cut, with its table. */
+/* Bytes of the largest step. A row is in at most two lists, the step's and one other; a sequence
+ * that lists split is in one more per split, with its table. */
 size_t cuda_step_upload_bytes(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
@@ -63,7 +63,7 @@ void cuda_step_upload_release(struct cuda_ctx *c)
     *st = (struct cuda_step_upload){ 0 };
 }
 
-/* The copies that read the pinned pieces must be over. */
+/* Replaces the buffers after the copies that read them are complete. */
 static bool replace_buffers(struct cuda_ctx *c, size_t bytes)
 {
     struct cuda_step_upload *st = &c->upload_step;
@@ -86,11 +86,12 @@ static bool replace_buffers(struct cuda_ctx *c, size_t bytes)
     return true;
 }
 
-/* False: the card failed, or has no memory for it, which then counts as a failure. */
+/* False: the GPU failed, or has no memory, which counts as a failure. */
 bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes)
 {
     if (bytes <= c->upload_step.bytes) return true;
-    ASSERT(c->n_graphs == 0); /* they hold addresses; cuda_prepare's room is enough for all steps */
+    ASSERT(c->n_graphs == 0); /* they hold addresses; cuda_prepare's buffers suffice for all
+                               * steps */
     if (c->limits.max_rows == 0) bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes + bytes / 2;
     return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") &&
            replace_buffers(c, bytes);
@@ -98,7 +99,7 @@ bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes)
 
 /* ---- places ---- */
 
-/* The next n elements on both sides; *device gets the card's address. */
+/* Allocates n elements on both sides; *device gets the GPU's address. */
 static void *put(struct cuda_step_upload *st, size_t n, size_t size, const void **device)
 {
     void *host = st->host[st->parity] + st->used;
@@ -116,8 +117,8 @@ static void reserve_lists(struct cuda_step_upload *st, int32_t n)
     st->max_lists = n;
 }
 
-/* Gives every part its place; what `to` and `places` then point at is not written yet. n_seqs and
- * n_rows of lists: `most`, or each list's own. */
+/* Assigns an address to every part, without writing it. n_seqs and n_rows of lists: `most`, or each
+ * list's own. */
 static void lay_out(struct cuda_step_upload *st, const struct kernel_step *s, size_t most,
                     struct cuda_step_host *to)
 {
@@ -180,17 +181,17 @@ static size_t step_bytes(const struct kernel_step *s)
         for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
         n += list_bytes((size_t)s->lists[i].n_seqs, n_rows);
     }
-    return n; /* what is left is for sampling */
+    return n; /* the remaining bytes are for sampling */
 }
 
-/* Copies n, then zeros up to n_all: a row that is there. */
+/* Copies n, then zeros up to n_all; 0 is an existing row. */
 static void copy_padded(int32_t *to, const int32_t *from, size_t n, size_t n_all)
 {
     if (n > 0) memcpy(to, from, n * sizeof *to);
     if (n_all > n) memset(to + n, 0, (n_all - n) * sizeof *to);
 }
 
-/* From *table on; *table comes back behind the list's last. */
+/* Writes a list; its tables begin at *table, which moves past them. */
 static void put_list(const struct attn_list *l, int32_t block_tokens,
                      const struct cuda_list_host *to, int32_t *tables, int32_t *table)
 {
@@ -216,8 +217,7 @@ static bool copy_to_device(struct cuda_ctx *c)
                       "uploading a step's rows");
 }
 
-/* Rows and sequences of the lists, whose counts a recording is chosen by. They are numbered before
- * anything has its place: into the lists' bounds. */
+/* Counts rows and sequences of the lists, which determine the graph, into the lists' bounds. */
 static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s)
 {
     reserve_lists(st, s->n_lists);
@@ -226,7 +226,7 @@ static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s
                             s->block_tokens, NULL);
 }
 
-/* True: what its rows want of sampling is part of it. */
+/* True: the sampling requests are part of it. */
 static bool write_step(struct cuda_ctx *c, const struct kernel_step *s,
                        const struct kernel_step *padded_step, const struct cuda_captured_graph *r)
 {
@@ -275,7 +275,8 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
     c->step.graph = r;
 }
 
-/* Where the parts of a recording's steps will lie. Nothing is sent: its launches are not run. */
+/* Sets the addresses of a captured step's parts. Uploads nothing, because its launches do not
+ * run. */
 void cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s,
                               const struct cuda_attn_counts *bounds)
 {

@@ -52,7 +52,7 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 struct cuda_pack_job {
     const struct weight_pack_args *a;
     const struct weight *w;
-    uint8_t *rows; /* of the piece: the matrix' rows from row0 on */
+    uint8_t *rows; /* of the piece: the matrix's rows from row0 on */
     size_t row0, unit0;
     float *scales; /* of the whole matrix */
     float *f32;    /* [threads][scratch_of] */
@@ -63,19 +63,19 @@ struct cuda_pack_job {
 /* Rows row0 .. row0 + n of a part. */
 struct cuda_pack_block {
     const struct weight_src *src;
-    size_t part, first; /* rows of the parts before it */
+    size_t part, first; /* rows of earlier parts */
     size_t row0, n;
     float *f32;
     uint8_t *q;
 };
 
-/* Elements that a thread works in. */
+/* Elements of scratch per thread. */
 static size_t scratch_of(const struct weight *w)
 {
     return round_up(WEIGHT_BLOCK_ROWS * w->n_in, WEIGHT_BLOCK_ROWS * F8_BLOCK);
 }
 
-/* Which row of the matrix is row i of the block. */
+/* The row of the matrix that is row i of the block. */
 static size_t row_of(const struct cuda_pack_job *p, const struct cuda_pack_block *b, size_t i)
 {
     return p->w->paired ? 2 * (b->row0 + i) + b->part : b->first + b->row0 + i;
@@ -86,7 +86,7 @@ static uint8_t *at(const struct cuda_pack_job *p, const struct cuda_pack_block *
     return p->rows + (row_of(p, b, i) - p->row0) * p->row_bytes;
 }
 
-/* Of the block's 128 rows: a paired matrix has gate's blocks, then up's. */
+/* The scales of the block's 128 rows; a paired matrix has gate's blocks, then up's. */
 static float *f8_scales(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t blocks_of_part = (b->src->n_out + F8_BLOCK - 1) / F8_BLOCK;
@@ -141,7 +141,7 @@ static void write_w4(const struct cuda_pack_job *p, const struct cuda_pack_block
     }
 }
 
-/* 128 columns at a time. */
+/* Quantises 128 columns at a time. */
 static void write_f8(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t n_in = p->w->n_in;
@@ -153,7 +153,7 @@ static void write_f8(const struct cuda_pack_job *p, const struct cuda_pack_block
     }
 }
 
-/* 16 bits as they are, where rows lie as the card wants them. */
+/* Copies 16-bit rows whose order is already right. */
 static void copy_16(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t n_in = p->w->n_in,
@@ -163,7 +163,7 @@ static void copy_16(const struct cuda_pack_job *p, const struct cuda_pack_block 
                n_in * sizeof(uint16_t));
 }
 
-/* An f8 source as it is. */
+/* Copies an f8 source. */
 static void copy_f8(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const struct weight_src *s = b->src;
@@ -182,7 +182,7 @@ static void copy_f8(const struct cuda_pack_job *p, const struct cuda_pack_block 
     }
 }
 
-/* F32 arithmetic of a matrix that is to be quantised: what it then means. */
+/* F32 arithmetic of a quantised matrix: replaces each value by the value of its quantised form. */
 static void round_to_quantised(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t n_in = p->w->n_in;
@@ -215,7 +215,7 @@ static size_t blocks_of(const struct weight_src *s)
     return (s->n_out + WEIGHT_BLOCK_ROWS - 1) / WEIGHT_BLOCK_ROWS;
 }
 
-/* What rows are filled up with, where elements have whole bytes. */
+/* Zeros the padding of rows, for elements of whole bytes. */
 static void zero_padding(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     static const unsigned char bytes[GEMM_WEIGHT_LAYOUTS] = {
@@ -257,7 +257,7 @@ static size_t units_of(const struct weight_pack_args *a)
     return n;
 }
 
-/* The matrix' row with which unit u begins; behind the last one the number of rows. */
+/* The matrix's first row of unit u; past the last unit the number of rows. */
 static size_t unit_begin(const struct cuda_pack_job *p, size_t u)
 {
     const struct weight_src *s = p->a->parts;
@@ -310,8 +310,8 @@ static void pack_item(void *arg, int index, int thread)
 
 /* ---- pieces ---- */
 
-/* As many units from unit0 on as a buffer holds, one at least: packed, then sent. Returns the unit
- * behind them. */
+/* Packs and uploads as many units from unit0 on as a buffer holds, at least one. Returns the next
+ * unit. */
 static size_t upload_piece(struct cuda_ctx *c, struct cuda_pack_job *p, char *to)
 {
     const size_t n = units_of(p->a);
@@ -366,7 +366,8 @@ static enum status pack_and_upload(struct kernel_ctx *base, const struct weight_
 
 /* ---- made-up weights ---- */
 
-/* Made on the card; but for what is quantised in F32 arithmetic, which tests alone ask for. */
+/* Whether dummy weights are computed on the GPU: all except quantised ones in F32 arithmetic, which
+ * only tests use. */
 static bool can_fill_dummy(const struct weight_pack_args *a, const struct weight *w)
 {
     for (size_t i = 0; i < a->n_parts; i++)
@@ -374,7 +375,7 @@ static bool can_fill_dummy(const struct weight_pack_args *a, const struct weight
     return w->layout != GEMM_F32 || a->quantize == QUANTIZE_NONE;
 }
 
-/* What rows and scales are filled up with is zero. */
+/* Computes dummy weights on the GPU; padding of rows and scales is zero. */
 static enum status fill_dummy_weight(struct kernel_ctx *base, const struct weight_pack_args *a,
                                      const struct weight *w, char *to, struct err *err)
 {

@@ -74,7 +74,8 @@ static void cuda_describe(struct device *device, char *out, size_t cap)
 
 enum { MIN_MAJOR = 8 }; /* compute capability: bf16 on tensor cores, cp.async */
 
-/* A card that is older than all that was compiled for, or newer and not compatible. */
+/* Refuses a GPU for which this build has no code: older than all targets, or newer and not
+ * compatible. */
 static enum status check_kernels(struct err *err)
 {
     struct cudaDeviceProp p;
@@ -118,8 +119,8 @@ static enum status cuda_open(struct device **out, struct err *err)
 static void cuda_close(struct device *device)
 {
     struct cuda_device *d = cuda_device_of(device);
-    (void)cudaStreamSynchronize(d->stream); /* whoever closes wants what was begun to be over; a
-                                             * fault was told before */
+    (void)cudaStreamSynchronize(d->stream); /* closing waits for running work; a fault was reported
+                                             * before */
     free_device(d);
 }
 
@@ -170,7 +171,7 @@ static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flag
         bytes = (bytes + SHARED_PAGE - 1) / SHARED_PAGE * SHARED_PAGE;
     cudaError_t e = bytes > PTRDIFF_MAX ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes);
     if (e == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); /* too little memory is no fault of the card */
+        (void)cudaGetLastError(); /* too little memory is not a fault of the GPU */
         return no_memory(bytes, e, err);
     }
     if (!cuda_check(d, e, "getting memory")) return cuda_fault(device, err);
@@ -273,7 +274,7 @@ static enum status cuda_import(struct device *device, const uint8_t handle[DEVIC
 static void cuda_unimport(struct device *device, void *p)
 {
     (void)device;
-    /* a device that failed: the engine tells */
+    /* the engine reports a failed device */
     if (cudaIpcCloseMemHandle(p) != cudaSuccess) (void)cudaGetLastError();
 }
 

@@ -20,17 +20,16 @@ struct cuda_device {
     cudaStream_t stream;
     struct err fault; /* the first; code OK: none */
     int n_multiprocessors;
-    atomic_size_t allocated; /* bytes of the card that are handed out */
-    /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
+    atomic_size_t allocated; /* bytes of GPU memory in use */
+    /* the driver's function; NULL: not needed. Set at start (device_gpudirect.c) */
     int (*flush_rdma_writes)(int target, int scope);
-    cudaEvent_t events[DEVICE_EVENTS_MAX]; /* made at open */
-    uint64_t n_events; /* the engine's: mark m is events[m % DEVICE_EVENTS_MAX], m
-                        * from 1 on */
+    cudaEvent_t events[DEVICE_EVENTS_MAX]; /* created at open */
+    uint64_t n_events; /* the engine's: event m is events[m % DEVICE_EVENTS_MAX], m from 1 on */
 };
 
 extern const struct device_ops device_cuda_ops;
 
-/* How many cards this process may use; 0 also without a driver. */
+/* The number of GPUs that this process may use; 0 also without a driver. */
 int cuda_device_count(void);
 /* Keeps the first error, with what was being done ("attention"). True: there was none. */
 bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);

@@ -22,8 +22,7 @@ enum { /* of the driver's enums */
        FLUSH_TO_OWNER = 100
 };
 
-/* The driver's function of that name; pointers to functions are not objects to C, hence the
- * copy. */
+/* Looks up a driver function; a function pointer is not an object pointer in C, hence the copy. */
 static bool find(void *library, const char *name, void *function, size_t size)
 {
     void *p = dlsym(library, name);
@@ -36,8 +35,7 @@ static enum status cannot(struct err *err, const char *why)
     return err_set(err, ERR_UNSUPPORTED, "NICs cannot write into this GPU's memory: %s", why);
 }
 
-/* What the card needs after a network card's writes: nothing, or a flush that the host can ask
- * for. */
+/* Finds out what the GPU needs after a NIC's writes: nothing, or a flush by the host. */
 static enum status choose_flush(struct cuda_device *d, void *driver, struct err *err)
 {
     int (*attribute)(int *value, int attribute, int device);
@@ -66,7 +64,7 @@ enum status cuda_dmabuf(struct device *device, const struct dev_mem *m, int *fd,
     int made = -1;
     if (m->kind != DEV_MEM_CUDA || (uintptr_t)m->ptr % page || m->bytes % page)
         return cannot(err, "it is not whole pages of GPU memory");
-    /* stays open: the runtime has it too */
+    /* stays open: the runtime has it open too */
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!driver) return cannot(err, "there is no libcuda.so.1");
     if (!find(driver, "cuMemGetHandleForAddressRange", &get_handle, sizeof get_handle))

@@ -13,14 +13,14 @@ cudaError_t device_query_has_kernels(void)
 {
     cudaFuncAttributes a;
     const cudaError_t e = cudaFuncGetAttributes(&a, empty_kernel);
-    if (e != cudaSuccess) (void)cudaGetLastError(); /* the answer, no fault */
-    /* drivers say one or the other */
+    if (e != cudaSuccess) (void)cudaGetLastError(); /* this is the answer, not a fault */
+    /* drivers return one or the other */
     return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e;
 }
 
 enum { PDL_MAJOR = 9, PDL_PTX = 90, PDL_DRIVER = 12030 };
 
-/* Code for older cards, which the driver has translated for this one, does not wait
+/* Code for older GPUs that the driver has translated for this one does not wait
  * (grid_dependency_sync). */
 static bool query_pdl()
 {

@@ -11,7 +11,7 @@ static __device__ __forceinline__ float bf16_to_float(uint16_t bits)
     return __uint_as_float((unsigned)bits << 16);
 }
 
-/* To nearest even; a NaN stays one. pack: two of them in a register, the first in the low half. */
+/* Rounds to nearest even; a NaN stays NaN. Two in a register, the first in the low half. */
 static __device__ __forceinline__ unsigned pack_bf16(float low, float high)
 {
     return round_bf16x2(low, high);
@@ -29,8 +29,7 @@ static __device__ __forceinline__ float bf16_high(unsigned pair)
     return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* To nearest even. f16 ends at 65504: what is larger becomes that, so that a number stays one;
- * infinities and NaNs stay what they are. */
+/* Saturates to f16's largest number, 65504; infinities and NaNs are kept. */
 static __device__ __forceinline__ float keep_in_f16(float x)
 {
     const float size = fabsf(x);
@@ -55,8 +54,8 @@ static __device__ __forceinline__ float e4m3_to_float(uint8_t bits)
     return __uint_as_float(sign | (exponent + 120) << 23 | mantissa << 20);
 }
 
-/* As kernels/float_bits.h: to nearest even, 448 and more is 448, a NaN stays one. Integers do it,
- * as cards before 8.9 have no instruction. */
+/* As kernels/float_bits.h: to nearest even, saturates at 448, a NaN stays NaN. Uses integers,
+ * because GPUs before 8.9 have no instruction. */
 static __device__ __forceinline__ unsigned float_to_e4m3(float x)
 {
     const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu,
@@ -69,14 +68,14 @@ static __device__ __forceinline__ unsigned float_to_e4m3(float x)
     return sign | (((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3));
 }
 
-/* As exact as f32 has it: __expf, which is not, is no faster where sums are of a thousand products
- * and more. */
+/* With an accurate exponential: the inexact __expf is no faster next to sums of a thousand products
+ * or more. */
 static __device__ __forceinline__ float silu(float x)
 {
     return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
 }
 
-/* Over a warp, in a fixed order; every lane gets it. */
+/* Sum over a warp, in a fixed order, in every lane. */
 static __device__ __forceinline__ float warp_sum(float x)
 {
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -89,8 +88,8 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* Over a block of whole warps (blockDim.x threads), in a fixed order; every thread gets it. `room`:
- * a float per warp in shared memory, which the next call may use again. */
+/* Sum over a block of whole warps (blockDim.x threads), in a fixed order, in every thread. `room`:
+ * a float per warp in shared memory; the next call may reuse it. */
 static __device__ __forceinline__ float block_sum(float x, float *room)
 {
     const unsigned n_warps = blockDim.x / WARP, warp = threadIdx.x / WARP;

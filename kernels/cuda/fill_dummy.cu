@@ -50,7 +50,7 @@ static __global__ void __launch_bounds__(FILL_DUMMY_THREADS)
 
 /* ---- wint8 and wint4: a scale a row ---- */
 
-/* Over the block; every thread gets it. */
+/* The largest value of the block, in every thread. */
 static __device__ __forceinline__ float largest_of_block(float x)
 {
     __shared__ float room[FILL_DUMMY_THREADS / WARP];
@@ -63,7 +63,7 @@ static __device__ __forceinline__ float largest_of_block(float x)
     return all;
 }
 
-/* quantize_channel's number: halves go away from zero; of a row of zeros 0. */
+/* As quantize_channel: rounds halves away from zero; 0 for a row of zeros. */
 static __device__ __forceinline__ int channel_number(float w, float a, float limit)
 {
     if (a == 0) return 0;
@@ -118,8 +118,7 @@ static __device__ __forceinline__ size_t at_most_block(size_t n)
     return n < FILL_DUMMY_BLOCK ? n : (size_t)FILL_DUMMY_BLOCK;
 }
 
-/* A block of threads for 128 rows by 128 columns; what rows are filled up with is written by the
- * last of a row. */
+/* One thread block per 128 rows by 128 columns; a row's last block writes its padding. */
 static __global__ void __launch_bounds__(FILL_DUMMY_THREADS)
     fill_dummy_f8_kernel(const fill_dummy f)
 {

@@ -18,7 +18,7 @@
 #endif
 
 enum { WARP = 32 };
-/* more dynamic shared memory has to be asked for: 48 KiB with what is static */
+/* more dynamic shared memory must be requested: the default is 48 KiB with static memory */
 enum { SHARED_USUAL = 40 * 1024 };
 
 #ifdef __CUDACC__
@@ -41,9 +41,9 @@ static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 gri
     return cudaLaunchKernelExC(&how, (const void *)kernel, all);
 }
 
-/* n bytes of what no kernel of a step writes - weights - set out for the second cache; p and n are
- * multiples of 16. A block does so before it waits in grid_dependency_sync, which is time that
- * memory would otherwise rest. PREFETCHES_L2: the card can; otherwise nothing is done. */
+/* Prefetches n bytes that no kernel of a step writes (weights) into L2; p and n are multiples of
+ * 16. A block does this before it waits in grid_dependency_sync, when memory would otherwise be
+ * idle. PREFETCHES_L2: the GPU supports it; otherwise this does nothing. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define PREFETCHES_L2 1
 static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
@@ -58,12 +58,12 @@ static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
 static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
-/* What every kernel does before anything else but prefetch_l2: launches overlap (device_query.h),
- * so that its blocks may be there while the kernel before it in the stream still runs. It waits
- * until that is over and what it wrote can be seen; from then on the next kernel's blocks may come.
- * A kernel that left without waiting would let that one begin too early. What a kernel before may
- * have written is never read by __ldg: PTX allows ld.global.nc for what does not change as long as
- * the kernel is there, which from now on begins earlier; __ldca is as fast. */
+/* Every kernel calls this before anything except prefetch_l2. Launches overlap (device_query.h), so
+ * a kernel's blocks may start while the previous kernel in the stream still runs. This waits until
+ * that kernel has completed and its writes are visible; afterwards the next kernel's blocks may
+ * start. A kernel that returned without waiting would let that one start too early. Memory that a
+ * previous kernel may have written is never read by __ldg: PTX allows ld.global.nc only for data
+ * that does not change during the kernel, which now begins earlier; __ldca is as fast. */
 static __device__ __forceinline__ void grid_dependency_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void grid_dependency_sync()
 #endif
 }
 
-/* What comes back is this launch's own result, not an older error of the thread. */
+/* Launches a kernel. Returns the result of this launch, not an older error of the thread. */
 template <class... P, class... A>
 static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block,
                           size_t shared, A... args)
@@ -96,15 +96,15 @@ static __device__ __forceinline__ unsigned shared_address(const void *p)
     return (unsigned)__cvta_generic_to_shared(p);
 }
 
-/* cp.async: 16 bytes to shared memory, those from n_valid (0 to 16) on zero; nothing is read when
- * it is 0. */
+/* cp.async of 16 bytes to shared memory; bytes from n_valid (0 to 16) on are zero; with 0 nothing
+ * is read. */
 static __device__ __forceinline__ void copy_async_16(void *shared, const void *global, int n_valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                  "l"(global), "r"(n_valid)
                  : "memory");
 }
-/* 4 bytes, or zero where nothing is valid. */
+/* The same of 4 bytes, or zero if not valid. */
 static __device__ __forceinline__ void copy_async_4(void *shared, const void *global, int n_valid)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
@@ -115,14 +115,14 @@ static __device__ __forceinline__ void copy_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* All of the thread's groups but the N latest have landed. */
+/* Waits for all of the thread's groups except the latest N. */
 template <int N> static __device__ __forceinline__ void copy_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Four 8x8 matrices of 16-bit elements: lane 8i + r names row r of matrix i; simt.h draws which
- * lane gets what. */
+/* ldmatrix: four 8x8 matrices of 16-bit elements; lane 8i + r gives row r of matrix i. simt.h draws
+ * which lane gets what. */
 static __device__ __forceinline__ void load_matrix_x4(unsigned r[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const unsigned a[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* The same of f16. */
+/* The same for f16. */
 static __device__ __forceinline__ void mma_f16(float d[4], const unsigned a[4], const unsigned b[2])
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, "
@@ -180,7 +180,7 @@ static __device__ __forceinline__ float f16_to_float(uint16_t bits)
     return d;
 }
 
-/* 2^x within two units in the last place; results that are subnormal are 0. */
+/* 2^x within two units in the last place; subnormal results are 0. */
 static __device__ __forceinline__ float exp2_fast(float x)
 {
     float d;
@@ -214,8 +214,8 @@ static __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b)
     return d;
 }
 
-/* Words that kernels of several cards tell each other by: a store comes after all that the thread
- * has seen done, a load before all that follows. */
+/* Words by which kernels of several GPUs synchronise: acquire load and release store at system
+ * scope. */
 static __device__ __forceinline__ unsigned load_acquire_system(const unsigned *p)
 {
     unsigned v;
@@ -227,8 +227,7 @@ static __device__ __forceinline__ void store_release_system(unsigned *p, unsigne
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* Nanoseconds of a clock that only goes on, and a short rest of a thread that waits for another
- * card. */
+/* Nanoseconds of a monotonic clock, and a short pause of a thread that waits for another GPU. */
 static __device__ __forceinline__ unsigned long long timer_ns()
 {
     unsigned long long t;
@@ -326,7 +325,7 @@ static inline void store_release_system(unsigned *p, unsigned v)
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 static inline unsigned long long timer_ns() { return __globaltimer(); }
-/* The other card is another process, which needs time. */
+/* The other GPU is another process, which needs CPU time. */
 static inline void poll_backoff()
 {
     usleep(100);

@@ -12,15 +12,15 @@
 enum { ROUTE_WARPS = 4, SORT_THREADS = 256 };
 enum {
     ONE_BLOCK_WARPS_MIN = 8,
-    ONE_BLOCK_WARPS = 32 /* a row each, where one block does all */,
-    ONE_BLOCK_CHOICES = 1024 /* that one block sorts */
+    ONE_BLOCK_WARPS = 32 /* a row each, if one block does everything */,
+    ONE_BLOCK_CHOICES = 1024 /* the most that one block sorts */
 };
 enum {
     ONE_BLOCK_SHARED =
-        96 * 1024 /* bytes: what cards from 8.0 on give to a block, 8.6 and 8.9 included */
+        96 * 1024 /* bytes: available to a block on every GPU from 8.0 on, including 8.6 and 8.9 */
 };
 
-/* A value and where it is. NaN counts as smallest; of equals the first. */
+/* A value and its index. NaN counts as the smallest; of equal values the first wins. */
 struct moe_best {
     float value;
     int at;
@@ -33,7 +33,7 @@ static __device__ bool beats(moe_best a, moe_best b)
     return a.value > b.value || (a.value == b.value && a.at < b.at);
 }
 
-/* Of v [n], over the warp; every lane gets it. */
+/* The index of the best of v [n], over the warp, in every lane. */
 static __device__ int warp_best(const float *v, int n)
 {
     moe_best b = { NAN, n };
@@ -55,7 +55,7 @@ static __device__ double warp_sum_f64(double x)
     return x;
 }
 
-/* p [n] from logits. */
+/* Computes p [n] from logits. */
 static __device__ void score(const route_args &a, const float *logits, float *p)
 {
     const int lane = (int)(threadIdx.x % WARP), n = a.n_experts;
@@ -86,8 +86,7 @@ static __device__ float group_score(const route_args &a, const float *choice, in
     return a.group_score == route_args::GROUP_TOP2_SUM && n > 1 ? first + second : first;
 }
 
-/* Experts of groups that are not among the best can no longer be chosen. groups, kept
- * [n_groups]. */
+/* Excludes experts of groups that are not among the best. groups, kept [n_groups]. */
 static __device__ void drop_groups(const route_args &a, float *choice, float *groups,
                                    float *is_kept)
 {
@@ -121,13 +120,14 @@ static __device__ void normalise(const route_args &a, float *weights)
     for (int j = 0; j < a.n_used; j++) weights[j] = weights[j] / by * a.scale;
 }
 
-/* Floats of a warp's room. */
+/* Floats of a warp's shared memory. */
 static __host__ __device__ __forceinline__ size_t route_floats(const route_args &a)
 {
     return 2 * ((size_t)a.n_experts + (size_t)a.n_groups);
 }
 
-/* By a warp; p: its room: p [n_experts], choice [n_experts], groups [n_groups], kept [n_groups]. */
+/* Routes a row, by a warp. p: its memory: p [n_experts], choice [n_experts], groups [n_groups],
+ * kept [n_groups]. */
 static __device__ void route_row(const route_args &a, size_t row, float *p)
 {
     const int lane = (int)(threadIdx.x % WARP);
@@ -166,13 +166,13 @@ struct moe_sort_args {
     const int32_t *n_real_rows;
 };
 
-/* Choices of rows that get slots. */
+/* The number of choices of real rows. */
 static __device__ __forceinline__ int real_choices(const moe_sort_args &a)
 {
     return a.n_real_rows ? min(a.n, *a.n_real_rows * a.n_used) : a.n;
 }
 
-/* count[1 .. n] become sums of all up to there, by the first warp. */
+/* Turns count[1 .. n] into prefix sums, by the first warp. */
 static __device__ __forceinline__ void sum_up(int *count, int n)
 {
     const int lane = (int)threadIdx.x;
@@ -188,15 +188,14 @@ static __device__ __forceinline__ void sum_up(int *count, int n)
     }
 }
 
-/* By one block: how many slots each expert has, and where they begin, in count [n_experts + 1]
- * too. */
+/* Counts each expert's slots and where they begin, also in count [n_experts + 1]. One block. */
 static __device__ __forceinline__ void begin_slots(const moe_sort_args &a, int *count)
 {
     const int step = (int)blockDim.x, n = real_choices(a);
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) count[e] = 0;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < n; i += step) atomicAdd(&count[a.experts[i] + 1], 1);
-    /* what is read there is nobody's */
+    /* padding rows: their results are not used */
     for (int i = n + (int)threadIdx.x; i < a.n; i += step) a.index[i] = 0;
     __syncthreads();
     if (threadIdx.x < WARP) sum_up(count, a.n_experts);
@@ -210,7 +209,7 @@ static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(moe_sort_arg
     begin_slots(a, (int *)(void *)shared_memory());
 }
 
-/* By one block: a warp has every so many-th expert and looks for it in all choices. */
+/* Sorts by one block: a warp handles every n-th expert and searches all choices for it. */
 static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, int *count)
 {
     const int lane = (int)(threadIdx.x % WARP), n = real_choices(a);
@@ -233,7 +232,7 @@ static __global__ void __launch_bounds__(ONE_BLOCK_WARPS *WARP) sort_kernel(moe_
     sort_one_block(a, (int *)(void *)shared_memory());
 }
 
-/* A warp for every row. Shared memory: the warps' rooms, then counts. */
+/* A warp per row. Shared memory: the warps' memory, then counts. */
 static __global__ void __launch_bounds__(ONE_BLOCK_WARPS *WARP)
     route_one_block_kernel(route_args a, moe_sort_args sort)
 {
@@ -245,7 +244,7 @@ static __global__ void __launch_bounds__(ONE_BLOCK_WARPS *WARP)
     sort_one_block(sort, (int *)(void *)(rooms + blockDim.x / WARP * route_floats(a)));
 }
 
-/* A block has an expert and looks for it in all choices, SORT_THREADS at a time. */
+/* A block searches all choices for one expert, SORT_THREADS at a time. */
 static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(moe_sort_args a)
 {
     grid_dependency_sync();

@@ -39,7 +39,7 @@ static bool alloc_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, siz
     return true;
 }
 
-/* What the buffer holds has arrived, and it has room for `bytes`. */
+/* Waits until the buffer's copy is complete, and makes it hold `bytes`. */
 static bool drain_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, size_t bytes)
 {
     const uint64_t t0 = clock_ns();
@@ -124,7 +124,7 @@ enum status weight_upload_finish(struct kernel_ctx *base, struct weight_times *o
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     const uint64_t t0 = clock_ns();
-    device_wait(base->device); /* what was made up there, too */
+    device_wait(base->device); /* also for dummy weights that are computed there */
     const uint64_t wait_ns = c->upload.wait_ns + clock_ns() - t0;
     weight_upload_release(c);
     TRY(device_fault(base->device, err));

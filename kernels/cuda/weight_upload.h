@@ -22,22 +22,22 @@
 enum {
     WEIGHT_UPLOAD_BUFFERS = 3,
     WEIGHT_UPLOAD_BUFFER_BYTES =
-        16 << 20 /* some 0.3 ms of a fast link: long beside what a copy costs to begin */
+        16 << 20 /* about 0.3 ms of a fast link, long compared with the start of a copy */
 };
 
 struct weight_upload_buffer {
-    char *host; /* NULL: not wanted so far */
+    char *host; /* NULL: not needed so far */
     size_t bytes, used;
     cudaEvent_t arrived; /* of its last copy */
 };
 
 struct weight_upload {
-    cudaStream_t stream;       /* NULL: nothing was sent so far */
+    cudaStream_t stream;       /* NULL: nothing was uploaded so far */
     cudaEvent_t matrix_copied; /* the last matrix */
     struct weight_upload_buffer buffers[WEIGHT_UPLOAD_BUFFERS];
-    int at;           /* which is being filled */
-    uint64_t wait_ns; /* for buffers that had not arrived */
-    /* What packing works in, kept from matrix to matrix. */
+    int at;           /* the buffer being filled */
+    uint64_t wait_ns; /* waiting for buffers being copied */
+    /* Scratch of packing, kept from matrix to matrix. */
     float *f32;
     uint8_t *q;
     size_t elements; /* of either */
@@ -47,13 +47,13 @@ struct cuda_ctx;
 struct kernel_ctx;
 struct weight_times;
 
-/* Pinned memory for what weight_upload_copy is to copy next; an earlier room is not written any
- * more. NULL: the card failed. */
+/* Pinned memory for the next weight_upload_copy; the previous one must not be written any more.
+ * NULL: the GPU failed. */
 void *weight_upload_reserve(struct cuda_ctx *c, size_t bytes);
 void weight_upload_copy(struct cuda_ctx *c, void *to, const void *room, size_t bytes);
-/* Work that the device is given from now on finds what was sent so far. */
+/* Makes later work of the device wait for what was uploaded so far. */
 void weight_upload_stream_wait(struct cuda_ctx *c);
-/* `n` elements to work in, of f32 and of bytes. False: no memory. */
+/* Makes scratch of `n` f32 and `n` bytes. False: no memory. */
 bool weight_upload_scratch(struct cuda_ctx *c, size_t n);
 void weight_upload_release(struct cuda_ctx *c);
 enum status weight_upload_finish(struct kernel_ctx *c, struct weight_times *out,
