@@ -1,9 +1,9 @@
-/* attention_avx2.c - attention's inner loops on 8 lanes, two registers to a panel; the bits of
+/* attention_avx2.c - attention's micro-kernels on 8 lanes, two registers per panel; the bits of
  * attention_ref.c.
  *
- * Keys are turned round in squares of 8 x 8 words: f32, or pairs of bf16, which are taken apart
- * afterwards. Sums run in tiles of one panel by six rows, or two by three: twelve chains hide the
- * latency of a multiply-add. Thread: engine, pool. */
+ * Keys are transposed in squares of 8 x 8 words: f32, or pairs of bf16, which are unpacked
+ * afterwards. Sums run in tiles of one panel by six rows, or two by three: twelve accumulators hide
+ * the latency of a multiply-add. Thread: engine, compute pool. */
 #include <math.h>
 #include <string.h>
 

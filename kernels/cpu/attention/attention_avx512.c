@@ -1,8 +1,9 @@
-/* attention_avx512.c - attention's inner loops on 16 lanes; the bits of attention_ref.c.
+/* attention_avx512.c - attention's micro-kernels on 16 lanes; the bits of attention_ref.c.
  *
- * Keys are turned round (transpose_avx512.h) as f32 or as pairs of bf16, which are taken apart
- * afterwards. Sums run in tiles of up to four panels by six rows: 24 chains hide the latency of a
- * multiply-add, and an input is broadcast once for four of them. Thread: engine, pool. */
+ * Keys are transposed (transpose_avx512.h) as f32 or as pairs of bf16, which are unpacked
+ * afterwards. Sums run in tiles of up to four panels by six rows: 24 accumulators hide the latency
+ * of a multiply-add, and an input is broadcast once for four of them. Thread: engine, compute pool.
+ */
 #include <math.h>
 
 #include "kernels/cpu/attention/attention.h"

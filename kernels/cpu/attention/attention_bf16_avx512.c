@@ -1,10 +1,10 @@
 /* attention_bf16_avx512.c - attention's scores on vdpbf16ps: two neighbouring elements of 16 keys
- * by the same two of a query, which are broadcast to all lanes.
+ * by the same two of a query, broadcast to all lanes.
  *
- * Keys are turned round as the pairs that the cache holds and used so; a multiplication takes two
- * elements. Many queries go through tiles of up to four panels by six rows, few through four panels
- * by two rows or two by up to eight: such an instruction takes six cycles, so one query's two
- * chains would wait for themselves. Thread: engine, pool. */
+ * Keys are transposed as the pairs that the cache holds. Many queries use tiles of up to four
+ * panels by six rows, few four panels by two rows or two by up to eight: the instruction takes six
+ * cycles, so one query's two accumulators would wait for themselves. Thread: engine, compute pool.
+ */
 #include "kernels/cpu/attention/transpose_avx512.h"
 #include "kernels/cpu/microkernels_vnni.h"
 

@@ -1,5 +1,5 @@
-/* attention_ref.c - the definition of attention's inner loops, in plain C: see struct
- * cpu_microkernels. Thread: engine, pool. */
+/* attention_ref.c - the definition of attention's micro-kernels, in plain C: see struct
+ * cpu_microkernels. Thread: engine, compute pool. */
 #include <string.h>
 
 #include "kernels/cpu/attention/attention.h"

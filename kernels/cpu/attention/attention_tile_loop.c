@@ -1,17 +1,15 @@
 /* attention_tile_loop.c - one run of queries over the tiles of one segment: online softmax, tile
  * after tile.
  *
- * Per tile of ATTN_TILE positions: scores of all pairs (keys as panels whose lanes are positions),
- * then per pair the weights exp(score - max), then sums of values (panels whose lanes are
- * elements). Tiles are counted from position 0 whatever the size of KV blocks is: a tile may gather
- * from several blocks, or be a part of one. A pair's chains hold the keys it sees and no others, so
- * nothing of a later position, not even a NaN, reaches it; tiles beyond a pair's own position are
- * not computed for it. Where scores are bf16 products the queries are rounded once, when the walk
- * begins.
- *
- * Naive form of MLA: a tile's keys and values are first expanded from its latents, in f32, by the
- * chains of the matrix product. Pools of f16, int8 and e4m3: a tile's keys and values are first
- * widened to f32 (kv_rows.h), which is what the loops see from there on. Thread: engine, pool. */
+ * For each tile of ATTN_TILE positions: scores of all pairs (keys as panels whose lanes are
+ * positions), then per pair the weights exp(score - max), then P*V (panels whose lanes are
+ * elements). Tiles are counted from position 0 whatever the size of KV blocks, so a tile may gather
+ * from several blocks or be a part of one. A pair's sums include only keys that it attends to, so
+ * nothing of a later position, not even a NaN, reaches it. With bf16 scores the queries are rounded
+ * once, at the beginning. Naive MLA: a tile's keys and values are first computed from its latents,
+ * in f32, in the order of the GEMM. Pools of f16, int8 and e4m3: a tile is first dequantised to f32
+ * (kv_rows.h).
+ * Thread: engine, compute pool. */
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +22,7 @@ static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
 static bool is_naive(const struct attn_args *a) { return a->k_up != NULL; }
 
-/* The loops read these as they lie. */
+/* The micro-kernels read these types in place. */
 static bool is_read_in_place(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_BF16; }
 
 struct kv_block_offsets attention_kv_block_offsets(const struct kv_layer *kv)
@@ -88,7 +86,7 @@ static const float *query(const struct attn_tile_loop *w, int32_t i)
            ((size_t)row * (size_t)w->a->n_heads + (size_t)attention_query_head(w, i)) * w->q_dim;
 }
 
-/* Queries side by side; where they lie evenly spaced already, they stay where they are. */
+/* Gathers queries with a constant stride; those that have one already stay in place. */
 static void gather_queries(struct attn_tile_loop *w, float **scratch)
 {
     if (w->group == 1 || w->group == w->a->n_heads) {
@@ -112,7 +110,7 @@ static void round_queries(struct attn_tile_loop *w, float **scratch)
     w->q_bf16 = q;
 }
 
-/* Keys and values need no place of their own where they are used straight from the cache. */
+/* Whether keys and values are used straight from the pool. */
 static bool is_skinny(const struct attn_tile_loop *w, int32_t n_pairs)
 {
     return n_pairs <= ATTN_SKINNY_PAIRS && !is_naive(w->a);
@@ -168,8 +166,8 @@ static void find_rows(const struct attn_tile_loop *w, const char *rows[ATTN_TILE
 
 enum { PREFETCH_PER_STEP = 16 };
 
-/* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they
- * lie in pieces too short for the processor to see where they lead. */
+/* A tile's rows in the pool, and those of the next tile, which are prefetched meanwhile: they are
+ * too short for the hardware prefetcher. */
 struct attn_kv_tile {
     const char *at[ATTN_TILE], *next_at[ATTN_TILE];
     struct kv_row_ptrs keys, values, next;
@@ -177,7 +175,7 @@ struct attn_kv_tile {
     int32_t begin, n_keys, n_next;
 };
 
-/* Keys [from, to) of the next tile. */
+/* Prefetches keys [from, to) of the next tile. */
 static void prefetch_next(const struct attn_tile_loop *w, const struct attn_kv_tile *t,
                           int32_t from, int32_t to)
 {
@@ -188,7 +186,7 @@ static void prefetch_next(const struct attn_tile_loop *w, const struct attn_kv_t
         }
 }
 
-/* Key and value of a position as rows of f32. */
+/* Dequantises key and value of a position to rows of f32. */
 static void upconvert_row(const struct attn_tile_loop *w, size_t pos, float *key, float *value)
 {
     const struct kv_layer *kv = &w->a->kv;
@@ -203,7 +201,7 @@ static void upconvert_row(const struct attn_tile_loop *w, size_t pos, float *key
     kv_row_load(kv->dtype, block + i * p->row, scales + i * p->scale, value, dim);
 }
 
-/* The tile is what was widened from now on, and that is near: the loops have nothing to bring. */
+/* Replaces the tile by its dequantised copy, which is cached: nothing needs prefetching. */
 static void upconvert_tile(const struct attn_tile_loop *w, struct attn_kv_tile *t)
 {
     size_t dim = (size_t)w->a->kv.head_dim;
@@ -230,7 +228,7 @@ static void find_tile(const struct attn_tile_loop *w, struct attn_kv_tile *t, in
     };
     find_rows(w, t->at, begin, n_keys);
     find_rows(next, t->next_at, next_begin, t->n_next);
-    /* so that there is always something to name */
+    /* there is always an address to prefetch */
     for (int32_t j = t->n_next; j < n_keys; j++) t->next_at[j] = t->at[j];
     t->keys = (struct kv_row_ptrs){ t->at, 0 };
     t->values = (struct kv_row_ptrs){ t->at, w->v_offset };
@@ -269,7 +267,7 @@ static void expand_tile(const struct attn_tile_loop *w, const char *const *rows,
         expanded[j] = (const char *)(w->rows + j * EXPANDED_ROW);
     }
     expand(w, w->rows, k_up, n_keys);
-    for (size_t j = 0; j < n_keys; j++) /* over the lanes that fill up the last panel */
+    for (size_t j = 0; j < n_keys; j++) /* over the padding lanes of the last panel */
         memcpy(w->rows + j * EXPANDED_ROW + k_up->n_out, w->latent + j * dim + rank,
                (dim - rank) * sizeof(float));
     w->kernels->load_keys(w->keys, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys,
@@ -296,14 +294,13 @@ static void load_tile(const struct attn_tile_loop *w, const struct attn_kv_tile 
 
 /* ---- pairs ---- */
 
-/* Weights of pairs [i, i + n), which all see n_keys of the tile, from their scores; their sums so
- * far, and the values. */
+/* Softmax and P*V of pairs [i, i + n), which all attend to n_keys of the tile. */
 static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny,
                       int32_t i, int32_t n, float *scores, int32_t n_keys)
 {
     const struct attn_args *a = w->a;
     float *o = w->o + (size_t)i * w->v_stride;
-    /* a segment's sums begin from 0 */
+    /* a segment's sums begin with 0 */
     const float *rescale = t->begin % ATTN_SEGMENT == 0 ? NULL : w->rescale + i;
     w->kernels->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i,
                                w->rescale + i);
@@ -315,7 +312,8 @@ static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile 
                              ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, rescale);
 }
 
-/* Pairs [low, high) whose scores are there: those that see equally many keys go together. */
+/* Adds the tile to pairs [low, high), whose scores are computed; pairs with equally many keys go
+ * together. */
 static void add_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny,
                      int32_t low, int32_t high)
 {
@@ -327,7 +325,7 @@ static void add_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *
     }
 }
 
-/* The first pair that sees position `pos`. */
+/* The first pair that attends to position `pos`. */
 static int32_t first_pair(const struct attn_tile_loop *w, int32_t pos)
 {
     int32_t rows = pos - w->seq->pos_begin;
@@ -336,7 +334,7 @@ static int32_t first_pair(const struct attn_tile_loop *w, int32_t pos)
     return pair < 0 ? 0 : pair < w->n_pairs ? (int32_t)pair : w->n_pairs;
 }
 
-/* Scores of pairs [low, n_pairs), few of them, from keys as they lie in the cache. */
+/* Scores of few pairs, [low, n_pairs), from keys in the pool. */
 static void score_skinny(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low)
 {
     size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
@@ -348,7 +346,7 @@ static void score_skinny(const struct attn_tile_loop *w, const struct attn_kv_ti
                                   t->dtype, (size_t)t->n_keys, w->q_dim);
 }
 
-/* The same of pairs [low, high), from the keys that load_tile put in order. */
+/* Scores of pairs [low, high), from the keys that load_tile has arranged. */
 static void score_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low,
                        int32_t high)
 {

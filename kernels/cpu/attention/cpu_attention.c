@@ -1,21 +1,13 @@
-/* cpu_attention.c - the two slots that touch the KV pool: what appending stores, and how attention
- * is split.
+/* cpu_attention.c - the two ops on the KV pool: what appending stores, and how attention is split.
  *
- * A work item is one sequence, one head of the cache (of the queries, where MLA's naive form
- * expands each its own) and a run of (query row, head) pairs; attention_tile_loop.c takes it
- * through the tiles of a segment. Every segment of ATTN_SEGMENT positions is an online softmax of
- * its own with result (m, l, o): the largest score, the sum of exp(score - m), the sum of exp(score
- * - m) v. A pair's result is the merging of its segments in ascending order, begun with the first
- * one's (M, L, O) = (m, l, o):
- *     T = max(M, m); a = exp(M - T); b = exp(m - T); L = fmaf(l, b, L * a); O = fmaf(o, b, O * a);
- *     M = T
- * and at the end O * (1 / L). So it depends on the pair's own keys alone, and segments may be
- * computed by anyone in any order.
- *
- * Whole items (the usual case) take their segments one after another and merge as they go. When
- * there are too few items to give every thread its share - few sequences, long contexts - items are
- * single segments: their results wait in cpu_ctx.attn, as many segments at a time as it holds, and are
- * merged in a second pass. Both ways compute the same. Thread: engine, pool. */
+ * A work item is one sequence, one KV head (one query head in naive MLA) and a run of (query row,
+ * head) pairs; attention_tile_loop.c takes it through the tiles of a segment. Every segment of
+ * ATTN_SEGMENT positions is an online softmax with result (m, l, o); a pair's result merges its
+ * segments in ascending order (merge, below). So it depends only on the pair's own keys, and
+ * segments may be computed by any thread in any order. Whole items (the usual case) merge their
+ * segments as they go. If there are too few items for the threads, items are single segments: their
+ * results wait in cpu_ctx.attn, as many segments at a time as fit, and are merged in a second pass,
+ * with the same result. Thread: engine, compute pool. */
 #include <math.h>
 #include <string.h>
 
@@ -26,14 +18,14 @@
 
 enum {
     SEQS_PER_CALL = 2048,       /* sequences whose first items are in the work table at a time */
-    ITEMS_PER_THREAD = 4,       /* enough pieces that a thread which comes late costs little */
+    ITEMS_PER_THREAD = 4,       /* enough items that a late thread costs little */
     PAIRS_MIN = 8,              /* fewer would load a tile for too little work */
     PARTIAL_HEADER_FLOATS = 16, /* floats before a part's sums: m, l */
     PAIRS_PER_MERGE = 16,
     MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
     APPEND_ALONE_FLOATS = 1 << 14,
-    APPEND_PREFETCH_ROWS = 2, /* rows of a sequence whose places are asked for; further
-                               * ones of a prompt follow them in memory */
+    APPEND_PREFETCH_ROWS = 2, /* rows of a sequence that are prefetched; a prompt's further
+                               * rows follow in memory */
     SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
     PARTIALS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PARTIAL_HEADER_FLOATS)
 };
@@ -71,8 +63,8 @@ static int32_t find_in(const int32_t *begin, int32_t n, int32_t at)
 
 /* ---- appending ---- */
 
-/* Where the first head of a row of the batch lies in the pool, and its scale; heads are `stride`
- * rows apart, values `part` rows behind keys. */
+/* The first head of a row of the batch in the pool, and its scale; heads are `stride` rows apart,
+ * values `part` rows after keys. */
 struct kv_slot {
     char *at, *scale;
     size_t stride, part;
@@ -94,7 +86,7 @@ static struct kv_slot kv_slot_of(const struct kv_layer *kv, const struct attn_se
     return p;
 }
 
-/* The row `i` rows behind the place. */
+/* Appends the row `i` rows after the slot. */
 static void append_row(const struct kv_layer *kv, const struct kv_slot *p, size_t i,
                        const float *src)
 {
@@ -102,8 +94,7 @@ static void append_row(const struct kv_layer *kv, const struct kv_slot *p, size_
                  (size_t)kv->head_dim);
 }
 
-/* Asks for the lines that a sequence's first rows go to: without that each store waits for its
- * own. */
+/* Prefetches the lines of a sequence's first rows: otherwise each store waits for its line. */
 static void prefetch_rows(const struct kv_append_args *a, const struct attn_seq *seq)
 {
     for (int32_t i = 0; i < seq->n_q && i < APPEND_PREFETCH_ROWS; i++) {
@@ -168,7 +159,9 @@ static size_t out_offset(const struct attn_args *a, int32_t row, int32_t head)
     return ((size_t)row * (size_t)a->n_heads + (size_t)head) * (size_t)a->v_dim;
 }
 
-/* One more segment into (M, L, O); see above. */
+/* Merges one more segment (m, l, o) into (M, L, O); the first one sets it:
+ *     T = max(M, m); a = exp(M - T); b = exp(m - T); L = fmaf(l, b, L * a); O = fmaf(o, b, O * a);
+ *     M = T, and at the end O * (1 / L). */
 static void merge(const struct cpu_microkernels *kernels, bool first, float *o_all, float *m_all,
                   float *l_all, const float *o, float m, float l, size_t n)
 {
@@ -187,8 +180,7 @@ static void merge(const struct cpu_microkernels *kernels, bool first, float *o_a
 
 struct attn_item {
     struct attn_tile_loop loops[ATTN_HEADS_PER_ITEM];
-    int32_t n_heads, seq, segment; /* split: the first segment of this wave that it
-                                    * computes */
+    int32_t n_heads, seq, segment; /* split: its first segment of this wave */
 };
 
 /* Items are numbered by sequence, run, segments, heads. */
@@ -233,8 +225,8 @@ static void whole_item(void *arg, int index, int thread)
     struct attn_item it;
     float m[ITEM_PAIRS], l[ITEM_PAIRS];
     size_t n = (size_t)job->a->v_dim;
-    init_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt, which see the
-                                                            * most, first */
+    init_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt first, which
+                                                            * attend to most */
     int32_t n_pairs = it.loops[0].n_pairs, last = (it.loops[0].n_keys - 1) / ATTN_SEGMENT;
     for (int32_t segment = 0; segment <= last; segment++) {
         int32_t first = attention_tile_loop_segment(it.loops, it.n_heads, segment);
@@ -259,7 +251,7 @@ static float *partial_of(const struct attn_job *job, int32_t pair, int32_t segme
            ((size_t)pair * (size_t)job->n_segments + (size_t)segment) * job->partial_stride;
 }
 
-/* The results of one segment to where merge_pair finds them. */
+/* Stores the results of one segment for merge_pair. */
 static void store_partial(const struct attn_job *job, const struct attn_tile_loop *w, int32_t seq,
                           int32_t segment, int32_t first)
 {

@@ -1,18 +1,12 @@
-/* act_quant.h - inputs of matrix products rounded for the FAST arithmetic: two int8 terms with one
- * scale per 32 k's, or bf16.
+/* act_quant.h - inputs of GEMMs quantised for the FAST arithmetic: two int8 terms with one scale
+ * per 32 k, or bf16. docs/kernels.md, "GEMM on the CPU", has the formulas and their error.
  *
- * int8: for each block of 32 values (the last is filled up with zeros) a = max |x|, s = a / 16256
- * in f32, and x * (16256 / a) rounded to nearest even is 128 * high + low with |high| <= 127 and
- * -64 <= low < 64. One term alone would be GGUF's Q8_0; measured on a real model
- * (docs/performance.md) it moves log-probabilities by 0.07 on average, two terms by less than the
- * bf16 of the KV cache does, at 1.6 times the integer work of many rows and none more of one row,
- * which waits for memory. A block that holds an infinity or a NaN has s = NaN: it never passes for
- * numbers. All zero, or a below ACT_ABSMAX_MIN (where 16256 / a would be infinite): s = 0 and terms
- * 0; terms 0 beside s = NaN too. `sum` adds up the 15-bit numbers of each half, for forms whose
- * stored numbers are offset; `ssum` is (float)(sum[0] + sum[1]) * s, what m of a group of 32 is
- * multiplied by: once per row and block instead of once per panel. Such rows lie in cpu_ctx.acts
- * during one matmul call, or, as ready rows (kernels.h), where the caller wants them until the
- * product that they were made for. Thread: engine, pool. */
+ * `sum` adds up the 15-bit numbers of each half, for layouts whose stored numbers have a zero
+ * point; `ssum` is (float)(sum[0] + sum[1]) * s, which m of a group of 32 is multiplied by: once
+ * per row and block instead of once per panel. Quantised rows lie in cpu_ctx.acts during one matmul
+ * call, or, if the caller passes them on to the next GEMM (kernels.h, x_prequantized), in the
+ * caller's memory.
+ * Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MATMUL_ACT_QUANT_H
 #define BATON_KERNELS_CPU_MATMUL_ACT_QUANT_H
 

@@ -1,5 +1,5 @@
-/* act_quant_avx2.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines, on 8
- * lanes; and integer panels unpacked for tile_int. Thread: engine, pool. */
+/* act_quant_avx2.c - quantises inputs to two int8 terms in blocks of 32, as act_quant.h defines, on
+ * 8 lanes; and unpacks integer panels for tile_int. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 

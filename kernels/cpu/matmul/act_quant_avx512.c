@@ -1,5 +1,5 @@
-/* act_quant_avx512.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines;
- * and integer panels unpacked for tile_int. Thread: engine, pool. */
+/* act_quant_avx512.c - quantises inputs to two int8 terms in blocks of 32, as act_quant.h defines;
+ * and unpacks integer panels for tile_int. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
 

@@ -1,11 +1,10 @@
-/* amx_bf16.c - bf16 products on tiles: one tdpbf16ps multiplies up to 16 rows of 32 inputs by 32
- * k's of a panel.
+/* amx_bf16.c - bf16 GEMM on AMX tiles: one tdpbf16ps multiplies up to 16 rows of 32 inputs by 32 k
+ * of a panel.
  *
- * A tile adds up its even and its odd k's apart, unlike vdpbf16ps: so few rows go through tiles
- * too, which are then as low as the rows are many, and a row gets the same bits whatever it is
- * computed with. Steps are of 32 k's from 0 on; those past the end are zero in the inputs
- * (act_quant.h) and taken from a copy of the weights. The configuration is set and released by
- * every call. Thread: engine, pool. */
+ * A tile accumulates even and odd k separately, so few rows use tiles too, and a row gets the same
+ * bits whatever it is computed with. Steps have 32 k from 0 on; past the end the inputs are zero
+ * (act_quant.h) and the weights come from a padded copy. Every call sets and releases the tile
+ * configuration. Thread: engine, compute pool. */
 #include <immintrin.h>
 #include <string.h>
 

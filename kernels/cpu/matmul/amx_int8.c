@@ -1,12 +1,11 @@
-/* amx_int8.c - int chains of many rows on tiles: one tdpbsud multiplies one term of 16 rows of 32
- * inputs by 32 k's of a panel.
+/* amx_int8.c - integer GEMM of many rows on AMX tiles: one tdpbsud multiplies one term of 16 rows
+ * of 32 inputs by 32 k of a panel.
  *
- * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, which is how tiles
- * want them; both are loaded where they lie. The sums of a block are stored and carried into the
- * chains on vector lanes, which is most of the time. Integer sums are exact, so rows that do not
- * fill a tile, and layouts whose groups have 16 k's, take the loops of int_vnni.c and get the same
- * bits. The tile configuration is set and released by every call: nothing is left in the thread.
- * Thread: engine, pool. */
+ * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, as tiles need them;
+ * both are loaded in place. The sums of a block are stored and accumulated in f32 on vector lanes,
+ * which takes most of the time. Rows that do not fill a tile, and layouts with groups of 16 k, take
+ * the micro-kernels of int_vnni.c, with the same bits. Every call sets and releases the tile
+ * configuration. Thread: engine, compute pool. */
 #include <string.h>
 
 #include "kernels/cpu/matmul/int_accumulate_avx512.h"

@@ -1,10 +1,6 @@
-/* bf16_avx512.c - products of bf16 pairs on vdpbf16ps: two neighbouring k's of 16 outputs by two
- * inputs broadcast to all lanes.
- *
- * Two such instructions start per cycle and each takes six: gemv reads one panel after the other,
- * as one stream of memory, whose single chain per row keeps up with what a core reads; tiles hold
- * two panels by eight rows. F8 becomes bf16 exactly, in registers for few rows and once per 128 k's
- * for many. Thread: engine, pool. */
+/* bf16_avx512.c - bf16 GEMM on vdpbf16ps: two neighbouring k of 16 outputs by two inputs broadcast
+ * to all lanes. docs/kernels.md has the throughput reasoning. F8 is converted to bf16 exactly, in
+ * registers for few rows and once per 128 k for many. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/f8_to_bf16_avx512.h"
 #include "kernels/cpu/microkernels_vnni.h"
 

@@ -1,13 +1,13 @@
-/* cpu_matmul.c - the matmul slot of the cpu rows: how a call is split over the compute pool, and
- * which loops take its products.
+/* cpu_matmul.c - the op matmul of the CPU backends: how a call is split over the compute pool, and
+ * which micro-kernels compute it.
  *
- * A call runs in two steps. First the inputs that are not used as they are are made ready
- * (matmul_inputs.c). Then the work items of all jobs run as one list: an item is a range of panels
- * of one job and at most GEMM_ROWS of its rows; on hosts with several memory nodes the list goes
- * node by node, so that each reads the panels that it wrote. Few rows go through gemv, which reads
- * the packed weights directly; many rows share a widening of GEMM_K k's that stays in the
- * first-level cache. Both carry the same chains, whose sums matmul_epilogue.c takes to where they
- * go. Thread: engine, pool. */
+ * A call has two steps. First inputs are prepared (matmul_inputs.c). Then the work items of all
+ * jobs run as one list: an item is a range of panels of one job and at most GEMM_ROWS of its rows;
+ * on NUMA hosts the list is ordered by node, so that each node reads the panels that it wrote. Few
+ * rows use gemv, which reads the packed weights directly; many rows share the dequantisation of
+ * GEMM_K k, which stays in the L1 cache. Both accumulate in the same order; matmul_epilogue.c
+ * stores the sums.
+ * Thread: engine, compute pool. */
 #include <string.h>
 
 #include "kernels/cpu/matmul/matmul_job.h"

@@ -1,10 +1,10 @@
-/* f32_avx2.c - f32 chains on 8 lanes: matrix times one row (gemv) and times many (widen, tile). A
- * panel is two registers of outputs.
+/* f32_avx2.c - f32 GEMM on 8 lanes: matrix times one row (gemv) and times many (dequantise, tile).
+ * A panel is two registers of outputs.
  *
- * Every accumulator is one chain over k, and a multiply-add takes four cycles: speed comes from
- * many chains. F32 needs no second panel to keep up with memory, 16-bit layouts two side by side;
- * all others are widened 32 k's at a time, four panels side by side. Tiles hold six rows of one
- * panel. Thread: engine, pool. */
+ * Every accumulator runs over k in order, and a multiply-add takes four cycles, so speed needs many
+ * accumulators. F32 needs no second panel to keep up with memory, 16-bit layouts two; all others
+ * are dequantised 32 k at a time, four panels in parallel. Tiles hold six rows of one panel.
+ * Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/dequantize_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 

@@ -1,5 +1,5 @@
-/* f8_to_bf16_avx512.h - e4m3 to bf16, exactly, on 32 lanes of 16 bits. Only for files built with
- * AVX-512. */
+/* f8_to_bf16_avx512.h - converts e4m3 to bf16, exactly, on 32 lanes of 16 bits. Only for files
+ * built with AVX-512. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_F8_TO_BF16_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_F8_TO_BF16_AVX512_H
 

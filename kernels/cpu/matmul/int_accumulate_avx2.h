@@ -1,6 +1,6 @@
-/* int_accumulate_avx2.h - int chains on 8 lanes: a panel is two halves of 8 outputs, and half h of
- * its words, scales and chains goes through here. `layout`, `part` and the like are constants at
- * every call. Only for files built with AVX2. */
+/* int_accumulate_avx2.h - integer accumulation on 8 lanes: a panel is two halves of 8 outputs;
+ * these functions handle half h of its words, scales and sums. `layout`, `part` and similar
+ * arguments are constants at every call. Only for files built with AVX2. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX2_H
 #define BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX2_H
 

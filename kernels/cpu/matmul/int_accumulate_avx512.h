@@ -1,6 +1,6 @@
-/* int_accumulate_avx512.h - int chains on 16 lanes, the integer products apart: sums of inputs, the
- * step from a group's integer sum to the chain, and what a tile is given. Only for files built with
- * AVX-512. */
+/* int_accumulate_avx512.h - integer accumulation on 16 lanes, without the integer products: sums of
+ * inputs, the step from a group's integer sum to the f32 sum, and a tile's arguments. Only for
+ * files built with AVX-512. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX512_H
 

@@ -1,12 +1,7 @@
-/* int_avx2.c - int chains on 8 lanes: vpmaddubsw multiplies unsigned by signed bytes and adds
- * neighbours in 16 bits, where a sum that does not fit would be cut off. Two ways keep every sum
- * exact:
- *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16
- *            bits and widened once.
- *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each
- *            sum is widened at once.
- * gemv_int takes one row by both halves of a panel, so that memory is one stream, or four rows by
- * one half at a time; tile_int the latter. Thread: engine, pool. */
+/* int_avx2.c - integer GEMM on 8 lanes by vpmaddubsw, which multiplies unsigned by signed bytes and
+ * adds neighbours in 16 bits, saturating. docs/kernels.md says how nibbles and bytes keep every sum
+ * exact. gemv_int takes one row by both halves of a panel, so that memory is one stream, or four
+ * rows by one half at a time; tile_int the latter. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 

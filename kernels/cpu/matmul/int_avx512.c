@@ -1,11 +1,6 @@
-/* int_avx512.c - int chains on 16 lanes without vpdpbusd: vpmaddubsw multiplies unsigned by signed
- * bytes and adds neighbours in 16 bits, where a sum that does not fit would be cut off. Two ways
- * keep every sum exact:
- *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16
- *            bits and widened once.
- *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each
- *            sum is widened at once.
- * Otherwise as int_vnni.c. Thread: engine, pool. */
+/* int_avx512.c - integer GEMM on 16 lanes without vpdpbusd, by vpmaddubsw, which multiplies
+ * unsigned by signed bytes and adds neighbours in 16 bits, saturating. docs/kernels.md says how
+ * nibbles and bytes keep every sum exact. Otherwise as int_vnni.c. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
 

@@ -1,9 +1,8 @@
-/* int_blocks.h - where the integers of a block of 32 k's lie in a panel, for loops that are
+/* int_blocks.h - where the integers of a block of 32 k lie in a panel, for micro-kernels that are
  * compiled once per layout.
  *
- * `layout` is a constant at every call; block_kind tells what of weight_layout_info the code of a
- * layout depends on, so that layouts that differ only in where their words come from share one
- * tile. Thread: any. */
+ * `layout` is a constant at every call. block_kind has what the code depends on, so that layouts
+ * which differ only in the place of their words share one tile. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_H
 #define BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_H
 

@@ -1,8 +1,6 @@
-/* int_blocks_avx512.h - packed integers in 16 lanes: the words and the scales of one block of 32
- * k's of a panel, whatever the layout.
- *
- * `layout` is a constant wherever these are called, so each caller is left with the few
- * instructions of its own layout. Only for files built with AVX-512. */
+/* int_blocks_avx512.h - packed integers in 16 lanes: the words and the scales of one block of 32 k
+ * of a panel, for any layout. `layout` is a constant at every call, so each caller is left with the
+ * few instructions of its layout. Only for files built with AVX-512. Thread: any. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_AVX512_H
 

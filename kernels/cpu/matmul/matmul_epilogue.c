@@ -1,8 +1,8 @@
-/* matmul_epilogue.c - chain sums to where a product's results go.
+/* matmul_epilogue.c - stores a GEMM's sums.
  *
- * A block is some panels of some rows, so each row gets one or two cache lines, rows far apart:
- * their lines are asked for ahead, and SwiGLU's results are rounded here for the product that takes
- * them, which halves the lines and spares it a pass over them. Thread: engine, pool. */
+ * A block is some panels of some rows, so each row gets one or two cache lines and rows are far
+ * apart: their lines are prefetched. SwiGLU's results are quantised here for the next GEMM, which
+ * halves the lines and saves a pass. Thread: engine, compute pool. */
 #include <string.h>
 
 #include "kernels/cpu/matmul/matmul_job.h"

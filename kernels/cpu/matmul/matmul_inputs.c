@@ -1,9 +1,9 @@
-/* matmul_inputs.c - the inputs of a matmul call: each distinct one is written to cpu_ctx.acts once, as
- * its products take it.
+/* matmul_inputs.c - prepares the inputs of a matmul call: each distinct one is written once to
+ * cpu_ctx.acts, as its GEMMs take it.
  *
- * A row is normalised while it is rounded, a few cache lines at a time, so that nothing but the
- * result goes through memory. Inputs that are used as they are (f32, neither gathered nor
- * normalised; rows a product before left ready) stay where they lie. Thread: engine, pool. */
+ * A row is normalised while it is quantised, a few cache lines at a time, so that only the result
+ * goes through memory. Inputs that need no preparation (f32, neither gathered nor normalised;
+ * prequantised rows) stay where they are. Thread: engine, compute pool. */
 #include <string.h>
 
 #include "kernels/cpu/matmul/matmul_job.h"

@@ -1,13 +1,11 @@
-/* matmul_job.h - one product of a matmul call on its way through the cpu rows, and the two ends of
- * it.
+/* matmul_job.h - one GEMM of a matmul call in the CPU backends, and the steps before and after it.
  *
- *   matmul_inputs.c    x as the product takes it: normalised, gathered, rounded
- *   cpu_matmul.c       how a call is split, and the chains
- *   matmul_epilogue.c   chain sums to y: bias, y += .., SwiGLU, rounded for the product that
- *                       follows
+ *   matmul_inputs.c    x as the GEMM takes it: normalised, gathered, quantised
+ *   cpu_matmul.c       how a call is split, and the micro-kernels
+ *   matmul_epilogue.c  sums to y: bias, y += .., SwiGLU, quantised for the next GEMM
  *
- * Everything lives for one matmul call, in tables at the head of cpu_ctx.acts. Thread: engine,
- * pool. */
+ * Everything lives for one matmul call, in tables at the begin of cpu_ctx.acts.
+ * Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
 #define BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
 

@@ -1,8 +1,5 @@
-/* weight_layout.c - what packed matrices hold: sizes, and reading them back. weight_layout_pack.c
- * writes them.
- *
- * Life cycle of a weight: weight_layout_pack maps its memory, weight_layout_release unmaps it.
- * Thread: any (packed matrices are only read). */
+/* weight_layout.c - the content of packed matrices: sizes, and reading elements back.
+ * weight_layout_pack.c writes them. Thread: any (packed matrices are only read). */
 #include "kernels/cpu/weights/weight_layout.h"
 
 #include <string.h>
@@ -44,7 +41,7 @@ size_t weight_layout_panel_bytes(int layout, size_t n_in)
     size_t tail = 0;
     if (layout == LAYOUT_C8 || layout == LAYOUT_C4) tail = PANEL * sizeof(float);
     if (layout == LAYOUT_F8) tail = (n_in + F8_BLOCK - 1) / F8_BLOCK * sizeof(float);
-    /* so that panels of words begin on cache lines */
+    /* panels of words begin on cache lines */
     return weight_layout_tail_at(layout, n_in) + (tail + LINE - 1) / LINE * LINE;
 }
 
@@ -86,7 +83,7 @@ static uint32_t word_at(const char *array, size_t i)
     return w;
 }
 
-/* Words of the 32 k's around k; with a lane they give its element i. */
+/* Words of the 32 k around k. */
 static const char *words_of(const struct panel_lane *l, size_t k)
 {
     size_t bytes = BLOCK_K * PANEL * (size_t)l->info->bits / 8;
@@ -99,8 +96,8 @@ static inline int stored_q(const struct panel_lane *l, const char *words, size_t
     return (int)(word_at(words, i / 8 * PANEL + l->i) >> (i % 4 * 8 + i / 4 % 2 * 4) & 15);
 }
 
-/* d and m of the group that k is in. -(0 * 0) is -0, which changes no sum: types that share a
- * layout and have no offset stay exact. */
+/* d and m of the group of k. -(0 * 0) is -0, which changes no sum, so types that share a layout and
+ * have no offset stay exact. */
 static void scales_of(const struct panel_lane *l, size_t k, float *d, float *m)
 {
     const char *block = l->panel + k / l->at->k * l->at->bytes;

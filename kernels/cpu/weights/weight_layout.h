@@ -1,35 +1,10 @@
 /* weight_layout.h - packed layouts of a matrix: panels of 16 outputs, so that vector lanes run over
- * outputs.
+ * outputs. The table of layouts is below.
  *
- * Panel i holds outputs 16i .. 16i+15 (those past n_out are zero) for all k, and lies at data + i *
- * weight_layout_panel_bytes. A lane adds up one output alone, k ascending: no reduction across
- * lanes, and all instruction sets share one packed layout and one result.
- *
- *   F32    [n_in][16] f32
- *   F16    [ceil(n_in/2)][16] pairs of u16: k even in the low half, k odd in the high half
- *   BF16   the same
- *   F8     [ceil(n_in/4)][16][4] bytes of e4m3, k = 4i + b in byte b; behind them f32 scales
- *          [ceil(n_in/128)]
- *   I8, U4, U4M, K8, K4, S8, S4, C8, C4   integers: struct weight_layout_info says how their blocks
- *                                         lie and what a stored number means:
- *          w = d * (q - zero) + m, q unsigned, with one d (and m) per group of k's and output
- *     name  from                      q       zero  group  d                   m
- *     I8    Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
- *     I8M   Q5_1                      byte    0     32     f16                 f16
- *     U4    Q4_0                      nibble  8     32     f16                 -
- *     U4M   Q4_1                      nibble  0     32     f16                 f16
- *     K8    Q6_K                      byte    128   16     f16 * i8            -f16 * i8
- *     K4    Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * i8   (Q3_K: m = -4 d as i8 product)
- *     S8    Q5_K, IQ4_XS              byte    128   32     f16 * i8            -f16 * i8
- *     S4    Q4_K                      nibble  0     32     f16 * i8            -f16 * i8
- *     C8    wint8                     byte    128   n_in   f32 per output      -
- *     C4    wint4                     nibble  8     n_in   f32 per output      -
- *
- * Integer blocks hold 32 k's as `uint32_t q[n][16]`: word i of a byte layout has k = 4i + b in byte
- * b (8 words); word i of a nibble layout has k = 8i + b in the low and k = 8i + 4 + b in the high
- * nibble of byte b (4 words). So one word against four neighbouring inputs is what a dot-product
- * instruction wants, and the inputs keep their natural order. Thread: any (read only once
- * packed). */
+ * Panel i holds outputs 16i .. 16i+15 (those past n_out are zero) for all k, at data + i *
+ * weight_layout_panel_bytes. A lane accumulates one output, k ascending: there is no reduction
+ * across lanes, and all instruction sets share one layout and one result. Thread: any (read only
+ * once packed). */
 #ifndef BATON_KERNELS_CPU_WEIGHTS_WEIGHT_LAYOUT_H
 #define BATON_KERNELS_CPU_WEIGHTS_WEIGHT_LAYOUT_H
 
@@ -37,7 +12,33 @@
 
 enum { PANEL = 16, BLOCK_K = 32, SUPERBLOCK_K = 256 };
 
-/* X(name, ..) for each integer layout: what follows the name is handed on. */
+/* clang-format off: a table.
+ *
+ *   F32    [n_in][16] f32
+ *   F16    [ceil(n_in/2)][16] pairs of u16: k even in the low half, k odd in the high half
+ *   BF16   the same
+ *   F8     [ceil(n_in/4)][16][4] bytes of e4m3, k = 4i + b in byte b; then f32 scales
+ *          [ceil(n_in/128)]
+ *   integers: w = d * (q - zero) + m, q unsigned, with one d (and m) per group of k and output
+ *     name  from                      q       zero  group  d                   m
+ *     I8    Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
+ *     I8M   Q5_1                      byte    0     32     f16                 f16
+ *     U4    Q4_0                      nibble  8     32     f16                 -
+ *     U4M   Q4_1                      nibble  0     32     f16                 f16
+ *     K8    Q6_K                      byte    128   16     f16 * i8            -f16 * i8
+ *     K4    Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * i8   (Q3_K: m = -4 d)
+ *     S8    Q5_K, IQ4_XS              byte    128   32     f16 * i8            -f16 * i8
+ *     S4    Q4_K                      nibble  0     32     f16 * i8            -f16 * i8
+ *     C8    wint8                     byte    128   n_in   f32 per output      -
+ *     C4    wint4                     nibble  8     n_in   f32 per output      -
+ *
+ * Integer blocks hold 32 k as `uint32_t q[n][16]`: word i of a byte layout has k = 4i + b in byte b
+ * (8 words); word i of a nibble layout has k = 8i + b in the low and k = 8i + 4 + b in the high
+ * nibble of byte b (4 words). So one word matches four neighbouring inputs of a dot-product
+ * instruction, and the inputs keep their order. */
+/* clang-format on */
+
+/* X(name, ..) for each integer layout, with the arguments after the name passed on. */
 #define INTEGER_LAYOUTS(X, ...)                                                                    \
     X(I8, __VA_ARGS__)                                                                             \
     X(I8M, __VA_ARGS__)                                                                            \
@@ -79,11 +80,10 @@ struct block_k8 {
 };
 struct block_k4 {
     uint16_t d[PANEL], dmin[PANEL];
-    int8_t scale[16][PANEL], min[16][PANEL]; /* Q3_K's offset is 4 * scale, whose sign is that of
-                                              * scale */
+    int8_t scale[16][PANEL], min[16][PANEL]; /* Q3_K's offset is 4 * scale */
     uint32_t q[8][4][PANEL];
 };
-/* The same with 8 groups of 32: half the scales to apply. */
+/* The same with 8 groups of 32, so half as many scales. */
 struct block_s8 {
     uint16_t d[PANEL], dmin[PANEL];
     int8_t scale[8][PANEL], min[8][PANEL];
@@ -94,18 +94,18 @@ struct block_s4 {
     int8_t scale[8][PANEL], min[8][PANEL];
     uint32_t q[8][4][PANEL];
 };
-/* C8 and C4: the words of all k's (n_in rounded up to 32), then f32 scale[16]. */
+/* C8 and C4: the words of all k (n_in rounded up to 32), then f32 scale[16]. */
 
 struct weight_layout_info {
     const char *name;
     bool integer;
     int bits; /* of q: 8 or 4; integers only */
     int zero;
-    int group; /* k's that share d and m: 32, 16, or 0: the whole row */
+    int group; /* k that share d and m: 32, 16, or 0: the whole row */
     bool has_m;
 };
-/* Indexed by constants, in code that is compiled once per layout; by weight_layout_info
- * otherwise. */
+/* Indexed by constants in code that is compiled once per layout; elsewhere use
+ * weight_layout_info. */
 static const struct weight_layout_info LAYOUTS[LAYOUT_COUNT] = {
     [LAYOUT_F32] = { .name = "f32" },
     [LAYOUT_F16] = { .name = "f16" },
@@ -134,22 +134,22 @@ static const struct weight_layout_info LAYOUTS[LAYOUT_COUNT] = {
 };
 const struct weight_layout_info *weight_layout_info(int layout);
 
-/* Of one panel of n_in k's. */
+/* Bytes of one panel of n_in k. */
 size_t weight_layout_panel_bytes(int layout, size_t n_in);
-/* The layout that a type is packed to. */
+/* The layout that a type is packed into. */
 int weight_layout_of(enum dtype t, enum quantize q);
-/* One element as f32: the definition of what a packed matrix holds. */
+/* One element as f32: the definition of the content of a packed matrix. */
 float weight_layout_element(const struct weight *w, size_t i_panel, size_t k, size_t lane);
-/* One row of a packed matrix back to f32; dst [n_in]. */
+/* Dequantises one row of a packed matrix to f32; dst [n_in]. */
 void weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst);
-/* The weight slots of every cpu row. */
+/* The weight ops of every CPU backend. */
 enum status weight_layout_plan(const struct kernel_ctx *c, const struct weight_pack_args *a,
                                struct weight *out, struct err *err);
 void weight_layout_release(struct kernel_ctx *c, struct weight *w);
 enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_args *a,
                                struct weight *out, struct err *err);
 
-/* A paired matrix has as many panels for each of its two parts; gate panels are the even ones. */
+/* A paired matrix has equally many panels for gate (the even ones) and up. */
 static inline size_t panel_count(const struct weight *w)
 {
     return w->paired ? 2 * ((w->n_out / 2 + PANEL - 1) / PANEL) : (w->n_out + PANEL - 1) / PANEL;
@@ -164,19 +164,18 @@ static inline const void *panel_at(const struct weight *w, size_t i_panel, size_
 
 enum { UNPACK_K = 256 };
 
-/* UNPACK_K k's of one panel with bytes for q whatever the layout, and f32 scales. Group i is k's [i
- * * group, (i + 1) * group); C layouts have none and leave d and m alone (their scale follows the
- * chain: weight_layout_channel_scale). */
+/* UNPACK_K k of one panel with q in bytes for any layout, and f32 scales. Group i is k [i * group,
+ * (i + 1) * group); C layouts have none and do not set d and m (their scale multiplies the finished
+ * sum: weight_layout_channel_scale). */
 struct unpacked_panel {
     _Alignas(64) uint8_t q[UNPACK_K / 4][PANEL][4];
     float d[UNPACK_K / 16][PANEL], m[UNPACK_K / 16][PANEL];
-    /* Packed bytes that are likely widened next, which a tile may ask for meanwhile; 0 of them:
-     * none. */
+    /* Packed bytes that are probably unpacked next, which a tile may prefetch; 0 of them: none. */
     const char *next;
     size_t next_bytes;
 };
-/* k_begin a multiple of UNPACK_K, n_k of 32 (past n_in q is zero, and so is d). The plain C
- * definition; hot layouts have faster twins. */
+/* Unpacks k_begin, a multiple of UNPACK_K, and n_k, of 32 (past n_in q and d are zero). The plain C
+ * definition; the instruction sets have faster ones. */
 void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
                               size_t k_begin, size_t n_k);
 /* [16] factors of C layouts; NULL for others. */

@@ -1,5 +1,5 @@
-/* weight_layout_offsets.h - where the parts of packed blocks lie, as numbers: one table serves
- * writing (weight_layout_pack.c), reading (weight_layout.c) and the loops (int_blocks.h), for which
+/* weight_layout_offsets.h - offsets of the parts of packed blocks: one table serves writing
+ * (weight_layout_pack.c), reading (weight_layout.c) and the micro-kernels (int_blocks.h), for which
  * its numbers are constants. Thread: any. */
 #ifndef BATON_KERNELS_CPU_WEIGHTS_WEIGHT_LAYOUT_OFFSETS_H
 #define BATON_KERNELS_CPU_WEIGHTS_WEIGHT_LAYOUT_OFFSETS_H
@@ -7,9 +7,9 @@
 #include "kernels/cpu/weights/weight_layout.h"
 
 struct weight_layout_offsets {
-    size_t k, bytes;            /* of a block; a plain layout's block is one word of each lane */
-    size_t d, m, scale, min, q; /* offsets in a block of an integer layout; those a layout lacks
-                                 * are 0 */
+    size_t k, bytes;            /* of a block; a plain layout's block is one word per lane */
+    size_t d, m, scale, min, q; /* offsets in a block of an integer layout; 0 if a layout lacks
+                                 * it */
 };
 
 enum { LANE_WORDS = PANEL * 4 /* bytes of one word per lane */ };
@@ -39,8 +39,8 @@ static const struct weight_layout_offsets LAYOUT_OFFSETS[LAYOUT_COUNT] = {
 };
 #undef AT
 
-/* What follows the blocks of a panel: f32 scales of C layouts (one per lane) and F8 (one per
- * F8_BLOCK k's). */
+/* Offset of what follows the blocks of a panel: f32 scales of C layouts (one per lane) and F8 (one
+ * per F8_BLOCK k). */
 static inline size_t weight_layout_tail_at(int layout, size_t n_in)
 {
     return (n_in + LAYOUT_OFFSETS[layout].k - 1) / LAYOUT_OFFSETS[layout].k *

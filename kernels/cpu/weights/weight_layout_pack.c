@@ -1,13 +1,12 @@
-/* weight_layout_pack.c - checkpoint matrices to panels, once per matrix at load time.
+/* weight_layout_pack.c - packs checkpoint matrices into panels, once per matrix at load time.
  *
- * weight_layout_plan.c has checked the parts. weight_layout_pack maps the memory (zeroed: lanes
- * past n_out and k's past n_in are never written) and lets the pool take items of a few
- * neighbouring panels of one part. Each kind of source has its way (struct weight_packer); all of
- * them bring 16 rows into words side by side, a tile at a time, so that the source is read once and
- * nothing but the result is as large as the matrix. Quantising needs what is already there: a row
- * (wint8, wint4) or 128 rows by 128 k's (block_wise_fp8) are widened to f32 in scratch. Types that
- * hold less than 16 bits already are packed as they are, whatever `quantize` says. Thread: engine
- * (weight_layout_pack), pool (the ways). */
+ * weight_layout_plan.c has checked the parts. The pool takes items of a few neighbouring panels of
+ * one part. Each kind of source has a packer (struct weight_packer); all of them interleave 16 rows
+ * into words, a tile at a time, so that the source is read once and only the result is as large as
+ * the matrix. Lanes past n_out and k past n_in stay zero. Quantising needs a whole row (wint8,
+ * wint4) or 128 rows by 128 k (block_wise_fp8), which are dequantised to f32 in scratch. Types of
+ * less than 16 bits are packed as they are, whatever `quantize` says.
+ * Thread: engine (weight_layout_pack), compute pool (the packers). */
 #include <string.h>
 
 #include "kernels/cpu/weights/weight_layout_offsets.h"
@@ -20,7 +19,7 @@
 #include "shared/base/mem.h"
 
 enum {
-    TRANSPOSE_K = 128 /* k's of a transposed source turned at a time */,
+    TRANSPOSE_K = 128 /* k of a transposed source that are transposed at a time */,
     ITEM_PANELS = F8_BLOCK / PANEL,
     CHANNEL_PANELS = 2
 };
@@ -32,7 +31,7 @@ struct pack_item {
     const struct pack_job *job;
     const struct weight_src *src;
     size_t i_part, panel0, n_panels, row0, n_rows;
-    uint8_t *transposed; /* scratch: rows of a transposed or made-up source */
+    uint8_t *transposed; /* scratch: rows of a transposed or dummy source */
     float *f32;          /* ... as f32 */
     uint8_t *q;          /* ... quantised */
 };
@@ -69,7 +68,7 @@ static size_t lanes_in(const struct pack_item *item, size_t i)
     return min_size(PANEL, item->n_rows - i * PANEL);
 }
 
-/* Rows that do not lie in memory as they are wanted: they are put there, some k's at a time. */
+/* Whether rows must be copied to scratch first, some k at a time. */
 static bool needs_staging(const struct weight_src *s)
 {
     return s->transposed || weight_src_is_dummy(s);
@@ -88,7 +87,7 @@ static struct pack_rows dummy_rows(const struct pack_item *item, size_t k0, size
     return (struct pack_rows){ item->transposed, stride };
 }
 
-/* k0 .. k0 + n_k of the item's rows; a plain source. */
+/* The item's rows at k0 .. k0 + n_k; a plain source. */
 static struct pack_rows pack_rows_of(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const struct weight_src *s = item->src;
@@ -134,8 +133,8 @@ static void pack_words(const struct pack_item *item)
 
 /* ---- block types of GGUF ---- */
 
-/* Bytes below 16 to nibbles: of each eight, the first four are low and the others high halves. In
- * place. */
+/* Packs bytes below 16 into nibbles in place: of each eight, the first four become low and the
+ * others high halves. */
 static void pack_nibbles(uint8_t *q, size_t n)
 {
     for (size_t i = 0; i < n; i += 8) {
@@ -146,7 +145,7 @@ static void pack_nibbles(uint8_t *q, size_t n)
     }
 }
 
-/* Groups of 32 take the scales of their first half: both have the same. */
+/* Writes scales; groups of 32 take those of their first half, because both halves have the same. */
 static void write_scales(uint8_t *block, const struct weight_layout_offsets *at, size_t group,
                          const struct dtype_unpacked_block *ints, size_t n_lanes)
 {

@@ -1,5 +1,5 @@
-/* weight_layout_plan.c - what a matrix will be once packed: shapes alone, no element is looked at.
- * Thread: any. */
+/* weight_layout_plan.c - the layout, shape and size that a matrix will have once packed; reads no
+ * element. Thread: any. */
 #include "kernels/cpu/weights/weight_layout.h"
 #include "kernels/host/pages.h"
 #include "kernels/weight_src.h"

@@ -1,4 +1,4 @@
-/* weight_layout_transpose.c - transpositions with the unpack instructions that every x86-64 has:
+/* weight_layout_transpose.c - transpositions with the unpack instructions that every x86-64 has,
  * enough to keep up with memory. Thread: any. */
 #include "kernels/cpu/weights/weight_layout_transpose.h"
 
@@ -9,7 +9,7 @@ enum {
     QUAD = 4,
     OCTET = 8,
     LINE = 64,
-    PREFETCH_ROWS = 32 /* rows of a transposed source that are on their way from memory */
+    PREFETCH_ROWS = 32 /* rows of a transposed source being prefetched */
 };
 
 static inline __m128i load(const uint8_t *p)
@@ -18,7 +18,7 @@ static inline __m128i load(const uint8_t *p)
 }
 static inline void store(void *p, __m128i v) { _mm_storeu_si128((__m128i *)p, v); }
 
-/* Four rows of four words to four columns. */
+/* Transposes four rows of four words. */
 static inline void transpose_words(void *dst, size_t dst_stride, const uint8_t *src,
                                    size_t src_stride)
 {
@@ -33,7 +33,8 @@ static inline void transpose_words(void *dst, size_t dst_stride, const uint8_t *
     store(p + 3 * dst_stride, _mm_unpackhi_epi64(ab1, cd1));
 }
 
-/* Eight rows of eight halves: pairs, then pairs of pairs, then halves of rows. */
+/* Transposes eight rows of eight 16-bit elements: pairs, then pairs of pairs, then halves of
+ * rows. */
 static inline void transpose_halves(uint8_t *dst, size_t dst_stride, const uint8_t *src,
                                     size_t src_stride)
 {
@@ -86,8 +87,8 @@ static void transpose_scalar(uint8_t *dst, size_t dst_stride, const uint8_t *src
             memcpy(dst + i * dst_stride + k * size, src + k * src_stride + i * size, size);
 }
 
-/* A few cache lines of each of many rows: no processor guesses which come next. Past the end of the
- * matrix nothing happens. */
+/* Prefetches a few cache lines of each of many rows, which no hardware prefetcher predicts. Does
+ * nothing past the end of the matrix. */
 static void prefetch_rows(const uint8_t *row, size_t stride, size_t n_rows, size_t n_bytes)
 {
     for (size_t i = 0; i < n_rows; i++)
