@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char DEVICES[] = "/sys/class/infiniband"; /* Linux,
-                                                        * Documentation/ABI/stable/sysfs-class-infiniband */
+/* Linux, Documentation/ABI/stable/sysfs-class-infiniband */
+static const char DEVICES[] = "/sys/class/infiniband";
 
 static void only_any(struct ucx_devices *out)
 {

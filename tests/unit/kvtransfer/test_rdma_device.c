@@ -1,5 +1,5 @@
-/* test_rdma_device.c - which RDMA ports and GIDs are chosen, from tables written by hand; and the
- * list of this host's, where it has any. */
+/* test_rdma_device.c - the choice of RDMA ports and GIDs from tables written by hand, and the list
+ * of this host's ports, if it has any. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -46,7 +46,7 @@ static struct rdma_port port(const char *device, unsigned number, bool active, i
 }
 
 /* Two NUMA nodes with two 400 Gbit/s devices each, a 25 Gbit/s one with two ports of which the
- * second is down, an emulation. */
+ * second is down, and an emulated one. */
 static const char *chosen(const char *nics, int numa, enum status want, char text[512])
 {
     struct rdma_port ports[] = {
@@ -151,7 +151,7 @@ TEST(an_emulation_is_used_when_nothing_else_is_there_and_eight_rails_at_most)
         &(struct kvt_rdma_tuning){ .nics = "rxe0,rxe1,rxe2,rxe3,rxe4,rxe5,rxe6,rxe7,rxe8,rxe0" }, 0,
         &out, &err));
     CHECK_EQ_INT(out.n, RDMA_RAILS_MAX);
-    CHECK_EQ_INT(out.n_left_out, 1); /* rxe8; rxe0 is there already */
+    CHECK_EQ_INT(out.n_left_out, 1); /* rxe8; rxe0 is already listed */
     rdma_devices_release(&out);
 }
 
@@ -244,7 +244,7 @@ TEST(the_node_of_touched_memory_is_found)
     enum { BYTES = 1 << 20 };
     char *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(p != MAP_FAILED);
-    CHECK_EQ_INT(rdma_numa_node_of(p, BYTES), -1); /* not there yet */
+    CHECK_EQ_INT(rdma_numa_node_of(p, BYTES), -1); /* does not exist yet */
     memset(p, 1, BYTES);
     int node = rdma_numa_node_of(p, BYTES);
     munmap(p, BYTES);

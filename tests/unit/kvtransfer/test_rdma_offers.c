@@ -1,6 +1,6 @@
-/* test_rdma_offers.c - a receiver of the rdma row whose libibverbs is this file: every call can be
- * made to fail, everything it gave out is counted. Senders are control connections driven by hand.
- * What a sender's offer comes to must not touch the listener or other senders. */
+/* test_rdma_offers.c - a receiver of transport rdma with a fake libibverbs, defined here: each call
+ * can be made to fail, and live objects are counted. Senders are control connections driven by
+ * hand. The result of one sender's offer must not affect the listener or other senders. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -18,10 +18,10 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-/* ---- the library ---- */
+/* ---- the fake libibverbs ---- */
 
-static uint32_t calls, fail_at, n_live; /* calls that may fail; the one that does, 0: none; things
-                                         * given out and not taken back */
+/* Calls so far that may fail; the one that does (0: none); objects created and not destroyed. */
+static uint32_t calls, fail_at, n_live;
 static uint8_t init_port;
 static int n_domains, n_regions;
 
@@ -124,7 +124,7 @@ int ibv_query_port(struct ibv_context *c, uint8_t port, struct _compat_ibv_port_
     return 0;
 }
 
-/* ---- the connection manager: its requests are made by hand ---- */
+/* ---- the connection manager: requests are made by hand ---- */
 
 static struct ibv_device cm_device = { .name = "fake" };
 static struct ibv_context cm_context = { .device = &cm_device };
@@ -327,15 +327,15 @@ static void world_end(struct world *w)
     CHECK_EQ_INT(n_live, 0);
 }
 
-/* A request of the peer's queue pair `number` arrives over a port, with n bytes of private data. It
- * is taken by a later turn. */
+/* A request of the peer's queue pair `number` arrives over a port, with n bytes of private data.
+ * A later turn handles it. */
 static void arrive(const struct rdma_cm_request *call, uint32_t number, uint8_t port, size_t n)
 {
     static struct rdma_cm_event ev;
     static uint8_t data[56];
     uint64_t one = 1;
     uint32_t was = fail_at;
-    fail_at = 0; /* the id is made here */
+    fail_at = 0; /* the id is created here */
     ev = (struct rdma_cm_event){ .event = RDMA_CM_EVENT_CONNECT_REQUEST };
     CHECK_OK(rdma_create_id(NULL, &ev.id, NULL, RDMA_PS_TCP));
     calls--;
@@ -349,7 +349,7 @@ static void arrive(const struct rdma_cm_request *call, uint32_t number, uint8_t 
     CHECK(write(channel.fd, &one, sizeof one) == sizeof one);
 }
 
-/* True when it is accepted, and not rejected. */
+/* True if the request is accepted. */
 static bool ask(struct world *w, const struct rdma_cm_request *call, uint32_t number, uint8_t port,
                 size_t n)
 {
@@ -360,8 +360,8 @@ static bool ask(struct world *w, const struct rdma_cm_request *call, uint32_t nu
     return n_taken > taken;
 }
 
-/* With BATON_RDMA_CM: whoever lacks the token, or is not what was offered, is rejected; so is a
- * second one, and one after the rail is up. */
+/* With BATON_RDMA_CM: a request without the token, or of a queue pair that was not offered, is
+ * rejected; so is a second one, and one after the rail is up. */
 TEST(only_who_was_invited_may_connect)
 {
     struct world *w = world();
@@ -391,7 +391,7 @@ TEST(only_who_was_invited_may_connect)
     CHECK(!ask(w, &call, 1, 1, 56)); /* over another port */
     CHECK(!ask(w, &call, 1, 2, RDMA_CM_REQUEST_BYTES - 1));
     CHECK(ask(w, &call, 1, 2, 56));
-    CHECK(!ask(w, &call, 1, 2, 56)); /* it is connected */
+    CHECK(!ask(w, &call, 1, 2, 56)); /* already connected */
     CHECK_EQ_INT(s->n_accepted, 0);
     call.i_qp = 1;
     CHECK(ask(w, &call, 2, 2, RDMA_CM_REQUEST_BYTES));
@@ -403,7 +403,7 @@ TEST(only_who_was_invited_may_connect)
     world_end(w);
 }
 
-/* After call `fail_at` failed: a rail that is down is cleared by the next tick. */
+/* After call `fail_at` failed: the next tick clears a rail that is down. */
 static void nothing_is_left(struct world *w, uint32_t but)
 {
     for (uint64_t end = clock_ms() + 2000; n_live > but && clock_ms() < end;) turn(w);
@@ -411,8 +411,7 @@ static void nothing_is_left(struct world *w, uint32_t but)
         test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
 }
 
-/* Every failure was a refusal, the offer after them was taken, and the connection lived through it
- * all. */
+/* Each failure led to a refusal, the next offer was accepted, and the connection survived. */
 static void end_of_failures(struct world *w, struct sender *s)
 {
     CHECK_EQ_INT(s->n_refused, fail_at - 1);
@@ -422,8 +421,8 @@ static void end_of_failures(struct world *w, struct sender *s)
     world_end(w);
 }
 
-/* As without it: whatever fails once, the offer is refused, nothing but the listener is left, and
- * an offer after it is taken. */
+/* The same with the connection manager: after any failure the offer is refused, only the listener
+ * is left, and the next offer is accepted. */
 TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
 {
     struct world *w = world();
@@ -442,7 +441,7 @@ TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
             memcpy(call.token, s->invite.token, sizeof call.token);
             arrive(&call, i + 1, 2, RDMA_CM_REQUEST_BYTES);
             UNTIL(!request && (i == 0 || s->n_refused > refused || s->n_accepted));
-            /* it may be refused already */
+            /* may be refused already */
             for (uint64_t end = clock_ms() + 30;
                  i == 0 && s->n_refused == refused && clock_ms() < end;)
                 turn(w);
@@ -454,7 +453,7 @@ TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
     end_of_failures(w, s);
 }
 
-/* Both sides must agree. */
+/* Both sides must use the connection manager, or neither. */
 TEST(a_peer_that_sets_up_otherwise_is_refused)
 {
     struct world *w = world();
@@ -467,8 +466,8 @@ TEST(a_peer_that_sets_up_otherwise_is_refused)
     world_end(w);
 }
 
-/* Each call of the library fails once: the offer is refused, nothing is left behind, the connection
- * lives, and an offer after it is taken. */
+/* Each call of libibverbs fails once: the offer is refused, nothing leaks, the connection survives,
+ * and the next offer is accepted. */
 TEST(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing)
 {
     struct world *w = world();
@@ -485,7 +484,8 @@ TEST(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing)
     end_of_failures(w, s);
 }
 
-/* A sender's key is its own region in its own domain; both go with it, and nobody else's do. */
+/* A sender's key is a region of its own in a protection domain of its own. Both are freed with the
+ * sender; those of other senders stay. */
 TEST(a_sender_that_leaves_takes_nothing_of_the_others)
 {
     struct world *w = world();
@@ -504,7 +504,7 @@ TEST(a_sender_that_leaves_takes_nothing_of_the_others)
     CHECK_OK(kvt_rdma_ops.fence(w->down));
     kvt_rdma_ops.disconnect(w->down);
     CHECK_EQ_INT(n_live, of_one);
-    offer(w, b, 2); /* and goes on */
+    offer(w, b, 2); /* the other sender continues */
     CHECK_EQ_INT(b->n_accepted, 2);
     CHECK_EQ_INT(n_live, of_one);
     world_end(w);

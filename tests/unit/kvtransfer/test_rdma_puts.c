@@ -1,7 +1,7 @@
-/* test_rdma_puts.c - puts and rails over a card that is a page of code: it executes work requests
- * when told to, fails when told to, and refuses what does not fit its send queue. No device is
- * needed: what the row calls of libibverbs either goes through the context's table (posting,
- * polling) or is defined here (states of queue pairs, destroying). */
+/* test_rdma_puts.c - puts and rails over a simulated NIC: it executes or fails work requests on
+ * command and refuses what does not fit its send queue. No device is needed: the transport's calls
+ * of libibverbs either go through the context's table (posting, polling) or are defined here
+ * (states of queue pairs, destroying). */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -25,17 +25,16 @@ struct fake_nic {
     struct ibv_qp qp;
     struct ibv_cq cq;
     struct request queue[DEPTH];
-    uint32_t head, n, n_unknown; /* not executed; not known to the poster to be
-                                  * complete */
+    uint32_t head, n, n_unknown; /* n: not executed; n_unknown: the poster saw no completion */
     uint32_t room;               /* of the send queue; what does not fit is refused */
     struct ibv_wc wc[WCS];
     uint32_t n_wc;
-    uint32_t freed[WCS]; /* entries that this completion gives back */
+    uint32_t freed[WCS]; /* entries that this completion frees */
     uint32_t since_signal;
     bool in_error;
 };
 
-static bool stuck; /* queue pairs neither go into error nor away */
+static bool stuck; /* queue pairs can neither be moved to the error state nor destroyed */
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 {
@@ -87,8 +86,8 @@ static void complete(struct fake_nic *k, struct ibv_wc wc, uint32_t freed)
     k->wc[k->n_wc++] = wc;
 }
 
-/* Execute the oldest n requests; `st` is what the last of them comes to, signalled or not when it
- * is an error. */
+/* Executes the oldest n requests; `st` is the status of the last. An error completes even if it is
+ * not signalled. */
 static void execute(struct fake_nic *k, uint32_t n, enum ibv_wc_status st)
 {
     for (; n && k->n; n--, k->n--, k->head = (k->head + 1) % DEPTH) {
@@ -107,7 +106,7 @@ static void execute(struct fake_nic *k, uint32_t n, enum ibv_wc_status st)
     }
 }
 
-/* A connection that is UP over `n_rails` cards. */
+/* A connection that is UP over `n_rails` NICs. */
 struct world {
     struct fake_nic nics[2];
     struct rdma_transport *t;
@@ -163,7 +162,7 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
         r->n_qps = 1;
         r->send_wrs = DEPTH;
         r->max_sge = RDMA_SGE_MAX;
-        r->bytes_per_s = i ? 1 : 1000; /* the first is taken while it is up and has room */
+        r->bytes_per_s = i ? 1 : 1000; /* the first is preferred while it has room */
         r->qps[0] = (struct rdma_qp){
             .rail = r,
             .qp = &k->qp,
@@ -188,7 +187,7 @@ static void world_end(struct world *w)
     mem_free(w);
 }
 
-/* n pieces that no request can join, piece i from and to STRIDE * (first + i). */
+/* n copies that no request can join; copy i is from and to STRIDE * (first + i). */
 static enum status put(struct world *w, uint64_t tag, uint32_t first, uint32_t n)
 {
     struct kvt_put p = { .head = { .kind = KVT_MSG_DATA,
@@ -249,7 +248,7 @@ TEST(a_put_is_done_when_its_last_request_is_complete)
     world_end(w);
 }
 
-/* Whichever of its requests fails: nothing is done, and nothing is posted again before the receiver
+/* If any request of a put fails, the put is not done and is not posted again before the receiver
  * has fenced its side. */
 TEST(a_completion_with_an_error_is_never_done)
 {
@@ -264,7 +263,7 @@ TEST(a_completion_with_an_error_is_never_done)
         CHECK_EQ_INT(w->nics[1].n, 0);
         fenced(w, 0, 0);
         CHECK_EQ_INT(n_done(w), 0);
-        memset(w->remote, 0, POOL); /* the whole put goes again */
+        memset(w->remote, 0, POOL); /* the whole put is sent again */
         execute(&w->nics[1], DEPTH, IBV_WC_SUCCESS);
         poll(w, 1);
         CHECK_EQ_INT(n_done(w), 1);
@@ -300,8 +299,8 @@ TEST(acknowledged_but_never_arrived_ends_the_connection)
     world_end(w);
 }
 
-/* The queue refuses one more than it holds: whatever is posted fits, also when puts are longer than
- * the queue. */
+/* The queue refuses one request more than it holds. Everything posted fits, even if a put is longer
+ * than the queue. */
 TEST(the_send_queue_never_overflows)
 {
     struct world *w = world(false, 1, false);
@@ -335,13 +334,13 @@ TEST(a_request_that_is_refused_breaks_the_rail_and_loses_nothing)
     world_end(w);
 }
 
-/* A put of several chains: reading back begins after the last write, comparing after the last
- * read. */
+/* A put of several lists of work requests: reading back starts after the last write, comparing
+ * after the last read. */
 TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
 {
     struct world *w = world(false, 1, true);
     CHECK_OK(put(w, 1, 0, 200));
-    CHECK_STATUS(put(w, 2, 200, 1), ERR_BUSY); /* one at a time: the scratch is one */
+    CHECK_STATUS(put(w, 2, 200, 1), ERR_BUSY); /* one at a time: there is one scratch memory */
     for (uint32_t turns = 0; n_done(w) < 1; turns++) {
         CHECK(turns < 500);
         if (w->c->failed) test_fail(__FILE__, __LINE__, "%s", w->c->text);
@@ -352,7 +351,7 @@ TEST(what_is_read_back_is_compared_when_all_of_it_is_there)
     CHECK_OK(put(w, 2, 200, 200));
     for (uint32_t turns = 0; turns < 600; turns++) {
         execute(&w->nics[0], 1, IBV_WC_SUCCESS);
-        /* the last piece does not keep what was written */
+        /* the last copy reads back other bytes */
         w->remote[STRIDE * 399] = (char)~((char *)w->mem.ptr)[STRIDE * 399];
         poll(w, 0);
     }
@@ -399,8 +398,8 @@ TEST(an_immediate_twice_or_of_no_put_ends_the_connection)
     }
 }
 
-/* Neither into error nor destroyed: nobody can say what it still writes, so the pages stay where
- * they are. */
+/* A queue pair that can neither be moved to the error state nor destroyed may still write, so the
+ * pages must not be freed. */
 TEST(a_queue_pair_that_cannot_be_ended_is_no_fence)
 {
     struct world *w = world(true, 1, false);

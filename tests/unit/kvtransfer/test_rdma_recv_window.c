@@ -1,4 +1,4 @@
-/* test_rdma_recv_window.c - puts land in any order; what is counted is what has landed without a
+/* test_rdma_recv_window.c - puts complete in any order; the count covers those complete without a
  * gap. */
 #include "tests/harness/test.h"
 
@@ -29,20 +29,20 @@ TEST(recv_window_refuses_what_was_or_cannot_be)
     CHECK_OK(rdma_recv_window_set(&w, 5));
     CHECK_STATUS(rdma_recv_window_set(&w, 5), ERR_FORMAT);               /* twice */
     CHECK_STATUS(rdma_recv_window_set(&w, RDMA_WINDOW + 1), ERR_FORMAT); /* beyond */
-    CHECK_OK(rdma_recv_window_set(&w, RDMA_WINDOW));                     /* the last that may be */
+    CHECK_OK(rdma_recv_window_set(&w, RDMA_WINDOW));                     /* the last allowed */
     CHECK_STATUS(rdma_recv_window_set(&w, UINT32_MAX), ERR_FORMAT);
     CHECK_EQ_INT(w.completed, 1);
     CHECK(!rdma_recv_window_has(&w, RDMA_WINDOW + 1) && !rdma_recv_window_has(&w, UINT64_MAX));
 }
 
-/* Numbers pass 2^32: immediates wrap, the count does not. Against a plain array of flags, marked in
- * random order inside the window. */
+/* Numbers pass 2^32: immediates wrap, the count does not. Compared with a plain array of flags, set
+ * in random order inside the window. */
 TEST(recv_window_wraps_and_agrees_with_a_plain_list)
 {
     enum { N = 5000 };
     const uint64_t base = (UINT64_C(1) << 32) - N / 2;
-    static bool flags[N + 2 * RDMA_WINDOW]; /* the count may pass N by a window, and is looked at
-                                             * one further */
+    /* The count may pass N by a window, and the loop below reads one more. */
+    static bool flags[N + 2 * RDMA_WINDOW];
     struct rdma_recv_window w = { .completed = base };
     uint64_t completed = base;
     srand(3);

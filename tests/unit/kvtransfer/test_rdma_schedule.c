@@ -1,5 +1,5 @@
-/* test_rdma_schedule.c - which ports pair, which rail takes a put, when a broken rail is tried
- * again. */
+/* test_rdma_schedule.c - how ports are paired, which rail gets a put, and when a broken rail is
+ * tried again. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
@@ -32,7 +32,7 @@ static struct rdma_port_addr infiniband(uint8_t subnet, uint8_t id)
 
 TEST(pairs_ports_of_one_subnet)
 {
-    /* the other side lists its ports the other way round */
+    /* the other side lists its ports in reverse */
     struct rdma_port_addr mine[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.3.0.1") },
                           theirs[] = { roce("10.3.0.2"), roce("10.2.0.2"), roce("10.1.0.2") };
     struct rdma_pair p[RDMA_RAILS_MAX];
@@ -52,7 +52,7 @@ TEST(pairs_equals_by_index)
     CHECK(p[0].theirs == 0 && p[1].theirs == 1);
 }
 
-/* Whoever has more ports uses all of them; the others have several partners. */
+/* The side with more ports uses all of them; ports of the other have several partners. */
 TEST(pairs_unequal_numbers)
 {
     struct rdma_port_addr many[] = { roce("10.1.0.1"), roce("10.2.0.1"), roce("10.1.0.9"),

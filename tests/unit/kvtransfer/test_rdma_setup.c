@@ -1,4 +1,4 @@
-/* test_rdma_setup.c - set-up frames: what is encoded decodes to itself; every cut, stray byte and
+/* test_rdma_setup.c - set-up frames: decoding inverts encoding; every truncation, extra byte and
  * wrong field is refused. */
 #include "tests/harness/test.h"
 
@@ -138,8 +138,8 @@ TEST(verdict_round_trip)
     CHECK(back.recv_window.completed == 1000 && back.recv_window.bits[1] == 5);
     for (size_t n = 0; n < b.len; n++)
         CHECK(rdma_rail_status_decode(RDMA_FRAME_FENCED, (struct str){ b.data, n }, &back) != OK);
-    memset(b.data + 16, 0xff, 32); /* the put at `completed` landed, so it would have been
-                                    * counted */
+    /* The put at `completed` is marked as complete, so the count would have passed it. */
+    memset(b.data + 16, 0xff, 32);
     CHECK_STATUS(rdma_rail_status_decode(RDMA_FRAME_FENCED, buf_str(&b), &back), ERR_FORMAT);
     buf_release(&b);
 }
@@ -167,7 +167,7 @@ TEST(invite_round_trip)
     bad[1].epoch = 0;
     bad[2].mtu = 1500;
     bad[3].port = 0;
-    bad[4].ipv6 = false; /* with more than four bytes of an address */
+    bad[4].ipv6 = false; /* an IPv4 address of more than four bytes */
     for (size_t i = 0; i < 5; i++) {
         b = (struct buf){ 0 };
         rdma_invite_encode(&bad[i], &b);
@@ -180,7 +180,7 @@ TEST(call_round_trip)
 {
     struct rdma_cm_request m = { .rail = 2, .epoch = 5, .i_qp = 15, .token = { 7, [15] = 8 } },
                            back;
-    uint8_t bytes[56] = { 0 }; /* as the connection manager hands it on: longer */
+    uint8_t bytes[56] = { 0 }; /* the connection manager delivers more bytes than were sent */
     rdma_cm_request_encode(&m, bytes);
     CHECK_OK(rdma_cm_request_decode((struct str){ (char *)bytes, sizeof bytes }, &back));
     CHECK(back.rail == 2 && back.epoch == 5 && back.i_qp == 15 &&

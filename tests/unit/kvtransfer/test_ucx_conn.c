@@ -1,6 +1,6 @@
-/* test_ucx_conn.c - the ucx row and a peer that holds a ticket and does as it likes: its control
- * connection is driven by hand. UCX's own tcp carries nothing here but lets the row open on a host
- * without RDMA devices. */
+/* test_ucx_conn.c - transport ucx and a hostile peer with a valid ticket: its control connection is
+ * driven by hand. UCX's own tcp carries nothing here; it lets the transport open on a host without
+ * RDMA devices. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_UCX
@@ -53,7 +53,7 @@ static void transport_close(struct open_transport *r)
     device_close(r->device);
 }
 
-/* The hostile side: what has come, and what is sent at REGION. */
+/* The hostile side: what it has received. Tests send their frames once REGION came. */
 struct peer {
     struct kvt_env env;
     struct control_hub *hub;
@@ -85,7 +85,7 @@ static void peer_open(struct peer *p, const struct open_transport *r)
     buf_release(&address);
 }
 
-/* Until *done or the peer is lost; returns how many incidents of any kind the row had. */
+/* Runs until *done or the peer is lost; returns the number of transport events of any kind. */
 static size_t run(struct open_transport *r, struct peer *p, const bool *done, uint64_t ms)
 {
     struct kvt_transport_event in[8];
@@ -97,8 +97,8 @@ static size_t run(struct open_transport *r, struct peer *p, const bool *done, ui
     return n;
 }
 
-/* READY without wiring, then messages that claim to follow nothing: the session layer has not heard
- * of the connection and must not hear them. */
+/* READY without wiring, then messages that claim to follow no put: the session layer does not know
+ * the connection yet and must not get them. */
 TEST(no_message_of_a_connection_that_is_not_up)
 {
     static const bool never = false;
@@ -120,7 +120,7 @@ TEST(no_message_of_a_connection_that_is_not_up)
     transport_close(&r);
 }
 
-/* Each ends the connection, and the row has nothing to say about it. */
+/* Each message ends the connection, and the transport reports no event for it. */
 TEST(set_up_out_of_order_ends_the_connection)
 {
     static const struct {
@@ -153,7 +153,7 @@ TEST(set_up_out_of_order_ends_the_connection)
     transport_close(&r);
 }
 
-/* Before a rail is named there is no worker, and nothing else may come. */
+/* Before the peer names a rail there is no worker, and no other frame is allowed. */
 TEST(a_rail_is_named_first)
 {
     static const struct {
@@ -187,7 +187,7 @@ static enum status decode(const struct ucx_region *r, size_t cut, size_t more)
     struct ucx_region out;
     ucx_region_encode(r, &b);
     for (size_t i = 0; i < more; i++) buf_add(&b, "", 1);
-    char *exact = mem_dup(b.data, b.len - cut); /* so that a byte beyond it is found */
+    char *exact = mem_dup(b.data, b.len - cut); /* so that a read beyond it is detected */
     enum status st = ucx_region_decode((struct str){ exact, b.len - cut }, &out);
     mem_free(exact);
     buf_release(&b);

@@ -1,5 +1,5 @@
-/* test_ucx_devices.c - which network devices a list names to the ucx row, and when it is none of
- * names. */
+/* test_ucx_devices.c - the network devices that an operator's list selects for transport ucx, and
+ * lists that name none. */
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_UCX
@@ -17,7 +17,7 @@ TEST(lists_of_names)
     CHECK_EQ_STR(d.name[0], "mlx5_0:1");
     ucx_devices_of_list(str_of(" mlx5_3:2 ,, mlx5_1"), &d);
     CHECK_EQ_INT(d.n, 2);
-    CHECK_EQ_STR(d.name[0], "mlx5_3:2"); /* the operator's order: both ends number by it */
+    CHECK_EQ_STR(d.name[0], "mlx5_3:2"); /* the operator's order: both ends number rails by it */
     CHECK_EQ_STR(d.name[1], "mlx5_1:1");
 }
 
@@ -62,7 +62,7 @@ TEST(who_decides)
     CHECK_EQ_STR(d.name[0], "mlx5_7:1");
 }
 
-/* One that the system does not speak of may be anything, so it is tried. */
+/* A device that the system does not list may be of any kind, so it is tried. */
 TEST(an_unknown_port_counts_as_active)
 {
     CHECK(ucx_device_active(""));
