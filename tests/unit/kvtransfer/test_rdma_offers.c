@@ -191,7 +191,7 @@ int rdma_reject(struct rdma_cm_id *id, const void *p, uint8_t n)
 struct sender {
     struct control_conn *conn;
     uint32_t n_accepted, n_refused, key;
-    bool cm, greeted, lost, invited;
+    bool cm, handshaken, lost, invited;
     struct rdma_invite invite;
     uint32_t mtu;
 };
@@ -256,7 +256,7 @@ static void on_event(void *arg, const struct control_event *ev)
     (void)arg;
     if (ev->kind == CONTROL_LOST) s->lost = true;
     if (ev->kind != CONTROL_FRAME) return;
-    s->greeted |= ev->frame == RDMA_FRAME_HELLO;
+    s->handshaken |= ev->frame == RDMA_FRAME_HELLO;
     s->n_refused += ev->frame == RDMA_FRAME_REFUSE;
     if (ev->frame == RDMA_FRAME_INVITE) {
         CHECK_OK(rdma_invite_decode(ev->body, &s->invite));
@@ -298,7 +298,7 @@ static void join(struct world *w, struct sender *s)
     struct buf body = { 0 };
     struct rdma_hello hello = { .n_ports = 1, .ports = { place }, .cm = s->cm };
     CHECK_OK(control_connect(w->hub, control_address(w->t->hub), ticket, s, &s->conn, &err));
-    UNTIL(s->greeted);
+    UNTIL(s->handshaken);
     rdma_hello_encode(&hello, &body);
     CHECK_OK(control_send(s->conn, RDMA_FRAME_HELLO, 0, body.data, body.len));
     buf_release(&body);
