@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "kvtransfer/rdma/conn.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -159,7 +160,7 @@ static bool on_port_of(const struct rdma_cm_id *id, const struct rdma_rail *r)
 static enum status my_address(struct rdma_rail *r, struct sockaddr_storage *out)
 {
     struct rdma_port_addr mine;
-    TRY(rdma_queue_update_addr(r, &mine, NULL));
+    TRY(rdma_rail_update_addr(r, &mine, NULL));
     if (rdma_cm_address(rdma_rail_local_port(r)->port, &mine, out)) return OK;
     snprintf(r->why, sizeof r->why,
              "%.24s: BATON_RDMA_CM=1 needs an IP address of its network interface", port_name(r));

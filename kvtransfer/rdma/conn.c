@@ -58,12 +58,22 @@ struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *c
     list_init(&c->unassigned);
     for (uint32_t i = 0; i < RDMA_RAILS_MAX; i++) {
         c->rails[i].conn = c;
+        c->rails[i].t = t;
+        c->rails[i].incoming = incoming;
         c->rails[i].index = i;
         list_init(&c->rails[i].link);
     }
     list_push(&t->conns, &c->link);
     t->n_conns++;
     return c;
+}
+
+bool rdma_conn_unfenced(const struct rdma_conn *c)
+{
+    /* Also of rails that are gone: n_rails is 0 at the end. */
+    for (uint32_t i = 0; i < RDMA_RAILS_MAX; i++)
+        if (c->rails[i].unfenced) return true;
+    return false;
 }
 
 static void destroy_rails(struct rdma_conn *c)
@@ -156,7 +166,7 @@ static bool port_addrs(struct rdma_conn *c, struct rdma_port_addr out[RDMA_RAILS
     bool any = false;
     for (uint32_t i = 0; i < c->t->ports.n; i++) {
         const struct rdma_port *p = c->t->local_ports[i].port;
-        if (rdma_queue_port_addr(c, i, &out[i], NULL, &err) == OK) any = true;
+        if (rdma_queue_port_addr(c->t, c->control, i, &out[i], NULL, &err) == OK) any = true;
         else
             out[i] = (struct rdma_port_addr){
                 .link = (uint8_t)p->link,

@@ -43,8 +43,6 @@ struct rdma_conn {
     struct control_conn *control; /* NULL after it was lost */
     enum rdma_conn_state state;
     bool handshaken, detached; /* handshaken: HELLO came; detached: no events any more */
-    bool unfenced;             /* a queue pair could neither be moved to the error state nor
-                                * destroyed: it may still write */
     bool failed;               /* the next poll ends it, because of: */
     enum status status;
     char text[120];
@@ -84,6 +82,8 @@ void rdma_conn_fail(struct rdma_conn *c, enum status st, const char *text);
 /* Destroys its rails at once, so that nothing is read or written any more, and reports DOWN. Frees
  * a connection that was never announced. */
 void rdma_conn_end(struct rdma_conn *c, enum status st, const char *text);
+/* A queue pair of c may still write, see struct rdma_rail. */
+bool rdma_conn_unfenced(const struct rdma_conn *c);
 void rdma_conn_completed(struct rdma_conn *c, uint32_t immediate);
 /* Receiver, after completions: passes on messages that waited for them, and reports to the sender
  * when enough puts are complete. */

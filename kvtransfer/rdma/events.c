@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "kvtransfer/rdma/conn.h"
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/log.h"
 
@@ -88,7 +89,7 @@ static void address_changed(struct rdma_transport *t, struct rdma_device *d, int
             if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN ||
                 !c->control)
                 continue;
-            if (rdma_queue_port_addr(c, r->my_port, &now, NULL, &err) != OK ||
+            if (rdma_queue_port_addr(c->t, c->control, r->my_port, &now, NULL, &err) != OK ||
                 memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
                 rdma_rail_break(r, what);
         }

@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "kvtransfer/rdma/rail.h"
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -237,7 +238,7 @@ static int remote_access(bool reads)
 enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **out)
 {
     struct rdma_device *d = rdma_rail_local_port(r)->device;
-    if (!r->conn->base.incoming || d->windows) {
+    if (!r->incoming || d->windows) {
         *out = d->pd;
         return OK;
     }

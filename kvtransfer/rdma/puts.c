@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtransfer/rdma/conn.h"
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"

@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtransfer/connect/control.h"
 #include "kvtransfer/rdma/cm.h"
+#include "kvtransfer/rdma/rail.h"
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
@@ -14,7 +16,7 @@
 
 struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r)
 {
-    return &r->conn->t->local_ports[r->my_port];
+    return &r->t->local_ports[r->my_port];
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -28,17 +30,18 @@ static enum status fail(struct rdma_rail *r, const char *what)
 
 /* ---- where ---- */
 
-enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_port_addr *out,
-                                 uint8_t *gid_index, struct err *err)
+enum status rdma_queue_port_addr(struct rdma_transport *t, const struct control_conn *control,
+                                 uint32_t port, struct rdma_port_addr *out, uint8_t *gid_index,
+                                 struct err *err)
 {
-    const struct rdma_port *p = c->t->local_ports[port].port;
-    struct ibv_context *ctx = c->t->local_ports[port].device->ctx;
+    const struct rdma_port *p = t->local_ports[port].port;
+    struct ibv_context *ctx = t->local_ports[port].device->ctx;
     const struct rdma_gid *g;
     struct sockaddr_storage local, remote;
     struct ibv_port_attr now;
     union ibv_gid raw;
-    control_addresses(c->control, &local, &remote);
-    TRY(rdma_gid_choose(p, (struct sockaddr *)&local, &c->t->env->tuning.rdma, &g, err));
+    control_addresses(control, &local, &remote);
+    TRY(rdma_gid_choose(p, (struct sockaddr *)&local, &t->env->tuning.rdma, &g, err));
     /* The list dates from the start; if the address at this index has changed, use the new one. */
     if (ibv_query_gid(ctx, p->number, (int)g->index, &raw) != 0 ||
         ibv_query_port(ctx, p->number, &now) != 0)
@@ -57,26 +60,12 @@ enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma
     return OK;
 }
 
-enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
-                                   uint8_t *gid_index)
-{
-    struct err err = { 0 };
-    enum status st = rdma_queue_port_addr(r->conn, r->my_port, out, gid_index, &err);
-    if (st != OK) {
-        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
-        return st;
-    }
-    memcpy(r->gid, out->gid, sizeof r->gid);
-    r->lid = out->lid;
-    return OK;
-}
-
 /* ---- made ---- */
 
 /* Creates a queue pair; without inline data if the device has none. */
 static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct rdma_qp *q)
 {
-    bool receiver = r->conn->base.incoming;
+    bool receiver = r->incoming;
     struct ibv_qp_init_attr a = {
         .qp_context = q,
         .send_cq = r->cq,
@@ -116,13 +105,12 @@ static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdm
         .pkey_index = 0,
         .port_num = rdma_rail_local_port(r)->port->number,
     };
-    if (r->conn->base.incoming)
+    if (r->incoming)
         a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0u);
     if (ibv_modify_qp(q->qp, &a,
                       IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0)
         return fail(r, "queue pair not to INIT");
-    if (r->conn->base.incoming && rdma_queue_receives(q, RDMA_WINDOW) != OK)
-        return fail(r, "no receives");
+    if (r->incoming && rdma_queue_receives(q, RDMA_WINDOW) != OK) return fail(r, "no receives");
     return OK;
 }
 
@@ -130,7 +118,7 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
 {
     const struct rdma_local_port *e = rdma_rail_local_port(r);
     struct ibv_pd *pd;
-    bool receiver = r->conn->base.incoming;
+    bool receiver = r->incoming;
     r->send_wrs = receiver ? 4 : smaller(RDMA_SEND_WRS, e->port->max_qp_wr);
     if (!receiver && n * r->send_wrs > e->port->max_cqe) r->send_wrs = e->port->max_cqe / n;
     r->max_sge = smaller(RDMA_SGE_MAX, e->port->max_sge);
@@ -159,7 +147,7 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
 
 enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
 {
-    struct ibv_recv_wr *v = q->rail->conn->t->recvs, *bad = v;
+    struct ibv_recv_wr *v = q->rail->t->recvs, *bad = v;
     for (uint32_t i = 0; i < n; i++)
         v[i] = (struct ibv_recv_wr){
             .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false),
@@ -188,7 +176,7 @@ static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q,
                                const struct rdma_rail_info *m, const struct rdma_qp_info *peer,
                                uint8_t gid_index)
 {
-    const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
+    const struct kvt_rdma_tuning *t = &r->t->env->tuning.rdma;
     struct ibv_qp_attr a = {
         .qp_state = IBV_QPS_RTR,
         .path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu),
@@ -222,7 +210,7 @@ enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_rail_info 
 {
     struct rdma_port_addr mine;
     uint8_t gid_index;
-    TRY(rdma_queue_update_addr(r, &mine, &gid_index));
+    TRY(rdma_rail_update_addr(r, &mine, &gid_index));
     for (uint32_t i = 0; i < r->n_qps; i++)
         TRY(connect_one(r, &r->qps[i], theirs, &theirs->qps[i], gid_index));
     return OK;
@@ -231,7 +219,7 @@ enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_rail_info 
 enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mask)
 {
     struct rdma_rail *r = q->rail;
-    const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
+    const struct kvt_rdma_tuning *t = &r->t->env->tuning.rdma;
     if (mask & IBV_QP_AV) {
         if (t->service_level) a->ah_attr.sl = t->service_level;
         if (t->traffic_class_given) a->ah_attr.grh.traffic_class = t->traffic_class;
@@ -275,7 +263,7 @@ void rdma_queue_destroy(struct rdma_rail *r)
         if (code && !ended) {
             log_error("rdma queue pair cannot be ended", "device=%s why=\"%s\"",
                       rdma_rail_local_port(r)->port->device, strerror(code));
-            r->conn->unfenced = true;
+            r->unfenced = true;
         }
         q->qp = NULL;
         if (q->id) rdma_cm_release_id(q); /* after its queue pair: rdma_destroy_id(3) */

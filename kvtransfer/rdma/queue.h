@@ -12,7 +12,8 @@
 #include "kvtransfer/tuning.h"
 #include "shared/base/list.h"
 
-struct rdma_conn;
+struct control_conn;
+struct rdma_transport;
 struct rdma_local_port;
 struct rdma_put;
 struct rdma_rail;
@@ -77,10 +78,8 @@ void rdma_queue_destroy(struct rdma_rail *r);
 enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n) MUST_CHECK;
 struct rdma_local_port *rdma_rail_local_port(const struct rdma_rail *r);
 /* The current address of the port, whose GID may have changed. */
-enum status rdma_queue_port_addr(struct rdma_conn *c, uint32_t port, struct rdma_port_addr *out,
-                                 uint8_t *gid_index, struct err *err) MUST_CHECK;
-/* The same for r, which uses it from now on. On failure r->why has the reason. */
-enum status rdma_queue_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
-                                   uint8_t *gid_index) MUST_CHECK;
+enum status rdma_queue_port_addr(struct rdma_transport *t, const struct control_conn *control,
+                                 uint32_t port, struct rdma_port_addr *out, uint8_t *gid_index,
+                                 struct err *err) MUST_CHECK;
 
 #endif

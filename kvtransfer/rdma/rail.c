@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kvtransfer/rdma/cm.h"
+#include "kvtransfer/rdma/conn.h"
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -105,7 +106,7 @@ void rdma_rail_offer(struct rdma_rail *r)
     r->accepted = false;
     r->disconnected_ms = 0;
     rdma_queue_destroy(r);
-    enum status st = rdma_queue_port_addr(c, r->my_port, &m.addr, NULL, &err);
+    enum status st = rdma_queue_port_addr(c->t, c->control, r->my_port, &m.addr, NULL, &err);
     if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
     else if (!mtu_fits(r, &m.addr, t->mtu, c->theirs.mtu_asked)) {
         rdma_conn_fail(c, ERR_CONFIG, r->why);
@@ -230,7 +231,7 @@ static const char *refusal(struct rdma_rail *r, const struct rdma_rail_info *m,
     struct err err = { 0 };
     *final = false;
     if (rdma_rail_local_port(r)->device->dead) return "the device is gone";
-    if (rdma_queue_port_addr(r->conn, r->my_port, mine, NULL, &err) != OK) {
+    if (rdma_queue_port_addr(r->t, r->conn->control, r->my_port, mine, NULL, &err) != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
         return r->why;
     }
@@ -253,7 +254,7 @@ static void accept_offer(struct rdma_rail *r)
         .n_qps = r->n_qps,
     };
     struct err err = { 0 };
-    if (rdma_queue_port_addr(r->conn, r->my_port, &m.addr, NULL, &err) != OK) {
+    if (rdma_queue_port_addr(r->t, r->conn->control, r->my_port, &m.addr, NULL, &err) != OK) {
         rdma_rail_break(r, err.text);
         return;
     }
@@ -346,7 +347,7 @@ static void end_draining(struct rdma_rail *r, bool now)
     for (uint32_t i = 0; i < r->n_qps; i++) left += r->qps[i].n_recvs;
     rdma_queue_destroy(r);
     r->state = RDMA_RAIL_DOWN;
-    if (r->conn->unfenced) {
+    if (rdma_conn_unfenced(r->conn)) {
         rdma_conn_fail(r->conn, ERR_IO, "a queue pair cannot be ended");
         return;
     }
@@ -356,6 +357,20 @@ static void end_draining(struct rdma_rail *r, bool now)
 }
 
 /* ---- both ---- */
+
+enum status rdma_rail_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
+                                  uint8_t *gid_index)
+{
+    struct err err = { 0 };
+    enum status st = rdma_queue_port_addr(r->t, r->conn->control, r->my_port, out, gid_index, &err);
+    if (st != OK) {
+        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
+        return st;
+    }
+    memcpy(r->gid, out->gid, sizeof r->gid);
+    r->lid = out->lid;
+    return OK;
+}
 
 void rdma_rail_connected(struct rdma_qp *q)
 {

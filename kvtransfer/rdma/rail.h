@@ -39,6 +39,7 @@ enum rdma_rail_state {
 
 struct rdma_rail {
     struct rdma_conn *conn;
+    struct rdma_transport *t;
     uint32_t index, epoch, my_port, their_port;
     enum rdma_rail_state state;
     struct ibv_cq *cq; /* of all its queue pairs, so that completions die with them */
@@ -47,6 +48,9 @@ struct rdma_rail {
     struct list link; /* t->ready while completions may wait */
     struct rdma_qp qps[RDMA_QPS_MAX];
     uint32_t n_qps, n_failed, mtu, send_wrs, max_inline, max_sge;
+    bool incoming;                   /* the receiver's half */
+    bool unfenced;                   /* a queue pair could neither be moved to the error state nor
+                                      * destroyed: it may still write */
     bool reads;                      /* receiver: the sender may read */
     bool accepted;                   /* sender: ACCEPT came, of this epoch */
     uint8_t token[RDMA_TOKEN_BYTES]; /* receiver, BATON_RDMA_CM, BINDING: needed to connect */
@@ -70,6 +74,10 @@ void rdma_rail_connected(struct rdma_qp *q);
 void rdma_rail_disconnected(struct rdma_rail *r);
 void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame,
                          const struct rdma_rail_status *m);
+/* Looks up the current address of r's port (rdma_queue_port_addr); r uses it from now on. On
+ * failure r->why has the reason. */
+enum status rdma_rail_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
+                                  uint8_t *gid_index) MUST_CHECK;
 /* Moves a broken rail to the state that follows. */
 void rdma_rail_break(struct rdma_rail *r, const char *why);
 /* Polls and handles completions; true if there were any. */

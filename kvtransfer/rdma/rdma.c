@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "kvtransfer/rdma/cm.h"
+#include "kvtransfer/rdma/conn.h"
 #include "kvtransfer/transports.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -152,7 +153,7 @@ static enum status rdma_fence(struct kvt_conn *base)
     struct rdma_conn *c = (struct rdma_conn *)base;
     c->detached = true;
     rdma_conn_end(c, OK, "");
-    return c->unfenced ? ERR_BUSY : OK;
+    return rdma_conn_unfenced(c) ? ERR_BUSY : OK;
 }
 
 static uint64_t rdma_speed(const struct kvt_conn *base)

@@ -13,8 +13,10 @@
 #ifndef BATON_KVTRANSFER_RDMA_RDMA_H
 #define BATON_KVTRANSFER_RDMA_RDMA_H
 
-#include "kvtransfer/rdma/conn.h"
 #include "kvtransfer/rdma/memory.h"
+#include "kvtransfer/rdma/puts.h"
+#include "kvtransfer/rdma/queue.h"
+#include "kvtransfer/transport.h"
 
 struct rdma_cm;
 

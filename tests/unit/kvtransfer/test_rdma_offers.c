@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "kvtransfer/connect/control.h"
 #include "kvtransfer/rdma/cm.h"
 #include "kvtransfer/transports.h"
 #include "shared/base/clock.h"

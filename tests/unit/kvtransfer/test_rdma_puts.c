@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kvtransfer/rdma/conn.h"
 #include "kvtransfer/rdma/rdma.h"
 #include "kvtransfer/transports.h"
 #include "shared/base/mem.h"
