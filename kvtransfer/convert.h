@@ -3,7 +3,8 @@
  * Values go through f32. Upconverting is exact, downconverting rounds to nearest even (dtype.h),
  * and int8 and e4m3 are quantised per row of head_dim values (kernels/kv_rows.h has the formulas).
  * Equal types are copied bit for bit. plan.h decides whether two pools may exchange KV, staging.h
- * where the result lies. Thread: any (no state). */
+ * where the result lies.
+ * Thread: any (no state). */
 #ifndef BATON_KVTRANSFER_CONVERT_H
 #define BATON_KVTRANSFER_CONVERT_H
 

@@ -27,9 +27,10 @@ struct kvt_gpu_jobs;
 
 struct kvt_gpu_job {
     struct kvt_gpu_jobs *jobs;
-    struct list link;  /* in jobs->begun, from begin to release */
-    _Atomic bool done; /* release by the driver's thread when sums and bytes are complete;
-                        * acquire by kvt_gpu_job_is_done */
+    struct list link; /* in jobs->begun, from begin to release */
+    /* release by the driver's thread when sums and bytes are complete; acquire by
+     * kvt_gpu_job_is_done */
+    _Atomic bool done;
     bool acquired, released;
     struct kvt_stage stage; /* of jobs->staging, held until the job is done and released */
     struct copy_stream_checksum_range *pieces; /* KVT_BATCH_PIECES; the device reads them */

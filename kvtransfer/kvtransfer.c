@@ -3,7 +3,8 @@
  *
  * Nothing here waits for that thread. Grants and tickets are complete when their call returns,
  * because the caller's thread claims their slots (session.h, tickets.h); everything else is a
- * command. Thread: any; create and free: the owner's. */
+ * command.
+ * Thread: any; create and free: the owner's. */
 #include "kvtransfer/kvtransfer.h"
 
 #include <stdio.h>

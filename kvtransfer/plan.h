@@ -11,8 +11,8 @@
  *
  * Invariants: both sides see the bytes of a block range in the same order, the receiver's segments
  * with values first, whatever the block tables are. Copies are in the order of the receiver's
- * bytes, so that a transport may gather copies with adjacent destinations. Thread: any (no state).
- */
+ * bytes, so that a transport may gather copies with adjacent destinations.
+ * Thread: any (no state). */
 #ifndef BATON_KVTRANSFER_PLAN_H
 #define BATON_KVTRANSFER_PLAN_H
 

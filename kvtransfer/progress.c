@@ -1,5 +1,5 @@
-/* progress.c - the transfer thread's loop and its connections; see progress.h. Thread: transfer,
- * except start and stop. */
+/* progress.c - the transfer thread's loop and its connections; see progress.h.
+ * Thread: transfer, except start and stop. */
 #include "kvtransfer/progress.h"
 
 #include <errno.h>

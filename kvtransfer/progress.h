@@ -20,11 +20,11 @@
 #include "shared/base/mailbox.h"
 
 enum {
-    KVT_PEERS_MAX = 1024,      /* connections of one node, both directions; a handle is serial *
-                                * KVT_PEERS_MAX + index */
+    /* connections of one node, both directions; a handle is serial * KVT_PEERS_MAX + index */
+    KVT_PEERS_MAX = 1024,
     KVT_COMMANDS_SOFT = 16384, /* beyond this new work is refused ... */
-    KVT_COMMANDS_HARD = 20480, /* ... and only ends and cancels are accepted; beyond this those go
-                                * to kvt.overflow */
+    /* ... and only ends and cancels are accepted; beyond this those go to kvt.overflow */
+    KVT_COMMANDS_HARD = 20480,
     KVT_TRANSPORT_EVENTS = 32
 };
 
@@ -84,8 +84,8 @@ struct kvt {
     _Atomic uint64_t handles[KVT_PEERS_MAX]; /* of outgoing peers; 0: free */
     _Atomic uint64_t next_handle;
     struct mailbox *mailbox;
-    _Atomic(struct kvt_overflow *) overflow; /* newest first; pushed by any thread, taken as a whole
-                                              * by the transfer thread */
+    /* newest first; pushed by any thread, taken as a whole by the transfer thread */
+    _Atomic(struct kvt_overflow *) overflow;
     int wake_fd, epoll_fd;
     _Atomic bool stopping;
     bool started;
@@ -94,8 +94,8 @@ struct kvt {
     struct list peers;
     struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
-    struct kvt_overflow *overflow_due; /* taken from `overflow`, oldest first; they run after
-                                        * n_before commands of the mailbox */
+    /* taken from `overflow`, oldest first; they run after n_before commands of the mailbox */
+    struct kvt_overflow *overflow_due;
     size_t n_before;
 };
 

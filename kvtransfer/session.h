@@ -59,23 +59,25 @@
  *    put from a stage that was copied from the GPU, and receive into one; the slot is FREE only
  *    after its copy into the pool. The order of puts, NOTEs and FINISH stays the same. */
 enum {
-    KVT_PUT_BYTES = 1 << 20, /* of one put: enough to amortise its cost, and it stays in cache for
-                              * its checksum */
-    KVT_DEVICE_PUT_BYTES = 8 << 20, /* of a put between GPUs, whose bytes no CPU touches: 20 us of
-                                     * NVLink, 150 us of PCIe */
-    KVT_RECV_STAGING_BYTES = 32 << 20, /* of frames on the way into a pool in GPU memory: 32 of
-                                        * 1 MiB, 30 us of PCIe each */
-    KVT_SEND_PUTS = 32,          /* of one session in flight: at least 32 MiB, more than any link
-                                  * holds (100 GB/s over 200 us is 20 MB) */
-    KVT_ANSWER_MS = 5000,        /* a sender waits so long for OPENED and DONE, or stall_ms if that
-                                  * is less */
-    KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
-    KVT_STOP_AGAIN_MS = 1000,    /* an unanswered STOP is repeated after this time, then after twice
-                                  * as long, and so on */
-    KVT_DOUBT_MS = 3000,         /* a wrong checksum counts if STOPPED has not explained it by then;
-                                  * STOPPED waits for the last put */
-    KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its
-                                  * connection, if that is a fence */
+    /* Bytes of one put: enough to amortise its cost, and they stay in cache for the checksum. */
+    KVT_PUT_BYTES = 1 << 20,
+    /* The same between GPUs, where no CPU touches the bytes: 20 us of NVLink, 150 us of PCIe. */
+    KVT_DEVICE_PUT_BYTES = 8 << 20,
+    /* Bytes of frames on their way into a pool in GPU memory: 32 of 1 MiB, 30 us of PCIe each. */
+    KVT_RECV_STAGING_BYTES = 32 << 20,
+    /* Puts of one session in flight: at least 32 MiB, more than any link holds (100 GB/s over
+     * 200 us is 20 MB). */
+    KVT_SEND_PUTS = 32,
+    /* A sender waits so long for OPENED and DONE, or stall_ms if that is less. */
+    KVT_ANSWER_MS = 5000,
+    KVT_FENCED_RING = 4096, /* ids remembered, see kvt_core.fenced */
+    /* An unanswered STOP is repeated after this time, then after twice as long, and so on. */
+    KVT_STOP_AGAIN_MS = 1000,
+    /* A wrong checksum counts if STOPPED has not explained it by then; STOPPED waits for the last
+     * put. */
+    KVT_DOUBT_MS = 3000,
+    /* A writer that has not answered STOP by then loses its connection, if that is a fence. */
+    KVT_FENCE_TEARDOWN_MS = 1000
 };
 
 enum kvt_recv_state {
@@ -106,10 +108,10 @@ struct kvt_recv {
     uint32_t doubt_layer, doubt_block; /* its piece */
     bool moved;                        /* t_begin_ns is the time of the first byte, not the grant */
     bool sums;                         /* every NOTE carries checksums, which are verified */
-    uint32_t n_stores, n_checks;       /* GPU jobs in flight: frames being copied into the pool,
-                                        * NOTEs being verified */
-    bool finishes;                     /* FINISH came before they were done ... */
-    uint64_t finish_bytes;             /* ... with this total */
+    /* GPU jobs in flight: frames being copied into the pool, NOTEs being verified */
+    uint32_t n_stores, n_checks;
+    bool finishes;         /* FINISH came before they were done ... */
+    uint64_t finish_bytes; /* ... with this total */
 };
 
 enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
@@ -129,17 +131,17 @@ struct kvt_send {
     struct list link; /* in peer->sends */
     uint32_t session;
     uint64_t generation;
-    uint32_t first_head, n_heads, block_tokens; /* of the grant: heads of the model, the receiver's
-                                                 * block size */
-    struct kvt_head_slice src, dst;             /* of both pools, from kvt_send_begin on */
-    bool direct;                                /* bytes go from pool to pool without conversion */
-    uint32_t n_used, n_first, n_tokens;         /* positions in the receiver's blocks */
-    uint32_t n_src;                             /* own blocks that hold n_tokens */
-    int32_t *dst_blocks, *src_blocks;           /* n_used and n_src of them */
-    uint32_t *tokens, *cursor;                  /* per layer: tokens ready, next position to put */
-    uint64_t *events;                           /* per layer: of the ready tokens */
-    uint32_t *queue;                            /* layers with something to put, FIFO */
-    uint8_t *queued;                            /* per layer */
+    /* Of the grant: heads of the model, the receiver's block size. */
+    uint32_t first_head, n_heads, block_tokens;
+    struct kvt_head_slice src, dst;     /* of both pools, from kvt_send_begin on */
+    bool direct;                        /* bytes go from pool to pool without conversion */
+    uint32_t n_used, n_first, n_tokens; /* positions in the receiver's blocks */
+    uint32_t n_src;                     /* own blocks that hold n_tokens */
+    int32_t *dst_blocks, *src_blocks;   /* n_used and n_src of them */
+    uint32_t *tokens, *cursor;          /* per layer: tokens ready, next position to put */
+    uint64_t *events;                   /* per layer: of the ready tokens */
+    uint32_t *queue;                    /* layers with something to put, FIFO */
+    uint8_t *queued;                    /* per layer */
     uint32_t q_head, q_len;
     uint64_t n_left; /* pieces not put yet, all layers */
     struct kvt_batch puts[KVT_SEND_PUTS];
@@ -165,10 +167,10 @@ struct kvt_peer {
     bool checksum;                       /* outgoing: both sides want checksums */
     uint32_t staging_chunks;             /* outgoing: chunks of staging memory that its puts hold */
     uint32_t recv_chunks;                /* incoming: chunks of recv_staging that its frame holds */
-    struct kvt_stage frame; /* incoming: stage of the frame being read; n == 0: none, or it goes
-                             * into the pool */
-    bool up, lost;          /* lost: DOWN was seen */
-    bool must_close;        /* disconnect it: it does not answer STOP or breaks the protocol */
+    /* Incoming: stage of the frame being read; n == 0: none, or it goes into the pool. */
+    struct kvt_stage frame;
+    bool up, lost;   /* lost: DOWN was seen */
+    bool must_close; /* disconnect it: it does not answer STOP or breaks the protocol */
     struct list sends, recvs;
     struct kvt_route *route; /* progress.c: what is left to try while connecting */
 };
@@ -180,8 +182,8 @@ struct kvt_core {
     bool checksum;
     bool lossy;                                 /* a peer may hold less precise values */
     struct kvt_gpu_jobs *send_jobs, *recv_jobs; /* of a pool in GPU memory; NULL: in host memory */
-    struct kvt_staging *recv_staging;           /* with `recv_jobs`: receives frames of transports
-                                                 * that scatter; NULL: there is none */
+    /* With `recv_jobs`: receives frames of transports that scatter; NULL: there is none. */
+    struct kvt_staging *recv_staging;
     struct kvt_staging *staging; /* NULL: cannot serve peers of another layout (some tests) */
     uint32_t stall_ms, n_transfers, n_slots;
     uint64_t deadline_ms;   /* longest life of a transfer */
@@ -189,8 +191,8 @@ struct kvt_core {
     _Atomic uint64_t next_generation, next_serial;
     _Atomic uint32_t n_recvs, n_sends; /* live; relaxed: limits, not order */
     struct map sends;                  /* id → struct kvt_send */
-    uint64_t *fenced;                  /* ring of ids that had FENCED, so that a late cancel gives
-                                        * no second one */
+    /* Ring of ids that had FENCED, so that a late cancel gives no second one. */
+    uint64_t *fenced;
     size_t n_fenced;
     struct kvt_copy *copies;
     void *scratch;

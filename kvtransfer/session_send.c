@@ -168,9 +168,8 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     if (s->state == KVT_SEND_STOPPING) return;
     s->state = KVT_SEND_STOPPING;
     s->status = st;
-    if (st != ERR_TIMEOUT)
-        s->t_moved_ms = clock_ms(); /* now its puts have stall_ms to end; after a
-                                     * stall they have had it */
+    if (st != ERR_TIMEOUT) /* now its puts have stall_ms to end; after a stall they have had it */
+        s->t_moved_ms = clock_ms();
     s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
     kvt_gpu_job_release(s->note_job);

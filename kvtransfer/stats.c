@@ -1,5 +1,6 @@
 /* stats.c - names and labels of the KV transfer metrics. All are registered at start, so that a
- * reason that never happened reads 0. Thread: transfer; create and free: the creator's. */
+ * reason that never happened reads 0.
+ * Thread: transfer; create and free: the creator's. */
 #include "kvtransfer/stats.h"
 
 #include "kvtransfer/transport.h"

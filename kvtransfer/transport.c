@@ -1,5 +1,6 @@
 /* transport.c - the transports of this build. A missing library is a missing line here, never a
- * branch elsewhere. Constants only. Thread: any. */
+ * branch elsewhere. Constants only.
+ * Thread: any. */
 #include "kvtransfer/transport.h"
 
 #include "kvtransfer/transports.h"

@@ -24,11 +24,11 @@ enum kvt_cap {
     KVT_CAP_SAME_PROCESS = 1,      /* reaches only within one process */
     KVT_CAP_SAME_HOST = 2,         /* reaches only within one host */
     KVT_CAP_RECEIVER_SCATTERS = 4, /* env->scatter is used: forgetting a session is its fence */
-    KVT_CAP_FENCE_TEARDOWN = 8, /* disconnecting takes the peer's access away (rdma: queue pair in
-                                 * error, key invalid) */
-    KVT_CAP_DEVICE_MEM = 16,    /* puts go from GPU memory to GPU memory, after their events */
-    KVT_CAP_GPUDIRECT = 32      /* peers write into GPU memory if `open` finds that they can; puts
-                                 * read staging memory */
+    /* Disconnecting takes the peer's access away (rdma: queue pair in error, key invalid). */
+    KVT_CAP_FENCE_TEARDOWN = 8,
+    KVT_CAP_DEVICE_MEM = 16, /* puts go from GPU memory to GPU memory, after their events */
+    /* Peers write into GPU memory if `open` finds that they can; puts read staging memory. */
+    KVT_CAP_GPUDIRECT = 32
 };
 
 enum {
@@ -49,12 +49,13 @@ struct kvt_copy {
 };
 
 struct kvt_put {
-    struct kvt_message head;       /* kind DATA: session, generation, layer, first, n, bytes:
-                                    * enough for the receiver to scatter it */
+    /* Kind DATA: session, generation, layer, first, n, bytes: enough for the receiver to scatter
+     * it. */
+    struct kvt_message head;
     const struct kvt_copy *copies; /* in the order of the bytes; the transport copies the array */
     uint32_t n_copies;             /* 1..env->max_copies */
-    uint64_t event;                /* the bytes are complete after this event of the pool's device
-                                    * (device_record_event); 0: now */
+    /* The bytes are complete after this event of the pool's device (device_record_event); 0: now */
+    uint64_t event;
     uint64_t tag;
 };
 
@@ -69,9 +70,9 @@ struct kvt_conn {
 };
 
 enum kvt_transport_event_kind {
-    KVT_UP,      /* conn may be used; incoming ones appear here for the first time */
-    KVT_DOWN,    /* conn ended or never came up; `text` says why. Its last event; disconnect() frees
-                  * it */
+    KVT_UP, /* conn may be used; incoming ones appear here for the first time */
+    /* The connection ended or never came up; `text` says why. The last event; then disconnect(). */
+    KVT_DOWN,
     KVT_MESSAGE, /* message */
     KVT_PUT_DONE /* tag: the source is not read any more */
 };
@@ -91,8 +92,9 @@ struct kvt_env {
     const struct dev_mem *mem;     /* the pool: read by puts, written by peers */
     struct device *device;         /* the GPU whose memory the pool is; NULL: host memory */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
-    const struct dev_mem *staging_device; /* staging in the device's memory, with the same offsets:
-                                           * what transports with KVT_CAP_DEVICE_MEM put from */
+    /* Staging in the device's memory, with the same offsets: transports with KVT_CAP_DEVICE_MEM put
+     * from it. */
+    const struct dev_mem *staging_device;
     struct kvt_tuning tuning;
     const char *listen_host, *advertise_host;
     uint16_t port; /* tcp */

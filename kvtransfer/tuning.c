@@ -1,6 +1,7 @@
 /* tuning.c - the names of what an operator may tune, their values, and the fields they set. One
  * table entry per name. Names that begin with KVCACHE_, KV_ or SET_ are FastDeploy's and keep its
- * meaning; BATON_ names are for what FastDeploy has no name for. Thread: any; no state. */
+ * meaning; BATON_ names are for what FastDeploy has no name for.
+ * Thread: any; no state. */
 #include "kvtransfer/tuning.h"
 
 #include <assert.h>

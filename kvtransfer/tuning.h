@@ -1,7 +1,8 @@
 /* tuning.h - what an operator may set about the transports. Zero means "choose" or "off".
  *
  * kvt_create copies the struct; its strings are borrowed until kvt_free. kvt_tuning_set knows the
- * names (KVCACHE_* and BATON_* variables); deploy knows where values come from. Thread: any. */
+ * names (KVCACHE_* and BATON_* variables); deploy knows where values come from.
+ * Thread: any. */
 #ifndef BATON_KVTRANSFER_TUNING_H
 #define BATON_KVTRANSFER_TUNING_H
 
@@ -42,16 +43,16 @@ struct kvt_rdma_tuning {
 struct kvt_tuning {
     struct kvt_rdma_tuning rdma;
     const char *socket_ifname; /* KVCACHE_SOCKET_IFNAME: the interface of control connections */
-    const char *ucx_tls;       /* allowed UCX transports; NULL: all whose writes can be fenced (no
-                                * shared memory) */
-    uint16_t ucx_port;         /* 0: any free one */
-    uint32_t copiers;          /* ipc: threads that copy, including the transfer thread; 0: choose;
-                                * at most 16 */
-    enum kvt_switch cma;       /* ipc: process_vm_writev instead of mapping the pool */
-    uint32_t tcp_connections;  /* per peer, 1..16; 0: choose */
-    enum kvt_switch zerocopy;  /* tcp: MSG_ZEROCOPY */
-    bool lossy;        /* allow peers with a less precise element type: answers may differ */
-    const char *fault; /* a fault plan (fault.h); NULL: none. For tests */
+    /* allowed UCX transports; NULL: all whose writes can be fenced (no shared memory) */
+    const char *ucx_tls;
+    uint16_t ucx_port; /* 0: any free one */
+    /* ipc: threads that copy, including the transfer thread; 0: choose; at most 16 */
+    uint32_t copiers;
+    enum kvt_switch cma;      /* ipc: process_vm_writev instead of mapping the pool */
+    uint32_t tcp_connections; /* per peer, 1..16; 0: choose */
+    enum kvt_switch zerocopy; /* tcp: MSG_ZEROCOPY */
+    bool lossy;               /* allow peers with a less precise element type: answers may differ */
+    const char *fault;        /* a fault plan (fault.h); NULL: none. For tests */
 };
 
 /* Sets one value by its environment name ("KVCACHE_RDMA_NICS", "KVCACHE_IB_TIMEOUT",

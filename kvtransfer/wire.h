@@ -8,7 +8,8 @@
  *
  * Invariants: decoding reads no byte outside its input and accepts exactly what encoding produces:
  * known magic and version, zero padding, no trailing byte. A decoded value is in the range that its
- * comment gives; session.c checks whether it fits the session. Thread: any (values). */
+ * comment gives; session.c checks whether it fits the session.
+ * Thread: any (values). */
 #ifndef BATON_KVTRANSFER_WIRE_H
 #define BATON_KVTRANSFER_WIRE_H
 
@@ -19,8 +20,9 @@
 enum {
     KVT_VERSION = 3,
     KVT_TICKET_BYTES = 16,
-    KVT_BATCH_PIECES = 256, /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a
-                             * message stays below 4 KiB */
+    /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below 4
+     * KiB */
+    KVT_BATCH_PIECES = 256,
     KVT_MESSAGE_BYTES = 32,
     KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,
     KVT_PREAMBLE_BYTES = 32,
@@ -74,15 +76,16 @@ struct kvt_preamble {
 enum kvt_message_kind {
     KVT_MSG_OPEN = 1, /* sender: may I write into this grant? */
     KVT_MSG_OPENED,   /* receiver: yes, over this connection */
-    KVT_MSG_DATA,     /* sender: `bytes` of pieces [first, first + n) of `layer` follow (stream
-                       * transports only) */
-    KVT_MSG_NOTE,     /* sender: pieces [first, first + n) of `layer` are in place; checksums */
-    KVT_MSG_FINISH,   /* sender: that was all; `bytes` in total */
-    KVT_MSG_DONE,     /* receiver: verified; the source may be reused */
-    KVT_MSG_STOP,     /* receiver: stop writing, for `status` */
-    KVT_MSG_STOPPED,  /* sender: nothing of this session will be written any more (answer to STOP,
-                       * or the sender's own end) */
-    KVT_MSG_BYE,      /* sender: nothing at all will be written over this connection any more */
+    /* sender: `bytes` of pieces [first, first + n) of `layer` follow (stream transports only) */
+    KVT_MSG_DATA,
+    KVT_MSG_NOTE,   /* sender: pieces [first, first + n) of `layer` are in place; checksums */
+    KVT_MSG_FINISH, /* sender: that was all; `bytes` in total */
+    KVT_MSG_DONE,   /* receiver: verified; the source may be reused */
+    KVT_MSG_STOP,   /* receiver: stop writing, for `status` */
+    /* sender: nothing of this session will be written any more (answer to STOP, or the sender's own
+     * end) */
+    KVT_MSG_STOPPED,
+    KVT_MSG_BYE, /* sender: nothing at all will be written over this connection any more */
     KVT_MSG_KIND_END
 };
 

@@ -1,5 +1,6 @@
 /* fault.c - opens the wrapper around a transport, and the ops that only forward. Meaning: fault.h;
- * internals: fault_internal.h. Thread: transfer; open and close: as the inner transport's. */
+ * internals: fault_internal.h.
+ * Thread: transfer; open and close: as the inner transport's. */
 #include "kvtransfer/fault/fault.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
 /* fault_in.c - events of the inner transport: connections, messages, completions, each forwarded,
- * changed, or delayed. Thread: transfer. */
+ * changed, or delayed.
+ * Thread: transfer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

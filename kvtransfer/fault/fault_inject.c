@@ -1,5 +1,6 @@
 /* fault_inject.c - decides which fault a put, a message or a step gets: triggers first, then random
- * numbers. Thread: transfer. */
+ * numbers.
+ * Thread: transfer. */
 #include <errno.h>
 #include <signal.h>
 #include <time.h>

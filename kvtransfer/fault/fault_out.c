@@ -1,5 +1,5 @@
-/* fault_out.c - outgoing puts and messages: dropped, damaged, repeated, or delayed. Thread:
- * transfer. */
+/* fault_out.c - outgoing puts and messages: dropped, damaged, repeated, or delayed.
+ * Thread: transfer. */
 #include <string.h>
 #include <sys/timerfd.h>
 

@@ -1,4 +1,5 @@
-/* copy.c - the implementations of copy.h and the choice among them. Thread: any. */
+/* copy.c - the implementations of copy.h and the choice among them.
+ * Thread: any. */
 #include "kvtransfer/local/copy.h"
 
 #include <string.h>

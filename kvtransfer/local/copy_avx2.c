@@ -15,8 +15,8 @@ static void copy(void *to, const void *from, size_t n)
 {
     char *d = to;
     const char *s = from;
-    size_t head = -(uintptr_t)d & (LINE - 1); /* whole lines: a half-written one costs a read of
-                                               * it */
+    /* whole lines: a half-written one costs a read of it */
+    size_t head = -(uintptr_t)d & (LINE - 1);
     if (head > n) head = n;
     memcpy(d, s, head);
     d += head, s += head, n -= head;
@@ -30,8 +30,9 @@ static void copy(void *to, const void *from, size_t n)
         _mm256_stream_si256((void *)(d + 2 * HALF), e);
         _mm256_stream_si256((void *)(d + 3 * HALF), f);
     }
-    _mm_sfence(); /* streaming stores are not ordered by what follows: the message that announces
-                   * these bytes must be later */
+    /* streaming stores are not ordered by what follows: the message that announces these bytes must
+     * be later */
+    _mm_sfence();
     memcpy(d, s, n);
 }
 

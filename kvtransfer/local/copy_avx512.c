@@ -1,5 +1,6 @@
 /* copy_avx512.c - copies with 64-byte non-temporal stores. Compiled alone with its flags; see
- * copy.h. Thread: any. */
+ * copy.h.
+ * Thread: any. */
 #include "kvtransfer/local/copy.h"
 
 #if defined(__x86_64__)
@@ -27,8 +28,9 @@ static void copy(void *to, const void *from, size_t n)
         _mm512_stream_si512((void *)(d + 2 * LINE), e);
         _mm512_stream_si512((void *)(d + 3 * LINE), f);
     }
-    _mm_sfence(); /* streaming stores are not ordered by what follows: the message that announces
-                   * these bytes must be later */
+    /* streaming stores are not ordered by what follows: the message that announces these bytes must
+     * be later */
+    _mm_sfence();
     memcpy(d, s, n);
 }
 

@@ -6,8 +6,8 @@
  * so a wrong one hurts only itself. The fence is local.h's: no call is made after BYE, nor by a
  * process that has ended. LIMIT: a process is named by its number. If it ends and its number is
  * reused within the microseconds between the check of the pidfd and the call, the call writes to
- * the new process, if that is the same user's and has memory at the address. Thread: transfer and
- * copiers. */
+ * the new process, if that is the same user's and has memory at the address.
+ * Thread: transfer and copiers. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

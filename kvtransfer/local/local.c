@@ -1,5 +1,6 @@
 /* local.c - connections within one host: tickets, packets, the ends of writers. Diagram and
- * invariants: local.h. Thread: transfer. */
+ * invariants: local.h.
+ * Thread: transfer. */
 #include "kvtransfer/local/local.h"
 
 #include <errno.h>

@@ -62,8 +62,8 @@ struct local_conn {
     int fd, pidfd;
     int32_t pid;                            /* of the other end, in this process's namespace */
     const struct local_copy_method *method; /* outgoing, while attached */
-    char *remote;                    /* outgoing, while attached: the receiver's pool, an address
-                                      * that `method` understands */
+    /* outgoing, while attached: the receiver's pool, an address that `method` understands */
+    char *remote;
     size_t remote_bytes, need_bytes; /* need: the pool bytes of their layout */
     uint64_t deadline_ms;            /* HANDSHAKE, WAITING */
     struct local_put *puts;          /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
@@ -74,9 +74,10 @@ struct local_conn {
     struct buf out;     /* packets that wait for a put or for room: local_packet, bytes */
     bool wants_write;
     bool bye_received, ended, detached; /* detached: the session layer got DOWN */
-    bool must_drain;                    /* incoming: the writer holds raw addresses (CMA) or GPU
-                                         * memory: it must be gone before the pool is freed */
-    bool closing;                       /* outgoing, disconnected: BYE waits for socket room */
+    /* incoming: the writer holds raw addresses (CMA) or GPU memory: it must be gone before the pool
+     * is freed */
+    bool must_drain;
+    bool closing; /* outgoing, disconnected: BYE waits for socket room */
 };
 
 struct local_packet {

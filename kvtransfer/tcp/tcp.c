@@ -2,7 +2,8 @@
  * and the receiver reads it straight into the granted blocks.
  *
  * This file has the transport, connections with their links, and poll. tcp_out.c sends, tcp_in.c
- * receives; tcp.h has the protocol and its invariants. Thread: transfer. */
+ * receives; tcp.h has the protocol and its invariants.
+ * Thread: transfer. */
 #include "kvtransfer/tcp/tcp.h"
 
 #include <errno.h>
@@ -23,10 +24,11 @@
 enum {
     ACCEPTS_PER_POLL = 16,
     DEADLINE_CHECK_MS = 50,
-    USER_TIMEOUT_MS = 5000, /* unacknowledged bytes older than this end the connection, because a
-                             * host that is gone sends nothing */
-    LINKS_REMOTE = 4        /* per peer on another host: one core and one stream cannot fill a
-                             * fast NIC */
+    /* Unacknowledged bytes older than this end the connection, because a host that is gone sends
+     * nothing. */
+    USER_TIMEOUT_MS = 5000,
+    /* Links per peer on another host: one core and one stream cannot fill a fast NIC. */
+    LINKS_REMOTE = 4
 };
 
 /* ---- links ---- */

@@ -18,15 +18,16 @@ enum {
     TCP_LINKS_MAX = 16,
     TCP_STRIPE_MIN = 32 * 1024, /* bytes of a slice, worth a segmentation offload */
     TCP_PUTS_MAX = 4,           /* per connection: one being sent, one queued, others being noted */
-    TCP_BYTES_PER_POLL = 4 << 20,  /* per link and poll, so that connections share the thread */
-    TCP_DISCARD_BYTES = 64 * 1024, /* sink for bytes of dead sessions; abandoned puts send zeros
-                                    * from a second one */
+    TCP_BYTES_PER_POLL = 4 << 20, /* per link and poll, so that connections share the thread */
+    /* Sink for bytes of dead sessions; abandoned puts send zeros from a second one. */
+    TCP_DISCARD_BYTES = 64 * 1024,
     TCP_IOV_MAX = 256,
-    TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX, /* read together with the end of a payload: usually the
-                                            * NOTE after it and the next header */
+    /* Bytes read together with the end of a payload: usually its NOTE and the next header. */
+    TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX,
     TCP_ZEROCOPY_MIN = 32 * 1024,
-    TCP_ZEROCOPY_CALLS = 1024 /* of one link not completed by the kernel; beyond it bytes are
-                               * copied. A power of two */
+    /* Calls of one link that the kernel has not completed; beyond it bytes are copied. A power of
+     * two. */
+    TCP_ZEROCOPY_CALLS = 1024
 };
 
 enum tcp_link_state { TCP_CONNECTING, TCP_WAITING, TCP_HANDSHAKE, TCP_LINK_UP };

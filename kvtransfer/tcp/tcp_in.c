@@ -3,7 +3,8 @@
  *
  * Every read asks env->scatter again, so that a session that has just ended gets no further byte.
  * On the first link the end of a payload is read together with the small bytes after it, which wait
- * in `in`. Thread: transfer. */
+ * in `in`.
+ * Thread: transfer. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -38,8 +39,8 @@ static void end_slice(struct tcp_link *l)
     }
     c->in_frame = false;
     if (l->index) tcp_watch(l, l->events & ~(uint32_t)EPOLLIN);
-    tcp_watch(c->links[0], c->links[0]->events | EPOLLIN); /* what it read ahead is in the
-                                                            * backlog */
+    /* what it read ahead is in the backlog */
+    tcp_watch(c->links[0], c->links[0]->events | EPOLLIN);
 }
 
 /* Bytes of the frame that are in place from its begin without a gap. */
@@ -215,8 +216,8 @@ static bool use_bytes(struct tcp_events *evs, struct tcp_link *l, bool *wait)
             else if (!on_preamble(evs, l)) return false;
         } else if (c->state == TCP_ASSEMBLING || (c->in_frame && (l->slice_left == 0 || evs->n)) ||
                    evs->n == evs->cap) {
-            *wait = true; /* for other links, or for sessions to see the messages before this
-                           * payload */
+            /* for other links, or for sessions to see the messages before this payload */
+            *wait = true;
         } else if (c->in_frame) {
             scatter_read_ahead(l);
         } else if (!parse_message(evs, l, wait)) {

@@ -2,7 +2,8 @@
  * MSG_ZEROCOPY completions. See tcp.h.
  *
  * A link's stream is its queue with a gap per slice. One sendmsg covers as many queued bytes and
- * slices as fit into an iovec. Thread: transfer. */
+ * slices as fit into an iovec.
+ * Thread: transfer. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -23,9 +24,8 @@ static struct tcp_put *put_at(struct tcp_conn *c, uint64_t seq)
 static uint64_t next_put(const struct tcp_link *l, uint64_t seq)
 {
     const struct tcp_conn *c = l->conn;
-    if (c && seq < c->n_completed)
-        seq = c->n_completed; /* puts without a slice here came and
-                               * went */
+    if (c && seq < c->n_completed) /* puts without a slice here came and went */
+        seq = c->n_completed;
     while (c && seq < c->n_put && c->puts[seq % TCP_PUTS_MAX].n_slices <= l->index) seq++;
     return seq;
 }
@@ -158,8 +158,8 @@ enum status tcp_write_out(struct tcp_link *l)
         if (sent < 0 && errno == EINTR) continue;
         full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         if (sent < 0 && !full) {
-            shutdown(l->fd, SHUT_RDWR); /* not every error ends the socket; reading now finds an
-                                         * end of file */
+            /* not every error ends the socket; reading now finds an end of file */
+            shutdown(l->fd, SHUT_RDWR);
             return ERR_PEER_LOST;
         }
         if (!full) account_sent(l, (uint64_t)sent, zerocopy);
