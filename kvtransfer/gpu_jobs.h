@@ -28,8 +28,8 @@ struct kvt_gpu_jobs;
 struct kvt_gpu_job {
     struct kvt_gpu_jobs *jobs;
     struct list link; /* in jobs->begun, from begin to release */
-    /* release by the driver's thread when sums and bytes are complete; acquire by
-     * kvt_gpu_job_is_done */
+    /* Released by the driver's thread when sums and bytes are complete, acquired by
+     * kvt_gpu_job_is_done. */
     _Atomic bool done;
     bool acquired, released;
     struct kvt_stage stage; /* of jobs->staging, held until the job is done and released */

@@ -60,10 +60,10 @@ struct kvt_event {
     enum status status;
     const char *transport; /* name of the transport that carried it; static */
     uint64_t bytes;        /* RECEIVED, SENT: KV bytes moved */
-    /* RECEIVED: first byte (or grant) to verified; SENT: first push to acknowledged */
+    /* RECEIVED: first byte (or grant) to verified; SENT: first push to acknowledged. */
     uint64_t ns;
     /* SENT: the part of ns while bytes were in flight; the other part waited for compute or for the
-     * acknowledgement */
+     * acknowledgement. */
     uint64_t busy_ns;
     uint64_t tail_ns;    /* SENT: kvt_send_finish to acknowledged, not overlapped with compute */
     uint64_t link_speed; /* CONNECTED, SENT, RECEIVED: bytes per second; 0: not known */

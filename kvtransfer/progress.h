@@ -20,10 +20,10 @@
 #include "shared/base/mailbox.h"
 
 enum {
-    /* connections of one node, both directions; a handle is serial * KVT_PEERS_MAX + index */
+    /* Connections of one node, both directions; a handle is serial * KVT_PEERS_MAX + index. */
     KVT_PEERS_MAX = 1024,
-    KVT_COMMANDS_SOFT = 16384, /* beyond this new work is refused ... */
-    /* ... and only ends and cancels are accepted; beyond this those go to kvt.overflow */
+    KVT_COMMANDS_SOFT = 16384, /* beyond this new work is refused */
+    /* Ends and cancels are accepted up to here; beyond it they go to kvt.overflow. */
     KVT_COMMANDS_HARD = 20480,
     KVT_TRANSPORT_EVENTS = 32
 };
@@ -84,7 +84,7 @@ struct kvt {
     _Atomic uint64_t handles[KVT_PEERS_MAX]; /* of outgoing peers; 0: free */
     _Atomic uint64_t next_handle;
     struct mailbox *mailbox;
-    /* newest first; pushed by any thread, taken as a whole by the transfer thread */
+    /* Newest first; pushed by any thread, taken as a whole by the transfer thread. */
     _Atomic(struct kvt_overflow *) overflow;
     int wake_fd, epoll_fd;
     _Atomic bool stopping;
@@ -94,7 +94,7 @@ struct kvt {
     struct list peers;
     struct kvt_transport_event transport_events[KVT_TRANSPORT_EVENTS];
     uint64_t ticked_ms;
-    /* taken from `overflow`, oldest first; they run after n_before commands of the mailbox */
+    /* Taken from `overflow`, oldest first; they run after n_before commands of the mailbox. */
     struct kvt_overflow *overflow_due;
     size_t n_before;
 };

@@ -14,8 +14,8 @@ enum kvt_direction { KVT_DIRECTION_SEND, KVT_DIRECTION_RECEIVE };
 /* Why a transfer failed. */
 enum kvt_failure {
     KVT_FAILED_CHECKSUM, /* bytes in place are not the bytes that were sent */
-    /* send: the grant was of an earlier generation, used, or another sender's (a receiver counts
-     * those as dropped) */
+    /* Send: the grant was of an earlier generation, used, or another sender's (a receiver counts
+     * those as dropped). */
     KVT_FAILED_STALE,
     KVT_FAILED_DUPLICATE, /* a piece was pushed or announced a second time */
     KVT_FAILED_REORDERED, /* a piece came before its predecessor */

@@ -43,10 +43,10 @@ struct kvt_rdma_tuning {
 struct kvt_tuning {
     struct kvt_rdma_tuning rdma;
     const char *socket_ifname; /* KVCACHE_SOCKET_IFNAME: the interface of control connections */
-    /* allowed UCX transports; NULL: all whose writes can be fenced (no shared memory) */
+    /* Allowed UCX transports; NULL: all whose writes can be fenced (no shared memory). */
     const char *ucx_tls;
     uint16_t ucx_port; /* 0: any free one */
-    /* ipc: threads that copy, including the transfer thread; 0: choose; at most 16 */
+    /* ipc: threads that copy, including the transfer thread; 0: choose; at most 16. */
     uint32_t copiers;
     enum kvt_switch cma;      /* ipc: process_vm_writev instead of mapping the pool */
     uint32_t tcp_connections; /* per peer, 1..16; 0: choose */

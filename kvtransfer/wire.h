@@ -20,8 +20,8 @@
 enum {
     KVT_VERSION = 3,
     KVT_TICKET_BYTES = 16,
-    /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below 4
-     * KiB */
+    /* Pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below
+     * 4 KiB. */
     KVT_BATCH_PIECES = 256,
     KVT_MESSAGE_BYTES = 32,
     KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,

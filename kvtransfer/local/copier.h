@@ -23,7 +23,7 @@ enum {
     COPIER_THREADS_MAX = 16,
     COPIER_CHUNK = 128 *
                    1024, /* bytes of a job: about 6 us of copying, handing over takes < 1 us */
-    /* of a worker, so that it does not run dry while the transfer thread copies one chunk */
+    /* Of a worker, so that it does not run dry while the transfer thread copies one chunk. */
     COPIER_QUEUED_BYTES = 2 * COPIER_CHUNK,
     COPIER_JOBS_MAX = 64,
     COPIER_EXTERNAL = COPIER_THREADS_MAX

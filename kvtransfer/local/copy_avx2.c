@@ -15,7 +15,7 @@ static void copy(void *to, const void *from, size_t n)
 {
     char *d = to;
     const char *s = from;
-    /* whole lines: a half-written one costs a read of it */
+    /* Streaming stores need whole lines: a partly written one costs a read of it. */
     size_t head = -(uintptr_t)d & (LINE - 1);
     if (head > n) head = n;
     memcpy(d, s, head);
@@ -30,8 +30,8 @@ static void copy(void *to, const void *from, size_t n)
         _mm256_stream_si256((void *)(d + 2 * HALF), e);
         _mm256_stream_si256((void *)(d + 3 * HALF), f);
     }
-    /* streaming stores are not ordered by what follows: the message that announces these bytes must
-     * be later */
+    /* Later stores could overtake streaming stores; the message that announces these bytes must
+     * not. */
     _mm_sfence();
     memcpy(d, s, n);
 }

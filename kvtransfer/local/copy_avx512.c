@@ -28,8 +28,8 @@ static void copy(void *to, const void *from, size_t n)
         _mm512_stream_si512((void *)(d + 2 * LINE), e);
         _mm512_stream_si512((void *)(d + 3 * LINE), f);
     }
-    /* streaming stores are not ordered by what follows: the message that announces these bytes must
-     * be later */
+    /* Later stores could overtake streaming stores; the message that announces these bytes must
+     * not. */
     _mm_sfence();
     memcpy(d, s, n);
 }

@@ -71,7 +71,7 @@ static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text,
         snprintf(text, text_max, "%s", reason);
         return ERR_UNSUPPORTED;
     }
-    /* a child could outlive the fence; if this fails, the pidfd still covers this process */
+    /* A child could outlive the fence; if this fails, the pidfd still covers this process. */
     (void)madvise(p, bytes, MADV_DONTFORK);
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* maps the owner's huge pages as huge pages */
     c->method = &MAPPED;

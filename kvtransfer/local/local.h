@@ -33,9 +33,9 @@ enum local_state { LOCAL_HANDSHAKE, LOCAL_WAITING, LOCAL_UP, LOCAL_DOWN };
 
 struct local_transport;
 
-/* Invariants 1 A writer unmaps (or forgets) the pool before it sends BYE, and sends BYE before it
- *  closes: after
- *    BYE it cannot write.
+/* Invariants
+ *  1 A writer unmaps (or forgets) the pool before it sends BYE, and sends BYE before it closes:
+ *    after BYE it cannot write.
  *  2 End of file alone proves nothing, because a descriptor can be closed while the mapping stays.
  *    Without BYE the fence is the end of the process, seen through the pidfd that was taken when it
  *    connected, before its ticket was checked.
@@ -62,7 +62,7 @@ struct local_conn {
     int fd, pidfd;
     int32_t pid;                            /* of the other end, in this process's namespace */
     const struct local_copy_method *method; /* outgoing, while attached */
-    /* outgoing, while attached: the receiver's pool, an address that `method` understands */
+    /* Outgoing, while attached: the receiver's pool, an address that `method` understands. */
     char *remote;
     size_t remote_bytes, need_bytes; /* need: the pool bytes of their layout */
     uint64_t deadline_ms;            /* HANDSHAKE, WAITING */
@@ -74,8 +74,8 @@ struct local_conn {
     struct buf out;     /* packets that wait for a put or for room: local_packet, bytes */
     bool wants_write;
     bool bye_received, ended, detached; /* detached: the session layer got DOWN */
-    /* incoming: the writer holds raw addresses (CMA) or GPU memory: it must be gone before the pool
-     * is freed */
+    /* Incoming: the writer has raw addresses (CMA) or GPU memory, so it must be gone before the pool
+     * is freed. */
     bool must_drain;
     bool closing; /* outgoing, disconnected: BYE waits for socket room */
 };

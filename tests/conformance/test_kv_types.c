@@ -154,8 +154,8 @@ static void run_world(struct kernel_ctx *c, struct world *w, enum dtype t, float
                       float *const *v, size_t chunk, float *out[N_SEQS])
 {
     size_t begin[N_SEQS] = { 0 }, count[N_SEQS], left;
-    memset(w->pool, 0xff, w->pool_bytes); /* NaN in every type (int8: by its scale): unwritten
-                                           * values must not be read */
+    /* NaN in every type (int8: by its scale): unwritten values must not be read */
+    memset(w->pool, 0xff, w->pool_bytes);
     for (;;) {
         left = 0;
         for (size_t s = 0; s < N_SEQS; s++) {

@@ -110,8 +110,8 @@ static double iperf_rate(uint32_t n_connections, const char *options)
     need(f != NULL, "popen");
     char line[256];
     double kbits = 0;
-    while (fgets(line, sizeof line, f)) { /* "[SUM] 0.00-1.00 sec 8.2 GBytes 70123456 Kbits/sec
-                                           * receiver"; the sum comes last */
+    /* "[SUM] 0.00-1.00 sec 8.2 GBytes 70123456 Kbits/sec receiver"; the sum comes last */
+    while (fgets(line, sizeof line, f)) {
         char *unit = strstr(line, "Kbits/sec");
         if (!unit || !strstr(line, "receiver")) continue;
         *unit = 0;
