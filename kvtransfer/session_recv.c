@@ -150,7 +150,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     snprintf(ev.text, sizeof ev.text, "%s", text);
     kvt_stats_failed(c->stats, KVT_DIRECTION_RECEIVE, why);
     if (r->t_doubt_ms && st != ERR_CHECKSUM)
-        log_info("kv transfer ended in doubt of a checksum",
+        log_info("kv transfer ended with an unconfirmed checksum error",
                  "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id,
                  ev.transport, r->doubt_layer, r->doubt_block, text);
     if (st == ERR_CHECKSUM)
@@ -313,13 +313,13 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
 {
     if (m->layer >= c->layout.n_layers || m->n == 0 || m->first > r->n_used ||
         m->n > r->n_used - m->first) {
-        fail(c, r, ERR_FORMAT, false, "the sender named pieces that the grant does not have");
+        fail(c, r, ERR_FORMAT, false, "the sender announced pieces outside the grant");
     } else if (m->first < cursor[m->layer]) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_DUPLICATE, false,
-                "the sender named pieces a second time");
+                "the sender announced pieces a second time");
     } else if (m->first > cursor[m->layer]) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_REORDERED, false,
-                "the sender named pieces before those in front of them");
+                "the sender announced pieces out of order");
     } else {
         return true;
     }
@@ -415,7 +415,7 @@ static void conclude(struct kvt_core *c, struct kvt_recv *r, uint64_t bytes)
     snprintf(text, sizeof text, "the sender finished with %llu pieces missing",
              (unsigned long long)r->n_left);
     fail_as(c, r, ERR_FORMAT, r->n_left ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false,
-            r->n_left ? text : "the sender counts other bytes than arrived");
+            r->n_left ? text : "the sender's byte count differs from the received bytes");
 }
 
 static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
@@ -607,7 +607,7 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
                    (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];
             if (now_ms > r->deadline_ms)
-                snprintf(text, sizeof text, "the KV transfer was not over after %llu ms",
+                snprintf(text, sizeof text, "the KV transfer was not complete after %llu ms",
                          (unsigned long long)c->deadline_ms);
             else snprintf(text, sizeof text, "no KV arrived for %u ms", c->stall_ms);
             fail(c, r, ERR_TIMEOUT, false, text);

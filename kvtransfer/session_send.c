@@ -200,7 +200,7 @@ static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const s
     if (!p || !p->up || p->lost) return "there is no connection to the decode node";
     *st = ERR_FORMAT;
     if (s->block_tokens != p->layout.block_tokens)
-        return "the grant counts in blocks of another size than the receiver said it has";
+        return "the grant's block size differs from the receiver's layout";
     if (kvt_head_slice_of(&p->layout, s->first_head, s->n_heads, &s->dst) != OK ||
         kvt_head_slice_of(&c->layout, s->first_head, s->n_heads, &s->src) != OK)
         return "the grant names KV heads that the receiver does not have";
@@ -255,7 +255,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_token_range 
     if (!s || s->state == KVT_SEND_STOPPING) return; /* its end was or will be reported */
     if (s->finish || range->begin > s->tokens[layer]) {
         kvt_send_fail(c, s, ERR_INVALID,
-                      s->finish ? "KV was offered after the end"
+                      s->finish ? "tokens were added after the end of the transfer"
                                 : "tokens are missing between two ranges of a layer");
         return;
     }
@@ -620,7 +620,7 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
         }
         char text[128];
         if (late)
-            snprintf(text, sizeof text, "the KV transfer was not over after %llu ms",
+            snprintf(text, sizeof text, "the KV transfer was not complete after %llu ms",
                      (unsigned long long)c->deadline_ms);
         else if (answer)
             snprintf(text, sizeof text, "the receiver did not answer %s within %u ms",

@@ -89,7 +89,7 @@ static void register_direction(struct kvt_stats *s, int d, struct buf *b)
     s->in_flight[d] = metrics_gauge(s->m, "baton_kv_transfers_in_flight", label(b, NULL, d),
                                     "KV transfers that have not ended.");
     s->hashed[d] = metrics_counter(s->m, "baton_kv_transfer_hashed_bytes_total", label(b, NULL, d),
-                                   "KV bytes a checksum was made of.");
+                                   "KV bytes that checksums were computed of.");
     for (int f = 0; f < KVT_FAILED_COUNT; f++) {
         (void)label(b, NULL, d);
         buf_printf(b, ",reason=\"%s\"", FAILURES[f]);
@@ -118,7 +118,7 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
         m, "baton_kv_transfers_quarantined", "",
         "Failed transfers whose writer may still write: their blocks are held.");
     s->checksum_failed = metrics_counter(m, "baton_kv_transfer_checksum_failures_total", "",
-                                         "KV pieces whose checksum disagreed.");
+                                         "KV pieces with a wrong checksum.");
     s->fence_waits = metrics_counter(m, "baton_kv_transfer_fence_waits_total", "",
                                      "Failed transfers that had to wait for their writer's fence.");
     return s;

@@ -206,7 +206,7 @@ enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct er
         w.n_heads == 0 || w.block_tokens == 0 || w.block_tokens > KVT_BLOCK_TOKENS_MAX)
         return err_set(err, ERR_FORMAT, "malformed KV grant");
     if (in.n != sizeof(int32_t) * w.n_blocks)
-        return err_set(err, ERR_FORMAT, "a KV grant of %u blocks carries %zu bytes of them",
+        return err_set(err, ERR_FORMAT, "a KV grant of %u blocks has %zu bytes of block numbers",
                        w.n_blocks, in.n);
     *out = (struct kvt_grant_msg){
         .session = w.session,

@@ -74,8 +74,8 @@ struct local_conn {
     struct buf out;     /* packets that wait for a put or for room: local_packet, bytes */
     bool wants_write;
     bool bye_received, ended, detached; /* detached: the session layer got DOWN */
-    /* Incoming: the writer has raw addresses (CMA) or GPU memory, so it must be gone before the pool
-     * is freed. */
+    /* Incoming: the writer has raw addresses (CMA) or GPU memory, so it must be gone before the
+     * pool is freed. */
     bool must_drain;
     bool closing; /* outgoing, disconnected: BYE waits for socket room */
 };

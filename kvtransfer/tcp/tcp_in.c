@@ -272,7 +272,7 @@ void tcp_read_in(struct tcp_events *evs, struct tcp_link *l)
             return;
         }
         if (up && l->index && !c->base.incoming) {
-            lose(evs, l, ERR_FORMAT, "bytes came where none are due");
+            lose(evs, l, ERR_FORMAT, "unexpected bytes from the receiver");
             return;
         }
         total += (uint64_t)got;
