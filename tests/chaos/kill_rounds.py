@@ -18,7 +18,8 @@ What must hold in every round
     the same pages, and /dev/shm has no new file
 The worst figure of each kind is printed, in seconds. A deadline counts as missed at three times its
 value, because the test machine may be busy."""
-import argparse, collections, concurrent.futures, os, queue, random, signal, subprocess, sys, threading, time
+import argparse, collections, concurrent.futures, os, queue, random, signal, subprocess, sys
+import threading, time
 
 N_BLOCKS, PER_BLOCK = 96, 16
 FREE_S, EMPTY_S, MARGIN = 3.0, 1.0, 3
@@ -31,7 +32,8 @@ class Gone(Exception):
 
 class Peer:
     def __init__(self, argv):
-        self.p = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1)
+        self.p = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True, bufsize=1)
         self.answers, self.events, self.lock, self.owed = queue.Queue(), [], threading.Lock(), 1
         threading.Thread(target=self.read, daemon=True).start()
         self.take(30)
@@ -117,10 +119,15 @@ class Peer:
 # (side that is hit, step with its count, what happens in the round).
 # whole: everything is sent; cancel: the receiver cancels half-way; leave: the sender disconnects
 # half-way.
-STEPS = [('sender', s, 'whole') for s in ('connect:1', 'up:1', 'open:1', 'opened:1', 'put:1', 'put:3', 'put_done:1', 'put_done:4', 'note:1', 'note:3', 'finish:1', 'done:1')]
-STEPS += [('sender', s, 'cancel') for s in ('stop:1', 'stopped:1')] + [('sender', 'disconnect:1', 'leave')]
-STEPS += [('receiver', s, 'whole') for s in ('up:1', 'open:1', 'opened:1', 'put:2', 'note:1', 'note:3', 'finish:1', 'done:1')]
-STEPS += [('receiver', s, 'cancel') for s in ('stop:1', 'stopped:1')] + [('receiver', s, 'leave') for s in ('fence:1', 'disconnect:1')]
+STEPS = [('sender', s, 'whole') for s in (
+    'connect:1', 'up:1', 'open:1', 'opened:1', 'put:1', 'put:3', 'put_done:1', 'put_done:4',
+    'note:1', 'note:3', 'finish:1', 'done:1')]
+STEPS += [('sender', s, 'cancel') for s in ('stop:1', 'stopped:1')]
+STEPS += [('sender', 'disconnect:1', 'leave')]
+STEPS += [('receiver', s, 'whole') for s in (
+    'up:1', 'open:1', 'opened:1', 'put:2', 'note:1', 'note:3', 'finish:1', 'done:1')]
+STEPS += [('receiver', s, 'cancel') for s in ('stop:1', 'stopped:1')]
+STEPS += [('receiver', s, 'leave') for s in ('fence:1', 'disconnect:1')]
 STEPS += [('sender', 'any', 'whole'), ('receiver', 'any', 'whole')]
 SCATTERS = ('tcp',)           # the receiver sees each put
 # The receiver ends the writer's access itself: a stopped writer holds nothing longer than FREE_S.
@@ -144,7 +151,9 @@ class Round:
         plan = [] if self.step == 'any' else [f'at={self.step}:{self.sig}']
         self.sender = Peer(argv + (plan if self.side == 'sender' else []))
         self.receiver = Peer(argv + (plan if self.side == 'receiver' else []))
-        self.victim, self.survivor = (self.sender, self.receiver) if self.side == 'sender' else (self.receiver, self.sender)
+        self.victim, self.survivor = self.sender, self.receiver
+        if self.side == 'receiver':
+            self.victim, self.survivor = self.receiver, self.sender
         self.handle = None
         self.transfers = {}     # id: (tokens, blocks) of grants made
         self.sent = set()       # ids that the sender has accepted
@@ -168,7 +177,8 @@ class Round:
             used = blocks[(i - 1) * 20:i * 20][:-(-tokens // PER_BLOCK)]
             grant = self.ask(self.receiver, 'expect', i, tokens, *used)
             self.transfers[i] = (tokens, used)
-            self.ask(self.sender, 'send', i, self.handle, grant, tokens, tokens if self.flow == 'whole' else tokens // 2, *used)
+            upto = tokens if self.flow == 'whole' else tokens // 2
+            self.ask(self.sender, 'send', i, self.handle, grant, tokens, upto, *used)
             self.sent.add(i)
         if self.flow == 'cancel':
             self.ask(self.receiver, 'cancel', 1)
@@ -211,7 +221,7 @@ class Round:
                 p.do('cancel' if p is self.receiver else 'unsend', i)
 
     def reclaim(self, i):
-        """Checks the pages of a transfer that has ended (RECEIVED: the sent bytes); fills the canary."""
+        """Checks an ended transfer's pages (RECEIVED: the sent bytes); fills in the canary."""
         tokens, used = self.transfers[i]
         if self.receiver.find(('received',), i):
             self.receiver.do('holds', i, tokens, *used)
@@ -223,8 +233,8 @@ class Round:
         self.receiver.do('canaries', *[b for b in range(N_BLOCKS) if b not in live])
 
     def survivor_frees(self, t0):
-        """Checks that every transfer of the survivor ends within FREE_S of the signal: its pages are
-        free, or held while the peer may still touch them."""
+        """Checks that every transfer of the survivor ends within FREE_S of the signal: its pages
+        are free, or held while the peer may still touch them."""
         p, stopped = self.survivor, self.sig == 'sigstop'
         time.sleep(0.2)         # the node above needs a moment to notice
         self.give_up(p)
@@ -238,17 +248,23 @@ class Round:
             self.deadline('ended', FREE_S, e[3] - t0)
             if p is self.sender:
                 continue
-            fenced = e if e[0] == 'received' else p.wait(('fenced',), i, TOLERANT if self.transport in TAKES_AWAY else patience)
+            fenced = e
+            if e[0] != 'received':
+                fenced = p.wait(('fenced',), i,
+                                TOLERANT if self.transport in TAKES_AWAY else patience)
             if fenced:
                 self.deadline('pages back', FREE_S, fenced[3] - t0)
                 self.reclaim(i)
             else:
-                assert stopped and self.transport not in TAKES_AWAY, f'transfer {i}: its writer is dead or fenced, but its pages are not released'
+                assert stopped and self.transport not in TAKES_AWAY, \
+                    f'transfer {i}: its writer is dead or fenced, but its pages are not released'
                 self.held.append(i)
         if p is self.receiver:
             self.times['transfers held while stopped'] = len(self.held)
             self.canaries(self.held)
-            wait_for(lambda: p.state()['quarantined'] == len(self.held), TOLERANT, lambda: f'{len(self.held)} transfers wait for their fence, and the metric says {p.state()}')
+            wait_for(lambda: p.state()['quarantined'] == len(self.held), TOLERANT,
+                     lambda: f'{len(self.held)} transfers wait for their fence, '
+                             f'and the metric says {p.state()}')
 
     def go_on(self):
         """Sends SIGCONT: held transfers end, and the stopped side ends its own transfers."""
@@ -261,7 +277,8 @@ class Round:
             if p is self.receiver:
                 self.reclaim(i)
         self.give_up(v)
-        wait_for(lambda: not any(v.state()[k] for k in ('send', 'receive', 'quarantined')), TOLERANT, lambda: f'the side that was stopped keeps {v.state()}')
+        wait_for(lambda: not any(v.state()[k] for k in ('send', 'receive', 'quarantined')),
+                 TOLERANT, lambda: f'the stopped side keeps {v.state()}')
         if v is self.receiver:
             v.do('canary', *range(N_BLOCKS))
 
@@ -277,7 +294,8 @@ class Round:
             tokens = 90 * PER_BLOCK - 5
             grant = receiver.do('expect', 99, tokens, *blocks[:90])
             sender.do('send', 99, handle, grant, tokens, tokens, *blocks[:90])
-            assert receiver.wait(('received',), 99, TOLERANT) and sender.wait(('sent',), 99, TOLERANT), 'a transfer with a new peer fails'
+            assert receiver.wait(('received',), 99, TOLERANT), 'a transfer with a new peer fails'
+            assert sender.wait(('sent',), 99, TOLERANT), 'a transfer with a new peer fails'
             receiver.do('holds', 99, tokens, *blocks[:90])
             receiver.do('canaries', *blocks[90:])
             sender.do('disconnect', handle)
@@ -297,14 +315,17 @@ class Round:
                     self.sender.do('disconnect', self.handle)
             for i in self.of(p):
                 ends, fences = len(p.find(self.ends(p), i)), len(p.find(('fenced',), i))
-                assert ends == 1 and fences <= 1, f'transfer {i} ended {ends} times and was fenced {fences} times'
+                assert ends == 1 and fences <= 1, \
+                    f'transfer {i} ended {ends} times and was fenced {fences} times'
             if self.receiver.p.poll() is None:
                 time.sleep(0.05)
                 self.canaries()     # every page is back, and no late write changed it
             self.anew()
             if v.p.poll() is None:
-                assert v.close() == 0, 'the side that was stopped does not end orderly'
-            wait_for(lambda: p.state() == {'fds': fds, 'send': 0, 'receive': 0, 'quarantined': 0}, TOLERANT, lambda: f'{p.state()}, and {fds} descriptors before')
+                assert v.close() == 0, 'the stopped side does not end orderly'
+            clean = {'fds': fds, 'send': 0, 'receive': 0, 'quarantined': 0}
+            wait_for(lambda: p.state() == clean, TOLERANT,
+                     lambda: f'{p.state()}, and {fds} descriptors before')
             assert p.close() == 0, 'the survivor does not end orderly'
         finally:
             for q in (self.sender, self.receiver):
@@ -354,7 +375,8 @@ def main():
             for name, seconds in times.items():
                 worst[name] = max(worst[name], (seconds, ' '.join(row)))
     left = set(os.listdir('/dev/shm')) - shm
-    print(f'{n} rounds over {len(rows)} rows of the table in {time.monotonic() - t0:.0f} s, stopped for {a.stop:g} s each')
+    print(f'{n} rounds over {len(rows)} rows of the table in {time.monotonic() - t0:.0f} s, '
+          f'stopped for {a.stop:g} s each')
     for name, (most, row) in sorted(worst.items()):
         print(f'  worst {name:28} {most:6.3f}  ({row})')
     if left:
