@@ -463,7 +463,7 @@ TEST(a_transfer_has_a_deadline)
         }
         struct kvt_event ev = node_wait(from, KVT_SEND_FAILED, 1, 5000);
         CHECK_STATUS(ev.status, ERR_TIMEOUT);
-        CHECK(who == 0 || strstr(ev.text, "not over after 400 ms"));
+        CHECK(who == 0 || strstr(ev.text, "not complete after 400 ms"));
         CHECK_STATUS(node_wait(to, KVT_RECEIVE_FAILED, 1, 5000).status, ERR_TIMEOUT);
         node_wait(to, KVT_FENCED, 1, 5000);
         buf_release(&grant);

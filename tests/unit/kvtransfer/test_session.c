@@ -589,7 +589,7 @@ static void endless(struct side *s, const struct kvt_grant_msg *g)
     (void)g;
     s->core.stall_ms = 1000000;
     kvt_recv_tick(&s->core, clock_ms() + 100500);
-    CHECK(strstr(events[0].text, "not over after 100000 ms"));
+    CHECK(strstr(events[0].text, "not complete after 100000 ms"));
 }
 static void lost(struct side *s, const struct kvt_grant_msg *g)
 {
