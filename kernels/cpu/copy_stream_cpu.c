@@ -1,5 +1,6 @@
-/* copy_stream_cpu.c - a lane of the processor: everything is over when its call returns. Thread:
- * one per lane, any. */
+/* copy_stream_cpu.c - a copy stream of the CPU: every operation has completed when its call
+ * returns.
+ * Thread: one per copy stream, any. */
 #include "kernels/copy_stream.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
-/* cpu_backend.c - the slots of the cpu rows that work row by row: how a call is split over the
+/* cpu_backend.c - the ops of the CPU backends that work row by row: how a call is split over the
  * compute pool.
  *
- * Work items are made of whole rows; calls too small to be worth waking a thread run on the caller.
- * Thread: engine, pool. */
+ * Work items are whole rows; calls too small to be worth waking a thread run on the caller.
+ * Thread: engine, compute pool. */
 #include "kernels/cpu/cpu_backend.h"
 #include "shared/base/arith.h"
 
@@ -21,7 +21,7 @@ struct cpu_rows_job {
     bool interleaved;
 };
 
-/* Run fn on items of job->rows_per_item rows, `elements` floats each. */
+/* Runs the job on items of job->rows_per_item rows, `elements` floats each. */
 static void run_rows(struct kernel_ctx *c, struct cpu_rows_job *job, size_t elements,
                      void (*fn)(void *, int, int))
 {
@@ -180,7 +180,7 @@ static void log_sum_exp_item(void *arg, int index, int thread)
         const float *x = job->x + i * job->x_stride;
         float max = job->kernels->max(x, job->n);
         double sum = 0;
-        if (max == -INFINITY) { /* exp(x - max) would be NaN; log of 0 is what it means */
+        if (max == -INFINITY) { /* exp(x - max) would be NaN; the result is log of 0 */
             job->out[i] = max;
             continue;
         }

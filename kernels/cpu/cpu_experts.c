@@ -1,20 +1,18 @@
-/* cpu_experts.c - the experts slot of the cpu rows: rows sorted by expert, so that an expert is one
- * product over all rows that chose it, and all experts are one matmul call.
+/* cpu_experts.c - the op experts of the CPU backends: sorts rows by expert, so that an expert is
+ * one GEMM over all rows that chose it, and all experts are one matmul call.
  *
- * The sort is a counting sort on the calling thread: a step has few thousand rows. A row's result
- * depends on nothing but the row: the order changes where it is computed, not how. Thread:
- * engine. */
+ * It is a counting sort on the calling thread: a step has a few thousand rows. A row's result
+ * depends only on the row: the order changes where it is computed, not how. Thread: engine. */
 #include <string.h>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "shared/base/arith.h"
 
-/* Slots in order of expert, and inside an expert in order of row. */
+/* Sorts slots by expert, and within an expert by row. */
 static void sort_by_expert(const struct experts_args *a)
 {
     const size_t n = a->n_rows * (size_t)a->n_used;
-    int32_t *begin = a->begin; /* while slots are given out, begin[i] is the next one of expert
-                                * i */
+    int32_t *begin = a->begin; /* while slots are assigned, begin[i] is expert i's next one */
     memset(begin, 0, ((size_t)a->n_experts + 1) * sizeof *begin);
     for (size_t i = 0; i < n; i++) begin[a->experts[i] + 1]++;
     for (int32_t i = 0; i < a->n_experts; i++) begin[i + 1] += begin[i];
@@ -37,7 +35,7 @@ static struct expert_slots slots_of(const struct experts_args *a, int32_t expert
     return (struct expert_slots){ at, (size_t)a->begin[expert + 1] - at };
 }
 
-/* gate and up of all experts and of the shared one. */
+/* Computes gate and up of all experts and of the shared one. */
 static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t hidden, size_t inner)
 {
     const struct shared_expert *shared = &a->shared;
@@ -70,7 +68,7 @@ static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t h
     c->ops->matmul(c, a->jobs, n); /* [rows used, I], [rows, shared I] */
 }
 
-/* The shared one adds to x, the others are kept by slot. */
+/* Computes down: the shared expert adds to x, the others write their slots. */
 static void down(struct kernel_ctx *c, const struct experts_args *a, size_t hidden, size_t inner)
 {
     const struct shared_expert *shared = &a->shared;

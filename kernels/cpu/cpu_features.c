@@ -1,8 +1,8 @@
-/* cpu_features.c - cpuid, and xgetbv for the part the operating system has a say in.
+/* cpu_features.c - cpuid, and xgetbv for what depends on the operating system.
  *
- * A CPU with AVX-512 under a system that does not save zmm registers must not run that row: XCR0
- * says which register states are saved on a context switch. Bit numbers are those of the Intel and
- * AMD manuals. Thread: any. */
+ * A CPU with AVX-512 under a system that does not save zmm registers must not run that backend:
+ * XCR0 says which register states are saved on a context switch. Bit numbers are those of the Intel
+ * and AMD manuals. Thread: any. */
 #include "kernels/cpu/cpu_features.h"
 
 #include <cpuid.h>
@@ -15,7 +15,7 @@
 #include "shared/base/mem.h"
 
 enum { XCR0_YMM = 0x6, XCR0_ZMM = 0xe6, XCR0_AMX = 0x60000 };
-/* Linux hands out the 8 KiB of tile registers on request (Documentation/arch/x86/xstate.rst). */
+/* Linux enables the 8 KiB of tile registers on request (Documentation/arch/x86/xstate.rst). */
 enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_TILES = 18 };
 
 static uint32_t read_xcr0(void)

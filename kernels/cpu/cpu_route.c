@@ -1,9 +1,9 @@
-/* cpu_route.c - which experts each token goes to: scores, groups, the k best, their weights.
+/* cpu_route.c - routes each token to experts: scores, groups, the k best, their weights.
  *
- * The same plain C for every cpu row (a router is a few hundred numbers per token), so that all
- * rows choose the same experts. Formulas: kernels.h, struct route_args. Exponentials are libm's in
- * f64, rounded once: near-ties between experts are decided as exactly as f32 logits allow. Thread:
- * engine, pool. */
+ * The same plain C for every CPU backend (a router is a few hundred numbers per token), so that all
+ * backends choose the same experts. Formulas: kernels.h, struct route_args. Exponentials are libm's
+ * in f64, rounded once: near-ties between experts are decided as exactly as f32 logits allow.
+ * Thread: engine, compute pool. */
 #include <math.h>
 #include <string.h>
 
@@ -13,8 +13,8 @@
 enum { ROWS_PER_ITEM = 8 };
 
 struct route_scores {
-    float p[KERNEL_EXPERTS_MAX];      /* scores: what weights are made of */
-    float choice[KERNEL_EXPERTS_MAX]; /* scores + bias: what is compared */
+    float p[KERNEL_EXPERTS_MAX];      /* scores, from which weights are computed */
+    float choice[KERNEL_EXPERTS_MAX]; /* scores + bias, which are compared */
 };
 
 static void softmax(const float *logits, size_t n, float *p)
@@ -31,8 +31,8 @@ static void sigmoid(const float *logits, size_t n, float *p)
     for (size_t e = 0; e < n; e++) p[e] = (float)(1.0 / (1.0 + exp(-(double)logits[e])));
 }
 
-/* Index of the largest value, the first of equals; NaN counts as smallest, so that something is
- * always chosen. */
+/* Index of the largest value, the first of equal ones; NaN counts as the smallest, so there is
+ * always a result. */
 static size_t first_best(const float *v, size_t n)
 {
     size_t best = 0;
@@ -55,7 +55,7 @@ static float group_score(const struct route_args *a, const float *choice, size_t
     return a->group_score == GROUP_TOP2_SUM && n > 1 ? first + second : first;
 }
 
-/* Experts of groups that are not among the best can no longer be chosen. */
+/* Excludes experts of groups that are not among the best. */
 static void mask_groups(const struct route_args *a, float *choice)
 {
     size_t n_groups = (size_t)a->n_groups, size = (size_t)a->n_experts / n_groups;

@@ -1,5 +1,5 @@
-/* cpu_sample.c - the two slots of the cpu rows that go over a whole vocabulary for one token.
- * Thread: engine, pool. */
+/* cpu_sample.c - the two host functions that read a whole vocabulary for one token.
+ * Thread: engine, compute pool. */
 #include <math.h>
 
 #include "kernels/cpu/cpu_backend.h"
@@ -8,7 +8,7 @@
 
 enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
 
-/* The chunk that holds the first largest value, then its place in there. */
+/* Finds the chunk with the first largest value, then its index in there. */
 int32_t host_argmax(struct kernel_ctx *c, const float *x, size_t n)
 {
     const struct cpu_microkernels *kernels = cpu_microkernels_of(c);

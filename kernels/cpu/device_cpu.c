@@ -1,8 +1,8 @@
 /* device_cpu.c - host memory as a device: private pages, or a memfd that another process may map.
  *
- * A memfd has no name in any file system, so nothing is left behind however the process ends; its
- * pages exist only once touched. It is sealed at its size: a peer that holds the descriptor cannot
- * shrink it under us. Thread: loop at start. */
+ * A memfd has no name in any file system, so nothing is left however the process ends; its pages
+ * are allocated when they are first touched. Its size is sealed: a peer with the descriptor cannot
+ * shrink it. Thread: loop at start. */
 #include "kernels/cpu/device_cpu.h"
 
 #include <errno.h>
@@ -49,8 +49,8 @@ static enum status alloc_shared(size_t bytes, struct dev_mem *out, struct err *e
         close(fd);
         return no_memory(bytes, code, err);
     }
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system allows it for shared memory:
-                                             * scattered blocks miss the TLB less */
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* if allowed for shared memory: scattered blocks
+                                             * miss the TLB less */
     *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = fd };
     return OK;
 }

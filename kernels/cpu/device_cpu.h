@@ -1,4 +1,4 @@
-/* device_cpu.h - the cpu row of kernels/device.h. */
+/* device_cpu.h - the CPU as an implementation of kernels/device.h. Thread: see device.h. */
 #ifndef BATON_KERNELS_CPU_DEVICE_CPU_H
 #define BATON_KERNELS_CPU_DEVICE_CPU_H
 

@@ -1,5 +1,5 @@
-/* microkernels_amx.c - the amx row: tiles for many rows of integers and for all bf16 products; the
- * rest is the avx512-vnni row's. Thread: engine, pool. */
+/* microkernels_amx.c - backend amx: tiles for many rows of integers and for all bf16 GEMMs; the
+ * others are avx512-vnni's. Thread: engine, compute pool. */
 #include "kernels/cpu/microkernels_amx.h"
 
 #include "kernels/cpu/cpu_features.h"

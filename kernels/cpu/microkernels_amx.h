@@ -1,4 +1,6 @@
-/* microkernels_amx.h - the loops of the amx row that use tiles; see struct cpu_microkernels. */
+/* microkernels_amx.h - the micro-kernels of backend amx that use tiles; see struct
+ * cpu_microkernels.
+ * Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_AMX_H
 #define BATON_KERNELS_CPU_MICROKERNELS_AMX_H
 
@@ -6,7 +8,7 @@
 
 enum { AMX_ROWS = 16 }; /* of a tile at most */
 
-/* What ldtilecfg reads: bytes per row and rows of each of the eight tiles. */
+/* The operand of ldtilecfg: bytes per row and rows of each of the eight tiles. */
 struct amx_tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -14,8 +16,8 @@ struct amx_tile_config {
 };
 _Static_assert(sizeof(struct amx_tile_config) == 64, "the processor's format");
 
-/* Before tiles are loaded from memory that the same function wrote: the compiler's intrinsics do
- * not say that they read it. */
+/* A compiler barrier before tiles are loaded from memory that the same function wrote, because the
+ * intrinsics do not declare that they read it. */
 static inline void amx_written(const void *p) { __asm__ volatile("" : : "r"(p) : "memory"); }
 
 void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,

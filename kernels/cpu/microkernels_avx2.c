@@ -1,5 +1,6 @@
-/* microkernels_avx2.c - the avx2 row, and its loops over single rows: norm, activation, rotation,
- * sums of exponentials. Equal to microkernels_ref.c bit for bit. Thread: engine, pool. */
+/* microkernels_avx2.c - backend avx2, and its micro-kernels over single rows: norm, activation,
+ * rotation, sums of exponentials. Equal to microkernels_ref.c bit for bit.
+ * Thread: engine, compute pool. */
 #include "kernels/cpu/microkernels_avx2.h"
 
 #include <float.h>
@@ -76,7 +77,7 @@ static void avx2_silu_mul(float *out, const float *gate, const float *up, size_t
     }
 }
 
-/* Pairs (i, i + half): the table's (cos, sin) pairs are taken apart into two registers. */
+/* Rotates pairs (i, i + half): the table's (cos, sin) pairs are split into two registers. */
 static void rope_half(float *x, const float *cs, size_t half)
 {
     for (size_t i = 0; i < half; i += 8) {
@@ -92,7 +93,7 @@ static void rope_half(float *x, const float *cs, size_t half)
     }
 }
 
-/* Pairs (2i, 2i + 1): even lanes subtract, odd lanes add. */
+/* Rotates pairs (2i, 2i + 1): even lanes subtract, odd lanes add. */
 static void rope_interleaved(float *x, const float *cs, size_t rot_dim)
 {
     for (size_t i = 0; i < rot_dim; i += 8) {

@@ -1,5 +1,5 @@
-/* microkernels_avx2.h - the inner loops of the avx2 row that lie in files of their own; see struct
- * cpu_microkernels. */
+/* microkernels_avx2.h - the micro-kernels of backend avx2 that have files of their own; see struct
+ * cpu_microkernels. Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_AVX2_H
 #define BATON_KERNELS_CPU_MICROKERNELS_AVX2_H
 

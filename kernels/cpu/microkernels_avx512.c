@@ -1,5 +1,5 @@
-/* microkernels_avx512.c - the avx512 row, and its loops over single rows. Equal to
- * microkernels_ref.c bit for bit. Thread: engine, pool. */
+/* microkernels_avx512.c - backend avx512, and its micro-kernels over single rows. Equal to
+ * microkernels_ref.c bit for bit. Thread: engine, compute pool. */
 #include "kernels/cpu/microkernels_avx512.h"
 
 #include <float.h>
@@ -49,7 +49,7 @@ void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
     }
 }
 
-/* Pairs (i, i + half): the table's (cos, sin) pairs are taken apart into two registers. */
+/* Rotates pairs (i, i + half): the table's (cos, sin) pairs are split into two registers. */
 static void rope_half(float *x, const float *cs, size_t half)
 {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
@@ -67,7 +67,7 @@ static void rope_half(float *x, const float *cs, size_t half)
     }
 }
 
-/* Pairs (2i, 2i + 1): even lanes subtract, odd lanes add. */
+/* Rotates pairs (2i, 2i + 1): even lanes subtract, odd lanes add. */
 static void rope_interleaved(float *x, const float *cs, size_t rot_dim)
 {
     for (size_t i = 0; i < rot_dim; i += 16) {

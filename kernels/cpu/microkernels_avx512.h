@@ -1,5 +1,5 @@
-/* microkernels_avx512.h - the inner loops of the avx512 row, which the rows above it share; see
- * struct cpu_microkernels. */
+/* microkernels_avx512.h - the micro-kernels of backend avx512, which avx512-vnni, avx512-bf16 and
+ * amx share; see struct cpu_microkernels. Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_AVX512_H
 #define BATON_KERNELS_CPU_MICROKERNELS_AVX512_H
 

@@ -1,8 +1,8 @@
-/* microkernels_ref.c - the definition of every inner loop, in plain C.
+/* microkernels_ref.c - the definition of every micro-kernel, in plain C.
  *
  * Nothing here is fast; it says which operations make up a result and in which order. The other
- * rows do the same operations with more lanes and are held to the same bits by
- * tests/conformance/test_kernels.c. Thread: engine, pool. */
+ * backends do the same operations with more lanes; tests/conformance/test_kernels.c holds them to
+ * the same bits. Thread: engine, compute pool. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
     }
 }
 
-/* The int chain of one output over n_k k's, all of one panel taken apart. */
+/* Accumulates one output over n_k k of an unpacked panel. */
 static float accumulate_int(float acc, const struct act_block *x, const struct unpacked_panel *w,
                             const struct weight_layout_info *f, size_t n_k, size_t lane)
 {

@@ -1,6 +1,6 @@
-/* microkernels_vnni.c - the rows of processors with AVX-512 that multiply bytes (avx512-vnni), and
- * bf16 as well (avx512-bf16). They are two rows because their results differ: products of bf16 are
- * not those of f32. All other loops are the avx512 row's. Thread: engine, pool. */
+/* microkernels_vnni.c - backends avx512-vnni, for CPUs with AVX-512 that multiply bytes, and
+ * avx512-bf16, for those that also multiply bf16. They are two because their results differ: bf16
+ * GEMMs are not f32 ones. All other micro-kernels are avx512's. Thread: engine, compute pool. */
 #include "kernels/cpu/microkernels_vnni.h"
 
 #include "kernels/cpu/cpu_features.h"

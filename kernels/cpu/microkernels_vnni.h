@@ -1,5 +1,5 @@
-/* microkernels_vnni.h - the integer and bf16 loops of the avx512-vnni row; see struct
- * cpu_microkernels. */
+/* microkernels_vnni.h - the integer and bf16 micro-kernels of backends avx512-vnni and avx512-bf16;
+ * see struct cpu_microkernels. Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_VNNI_H
 #define BATON_KERNELS_CPU_MICROKERNELS_VNNI_H
 

@@ -1,5 +1,5 @@
 /* simd_avx2.h - building blocks on 8 lanes: partial loads, the tree of sum16, exp. Only for files
- * built with AVX2. */
+ * built with AVX2. Thread: any. */
 #ifndef BATON_KERNELS_CPU_SIMD_AVX2_H
 #define BATON_KERNELS_CPU_SIMD_AVX2_H
 

@@ -1,5 +1,5 @@
 /* simd_avx512.h - building blocks on 16 lanes: masks, the tree of sum16, exp. Only for files built
- * with AVX-512. */
+ * with AVX-512. Thread: any. */
 #ifndef BATON_KERNELS_CPU_SIMD_AVX512_H
 #define BATON_KERNELS_CPU_SIMD_AVX512_H
 

@@ -1,23 +1,14 @@
 /* compute_pool.c - the compute threads.
  *
- * Threads of one memory node (numa.h) are a group, and of every run each group has a share of the
- * indices: equal ones in every run of as many, so that what a thread wrote first it or its
- * neighbours read later. A group that is done helps the next. On most machines there is one.
+ * The threads of one NUMA node (numa.h) are a group, and each group has a share of the indices of
+ * every run, the same in every run of equal size, so that a node reads what it wrote. A group that
+ * is done helps the next. Most machines have one group. How an index is taken without a lock stands
+ * above struct compute_group.
  *
- * One word per group, `ticket`, holds the number of the current run (high half) and the indices of
- * its share not yet taken (low half). A thread takes an index by lowering it with a
- * compare-and-swap, so an index can only be taken within the run it belongs to. Before the swap it
- * reads fn, arg and n of that run: a later run overwrites them only after every index of this one
- * is done, and while our index is free it is not, so a successful swap proves that the values read
- * were the right ones. The caller never waits for a thread that took nothing: a descheduled thread
- * costs no time.
- *
- * Idle threads look at the tickets for SPIN_NS, which bridges the gaps between the kernels of a
- * layer, then sleep on a futex. `n_asleep` and the tickets are accessed sequentially consistent:
- * either the caller sees the sleeper or the sleeper sees the new run.
- *
- * Thread: compute_pool_run on the engine thread (one run at a time); create and free on the thread
- * that owns the pool. */
+ * Idle threads poll the tickets for SPIN_NS, which bridges the gaps between the kernels of a layer,
+ * then sleep on a futex. `n_asleep` and the tickets are accessed sequentially consistent: either
+ * the caller sees the sleeper or the sleeper sees the new run.
+ * Thread: compute_pool_run: engine, one run at a time; create and free: the pool's owner. */
 #include "kernels/host/compute_pool.h"
 
 #include <linux/futex.h>
@@ -45,6 +36,13 @@ struct compute_worker {
     int i_thread;
 };
 
+/* `ticket` holds the number of the current run (high half) and the indices of the group's share
+ * that are not taken yet (low half). A thread takes an index by lowering it with a
+ * compare-and-swap, so an index can only be taken within its run. Before the swap the thread reads
+ * fn, arg and n of the run: a later run overwrites them only after every index of this one is done,
+ * and while our index is free it is not, so a successful swap proves that the values were the right
+ * ones. The caller never waits for a thread that took nothing: a descheduled thread costs no
+ * time. */
 struct compute_group {
     _Alignas(64) _Atomic uint64_t ticket; /* run number << 32 | indices not yet taken */
 };
@@ -52,7 +50,7 @@ struct compute_group {
 struct compute_pool {
     struct compute_group groups[NUMA_NODES_MAX];
     _Alignas(64) _Atomic int n_done;        /* indices finished in this run */
-    _Alignas(64) _Atomic uint64_t n_inline; /* indices the caller ran without the others */
+    _Alignas(64) _Atomic uint64_t n_inline; /* indices that the caller ran alone */
     _Alignas(64) _Atomic uint32_t wake;     /* futex word: changes with every wake-up */
     _Atomic int n_asleep;
     _Atomic bool stop;
@@ -98,7 +96,7 @@ static bool is_work(const struct compute_pool *p)
     return false;
 }
 
-/* Take indices of a group's share and run them until none is left. */
+/* Takes indices of a group's share and runs them until none is left. */
 static void work_share(struct compute_pool *p, int group, int i_thread)
 {
     _Atomic uint64_t *from = &p->groups[group].ticket;
@@ -120,8 +118,8 @@ static bool same_run(const struct compute_pool *p, int a, int b)
     return (atomic_load(&p->groups[a].ticket) ^ atomic_load(&p->groups[b].ticket)) >> 32 == 0;
 }
 
-/* The thread's own group first. Shares are published one after the other: another group's is not
- * touched before the own one is there. */
+/* Works on the thread's own group first. Shares are published one after the other: a thread touches
+ * another group's only after its own. */
 static void work(struct compute_pool *p, int i_thread)
 {
     int own = group_of(p, i_thread);
@@ -136,7 +134,7 @@ static void work(struct compute_pool *p, int i_thread)
     }
 }
 
-/* True when there is work or the pool stops within SPIN_NS. */
+/* True if there is work or the pool stops within SPIN_NS. */
 static bool spin_for_work(struct compute_pool *p)
 {
     uint64_t t_end = clock_ns() + SPIN_NS;
@@ -157,7 +155,7 @@ static void sleep_until_woken(struct compute_pool *p)
     atomic_fetch_sub(&p->n_asleep, 1);
 }
 
-/* A thread that cannot be bound works as well, only slower. */
+/* Binds a thread; one that cannot be bound still works, only slower. */
 static void bind_thread(const struct compute_pool *p, int i_thread)
 {
     if (p->n_groups == 1) return;
@@ -252,7 +250,7 @@ void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int i
     if (n <= 1 || p->n_threads == 1) {
         for (int i = 0; i < n; i++) {
             fn(arg, i, 0);
-            /* a count for compute_pool_progress, nothing else */
+            /* only for compute_pool_progress */
             atomic_fetch_add_explicit(&p->n_inline, 1, memory_order_relaxed);
         }
         return;

@@ -1,5 +1,5 @@
-/* host_memory.c - /proc/meminfo and the memory control group (version 2, then version 1). Thread:
- * any. */
+/* host_memory.c - reads /proc/meminfo and the memory control group (version 2, then version 1).
+ * Thread: any. */
 #include "kernels/host/host_memory.h"
 
 #include <inttypes.h>
@@ -41,14 +41,14 @@ static uint64_t cgroup_available(const char *folder, const char *max_name, const
     snprintf(path, sizeof path, "%s/%s", folder, used_name);
     if (!read_number(path, &used)) return UINT64_MAX;
     snprintf(path, sizeof path, "%s/memory.stat", folder);
-    /* the kernel takes it back when asked */
+    /* the kernel reclaims it when needed */
     uint64_t cache = read_fields(path, "inactive_file", "active_file");
     used = used > cache ? used - cache : 0;
     return max > used ? max - used : 0;
 }
 
-/* The process's own group, and the root as containers see theirs. LIMIT: limits of groups between
- * the two are not seen. */
+/* Available by the process's own group and by the root, as containers see it. LIMIT: limits of
+ * groups between the two are not read. */
 static uint64_t cgroups_available(void)
 {
     uint64_t available = cgroup_available("/sys/fs/cgroup", "memory.max", "memory.current");

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Bytes; UINT64_MAX when the system does not say. Page cache counts as available. */
+/* Bytes; UINT64_MAX: not known. Page cache counts as available. */
 uint64_t host_memory_available(void);
 
 #endif

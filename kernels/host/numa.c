@@ -1,5 +1,5 @@
-/* kernels/host/numa.c - see numa.h. Source of the format: Documentation/ABI/stable/sysfs-devices-node of
- * Linux. Thread: any. */
+/* kernels/host/numa.c - see numa.h. Source of the format:
+ * Documentation/ABI/stable/sysfs-devices-node of Linux. Thread: any. */
 #include "kernels/host/numa.h"
 
 #include <ctype.h>
@@ -9,7 +9,7 @@
 
 enum { LIST_BYTES = 4096, PATH_BYTES = 512 };
 
-/* A number of at most six digits; -1 when there is none. */
+/* A number of at most six digits; -1: none. */
 static long read_number(const char **at)
 {
     if (!isdigit((unsigned char)**at)) return -1;

@@ -1,8 +1,8 @@
 /* pages.c - anonymous mappings for weights and private device memory.
  *
  * Packed weights are read once per token from end to end; 2 MiB pages save most of the address
- * translations of that. They are only asked for where they fit, from the first byte on, so small
- * things cost no more than they hold. Thread: any. */
+ * translations. They are used only where they fit, from the first byte on, so small allocations
+ * cost no more than they hold. Thread: any. */
 #include "kernels/host/pages.h"
 
 #include <stdint.h>
@@ -21,9 +21,9 @@ size_t pages_round(size_t bytes)
 
 void *pages_map(size_t bytes)
 {
-    ASSERT(bytes > 0 && bytes == pages_round(bytes)); /* what lies behind them is unmapped, and must
+    ASSERT(bytes > 0 && bytes == pages_round(bytes)); /* memory after them is unmapped, and must
                                                        * begin on a page */
-    /* to begin on a border of huge pages */
+    /* aligns the begin to huge pages */
     const size_t spare = bytes >= HUGE_PAGE && bytes <= SIZE_MAX - HUGE_PAGE ? HUGE_PAGE : 0;
     char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
@@ -31,7 +31,7 @@ void *pages_map(size_t bytes)
     const size_t before = (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
     pages_unmap(p, before);
     pages_unmap(p + before + bytes, spare - before);
-    (void)madvise(p + before, bytes, MADV_HUGEPAGE); /* a hint: a kernel without them refuses */
+    (void)madvise(p + before, bytes, MADV_HUGEPAGE); /* a hint, which kernels may refuse */
     return p + before;
 }
 
