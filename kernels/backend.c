@@ -110,7 +110,7 @@ bool kernel_is_deterministic(const struct kernel_ctx *c)
     return c->device->is_host || c->options.deterministic;
 }
 
-/* The CPU computes MLA in two forms. A GPU has two kernels for any attention, and may round
+/* The CPU computes MLA by two paths. A GPU has two kernels for any attention, and may round
  * differently in them. */
 bool kernel_has_two_attention_paths(const struct kernel_ctx *c, bool latent)
 {

@@ -1,6 +1,6 @@
 /* backend.h - the backends that compute (the CPU's instruction sets, CUDA) and their contexts.
  *
- * A backend is one row of KERNEL_BACKENDS: a name and its ops tables
+ * A backend is one entry of KERNEL_BACKENDS: a name and its ops tables
  *   weights.h  packing weights      step.h  submission of a step      kernels.h  the arithmetic
  * A context is one backend at work on one device. Everything that ops read and write is in that
  * device's memory: activations, weights, norms, biases, the RoPE table, the KV pool. CPU backends
@@ -31,7 +31,7 @@ struct kernel_options {
 struct kernel_backend {
     const char *name;           /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, peers' hello */
     const char *weight_layouts; /* backends with equal ones pack a source to the same bytes */
-    bool absorbed_only;         /* MLA's prompt tokens take the absorbed form too: attention is
+    bool absorbed_only;         /* MLA's prompt tokens take the absorbed path too: attention is
                                  * never called with k_up and v_up */
     const struct kernel_ops *ops;
     const struct weight_ops *weight_ops;

@@ -106,7 +106,7 @@ enum status device_copy_stream(struct device *d, struct copy_stream **out, struc
     return d->ops->copy_stream(d, out, err);
 }
 
-/* ---- lanes ---- */
+/* ---- copy streams ---- */
 
 void copy_stream_close(struct copy_stream *s)
 {

@@ -1,4 +1,4 @@
-/* dtype_blocks.h - block types of GGUF taken apart into the integers they store: what dtype_to_f32
+/* dtype_blocks.h - block types of GGUF unpacked into the integers they store: what dtype_to_f32
  * and packing have in common.
  *
  * A block of 32 elements means w = d * (q - zero), or d * q + m where the type has an offset. A

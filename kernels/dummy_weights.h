@@ -3,7 +3,7 @@
  *
  * Four bytes of a mixed counter (the finaliser of splitmix64: Steele, Lea, Flood, 2014) added up:
  * nearly normal around 0 with a deviation of DUMMY_WEIGHTS_STDDEV units, never more than 510 of
- * them. Integers, one product and one rounding to bf16, so the processor and a card make the same
+ * them. Integers, one product and one rounding to bf16, so CPU and GPU compute the same
  * bits. Thread: any, host and device. */
 #ifndef BATON_KERNELS_DUMMY_WEIGHTS_H
 #define BATON_KERNELS_DUMMY_WEIGHTS_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Raised when the elements change: nodes that made up others would not agree. */
+/* Raised when the elements change, because nodes with other elements would not agree. */
 enum { DUMMY_WEIGHTS_VERSION = 1 };
 
 static const float DUMMY_WEIGHTS_STDDEV = 147.8f; /* sqrt(4 (256^2 - 1) / 12) */
@@ -24,7 +24,7 @@ static const float DUMMY_WEIGHTS_STDDEV = 147.8f; /* sqrt(4 (256^2 - 1) / 12) */
 
 struct dummy_weights {
     uint64_t seed, at; /* of the tensor; place of the first element that is meant */
-    float unit;        /* what the sum is multiplied by; 0: nothing is made up */
+    float unit;        /* factor of the sum; 0: not a dummy */
 };
 
 /* The element at a place, as the bits of a bf16. */

@@ -118,8 +118,8 @@ struct attn_args {
     struct attn_list on;
     int32_t n_heads, v_dim; /* v_dim: head_dim, or kv_lora when latent */
     float scale;
-    /* MLA only. NULL: the absorbed form, q has kv_lora + rope elements and out kv_lora. Else the
-     * naive form: from a position's latent c, head h has the keys k_up[h] c (nope elements,
+    /* MLA only. NULL: the absorbed path, q has kv_lora + rope elements and out kv_lora. Else the
+     * naive path: from a position's latent c, head h has the keys k_up[h] c (nope elements,
      * followed by the cached rope part) and the values v_up[h] c; q has nope + rope elements, out
      * v_up->n_out. */
     const struct weight *k_up, *v_up; /* [n_heads]: [nope, kv_lora] and [v, kv_lora] */
@@ -145,8 +145,8 @@ struct route_args {
     int32_t *rows, *index, *begin;
 };
 
-/* y[i] = (add ? y[i] : 0) + sum over j ascending of weights[i][j] * rows[index[i][j]], a chain of
- * fused multiply-adds. */
+/* y[i] = (add ? y[i] : 0) + sum over j ascending of weights[i][j] * rows[index[i][j]], accumulated
+ * by fused multiply-adds. */
 struct combine_args {
     float *y;             /* [n_rows, n] */
     const float *rows;    /* [.., n] */

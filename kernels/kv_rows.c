@@ -87,7 +87,7 @@ void kv_row_store(enum dtype t, const float *x, void *values, void *scale, size_
         }
 }
 
-/* Of two NaNs, an element's and the scale's, processors choose one or the other. */
+/* Of two NaNs, an element's and the scale's, CPUs choose one or the other. */
 static void load_nan(float scale, float *x, size_t n)
 {
     const float quiet = float_of_bits(bits_of_float(scale) | 0x400000);

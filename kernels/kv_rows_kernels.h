@@ -1,5 +1,5 @@
 /* kv_rows_kernels.h - the loops of kv_rows.h, compiled once for every x86-64 (kv_rows.c) and once
- * with the registers of AVX2 (kv_rows_avx2.c): attention widens every key and value that it meets.
+ * with the registers of AVX2 (kv_rows_avx2.c): attention dequantises every key and value.
  * No operation is contracted, so both give the same bits. Thread: any. */
 #ifndef BATON_KERNELS_KV_ROWS_KERNELS_H
 #define BATON_KERNELS_KV_ROWS_KERNELS_H
@@ -61,7 +61,7 @@ static inline void kv_from_i8(const uint8_t *q, float s, float *x, size_t n)
     for (size_t i = 0; i < n; i++) x[i] = (float)(int8_t)q[i] * s;
 }
 
-/* As float_from_f8, but that no operand is a subnormal f32, on which processors take a hundred
+/* As float_from_f8, but no operand is a subnormal f32, for which CPUs take a hundred
  * times as long: the codes below 8 are multiples of 2^-9. */
 static inline float kv_e4m3(uint8_t b)
 {

@@ -1,4 +1,5 @@
-/* weight_src.c - the checks of sources, elements of those that are made up, and rows as f32. */
+/* weight_src.c - checks sources, computes elements of dummy ones, and converts rows to f32.
+ * Thread: any. */
 #include "kernels/weight_src.h"
 
 #include <limits.h>
@@ -81,7 +82,7 @@ enum status weight_src_check(const struct weight_pack_args *a, struct weight *ou
     return OK;
 }
 
-/* ---- made-up elements ---- */
+/* ---- dummy elements ---- */
 
 void weight_src_strides(const struct weight_src *s, size_t *row_stride, size_t *k_stride)
 {

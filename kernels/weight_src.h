@@ -18,7 +18,7 @@ enum status weight_src_check(const struct weight_pack_args *a, struct weight *ou
 /* Rows row0 .. row0 + n_rows of a source, all in one block of WEIGHT_BLOCK_ROWS, scales applied: to
  * [n_rows, n_in]. */
 void weight_src_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to);
-/* Elements k0 .. k0 + n of a row of a made-up source, in its type. */
+/* Elements k0 .. k0 + n of a row of a dummy source, in its type. */
 void weight_src_dummy_row(const struct weight_src *s, size_t row, size_t k0, size_t n, void *to);
 static inline bool weight_src_is_dummy(const struct weight_src *s) { return s->dummy.unit > 0; }
 /* Places between neighbours of a column, and of a row, of a source as it is stored. */

@@ -16,7 +16,7 @@ static void close_stream(struct copy_stream *s) { mem_free(s); }
 
 static enum status wait_event(struct copy_stream *s, uint64_t event)
 {
-    (void)s, (void)event; /* an event of the processor is behind us */
+    (void)s, (void)event; /* work of the CPU has completed */
     return OK;
 }
 

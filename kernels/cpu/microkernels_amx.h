@@ -14,7 +14,7 @@ struct amx_tile_config {
     uint16_t row_bytes[16];
     uint8_t rows[16];
 };
-_Static_assert(sizeof(struct amx_tile_config) == 64, "the processor's format");
+_Static_assert(sizeof(struct amx_tile_config) == 64, "the CPU's format");
 
 /* A compiler barrier before tiles are loaded from memory that the same function wrote, because the
  * intrinsics do not declare that they read it. */

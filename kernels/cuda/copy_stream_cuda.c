@@ -41,11 +41,11 @@ static void close_stream(struct copy_stream *base)
     mem_free(s);
 }
 
-static enum status wait_event(struct copy_stream *base, uint64_t mark)
+static enum status wait_event(struct copy_stream *base, uint64_t event)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
     return checked(s,
-                   cudaStreamWaitEvent(s->stream, s->device->events[mark % DEVICE_EVENTS_MAX], 0),
+                   cudaStreamWaitEvent(s->stream, s->device->events[event % DEVICE_EVENTS_MAX], 0),
                    "waiting for a layer");
 }
 

@@ -73,7 +73,7 @@ static struct attention attention_shape(const struct cuda_ctx *c)
                                .exact = c->base.options.activations == ACTIVATIONS_F32, };
 }
 
-/* ---- recording ---- */
+/* ---- capture ---- */
 
 bool cuda_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
 {
@@ -125,8 +125,7 @@ static void end_capture(struct cuda_ctx *c)
     cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
     if (e == cudaSuccess) {
         c->n_graphs++;                                   /* from now on it must be released */
-        e = cudaGraphUpload(r->exec, c->device->stream); /* what it needs on the card it takes now,
-                                                          * not at its first launch */
+        e = cudaGraphUpload(r->exec, c->device->stream); /* allocates on the GPU now */
     }
     (void)cuda_check(c->device, cudaGraphDestroy(graph), "capturing a step");
     if (e == cudaErrorMemoryAllocation) disable_graphs(c);

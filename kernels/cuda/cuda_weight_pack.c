@@ -364,7 +364,7 @@ static enum status pack_and_upload(struct kernel_ctx *base, const struct weight_
     return device_fault(base->device, err);
 }
 
-/* ---- made-up weights ---- */
+/* ---- dummy weights ---- */
 
 /* Whether dummy weights are computed on the GPU: all except quantised ones in F32 arithmetic, which
  * only tests use. */

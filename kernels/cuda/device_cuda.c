@@ -145,11 +145,10 @@ static enum status alloc_host(struct cuda_device *d, size_t bytes, struct dev_me
                                         : cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        return err_set(
-            err, ERR_NOMEM,
-            "cannot get %zu MiB of the processor's memory for copies to and from the GPU; a lower "
-            "--num-gpu-blocks-override needs less memory",
-            bytes >> 20);
+        return err_set(err, ERR_NOMEM,
+                       "cannot get %zu MiB of host memory for copies to and from the GPU; a lower "
+                       "--num-gpu-blocks-override needs less memory",
+                       bytes >> 20);
     }
     if (!cuda_check(d, e, "getting pinned memory")) return cuda_fault(&d->base, err);
     memset(p, 0, bytes);
@@ -234,7 +233,7 @@ static size_t cuda_total(struct device *device)
                : 0;
 }
 
-/* ---- sharing and marks: errors here are the call's own, the device goes on ---- */
+/* ---- sharing and events: errors here are the call's own, the device continues ---- */
 
 static_assert(sizeof(cudaIpcMemHandle_t) == DEVICE_HANDLE_BYTES, "a handle is CUDA's");
 

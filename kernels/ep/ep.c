@@ -1,4 +1,5 @@
-/* ep.c - the rows of ep.h, what all of them refuse, and how ranks meet. */
+/* ep.c - the registry of ep.h's backends, what all of them refuse, and the handshake of ranks.
+ * Thread: as ep.h. */
 #include "kernels/ep/ep.h"
 
 #include <string.h>
@@ -217,7 +218,7 @@ enum status ep_create(const struct ep_config *c, struct ep **out, struct err *er
     const struct ep_ops *ops = find(c->backend, c->device);
     if (!ops)
         return err_set(err, ERR_UNSUPPORTED, "ep: this build has no backend \"%s\" for the %s",
-                       c->backend, c->device->is_host ? "processor" : "GPU");
+                       c->backend, c->device->is_host ? "CPU" : "GPU");
     TRY(check(c, err));
     return ops->create(c, out, err);
 }

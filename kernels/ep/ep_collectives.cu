@@ -8,7 +8,7 @@
 
 enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256 };
 
-/* One block waits, so that the rest of the card is free for other streams meanwhile. */
+/* One block waits, so that the other SMs are free for other streams. */
 static __global__ void wait_kernel(ep_call c, int kind)
 {
     grid_dependency_sync();

@@ -1,5 +1,5 @@
 /* ep_combine.cu - results on their way back, and their sum. A block returns one slot after another;
- * the write to the other card is the cost. Thread: device. */
+ * the write to the other GPU is the cost. Thread: device. */
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
 

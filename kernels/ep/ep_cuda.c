@@ -1,4 +1,4 @@
-/* ep_cuda.c - what rows of ep.h on cards have in common: the window, memory to work in, a call's
+/* ep_cuda.c - what backends of ep.h on GPUs share: the window, scratch memory, a call's
  * arguments, faults. */
 #include "kernels/ep/ep_cuda.h"
 
@@ -128,7 +128,7 @@ static void fill_call(struct ep_cuda *cuda, bool packed)
     call->timeout_ns = (unsigned long long)c->timeout_ms * 1000000;
 }
 
-enum { SORT_SHARED_MAX = 96 * 1024 }; /* what a block has on every card from sm_80 on */
+enum { SORT_SHARED_MAX = 96 * 1024 }; /* available to a block on every GPU from sm_80 on */
 
 enum status ep_cuda_init(struct ep_cuda *cuda, const struct ep_ops *ops, const struct ep_config *c,
                          bool packed, struct err *err)

@@ -1,7 +1,7 @@
 /* ep_dispatch.cu - rows on their way out: which slot, which rank; and what arrived, by expert.
  *
  * Slots are sorted by physical expert, so a rank's are one piece and its place in that piece is
- * where a row lies at the receiver. A block sends one (row, choice); the write to the other card is
+ * where a row lies at the receiver. A block sends one (row, choice); the write to the other GPU is
  * the cost. Thread: device. */
 #include "kernels/cuda/elementwise.h"
 #include "kernels/ep/ep_rows.cuh"

@@ -1,11 +1,11 @@
-/* ep_peer.c - ranks on cards of one host: each opens the others' windows by CUDA IPC, kernels do
- * the rest (ep_kernels.h). And one rank on a card, the row self there: its own peer, which never
+/* ep_peer.c - ranks on GPUs of one host: each opens the others' windows by CUDA IPC, kernels do
+ * the rest (ep_kernels.h). Also backend self with one rank on a GPU: its own peer, which never
  * waits long.
  *
  * Source: CUDA Runtime API, interprocess communication (cudaIpcGetMemHandle, cudaIpcOpenMemHandle).
  * LIMIT: what becomes of memory that a dead process had exported is the driver's affair. Where it
  * stays until the others close it they meet their deadline; where it goes, their next write is a
- * fault of their card. Both are errors of ep_wait; which it is has not been seen on a card. */
+ * fault of their GPU. Both are errors of ep_wait; which one it is has not been seen on a GPU. */
 #include <assert.h>
 #include <string.h>
 

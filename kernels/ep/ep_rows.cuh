@@ -17,7 +17,7 @@ static __device__ __forceinline__ float4 quad_from(const float *x, size_t k, siz
                        k + 3 < n ? x[k + 3] : 0);
 }
 
-/* A warp's 128 elements from k on, lane by lane four: their common scale. */
+/* The common scale of a warp's 128 elements from k on, four per lane. */
 static __device__ __forceinline__ float warp_scale(float4 v)
 {
     const float top = warp_max(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));

@@ -186,7 +186,7 @@ INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char
     }
 }
 
-/* Two panels in turn: while one's chains go on, the next step of the other is turned round. */
+/* Two panels alternate: while one accumulates, the next step of the other is transposed. */
 INLINE void scores_panels(float *scores, const float *q, size_t q_stride,
                           const char *const rows[32], const char *const prefetch[32], size_t dim,
                           enum dtype t, const int n_r)

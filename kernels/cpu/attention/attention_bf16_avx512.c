@@ -12,7 +12,7 @@ enum {
     SCORE_PANELS = 4,
     SCORE_ROWS = 6,
     SCORE_ACCUMULATORS = SCORE_PANELS * SCORE_ROWS,
-    STEP = 32 /* elements that are turned round at a time */
+    STEP = 32 /* elements transposed at a time */
 };
 
 INLINE __m512 dot(__m512 acc, __m512i keys, const uint16_t *q)
@@ -117,7 +117,7 @@ INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const c
     }
 }
 
-/* n_p panels in turn: while one's chains go on, the next step of another is turned round. */
+/* n_p panels alternate: while one accumulates, the next step of another is transposed. */
 INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride,
                           const char *const *rows, const char *const *prefetch, size_t dim,
                           const int n_p, const int n_r)

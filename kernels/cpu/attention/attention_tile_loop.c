@@ -57,11 +57,11 @@ enum {                                                 /* floats, each a multipl
                       ATTN_TILE * (KERNEL_HEAD_DIM_MAX * 2 + KERNEL_LATENT_MAX + EXPANDED_ROW) +
                       GEMM_K * PANEL
 };
-_Static_assert(ATTN_HEADS_PER_ITEM *ATTN_SKINNY_PAIRS *(2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE +
-                                                        3 * PANEL) +
-                       UPCONVERTED_FLOATS <=
-                   HEADS_FLOATS,
-               "heads of few pairs, which share what is widened, need no more than one of many");
+_Static_assert(
+    ATTN_HEADS_PER_ITEM *ATTN_SKINNY_PAIRS *(2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) +
+            UPCONVERTED_FLOATS <=
+        HEADS_FLOATS,
+    "heads with few pairs share a dequantised tile, so they need no more than one with many");
 _Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS,
                "latents need the most of the forms that do not expand");
 

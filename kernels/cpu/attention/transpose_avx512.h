@@ -1,4 +1,4 @@
-/* transpose_avx512.h - rows of the KV cache turned round: 16 rows side by side become registers
+/* transpose_avx512.h - transposes rows of the KV cache: 16 rows become registers
  * whose lanes are those rows, in squares of 16 x 16 words, which are f32 or pairs of bf16. Only for
  * files built with AVX-512. */
 #ifndef BATON_KERNELS_CPU_ATTENTION_TRANSPOSE_AVX512_H
@@ -49,7 +49,7 @@ INLINE __m512 high_bf16(__m512i pair)
     return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536)));
 }
 
-/* Elements d .. d + 15 (bf16: d + 31) of 16 rows, turned round; `left` of them are there. Whole
+/* Elements d .. d + 15 (bf16: d + 31) of 16 rows, transposed; `left` of them exist. Whole
  * loads are not masked: masked ones are slow to come. */
 INLINE void load_f32(__m512i r[16], const char *const rows[16], size_t at, size_t left)
 {

@@ -26,7 +26,7 @@ _Static_assert(GEMV_PANELS % PREQUANTIZED_PANELS == 0 && GEMM_PANELS % PREQUANTI
                "whole blocks of rounded rows");
 _Static_assert((int)MATMUL_PREQUANTIZED_ALIGN == (int)BLOCK_K &&
                    sizeof(struct act_block) <= BLOCK_K * sizeof(float),
-               "ready rows fit where f32 ones do");
+               "prequantised rows fit where f32 ones do");
 
 /* ---- products ---- */
 

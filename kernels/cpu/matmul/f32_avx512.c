@@ -66,7 +66,7 @@ static void gemv_16bit(float *out, const float *x, const struct weight *w, size_
     }
 }
 
-/* GEMV_PANELS chains; where there are fewer panels the first one's is repeated and dropped. */
+/* GEMV_PANELS accumulators; if there are fewer panels the first is repeated and dropped. */
 BLOCK_INLINE void gemv_dequantized(float *out, const float *x, const struct weight *w,
                                    size_t i_panel, size_t n_panels, const int layout)
 {

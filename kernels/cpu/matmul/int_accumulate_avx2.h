@@ -66,7 +66,7 @@ BLOCK_INLINE __m256i broadcast_x(const struct act_block *x, int term, int word)
     return _mm256_set1_epi32(four);
 }
 
-/* acc = chain over one group, whose integer sum is `sum`. */
+/* Adds one group, whose integer sum is `sum`, to acc. */
 BLOCK_INLINE __m256 accumulate(__m256 acc, __m256i sum, const struct act_block *x, const int part,
                                const struct block_kind kind, struct scales256 w)
 {

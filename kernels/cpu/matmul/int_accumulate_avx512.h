@@ -24,7 +24,7 @@ BLOCK_INLINE __m512i broadcast_x(const struct act_block *x, int term, int word)
     return _mm512_set1_epi32(four);
 }
 
-/* acc = chain over one group, whose integer sum is `sum`. */
+/* Adds one group, whose integer sum is `sum`, to acc. */
 BLOCK_INLINE __m512 accumulate(__m512 acc, __m512i sum, const struct act_block *x, const int part,
                                const struct block_kind kind, struct scales512 w)
 {

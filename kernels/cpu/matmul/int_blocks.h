@@ -13,7 +13,7 @@
 
 enum {
     WORDS = BLOCK_K / 4,
-    INT_TILE_ROWS = 6,    /* rows of a tile of int chains */
+    INT_TILE_ROWS = 6,    /* rows of an integer tile */
     PREFETCH_BYTES = 8192 /* bytes of a panel asked for ahead of use: some 200 ns; the
                            * hardware does not look beyond a page */
 };

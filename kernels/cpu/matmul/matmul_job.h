@@ -19,7 +19,7 @@ struct matmul_job {
     enum matmul_arithmetic y_arithmetic; /* what y is written for: MATMUL_F32 are
                                           * plain floats */
     size_t y_row_bytes;                  /* from row to row of y */
-    const void *x;                       /* ready rows: f32, act_block or bf16 */
+    const void *x;                       /* prepared rows: f32, act_block or bf16 */
     size_t x_stride;                     /* in those elements */
     size_t n_panels, panels_per_item, n_chunks, rows_per_chunk;
 };
@@ -52,12 +52,12 @@ struct matmul_tables {
 
 /* How the context multiplies by w. */
 enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const struct weight *w);
-/* Bytes of a ready row of n_in elements. */
+/* Bytes of a prepared row of n_in elements. */
 size_t matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in);
 /* Sets x and x_stride of every job; what is not ready is made so on the pool. */
 void matmul_prepare_inputs(struct matmul_run *r);
 
-/* A block of results: chain sums of one job, rows from row0, panels from panel0 (a multiple of
+/* A block of results: sums of one job, rows from row0, panels from panel0 (a multiple of
  * PREQUANTIZED_PANELS where y is rounded). */
 struct matmul_block {
     const struct matmul_job *job;

@@ -160,7 +160,7 @@ static inline const void *panel_at(const struct weight *w, size_t i_panel, size_
     return (const char *)w->data + i_panel * bytes_per_panel;
 }
 
-/* ---- integer layouts taken apart ---- */
+/* ---- unpacking integer layouts ---- */
 
 enum { UNPACK_K = 256 };
 

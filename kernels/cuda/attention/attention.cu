@@ -10,8 +10,8 @@
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/attention/attention_merge.cuh"
 
-enum { PREFILL_TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
-enum { MERGE_BLOCKS = 8 /* per processor */ };
+enum { PREFILL_TILES_ENOUGH = 2 /* per SM: as many as run on it at a time */ };
+enum { MERGE_BLOCKS = 8 /* per SM */ };
 /* 256 MiB: room in one pass for some thousand segments of all heads; 1,000 for 128 MLA heads */
 enum { PARTS_FLOATS_MAX = 1 << 26 };
 
@@ -236,7 +236,7 @@ extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention
     return e == cudaSuccess && bounds->n_prefill > 0 ? run_prefill(stream, a) : e;
 }
 
-/* ---- recording ---- */
+/* ---- capture ---- */
 
 extern "C" void attention_capture_bounds(const struct attention *shape, int32_t n_rows,
                                          int32_t n_decode, int32_t n_prefill, int32_t n_keys,

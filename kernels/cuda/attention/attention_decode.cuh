@@ -14,7 +14,7 @@ enum {
     ATTN_DECODE_THREADS = 256,
     ATTN_DECODE_WARPS = ATTN_DECODE_THREADS / WARP,
     KEYS = 4,
-    ATTN_DECODE_BLOCKS = 4 /* per processor */
+    ATTN_DECODE_BLOCKS = 4 /* per SM */
 };
 
 struct attn_decode_call {

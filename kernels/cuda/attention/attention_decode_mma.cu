@@ -4,7 +4,7 @@
 #include "kernels/cuda/attention/attention_launch.cuh"
 
 /* With fewer heads of a group attention_decode.cuh keeps up with the memory; with bytes, each of
- * which it has to widen first, not so long. */
+ * which it must dequantise first, not as far. */
 bool attention_decode_mma_supports(const struct attention *a)
 {
     const bool is_bytes = a->kv.dtype == DTYPE_I8 || a->kv.dtype == DTYPE_F8_E4M3;

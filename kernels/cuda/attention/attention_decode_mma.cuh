@@ -15,11 +15,11 @@ enum {
     ATTN_MMA_WARPS = 4,
     ATTN_MMA_THREADS = ATTN_MMA_WARPS * WARP,
     ATTN_MMA_HEADS = 16,
-    ATTN_MMA_BLOCKS = 2 /* per processor */
+    ATTN_MMA_BLOCKS = 2 /* per SM */
 };
 enum {
     ATTN_MMA_SHARED =
-        99 * 1024 /* bytes: what all cards from 8.0 on give to a block, 8.6 and 8.9 no more */
+        99 * 1024 /* bytes: available to a block on every GPU from 8.0 on; no more on 8.6 and 8.9 */
 };
 enum {
     ATTN_MMA_HEADS_MIN = 4,
@@ -40,7 +40,7 @@ template <enum dtype T, int DIM> struct attn_mma_shape {
     static constexpr size_t PLACE = kv_traits<T>::SCALED ? sizeof(struct kv_paged_row)
                                                          : sizeof(uint32_t);
     static constexpr size_t BYTES = ATTN_MMA_WARPS * RING + ATTENTION_SEGMENT * PLACE;
-    static_assert(BYTES <= ATTN_MMA_SHARED, "otherwise there are cards where no launch succeeds");
+    static_assert(BYTES <= ATTN_MMA_SHARED, "otherwise no launch succeeds on some GPUs");
     static_assert(ATTN_MMA_HEADS * (SUMS_STRIDE + 2) * sizeof(float) <= RING,
                   "a warp's sums take the place of its ring");
 };

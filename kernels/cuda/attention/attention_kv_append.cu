@@ -10,7 +10,7 @@
 enum {
     APPEND_THREADS = 128,
     APPEND_WARPS = APPEND_THREADS / WARP,
-    APPEND_BLOCKS = 8 /* per processor */,
+    APPEND_BLOCKS = 8 /* per SM */,
     SIDE = 4
 };
 

@@ -35,7 +35,7 @@ template <enum dtype T> static constexpr __host__ __device__ float kv_dtype_max(
 
 /* ---- to f32 ---- */
 
-/* Bytes of int8 with their sign turned count from -128: behind 2^23 they are its last bits. */
+/* int8 bytes with flipped sign count from -128; they become the last mantissa bits of 2^23. */
 static __device__ __forceinline__ void int8_to_floats(float to[4], unsigned v)
 {
     const unsigned u = v ^ 0x80808080u;

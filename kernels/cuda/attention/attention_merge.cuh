@@ -81,7 +81,7 @@ struct merge_sum {
 };
 
 /* n of 32 segments into s; `from`: the lane's element of the first. Loads go ahead of the sums,
- * which are a chain. */
+ * which depend on each other. */
 static __device__ __forceinline__ void merge_add(const struct merge_fragment &x, const float *from,
                                                  size_t stride, int n, bool is_one,
                                                  struct merge_sum *s)

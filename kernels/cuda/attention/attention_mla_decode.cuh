@@ -15,7 +15,7 @@ enum {
     MLA_VALUE = 512,
     MLA_KEYS = 32,
     MLA_PIECES = MLA_LATENT / CHUNK,
-    MLA_BLOCKS = 2 /* per processor */
+    MLA_BLOCKS = 2 /* per SM */
 };
 enum { MLA_WEIGHTS_STRIDE = MLA_KEYS + CHUNK }; /* so that ldmatrix meets no bank twice */
 

@@ -6,8 +6,8 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kv_types.cuh"
 
-/* Rows of a list that a launch is for. How many there are is known on the card alone: blocks stride
- * over the work, and the grid says nothing. */
+/* The rows of a list that a launch handles. Only the GPU knows their number, so blocks stride over
+ * the work, whatever the grid. */
 enum attn_row_kind { ATTN_ROWS_ALL, ATTN_ROWS_DECODE, ATTN_ROWS_PREFILL };
 
 struct attn_row_set {

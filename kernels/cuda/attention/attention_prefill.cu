@@ -35,7 +35,7 @@ template <int DIM> static cudaError_t room_for_sets(int device, bool *is_room)
     return e;
 }
 
-/* Two where that leaves two blocks for each processor, and each processor has room for two. */
+/* Two sets if that leaves two blocks per SM, and an SM has room for two. */
 cudaError_t attention_prefill_sets(const struct attention *a, int32_t n_rows, int32_t n_at_once,
                                    int32_t *n_sets)
 {

@@ -20,7 +20,7 @@ enum {
 };
 enum {
     PREFILL_BLOCKS_SPLIT = 4,
-    PREFILL_BLOCKS_WHOLE = 16 /* blocks per processor: whole rows are unequal, and level out */
+    PREFILL_BLOCKS_WHOLE = 16 /* per SM: whole rows are unequal, and balance out */
 };
 enum {
     PREFILL_TILES_PER_SEGMENT = ATTENTION_SEGMENT / PREFILL_KEYS,
@@ -388,7 +388,7 @@ static __device__ __forceinline__ float quad_sum(float x)
 
 #define LOG2_E 1.4426950408889634f
 
-/* Keys behind a pair's own position weigh nothing; only a prompt's last tiles have such. */
+/* Masks keys after a pair's own position; only a prompt's last tiles have such. */
 template <int SETS>
 static __device__ __forceinline__ void attn_prefill_causal_mask(const struct attn_prefill_tile &t,
                                                                 int key_begin, int set,

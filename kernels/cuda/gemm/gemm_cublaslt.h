@@ -28,7 +28,7 @@ enum { GEMM_CUBLASLT_ROWS = 128 };
 enum { GEMM_CUBLASLT_WORKSPACE = 32 << 20 };
 
 /* Load it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not
- * built in, or a file that is another library; ERR_NODEV: it finds no card. The sentence says
+ * built in, or a file that is another library; ERR_NODEV: it finds no GPU. The sentence says
  * which, for the caller's line in the log: without it the own kernels do all products. */
 enum status gemm_cublaslt_create(struct gemm_cublaslt **out, struct err *err) MUST_CHECK;
 void gemm_cublaslt_free(struct gemm_cublaslt *l);

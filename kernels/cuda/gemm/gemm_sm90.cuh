@@ -161,7 +161,7 @@ static __device__ __forceinline__ void load_stage_async(sm90_source<T> *s, const
     s->w_bytes -= K_BYTES;
 }
 
-/* The oldest stage that is not announced yet has landed; this thread's part of it. */
+/* Announces this thread's part of the oldest complete stage. */
 template <class T>
 static __device__ __forceinline__ void commit_stage(const sm90_ring<T> &ring, int *place)
 {

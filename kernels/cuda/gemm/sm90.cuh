@@ -37,7 +37,7 @@ static inline bool has_sm90_code(const void *kernel, int n_threads)
 {
     cudaFuncAttributes a;
     if (cudaFuncGetAttributes(&a, kernel) == cudaSuccess) return a.maxThreadsPerBlock >= n_threads;
-    (void)cudaGetLastError(); /* no code at all for this card: as good as none for Hopper */
+    (void)cudaGetLastError(); /* no code for this GPU: the same as none for Hopper */
     return false;
 }
 
