@@ -1,5 +1,5 @@
-/* attention_cases.h - tests of attention on the card that are made of a shape: near the reference,
- * the same bits in every call, recorded.
+/* attention_cases.h - tests of attention on a GPU that are parameterised by a shape: results near
+ * the reference, the same bits in every call, and from a captured graph.
  *
  * Empty for C. Thread: one. */
 #ifndef BATON_TESTS_CUDA_ATTENTION_CASES_H
@@ -32,7 +32,7 @@ static inline void near_reference(const struct shape &s, const std::vector<int> 
     });
 }
 
-/* The first n positions of `to` become those of `from`, in its blocks. */
+/* Makes the first n positions of `to` those of `from`, in the same blocks. */
 static inline void share(world *w, size_t from, size_t to, int n)
 {
     const size_t width = (size_t)(w->s.kv_heads * w->s.head_dim);
@@ -81,7 +81,7 @@ static inline void shared_beginnings(const struct shape &s)
     });
 }
 
-/* Sequences of 700, 90 and 1100 positions, or one segment less where a position costs much. */
+/* The sequences have 700, 90 and 1100 positions; one segment less for shapes that take long. */
 static inline void same_bits(const char *name, const struct shape &s,
                              int less = TEST_IS_SANITIZED ? 512 : 0)
 {
@@ -123,7 +123,7 @@ static inline void same_bits(const char *name, const struct shape &s,
     });
 }
 
-/* Memory of a list that launches were recorded with, and into which other lists are put. */
+/* The memory of the list that a graph was captured with, into which other lists are written. */
 struct captured_attention {
     memory counts, seqs, rows, tables;
     captured_attention()
@@ -158,8 +158,8 @@ static inline cudaGraphExec_t capture(cudaStream_t stream,
     return exec;
 }
 
-/* One recording of append and attention, run for other lists: the pool and all rows come out as
- * from calls made for them. */
+/* A captured graph of append and attention, replayed for other lists, gives the same pool and rows
+ * as calls launched for those lists. */
 static inline void replay(const char *name, const struct shape &s)
 {
     test(name, [&] {
@@ -200,7 +200,7 @@ static inline void replay(const char *name, const struct shape &s)
                                                 s.latent ? nullptr : v.at<float>(), nullptr);
             return e == cudaSuccess ? attention_run(stream, &a) : e;
         });
-        CHECK(exec, "the calls cannot be recorded");
+        CHECK(exec, "the calls cannot be captured");
         for (size_t i = 0; i < lists.size(); i++) {
             results alone, again;
             std::vector<int32_t> begins;
@@ -231,7 +231,7 @@ static inline void replay(const char *name, const struct shape &s)
     });
 }
 
-/* main of a program with these tests; its arguments: the name of one. */
+/* The main function of a program with these tests. An argument names a single test. */
 static inline int run_tests(int argc, char **argv,
                             const std::map<std::string, void (*)(void)> &tests)
 {

@@ -1,12 +1,12 @@
-/* attention_fixture.h - what tests of attention on the card share: a world to append and attend in,
- * and what has to come out.
+/* attention_fixture.h - what the tests of attention on a GPU share: a pool filled with known keys
+ * and values, and the results expected of it.
  *
- * A world is some sequences with their keys, values and queries for every position, in a pool whose
- * blocks are scattered. A call is a list of row ranges of sequences; every row's result has to be
- * near a plain loop's in double over the same rounded keys and values, and have the same bits in
- * whatever call the row is. Device memory is NaN where nothing was appended, before and behind, so
- * that reading too much shows; guards show writing too much. Runs on a card or on tests/simt. Empty
- * for C. Thread: one. */
+ * A `world` is a few sequences with keys, values and queries for every position, in a pool whose
+ * blocks are scattered. A call is a list of row ranges of sequences. Every row's result must be
+ * near a plain loop in double over the same rounded keys and values, and must have the same bits in
+ * every call that contains the row. Device memory is NaN wherever nothing was appended, before and
+ * behind, so a kernel that reads too much is found; guard bytes find one that writes too much. Runs
+ * on a GPU or on tests/simt. Empty for C. Thread: one. */
 #ifndef BATON_TESTS_CUDA_ATTENTION_FIXTURE_H
 #define BATON_TESTS_CUDA_ATTENTION_FIXTURE_H
 
@@ -27,7 +27,7 @@
 
 static int n_passed, n_failed;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { TEST_IS_SANITIZED = 1 }; /* as tests/harness/test.h has it */
+enum { TEST_IS_SANITIZED = 1 }; /* as in tests/harness/test.h */
 #else
 enum { TEST_IS_SANITIZED = 0 };
 #endif
@@ -85,7 +85,7 @@ class memory {
             cudaMemcpy(base + GUARD, from.data(), from.size() * sizeof(float),
                        cudaMemcpyHostToDevice);
     }
-    /* The bytes, when the guards are as they were. */
+    /* Copies the bytes to the host. False: a guard was overwritten. */
     bool get(std::vector<unsigned char> *to)
     {
         cudaMemcpy(all.data(), base, all.size(), cudaMemcpyDeviceToHost);
@@ -129,7 +129,7 @@ static inline float random_float(void)
     return (float)(int)(random_u32() & 0xffff) / 32768.0f - 1.0f;
 }
 
-/* What a pool of type t gives back of a row. */
+/* A row as it is read back from a pool of type t. */
 static inline std::vector<float> held(enum dtype t, const float *x, size_t n)
 {
     std::vector<unsigned char> bytes(kv_rows_bytes(t, n));
@@ -143,36 +143,35 @@ static inline std::vector<float> held(enum dtype t, const float *x, size_t n)
 struct sequence {
     int n;                             /* positions */
     std::vector<float> k, v, q;        /* [n][kv_heads][head_dim], [n][n_heads][head_dim] */
-    std::vector<float> k_held, v_held; /* what was appended, as the pool has it */
+    std::vector<float> k_held, v_held; /* k and v as rounded by the pool */
     std::vector<int32_t> table;
 };
 
-/* attention_run's rule for who goes through tensor cores. */
+/* The rule by which attention_run uses tensor cores. */
 static inline bool takes_tensor_cores(const struct shape &s, bool generated)
 {
     if (s.exact || s.dtype == DTYPE_F32) return false;
     const int group = s.n_heads / s.kv_heads;
     const bool is_scaled = kv_rows_scaled(s.dtype);
     if (s.latent) return s.dtype == DTYPE_BF16 && s.head_dim == 576 && s.v_dim == 512;
-    /* blocks are no multiple of 16 bytes */
+    /* then blocks are not a multiple of 16 bytes */
     if (is_scaled && s.kv_heads * s.block_tokens % 2) return false;
     return (!generated || group >= (is_scaled ? 2 : 4)) && group <= 64 &&
            (s.head_dim == 64 || s.head_dim == 128);
 }
 
-/* Rows pos .. pos + n_q of a sequence. */
+/* The rows pos .. pos + n_q of a sequence. */
 struct range {
     int seq, pos, n_q;
     bool generated;
 };
 
-/* What a call is made with beside the list; wide: bounds of launches that are recorded for any list
- * of twice as many rows. */
+/* The arguments of a call besides the list. wide: its bounds are those of a graph captured for any
+ * list of up to twice as many rows. */
 struct launch_bounds {
     int n_at_once, max_blocks;
     bool wide;
-    int shares; /* if not 0: rows are told that they share so many segments with the row before
-                 * them */
+    int shares; /* if not 0: each row is said to share that many segments with the previous row */
 };
 
 using results = std::map<std::pair<int, int>, std::vector<float>>; /* by sequence and position */
@@ -216,7 +215,7 @@ class world {
     size_t block_rows() const { return (size_t)(s.kv_heads * s.block_tokens) * (s.latent ? 1 : 2); }
     size_t row_bytes() const { return kv_rows_bytes(s.dtype, (size_t)s.head_dim); }
 
-    /* The list on the device, its rows in q and out by `rows`: where each range begins. */
+    /* The list on the device. rows[i] is the row of q and out at which range i begins. */
     struct staged {
         std::vector<attn_seq> host;
         std::vector<cuda_attn_seq> seqs;
@@ -257,7 +256,7 @@ class world {
         for (memory *m : st->device) delete m;
     }
 
-    /* Ranges one after the other with a gap before each, the last range first. */
+    /* Places the ranges one after the other, the last one first, with a gap before each. */
     static int32_t place(const std::vector<range> &ranges, std::vector<int32_t> *begins)
     {
         int32_t at = 0;
@@ -308,7 +307,7 @@ class world {
         append(ranges);
     }
 
-    /* The pool as it has to be, byte by byte; 0xff where nothing was appended. */
+    /* Checks the pool byte by byte; it must be 0xff where nothing was appended. */
     void check_pool()
     {
         std::vector<unsigned char> want(pool_bytes, 0xff), is;
@@ -366,8 +365,8 @@ class world {
         take(ranges, begins, bytes, width, to);
     }
 
-    /* One head of one row, and how far weights that are rounded one by one may move each element: 0
-     * means not at all. */
+    /* One head of one row, and how far the rounding of softmax weights may move each element: 0 if
+     * they are not rounded. */
     std::vector<double> reference(int seq, int pos, int head, bool rounds,
                                   std::vector<double> *noise) const
     {
@@ -413,7 +412,7 @@ class world {
                     const std::vector<float> &is = r.at({ g.seq, g.pos + i });
                     for (size_t d = 0; d < want.size(); d++) {
                         double e = fabs(want[d] - (double)is[(size_t)h * want.size() + d]);
-                        /* each weight errs by 1/4096, 1/512 */
+                        /* the error of each weight is at most 1/4096 or 1/512 */
                         double bound = (rounds ? noise[d] / (s.dtype == DTYPE_F16 ? 768 : 96) : 0) +
                                        2e-6 * size;
                         worst = std::max(worst, e / bound);
@@ -425,7 +424,7 @@ class world {
             }
     }
     double worst = 0;
-    double size = 1; /* of values */
+    double size = 1; /* magnitude of the values */
 
   private:
     size_t pool_bytes_of_block() const
@@ -444,7 +443,7 @@ class world {
                           (part ? q->v_held : q->k_held).begin() + (ptrdiff_t)(i * dim));
             }
     }
-    /* A query as products take it: tensor cores' are of bf16, or f16 where the pool is. */
+    /* A query as the kernel reads it: for tensor cores in bf16, or f16 if the pool is f16. */
     std::vector<float> query(const float *x, bool rounds) const
     {
         return held(!rounds                ? DTYPE_F32

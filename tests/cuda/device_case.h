@@ -1,5 +1,5 @@
-/* device_case.h - what tests of kernels share: the harness for C++, calls of CUDA that must
- * succeed, memory of the card. Empty for C. */
+/* device_case.h - what tests of kernels share: the harness for C++, CUDA calls that must succeed,
+ * and device memory. Empty for C. */
 #ifndef BATON_TESTS_CUDA_DEVICE_CASE_H
 #define BATON_TESTS_CUDA_DEVICE_CASE_H
 
@@ -17,7 +17,7 @@ extern "C" {
 
 static const unsigned char GUARD = 0xa5;
 
-/* At the beginning of a case: without a card, real or emulated, it is skipped. */
+/* Skips the case if there is no GPU, real or emulated. Called at its beginning. */
 static inline void need_gpu()
 {
     int n = 0;
@@ -25,7 +25,7 @@ static inline void need_gpu()
         SKIP("no CUDA GPU, and no emulated one in this build: the kernels were NOT run");
 }
 
-/* Memory of the card that a case frees at its end. */
+/* Device memory that is freed at the end of the case. */
 struct device_bytes {
     void *p = nullptr;
     device_bytes(const void *from, size_t n)

@@ -1,15 +1,16 @@
-/* fake_cublaslt.c - a cublasLt for tests: computes products of bf16 and of f16 in plain loops in
- * host memory, from what its objects say.
+/* fake_cublaslt.c - a cublasLt for tests: computes products of bf16 and of f16 by plain loops in
+ * host memory, as its descriptors say.
  *
- * Where cublasLt.h is missing its functions exist and do nothing, which is enough for finding them.
- * FAKE_LACKS_MATMUL: a library without the one that matters. Thread: the test's. */
+ * In a build without cublasLt.h its functions exist and do nothing, which is enough to test how the
+ * library is found. FAKE_LACKS_MATMUL makes a library without cublasLtMatmul. Thread: the test's.
+ */
 #ifdef BATON_HAVE_CUBLASLT
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
 
-int fake_n_asked, fake_n_run, fake_refuse; /* heuristics, products; 1: no algorithm, 2: no
-                                            * product */
+/* calls of the heuristic, of the product; fake_refuse 1: no algorithm, 2: the product fails */
+int fake_n_asked, fake_n_run, fake_refuse;
 
 struct cublasLtContext {
     int unused;
@@ -32,7 +33,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
     return handle == &the_handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* A product's description is its transposition of A. */
+/* The only state of a product's descriptor is whether A is transposed. */
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale)
 {
@@ -112,12 +113,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         return CUBLAS_STATUS_INVALID_VALUE;
     if (fake_refuse == 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     memset(found, 0, sizeof *found);
-    found->algo.data[0] = ((struct layout *)d)->cols; /* what the product is asked with again */
+    found->algo.data[0] = ((struct layout *)d)->cols; /* the product gets it back and compares */
     *n = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Numbers only: f16's bits in f32's place are 2^112 times too small. */
+/* For finite numbers only: the bits of an f16, shifted into an f32, are 2^112 times too small. */
 static float wide(cudaDataType type, uint16_t bits)
 {
     const uint32_t f16 = (uint32_t)(bits & 0x8000) << 16 | (uint32_t)(bits & 0x7fff) << 13,

@@ -41,7 +41,7 @@ uint16_t f16_of(float x)
     if (isnan(x)) return 0x7fff;
     if (isinf(x)) return (uint16_t)(sign | 0x7c00);
     if (size > 65504) return (uint16_t)(sign | 0x7bff);
-    /* 1,024 and more steps, of subnormal ones fewer */
+    /* a normal number is at least 1,024 steps, a subnormal one fewer */
     return (uint16_t)(sign | ((e + 14) * 1024 + (int)nearbyint(ldexp(size, 10 - e))));
 }
 
@@ -60,7 +60,7 @@ float float_of(enum dtype type, uint16_t bits)
     return type == DTYPE_F16 ? float_of_f16(bits) : float_of_bf16(bits);
 }
 
-/* Writes element k of a row and says what it is without its scale. */
+/* Writes element k of a row and returns its value without the scale. */
 static double put(enum gemm_weight_layout layout, unsigned char *row, size_t k, double number)
 {
     if (layout == GEMM_F32) {
@@ -84,7 +84,7 @@ static double put(enum gemm_weight_layout layout, unsigned char *row, size_t k, 
     return layout == GEMM_F8 ? (double)float_of_e4m3(row[k]) : (double)(int8_t)row[k];
 }
 
-/* Which scale an element has; the number of scales with row and k past the end. */
+/* The index of an element's scale. With row and k past the end: the number of scales. */
 static size_t scale_of(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in,
                        size_t row, size_t k)
 {
@@ -105,7 +105,7 @@ reference_matrix reference_pack(enum gemm_weight_layout layout, bool paired, siz
     m.bytes.assign(all, 0);
     m.numbers.resize(n_out * n_in);
     std::vector<float> scales((all - at) / sizeof(float));
-    /* no two alike: a wrong one shows */
+    /* all scales differ, so that using the wrong one is found */
     for (float &s : scales) s = (float)((1.5 + from->next()) / 64);
     for (size_t row = 0; row < n_out; row++)
         for (size_t k = 0; k < n_in; k++) {

@@ -1,7 +1,7 @@
-/* test_attention_cuda.cc - attention_kv_append and attention_run, of f32 and bf16. The world is
- * attention_fixture.h's.
+/* test_attention_cuda.cc - attention_kv_append and attention_run over pools of f32 and bf16, with
+ * the fixture of attention_fixture.h.
  *
- * Runs on a card or on tests/simt. Thread: one. */
+ * Runs on a GPU or on tests/simt. Thread: one. */
 #include "tests/cuda/attention_cases.h"
 
 /* ---- tests ---- */
@@ -48,7 +48,7 @@ static void test_lengths(void)
                    11);
 }
 
-/* Groups of heads that answer rows take through tensor cores, and their neighbours that do not. */
+/* The group sizes for which decode rows use tensor cores, and those next to them that do not. */
 static void test_decode(void)
 {
     const std::vector<int> lengths = { 1, 15, 16, 17, 33, 64, 65, 500, 512, 513, 1040, 1600 };
@@ -63,7 +63,7 @@ static void test_decode(void)
             if (!TEST_IS_SANITIZED || (g[0] / g[1] > 8) == (dim == 64))
                 near_reference(heads(g[0], g[1], dim, g[2], DTYPE_BF16, false), lengths, ranges);
     for (int dim : { 64, 128 }) {
-        test("an answer's row reads no key behind its own", [&] {
+        test("a decode row reads no key behind its own", [&] {
             world w(heads(8, 2, dim, 16, DTYPE_BF16, false), { 600, 40 });
             results before, after;
             w.append_all();
@@ -80,7 +80,7 @@ static void test_decode(void)
     }
 }
 
-/* That what is shared is read once shows where a list says so and it is not true. */
+/* A list that wrongly says that rows share segments shows that shared segments are read once. */
 static void test_shared(void)
 {
     shared_beginnings(heads(8, 2, 64, 16, DTYPE_BF16, false));

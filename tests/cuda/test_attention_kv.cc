@@ -1,7 +1,7 @@
 /* test_attention_kv.cc - attention_kv_append and attention_run over pools of f16, int8 and e4m3:
- * bytes and scales as kv_row_store has them, results near a plain loop's over what kv_row_load
- * gives back. attention_fixture.h states the bounds. Runs on a card or on tests/simt. Thread:
- * one. */
+ * the pool has the bytes and scales that kv_row_store writes, and results are near a plain loop
+ * over what kv_row_load returns. attention_fixture.h states the bounds. Runs on a GPU or on
+ * tests/simt. Thread: one. */
 #include <float.h>
 
 #include "tests/cuda/attention_cases.h"
@@ -10,8 +10,8 @@ static const enum dtype TYPES[] = { DTYPE_F16, DTYPE_I8, DTYPE_F8_E4M3 };
 
 /* ---- appending ---- */
 
-/* Rows whose scale or rounding is special. Of f16 no NaN: which one a pool has of it is not
- * said. */
+/* Rows with an unusual scale or rounding. None with a NaN in f16, of which it is not specified
+ * which NaN a pool stores. */
 static void make_special(world *w, size_t i_row, float *x, size_t n)
 {
     const bool is_scaled = kv_rows_scaled(w->s.dtype);
@@ -25,7 +25,7 @@ static void make_special(world *w, size_t i_row, float *x, size_t n)
     case 3:
         for (size_t d = 0; d < n; d++) x[d] *= FLT_MAX;
         break;
-    /* 190 of the least float: a scale is one, or none */
+    /* 190 times the least float, so that the scale is the least float or 0 */
     case 4:
         for (size_t d = 0; d < n; d++) x[d] *= 2.66e-43f;
         x[0] = 2.66e-43f;
@@ -94,7 +94,7 @@ static void test_append(void)
 
 /* ---- results ---- */
 
-/* Every kernel, by dims and groups; lengths around tiles and segments. */
+/* Shapes that reach every kernel, with lengths around tiles and segments. */
 static void test_shapes(void)
 {
     const int pairs[][2] = { { 2, 2 }, { 8, 2 }, { 8, 1 }, { 16, 1 }, { 32, 1 }, { 6, 3 } },
@@ -195,7 +195,7 @@ static void stays_in_its_rows(enum dtype t, int dim, float with, bool exact)
         spoil(&w, 1, 21, with);
         spoil(&w, 2, 530, with);
         w.append({ { 1, 21, 1, false }, { 2, 530, 1, true } });
-        if (kv_rows_scaled(t)) w.check_pool(); /* of f16 it is not said which NaN a pool has */
+        if (kv_rows_scaled(t)) w.check_pool(); /* which NaN f16 stores is not specified */
         const std::vector<range> bad = { { 1, 70, 2, false },
                                          { 1, 79, 1, true },
                                          { 2, 599, 1, true } };
@@ -204,8 +204,8 @@ static void stays_in_its_rows(enum dtype t, int dim, float with, bool exact)
         CHECK(same(before, after), "it came into rows that do not see it");
         for (const range &r : bad)
             for (int i = 0; i < r.n_q; i++)
-                for (size_t h = 0; h < 8; h++) /* the first element of the row, and of a row without
-                                                * a scale all of it */
+                /* the first element of the row; of a row without a scale, all of them */
+                for (size_t h = 0; h < 8; h++)
                     CHECK(!isfinite(after.at({ r.seq, r.pos + i })[h * (size_t)dim + 1]),
                           "it was lost in sequence %d position %d", r.seq, r.pos + i);
     });
@@ -222,7 +222,7 @@ static void test_nan(void)
     stays_in_its_rows(DTYPE_F16, 128, NAN, true);
 }
 
-/* Values of any size that a row's scale can stand for, and queries beyond f16. */
+/* Values of every magnitude that a row's scale can express, and queries beyond f16. */
 static void test_sizes(void)
 {
     for (enum dtype t : { DTYPE_I8, DTYPE_F8_E4M3 })

@@ -1,7 +1,7 @@
-/* test_gemm.cc - products on the card, against plain loops in double over the same rounded numbers.
+/* test_gemm.cc - products on a GPU, against plain loops in double over the same rounded numbers.
  *
- * Runs on a card or on tests/simt. Every call is checked for what it writes beside y as well:
- * guards around every row must stay. */
+ * Runs on a GPU or on tests/simt. Guards around every row of y show a kernel that writes beside it.
+ */
 #include <math.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 static const enum gemm_epilogue THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16,
                                             GEMM_SILU_F16 };
 
-/* Of two matrices of a layout in turn. */
+/* The SwiGLU epilogue for two interleaved matrices of a layout. */
 static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout)
 {
     return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16;
@@ -26,8 +26,8 @@ struct product {
     enum gemm_epilogue epilogue = GEMM_STORE;
     bool paired = false, bias = false, gathered = false, deterministic = false, scratch = false;
     size_t n_rows = 1, n_out = 1, n_in = 1;
-    size_t each = 1;             /* groups that have all rows; without `begin` */
-    std::vector<int32_t> groups; /* rows of each; empty: without `begin` */
+    size_t each = 1;             /* groups that all have every row; `begin` is not used */
+    std::vector<int32_t> groups; /* rows of each group; if empty, `begin` is not used */
     bool is_silu() const { return gemm_is_silu(epilogue); }
     bool is_ready() const { return gemm_outputs_16(epilogue); }
     enum dtype x_type() const { return gemm_x_type(layout); }
@@ -37,7 +37,7 @@ struct product {
     }
 };
 
-/* A product's numbers and what came of it. */
+/* The numbers of a product and its results. */
 struct trial {
     product p;
     std::vector<reference_matrix> w;
@@ -45,7 +45,7 @@ struct trial {
     std::vector<int32_t> x_rows, begin;
     std::vector<float> bias;
     std::vector<unsigned char> x_bytes, y_before, y;
-    /* y_bytes: of an element of y; n_y: of a row */
+    /* y_bytes: bytes of an element of y; n_y: elements of a row */
     size_t n_x_rows, x_stride, x_group, y_stride, y_group, n_y, y_bytes;
 };
 
@@ -55,7 +55,7 @@ static void make_x(trial *t, numbers *from)
 {
     const product &p = t->p;
     const bool f32 = p.layout == GEMM_F32;
-    /* none to spare: reading behind them shows */
+    /* exactly the rows that are needed, so that reading beyond them is found */
     t->n_x_rows = p.n_rows + (p.groups.empty() ? 0 : FIRST_ROW) + (p.gathered ? 5 : 0);
     t->x_group = f32 ? p.n_in + 1 : filled(p.n_in) + 8;
     t->x_stride = f32 ? p.each * t->x_group + 2 : filled(p.each * t->x_group) + GEMM_STEP;
@@ -106,14 +106,14 @@ static trial make_trial(const product &p, uint64_t seed)
     return t;
 }
 
-/* One for all calls of a case: zeroed once. */
+/* The scratch for all calls of a case, zeroed once. */
 static void *scratch_of_case(void)
 {
     static device_bytes all{ std::vector<unsigned char>(gemm_scratch_bytes()) };
     return all.p;
 }
 
-/* Scratch is as the next call needs it: its counters, which it begins with, are zero. */
+/* Checks that the counters at the beginning of scratch are zero again, as the next call needs. */
 static void check_counters(const void *scratch)
 {
     std::vector<unsigned char> counters(3 * 1024);
@@ -121,7 +121,7 @@ static void check_counters(const void *scratch)
     for (unsigned char byte : counters) CHECK_EQ_INT(byte, 0);
 }
 
-/* With groups y's rows begin at FIRST_ROW, and n_rows is more than there are. */
+/* With groups, the rows of y begin at FIRST_ROW, and n_rows is larger than their number. */
 static void run_trial(trial *t)
 {
     const product &p = t->p;
@@ -162,12 +162,12 @@ static expected expected_sum(const trial &t, size_t group, size_t row, size_t co
         t.w[group], p.n_in, column, &t.x[(x_row * p.each + (p.each > 1 ? group : 0)) * p.n_in]);
     double bias = 0;
     if (p.bias) bias = t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column];
-    const double roundings = ((double)p.n_in + 8) * 0x1p-24; /* of a chain in f32 */
+    const double roundings = ((double)p.n_in + 8) * 0x1p-24; /* of sums in f32 */
     return { s.value + bias, roundings * s.magnitude + 0x1p-22 * fabs(bias) };
 }
 
-/* silu' is at most 1.1, |silu(x)| at most |x|. f16 has steps of 2^-24 at least, and ends at
- * 65504. */
+/* silu' is at most 1.1 and |silu(x)| at most |x|. The steps of f16 are at least 2^-24, and its
+ * largest number is 65504. */
 static expected expected_silu(const expected &gate, const expected &up, enum dtype type)
 {
     const double silu = gate.value / (1 + exp(-gate.value)), value = silu * up.value;
@@ -204,7 +204,7 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, const expe
               want.may_err);
 }
 
-/* Where a group's columns begin in a row of y. */
+/* The position in a row of y at which a group's columns begin. */
 static size_t column_in_y(const trial &t, size_t group, size_t i)
 {
     return i + (t.p.each > 1 ? group * t.y_group : 0);
@@ -225,7 +225,7 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
     return e;
 }
 
-/* Rows begin .. begin + n of a group; the written say which bytes of y are results. */
+/* Checks rows begin .. begin + n of a group and marks in `written` which bytes of y are results. */
 static void check_rows(const trial &t, size_t group, size_t begin, size_t n,
                        std::vector<bool> *written)
 {
@@ -264,7 +264,7 @@ static trial try_product(const product &p, uint64_t seed = 1)
 
 /* ---- cases ---- */
 
-/* Every epilogue of a layout at these rows. */
+/* Tries every epilogue of the layout. */
 static void try_thens(product p)
 {
     for (enum gemm_epilogue epilogue : THENS)
@@ -300,7 +300,7 @@ TEST(gemm_w8_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_W8); }
 TEST(gemm_w4_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_W4); }
 TEST(gemm_f8_equals_a_plain_loop) { need_gpu(), try_layout(GEMM_F8); }
 
-/* More tiles of rows than run together. */
+/* More tiles of rows than run at the same time. */
 TEST(gemm_many_rows)
 {
     need_gpu();
@@ -311,7 +311,7 @@ TEST(gemm_many_rows)
     }
 }
 
-/* Several rounds of the pipelines, spans of all warps, several blocks of scales. */
+/* Several rounds of the pipelines, work for all warps, several blocks of scales. */
 TEST(gemm_long_rows_and_many_columns)
 {
     need_gpu();
@@ -328,7 +328,7 @@ TEST(gemm_long_rows_and_many_columns)
         }
 }
 
-/* More than a ring of stages where forms have a loop of their own. */
+/* More than a ring of stages for layouts that have their own main loop. */
 static size_t wide_n_in(enum gemm_weight_layout layout)
 {
     return TEST_IS_SANITIZED && (layout == GEMM_F32 || layout == GEMM_W8 || layout == GEMM_W4)
@@ -336,7 +336,7 @@ static size_t wide_n_in(enum gemm_weight_layout layout)
                : 150;
 }
 
-/* Every shape of tile: the larger ones are taken where there is work for all SMs. */
+/* Every tile shape: the larger ones are used when there is work for all SMs. */
 TEST(gemm_wide_matrices)
 {
     need_gpu();
@@ -353,8 +353,8 @@ TEST(gemm_wide_matrices)
         }
 }
 
-/* Groups of no rows, of few and of many, more than a warp counts in one go, beginning in the middle
- * of y; n_rows says more than there are. */
+/* Groups with 0 to many rows, more groups than a warp counts at a time, beginning in the middle of
+ * y; n_rows is larger than the number of rows. */
 TEST(gemm_groups)
 {
     need_gpu();
@@ -378,8 +378,8 @@ TEST(gemm_groups)
             }
 }
 
-/* The same call gives the same bits, whichever of its blocks comes last: every other launch runs
- * them in another order. */
+/* The same call gives the same bits, whichever of its blocks finishes last: every other launch runs
+ * them in a different order. */
 static void check_again(const trial &t)
 {
     trial again = t;
@@ -387,7 +387,7 @@ static void check_again(const trial &t)
     CHECK(again.y == t.y);
 }
 
-/* Every group has all rows: the heads of MLA. */
+/* Every group has all rows, like the heads of MLA. */
 TEST(gemm_groups_of_all_rows)
 {
     need_gpu();
@@ -405,7 +405,7 @@ TEST(gemm_groups_of_all_rows)
             }
 }
 
-/* Row `row` of t alone, bit for bit. */
+/* Checks that row `row` of t computed alone has the same bits. */
 static void check_alone(const trial &t, size_t row)
 {
     trial one = t;
@@ -435,8 +435,8 @@ TEST(gemm_rows_have_the_same_bits_alone)
         }
 }
 
-/* Narrow matrices in slices of k, as many as their shape gives, whole and not; every shape twice,
- * as the counters have to be zero again. */
+/* Split-k of narrow matrices, whose last slice is whole or not. Every shape runs twice, because the
+ * counters have to be zero again. */
 TEST(gemm_slices)
 {
     need_gpu();
@@ -457,7 +457,7 @@ TEST(gemm_slices)
             }
 }
 
-/* A batch of 17 to 64 rows is summed in slices in one way, whichever of the tiles it takes. */
+/* Split-k sums a batch of 17 to 64 rows in the same order in every tile shape. */
 TEST(gemm_batches_have_the_same_bits)
 {
     need_gpu();
@@ -474,8 +474,8 @@ TEST(gemm_batches_have_the_same_bits)
     }
 }
 
-/* F32 has two ways of sharing k, by the matrix, and three shapes of tiles for each; all rows of a
- * way have the same bits. */
+/* F32 splits k in one of two ways, depending on the matrix, each with three tile shapes. The bits
+ * of a row do not depend on the tile shape. */
 TEST(gemm_f32_rows_have_the_same_bits_alone)
 {
     need_gpu();
@@ -485,7 +485,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
     }; /* rows, n_out, n_in */
     for (const auto &shape : shapes)
         for (int aligned = 0; aligned < 2; aligned++) {
-            /* the long ones in one of them each */
+            /* long shapes run either aligned or not, to save time */
             if (shape[0] > 100 && aligned == (shape[1] > 512)) continue;
             product p;
             p.layout = GEMM_F32, p.n_rows = shape[0], p.n_out = shape[1], p.bias = true;
@@ -495,7 +495,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
         }
 }
 
-/* A group's rows as rows of its matrix alone. */
+/* The rows of a group have the bits that a call for its matrix alone gives. */
 TEST(gemm_deterministic_groups_have_the_bits_of_single_products)
 {
     need_gpu();
@@ -513,7 +513,7 @@ TEST(gemm_deterministic_groups_have_the_bits_of_single_products)
     }
 }
 
-/* Element k of row `row` of x, whatever its type. */
+/* Sets element k of row `row` of x, of any type. */
 static void set_x(trial *t, size_t row, size_t k, float v)
 {
     const uint16_t bits = isnan(v) ? 0xffff : bits_of(t->p.x_type(), v);
@@ -521,7 +521,7 @@ static void set_x(trial *t, size_t row, size_t k, float v)
     else memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
 }
 
-/* A row of x that is not a number stays in its row of y, as does an infinite one. */
+/* A NaN or an infinity in a row of x affects that row of y only. */
 TEST(gemm_nan_stays_in_its_row)
 {
     need_gpu();
@@ -541,8 +541,7 @@ TEST(gemm_nan_stays_in_its_row)
         }
 }
 
-/* e4m3 has one pattern of NaN with either sign; each of its bytes has to come through in both
- * kernels. */
+/* e4m3 has one NaN with either sign. Both kernels have to keep both bytes. */
 TEST(gemm_f8_keeps_nan)
 {
     need_gpu();
@@ -558,8 +557,8 @@ TEST(gemm_f8_keeps_nan)
         }
 }
 
-/* All bytes and nibbles that a weight can be, through both kernels: x is 1 in one place, scales are
- * 1. */
+/* Every byte and nibble that a weight can have, in both kernels: x is 1 in one place, and scales
+ * are 1. */
 TEST(gemm_every_stored_number)
 {
     need_gpu();
@@ -591,7 +590,7 @@ TEST(gemm_every_stored_number)
         }
 }
 
-/* Every f16 as a weight, subnormal ones, infinities and NaNs among them: x is 1 in one place. */
+/* Every f16 as a weight, including subnormal numbers, infinities and NaNs: x is 1 in one place. */
 TEST(gemm_every_f16)
 {
     need_gpu();
@@ -617,8 +616,7 @@ TEST(gemm_every_f16)
     }
 }
 
-/* SwiGLU's numbers that f16 does not hold end at its largest; infinities and NaNs stay what they
- * are. */
+/* Results of SwiGLU beyond the range of f16 become its largest number; infinities and NaNs stay. */
 TEST(gemm_silu_stays_finite_in_f16)
 {
     need_gpu();

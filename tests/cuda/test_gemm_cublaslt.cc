@@ -1,6 +1,6 @@
 /* test_gemm_cublaslt.cc - finding cublasLt, and calling it: against a fake that computes in host
- * memory (fake_cublaslt.c). Needs no card; what needs cublasLt.h is left out where a build has
- * none. */
+ * memory (fake_cublaslt.c). Needs no GPU. Tests that need cublasLt.h are left out of a build that
+ * does not find it. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,10 +28,10 @@ TEST(gemm_cublaslt_is_found)
     for (void *call : l.calls) CHECK(call != nullptr);
     CHECK(l.calls[GEMM_CUBLASLT_cublasLtMatmul] == dlsym(l.handle, "cublasLtMatmul"));
     gemm_cublaslt_unload(&l);
-    gemm_cublaslt_unload(&l); /* twice is harmless */
+    gemm_cublaslt_unload(&l); /* a second unload does nothing */
 }
 
-/* A folder, as that of a Python package, has it under its own name. */
+/* A folder such as a Python package's contains the library under its usual name. */
 TEST(gemm_cublaslt_is_found_in_a_folder)
 {
     gemm_cublaslt_loaded l;
@@ -69,7 +69,7 @@ static struct gemm a_product(void)
     return g;
 }
 
-/* What it may do, and each thing that it may not. */
+/* The products that are given to cublasLt, and one for each reason not to. */
 TEST(gemm_cublaslt_takes_large_dense_products)
 {
     const struct gemm plain = a_product();
@@ -124,14 +124,14 @@ static struct gemm_cublaslt *open_fake(void)
     return l;
 }
 
-/* One product in host memory: W of n_out by n_in, rows of x and y with room between them. */
+/* Checks one product in host memory: W is n_out x n_in, rows of x and y have gaps between them. */
 static void check_product(struct gemm_cublaslt *l, enum gemm_weight_layout layout, size_t n_rows,
                           size_t n_out, size_t n_in, bool add)
 {
     numbers from = { n_rows + n_out };
     const size_t filled = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
     reference_matrix w = reference_pack(layout, false, n_out, n_in, &from);
-    /* NaN of either type behind the rows */
+    /* behind each row there is NaN, in either type */
     std::vector<uint16_t> x(n_rows * (filled + GEMM_STEP), 0x7fc0);
     std::vector<float> y(n_rows * (n_out + 6), 3);
     std::vector<double> wide(n_rows * n_in);
@@ -169,13 +169,12 @@ TEST(gemm_cublaslt_computes_and_remembers)
     for (int round = 0; round < 2; round++) {
         check_product(l, GEMM_BF16, 5, 22, 100, false);
         check_product(l, GEMM_BF16, 5, 22, 100, true);
-        check_product(l, GEMM_F16, 5, 22, 100, true); /* another shape, though all sizes are the
-                                                       * same */
+        check_product(l, GEMM_F16, 5, 22, 100, true); /* another shape with the same sizes */
         check_product(l, GEMM_BF16, 130, 10, 64, false);
     }
     CHECK_EQ_INT(f.n_asked, 4);
     CHECK_EQ_INT(f.n_run, 8);
-    /* more shapes than are kept */
+    /* more shapes than the cache keeps */
     for (size_t n_rows = 1; n_rows < 1500; n_rows++)
         check_product(l, n_rows % 2 ? GEMM_BF16 : GEMM_F16, n_rows, 2, 1, false);
     check_product(l, GEMM_BF16, 5, 22, 100, true);
@@ -183,7 +182,8 @@ TEST(gemm_cublaslt_computes_and_remembers)
     gemm_cublaslt_free(nullptr);
 }
 
-/* What the library has no way for stays with the own kernels, and it is asked once. */
+/* A product for which the library has no algorithm is left to Baton's kernels, and the library is
+ * asked only once. */
 TEST(gemm_cublaslt_refuses)
 {
     for (int how = 1; how <= 2; how++) {

@@ -1,22 +1,22 @@
 /* test_gemm_fused.cc - several products of the same rows by one launch have the bits of each alone,
  * and write nothing beside their results.
  *
- * Runs on a card or on tests/simt. What a product alone computes is test_gemm.cc's affair. */
+ * Runs on a GPU or on tests/simt. test_gemm.cc checks what a single product computes. */
 #include <string.h>
 
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/gemm_reference.h"
 
-enum { COUNTER_BYTES = 3 * 1024 }; /* that scratch begins with */
+enum { COUNTER_BYTES = 3 * 1024 }; /* at the beginning of scratch */
 
-/* A product of its own besides x. */
+/* One of the products that share x. */
 struct one_product {
     size_t n_out, y_stride;
     enum gemm_epilogue epilogue;
     bool bias;
 };
 
-/* Three matrices' memory and the rows they share. */
+/* The memory of three matrices and of the rows that they share. */
 struct side_by_side {
     std::vector<device_bytes *> memory;
     std::vector<struct gemm> products;
@@ -73,7 +73,7 @@ static void make(side_by_side *s, enum gemm_weight_layout layout, size_t n_rows,
     }
 }
 
-/* All of y after the products, from what it was before. */
+/* Runs the products and returns all bytes of each y. */
 static std::vector<std::vector<unsigned char>> run(
     const side_by_side &s, const std::vector<std::vector<unsigned char>> &before, bool together)
 {
@@ -100,7 +100,8 @@ static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in,
         GOOD(cudaMemcpy(before[i].data(), s.y[i], s.y_bytes[i], cudaMemcpyDeviceToHost));
     }
     const auto alone = run(s, before, false);
-    for (int again = 0; again < 2; again++) { /* the first leaves scratch as the next needs it */
+    for (int again = 0; again < 2; again++) { /* the first call must leave scratch as the second
+                                               * needs it */
         const auto together = run(s, before, true);
         for (size_t i = 0; i < list.size(); i++)
             if (memcmp(alone[i].data(), together[i].data(), alone[i].size()) != 0)
@@ -113,7 +114,7 @@ static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in,
     for (unsigned char byte : counters) CHECK_EQ_INT(byte, 0);
 }
 
-/* q, k and v; narrow ones are cut into slices, and not all into as many. */
+/* Shapes like q, k and v. Narrow ones use split-k, with different numbers of slices. */
 TEST(fused_products_have_the_bits_of_single_ones)
 {
     need_gpu();
@@ -126,15 +127,15 @@ TEST(fused_products_have_the_bits_of_single_ones)
     };
     for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (const auto &list : lists) {
-            for (size_t n_rows : { 1, 8, 9, 16, 17 }) /* of 17 each is a call of its own */
-                for (size_t n_in : { 128, 192 })      /* 192: not whole */
+            for (size_t n_rows : { 1, 8, 9, 16, 17 }) /* 17 rows: one launch per product */
+                for (size_t n_in : { 128, 192 })      /* 192 leaves a partial stage */
                     check((enum gemm_weight_layout)layout, n_rows, n_in, list, n_rows % 2 == 0);
-            /* of 4,096 there are slices */
+            /* n_in of 4,096 uses split-k */
             check((enum gemm_weight_layout)layout, 9, 4096, list, true);
         }
 }
 
-/* So wide that a slice of one would be two of another. */
+/* Matrices so wide that a slice of one would be two of another. */
 TEST(fused_wide_products_have_fewer_slices)
 {
     need_gpu();

@@ -1,6 +1,6 @@
-/* test_gemm_sm90.cc - products by the kernels of compute capability 9.0, against plain loops in
- * double over the same rounded numbers, and what gemm_run makes of them. Runs on such a card or on
- * tests/simt; skipped on others. What surrounds y must stay as it was. */
+/* test_gemm_sm90.cc - products by the kernels of compute capability 9.0, called directly and
+ * through gemm_run, against plain loops in double over the same rounded numbers. Runs on such a GPU
+ * or on tests/simt, and is skipped on others. Guards around y must stay as they were. */
 #include <math.h>
 #include <string.h>
 
@@ -13,11 +13,11 @@ enum { EMULATED = 1 };
 enum { EMULATED = 0 };
 #endif
 
-enum { FIRST_ROW = 3, BY_RUN = 0 /* instead of columns: gemm_run chooses */ };
+enum { FIRST_ROW = 3, BY_RUN = 0 /* instead of a tile's columns: gemm_run chooses */ };
 static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
 static const enum gemm_weight_layout LAYOUTS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
 
-/* Of two matrices of a layout in turn. */
+/* The SwiGLU epilogue for two interleaved matrices of a layout. */
 static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout)
 {
     return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16;
@@ -29,9 +29,9 @@ struct product {
     enum gemm_weight_layout layout = GEMM_BF16;
     bool paired = false, bias = false, gathered = false;
     enum gemm_epilogue epilogue = GEMM_STORE;
-    /* elements behind a row of y */
+    /* y_more: elements between two rows of y */
     size_t n_rows = 1, n_out = 1, n_in = 1, y_more = 2;
-    /* rows of each; empty: one, without `begin` */
+    /* rows of each group; if empty, there is one group and `begin` is not used */
     std::vector<int32_t> groups;
     int columns = 128;
     bool f8() const { return layout == GEMM_F8; } /* with x in e4m3 */
@@ -62,7 +62,7 @@ struct trial {
     size_t x_stride, y_stride;
 };
 
-/* Element k of a row of x is written, and what it means. */
+/* Writes element k of a row of x and returns its rounded value. */
 static double put_x(trial *t, size_t row, size_t k, double number)
 {
     if (t->p.f8()) {
@@ -146,8 +146,8 @@ struct expected {
     double value, may_err;
 };
 
-/* A card adds bf16 up in f32 or nearly so, e4m3 with some 13 bits behind the point of the largest,
- * cut off. */
+/* Tensor cores accumulate products of bf16 in about f32, and those of e4m3 truncated to some 13
+ * bits below the largest. */
 static expected expected_sum(const trial &t, size_t group, size_t row, size_t column)
 {
     const product &p = t.p;
@@ -182,7 +182,7 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i,
     const double of_value = p.y_type() == DTYPE_BF16  ? 0x1p-8
                             : p.y_type() == DTYPE_F16 ? 0x1p-11
                                                       : 0x1p-20;
-    /* f16 has steps of 2^-24, and ends at 65504 */
+    /* the steps of f16 are at least 2^-24, and its largest number is 65504 */
     const double rounding = fabs(value) * of_value + (p.y_type() == DTYPE_F16 ? 0x1p-25 : 1e-30);
     const double stored = p.y_type() == DTYPE_F16 ? fmin(fmax(value, -65504), 65504) : value;
     return { stored, 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err +
@@ -220,7 +220,7 @@ static void check_rows(trial *t, size_t group, size_t begin, size_t n)
             if (!(fabs(got - want.value) <= want.may_err))
                 fail_at(*t, row, i, got, want.value, want.may_err);
         }
-        /* what was checked is as before from here on: the rest must be so by itself */
+        /* resets the bytes that were checked: all the others must be untouched */
         const size_t at = row * t->y_stride * t->p.y_bytes();
         memcpy(&t->y_before[at], &t->y[at], t->p.n_y() * t->p.y_bytes());
     }
@@ -274,8 +274,8 @@ static void try_thens(product p)
             }
 }
 
-/* Sizes on both sides of a step of k, a stage, the ring, a tile, a warpgroup; y in pairs and
- * not. */
+/* Sizes on both sides of a step of k, a stage, the ring, a tile and a warpgroup, with y written in
+ * pairs and one by one. */
 static void try_sizes(enum gemm_weight_layout layout)
 {
     static const size_t sizes[][3] = { { 1, 1, 1 },      { 65, 2, 63 },     { 128, 37, 65 },
@@ -292,8 +292,8 @@ TEST(gemm_sm90_bf16_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_BF16); }
 TEST(gemm_sm90_f16_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_F16); }
 TEST(gemm_sm90_f8_equals_a_plain_loop) { need_sm90(), try_sizes(GEMM_F8); }
 
-/* Groups of no rows, of few and of many, beginning in the middle of y; n_rows says more than there
- * are. */
+/* Groups with 0 to many rows, beginning in the middle of y; n_rows is larger than the number of
+ * rows. */
 TEST(gemm_sm90_groups)
 {
     need_sm90();
@@ -314,8 +314,8 @@ TEST(gemm_sm90_groups)
         }
 }
 
-/* As gemm_run has it: many tiles to each block, the wide and the narrow ones, groups whose few rows
- * another kernel takes. */
+/* Through gemm_run: many tiles per block, wide and narrow ones, and small groups that use another
+ * kernel. */
 TEST(gemm_sm90_is_what_gemm_run_takes)
 {
     need_sm90();
@@ -337,8 +337,8 @@ TEST(gemm_sm90_is_what_gemm_run_takes)
     }
 }
 
-/* A row's bits are its own: with other rows around it, in a tile's other half, and on the other
- * tile. */
+/* The bits of a row do not depend on the rows around it, on the half of the tile that it is in, or
+ * on the tile shape. */
 TEST(gemm_sm90_rows_have_the_same_bits_among_others)
 {
     need_sm90();
@@ -358,7 +358,7 @@ TEST(gemm_sm90_rows_have_the_same_bits_among_others)
     }
 }
 
-/* A row of x that is not a number stays in its row of y. */
+/* A NaN in a row of x affects that row of y only. */
 TEST(gemm_sm90_nan_stays_in_its_row)
 {
     need_sm90();
@@ -407,7 +407,7 @@ TEST(gemm_sm90_refuses_what_it_cannot_do)
     g.layout = GEMM_F8, g.n_out = g.n_in = 4096, g.n_rows = 4096, g.n_groups = 1;
     CHECK(gemm_wants_f8_x(&g));
     g.n_rows = 8;
-    CHECK(!gemm_wants_f8_x(&g)); /* decode steps: bound by W */
+    CHECK(!gemm_wants_f8_x(&g)); /* decode steps are bound by reading W */
     g.n_rows = 4096, g.x_scales = &scale, g.deterministic = true;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue &&
           gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);

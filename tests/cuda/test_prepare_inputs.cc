@@ -1,5 +1,5 @@
-/* test_prepare_inputs.cc - rows made ready for products on the card, against plain loops in double.
- * Runs on a card or on tests/simt. */
+/* test_prepare_inputs.cc - the kernels that prepare the inputs of products, against plain loops in
+ * double. Runs on a GPU or on tests/simt. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -101,7 +101,7 @@ TEST(inputs_equal_a_plain_loop)
             }
 }
 
-/* The same row has the same bits wherever it lies, aligned to 16 bytes or not. */
+/* A row gives the same bits at every address, aligned to 16 bytes or not. */
 TEST(inputs_do_not_depend_on_alignment)
 {
     need_gpu();
@@ -117,8 +117,7 @@ TEST(inputs_do_not_depend_on_alignment)
     }
 }
 
-/* Zeros by an infinite factor (eps 0) are NaN, as the formula has it; what is filled up stays
- * zero. */
+/* Zeros times an infinite factor (eps 0) are NaN, as the formula says; padding stays zero. */
 TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
 {
     need_gpu();
@@ -132,8 +131,8 @@ TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
     }
 }
 
-/* Every f16, the halves between two of them and what lies next to those: to nearest even, subnormal
- * ones too. */
+/* Every f16, the midpoints between two of them and the floats next to those round to nearest even,
+ * subnormal numbers too. */
 TEST(inputs_round_to_every_f16)
 {
     need_gpu();
@@ -150,7 +149,7 @@ TEST(inputs_round_to_every_f16)
     check_inputs(t);
 }
 
-/* A number stays one; what is none before is none after. */
+/* A number beyond f16 becomes its largest number; a NaN stays a NaN. */
 TEST(inputs_beyond_f16_end_at_its_largest)
 {
     need_gpu();

@@ -1,5 +1,5 @@
-/* test_prepare_inputs_f8.cc - rows rounded to e4m3 with scales on the card, against plain loops.
- * Runs on a card or on tests/simt. */
+/* test_prepare_inputs_f8.cc - rows rounded to e4m3 with scales on a GPU, against plain loops. Runs
+ * on a GPU or on tests/simt. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 struct f8_trial {
     size_t n_rows, n, x_stride;
     bool gathered, norm, bf16;
-    std::vector<float> x, by; /* x as it is after rounding to bf16, where it is */
+    std::vector<float> x, by; /* x: after rounding to bf16, in cases that round */
     std::vector<int32_t> x_rows;
     std::vector<uint8_t> y;
     std::vector<float> scales;
@@ -25,7 +25,7 @@ static f8_trial make_trial(size_t n_rows, size_t n, size_t more, bool gathered, 
     f8_trial t = { n_rows, n, n + more, gathered, norm, bf16, {}, {}, {}, {}, {} };
     numbers from = { n };
     for (size_t i = 0; i < (n_rows + 4) * t.x_stride; i++) {
-        /* some blocks are nearly nothing */
+        /* some blocks have tiny numbers only */
         const float v = (float)(3 * pow(from.next(), i / 50 % 3 ? 1 : 9));
         t.x.push_back(bf16 ? float_of_bf16(bf16_of(v)) : v);
     }
@@ -58,8 +58,7 @@ static void run_trial(f8_trial *t)
     CHECK(t->scales.back() == -1);
 }
 
-/* An element may err by half a step: a sixteenth of itself, and 2^-10 of what is below all
- * steps. */
+/* The error of an element is at most half a step: 1/16 of itself, and 2^-10 for subnormal ones. */
 static void check_block(const f8_trial &t, size_t row, size_t block,
                         const std::vector<double> &want)
 {
@@ -108,8 +107,7 @@ TEST(inputs_f8_equal_a_plain_loop)
         }
 }
 
-/* Every number of e4m3 is itself when the scale is 1, and halfway between two goes to the even
- * one. */
+/* With a scale of 1 every number of e4m3 stays as it is, and a midpoint rounds to even. */
 TEST(inputs_f8_round_as_e4m3_does)
 {
     need_gpu();

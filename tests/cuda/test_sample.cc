@@ -1,10 +1,10 @@
-/* test_sample.cc - tokens chosen on the card against the sampler of the host, from the same logits
- * and the same wishes.
+/* test_sample.cc - sampling on a GPU against the sampler of the host, from the same logits and the
+ * same sampling requests.
  *
- * A row is made of a seed: a kind of logits, and parameters drawn from lists that hold the borders
- * of every rule. It is asked alone and among others, and must come out as shared/engine/sampler.c
- * has it: token, rank and the best few to the last one, logprobs to the last bits, as the log of
- * log-sum-exp is the card's own. Runs on a card or on tests/simt. */
+ * A case is generated from a seed: a kind of logits, and parameters drawn from lists that contain
+ * the boundaries of every rule. It is sampled alone and among others, and must equal what
+ * shared/engine/sampler.c gives: token, rank and top tokens exactly, and logprobs but for the last
+ * bits, because the GPU computes its own log of the log-sum-exp. Runs on a GPU or on tests/simt. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -70,8 +70,8 @@ struct sample_case {
     std::vector<int32_t> tokens, eos;
     uint32_t n_prompt = 0;
     int32_t score = -1;
-    bool is_future = false; /* the last token is known on the card alone */
-    /* late: -1 - where the card has the late token, or 0: the host knows all tokens */
+    bool is_future = false; /* the last token is known only to the GPU */
+    /* future: -1 - the index of the future token on the GPU; 0: the host knows all tokens */
     sample_request request(int32_t future = 0)
     {
         const uint32_t n_known = (uint32_t)tokens.size() - (future < 0);
@@ -110,7 +110,7 @@ static void make_edits(random_numbers &r, sample_case *row, uint32_t n_vocab)
     for (uint32_t n = r.below(4); n > 0; n--)
         p.stop_ids[p.n_stop_ids++] = (int32_t)r.below(n_vocab + 2) - 1;
     for (uint32_t n = r.below(4); n > 0; n--) row->eos.push_back((int32_t)r.below(n_vocab + 2) - 1);
-    if (r.below(3) == 0) /* many, so that some tokens have several */
+    if (r.below(3) == 0) /* many, so that some tokens appear in several */
         for (uint32_t n = r.below(100); n > 0; n--)
             row->bias.push_back(
                 { (int32_t)r.below(n_vocab + 2) - 1, r.of({ 3.0f, -100.0f, 0.1f, -1e9f }) });
@@ -122,7 +122,7 @@ static void make_mask(random_numbers &r, sample_case *row, uint32_t n_vocab)
     row->allowed.assign((n_vocab + 63) / 64, 0);
     for (uint32_t i = 0; i < n_vocab; i++)
         if (r.below(one_in) == 0) row->allowed[i / 64] |= 1ull << (i % 64);
-    /* bits behind the vocabulary mean nothing */
+    /* bits beyond the vocabulary must be ignored */
     row->allowed.back() |= n_vocab % 64 ? ~0ull << (n_vocab % 64) : 0;
 }
 
@@ -130,7 +130,7 @@ static sample_case make_row(uint64_t seed, uint32_t n_vocab)
 {
     random_numbers r = { seed };
     sample_case row;
-    const uint32_t kind = r.below(KINDS + 6); /* most are of the usual kind */
+    const uint32_t kind = r.below(KINDS + 6); /* most rows are of the usual kind */
     row.logits.resize(n_vocab);
     for (float &v : row.logits) v = make_logit(r, kind < KINDS ? (logits_kind)kind : MODEL);
     row.params.repetition_penalty = 1;
@@ -186,7 +186,7 @@ struct host_sampler {
     }
 };
 
-/* ---- the card ---- */
+/* ---- on the GPU ---- */
 
 enum { UNTOUCHED = -77 };
 
@@ -195,7 +195,7 @@ struct encoded_rows {
     std::vector<sample_row_params> row_params;
     std::vector<sample_edit> edits;
     std::vector<uint64_t> allowed;
-    std::vector<int32_t> ids; /* before the call: late tokens, each at another row's place */
+    std::vector<int32_t> ids; /* before the call: future tokens, each at the index of another row */
     unsigned work = 0;
 };
 
@@ -203,7 +203,7 @@ static encoded_rows encode_rows(std::vector<sample_case> &rows, uint32_t n_vocab
 {
     encoded_rows all;
     sample_encoder *m = sample_encoder_create(n_vocab);
-    all.logits.assign(rows.size() * stride, 1e30f); /* what lies between rows would win */
+    all.logits.assign(rows.size() * stride, 1e30f); /* reading between rows would choose these */
     all.ids.assign(rows.size(), UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
         const size_t place = rows.size() - 1 - i;
@@ -229,14 +229,14 @@ struct answers {
     std::vector<int32_t> ids, before; /* after the call and before it */
 };
 
-/* Scratch of the card that lives from call to call. */
+/* Device scratch that is kept between calls. */
 struct gpu_scratch : device_bytes {
     gpu_scratch(size_t n_rows, uint32_t n_vocab)
         : device_bytes(std::vector<unsigned char>(sample_scratch_bytes(n_rows, n_vocab)))
     {}
 };
 
-/* Memory of one call, and the call. */
+/* One call and its memory. */
 struct gpu_call {
     size_t n_rows;
     encoded_rows all;
@@ -326,7 +326,7 @@ static void check_rows(std::vector<sample_case> &rows, uint32_t n_vocab, const a
     for (size_t i = 0; i < rows.size(); i++) check_row(rows[i], n_vocab, i, a, host.run(rows[i]));
 }
 
-/* All at once, in another order on the same scratch, and some alone. */
+/* Samples all rows at once, then in another order with the same scratch, and some of them alone. */
 static void check_vocabulary(uint64_t seed, uint32_t n_vocab, size_t n_rows, size_t n_alone)
 {
     need_gpu();
@@ -359,12 +359,12 @@ TEST(tokens_of_a_large_vocabulary_as_the_host)
     check_vocabulary(6, 151936, TEST_IS_SANITIZED ? 2 : 12, 1);
 }
 
-/* One row, many draws: each as the host's, so that all ways through a chunk and from chunk to chunk
- * are gone. */
+/* Many draws from one row equal those of the host, so that all paths through a chunk and from chunk
+ * to chunk are taken. */
 TEST(draws_as_the_host_for_many_seeds)
 {
     need_gpu();
-    const float temperatures[] = { 1, 1, 1e-4f /* counts as 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
+    const float temperatures[] = { 1, 1, 1e-4f /* is raised to 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
     const uint32_t n_vocab = 5000;
     for (int way = 0; way < 3; way++) {
         std::vector<sample_case> rows;
@@ -384,14 +384,14 @@ TEST(draws_as_the_host_for_many_seeds)
     }
 }
 
-/* Equal values at the border of top_p: which of them stay goes by their ids. One value or two, so
- * that sums are exact. */
+/* Of equal values at the boundary of top_p, those with the lowest ids are kept. There are one or
+ * two different values, so that sums are exact. */
 TEST(equals_at_the_border_go_by_id)
 {
     need_gpu();
     std::vector<sample_case> rows;
-    for (uint32_t n_vocab : { 7u, 9000u, 40000u }) { /* of the last there are more than a list has
-                                                      * room for */
+    /* at 40000 there are more equal values than a list holds */
+    for (uint32_t n_vocab : { 7u, 9000u, 40000u }) {
         rows.clear();
         for (float top_p : { 0.5f, 0.25f, 0.001f, 0.75f })
             for (int32_t top_k : { 0, 3 })
@@ -409,14 +409,14 @@ TEST(equals_at_the_border_go_by_id)
     }
 }
 
-/* The only token so far, which would be chosen again: wherever it lies, and whatever else changes
- * its logit. */
+/* Penalties count the only token so far, which would otherwise be chosen again, for every id and
+ * with other changes to its logit. */
 TEST(a_future_token_counts_everywhere)
 {
     need_gpu();
     const uint32_t n_vocab = 9000;
     std::vector<sample_case> rows;
-    for (int32_t id : { 0, 1, 4095, 4096, 4097, 8191, 8192, 8999 }) /* pieces have 4,096 */
+    for (int32_t id : { 0, 1, 4095, 4096, 4097, 8191, 8192, 8999 }) /* a chunk has 4,096 */
         for (int kind = 0; kind < 4; kind++) {
             sample_case row;
             row.logits.assign(n_vocab, 2.0f);
@@ -455,7 +455,7 @@ TEST(padding_rows_are_left_alone)
     }
 }
 
-/* A graph goes by what lies in memory when it is launched. */
+/* A captured graph uses what is in memory when it is launched. */
 TEST(a_captured_call_takes_other_requests)
 {
     need_gpu();
@@ -517,7 +517,7 @@ TEST(calls_out_of_bounds_are_refused)
     CHECK_EQ_INT(c.fetch().ids[0], UNTOUCHED);
 }
 
-/* In a process of its own, as it ends the process or the context. */
+/* Runs in a process of its own, because the error ends the process or the context. */
 TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
 {
     const pid_t child = fork();
@@ -544,7 +544,7 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
-/* What a maker says of a row, in detail: edits sorted, each token's in the order of sampler.c, none
+/* The list of logit edits is sorted, keeps sampler.c's order for each token, and has no edit
  * without an effect. */
 TEST(edits_are_few_and_in_order)
 {
@@ -564,7 +564,7 @@ TEST(edits_are_few_and_in_order)
     row.bias = { { 8, 1 }, { 3, 2 }, { 8, 4 }, { -1, 5 }, { 100, 6 } };
     row.allowed = { 5, 1 };
     w = row.request();
-    for (int again = 0; again < 2; again++) { /* the first leaves no marks */
+    for (int again = 0; again < 2; again++) { /* the first leaves nothing behind */
         sample_encoder_encode(m, &w, &made);
         const int32_t ids[] = { 3, 7, 8, 8, 70, 99 };
         CHECK_EQ_INT(made.params.n_edits, 6);
@@ -585,7 +585,7 @@ TEST(edits_are_few_and_in_order)
     CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].count == 0);
     CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.params.presence == 0.7f &&
           made.params.repetition == 2);
-    w = row.request(-3); /* the last, 70, is known to the card alone */
+    w = row.request(-3); /* the last token, 70, is known only to the GPU */
     sample_encoder_encode(m, &w, &made);
     CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.future_token == -3 &&
           made.params.index == 3);

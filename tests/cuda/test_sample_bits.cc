@@ -1,6 +1,6 @@
-/* test_sample_bits.cc - what the card's sampler computes on the way to a token, bit for bit: a last
- * bit that is wrong changes one token in billions, which no comparison of tokens finds. Built for
- * tests/simt alone, as it looks into the kernels' own headers. */
+/* test_sample_bits.cc - the intermediate results of sampling on a GPU, bit for bit: a last bit that
+ * is wrong changes one token in billions, which no comparison of tokens finds. Built for tests/simt
+ * only, because it reads the kernels' own headers. */
 #include <math.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ TEST(keys_go_by_value_then_by_id)
     CHECK(key_of(0.0f, 5) == key_of(-0.0f, 5) && key_of(NAN, 0) == 0 && key_of(-NAN, 0) == 0);
 }
 
-/* One row, drawn from without cuts, with logprobs; its scratch afterwards. */
+/* One row sampled without top_k, top_p or min_p, with logprobs, and its scratch afterwards. */
 struct drawn_row {
     enum { N = 10001 };
     std::vector<float> logits = std::vector<float>(N);
@@ -88,7 +88,7 @@ static kernel_ctx *host_kernels()
     return c;
 }
 
-/* sampler.c's chunk_mass where everything is kept. */
+/* sampler.c's chunk_mass when all tokens are kept. */
 static double chunk_mass(const float *p, size_t n)
 {
     double lane[8] = {};
@@ -114,8 +114,8 @@ TEST(masses_are_added_as_on_the_host)
     kernel_ctx_free(c);
 }
 
-/* Rounding may leave a number beyond the last entry of the chunk whose mass passed it: the walk
- * goes on, and the last entry stands by. */
+/* After rounding, the drawn number may be beyond the last entry of the chunk whose mass exceeded
+ * it. The walk then goes on to the next chunk, and uses the last entry if there is none. */
 TEST(a_draw_walks_on_from_chunk_to_chunk)
 {
     std::unique_ptr<sample_draw_smem> room(new sample_draw_smem());
@@ -123,7 +123,7 @@ TEST(a_draw_walks_on_from_chunk_to_chunk)
     draw_in_chunk(room.get(), 2048, 1.4);
     CHECK(room->found && room->id == 2048 + 3);
     room->found = false;
-    draw_in_chunk(room.get(), 2048, 1.75); /* not above it */
+    draw_in_chunk(room.get(), 2048, 1.75); /* exactly equal */
     CHECK(!room->found && room->id == 2048 + 900 && room->sum == 1.75);
     memset(room->p, 0, sizeof room->p);
     draw_in_chunk(room.get(), 3072, 1.75);
@@ -133,7 +133,8 @@ TEST(a_draw_walks_on_from_chunk_to_chunk)
     CHECK(room->found && room->id == 4096 + 1023);
 }
 
-/* kernels/cpu's sum of exp(x - max) over a chunk: 16 partial sums in f32, then a tree. */
+/* The sum of exp(x - max) over a chunk as kernels/cpu computes it: 16 partial sums in f32, then a
+ * tree. */
 static float chunk_sum_exp(const float *x, size_t n, float max)
 {
     float lane[16] = {};
@@ -150,7 +151,7 @@ TEST(log_sum_exp_is_added_as_on_the_host)
     float lse;
     host_log_sum_exp(c, &lse, row.logits.data(), drawn_row::N, 1, drawn_row::N);
     CHECK(bits_of(row.result.logprob) == bits_of(row.logits[(size_t)row.result.id] - lse));
-    /* the last phase left its own there */
+    /* the last phase has overwritten it with its own */
     const double *sums = row.at<double>(sample_row_layout_of(drawn_row::N).sums);
     const float max = *std::max_element(row.logits.begin(), row.logits.end());
     for (size_t first = 0; first < drawn_row::N; first += SAMPLE_CHUNK)
@@ -160,7 +161,7 @@ TEST(log_sum_exp_is_added_as_on_the_host)
     kernel_ctx_free(c);
 }
 
-/* A card faults on what the processor reads all the same. */
+/* A GPU faults on unaligned reads that a CPU allows. */
 TEST(parts_of_the_scratch_are_aligned)
 {
     for (size_t n = 1; n <= SAMPLE_VOCAB_MAX; n += n < 9000 ? 1 : 1009) {
