@@ -1,9 +1,9 @@
-/* simt_async.cc - cp.async: copies that a thread has ordered and that take place when it waits for
- * them, no earlier.
+/* simt_async.cc - cp.async: copies that a thread issues and that take place only when it waits for
+ * them.
  *
- * From the order on the target holds garbage, so that both mistakes show: reading it before the
- * wait, and ordering while others still read what was there. Source: PTX ISA, cp.async. Thread:
- * simt_block.h. */
+ * Until then the target holds garbage, so that both mistakes are found: reading it before the wait,
+ * and issuing the copy while others still read the previous contents. Source: PTX ISA, cp.async.
+ * Thread: simt_block.h. */
 #include <stdint.h>
 #include <string.h>
 
@@ -12,7 +12,8 @@
 #include "tests/simt/simt_sanitize.h"
 #include "tests/simt/simt_sm90.h"
 
-/* Not under the thread sanitizer: the lock of the tables would order the threads of the block. */
+/* Not checked under the thread sanitizer: the lock of the tables would order the threads of the
+ * block. */
 static void check_memory(const void *shared, const void *global)
 {
 #if !SIMT_TSAN

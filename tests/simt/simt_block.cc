@@ -2,9 +2,9 @@
  *
  * A pass resumes every thread that can go on, in an order that changes with the pass: ascending,
  * descending, scattered. A thread runs until it must wait. The block's barrier opens at the end of
- * a pass, when all that have not returned stand at it; a warp collective when the last of its lanes
- * comes; a numbered barrier when its count is full. A pass in which nobody could run is a deadlock,
- * and is told. Thread: simt_block.h. */
+ * a pass if all threads that have not returned wait at it; a warp collective when the last of its
+ * lanes arrives; a numbered barrier when its count is reached. A pass in which no thread could run
+ * is a deadlock, and is reported. Thread: simt_block.h. */
 #include "tests/simt/simt_block.h"
 
 #include <stdarg.h>
@@ -43,8 +43,8 @@ struct block_thread {
 struct meeting {
     unsigned mask, arrived;
     simt_warp_call *lanes[32];
-    char *sync; /* for the thread sanitizer: one of the warp's, taken in turn, as some
-                 * lanes are ahead of others by a collective */
+    char *sync; /* for the thread sanitizer: one of the warp's objects, used in turn, because
+                 * some lanes are one collective ahead of others */
 };
 
 struct warp {
@@ -56,7 +56,7 @@ struct warp {
 };
 
 static struct {
-    block_thread *threads[MAX_THREADS]; /* made when first needed */
+    block_thread *threads[MAX_THREADS]; /* created at first use */
     block_thread *current;              /* NULL outside a kernel */
     warp warps[MAX_WARPS];
     unsigned n, n_live, n_waiting, n_yielded;
@@ -129,7 +129,7 @@ static void leave(block_thread *t)
 static void run_thread(void *arg)
 {
     block_thread *t = (block_thread *)arg;
-    for (;;) { /* once for every block that the fiber is used in */
+    for (;;) { /* one round per block that the fiber is used in */
         simt_tsan_acquire(&block.sync_ends);
         (*block.body)();
         leave(t);
@@ -250,8 +250,8 @@ static void run_block(size_t dynamic_shared, unsigned first_pass)
     simt_shared_end();
 }
 
-/* Blocks run in ascending order and, in every other launch, in descending order: code must not
- * count on either. */
+/* Blocks run in ascending order and, in every other launch, in descending order: code must not rely
+ * on either. */
 void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &body)
 {
     static bool descends;
@@ -269,7 +269,7 @@ void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &
     block.body = nullptr;
 }
 
-/* Where a fault happened, for the message. */
+/* Describes where a fault happened. */
 bool simt_describe_thread(char *text, size_t text_bytes)
 {
     if (!block.current) return false;
@@ -302,7 +302,7 @@ int simt_syncthreads(simt_barrier kind, int predicate)
                                       : block.result_any;
 }
 
-/* True when this thread was the last. */
+/* Returns true to the last thread that arrives. */
 static bool arrive_numbered(int id, int n_threads)
 {
     if (id < 1 || id >= N_BARRIERS)
@@ -363,7 +363,7 @@ static meeting *meeting_of(warp *w, unsigned mask)
     return m;
 }
 
-/* The last lane has come. */
+/* The last lane has arrived. */
 static void finish(unsigned i_warp, meeting *m)
 {
     warp *w = &block.warps[i_warp];

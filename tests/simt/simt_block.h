@@ -1,8 +1,8 @@
-/* simt_block.h - running the blocks of a launch, and what a thread of a block asks of its
- * scheduler.
+/* simt_block.h - runs the blocks of a launch, and what a thread of a block asks of its scheduler.
  *
- * Thread: all of it on the host thread that holds the machine's execution lock, or on a fiber of
- * it. */
+ * Thread: all functions on the host thread that holds the machine's execution lock, or on a fiber
+ * of it.
+ */
 #ifndef BATON_TESTS_SIMT_SIMT_BLOCK_H
 #define BATON_TESTS_SIMT_SIMT_BLOCK_H
 
@@ -15,18 +15,18 @@
 #include "tests/simt/include/simt.h"
 #include "tests/simt/include/simt_vectors.h"
 
-/* One lane's part of a warp collective, on the lane's own stack; the kinds derive from it. The lane
- * that comes last performs it for all. */
+/* One lane's part of a warp collective, on the lane's own stack; each collective derives from it.
+ * The lane that arrives last performs it for all. */
 struct simt_warp_call {
-    const char *what; /* __shfl_sync, ...: lanes that meet must have come for the same */
+    const char *what; /* __shfl_sync, ...: must be the same for all lanes that meet */
     unsigned mask;
-    int variant; /* what must agree besides */
+    int variant; /* must be the same too */
     bool orders_memory = false;
     /* lanes[i] is set for the bits of mask. */
     void (*perform)(simt_warp_call *const lanes[32], unsigned mask);
 };
 
-/* cp.async of one thread. */
+/* The cp.async copies of one thread. */
 struct simt_copy {
     char *to;
     const char *from;
@@ -39,13 +39,13 @@ struct simt_copies {
 
 /* Runs every block, one after the other. */
 void simt_run_grid(const simt_launch_shape &shape, const std::function<void()> &body);
-/* Is this code on a fiber? */
+/* Does the caller run on a fiber? */
 bool simt_in_kernel(void);
 
 /* "thread ... of block ..." into text; false outside a kernel. */
 bool simt_describe_thread(char *text, size_t text_bytes);
 
-/* The rest only in a kernel. */
+/* The functions below are called only in a kernel. */
 int simt_lane(void);
 unsigned simt_thread_number(void); /* in the block */
 void simt_warp_collect(simt_warp_call *call);

@@ -18,8 +18,8 @@ static float float_of(uint32_t b)
     return x;
 }
 
-/* Sign, exponent and mantissa of a small format; without infinities the largest exponent holds
- * numbers, and one NaN. */
+/* Sign, exponent and mantissa of a small format. In one without infinities, the largest exponent
+ * has numbers and one NaN. */
 struct format {
     int mantissa_bits, exponent_bits, bias;
     bool has_infinity;
@@ -38,7 +38,8 @@ static float upconvert(unsigned bits, const format &f)
     return sign * ldexpf((float)(m | 1u << f.mantissa_bits), (int)e - f.bias - f.mantissa_bits);
 }
 
-/* To nearest even; what is too large becomes the largest number (saturate) or infinity. */
+/* Rounds to nearest even. Beyond the range the result is the largest number (saturate) or
+ * infinity. */
 static unsigned downconvert(float x, const format &f, bool saturate)
 {
     unsigned sign = (bits_of(x) >> 31) << (f.mantissa_bits + f.exponent_bits),

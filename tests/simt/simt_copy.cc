@@ -57,7 +57,7 @@ static std::shared_ptr<std::vector<char>> read_source(rows *r)
     return kept;
 }
 
-/* must_wait: the host comes back when the copy is done. */
+/* must_wait: the call returns when the copy is done. */
 static cudaError_t submit_copy(rows r, places p, cudaStream_t stream, bool must_wait)
 {
     if (!r.width || !r.height) return cudaSuccess;
@@ -123,7 +123,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
     return simt_leave(simt_submit(stream, std::move(op)));
 }
 
-/* As CUDA's, it does not wait for the device. */
+/* Does not wait for the device, like CUDA's. */
 cudaError_t cudaMemset(void *p, int value, size_t bytes)
 {
     SIMT_ENTER();

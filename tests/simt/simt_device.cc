@@ -1,4 +1,4 @@
-/* simt_device.cc - the fake card's properties, and the functions that ask for them.
+/* simt_device.cc - the properties of the emulated GPU, and the functions that return them.
  *
  * Environment: BATON_SIMT_DEVICES (0 or 1), BATON_SIMT_MEMORY (bytes), BATON_SIMT_CC (compute
  * capability as in 90). Thread: any. */
@@ -68,7 +68,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     if (!p || check(device) != cudaSuccess)
         return simt_leave(p ? check(device) : cudaErrorInvalidValue);
     memset(p, 0, sizeof *p);
-    snprintf(p->name, sizeof p->name, "Baton SIMT on the processor");
+    snprintf(p->name, sizeof p->name, "Baton SIMT on the CPU");
     memcpy(p->uuid, "baton-simt-gpu\0", 16);
     p->totalGlobalMem = simt_memory_total();
     p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = SIMT_SHARED_MAX;
@@ -175,7 +175,7 @@ cudaError_t cudaDriverGetVersion(int *version)
     return cudaSuccess;
 }
 
-/* The one way out of an error that lasts. */
+/* Nothing else clears a sticky error. */
 cudaError_t cudaDeviceReset(void)
 {
     simt_set_sticky(cudaSuccess);
@@ -187,8 +187,8 @@ cudaError_t cudaDeviceReset(void)
     return cudaSuccess;
 }
 
-/* Kernels are for cards from 8.0 on. Of others drivers say one thing or the other; here it depends
- * on how old they are. */
+/* Kernels need a GPU of compute capability 8.0 or later. For older ones drivers return one of two
+ * errors; here the compute capability decides which. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
     SIMT_ENTER();

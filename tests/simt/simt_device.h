@@ -1,4 +1,4 @@
-/* simt_device.h - what the fake card has. Thread: any. */
+/* simt_device.h - the properties of the emulated GPU. Thread: any. */
 #ifndef BATON_TESTS_SIMT_SIMT_DEVICE_H
 #define BATON_TESTS_SIMT_SIMT_DEVICE_H
 

@@ -36,7 +36,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return simt_leave(events().remove(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
-/* True when the record belongs to a capture and is done with. State lock. */
+/* Returns true if the record belongs to a capture, in which case nothing else is to be done. State
+ * lock. */
 static bool record_captured(simt_event *e, const simt_stream &s)
 {
     e->point = nullptr;
@@ -79,7 +80,7 @@ static void take_later(simt_clock_of *clock, const simt_clock_of &other)
     }
 }
 
-/* The stream joins the event's capture, or comes after more of it. State lock. */
+/* The stream joins the event's capture or, if it is in it, waits for more of it. State lock. */
 static cudaError_t wait_captured(const std::shared_ptr<simt_stream> &s, const simt_event &e)
 {
     if (e.capture->is_over) return cudaErrorCapturedEvent;
@@ -123,7 +124,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return simt_leave(simt_submit(stream, std::move(op)));
 }
 
-/* NULL in *point: there is nothing to wait for. */
+/* *point is NULL if there is nothing to wait for. */
 static cudaError_t find_point(cudaEvent_t event, std::shared_ptr<simt_stream_point> *point)
 {
     {

@@ -1,6 +1,6 @@
-/* simt_fault.cc - says what an access to device memory, or of a kernel, has missed. The sanitizers
- * say it themselves. Thread: the one that faults, in its signal handler; the process is about to
- * end. */
+/* simt_fault.cc - says which rule an invalid access to device memory, or by a kernel, has broken.
+ * The sanitizers say it themselves. Thread: the one that faults, in its signal handler; the process
+ * is about to end. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* simt_fiber.cc - switches stacks: a few instructions on x86-64 and aarch64, swapcontext elsewhere.
  *
- * A switch pushes the registers that a called function must keep, stores the stack pointer and
- * takes up the other one. What the thread sanitizer makes of it: simt_tsan.h. */
+ * A switch pushes the callee-saved registers, stores the stack pointer and loads the other one.
+ * simt_tsan.h says what the thread sanitizer is told. */
 #include "tests/simt/simt_fiber.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ static const unsigned TSAN_FLAGS = 0;
 /* A frame is larger under a sanitizer. Only pages that are used cost memory. */
 static const size_t STACK_BYTES = SIMT_ASAN || SIMT_TSAN ? 512 << 10 : 128 << 10;
 
-/* The host thread's side of the switch; one block runs at a time. */
+/* The host thread's side of the switch; only one block runs at a time. */
 static struct {
     void *stack_pointer;
     const void *stack;
@@ -159,7 +159,7 @@ static void simt_switch(void **save, void *load)
 extern "C" void simt_switch(void **save, void *load);
 #endif
 
-/* The first instructions on a new stack. */
+/* The first function on a new stack. */
 static void begin(void *arg)
 {
     struct simt_fiber *fiber = (struct simt_fiber *)arg;

@@ -1,8 +1,9 @@
 /* simt_graph.cc - captures and graphs. The launch of a graph is one operation of a stream.
  *
- * A graph's operations run in the order of the calls and, at every other launch, in one that puts
- * off what was called first as long as the dependencies allow: an event that was forgotten between
- * streams shows. Thread: any; a capture ends on the thread that began it, unless it is relaxed. */
+ * A graph's operations run in the order of the calls and, at every other launch, in an order that
+ * delays the earlier calls as long as the dependencies allow, so that a forgotten event between
+ * streams is found. Thread: any; a capture ends on the thread that began it, unless it is relaxed.
+ */
 #include "tests/simt/simt_stream.h"
 
 #include <atomic>
@@ -46,7 +47,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     return cudaSuccess;
 }
 
-/* Has the stream where it began come after everything of the others? */
+/* Has the capture's first stream waited for all operations of the others? */
 static bool is_joined(const simt_capture &c, const simt_stream &first)
 {
     for (auto &i : c.n_ops) {
@@ -65,8 +66,8 @@ static bool may_run(const simt_captured &op, const simt_clock_of &done)
     return true;
 }
 
-/* Takes the latest operation that may run, until all are taken; of every stream the first that is
- * left. */
+/* Repeatedly chooses the latest operation that may run, among the first remaining one of every
+ * stream. */
 static std::vector<simt_op> put_off(const std::vector<simt_captured> &ops)
 {
     std::vector<simt_op> order;

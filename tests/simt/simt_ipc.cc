@@ -1,5 +1,5 @@
-/* simt_ipc.cc - device memory of another process: its memfd, found through /proc and told from
- * others by the random number in its name. Thread: any. */
+/* simt_ipc.cc - device memory of another process: its memfd, found through /proc and identified by
+ * the random number in its name. Thread: any. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +33,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
     return cudaSuccess;
 }
 
-/* The exporter's descriptor, if that process lives and the memory is still the one meant. */
+/* The exporter's descriptor, if that process is alive and the memory is still the same. */
 static int open_exported(const ipc_handle &h)
 {
     char path[64], target[80], wanted[80];
@@ -63,7 +63,8 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
         return simt_leave(cudaErrorInvalidValue);
     if (!h.bytes || h.bytes > h.data_bytes || h.data_bytes % simt_page_bytes() ||
         simt_round_up(h.bytes, SIMT_ALIGNMENT) > h.data_bytes)
-        return simt_leave(cudaErrorInvalidValue); /* it came from outside */
+        return simt_leave(cudaErrorInvalidValue); /* the handle comes from another process and may
+                                                   * be invalid */
     /* what the driver calls an invalid context */
     if (h.pid == (uint64_t)getpid()) return simt_leave(cudaErrorDeviceUninitialized);
     SIMT_STATE;

@@ -1,5 +1,5 @@
-/* simt_machine.cc - errors that last and errors that pass, failures by order, the execution lock.
- * Thread: any. */
+/* simt_machine.cc - sticky and transient errors, injected errors, the execution lock. Thread: any.
+ */
 #include "tests/simt/simt_machine.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #include "tests/simt/simt_block.h"
 #include "tests/simt/simt_memory.h"
 
-/* Lives until the process ends, whatever threads still do then. */
+/* It is never destroyed, because threads may still use it when the process ends. */
 struct machine {
     std::mutex state, execution;
     std::atomic<int> sticky{ cudaSuccess };
@@ -24,7 +24,7 @@ struct machine {
     std::string order_name;
     int order_after = 0;
 
-    /* BATON_SIMT_FAIL: "cudaMemcpyAsync 30 719", as simt_fail_next(719, "cudaMemcpyAsync", 30); for
+    /* BATON_SIMT_FAIL="cudaMemcpyAsync 30 719" is simt_fail_next(719, "cudaMemcpyAsync", 30) for
      * programs that cannot call it. */
     machine()
     {

@@ -1,9 +1,9 @@
-/* simt_machine.h - the fake card as a whole: its locks, its error, who executes, and how every
- * function of CUDA's interface begins and ends.
+/* simt_machine.h - the emulated GPU as a whole: its locks, its error, which thread executes, and
+ * how every function of CUDA's interface begins and ends.
  *
- * Two locks. Execution: held by the one thread that runs what streams hold. State: tables and
- * queues, held for moments, never while something runs. Whoever takes both takes execution
- * first. */
+ * Two locks. The execution lock is held by the thread that runs the operations of streams. The
+ * state lock guards tables and queues; it is held briefly, never while an operation runs. A thread
+ * that needs both takes the execution lock first. */
 #ifndef BATON_TESTS_SIMT_SIMT_MACHINE_H
 #define BATON_TESTS_SIMT_SIMT_MACHINE_H
 
@@ -19,29 +19,29 @@
 std::mutex &simt_state_mutex(void);
 #define SIMT_STATE std::lock_guard<std::mutex> state_lock(simt_state_mutex())
 
-/* First in every function: not 0 is an error to return at once. name is the function's. */
+/* Called first in every function, with its name. An error must be returned at once. */
 cudaError_t simt_enter(const char *name);
 #define SIMT_ENTER()                                                                               \
     do {                                                                                           \
         cudaError_t e_ = simt_enter(__func__);                                                     \
         if (e_ != cudaSuccess) return e_;                                                          \
     } while (0)
-/* Last: notes e for cudaGetLastError. */
+/* Called last in every function: keeps e for cudaGetLastError, and returns it. */
 cudaError_t simt_leave(cudaError_t e);
 
-/* The order of simt_fail_next, if it is for this name and due now; else cudaSuccess. */
+/* The error injected by simt_fail_next, if it is for this name and due now; else cudaSuccess. */
 cudaError_t simt_due_failure(const char *name);
-/* The error that has destroyed the context, or cudaSuccess. */
+/* The sticky error, which has destroyed the context, or cudaSuccess. */
 cudaError_t simt_sticky(void);
 void simt_set_sticky(cudaError_t e);
 bool simt_is_sticky(cudaError_t e);
 
-/* What the calling thread is doing, of which calls to CUDA are forbidden. */
+/* What the calling thread runs: calls to CUDA are forbidden in kernels and host functions. */
 enum simt_role { SIMT_NOTHING, SIMT_KERNEL, SIMT_HOST_FUNCTION };
 simt_role simt_role_now(void);
 void simt_set_role(simt_role role);
 
-/* The execution lock for a scope. Device memory, once opened, is closed at the end of it. */
+/* Holds the execution lock for a scope. Device memory that was opened is closed at its end. */
 class simt_execution {
   public:
     simt_execution();
@@ -57,7 +57,7 @@ class simt_execution {
 
 int64_t simt_now_ns(void);
 
-/* Handles are numbers that no memory has and that do not come again. State lock. */
+/* Handles are numbers that are no address and are never reused. State lock. */
 template <class Handle, class T> class simt_handles {
   public:
     Handle add(std::shared_ptr<T> object)

@@ -1,7 +1,7 @@
 /* simt_mbarrier.cc - barriers in shared memory. The 8 bytes hold the number of an entry here, so
- * that overwriting a barrier shows.
+ * that overwriting a barrier is found.
  *
- * For the thread sanitizer an arrival releases and a wait that came true acquires. Thread:
+ * For the thread sanitizer an arrival releases, and a successful wait acquires. Thread:
  * simt_block.h. */
 #include <string.h>
 

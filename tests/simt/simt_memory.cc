@@ -1,10 +1,10 @@
-/* simt_memory.cc - device memory in memfds, closed to ordinary code unless something executes.
+/* simt_memory.cc - device memory in memfds, inaccessible to host code unless an operation runs.
  *
  *     guard | front slack | bytes asked for | back slack (under 256 bytes) | guard
  *
- * The start is aligned to 256 as CUDA's is, so that the end cannot always touch the guard: slack
- * holds a pattern, compared at cudaFree, and is poisoned for the address sanitizer. New memory
- * holds 0xff. Thread: any (simt_memory.h). */
+ * The start is aligned to 256 as CUDA's is, so the end cannot always touch the guard: the slack
+ * holds a pattern that is compared at cudaFree, and is poisoned for the address sanitizer. New
+ * memory holds 0xff. Thread: any (simt_memory.h). */
 #include "tests/simt/simt_memory.h"
 
 #include <errno.h>
@@ -140,7 +140,7 @@ static void unmap(const simt_allocation &a)
     close(a.fd);
 }
 
-/* Slack from `from` up to `to`. */
+/* Checks the slack from `from` to `to`. */
 static void check_slack_part(const simt_allocation &a, const char *from, const char *to)
 {
     for (const char *q = from; q < to; q++)
@@ -157,7 +157,7 @@ static void check_slack(const simt_allocation &a)
     check_slack_part(a, a.p + a.bytes, a.data + a.data_bytes);
 }
 
-/* Descriptors are few by default. */
+/* Raises the limit of open files, which is low by default. */
 static int make_memfd(uint64_t nonce)
 {
     char name[40];
@@ -221,7 +221,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     static std::once_flag once;
     std::call_once(once, simt_catch_faults);
     simt_allocation a;
-    bool made = make_allocation(&a, bytes); /* fills the memory: not under the lock */
+    bool made = make_allocation(&a, bytes); /* without the lock, because it fills the memory */
     SIMT_STATE;
     if (!made) {
         simt_tables_of().used -= simt_round_up(bytes, SIMT_ALIGNMENT);
@@ -233,7 +233,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     return cudaSuccess;
 }
 
-/* Takes p out of the table. False: it is not the start of memory of that sort. */
+/* Removes p from the table. False: no memory of that kind begins at p. */
 static bool take(const void *p, bool is_imported, simt_allocation *a)
 {
     SIMT_STATE;

@@ -1,8 +1,8 @@
 /* simt_mma.cc - tensor-core products and ldmatrix, by the layouts in simt.h.
  *
- * The lane that comes last gathers both matrices from the fragments of all, multiplies in double
- * and gives every lane its four results. Products of two elements are exact in double; a sum of at
- * most 32 of them is as good as exact. Thread: simt_block.h. */
+ * The lane that arrives last gathers both matrices from the fragments of all lanes, multiplies in
+ * double and gives every lane its four results. Products of two elements are exact in double; a sum
+ * of at most 32 of them is nearly exact. Thread: simt_block.h. */
 #include <string.h>
 
 #include <type_traits>
@@ -24,7 +24,7 @@ struct ldmatrix_call : simt_warp_call {
     const void *row;
 };
 
-/* How a register holds elements: N of them, at() the i-th. */
+/* How a register holds N elements; at() returns the i-th. */
 struct in_bf16 {
     enum { N = 2 };
     static float at(unsigned reg, int i) { return __uint_as_float(reg >> (16 * i) << 16); }
@@ -98,7 +98,7 @@ template <class In, class T> static void perform(simt_warp_call *const lanes[32]
     }
 }
 
-/* d may be c, of this lane alone: a lane's results are written when its c has been read. */
+/* d may be c: a lane's results are written after its c was read. */
 static void mma(const char *what, void (*how)(simt_warp_call *const[32], unsigned), void *d,
                 const unsigned *a, const unsigned *b, const void *c)
 {

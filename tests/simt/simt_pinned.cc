@@ -1,4 +1,4 @@
-/* simt_pinned.cc - pinned host memory, and what kind of memory a pointer names. Thread: any. */
+/* simt_pinned.cc - pinned host memory, and what kind of memory a pointer refers to. Thread: any. */
 #include <stdlib.h>
 #include <string.h>
 

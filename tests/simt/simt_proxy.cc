@@ -1,9 +1,9 @@
-/* simt_proxy.cc - which bytes of shared memory wgmma sees: those of a cp.async when its thread has
- * waited for it and then fenced.
+/* simt_proxy.cc - which bytes of shared memory wgmma may read: those of a cp.async once its thread
+ * has waited for it and then fenced.
  *
- * Every 16 bytes know the last cp.async that wrote there: its thread, and how often that thread had
- * fenced when the copy landed. Ordinary stores cannot be watched, and count as seen. Thread:
- * simt_block.h. */
+ * For every 16 bytes it keeps the last cp.async that wrote them: its thread, and how often that
+ * thread had fenced when the copy completed. Ordinary stores cannot be observed, and count as
+ * visible. Thread: simt_block.h. */
 #include <string.h>
 
 #include "tests/simt/include/cuda_runtime.h"

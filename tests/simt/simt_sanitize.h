@@ -1,5 +1,5 @@
-/* simt_sanitize.h - which sanitizer this file is compiled under, as gcc and clang say it, and
- * poisoning for the address sanitizer. */
+/* simt_sanitize.h - which sanitizer this file is compiled with, for gcc and clang, and poisoning
+ * for the address sanitizer. */
 #ifndef BATON_TESTS_SIMT_SIMT_SANITIZE_H
 #define BATON_TESTS_SIMT_SIMT_SANITIZE_H
 
@@ -19,7 +19,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #endif
 
-/* SIMT_RACES: simt_tsan.h. */
+/* simt_tsan.h explains SIMT_RACES. */
 #if defined(__SANITIZE_THREAD__) || SIMT_HAS_FEATURE(thread_sanitizer) || defined(SIMT_RACES)
 #include <sanitizer/tsan_interface.h>
 #define SIMT_TSAN 1

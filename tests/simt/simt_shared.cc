@@ -1,8 +1,8 @@
 /* simt_shared.cc - dynamic shared memory: garbage at the beginning of a block, a red zone behind
  * its end.
  *
- * The garbage is NaN as f32, f16, bf16 and e4m3. The address sanitizer sees every access to the red
- * zone, without it the next 1 KiB is compared when the block ends. */
+ * The garbage is NaN as f32, f16, bf16 and e4m3. The address sanitizer reports every access to the
+ * red zone; without it the next 1 KiB is compared when the block ends. */
 #include "tests/simt/simt_shared.h"
 
 #include <stdint.h>
@@ -17,7 +17,7 @@ static const uint32_t GARBAGE[2] = { 0xffffffffu, 0x7fff7fffu }, RED = 0xfddeadf
 alignas(1024) static char memory[SIMT_SHARED_MAX + RED_ZONE];
 
 static size_t size;
-static bool is_used; /* by the block that runs: most kernels do without, and filling takes time */
+static bool is_used; /* by the running block: most kernels do not use it, and filling takes time */
 
 /* The red zone begins at the byte behind the end. */
 static uint8_t red_byte(size_t i) { return (uint8_t)(RED >> (8 * (i % 4))); }
@@ -39,7 +39,7 @@ void *simt_dynamic_shared(void)
     return memory;
 }
 
-/* Addresses begin behind what a card keeps for itself. */
+/* Addresses begin behind what a GPU reserves for itself. */
 enum { FIRST_ADDRESS = 1024 };
 
 size_t simt_shared_offset(const void *shared, size_t bytes)

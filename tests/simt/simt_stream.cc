@@ -1,10 +1,10 @@
-/* simt_stream.cc - queues of operations, who drains them, and the thread that does when nobody else
+/* simt_stream.cc - queues of operations, who drains them, and the thread that does if nobody else
  * will.
  *
  * Nothing runs before somebody waits for it: synchronisation, a query, a blocking copy, cudaFree.
- * The thread exists from the first cudaLaunchHostFunc on, whose callers may wait for the callback
- * alone; it drains everything once nothing has moved for 2 ms. The legacy stream and blocking
- * streams wait for each other by operations that are queued for it. Thread: simt_stream.h. */
+ * The thread is started by the first cudaLaunchHostFunc, whose callers may wait for the callback
+ * only; it drains everything once nothing has moved for 2 ms. The legacy stream and blocking
+ * streams wait for each other by operations that are queued for this. Thread: simt_stream.h. */
 #include "tests/simt/simt_stream.h"
 
 #include <algorithm>
@@ -129,7 +129,7 @@ void simt_run_op(const simt_op &op)
     if (op.run) op.run();
 }
 
-/* The first operation of the stream, if it is not past seq. */
+/* Removes the first operation of the stream, if it is not beyond seq. */
 static bool take_front(simt_stream &s, uint64_t seq, simt_op *op)
 {
     SIMT_STATE;
@@ -151,7 +151,7 @@ void simt_drain(simt_execution &execution, const simt_stream_point &point)
 {
     simt_op op;
     while (take_front(*point.stream, point.seq, &op)) {
-        /* After an error that lasts nothing runs any more. */
+        /* After a sticky error nothing runs any more. */
         if (simt_sticky() == cudaSuccess) {
             if (op.kind == SIMT_WAIT) simt_drain(execution, *op.until);
             else simt_run_op(op);
@@ -169,7 +169,7 @@ static simt_stream_point end_of(const std::shared_ptr<simt_stream> &s)
     return point;
 }
 
-/* Streams that do not wait for each other may run in any order: it changes from call to call. */
+/* Streams that do not wait for each other may run in any order, so it changes from call to call. */
 void simt_drain_all(simt_execution &execution)
 {
     std::vector<std::shared_ptr<simt_stream>> all;
@@ -188,7 +188,7 @@ cudaError_t simt_wait(const std::shared_ptr<simt_stream_point> &point)
     return simt_sticky();
 }
 
-/* A wait whose stream is behind is passed on to that stream. */
+/* If the operation waits for another stream, that stream runs first. */
 void simt_step(const std::shared_ptr<simt_stream_point> &first)
 {
     simt_execution execution(std::try_to_lock);
@@ -311,7 +311,7 @@ static std::shared_ptr<simt_stream_point> end_of_handle(cudaStream_t h)
     auto point = std::make_shared<simt_stream_point>();
     point->stream = s;
     point->seq = s->n_queued;
-    if (s->is_legacy) /* waiting for it is waiting for all that block */
+    if (s->is_legacy) /* waiting for it means waiting for all blocking streams */
         for (auto &other : all_streams())
             if (other != s && other->is_blocking) push_wait(s, other), point->seq = s->n_queued;
     return point;
@@ -382,7 +382,7 @@ void simt_streams_reset(void)
     simt_graphs_reset();
 }
 
-/* Captures that streams are in. */
+/* Captures. */
 
 cudaError_t simt_unsafe_in_capture(void)
 {

@@ -1,7 +1,8 @@
-/* simt_stream.h - streams: queues of operations that run when somebody needs them to have run.
+/* simt_stream.h - streams: queues of operations that run when somebody needs their results.
  *
- * Thread: any; what takes a simt_execution runs operations on the calling thread, which holds that
- * lock. */
+ * Thread: any. Functions with a simt_execution run operations on the calling thread, which holds
+ * that lock.
+ */
 #ifndef BATON_TESTS_SIMT_SIMT_STREAM_H
 #define BATON_TESTS_SIMT_SIMT_STREAM_H
 
@@ -31,17 +32,17 @@ struct simt_op {
     std::shared_ptr<simt_stream_point> until; /* SIMT_WAIT */
 };
 
-/* How much of each stream's captured work a place in a capture comes after. */
+/* For each stream, how many of its captured operations precede a point of a capture. */
 typedef std::map<const simt_stream *, size_t> simt_clock_of;
 
 struct simt_captured {
     simt_op op;
     const simt_stream *stream;
-    simt_clock_of after; /* what must have run, its own stream's operations too */
+    simt_clock_of after; /* what must have run before, its own stream's operations too */
 };
 
 struct simt_capture {
-    std::vector<simt_captured> ops; /* as called, which is an order that dependencies allow */
+    std::vector<simt_captured> ops; /* in order of the calls, which the dependencies allow */
     simt_clock_of n_ops;
     std::vector<std::shared_ptr<simt_stream>> members; /* the first is where it began */
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
@@ -59,29 +60,29 @@ struct simt_stream {
 
 struct simt_event {
     unsigned flags = 0;
-    std::shared_ptr<simt_stream_point> point; /* NULL: never recorded, or in a capture */
+    std::shared_ptr<simt_stream_point> point; /* NULL: never recorded, or recorded in a capture */
     std::shared_ptr<simt_capture> capture;    /* recorded in it */
     simt_clock_of clock;
 };
 
-/* Queues op, or records it if the stream captures. point: where its end is; NULL in it for a
- * capture. */
+/* Queues op, or adds it to the capture that the stream is in. *point becomes the point of its end,
+ * NULL in a capture. */
 cudaError_t simt_submit(cudaStream_t stream, simt_op op,
                         std::shared_ptr<simt_stream_point> *point = nullptr);
-/* Waits until the point is reached; then the error that lasts, if there is one. */
+/* Waits until the point is reached. Returns the sticky error, if there is one. */
 cudaError_t simt_wait(const std::shared_ptr<simt_stream_point> &point);
-/* Runs what must run first, up to the point. */
+/* Runs everything up to the point, and what must run before it. */
 void simt_drain(simt_execution &execution, const simt_stream_point &point);
 void simt_drain_all(simt_execution &execution);
-/* One operation towards the point, if nobody executes. */
+/* Runs one operation on the way to the point, if no thread executes. */
 void simt_step(const std::shared_ptr<simt_stream_point> &point);
 void simt_run_op(const simt_op &op);
 void simt_streams_reset(void);
 
-/* cudaErrorStreamCaptureUnsupported, with the captures broken that this call is forbidden to; else
- * cudaSuccess. */
+/* Breaks the captures that forbid this call. Returns cudaErrorStreamCaptureUnsupported if there are
+ * any, else cudaSuccess. */
 cudaError_t simt_unsafe_in_capture(void);
-/* Does the stream capture? Then the capture breaks, and e comes back. */
+/* If the stream captures, breaks the capture and returns e. */
 cudaError_t simt_break_capture(cudaStream_t stream, cudaError_t e);
 
 /* State lock. */

@@ -13,8 +13,8 @@
 #include "tests/simt/include/simt.h"
 
 enum { SIMT_ALIGNMENT = 256, SIMT_FRESH = 0xff };
-static const size_t SIMT_GUARD = 1 << 20; /* address space alone: an index that is wrong by a row or
-                                           * two still meets it */
+static const size_t SIMT_GUARD = 1 << 20; /* large enough that an index that is wrong by a row
+                                           * or two hits it; it takes address space only */
 
 struct simt_allocation {
     char *data; /* behind the front guard */
@@ -24,7 +24,7 @@ struct simt_allocation {
     int fd;
     uint64_t nonce; /* in the memfd's name */
     bool is_imported;
-    int n_opened;   /* times that cudaIpcOpenMemHandle gave it out */
+    int n_opened;   /* times that cudaIpcOpenMemHandle returned it */
     uint64_t owner; /* imported: the exporter's nonce */
 };
 
@@ -43,14 +43,14 @@ size_t simt_pinned_from(const void *p);
 
 size_t simt_page_bytes(void);
 size_t simt_round_up(size_t n, size_t unit);
-/* Reserves guard, data, guard and puts the file in between, open. NULL: no address space. Any
- * thread. */
+/* Reserves guard, data and guard, and maps the file in between, accessible. NULL: no address space.
+ * Any thread. */
 char *simt_map(int fd, size_t data_bytes);
 void simt_protect(const simt_allocation &a, int how);
 void simt_poison_slack(const simt_allocation &a);
-/* Not with the state lock: runs what is queued first. */
+/* Runs the queued operations first; called without the state lock. */
 cudaError_t simt_free_device(void *p, bool is_imported);
-/* From now on a fault is told in a sentence before the signal does what it does anyway. */
+/* From now on the signal handler prints a sentence about a fault before the default action. */
 void simt_catch_faults(void);
 #endif
 #endif

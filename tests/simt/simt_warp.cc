@@ -1,7 +1,7 @@
-/* simt_warp.cc - shuffles, votes, matches and reductions: each computed for all lanes of the mask
- * by the lane that comes last.
+/* simt_warp.cc - shuffles, votes, matches and reductions: each is computed for all lanes of the
+ * mask by the lane that arrives last.
  *
- * A shuffle from a lane outside the mask is undefined on a card and ends the process here. Thread:
+ * A shuffle from a lane outside the mask is undefined on a GPU and ends the process here. Thread:
  * simt_block.h. */
 #include <string.h>
 #include <time.h>
@@ -19,8 +19,8 @@ struct vote_call : simt_warp_call {
     unsigned result;
 };
 
-/* As PTX's shfl: within the segment of `width` lanes; a lane that would read beyond it keeps its
- * own. */
+/* As in PTX's shfl, lanes read within their segment of `width` lanes; a lane that would read beyond
+ * it gets its own value. */
 static int source_of(simt_shuffle how, int lane, int argument, int width)
 {
     int first = lane & ~(width - 1), at = lane & (width - 1);

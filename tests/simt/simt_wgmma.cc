@@ -1,11 +1,11 @@
-/* simt_wgmma.cc - products of a warpgroup with operands in shared memory, which take place when
+/* simt_wgmma.cc - products of a warpgroup with operands in shared memory, which are computed when
  * their group is waited for.
  *
- * A thread keeps what it ordered, and takes its accumulators away until their last product is done:
- * meanwhile d holds a pattern of NaN, which must be there still when the results come. A warp does
- * its 16 rows of a product when its last lane waits. What the four warps of a warpgroup order must
- * agree, product by product. Products are exact in double, their sum over one instruction's k is
- * rounded once, with the accumulator. Thread: simt_block.h. */
+ * A thread queues the products that it issued, and its accumulators hold a pattern of NaN until
+ * their last product is done; the pattern must still be there when the results are written. A warp
+ * computes its 16 rows of a product when its last lane waits. The products that the four warps of a
+ * warpgroup issue must agree, one by one. Products are exact in double; their sum over one
+ * instruction's k is rounded once, with the accumulator. Thread: simt_block.h. */
 #include <string.h>
 
 #include <list>
@@ -30,7 +30,7 @@ enum {
 static const unsigned POISON = 0x7fbadbadu, WHOLE_WARP = 0xffffffffu;
 
 enum wgmma_kind { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
-struct order { /* one wgmma.mma_async, as far as a warpgroup's threads must agree */
+struct order { /* the part of a wgmma.mma_async that must be equal in all threads of a warpgroup */
     wgmma_kind kind;
     int n, scale_d;
     uint64_t a, b;
@@ -40,7 +40,7 @@ struct order { /* one wgmma.mma_async, as far as a warpgroup's threads must agre
     }
 };
 
-/* A thread's accumulators while products are under way that add to them. */
+/* A thread's accumulators while products that add to them are in flight. */
 struct accumulators {
     float *d;
     int count, n_orders;
@@ -60,7 +60,7 @@ struct wgmma_thread {
 };
 
 static wgmma_thread threads[MAX_THREADS];
-/* by the foremost warp of a warpgroup */
+/* kept by the warp of each warpgroup that is ahead */
 static std::vector<order> done[MAX_THREADS / 32 / GROUP_WARPS];
 static size_t n_done[MAX_THREADS / 32];
 static bool is_used;
@@ -114,7 +114,7 @@ static operand decode(uint64_t d, const char *which)
     return o;
 }
 
-/* The 32 bytes of a row. */
+/* Reads the 32 bytes of a row. */
 static void read_row(unsigned char to[K_BYTES], const operand &o, int row)
 {
     const unsigned at = o.start + (unsigned)(row / ATOM_ROWS) * o.stride +
@@ -182,7 +182,7 @@ static void check_untouched(const accumulators &a, const char *when)
         if (__float_as_uint(a.d[i]) != POISON) simt_die("accumulator %d was touched %s", i, when);
 }
 
-/* The thread's oldest product: its accumulators get what is theirs of `sums`. */
+/* Completes the thread's oldest product: adds the thread's part of `sums` to its accumulators. */
 static void take_oldest(wgmma_thread *t, unsigned lane)
 {
     const order what = t->queue.front().what;
@@ -246,7 +246,7 @@ static accumulators *take_accumulators(wgmma_thread *t, float *d, int count)
     for (accumulators &a : t->held)
         if (a.d == d) {
             if (a.count != count)
-                simt_die("wgmma of another shape adds to accumulators that one is under way for");
+                simt_die("wgmma of another shape adds to accumulators that one in flight adds to");
             check_untouched(a, "between two wgmma");
             return &a;
         }

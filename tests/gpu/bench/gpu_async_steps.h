@@ -1,5 +1,5 @@
-/* gpu_async_steps.h - steps as the engine runs them: recorded where they can be, tokens chosen on
- * the card, the host one step ahead. Thread: main. */
+/* gpu_async_steps.h - steps as the engine runs them: replayed from captured graphs if possible,
+ * tokens sampled on the GPU, the host one step ahead. Thread: main. */
 #ifndef BATON_TESTS_GPU_BENCH_GPU_ASYNC_STEPS_H
 #define BATON_TESTS_GPU_BENCH_GPU_ASYNC_STEPS_H
 

@@ -1,7 +1,8 @@
-/* gpu_attention.c - decode attention alone, at the shapes of the models that are measured, held
- * against reading keys and values once.
+/* gpu_attention.c - decode attention alone, at the shapes of the measured models, compared with
+ * reading keys and values once.
  *
- * Layers take turns, so that a cache that holds one layer's keys does not hold the next one's. */
+ * It goes through layers in turn, so that one layer's keys in a cache do not help the next layer.
+ */
 #include <stdio.h>
 
 #include "shared/base/mem.h"

@@ -1,10 +1,10 @@
-/* gpu_cublas.c - the rate of cuBLAS on a large bf16 product, as the limit that products are held
- * against.
+/* gpu_cublas.c - the rate of cuBLAS for a large bf16 product, which is the limit that products are
+ * compared with.
  *
- * The library is large and not ours to carry: it is loaded if the machine has one. BATON_CUBLAS
- * names the file; otherwise the loader looks where it looks for all (LD_LIBRARY_PATH among others).
- * The few declarations needed are here, since this is built where its headers may be missing.
- * Source: cuBLAS API reference, cublasGemmEx. */
+ * The library is too large to be carried along: it is loaded if the machine has it. BATON_CUBLAS
+ * names the file; otherwise the dynamic loader searches (LD_LIBRARY_PATH among others). The few
+ * declarations needed are here because the headers may be missing where this is built. Source:
+ * cuBLAS API reference, cublasGemmEx. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

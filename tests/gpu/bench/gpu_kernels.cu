@@ -1,4 +1,4 @@
-/* gpu_kernels.cu - kernels that only measure. */
+/* gpu_kernels.cu - kernels for measuring only. */
 #include "tests/gpu/bench/gpu_kernels.h"
 
 #include "kernels/cuda/dtype_convert.cuh"

@@ -1,5 +1,5 @@
-/* gpu_kernels.h - kernels that only measure. Calls put work on the stream and return. Thread:
- * main. */
+/* gpu_kernels.h - kernels for measuring only. Calls launch on the stream and return. Thread: main.
+ */
 #ifndef BATON_TESTS_GPU_BENCH_GPU_KERNELS_H
 #define BATON_TESTS_GPU_BENCH_GPU_KERNELS_H
 

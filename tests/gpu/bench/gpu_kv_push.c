@@ -1,10 +1,9 @@
-/* gpu_kv_push.c - KV from the pool of one process to the pool of another on the same card, over
- * CUDA IPC as nodes do it, beside cudaMemcpy from device memory to device memory in the same
- * rounds.
+/* gpu_kv_push.c - KV from the pool of one process to the pool of another on the same GPU, over CUDA
+ * IPC as nodes do it, beside cudaMemcpy from device memory to device memory in the same rounds.
  *
- * The sender is a forked process, made before this one has spoken CUDA. Pieces are those of
- * Qwen3-30B-A3B, scattered in both pools; a transfer is measured from the grant to the word that
- * all is there. */
+ * The sender is a process forked before this one has used CUDA. Blocks are those of Qwen3-30B-A3B,
+ * scattered in both pools. A transfer is measured from the grant to the message that everything has
+ * arrived. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* gpu_limits.c - what the card can do at most: reading memory, copying it, products by cuBLAS,
- * launches. */
+/* gpu_limits.c - the limits of the GPU: reading memory, copying it, products by cuBLAS, launches.
+ */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

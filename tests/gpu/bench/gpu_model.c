@@ -1,10 +1,10 @@
-/* gpu_model.c - steps of a model on the card: no server and no scheduler. Tables are of steps that
- * model_submit computes, launched one by one; decode rates of steps as the engine runs them
+/* gpu_model.c - steps of a model on the GPU, without a server and a scheduler. Tables are of steps
+ * that model_submit launches op by op; decode rates are of steps as the engine runs them
  * (gpu_async_steps.h).
  *
- * The KV pool is filled with random numbers and sequences are given contexts that were never
- * computed: nothing but time is looked at. Every sequence has blocks of its own, scattered over the
- * pool; a scenario whose KV does not fit is not run, and that is said. */
+ * The KV pool is filled with random numbers, and sequences get contexts that were never computed,
+ * because only time is measured. Every sequence has blocks of its own, scattered over the pool. A
+ * scenario whose KV does not fit is not run, and a note says so. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

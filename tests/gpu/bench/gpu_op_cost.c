@@ -1,4 +1,4 @@
-/* gpu_op_cost.c - bytes and operations of slots. Operations are those of products: the rest is
+/* gpu_op_cost.c - bytes and operations of ops. Only products are counted as operations: all else is
  * bound by memory. */
 #include "tests/gpu/bench/gpu_op_cost.h"
 

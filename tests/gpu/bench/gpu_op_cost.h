@@ -1,5 +1,5 @@
-/* gpu_op_cost.h - what a slot's call must read, write and compute, from its arguments. Fill in all
- * of `to` but `us`. Thread: main. */
+/* gpu_op_cost.h - what an op's call must read, write and compute, from its arguments. The functions
+ * fill in all of `to` but `us`. Thread: main. */
 #ifndef BATON_TESTS_GPU_BENCH_GPU_OP_COST_H
 #define BATON_TESTS_GPU_BENCH_GPU_OP_COST_H
 

@@ -1,4 +1,4 @@
-/* gpu_ops.c - slots that count and time what they pass on. */
+/* gpu_ops.c - ops that count and time the calls that they forward. */
 #include "tests/gpu/bench/gpu_ops.h"
 
 #include <stdio.h>

@@ -1,14 +1,14 @@
-/* gpu_ops.h - a row of kernels.h whose slots are counted and timed: it stands before a context's
- * own row and calls it.
+/* gpu_ops.h - a kernel_ops table that counts and times its calls and forwards them to the context's
+ * own table.
  *
- * A step is run many times with the same work, and its slots are called in the same order each
- * time, so a call has a number. The first run counts (struct gpu_op_call: bytes and operations from
- * the slot's arguments; what only the card knows, which experts are used, is fetched). Then windows
- * of calls are timed, a window per run: before its first call the card is kept busy, so that the
- * host has queued the whole window when the card comes to it, and there is an event after every
- * call. So a time is the card's alone, from the end of one call to the end of the next: about a
- * microsecond of it is the event's. The rest of each run goes untimed. Steps of long calls are one
- * window: there the host is ahead anyway. Life cycle: put, remove. Thread: main. */
+ * A step is run many times with the same work and calls its ops in the same order each time, so a
+ * call has a number. The first run counts (struct gpu_op_call: bytes and operations from the op's
+ * arguments; which experts are used only the GPU knows, so that is fetched). Then windows of calls
+ * are timed, one window per run: before its first call the GPU is kept busy until the host has
+ * queued the whole window, and an event is recorded after every call. So a time is GPU time, from
+ * the end of one call to the end of the next; about a microsecond of it is the event's. The rest of
+ * each run is not timed. Steps of long calls are one window, since the host is ahead anyway. Life
+ * cycle: put, remove. Thread: main. */
 #ifndef BATON_TESTS_GPU_BENCH_GPU_OPS_H
 #define BATON_TESTS_GPU_BENCH_GPU_OPS_H
 

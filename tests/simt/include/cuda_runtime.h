@@ -1,9 +1,9 @@
 /* cuda_runtime.h - CUDA C++ for g++: qualifiers, the built-in variables, and the functions of
  * device code, on tests/simt.
  *
- * Kernels that include <cuda_runtime.h> compile with -I tests/simt/include and -I the root. In C it
- * is cuda_runtime_api.h. Atomics order memory here, which CUDA's do not. __expf and its like err
- * about as much as a card's do. */
+ * Kernels that include <cuda_runtime.h> compile with -I tests/simt/include and -I the root. For C
+ * it is cuda_runtime_api.h. Atomics order memory here, which CUDA's do not. __expf and similar
+ * functions have about the errors of a GPU's. */
 #ifndef BATON_TESTS_SIMT_CUDA_RUNTIME_H
 #define BATON_TESTS_SIMT_CUDA_RUNTIME_H
 
@@ -27,8 +27,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-/* One block runs at a time in the process, so that one copy is enough. For dynamic shared memory
- * there is simt_dynamic_shared. */
+/* The process runs one block at a time, so one copy is enough. For dynamic shared memory there is
+ * simt_dynamic_shared. */
 #define __shared__ static
 
 extern uint3 threadIdx, blockIdx;

@@ -1,10 +1,10 @@
-/* cuda_runtime_api.h - the CUDA runtime's C interface as Baton uses it, implemented on the
- * processor by tests/simt.
+/* cuda_runtime_api.h - the CUDA runtime's C interface as Baton uses it, implemented on the CPU by
+ * tests/simt.
  *
- * Stands in for NVIDIA's header of the same name where tests run without a card: names, values of
- * errors and flags, and signatures are CUDA's (CUDA Runtime API, versions 12 and 13); the behaviour
- * is described in tests/simt/README.md. Only what is declared here exists. Thread: any, as with
- * CUDA. */
+ * It replaces NVIDIA's header of the same name for tests on machines without a GPU: names, values
+ * of errors and flags, and signatures are CUDA's (CUDA Runtime API, versions 12 and 13); the
+ * behaviour is described in tests/simt/README.md. Only what is declared here exists. Thread: any,
+ * as with CUDA. */
 #ifndef BATON_TESTS_SIMT_CUDA_RUNTIME_API_H
 #define BATON_TESTS_SIMT_CUDA_RUNTIME_API_H
 
@@ -161,7 +161,7 @@ enum cudaDeviceAttr {
 #define cudaIpcMemLazyEnablePeerAccess 0x01u
 #define CUDA_IPC_HANDLE_SIZE           64
 
-/* The project itself writes "struct x"; these are names of the interface. */
+/* Baton itself writes "struct x"; these typedefs are part of CUDA's interface. */
 typedef enum cudaError cudaError_t;                    /* (CUDA's) */
 typedef struct CUstream_st *cudaStream_t;              /* (CUDA's) */
 typedef struct CUevent_st *cudaEvent_t;                /* (CUDA's) */
@@ -277,7 +277,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
-/* Accepted and only range-checked: a launch here needs no leave for a large block of shared
+/* The value is only range-checked: a launch here needs no attribute for a large block of shared
  * memory. */
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value);
 struct cudaFuncAttributes {

@@ -1,9 +1,8 @@
-/* nccl.h - the part of NCCL's interface that Baton uses, for builds with the emulated card.
+/* nccl.h - the part of NCCL's interface that Baton uses, for builds with the emulated GPU.
  *
- * Stands in for NVIDIA's header of the same name: names, values and signatures are NCCL's (user
- * guide, version 2.28). The functions are the program's own: a test that links
- * tests/conformance/ep_nccl_fake.c has them, other programs of such a build find no NCCL. Thread:
- * any. */
+ * It replaces NVIDIA's header of the same name: names, values and signatures are NCCL's (user
+ * guide, version 2.28). A test that links tests/conformance/ep_nccl_fake.c has the functions; other
+ * programs of such a build find no NCCL. Thread: any. */
 #ifndef BATON_TESTS_SIMT_NCCL_H
 #define BATON_TESTS_SIMT_NCCL_H
 

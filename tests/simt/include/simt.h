@@ -1,10 +1,10 @@
 /* simt.h - what tests/simt offers beyond CUDA's own names: the launch of a kernel, the instructions
  * that nvcc has only as PTX, hooks for tests.
  *
- * A header of the kernels calls these where __CUDACC__ is not defined. All of "in a kernel" below
- * means: on a thread of a block that runs, which is a fiber of the host thread that drains the
- * stream (tests/simt/README.md). Misuse in a kernel ends the process with a sentence. Thread: hooks
- * and launches any. */
+ * The kernels' headers call these if __CUDACC__ is not defined. "In a kernel" means: on a thread of
+ * a running block, which is a fiber of the host thread that drains the stream
+ * (tests/simt/README.md). Misuse in a kernel ends the process with a sentence. Thread: any for
+ * hooks and launches. */
 #ifndef BATON_TESTS_SIMT_SIMT_H
 #define BATON_TESTS_SIMT_SIMT_H
 
@@ -15,35 +15,37 @@
 extern "C" {
 #endif
 
-/* The function named (as in "cudaMalloc") returns the error once, after `after` more calls that go
- * as usual. Errors that destroy a context on a card (cudaErrorIllegalAddress,
- * cudaErrorLaunchFailure, ...) are then returned by everything until cudaDeviceReset. Two names are
- * not of functions: "launch", the call that launches a kernel, and "kernel", a kernel when it runs,
- * whose error shows at a later call. after < 0 takes the order back. One order at a time. */
+/* Makes the named function (such as "cudaMalloc") return the error once, after `after` more calls
+ * that succeed as usual. Errors that destroy a context on a GPU (cudaErrorIllegalAddress,
+ * cudaErrorLaunchFailure, ...) are then returned by every function until cudaDeviceReset. Two names
+ * are not functions: "launch" is the call that launches a kernel, and "kernel" is a running kernel,
+ * whose error is returned by a later call. after < 0 cancels the injection. Only one is active at a
+ * time. */
 void simt_fail_next(cudaError_t error, const char *function, int after);
 
-/* Operations that streams hold and that have not run. */
+/* The number of operations in streams that have not run yet. */
 size_t simt_n_pending(void);
 
-/* Kernels that ran, and bytes of device memory that are allocated, since the process began. */
+/* The number of kernels that ran since the process began, and the bytes of allocated device
+ * memory. */
 size_t simt_n_kernels(void);
 size_t simt_device_bytes(void);
 
-/* In a kernel: shared memory of the launch, at a multiple of 1,024; garbage when the block
- * begins. */
+/* In a kernel: the launch's dynamic shared memory, aligned to 1,024. It holds garbage when the
+ * block begins. */
 void *simt_dynamic_shared(void);
 
-/* In a kernel: bar.sync and bar.arrive with a number (0 to 15) and a count of threads, a multiple
+/* In a kernel: bar.sync and bar.arrive with a number (0 to 15) and a number of threads, a multiple
  * of 32. */
 void simt_barrier_sync(int id, int n_threads);
 void simt_barrier_arrive(int id, int n_threads);
 
 /* In a kernel: cp.async of 4, 8 or 16 bytes to shared memory, of which src_bytes come from `global`
- * and the rest becomes zero. The target holds garbage from here until the thread has waited for the
- * group. simt_cp_async_wait(n): all of the thread's groups but the n latest. A thread must have
- * waited for everything before it returns. */
+ * and the rest becomes zero. The target holds garbage until the thread has waited for the group.
+ * simt_cp_async_wait(n) waits for all of the thread's groups but the n latest. A thread must have
+ * waited for all groups before it returns. */
 void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes);
-/* Of n bytes, all of which are looked at. */
+/* Prefetches n bytes, all of which must be readable. */
 void simt_prefetch(const void *global, unsigned n);
 void simt_cp_async_commit(void);
 void simt_cp_async_wait(int n_groups_left);
@@ -73,8 +75,8 @@ void simt_ldmatrix_x4_trans(unsigned r[4], const void *row);
  *   8-bit elements, m16n8k32, four per register, the lowest first:
  *     A  [16][32]   a[0] (g, 4t..)  a[1] (g+8, 4t..)  a[2] (g, 4t+16..)  a[3] (g+8, 4t+16..)
  *     B  [32][8]    b[0] (4t.., g)  b[1] (4t+16.., g)
- * Sums are made exactly and rounded once; a card's differ in the last bits. d may be c. The integer
- * product wraps as without .satfinite. */
+ * Sums are exact and rounded once; a GPU's differ in the last bits. d may be c. The integer product
+ * wraps as without .satfinite. */
 void simt_mma_bf16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
 void simt_mma_f16_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
 void simt_mma_tf32_m16n8k8(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
@@ -82,8 +84,8 @@ void simt_mma_e4m3_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2]
 void simt_mma_e5m2_m16n8k32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);
 void simt_mma_s8_m16n8k32(int d[4], const unsigned a[4], const unsigned b[2], const int c[4]);
 
-/* Numbers of fewer bits, as the cvt instructions convert them: to nearest even; e4m3 and e5m2
- * saturate (.satfinite), tf32 rounds half away from zero (cvt.rna). Of a NaN comes a NaN. */
+/* Conversions to and from smaller types, as by the cvt instructions: to nearest even; e4m3 and e5m2
+ * saturate (.satfinite), tf32 rounds half away from zero (cvt.rna). A NaN stays a NaN. */
 float simt_bf16_to_float(uint16_t bits);
 uint16_t simt_float_to_bf16(float x);
 float simt_f16_to_float(uint16_t bits);
@@ -108,7 +110,7 @@ struct simt_launch_shape {
     size_t dynamic_shared;
 };
 
-/* Queues body, which every thread of every block calls. */
+/* Queues a launch in which every thread of every block calls body. */
 cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape,
                              std::function<void()> body);
 

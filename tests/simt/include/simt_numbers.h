@@ -10,8 +10,8 @@
 
 #include <cmath>
 
-/* As on a card: by powers and logarithms of two, so that large arguments lose bits as they do
- * there. */
+/* Computed by powers and logarithms of two, as on a GPU, so that large arguments lose as many
+ * bits. */
 static inline float simt_expf(float x) { return ::exp2f(x * 1.4426950408889634f); }
 static inline float simt_exp10f(float x) { return ::exp2f(x * 3.3219280948873623f); }
 static inline float simt_log2f(float x) { return ::log2f(x); }
@@ -22,7 +22,7 @@ static inline float simt_sinf(float x) { return ::sinf(x); }
 static inline float simt_cosf(float x) { return ::cosf(x); }
 static inline void simt_sincosf(float x, float *s, float *c) { *s = ::sinf(x), *c = ::cosf(x); }
 static inline float simt_tanf(float x) { return ::tanf(x); }
-/* glibc declares these names for itself. */
+/* Macros, because glibc declares functions of these names. */
 #define __expf(x)          simt_expf(x)
 #define __exp10f(x)        simt_exp10f(x)
 #define __log2f(x)         simt_log2f(x)
@@ -70,7 +70,7 @@ static inline float __int_as_float(int x) { return simt_same_bits<float>(x); }
 static inline long long __double_as_longlong(double x) { return simt_same_bits<long long>(x); }
 static inline double __longlong_as_double(long long x) { return simt_same_bits<double>(x); }
 
-/* Conversions to integers saturate and make 0 of NaN, as cvt does. */
+/* Conversions to integers saturate, and NaN becomes 0, as with cvt. */
 static inline int simt_to_int(float r)
 {
     return r != r               ? 0
@@ -103,8 +103,8 @@ static inline unsigned __brev(unsigned x)
     for (int i = 0; i < 32; i++) y |= (x >> i & 1u) << (31 - i);
     return y;
 }
-/* Selector: four nibbles, of which three bits count: prmt's fourth, which repeats a byte's sign,
- * nvcc takes away. */
+/* The selector has four nibbles, of which three bits count: nvcc clears the fourth, with which prmt
+ * would replicate a byte's sign. */
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
 {
     uint64_t both = (uint64_t)y << 32 | x;
@@ -153,7 +153,7 @@ static inline unsigned __vabsdiffu4(unsigned a, unsigned b)
     return r;
 }
 
-/* A NaN gives way to a number, as in fminf. */
+/* If one operand is NaN the result is the other one, as with fminf. */
 static inline float min(float a, float b) { return ::fminf(a, b); }
 static inline float max(float a, float b) { return ::fmaxf(a, b); }
 static inline double min(double a, double b) { return ::fmin(a, b); }

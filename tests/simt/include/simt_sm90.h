@@ -1,8 +1,8 @@
-/* simt_sm90.h - instructions of compute capability 9.0: barriers in memory, products of a
- * warpgroup, the fence between what they and others see.
+/* simt_sm90.h - instructions of compute capability 9.0: barriers in shared memory, products of a
+ * warpgroup, the fence of the async proxy.
  *
- * Part of simt.h. All of it in a kernel; misuse ends the process with a sentence. Sources: PTX ISA,
- * mbarrier, wgmma, "proxies". */
+ * Part of simt.h. All functions are for kernels; misuse ends the process with a sentence. Sources:
+ * PTX ISA, mbarrier, wgmma, "proxies". */
 #ifndef BATON_TESTS_SIMT_INCLUDE_SIMT_SM90_H
 #define BATON_TESTS_SIMT_INCLUDE_SIMT_SM90_H
 
@@ -13,18 +13,18 @@
 extern "C" {
 #endif
 
-/* mbarrier of 8 aligned bytes in dynamic shared memory. A phase ends when `count` have arrived; the
- * next one begins with as many to come. try_wait.parity: has the phase of this parity ended that is
- * the current one or the one before? If not, others have had a turn. */
+/* An mbarrier of 8 aligned bytes in dynamic shared memory. A phase ends when `count` threads have
+ * arrived, and the next one expects as many. try_wait.parity returns whether the phase of this
+ * parity, the current or the previous one, has ended. If not, other threads have run meanwhile. */
 void simt_mbarrier_init(void *barrier, unsigned count);
 void simt_mbarrier_arrive(void *barrier);
 bool simt_mbarrier_try_wait_parity(void *barrier, unsigned parity);
 
-/* An address in dynamic shared memory as instructions take it. */
+/* The address in dynamic shared memory as instructions use it. */
 unsigned simt_shared_address(const void *shared);
 
-/* fence.proxy.async: what this thread's cp.async wrote, and it has waited for, can be read by wgmma
- * from here on. */
+/* fence.proxy.async: from here on wgmma can read what this thread's cp.async wrote, if the thread
+ * has waited for it. */
 void simt_fence_proxy_async(void);
 
 /* wgmma.mma_async m64nNk16 (bf16, f16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both

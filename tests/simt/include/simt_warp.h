@@ -5,7 +5,7 @@
 #ifdef __cplusplus
 #include <string.h>
 
-/* What simt_block.cc and simt_warp.cc do for the functions below. */
+/* simt_block.cc and simt_warp.cc implement these for the functions below. */
 enum simt_barrier { SIMT_BARRIER, SIMT_BARRIER_COUNT, SIMT_BARRIER_AND, SIMT_BARRIER_OR };
 enum simt_shuffle { SIMT_SHUFFLE_INDEX, SIMT_SHUFFLE_UP, SIMT_SHUFFLE_DOWN, SIMT_SHUFFLE_XOR };
 enum simt_vote { SIMT_SYNC, SIMT_BALLOT, SIMT_MATCH_ANY, SIMT_MATCH_ALL };
@@ -74,7 +74,7 @@ static inline int __all_sync(unsigned mask, int p)
 {
     return simt_vote_bits(SIMT_BALLOT, mask, p != 0) == mask;
 }
-/* The caller alone, which CUDA allows: code must not take more from it. */
+/* The calling lane alone, which CUDA allows: code must not rely on more. */
 static inline unsigned __activemask(void) { return simt_active_lane(); }
 template <class T> static inline unsigned __match_any_sync(unsigned mask, T value)
 {
