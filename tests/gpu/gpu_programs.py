@@ -1,4 +1,4 @@
-"""Programs that run on the card, and the libraries of the machine that they may load: where they are, and how they are started."""
+"""Finds the programs that run on the GPU and the libraries that they may load, and says how they are started."""
 import glob, os, re, shutil, site, subprocess, sys, tarfile, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -11,7 +11,7 @@ class CannotBegin(Exception):
 
 
 def architecture():
-    """Of this machine's card; compute capability 9.0 has instructions that only its own architecture with an a knows."""
+    """The architecture of this machine's GPU. For compute capability 9.0 it is 90a, which alone has its special instructions."""
     if not shutil.which('nvidia-smi'):
         raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it), and no nvidia-smi to ask which GPU to build for: is there one here?')
     r = subprocess.run(['nvidia-smi', '--query-gpu=compute_cap', '--format=csv,noheader'], stdout=subprocess.PIPE, text=True)
@@ -19,7 +19,7 @@ def architecture():
 
 
 def build(folder):
-    """On this machine, for this machine's card."""
+    """Builds on this machine, for this machine's GPU."""
     cmake, ninja = shutil.which('cmake'), shutil.which('ninja')
     if not (cmake and ninja):
         raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it) and no cmake and ninja to build with')
@@ -32,7 +32,7 @@ def build(folder):
 
 
 def gpu_tests():
-    """Programs with cases for a card, by their sources: those of single kernels, and those of the conformance suite."""
+    """The test programs with cases for a GPU, found in their sources: tests of single kernels and of the conformance suite."""
     out = []
     for folder, wanted in (('cuda/test_*.cc', r'need_gpu|cudaGetDeviceCount'),
                            ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_gpu|\bEVERY_BACKEND_CASES\b|"cuda"')):
@@ -44,14 +44,14 @@ def gpu_tests():
 
 
 class Programs:
-    """The programs of a folder: a build's, or one with pack.sh's archive. start(NAME) is the beginning of a command line."""
+    """The programs in a folder, which is a build's or has pack.sh's archive. start(NAME) is the beginning of a command line."""
 
     def __init__(self, folder=None):
         if not folder:
             folder = PACKED if os.path.isdir(PACKED) else BUILT
             if folder == BUILT:
                 build(BUILT)
-        self.home = self.folder = os.path.abspath(folder)  # home: where results go
+        self.home = self.folder = os.path.abspath(folder)  # results are written to home
         self.own = tempfile.mkdtemp(prefix='baton-gpu-')
         self.wrapped = False
         try:
@@ -75,13 +75,13 @@ class Programs:
         try:
             with tarfile.open(archive, 'r:xz') as t:
                 t.extractall(self.folder)
-        except tarfile.CompressionError:  # a Python without lzma
+        except tarfile.CompressionError:  # this Python has no lzma
             os.makedirs(self.folder)
             if subprocess.run(['tar', '-C', self.folder, '-xJf', archive]).returncode:
                 raise CannotBegin(f'{archive} cannot be unpacked here')
 
     def is_emulated(self):
-        """Is the card one of tests/simt?"""
+        """Is the GPU emulated by tests/simt?"""
         r = subprocess.run([self.start('baton'), 'doctor', '--device', 'cuda'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return 'Baton SIMT' in r.stdout
 
@@ -93,7 +93,7 @@ class Programs:
         return None
 
     def wrap(self, why):
-        """An older C library than the programs were linked with: they bring theirs, whose loader is called by name."""
+        """If the machine's C library is older than the programs need, they are started by the loader of the one that they bring."""
         loader = os.path.join(self.folder, LOADER)
         if not os.path.exists(loader):
             raise CannotBegin(f'{self.path("baton")} does not start: {why.strip()[-500:]}')
@@ -111,7 +111,7 @@ class Programs:
         self.how = f'with the C library that they bring; with this machine\'s: {why.strip().splitlines()[-1]}'
 
     def start(self, name):
-        """None: there is no such program."""
+        """None if there is no such program."""
         path = self.path(name)
         return os.path.join(self.own, 'start', name) if path and self.wrapped else path
 
@@ -120,14 +120,14 @@ class Programs:
 
 
 def library_folders():
-    """Where CUDA's libraries may be: Python packages first, as they fit the newest driver that somebody uses here, then CUDA's own folder."""
+    """Folders that may contain CUDA's libraries: Python packages first, because they fit the newest driver in use here, then CUDA's own."""
     packages = {*sys.path, *site.getsitepackages(), site.getusersitepackages()}
     found = [f for p in sorted(packages) if p for f in sorted(glob.glob(os.path.join(p, 'nvidia', '*', 'lib')))]
     return found + [f for f in ('/usr/local/cuda/lib64', '/usr/local/cuda/targets/x86_64-linux/lib') if os.path.isdir(f)]
 
 
 def libraries():
-    """{name: path} of those that are loaded on demand; what is missing is not in it."""
+    """{name: path} of the libraries that are loaded on demand and that were found."""
     wanted = {'cublas': 'libcublas.so.1[0-9]', 'cublasLt': 'libcublasLt.so.1[0-9]', 'nccl': 'libnccl.so.2'}
     found = {}
     for folder in library_folders():
@@ -139,7 +139,7 @@ def libraries():
 
 
 def environment(found):
-    """For programs: BATON_CUBLAS is bench_gpu's, BATON_CUBLASLT baton's (docs/gpu.md), and NCCL is found by its folder."""
+    """The environment of the programs: BATON_CUBLAS is for bench_gpu, BATON_CUBLASLT for baton (docs/gpu.md); NCCL is found by its folder."""
     env = dict(os.environ)
     if 'cublas' in found:
         env.setdefault('BATON_CUBLAS', found['cublas'])
@@ -152,7 +152,7 @@ def environment(found):
 
 
 def sanitizer():
-    """Path of compute-sanitizer, or None."""
+    """The path of compute-sanitizer, or None."""
     found = shutil.which('compute-sanitizer')
     if found:
         return found

@@ -4,21 +4,21 @@ import argparse, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from gpu_programs import CannotBegin, Programs, environment, libraries
 from gpu_stages import stages
 
-MEMBERS = ('figure', 'fact', 'note', 'slot')
-LIMIT_S, EMULATED_LIMIT_S = 465, 1500  # of everything: under 8 minutes; an emulated card may have a sanitizer and a busy machine
+MEMBERS = ('figure', 'fact', 'note', 'op')
+LIMIT_S, EMULATED_LIMIT_S = 465, 1500  # of everything: under 8 minutes; an emulated GPU may run with a sanitizer and on a busy machine
 EMULATED_SLOWER, ENDING_S = 5, 8
 PASSED, FAILED, SKIPPED, SHORT = 'passed', 'failed', 'skipped', 'fell short'
 
 
 def run_limited(argv, env, limit_s):
-    """(exit status or None past the limit, output). Past the limit it is asked to end, and what is left of its group of processes then goes."""
+    """(exit status or None past the limit, output). Past the limit it gets SIGTERM, and then its process group is killed."""
     with tempfile.TemporaryFile('w+', errors='replace') as log:
         p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         try:
             status = p.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = None
-            p.send_signal(signal.SIGTERM)  # nodes that gpu_split.py started are in groups of their own: it ends them
+            p.send_signal(signal.SIGTERM)  # gpu_split.py ends the nodes that it started, which are in process groups of their own
             try:
                 p.wait(ENDING_S)
             except subprocess.TimeoutExpired:
@@ -83,14 +83,14 @@ def print_figure(f, emulated):
 TABLES = re.compile(r' bf16, (decode of 1 at 1024|decode of 64 at 1024|prefill of 8192 tokens)$|^qwen3_moe, decode of 1 at')
 
 
-def print_table(slots, rows=10):
-    """The longest of each step's slots."""
-    for of in (o for o in dict.fromkeys(s['of'] for s in slots) if TABLES.search(o)):
-        mine = [s for s in slots if s['of'] == of]
+def print_table(ops, rows=10):
+    """Prints the ops of each step that take longest."""
+    for of in (o for o in dict.fromkeys(s['of'] for s in ops) if TABLES.search(o)):
+        mine = [s for s in ops if s['of'] == of]
         total = sum(s['us'] for s in mine)
-        print(f"  {of}: {total:.0f} us in slots\n    {'slot':<10} {'what':<66} {'calls':>5} {'us':>10} {'share':>6} {'MB':>9} {'GFLOP':>9} {'of limit':>8}")
+        print(f"  {of}: {total:.0f} us in ops\n    {'op':<10} {'what':<66} {'calls':>5} {'us':>10} {'share':>6} {'MB':>9} {'GFLOP':>9} {'of limit':>8}")
         for s in sorted(mine, key=lambda s: -s['us'])[:rows]:
-            print(f"    {s['slot']:<10} {s['what'][:66]:<66} {s['calls']:>5} {s['us']:>10.1f} {s['us'] / total if total else 0:>6.1%} {s['bytes'] / 1e6:>9.2f} "
+            print(f"    {s['op']:<10} {s['what'][:66]:<66} {s['calls']:>5} {s['us']:>10.1f} {s['us'] / total if total else 0:>6.1%} {s['bytes'] / 1e6:>9.2f} "
                   f"{s['flops'] / 1e9:>9.2f} {s['of_limit']:>8.1%}")
 
 
@@ -102,28 +102,28 @@ def print_figures(results, emulated):
             print(f"  {r['name']}: {r['value']}")
         elif r['kind'] == 'note':
             print(f"  note: {r['text']}")
-    print_table([r for r in results if r['kind'] == 'slot'])
+    print_table([r for r in results if r['kind'] == 'op'])
 
 
 def speedups(figures):
-    """Figures between stages: what quantisation brings, of models that were measured in both forms."""
+    """Figures between stages: what quantisation brings, for models that were measured with and without."""
     value = {f['name']: f['value'] for f in figures}
     out = []
     for name, v in value.items():
         model, _, what = name.partition(', ')
         base = value.get(f"{model.rsplit(' ', 1)[0]} bf16, {what}")
-        for form, begin, wanted in ((' fp8', 'prefill of', 1.5), (' wint4', 'decode of 1 at 1024', 2.2)):
-            if model.endswith(form) and what.startswith(begin) and what.endswith('tokens per second') and base:
+        for short, begin, wanted in ((' fp8', 'prefill of', 1.5), (' wint4', 'decode of 1 at 1024', 2.2)):
+            if model.endswith(short) and what.startswith(begin) and what.endswith('tokens per second') and base:
                 out.append(dict(kind='figure', name=f'{name}, beside bf16', value=v, unit='tokens/s', limit=base, limit_is='the same in bf16', ratio=v / base,
                                 wanted=wanted, wanted_is='at least'))
     return out
 
 
 def machine():
-    """What nvidia-smi says, which an emulated card has nothing of."""
+    """What nvidia-smi says of the GPU. An emulated one is not known to it."""
     tool = shutil.which('nvidia-smi')
     if not tool:
-        return 'nvidia-smi is not here'
+        return 'there is no nvidia-smi'
     asked = 'name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,ecc.mode.current,mig.mode.current'
     r = subprocess.run([tool, f'--query-gpu={asked}', '--format=csv'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
     return r.stdout.strip()
@@ -133,8 +133,8 @@ class Report:
     def __init__(self, emulated, programs):
         found = libraries()
         self.env = {**environment(found), 'BATON_BIN': programs.start('baton')}
-        self.facts = {'emulated': emulated, 'programs': f'{programs.home}, {programs.how}', 'card': machine(), 'python': sys.version.split()[0],
-                      'processors': os.cpu_count(), 'libraries': found or 'none of cuBLAS, cuBLASLt and NCCL'}
+        self.facts = {'emulated': emulated, 'programs': f'{programs.home}, {programs.how}', 'gpu': machine(), 'python': sys.version.split()[0],
+                      'cpus': os.cpu_count(), 'libraries': found or 'none of cuBLAS, cuBLASLt and NCCL'}
         self.emulated, self.stages = emulated, []
 
     def run(self, stage, left_s):
@@ -160,9 +160,9 @@ class Report:
                                 **({'output': output[-20000:]} if output else {})))
 
     def sum_up(self, figures):
-        """Once more what decides, so that the end of the output tells it."""
+        """Prints the goals and failures once more, at the end of the output."""
         if not self.emulated and any('wanted' in f for f in figures):
-            print('\n== what is wanted')
+            print('\n== goals')
             for f in figures:
                 if 'wanted' in f:
                     print_figure(f, False)

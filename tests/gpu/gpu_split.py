@@ -1,9 +1,9 @@
-"""A prefill and a decode node on one card, over CUDA IPC, beside one mixed node. usage: gpu_split.py [--emulated] answers|ttft   (BATON_BIN)
+"""Compares a prefill and a decode node on one GPU, over CUDA IPC, with one mixed node. usage: gpu_split.py [--emulated] answers|ttft   (BATON_BIN)
 
-answers  200 requests, greedy and seeded, of two small models: every token and log-probability split equals mixed; and what memory the mixed node takes
-         while it serves
-ttft     time to first token of long prompts, the three nodes in turns, of Llama-3-8B with weights made up; and the KV capacity of a node
-Prints lines of JSON as bench_gpu does (gpu.h); ends with a sentence where something is wrong."""
+answers  200 requests, greedy and seeded, of two small models: tokens and log-probabilities must be the same split and mixed; also the memory that the
+         mixed node takes while it serves
+ttft     time to first token of long prompts, the three nodes in turns, of Llama-3-8B with dummy weights; also the KV capacity of a node
+Prints lines of JSON as bench_gpu does (gpu.h); ends with a sentence if something is wrong."""
 import argparse, json, os, re, shutil, signal, statistics, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
@@ -12,7 +12,7 @@ from test_split import check_equal, run
 
 SMALL = [os.path.join(DATA, 'goldens', m, 'model') for m in ('qwen3_moe', 'deepseek_v3')]
 LLAMA = os.path.join(DATA, 'configs', 'llama-3-8b')
-STEP = '16'  # tokens of an emulated card's step: a node that takes 2.5 s for one counts as lost, and others may use the machine
+STEP = '16'  # tokens per step on an emulated GPU: a node whose step takes 2.5 s counts as lost, and the machine may be busy
 
 
 def print_line(kind, **members):
@@ -25,13 +25,13 @@ def figure(name, value, unit, limit, limit_is, wanted=None, wanted_is='at most')
 
 
 def optional(*flags):
-    """Those flags that this program has."""
+    """Those of the flags that this build has."""
     r = subprocess.run([BIN, 'serve', '--help'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
     return [f for f in flags if re.search(rf'^\s*{f}\b', r.stdout, re.M)]
 
 
 def memory_mib():
-    """(used, total) of the card; None where nvidia-smi does not say."""
+    """(used, total) memory of the GPU; None if nvidia-smi does not say."""
     if not shutil.which('nvidia-smi'):
         return None
     r = subprocess.run(['nvidia-smi', '--query-gpu=memory.used,memory.total', '--format=csv,noheader,nounits'], stdout=subprocess.PIPE, text=True, timeout=30)
@@ -53,15 +53,15 @@ def answers(emulated):
         bodies = mixed_requests(n, 6, 512, longest, tokens)
         with closing(Node(model, 'mixed', cuda)) as mixed:
             wait_ready(mixed, timeout=120)
-            want = run([mixed.port], bodies[:at_once], at_once)  # what the first step of a kind takes is taken
+            want = run([mixed.port], bodies[:at_once], at_once)  # warms up: the first step of a kind may allocate
             before = memory_mib()
             want = run([mixed.port], bodies, 1 if emulated else at_once)
             after = memory_mib()
         if before and after:
             figure(f'{name}: memory taken while {n} requests were served', (after[0] - before[0]) * 2**20, 'bytes', 2 << 20,
-                   'the least that the driver hands out', 0.5)
+                   'the smallest unit that the driver allocates', 0.5)
         else:
-            print_line('note', text='memory taken while serving was not looked at: there is no nvidia-smi')
+            print_line('note', text='memory taken while serving was not measured: there is no nvidia-smi')
         with pair(model, 'ipc', cuda) as nodes:
             got = run([x.port for x in nodes], bodies, at_once)
         check_equal(want, got, f'{name} split over two nodes')
@@ -78,18 +78,18 @@ def ask(port, prompt):
 
 
 def capacity(mixed, emulated, share, idle):
-    """Blocks that the node got beside those that the card's memory has room for."""
+    """Compares the number of blocks of the node with how many fit into the memory of the GPU."""
     found = re.search(r'kv_blocks=(\d+) kv_tokens=\d+ kv_gib=([\d.]+)', mixed.output())
     assert found, 'the node does not say its KV capacity'
     blocks, gib = int(found[1]), float(found[2])
     print_line('fact', name='KV capacity of the node', value=f'{blocks} blocks, {gib:.2f} GiB')
     used = memory_mib()
     if emulated or not used or not idle:
-        print_line('note', text='KV capacity was not held against memory: there is no nvidia-smi')
+        print_line('note', text='KV capacity was not compared with memory: there is no nvidia-smi')
         return
-    room = used[1] * share - (used[0] - idle[0] - gib * 1024)  # MiB: the share, less what is not KV
+    room = used[1] * share - (used[0] - idle[0] - gib * 1024)  # in MiB: the share less all that is not KV
     figure(f'KV capacity with --gpu-memory-utilization {share}', blocks, 'blocks', room / (gib * 1024 / blocks),
-           "the GPU's share, less weights and what else is taken", 0.98, 'at least')
+           "the GPU's share less weights and everything else", 0.98, 'at least')
 
 
 def ttft(emulated):
@@ -124,7 +124,7 @@ def main():
     a.add_argument('--emulated', action='store_true')
     a.add_argument('what', choices=['answers', 'ttft'])
     a = a.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit('gpu_split.py: asked to end'))  # through everything that ends nodes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('gpu_split.py: asked to end'))  # so that the nodes are ended on the way out
     {'answers': answers, 'ttft': ttft}[a.what](a.emulated)
 
 

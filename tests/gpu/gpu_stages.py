@@ -1,4 +1,4 @@
-"""What run.sh runs, in order. The most telling comes first: what the time does not reach any more is said, and counts as failed."""
+"""The stages that run.sh runs, in order. The most important come first: a stage for which no time is left is reported as failed."""
 import os, re, subprocess, sys
 from dataclasses import dataclass, field
 from typing import Optional
@@ -7,23 +7,23 @@ from gpu_programs import ROOT, gpu_tests, sanitizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
-JOBS = 8  # cases of a test program at a time: most of their time is the processor's, which computes what the card's results are held against
-JOBS_OF, LIMIT_OF = {'test_ep': 2}, {'test_ep': 100}  # whose cases are up to eight processes that share the card
+JOBS = 8  # cases of a test program that run at the same time: most of their time is the CPU's, for the expected results
+JOBS_OF, LIMIT_OF = {'test_ep': 2}, {'test_ep': 100}  # each case runs up to eight processes on the same GPU
 
 
 @dataclass
 class Stage:
     name: str
-    argv: list                   # empty: `why` says what is missing
+    argv: list                   # empty if it cannot run; `why` then says why
     limit_s: int
-    kind: str = 'results'        # lines of JSON (bench_gpu, gpu_split.py); 'tests': the last line counts; 'sanitizer': these under compute-sanitizer
+    kind: str = 'results'        # lines of JSON (bench_gpu, gpu_split.py); 'tests': the last line says how many passed; 'sanitizer': tests under compute-sanitizer
     why: str = ''
     env: dict = field(default_factory=dict)
-    found: Optional[str] = None  # how compute-sanitizer says, of every process, how much it found
+    found: Optional[str] = None  # matches the line in which compute-sanitizer says, for each process, how much it found
 
 
 def test_arguments(path):
-    """Only the cases for a card, of programs that have others too. None: the program has no list of cases."""
+    """The cases for a GPU, for programs that have others too. None: the program cannot list its cases."""
     r = subprocess.run([path, '--list'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     names = r.stdout.split()
     if not names or any(not re.fullmatch(r'\w+', n) for n in names):
@@ -33,7 +33,7 @@ def test_arguments(path):
 
 
 def conformance(programs, emulated):
-    """On an emulated card, which is thousands of times slower, a few: the others are tests of every build with one."""
+    """On an emulated GPU, which is thousands of times slower, only a few programs: ctest runs the others in every build with one."""
     few = ['test_prepare_inputs', 'test_device']
     for name in gpu_tests():
         if emulated and name not in few:
@@ -86,7 +86,7 @@ def models(programs, emulated):
 
 
 def overlap(programs):
-    """What it brings that launches overlap."""
+    """Measures once more without overlapping launches."""
     folder, name = MODELS[1]
     yield Stage(f'model: {name} bf16, launches one after the other', [programs.start('bench_gpu'), 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy',
                 '--label', f'{name} bf16, BATON_CUDA_OVERLAP=off', '--quantization', 'none', '--decode', '1x1024,8x1024', '--prefill', '512'], 30,

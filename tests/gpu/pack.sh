@@ -1,12 +1,12 @@
 #!/bin/bash
-# pack.sh - builds the programs that tests/gpu/run.sh runs, and puts them with the libraries that they need into build-gpu/gpu.tar.xz, for a machine that
-# has a card but not the packages to build with. run.sh unpacks it there.
+# pack.sh - builds the programs that tests/gpu/run.sh runs, and packs them with the libraries that they need into build-gpu/gpu.tar.xz, for a machine that
+# has a GPU but not the packages to build with. There run.sh unpacks it.
 #
 # usage: tests/gpu/pack.sh [--arch LIST] [--to FOLDER] [--build FOLDER]
 #   --arch   CMAKE_CUDA_ARCHITECTURES (default: 90a-real, Hopper)
-# Inside: bin/, stripped programs, which find lib/ beside them; lib/glibc/, the C library of this machine and its loader, for machines whose own is older
-# (run.sh uses it only there). CUDA's runtime is in the programs, the driver is the machine's, and so are cuBLAS and NCCL, which are loaded if they are
-# there. With the data of the tests, which travels as part of the tree, it stays under 60 MB.
+# The archive has bin/, the stripped programs, which find lib/ in the same folder, and lib/glibc/, the C library of this machine and its loader, which run.sh
+# uses only on machines whose own is older. The programs contain CUDA's runtime; the driver, cuBLAS and NCCL are the machine's. With the data of the tests,
+# which is part of the tree, it stays under 60 MB.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 arch=90a-real to=$PWD/build-gpu build=$PWD/build/gpu most_mb=60
@@ -23,7 +23,7 @@ launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 fail() { echo "pack.sh: $*" >&2; exit 1; }
 
-# RPATH and not RUNPATH: it holds for the libraries' own needs as well.
+# RPATH and not RUNPATH, because it is also used for the libraries that the libraries need.
 mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c 'from gpu_programs import gpu_tests; print(*gpu_tests(), sep="\n")')
 mkdir -p "$build"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$arch" "${launcher[@]}" \
@@ -40,14 +40,14 @@ for name in baton bench_gpu "${tests[@]}"; do
     done
     [ -f "$to/bin/$name" ] || fail "there is no program $name"
 done
-# Of the C library all parts belong together; everything else goes where programs look first.
+# All parts of the C library stay together; everything else goes into the folder that programs search first.
 ldd "$to"/bin/* | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p; s/^\s*\(\/[^ ]*ld-linux[^ ]*\) .*/\1/p' | sort -u | while read -r library; do
     case $(basename "$library") in
     ld-linux-* | libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | libresolv.so.* | libmvec.so.*) cp -L "$library" "$to/lib/glibc/" ;;
     *) cp -L "$library" "$to/lib/" && strip --strip-unneeded "$to/lib/$(basename "$library")" ;;
     esac
 done
-# On a machine that has nothing of this: with this machine's loader and with the one that is carried.
+# Tries the archive as on another machine, with this machine's loader and with the one in the archive.
 env -i "$to/bin/baton" version >/dev/null || fail "baton does not start from $to"
 env -i "$to/lib/glibc/ld-linux-x86-64.so.2" --library-path "$to/lib/glibc:$to/lib" "$to/bin/baton" version >/dev/null || fail "baton does not start with the C library in $to"
 

@@ -1,13 +1,15 @@
-/* bench_gpu.c - what the kernels reach on a card, beside what the card can do, measured in the same
- * run.
+/* bench_gpu.c - what the kernels reach on a GPU, beside the limits of that GPU, measured in the
+ * same run.
  *
- *     bench_gpu [--tiny] limits what the card is and can do bench_gpu [--tiny] model FOLDER ...
- *     steps of a model: tokens per second, a table of its slots (gpu_model.c has the options)
- *     bench_gpu [--tiny] attention decode attention alone bench_gpu [--tiny] push [checksum] KV
- *     from one process to another over CUDA IPC, beside cudaMemcpy
+ *     bench_gpu [--tiny] limits            the properties and limits of the GPU
+ *     bench_gpu [--tiny] model FOLDER ...  steps of a model: tokens per second, a table of its ops
+ *                                          (gpu_model.c has the options)
+ *     bench_gpu [--tiny] attention         decode attention alone
+ *     bench_gpu [--tiny] push [checksum]   KV from one process to another over CUDA IPC, beside
+ *                                          cudaMemcpy
  *
- * One line of JSON per result (gpu.h). With --tiny sizes are such that an emulated card is through
- * in seconds: the figures mean nothing then. */
+ * Prints one line of JSON per result (gpu.h). With --tiny the sizes are such that an emulated GPU
+ * finishes in seconds; the figures then mean nothing. */
 #include <stdio.h>
 #include <string.h>
 

@@ -7,8 +7,8 @@
 struct ahead {
     struct model *m;
     struct model_batch *b;
-    int32_t *known, *chosen; /* ids of the first step, and those that say "what the
-                              * last step chose" */
+    int32_t *known, *chosen; /* ids of the first step, and ids that stand for the tokens sampled
+                              * by the previous step */
     struct sample_request *wants;
     struct token_logprobs *results;
     struct sampling_params params;
@@ -45,8 +45,8 @@ static void close_ahead(struct ahead *a)
 
 static bool submit(struct ahead *a, int i)
 {
-    for (int32_t k = 0; k < a->b->n_rows; k++) { /* each as if the step before it were the first, so
-                                                  * that no list of tokens grows */
+    for (int32_t k = 0; k < a->b->n_rows; k++) { /* each as if it followed the first step, so that
+                                                  * no list of tokens grows */
         a->wants[k].n_out = i > 0;
         a->wants[k].future_token = i > 0 ? -1 - k : 0;
     }
@@ -75,7 +75,7 @@ bool gpu_async_steps_run(struct gpu_ops *ops, struct model *m, struct model_batc
         close_ahead(&a);
         return false;
     }
-    fetch(&a, 0); /* what the first step of a kind takes is not counted */
+    fetch(&a, 0); /* the first step of a kind may allocate */
     gpu_ops_follow(ops, n_steps);
     const uint64_t begin = clock_ns();
     gpu_need(submit(&a, 1), "the GPU chose tokens once and then no more", NULL);

@@ -6,16 +6,16 @@
 #include "shared/model/model.h"
 #include "tests/gpu/bench/gpu_ops.h"
 
-/* Seconds. */
+/* Times in seconds. */
 struct gpu_async_steps {
     double wall; /* from step to step, as the host sees it */
-    double busy; /* of the card in a step, sampling included */
-    double gap;  /* of the card between two steps */
+    double busy; /* GPU time of a step, including sampling */
+    double gap;  /* GPU time between two steps */
 };
 
-/* Decode steps, all greedy, each continuing with the tokens that the card chose in the one before.
- * `b` has a row of logits for every row; ids, wants and turn are set here. False: the card does not
- * choose the tokens, and nothing was measured. */
+/* Runs greedy decode steps, each with the tokens that the GPU sampled in the previous one. `b` has
+ * a row of logits for every row; ids, wants and turn are set here. False: this backend does not
+ * sample on the GPU, and nothing was measured. */
 bool gpu_async_steps_run(struct gpu_ops *ops, struct model *m, struct model_batch *b, int n_steps,
                          struct gpu_async_steps *out);
 

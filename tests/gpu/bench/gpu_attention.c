@@ -13,8 +13,8 @@ enum { BLOCK_TOKENS = 64, LAYERS_MAX = 8, SEQS_MAX = 64, ROUNDS = 20 };
 
 struct shape {
     const char *name;
-    int32_t n_heads, n_kv_heads, head_dim, v_dim; /* v_dim of a latent; n_kv_heads 0 says it is
-                                                   * one */
+    int32_t n_heads, n_kv_heads, head_dim, v_dim; /* n_kv_heads is 0 for MLA, and v_dim is then the
+                                                   * latent's */
     int32_t n_seqs, context;
     double wanted;
 };
@@ -140,7 +140,7 @@ static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct g
     size_t n;
     struct err err;
     struct gpu_ops *ops = gpu_ops_put(r->c, sizes);
-    attend_all_layers(r); /* scratch is taken in the first */
+    attend_all_layers(r); /* the first call allocates scratch */
     gpu_ops_measure(ops, sizes->tiny ? 1 : ROUNDS, GPU_OPS_WINDOW, attend_all_layers, r);
     const struct gpu_op_call *calls = gpu_ops_calls(ops, &n);
     for (size_t i = 0; i < n; i++) us[i] = calls[i].us;

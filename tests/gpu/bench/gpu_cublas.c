@@ -25,7 +25,7 @@ struct blas {
                 const void *beta, void *c, int type_c, int ldc, int compute, int algo);
 };
 
-/* cublasLt lies beside it, and is found there only if it is loaded first. */
+/* Loads cublasLt from the same folder, where the loader would not look for it. */
 static void load_lt(const char *blas)
 {
     const char *name = strstr(blas, "libcublas.so"),
@@ -33,7 +33,7 @@ static void load_lt(const char *blas)
     char path[4096];
     if (!name) return;
     snprintf(path, sizeof path, "%.*slibcublasLt.so%s", (int)(name - blas), blas, rest);
-    (void)dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* if it is missing, loading the other says so */
+    (void)dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* if it is missing, loading cuBLAS reports it */
 }
 
 static bool load(struct blas *b, char *by, size_t by_bytes)
@@ -60,7 +60,7 @@ static bool load(struct blas *b, char *by, size_t by_bytes)
     return true;
 }
 
-/* c = a b of n x n matrices, weights as rows of inputs, as a model's lie. */
+/* c = a b for n x n matrices, with the rows of the weights contiguous, as in a model. */
 static void product(const struct blas *b, void *handle, int n, void *const m[3])
 {
     const float one = 1, zero = 0;
@@ -69,8 +69,8 @@ static void product(const struct blas *b, void *handle, int n, void *const m[3])
     gpu_need(e == SUCCESS, "cublasGemmEx failed", NULL);
 }
 
-/* The middle of the rounds: the card's clock falls under such a load, and a limit that holds for a
- * moment is none. */
+/* The median of the rounds, because the GPU's clock falls under such a load, and a limit must hold
+ * for longer than a moment. */
 static double rate(const struct blas *b, const struct gpu_sizes *s, void *handle,
                    cudaStream_t stream)
 {
@@ -100,7 +100,7 @@ double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes)
     struct blas b;
     void *handle;
     cudaStream_t stream;
-    if (s->tiny) { /* an emulated card, of whose memory a library for real ones knows nothing */
+    if (s->tiny) { /* the emulated GPU's memory is unknown to a real library */
         snprintf(by, by_bytes, "not asked");
         return 0;
     }
@@ -114,6 +114,6 @@ double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes)
     const double got = rate(&b, s, handle, stream);
     gpu_need(b.destroy(handle) == SUCCESS, by, "cublasDestroy failed");
     gpu_cuda(cudaStreamDestroy(stream), "dropping a stream");
-    return got; /* the library stays loaded: what it holds on the card is freed, and unloading it is
-                 * not something CUDA promises to survive */
+    return got; /* the library's device memory is freed, but it stays loaded, because CUDA does not
+                 * promise to survive unloading it */
 }

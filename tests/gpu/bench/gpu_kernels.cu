@@ -6,7 +6,7 @@
 
 enum { THREADS = 256, PER_THREAD = 8 /* 16-byte loads in flight */ };
 
-/* Each block has its own pieces of THREADS * PER_THREAD * 16 bytes, one after the other. */
+/* Each block reads its own chunks of THREADS * PER_THREAD * 16 bytes, one after the other. */
 static __global__ void __launch_bounds__(THREADS)
     read_all(const uint4 *from, size_t n, unsigned long long *sink)
 {
@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < PER_THREAD; i++)
             sum[0] += v[i].x, sum[1] += v[i].y, sum[2] += v[i].z, sum[3] += v[i].w;
     }
-    /* so that the loads stay */
+    /* so that the compiler keeps the loads */
     if ((sum[0] ^ 0x9e3779b9u) == 0 && (sum[1] ^ 0x7f4a7c15u) == 0 && sum[2] == 1 && sum[3] == 2)
         *sink = 1;
 }
@@ -42,7 +42,7 @@ extern "C" cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t by
                   (const uint4 *)from, n, sink);
 }
 
-/* Bits that depend on all of the number (murmur3's last step). */
+/* A hash of the number (murmur3's last step). */
 static __device__ __forceinline__ uint32_t scatter(uint32_t x)
 {
     x = (x ^ x >> 16) * 0x85ebca6bu;

@@ -13,13 +13,13 @@ extern "C" {
 
 /* Reads `bytes`, a multiple of 16, once. Something is stored to sink only for one value in 2^64. */
 cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t bytes, unsigned long long *sink);
-/* n bf16 numbers, evenly between -1 and 1, or in f32: never time on zeros, on which a card draws
- * less power and clocks higher. */
+/* Fills memory with n random numbers between -1 and 1, in bf16 or in f32. Never measure with zeros,
+ * for which a GPU draws less power and clocks higher. */
 cudaError_t gpu_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed);
 cudaError_t gpu_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed);
 /* Keeps the stream busy for that many cycles of a multiprocessor's clock. */
 cudaError_t gpu_hold(cudaStream_t stream, int64_t cycles);
-/* Nothing. */
+/* Launches an empty kernel. */
 cudaError_t gpu_nothing(cudaStream_t stream);
 
 #ifdef __cplusplus

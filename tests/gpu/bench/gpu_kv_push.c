@@ -26,7 +26,7 @@ struct side {
     struct dev_mem pool;
     struct kvt *kvt;
     int32_t *table;
-    bool checksum; /* made by the sender's card, verified by the receiver's */
+    bool checksum; /* computed on the sender's GPU, verified on the receiver's */
     int in, out;
     _Atomic int connected, sent, received, failed;
 };
@@ -52,7 +52,7 @@ static void wait_for(const struct side *s, const _Atomic int *counter, int value
     }
 }
 
-/* Messages of one side to the other: length, bytes. */
+/* Sends a message to the other side: its length, then its bytes. */
 static void put(const struct side *s, const struct buf *b)
 {
     const uint32_t n = (uint32_t)b->len;
@@ -144,11 +144,11 @@ static _Noreturn void sender(struct side *s, bool tiny)
         kvt_send_finish(s->kvt, (uint64_t)i);
         wait_for(s, &s->sent, i + 1);
     }
-    get(s, &b); /* the receiver has looked at everything */
+    get(s, &b); /* the receiver has checked everything */
     _exit(0);
 }
 
-/* Bytes per second from the grant to the word that all has arrived. */
+/* Bytes per second from the grant to the message that everything has arrived. */
 static double receive(struct side *s, int i)
 {
     struct buf grant = { 0 };
@@ -163,7 +163,7 @@ static double receive(struct side *s, int i)
     return (double)kv_layout_pool_bytes(&s->layout) / seconds;
 }
 
-/* The same bytes from a pool of this process: by the clock of the host, as the transfer. */
+/* Copies the same bytes from a pool of this process, timed by the host like the transfer. */
 static double copy(const struct side *s, const void *from)
 {
     const size_t bytes = kv_layout_pool_bytes(&s->layout);
@@ -173,7 +173,7 @@ static double copy(const struct side *s, const void *from)
     return (double)bytes / ((double)(clock_ns() - begin) * 1e-9);
 }
 
-/* The sender's numbers, found again in the places that this side has for them. */
+/* Checks that the sender's numbers are in this side's blocks. */
 static void check(const struct side *s)
 {
     const size_t bytes = kv_layout_pool_bytes(&s->layout),
@@ -252,7 +252,7 @@ int gpu_kv_push_main(const struct gpu_sizes *sizes, bool checksum)
     gpu_need(child >= 0, "fork failed", NULL);
     s.in = child == 0 ? down[0] : up[0];
     s.out = child == 0 ? up[1] : down[1];
-    close(child == 0 ? down[1] : up[1]); /* so that each sees the other's end */
+    close(child == 0 ? down[1] : up[1]); /* so that each notices when the other ends */
     close(child == 0 ? up[0] : down[0]);
     if (child == 0) sender(&s, sizes->tiny);
     receiver(&s, sizes->tiny, child);

@@ -39,7 +39,7 @@ void gpu_cuda(cudaError_t e, const char *what)
     gpu_need(e == cudaSuccess, what, cudaGetErrorString(e));
 }
 
-/* A string of JSON. */
+/* Prints a JSON string. */
 static void put_string(const char *s)
 {
     putchar('"');
@@ -153,7 +153,7 @@ static void once_read(const struct memory *m)
     gpu_cuda(gpu_read(m->stream, m->all, m->bytes, m->sink), "reading");
 }
 
-/* One half to the other. */
+/* Copies one half to the other. */
 static void once_copied(const struct memory *m)
 {
     gpu_cuda(cudaMemcpyAsync((char *)m->all + m->bytes / 2, m->all, m->bytes / 2,
@@ -161,7 +161,7 @@ static void once_copied(const struct memory *m)
              "copying");
 }
 
-/* Seconds: the least of the rounds, as a limit is. */
+/* The shortest of the rounds in seconds, as a limit should be. */
 static double best_s(const struct memory *m, int rounds, void (*once)(const struct memory *))
 {
     struct gpu_timer t;
@@ -196,7 +196,7 @@ static void measure_memory(const struct gpu_sizes *s, struct gpu_limits *out)
     gpu_cuda(cudaStreamDestroy(m.stream), "dropping a stream");
 }
 
-/* ---- what the card is ---- */
+/* ---- properties ---- */
 
 static int attribute(enum cudaDeviceAttr a)
 {
@@ -205,8 +205,8 @@ static int attribute(enum cudaDeviceAttr a)
     return v;
 }
 
-/* Dense bf16 by the data sheets of the cards that this is run on. Source: NVIDIA H100 and A100 data
- * sheets; an H200 has an H100's processors. */
+/* Dense bf16 operations per second by the data sheets. Source: NVIDIA H100 and A100 data sheets; an
+ * H200 has the same SMs as an H100. */
 static double nominal_bf16(int major, int minor)
 {
     return major == 9 && minor == 0 ? 989e12 : major == 8 && minor == 0 ? 312e12 : 0;
@@ -266,8 +266,8 @@ static void queue(cudaStream_t stream, int n)
     for (int i = 0; i < n; i++) gpu_cuda(gpu_nothing(stream), "a launch");
 }
 
-/* The host's time per launch, the card's from one empty kernel to the next, and both of a graph of
- * as many. */
+/* Prints the host's time per launch, the GPU's from one empty kernel to the next, and both for a
+ * graph of as many. */
 static void print_launches(const struct gpu_sizes *s)
 {
     const int n = s->tiny ? LAUNCHES_TINY : LAUNCHES;

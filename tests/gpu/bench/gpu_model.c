@@ -122,8 +122,8 @@ static struct totals totals_of(const struct gpu_ops *s)
     return t;
 }
 
-/* Seconds of a step: as the host sees it, logits fetched, and of the card alone, in the same
- * runs. */
+/* Seconds of a step in the same runs: on the host until the logits are fetched, and on the GPU
+ * alone. */
 struct step_time {
     double wall, busy;
 };
@@ -156,7 +156,7 @@ static void print_figure(const struct rig *r, const char *what, struct gpu_figur
     gpu_print_figure(&f);
 }
 
-/* Launched one by one, logits fetched: what recorded steps are better than. */
+/* Steps launched op by op whose logits are fetched, for comparison with captured ones. */
 static void print_eager(const struct rig *r, struct step_time s)
 {
     print_figure(r, "a step launched one by one, its logits fetched",
@@ -239,8 +239,8 @@ static void print_all_pieces(struct rig *r)
                  (struct gpu_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
 }
 
-/* Of a long prompt the first piece, as long as a step may be. The table comes first: what it counts
- * is what the figures are held against. */
+/* Of a long prompt the first chunk is measured, as long as a step may be. The table comes first,
+ * because the figures are compared with what it counts. */
 static void measure(struct rig *r, const struct gpu_limits *l)
 {
     char of[192];
@@ -260,7 +260,7 @@ static void measure(struct rig *r, const struct gpu_limits *l)
     if (r->now.prefill && r->now.context > (int32_t)r->o.max_rows) print_all_pieces(r);
 }
 
-/* As the engine runs it. */
+/* Measures steps as the engine runs them. */
 static void measure_ahead(struct rig *r, const struct gpu_limits *l)
 {
     struct gpu_async_steps a;
@@ -277,7 +277,7 @@ static bool fits(const struct rig *r, const struct scenario *s)
     return (size_t)s->n_seqs * (size_t)blocks_of(s) <= r->n_blocks;
 }
 
-/* Tables before anything is recorded: recorded steps call no slots. */
+/* Tables come before any graph is captured, because a graph's replay calls no ops. */
 static void measure_all(struct rig *r, const struct gpu_limits *l)
 {
     const struct model_prepare_args steps = {
@@ -352,9 +352,9 @@ static void open_rig(struct rig *r)
     const double s = (double)(clock_ns() - begin) * 1e-9;
     printf(
         "{\"kind\":\"fact\",\"name\":\"%s, weights\",\"value\":\"%.2f GiB%s, loaded in %.1f s\"}\n",
-        r->label, (double)r->model->weight_bytes / (1 << 30), r->o.dummy ? " made up" : "", s);
+        r->label, (double)r->model->weight_bytes / (1 << 30), r->o.dummy ? " dummy" : "", s);
     fflush(stdout);
-    /* what they need comes before the pool, which takes the rest */
+    /* allocated before the pool, which takes the rest */
     const struct model_prepare_args steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS };
     gpu_need(model_prepare(r->model, &steps, &err) == OK, "room for steps", err.text);
     make_pool(r);
@@ -371,7 +371,7 @@ static void close_rig(struct rig *r)
     mem_free(r->table), mem_free(r->ids), mem_free(r->pos), mem_free(r->logits);
 }
 
-/* Once all has run, a second time takes no memory. */
+/* Checks that running everything again allocates nothing. */
 static void print_memory(struct rig *r)
 {
     struct device *d = r->model->kernels->device;

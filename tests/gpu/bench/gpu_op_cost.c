@@ -74,14 +74,14 @@ void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, str
         to->flops += product_flops(a->shared.gate_up, a->n_rows) +
                      product_flops(a->shared.down, a->n_rows);
     }
-    /* h is read, x read and written; what lies between need not be in memory */
+    /* h is read, x is read and written; intermediate results need not be in memory */
     to->bytes = to->must + (double)a->n_rows * (double)hidden * 12;
     snprintf(to->what, sizeof to->what, "%d of %d used, %zu x %zu and back, %s, %zu rows of %d%s",
              n_distinct, a->n_experts, a->gate_up[0].n_out, hidden, layout_name(&a->gate_up[0]),
              a->n_rows, a->n_used, a->shared.gate_up ? ", shared" : "");
 }
 
-/* Of one position in one layer. */
+/* Bytes of one position in one layer. */
 static double token_bytes(const struct kv_layer *kv)
 {
     return (double)kv->head_dim * (kv->dtype == DTYPE_F32 ? 4 : 2) *

@@ -14,7 +14,7 @@ enum { ROUNDS_MAX = 16 };
 enum mode { PASSING, COUNTING, TIMING, ENDS, FOLLOWING };
 
 struct gpu_ops {
-    struct kernel_ops ops; /* first: a context's ops lead back here */
+    struct kernel_ops ops; /* first, so that a context's ops lead to this struct */
     const struct kernel_ops *inner;
     struct step_ops step_ops;
     const struct step_ops *inner_steps;
@@ -22,15 +22,15 @@ struct gpu_ops {
     cudaStream_t stream;
     int64_t hold_cycles;
     enum mode mode;
-    size_t i_call;        /* of the running step */
+    size_t i_call;        /* in the current step */
     size_t begin, window; /* that many calls from this one on */
     cudaEvent_t events[GPU_OPS_WINDOW_MAX + 1];
     struct gpu_op_call *calls;
     size_t n_calls, room;
-    /* FOLLOWING: of each step */
+    /* of each step while FOLLOWING */
     cudaEvent_t begins[GPU_OPS_STEPS_MAX], ends[GPU_OPS_STEPS_MAX];
     int i_step, n_steps;
-    bool began; /* the step that is submitted */
+    bool began; /* the step being submitted has begun */
 };
 
 static struct gpu_ops *gpu_ops_of(const struct kernel_ctx *c)
@@ -53,7 +53,7 @@ static struct gpu_op_call *new_call(struct gpu_ops *s)
     return &s->calls[s->n_calls++];
 }
 
-/* The step's first work, if it is that. */
+/* Records the beginning of a step, if this is its first call. */
 static void follow_begin(struct gpu_ops *s)
 {
     if (s->mode != FOLLOWING || s->began || s->i_step >= s->n_steps) return;
@@ -61,7 +61,7 @@ static void follow_begin(struct gpu_ops *s)
     s->began = true;
 }
 
-/* Before a call; where it is to be counted, what to fill in. */
+/* Called before each op. Returns what to fill in if the call is to be counted, else NULL. */
 static struct gpu_op_call *before(struct gpu_ops *s)
 {
     follow_begin(s);
@@ -83,7 +83,7 @@ static void after(struct gpu_ops *s)
     s->i_call++;
 }
 
-/* ---- slots ---- */
+/* ---- ops ---- */
 
 static void timed_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids,
                         size_t n_rows)
@@ -213,7 +213,7 @@ struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
     s->ctx = c;
     s->stream = gpu_stream(c);
     s->hold_cycles = sizes->hold_cycles;
-    s->ops = *c->ops; /* slots that are not ours stay as they are */
+    s->ops = *c->ops; /* the ops that are not replaced stay */
     s->ops.embed = timed_embed, s->ops.matmul = timed_matmul, s->ops.rms_norm = timed_rms_norm,
     s->ops.add = timed_add, s->ops.copy_rows = timed_copy_rows;
     s->ops.rope = timed_rope, s->ops.kv_append = timed_kv_append,
@@ -333,8 +333,7 @@ static int longer(const void *a, const void *b)
     return (y > x) - (y < x);
 }
 
-/* Experts of different layers use different numbers of them: for them the shape is that of the
- * first. */
+/* Layers use different numbers of experts; the table then shows the shape of the first. */
 static bool same_kind(const struct gpu_op_call *a, const struct gpu_op_call *b)
 {
     return strcmp(a->op, b->op) == 0 &&
@@ -347,7 +346,7 @@ static void print_op_total(const char *of, const struct op_total *r, const struc
     const double by_memory = r->sum.bytes / l->read,
                  by_products = product > 0 ? r->sum.flops / product : 0;
     const double least = by_memory > by_products ? by_memory : by_products;
-    printf("{\"kind\":\"slot\",\"of\":\"%s\",\"slot\":\"%s\",\"what\":\"%s\",\"calls\":%zu,\"us\":%"
+    printf("{\"kind\":\"op\",\"of\":\"%s\",\"op\":\"%s\",\"what\":\"%s\",\"calls\":%zu,\"us\":%"
            ".3f,\"bytes\":%.0f,\"flops\":%.0f,\"limit\":\"%s\","
            "\"of_limit\":%.4f}\n",
            of, r->sum.op, r->sum.what, r->n, r->sum.us, r->sum.bytes, r->sum.flops,

@@ -21,13 +21,13 @@ enum {
     GPU_OPS_STEPS_MAX = 64
 };
 
-/* One call of a slot in a step. */
+/* One call of an op in a step. */
 struct gpu_op_call {
     const char *op;
     char what[GPU_OP_WHAT_BYTES]; /* shapes */
-    double must;                  /* bytes that no implementation goes without: weights, and
-                                   * keys and values */
-    double bytes;                 /* these, and inputs and outputs, each once */
+    double must;                  /* bytes that every implementation has to read: weights, keys
+                                   * and values */
+    double bytes;                 /* `must`, and inputs and outputs, each once */
     double flops;
     double us; /* median of the rounds; 0: not timed */
 };
@@ -35,25 +35,25 @@ struct gpu_op_call {
 struct gpu_ops;
 
 struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes);
-/* The context has its own row again. */
+/* Restores the context's own table. */
 void gpu_ops_remove(struct gpu_ops *s);
 
-/* `run` runs one step. Counts it and times all of its calls, `window` of them per run. */
+/* Counts the step that `run` runs and times all of its calls, `window` of them per run. */
 void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg),
                      void *arg);
-/* What was measured last; good until the next. */
+/* The last measurement, valid until the next one. */
 const struct gpu_op_call *gpu_ops_calls(const struct gpu_ops *s, size_t *n);
-/* Runs it once more: seconds of the card from the first call's begin to the last call's end. After
- * gpu_ops_measure of the same step. */
+/* Runs the step once more and returns the seconds of GPU time from the beginning of its first call
+ * to the end of its last. Call after gpu_ops_measure of the same step. */
 double gpu_ops_busy(struct gpu_ops *s, void (*run)(void *arg), void *arg);
-/* Steps that are submitted one ahead of what is fetched: the card's time is marked where each
- * begins - its first slot, or its recording's launch - and ends. gpu_ops_follow says how many will
- * follow; gpu_ops_followed, once all were fetched, the medians: seconds of a step, and seconds from
+/* For steps that are submitted one ahead of what is fetched. An event is recorded where each begins
+ * (its first op, or the launch of its graph) and ends. gpu_ops_follow says how many steps follow.
+ * Once all were fetched, gpu_ops_followed returns the medians: seconds of a step, and seconds from
  * the end of one to the beginning of the next. */
 void gpu_ops_follow(struct gpu_ops *s, int n_steps);
 void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap);
 
-/* A table of what was measured: calls of equal shape together, the longest first. */
+/* Prints a table of the measurement: calls of equal shape together, the longest first. */
 void gpu_ops_print(const struct gpu_ops *s, const char *of, const struct gpu_limits *l);
 
 #endif
