@@ -1,9 +1,9 @@
-/* ep_fixture.h - ranks of an expert-parallel group as processes, what they are given, and what must
- * come out by ep.h's definition.
+/* ep_fixture.h - the ranks of an expert-parallel group as processes, their inputs, and the results
+ * by ep.h's definition.
  *
- * A case forks its ranks before anything speaks CUDA. They meet through shared memory. Everything a
- * rank holds is made from numbers that all can make, so each checks what it got from the others.
- * Thread: one per process. */
+ * A case forks its ranks before anything uses CUDA. They synchronise through shared memory. All
+ * data of a rank is generated from seeds that every rank knows, so each can check what it received
+ * from the others. Thread: one per process. */
 #ifndef BATON_TESTS_CONFORMANCE_EP_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_EP_FIXTURE_H
 
@@ -41,7 +41,7 @@ struct meeting {
 };
 
 struct world {
-    struct meeting *meeting; /* in memory of all ranks */
+    struct meeting *meeting; /* in memory shared by all ranks */
     int rank, size, round;
 };
 
@@ -71,8 +71,8 @@ static inline enum status world_exchange(void *arg, const void *mine, size_t byt
     return OK;
 }
 
-/* Runs `rank` in a process for each of `size` ranks. Those in `may_die` are expected to be killed.
- * Skips the case when one says that there is nothing to run on. */
+/* Runs `rank` in one process for each of `size` ranks. Those in `may_die` are expected to be
+ * killed. Skips the case if a rank has nothing to run on. */
 static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned may_die,
                              const char *what)
 {
@@ -107,7 +107,7 @@ static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned m
 #ifdef BATON_EMULATED_GPU
 static inline int n_gpus(void) { return 1; }
 #else
-/* Without a word to CUDA: what it sees is settled when it is first spoken to. */
+/* Counts the GPUs without calling CUDA, which reads its environment at the first call. */
 static inline int n_gpus(void)
 {
     char path[40];
@@ -119,8 +119,8 @@ static inline int n_gpus(void)
 }
 #endif
 
-/* The device, or the end of the rank where there is none. Ranks have a card each if there are as
- * many; otherwise all have the first. */
+/* The device of the rank, which ends if there is none. Each rank has its own GPU if there are
+ * enough; otherwise all have the first. */
 static inline struct device *rank_device(const char *name, const struct world *w)
 {
     struct device *d;
@@ -153,7 +153,7 @@ static inline void *from_device(struct device *d, const void *at, size_t bytes)
 
 struct shape {
     struct ep_config c; /* without rank, device and exchange */
-    int call;           /* which of several calls: other numbers, other counts of rows */
+    int call;           /* the number of the call: each has other numbers and other row counts */
     bool add;
 };
 
@@ -167,7 +167,7 @@ static inline float draw_float(uint64_t what, uint64_t a, uint64_t b, uint64_t c
     return (float)((int64_t)(draw(what, a, b, c) >> 40) - (1 << 23)) * 0x1p-22f;
 }
 
-/* Some ranks have no rows, some have all. */
+/* The number of rows of a rank: for some none, for some the maximum. */
 static inline size_t rows_of(const struct shape *s, int rank)
 {
     const size_t max = (size_t)s->c.max_rows,
@@ -175,7 +175,7 @@ static inline size_t rows_of(const struct shape *s, int rank)
     return (rank + s->call) % 3 == 2 ? 0 : n > max ? max : n;
 }
 
-/* The seed of a row names its rank; `place` of experts are its choices. */
+/* The seed of a row, which depends on its rank. The row's choices of experts are drawn from it. */
 static inline uint64_t row_seed(const struct shape *s, int rank, size_t row)
 {
     return ((uint64_t)s->call << 40) + ((uint64_t)rank << 20) + row;
@@ -187,7 +187,7 @@ static inline void row_x(const struct shape *s, int rank, size_t row, float *x)
     const float by = ldexpf(1, (int)(seed % 7) - 3);
     for (int k = 0; k < s->c.hidden; k++)
         x[k] = k % 11 == 10 ? 0 : draw_float(2, seed, (uint64_t)k, 0) * by;
-    /* a group of which nothing is left */
+    /* a scale group of zeros */
     for (int k = 128; row % 4 == 1 && k < 256 && k < s->c.hidden; k++) x[k] = 0;
 }
 
@@ -198,7 +198,7 @@ static inline void row_experts(const struct shape *s, int rank, size_t row, int3
         bool taken = true;
         for (uint64_t t = 0; taken; t++) {
             experts[j] = (int32_t)(draw(3, row_seed(s, rank, row), (uint64_t)j, t) % (uint64_t)n);
-            /* many rows at the first experts */
+            /* many rows choose the first experts */
             if (row % 5 == 4 && t < (uint64_t)n) experts[j] = (int32_t)t;
             taken = false;
             for (int i = 0; i < j; i++) taken = taken || experts[i] == experts[j];
@@ -220,7 +220,7 @@ static inline int32_t logical_of(const struct ep_placement *p, int32_t physical)
     for (int32_t e = 0; e < p->n_logical; e++)
         for (int32_t i = p->copies[e]; i < p->copies[e + 1]; i++)
             if (p->physical[i] == physical) return e;
-    return -1; /* a place without an expert */
+    return -1; /* a physical slot without an expert */
 }
 
 static inline float as_sent(float x, enum dtype t, float scale)
@@ -230,7 +230,7 @@ static inline float as_sent(float x, enum dtype t, float scale)
     return x;
 }
 
-/* What the receiver reads of a row. */
+/* A row as its receiver reads it, after rounding to the dispatch type. */
 static inline void row_sent(const struct shape *s, const float *x, float *got)
 {
     for (int g = 0; g < s->c.hidden; g += EP_SCALE_STEP) {
@@ -242,7 +242,7 @@ static inline void row_sent(const struct shape *s, const float *x, float *got)
     }
 }
 
-/* An expert, such as it is. */
+/* A stand-in for an expert. */
 static inline void expert_of(int32_t expert, const float *x, int hidden, float *out)
 {
     for (int k = 0; k < hidden; k++)
@@ -258,7 +258,7 @@ static inline float row_before(const struct shape *s, int rank, size_t row, int 
     return draw_float(5, row_seed(s, rank, row), (uint64_t)k, 0);
 }
 
-/* y of one row, by the definition. */
+/* Row `row` of y by the definition. */
 static inline void row_y(const struct shape *s, int rank, size_t row, float *y)
 {
     float x[HIDDEN_MAX], sent[HIDDEN_MAX], out[HIDDEN_MAX];

@@ -1,11 +1,11 @@
-/* ep_nccl_fake.c - NCCL's functions between processes on the emulated card, for the row nccl of
- * ep.h. It proves that row's calls, order and sizes and its patience with ranks that do not come;
- * it tells nothing about NCCL.
+/* ep_nccl_fake.c - NCCL's functions between processes on the emulated GPU, for ep.h's backend nccl.
+ * It tests that backend's calls, their order and sizes, and how it waits for ranks that do not
+ * come; it says nothing about NCCL itself.
  *
- * Ranks share boxes in a memfd of rank 0, a box for every ordered pair, each with a piece of a
- * message at a time. A communicator never blocks: what is under way goes on whenever somebody asks
- * for its state (ncclCommGetAsyncError). Pieces are matched by order, and their message's size is
- * compared, as a card would not. One communicator at a time. Thread: one. */
+ * The ranks share mailboxes in a memfd of rank 0, one for every ordered pair, each with a chunk of
+ * one message at a time. A communicator never blocks: operations in flight progress whenever
+ * somebody asks for its state (ncclCommGetAsyncError). Messages are matched by order, and their
+ * sizes are compared, which a GPU would not do. One communicator at a time. Thread: one. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ enum { RANKS = 8, CHANNEL_BYTES = 4096, OPS = 64 };
 
 struct fake_channel {
     atomic_int full;
-    size_t total, bytes; /* of the message; of this piece */
+    size_t total, bytes; /* of the message; of this chunk */
     char data[CHANNEL_BYTES];
 };
 
@@ -30,7 +30,7 @@ struct fake_channels {
 };
 
 struct op {
-    char *send; /* in host memory, NULL: a receive */
+    char *send; /* in host memory; NULL for a receive */
     char *recv;
     void *to;
     size_t bytes, done;
@@ -45,7 +45,7 @@ struct ncclComm {
 };
 
 static int group_depth;
-static struct ncclComm *grouped; /* whose operations the open group has */
+static struct ncclComm *grouped; /* the communicator of the open group's operations */
 
 ncclResult_t ncclGetVersion(int *version)
 {
@@ -60,7 +60,8 @@ const char *ncclGetErrorString(ncclResult_t r)
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    int fd = memfd_create("baton-nccl", 0); /* stays open: the others open it through /proc */
+    int fd = memfd_create("baton-nccl", 0); /* kept open, so that the others can open it through
+                                             * /proc */
     if (fd < 0 || ftruncate(fd, sizeof(struct fake_channels)) != 0) return ncclSystemError;
     snprintf(id->internal, sizeof id->internal, "/proc/%d/fd/%d", (int)getpid(), fd);
     return ncclSuccess;
@@ -112,7 +113,7 @@ ncclResult_t ncclGroupStart(void)
     return ncclSuccess;
 }
 
-/* Is an earlier operation of the same kind with the same peer under way? Messages keep their
+/* Is an earlier operation of the same kind with the same peer in flight? Messages keep their
  * order. */
 static int waits_for_another(const struct ncclComm *c, int i)
 {
@@ -175,7 +176,7 @@ ncclResult_t ncclGroupEnd(void)
     if (--group_depth > 0 || !grouped) return ncclSuccess;
     struct ncclComm *c = grouped;
     grouped = NULL;
-    for (int i = 0; i < c->n_ops; i++) { /* what is sent is what the stream has made by then */
+    for (int i = 0; i < c->n_ops; i++) { /* sends what the stream has computed by now */
         struct op *o = &c->ops[i];
         if (!o->send) continue;
         if (cudaMemcpyAsync(o->send, o->to, o->bytes, cudaMemcpyDeviceToHost, o->stream) !=
@@ -200,7 +201,7 @@ static ncclResult_t add(ncclComm_t c, int is_send, void *at, size_t bytes, int p
         .stream = stream,
     };
     grouped = c;
-    return ncclInProgress; /* as NCCL's may say within a group */
+    return ncclInProgress; /* NCCL may return this within a group too */
 }
 
 static size_t bytes_of(size_t count, ncclDataType_t type)

@@ -1,5 +1,5 @@
-/* kernel_fixture.h - what the conformance tests of the kernel table share: numbers, contexts,
- * comparison of bits, matrices of every type. */
+/* kernel_fixture.h - what the conformance tests of the kernel backends share: random numbers,
+ * contexts, comparison of bits, matrices of every type. */
 #ifndef BATON_TESTS_CONFORMANCE_KERNEL_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_KERNEL_FIXTURE_H
 
@@ -33,10 +33,10 @@ static inline float *random_floats(size_t n, float range)
     return x;
 }
 
-/* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_BACKEND(T) is T(name,
- * isa) of each, EVERY_BACKEND_CASES(C) the C(name). A row that this machine cannot run is skipped
- * under its name; test_kernels holds the list against the table. EVERY_CPU_BACKEND: those that
- * compute on the processor, where all of them give the same bits. */
+/* Every backend in KERNEL_BACKENDS, for tests that exist once per backend: EVERY_BACKEND(T) expands
+ * to T(name, isa) for each, EVERY_BACKEND_CASES(C) to C(name). The test of a backend that this
+ * machine cannot run is skipped by name; test_kernels compares this list with the table.
+ * EVERY_CPU_BACKEND has those that compute on the CPU, which all give the same bits. */
 #define EVERY_CPU_BACKEND(T)                                                                       \
     T(ref, "ref")                                                                                  \
     T(avx2, "avx2")                                                                                \
@@ -51,7 +51,7 @@ static inline float *random_floats(size_t n, float range)
 #define EVERY_BACKEND_CASES EVERY_CPU_BACKEND_CASES
 #endif
 
-/* Skips the running test by name when this machine cannot run the row. */
+/* Skips the current test by name if this machine cannot run the backend. */
 static inline struct kernel_ctx *open_backend(const char *isa, enum activations activations,
                                               int n_threads)
 {
@@ -78,7 +78,7 @@ static inline void check_bits(const float *got, const float *want, size_t n, con
 
 /* ---- matrices ---- */
 
-/* Where a block type keeps its f16 scale, and its f16 minimum (0: none; it is never first). */
+/* The offsets of a block type's f16 scale and f16 minimum (0: none; it is never first). */
 static inline void scale_places(enum dtype t, size_t *scale, size_t *min)
 {
     *scale = t == DTYPE_Q2_K ? 80 : t == DTYPE_Q3_K ? 108 : t == DTYPE_Q6_K ? 208 : 0;
@@ -87,7 +87,7 @@ static inline void scale_places(enum dtype t, size_t *scale, size_t *min)
                                                                                     : 0;
 }
 
-/* One element or block of plausible size; everything but the scales is random bits. */
+/* One element or block of plausible magnitude; everything but the scales is random bits. */
 static inline void random_block(enum dtype t, uint8_t *p)
 {
     /* now and then a subnormal f16 */
@@ -106,10 +106,10 @@ static inline void random_block(enum dtype t, uint8_t *p)
     }
 }
 
-/* One matrix at an odd address, and its f32 meaning beside it. */
+/* One matrix at an odd address, and its numbers in f32. */
 struct matrix {
     uint8_t *bytes;
-    float *scales; /* of F8_E4M3 */
+    float *scales; /* for F8_E4M3 */
     struct weight_src src;
     float *wide; /* [n_out, n_in] */
 };
@@ -144,7 +144,7 @@ static inline void free_matrix(struct matrix *m)
     mem_free(m->wide);
 }
 
-/* Packed, and held to say what its source says. */
+/* Packs the matrix and checks the properties of the result against its source. */
 static inline struct weight pack_one(struct kernel_ctx *c, const struct matrix *m)
 {
     struct weight w;

@@ -1,9 +1,9 @@
-/* kernel_ops_on_device.h - the slots of the kernel table with arguments in host memory, whatever
- * device the context computes on.
+/* kernel_ops_on_device.h - calls kernel_ops with arguments in host memory, whatever device the
+ * context computes on.
  *
- * On a device with memory of its own every array goes there before the call, in pieces of exactly
- * the size that the call may touch, and what the call writes comes back after it, with what lies
- * between its rows. On the processor the slot is called as it is. */
+ * For a device with its own memory, every array is copied there before the call, in allocations of
+ * exactly the size that the call may touch, and the outputs are copied back after it, with the gaps
+ * between their rows. On the CPU the op is called directly. */
 #ifndef BATON_TESTS_CONFORMANCE_KERNEL_OPS_ON_DEVICE_H
 #define BATON_TESTS_CONFORMANCE_KERNEL_OPS_ON_DEVICE_H
 
@@ -24,7 +24,7 @@ struct mirrors {
     struct mirror at[MIRRORS_MAX];
 };
 
-/* An array of the call; the same twice is one, of the larger size. */
+/* Adds an array of the call. The same array added twice counts once, with the larger size. */
 static inline void note(struct mirrors *m, const void *host, size_t bytes, bool out)
 {
     if (!host || bytes == 0 || m->c->device->is_host) return;
@@ -65,7 +65,7 @@ static inline void fetch(struct mirrors *m)
     if (device_fault(m->c->device, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
-/* Bytes of rows of n elements whose beginnings are `stride` apart. */
+/* Bytes of n_rows rows of n elements, `stride` elements apart. */
 static inline size_t span(size_t n_rows, size_t stride, size_t n, size_t size)
 {
     return n_rows ? ((n_rows - 1) * stride + n) * size : 0;
@@ -137,7 +137,7 @@ static inline void on_rope(struct kernel_ctx *c, const struct rope_args *a, size
     fetch(&m);
 }
 
-/* append->rope is done too; k is one of its heads. */
+/* Like on_append, with append->rope, which has k among its heads. */
 static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_append_args *append,
                                      size_t n_pos, void *pool, size_t pool_bytes)
 {
@@ -166,7 +166,7 @@ static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_appen
     fetch(&m);
 }
 
-/* a->rows has n_source of them. */
+/* a.rows has n_source rows. */
 static inline void on_combine(struct kernel_ctx *c, struct combine_args a, size_t n_source)
 {
     struct mirrors m = { .c = c };
@@ -262,7 +262,7 @@ static inline void on_matmul(struct kernel_ctx *c, const struct matmul_args *job
     mem_free(moved);
 }
 
-/* The arrays to work in are the call's own. */
+/* Allocates the scratch arrays of the call. */
 static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
 {
     struct mirrors m = { .c = c };
@@ -310,8 +310,8 @@ static inline void on_experts(struct kernel_ctx *c, struct experts_args a)
 
 /* ---- attention ---- */
 
-/* One step: what append stores, then attention. The pool of both is `pool`, of pool_bytes; NULL:
- * only the other of the two. */
+/* One step: kv_append, then attention, both with the pool `pool` of pool_bytes. If append or the
+ * attention arguments are NULL, only the other one runs. */
 static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *append,
                                 struct attn_args *attend, void *pool, size_t pool_bytes)
 {
@@ -363,8 +363,8 @@ static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *app
 
 /* ---- comparison ---- */
 
-/* A row of the processor gives the bits of ref. A card's sums run in another order: within `bound`
- * of it, or of what is `scale` large. */
+/* A CPU backend must give the bits of ref. A GPU sums in another order: its result must be within
+ * `bound`, relative to ref or to `scale`. */
 static inline void check_against_ref(const struct kernel_ctx *c, const float *got,
                                      const float *want, size_t n, double bound, const char *what,
                                      size_t a, size_t b)

@@ -1,15 +1,15 @@
-/* test_amx_model.c - the loops of the amx row on processors without tiles: amx_int8.c and
- * amx_bf16.c are built into this program with the tile instructions in plain C
- * (tests/harness/tile_model.h) and take the place of those in the library. What this cannot show is
- * the processor's own rounding and speed: test_matmul runs the row itself where there is one. */
+/* test_amx_model.c - the micro-kernels of the amx backend on CPUs without AMX: amx_int8.c and
+ * amx_bf16.c are compiled into this program with the tile instructions in plain C
+ * (tests/harness/tile_model.h) and replace those in the library. This does not test the CPU's own
+ * rounding and speed: on a CPU with AMX, test_matmul runs the backend itself. */
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/harness/tile_model.h"
 
 _Thread_local struct tile_model tile_model;
 
-/* A context of the amx row, which this CPU need not have; its vector loops do need the avx512-bf16
- * row's instructions. */
+/* A context of the amx backend, which this CPU need not support, except that its vector code needs
+ * the instructions of the avx512-bf16 backend. */
 static struct kernel_ctx *open_amx(void)
 {
     struct kernel_ctx *c = open_backend("avx512-bf16", ACTIVATIONS_FAST, 2);
@@ -54,7 +54,7 @@ TEST(integers_have_the_bits_of_ref)
     kernel_ctx_free(ref);
 }
 
-/* Rounding x to bf16 is off by 2^-9 of each product; a chain adds far less. */
+/* The error of rounding x to bf16 is 2^-9 of each product; that of the sums is far smaller. */
 static void check_bf16(const struct matrix *m, const float *x, const float *y, size_t n_rows)
 {
     size_t n_in = m->src.n_in, n_out = m->src.n_out;

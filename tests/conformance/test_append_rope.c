@@ -1,6 +1,5 @@
-/* test_append_rope.c - appending that rotates first is rotating, then appending: the same bytes in
- * the pool and the same queries, of every row of the kernel table and every type that its pools may
- * have. */
+/* test_append_rope.c - kv_append with RoPE gives the bytes in the pool and the queries that RoPE
+ * followed by kv_append gives, for every backend and every type of KV cache that it supports. */
 #include "kernels/kv_rows.h"
 #include "tests/conformance/kernel_ops_on_device.h"
 
@@ -13,7 +12,7 @@ struct world {
     size_t dim, pool_bytes;
 };
 
-/* An answer's row at position 20, then a prompt's from 3 on. */
+/* A decode row at position 20, then prompt rows from position 3 on. */
 static struct world make_world(size_t dim)
 {
     struct world w = { .tables = { { 5, 0, 2 }, { 7, 3, 1 } }, .dim = dim };

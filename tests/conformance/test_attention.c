@@ -1,10 +1,11 @@
-/* test_attention.c - attention and the KV pool's two slots, every row against the definition.
+/* test_attention.c - attention and kv_append of every CPU backend against their definition.
  *
- * The bound is zero: each row gives the bits of ref, however the tokens came in (chunks, batches),
- * whatever the block size and the number of threads, split over segments or not. ref itself is held
- * to the formulas, in f64. What was never written to the pool is NaN there: a key that should not
- * be read shows. A row whose scores are bf16 products in FAST is held there to the formulas with
- * rounded queries, and to its own bits. A row that this CPU cannot run is skipped by name. */
+ * The bound is zero: each backend gives the bits of ref, however the tokens are divided into chunks
+ * and batches, for every block size and number of threads, split over segments or not. ref itself
+ * is compared with the formulas in f64. The pool is NaN wherever nothing was written, so that
+ * reading a wrong key is found. A backend that computes scores as bf16 products under FAST is
+ * compared there with the formulas for rounded queries, and with its own bits. A backend that this
+ * CPU cannot run is skipped by name. */
 #include <float.h>
 
 #include "kernels/cpu/attention/attention.h"
@@ -17,25 +18,25 @@ enum attention_path { GQA, MLA_ABSORBED, MLA_NAIVE };
 struct shape {
     enum attention_path path;
     enum dtype dtype;                        /* of the pool */
-    size_t n_heads, n_kv, dim, block_tokens; /* dim: of a cached key */
-    size_t rank, nope, v_up; /* latent: first elements of a key; of the naive form: elements of
-                              * an expanded key and value */
+    size_t n_heads, n_kv, dim, block_tokens; /* dim: elements of a cached key */
+    size_t rank, nope, v_up; /* MLA. rank: the elements of a cached key that are its latent; nope,
+                              * v_up, on the naive path: elements of an expanded key and value */
 };
 
-struct world { /* a pool, sequences in it, their queries, keys and values */
+struct world { /* a pool and the sequences in it, with their queries, keys and values */
     struct shape s;
     size_t n_seqs, n_tokens[N_SEQS], pool_bytes, q_dim, v_dim;
     int32_t *table[N_SEQS];
     float *q[N_SEQS], *k[N_SEQS], *v[N_SEQS], *want[N_SEQS];
     void *pool;
     float scale;
-    bool rounded;               /* queries are rounded to bf16 before keys meet them */
+    bool rounded;               /* queries are rounded to bf16 first */
     struct matrix *k_up, *v_up; /* [n_heads] */
 };
 
 static size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
-/* Blocks in scattered order; the pool has the size that they need. */
+/* Assigns blocks in scattered order, in a pool of exactly the size needed. */
 static void lay_out(struct world *w, size_t block_tokens)
 {
     size_t n_blocks = 0, next = 0, step;
@@ -127,7 +128,8 @@ static struct kv_layer layer_of(const struct world *w)
     };
 }
 
-/* Feed `count` tokens of each sequence from `begin` on in one step; returns their output rows. */
+/* Computes `count` tokens of each sequence from `begin` on in one step and returns their output
+ * rows. */
 static float *step(struct kernel_ctx *c, struct world *w, const struct packed *up,
                    const size_t begin[N_SEQS], const size_t count[N_SEQS])
 {
@@ -173,14 +175,14 @@ static float *step(struct kernel_ctx *c, struct world *w, const struct packed *u
     return out;
 }
 
-/* All tokens in steps of at most `chunk` per sequence, each step a batch of all sequences that have
- * some left. */
+/* Computes all tokens in steps of at most `chunk` per sequence, each step a batch of all sequences
+ * that are not finished. */
 static void run_world(struct kernel_ctx *c, struct world *w, size_t chunk, float *out[N_SEQS])
 {
     size_t begin[N_SEQS] = { 0 }, count[N_SEQS], left = 1, out_row = w->s.n_heads * w->v_dim;
     struct packed up = pack(c, w);
-    memset(w->pool, 0xff, w->pool_bytes); /* NaN in either type: what was never written must never
-                                           * be read */
+    memset(w->pool, 0xff, w->pool_bytes); /* NaN in both types, to find reads of what was never
+                                           * written */
     for (;;) {
         left = 0;
         for (size_t s = 0; s < w->n_seqs; s++) {
@@ -245,7 +247,7 @@ static double value_element(const struct world *w, size_t s, size_t h, size_t j,
     return w->s.path == MLA_NAIVE ? project(w, &w->v_up[h], d, k) : cached(w, k[d]);
 }
 
-/* Every `every`-th position of what was wanted. */
+/* Checks every `every`-th position against the formulas. */
 static void check_against_softmax(const struct world *w, size_t every)
 {
     for (size_t s = 0; s < w->n_seqs; s++)
@@ -294,12 +296,12 @@ static const struct shape SHAPES[] = {
     { MLA_NAIVE, DTYPE_F32, 3, 1, 40, 64, 32, 16, 24 },
     { MLA_NAIVE, DTYPE_BF16, 2, 1, 27, 10, 20, 5, 9 },
     { MLA_NAIVE, DTYPE_BF16, 2, 1, 336, 64, 320, 48, 33 },
-    { MLA_NAIVE, DTYPE_F32, 1, 1, 192, 64, 128, 192, 256 }, /* as large as heads may be */
+    { MLA_NAIVE, DTYPE_F32, 1, 1, 192, 64, 128, 192, 256 }, /* the largest heads */
 };
 
-/* How the tokens come in and on how many threads. Where a run is slow each chunk meets one number
- * of threads and each number of threads two chunks: the cutting is the same code for every row, and
- * the fast ones have all pairs. */
+/* Chunk sizes and numbers of threads. For slow backends each chunk size runs with one number of
+ * threads and each number of threads with two chunk sizes, because the division into chunks is the
+ * same code for every backend; the fast ones run all pairs. */
 static void rows_cases(const char *isa)
 {
     static const size_t chunks[] = { 1, 7, 64, 10000 };
@@ -309,7 +311,7 @@ static void rows_cases(const char *isa)
         struct kernel_ctx *ref = open_backend("ref", ACTIVATIONS_F32, 1);
         struct world w = make_world(SHAPES[i], N_SEQS, n_tokens);
         run_world(ref, &w, 10000, w.want);
-        if (is_ref) check_against_softmax(&w, 29); /* the others are held to ref */
+        if (is_ref) check_against_softmax(&w, 29); /* the others are compared with ref */
         kernel_ctx_free(ref);
         for (int n_threads = 1; n_threads <= 3; n_threads++) {
             struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_F32, n_threads);
@@ -322,7 +324,7 @@ static void rows_cases(const char *isa)
     }
 }
 
-/* The same tokens in blocks of other sizes. */
+/* The same tokens with other block sizes. */
 static void block_cases(const char *isa)
 {
     static const struct shape shapes[] = { { GQA, DTYPE_BF16, 3, 1, 18, 64, 0, 0, 0 },
@@ -342,8 +344,8 @@ static void block_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-/* One long sequence: segments are split over threads, in several waves where the pairs are many,
- * and merged to the same bits. */
+/* One long sequence: its segments are split over threads, in several rounds if there are many
+ * pairs, and merged to the same bits. */
 static void segment_cases(const char *isa)
 {
     static const struct shape shapes[] = { { GQA, DTYPE_BF16, 7, 1, 192, 64, 0, 0, 0 },
@@ -353,8 +355,8 @@ static void segment_cases(const char *isa)
     static const size_t n_tokens[N_SEQS] = { 2100, 1030, 3 }, chunks[] = { 1050, 96, 255 };
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         if (strcmp(isa, "ref") == 0 && i != 1)
-            continue; /* the split is the same for every row; ref
-                       * takes minutes for the large ones */
+            continue; /* the split is the same for every backend, and
+                       * ref takes minutes for the large ones */
         struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_F32, 1);
         struct world w = make_world(shapes[i], i % 2 ? N_SEQS : 1, n_tokens);
         run_world(one, &w, 10000, w.want);
@@ -376,14 +378,14 @@ static void segment_cases(const char *isa)
 
 enum { PRODUCT_ROWS = 13, PRODUCT_DIM_MAX = 576 };
 
-struct bf16_products { /* PRODUCT_ROWS queries, ATTN_TILE keys of dim elements, both of bf16 and
-                        * filled up to whole pairs */
+struct bf16_products { /* PRODUCT_ROWS queries and ATTN_TILE keys of dim elements, all bf16 and
+                        * padded to whole pairs */
     size_t dim, q_stride;
-    uint16_t *q, *k, *packed; /* packed: keys without anything beside them */
+    uint16_t *q, *k, *packed; /* packed: the keys without gaps */
     const char *at[ATTN_TILE];
 };
 
-/* Numbers of all sizes, also such whose products are subnormal. */
+/* Numbers of all magnitudes, including some whose products are subnormal. */
 static struct bf16_products make_bf16_products(const struct cpu_microkernels *kernels, size_t dim)
 {
     struct bf16_products c = { .dim = dim, .q_stride = act_bf16_stride(dim) };
@@ -404,8 +406,8 @@ static struct bf16_products make_bf16_products(const struct cpu_microkernels *ke
     return c;
 }
 
-/* In which order the processor adds the two products of a pair, and what becomes of subnormal ones,
- * is its own affair. */
+/* The order in which the CPU adds the two products of a pair, and what it does with subnormal ones,
+ * is not specified. */
 static void check_bf16_product(const struct bf16_products *c, size_t i, size_t j, float got)
 {
     double want = 0, size = 0;
@@ -418,7 +420,7 @@ static void check_bf16_product(const struct bf16_products *c, size_t i, size_t j
     CHECK_NEAR(got, want, size * 0x1p-20 + (double)c->dim * (double)FLT_MIN);
 }
 
-/* Few rows and many give the same bits, which are sums of products of bf16 in f32. */
+/* Any number of rows gives the same bits, which are sums in f32 of products of bf16. */
 static void check_bf16_products(const struct cpu_microkernels *kernels)
 {
     static const size_t dims[] = { 1, 2, 31, 32, 33, 64, 80, 199, 256, PRODUCT_DIM_MAX },
@@ -449,8 +451,8 @@ static void check_bf16_products(const struct cpu_microkernels *kernels)
     }
 }
 
-/* A pool of bf16 under FAST: rows without bf16 products do as in F32, the others what was said
- * above. */
+/* A pool of bf16 under FAST: backends without bf16 products give the bits of F32, the others what
+ * the head of this file says. */
 static void check_fast(const char *isa, const struct shape *s, size_t n_seqs,
                        const size_t *n_tokens, const size_t *chunks, size_t n_chunks)
 {
@@ -495,7 +497,7 @@ static void fast_cases(const char *isa)
     check_fast(isa, &long_latents, N_SEQS, n_long, long_chunks, COUNT_OF(long_chunks));
 }
 
-/* The absorbed form is the naive one with k_up moved to the query and v_up behind the sum. */
+/* The absorbed path is the naive one with k_up applied to the query, and v_up after the sum. */
 static void paths_agree(const char *isa)
 {
     static const size_t n_tokens[N_SEQS] = { 300 };
@@ -531,7 +533,7 @@ static void paths_agree(const char *isa)
     kernel_ctx_free(c);
 }
 
-/* Keys and values of later positions are broken; the rows before them are not. */
+/* Keys and values of later positions are NaN, which must not affect the rows before them. */
 static void later_positions_stay_apart(const char *isa, enum activations activations, enum dtype t,
                                        size_t chunk)
 {
@@ -553,7 +555,7 @@ static void later_positions_stay_apart(const char *isa, enum activations activat
     kernel_ctx_free(c);
 }
 
-/* What kv_append stores, byte by byte; rounding is to nearest even, and a NaN stays one. */
+/* kv_append stores the right bytes: it rounds to nearest even, and a NaN stays a NaN. */
 static void append_stores(const char *isa)
 {
     enum { HEADS_N = 2, DIM = 3, BLOCK = 4, ROWS = 6 };
@@ -594,7 +596,7 @@ static void append_stores(const char *isa)
     kernel_ctx_free(c);
 }
 
-/* More sequences than one pass of the work table holds, each of one token. */
+/* More sequences than the work table holds in one pass, each with one token. */
 static void many_sequences(const char *isa)
 {
     enum { N = 5000, DIM = 8 };

@@ -1,10 +1,10 @@
-/* test_checkpoint_layouts.c - the same weights in every layout that folders have give the same bits
- * as in the plainest one.
+/* test_checkpoint_layouts.c - the same weights give the same bits in every layout in which
+ * checkpoints store them.
  *
- * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's
- * layout, with the experts of a layer in one tensor, with other prefixes, in several types at once,
- * in f16, and as f8 with block scales beside the f32 numbers that those mean. And a folder
- * quantised while it is loaded equals one that holds what the quantised numbers mean. */
+ * The golden checkpoints (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's
+ * layout, with the experts of a layer in one tensor, with other prefixes, with several types at
+ * once, in f16, and as f8 with block scales beside the same numbers in f32. A checkpoint that is
+ * quantised while it is loaded must equal one that has the quantised numbers in f32. */
 #include "kernels/quantize.h"
 #include "tests/fixtures/checkpoint_write.h"
 #include "tests/fixtures/model_rig.h"
@@ -34,7 +34,7 @@ static void transpose(struct checkpoint_tensor *t)
     t->shape[1] = rows;
 }
 
-/* Rows of the parts "<stem><part>.weight", one after the other, as "<stem><whole>.weight". */
+/* Concatenates the rows of "<stem><part>.weight" into "<stem><whole>.weight". */
 static void join(struct checkpoint *s, const char *stem, const char *const *parts, size_t n,
                  const char *whole)
 {
@@ -124,7 +124,7 @@ static void fuse_layer(struct checkpoint *s, const char *stem)
 static void fuse_experts(struct checkpoint *s)
 {
     char stem[160];
-    for (size_t i = 0, n = s->n; i < n; i++) { /* Mixtral's own names first */
+    for (size_t i = 0, n = s->n; i < n; i++) { /* Mixtral's names first */
         if (!strstr(s->t[i].name, "block_sparse_moe")) continue;
         checkpoint_rename(&s->t[i], "block_sparse_moe", "mlp");
         checkpoint_rename(&s->t[i], ".w1.", ".gate_proj.");
@@ -150,7 +150,8 @@ static void add_prefix(struct checkpoint *s, const char *prefix, bool drop_model
     }
 }
 
-/* Every third tensor in f32: parts of what is packed together have different types. */
+/* Stores every third tensor in f32, so that matrices that are packed together have different
+ * types. */
 static void mix_types(struct checkpoint *s)
 {
     for (size_t i = 0; i < s->n; i += 3) checkpoint_make_f32(&s->t[i], checkpoint_values(&s->t[i]));
@@ -158,10 +159,10 @@ static void mix_types(struct checkpoint *s)
 
 /* ---- comparing ---- */
 
-/* the emulated card is slow */
+/* the emulated GPU is slow */
 enum { N_IDS = TEST_IS_SANITIZED ? 12 : 40, N_ANSWER = TEST_IS_SANITIZED ? 2 : 5 };
 
-/* Logits of a prompt and of some tokens after it. */
+/* The logits of a prompt and of some tokens after it. */
 static float *answers_as(const char *path, const char *isa, enum activations activations,
                          enum quantize quantize, struct rig *r)
 {
@@ -270,7 +271,7 @@ TEST(several_types_in_one_model)
 
 /* ---- f16 ---- */
 
-/* Every tensor in f16; `meant` gets the numbers that they then hold. */
+/* Stores the tensor in f16; `meant` gets the rounded numbers. */
 static void to_f16(struct checkpoint_tensor *t, struct checkpoint_tensor *meant)
 {
     const size_t n = t->bytes / dtype_block_bytes(t->dtype);
@@ -285,7 +286,7 @@ static void to_f16(struct checkpoint_tensor *t, struct checkpoint_tensor *meant)
     checkpoint_print(t->type, sizeof t->type, "F16");
 }
 
-/* Root of the mean square of what FAST arithmetic on a card changes about the logits. */
+/* The root mean square of the changes that FAST arithmetic on a GPU makes to the logits. */
 static double gpu_error(const char *path)
 {
     struct rig exact, fast;
@@ -302,9 +303,9 @@ static double gpu_error(const char *path)
     return sqrt(squares / (double)n);
 }
 
-/* Dense layers, experts, and the products of latent attention's heads. On a card matrices of f16
- * stay f16, and what they multiply is rounded to it: the answers are nearer to the exact ones than
- * in bf16. What attention rounds is the same in both. */
+/* Dense layers, experts, and the products of MLA's heads. On a GPU matrices in f16 stay f16, and
+ * their inputs are rounded to f16, so the answers are nearer to the exact ones than in bf16.
+ * Attention rounds the same in both. */
 TEST(f16_folders)
 {
     static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "deepseek_v2_lite" };
@@ -370,7 +371,7 @@ static void to_f8(struct checkpoint *f8, struct checkpoint *meant, size_t i)
     checkpoint_print(t->type, sizeof t->type, "F8_E4M3");
 }
 
-/* The configuration with one more member, after the opening brace. */
+/* The configuration with one more member after the opening brace. */
 static struct str with_member(struct str config, const char *member, struct buf *b)
 {
     buf_clear(b);
@@ -405,8 +406,8 @@ TEST(f8_with_block_scales)
 
 /* ---- --quantization ---- */
 
-/* Attention, feed-forward blocks and experts; not embedding, head, norms, routers, and kv_b of
- * latent attention. */
+/* Is the tensor quantised? Those of attention, feed-forward blocks and experts are; embedding,
+ * head, norms, routers and MLA's kv_b are not. */
 static bool is_quantised(const struct checkpoint_tensor *t)
 {
     return is_f8_matrix(t) && !strstr(t->name, "moe.gate.") && !strstr(t->name, "kv_b_proj");
@@ -438,7 +439,7 @@ static void quantise(struct checkpoint_tensor *t, enum quantize how)
     checkpoint_make_f32(t, v);
 }
 
-/* ERNIE with experts: wint4 is for routed experts, wint8 for the rest. */
+/* For ERNIE with experts wint4 means wint4 for routed experts and wint8 for the rest. */
 static enum quantize quantize_meant(const char *family, const char *tensor, enum quantize asked)
 {
     bool rest = strcmp(family, "ernie_moe") == 0 && !strstr(tensor, ".experts.");

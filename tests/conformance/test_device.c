@@ -1,5 +1,5 @@
-/* test_device.c - every row of the device table: zeroed memory, copies there and back, sharing,
- * refusals; lanes: copies, marks, checksums. */
+/* test_device.c - every device backend: zeroed memory, copies there and back, sharing, refusals;
+ * copy streams: copies, events, checksums. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -66,8 +66,8 @@ static void memory_cases(const char *name)
     device_close(d);
 }
 
-/* What an allocation takes and gives back is seen; the processor's pages come only when they are
- * touched. */
+/* The device's free memory shows what is allocated and freed; the host's pages count only once they
+ * are touched. */
 static void available_cases(const char *name)
 {
     struct device *d = open_device(name);
@@ -117,8 +117,8 @@ static struct copy_stream *open_stream(struct device *d)
 
 static void count_up(void *arg) { atomic_fetch_add((atomic_int *)arg, 1); }
 
-/* Host memory, up by runs that lie apart, on to another place of the device, down again: in order,
- * and told when it is over. */
+/* Scattered runs are copied from host memory to the device, to another address there, and back: in
+ * order, and with a callback at the end. */
 static void stream_copy_cases(const char *name)
 {
     enum { N = 4096, RUN = 96, RUNS = 20, APART = 160 };
@@ -145,7 +145,7 @@ static void stream_copy_cases(const char *name)
     CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){
                                      .to = bytes + N, .from = there + N, .bytes = N, .n = 1 }));
     CHECK_OK(copy_stream_launch_host_fn(l, count_up, &told));
-    /* nobody waits for the lane: it runs by itself */
+    /* nobody waits for the copy stream: it progresses by itself */
     for (int ms = 0; atomic_load(&told) == 0 && ms < 5000; ms++) usleep(1000);
     CHECK_EQ_INT(atomic_load(&told), 1);
     for (int i = 0; i < N; i++) {
@@ -163,7 +163,7 @@ static void stream_copy_cases(const char *name)
     device_close(d);
 }
 
-/* Many copies at once, of all lengths and ways to lie. */
+/* Many copies at once, of all lengths and alignments. */
 static void stream_gather_cases(const char *name)
 {
     enum { N = 300, ROOM = 1 << 20 };
@@ -194,7 +194,7 @@ static void stream_gather_cases(const char *name)
     CHECK_OK(copy_stream_copy(
         l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
     CHECK_OK(copy_stream_synchronize(l));
-    size_t next = 0; /* what no copy wrote is 0 still */
+    size_t next = 0; /* bytes that no copy wrote are still 0 */
     for (int i = 0; i < N; i++) {
         size_t place = (size_t)((char *)pairs[i].to - (char *)to.ptr),
                source = (size_t)((const char *)pairs[i].from - (char *)from.ptr);
@@ -211,8 +211,8 @@ static void stream_gather_cases(const char *name)
     device_close(d);
 }
 
-/* A copy behind a mark sees the work before it, also when the ring of marks has come round
- * since. */
+/* A copy that waits for an event sees the work before the event, also after the ring of events has
+ * wrapped around. */
 static void stream_event_cases(const char *name)
 {
     enum { N = 64 };
@@ -227,7 +227,7 @@ static void stream_event_cases(const char *name)
         device_upload(d, far.ptr, value, N);
         uint64_t event = device_record_event(d);
         CHECK(d->is_host ? event == 0 : event > before);
-        if (round % 100 == 1) before = event; /* an old mark now and then */
+        if (round % 100 == 1) before = event; /* now and then an old event */
         CHECK_OK(copy_stream_wait_event(l, before));
         CHECK_OK(copy_stream_wait_event(l, event));
         CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){
@@ -241,8 +241,8 @@ static void stream_event_cases(const char *name)
     device_close(d);
 }
 
-/* Pieces of every length up to a few stripes, around whole blocks, and larger ones; in one run and
- * in several; aligned and not. */
+/* Checksums of every length up to a few stripes, around whole blocks, and larger ones; of one run
+ * and of several; aligned and not. */
 static void stream_checksum_cases(const char *name)
 {
     enum { POOL = 300000, PIECES = 700 };
@@ -267,7 +267,7 @@ static void stream_checksum_cases(const char *name)
             .run_bytes = i < 600 ? i + 1 : large[i % COUNT_OF(large)],
         };
         size_t at = i % 3 ? i % 3 * 16u : (size_t)(rand() % 64);
-        if (i >= 650) { /* runs: the heads of a partly filled block */
+        if (i >= 650) { /* several runs, like the heads of a partly filled block */
             p.n_runs = 2 + i % 7;
             p.run_bytes = i % 2 ? 16u * (uint32_t)(1 + rand() % 300)
                                 : (uint32_t)(1 + rand() % 5000);
@@ -275,7 +275,7 @@ static void stream_checksum_cases(const char *name)
                              : p.run_bytes + (uint32_t)(rand() % 77);
         }
         p.at = (char *)far.ptr + at;
-        if (i % 5 == 1) { /* runs behind those: the scales of rows */
+        if (i % 5 == 1) { /* runs of another length behind those, like the scales of rows */
             p.tail = (struct copy_stream_checksum_tail){
                 .n_runs = 1 + i % 4,
                 .run_bytes = i % 2 ? 1 + i % 70 : 4 * (1 + i % 50),
@@ -309,8 +309,8 @@ static void stream_checksum_cases(const char *name)
     device_close(d);
 }
 
-/* One row of a type: any bits, and now and then zeros, values that are large or small, or the row
- * of what is no number (scale NaN, values 0). */
+/* A random row of a type. Some rows are zeros, have large or small values, or stand for NaN (scale
+ * NaN, values 0). */
 static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values,
                     unsigned char *scale)
 {
@@ -322,8 +322,7 @@ static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values,
         values[b] = (unsigned char)(i % 9 == 3 || (kv_rows_scaled(t) && i % 9 == 4) ? 0 : rand());
     if (kv_rows_scaled(t)) memcpy(scale, &s, sizeof s);
     if (kv_rows_scaled(t) || i % 9 < 4) return;
-    float x[KERNEL_LATENT_MAX]; /* numbers that have a scale, not the infinities and NaNs among any
-                                 * bits */
+    float x[KERNEL_LATENT_MAX]; /* finite numbers, for types with a scale */
     for (uint32_t k = 0; k < width; k++)
         x[k] = ldexpf((float)(rand() - RAND_MAX / 2), i % 9 == 5   ? -180
                                                       : i % 9 == 6 ? 90
@@ -333,7 +332,7 @@ static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values,
 
 enum { CONVERT_ROOM = 1 << 20, CONVERT_HALF = CONVERT_ROOM / 2 }; /* values, then scales */
 
-/* What the definition makes of c in `image`, whose addresses are `far`'s. */
+/* Converts c by the definition into `image`, which has the contents of the memory `far`. */
 static void convert_by_rows(const struct copy_stream_conversion *c, const struct dev_mem *from,
                             char *from_image, const struct dev_mem *to, char *to_image)
 {
@@ -357,8 +356,8 @@ static void convert_by_rows(const struct copy_stream_conversion *c, const struct
             }
 }
 
-/* Places of 1 to 7 rows in 1 to 3 groups, at whole and at odd addresses; more of them than fit a
- * launch where rows are short. */
+/* Conversions of 1 to 7 rows in 1 to 3 groups, at aligned and unaligned addresses; for short rows,
+ * more of them than fit one launch. */
 static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width,
                                const struct dev_mem *a, const struct dev_mem *b,
                                struct copy_stream_kv_rows *out, uint32_t max)
@@ -389,7 +388,8 @@ static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width,
     return n;
 }
 
-/* Each type as each other, bit for bit what rows of the definition are, and nothing beside them. */
+/* Each type converted to each other one gives the bits of the definition, and nothing else is
+ * written. */
 static void stream_convert_cases(const char *name)
 {
     static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
@@ -445,7 +445,7 @@ static void stream_convert_cases(const char *name)
     device_close(d);
 }
 
-/* What is no handle, or none of this device's kind, opens nothing and breaks nothing. */
+/* Bytes that are not a handle, or one of another kind of device, are refused without harm. */
 static void sharing_cases(const char *name)
 {
     struct device *d = open_device(name);
@@ -507,7 +507,7 @@ TEST(another_process_writes_into_shared_memory)
     pid_t child = fork();
     if (child == 0) {
         char *p = mmap(NULL, m.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m.fd, 0);
-        if (p == MAP_FAILED || ftruncate(m.fd, 0) == 0) _exit(1); /* the size is sealed */
+        if (p == MAP_FAILED || ftruncate(m.fd, 0) == 0) _exit(1); /* the seal forbids it */
         p[99999] = 42;
         _exit(0);
     }
@@ -527,7 +527,7 @@ TEST(unknown_devices_are_named)
     device_close(NULL);
 }
 
-/* Of the emulated card alone: it may be an old one. */
+/* Only the emulated GPU can have an old compute capability. */
 TEST(a_gpu_without_kernels_is_refused)
 {
     struct device *d = NULL;

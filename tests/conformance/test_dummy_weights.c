@@ -1,8 +1,8 @@
-/* test_dummy_weights.c - weights that no file holds: the numbers, what each kernel row packs of
- * them, and models of a configuration alone.
+/* test_dummy_weights.c - dummy weights: their numbers, how each kernel backend packs them, and
+ * models of a configuration without weight files.
  *
- * What a made-up source is packed to must be, byte for byte, what its elements would be packed to
- * if a file held them: on a card, too, where they are never in the host's memory. */
+ * A dummy source must be packed to the same bytes as its elements would be if they were read from a
+ * file, also on a GPU, where they are never in host memory. */
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/fixtures/model_rig.h"
 
@@ -19,8 +19,7 @@ static float dummy_at(const struct dummy_weights *m, uint64_t place)
     return dtype_bf16_to_f32(dummy_weight_bf16(m, place));
 }
 
-/* Nearly normal, without a trend from one element to the next, and another sequence for another
- * seed. */
+/* The numbers are nearly normal and uncorrelated, and each seed gives another sequence. */
 TEST(numbers_are_spread_as_promised)
 {
     enum { N = 1 << 18 };
@@ -46,8 +45,8 @@ TEST(numbers_are_spread_as_promised)
     CHECK_NEAR((double)n_above_two / N, 0.04, 0.01);
 }
 
-/* Nodes of one version make the same numbers: these are version 1's, by an implementation in
- * Python. */
+/* All nodes of one version generate the same numbers: these are version 1's, from an implementation
+ * in Python. */
 TEST(numbers_are_those_of_the_version)
 {
     static const uint16_t WANT[] = {
@@ -82,7 +81,7 @@ static struct weight_src dummy_part(const struct shape *s, size_t p)
     };
 }
 
-/* The same elements in memory, laid out as the made-up source says. */
+/* The elements of a dummy source written to memory in the layout that it states. */
 static struct weight_src written_part(const struct weight_src *from)
 {
     struct weight_src s = *from;
@@ -171,7 +170,7 @@ static void check_all_packed(const char *isa, enum activations activations)
 
 TEST(packed_as_if_files_held_them)
 {
-    check_all_packed("auto", ACTIVATIONS_FAST); /* all rows of the processor pack alike */
+    check_all_packed("auto", ACTIVATIONS_FAST); /* all CPU backends pack alike */
 }
 
 TEST(packed_on_a_gpu_as_if_files_held_them)
@@ -199,7 +198,7 @@ TEST(types_without_dummy_weights_are_refused)
 
 /* ---- models ---- */
 
-/* A folder with nothing but the configuration of a golden model. */
+/* Makes a folder that has only the configuration of a golden model. */
 static void copy_config(const char *from, char folder[4096])
 {
     char path[4200];
@@ -223,7 +222,7 @@ static void open_dummy(struct rig *r, const char *folder, const char *isa,
 
 enum { N_IDS = 24 };
 
-/* Finite, about as wide as they should be, and another row for another token. */
+/* The logits are finite, have about the expected spread, and differ between tokens. */
 static void check_logits(struct rig *r, const char *name)
 {
     int32_t ids[N_IDS];
@@ -261,7 +260,8 @@ TEST(a_configuration_is_enough)
     }
 }
 
-/* One number per model, kernel row, arithmetic and quantisation; the same on every node. */
+/* A fingerprint depends on the model, backend, arithmetic and quantisation, and is the same on
+ * every node. */
 TEST(fingerprints_tell_dummies_apart)
 {
     char folder[4096];
@@ -303,7 +303,7 @@ static void counting_route(struct kernel_ctx *c, const struct route_args *a)
     n_routes++;
 }
 
-/* One prompt of N_ROUTED different tokens. */
+/* Counts how often each expert is chosen for a prompt of N_ROUTED different tokens. */
 static void count_experts(struct rig *r)
 {
     int32_t ids[N_ROUTED];
@@ -319,7 +319,7 @@ static void count_experts(struct rig *r)
     r->k->ops = counted_ops;
 }
 
-/* What attention and experts add must not make all tokens alike, however many layers there are. */
+/* Through many layers, the outputs of attention and experts must not make all tokens alike. */
 TEST(experts_are_used_alike)
 {
     static const char *const CONFIGS[] = {
@@ -356,8 +356,8 @@ TEST(experts_are_used_alike)
     }
 }
 
-/* The processor and a card have the same weights, so with exact arithmetic the same answers but for
- * the order of sums. */
+/* CPU and GPU have the same weights, so with exact arithmetic their answers differ only by the
+ * order of sums. */
 TEST(a_gpu_makes_the_same_model)
 {
     static const char *const NAMES[] = { "ernie_moe", "deepseek_v3" };
@@ -402,7 +402,7 @@ TEST(a_file_is_no_folder)
 
 /* ---- the models that are measured ---- */
 
-/* The plan of a model, without packing: what it would take. */
+/* The bytes that a model's weights would need, by its plan and without packing. */
 static size_t planned_bytes(const char *name, struct model_config *config)
 {
     char path[256];
@@ -425,8 +425,8 @@ static size_t planned_bytes(const char *name, struct model_config *config)
     return bytes;
 }
 
-/* Known totals of parameters and KV bytes of a token: routers are f32, and latent attention has
- * each key's expansion in two directions. */
+/* Known totals of parameters and of KV bytes per token. Routers are f32, and MLA has each head's
+ * expansion of keys twice, once transposed. */
 TEST(shapes_of_the_measured_models)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* test_ep.c - every row of ep.h, in as many processes as there are ranks, against the definition,
- * bit for bit. */
+/* test_ep.c - every backend of ep.h, with one process per rank, against the definition, bit for
+ * bit. */
 #include <errno.h>
 #include <signal.h>
 
@@ -38,7 +38,7 @@ static struct ep *open_ep(const struct shape *s, struct world *w, struct device 
     return e;
 }
 
-/* The elements of what arrived as slot's row. */
+/* The elements of the row that arrived in a slot. */
 static void read_row(const struct shape *s, const struct ep_batch *b, const unsigned char *row,
                      float *x)
 {
@@ -55,8 +55,8 @@ static void read_row(const struct shape *s, const struct ep_batch *b, const unsi
         CHECK_EQ_INT(row[i], 0);
 }
 
-/* Slots in the promised order, each with the row that it must be; what its expert makes of it goes
- * to out. Returns how many there are. */
+/* Checks that slots are in the specified order, each with the right row, and writes its expert's
+ * result to out. Returns the number of slots. */
 static size_t check_batch(const struct shape *s, const struct world *w, const struct ep_batch *b,
                           const unsigned char *x, const int32_t *begin, const int32_t *x_rows,
                           float *out)
@@ -173,7 +173,7 @@ static void check_counts(const struct shape *s, const struct world *w, const str
     CHECK_EQ_INT(c->n_slots, all);
 }
 
-/* One call from plan to combine, and its result bit by bit. */
+/* Runs one call from plan to combine and checks its result bit for bit. */
 static void step(const struct shape *s, const struct world *w, struct device *d, struct ep *e)
 {
     const size_t hidden = (size_t)s->c.hidden;
@@ -265,7 +265,7 @@ enum { COPIES = 3 };
 static int32_t first_of[RANKS + 1], copies_of[13], physical_of_copies[12 + COPIES];
 
 /* 12 experts. Uneven: rank 1 has none, the last has what is left. Redundant: the first three have a
- * second place, at the end. */
+ * second copy, at the end. */
 static struct ep_placement placement(int size, bool redundant)
 {
     const int32_t n = 12 + (redundant ? COPIES : 0);
@@ -305,7 +305,7 @@ static struct shape shape_of(const char *backend, enum ep_mode mode, int size)
 static struct shape the_shape;
 static const char *the_device;
 
-/* Several calls with one object, sums between them. */
+/* Several calls with the same object, with all-reduces between them. */
 static void rank_of_calls(struct world *w)
 {
     struct device *d = rank_device(the_device, w);
@@ -376,8 +376,8 @@ static void rank_of_sums(struct world *w)
 }
 TEST(peer_sums_without_experts) { run_ranks(3, rank_of_sums, 0, WHY); }
 
-/* Through NCCL where every rank has a card, which it insists on; in builds with an emulated one
- * through a stand-in (ep_nccl_fake.c). */
+/* Runs through NCCL if every rank has its own GPU, as NCCL requires; in builds with the emulated
+ * GPU through a stand-in (ep_nccl_fake.c). */
 #define NCCL_TEST(name, mode, size)                                                                \
     TEST(name) { calls("nccl", "cuda", mode, size); }
 NCCL_TEST(nccl_throughput_1, EP_THROUGHPUT, 1)
@@ -456,7 +456,7 @@ TEST(too_much_at_once_is_refused)
     device_close(d);
 }
 
-/* The card finds it out, and the rank that asked is named. */
+/* The GPU detects it, and the error names the rank that asked. */
 static void rank_of_a_wrong_expert(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
@@ -502,8 +502,8 @@ TEST(peer_ranks_of_other_sizes_do_not_meet) { run_ranks(3, rank_with_other_sizes
 #ifdef BATON_EMULATED_GPU
 #include "tests/simt/include/simt.h"
 
-/* No memory here, no leave to open the others' there: all ranks are told, by the name of the one,
- * and what there was is freed. */
+/* One rank cannot allocate memory, or cannot open that of the others. All ranks get an error that
+ * names it, and everything is freed. */
 static const char *the_failing;
 static void rank_of_failures(struct world *w)
 {
@@ -535,7 +535,7 @@ TEST(peer_all_ranks_learn_that_one_cannot_map_the_others)
     run_ranks(3, rank_of_failures, 0, WHY);
 }
 
-/* Rank 1's card breaks: its own fault there, a deadline on the other. */
+/* Rank 1's GPU fails: rank 1 gets the fault, and the other one its deadline. */
 static void rank_with_a_broken_gpu(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
@@ -553,7 +553,7 @@ static void rank_with_a_broken_gpu(struct world *w)
     CHECK_STATUS(st, w->rank == 1 ? ERR_NODEV : ERR_PEER_LOST);
     CHECK(strstr(err.text, w->rank == 1 ? "illegal" : "rank 1 of 2") != NULL);
     ep_free(e);
-    _exit(0); /* a broken card gives nothing back */
+    _exit(0); /* memory of a failed GPU cannot be freed */
 }
 TEST(peer_a_broken_gpu_is_its_own_fault_and_the_others_deadline)
 {
@@ -596,14 +596,14 @@ enum { EMULATED = 1 };
 enum { EMULATED = 0 };
 #endif
 
-/* A driver may take the dead rank's memory away, and then who writes there has a fault of the card
+/* A driver may unmap the dead rank's memory, and then a rank that writes there gets a device fault
  * (ep_peer.c). */
 static bool is_lost(enum status st)
 {
     return st == ERR_PEER_LOST || (!EMULATED && st == ERR_NODEV);
 }
 
-/* One good call; then DEAD is killed, and the others' next call ends in time. */
+/* After one good call DEAD is killed, and the next call of the others ends in time. */
 static void rank_whose_peer_dies(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
@@ -622,14 +622,14 @@ static void rank_whose_peer_dies(struct world *w)
     if (st == OK) st = ep_wait(e, &err);
     CHECK(is_lost(st));
     CHECK(now_ms() - before < 4 * SHORT_MS);
-    CHECK(is_lost(ep_wait(e, NULL))); /* and stays so */
+    CHECK(is_lost(ep_wait(e, NULL))); /* and remains lost */
     float one = 1;
     struct dev_mem m = { .fd = -1 };
     CHECK(is_lost(
         ep_all_reduce(e, device_fault(d, NULL) != OK ? &one : to_device(d, &one, sizeof one, &m), 1,
                       DTYPE_F32, NULL)));
     ep_free(e);
-    if (device_fault(d, NULL) != OK) _exit(EMULATED); /* a broken card gives nothing back */
+    if (device_fault(d, NULL) != OK) _exit(EMULATED); /* memory of a failed GPU cannot be freed */
     device_mem_free(d, &m);
     release_inputs(d, &in);
     device_close(d);
@@ -650,7 +650,8 @@ TEST(nccl_a_dead_rank_is_an_error_in_time)
 
 /* ---- more than there is room for ---- */
 
-/* All rows choose experts of rank 0: all ranks refuse alike, and go on with what fits. */
+/* All rows choose experts of rank 0. All ranks refuse alike, and then go on with a batch that
+ * fits. */
 static void rank_over_its_limit(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
@@ -683,8 +684,7 @@ TEST(nccl_more_than_there_is_room_for_is_refused_by_all)
 
 enum { REPLAYS = 4 };
 
-/* Every result is the number of its owner, so that no expert has to be computed within the
- * graph. */
+/* Every result is the number of the rank that has the expert, so the graph contains no experts. */
 static void check_owners(const struct shape *s, const struct world *w, const struct inputs *in,
                          const float *y)
 {
@@ -720,7 +720,7 @@ static void capture(const struct shape *s, struct ep *e, struct inputs *in, cuda
     CHECK_OK(cudaGraphDestroy(graph));
 }
 
-/* Rows of call 0, whose choices and weights are other ones at each replay. */
+/* The rows are those of call 0, with other choices and weights at each replay. */
 static void rank_of_graphs(struct world *w)
 {
     struct device *d = rank_device("cuda", w);

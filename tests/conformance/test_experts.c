@@ -1,9 +1,9 @@
-/* test_experts.c - the experts slot of every row of the kernel table, against the same made of one
- * product per row and choice.
+/* test_experts.c - the experts op of every backend, against the same result computed by one product
+ * per row and choice.
  *
- * The processor's rows give the bits of that: which rows share a product changes nothing. A card's
- * are within the rounding of bf16 rows, and a row alone gives the bits that it gives among others.
- * Experts that nobody chose, one that all chose and no rows at all are among the cases. */
+ * CPU backends give the same bits: which rows share a product changes nothing. A GPU's result is
+ * within the rounding of bf16 rows, and a row alone gives the bits that it gives among others. The
+ * cases include experts that no row chose, one that all rows chose, and no rows at all. */
 #include "tests/conformance/kernel_ops_on_device.h"
 
 enum { HIDDEN = 64, EXPERTS = 6, USED = 3, ROWS_MAX = 40 };
@@ -12,7 +12,7 @@ struct layer {
     struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS], shared_gate, shared_up, shared_down;
     struct weight gate_up[EXPERTS], last[EXPERTS], shared_gate_up, shared_last;
     size_t inner;
-    float *bias; /* of the shared one's gate and up */
+    float *bias; /* of the shared expert's gate and up */
 };
 
 static struct weight pair(struct kernel_ctx *c, const struct matrix *gate, const struct matrix *up)
@@ -32,7 +32,8 @@ static struct weight single(struct kernel_ctx *c, const struct matrix *m)
     return w;
 }
 
-/* Matrices of type t; of `other` every second expert's gate and up, and every third one's down. */
+/* The matrices have type t, but every second expert's gate and up and every third one's down have
+ * type `other`. */
 static struct layer *make_layer(struct kernel_ctx *c, enum dtype t, enum dtype other, size_t inner)
 {
     struct layer *l = MEM_NEW(struct layer);
@@ -134,7 +135,7 @@ static void check_rows(struct kernel_ctx *c, const struct layer *l, size_t n, bo
           *want = mem_dup(x, (n * HIDDEN + 1) * sizeof *x);
     int32_t experts[ROWS_MAX * USED + 1];
     for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < USED; j++) /* expert 0 by all, 5 by none */
+        for (size_t j = 0; j < USED; j++) /* expert 0 is chosen by all rows, 5 by none */
             experts[i * USED + j] = j == 0 ? 0 : (int32_t)(1 + (random_u32() % 2) * 2 + (j - 1));
     on_experts(c, args_of(l, shared, h, experts, weights, got, n));
     for (size_t i = 0; i < n; i++) {
@@ -170,7 +171,7 @@ static void experts_cases(const char *isa)
         struct layer *l = make_layer(c, cases[i].t, cases[i].other, cases[i].inner);
         for (size_t k = 0; k < COUNT_OF(counts); k++)
             for (int shared = 0; shared < 2; shared++)
-                if (cases[i].other == cases[i].t || counts[k] == 17) /* the emulated card is slow */
+                if (cases[i].other == cases[i].t || counts[k] == 17) /* the emulated GPU is slow */
                     check_rows(c, l, TEST_IS_SANITIZED && counts[k] == ROWS_MAX ? 23 : counts[k],
                                shared != 0, 1e-6);
         free_layer(c, l);

@@ -1,17 +1,17 @@
-/* test_gguf_layouts.c - every architecture as a GGUF file gives the answers of its reference.
+/* test_gguf_layouts.c - every architecture as a GGUF file gives its reference answers.
  *
- * The golden folders are rewritten as converters write them: names, metadata, experts of a layer in
- * one tensor, rows of q and k reordered for the llama architecture, rope factors as a tensor,
- * vectors in f32; where converters of different ages differ, in both ways. */
+ * The golden checkpoints are rewritten as converters write them: names, metadata, the experts of a
+ * layer in one tensor, rows of q and k reordered for the llama architecture, rope factors as a
+ * tensor, vectors in f32. If older and newer converters differ, both ways are tested. */
 #include "shared/model/rope.h"
 #include "tests/fixtures/checkpoint_write.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/fixtures/model_rig.h"
 
-/* What one file is made with. */
+/* The options of a converter. */
 struct gguf_variant {
     const char *golden, *arch;
-    bool interleave;     /* q and k rows */
+    bool interleave;     /* the rows of q and k */
     bool single_experts; /* Mixtral's first converter: a tensor per expert */
     bool split_kv_b;     /* DeepSeek's newer converter */
     bool draft;          /* keep the layer that predicts further tokens */
@@ -86,8 +86,8 @@ static const char *const EXPERT_NAMES[][2] = {
     { "block_sparse_moe.experts.0.w2.weight", "ffn_down" },
 };
 
-/* What the converter does to q and k of the llama architecture: the two halves of a head are
- * interleaved. */
+/* Interleaves the two halves of each head, as the converter does for q and k of the llama
+ * architecture. */
 static void interleave(struct checkpoint_tensor *t, size_t head_dim)
 {
     size_t rows = (size_t)t->shape[0], row = t->bytes / rows, half = head_dim / 2;
@@ -114,7 +114,7 @@ static void put(struct gguf_write *w, const char *name, const struct checkpoint_
     }
 }
 
-/* "model.layers.<n>.<part>": the number, and the part; NULL when it is none of a layer. */
+/* For "model.layers.<n>.<part>" the number and the part; NULL for a tensor of no layer. */
 static const char *part_of(const char *name, uint32_t *layer)
 {
     int at = 0;
@@ -122,7 +122,7 @@ static const char *part_of(const char *name, uint32_t *layer)
     return name + at;
 }
 
-/* All experts of one matrix; `t` is that of expert 0. */
+/* Writes one matrix of all experts; `t` is that of expert 0. */
 static void put_experts(struct gguf_write *w, struct checkpoint *s,
                         const struct checkpoint_tensor *t, const char *name, uint32_t layer,
                         bool single)
@@ -266,7 +266,7 @@ static void put_moe(struct gguf_write *w, const struct gguf_variant *f,
     put_u32(w, f, "expert_group_used_count", m->topk_groups);
 }
 
-/* llama3 scaling as factors: how much each frequency was divided. */
+/* llama3 scaling as factors by which each frequency was divided. */
 static void put_factors(struct gguf_write *w, const struct model_config *c)
 {
     double scaled[KERNEL_HEAD_DIM_MAX], plain[KERNEL_HEAD_DIM_MAX];

@@ -1,10 +1,10 @@
-/* test_kernels.c - the slots of the kernel table that work row by row, products of plain types in
- * FAST, and the context.
+/* test_kernels.c - the kernel_ops that work row by row, products of plain types in FAST, and the
+ * context.
  *
- * The bound of the former is zero: each row gives the bits of ref, for any number of rows and
- * threads. ref itself is held to formulas written out here, in f64 where rounding is not part of
- * the definition. Buffers have exactly the size a call may touch, so that a sanitizer build sees
- * every stray access. A row that this CPU cannot run is skipped by name. */
+ * The bound of the former is zero: each backend gives the bits of ref, for any number of rows and
+ * threads. ref itself is compared with formulas written out here, in f64 unless rounding is part of
+ * the definition. Buffers have exactly the size that a call may touch, so that a sanitizer build
+ * finds every stray access. A backend that this CPU cannot run is skipped by name. */
 #include "kernels/host_math.h"
 #include "tests/conformance/kernel_ops_on_device.h"
 
@@ -83,7 +83,7 @@ static void copy_cases(const char *isa)
 
 enum { ROPE_ROWS = 19, ROPE_POS = 50 };
 
-/* What element `at` of a head b becomes: (its norm, then) its turn. */
+/* Element `at` of a head b after (norm and) rotation. */
 static double rotated(const struct rope_args *a, const float *b, size_t dim, const float *norm,
                       const float *cs, size_t at)
 {
@@ -100,7 +100,7 @@ static double rotated(const struct rope_args *a, const float *b, size_t dim, con
 #undef ELEMENT
 }
 
-/* Two lists of heads in one call: 3 of head_dim, and `others` of another length. */
+/* Two lists of heads in one call: 3 of head_dim elements, and `others` of another length. */
 static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_dim, size_t rot_dim,
                       bool interleaved, size_t others)
 {
@@ -121,7 +121,7 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
         const size_t stride = n_heads[l] * dims[l] + 5, n = ROPE_ROWS * stride - 5;
         x[l] = random_floats(n, 2), want[l] = mem_dup(x[l], n * sizeof **x),
         before[l] = mem_dup(x[l], n * sizeof **x);
-        /* one of two */
+        /* one of the two lists has a norm */
         norm[l] = others && (l == 0) == interleaved ? NULL : random_floats(dims[l], 1);
         a.heads[l] = (struct rope_heads){
             .x = x[l],
@@ -190,7 +190,7 @@ static void lse_cases(const char *isa)
     kernel_ctx_free(ref);
 }
 
-/* What sampling goes over a vocabulary with. */
+/* The functions with which sampling reads a row of logits. */
 static void vocabulary_cases(const char *isa)
 {
     static const size_t lengths[] = { 1, 7, 16, 17, 4095, 4096, 4097, 40000, 151936 };
@@ -323,8 +323,8 @@ static struct weight pack_parts(struct kernel_ctx *c, const struct weight_src *p
     return w;
 }
 
-/* How far one product of a type may be off the exact one in FAST: inputs are rounded to its bits at
- * most, sums are chains in f32. */
+/* The largest error of a product in FAST: inputs are rounded to at least the type's bits, and sums
+ * are in f32. */
 static void check_product(const struct matrix *m, const float *x, const float *y, size_t n_rows)
 {
     const size_t n_out = m->src.n_out, n_in = m->src.n_in;
@@ -348,8 +348,8 @@ static void check_product(const struct matrix *m, const float *x, const float *y
     }
 }
 
-/* Stored elements as they are; and products of the same rows by matrices of all types in one call,
- * each as it is alone. */
+/* Embedding returns the stored elements; products of the same rows by matrices of all types in one
+ * call give what each gives alone. */
 static void product_cases(const char *isa)
 {
     enum { N_OUT = 50, N_IN = 150, JOBS = 6 };
@@ -400,8 +400,8 @@ static void product_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-/* SwiGLU's rows left ready have the values of the way over f32, whatever types follow each
- * other. */
+/* SwiGLU's prequantised rows have the values that rows in f32 would give, for every pair of
+ * types. */
 static void check_prequantized(struct kernel_ctx *c, enum dtype first, enum dtype then, size_t n)
 {
     enum { HIDDEN = 70, INNER = 90, OUT = 30 };
@@ -462,7 +462,7 @@ static void prequantized_cases(const char *isa)
     CASE(name##_products), CASE(name##_prequantized_rows), CASE(name##_rms_norm),                  \
         CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
 
-/* What sampling takes from the processor. */
+/* The tests that exist only for CPU backends. */
 #define CPU_BACKEND_TESTS(name, isa)                                                               \
     TEST(name##_vocabulary) { vocabulary_cases(isa); }                                             \
     TEST(name##_log_sum_exp) { lse_cases(isa); }

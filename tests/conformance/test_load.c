@@ -1,9 +1,9 @@
-/* test_load.c - weights on their way from files to where they are used: read ahead, packed in
- * pieces, sent while the next are packed.
+/* test_load.c - loading weights from files: prefetched, packed in parts, copied to the device while
+ * the next part is packed.
  *
- * That models come out right is test_models' affair, whose matrices are small; here they are larger
- * than the buffers they travel in, and many. On an emulated card copies run as late as they may, so
- * that a buffer that is written too early shows. */
+ * test_models checks that models are loaded correctly, but its matrices are small; here they are
+ * many, and larger than the buffers. On an emulated GPU copies run as late as they may, so that
+ * writing to a buffer too early is found. */
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -39,7 +39,7 @@ static void map_sample(size_t bytes, struct file_map *map)
     CHECK_OK(file_map_open(path, map, &err));
 }
 
-/* Pieces at odd places, one without data; what was awaited is touched without faults. */
+/* Ranges at odd addresses, one of them empty. Touching an awaited range causes no page faults. */
 TEST(prefetched_ranges_are_in_memory)
 {
     enum { BYTES = 40 << 20 };
@@ -59,18 +59,18 @@ TEST(prefetched_ranges_are_in_memory)
         const long before = minor_faults();
         for (size_t at = 0; pieces[i].data && at < pieces[i].bytes; at += 4096)
             sum = (uint8_t)(sum + ((const uint8_t *)pieces[i].data)[at]);
-        /* a sanitizer touches memory of its own */
+        /* a sanitizer touches other memory too */
         if (can_populate && !TEST_IS_SANITIZED && minor_faults() - before > 20)
             test_fail(__FILE__, __LINE__, "piece %zu: %ld faults", i, minor_faults() - before);
     }
-    read_ahead_await(r, COUNT_OF(pieces)); /* behind the last */
+    read_ahead_await(r, COUNT_OF(pieces)); /* past the last range */
     read_ahead_stop(r);
     file_map_close(&map);
     if (!can_populate)
         SKIP("this kernel cannot populate pages: that they were there was NOT looked at");
 }
 
-/* More pieces than may be read ahead: the owner pulls the readers along, or leaves early. */
+/* More ranges than may be read ahead. The owner awaits all of them, or stops early. */
 TEST(readers_stay_near_their_owner)
 {
     enum { N = 1000 };
@@ -128,7 +128,7 @@ static uint16_t *random_bf16(size_t n)
 
 enum { N_IN = 128, WIDE = 70000 };
 
-/* 17 MiB of bf16 as they are: rows of the card are rows of the source, of a pair in turn. */
+/* 17 MiB of bf16, not converted: device rows are source rows, alternating for a pair. */
 TEST(a_matrix_larger_than_a_buffer)
 {
     struct kernel_ctx *c = open_gpu(ACTIVATIONS_FAST);
@@ -161,7 +161,7 @@ TEST(a_matrix_larger_than_a_buffer)
     kernel_ctx_free(c);
 }
 
-/* Two parts in wint8, 17 MiB and scales that belong to all pieces. */
+/* Two parts in wint8, 17 MiB, with scales that belong to all parts. */
 TEST(scales_of_all_pieces)
 {
     enum { FIRST = 64016, REST = 76000 };
@@ -192,8 +192,8 @@ TEST(scales_of_all_pieces)
     kernel_ctx_free(c);
 }
 
-/* Through all buffers twice, each matrix in memory of the caller, and looked at when all of them
- * were sent. A second model finds new buffers. */
+/* Uses every buffer twice, with each matrix in memory of the caller, and checks all of them at the
+ * end. A second model gets new buffers. */
 TEST(many_matrices_before_the_first_is_used)
 {
     enum { N = 60, ROWS = 4000 };
@@ -219,13 +219,13 @@ TEST(many_matrices_before_the_first_is_used)
             weight_release(c, &w[i]);
         }
     }
-    kernel_ctx_free(c); /* the second model's end was not told: that is found here */
+    kernel_ctx_free(c); /* frees the second model's buffers too, whose end was not announced */
 }
 
 /* ---- failures ---- */
 
 #ifdef BATON_EMULATED_GPU
-/* The call fails after `after` good ones: false when there were no more. */
+/* Loads while the call fails after `after` successful ones. False: there were not that many. */
 static bool load_fails(const char *call, cudaError_t e, int after)
 {
     struct kernel_ctx *k;

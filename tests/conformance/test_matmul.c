@@ -1,16 +1,15 @@
-/* test_matmul.c - the products of every row of the kernel table, for every weight type, in both
- * arithmetics.
+/* test_matmul.c - matmul of every CPU backend, for every weight type, under F32 and FAST.
  *
- * F32: the chain of kernels.h written out here, bit for bit. FAST: the bits of ref for integer
- * types, and ref itself within the rounding of int8 inputs of the exact product; bf16 and f8 within
- * the rounding of bf16 inputs. What follows a product (bias, addition, SwiGLU), gathered rows and
- * many products at once give the same as one plain product each. Buffers have exactly the size a
- * call may touch. */
+ * F32: the accumulation order of kernels.h, written out here, bit for bit. FAST: for integer types
+ * the bits of ref, and ref itself within the rounding of int8 inputs of the exact product; for bf16
+ * and f8 within the rounding of bf16 inputs. Epilogues (bias, addition, SwiGLU), gathered rows and
+ * many products at once give the same as single plain products. Buffers have exactly the size that
+ * a call may touch. */
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/harness/two_nodes.h"
 
-/* Run one product with everything that changes nothing: y is [n_rows, n_out] with 3 floats between
- * rows, which must stay as they are. */
+/* Runs one product in several equivalent ways. y is [n_rows, n_out] with 3 floats between rows,
+ * which must stay as they are. */
 static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char *what)
 {
     size_t stride = a.w->n_out + 3;
@@ -30,7 +29,7 @@ static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char
 
 /* ---- f32: the definition ---- */
 
-/* What a product is: [n_rows, n_out]. */
+/* The product by its definition: [n_rows, n_out]. */
 static float *multiply_in_order(const struct matrix *m, const float *x, size_t n_rows)
 {
     size_t n_out = m->src.n_out, n_in = m->src.n_in;
@@ -45,7 +44,7 @@ static float *multiply_in_order(const struct matrix *m, const float *x, size_t n
     return y;
 }
 
-/* The row on three threads of a host with two memory nodes. */
+/* The backend on three threads of a host with two NUMA nodes. */
 static struct kernel_ctx *open_on_two_nodes(const char *isa, enum activations activations)
 {
     struct kernel_ctx *c = open_backend(isa, activations, 3);
@@ -56,8 +55,8 @@ static struct kernel_ctx *open_on_two_nodes(const char *isa, enum activations ac
     return c;
 }
 
-/* One row of the table on one thread and on three: what the product is and which threads made it
- * are apart, so the first is made once. */
+/* A backend on one thread and on three. The expected product does not depend on the threads, so it
+ * is computed once. */
 struct contexts {
     struct kernel_ctx *c[2];
 };
@@ -73,7 +72,7 @@ static void free_contexts(struct contexts *on)
     for (size_t i = 0; i < COUNT_OF(on->c); i++) kernel_ctx_free(on->c[i]);
 }
 
-struct product { /* rows of x, and what they must become without and with a bias */
+struct product { /* rows of x, and the expected results without and with a bias */
     const struct matrix *m;
     const float *x, *bias, *plain, *biased;
 };
@@ -96,7 +95,7 @@ static void check_product(struct kernel_ctx *c, const struct product *p, size_t 
         check_bits(y, p->biased, n * n_out, name, n, n_in);
     }
     weight_release(c, &w);
-    weight_release(c, &w); /* twice is harmless */
+    weight_release(c, &w); /* a second release does nothing */
     mem_free(y);
 }
 
@@ -140,8 +139,8 @@ static void f32_cases(const char *isa)
 
 /* ---- fast ---- */
 
-/* The largest error that rounding inputs may make: for integers half a step of each block of 32,
- * for bf16 2^-8 of each product; and what chains in f32 add. */
+/* The largest error from rounding the inputs, half a step in each block of 32 for int8 and 2^-8 of
+ * each product for bf16, and from sums in f32. */
 static double rounding_bound(const struct matrix *m, const float *x, size_t out, bool int8)
 {
     double bound = 0, magnitude = 0;
@@ -158,7 +157,7 @@ static double rounding_bound(const struct matrix *m, const float *x, size_t out,
     return (int8 ? bound : magnitude / 256) + magnitude * 1e-5 * (double)m->src.n_in / 32 + 1e-9;
 }
 
-/* `rows` of x against the exact product, row by row. */
+/* Checks rows of x against the exact product. */
 static void check_near(const struct matrix *m, const float *x, const float *y, size_t n_rows,
                        bool int8)
 {
@@ -179,7 +178,7 @@ static void check_near(const struct matrix *m, const float *x, const float *y, s
 
 static bool is_integer(enum dtype t) { return t >= DTYPE_Q8_0; }
 
-/* want: what ref makes of it. */
+/* want: the result of ref. */
 static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const float *x, float *want,
                           size_t n_rows_max, size_t step)
 {
@@ -188,8 +187,8 @@ static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const fl
     struct weight w = pack_one(c, m);
     float *y = MEM_ARRAY(float, n_rows_max *n_out);
     CHECK_OK(kernel_ctx_reserve(c, n_rows_max, n_in));
-    if (!is_integer(m->src.dtype)) { /* rows may multiply in bf16: they are then held to their own
-                                      * bits, for any number of rows */
+    if (!is_integer(m->src.dtype)) { /* backends may multiply in bf16: then each is compared with
+                                      * its own bits, for any number of rows */
         run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max },
             want, name);
         check_near(m, x, want, n_rows_max < 5 ? n_rows_max : 5, false);
@@ -208,7 +207,7 @@ static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum d
     struct matrix m = make_matrix(t, n_out, n_in);
     struct weight w = pack_one(ref, &m);
     float *x = random_floats(n_rows_max * n_in, 2), *want = MEM_ARRAY(float, n_rows_max *n_out);
-    memset(x + n_in / 2, 0, (n_in + 1) / 2 * sizeof *x); /* blocks of nothing but zeros */
+    memset(x + n_in / 2, 0, (n_in + 1) / 2 * sizeof *x); /* blocks of zeros */
     CHECK_OK(kernel_ctx_reserve(ref, n_rows_max, n_in));
     run(ref, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want,
         dtype_name(t));
@@ -236,8 +235,8 @@ static void fast_cases(const char *isa)
     kernel_ctx_free(ref);
 }
 
-/* Values that have no scale must not come out as numbers; everything else in the batch is untouched
- * by them. */
+/* A row with values that have no scale must not give numbers, and must not affect the other rows of
+ * the batch. */
 static void odd_inputs(const char *isa)
 {
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 2);
@@ -280,7 +279,7 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
     const struct weight_src parts[] = { gate.src, up.src };
     const struct weight_pack_args pair = { .parts = parts, .n_parts = 2, .join = JOIN_PAIRED };
     CHECK_OK(c->weight_ops->pack(c, &pair, &paired, NULL));
-    /* 41 is no multiple of 16 */
+    /* 41 is not a multiple of 16 */
     const struct weight_pack_args crooked = { .parts = parts, .n_parts = 2 };
     CHECK_STATUS(c->weight_ops->pack(c, &crooked, &stacked, NULL), ERR_INVALID);
     CHECK_OK(kernel_ctx_reserve(c, 4 * ROWS, K));
@@ -332,8 +331,8 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
     kernel_ctx_free(c);
 }
 
-/* Many products of different types, shapes, rows and epilogues in one call, some of no rows, some
- * gathering their rows. */
+/* Many products of different types, shapes, rows and epilogues in one call, some without rows, some
+ * with gathered rows. */
 static void many_jobs(const char *isa, enum activations activations)
 {
     enum { JOBS = 1100, TYPES = 3, N = 37, K = 64, X_ROWS = 50 };

@@ -1,8 +1,9 @@
-/* test_matmul_prequantized.c - the ways around f32 rows, of every row of the kernel table: rows
- * that are normalised while they are rounded, and SwiGLU's results left ready for the product that
- * follows. Each gives the bits of the way over f32, for whatever types meet, row counts, gathered
- * rows and threads; several pairs of products in one call do not touch each other. Buffers have
- * exactly the room that kernels.h says. */
+/* test_matmul_prequantized.c - products that avoid rows in f32, for every CPU backend: rows that
+ * are normalised while they are quantised, and SwiGLU's results prequantised for the next product.
+ *
+ * Each gives the same bits as with rows in f32, for every combination of types, number of rows,
+ * gathered rows and number of threads; several pairs of products in one call do not affect each
+ * other. Buffers have exactly the size that kernels.h says. */
 #include "shared/base/arith.h"
 #include "tests/conformance/kernel_fixture.h"
 
@@ -10,7 +11,7 @@ enum { ROWS_MAX = 200, HIDDEN = 640 /* more than is normalised at a time */, OUT
 
 static const float EPS = 1e-5f;
 
-/* gate and up side by side, and down. */
+/* gate and up, interleaved, and down. */
 struct block {
     struct matrix gate, up, down;
     struct weight pair, last;
@@ -41,11 +42,11 @@ static void free_block(struct kernel_ctx *c, struct block *b)
 
 struct rows {
     const float *x, *norm, *bias; /* norm and bias may be NULL */
-    const int32_t *which;         /* NULL: as they lie */
+    const int32_t *which;         /* NULL: rows are not gathered */
     size_t n;
 };
 
-/* [n, OUT], each step with its result in f32. */
+/* [n, OUT], with the result of each step in f32. */
 static float *over_f32(struct kernel_ctx *c, const struct block *b, const struct rows *r)
 {
     float *h = MEM_ARRAY(float, r->n *HIDDEN), *act = MEM_ARRAY(float, r->n * b->inner),
@@ -82,7 +83,7 @@ static float *over_f32(struct kernel_ctx *c, const struct block *b, const struct
     return y;
 }
 
-/* Full of NaN, as what a step before left there may be. */
+/* n floats of NaN, such as a previous step may have left. */
 static float *stale(size_t n) { return memset(MEM_ARRAY(float, n), 0xff, n * sizeof(float)); }
 
 static float *room(const struct block *b, size_t n_rows)
@@ -121,7 +122,7 @@ static struct matmul_args then_of(const struct block *b, const struct rows *r, f
     };
 }
 
-/* Two blocks at once, the second with other rows; between them one of no rows. */
+/* Two blocks in one call, the second with other rows, and between them one without rows. */
 static void check_pair(struct kernel_ctx *c, const struct block *a, const struct block *b,
                        const struct rows *ra, const struct rows *rb)
 {
@@ -170,8 +171,8 @@ static void check_types(struct kernel_ctx *c, enum dtype first, enum dtype then,
     free_block(c, &a), free_block(c, &b);
 }
 
-/* Products that may share one rounding of x, and such that look alike but have another norm: each
- * gives what it gives alone. */
+/* Products that may share the rounding of x, and similar ones with another norm: each gives what it
+ * gives alone. */
 static void check_sharing(struct kernel_ctx *c, const float *x, const float *norm,
                           const float *other)
 {
@@ -212,7 +213,7 @@ static void check_sharing(struct kernel_ctx *c, const float *x, const float *nor
     }
 }
 
-/* A row that has no numbers leaves the others alone, also where it is rounded on the way. */
+/* A row with NaN or infinities does not affect the others, also when it is prequantised. */
 static void check_odd_rows(struct kernel_ctx *c, enum dtype first, enum dtype then, const float *x,
                            const float *norm)
 {
@@ -243,7 +244,7 @@ static void prequantized_cases(const char *isa, enum activations activations)
         struct kernel_ctx *c = open_backend(isa, activations, threads);
         CHECK_OK(kernel_ctx_reserve(c, 2 * ROWS_MAX, HIDDEN));
         check_types(c, DTYPE_Q8_0, DTYPE_Q8_0, 160, x, norm);
-        /* the last block of a row is cut, in its first half and below in its second */
+        /* the last block of a row is partial: it ends in its first half, and below in its second */
         check_types(c, DTYPE_Q4_1, DTYPE_BF16, 41, x, norm);
         check_types(c, DTYPE_BF16, DTYPE_BF16, 88, x, norm);
         check_types(c, DTYPE_BF16, DTYPE_Q4_1, 96, x, norm);

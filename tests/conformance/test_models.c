@@ -1,10 +1,10 @@
-/* test_models.c - every architecture against its reference answers, on every kernel row this CPU
- * has.
+/* test_models.c - every architecture against its reference answers, on every backend that this CPU
+ * can run.
  *
- * Beside agreement with the golden answers the rule of the design is held: a row's logits are the
- * same bits whether its prompt came whole, in chunks, token by token or together with other
- * sequences; and where tokens of the answer take another form of attention than those of the
- * prompt, that form follows the token. A real model is taken from BATON_TEST_GGUF. */
+ * It also tests that the logits of a row have the same bits whether its prompt was computed at
+ * once, in chunks, token by token or together with other sequences. In models whose decode tokens
+ * use another attention path than prompt tokens, the path depends on the token alone.
+ * BATON_TEST_GGUF names a real model to test too. */
 #include <stdlib.h>
 
 #include "tests/fixtures/model_rig.h"
@@ -18,7 +18,7 @@ TEST(models_agree_with_their_reference)
             check_golden(GOLDENS[i], golden(GOLDENS[i], "model").text, KERNEL_BACKENDS[b]->name);
 }
 
-/* An emulated card takes a thousand times as long: with a sanitizer it has one model, which has
+/* An emulated GPU takes a thousand times as long: with a sanitizer it runs one model, which has
  * every kind of layer but grouped queries. */
 TEST(models_agree_with_their_reference_on_a_gpu)
 {
@@ -53,12 +53,12 @@ static void check_same_bits(const struct rig *r, const float *have, const float 
                       r->k->backend->name, i);
 }
 
-/* Tokens of the two sequences that share the steps of run_cut. */
+/* The tokens of the two sequences that share the steps of run_cut. */
 struct crowd {
     int32_t ids[2][MAX_LEN], pos[2];
 };
 
-/* Up to m tokens of crowd member `o` into the step. */
+/* Adds up to m tokens of sequence `o` of the crowd to the step. */
 static int32_t add_crowd(struct crowd *c, int32_t o, int32_t m, struct feed *feeds, int32_t n_feeds)
 {
     if (c->pos[o] + m > MAX_LEN) return n_feeds;
@@ -68,8 +68,8 @@ static int32_t add_crowd(struct crowd *c, int32_t o, int32_t m, struct feed *fee
     return n_feeds + 1;
 }
 
-/* The prompt cut into pieces of the given sizes (repeated), alone or between two other sequences in
- * every step. */
+/* Computes the prompt in chunks of the given sizes (repeated), alone or between two other sequences
+ * in every step. */
 static void run_cut(struct rig *r, const int32_t *ids, int32_t n, const int32_t *sizes,
                     size_t n_sizes, bool crowded, float *out)
 {
@@ -124,8 +124,8 @@ TEST(logits_do_not_depend_on_the_batch)
         }
 }
 
-/* A card's two attention kernels included: where it may round, which of them a row takes depends on
- * its token alone. */
+/* Also for a GPU's two attention kernels: if rounding is allowed, which of them a row uses depends
+ * on its token alone. */
 TEST(logits_on_a_gpu_do_not_depend_on_the_batch)
 {
     static const char *const NAMES[] = { "qwen3_moe", "deepseek_v3" };
@@ -147,8 +147,8 @@ TEST(logits_on_a_gpu_do_not_depend_on_the_batch)
 
 enum { PROMPT = 70, ANSWER_MAX = 300 };
 
-/* The answer after the prompt, in pieces of at most `piece` tokens, alone or in steps with a prompt
- * before and an answer behind it. */
+/* Computes the answer after the prompt in chunks of at most `piece` tokens, alone or in steps with
+ * a prompt before it and another answer behind it. */
 static void run_answer(struct rig *r, const int32_t *ids, int32_t n_answer, int32_t piece,
                        bool crowded, float *out)
 {
@@ -183,7 +183,7 @@ static void check_close(const struct rig *r, const float *have, const float *wan
                       r->k->backend->name, i, (double)have[i], (double)want[i]);
 }
 
-/* Over a border of segments where that is quick. */
+/* Long enough to cross a segment boundary, for models that are fast. */
 static int32_t answer_length(const struct rig *r)
 {
     if (strcmp(r->k->backend->name, "ref") == 0) return TEST_IS_SANITIZED ? 20 : 70;
@@ -204,7 +204,8 @@ TEST(the_attention_path_follows_the_token)
             float *one = MEM_ARRAY(float, (size_t)n *r.n_vocab),
                   *other = MEM_ARRAY(float, (size_t)ROWS_MAX *r.n_vocab);
             pseudo_prompt(ids, PROMPT + n, 11, r.n_vocab);
-            run_answer(&r, ids, n, n, false, one); /* a moved request's answer, replayed */
+            run_answer(&r, ids, n, n, false, one); /* as when the answer of a migrated request is
+                                                    * recomputed */
             if (r.m->two_attention_paths) {
                 run_answer(&r, ids, n, 1, true, other);
                 check_same_bits(&r, other, one, n, "token by token between others");
@@ -213,15 +214,14 @@ TEST(the_attention_path_follows_the_token)
             const float *prompt_path = other + (size_t)PROMPT * r.n_vocab;
             check_close(&r, one, prompt_path, n, "the two paths");
             bool same = memcmp(one, prompt_path, (size_t)n * r.n_vocab * sizeof *one) == 0;
-            CHECK(same == !r.m->two_attention_paths); /* otherwise the flag says something that is
-                                                       * not so */
+            CHECK(same == !r.m->two_attention_paths); /* otherwise the flag is wrong */
             mem_free(one);
             mem_free(other);
             rig_close(&r);
         }
 }
 
-/* More rows in a step than are routed to experts at a time. */
+/* A step with more rows than are routed to experts at a time. */
 TEST(long_steps)
 {
     static const char *const NAMES[] = { "qwen3_moe", "ernie_moe", "deepseek_v3" };
@@ -285,7 +285,7 @@ struct watch {
     uint32_t n_calls;
 };
 
-/* When a layer is announced its keys are in the pool and those of the next layer are not yet. */
+/* When a layer is announced, its keys are in the pool and those of the next layer are not. */
 static void watch_layer(void *arg, uint32_t layer)
 {
     struct watch *w = arg;
@@ -348,8 +348,8 @@ TEST(smollm2_agrees_with_its_reference)
         if (!KERNEL_BACKENDS[b]->available()) continue;
         struct rig r;
         rig_open(&r, path, KERNEL_BACKENDS[b]->name);
-        for (size_t i = 0; i < (first ? n : 1); i++) { /* the fastest row checks more than the
-                                                        * others */
+        for (size_t i = 0; i < (first ? n : 1); i++) { /* the first backend checks
+                                                        * more than the others */
             char what[256];
             int32_t ids[MAX_LEN];
             int32_t n_ids = read_ids(json_member(expected[i], "prompt_ids"), ids);

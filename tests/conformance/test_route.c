@@ -1,7 +1,7 @@
-/* test_route.c - which experts a token goes to, against the formulas of each architecture written
- * out here in f64.
+/* test_route.c - the choice of experts for a token, against the formulas of each architecture
+ * written out here in f64.
  *
- * Numbers are drawn so that no two candidates are closer than what f32 can tell apart; ties and NaN
+ * The numbers are drawn so that no two candidates are closer than f32 can tell apart; ties and NaN
  * have tests of their own. */
 #include "tests/conformance/kernel_ops_on_device.h"
 
@@ -20,7 +20,7 @@ static int best(const double *v, const bool *taken, int n)
     return b;
 }
 
-/* models.md 1.4, 2.5, 3.1, 3.5. */
+/* Source: the reference implementations of Mixtral, Qwen3, ERNIE 4.5, DeepSeek V2 and V3. */
 static struct choice route_by_formula(const struct route_args *a, const float *logits)
 {
     struct choice c = { 0 };
@@ -92,8 +92,8 @@ static void check_route(struct kernel_ctx *c, struct route_args a)
     mem_free(logits);
 }
 
-/* Slots by expert, in order of row; a row of the kernel table that does not fill them in leaves
- * them alone. */
+/* Slots are ordered by expert, then by row. A backend that does not compute them leaves them as
+ * they were. */
 static void check_order(const struct kernel_ctx *c, const struct route_args *a)
 {
     int32_t slot = 0, n = (int32_t)a->n_rows * a->n_used;
@@ -112,7 +112,8 @@ static void check_order(const struct kernel_ctx *c, const struct route_args *a)
     CHECK_EQ_INT(a->begin[a->n_experts], n);
 }
 
-/* The same experts with an order and without, of as many rows as every way of making it takes. */
+/* The experts are the same with an order and without, at numbers of rows for every way of computing
+ * it. */
 static void check_orders(struct kernel_ctx *c, int32_t n_experts, int32_t n_used)
 {
     static const size_t N_ROWS[] = { 1, 5, 32, 33, 128, 129, 300 };
@@ -219,7 +220,7 @@ static void route_cases(const char *isa)
         for (int round = 0; round < 5; round++) check_all(c);
         check_orders(c, E, K_MAX);
         check_orders(c, 1, 1);
-        check_orders(c, KERNEL_EXPERTS_MAX, 3); /* too many for the shared memory of one block */
+        check_orders(c, KERNEL_EXPERTS_MAX, 3); /* exceeds the shared memory of one block */
         kernel_ctx_free(c);
     }
 }
@@ -256,8 +257,8 @@ TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
     kernel_ctx_free(c);
 }
 
-/* A correction bias of +40 leaves an f32 score only 4e-6 of resolution; the spread of real ones is
- * 0.005 and more (models.md 1.4). */
+/* With a correction bias of +40 an f32 score has a resolution of only 4e-6; the spread of real
+ * biases is at least 0.005. */
 TEST(a_large_common_bias_keeps_the_order)
 {
     struct kernel_ctx *c = open_backend("ref", ACTIVATIONS_F32, 1);
@@ -286,7 +287,7 @@ TEST(a_large_common_bias_keeps_the_order)
     a.weights = w1;
     on_route(c, a);
     for (size_t i = 0; i < COUNT_OF(e0); i++) same += e0[i] == e1[i];
-    CHECK(same >= COUNT_OF(e0) - 4); /* near-ties may fall the other way */
+    CHECK(same >= COUNT_OF(e0) - 4); /* near-ties may be decided differently */
     mem_free(logits);
     kernel_ctx_free(c);
 }

@@ -1,6 +1,6 @@
-/* test_weight_cache.c - packed copies of weights (shared/model/load/weight_cache.h): the same bits
- * from a copy as from the model's own files, and every copy that is not one of these weights,
- * whole, is refused and made anew. */
+/* test_weight_cache.c - the weight cache (shared/model/load/weight_cache.h): a model from the cache
+ * gives the same bits as from its own files, and an entry that is damaged or belongs to other
+ * weights is refused and written again. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -20,12 +20,12 @@ enum { N_IDS = 7 };
 static const int32_t IDS[N_IDS] = { 3, 1, 4, 1, 5, 9, 2 };
 
 struct result {
-    uint64_t logits; /* hash of all */
+    uint64_t logits; /* hash of all logits */
     size_t n;
-    bool mapped; /* the weights were those of a copy when they were used */
+    bool mapped; /* the weights in use were mapped from the cache */
 };
 
-/* Is a copy among this process's mappings? */
+/* Has this process mapped an entry of the cache? */
 static bool maps_a_copy(void)
 {
     char line[4096];
@@ -54,7 +54,7 @@ static struct result run(const char *model, enum activations activations, enum q
     result.mapped = maps_a_copy();
     CHECK(r.m->weights_mapped == result.mapped);
     rig_close(&r);
-    CHECK(!maps_a_copy()); /* weight_release gives every page of it back */
+    CHECK(!maps_a_copy()); /* weight_release unmaps all of it */
     return result;
 }
 
@@ -63,7 +63,7 @@ static bool same(const struct result *a, const struct result *b)
     return a->n == b->n && a->logits == b->logits;
 }
 
-/* The one file of `folder` whose name ends so; false when there is none. */
+/* The only file of `folder` whose name ends in `end`; false if there is none. */
 static bool find_file(const char *folder, const char *end, struct path *out)
 {
     DIR *d = opendir(folder);
@@ -96,9 +96,9 @@ static struct path sub_folder(const char *name)
 
 /* ---- the same bits ---- */
 
-/* Hash of the table: shape, place and hash of every weight. Of version WEIGHT_CACHE_VERSION; when
- * this test fails after a change to packing, raise that number and put the new values here, or old
- * copies will be taken for new ones. */
+/* Hashes of the table, which has the shape, offset and hash of every weight, for
+ * WEIGHT_CACHE_VERSION. If this test fails after a change to packing, raise that number and enter
+ * the new values here; otherwise old entries would be used with new code. */
 static const struct {
     const char *model;
     enum quantize quantize;
@@ -153,7 +153,7 @@ TEST(the_same_bits_and_the_bytes_of_this_version)
                   "above into this test");
 }
 
-/* How many copies a folder has, and a number that changes when one of them is another file. */
+/* The number of entries in a folder, and a number that changes when one of them is replaced. */
 static int count_copies(const char *folder, uint64_t *which)
 {
     DIR *d = opendir(folder);
@@ -169,7 +169,7 @@ static int count_copies(const char *folder, uint64_t *which)
     return n;
 }
 
-/* Another quantization of one model is another copy, and each is used again. */
+/* Each quantization of a model has its own entry, and each entry is used again. */
 TEST(copies_side_by_side)
 {
     const struct path model = golden("qwen2", "model");
@@ -191,8 +191,8 @@ TEST(copies_side_by_side)
 
 struct damage {
     const char *what;
-    off_t at;     /* from the end when negative */
-    off_t length; /* >= 0: cut to it; -1: a byte at `at` is changed; -2: one more byte */
+    off_t at;     /* if negative, from the end */
+    off_t length; /* >= 0: truncate to it; -1: change the byte at `at`; -2: append a byte */
 };
 
 static void damage(const char *path, const struct damage *d)
@@ -244,7 +244,7 @@ TEST(damaged_copies_are_made_anew)
           find_file(folder, ".packed", &copy));
     const uint64_t table = table_hash(copy.text);
     for (size_t i = 0; i < COUNT_OF(DAMAGES); i++) {
-        /* so that its inode is not given to the next one */
+        /* so that its inode is not reused */
         const int keep = open(copy.text, O_RDONLY | O_CLOEXEC);
         const ino_t before = inode_of(copy.text);
         damage(copy.text, &DAMAGES[i]);
@@ -258,7 +258,7 @@ TEST(damaged_copies_are_made_anew)
     }
 }
 
-/* A checkpoint that was written to again, even with the same bytes. */
+/* A checkpoint that was written again, even with the same bytes, is packed again. */
 TEST(changed_files_are_packed_anew)
 {
     struct checkpoint *s = checkpoint_read(golden("qwen2", "model").text);
@@ -298,7 +298,7 @@ TEST(a_full_disk_is_no_fault_of_the_model)
     const char *folder = test_tmpdir();
     struct path rest;
     CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
-    /* files end there as disks do */
+    /* writing beyond fails like a full disk */
     CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 8192, 8192 }) == 0);
     const struct result plain = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, NULL),
                         other = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder);
@@ -336,8 +336,8 @@ TEST(processes_at_once_share_one_copy)
     }
 }
 
-/* Does the file hold this text? What another process says is waited for so; the case's time is the
- * limit. */
+/* Waits until the file contains this text, which another process writes. The test's time limit
+ * applies. */
 static void await_text(const char *path, const char *text)
 {
     for (bool found = false; !found; usleep(10000)) {
@@ -349,8 +349,8 @@ static void await_text(const char *path, const char *text)
     }
 }
 
-/* A copy that has its name is there for all who wait, at once: they look at its bytes side by side,
- * not each under the lock. */
+/* Once an entry has its final name all waiting processes use it at once: they check its bytes at
+ * the same time, not one after the other under the lock. */
 TEST(waiting_ends_with_the_copy)
 {
     const struct path model = golden("llama", "model"), folder = sub_folder("copies"),
@@ -370,20 +370,20 @@ TEST(waiting_ends_with_the_copy)
     pid_t child = fork();
     CHECK(output >= 0 && child >= 0);
     if (child == 0) {
-        close(fd); /* the lock is its parent's */
+        close(fd); /* the parent holds the lock */
         dup2(output, STDERR_FILENO);
         const struct result mine = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder.text);
         _exit(mine.mapped && same(&plain, &mine) ? 0 : 1);
     }
     await_text(said.text, "waiting for weight cache");
     CHECK(rename(away, copy.text) == 0);
-    CHECK(waitpid(child, &status, 0) == child); /* the lock is held all the time */
+    CHECK(waitpid(child, &status, 0) == child); /* the lock is held until here */
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     close(output);
     close(fd);
 }
 
-/* What a process that was killed while it wrote leaves behind is in nobody's way. */
+/* The partial file of a process that was killed while it wrote does no harm. */
 TEST(the_rest_of_a_killed_writer)
 {
     const struct path model = golden("llama", "model");

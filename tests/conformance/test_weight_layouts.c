@@ -1,11 +1,10 @@
-/* test_weight_layouts.c - packed matrices hold exactly what the file said: every type, join,
+/* test_weight_layouts.c - packed matrices have exactly the numbers of the file: every type, join,
  * orientation and odd size.
  *
- * The reference is a plain [n_out][n_in] f32 matrix that this file makes from the source bytes with
- * dtype_to_f32, or for --quantization with quantize_channel and quantize_f8_block
- * (tests/unit/kernels holds those to their definitions). All comparisons are of bits. Sources lie
- * at odd addresses in buffers of exactly their size, so that a sanitizer build sees every stray
- * read. */
+ * The reference is a plain [n_out][n_in] f32 matrix that this file computes from the source bytes
+ * with dtype_to_f32, or for --quantization with quantize_channel and quantize_f8_block
+ * (tests/unit/kernels tests those). All comparisons are of bits. Sources are at odd addresses in
+ * buffers of exactly their size, so that a sanitizer build finds every stray read. */
 #include "kernels/cpu/weights/weight_layout.h"
 #include "kernels/quantize.h"
 #include "tests/conformance/kernel_fixture.h"
@@ -14,7 +13,7 @@ enum { PARTS_MAX = 3 };
 
 static void release(struct weight *w)
 {
-    /* all CPU backends release in one way */
+    /* all CPU backends have the same release */
     struct kernel_ctx c = { .weight_ops = KERNEL_BACKENDS[0]->weight_ops };
     weight_release(&c, w);
 }
@@ -40,7 +39,7 @@ struct source {
 
 static size_t blocks_128(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
 
-/* The part as f32, straight from its bytes. */
+/* Converts the part to f32, directly from its bytes. */
 static void upconvert_source(const struct weight_src *s, float *wide)
 {
     size_t across = s->transposed ? s->n_out : s->n_in, down = s->transposed ? s->n_in : s->n_out;
@@ -150,7 +149,7 @@ static void check_same(float got, float want, const struct shape *s, const char 
                   (double)want);
 }
 
-/* Panel and lane of output i. */
+/* The panel and lane of output i. */
 static size_t panel_of_row(const struct weight *w, size_t i, size_t *lane)
 {
     size_t half = w->n_out / 2, in_part = w->paired && i >= half ? i - half : i;
@@ -228,13 +227,13 @@ static void check_shape(const struct shape *s)
           plan.n_out == one.n_out && plan.n_in == one.n_in && plan.bytes == one.bytes);
     check_values(&one, &src, s);
     release(&one);
-    release(&one); /* twice is harmless */
+    release(&one); /* a second release does nothing */
     release(&many);
     for (int i = 0; i < 2; i++) compute_pool_free(pools[i]);
     free_source(&src);
 }
 
-/* One, stacked and paired parts of awkward sizes. */
+/* Single, stacked and paired parts of odd sizes. */
 static void check_joins(struct shape s)
 {
     static const size_t ALONE[] = { 1, 15, 16, 17, 130, 272 };
@@ -250,7 +249,7 @@ static void check_joins(struct shape s)
     }
     s.join = JOIN_STACKED;
     s.n_parts = 3;
-    s.n_out[0] = 144; /* its last panel is in a second block of 128 rows */
+    s.n_out[0] = 144; /* the last panel is in a second block of 128 rows */
     s.n_out[1] = 16;
     s.n_out[2] = 21;
     check_shape(&s);
@@ -282,7 +281,7 @@ TEST(plain_types_keep_every_bit)
 TEST(f8_keeps_every_bit_and_its_scales)
 {
     check_plain(DTYPE_F8_E4M3, QUANTIZE_NONE);
-    check_plain(DTYPE_F8_E4M3, QUANTIZE_WINT8); /* quantised already: left alone */
+    check_plain(DTYPE_F8_E4M3, QUANTIZE_WINT8); /* already quantised, so it stays */
 }
 TEST(wint8_is_quantised_per_channel)
 {
@@ -316,7 +315,7 @@ TEST(block_types_keep_every_bit)
     }
 }
 
-/* What is not a number in a checkpoint must not pass for one. */
+/* Infinities and NaNs in a checkpoint must not become numbers. */
 TEST(infinities_and_nans_stay_visible)
 {
     static const enum quantize HOW[] = { QUANTIZE_NONE, QUANTIZE_WINT8, QUANTIZE_WINT4,
@@ -401,7 +400,7 @@ TEST(plain_layouts_lie_as_drawn)
             CHECK(same(dtype_bf16_to_f32((uint16_t)(pairs[k / 2 * 16 + i % 16] >> 16 * (k % 2))),
                        wide_at(&b, i, k)));
         }
-        CHECK_EQ_INT(pairs[3 * 16 + i % 16] >> 16, 0); /* beside the last k */
+        CHECK_EQ_INT(pairs[3 * 16 + i % 16] >> 16, 0); /* padding after the last k */
         for (size_t k = 0; k < 131; k++)
             CHECK(same(dtype_f8_e4m3_to_f32((uint8_t)eights[k / 4 * 64 + i % 16 * 4 + k % 4]) *
                            scales[k / 128],
@@ -519,8 +518,8 @@ static enum status pack_status(const struct weight_src *parts, size_t n_parts,
     enum status st = weight_layout_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &a, &w,
                                         &why);
     if (st == OK) release(&w);
-    else CHECK_EQ_INT(w.layout, 77);                     /* outputs are written only on success */
-    CHECK(st == why.code && (st == OK) == !why.text[0]); /* every refusal has its sentence */
+    else CHECK_EQ_INT(w.layout, 77);                     /* outputs are only written on success */
+    CHECK(st == why.code && (st == OK) == !why.text[0]); /* every refusal has a sentence */
     return st;
 }
 

@@ -146,8 +146,8 @@ TEST(int8_pieces_hold_values_then_scales)
     CHECK_EQ_STR(kv_dtype_name(e4m3.dtype), "f8_e4m3");
 }
 
-/* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token (facts: models.md
- * 9.2). */
+/* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token. Source: its
+ * configuration. */
 TEST(latents_have_one_part)
 {
     struct kv_layout l = { .dtype = DTYPE_BF16,
