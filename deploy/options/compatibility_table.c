@@ -64,7 +64,7 @@
 #define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
 #define NO_HCCL   "it configures Huawei's collective library, which Baton does not use"
 #define NO_NIC                                                                                     \
-    "it names a network card for a library that Baton does not use; peers are found by address "   \
+    "it names a NIC for a library that Baton does not use; peers are found by address "            \
     "(--advertise-host)"
 #define NO_DP                                                                                      \
     "ranks find each other through the cluster view; `baton launch` starts several "               \

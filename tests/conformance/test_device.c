@@ -97,7 +97,7 @@ static void refusal_cases(const char *name)
     device_close(d);
 }
 
-/* ---- lanes ---- */
+/* ---- copy streams ---- */
 
 static struct dev_mem memory_of(struct device *d, size_t bytes, unsigned flags)
 {

@@ -33,8 +33,7 @@ struct rig {
 
 struct answer {
     int n_calls;
-    bool inside; /* set while the asking call is under way: no callback may come
-                  * then */
+    bool inside; /* set during the asking call, in which no callback may come */
     enum status st;
     uint64_t fence;
     size_t n;

@@ -413,7 +413,7 @@ TEST(impossible_sizes_are_refused_with_a_sentence)
         refused(c, want, says);                                                                    \
     } while (0)
     REFUSED(c.backend = "abacus", ERR_UNSUPPORTED, "abacus");
-    REFUSED(c.backend = "peer", ERR_UNSUPPORTED, "processor");
+    REFUSED(c.backend = "peer", ERR_UNSUPPORTED, "for the CPU");
     REFUSED(c.rank = 1, ERR_INVALID, "rank 1 of 1");
     REFUSED(c.rank = -1, ERR_INVALID, "rank -1");
     REFUSED(c.size = EP_RANKS_MAX + 1, ERR_INVALID, "at most 256");

@@ -1,6 +1,6 @@
-/* test_model_kv.c - models whose KV pool is of another type than their arithmetic: how far the
- * numbers go from those over f32, which bounds were measured for, and that they depend on nothing
- * else: not on how a prompt is cut, not on what is computed beside it, not on the kernel row.
+/* test_model_kv.c - models whose KV cache has another type than their arithmetic: how far the
+ * results are from those with f32, for which bounds were measured, and that they do not depend on
+ * how a prompt is divided into chunks, on the rest of the batch, or on the kernel backend.
  *
  * The models are small ones of random weights with a head of 16 to 64 elements; docs/performance.md
  * has the perplexity of a real one. */

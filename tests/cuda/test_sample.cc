@@ -334,9 +334,9 @@ static void check_vocabulary(uint64_t seed, uint32_t n_vocab, size_t n_rows, siz
     const gpu_scratch scratch(n_rows, n_vocab);
     const answers first = run_gpu(rows, n_vocab, n_vocab + 3, -1, scratch);
     check_rows(rows, n_vocab, first);
-    std::vector<sample_case> turned = rows;
-    std::rotate(turned.begin(), turned.begin() + 1, turned.end());
-    check_rows(turned, n_vocab, run_gpu(turned, n_vocab, n_vocab, -1, scratch));
+    std::vector<sample_case> reordered = rows;
+    std::rotate(reordered.begin(), reordered.begin() + 1, reordered.end());
+    check_rows(reordered, n_vocab, run_gpu(reordered, n_vocab, n_vocab, -1, scratch));
     for (size_t i = 0; i < n_alone; i++) {
         std::vector<sample_case> alone(1, rows[i]);
         const answers a = run_gpu(alone, n_vocab, n_vocab, -1, scratch);

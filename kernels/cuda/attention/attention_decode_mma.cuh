@@ -449,8 +449,8 @@ static __device__ __forceinline__ void attn_mma_store_partial(const struct attn_
     }
 }
 
-/* The warps' sums become the segment's. A warp without keys has a top of -INFINITY and weighs 0;
- * the first always has some. */
+/* Merges the warps' sums into the segment's. A warp without keys has a maximum of -INFINITY and
+ * hence weight 0; the first warp always has keys. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_call &c,
                                                        const struct attn_decode_block &b,

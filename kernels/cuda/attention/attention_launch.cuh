@@ -1,30 +1,30 @@
-/* attention_launch.cuh - what attention.cu launches of the kernels that are compiled on their own.
- * Thread: engine. */
+/* attention_launch.cuh - the launch functions of the kernels that attention.cu uses and that are
+ * compiled in files of their own. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_LAUNCH_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_LAUNCH_CUH
 
 #include "kernels/cuda/attention/attention_decode.cuh"
 #include "kernels/cuda/attention/attention_prefill.cuh"
 
-/* Blocks for n_units of work that they stride over, at most so many per processor: about as many as
- * run on it at a time, since those that find nothing to do in a recorded launch take their turn
- * too. max_blocks: 0, or the most. */
+/* The grid for n_units of work that blocks stride over. It has at most blocks_per_sm blocks per SM,
+ * about as many as run there at a time, because in a captured graph blocks without work cost time
+ * too. max_blocks: 0, or the maximum. */
 cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid);
 
-/* Is the pool of a type that these kernels have? (attention_kv_append.cu) */
+/* Do these kernels support the type of the pool? (attention_kv_append.cu) */
 bool attention_supports_kv(const struct kv_layer *kv);
 
-/* n_runs is filled in. */
+/* Launches decode attention. n_runs is filled in here. */
 cudaError_t attention_decode_launch(cudaStream_t stream, const struct attn_decode_call *c,
                                     int max_blocks);
 
-/* Whether rows of answers of this model go through tensor cores, a group of heads at a time; as
- * attention_decode_launch. */
+/* Whether decode rows of this model can use tensor cores, with a group of heads at a time. The
+ * launch is otherwise like attention_decode_launch. */
 bool attention_decode_mma_supports(const struct attention *a);
 cudaError_t attention_decode_mma_launch(cudaStream_t stream, const struct attn_decode_call *c,
                                         int max_blocks);
 
-/* Whether prompts of this model go through tiles. */
+/* Whether prompts of this model can use the tiled kernel. */
 bool attention_prefill_supports(const struct attention *a);
 /* How many sets of pairs a tile of theirs has; the bits do not know. n_rows: at most, of prompts;
  * n_at_once as in struct attn_prefill_call. */

@@ -95,8 +95,8 @@ static __device__ __forceinline__ void attn_mla_load_tile(const struct attn_deco
     }
 }
 
-/* Of the warp's heads and keys. A warp with one block of keys has two chains, of even and odd
- * steps: one alone would wait for itself. */
+/* The scores of the warp's heads and keys. A warp with one block of keys has two accumulators, for
+ * even and odd steps, because a single one would wait for itself. */
 template <class S>
 static __device__ __forceinline__ void attn_mla_scores(const struct attn_mla_shared &s,
                                                        uint16_t *keys,

@@ -42,9 +42,9 @@ static __device__ __forceinline__ int attn_row_set_segments(const struct attn_ro
     return l.which == ATTN_ROWS_ALL ? l.counts->n_segments : l.counts->n_segments_decode;
 }
 
-/* Of types without scales. Looked up at run time: with a constant nvcc 13 gives attn_decode_kernel
- * of bf16 so many registers that a processor of compute capability 9.0 has room for three blocks
- * instead of four. */
+/* Bytes of an element, for types without scales. Computed at run time: with a constant, nvcc 13
+ * gives attn_decode_kernel for bf16 so many registers that an SM of compute capability 9.0 has room
+ * for three blocks instead of four. */
 static __host__ __device__ __forceinline__ size_t element_bytes(enum dtype t)
 {
     return t == DTYPE_F32 ? 4 : 2;

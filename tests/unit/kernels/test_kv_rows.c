@@ -227,8 +227,8 @@ TEST(plain_rows_are_rounded_once_and_touch_no_scale)
     }
 }
 
-/* Which loops are taken is the processor's affair: both say the same of all bits that a code can
- * have, and of rows of any length. */
+/* The CPU decides which implementation is used: both give the same for all codes and for rows of
+ * any length. */
 TEST(kernels_of_every_isa_give_the_same_bits)
 {
     static const struct kv_row_kernels plain = KV_ROW_KERNELS;

@@ -1,5 +1,5 @@
-/* test_numa.c - lists of processors as the kernel writes them, folders like
- * /sys/devices/system/node, and which node a thread belongs to. */
+/* test_numa.c - lists of CPUs as the kernel writes them, folders like /sys/devices/system/node, and
+ * which node a thread belongs to. */
 #include "kernels/host/numa.h"
 
 #include <stdbool.h>
@@ -39,7 +39,7 @@ static void write_file(const char *folder, const char *name, const char *text)
     CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
 }
 
-/* A folder of nodes 0 to 2 with these processors each. */
+/* Makes a folder of nodes 0 to 2 with these CPUs each. */
 static void make_folder(char *folder, const char *online, const char *const lists[3])
 {
     strcpy(folder, "/tmp/baton-nodes-XXXXXX");
@@ -83,14 +83,14 @@ TEST(folders)
     CHECK(sched_getaffinity(0, sizeof mine, &mine) == 0);
     while (!CPU_ISSET((size_t)first, &mine)) first++;
     snprintf(own, sizeof own, "%d\n", first);
-    /* the third has memory alone */
+    /* the third has memory only */
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, own, "\n" }, &n), 2);
     CHECK(CPU_ISSET((size_t)first, &n.cpus[0]) && CPU_COUNT(&n.cpus[1]) == 1);
     CHECK_EQ_INT(nodes_of("0,2\n", (const char *const[]){ own, NULL, own }, &n), 2);
-    /* whose processors others have */
+    /* nodes with CPUs that this process may not use */
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, "1020-1023\n", "1016-1019\n" }, &n),
                  1);
-    /* what is not understood is one node */
+    /* a folder that cannot be parsed counts as one node */
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, NULL, own }, &n), 1);
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, "x", own }, &n), 1);
     CHECK_EQ_INT(nodes_of("", (const char *const[]){ own, own, own }, &n), 1);

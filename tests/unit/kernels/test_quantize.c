@@ -87,8 +87,8 @@ TEST(blocks_have_a_least_scale)
     CHECK_EQ_INT(q[0], 0xfe);
 }
 
-/* The loops for every processor and those for AVX2, over random bits: NaNs, infinities and
- * subnormals among them. */
+/* The portable implementation and the one for AVX2 agree on random bits, including NaNs, infinities
+ * and subnormal numbers. */
 TEST(both_sets_of_kernels_give_the_same_bits)
 {
     static const struct quantize_kernels plain = QUANTIZE_KERNELS;
