@@ -17,7 +17,6 @@
 #include "kernels/kv_rows.h"
 #include "shared/base/arith.h"
 
-static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
 static bool is_naive(const struct attn_args *a) { return a->k_up != NULL; }

@@ -14,6 +14,7 @@
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/exp.h"
 #include "kernels/kv_rows.h"
+#include "shared/base/arith.h"
 #include "shared/base/assert.h"
 
 enum {
@@ -46,8 +47,6 @@ size_t attention_workspace_bytes(int n_threads)
     return sizeof(struct attn_workspace) +
            ((size_t)PARTIALS_FLOATS + 2 * (size_t)SPLIT_PAIRS) * (size_t)n_threads * sizeof(float);
 }
-
-static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* The i with begin[i] <= at < begin[i + 1]. */
 static int32_t find_in(const int32_t *begin, int32_t n, int32_t at)

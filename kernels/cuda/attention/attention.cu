@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/attention/attention_merge.cuh"
+#include "shared/base/arith.h"
 
 enum { PREFILL_TILES_ENOUGH = 2 /* per SM: as many as run on it at a time */ };
 enum { MERGE_BLOCKS = 8 /* per SM */ };
@@ -34,8 +35,6 @@ static size_t segments_of(size_t n_keys)
     return (n_keys + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT;
 }
 
-static int32_t max_int(int32_t a, int32_t b) { return a > b ? a : b; }
-
 static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq,
                        struct cuda_attn_row *rows)
 {
@@ -46,9 +45,9 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         counts->n_rows++;
         counts->n_segments += pos / ATTENTION_SEGMENT + 1;
     }
-    if (seq->n_q > 0) counts->n_keys_max = max_int(counts->n_keys_max, seq->pos_begin + seq->n_q);
+    if (seq->n_q > 0) counts->n_keys_max = max_i32(counts->n_keys_max, seq->pos_begin + seq->n_q);
     if (seq->n_q > 0 && !seq->is_decode)
-        counts->n_keys_prefill = max_int(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
+        counts->n_keys_prefill = max_i32(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
 }
 
 /* The number of positions from 0 on, up to n, that two sequences have in the same blocks. */
@@ -91,8 +90,6 @@ extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struc
         if (!seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
     counts->n_prefill = counts->n_rows - counts->n_decode;
 }
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 /* Floats of the state. With less room than one segment of every row and head at a time, rows are
  * not split and need no state. */

@@ -2,10 +2,9 @@
  */
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
+#include "shared/base/arith.h"
 
 enum { MATRIX_STEP = 256 }; /* what sizes and places of parts are multiples of */
-
-static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
 size_t gemm_row_bytes(enum gemm_weight_layout layout, size_t n_in)
 {
