@@ -6,10 +6,11 @@
  * if gemm.h says that the GPU multiplies those. Neighbouring jobs that differ only in columns (the
  * heads of MLA) become one grouped GEMM. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/prepare_inputs.h"
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
+#include "kernels/cuda/moe_route.h"
 #include "shared/base/arith.h"
 
 static enum gemm_weight_layout layout_of(const struct weight *w)

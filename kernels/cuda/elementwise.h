@@ -34,12 +34,6 @@ struct embed_rows {
 };
 cudaError_t elementwise_embed(cudaStream_t s, const struct embed_rows *e);
 
-/* With rows, index and begin it also does the work of moe_sort_rows. */
-cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows);
-/* Sorts slots by expert, and within an expert by row: fills rows, index and begin of an experts
- * call. `n_real_rows`, in device memory: later rows get no slots; NULL: all rows are real. */
-cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
-
 #ifdef __cplusplus
 }
 #endif

@@ -6,8 +6,9 @@
  * the few rows of a decode step; with more rows there is a launch for routing and one or two for
  * sorting.
  * Thread: device. */
+#include "kernels/cuda/moe_route.h"
+
 #include "kernels/cuda/dtype_convert.cuh"
-#include "kernels/cuda/elementwise.h"
 
 enum { ROUTE_WARPS = 4, SORT_THREADS = 256 };
 enum {

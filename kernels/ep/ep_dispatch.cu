@@ -3,7 +3,7 @@
  * Slots are sorted by physical expert, so a rank's are one piece and its place in that piece is
  * where a row lies at the receiver. A block sends one (row, choice); the write to the other GPU is
  * the cost. Thread: device. */
-#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/moe_route.h"
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
 

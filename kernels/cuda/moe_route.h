@@ -1,0 +1,27 @@
+/* moe_route.h - which experts each row goes to, and rows sorted by expert, on the GPU; kernels.h
+ * defines the results.
+ *
+ * All pointers are to device memory. A call enqueues work on the stream and returns. Thread:
+ * engine. */
+#ifndef BATON_KERNELS_CUDA_MOE_ROUTE_H
+#define BATON_KERNELS_CUDA_MOE_ROUTE_H
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* With rows, index and begin also what moe_sort_rows does. */
+cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows);
+/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an
+ * experts call. `n_real_rows`, in device memory: rows from there on get no slots; NULL: all get
+ * theirs. */
+cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
