@@ -103,17 +103,93 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 
 /* ---- many rows: weights have been unpacked to bytes ---- */
 
-/* n rows by n_panels panels; constants, like the layout, of which only the block_kind matters. */
+/* A tile is n rows by n_panels panels; constants, like the layout, of which only the block_kind
+ * matters. Its values lie by panel, then row. */
+typedef __m512 tile_chains[DOT_PANELS][INT_TILE_ROWS];
+typedef __m512i tile_sums[DOT_PANELS][INT_TILE_ROWS];
+
+/* sum = the start of a group's integer sums. */
+BLOCK_INLINE void clear_sums(tile_sums sum, const int n, const int n_panels)
+{
+#pragma GCC unroll 6
+    for (int r = 0; r < n; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_setzero_si512();
+}
+
+/* Adds the products of words i_begin .. i_end of block b with one term of the inputs. */
+BLOCK_INLINE void add_products(tile_sums sum, const struct int_tile *t, size_t b, int term,
+                               const int i_begin, const int i_end, const int n, const int n_panels)
+{
+#pragma GCC unroll 8
+    for (int i = i_begin; i < i_end; i++) {
+        __m512i q[DOT_PANELS];
+#pragma GCC unroll 2
+        for (int p = 0; p < n_panels; p++)
+            q[p] = _mm512_load_si512(t->w[p].q[b * WORDS + (size_t)i]);
+#pragma GCC unroll 6
+        for (int r = 0; r < n; r++) {
+            __m512i in = broadcast_x(t->x[r] + b, term, i);
+#pragma GCC unroll 2
+            for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+        }
+    }
+}
+
+/* Between the terms: makes room for the low one, and takes the zero point off. */
+BLOCK_INLINE void shift_sums(tile_sums sum, const struct int_tile *t, size_t b, const int which,
+                             const struct block_kind kind, const int n, const int n_panels)
+{
+#pragma GCC unroll 6
+    for (int r = 0; r < n; r++) {
+        __m512i start = kind.zero ? x_sum_times(t->x[r] + b, which, -t->zero)
+                                  : _mm512_setzero_si512();
+#pragma GCC unroll 2
+        for (int p = 0; p < n_panels; p++)
+            sum[p][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[p][r], ACT_LOW_BITS), start);
+    }
+}
+
+/* Carries the chains on over one group. */
+BLOCK_INLINE void accumulate_sums(tile_chains acc, tile_sums sum, const struct int_tile *t,
+                                  size_t b, const int part, const struct block_kind kind,
+                                  const int n, const int n_panels)
+{
+    const size_t group = kind.halves ? 2 * b + (size_t)part : b;
+    const int which = kind.halves ? part : 2;
+#pragma GCC unroll 2
+    for (int p = 0; p < n_panels; p++) {
+        struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+        if (kind.scaled) scales.d = _mm512_load_ps(t->w[p].d[group]);
+        if (kind.has_m) scales.m = _mm512_load_ps(t->w[p].m[group]);
+#pragma GCC unroll 6
+        for (int r = 0; r < n; r++)
+            acc[p][r] = accumulate(acc[p][r], sum[p][r], t->x[r] + b, which, kind, scales);
+    }
+}
+
+BLOCK_INLINE void tile_block(tile_chains acc, const struct int_tile *t, size_t b,
+                             const struct block_kind kind, const int n, const int n_panels)
+{
+    const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
+#pragma GCC unroll 2
+    for (int part = 0; part < n_parts; part++) {
+        tile_sums sum;
+        clear_sums(sum, n, n_panels);
+        for (int term = 0; term < ACT_TERMS; term++) {
+            add_products(sum, t, b, term, part * n_words, (part + 1) * n_words, n, n_panels);
+            if (term == 0) shift_sums(sum, t, b, kind.halves ? part : 2, kind, n, n_panels);
+        }
+        accumulate_sums(acc, sum, t, b, part, kind, n, n_panels);
+    }
+}
+
 BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const int n,
                             const int n_panels)
 {
     const struct block_kind kind = block_kind(layout);
-    const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
-    const int zero = t->zero;
     const size_t n_blocks = t->n_blocks;
-    const struct unpacked_panel *w = t->w;
-    const struct act_block *const *x = t->x;
-    __m512 acc[DOT_PANELS][INT_TILE_ROWS];
+    tile_chains acc;
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 6
@@ -124,51 +200,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
             for (size_t i = 0; i < NEXT_LINES; i++)
                 _mm_prefetch(t->next + (b * NEXT_LINES + i) * 64, _MM_HINT_T1);
         }
-#pragma GCC unroll 2
-        for (int part = 0; part < n_parts; part++) {
-            const size_t group = kind.halves ? 2 * b + (size_t)part : b;
-            const int which = kind.halves ? part : 2;
-            __m512i sum[DOT_PANELS][INT_TILE_ROWS];
-#pragma GCC unroll 6
-            for (int r = 0; r < n; r++)
-#pragma GCC unroll 2
-                for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_setzero_si512();
-            for (int term = 0; term < ACT_TERMS; term++) {
-#pragma GCC unroll 8
-                for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                    __m512i q[DOT_PANELS];
-#pragma GCC unroll 2
-                    for (int p = 0; p < n_panels; p++)
-                        q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
-#pragma GCC unroll 6
-                    for (int r = 0; r < n; r++) {
-                        __m512i in = broadcast_x(x[r] + b, term, i);
-#pragma GCC unroll 2
-                        for (int p = 0; p < n_panels; p++)
-                            sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
-                    }
-                }
-                if (term > 0) continue;
-#pragma GCC unroll 6
-                for (int r = 0; r < n; r++) {
-                    __m512i start = kind.zero ? x_sum_times(x[r] + b, which, -zero)
-                                              : _mm512_setzero_si512();
-#pragma GCC unroll 2
-                    for (int p = 0; p < n_panels; p++)
-                        sum[p][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[p][r], ACT_LOW_BITS),
-                                                     start);
-                }
-            }
-#pragma GCC unroll 2
-            for (int p = 0; p < n_panels; p++) {
-                struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
-                if (kind.scaled) scales.d = _mm512_load_ps(w[p].d[group]);
-                if (kind.has_m) scales.m = _mm512_load_ps(w[p].m[group]);
-#pragma GCC unroll 6
-                for (int r = 0; r < n; r++)
-                    acc[p][r] = accumulate(acc[p][r], sum[p][r], x[r] + b, which, kind, scales);
-            }
-        }
+        tile_block(acc, t, b, kind, n, n_panels);
     }
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
