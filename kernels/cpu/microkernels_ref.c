@@ -1,8 +1,8 @@
 /* microkernels_ref.c - the definition of every micro-kernel, in plain C.
  *
- * Nothing here is fast; it says which operations make up a result and in which order. The other
- * backends do the same operations with more lanes; tests/conformance/test_kernels.c holds them to
- * the same bits. Thread: engine, compute pool. */
+ * Nothing here is fast: the code defines which operations a result consists of, and in which order.
+ * The other backends perform the same operations in more lanes; tests/conformance/test_kernels.c
+ * checks that they give the same bits. Thread: engine, compute pool. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static void ref_gemv(float *out, const float *x, const struct weight *w, size_t 
     }
 }
 
-/* ---- int chains ---- */
+/* ---- integer GEMM ---- */
 
 static void ref_quantize(struct act_block *out, const float *x, size_t n)
 {
@@ -102,7 +102,7 @@ static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride,
                                         n_k, j);
 }
 
-/* One row, one panel. */
+/* Computes one row of one panel. */
 static void ref_dot_int(float *out, const struct act_block *x, const struct weight *w,
                         size_t i_panel)
 {

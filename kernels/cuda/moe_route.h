@@ -14,11 +14,10 @@
 extern "C" {
 #endif
 
-/* With rows, index and begin also what moe_sort_rows does. */
+/* With rows, index and begin it also does the work of moe_sort_rows. */
 cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows);
-/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an
- * experts call. `n_real_rows`, in device memory: rows from there on get no slots; NULL: all get
- * theirs. */
+/* Sorts slots by expert, and within an expert by row: fills rows, index and begin of an experts
+ * call. `n_real_rows`, in device memory: later rows get no slots; NULL: all rows are real. */
 cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
 
 #ifdef __cplusplus

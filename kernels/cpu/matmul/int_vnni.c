@@ -1,23 +1,24 @@
-/* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four
- * inputs broadcast to all lanes.
+/* int_vnni.c - integer GEMM with vpdpbusd: one instruction multiplies four k's of 16 outputs by
+ * four inputs broadcast to all lanes.
  *
- * The stored q is unsigned and the input signed, as the instruction wants them; an input's two
- * terms are multiplied one after the other and the high one's sum is shifted in between; the zero
- * point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle and each
- * takes four, so eight sums must be under way.
- *   gemv_int  one panel after the other, so that memory is read as one stream: measured, that is a
- *             third faster than four streams. One row needs no second sum in sight, because the
- *             processor runs ahead into the next blocks; several rows go side by side.
- *   tile_int  two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve
- *             products.
- * The scales of a group cost two or three operations of the same units beside its eight products:
- * that is the limit, 73 to 76 %. Thread: engine, pool. */
+ * The stored q is unsigned and the input signed, as the instruction requires. The two terms of an
+ * input are multiplied one after the other, and the sum of the high one is shifted in between; the
+ * zero point enters the sum as -zero * sum of inputs. Two such instructions start per cycle and
+ * each has a latency of four, so eight sums must be in flight.
+ *   gemv_int  computes one panel after the other, so that memory is read as one stream, which was
+ *             measured to be a third faster than four streams. One row needs only one sum, because
+ *             the CPU executes the next blocks out of order; several rows are computed side by
+ *             side.
+ *   tile_int  computes two panels by six rows: 12 sums and 12 accumulators in registers, and eight
+ *             loads for twelve products.
+ * The scales of a group cost two or three operations on the same units as its eight products, which
+ * limits it to 73 to 76 % of the peak. Thread: engine, compute pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx512.h"
 #include "kernels/cpu/microkernels_vnni.h"
 
 /* ---- few rows: weights are unpacked into registers ---- */
 
-/* One block of a panel for n rows: their sums go side by side, word by word. */
+/* Adds one block of a panel for n rows, whose sums are computed side by side, word by word. */
 BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel,
                              size_t b, const int layout, const int n)
 {
@@ -51,8 +52,8 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
     }
 }
 
-/* n rows (a constant, so that the chains live in registers) of one panel. Of x [n] only n_rows
- * differ; the others repeat the last and their results are dropped. */
+/* Computes n rows of one panel; n is a constant, so that the accumulators are in registers. Only
+ * n_rows of x [n] differ; the others repeat the last one, and their results are dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
                             size_t n_rows, const struct weight *w, size_t i_panel, const int layout,
                             const int n)
@@ -103,12 +104,12 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 
 /* ---- many rows: weights have been unpacked to bytes ---- */
 
-/* A tile is n rows by n_panels panels; constants, like the layout, of which only the block_kind
- * matters. Its values lie by panel, then row. */
-typedef __m512 tile_chains[DOT_PANELS][INT_TILE_ROWS];
+/* A tile has n rows by n_panels panels. Both are constants, as is the layout, of which only the
+ * block_kind matters. Values are ordered by panel, then row. */
+typedef __m512 tile_accumulators[DOT_PANELS][INT_TILE_ROWS];
 typedef __m512i tile_sums[DOT_PANELS][INT_TILE_ROWS];
 
-/* sum = the start of a group's integer sums. */
+/* Sets the integer sums to their value at the beginning of a group. */
 BLOCK_INLINE void clear_sums(tile_sums sum, const int n, const int n_panels)
 {
 #pragma GCC unroll 6
@@ -136,7 +137,7 @@ BLOCK_INLINE void add_products(tile_sums sum, const struct int_tile *t, size_t b
     }
 }
 
-/* Between the terms: makes room for the low one, and takes the zero point off. */
+/* Between the terms: shifts the sums for the low one, and subtracts the zero point. */
 BLOCK_INLINE void shift_sums(tile_sums sum, const struct int_tile *t, size_t b, const int which,
                              const struct block_kind kind, const int n, const int n_panels)
 {
@@ -150,8 +151,8 @@ BLOCK_INLINE void shift_sums(tile_sums sum, const struct int_tile *t, size_t b, 
     }
 }
 
-/* Carries the chains on over one group. */
-BLOCK_INLINE void accumulate_sums(tile_chains acc, tile_sums sum, const struct int_tile *t,
+/* Adds a group's sums to the accumulators. */
+BLOCK_INLINE void accumulate_sums(tile_accumulators acc, tile_sums sum, const struct int_tile *t,
                                   size_t b, const int part, const struct block_kind kind,
                                   const int n, const int n_panels)
 {
@@ -168,7 +169,7 @@ BLOCK_INLINE void accumulate_sums(tile_chains acc, tile_sums sum, const struct i
     }
 }
 
-BLOCK_INLINE void tile_block(tile_chains acc, const struct int_tile *t, size_t b,
+BLOCK_INLINE void tile_block(tile_accumulators acc, const struct int_tile *t, size_t b,
                              const struct block_kind kind, const int n, const int n_panels)
 {
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -189,7 +190,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
 {
     const struct block_kind kind = block_kind(layout);
     const size_t n_blocks = t->n_blocks;
-    tile_chains acc;
+    tile_accumulators acc;
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 6
@@ -221,9 +222,9 @@ BLOCK_INLINE void tile_layout(const struct int_tile *t, size_t n_panels, const i
     }
 }
 
-/* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. While the first of them are computed, the
- * weights that follow are asked for, a few lines at a time: a few dozen rows are done with weights
- * sooner than memory brings the next. */
+/* Divides the rows into tiles of nearly equal height, such as 14 into 5 + 5 + 4. During the first
+ * of them the weights that follow are prefetched, a few lines at a time, because a few dozen rows
+ * are computed faster than memory delivers the next weights. */
 void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
                    const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k)
 {
