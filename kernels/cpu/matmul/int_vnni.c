@@ -7,8 +7,7 @@
  * each has a latency of four, so eight sums must be in flight.
  *   gemv_int  computes one panel after the other, so that memory is read as one stream, which was
  *             measured to be a third faster than four streams. One row needs only one sum, because
- *             the CPU executes the next blocks out of order; several rows are computed side by
- *             side.
+ *             the CPU executes the next blocks out of order; several rows are side by side.
  *   tile_int  computes two panels by six rows: 12 sums and 12 accumulators in registers, and eight
  *             loads for twelve products.
  * The scales of a group cost two or three operations on the same units as its eight products, which
