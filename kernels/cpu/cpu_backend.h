@@ -14,28 +14,26 @@
 #include "kernels/cpu/matmul/act_quant.h"
 
 enum {
-    GEMV_PANELS = 4,   /* panels whose chains run side by side: hides the latency of a
-                        * multiply-add */
-    GEMV_ROWS = 2,     /* up to here rows go one by one: a tile this low has too few chains, and the
-                        * panels stay cached */
-    GEMM_K = UNPACK_K, /* k's of a panel widened at a time: 16 KiB of f32, half a first-level
-                        * cache */
-    GEMM_ROWS = 96,    /* rows that share one widening */
-    GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
-    DOT_ROWS = 8,      /* up to here gemv_int and gemv_bf16 take all rows at once: a weight is
-                        * unpacked once and stays in a register */
-    DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 take at once: a loaded input serves
-                        * both */
-    LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is carried on in f64 */
-    MATMUL_UNPACK_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
+    GEMV_PANELS = 4,   /* panels accumulated side by side, to hide the latency of a multiply-add */
+    GEMV_ROWS = 2,     /* up to this number rows are computed one by one: a tile this low has too
+                        * few accumulators, and the panels stay cached */
+    GEMM_K = UNPACK_K, /* k's of a panel dequantised at a time: 16 KiB of f32, half an L1 cache */
+    GEMM_ROWS = 96,    /* rows that share one dequantisation */
+    GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the L2 cache */
+    DOT_ROWS = 8,      /* up to this number gemv_int and gemv_bf16 compute all rows at once: a
+                        * weight is unpacked once and stays in a register */
+    DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 compute at once, sharing loaded
+                        * inputs */
+    LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is continued in f64 */
+    MATMUL_UNPACK_BYTES = GEMM_K * PANEL * 4, /* of scratch: for unpacked panels */
     MATMUL_SCRATCH_BYTES = MATMUL_UNPACK_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
 enum { CACHE_LINE = 64 }; /* software prefetch stride */
 _Static_assert(DOT_PANELS * sizeof(struct unpacked_panel) <= MATMUL_UNPACK_BYTES &&
                    DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_UNPACK_BYTES,
-               "either kind of unpacked panel fits");
+               "unpacked panels of either kind fit");
 
-/* Keys or values of a tile: row j is at at[j] + offset bytes. */
+/* The keys or values of a tile: row j is at at[j] + offset bytes. */
 struct kv_row_ptrs {
     const char *const *at; /* [ATTN_TILE] */
     size_t offset;
@@ -43,61 +41,61 @@ struct kv_row_ptrs {
 
 struct cpu_microkernels {
     /* ---- f32 accumulation: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
-    /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel
+    /* out[16 * n_panels] = the sums over all k of x for n_panels <= GEMV_PANELS panels from i_panel
      * on. */
     void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel,
                  size_t n_panels);
-    /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of
+    /* dst[n_k][16] = the panel's weights k_begin .. k_begin + n_k in f32; k_begin is a multiple of
      * GEMM_K. */
     void (*dequantize)(float *dst, const struct weight *w, size_t i_panel, size_t k_begin,
                        size_t n_k);
-    /* Carry on the chains acc[n_rows][16] over the n_k next k's: w [n_k][16], x [n_rows] with
+    /* Adds the next n_k k's to the accumulators acc[n_rows][16]: w [n_k][16], x [n_rows] with
      * stride x_stride. */
     void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
                  size_t n_k);
 
     /* ---- integer accumulation: integer layouts of FAST ---- */
-    /* one row: act_blocks(n) blocks */
+    /* Quantises one row to act_blocks(n) blocks. */
     void (*quantize)(struct act_block *out, const float *x, size_t n);
-    /* out[n_rows][16 * n_panels] = chains of all k's, C scale applied, of n_rows <= DOT_ROWS rows
-     * of x (x_stride blocks apart) and n_panels <= GEMV_PANELS panels. */
+    /* out[n_rows][16 * n_panels] = the sums over all k, with the channel's scale, for n_rows <=
+     * DOT_ROWS rows of x (x_stride blocks apart) and n_panels <= GEMV_PANELS panels. */
     void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows,
                      const struct weight *w, size_t i_panel, size_t n_panels);
     void (*unpack_int)(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
                        size_t k_begin, size_t n_k);
-    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels],
-     * n_panels <= DOT_PANELS, of `layout`; rows of x are x_stride blocks apart. */
+    /* Adds n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of `layout` to the
+     * accumulators acc[n_panels][n_rows][16]; rows of x are x_stride blocks apart. */
     void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
                      const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k);
 
-    /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL where the processor has none (f32
-     * chains serve then) ---- */
-    /* filled up to act_bf16_stride(n) with zeros */
+    /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL if the CPU has no such
+     * instructions, and f32 accumulation is used then ---- */
+    /* Rounds one row, padded with zeros to act_bf16_stride(n). */
     void (*round_bf16)(uint16_t *out, const float *x, size_t n);
-    /* As gemv_int; x_stride in elements. */
+    /* Like gemv_int, with x_stride in elements. */
     void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows,
                       const struct weight *w, size_t i_panel, size_t n_panels);
-    /* F8 only (BF16 pairs lie in the panel as tile_bf16 wants them): dst [n_k / 2][16] pairs;
-     * *scale is what the sum of these k's is multiplied by. n_k <= 128, rounded up to 4 in dst;
-     * k_begin a multiple of 128. */
+    /* For F8 only (a BF16 panel has the pairs that tile_bf16 reads): dst [n_k / 2][16] pairs; the
+     * sum of these k's is to be multiplied by *scale. n_k <= 128, rounded up to 4 in dst; k_begin
+     * is a multiple of 128. */
     void (*upconvert_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel,
                            size_t k_begin, size_t n_k);
-    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. scale NULL (BF16):
-     * the chain is carried on over n_k k's (an odd last one has a zero beside it). Otherwise (F8)
-     * acc = acc + scale[p] * (chain from 0 over the n_k k's), one fused multiply-add. */
+    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. With scale NULL
+     * (BF16) n_k k's are added to acc (an odd last one is paired with zero). Otherwise (F8) acc =
+     * acc + scale[p] * (the sum of the n_k k's from 0), with one fused multiply-add. */
     void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows,
                       const uint32_t *w, size_t w_stride, size_t n_panels, const float *scale,
                       size_t n_k);
 
     /* ---- rows ---- */
-    /* rms_norm in two: 1 / sqrt(sum16 of x[i]^2 / n + eps); y[i] = weight[i] * (x[i] * factor), y
-     * may be x. */
+    /* The two halves of rms_norm: 1 / sqrt(sum16 of x[i]^2 / n + eps), and y[i] = weight[i] *
+     * (x[i] * factor), where y may be x. */
     float (*rms_factor)(const float *x, size_t n, float eps);
     void (*rms_apply)(float *y, const float *x, const float *weight, float factor, size_t n);
     void (*add)(float *x, const float *y, size_t n);
     /* out may be gate */
     void (*silu_mul)(float *out, const float *gate, const float *up, size_t n);
-    /* One head; cs [rot_dim/2][2] is the table's row of its position. */
+    /* Rotates one head; cs [rot_dim/2][2] is the table's row for its position. */
     void (*rope)(float *x, const float *cs, size_t rot_dim, bool interleaved);
     /* y = fmaf(factor, x, y) */
     void (*axpy)(float *y, const float *x, float factor, size_t n);
@@ -105,34 +103,34 @@ struct cpu_microkernels {
     float (*max)(const float *x, size_t n);
     /* sum16 of exp(x[i] - max). */
     float (*sum_exp)(const float *x, float max, size_t n);
-    /* the slot's formula */
+    /* p[i] by the formula of the op exp_terms */
     void (*exp_terms)(float *p, const float *x, size_t n, float max, float by);
 
-    /* ---- attention (cpu_attention.c has the walk over tiles; attention.h the functions) ---- */
-    /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero,
-     * panels beyond the last key are left alone. */
+    /* ---- attention (attention_tile_loop.c calls these tile by tile) ---- */
+    /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero;
+     * panels beyond the last key are not written. */
     void (*load_keys)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
                       size_t dim);
-    /* dst [ceil(dim/16)][ATTN_TILE][16] f32: panels whose lanes are elements, of n_keys rows; lanes
+    /* dst [ceil(dim/16)][ATTN_TILE][16] f32: panels of n_keys rows whose lanes are elements; lanes
      * from dim on are zero. */
     void (*load_values)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
                         size_t dim);
-    /* Chains over n_k k's, panel p of w at w + p * w_stride, rows of acc and x acc_stride and
-     * x_stride floats apart: acc[i][16p + l] = fmaf(w[p][k][l], x[i][k], acc[i][16p + l]), k
-     * ascending; begun from acc[i] * rescale[i], from +0 where rescale is NULL. */
+    /* Adds n_k k's in ascending order: acc[i][16p + l] = fmaf(w[p][k][l], x[i][k],
+     * acc[i][16p + l]), beginning with acc[i] * rescale[i], or with +0 if rescale is NULL. Panel p
+     * of w is at w + p * w_stride, rows of acc and x are acc_stride and x_stride floats apart. */
     void (*fma_tile)(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows,
                      const float *w, size_t w_stride, size_t n_panels, size_t n_k,
                      const float *rescale);
-    /* Rows of scores s [ATTN_TILE], n_keys (1 at least) of each seen: max = the larger of the old
-     * one and the largest s * scale, p = exp(fmaf(s, scale, -max)) in place, rescale = exp(old max
-     * - max), sum = sum * rescale + sum16 of p. Scores that are not seen are left undefined; scale
-     * is above 0. */
+    /* For each row of scores s [ATTN_TILE], of which n_keys (at least 1) are seen: max = the larger
+     * of the old max and the largest s * scale, p = exp(fmaf(s, scale, -max)) in place, rescale =
+     * exp(old max - max), sum = sum * rescale + sum16 of p. Scores that are not seen become
+     * undefined; scale is above 0. */
     void (*online_softmax)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max,
                            float *sum, float *rescale);
-    /* The same chains as load_keys and fma_tile, load_values and fma_tile, for at most
-     * ATTN_SKINNY_PAIRS rows: straight from the cache, which is read once and not worth putting in
-     * order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys
-     * rows at `prefetch`, which are wanted next, are brought near. */
+    /* The same sums as load_keys and fma_tile, and load_values and fma_tile, for at most
+     * ATTN_SKINNY_PAIRS rows, directly from the KV cache, which is read only once and so not worth
+     * rearranging. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. Meanwhile the n_keys
+     * rows at `prefetch`, which are needed next, are prefetched. */
     void (*scores_skinny)(float *scores, const float *q, size_t q_stride, size_t n_rows,
                           const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                           enum dtype t, size_t n_keys, size_t dim);
@@ -141,18 +139,19 @@ struct cpu_microkernels {
                                 const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys,
                                 size_t dim, const float *rescale);
 
-    /* ---- attention's scores as bf16 products: FAST, keys straight from a bf16 cache; all NULL
-     * where the processor has none ---- */
-    /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one with a
-     * zero beside it: panels whose lanes are keys. Lanes from n_keys on are undefined, panels
-     * beyond the last key are left alone. */
+    /* ---- attention's scores as bf16 products: FAST, with keys from a bf16 cache; all NULL if the
+     * CPU has no such instructions ---- */
+    /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one paired
+     * with zero: panels whose lanes are keys. Lanes from n_keys on are undefined; panels beyond the
+     * last key are not written. */
     void (*load_keys_bf16)(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys,
                            size_t dim);
-    /* scores [n_rows][ATTN_TILE] = chains from +0 over the pairs of dim elements, ascending; q as
-     * round_bf16 leaves it, rows q_stride elements apart; n_panels <= ATTN_TILE/16. */
+    /* scores [n_rows][ATTN_TILE] = the sums from +0 over the pairs of dim elements, in ascending
+     * order; q was rounded by round_bf16, rows q_stride elements apart; n_panels <=
+     * ATTN_TILE/16. */
     void (*scores_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
                         const uint32_t *keys, size_t n_panels, size_t dim);
-    /* The same chains for at most ATTN_SKINNY_PAIRS rows; as scores_skinny. */
+    /* The same sums for at most ATTN_SKINNY_PAIRS rows, otherwise like scores_skinny. */
     void (*scores_skinny_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
                                const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                                size_t n_keys, size_t dim);
