@@ -168,6 +168,25 @@ template <int N, int LANES> static __device__ __forceinline__ int warp_reduce_sc
     return first;
 }
 
+/* One chunk of the lane's keys, zeros past the segment's last. */
+template <enum dtype T, int LANES, bool WHOLE>
+static __device__ __forceinline__ void attn_decode_load_k(const struct attn_decode_call &c,
+                                                          const struct attn_decode_block &b,
+                                                          const struct attn_decode_shared &s,
+                                                          int first_key, int chunk,
+                                                          float k[KEYS][CHUNK])
+{
+    const char *pool = (const char *)c.kv.data;
+    UNROLL for (int i = 0; i < KEYS; i++)
+    {
+        const int j = first_key + i * (WARP / LANES);
+        if (j < b.n_keys) load_chunk<T, WHOLE>(k[i], pool + s.offsets[j], chunk, c.kv.head_dim);
+        else {
+            UNROLL for (int d = 0; d < CHUNK; d++) k[i][d] = 0;
+        }
+    }
+}
+
 template <enum dtype T, int LANES, int HEADS, bool WHOLE>
 static __device__ __forceinline__ void attn_decode_scores(const struct attn_decode_call &c,
                                                           const struct attn_decode_block &b,
@@ -176,22 +195,13 @@ static __device__ __forceinline__ void attn_decode_scores(const struct attn_deco
     constexpr int SIDE = WARP / LANES, PER_WARP = SIDE * KEYS, N = KEYS * HEADS,
                   LEFT = N > LANES ? N / LANES : 1;
     const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP);
-    const char *pool = (const char *)c.kv.data;
     for (int base = warp * PER_WARP; base < b.n_keys; base += ATTN_DECODE_WARPS * PER_WARP) {
         const int first_key = base + lane / LANES;
         float acc[N];
         UNROLL for (int i = 0; i < N; i++) acc[i] = 0;
         for (int chunk = lane % LANES; chunk < b.chunks; chunk += LANES) {
             float k[KEYS][CHUNK];
-            UNROLL for (int i = 0; i < KEYS; i++)
-            {
-                const int j = first_key + i * SIDE;
-                if (j < b.n_keys)
-                    load_chunk<T, WHOLE>(k[i], pool + s.offsets[j], chunk, c.kv.head_dim);
-                else {
-                    UNROLL for (int d = 0; d < CHUNK; d++) k[i][d] = 0;
-                }
-            }
+            attn_decode_load_k<T, LANES, WHOLE>(c, b, s, first_key, chunk, k);
             UNROLL for (int h = 0; h < HEADS; h++)
             {
                 const float4 *low = (const float4 *)s.q + h * 2 * b.chunks + chunk, x = low[0],

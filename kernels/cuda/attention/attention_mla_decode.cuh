@@ -134,15 +134,13 @@ static __device__ __forceinline__ void attn_mla_scores(const struct attn_mla_sha
     }
 }
 
-/* Scores become weights in s.p, with what all warps of the same heads agree on. n_keys: of the
- * tile. */
+/* Masks the scores of keys past the tile's n_keys, and writes the warp's largest of each head to
+ * s.top. */
 template <class S>
-static __device__ __forceinline__ void attn_mla_softmax(const struct attn_mla_shared &s,
-                                                        float scale, int n_keys,
-                                                        struct attn_mla_state<S> *t,
-                                                        float score[S::SCORES][4])
+static __device__ __forceinline__ void attn_mla_mask(const struct attn_mla_shared &s, int n_keys,
+                                                     const struct attn_mla_state<S> *t, int pair,
+                                                     int key, float score[S::SCORES][4])
 {
-    const int pair = t->mi * 16 + t->lane / 4, key = t->ni * S::SCORES * 8 + 2 * (t->lane % 4);
     UNROLL for (int half = 0; half < 2; half++)
     {
         float top = -INFINITY;
@@ -154,6 +152,18 @@ static __device__ __forceinline__ void attn_mla_softmax(const struct attn_mla_sh
         top = quad_max(top);
         if (t->lane % 4 == 0) s.top[t->ni * S::MI * 16 + pair + 8 * half] = top;
     }
+}
+
+/* Scores become weights in s.p, with what all warps of the same heads agree on. n_keys: of the
+ * tile. */
+template <class S>
+static __device__ __forceinline__ void attn_mla_softmax(const struct attn_mla_shared &s,
+                                                        float scale, int n_keys,
+                                                        struct attn_mla_state<S> *t,
+                                                        float score[S::SCORES][4])
+{
+    const int pair = t->mi * 16 + t->lane / 4, key = t->ni * S::SCORES * 8 + 2 * (t->lane % 4);
+    attn_mla_mask<S>(s, n_keys, t, pair, key, score);
     __syncthreads();
     UNROLL for (int half = 0; half < 2; half++)
     {

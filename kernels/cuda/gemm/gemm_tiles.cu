@@ -280,6 +280,64 @@ static __device__ __forceinline__ tile_at tile_of_block(int32_t n_columns)
     return tile_at{ first + in % together, in / together };
 }
 
+/* The stages of k that the block multiplies, one split's if k is split. */
+struct stage_range {
+    int32_t begin, end;
+};
+template <class T> static __device__ __forceinline__ stage_range stages_of_block(const gemm_call &c)
+{
+    stage_range stages = { 0, c.n_in_padded / TILE_K };
+    if (T::SPLITS_K && c.n_splits > 1) {
+        const int32_t per_split = ((stages.end + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) /
+                                  F8_STAGES * F8_STAGES;
+        stages.begin = (int32_t)blockIdx.y * per_split;
+        stages.end = min(stages.end, stages.begin + per_split);
+    }
+    return stages;
+}
+
+/* Fills all slots of shared memory but one. */
+template <class T>
+static __device__ __forceinline__ void load_first_stages(tile_source<T> *source, const gemm_call &c,
+                                                         const stage_range &stages)
+{
+    for (int i = 0; i < T::STAGES - 1; i++) {
+        if (stages.begin + i < stages.end)
+            load_stage_async<T>(source, c, shared_memory() + i * T::STAGE_BYTES);
+        copy_async_commit(); /* an empty group keeps the count */
+    }
+}
+
+/* Adds the products of all stages to the sums, loading later ones meanwhile. */
+template <enum gemm_weight_layout F, class T>
+static __device__ __forceinline__ void multiply_stages(tile_source<T> *source, const gemm_call &c,
+                                                       int32_t group, int32_t first_column,
+                                                       const stage_range &stages,
+                                                       float sums[T::M_TILES][T::N_TILES][4])
+{
+    float part[T::M_TILES][T::N_TILES][4] = {}; /* F8 */
+    const float *scales[2] = { nullptr, nullptr };
+    if (F == GEMM_F8)
+        for (int i = 0; i < 2; i++)
+            scales[i] = f8_scales(c, group, min(first_column, c.n_out - 1) + (c.paired ? i : 0));
+    int now = 0, next = (T::STAGES - 1) * T::STAGE_BYTES; /* offsets in shared memory */
+    for (int32_t stage = stages.begin; stage < stages.end; stage++) {
+        copy_async_wait<T::STAGES - 2>();
+        __syncthreads(); /* all copies are complete, and nobody reads the next slot any more */
+        if (stage + T::STAGES - 1 < stages.end)
+            load_stage_async<T>(source, c, shared_memory() + next);
+        copy_async_commit();
+        multiply_stage<F, T>(F == GEMM_F8 ? part : sums, shared_memory() + now);
+        next = now;
+        now = now + T::STAGE_BYTES == T::SHARED ? 0 : now + T::STAGE_BYTES;
+        if (F != GEMM_F8 || (stage % F8_STAGES != F8_STAGES - 1 && stage + 1 != stages.end))
+            continue;
+        const float scale[2] = { __ldg(scales[0] + stage / F8_STAGES),
+                                 __ldg(scales[1] + stage / F8_STAGES) };
+        add_scaled<T>(sums, part, scale);
+    }
+}
+
 template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
 {
@@ -290,42 +348,11 @@ static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(con
     const int32_t first_column = at.column * T::COLUMNS;
     tile_source<T> source;
     find_source<F, T>(&source, c, rows, first_column);
-    int32_t first_stage = 0, n_stages = c.n_in_padded / TILE_K; /* n_stages: their end */
-    if (T::SPLITS_K && c.n_splits > 1) {
-        const int32_t per_split = ((n_stages + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) /
-                                  F8_STAGES * F8_STAGES;
-        first_stage = (int32_t)blockIdx.y * per_split;
-        n_stages = min(n_stages, first_stage + per_split);
-        skip_stages<T>(&source, first_stage);
-    }
-    for (int i = 0; i < T::STAGES - 1; i++) {
-        if (first_stage + i < n_stages)
-            load_stage_async<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
-        copy_async_commit(); /* an empty group keeps the count */
-    }
-
-    /* part: F8 */
-    float sums[T::M_TILES][T::N_TILES][4] = {}, part[T::M_TILES][T::N_TILES][4] = {};
-    const float *scales[2] = { nullptr, nullptr };
-    if (F == GEMM_F8)
-        for (int i = 0; i < 2; i++)
-            scales[i] = f8_scales(c, rows.group,
-                                  min(first_column, c.n_out - 1) + (c.paired ? i : 0));
-    int now = 0, next = (T::STAGES - 1) * T::STAGE_BYTES; /* offsets in shared memory */
-    for (int32_t stage = first_stage; stage < n_stages; stage++) {
-        copy_async_wait<T::STAGES - 2>();
-        __syncthreads(); /* all copies are complete, and nobody reads the next slot any more */
-        if (stage + T::STAGES - 1 < n_stages)
-            load_stage_async<T>(&source, c, shared_memory() + next);
-        copy_async_commit();
-        multiply_stage<F, T>(F == GEMM_F8 ? part : sums, shared_memory() + now);
-        next = now;
-        now = now + T::STAGE_BYTES == T::SHARED ? 0 : now + T::STAGE_BYTES;
-        if (F != GEMM_F8 || (stage % F8_STAGES != F8_STAGES - 1 && stage + 1 != n_stages)) continue;
-        const float scale[2] = { __ldg(scales[0] + stage / F8_STAGES),
-                                 __ldg(scales[1] + stage / F8_STAGES) };
-        add_scaled<T>(sums, part, scale);
-    }
+    const stage_range stages = stages_of_block<T>(c);
+    if (T::SPLITS_K && c.n_splits > 1) skip_stages<T>(&source, stages.begin);
+    load_first_stages<T>(&source, c, stages);
+    float sums[T::M_TILES][T::N_TILES][4] = {};
+    multiply_stages<F, T>(&source, c, rows.group, first_column, stages, sums);
     copy_async_wait<0>();
     __syncthreads();
     float *collected = (float *)shared_memory();
