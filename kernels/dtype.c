@@ -53,10 +53,8 @@ size_t dtype_row_bytes(enum dtype t, size_t n)
 /* ---- single values ---- */
 
 float dtype_bf16_to_f32(uint16_t h) { return float_from_bf16(h); }
-float dtype_f16_to_f32(uint16_t h) { return float_from_f16(h); }
 float dtype_f8_e4m3_to_f32(uint8_t b) { return float_from_f8(b); }
 uint16_t dtype_f32_to_bf16(float f) { return float_to_bf16(f); }
-uint8_t dtype_f32_to_f8_e4m3(float f) { return float_to_f8(f); }
 
 uint16_t dtype_f32_to_f16(float f)
 {

@@ -49,13 +49,10 @@ size_t dtype_row_bytes(enum dtype t, size_t n);
  * is the f32 nearest to the real number that the format's formula gives for the stored integers and
  * scales, where products of scales are formed in f32. */
 void dtype_to_f32(enum dtype t, const void *src, float *dst, size_t n);
-float dtype_f16_to_f32(uint16_t h);
 float dtype_bf16_to_f32(uint16_t h);
 float dtype_f8_e4m3_to_f32(uint8_t b);
 /* Round to nearest even. */
 uint16_t dtype_f32_to_bf16(float f);
 uint16_t dtype_f32_to_f16(float f);
-/* Round to nearest even; beyond 448 becomes 448 of the same sign, NaN stays NaN. */
-uint8_t dtype_f32_to_f8_e4m3(float f);
 
 #endif

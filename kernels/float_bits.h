@@ -1,6 +1,6 @@
 /* float_bits.h - conversions between f32 and smaller floats without branches and calls, so that
- * loops over them become vector code. dtype.h has the same as functions and says how they round.
- * Thread: any. */
+ * loops over them become vector code. Rounding is to nearest even. dtype.h has some
+ * as functions. Thread: any. */
 #ifndef BATON_KERNELS_FLOAT_BITS_H
 #define BATON_KERNELS_FLOAT_BITS_H
 
@@ -49,6 +49,7 @@ static inline uint16_t float_to_bf16(float f)
     return (uint16_t)((b & 0x7fffffff) > 0x7f800000 ? b >> 16 | 0x40 : rounded);
 }
 
+/* Beyond 448 becomes 448 of the same sign, NaN stays NaN. */
 static inline uint8_t float_to_f8(float f)
 {
     /* signed: vector units before AVX-512 compare no other way */

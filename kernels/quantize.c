@@ -55,5 +55,3 @@ enum status quantize_from_name(const char *name, enum quantize *out, struct err 
         "there is no quantization \"%s\"; wint8, wint4 and block_wise_fp8 are known, and none",
         name);
 }
-
-const char *quantize_name(enum quantize q) { return NAMES[q]; }

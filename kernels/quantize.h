@@ -24,6 +24,5 @@ float quantize_f8_block(const float *w, size_t w_stride, size_t n_rows, size_t n
                         size_t q_stride);
 /* "none", "wint8", "wint4", "block_wise_fp8" (and "" as none). ERR_INVALID lists them. */
 enum status quantize_from_name(const char *name, enum quantize *out, struct err *err) MUST_CHECK;
-const char *quantize_name(enum quantize q);
 
 #endif

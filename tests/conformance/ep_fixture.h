@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "kernels/ep/ep.h"
+#include "kernels/float_bits.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
@@ -226,7 +227,7 @@ static inline int32_t logical_of(const struct ep_placement *p, int32_t physical)
 static inline float as_sent(float x, enum dtype t, float scale)
 {
     if (t == DTYPE_BF16) return dtype_bf16_to_f32(dtype_f32_to_bf16(x));
-    if (t == DTYPE_F8_E4M3) return dtype_f8_e4m3_to_f32(dtype_f32_to_f8_e4m3(x / scale)) * scale;
+    if (t == DTYPE_F8_E4M3) return dtype_f8_e4m3_to_f32(float_to_f8(x / scale)) * scale;
     return x;
 }
 

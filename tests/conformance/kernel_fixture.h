@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/backend.h"
+#include "kernels/float_bits.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
@@ -97,7 +98,7 @@ static inline void random_block(enum dtype t, uint8_t *p)
     size_t scale, min;
     if (t == DTYPE_F32) memcpy(p, &value, 4);
     else if (t == DTYPE_F16 || t == DTYPE_BF16) memcpy(p, &half, 2);
-    else if (t == DTYPE_F8_E4M3) *p = dtype_f32_to_f8_e4m3(random_float(8));
+    else if (t == DTYPE_F8_E4M3) *p = float_to_f8(random_float(8));
     else {
         for (size_t i = 0; i < dtype_block_bytes(t); i++) p[i] = (uint8_t)random_u32();
         scale_places(t, &scale, &min);

@@ -5,6 +5,7 @@
  * layout, with the experts of a layer in one tensor, with other prefixes, with several types at
  * once, in f16, and as f8 with block scales beside the same numbers in f32. A checkpoint that is
  * quantised while it is loaded must equal one that has the quantised numbers in f32. */
+#include "kernels/float_bits.h"
 #include "kernels/quantize.h"
 #include "tests/fixtures/checkpoint_write.h"
 #include "tests/fixtures/model_rig.h"
@@ -277,7 +278,7 @@ static void to_f16(struct checkpoint_tensor *t, struct checkpoint_tensor *meant)
     const size_t n = t->bytes / dtype_block_bytes(t->dtype);
     float *v = checkpoint_values(t);
     uint16_t *half = MEM_ARRAY(uint16_t, n);
-    for (size_t i = 0; i < n; i++) v[i] = dtype_f16_to_f32(half[i] = dtype_f32_to_f16(v[i]));
+    for (size_t i = 0; i < n; i++) v[i] = float_from_f16(half[i] = dtype_f32_to_f16(v[i]));
     checkpoint_make_f32(meant, v);
     mem_free(t->data);
     t->data = (uint8_t *)half;
@@ -360,7 +361,7 @@ static void to_f8(struct checkpoint *f8, struct checkpoint *meant, size_t i)
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) {
             float s = scale[r / F8_BLOCK * across + c / F8_BLOCK];
-            q[r * columns + c] = dtype_f32_to_f8_e4m3(v[r * columns + c] / s);
+            q[r * columns + c] = float_to_f8(v[r * columns + c] / s);
             v[r * columns + c] = dtype_f8_e4m3_to_f32(q[r * columns + c]) * s;
         }
     checkpoint_make_f32(&meant->t[i], v);
@@ -452,10 +453,11 @@ TEST(what_is_quantised_while_loading)
                                          "ernie_moe",  "deepseek_v3", "deepseek_v2_lite" };
     static const enum quantize QUANTIZATIONS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4,
                                                    QUANTIZE_BLOCK_FP8 };
+    static const char *const FOLDERS[] = { "wint8", "wint4", "block_wise_fp8" };
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
         for (size_t f = 0; f < COUNT_OF(QUANTIZATIONS); f++) {
             struct buf b = { 0 };
-            struct path meant = other(NAMES[i], quantize_name(QUANTIZATIONS[f]));
+            struct path meant = other(NAMES[i], FOLDERS[f]);
             struct checkpoint *s = checkpoint_read(golden(NAMES[i], "model").text);
             for (size_t t = 0; t < s->n; t++)
                 if (is_quantised(&s->t[t]))

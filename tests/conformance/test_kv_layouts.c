@@ -4,6 +4,7 @@
  * GPU memory. Also checks which pairs of peers are refused. */
 #include <math.h>
 
+#include "kernels/float_bits.h"
 #include "kvtransfer/plan.h"
 #include "tests/conformance/kvt_fixture.h"
 
@@ -52,7 +53,7 @@ static void read_row(uint32_t dtype, const uint8_t *values, const uint8_t *scale
                    s;
         } else {
             memcpy(&h, values + 2 * i, 2);
-            x[i] = dtype == DTYPE_F16 ? dtype_f16_to_f32(h) : dtype_bf16_to_f32(h);
+            x[i] = dtype == DTYPE_F16 ? float_from_f16(h) : dtype_bf16_to_f32(h);
         }
     }
 }
@@ -67,7 +68,7 @@ static void write_row(uint32_t dtype, const float *x, uint8_t *values, uint8_t *
         uint16_t h = dtype == DTYPE_F16 ? dtype_f32_to_f16(x[i]) : dtype_f32_to_bf16(x[i]);
         if (dtype == DTYPE_F32) memcpy(values + 4 * i, &x[i], 4);
         else if (dtype == DTYPE_I8) values[i] = (uint8_t)(int8_t)(s > 0 ? nearbyintf(x[i] / s) : 0);
-        else if (dtype == DTYPE_F8_E4M3) values[i] = s > 0 ? dtype_f32_to_f8_e4m3(x[i] / s) : 0;
+        else if (dtype == DTYPE_F8_E4M3) values[i] = s > 0 ? float_to_f8(x[i] / s) : 0;
         else memcpy(values + 2 * i, &h, 2);
     }
 }

@@ -82,7 +82,7 @@ static float held(enum dtype t, float x, float scale)
 {
     if (t == DTYPE_F32) return x;
     if (t == DTYPE_BF16) return dtype_bf16_to_f32(dtype_f32_to_bf16(x));
-    if (t == DTYPE_F16) return dtype_f16_to_f32(dtype_f32_to_f16(x));
+    if (t == DTYPE_F16) return float_from_f16(dtype_f32_to_f16(x));
     if (scale == 0) return 0;
     const double largest = t == DTYPE_I8 ? 127 : 448,
                  r = fmax(-largest, fmin((double)(x / scale), largest));

@@ -420,7 +420,7 @@ static int nibble_of(const uint32_t (*q)[PANEL], size_t k, size_t lane)
 {
     return (int)(q[k / 8][lane] >> (8 * (k % 4) + (k % 8 < 4 ? 0 : 4)) & 15);
 }
-static float half_of(uint16_t h) { return dtype_f16_to_f32(h); }
+static float half_of(uint16_t h) { return float_from_f16(h); }
 
 TEST(blocks_of_32_lie_as_drawn)
 {

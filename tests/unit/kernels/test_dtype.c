@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/dtype.h"
+#include "kernels/float_bits.h"
 #include "tests/harness/test.h"
 
 TEST(sizes_are_those_of_the_formats)
@@ -31,7 +32,7 @@ static double f16_value(uint16_t h)
 TEST(every_f16_goes_there_and_back)
 {
     for (uint32_t h = 0; h < 65536; h++) {
-        float f = dtype_f16_to_f32((uint16_t)h);
+        float f = float_from_f16((uint16_t)h);
         if ((h & 0x7fff) > 0x7c00) {
             CHECK(isnan(f));
             CHECK((dtype_f32_to_f16(f) & 0x7fff) > 0x7c00);
@@ -98,7 +99,7 @@ TEST(every_f8_goes_there_and_back)
         float f = dtype_f8_e4m3_to_f32((uint8_t)b);
         if ((b & 0x7f) == 0x7f) CHECK(isnan(f));
         else CHECK(f == f8_value(b));
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(f), b);
+        CHECK_EQ_INT(float_to_f8(f), b);
     }
 }
 
@@ -106,17 +107,17 @@ TEST(f8_rounds_to_nearest_even_and_saturates)
 {
     for (uint32_t b = 0; b < 0x7e; b++) { /* each neighbour pair: below, at and above the middle */
         float middle = (f8_value(b) + f8_value(b + 1)) / 2;
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(middle), b % 2 ? b + 1 : b);
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(nextafterf(middle, 0)), b);
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(nextafterf(middle, 1e9f)), b + 1);
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(-middle), (b % 2 ? b + 1 : b) | 0x80);
+        CHECK_EQ_INT(float_to_f8(middle), b % 2 ? b + 1 : b);
+        CHECK_EQ_INT(float_to_f8(nextafterf(middle, 0)), b);
+        CHECK_EQ_INT(float_to_f8(nextafterf(middle, 1e9f)), b + 1);
+        CHECK_EQ_INT(float_to_f8(-middle), (b % 2 ? b + 1 : b) | 0x80);
     }
     float over[] = { 448, 449, 464, 480, 1e30f, INFINITY };
     for (size_t i = 0; i < sizeof over / sizeof *over; i++) {
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(over[i]), 0x7e);
-        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(-over[i]), 0xfe);
+        CHECK_EQ_INT(float_to_f8(over[i]), 0x7e);
+        CHECK_EQ_INT(float_to_f8(-over[i]), 0xfe);
     }
-    CHECK_EQ_INT(dtype_f32_to_f8_e4m3(1e-30f), 0);
+    CHECK_EQ_INT(float_to_f8(1e-30f), 0);
 }
 
 TEST(blocks_follow_the_gguf_layout)
