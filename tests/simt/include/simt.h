@@ -1,10 +1,10 @@
 /* simt.h - what tests/simt offers beyond CUDA's own names: the launch of a kernel, the instructions
  * that nvcc has only as PTX, hooks for tests.
  *
- * The kernels' headers call these if __CUDACC__ is not defined. "In a kernel" means: on a thread of
- * a running block, which is a fiber of the host thread that drains the stream
- * (tests/simt/README.md). Misuse in a kernel ends the process with a sentence. Thread: any for
- * hooks and launches. */
+ * launch_target.cuh and sm90_target.cuh offer these to the kernels under the names that nvcc's files
+ * use. "In a kernel" means: on a thread of a running block, which is a fiber of the host thread that
+ * drains the stream (tests/simt/README.md). Misuse in a kernel ends the process with a sentence.
+ * Thread: any for hooks and launches. */
 #ifndef BATON_TESTS_SIMT_SIMT_H
 #define BATON_TESTS_SIMT_SIMT_H
 

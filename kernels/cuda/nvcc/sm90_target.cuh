@@ -1,0 +1,155 @@
+/* sm90_target.cuh - instructions of compute capability 9.0 as nvcc compiles them: sm90.cuh's half
+ * for GPUs. Included by sm90.cuh alone. tests/simt/include has the file of the same name and the
+ * same functions for the emulated GPU. Thread: device, except has_sm90_code. */
+#ifndef BATON_KERNELS_CUDA_NVCC_SM90_TARGET_CUH
+#define BATON_KERNELS_CUDA_NVCC_SM90_TARGET_CUH
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SM90_CODE             1
+#define SM90_BOUND(n_threads) n_threads
+#else
+#define SM90_CODE             0
+#define SM90_BOUND(n_threads) WARP
+#endif
+
+static inline bool has_sm90_code(const void *kernel, int n_threads)
+{
+    cudaFuncAttributes a;
+    if (cudaFuncGetAttributes(&a, kernel) == cudaSuccess) return a.maxThreadsPerBlock >= n_threads;
+    (void)cudaGetLastError(); /* no code for this GPU: the same as none for Hopper */
+    return false;
+}
+
+#if SM90_CODE
+/* ---- barriers: 8 bytes; a phase ends when n have arrived ---- */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *b, unsigned n)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(n)
+                 : "memory");
+}
+/* Releases what the thread did before. */
+static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
+{
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(b))
+                 : "memory");
+}
+/* Until the phase of this parity has ended: the first is 0, and of a new barrier the one before, 1,
+ * has. Acquires. */
+static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity)
+{
+    const unsigned address = shared_address(b);
+    unsigned over;
+    do {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(over)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+    } while (!over);
+}
+
+/* What the thread wrote to shared memory before, its own cp.async that it waited for too, wgmma
+ * sees once others know of it. */
+static __device__ __forceinline__ void fence_async_proxy()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Registers of the threads of a warpgroup, all of which call. The block's threads have what the
+ * launch bounds leave each. */
+template <int N> static __device__ __forceinline__ void warpgroup_reg_dealloc()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> static __device__ __forceinline__ void warpgroup_reg_alloc()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* ---- products of a warpgroup: D [64][N] += A [64][32 bytes] B [N][32 bytes] ---- */
+
+/* Before the first of a series: what the thread did with its accumulators is over. */
+static __device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* All of the warp's groups but the N latest are over. */
+template <int N> static __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+/* Keeps the compiler from moving accumulators past this place. */
+template <int N> static __device__ __forceinline__ void wgmma_fence_operand(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* v, which the compiler cannot know before this place: what is computed from it takes no registers
+ * until then. */
+static __device__ __forceinline__ int not_before(int v)
+{
+    asm volatile("" : "+r"(v)::"memory");
+    return v;
+}
+
+#define WGMMA_8(i)                                                                                 \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_32(i) WGMMA_8(i), WGMMA_8(i + 8), WGMMA_8(i + 16), WGMMA_8(i + 24)
+#define WGMMA_64_NAMES                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define WGMMA_128_NAMES                                                                            \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
+    "%127}, "
+
+/* add: D += A B, otherwise D = A B. What stands behind the predicate: A and B as they are, not
+ * negated; k contiguous in both. */
+#define WGMMA_16_BITS(type)                                                                        \
+    static __device__ __forceinline__ void wgmma_##type(float(&d)[64], uint64_t a, uint64_t b,     \
+                                                        bool add)                                  \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type                \
+                     " " WGMMA_64_NAMES "%64, %65, p, 1, 1, 0, 0;\n}"                              \
+                     : WGMMA_32(0), WGMMA_32(32)                                                   \
+                     : "l"(a), "l"(b), "r"((int)add));                                             \
+    }                                                                                              \
+    static __device__ __forceinline__ void wgmma_##type(float(&d)[128], uint64_t a, uint64_t b,    \
+                                                        bool add)                                  \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                 \
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type                \
+                     " " WGMMA_128_NAMES "%128, %129, p, 1, 1, 0, 0;\n}"                           \
+                     : WGMMA_32(0), WGMMA_32(32), WGMMA_32(64), WGMMA_32(96)                       \
+                     : "l"(a), "l"(b), "r"((int)add));                                             \
+    }
+WGMMA_16_BITS(bf16)
+WGMMA_16_BITS(f16)
+static __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " WGMMA_64_NAMES
+                 "%64, %65, p, 1, 1;\n}"
+                 : WGMMA_32(0), WGMMA_32(32)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+#endif
+
+#endif
