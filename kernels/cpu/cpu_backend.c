@@ -12,7 +12,7 @@
 enum { ELEMENTS_PER_ITEM = 16384 }; /* some 5 us of work */
 
 struct cpu_rows_job {
-    const struct cpu_microkernels *kernels;
+    const struct elementwise_microkernels *kernels;
     float *out;
     const float *x, *y;
     const int32_t *pos;
@@ -25,7 +25,7 @@ struct cpu_rows_job {
 static void run_rows(struct kernel_ctx *c, struct cpu_rows_job *job, size_t elements,
                      void (*fn)(void *, int, int))
 {
-    job->kernels = cpu_microkernels_of(c);
+    job->kernels = cpu_microkernels_of(c)->elementwise;
     job->rows_per_item = elements >= ELEMENTS_PER_ITEM
                              ? 1
                              : ELEMENTS_PER_ITEM / (elements ? elements : 1);
@@ -202,7 +202,7 @@ void host_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x
 /* ---- combine ---- */
 
 struct combine_job {
-    const struct cpu_microkernels *kernels;
+    const struct elementwise_microkernels *kernels;
     const struct combine_args *a;
     size_t rows_per_item;
 };
@@ -227,7 +227,7 @@ void cpu_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
     size_t elements = a->n * a->n_used + 1;
     struct combine_job job = {
-        .kernels = cpu_microkernels_of(c),
+        .kernels = cpu_microkernels_of(c)->elementwise,
         .a = a,
         .rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / elements,
     };

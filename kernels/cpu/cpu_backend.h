@@ -39,7 +39,8 @@ struct kv_row_ptrs {
     size_t offset;
 };
 
-struct cpu_microkernels {
+/* Matrix products: f32 chains and integer chains. */
+struct gemm_microkernels {
     /* ---- f32 accumulation: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = the sums over all k of x for n_panels <= GEMV_PANELS panels from i_panel
      * on. */
@@ -67,27 +68,9 @@ struct cpu_microkernels {
      * accumulators acc[n_panels][n_rows][16]; rows of x are x_stride blocks apart. */
     void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows,
                      const struct unpacked_panel *w, size_t n_panels, int layout, size_t n_k);
+};
 
-    /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL if the CPU has no such
-     * instructions, and f32 accumulation is used then ---- */
-    /* Rounds one row, padded with zeros to act_bf16_stride(n). */
-    void (*round_bf16)(uint16_t *out, const float *x, size_t n);
-    /* Like gemv_int, with x_stride in elements. */
-    void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows,
-                      const struct weight *w, size_t i_panel, size_t n_panels);
-    /* For F8 only (a BF16 panel has the pairs that tile_bf16 reads): dst [n_k / 2][16] pairs; the
-     * sum of these k's is to be multiplied by *scale. n_k <= 128, rounded up to 4 in dst; k_begin
-     * is a multiple of 128. */
-    void (*upconvert_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel,
-                           size_t k_begin, size_t n_k);
-    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. With scale NULL
-     * (BF16) n_k k's are added to acc (an odd last one is paired with zero). Otherwise (F8) acc =
-     * acc + scale[p] * (the sum of the n_k k's from 0), with one fused multiply-add. */
-    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows,
-                      const uint32_t *w, size_t w_stride, size_t n_panels, const float *scale,
-                      size_t n_k);
-
-    /* ---- rows ---- */
+struct elementwise_microkernels {
     /* The two halves of rms_norm: 1 / sqrt(sum16 of x[i]^2 / n + eps), and y[i] = weight[i] *
      * (x[i] * factor), where y may be x. */
     float (*rms_factor)(const float *x, size_t n, float eps);
@@ -105,8 +88,10 @@ struct cpu_microkernels {
     float (*sum_exp)(const float *x, float max, size_t n);
     /* p[i] by the formula of the op exp_terms */
     void (*exp_terms)(float *p, const float *x, size_t n, float max, float by);
+};
 
-    /* ---- attention (attention_tile_loop.c calls these tile by tile) ---- */
+/* attention_tile_loop.c calls these tile by tile; attention.h declares the functions. */
+struct attention_microkernels {
     /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero;
      * panels beyond the last key are not written. */
     void (*load_keys)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
@@ -138,9 +123,29 @@ struct cpu_microkernels {
                                 const struct kv_row_ptrs *values,
                                 const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys,
                                 size_t dim, const float *rescale);
+};
 
-    /* ---- attention's scores as bf16 products: FAST, with keys from a bf16 cache; all NULL if the
-     * CPU has no such instructions ---- */
+/* Products of bf16 pairs, for FAST activations: weights of layouts BF16 and F8, and attention's
+ * scores if the cache is bf16. */
+struct bf16_microkernels {
+    /* Rounds one row, padded with zeros to act_bf16_stride(n). */
+    void (*round_bf16)(uint16_t *out, const float *x, size_t n);
+    /* Like gemv_int, with x_stride in elements. */
+    void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows,
+                      const struct weight *w, size_t i_panel, size_t n_panels);
+    /* For F8 only (a BF16 panel has the pairs that tile_bf16 reads): dst [n_k / 2][16] pairs; the
+     * sum of these k's is to be multiplied by *scale. n_k <= 128, rounded up to 4 in dst; k_begin
+     * is a multiple of 128. */
+    void (*upconvert_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel,
+                           size_t k_begin, size_t n_k);
+    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. With scale NULL
+     * (BF16) n_k k's are added to acc (an odd last one is paired with zero). Otherwise (F8) acc =
+     * acc + scale[p] * (the sum of the n_k k's from 0), with one fused multiply-add. */
+    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows,
+                      const uint32_t *w, size_t w_stride, size_t n_panels, const float *scale,
+                      size_t n_k);
+
+    /* ---- attention's scores, with keys from the cache ---- */
     /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one paired
      * with zero: panels whose lanes are keys. Lanes from n_keys on are undefined; panels beyond the
      * last key are not written. */
@@ -155,6 +160,14 @@ struct cpu_microkernels {
     void (*scores_skinny_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows,
                                const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                                size_t n_keys, size_t dim);
+};
+
+/* The microkernels of one backend. No table has a NULL entry. */
+struct cpu_microkernels {
+    const struct gemm_microkernels *gemm;
+    const struct elementwise_microkernels *elementwise;
+    const struct attention_microkernels *attention;
+    const struct bf16_microkernels *bf16; /* NULL if the CPU lacks the instructions */
 };
 
 struct cpu_backend {
@@ -213,6 +226,11 @@ size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 static inline const struct cpu_microkernels *cpu_microkernels_of(const struct kernel_ctx *c)
 {
     return &((const struct cpu_backend *)c->backend)->microkernels;
+}
+
+static inline bool cpu_has_bf16_products(const struct kernel_ctx *c)
+{
+    return cpu_microkernels_of(c)->bf16 != NULL;
 }
 
 static inline void *cpu_scratch(struct kernel_ctx *c, int thread)

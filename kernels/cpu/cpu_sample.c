@@ -11,7 +11,7 @@ enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
 /* Finds the chunk with the first largest value, then its index in there. */
 int32_t host_argmax(struct kernel_ctx *c, const float *x, size_t n)
 {
-    const struct cpu_microkernels *kernels = cpu_microkernels_of(c);
+    const struct elementwise_microkernels *kernels = cpu_microkernels_of(c)->elementwise;
     float best = -INFINITY;
     size_t at = n;
     for (size_t i = 0; i < n; i += ARGMAX_CHUNK) {
@@ -26,7 +26,7 @@ int32_t host_argmax(struct kernel_ctx *c, const float *x, size_t n)
 }
 
 struct exp_terms_job {
-    const struct cpu_microkernels *kernels;
+    const struct elementwise_microkernels *kernels;
     float *p;
     const float *x;
     size_t n;
@@ -44,7 +44,7 @@ static void terms_item(void *arg, int index, int thread)
 void host_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by)
 {
     struct exp_terms_job job = {
-        .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by
+        .kernels = cpu_microkernels_of(c)->elementwise, .p = p, .x = x, .n = n, .max = max, .by = by
     };
     compute_pool_run(c->pool, (int)((n + TERMS_PER_ITEM - 1) / TERMS_PER_ITEM), terms_item, &job);
 }

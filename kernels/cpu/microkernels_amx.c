@@ -6,10 +6,19 @@
 #include "kernels/cpu/microkernels_avx512.h"
 #include "kernels/cpu/microkernels_vnni.h"
 
+static const struct gemm_microkernels amx_gemm = { AVX512_GEMM_MICROKERNELS,
+                                                   .gemv_int = vnni_gemv_int,
+                                                   .tile_int = amx_tile_int };
+
+static const struct bf16_microkernels amx_bf16 = {
+    .round_bf16 = bf16_round,
+    .gemv_bf16 = amx_gemv_bf16,
+    .upconvert_bf16 = bf16_upconvert,
+    .tile_bf16 = amx_tile_bf16,
+    BF16_SCORE_MICROKERNELS,
+};
+
 const struct cpu_backend cpu_backend_amx = {
     .base = CPU_BACKEND("amx", cpu_supports_amx),
-    .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int,
-                      .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
-                      .upconvert_bf16 = bf16_upconvert, .tile_bf16 = amx_tile_bf16,
-                      BF16_SCORE_MICROKERNELS },
+    .microkernels = { &amx_gemm, &avx512_elementwise, &avx512_attention, &amx_bf16 },
 };

@@ -192,24 +192,32 @@ static void avx2_axpy(float *y, const float *x, float factor, size_t n)
     }
 }
 
+static const struct gemm_microkernels avx2_gemm = {
+    .gemv = avx2_gemv,
+    .dequantize = avx2_dequantize,
+    .tile = avx2_tile,
+    .quantize = avx2_quantize,
+    .gemv_int = avx2_gemv_int,
+    .unpack_int = avx2_unpack_int,
+    .tile_int = avx2_tile_int,
+};
+
+static const struct elementwise_microkernels avx2_elementwise = {
+    .rms_factor = avx2_rms_factor,
+    .rms_apply = avx2_rms_apply,
+    .add = avx2_add,
+    .silu_mul = avx2_silu_mul,
+    .rope = avx2_rope,
+    .axpy = avx2_axpy,
+    .scale = avx2_scale,
+    .max = avx2_max,
+    .sum_exp = avx2_sum_exp,
+    .exp_terms = avx2_exp_terms,
+};
+
+static const struct attention_microkernels avx2_attention = { ATTENTION_MICROKERNELS(avx2) };
+
 const struct cpu_backend cpu_backend_avx2 = {
     .base = CPU_BACKEND("avx2", cpu_supports_avx2),
-    .microkernels = { .gemv = avx2_gemv,
-                      .dequantize = avx2_dequantize,
-                      .tile = avx2_tile,
-                      .quantize = avx2_quantize,
-                      .gemv_int = avx2_gemv_int,
-                      .unpack_int = avx2_unpack_int,
-                      .tile_int = avx2_tile_int,
-                      .rms_factor = avx2_rms_factor,
-                      .rms_apply = avx2_rms_apply,
-                      .add = avx2_add,
-                      .silu_mul = avx2_silu_mul,
-                      .rope = avx2_rope,
-                      .axpy = avx2_axpy,
-                      .scale = avx2_scale,
-                      .max = avx2_max,
-                      .sum_exp = avx2_sum_exp,
-                      .exp_terms = avx2_exp_terms,
-                      ATTENTION_MICROKERNELS(avx2), },
+    .microkernels = { &avx2_gemm, &avx2_elementwise, &avx2_attention, .bf16 = NULL },
 };

@@ -8,7 +8,7 @@
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/simd_avx512.h"
 
-float avx512_rms_factor(const float *x, size_t n, float eps)
+static float avx512_rms_factor(const float *x, size_t n, float eps)
 {
     __m512 sum = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
@@ -18,7 +18,7 @@ float avx512_rms_factor(const float *x, size_t n, float eps)
     return 1.0f / sqrtf(tree16(sum) / (float)n + eps);
 }
 
-void avx512_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
+static void avx512_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
 {
     __m512 r = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
@@ -28,7 +28,7 @@ void avx512_rms_apply(float *y, const float *x, const float *weight, float facto
     }
 }
 
-void avx512_add(float *x, const float *y, size_t n)
+static void avx512_add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
@@ -38,7 +38,7 @@ void avx512_add(float *x, const float *y, size_t n)
     }
 }
 
-void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
+static void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
@@ -78,13 +78,13 @@ static void rope_interleaved(float *x, const float *cs, size_t rot_dim)
     }
 }
 
-void avx512_rope(float *x, const float *cs, size_t rot_dim, bool interleaved)
+static void avx512_rope(float *x, const float *cs, size_t rot_dim, bool interleaved)
 {
     if (interleaved) rope_interleaved(x, cs, rot_dim);
     else rope_half(x, cs, rot_dim / 2);
 }
 
-void avx512_scale(float *x, float factor, size_t n)
+static void avx512_scale(float *x, float factor, size_t n)
 {
     __m512 f = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
@@ -93,7 +93,7 @@ void avx512_scale(float *x, float factor, size_t n)
     }
 }
 
-float avx512_max(const float *x, size_t n)
+static float avx512_max(const float *x, size_t n)
 {
     __m512 top = _mm512_set1_ps(-INFINITY);
     for (size_t i = 0; i < n; i += 16)
@@ -102,7 +102,7 @@ float avx512_max(const float *x, size_t n)
     return _mm512_reduce_max_ps(top);
 }
 
-float avx512_sum_exp(const float *x, float max, size_t n)
+static float avx512_sum_exp(const float *x, float max, size_t n)
 {
     __m512 top = _mm512_set1_ps(max), sum = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
@@ -113,7 +113,7 @@ float avx512_sum_exp(const float *x, float max, size_t n)
     return tree16(sum);
 }
 
-void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
+static void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
 {
     __m512 top = _mm512_set1_ps(max), f = _mm512_set1_ps(by), most = _mm512_set1_ps(FLT_MAX);
     for (size_t i = 0; i < n; i += 16) {
@@ -125,7 +125,7 @@ void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
     }
 }
 
-void avx512_axpy(float *y, const float *x, float factor, size_t n)
+static void avx512_axpy(float *y, const float *x, float factor, size_t n)
 {
     __m512 f = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
@@ -136,8 +136,26 @@ void avx512_axpy(float *y, const float *x, float factor, size_t n)
     }
 }
 
+static const struct gemm_microkernels avx512_gemm = { AVX512_GEMM_MICROKERNELS,
+                                                      .gemv_int = avx512_gemv_int,
+                                                      .tile_int = avx512_tile_int };
+
+const struct elementwise_microkernels avx512_elementwise = {
+    .rms_factor = avx512_rms_factor,
+    .rms_apply = avx512_rms_apply,
+    .add = avx512_add,
+    .silu_mul = avx512_silu_mul,
+    .rope = avx512_rope,
+    .axpy = avx512_axpy,
+    .scale = avx512_scale,
+    .max = avx512_max,
+    .sum_exp = avx512_sum_exp,
+    .exp_terms = avx512_exp_terms,
+};
+
+const struct attention_microkernels avx512_attention = { ATTENTION_MICROKERNELS(avx512) };
+
 const struct cpu_backend cpu_backend_avx512 = {
     .base = CPU_BACKEND("avx512", cpu_supports_avx512),
-    .microkernels = { AVX512_MICROKERNELS, .gemv_int = avx512_gemv_int,
-                      .tile_int = avx512_tile_int },
+    .microkernels = { &avx512_gemm, &avx512_elementwise, &avx512_attention, .bf16 = NULL },
 };

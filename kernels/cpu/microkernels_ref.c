@@ -206,24 +206,34 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
     for (size_t i = 0; i < n; i++) y[i] = fmaf(factor, x[i], y[i]);
 }
 
+static const struct gemm_microkernels ref_gemm = {
+    .gemv = ref_gemv,
+    .dequantize = ref_dequantize,
+    .tile = ref_tile,
+    .quantize = ref_quantize,
+    .gemv_int = ref_gemv_int,
+    .unpack_int = weight_layout_unpack_int,
+    .tile_int = ref_tile_int,
+};
+
+static const struct elementwise_microkernels ref_elementwise = {
+    .rms_factor = ref_rms_factor,
+    .rms_apply = ref_rms_apply,
+    .add = ref_add,
+    .silu_mul = ref_silu_mul,
+    .rope = ref_rope,
+    .axpy = ref_axpy,
+    .scale = ref_scale,
+    .max = ref_max,
+    .sum_exp = ref_sum_exp,
+    .exp_terms = ref_exp_terms,
+};
+
+static const struct attention_microkernels ref_attention = {
+    ATTENTION_MICROKERNELS(attention_ref),
+};
+
 const struct cpu_backend cpu_backend_ref = {
     .base = CPU_BACKEND("ref", always),
-    .microkernels = { .gemv = ref_gemv,
-                      .dequantize = ref_dequantize,
-                      .tile = ref_tile,
-                      .quantize = ref_quantize,
-                      .gemv_int = ref_gemv_int,
-                      .unpack_int = weight_layout_unpack_int,
-                      .tile_int = ref_tile_int,
-                      .rms_factor = ref_rms_factor,
-                      .rms_apply = ref_rms_apply,
-                      .add = ref_add,
-                      .silu_mul = ref_silu_mul,
-                      .rope = ref_rope,
-                      .axpy = ref_axpy,
-                      .scale = ref_scale,
-                      .max = ref_max,
-                      .sum_exp = ref_sum_exp,
-                      .exp_terms = ref_exp_terms,
-                      ATTENTION_MICROKERNELS(attention_ref), },
+    .microkernels = { &ref_gemm, &ref_elementwise, &ref_attention, .bf16 = NULL },
 };

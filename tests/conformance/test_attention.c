@@ -386,7 +386,7 @@ struct bf16_products { /* PRODUCT_ROWS queries and ATTN_TILE keys of dim element
 };
 
 /* Numbers of all magnitudes, including some whose products are subnormal. */
-static struct bf16_products make_bf16_products(const struct cpu_microkernels *kernels, size_t dim)
+static struct bf16_products make_bf16_products(const struct bf16_microkernels *kernels, size_t dim)
 {
     struct bf16_products c = { .dim = dim, .q_stride = act_bf16_stride(dim) };
     c.q = MEM_ARRAY(uint16_t, PRODUCT_ROWS * c.q_stride);
@@ -421,7 +421,7 @@ static void check_bf16_product(const struct bf16_products *c, size_t i, size_t j
 }
 
 /* Any number of rows gives the same bits, which are sums in f32 of products of bf16. */
-static void check_bf16_products(const struct cpu_microkernels *kernels)
+static void check_bf16_products(const struct bf16_microkernels *kernels)
 {
     static const size_t dims[] = { 1, 2, 31, 32, 33, 64, 80, 199, 256, PRODUCT_DIM_MAX },
                         n_keys[] = { 1, 15, 16, 17, 33, 48, 63, 64 };
@@ -458,7 +458,7 @@ static void check_fast(const char *isa, const struct shape *s, size_t n_seqs,
 {
     struct kernel_ctx *one = open_backend(isa, ACTIVATIONS_FAST, 1);
     struct world w = make_world(*s, n_seqs, n_tokens);
-    w.rounded = cpu_microkernels_of(one)->scores_bf16 && s->path != MLA_NAIVE;
+    w.rounded = cpu_has_bf16_products(one) && s->path != MLA_NAIVE;
     run_world(one, &w, 10000, w.want);
     kernel_ctx_free(one);
     if (w.rounded) check_against_softmax(&w, n_tokens[0] > 1000 ? 700 : 29);
@@ -484,8 +484,8 @@ static void fast_cases(const char *isa)
     static const struct shape long_heads = { GQA, DTYPE_BF16, 7, 1, 64, 64, 0, 0, 0 },
                               long_latents = { MLA_ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
     struct kernel_ctx *c = open_backend(isa, ACTIVATIONS_FAST, 1);
-    bool products = cpu_microkernels_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
-    if (products) check_bf16_products(cpu_microkernels_of(c));
+    bool products = cpu_has_bf16_products(c), is_ref = strcmp(isa, "ref") == 0;
+    if (products) check_bf16_products(cpu_microkernels_of(c)->bf16);
     kernel_ctx_free(c);
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_tokens[N_SEQS] = { 1, SHAPES[i].block_tokens + 3, is_ref ? 70 : 330 };

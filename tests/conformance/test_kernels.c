@@ -5,6 +5,7 @@
  * threads. ref itself is compared with formulas written out here, in f64 unless rounding is part of
  * the definition. Buffers have exactly the size that a call may touch, so that a sanitizer build
  * finds every stray access. A backend that this CPU cannot run is skipped by name. */
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/host_math.h"
 #include "tests/conformance/kernel_ops_on_device.h"
 
@@ -280,6 +281,32 @@ TEST(every_backend_has_its_tests)
     CHECK_EQ_INT(n, COUNT_OF(tested));
 }
 
+/* Tables of microkernels hold function pointers and nothing else. */
+static void check_complete(const char *name, const void *table, size_t bytes)
+{
+    void (*entry)(void);
+    for (size_t at = 0; at < bytes; at += sizeof entry) {
+        memcpy(&entry, (const char *)table + at, sizeof entry);
+        if (!entry) test_fail(__FILE__, __LINE__, "%s: entry %zu is NULL", name, at / sizeof entry);
+    }
+}
+
+TEST(microkernel_tables_are_complete)
+{
+    static const struct cpu_backend *const backends[] = {
+        &cpu_backend_ref,         &cpu_backend_avx2,        &cpu_backend_avx512,
+        &cpu_backend_avx512_vnni, &cpu_backend_avx512_bf16, &cpu_backend_amx,
+    };
+    for (size_t i = 0; i < COUNT_OF(backends); i++) {
+        const char *name = backends[i]->base.name;
+        const struct cpu_microkernels *k = &backends[i]->microkernels;
+        check_complete(name, k->gemm, sizeof *k->gemm);
+        check_complete(name, k->elementwise, sizeof *k->elementwise);
+        check_complete(name, k->attention, sizeof *k->attention);
+        if (k->bf16) check_complete(name, k->bf16, sizeof *k->bf16);
+    }
+}
+
 /* ---- the context ---- */
 
 TEST(context_names_what_this_machine_has)
@@ -472,4 +499,5 @@ EVERY_BACKEND(BACKEND_TESTS)
 EVERY_CPU_BACKEND(CPU_BACKEND_TESTS)
 
 TEST_MAIN(EVERY_BACKEND_CASES(BACKEND_CASES), EVERY_CPU_BACKEND_CASES(CPU_BACKEND_CASES),
-          CASE(every_backend_has_its_tests), CASE(context_names_what_this_machine_has))
+          CASE(every_backend_has_its_tests), CASE(microkernel_tables_are_complete),
+          CASE(context_names_what_this_machine_has))

@@ -105,7 +105,7 @@ static void round_queries(struct attn_tile_loop *w, float **scratch)
     w->q_stride = act_bf16_stride(w->q_dim);
     uint16_t *q = (uint16_t *)take(scratch, (size_t)w->n_pairs * w->q_stride / 2);
     for (int32_t i = 0; i < w->n_pairs; i++)
-        w->kernels->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
+        w->kernels->bf16->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
     w->q_bf16 = q;
 }
 
@@ -249,9 +249,9 @@ static void expand(const struct attn_tile_loop *w, float *y, const struct weight
                 panel = (const float *)panel_at(m, p,
                                                 weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) +
                         k0 * PANEL;
-            else w->kernels->dequantize(w->w_panel, m, p, k0, n_k);
-            w->kernels->fma_tile(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0,
-                                 1, n_k, k0 > 0 ? ONES : NULL);
+            else w->kernels->gemm->dequantize(w->w_panel, m, p, k0, n_k);
+            w->kernels->attention->fma_tile(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim,
+                                            n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
         }
 }
 
@@ -269,11 +269,11 @@ static void expand_tile(const struct attn_tile_loop *w, const char *const *rows,
     for (size_t j = 0; j < n_keys; j++) /* over the padding lanes of the last panel */
         memcpy(w->rows + j * EXPANDED_ROW + k_up->n_out, w->latent + j * dim + rank,
                (dim - rank) * sizeof(float));
-    w->kernels->load_keys(w->keys, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys,
-                          w->q_dim);
+    w->kernels->attention->load_keys(w->keys, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32,
+                                     n_keys, w->q_dim);
     expand(w, w->rows, v_up, n_keys);
-    w->kernels->load_values(w->values, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys,
-                            v_up->n_out);
+    w->kernels->attention->load_values(w->values, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32,
+                                       n_keys, v_up->n_out);
 }
 
 static void load_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t)
@@ -284,11 +284,13 @@ static void load_tile(const struct attn_tile_loop *w, const struct attn_kv_tile 
         return;
     }
     if (w->use_bf16_scores)
-        w->kernels->load_keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
+        w->kernels->bf16->load_keys_bf16(w->keys, &t->keys, (size_t)t->n_keys,
+                                         (size_t)kv->head_dim);
     else
-        w->kernels->load_keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
-    w->kernels->load_values(w->values, &t->values, t->dtype, (size_t)t->n_keys,
-                            (size_t)w->a->v_dim);
+        w->kernels->attention->load_keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys,
+                                         (size_t)kv->head_dim);
+    w->kernels->attention->load_values(w->values, &t->values, t->dtype, (size_t)t->n_keys,
+                                       (size_t)w->a->v_dim);
 }
 
 /* ---- pairs ---- */
@@ -301,14 +303,16 @@ static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile 
     float *o = w->o + (size_t)i * w->v_stride;
     /* a segment's sums begin with 0 */
     const float *rescale = t->begin % ATTN_SEGMENT == 0 ? NULL : w->rescale + i;
-    w->kernels->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i,
-                               w->rescale + i);
+    w->kernels->attention->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i,
+                                          w->sum + i, w->rescale + i);
     if (skinny)
-        w->kernels->accumulate_v_skinny(o, w->v_stride, scores, (size_t)n, &t->values, &t->next,
-                                        t->dtype, (size_t)n_keys, (size_t)a->v_dim, rescale);
+        w->kernels->attention->accumulate_v_skinny(o, w->v_stride, scores, (size_t)n, &t->values,
+                                                   &t->next, t->dtype, (size_t)n_keys,
+                                                   (size_t)a->v_dim, rescale);
     else
-        w->kernels->fma_tile(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values,
-                             ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, rescale);
+        w->kernels->attention->fma_tile(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values,
+                                        ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys,
+                                        rescale);
 }
 
 /* Adds the tile to pairs [low, high), whose scores are computed; pairs with equally many keys go
@@ -338,11 +342,11 @@ static void score_skinny(const struct attn_tile_loop *w, const struct attn_kv_ti
 {
     size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
     if (w->use_bf16_scores)
-        w->kernels->scores_skinny_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys,
-                                       &t->values, (size_t)t->n_keys, w->q_dim);
+        w->kernels->bf16->scores_skinny_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys,
+                                             &t->values, (size_t)t->n_keys, w->q_dim);
     else
-        w->kernels->scores_skinny(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values,
-                                  t->dtype, (size_t)t->n_keys, w->q_dim);
+        w->kernels->attention->scores_skinny(w->scores, w->q + at, w->q_stride, n, &t->keys,
+                                             &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
 }
 
 /* Scores of pairs [low, high), from the keys that load_tile has arranged. */
@@ -352,11 +356,11 @@ static void score_tile(const struct attn_tile_loop *w, const struct attn_kv_tile
     size_t n = (size_t)(high - low), at = (size_t)low * w->q_stride,
            n_panels = padded((size_t)t->n_keys) / PANEL;
     if (w->use_bf16_scores)
-        w->kernels->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels,
-                                w->q_dim);
+        w->kernels->bf16->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels,
+                                      w->q_dim);
     else
-        w->kernels->fma_tile(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys,
-                             w->q_dim * PANEL, n_panels, w->q_dim, NULL);
+        w->kernels->attention->fma_tile(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys,
+                                        w->q_dim * PANEL, n_panels, w->q_dim, NULL);
 }
 
 static void attend_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t)

@@ -172,8 +172,8 @@ static void merge(const struct cpu_microkernels *kernels, bool first, float *o_a
     }
     float top = m > *m_all ? m : *m_all, a = exp_ref(*m_all - top), b = exp_ref(m - top);
     *l_all = fmaf(l, b, *l_all * a);
-    if (a != 1) kernels->scale(o_all, a, n); /* times 1 changes nothing */
-    kernels->axpy(o_all, o, b, n);
+    if (a != 1) kernels->elementwise->scale(o_all, a, n); /* times 1 changes nothing */
+    kernels->elementwise->axpy(o_all, o, b, n);
     *m_all = top;
 }
 
@@ -239,7 +239,7 @@ static void whole_item(void *arg, int index, int thread)
                 merge(w->kernels, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride,
                       w->max[i], w->sum[i], n);
                 if (attention_pair_pos(w, i) / ATTN_SEGMENT == segment)
-                    w->kernels->scale(out, 1 / l[at], n);
+                    w->kernels->elementwise->scale(out, 1 / l[at], n);
             }
     }
 }
@@ -295,7 +295,7 @@ static void merge_pair(const struct attn_job *job, int32_t pair)
         merge(kernels, job->segment + i == 0, out, &state[0], &state[1],
               partial + PARTIAL_HEADER_FLOATS, partial[0], partial[1], n);
     }
-    if (last >= 0 && last < job->n_segments) kernels->scale(out, 1 / state[1], n);
+    if (last >= 0 && last < job->n_segments) kernels->elementwise->scale(out, 1 / state[1], n);
 }
 
 static void merge_item(void *arg, int index, int thread)
@@ -395,7 +395,7 @@ static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_thr
 static bool can_use_bf16_scores(const struct kernel_ctx *c, const struct attn_args *a)
 {
     return c->options.activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up &&
-           cpu_microkernels_of(c)->scores_bf16;
+           cpu_has_bf16_products(c);
 }
 
 static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a,

@@ -47,13 +47,13 @@ static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, s
         };
         b.row_step = b.n_panels * PANEL;
         if (j->arithmetic == MATMUL_INT)
-            r->kernels->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+            r->kernels->gemm->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
         else if (j->arithmetic == MATMUL_BF16)
-            r->kernels->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+            r->kernels->bf16->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
         else
             for (size_t i = 0; i < b.n_rows; i++)
-                r->kernels->gemv(block_acc(&b, i, 0), (const float *)j->x + i * j->x_stride, w, p,
-                                 b.n_panels);
+                r->kernels->gemm->gemv(block_acc(&b, i, 0), (const float *)j->x + i * j->x_stride,
+                                       w, p, b.n_panels);
         matmul_apply_epilogue(r->kernels, &b);
     }
 }
@@ -69,9 +69,10 @@ static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, f
             const float *panel = unpacked;
             if (w->layout == LAYOUT_F32)
                 panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
-            else r->kernels->dequantize(unpacked, w, b->panel0 + p, k0, n_k);
-            r->kernels->tile(block_acc(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0,
-                             j->x_stride, b->n_rows, panel, n_k);
+            else r->kernels->gemm->dequantize(unpacked, w, b->panel0 + p, k0, n_k);
+            r->kernels->gemm->tile(block_acc(b, 0, p),
+                                   (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride,
+                                   b->n_rows, panel, n_k);
         }
     }
 }
@@ -89,9 +90,9 @@ static void gemm_int(const struct matmul_run *r, const struct matmul_block *b,
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             for (size_t i = 0; i < n; i++)
-                r->kernels->unpack_int(&unpacked[i], w, b->panel0 + p + i, k0, n_k);
-            r->kernels->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, unpacked, n,
-                                 w->layout, n_k);
+                r->kernels->gemm->unpack_int(&unpacked[i], w, b->panel0 + p + i, k0, n_k);
+            r->kernels->gemm->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, unpacked, n,
+                                       w->layout, n_k);
         }
     }
     for (size_t p = 0; p < b->n_panels && LAYOUTS[w->layout].group == 0; p++) {
@@ -109,7 +110,7 @@ static void gemm_bf16(const struct matmul_run *r, const struct matmul_block *b)
     size_t panel_bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K)
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS)
-            r->kernels->tile_bf16(
+            r->kernels->bf16->tile_bf16(
                 block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0,
                 j->x_stride, b->n_rows,
                 (const uint32_t *)panel_at(w, b->panel0 + p, panel_bytes) + k0 / 2 * PANEL,
@@ -127,11 +128,11 @@ static void gemm_f8(const struct matmul_run *r, const struct matmul_block *b, ui
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             float scale[DOT_PANELS];
             for (size_t i = 0; i < n; i++)
-                r->kernels->upconvert_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0,
-                                           n_k);
-            r->kernels->tile_bf16(block_acc(b, 0, p),
-                                  (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride,
-                                  b->n_rows, pairs, stride, n, scale, n_k);
+                r->kernels->bf16->upconvert_bf16(pairs + i * stride, &scale[i], w,
+                                                 b->panel0 + p + i, k0, n_k);
+            r->kernels->bf16->tile_bf16(block_acc(b, 0, p),
+                                        (const uint16_t *)j->x + b->row0 * j->x_stride + k0,
+                                        j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
         }
     }
 }

@@ -63,8 +63,8 @@ static void swiglu(const struct cpu_microkernels *kernels, const struct matmul_b
         for (size_t i = 0; b->job->a->bias && i < b->n_rows; i++) add_bias(b, i, p);
         for (size_t i = 0; i < (side_by_side ? 1 : b->n_rows); i++) {
             float *gate = block_acc(b, i, p);
-            kernels->silu_mul(gate, gate, block_acc(b, i, p + 1),
-                              side_by_side ? b->n_rows * PANEL : PANEL);
+            kernels->elementwise->silu_mul(gate, gate, block_acc(b, i, p + 1),
+                                           side_by_side ? b->n_rows * PANEL : PANEL);
         }
     }
 }
@@ -94,8 +94,9 @@ static void store_quantized_row(const struct cpu_microkernels *kernels,
         if (n > PANEL)
             *(matmul_lanes *)(x + PANEL) = *(const matmul_lanes *)block_acc(b, row, p + 2);
         if (arithmetic == MATMUL_INT)
-            kernels->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x, n);
-        else kernels->round_bf16((uint16_t *)(y + matmul_row_bytes(arithmetic, at)), x, n);
+            kernels->gemm->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x,
+                                    n);
+        else kernels->bf16->round_bf16((uint16_t *)(y + matmul_row_bytes(arithmetic, at)), x, n);
     }
 }
 

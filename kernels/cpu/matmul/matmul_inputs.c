@@ -29,7 +29,7 @@ enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const st
     if (c->options.activations == ACTIVATIONS_F32) return MATMUL_F32;
     if (weight_layout_info(w->layout)->integer) return MATMUL_INT;
     bool bf16 = w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8;
-    return bf16 && cpu_microkernels_of(c)->tile_bf16 ? MATMUL_BF16 : MATMUL_F32;
+    return bf16 && cpu_has_bf16_products(c) ? MATMUL_BF16 : MATMUL_F32;
 }
 
 static const size_t ELEMENT[] = { [MATMUL_F32] = sizeof(float),
@@ -52,8 +52,8 @@ size_t matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in)
 static void round_inputs(const struct cpu_microkernels *kernels, enum matmul_arithmetic arithmetic,
                          void *to, const float *x, size_t n)
 {
-    if (arithmetic == MATMUL_INT) kernels->quantize(to, x, n);
-    else if (arithmetic == MATMUL_BF16) kernels->round_bf16(to, x, n);
+    if (arithmetic == MATMUL_INT) kernels->gemm->quantize(to, x, n);
+    else if (arithmetic == MATMUL_BF16) kernels->bf16->round_bf16(to, x, n);
     else memcpy(to, x, n * sizeof *x);
 }
 
@@ -61,11 +61,11 @@ static void normalise_row(const struct cpu_microkernels *kernels, const struct m
                           char *to, const float *x)
 {
     const size_t n_in = in->a->w->n_in;
-    const float factor = kernels->rms_factor(x, n_in, in->a->norm_eps);
+    const float factor = kernels->elementwise->rms_factor(x, n_in, in->a->norm_eps);
     float part[NORM_ELEMENTS];
     for (size_t k = 0; k < n_in; k += NORM_ELEMENTS) {
         size_t n = min_size(NORM_ELEMENTS, n_in - k);
-        kernels->rms_apply(part, x + k, in->a->norm + k, factor, n);
+        kernels->elementwise->rms_apply(part, x + k, in->a->norm + k, factor, n);
         round_inputs(kernels, in->arithmetic, to + matmul_row_bytes(in->arithmetic, k), part, n);
     }
 }
