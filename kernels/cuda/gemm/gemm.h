@@ -114,8 +114,8 @@ size_t gemm_scratch_bytes(void);
 /* Whether x should be quantised to e4m3, for a call with everything set except x, x_stride and
  * x_scales. Depends only on the GPU, layout and shapes. */
 bool gemm_wants_f8_x(const struct gemm *g);
-/* Whether gemm_run takes a kernel of compute capability 9.0 for groups with many rows. It tries the
- * library first if that is allowed. */
+/* For tests: whether gemm_run takes a kernel of compute capability 9.0 for groups with many rows.
+ * It tries the library first if that is allowed. */
 bool gemm_uses_sm90(const struct gemm *g);
 /* For tests and measurements: runs that kernel for all rows of a call on tiles of `columns`
  * columns, 128 or, without x_scales, 256. cudaErrorInvalidValue if gemm_run never takes it. */
