@@ -39,7 +39,7 @@ struct kv_row_ptrs {
     size_t offset;
 };
 
-/* Matrix products: f32 chains and integer chains. */
+/* Matrix products with f32 and with integer accumulation. */
 struct gemm_microkernels {
     /* ---- f32 accumulation: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = the sums over all k of x for n_panels <= GEMV_PANELS panels from i_panel
