@@ -29,7 +29,7 @@ planted() {
 
 planted check_words.sh shared/base/str.c '/* TO''DO: more. */\n'
 planted check_words.sh docs/gpu.md 'Without a ca''rd a node says so.\n'
-planted check_words.sh kvtransfer/transport.c '/* The row''s of this table are tried in order. */\n'
+planted check_words.sh kvtransfer/transport.c '/* The first of the row''s is tried first. */\n'
 planted check_words.sh shared/engine/engine.c '/* Copies run on a la''ne of their own. */\n'
 planted check_structs.py shared/base/str.c 'struct buf {\n    int again;\n};\n'
 planted check_format.sh shared/base/str.c 'static int  badly( int x ){return x;}\n'

@@ -20,7 +20,7 @@ def tracked(root):
 
 
 def is_product(path):
-    return path.split("/")[0] in PRODUCT
+    return path.split("/")[0] in PRODUCT or path == "CMakeLists.txt"
 
 
 def is_c(path):
