@@ -424,31 +424,31 @@ static float half_of(uint16_t h) { return float_from_f16(h); }
 
 TEST(blocks_of_32_lie_as_drawn)
 {
-    struct packed i8 = packed_of(DTYPE_Q8_0, QUANTIZE_NONE, 20, 64),
-                  i8m = packed_of(DTYPE_Q5_1, QUANTIZE_NONE, 20, 64),
-                  u4 = packed_of(DTYPE_Q4_0, QUANTIZE_NONE, 20, 64),
-                  u4m = packed_of(DTYPE_Q4_1, QUANTIZE_NONE, 20, 64);
+    struct packed q8 = packed_of(DTYPE_Q8_0, QUANTIZE_NONE, 20, 64),
+                  q8m = packed_of(DTYPE_Q5_1, QUANTIZE_NONE, 20, 64),
+                  q4 = packed_of(DTYPE_Q4_0, QUANTIZE_NONE, 20, 64),
+                  q4m = packed_of(DTYPE_Q4_1, QUANTIZE_NONE, 20, 64);
     for (size_t i = 0; i < 20; i++)
         for (size_t k = 0; k < 64; k++) {
             size_t b = k / 32, j = i % 16;
-            const struct block_i8 *a = (const struct block_i8 *)panel_bytes_at(&i8, i / 16) + b;
-            const struct block_i8m *am = (const struct block_i8m *)panel_bytes_at(&i8m, i / 16) + b;
-            const struct block_u4 *u = (const struct block_u4 *)panel_bytes_at(&u4, i / 16) + b;
-            const struct block_u4m *um = (const struct block_u4m *)panel_bytes_at(&u4m, i / 16) + b;
+            const struct block_q8 *a = (const struct block_q8 *)panel_bytes_at(&q8, i / 16) + b;
+            const struct block_q8m *am = (const struct block_q8m *)panel_bytes_at(&q8m, i / 16) + b;
+            const struct block_q4 *u = (const struct block_q4 *)panel_bytes_at(&q4, i / 16) + b;
+            const struct block_q4m *um = (const struct block_q4m *)panel_bytes_at(&q4m, i / 16) + b;
             CHECK(same(half_of(a->d[j]) * (float)(byte_of(a->q, k % 32, j) - 128),
-                       wide_at(&i8, i, k)));
+                       wide_at(&q8, i, k)));
             CHECK(same(fmaf(half_of(am->d[j]), (float)byte_of(am->q, k % 32, j), half_of(am->m[j])),
-                       wide_at(&i8m, i, k)));
+                       wide_at(&q8m, i, k)));
             CHECK(same(half_of(u->d[j]) * (float)(nibble_of(u->q, k % 32, j) - 8),
-                       wide_at(&u4, i, k)));
+                       wide_at(&q4, i, k)));
             CHECK(
                 same(fmaf(half_of(um->d[j]), (float)nibble_of(um->q, k % 32, j), half_of(um->m[j])),
-                     wide_at(&u4m, i, k)));
+                     wide_at(&q4m, i, k)));
         }
-    release_one(&i8);
-    release_one(&i8m);
-    release_one(&u4);
-    release_one(&u4m);
+    release_one(&q8);
+    release_one(&q8m);
+    release_one(&q4);
+    release_one(&q4m);
 }
 
 TEST(blocks_of_256_lie_as_drawn)
@@ -460,27 +460,31 @@ TEST(blocks_of_256_lie_as_drawn)
         for (size_t i = 0; i < 20; i++)
             for (size_t k = 0; k < 512; k++) {
                 size_t b = k / 256, g = k % 256 / 16, in = k % 32, j = i % 16;
-                const struct block_k8 *k8 = (const struct block_k8 *)panel_bytes_at(&p, i / 16) + b;
-                const struct block_k4 *k4 = (const struct block_k4 *)panel_bytes_at(&p, i / 16) + b;
-                const struct block_s8 *s8 = (const struct block_s8 *)panel_bytes_at(&p, i / 16) + b;
-                const struct block_s4 *s4 = (const struct block_s4 *)panel_bytes_at(&p, i / 16) + b;
+                const struct block_q8k16 *q8k16 =
+                    (const struct block_q8k16 *)panel_bytes_at(&p, i / 16) + b;
+                const struct block_q4k16 *q4k16 =
+                    (const struct block_q4k16 *)panel_bytes_at(&p, i / 16) + b;
+                const struct block_q8k32 *q8k32 =
+                    (const struct block_q8k32 *)panel_bytes_at(&p, i / 16) + b;
+                const struct block_q4k32 *q4k32 =
+                    (const struct block_q4k32 *)panel_bytes_at(&p, i / 16) + b;
                 float w;
-                if (p.w.layout == LAYOUT_K8)
-                    w = fmaf(half_of(k8->d[j]) * (float)k8->scale[g][j],
-                             (float)(byte_of(k8->q[k % 256 / 32], in, j) - 128),
-                             -(half_of(k8->dmin[j]) * (float)k8->min[g][j]));
-                else if (p.w.layout == LAYOUT_S8)
-                    w = fmaf(half_of(s8->d[j]) * (float)s8->scale[g / 2][j],
-                             (float)(byte_of(s8->q[k % 256 / 32], in, j) - 128),
-                             -(half_of(s8->dmin[j]) * (float)s8->min[g / 2][j]));
-                else if (p.w.layout == LAYOUT_S4)
-                    w = fmaf(half_of(s4->d[j]) * (float)s4->scale[g / 2][j],
-                             (float)nibble_of(s4->q[k % 256 / 32], in, j),
-                             -(half_of(s4->dmin[j]) * (float)s4->min[g / 2][j]));
+                if (p.w.layout == LAYOUT_Q8K16)
+                    w = fmaf(half_of(q8k16->d[j]) * (float)q8k16->scale[g][j],
+                             (float)(byte_of(q8k16->q[k % 256 / 32], in, j) - 128),
+                             -(half_of(q8k16->dmin[j]) * (float)q8k16->min[g][j]));
+                else if (p.w.layout == LAYOUT_Q8K32)
+                    w = fmaf(half_of(q8k32->d[j]) * (float)q8k32->scale[g / 2][j],
+                             (float)(byte_of(q8k32->q[k % 256 / 32], in, j) - 128),
+                             -(half_of(q8k32->dmin[j]) * (float)q8k32->min[g / 2][j]));
+                else if (p.w.layout == LAYOUT_Q4K32)
+                    w = fmaf(half_of(q4k32->d[j]) * (float)q4k32->scale[g / 2][j],
+                             (float)nibble_of(q4k32->q[k % 256 / 32], in, j),
+                             -(half_of(q4k32->dmin[j]) * (float)q4k32->min[g / 2][j]));
                 else
-                    w = fmaf(half_of(k4->d[j]) * (float)k4->scale[g][j],
-                             (float)nibble_of(k4->q[k % 256 / 32], in, j),
-                             -(half_of(k4->dmin[j]) * (float)k4->min[g][j]));
+                    w = fmaf(half_of(q4k16->d[j]) * (float)q4k16->scale[g][j],
+                             (float)nibble_of(q4k16->q[k % 256 / 32], in, j),
+                             -(half_of(q4k16->dmin[j]) * (float)q4k16->min[g][j]));
                 CHECK(same(w, wide_at(&p, i, k)));
             }
         release_one(&p);
@@ -489,19 +493,19 @@ TEST(blocks_of_256_lie_as_drawn)
 
 TEST(channel_layouts_lie_as_drawn)
 {
-    struct packed c8 = packed_of(DTYPE_BF16, QUANTIZE_WINT8, 20, 70),
-                  c4 = packed_of(DTYPE_BF16, QUANTIZE_WINT4, 20, 70);
+    struct packed w8 = packed_of(DTYPE_BF16, QUANTIZE_WINT8, 20, 70),
+                  w4 = packed_of(DTYPE_BF16, QUANTIZE_WINT4, 20, 70);
     for (size_t i = 0; i < 20; i++)
         for (size_t k = 0; k < 70; k++) {
-            const uint32_t(*q8)[PANEL] = (const uint32_t(*)[PANEL])panel_bytes_at(&c8, i / 16);
-            const uint32_t(*q4)[PANEL] = (const uint32_t(*)[PANEL])panel_bytes_at(&c4, i / 16);
-            const float *s8 = (const float *)q8[96 / 4], *s4 = (const float *)q4[96 / 8];
-            CHECK(same(s8[i % 16] * (float)(byte_of(q8, k, i % 16) - 128), wide_at(&c8, i, k)));
-            CHECK(same(s4[i % 16] * (float)(nibble_of(q4, k, i % 16) - 8), wide_at(&c4, i, k)));
-            CHECK(same(weight_layout_channel_scale(&c8.w, i / 16)[i % 16], s8[i % 16]));
+            const uint32_t(*q8)[PANEL] = (const uint32_t(*)[PANEL])panel_bytes_at(&w8, i / 16);
+            const uint32_t(*q4)[PANEL] = (const uint32_t(*)[PANEL])panel_bytes_at(&w4, i / 16);
+            const float *scale8 = (const float *)q8[96 / 4], *scale4 = (const float *)q4[96 / 8];
+            CHECK(same(scale8[i % 16] * (float)(byte_of(q8, k, i % 16) - 128), wide_at(&w8, i, k)));
+            CHECK(same(scale4[i % 16] * (float)(nibble_of(q4, k, i % 16) - 8), wide_at(&w4, i, k)));
+            CHECK(same(weight_layout_channel_scale(&w8.w, i / 16)[i % 16], scale8[i % 16]));
         }
-    release_one(&c8);
-    release_one(&c4);
+    release_one(&w8);
+    release_one(&w4);
 }
 
 /* ---- refusals ---- */

@@ -67,13 +67,13 @@ void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t
         size_t r = 0, n_blocks = n_k / BLOCK_K;
         for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
             const struct act_block *rows = x + r * x_stride;
-            if (kernel_layout == LAYOUT_C8)
-                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_C8);
-            else if (kernel_layout == LAYOUT_S8)
-                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_S8);
-            else if (kernel_layout == LAYOUT_U4M)
-                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_U4M);
-            else tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_I8);
+            if (kernel_layout == LAYOUT_W8)
+                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_W8);
+            else if (kernel_layout == LAYOUT_Q8K32)
+                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_Q8K32);
+            else if (kernel_layout == LAYOUT_Q4M)
+                tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_Q4M);
+            else tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_Q8);
         }
         if (r < n_rows)
             vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, layout,

@@ -44,10 +44,10 @@ BLOCK_INLINE struct block_kind block_kind(const int layout)
 static inline int block_kernel_layout(int layout)
 {
     const struct weight_layout_info *f = weight_layout_info(layout);
-    if (f->group == 0) return LAYOUT_C8;
-    if (f->group == BLOCK_K / 2) return f->zero ? LAYOUT_K8 : LAYOUT_K4;
-    if (f->has_m) return f->zero ? LAYOUT_S8 : LAYOUT_U4M;
-    return LAYOUT_I8;
+    if (f->group == 0) return LAYOUT_W8;
+    if (f->group == BLOCK_K / 2) return f->zero ? LAYOUT_Q8K16 : LAYOUT_Q4K16;
+    if (f->has_m) return f->zero ? LAYOUT_Q8K32 : LAYOUT_Q4M;
+    return LAYOUT_Q8;
 }
 
 /* A statement of a switch over layouts, compiled once for each with LAYOUT a constant:

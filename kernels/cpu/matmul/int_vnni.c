@@ -243,12 +243,12 @@ void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_
         for (size_t r = 0; r < INT_TILE_ROWS; r++)
             t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         switch (block_kernel_layout(layout)) {
-        case LAYOUT_C8: tile_layout(&t, n_panels, LAYOUT_C8); break;
-        case LAYOUT_K8: tile_layout(&t, n_panels, LAYOUT_K8); break;
-        case LAYOUT_S8: tile_layout(&t, n_panels, LAYOUT_S8); break;
-        case LAYOUT_K4: tile_layout(&t, n_panels, LAYOUT_K4); break;
-        case LAYOUT_U4M: tile_layout(&t, n_panels, LAYOUT_U4M); break;
-        default: tile_layout(&t, n_panels, LAYOUT_I8); break;
+        case LAYOUT_W8: tile_layout(&t, n_panels, LAYOUT_W8); break;
+        case LAYOUT_Q8K16: tile_layout(&t, n_panels, LAYOUT_Q8K16); break;
+        case LAYOUT_Q8K32: tile_layout(&t, n_panels, LAYOUT_Q8K32); break;
+        case LAYOUT_Q4K16: tile_layout(&t, n_panels, LAYOUT_Q4K16); break;
+        case LAYOUT_Q4M: tile_layout(&t, n_panels, LAYOUT_Q4M); break;
+        default: tile_layout(&t, n_panels, LAYOUT_Q8); break;
         }
         t.acc += t.n_rows * PANEL;
         x += t.n_rows * x_stride;

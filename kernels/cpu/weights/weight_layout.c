@@ -12,15 +12,15 @@
 enum { LINE = 64 };
 
 static const uint8_t LAYOUT_OF[DTYPE_COUNT] = {
-    [DTYPE_F32] = LAYOUT_F32,    [DTYPE_F16] = LAYOUT_F16, [DTYPE_BF16] = LAYOUT_BF16,
-    [DTYPE_F8_E4M3] = LAYOUT_F8, [DTYPE_Q8_0] = LAYOUT_I8, [DTYPE_Q4_0] = LAYOUT_U4,
-    [DTYPE_Q4_1] = LAYOUT_U4M,   [DTYPE_Q5_0] = LAYOUT_I8, [DTYPE_Q5_1] = LAYOUT_I8M,
-    [DTYPE_IQ4_NL] = LAYOUT_I8,  [DTYPE_Q2_K] = LAYOUT_K4, [DTYPE_Q3_K] = LAYOUT_K4,
-    [DTYPE_Q4_K] = LAYOUT_S4,    [DTYPE_Q5_K] = LAYOUT_S8, [DTYPE_Q6_K] = LAYOUT_K8,
-    [DTYPE_IQ4_XS] = LAYOUT_S8,
+    [DTYPE_F32] = LAYOUT_F32,      [DTYPE_F16] = LAYOUT_F16,    [DTYPE_BF16] = LAYOUT_BF16,
+    [DTYPE_F8_E4M3] = LAYOUT_F8,   [DTYPE_Q8_0] = LAYOUT_Q8,    [DTYPE_Q4_0] = LAYOUT_Q4,
+    [DTYPE_Q4_1] = LAYOUT_Q4M,     [DTYPE_Q5_0] = LAYOUT_Q8,    [DTYPE_Q5_1] = LAYOUT_Q8M,
+    [DTYPE_IQ4_NL] = LAYOUT_Q8,    [DTYPE_Q2_K] = LAYOUT_Q4K16, [DTYPE_Q3_K] = LAYOUT_Q4K16,
+    [DTYPE_Q4_K] = LAYOUT_Q4K32,   [DTYPE_Q5_K] = LAYOUT_Q8K32, [DTYPE_Q6_K] = LAYOUT_Q8K16,
+    [DTYPE_IQ4_XS] = LAYOUT_Q8K32,
 };
 static const uint8_t LAYOUT_QUANTIZED[] = {
-    [QUANTIZE_WINT8] = LAYOUT_C8, [QUANTIZE_WINT4] = LAYOUT_C4, [QUANTIZE_BLOCK_FP8] = LAYOUT_F8
+    [QUANTIZE_WINT8] = LAYOUT_W8, [QUANTIZE_WINT4] = LAYOUT_W4, [QUANTIZE_BLOCK_FP8] = LAYOUT_F8
 };
 
 const struct weight_layout_info *weight_layout_info(int layout)
@@ -39,7 +39,7 @@ int weight_layout_of(enum dtype t, enum quantize q)
 size_t weight_layout_panel_bytes(int layout, size_t n_in)
 {
     size_t tail = 0;
-    if (layout == LAYOUT_C8 || layout == LAYOUT_C4) tail = PANEL * sizeof(float);
+    if (layout == LAYOUT_W8 || layout == LAYOUT_W4) tail = PANEL * sizeof(float);
     if (layout == LAYOUT_F8) tail = (n_in + F8_BLOCK - 1) / F8_BLOCK * sizeof(float);
     /* panels of words begin on cache lines */
     return weight_layout_tail_at(layout, n_in) + (tail + LINE - 1) / LINE * LINE;
@@ -122,7 +122,7 @@ static inline float dequantized(const struct weight_layout_info *f, int q, float
     return f->has_m ? w + m : w;
 }
 
-static inline float plain_element(const struct panel_lane *l, int layout, size_t k)
+static inline float scalar_element(const struct panel_lane *l, int layout, size_t k)
 {
     switch (layout) {
     case LAYOUT_F32: return float_of_bits(word_at(l->panel, k * PANEL + l->i));
@@ -140,7 +140,7 @@ float weight_layout_element(const struct weight *w, size_t i_panel, size_t k, si
 {
     struct panel_lane l = panel_lane_of(w, i_panel, lane);
     float d, m;
-    if (!l.info->integer) return plain_element(&l, w->layout, k);
+    if (!l.info->integer) return scalar_element(&l, w->layout, k);
     scales_of(&l, k, &d, &m);
     return dequantized(l.info, stored_q(&l, words_of(&l, k), k % BLOCK_K), d, m);
 }
@@ -155,7 +155,7 @@ void weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst
     }
     struct panel_lane l = panel_lane_of(w, i_panel, row % PANEL);
     if (!l.info->integer) {
-        for (size_t k = 0; k < w->n_in; k++) dst[k] = plain_element(&l, w->layout, k);
+        for (size_t k = 0; k < w->n_in; k++) dst[k] = scalar_element(&l, w->layout, k);
         return;
     }
     size_t group = l.info->group ? (size_t)l.info->group : BLOCK_K;
@@ -191,7 +191,7 @@ void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w
 
 const float *weight_layout_channel_scale(const struct weight *w, size_t i_panel)
 {
-    if (w->layout != LAYOUT_C8 && w->layout != LAYOUT_C4) return NULL;
+    if (w->layout != LAYOUT_W8 && w->layout != LAYOUT_W4) return NULL;
     return (const float *)((const char *)panel_at(w, i_panel,
                                                   weight_layout_panel_bytes(w->layout, w->n_in)) +
                            weight_layout_tail_at(w->layout, w->n_in));

@@ -19,18 +19,19 @@ enum { PANEL = 16, BLOCK_K = 32, SUPERBLOCK_K = 256 };
  *   BF16   the same
  *   F8     [ceil(n_in/4)][16][4] bytes of e4m3, k = 4i + b in byte b; then f32 scales
  *          [ceil(n_in/128)]
- *   integers: w = d * (q - zero) + m, q unsigned, with one d (and m) per group of k and output
- *     name  from                      q       zero  group  d                   m
- *     I8    Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
- *     I8M   Q5_1                      byte    0     32     f16                 f16
- *     U4    Q4_0                      nibble  8     32     f16                 -
- *     U4M   Q4_1                      nibble  0     32     f16                 f16
- *     K8    Q6_K                      byte    128   16     f16 * i8            -f16 * i8
- *     K4    Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * i8   (Q3_K: m = -4 d)
- *     S8    Q5_K, IQ4_XS              byte    128   32     f16 * i8            -f16 * i8
- *     S4    Q4_K                      nibble  0     32     f16 * i8            -f16 * i8
- *     C8    wint8                     byte    128   n_in   f32 per output      -
- *     C4    wint4                     nibble  8     n_in   f32 per output      -
+ *   integers: w = d * (q - zero) + m with unsigned q of 8 or 4 bits, and one d (and m) per group of
+ *   k and output. M: with an offset m; K16, K32: groups of a K-quant; W: one scale per output.
+ *     name    from                      q       zero  group  d                   m
+ *     Q8      Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
+ *     Q8M     Q5_1                      byte    0     32     f16                 f16
+ *     Q4      Q4_0                      nibble  8     32     f16                 -
+ *     Q4M     Q4_1                      nibble  0     32     f16                 f16
+ *     Q8K16   Q6_K                      byte    128   16     f16 * i8            -f16 * i8
+ *     Q4K16   Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * i8   (Q3_K: m = -4 d)
+ *     Q8K32   Q5_K, IQ4_XS              byte    128   32     f16 * i8            -f16 * i8
+ *     Q4K32   Q4_K                      nibble  0     32     f16 * i8            -f16 * i8
+ *     W8      wint8                     byte    128   n_in   f32 per output      -
+ *     W4      wint4                     nibble  8     n_in   f32 per output      -
  *
  * Integer blocks hold 32 k as `uint32_t q[n][16]`: word i of a byte layout has k = 4i + b in byte b
  * (8 words); word i of a nibble layout has k = 8i + b in the low and k = 8i + 4 + b in the high
@@ -40,12 +41,13 @@ enum { PANEL = 16, BLOCK_K = 32, SUPERBLOCK_K = 256 };
 
 /* X(name, ..) for each integer layout, with the arguments after the name passed on. */
 #define INTEGER_LAYOUTS(X, ...)                                                                    \
-    X(I8, __VA_ARGS__)                                                                             \
-    X(I8M, __VA_ARGS__)                                                                            \
-    X(U4, __VA_ARGS__)                                                                             \
-    X(U4M, __VA_ARGS__)                                                                            \
-    X(K8, __VA_ARGS__)                                                                             \
-    X(K4, __VA_ARGS__) X(S8, __VA_ARGS__) X(S4, __VA_ARGS__) X(C8, __VA_ARGS__) X(C4, __VA_ARGS__)
+    X(Q8, __VA_ARGS__)                                                                             \
+    X(Q8M, __VA_ARGS__)                                                                            \
+    X(Q4, __VA_ARGS__)                                                                             \
+    X(Q4M, __VA_ARGS__)                                                                            \
+    X(Q8K16, __VA_ARGS__)                                                                          \
+    X(Q4K16, __VA_ARGS__)                                                                          \
+    X(Q8K32, __VA_ARGS__) X(Q4K32, __VA_ARGS__) X(W8, __VA_ARGS__) X(W4, __VA_ARGS__)
 #define LAYOUT_NAME(name, ...) LAYOUT_##name,
 
 enum weight_layout {
@@ -56,45 +58,45 @@ enum weight_layout {
     INTEGER_LAYOUTS(LAYOUT_NAME) LAYOUT_COUNT
 };
 
-struct block_i8 {
+struct block_q8 {
     uint16_t d[PANEL]; /* f16 */
     uint32_t q[8][PANEL];
 };
-struct block_i8m {
+struct block_q8m {
     uint16_t d[PANEL], m[PANEL]; /* f16 */
     uint32_t q[8][PANEL];
 };
-struct block_u4 {
+struct block_q4 {
     uint16_t d[PANEL];
     uint32_t q[4][PANEL];
 };
-struct block_u4m {
+struct block_q4m {
     uint16_t d[PANEL], m[PANEL];
     uint32_t q[4][PANEL];
 };
 /* 256 k's: 16 groups of 16; d = d * scale, m = -(dmin * min). */
-struct block_k8 {
+struct block_q8k16 {
     uint16_t d[PANEL], dmin[PANEL];
     int8_t scale[16][PANEL], min[16][PANEL];
     uint32_t q[8][8][PANEL];
 };
-struct block_k4 {
+struct block_q4k16 {
     uint16_t d[PANEL], dmin[PANEL];
     int8_t scale[16][PANEL], min[16][PANEL]; /* Q3_K's offset is 4 * scale */
     uint32_t q[8][4][PANEL];
 };
 /* The same with 8 groups of 32, so half as many scales. */
-struct block_s8 {
+struct block_q8k32 {
     uint16_t d[PANEL], dmin[PANEL];
     int8_t scale[8][PANEL], min[8][PANEL];
     uint32_t q[8][8][PANEL];
 };
-struct block_s4 {
+struct block_q4k32 {
     uint16_t d[PANEL], dmin[PANEL];
     int8_t scale[8][PANEL], min[8][PANEL];
     uint32_t q[8][4][PANEL];
 };
-/* C8 and C4: the words of all k (n_in rounded up to 32), then f32 scale[16]. */
+/* W8 and W4: the words of all k (n_in rounded up to 32), then f32 scale[16]. */
 
 struct weight_layout_info {
     const char *name;
@@ -111,26 +113,26 @@ static const struct weight_layout_info LAYOUTS[LAYOUT_COUNT] = {
     [LAYOUT_F16] = { .name = "f16" },
     [LAYOUT_BF16] = { .name = "bf16" },
     [LAYOUT_F8] = { .name = "f8" },
-    [LAYOUT_I8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
-    [LAYOUT_I8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
-    [LAYOUT_U4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
-    [LAYOUT_U4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [LAYOUT_K8] = { .name = "k8",
+    [LAYOUT_Q8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
+    [LAYOUT_Q8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
+    [LAYOUT_Q4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
+    [LAYOUT_Q4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [LAYOUT_Q8K16] = { .name = "k8",
                     .integer = true,
                     .bits = 8,
                     .zero = 128,
                     .group = 16,
                     .has_m = true, },
-    [LAYOUT_K4] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
-    [LAYOUT_S8] = { .name = "s8",
+    [LAYOUT_Q4K16] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
+    [LAYOUT_Q8K32] = { .name = "s8",
                     .integer = true,
                     .bits = 8,
                     .zero = 128,
                     .group = 32,
                     .has_m = true, },
-    [LAYOUT_S4] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [LAYOUT_C8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
-    [LAYOUT_C4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
+    [LAYOUT_Q4K32] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [LAYOUT_W8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
+    [LAYOUT_W4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
 };
 const struct weight_layout_info *weight_layout_info(int layout);
 

@@ -7,7 +7,7 @@
 #include "kernels/cpu/weights/weight_layout.h"
 
 struct weight_layout_offsets {
-    size_t k, bytes;            /* of a block; a plain layout's block is one word per lane */
+    size_t k, bytes;            /* of a block; of F32, F16, BF16 and F8: one word per lane */
     size_t d, m, scale, min, q; /* offsets in a block of an integer layout; 0 if a layout lacks
                                  * it */
 };
@@ -20,22 +20,26 @@ static const struct weight_layout_offsets LAYOUT_OFFSETS[LAYOUT_COUNT] = {
     [LAYOUT_F16] = { .k = 2, .bytes = LANE_WORDS },
     [LAYOUT_BF16] = { .k = 2, .bytes = LANE_WORDS },
     [LAYOUT_F8] = { .k = 4, .bytes = LANE_WORDS },
-    [LAYOUT_I8] = { BLOCK_K, sizeof(struct block_i8), .d = AT(block_i8, d), .q = AT(block_i8, q) },
-    [LAYOUT_I8M] = { BLOCK_K, sizeof(struct block_i8m), .d = AT(block_i8m, d),
-                     .m = AT(block_i8m, m), .q = AT(block_i8m, q) },
-    [LAYOUT_U4] = { BLOCK_K, sizeof(struct block_u4), .d = AT(block_u4, d), .q = AT(block_u4, q) },
-    [LAYOUT_U4M] = { BLOCK_K, sizeof(struct block_u4m), .d = AT(block_u4m, d),
-                     .m = AT(block_u4m, m), .q = AT(block_u4m, q) },
-    [LAYOUT_K8] = { SUPERBLOCK_K, sizeof(struct block_k8), AT(block_k8, d), AT(block_k8, dmin),
-                    AT(block_k8, scale), AT(block_k8, min), AT(block_k8, q) },
-    [LAYOUT_K4] = { SUPERBLOCK_K, sizeof(struct block_k4), AT(block_k4, d), AT(block_k4, dmin),
-                    AT(block_k4, scale), AT(block_k4, min), AT(block_k4, q) },
-    [LAYOUT_S8] = { SUPERBLOCK_K, sizeof(struct block_s8), AT(block_s8, d), AT(block_s8, dmin),
-                    AT(block_s8, scale), AT(block_s8, min), AT(block_s8, q) },
-    [LAYOUT_S4] = { SUPERBLOCK_K, sizeof(struct block_s4), AT(block_s4, d), AT(block_s4, dmin),
-                    AT(block_s4, scale), AT(block_s4, min), AT(block_s4, q) },
-    [LAYOUT_C8] = { .k = BLOCK_K, .bytes = BLOCK_K / 4 * LANE_WORDS },
-    [LAYOUT_C4] = { .k = BLOCK_K, .bytes = BLOCK_K / 8 * LANE_WORDS },
+    [LAYOUT_Q8] = { BLOCK_K, sizeof(struct block_q8), .d = AT(block_q8, d), .q = AT(block_q8, q) },
+    [LAYOUT_Q8M] = { BLOCK_K, sizeof(struct block_q8m), .d = AT(block_q8m, d),
+                     .m = AT(block_q8m, m), .q = AT(block_q8m, q) },
+    [LAYOUT_Q4] = { BLOCK_K, sizeof(struct block_q4), .d = AT(block_q4, d), .q = AT(block_q4, q) },
+    [LAYOUT_Q4M] = { BLOCK_K, sizeof(struct block_q4m), .d = AT(block_q4m, d),
+                     .m = AT(block_q4m, m), .q = AT(block_q4m, q) },
+    [LAYOUT_Q8K16] = { SUPERBLOCK_K, sizeof(struct block_q8k16), AT(block_q8k16, d),
+                       AT(block_q8k16, dmin), AT(block_q8k16, scale), AT(block_q8k16, min),
+                       AT(block_q8k16, q) },
+    [LAYOUT_Q4K16] = { SUPERBLOCK_K, sizeof(struct block_q4k16), AT(block_q4k16, d),
+                       AT(block_q4k16, dmin), AT(block_q4k16, scale), AT(block_q4k16, min),
+                       AT(block_q4k16, q) },
+    [LAYOUT_Q8K32] = { SUPERBLOCK_K, sizeof(struct block_q8k32), AT(block_q8k32, d),
+                       AT(block_q8k32, dmin), AT(block_q8k32, scale), AT(block_q8k32, min),
+                       AT(block_q8k32, q) },
+    [LAYOUT_Q4K32] = { SUPERBLOCK_K, sizeof(struct block_q4k32), AT(block_q4k32, d),
+                       AT(block_q4k32, dmin), AT(block_q4k32, scale), AT(block_q4k32, min),
+                       AT(block_q4k32, q) },
+    [LAYOUT_W8] = { .k = BLOCK_K, .bytes = BLOCK_K / 4 * LANE_WORDS },
+    [LAYOUT_W4] = { .k = BLOCK_K, .bytes = BLOCK_K / 8 * LANE_WORDS },
 };
 #undef AT
 
