@@ -1,6 +1,6 @@
 /* dtype.c - sizes of element types and their conversions to f32, in plain C.
  *
- * Conversions of plain types have no branches, so that whole matrices are converted at memory
+ * Conversions of scalar types have no branches, so that whole matrices are converted at memory
  * speed; block types go through the integers of dtype_blocks.h. Thread: any. */
 #include "kernels/dtype.h"
 

@@ -40,7 +40,7 @@ enum dtype {
 enum { DTYPE_BLOCK = 32, DTYPE_SUPERBLOCK = 256 };
 
 const char *dtype_name(enum dtype t);
-/* Elements per block (1 for plain types) and bytes per block. */
+/* Elements per block and bytes per block. Scalar types (f32, f16, bf16, f8) have blocks of 1. */
 size_t dtype_block(enum dtype t);
 size_t dtype_block_bytes(enum dtype t);
 /* Bytes of a row of n elements; n must be a multiple of the block. */

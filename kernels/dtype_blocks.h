@@ -4,8 +4,8 @@
  * A block of 32 elements means w = d * (q - zero), or d * q + m where the type has an offset. A
  * block of 256 has 16 groups of 16 elements: w = (d * scale) * (q - zero) - m * min. d and m are
  * f16 bits. The products are exact in f32 (11 bits of d, 7 of a scale, at most 7 of q - zero), so
- * the sum rounds once, as a fused multiply-add would. q is stored shifted to be unsigned: `zero` is
- * 128 for types that need bytes, 8 for Q4_0 and 0 for types with an offset. Thread: any. */
+ * the sum rounds once, as a fused multiply-add would. q is unsigned: types with negative numbers
+ * are shifted by `zero`, which is 128 if q needs 8 bits and 8 for Q4_0. Thread: any. */
 #ifndef BATON_KERNELS_DTYPE_BLOCKS_H
 #define BATON_KERNELS_DTYPE_BLOCKS_H
 
@@ -28,7 +28,7 @@ struct dtype_blocks {
     bool has_m;
 };
 
-/* NULL for plain types. */
+/* NULL for scalar types. */
 const struct dtype_blocks *dtype_blocks_of(enum dtype t);
 
 #endif

@@ -1,4 +1,4 @@
-/* exp.h - e^x in f32 as every row computes it, operation by operation.
+/* exp.h - e^x in f32, operation by operation, as every backend computes it.
  *
  * x = n ln2 + r with n an integer and |r| <= ln2/2; e^r = 1 + r + r^2 (c2 + c3 r + ... + c6 r^4),
  * coefficients from a Remez fit of the relative error (3.2e-9 before rounding); the result is

@@ -1,16 +1,16 @@
-/* quantize.h - checkpoint weights to FastDeploy's quantised forms while they are loaded
- * (--quantization).
+/* quantize.h - online quantization: checkpoint weights are quantised to FastDeploy's formats while
+ * they are loaded (--quantization). dtype_blocks.h has the types that GGUF files store.
  *
- * Rules (facts: FastDeploy's weight-only and block-wise schemes; every operation is rounded to f32
- * on its own; a is the largest magnitude):
+ * Rules (FastDeploy's weight-only and block-wise schemes; every operation is rounded to f32 on its
+ * own; a is the largest magnitude):
  *   wint8           per output channel: q = round((w / a) * 127) with halves away from zero, scale
  *                   = bf16(a / 127); a = 0: scale 0, q 0
  *   wint4           the same with 7
  *   block_wise_fp8  per 128 x 128 block (edge blocks are smaller): a = max(a, 1e-4), q = e4m3(w *
  *                   (448 / a)) to nearest even, saturating; scale = a / 448 in f32
- * A channel that holds an infinity or a NaN has scale NaN and q 0, a block that does has NaN among
- * its values: neither passes for numbers. tests/data/quant holds what an independent implementation
- * makes of the same weights. Thread: any. */
+ * A channel with an infinity or a NaN gets scale NaN and q 0; a block with one has NaN among its
+ * values. tests/data/quant has the results of an independent implementation for the same weights.
+ * Thread: any. */
 #ifndef BATON_KERNELS_QUANTIZE_H
 #define BATON_KERNELS_QUANTIZE_H
 

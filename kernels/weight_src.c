@@ -23,7 +23,7 @@ static enum status check_source(const struct weight_src *s, struct err *err)
                        s->n_out, s->n_in);
     if (s->n_in % block != 0)
         return err_set(err, ERR_INVALID,
-                       "rows of %zu elements are no whole blocks of %zu, as type %s has them",
+                       "rows of %zu elements are not a multiple of %zu, the block size of type %s",
                        s->n_in, block, type);
     if (s->n_out > INT32_MAX || s->n_in > INT32_MAX)
         return err_set(err, ERR_TOO_LONG,

@@ -1,5 +1,5 @@
-/* weight_src.h - what every row that packs weights needs of their sources: the checks, and rows as
- * f32. Thread: any. */
+/* weight_src.h - the sources of packed weights, for all backends: checks their shapes and
+ * dequantises their rows to f32. Thread: any. */
 #ifndef BATON_KERNELS_WEIGHT_SRC_H
 #define BATON_KERNELS_WEIGHT_SRC_H
 
@@ -11,8 +11,8 @@ enum {
     WEIGHT_BLOCK_ROWS = F8_BLOCK /* rows read at a time: they share their scales */
 };
 
-/* Can these parts be packed as one matrix? Fills paired, n_out and n_in of *out; nothing is looked
- * at but shapes. */
+/* Checks that these parts can be packed as one matrix, from their shapes alone, and fills paired,
+ * n_out and n_in of *out. */
 enum status weight_src_check(const struct weight_pack_args *a, struct weight *out,
                              struct err *err) MUST_CHECK;
 /* Rows row0 .. row0 + n_rows of a source, all in one block of WEIGHT_BLOCK_ROWS, scales applied: to
@@ -21,7 +21,7 @@ void weight_src_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows,
 /* Elements k0 .. k0 + n of a row of a dummy source, in its type. */
 void weight_src_dummy_row(const struct weight_src *s, size_t row, size_t k0, size_t n, void *to);
 static inline bool weight_src_is_dummy(const struct weight_src *s) { return s->dummy.unit > 0; }
-/* Places between neighbours of a column, and of a row, of a source as it is stored. */
+/* Elements from row to row and from k to k of a source as it is stored. */
 void weight_src_strides(const struct weight_src *s, size_t *row_stride, size_t *k_stride);
 
 #endif

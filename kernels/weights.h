@@ -26,7 +26,8 @@ enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weigh
 enum quantize { QUANTIZE_NONE, QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
 
 /* A matrix as a checkpoint stores it, mapped from the file: [n_out, n_in] with n_in contiguous, or
- * transposed (plain types only): [n_in, n_out] with n_out contiguous. The data may be unaligned. */
+ * transposed (scalar types only): [n_in, n_out] with n_out contiguous. The data may be
+ * unaligned. */
 struct weight_src {
     enum dtype dtype;
     const void *data;

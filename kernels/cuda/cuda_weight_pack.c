@@ -21,12 +21,12 @@
 static enum gemm_weight_layout layout_of(enum dtype t, enum quantize q,
                                          enum activations activations)
 {
-    const bool plain = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
+    const bool unquantised = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
     if (activations == ACTIVATIONS_F32) return GEMM_F32;
     if (t == DTYPE_F8_E4M3) return GEMM_F8;
-    if (plain && q == QUANTIZE_WINT8) return GEMM_W8;
-    if (plain && q == QUANTIZE_WINT4) return GEMM_W4;
-    if (plain && q == QUANTIZE_BLOCK_FP8) return GEMM_F8;
+    if (unquantised && q == QUANTIZE_WINT8) return GEMM_W8;
+    if (unquantised && q == QUANTIZE_WINT4) return GEMM_W4;
+    if (unquantised && q == QUANTIZE_BLOCK_FP8) return GEMM_F8;
     if (t == DTYPE_F16) return GEMM_F16;
     return t == DTYPE_F32 ? GEMM_F32 : GEMM_BF16;
 }
@@ -229,7 +229,7 @@ static void zero_padding(const struct cuda_pack_job *p, const struct cuda_pack_b
 static void write_block(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const enum dtype t = b->src->dtype;
-    const bool plain = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
+    const bool unquantised = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
     if (p->w->layout == GEMM_F8 && t == DTYPE_F8_E4M3) {
         copy_f8(p, b);
         return;
@@ -241,7 +241,7 @@ static void write_block(const struct cuda_pack_job *p, const struct cuda_pack_bl
         return;
     }
     weight_src_rows_f32(b->src, b->row0, b->n, b->f32);
-    if (p->w->layout == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && plain)
+    if (p->w->layout == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && unquantised)
         round_to_quantised(p, b);
     WRITE[p->w->layout](p, b);
 }

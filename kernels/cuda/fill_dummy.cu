@@ -1,7 +1,7 @@
 /* fill_dummy.cu - computes dummy weights on the GPU. An element takes about twenty integer
- * operations, so plain layouts are written at about memory bandwidth; quantised ones are computed
- * twice, once for the largest magnitude and once to be stored. Thread: device; fill_dummy_run:
- * loading. */
+ * operations, so unquantised layouts are written at about memory bandwidth; quantised ones are
+ * computed twice, once for the largest magnitude and once to be stored. Thread: device;
+ * fill_dummy_run: loading. */
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/cuda/fill_dummy.h"
 

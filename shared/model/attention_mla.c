@@ -133,7 +133,7 @@ static struct weight_src transpose(const struct weight_src *s)
     return t;
 }
 
-/* Outputs [first, first + n) of a plain matrix. */
+/* Outputs [first, first + n) of a matrix. */
 static struct weight_src outputs(const struct weight_src *s, size_t first, size_t n)
 {
     struct weight_src part = *s;

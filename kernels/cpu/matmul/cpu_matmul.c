@@ -18,8 +18,7 @@ enum {
     ITEMS_PER_THREAD = 16,  /* enough pieces that a thread which comes late costs little */
     STREAMS_PER_THREAD = 2, /* the same for products that read memory: each piece is one stream,
                              * whose beginning is slow */
-    GEMM_STEP = 24          /* rows of a chunk are a multiple: whole tiles of every row of the
-                             * table */
+    GEMM_STEP = 24          /* rows of a chunk are a multiple: whole tiles on every backend */
 };
 
 _Static_assert(GEMV_PANELS % PREQUANTIZED_PANELS == 0 && GEMM_PANELS % PREQUANTIZED_PANELS == 0,

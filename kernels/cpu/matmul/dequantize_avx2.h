@@ -37,8 +37,8 @@ BLOCK_INLINE __m256 odd_of(const int layout, __m256i pair)
                                 : odd_bf16(pair);
 }
 
-/* A byte of e4m3 in each lane. Magnitudes below 2^-6 have no exponent: with that of 2^-6 they are
- * 2^-6 too large. */
+/* A byte of e4m3 in each lane. Subnormals (below 2^-6) get the exponent of 2^-6, whose implicit
+ * leading 1 is then subtracted as 2^-6. */
 BLOCK_INLINE __m256 f32_of_f8(__m256i byte)
 {
     __m256i bits = _mm256_and_si256(byte, _mm256_set1_epi32(127)), at = _mm256_slli_epi32(bits, 20);

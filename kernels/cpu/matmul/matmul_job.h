@@ -16,8 +16,7 @@ enum matmul_arithmetic { MATMUL_F32, MATMUL_INT, MATMUL_BF16 };
 struct matmul_job {
     const struct matmul_args *a;
     enum matmul_arithmetic arithmetic;
-    enum matmul_arithmetic y_arithmetic; /* what y is written for: MATMUL_F32 are
-                                          * plain floats */
+    enum matmul_arithmetic y_arithmetic; /* whose inputs y will be; MATMUL_F32: y is f32 */
     size_t y_row_bytes;                  /* from row to row of y */
     const void *x;                       /* prepared rows: f32, act_block or bf16 */
     size_t x_stride;                     /* in those elements */

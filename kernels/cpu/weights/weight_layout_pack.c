@@ -6,7 +6,7 @@
  * the matrix. Lanes past n_out and k past n_in stay zero. Quantising needs a whole row (wint8,
  * wint4) or 128 rows by 128 k (block_wise_fp8), which are dequantised to f32 in scratch. Types of
  * less than 16 bits are packed as they are, whatever `quantize` says.
- * Thread: engine (weight_layout_pack), compute pool (the packers). */
+ * Thread: loading (weight_layout_pack), compute pool (the packers). */
 #include <string.h>
 
 #include "kernels/cpu/weights/weight_layout_offsets.h"
@@ -87,7 +87,7 @@ static struct pack_rows dummy_rows(const struct pack_item *item, size_t k0, size
     return (struct pack_rows){ item->transposed, stride };
 }
 
-/* The item's rows at k0 .. k0 + n_k; a plain source. */
+/* The item's rows at k0 .. k0 + n_k, of a source of a scalar type. */
 static struct pack_rows pack_rows_of(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const struct weight_src *s = item->src;
@@ -101,7 +101,7 @@ static struct pack_rows pack_rows_of(const struct pack_item *item, size_t k0, si
     return (struct pack_rows){ item->transposed, n_k * size };
 }
 
-/* ---- plain types as they are ---- */
+/* ---- scalar types as they are ---- */
 
 static void copy_f8_scales(const struct pack_item *item)
 {
@@ -191,7 +191,7 @@ static void pack_blocks(const struct pack_item *item)
 
 static void pack_channels(const struct pack_item *item)
 {
-    int layout = item->job->out->layout, limit = layout == LAYOUT_C8 ? 127 : 7,
+    int layout = item->job->out->layout, limit = layout == LAYOUT_W8 ? 127 : 7,
         zero = weight_layout_info(layout)->zero;
     size_t n_in = item->job->n_in, n_padded = (n_in + BLOCK_K - 1) / BLOCK_K * BLOCK_K;
     struct pack_rows rows = pack_rows_of(item, 0, n_in);
@@ -205,10 +205,10 @@ static void pack_channels(const struct pack_item *item)
                          n_in);
             scale[j] = quantize_channel(item->f32, n_in, limit, (int8_t *)q);
             for (size_t k = 0; k < n_in; k++) q[k] = (uint8_t)(q[k] + zero);
-            if (layout == LAYOUT_C4) pack_nibbles(q, n_padded);
+            if (layout == LAYOUT_W4) pack_nibbles(q, n_padded);
         }
         weight_layout_interleave_rows((uint32_t *)panel, item->q, n_padded, n_lanes,
-                                      layout == LAYOUT_C4 ? n_padded / 2 : n_padded);
+                                      layout == LAYOUT_W4 ? n_padded / 2 : n_padded);
     }
 }
 
@@ -245,7 +245,7 @@ static const struct weight_packer WORDS = { pack_words, 1, ITEM_PANELS },
 static const struct weight_packer *packer_of(enum dtype t, int layout)
 {
     if (dtype_blocks_of(t)) return &BLOCKS;
-    if (layout == LAYOUT_C8 || layout == LAYOUT_C4) return &CHANNELS;
+    if (layout == LAYOUT_W8 || layout == LAYOUT_W4) return &CHANNELS;
     return layout == LAYOUT_F8 && t != DTYPE_F8_E4M3 ? &F8_BLOCKS : &WORDS;
 }
 

@@ -147,8 +147,8 @@ static bool matches(const struct gemm_cublaslt_shape *k, const struct gemm *g)
            k->add == (g->epilogue == GEMM_ADD);
 }
 
-/* Its layouts and the algorithm. What rows are filled up with are zeros, so that k is a multiple of
- * GEMM_STEP. */
+/* Fills the shape's matrix layouts and its algorithm. Rows are padded with zeros, so k is a
+ * multiple of GEMM_STEP. */
 static bool query_heuristic(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k)
 {
     cublasLtMatmulHeuristicResult_t found;

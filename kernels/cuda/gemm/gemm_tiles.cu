@@ -55,7 +55,7 @@ struct gemm_tile {
  * operands; others: 2t and 2t + 1 of x. */
 template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i)
 {
-    return gemm_stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1);
+    return gemm_stored<F>::IS_16 ? i ^ (row & 1) << 2 : i ^ (row & 1);
 }
 
 /* What a thread copies: piece tid % 8 of rows tid / 8, .. of x, and its share of W's pieces.
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm
     s->w_rows = w_row_0 < T::COLUMNS ? c.n_out - first_column - w_row_0 : 0;
     s->x_to = x_row_0 * X_ROW_BYTES + piece_at<F>(x_row_0, tid % 8) * 16;
     s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES +
-              (gemm_stored<F>::PLAIN ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
+              (gemm_stored<F>::IS_16 ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
 }
 
 template <class T> static __device__ __forceinline__ void skip_stages(tile_source<T> *s, int32_t n)
@@ -134,7 +134,7 @@ template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row,
                                               int row_number, int t, int half)
 {
-    if (gemm_stored<F>::PLAIN) {
+    if (gemm_stored<F>::IS_16) {
         read_16(to, row + piece_at<F>(row_number, 4 * half + t) * 16);
     } else if (F == GEMM_W4) {
         const uint2 v = *(const uint2 *)(row + 8 * t);
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char 
 }
 
 template <enum gemm_weight_layout F, class T> struct tile_fragments {
-    unsigned w[T::N_TILES][gemm_stored<F>::PLAIN ? 4 : (int)T::W_WORDS];
+    unsigned w[T::N_TILES][gemm_stored<F>::IS_16 ? 4 : (int)T::W_WORDS];
 };
 
 /* Multiplies half a stage: 32 elements of k, two steps of mma. */
@@ -157,11 +157,11 @@ static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N
     unsigned b[T::N_TILES][4];
 #pragma unroll
     for (int n = 0; n < T::N_TILES; n++)
-        upconvert_8<F>(b[n], f.w[n] + (gemm_stored<F>::PLAIN ? 0 : half * T::PER_HALF));
+        upconvert_8<F>(b[n], f.w[n] + (gemm_stored<F>::IS_16 ? 0 : half * T::PER_HALF));
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
         /* rows 8 and 16 further have the parity of g */
-        const int piece = piece_at<F>(g, gemm_stored<F>::PLAIN ? 4 * half + t : 2 * t + half);
+        const int piece = piece_at<F>(g, gemm_stored<F>::IS_16 ? 4 * half + t : 2 * t + half);
         unsigned low[4], high[4];
         read_16(low, x + (16 * m + g) * X_ROW_BYTES + piece * 16);
         read_16(high, x + (16 * m + 8 + g) * X_ROW_BYTES + piece * 16);
@@ -186,7 +186,7 @@ static __device__ __forceinline__ void multiply_stage(float sums[T::M_TILES][T::
     tile_fragments<F, T> f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 0 || gemm_stored<F>::PLAIN) {
+        if (half == 0 || gemm_stored<F>::IS_16) {
 #pragma unroll
             for (int n = 0; n < T::N_TILES; n++)
                 read_w<F>(f.w[n], w + (8 * n + g) * T::W_ROW_BYTES, g, t, half);
@@ -388,20 +388,20 @@ enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N
 template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
 {
     enum {
-        BATCH_STAGES = gemm_stored<F>::PLAIN ? 4
+        BATCH_STAGES = gemm_stored<F>::IS_16 ? 4
                        : F == GEMM_W4        ? 8
                                              : 6,
         BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2
     };
     if (i == SHAPE_PROMPT)
-        return shape_for<F, gemm_tile<F, 128, 128, 2, 4, gemm_stored<F>::PLAIN ? 3 : 4, 1>>();
+        return shape_for<F, gemm_tile<F, 128, 128, 2, 4, gemm_stored<F>::IS_16 ? 3 : 4, 1>>();
     if (i == SHAPE_64_ROWS)
         return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
     if (i == SHAPE_EXPERTS)
         return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
     if (i == SHAPE_32_ROWS)
         return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
-    return shape_for<F, gemm_tile<F, 32, 32, 2, 2, gemm_stored<F>::PLAIN ? 6 : 8, 4>>();
+    return shape_for<F, gemm_tile<F, 32, 32, 2, 2, gemm_stored<F>::IS_16 ? 6 : 8, 4>>();
 }
 
 static tile_shape shape_of_layout(enum gemm_weight_layout layout, int i)

@@ -9,14 +9,15 @@
 
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
-/* PLAIN: of 16 bits, which are multiplied as they are. Elements in 16 bytes of a row. */
+/* IS_16: elements of 16 bits, which are multiplied as they are. PER_16_BYTES: elements in 16 bytes
+ * of a row. */
 template <enum gemm_weight_layout F> struct gemm_stored {
     enum {
-        PLAIN = F == GEMM_BF16 || F == GEMM_F16, /* gemm_is_16 */
-        PER_16_BYTES = PLAIN          ? 8
+        IS_16 = F == GEMM_BF16 || F == GEMM_F16, /* gemm_is_16 */
+        PER_16_BYTES = IS_16          ? 8
                        : F == GEMM_W4 ? 32
                                       : 16,
-        WORDS_PER_8 = PLAIN          ? 4
+        WORDS_PER_8 = IS_16          ? 4
                       : F == GEMM_W4 ? 1
                                      : 2
     };
@@ -53,9 +54,10 @@ static __device__ __forceinline__ void upconvert_int4(unsigned out[4], unsigned 
         out[i] = fma_bf16x2(and_or(both[i], 0x000f000fu, 0x43004300u), BF16_ONES, 0xc308c308u);
 }
 
-/* e4m3's exponent and mantissa lie four bits higher in bf16 than in a byte, 120 short in the
- * exponent; subnormal ones come right by the product. Bytes are spread with their sign above them,
- * which is then in bf16's place too after a shift. NaN becomes 480 with its sign. */
+/* Shifted left by 4, exponent and mantissa of e4m3 are in the fields of bf16, with an exponent that
+ * is 120 too small; the product with 2^120 corrects it, for subnormals too. Each byte is first
+ * sign-extended to 16 bits, so that the shift also moves the sign into place. NaN becomes 480 with
+ * its sign. */
 template <int A, int B> static __device__ __forceinline__ unsigned e4m3_pair(unsigned v)
 {
     constexpr unsigned SELECTOR = 0x8080u | A | A << 4 | B << 8 | B << 12;
@@ -88,7 +90,7 @@ static __device__ __forceinline__ void upconvert_e4m3(unsigned out[4], const uns
 template <enum gemm_weight_layout F>
 static __device__ __forceinline__ void upconvert_8(unsigned out[4], const unsigned *in)
 {
-    if (gemm_stored<F>::PLAIN) {
+    if (gemm_stored<F>::IS_16) {
         for (int i = 0; i < 4; i++) out[i] = in[i];
     } else if (F == GEMM_W8) {
         upconvert_int8(out, in);

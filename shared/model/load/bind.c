@@ -91,8 +91,8 @@ enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct
 
 static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
 {
-    bool plain = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
-    if (!plain || (as != BIND_QUANTIZED && as != BIND_EXPERT)) return QUANTIZE_NONE;
+    bool unquantised = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
+    if (!unquantised || (as != BIND_QUANTIZED && as != BIND_EXPERT)) return QUANTIZE_NONE;
     bool wide = as == BIND_QUANTIZED && b->m->ops->wint4_experts_only &&
                 b->m->quantize == QUANTIZE_WINT4;
     return wide ? QUANTIZE_WINT8 : b->m->quantize;
