@@ -24,7 +24,7 @@ struct act_block {
 };
 
 static inline size_t act_blocks(size_t n_in) { return (n_in + BLOCK_K - 1) / BLOCK_K; }
-/* bf16 rows are filled up with zeros to a multiple of 32 values. */
+/* bf16 rows are padded with zeros to a multiple of 32 values. */
 static inline size_t act_bf16_stride(size_t n_in) { return act_blocks(n_in) * BLOCK_K; }
 
 #endif

@@ -3,10 +3,10 @@
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
 
-/* Four registers of eight numbers to 32 bytes in order. */
+/* Packs four registers of eight numbers into 32 bytes, in order. */
 static inline __m256i bytes_of(const __m256i v[4])
 {
-    /* packs works inside 128 bits: fours of each register come out as 0 2 4 6 | 1 3 5 7 */
+    /* packs works within 128 bits, so groups of four come out as 0 2 4 6 | 1 3 5 7 */
     __m256i q = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     return _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -18,7 +18,7 @@ static inline int32_t sum8(__m256i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-/* x times r in two terms, and the sums of each half. */
+/* Stores the two terms of x times r, and the sum of each half. */
 static inline void store_terms(struct act_block *out, const __m256 x[4], __m256 r)
 {
     __m256i number[4], high[4], low[4];
@@ -39,8 +39,8 @@ static inline void quantize_block(struct act_block *out, const float *in)
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256 x[4];
     __m256i top = _mm256_setzero_si256();
-    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide
-     * behind a comparison. */
+    /* Magnitudes are compared as integers, in which infinities and NaNs are the largest, so the
+     * maximum cannot miss one. */
     for (int i = 0; i < 4; i++) {
         x[i] = _mm256_loadu_ps(in + 8 * i);
         top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(x[i]), magnitude));

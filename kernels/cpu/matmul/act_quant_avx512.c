@@ -3,7 +3,7 @@
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
 
-/* 16 numbers to their terms; the sum of the numbers. */
+/* Stores the two terms of 16 numbers and returns the sum of the numbers. */
 static inline int32_t store_half(struct act_block *out, int half, __m512i number)
 {
     __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(64)), ACT_LOW_BITS);
@@ -16,8 +16,8 @@ static inline int32_t store_half(struct act_block *out, int half, __m512i number
 static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
 {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide
-     * behind a comparison. */
+    /* Magnitudes are compared as integers, in which infinities and NaNs are the largest, so the
+     * maximum cannot miss one. */
     __m512i top = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude),
                                    _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
     int32_t a_bits = _mm512_reduce_max_epi32(top);
@@ -45,8 +45,8 @@ void avx512_quantize(struct act_block *out, const float *x, size_t n)
                        _mm512_maskz_loadu_ps(mask16(n - i > 16 ? n - i - 16 : 0), x + i + 16));
 }
 
-/* The panel's next blocks follow, or after its last the first of the panel that takes its place in
- * the next group of GEMM_PANELS. */
+/* Prefetches what is unpacked next: the panel's next blocks, or after its last one the panel that
+ * takes its place in the next group of GEMM_PANELS. */
 BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0,
                                 size_t n_blocks, const struct weight *w, const int layout)
 {

@@ -29,7 +29,7 @@ static void configure(size_t n_rows)
     _tile_loadconfig(&c);
 }
 
-/* T_SUM += the rows that the tiles are configured for, n_k k's. */
+/* Adds the products over n_k k's to T_SUM, for the rows that the tiles are configured for. */
 static void add_products(const uint16_t *x, size_t x_stride, const uint32_t *w, size_t n_k)
 {
     size_t k = 0;
@@ -76,7 +76,7 @@ void amx_tile_bf16(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows
     _tile_release();
 }
 
-/* One panel; acc [n_rows][16] comes as zeros. */
+/* Computes one panel; acc [n_rows][16] is zero on entry. */
 static void gemv_panel(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows,
                        const struct weight *w, size_t i_panel)
 {

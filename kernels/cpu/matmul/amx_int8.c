@@ -12,8 +12,7 @@
 #include "kernels/cpu/microkernels_amx.h"
 #include "kernels/cpu/microkernels_vnni.h"
 
-/* Tiles are named in the instruction, so these are no constants of an enum: gcc pastes them into
- * it. */
+/* Tile numbers are part of the instruction's text, so they are macros and not enum constants. */
 #define T_SUM 0 /* 16 x 16 i32 */
 #define T_X   1 /* 16 rows x 32 bytes */
 #define T_W   2 /* 8 rows x 16 words */
@@ -24,7 +23,7 @@ static const struct amx_tile_config CONFIG = {
     .rows = { [T_SUM] = AMX_ROWS, [T_X] = AMX_ROWS, [T_W] = WORDS },
 };
 
-/* AMX_ROWS rows of one panel. */
+/* Computes AMX_ROWS rows of one panel. */
 BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_stride,
                               const struct unpacked_panel *w, size_t n_blocks, const int zero,
                               const int layout)

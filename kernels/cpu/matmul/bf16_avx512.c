@@ -32,7 +32,7 @@ void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t 
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)),
                *words = panel + k_begin / 4 * PANEL * 4;
     const bool last = k_begin + n_k >= w->n_in; /* then the panel that takes its place in the next
-                                                 * group follows */
+                                                 * group is prefetched */
     const char *next = last ? panel + GEMM_PANELS * weight_layout_panel_bytes(w->layout, w->n_in)
                             : words + n_k / 4 * PANEL * 4;
     *scale = f8_scales(panel, w->n_in)[k_begin / F8_BLOCK];
@@ -47,7 +47,7 @@ void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t 
 
 /* ---- few rows ---- */
 
-/* n_pairs (a constant where it is PAIRS) of a panel for n rows. */
+/* Adds the products of n_pairs pairs of a panel for n rows; PAIRS is passed as a constant. */
 BLOCK_INLINE void step_bf16(__m512 *acc, const uint16_t *const *x, size_t k, const char *pairs,
                             size_t n_pairs, const int n)
 {
@@ -72,8 +72,8 @@ BLOCK_INLINE void rows_bf16(__m512 *acc, const uint16_t *const *x, const char *p
     step_bf16(acc, x, k, panel + k / 2 * PANEL * 4, (n_in - k + 1) / 2, n);
 }
 
-/* n_blocks (1 or 2, a constant) scale blocks of n_k k's each from k on; their sums start from zero,
- * so they go side by side. */
+/* Adds n_blocks (1 or 2, a constant) scale blocks of n_k k's each from k on. Their sums start from
+ * zero, so two blocks are computed in parallel. */
 BLOCK_INLINE void blocks_f8(__m512 *acc, const uint16_t *const *x, const char *panel,
                             const float *scale, size_t k, size_t n_k, const int n,
                             const int n_blocks)
@@ -114,8 +114,8 @@ BLOCK_INLINE void rows_f8(__m512 *acc, const uint16_t *const *x, const char *pan
         blocks_f8(acc, x, panel, scale, k, n_in - k < F8_BLOCK ? n_in - k : F8_BLOCK, n, 1);
 }
 
-/* n rows, a constant; of x [n] only n_rows differ, the others repeat the last and their results are
- * dropped. */
+/* Computes n rows, a constant. Only the first n_rows of x [n] differ; the others repeat the last
+ * row, and their results are dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const uint16_t *const *x, size_t n_rows,
                             const struct weight *w, size_t i_panel, const int n)
 {
@@ -153,11 +153,11 @@ struct bf16_gemm_tile {
     float *acc;
     size_t acc_stride; /* from panel to panel */
     const uint16_t *x[TILE_ROWS];
-    size_t n_rows, n_pairs; /* of x only n_rows differ; the others repeat the last */
+    size_t n_rows, n_pairs; /* only the first n_rows of x differ; the others repeat the last */
     const uint32_t *w;
     size_t w_stride;
     const float *scale;
-    const uint32_t *next; /* what is asked for meanwhile, a line per pair */
+    const uint32_t *next; /* is prefetched meanwhile, a line per pair */
 };
 
 BLOCK_INLINE float *acc_at(const struct bf16_gemm_tile *t, int p, int r)
@@ -166,7 +166,7 @@ BLOCK_INLINE float *acc_at(const struct bf16_gemm_tile *t, int p, int r)
     return t->acc + (size_t)p * t->acc_stride + row * PANEL;
 }
 
-/* n rows by n_panels panels; constants. */
+/* Computes n rows by n_panels panels; both are constants. */
 BLOCK_INLINE void tile_rows(const struct bf16_gemm_tile *t, const int n, const int n_panels)
 {
     const uint16_t *const *x = t->x;
@@ -209,9 +209,9 @@ BLOCK_INLINE void tile_panels(const struct bf16_gemm_tile *t, const int n_panels
     else tile_rows(t, 2, n_panels);
 }
 
-/* Tiles of nearly equal height: 18 rows as 6 + 6 + 6. While the first rows go through a panel, the
- * k's that follow it are asked for: a tile of a few dozen rows is done with weights sooner than
- * memory brings the next. */
+/* Divides the rows into tiles of nearly equal height, such as 18 into 6 + 6 + 6. During the first
+ * of them the k's that follow are prefetched, because a few dozen rows are computed faster than
+ * memory delivers the next weights. */
 void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w,
                size_t w_stride, size_t n_panels, const float *scale, size_t n_k)
 {

@@ -15,9 +15,9 @@
 #include "shared/base/assert.h"
 
 enum {
-    ITEMS_PER_THREAD = 16,  /* enough pieces that a thread which comes late costs little */
-    STREAMS_PER_THREAD = 2, /* the same for products that read memory: each piece is one stream,
-                             * whose beginning is slow */
+    ITEMS_PER_THREAD = 16,  /* enough items that a thread which starts late costs little */
+    STREAMS_PER_THREAD = 2, /* the same for memory-bound products: each item is one stream, whose
+                             * beginning is slow */
     GEMM_STEP = 24          /* rows of a chunk are a multiple: whole tiles on every backend */
 };
 
@@ -29,7 +29,7 @@ _Static_assert((int)MATMUL_PREQUANTIZED_ALIGN == (int)BLOCK_K &&
 
 /* ---- products ---- */
 
-/* The loops of rounded inputs take all rows at once. */
+/* The microkernels for quantised and bf16 inputs take all rows at once. */
 static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, size_t panel0,
                        size_t n_panels)
 {
@@ -101,7 +101,7 @@ static void gemm_int(const struct matmul_run *r, const struct matmul_block *b,
     }
 }
 
-/* BF16 panels are read where they lie, all k's in one go. */
+/* BF16 panels are read in place, for all k at once. */
 static void gemm_bf16(const struct matmul_run *r, const struct matmul_block *b)
 {
     const struct matmul_job *j = b->job;
@@ -166,7 +166,7 @@ static bool is_skinny(const struct matmul_job *j)
     return j->a->n_rows <= (size_t)(j->arithmetic == MATMUL_F32 ? GEMV_ROWS : DOT_ROWS);
 }
 
-/* The first piece that ends after the item. */
+/* Returns the first range that ends after the item. */
 static size_t find_range(const struct matmul_run *r, size_t index)
 {
     size_t low = 0, high = r->n_groups * r->n_jobs;
@@ -178,8 +178,8 @@ static size_t find_range(const struct matmul_run *r, size_t index)
     return low;
 }
 
-/* Items of a job that come before a group's share of it: its panels are shared as
- * weight_layout_pack shared them when it wrote them. */
+/* Returns how many items of a job come before a group's share of it. Panels are divided among
+ * groups exactly as weight_layout_pack divided them when it wrote them. */
 static size_t items_before(const struct matmul_run *r, const struct matmul_job *j, size_t group)
 {
     return (size_t)compute_pool_share(r->c->pool, (int)div_up(j->n_panels, j->panels_per_item),
@@ -202,7 +202,7 @@ static void run_item(void *arg, int index, int thread)
     else run_gemm(r, j, row0, n_rows, panel0, n_panels, thread);
 }
 
-/* Rows that an item of a job takes together. */
+/* Returns how many rows an item of a job computes together. */
 static size_t choose_rows_per_chunk(const struct matmul_job *j)
 {
     if (is_skinny(j)) return j->a->n_rows;
@@ -218,8 +218,8 @@ static size_t panels_per_step(const struct matmul_job *j)
     return j->arithmetic == MATMUL_F32 || j->y_arithmetic != MATMUL_F32 ? GEMV_PANELS : 2;
 }
 
-/* Panels per item: about ITEMS_PER_THREAD or STREAMS_PER_THREAD items for each thread over all
- * jobs. */
+/* Chooses the panels per item, so that all jobs together give each thread about ITEMS_PER_THREAD or
+ * STREAMS_PER_THREAD items. */
 static void plan_items(struct matmul_run *r)
 {
     size_t units = 0, n_threads = (size_t)compute_pool_threads(r->c->pool);

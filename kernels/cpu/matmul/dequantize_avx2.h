@@ -16,8 +16,8 @@ BLOCK_INLINE __m256 odd_bf16(__m256i pair)
     return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
 }
 
-/* Both f16 of each pair: the lower halves of all lanes, then the upper ones, each half of the
- * register in order. */
+/* Sorts the f16 of each pair: the lower halves of all lanes come first, then the upper ones, within
+ * each half of the register. */
 BLOCK_INLINE __m256i split_f16(__m256i pair)
 {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0,
@@ -54,7 +54,7 @@ BLOCK_INLINE __m256 f32_of_f8(__m256i byte)
     return _mm256_castsi256_ps(_mm256_or_si256(_mm256_or_si256(magnitude, sign), is_nan));
 }
 
-/* F16 and BF16: whole pairs, so an odd n_k writes one row more. */
+/* Converts F16 and BF16 in whole pairs, so an odd n_k writes one row more. */
 BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size_t n_k,
                                    const int layout)
 {
@@ -67,7 +67,7 @@ BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size
     }
 }
 
-/* Whole words of four k's; k .. k+n_k share a scale. */
+/* Converts whole words of four k; k .. k+n_k share a scale. */
 BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size_t k, size_t n_k)
 {
     const float *scales = (const float *)(panel + (n_in + 3) / 4 * PANEL * 4);
@@ -82,7 +82,7 @@ BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size
     }
 }
 
-/* A block of integers; `scale` is that of C layouts. */
+/* Converts a block of integers; `scale` is for layouts W4 and W8. */
 BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, const float *scale,
                                    const int layout)
 {
@@ -108,8 +108,8 @@ BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, cons
     }
 }
 
-/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32,
- * others whole words. */
+/* Writes k .. k+n_k of a panel to dst [up to 32][16]; k is a multiple of 32. Integer layouts write
+ * all 32, others whole words. */
 BLOCK_INLINE void dequantize_group(float *dst, const char *panel, const float *scale, size_t n_in,
                                    size_t k, size_t n_k, const int layout)
 {

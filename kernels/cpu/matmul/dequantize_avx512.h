@@ -29,7 +29,7 @@ BLOCK_INLINE __m512 odd_of(const int layout, __m512i pair)
     return layout == LAYOUT_F16 ? odd_f16(pair) : odd_bf16(pair);
 }
 
-/* F16 and BF16: whole pairs, so an odd n_k writes one row more. */
+/* Converts F16 and BF16 in whole pairs, so an odd n_k writes one row more. */
 BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size_t n_k,
                                    const int layout)
 {
@@ -41,7 +41,7 @@ BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size
     }
 }
 
-/* Whole words of four k's; k .. k+n_k share a scale. */
+/* Converts whole words of four k; k .. k+n_k share a scale. */
 BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size_t k, size_t n_k)
 {
     __m512 scale = _mm512_set1_ps(f8_scales(panel, n_in)[k / F8_BLOCK]);
@@ -57,7 +57,7 @@ BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size
     }
 }
 
-/* A block of integers; `scale` is that of C layouts. */
+/* Converts a block of integers; `scale` is for layouts W4 and W8. */
 BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, const float *scale,
                                    const int layout)
 {
@@ -81,8 +81,8 @@ BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, cons
     }
 }
 
-/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32,
- * others whole words. */
+/* Writes k .. k+n_k of a panel to dst [up to 32][16]; k is a multiple of 32. Integer layouts write
+ * all 32, others whole words. */
 BLOCK_INLINE void dequantize_group(float *dst, const char *panel, const float *scale, size_t n_in,
                                    size_t k, size_t n_k, const int layout)
 {

@@ -26,8 +26,8 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     _mm256_storeu_ps(out + HALF, high);
 }
 
-/* n panels, `bytes` apart, of a 16-bit layout; a constant. Where they end, the n panels that follow
- * are asked for. */
+/* Computes n panels (a constant) of a 16-bit layout, `bytes` apart. Near their end the n panels
+ * that follow are prefetched. */
 BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes,
                              size_t n_in, const int layout, const int n)
 {
@@ -75,7 +75,8 @@ static void gemv_16bit(float *out, const float *x, const struct weight *w, size_
     }
 }
 
-/* GEMV_PANELS accumulators; if there are fewer panels the first is repeated and dropped. */
+/* Uses GEMV_PANELS accumulators; if there are fewer panels, the first is repeated and its result
+ * dropped. */
 BLOCK_INLINE void gemv_dequantized(float *out, const float *x, const struct weight *w,
                                    size_t i_panel, size_t n_panels, const int layout)
 {
@@ -149,7 +150,8 @@ void avx2_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t 
     }
 }
 
-/* n rows by one panel: 2n accumulators, two weight registers, one input broadcast at a time. */
+/* Computes n rows by one panel with 2n accumulators, two weight registers, and one input that is
+ * broadcast at a time. */
 BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k,
                             const int n)
 {
@@ -175,8 +177,8 @@ BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const f
     }
 }
 
-/* Tiles of nearly equal height: 7 rows as 4 + 3, not 6 + 1, whose single row would wait for its own
- * additions. */
+/* Divides the rows into tiles of nearly equal height: 7 into 4 + 3 and not 6 + 1, because a single
+ * row would wait for its own additions. */
 void avx2_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
                size_t n_k)
 {

@@ -23,8 +23,8 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     _mm512_storeu_ps(out, acc);
 }
 
-/* n panels, `bytes` apart, of a 16-bit layout; a constant. Where they end, the n panels that follow
- * are asked for. */
+/* Computes n panels (a constant) of a 16-bit layout, `bytes` apart. Near their end the n panels
+ * that follow are prefetched. */
 BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes,
                              size_t n_in, const int layout, const int n)
 {
@@ -66,7 +66,8 @@ static void gemv_16bit(float *out, const float *x, const struct weight *w, size_
     }
 }
 
-/* GEMV_PANELS accumulators; if there are fewer panels the first is repeated and dropped. */
+/* Uses GEMV_PANELS accumulators; if there are fewer panels, the first is repeated and its result
+ * dropped. */
 BLOCK_INLINE void gemv_dequantized(float *out, const float *x, const struct weight *w,
                                    size_t i_panel, size_t n_panels, const int layout)
 {
@@ -153,8 +154,8 @@ BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const f
     for (int i = 0; i < n; i++) _mm512_storeu_ps(acc + i * PANEL, sum[i]);
 }
 
-/* Tiles of nearly equal height: 13 rows as 7 + 6, not 12 + 1, whose single row would wait for its
- * own additions. */
+/* Divides the rows into tiles of nearly equal height: 13 into 7 + 6 and not 12 + 1, because a
+ * single row would wait for its own additions. */
 void avx512_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w,
                  size_t n_k)
 {

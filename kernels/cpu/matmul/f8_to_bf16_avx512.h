@@ -6,9 +6,9 @@
 #include "kernels/cpu/matmul/int_blocks.h"
 #include "kernels/cpu/simd_avx512.h"
 
-/* Each 16-bit lane holds a byte of e4m3 in its upper half. Moved down by four, exponent and
- * fraction are where bf16 has them and want another bias; the eight magnitudes below 2^-6 have no
- * exponent and come from a table. */
+/* Each 16-bit lane has a byte of e4m3 in its upper half. Shifted right by four, exponent and
+ * mantissa are in the fields of bf16 and need another bias; the eight magnitudes below 2^-6 are
+ * subnormal and come from a table. */
 BLOCK_INLINE __m512i bf16_of_f8(__m512i v)
 {
     /* k * 2^-9: */
@@ -26,7 +26,7 @@ BLOCK_INLINE __m512i bf16_of_f8(__m512i v)
     return _mm512_ternarylogic_epi32(magnitude, v, _mm512_set1_epi16(-32768), 0xf8);
 }
 
-/* The pairs (4i, 4i+1) and (4i+2, 4i+3) of one word. */
+/* Converts one word to the pairs (4i, 4i+1) and (4i+2, 4i+3). */
 BLOCK_INLINE void pairs_of_f8(__m512i pairs[2], __m512i word)
 {
     const __m512i first = _mm512_broadcast_i32x4(

@@ -19,7 +19,7 @@ static inline __m256 i8x8(const void *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
 }
 
-/* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
+/* Returns word i of the eight of a block: k = 4i .. 4i+3, a byte each. */
 BLOCK_INLINE __m256i block_word256(const int layout, const char *panel, size_t b, const int i,
                                    const int h)
 {
@@ -29,8 +29,9 @@ BLOCK_INLINE __m256i block_word256(const int layout, const char *panel, size_t b
     return _mm256_and_si256(i % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
 }
 
-/* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small
- * integer, both exact in f32. Forms without d leave it zero. */
+/* Returns the scales of group `part` of block b if groups have 16 k, otherwise of the block. In
+ * super blocks they are f16 times a small integer, which is exact in f32. Layouts without d leave
+ * it zero. */
 BLOCK_INLINE struct scales256 block_scales256(const int layout, const char *panel, size_t b,
                                               const size_t part, const int h)
 {
@@ -48,7 +49,7 @@ BLOCK_INLINE struct scales256 block_scales256(const int layout, const char *pane
     return s;
 }
 
-/* The sum of a block's numbers: of one half (0, 1), or of both (2). */
+/* Returns the sum of a block's inputs: of one half (0, 1), or of both (2). */
 BLOCK_INLINE int32_t x_sum(const struct act_block *x, const int part)
 {
     return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part];

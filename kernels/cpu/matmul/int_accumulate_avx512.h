@@ -6,7 +6,7 @@
 
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 
-/* The sum of a block's numbers: of one half (0, 1), or of both (2). */
+/* Returns the sum of a block's inputs: of one half (0, 1), or of both (2). */
 BLOCK_INLINE int32_t x_sum(const struct act_block *x, const int part)
 {
     return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part];

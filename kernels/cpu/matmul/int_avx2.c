@@ -7,8 +7,8 @@
 
 enum { ROWS = 4 };
 
-/* A word ready to be multiplied: magnitudes, and (bytes only) what the inputs take their signs
- * from. */
+/* A word as vpmaddubsw takes it: magnitudes, and for byte layouts the signs that are applied to the
+ * inputs. */
 struct int_factor256 {
     __m256i q, sign;
 };
@@ -20,7 +20,7 @@ BLOCK_INLINE struct int_factor256 factor_of(__m256i word, const bool bytes)
     return (struct int_factor256){ .q = _mm256_abs_epi8(w), .sign = w };
 }
 
-/* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
+/* Sums have 16 bits for nibble layouts, until add_pairs_i32, and 32 bits for byte layouts. */
 BLOCK_INLINE __m256i add_products(__m256i sum, struct int_factor256 w, __m256i x, const bool bytes)
 {
     if (!bytes) {
@@ -29,20 +29,20 @@ BLOCK_INLINE __m256i add_products(__m256i sum, struct int_factor256 w, __m256i x
         __m256i pairs = _mm256_maddubs_epi16(w.q, _mm256_sign_epi8(x, w.sign));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit
-     * the registers. */
+    /* This keeps the additions in order. The compiler would add in a tree, whose leaves do not fit
+     * into the registers. */
     __asm__("" : "+x"(sum));
     return sum;
 }
 
-/* One term's sum with 32 bits for each output. */
+/* Returns one term's sum with 32 bits for each output. */
 BLOCK_INLINE __m256i add_pairs_i32(__m256i sum, const bool bytes)
 {
     return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
 }
 
-/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte
- * layout's, all of a nibble layout's. */
+/* Returns the group's integer sum of both terms. It subtracts what remains of the zero point: all
+ * of it for nibble layouts, 128 for byte layouts. */
 BLOCK_INLINE __m256i combine_terms(__m256i high, __m256i low, const struct act_block *x,
                                    const int part, const int layout)
 {
@@ -83,7 +83,7 @@ BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, cons
     }
 }
 
-/* Both halves of a panel for one row. */
+/* Computes both halves of a panel for one row. */
 BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel,
                            size_t n_blocks, const int layout)
 {
@@ -100,8 +100,9 @@ BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *pa
     _mm256_storeu_ps(out + HALF, high);
 }
 
-/* ROWS rows, one half after the other, for which the panel is in the cache the second time. Of x
- * only n_rows differ; the others repeat the last and their results are dropped. */
+/* Computes ROWS rows, one half of the panel after the other; the second half finds the panel in the
+ * cache. Only the first n_rows of x differ; the others repeat the last row, and their results are
+ * dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
                             size_t n_rows, const char *panel, size_t n_blocks, const int layout)
 {
@@ -158,8 +159,7 @@ void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 struct int_avx2_tile {
     float *acc;
     const struct act_block *x[ROWS];
-    size_t n_rows, n_blocks; /* of x only n_rows differ; the others repeat the
-                              * last */
+    size_t n_rows, n_blocks; /* only the first n_rows of x differ; the others repeat the last */
 };
 
 BLOCK_INLINE float *acc_at(const struct int_avx2_tile *t, int r, int h)

@@ -6,7 +6,7 @@
 
 enum { ROWS = 4 };
 
-/* A word ready to be multiplied: magnitudes, and which are negative (bytes only). */
+/* A word as vpmaddubsw takes it: magnitudes, and for byte layouts a mask of the negative ones. */
 struct int_factor512 {
     __m512i q;
     __mmask64 negative;
@@ -19,7 +19,7 @@ BLOCK_INLINE struct int_factor512 factor_of(__m512i word, const bool bytes)
     return (struct int_factor512){ .q = _mm512_abs_epi8(w), .negative = _mm512_movepi8_mask(w) };
 }
 
-/* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
+/* Sums have 16 bits for nibble layouts, until add_pairs_i32, and 32 bits for byte layouts. */
 BLOCK_INLINE __m512i add_products(__m512i sum, struct int_factor512 w, __m512i x, const bool bytes)
 {
     if (!bytes) {
@@ -29,20 +29,20 @@ BLOCK_INLINE __m512i add_products(__m512i sum, struct int_factor512 w, __m512i x
         sum = _mm512_add_epi32(
             sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w.q, x), _mm512_set1_epi16(1)));
     }
-    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit
-     * the registers. */
+    /* This keeps the additions in order. The compiler would add in a tree, whose leaves do not fit
+     * into the registers. */
     __asm__("" : "+v"(sum));
     return sum;
 }
 
-/* One term's sum with 32 bits for each output. */
+/* Returns one term's sum with 32 bits for each output. */
 BLOCK_INLINE __m512i add_pairs_i32(__m512i sum, const bool bytes)
 {
     return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
 }
 
-/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte
- * layout's, all of a nibble layout's. */
+/* Returns the group's integer sum of both terms. It subtracts what remains of the zero point: all
+ * of it for nibble layouts, 128 for byte layouts. */
 BLOCK_INLINE __m512i combine_terms(__m512i high, __m512i low, const struct act_block *x,
                                    const int part, const int layout)
 {
@@ -83,8 +83,8 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
     }
 }
 
-/* n rows, a constant, of one panel; of x [n] only n_rows differ, the others repeat the last and
- * their results are dropped. */
+/* Computes n rows (a constant) of one panel. Only the first n_rows of x [n] differ; the others
+ * repeat the last row, and their results are dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x,
                             size_t n_rows, const struct weight *w, size_t i_panel, const int layout,
                             const int n)

@@ -14,14 +14,14 @@
 enum {
     WORDS = BLOCK_K / 4,
     INT_TILE_ROWS = 6,    /* rows of an integer tile */
-    PREFETCH_BYTES = 8192 /* bytes of a panel asked for ahead of use: some 200 ns; the
-                           * hardware does not look beyond a page */
+    PREFETCH_BYTES = 8192 /* distance of prefetches in a panel, some 200 ns ahead; the
+                           * hardware prefetcher stops at the end of a page */
 };
 
-/* What of a layout the arithmetic depends on; constants once inlined. */
+/* The properties of a layout that the arithmetic depends on; they are constants once inlined. */
 struct block_kind {
     bool zero;   /* stored numbers are offset */
-    bool scaled; /* groups have a d: all but C layouts */
+    bool scaled; /* groups have a d: all layouts but W4 and W8 */
     bool halves; /* groups of 16 */
     bool has_m;
     bool bytes; /* q above 15 occurs */
@@ -59,25 +59,25 @@ static inline int block_kernel_layout(int layout)
         break;                                                                                     \
     }
 
-/* Blocks of 32 k's that lie together, in a super block or alone. */
+/* Returns how many blocks of 32 k are stored together: those of a super block, or one. */
 BLOCK_INLINE size_t blocks_per_superblock(const int layout)
 {
     return LAYOUT_OFFSETS[layout].k / BLOCK_K;
 }
 
-/* Bytes of a panel per 32 k's. */
+/* Returns the bytes of a panel per 32 k. */
 BLOCK_INLINE size_t block_bytes(const int layout)
 {
     return LAYOUT_OFFSETS[layout].bytes / blocks_per_superblock(layout);
 }
 
-/* What block b of a panel lies in. */
+/* Returns the block or super block that contains block b of a panel. */
 BLOCK_INLINE const char *block_at(const int layout, const char *panel, size_t b)
 {
     return panel + b / blocks_per_superblock(layout) * LAYOUT_OFFSETS[layout].bytes;
 }
 
-/* Its words: 8 per lane, or 4 of nibbles. */
+/* Returns its words: 8 per lane, or 4 for nibbles. */
 BLOCK_INLINE const uint32_t (*block_words(const int layout, const char *panel, size_t b))[PANEL]
 {
     const size_t bytes = BLOCK_K * PANEL * (size_t)LAYOUTS[layout].bits / 8;
@@ -86,8 +86,7 @@ BLOCK_INLINE const uint32_t (*block_words(const int layout, const char *panel, s
                                                     b % blocks_per_superblock(layout) * bytes);
 }
 
-/* Where the scales of a super block's group begin, `part` of block b, among those of all its
- * groups. */
+/* Returns the index of group `part` of block b among the groups of its super block. */
 BLOCK_INLINE size_t block_group(const int layout, size_t b, size_t part)
 {
     return (b % blocks_per_superblock(layout) * (BLOCK_K / (size_t)LAYOUTS[layout].group) + part) *

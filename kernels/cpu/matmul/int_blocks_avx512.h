@@ -17,7 +17,7 @@ static inline __m512 i8x16(const void *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
 }
 
-/* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
+/* Returns word i of the eight of a block: k = 4i .. 4i+3, a byte each. */
 BLOCK_INLINE __m512i block_word512(const int layout, const char *panel, size_t b, const int i)
 {
     const uint32_t(*word)[PANEL] = block_words(layout, panel, b);
@@ -26,8 +26,9 @@ BLOCK_INLINE __m512i block_word512(const int layout, const char *panel, size_t b
     return _mm512_and_si512(i % 2 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
 }
 
-/* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small
- * integer, both exact in f32. Forms without d leave it zero. */
+/* Returns the scales of group `part` of block b if groups have 16 k, otherwise of the block. In
+ * super blocks they are f16 times a small integer, which is exact in f32. Layouts without d leave
+ * it zero. */
 BLOCK_INLINE struct scales512 block_scales512(const int layout, const char *panel, size_t b,
                                               const size_t part)
 {

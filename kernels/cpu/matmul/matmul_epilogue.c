@@ -8,11 +8,11 @@
 #include "kernels/cpu/matmul/matmul_job.h"
 #include "shared/base/arith.h"
 
-/* whose lines are asked for: as many as fit the ways of a cache when rows are a power of two
- * apart */
+/* Rows whose lines are prefetched: as many as fit into the ways of a cache if rows are a power of
+ * two apart. */
 enum { PREFETCH_ROWS = 12 };
 
-/* A panel's lanes, wherever they lie. */
+/* A panel's lanes, at any address. */
 typedef float matmul_lanes
     __attribute__((vector_size(PANEL * sizeof(float)), aligned(4), may_alias));
 
@@ -55,7 +55,7 @@ static void add_bias(const struct matmul_block *b, size_t row, size_t p)
     }
 }
 
-/* The results take the place of gate's sums. */
+/* Overwrites the gate's sums with the results. */
 static void swiglu(const struct cpu_microkernels *kernels, const struct matmul_block *b)
 {
     const bool side_by_side = b->row_step == PANEL; /* all rows of a panel */
@@ -80,7 +80,7 @@ static void store_row(const struct matmul_block *b, size_t row)
     }
 }
 
-/* PREQUANTIZED_PANELS panels are one block of the row, filled up with zeros. */
+/* PREQUANTIZED_PANELS panels make one block of the row, padded with zeros. */
 static void store_quantized_row(const struct cpu_microkernels *kernels,
                                 const struct matmul_block *b, size_t row)
 {
@@ -102,7 +102,7 @@ static void store_quantized_row(const struct cpu_microkernels *kernels,
 
 /* ---- all of a block ---- */
 
-/* Asks for the lines that a row's results go to. */
+/* Prefetches the lines that a row's results are written to. */
 static void prefetch_row(const struct matmul_block *b, size_t row)
 {
     const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;

@@ -36,7 +36,7 @@ static const size_t ELEMENT[] = { [MATMUL_F32] = sizeof(float),
                                   [MATMUL_INT] = sizeof(struct act_block),
                                   [MATMUL_BF16] = sizeof(uint16_t) };
 
-/* From row to row of ready ones, in elements. */
+/* Returns the stride of prepared rows, in elements. */
 static size_t row_stride(enum matmul_arithmetic arithmetic, size_t n_in)
 {
     return arithmetic == MATMUL_INT    ? act_blocks(n_in)

@@ -4,7 +4,7 @@
  *   cpu_matmul.c       how a call is split, and the micro-kernels
  *   matmul_epilogue.c  sums to y: bias, y += .., SwiGLU, quantised for the next GEMM
  *
- * Everything lives for one matmul call, in tables at the begin of cpu_ctx.acts.
+ * Everything lives for one matmul call, in tables at the beginning of cpu_ctx.acts.
  * Thread: engine, compute pool. */
 #ifndef BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
 #define BATON_KERNELS_CPU_MATMUL_MATMUL_JOB_H
@@ -23,7 +23,7 @@ struct matmul_job {
     size_t n_panels, panels_per_item, n_chunks, rows_per_chunk;
 };
 
-/* One input to make ready: rows of `a`, written to `to`. */
+/* One input to prepare: rows of `a`, which are written to `to`. */
 struct matmul_input {
     const struct matmul_args *a;
     enum matmul_arithmetic arithmetic;
@@ -49,15 +49,15 @@ struct matmul_tables {
     size_t range_end[NUMA_NODES_MAX * JOBS_PER_RUN];
 };
 
-/* How the context multiplies by w. */
+/* Returns which arithmetic the context multiplies w with. */
 enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const struct weight *w);
-/* Bytes of a prepared row of n_in elements. */
+/* Returns the bytes of a prepared row of n_in elements. */
 size_t matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in);
-/* Sets x and x_stride of every job; what is not ready is made so on the pool. */
+/* Sets x and x_stride of every job, and prepares on the pool the inputs that need it. */
 void matmul_prepare_inputs(struct matmul_run *r);
 
 /* A block of results: sums of one job, rows from row0, panels from panel0 (a multiple of
- * PREQUANTIZED_PANELS where y is rounded). */
+ * PREQUANTIZED_PANELS if y is quantised). */
 struct matmul_block {
     const struct matmul_job *job;
     size_t row0, n_rows, panel0, n_panels;
@@ -65,14 +65,14 @@ struct matmul_block {
     size_t row_step, panel_step; /* floats in acc from one row, one panel to the next */
 };
 
-/* of a paired matrix, that make one block of a rounded row */
+/* Panels of a paired matrix that make one block of a quantised row. */
 enum { PREQUANTIZED_PANELS = 2 * BLOCK_K / PANEL };
 
 static inline float *block_acc(const struct matmul_block *b, size_t row, size_t p)
 {
     return b->acc + row * b->row_step + p * b->panel_step;
 }
-/* The block's sums to y; acc is used up. */
+/* Writes the block's sums to y, and overwrites acc meanwhile. */
 void matmul_apply_epilogue(const struct cpu_microkernels *kernels, const struct matmul_block *b);
 
 #endif
