@@ -1,4 +1,5 @@
-/* ep.c - the registry of ep.h's backends, what all of them refuse, and the handshake of ranks.
+/* ep.c - the table of expert-parallel backends, the argument checks that all of them share, and the
+ * handshake of ranks.
  * Thread: as ep.h. */
 #include "kernels/ep/ep.h"
 

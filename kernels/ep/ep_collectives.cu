@@ -1,9 +1,9 @@
-/* ep_collectives.cu - what all ranks give to all: all_gather, and all_reduce as the sum of what was
- * gathered, ranks ascending.
+/* ep_collectives.cu - all_gather, and all_reduce as the sum of what was gathered, in ascending
+ * order of ranks.
  *
- * Every rank writes all it has to every other: one trip, which is what few bytes cost. LIMIT: each
- * rank writes size - 1 times its bytes, where a sum in two trips would write about twice; for the
- * sums of long prompts `nccl` is the row. Thread: device. */
+ * Every rank writes its part to every other rank, which takes one trip and is the fastest for few
+ * bytes. LIMIT: each rank writes size - 1 times its bytes, while a sum in two trips would write
+ * about twice its bytes; for the sums of long prompts use `nccl`. Thread: device. */
 #include "kernels/ep/ep_signals.cuh"
 
 enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256 };
@@ -27,7 +27,7 @@ static unsigned collect_blocks(size_t n)
     return blocks > 0 ? blocks : 1;
 }
 
-/* The whole grid; 16 bytes at a time where both begin at a multiple of that. */
+/* Copies with the whole grid, 16 bytes at a time if both are aligned to 16. */
 static __device__ void copy_bytes(unsigned char *to, const unsigned char *from, size_t bytes)
 {
     const size_t me = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x,
@@ -38,7 +38,7 @@ static __device__ void copy_bytes(unsigned char *to, const unsigned char *from, 
     for (size_t i = quads * 16 + me; i < bytes; i += all) to[i] = from[i];
 }
 
-/* Where rank `from` puts its part in rank `to`'s window. */
+/* Returns the address of rank `from`'s part in rank `to`'s window. */
 static __device__ __forceinline__ unsigned char *shared_part(const ep_call &c, unsigned epoch,
                                                              int to, int from)
 {
@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
     grid_dependency_sync();
     if (block_has_fault(c)) return;
     const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
-    /* not all to rank 0 first */
+    /* each rank begins with another receiver, so that they do not all write to rank 0 first */
     for (int i = 0; i < c.size; i++)
         copy_bytes(shared_part(c, epoch, (c.rank + i) % c.size, c.rank), mine, bytes);
     if (is_last_block(c)) signal_all(c, EP_FLAG_SHARED);

@@ -1,5 +1,5 @@
-/* ep_combine.cu - results on their way back, and their sum. A block returns one slot after another;
- * the write to the other GPU is the cost. Thread: device. */
+/* ep_combine.cu - combine: sends results back to the rows' ranks and sums them. A block returns one
+ * slot after another; the write to the other GPU dominates the time. Thread: device. */
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
 
@@ -8,7 +8,7 @@ static const size_t RETURN_BLOCKS_MAX = 1024;
 
 /* ---- return ---- */
 
-/* The whole block. */
+/* Returns one result; called by the whole block. */
 static __device__ void return_one(const ep_call &c, const float *out, int slot)
 {
     const size_t n = (size_t)c.hidden;
@@ -43,7 +43,7 @@ cudaError_t ep_run_return(cudaStream_t s, const struct ep_call *c, const float *
 
 /* ---- sum ---- */
 
-/* One element of one row, choices ascending. */
+/* Sums one element of one row over its choices, ascending. */
 static __device__ __forceinline__ void sum_one(const ep_call &c, const ep_combine_args &a,
                                                size_t row, size_t k)
 {
@@ -74,8 +74,8 @@ cudaError_t ep_run_sum(cudaStream_t s, const struct ep_call *c, const struct ep_
 {
     unsigned wide = blocks_for((size_t)c->hidden, SUM_THREADS);
     if (wide > SUM_BLOCKS_MAX) wide = SUM_BLOCKS_MAX;
-    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_BACK); /* who has no rows waits too: the next
-                                                            * call writes where others read */
+    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_BACK); /* a rank without rows waits too: the
+                                                            * next call writes where others read */
     if (e != cudaSuccess || c->n_rows == 0) return e;
     return launch(s, sum_kernel, dim3((unsigned)c->n_rows, wide), dim3(SUM_THREADS), 0, *c, *a);
 }

@@ -1,5 +1,5 @@
-/* ep_cuda.c - what backends of ep.h on GPUs share: the window, scratch memory, a call's
- * arguments, faults. */
+/* ep_cuda.c - what the GPU backends share: the window, scratch memory, the arguments of kernels,
+ * and faults. */
 #include "kernels/ep/ep_cuda.h"
 
 #include <string.h>
@@ -18,8 +18,8 @@ static size_t place(size_t *at, size_t bytes)
     return here;
 }
 
-/* Where the pieces of a window are, in bytes from its beginning. `rows` and `back`: how many of
- * them; `shared`: bytes. */
+/* Returns the offsets of a window's parts, in bytes. `rows` and `back` are numbers of rows and
+ * results; `shared` is bytes. */
 static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t back,
                                   size_t shared)
 {
@@ -45,12 +45,12 @@ static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t
 }
 
 struct ep_cuda_piece {
-    const int32_t *from; /* NULL: to work in */
+    const int32_t *from; /* initial values; NULL: none */
     size_t n;
     const int32_t **to;
 };
 
-/* Arrays of int32 one after the other in cuda->work. */
+/* Allocates cuda->work, arrays of int32 one after the other. */
 static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct err *err)
 {
     const struct ep_config *c = &cuda->base.config;

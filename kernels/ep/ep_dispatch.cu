@@ -1,8 +1,9 @@
-/* ep_dispatch.cu - rows on their way out: which slot, which rank; and what arrived, by expert.
+/* ep_dispatch.cu - dispatch: chooses slot and rank of each row, sends the rows, and sorts the
+ * received ones by expert.
  *
- * Slots are sorted by physical expert, so a rank's are one piece and its place in that piece is
- * where a row lies at the receiver. A block sends one (row, choice); the write to the other GPU is
- * the cost. Thread: device. */
+ * Slots are sorted by physical expert, so the slots of one rank are contiguous, and a slot's index
+ * among them is its index at the receiver. A block sends one (row, choice); the write to the other
+ * GPU dominates the time. Thread: device. */
 #include "kernels/cuda/moe_route.h"
 #include "kernels/ep/ep_rows.cuh"
 #include "kernels/ep/ep_signals.cuh"
@@ -66,7 +67,8 @@ cudaError_t ep_run_counts(cudaStream_t s, const struct ep_call *c)
 
 /* ---- send ---- */
 
-/* The whole block; a warp takes 128 elements at a time. */
+/* Writes one row in its transit format; called by the whole block, where a warp takes 128 elements
+ * at a time. */
 static __device__ void write_row(const ep_call &c, const float *x, unsigned char *to)
 {
     const size_t n = (size_t)c.hidden, filled = (n + 63) / 64 * 64, lane = threadIdx.x % WARP;
@@ -100,7 +102,7 @@ static __device__ void send_one(const ep_call &c, const float *x, size_t x_strid
     c.back_at[i] = c.direct ? i : (int32_t)place;
 }
 
-/* The whole last block: how many rows went to each expert. */
+/* Writes how many rows went to each expert; called by the whole last block. */
 static __device__ void write_counts(const ep_call &c)
 {
     for (int p = (int)threadIdx.x; p < c.n_physical; p += SEND_THREADS)
@@ -122,15 +124,16 @@ static __global__ void __launch_bounds__(SEND_THREADS)
 
 cudaError_t ep_run_send(cudaStream_t s, const struct ep_call *c, const float *x, size_t x_stride)
 {
-    const int n = c->n_rows * c->n_used; /* without rows there is one block, which tells so */
+    const int n = c->n_rows * c->n_used; /* without rows there is one block, which signals that */
     return launch(s, send_kernel, dim3((unsigned)(n > 0 ? n : 1)), dim3(SEND_THREADS), 0, *c, x,
                   x_stride);
 }
 
 /* ---- index ---- */
 
-/* The whole block: v[i] becomes the sum of those before it; n of them, `room` as many. */
-static __device__ int *sums_before(int *v, int *room, int n)
+/* Exclusive scan of v [n] with the scratch `room` [n]; returns the one of the two that has the
+ * result. Called by the whole block. */
+static __device__ int *exclusive_scan(int *v, int *room, int n)
 {
     for (int i = (int)threadIdx.x; i < n; i += INDEX_THREADS) room[i] = i > 0 ? v[i - 1] : 0;
     __syncthreads();
@@ -145,7 +148,8 @@ static __device__ int *sums_before(int *v, int *room, int n)
     return room;
 }
 
-/* One block. A pair is (sending rank, local expert). Shared memory: three times [n_pairs + 1]. */
+/* Runs as one block. A pair is (sending rank, local expert). Shared memory: three times
+ * [n_pairs + 1]. */
 static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
 {
     grid_dependency_sync();
@@ -162,9 +166,9 @@ static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
         by_expert[i] = i < n ? counts[(size_t)(i % size) * c.n_physical + i / size] : 0;
     }
     __syncthreads();
-    int *a = sums_before(by_rank, room, n + 1);
+    int *a = exclusive_scan(by_rank, room, n + 1);
     int *spare = a == by_rank ? room : by_rank;
-    int *b = sums_before(by_expert, spare, n + 1);
+    int *b = exclusive_scan(by_expert, spare, n + 1);
     for (int e = (int)threadIdx.x; e <= n_local; e += INDEX_THREADS)
         c.recv_begin[e] = n_local ? b[e * size] : 0;
     for (int pair = (int)threadIdx.x / WARP; pair < n; pair += INDEX_THREADS / WARP) {

@@ -1,4 +1,4 @@
-/* ep_kernels.h - kernels of ep.h's GPU backends: sorting, sending, waiting, returning, adding up.
+/* ep_kernels.h - kernels of the GPU backends: sort, send, wait, return, sum.
  *
  * A *window* is memory that several ranks use: one allocation per rank with the same layout
  * everywhere (struct ep_layout, described there). In `direct` calls (peer) kernels write into the

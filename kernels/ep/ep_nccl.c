@@ -1,13 +1,13 @@
-/* ep_nccl.c - ranks that NCCL connects: rows and results by grouped sends, counts by an all-gather,
- * around the kernels of ep_kernels.h.
+/* ep_nccl.c - expert parallelism over NCCL: rows and results travel by grouped sends, counts by an
+ * all-gather; ep_kernels.h has the kernels before and after them.
  *
- * Throughput: the counts of all ranks come to the host, sends have the size of what there is. Low
- * latency: sends have the size of the room. all_reduce adds in the order of ranks, which NCCL's own
- * does not promise: every rank gets one part from all, adds it up and sends it to all. The
- * communicator does not block: what it does is polled, here and in ep_wait, and aborted when
- * nothing comes for timeout_ms. NCCL does not say which rank was missing. Source: NCCL's user
- * guide, "Fault Tolerance", "Point-to-point communication". LIMIT: in low latency mode pairs
- * exchange all of their room, max_rows * n_used rows, however few are filled. `peer` does not. */
+ * In throughput mode the host reads the counts of all ranks, and sends have exact sizes. In low
+ * latency mode sends have the maximum size. all_reduce adds in the order of ranks, which NCCL's own
+ * does not promise: every rank receives one part from all, adds it up and sends it to all. The
+ * communicator is non-blocking: its progress is polled, here and in ep_wait, and it is aborted if
+ * nothing arrives for timeout_ms. NCCL does not say which rank was missing. Source: NCCL's user
+ * guide, "Fault Tolerance", "Point-to-point communication". LIMIT: in low latency mode each pair of
+ * ranks exchanges max_rows * n_used rows, however few are filled. `peer` does not. */
 #include <assert.h>
 #include <sched.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@
 
 static_assert(sizeof(ncclUniqueId) <= EP_PAYLOAD_BYTES, "the id's room");
 
-/* Rows on their way between this rank and another: where they begin, in rows, and how many. */
+/* Rows in transit between this rank and another: the first, and their number. */
 struct ep_nccl_span {
     size_t at, n;
 };
@@ -31,8 +31,8 @@ struct ep_nccl_span {
 struct ep_nccl {
     struct ep_cuda cuda; /* first */
     struct nccl_api nccl;
-    ncclComm_t comm;    /* NULL: none, or aborted */
-    struct err failure; /* why it was aborted; code OK: it was not */
+    ncclComm_t comm;    /* NULL before it is created and after it was aborted */
+    struct err failure; /* why it was aborted; OK if it was not */
     struct dev_mem out; /* rows to send, then results to send back */
     int32_t *counts;    /* pinned, [size][n_physical] */
     struct ep_nccl_span to[EP_RANKS_MAX], from[EP_RANKS_MAX]; /* of the running plan */
@@ -55,7 +55,7 @@ static struct ep_nccl_deadline deadline_of(const struct ep_nccl *n)
                                       (uint64_t)n->cuda.base.config.timeout_ms * 1000000 };
 }
 
-/* False when it has run out. */
+/* Pauses between two polls; returns false after the deadline. */
 static bool poll_pause(const struct ep_nccl_deadline *p)
 {
     const uint64_t waited = clock_ns() - p->begin_ns;
@@ -85,14 +85,15 @@ static enum status fail_timeout(struct ep_nccl *n, struct err *err)
     return fail(n, ERR_PEER_LOST, why, err);
 }
 
-/* A peer's end shows as a system or remote error; the rest is this rank's own. */
+/* Reports an NCCL error. A peer's death shows as a system or remote error; all others are errors of
+ * this rank. */
 static enum status fail_nccl(struct ep_nccl *n, ncclResult_t r, struct err *err)
 {
     const bool is_peer = r == ncclRemoteError || r == ncclSystemError;
     return fail(n, is_peer ? ERR_PEER_LOST : ERR_NODEV, n->nccl.GetErrorString(r), err);
 }
 
-/* What a call returned: waits until the communicator can take the next. */
+/* Takes the result of an NCCL call and waits until the communicator is ready for the next call. */
 static enum status wait_ready(struct ep_nccl *n, ncclResult_t r, struct err *err)
 {
     const struct ep_nccl_deadline p = deadline_of(n);
@@ -119,7 +120,7 @@ static enum status nccl_wait(struct ep *e, struct err *err)
     TRY(check_healthy(n, err));
     while ((c = cudaStreamQuery(n->cuda.device->stream)) == cudaErrorNotReady) {
         ncclResult_t r = ncclSuccess;
-        (void)cudaGetLastError(); /* no error */
+        (void)cudaGetLastError(); /* cudaErrorNotReady is no error */
         if (n->nccl.CommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess &&
             r != ncclInProgress)
             return fail_nccl(n, r, err);
@@ -212,10 +213,11 @@ static void nccl_free(struct ep *e)
 
 /* ---- exchanges ---- */
 
-/* Within a group a communicator that does not block may say so at every call. */
+/* Within a group, a non-blocking communicator may return ncclInProgress from every call. */
 static bool is_good(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
 
-/* Every rank sends and gets pieces; empty ones are left out on both sides. */
+/* Sends one range of rows to each rank and receives one from each; empty ranges are skipped on both
+ * sides. */
 static enum status exchange(struct ep_nccl *n, const unsigned char *from,
                             const struct ep_nccl_span *out, unsigned char *to,
                             const struct ep_nccl_span *in, size_t unit, struct err *err)
@@ -246,7 +248,7 @@ static enum status gather_counts(struct ep_nccl *n, struct err *err)
                       err);
 }
 
-/* Rows that rank `from` sends to rank `to`. */
+/* Returns how many rows rank `from` sends to rank `to`. */
 static size_t rows_between(const struct ep_nccl *n, int from, int to)
 {
     const struct ep_placement *p = &n->cuda.base.config.placement;
@@ -256,7 +258,7 @@ static size_t rows_between(const struct ep_nccl *n, int from, int to)
     return many;
 }
 
-/* The same answer on all ranks, which see the same counts. */
+/* Checks that the received rows fit. All ranks decide alike, because they see the same counts. */
 static enum status check_room(const struct ep_nccl *n, struct err *err)
 {
     const struct ep_config *c = &n->cuda.base.config;
@@ -370,7 +372,7 @@ static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype
         &n->cuda,
         ep_run_reduce(n->cuda.device->stream, c, parts, part * unit, own, all[rank].n, dtype),
         "a sum over ranks", err));
-    mine[rank].n = all[rank].n = 0; /* is in its place */
+    mine[rank].n = all[rank].n = 0; /* this rank's own part is already in place */
     return exchange(n, x, mine, x, all, unit, err);
 }
 

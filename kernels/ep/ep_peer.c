@@ -1,11 +1,11 @@
-/* ep_peer.c - ranks on GPUs of one host: each opens the others' windows by CUDA IPC, kernels do
- * the rest (ep_kernels.h). Also backend self with one rank on a GPU: its own peer, which never
- * waits long.
+/* ep_peer.c - expert parallelism on GPUs of one host: each rank opens the others' windows by CUDA
+ * IPC, and kernels do the rest (ep_kernels.h). It is also the backend `self` of one rank on a GPU,
+ * which is its own peer.
  *
  * Source: CUDA Runtime API, interprocess communication (cudaIpcGetMemHandle, cudaIpcOpenMemHandle).
- * LIMIT: what becomes of memory that a dead process had exported is the driver's affair. Where it
- * stays until the others close it they meet their deadline; where it goes, their next write is a
- * fault of their GPU. Both are errors of ep_wait; which one it is has not been seen on a GPU. */
+ * LIMIT: what happens to memory that a dead process had exported depends on the driver. If it stays
+ * until the others close it, they run into their deadline; if not, their next write faults. Both
+ * are errors of ep_wait; which one occurs has not been observed on a GPU. */
 #include <assert.h>
 #include <string.h>
 
@@ -37,7 +37,7 @@ static enum status open_peer_windows(struct ep_cuda *cuda, const struct ep_hello
         memcpy(&handle, hellos[r].payload, sizeof handle);
         const cudaError_t e = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
         if (e != cudaSuccess) {
-            (void)cudaGetLastError(); /* kept for others otherwise */
+            (void)cudaGetLastError(); /* clears the error, which later calls would return */
             return err_set(err, ERR_UNSUPPORTED,
                            "ep: the GPU memory of rank %d cannot be opened: %s", r,
                            cudaGetErrorString(e));
@@ -47,7 +47,8 @@ static enum status open_peer_windows(struct ep_cuda *cuda, const struct ep_hello
     return OK;
 }
 
-/* Twice: to exchange handles, and to learn that all could open them. */
+/* Runs two handshakes: the first exchanges handles, the second confirms that all ranks could open
+ * them. */
 static enum status exchange_handles(struct ep_cuda *cuda, enum status st, struct ep_hello *hellos,
                                     struct err *err)
 {
@@ -106,7 +107,8 @@ static enum status self_create(const struct ep_config *c, struct ep **out, struc
 
 /* ---- calls ---- */
 
-/* What a single rank gets is what it sends; by_expert has its place behind begin. */
+/* Reads the counts of a single rank, which receives what it sends; by_expert is stored after
+ * begin. */
 static enum status learn_counts(struct ep_cuda *cuda, struct ep_counts *out)
 {
     const struct ep_config *c = &cuda->base.config;
@@ -191,7 +193,7 @@ static enum status peer_wait(struct ep *e, struct err *err)
     return ep_cuda_fault(ep_cuda_of(e), err);
 }
 
-/* Others' windows are closed before any is freed; after a fault nobody is waited for. */
+/* All ranks close the others' windows before any rank frees its own; after a fault nobody waits. */
 static void peer_free(struct ep *e)
 {
     struct ep_cuda *cuda = ep_cuda_of(e);

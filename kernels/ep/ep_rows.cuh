@@ -1,5 +1,5 @@
-/* ep_rows.cuh - rows as they travel: f32, bf16, e4m3 with scales. Four elements of a row at a time.
- * Thread: device. */
+/* ep_rows.cuh - the transit formats of rows: f32, bf16, and e4m3 with scales, four elements at a
+ * time. Thread: device. */
 #ifndef BATON_KERNELS_EP_EP_ROWS_CUH
 #define BATON_KERNELS_EP_EP_ROWS_CUH
 
@@ -8,7 +8,7 @@
 
 enum { EP_QUAD = 4 };
 
-/* Elements k .. k + 3, zeros from n on. */
+/* Returns elements k .. k + 3, with zeros from n on. */
 static __device__ __forceinline__ float4 quad_from(const float *x, size_t k, size_t n)
 {
     if ((uintptr_t)(x + k) % 16 == 0 && k + EP_QUAD <= n)
@@ -17,7 +17,7 @@ static __device__ __forceinline__ float4 quad_from(const float *x, size_t k, siz
                        k + 3 < n ? x[k + 3] : 0);
 }
 
-/* The common scale of a warp's 128 elements from k on, four per lane. */
+/* Returns the common scale of a warp's 128 elements, four per lane. */
 static __device__ __forceinline__ float warp_scale(float4 v)
 {
     const float top = warp_max(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));

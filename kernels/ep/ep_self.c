@@ -1,4 +1,5 @@
-/* ep_self.c - one rank on the host, in plain C: the definition that all rows are compared with. */
+/* ep_self.c - expert parallelism of one rank on the host, in plain C: the reference that all
+ * backends are compared with. */
 #include <math.h>
 #include <string.h>
 
@@ -78,7 +79,7 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
     return OK;
 }
 
-/* A row as it travels; bytes behind the elements are zero from the beginning. */
+/* Writes a row in its transit format. The padding after the elements is zero already. */
 static void send_row(const struct ep_config *c, const struct ep_row_layout *f, const float *x,
                      unsigned char *to)
 {
@@ -140,7 +141,7 @@ static enum status self_combine(struct ep *e, const struct ep_combine_args *a, s
     return OK;
 }
 
-/* The sum over one rank is what it has. */
+/* The sum over one rank is its own part. */
 static enum status self_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype,
                                    struct err *err)
 {

@@ -1,8 +1,8 @@
-/* ep_signals.cuh - how kernels of several ranks wait for each other: epochs, flags, a deadline, one
- * fault for all. Thread: device.
+/* ep_signals.cuh - how kernels of several ranks wait for each other: epochs, flags, a deadline, and
+ * a fault that reaches all ranks. Thread: device.
  *
- * No block waits for another block: the last of a grid that ends does what comes after all of them,
- * and waiting is for other ranks alone. */
+ * No block waits for another block of its grid: the last block to finish does what comes after all
+ * of them. Blocks wait only for other ranks. */
 #ifndef BATON_KERNELS_EP_EP_SIGNALS_CUH
 #define BATON_KERNELS_EP_EP_SIGNALS_CUH
 
@@ -14,14 +14,14 @@ static __device__ __forceinline__ unsigned *fault_word(const ep_call &c, int ran
     return (unsigned *)(void *)(c.window[rank] + c.at.fault);
 }
 
-/* In the window of rank `to`, written by rank `from`. */
+/* Returns the flag in the window of rank `to` that rank `from` writes. */
 static __device__ __forceinline__ unsigned *flag_word(const ep_call &c, int kind, int to, int from)
 {
     return (unsigned *)(void *)(c.window[to] + c.at.flags +
                                 ((size_t)kind * c.size + from) * EP_FLAG_BYTES);
 }
 
-/* The first fault of this rank becomes all ranks'. */
+/* Reports the first fault of this rank to all ranks. */
 static __device__ inline void raise_fault(const ep_call &c, int fault, int rank)
 {
     const unsigned word = (unsigned)fault << 16 | (unsigned)(rank + 1);
@@ -32,7 +32,7 @@ static __device__ inline void raise_fault(const ep_call &c, int fault, int rank)
         if (r != c.rank) store_release_system(fault_word(c, r), word);
 }
 
-/* Has this rank met a fault, its own or another's? The host is told. */
+/* Returns whether this or another rank reported a fault, and tells the host. */
 static __device__ __forceinline__ bool has_fault(const ep_call &c)
 {
     const unsigned word = load_acquire_system((const unsigned *)(void *)(c.own + c.at.fault));
@@ -40,7 +40,8 @@ static __device__ __forceinline__ bool has_fault(const ep_call &c)
     return word != 0;
 }
 
-/* The whole block, which gets one answer; a glance, which orders nothing. */
+/* Returns whether a fault was reported, with one result for the whole block. The read is relaxed: it
+ * orders nothing. */
 static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
 {
     return __syncthreads_or(threadIdx.x == 0 &&
@@ -63,8 +64,8 @@ static __device__ inline bool wait_for_flag(const ep_call &c, int kind, int from
     return true;
 }
 
-/* The whole block: have all ranks done what the flag tells? False after a fault: what they should
- * have written is not there. */
+/* Waits until all ranks have set the flag; called by the whole block. Returns false after a fault:
+ * the data that they should have written is missing. */
 static __device__ inline bool wait_for_all(const ep_call &c, int kind)
 {
     int good = threadIdx.x != 0 || !has_fault(c);
@@ -73,8 +74,8 @@ static __device__ inline bool wait_for_all(const ep_call &c, int kind)
     return __syncthreads_and(good) != 0;
 }
 
-/* The whole block, when it has written what it had to: is it the grid's last? Then all of the
- * grid's writes have been made. */
+/* Called by the whole block after its writes: returns whether it is the last of the grid, so that
+ * all writes of the grid are complete. */
 static __device__ inline bool is_last_block(const ep_call &c)
 {
     int last = 0;
@@ -88,7 +89,7 @@ static __device__ inline bool is_last_block(const ep_call &c)
     return __syncthreads_or(last) != 0;
 }
 
-/* The whole last block: tells all ranks. */
+/* Sets this rank's flag on all ranks; called by the whole last block. */
 static __device__ inline void signal_all(const ep_call &c, int kind)
 {
     const unsigned epoch = c.epochs[kind] + 1;

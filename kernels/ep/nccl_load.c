@@ -1,5 +1,5 @@
-/* nccl_load.c - finds NCCL: the file that BATON_NCCL_LIBRARY names, or libnccl.so.2 where the
- * loader looks and in CUDA's usual folder. */
+/* nccl_load.c - loads NCCL: the file that BATON_NCCL_LIBRARY names, or libnccl.so.2 on the loader's
+ * path or in CUDA's usual folder. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static void *open_library(void)
 }
 #endif
 
-/* A function pointer from dlsym, which C has no conversion for. */
+/* Stores a function pointer from dlsym; C has no conversion for it. */
 static bool find(void *library, const char *name, void *to)
 {
     void *p = dlsym(library, name);
