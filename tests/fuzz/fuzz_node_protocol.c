@@ -1,10 +1,11 @@
 /* fuzz_node_protocol.c - hostile bytes between nodes; the first byte chooses where they go.
  *
- * 0      a frame's header: an accepted one must encode to the same bytes 1      token records:
- * likewise 2      every protobuf body, and what it holds (a generation, records) 3      a
- * generation with valid sampling parameters around fuzzed tokens 4, 5   a real link (accepting,
- * dialing) over a socket: the bytes come from its peer; a peer that
- *          does not know the secret must not bring it up
+ *   0      a frame's header: an accepted one must encode to the same bytes
+ *   1      token records: likewise
+ *   2      every protobuf body, and its contents (a generation, records)
+ *   3      a generation with valid sampling parameters around fuzzed tokens
+ *   4, 5   a real link (accepting, dialing) over a socket: the bytes come from its peer, and a peer
+ *          that does not know the secret must not bring it up
  *   6      the same after an honest handshake: frames of an authenticated peer */
 #include <errno.h>
 #include <stdlib.h>
