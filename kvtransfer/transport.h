@@ -1,7 +1,8 @@
 /* transport.h - what a transport must do to carry KV bytes from a sender's pool to a receiver's.
  *
- * A transport moves bytes and small messages over connections; it knows no transfers. Grants,
- * generations, checksums, fences and deadlines belong to session.h and are the same for all.
+ * A transport moves bytes and small messages over connections and can fence a peer; it knows no
+ * transfers. Grants, generations, checksums and deadlines belong to session.h and are the same for
+ * all.
  *   one-sided           put() writes into the receiver's memory (mem, ipc, rdma, ucx); no thread of
  *                       the receiver sees the bytes
  *   receiver scatters   put() sends a stream (tcp); the receiving transport asks env->scatter where

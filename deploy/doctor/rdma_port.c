@@ -30,7 +30,7 @@ static void check_link(struct doctor *d, const struct rdma_port *p)
         d, "RDMA port", p->software ? DOCTOR_WARN : DOCTOR_OK, "%s: %s, %s %s%s%s%s%s",
         rdma_port_text(p, name), p->state, links[p->link],
         p->software ? "emulated in software (rdma_rxe or siw)" : rate,
-        p->netdev[0] ? ", interface " : "", p->netdev, place, p->windows ? ", memory windows" : "");
+        p->netdev[0] ? ", interface " : "", p->netdev, place, p->has_mw ? ", memory windows" : "");
     if (p->software)
         doctor_fix(line, "right for tests; for speed use tcp, or a NIC that does RDMA itself");
 }

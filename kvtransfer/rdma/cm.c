@@ -234,7 +234,7 @@ static enum status transit(struct rdma_qp *q, enum ibv_qp_state state)
         if (!(mask & IBV_QP_PKEY_INDEX) || a.pkey_index == 0) return OK;
         mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX;
     }
-    return mask ? rdma_queue_transit(q, &a, mask) : OK;
+    return mask ? rdma_qp_modify(q, &a, mask) : OK;
 }
 
 /* iWARP has no attributes: the kernel connects the queue pair and reports ESTABLISHED on both
@@ -320,7 +320,7 @@ static void set_options(const struct rdma_qp *q)
     const struct kvt_rdma_tuning *t = &q->rail->conn->t->env->tuning.rdma;
     uint8_t tos = t->traffic_class, timeout = rdma_timeout(t);
     /* For the peer's half of the path, and for iWARP; older kernels support fewer of them.
-     * rdma_queue_transit sets our own half. */
+     * rdma_qp_modify sets our own half. */
     if (t->traffic_class_given)
         (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
     (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,

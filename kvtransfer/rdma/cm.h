@@ -9,7 +9,7 @@
  *     RTR, RTS, established                 ◀══   accepted, window bound; anything else is rejected
  *     probe                                 ◀──   ACCEPT: keys
  *
- * (──▶ control connection, ══▶ connection manager.) queue.c creates and destroys the queue pairs;
+ * (──▶ control connection, ══▶ connection manager.) qp.c creates and destroys the queue pairs;
  * an id only tells which attributes connect one, and is destroyed right after it.
  * Thread: transfer; open and close: the owner's. */
 #ifndef BATON_KVTRANSFER_RDMA_CM_H

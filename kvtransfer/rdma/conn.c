@@ -79,7 +79,7 @@ bool rdma_conn_unfenced(const struct rdma_conn *c)
 static void destroy_rails(struct rdma_conn *c)
 {
     for (uint32_t i = 0; i < c->n_rails; i++) {
-        rdma_queue_destroy(&c->rails[i]);
+        rdma_qp_destroy(&c->rails[i]);
         c->rails[i].state = RDMA_RAIL_DOWN;
     }
     c->n_rails = 0; /* no rail is tried again */
@@ -166,7 +166,7 @@ static bool port_addrs(struct rdma_conn *c, struct rdma_port_addr out[RDMA_RAILS
     bool any = false;
     for (uint32_t i = 0; i < c->t->ports.n; i++) {
         const struct rdma_port *p = c->t->local_ports[i].port;
-        if (rdma_queue_port_addr(c->t, c->control, i, &out[i], NULL, &err) == OK) any = true;
+        if (rdma_qp_port_addr(c->t, c->control, i, &out[i], NULL, &err) == OK) any = true;
         else
             out[i] = (struct rdma_port_addr){
                 .link = (uint8_t)p->link,
@@ -426,8 +426,8 @@ void rdma_conn_tick(struct rdma_conn *c, uint64_t now_ms)
         snprintf(why, sizeof why, "no queue pair came up: %s", last);
         if (now_ms > c->opened_ms + KVT_CONNECT_MS) rdma_conn_fail(c, ERR_TIMEOUT, why);
     } else if (!c->base.incoming) {
-        if (rdma_rail_is_up(c)) c->last_up_ms = now_ms;
-        else if (now_ms > c->last_up_ms + RDMA_ALONE_MS)
+        if (rdma_any_rail_is_up(c)) c->last_up_ms = now_ms;
+        else if (now_ms > c->last_up_ms + RDMA_NO_RAIL_MS)
             rdma_conn_fail(c, ERR_PEER_LOST,
                            c->rails[0].why[0] ? c->rails[0].why : "all rails are broken");
     }

@@ -13,7 +13,7 @@ struct rdma_transport;
 
 enum {
     RDMA_REPORT_EVERY = RDMA_WINDOW / 8,
-    RDMA_ALONE_MS = 3000,     /* a connection without any rail lives this long */
+    RDMA_NO_RAIL_MS = 3000,   /* a connection without any rail lives this long */
     RDMA_HELD_BYTES = 4 << 20 /* messages that wait for puts; a peer that sends more is dropped */
 };
 

@@ -67,7 +67,7 @@ static void read_abilities(struct ibv_context *ctx, struct rdma_port *p)
     p->max_cqe = (uint32_t)a.orig_attr.max_cqe;
     p->max_rd_atomic = (uint32_t)a.orig_attr.max_qp_rd_atom;
     p->max_mr_bytes = a.orig_attr.max_mr_size;
-    p->windows = (a.orig_attr.device_cap_flags & windows) != 0 && a.orig_attr.max_mw > 0;
+    p->has_mw = (a.orig_attr.device_cap_flags & windows) != 0 && a.orig_attr.max_mw > 0;
     uint32_t odp = a.odp_caps.general_caps & IBV_ODP_SUPPORT
                        ? a.odp_caps.per_transport_caps.rc_odp_caps
                        : 0;

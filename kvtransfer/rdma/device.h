@@ -1,5 +1,5 @@
 /* device.h - the RDMA devices of this host: list them (rdma_devices_list), choose ports
- * (rdma_devices_choose), and choose the address (GID) of each (rdma_gid_choose). queue.h and
+ * (rdma_devices_choose), and choose the address (GID) of each (rdma_gid_choose). qp.h and
  * memory.h have queue pairs and memory.
  *
  * Listing opens every device for a moment and keeps none open; choosing is pure, so tests use
@@ -56,7 +56,7 @@ struct rdma_port {
     /* Limits and abilities of the device (the same for its ports). */
     uint32_t max_sge, max_qp_wr, max_cqe, max_rd_atomic;
     uint64_t max_mr_bytes;
-    bool windows;             /* type 2 memory windows (2A or 2B) */
+    bool has_mw;              /* type 2 memory windows (2A or 2B) */
     bool odp_write, odp_read; /* on-demand paging for RDMA WRITE, READ (no registration by
                                * locking) */
 };

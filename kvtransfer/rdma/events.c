@@ -89,7 +89,7 @@ static void address_changed(struct rdma_transport *t, struct rdma_device *d, int
             if (e->device != d || e->port->number != port || r->state == RDMA_RAIL_DOWN ||
                 !c->control)
                 continue;
-            if (rdma_queue_port_addr(c->t, c->control, r->my_port, &now, NULL, &err) != OK ||
+            if (rdma_qp_port_addr(c->t, c->control, r->my_port, &now, NULL, &err) != OK ||
                 memcmp(now.gid, r->gid, sizeof r->gid) != 0 || now.lid != r->lid)
                 rdma_rail_break(r, what);
         }
@@ -117,8 +117,8 @@ static void on_device_event(struct rdma_transport *t, struct rdma_device *d,
     case IBV_EVENT_CQ_ERR: rdma_rail_break(ev->element.cq->cq_context, what); break;
     case IBV_EVENT_PORT_ERR: on_port(t, d, ev->element.port_num, false); break;
     case IBV_EVENT_PORT_ACTIVE: on_port(t, d, ev->element.port_num, true); break;
-    case IBV_EVENT_GID_CHANGE: /* the address of queue pairs may be another port's now: new queue
-                                * pairs use the current table */
+    case IBV_EVENT_GID_CHANGE: /* the GID that queue pairs use may be gone: their rails are broken,
+                                * and new queue pairs use the current table */
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_PKEY_CHANGE: address_changed(t, d, ev->element.port_num, what); break;
     case IBV_EVENT_DEVICE_FATAL: lose_device(t, d, what); break;

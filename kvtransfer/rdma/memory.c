@@ -119,7 +119,7 @@ static enum status watch(struct rdma_transport *t, int fd, struct rdma_device *d
 static enum status register_all(struct rdma_transport *t, struct rdma_device *d, struct err *err)
 {
     const struct kvt_env *env = t->env;
-    int access = d->windows ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND : 0;
+    int access = d->uses_mw ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND : 0;
     TRY(register_region(d, d->pd, "KV pool", env->mem->ptr, env->mem->bytes, access, &d->pool,
                         err));
     if (env->staging)
@@ -155,13 +155,13 @@ static enum status choose_keys(struct rdma_device *d, struct err *err)
         return err_set(err, ERR_CONFIG,
                        "rdma: BATON_RDMA_KEY=window needs locked memory, BATON_RDMA_ODP=on does "
                        "not lock it: leave one of them out");
-    if (t->key == KVT_RDMA_KEY_WINDOW && !d->port->windows)
+    if (t->key == KVT_RDMA_KEY_WINDOW && !d->port->has_mw)
         return err_set(
             err, ERR_CONFIG,
             "rdma: %s has no type 2 memory windows: let each peer have a region of its own instead",
             d->port->device);
     d->on_demand = on_demand;
-    d->windows = !on_demand && d->port->windows && t->key != KVT_RDMA_KEY_REGION;
+    d->uses_mw = !on_demand && d->port->has_mw && t->key != KVT_RDMA_KEY_REGION;
     return OK;
 }
 
@@ -172,9 +172,9 @@ static enum status register_somehow(struct rdma_transport *t, struct rdma_device
 {
     TRY(choose_keys(d, err));
     enum status st = register_all(t, d, err);
-    if (st == OK || !d->windows || !may_page(d)) return st;
+    if (st == OK || !d->uses_mw || !may_page(d)) return st;
     forget_all(d);
-    d->windows = false;
+    d->uses_mw = false;
     return register_all(t, d, err);
 }
 
@@ -238,7 +238,7 @@ static int remote_access(bool reads)
 enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **out)
 {
     struct rdma_device *d = rdma_rail_local_port(r)->device;
-    if (!r->incoming || d->windows) {
+    if (!r->incoming || d->uses_mw) {
         *out = d->pd;
         return OK;
     }
@@ -267,15 +267,15 @@ enum status rdma_memory_grant(struct rdma_qp *q, bool reads)
         return OK;
     }
     const struct dev_mem *pool = d->t->env->mem;
-    q->window = ibv_alloc_mw(d->pd, IBV_MW_TYPE_2);
-    if (!q->window) return ERR_IO;
-    q->key = ibv_inc_rkey(q->window->rkey); /* the owner chooses the low byte of a type 2 key, which
+    q->mw = ibv_alloc_mw(d->pd, IBV_MW_TYPE_2);
+    if (!q->mw) return ERR_IO;
+    q->key = ibv_inc_rkey(q->mw->rkey); /* the owner chooses the low byte of a type 2 key, which
                                              * must change with each bind */
     struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_BIND, 1, 0, false),
                               .opcode = IBV_WR_BIND_MW,
                               .send_flags = IBV_SEND_SIGNALED, },
                        *bad;
-    wr.bind_mw.mw = q->window;
+    wr.bind_mw.mw = q->mw;
     wr.bind_mw.rkey = q->key;
     wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
         .mr = d->pool,
@@ -288,8 +288,8 @@ enum status rdma_memory_grant(struct rdma_qp *q, bool reads)
 
 void rdma_memory_revoke(struct rdma_qp *q)
 {
-    if (q->window) ibv_dealloc_mw(q->window);
-    q->window = NULL;
+    if (q->mw) ibv_dealloc_mw(q->mw);
+    q->mw = NULL;
     q->key = 0;
 }
 

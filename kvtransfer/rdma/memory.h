@@ -23,7 +23,7 @@ struct rdma_device {
     struct ibv_pd *pd;
     struct ibv_mr *pool, *staging, *scratch; /* staging may be NULL; scratch only for reads */
     struct ibv_comp_channel *channel;
-    bool windows, dead; /* dead: the kernel has removed it */
+    bool uses_mw, dead; /* dead: the kernel has removed it */
     bool on_demand;     /* on-demand paging instead of locked memory; windows cannot be bound to
                          * such memory (mlx5) */
 };

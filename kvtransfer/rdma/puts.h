@@ -3,8 +3,8 @@
  *
  * Invariants:
  *  1 A completion with an error status never counts as done: it ends its queue pair and the rail.
- *  2 A put is posted again only after the receiver has said that its half of the old rail is in the
- *    error state, so the old write cannot arrive late.
+ *  2 A put is posted again only after the receiver has said that its queue pairs of the old rail
+ *    are destroyed, so the old write cannot arrive late.
  *  3 PUT_DONE is reported after the signalled completion of the put's last work request, or after
  *    its queue pair was destroyed.
  * Thread: transfer. */

@@ -1,6 +1,6 @@
-/* queue.c - the queue pairs of a rail: created, connected, moved to the error state, destroyed.
+/* qp.c - the queue pairs of a rail: created, connected, moved to the error state, destroyed.
  * ibv_modify_qp(3) says which transition needs which attribute. Thread: transfer. */
-#include "kvtransfer/rdma/queue.h"
+#include "kvtransfer/rdma/qp.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -30,9 +30,9 @@ static enum status fail(struct rdma_rail *r, const char *what)
 
 /* ---- where ---- */
 
-enum status rdma_queue_port_addr(struct rdma_transport *t, const struct control_conn *control,
-                                 uint32_t port, struct rdma_port_addr *out, uint8_t *gid_index,
-                                 struct err *err)
+enum status rdma_qp_port_addr(struct rdma_transport *t, const struct control_conn *control,
+                              uint32_t port, struct rdma_port_addr *out, uint8_t *gid_index,
+                              struct err *err)
 {
     const struct rdma_port *p = t->local_ports[port].port;
     struct ibv_context *ctx = t->local_ports[port].device->ctx;
@@ -110,11 +110,11 @@ static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdm
     if (ibv_modify_qp(q->qp, &a,
                       IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0)
         return fail(r, "queue pair not to INIT");
-    if (r->incoming && rdma_queue_receives(q, RDMA_WINDOW) != OK) return fail(r, "no receives");
+    if (r->incoming && rdma_qp_post_recvs(q, RDMA_WINDOW) != OK) return fail(r, "no receives");
     return OK;
 }
 
-enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
+enum status rdma_qp_create(struct rdma_rail *r, uint32_t n, bool reads)
 {
     const struct rdma_local_port *e = rdma_rail_local_port(r);
     struct ibv_pd *pd;
@@ -139,13 +139,13 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
         r->n_qps++;
         st = create_one(r, pd, q, reads);
     }
-    if (st != OK) rdma_queue_destroy(r);
+    if (st != OK) rdma_qp_destroy(r);
     return st;
 }
 
 /* ---- receives ---- */
 
-enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
+enum status rdma_qp_post_recvs(struct rdma_qp *q, uint32_t n)
 {
     struct ibv_recv_wr *v = q->rail->t->recvs, *bad = v;
     for (uint32_t i = 0; i < n; i++)
@@ -202,11 +202,11 @@ static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q,
                       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                           IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) != 0)
         return fail(r, "queue pair not to RTS");
-    q->connected = true;
+    q->rts = true;
     return OK;
 }
 
-enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_rail_info *theirs)
+enum status rdma_qp_connect(struct rdma_rail *r, const struct rdma_rail_info *theirs)
 {
     struct rdma_port_addr mine;
     uint8_t gid_index;
@@ -216,7 +216,7 @@ enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_rail_info 
     return OK;
 }
 
-enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mask)
+enum status rdma_qp_modify(struct rdma_qp *q, struct ibv_qp_attr *a, int mask)
 {
     struct rdma_rail *r = q->rail;
     const struct kvt_rdma_tuning *t = &r->t->env->tuning.rdma;
@@ -244,14 +244,14 @@ static bool into_error(struct ibv_qp *qp)
     return ibv_modify_qp(qp, &a, IBV_QP_STATE) == 0;
 }
 
-void rdma_queue_error(struct rdma_rail *r)
+void rdma_qp_error(struct rdma_rail *r)
 {
     for (uint32_t i = 0; i < r->n_qps; i++)
         if (r->qps[i].qp)
-            (void)into_error(r->qps[i].qp); /* rdma_queue_destroy tries again and checks */
+            (void)into_error(r->qps[i].qp); /* rdma_qp_destroy tries again and checks */
 }
 
-void rdma_queue_destroy(struct rdma_rail *r)
+void rdma_qp_destroy(struct rdma_rail *r)
 {
     for (uint32_t i = 0; i < r->n_qps; i++) {
         struct rdma_qp *q = &r->qps[i];
@@ -267,7 +267,7 @@ void rdma_queue_destroy(struct rdma_rail *r)
         }
         q->qp = NULL;
         if (q->id) rdma_cm_release_id(q); /* after its queue pair: rdma_destroy_id(3) */
-        q->ready = q->connected = false;
+        q->usable = q->rts = false;
         q->n_recvs = q->n_wrs = 0;
     }
     list_remove(&r->link);

@@ -1,7 +1,7 @@
 /* rail.c - the states of a rail on both sides; diagram: rail.h.
  *
- * Nothing here destroys queue pairs while completions are being polled: a broken rail moves to the
- * error state at once, and is destroyed by the next tick, frame or end of its connection.
+ * The queue pairs of a broken rail are moved to the error state at once. They are destroyed later,
+ * by a tick, a frame or the end of the connection, never inside the loop that polls completions.
  * Thread: transfer. */
 #include "kvtransfer/rdma/rail.h"
 
@@ -23,7 +23,7 @@ static const char *port_name(const struct rdma_rail *r)
     return rdma_rail_local_port(r)->port->device;
 }
 
-bool rdma_rail_is_up(const struct rdma_conn *c)
+bool rdma_any_rail_is_up(const struct rdma_conn *c)
 {
     for (uint32_t i = 0; i < c->n_rails; i++)
         if (c->rails[i].state == RDMA_RAIL_UP) return true;
@@ -47,14 +47,15 @@ static void send_rail_status(struct rdma_rail *r, enum rdma_frame frame, const c
 static void back_off(struct rdma_rail *r)
 {
     r->state = RDMA_RAIL_DOWN;
-    r->deadline_ms = clock_ms() + rdma_schedule_backoff_ms(r->n_failed++, rdma_rail_is_up(r->conn));
+    r->deadline_ms = clock_ms() +
+                     rdma_schedule_backoff_ms(r->n_failed++, rdma_any_rail_is_up(r->conn));
 }
 
 /* Ends an attempt in OFFERED or PROBING. A connection whose rails all fail ends at once. */
 static void fail_attempt(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
-    rdma_queue_error(r);
+    rdma_qp_error(r);
     log_debug("rdma rail not up", "device=%s rail=%u try=%u why=\"%s\"", port_name(r), r->index,
               r->n_failed, r->why);
     back_off(r);
@@ -105,13 +106,13 @@ void rdma_rail_offer(struct rdma_rail *r)
     r->state = RDMA_RAIL_OFFERED;
     r->accepted = false;
     r->disconnected_ms = 0;
-    rdma_queue_destroy(r);
-    enum status st = rdma_queue_port_addr(c->t, c->control, r->my_port, &m.addr, NULL, &err);
+    rdma_qp_destroy(r);
+    enum status st = rdma_qp_port_addr(c->t, c->control, r->my_port, &m.addr, NULL, &err);
     if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
     else if (!mtu_fits(r, &m.addr, t->mtu, c->theirs.mtu_asked)) {
         rdma_conn_fail(c, ERR_CONFIG, r->why);
         return;
-    } else st = rdma_queue_create(r, n_qps_wanted(t), false);
+    } else st = rdma_qp_create(r, n_qps_wanted(t), false);
     if (st != OK) {
         fail_attempt(r);
         return;
@@ -146,7 +147,7 @@ static void probe_when_connected(struct rdma_rail *r)
     enum status st = OK;
     if (!r->accepted) return;
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (!r->qps[i].connected) return;
+        if (!r->qps[i].rts) return;
     for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
         st = probe(&r->qps[i]);
         if (st != OK)
@@ -178,7 +179,7 @@ void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_rail_info *m)
         r->qps[i].key = m->qps[i].key;
         r->qps[i].base = c->theirs.pool_base;
     }
-    if (c->t->cm || rdma_queue_connect(r, m) == OK) probe_when_connected(r);
+    if (c->t->cm || rdma_qp_connect(r, m) == OK) probe_when_connected(r);
     else fail_attempt(r);
 }
 
@@ -205,10 +206,10 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
     if (r->state == RDMA_RAIL_UP)
         log_warn("rdma rail broken", "device=%s rail=%u why=\"the receiver says so\"", port_name(r),
                  r->index);
-    r->state = RDMA_RAIL_FENCING; /* completions below are of a rail that has ended */
-    rdma_queue_error(r);
+    r->state = RDMA_RAIL_FENCING; /* so the completions below post nothing new on this rail */
+    rdma_qp_error(r);
     (void)rdma_rail_poll(r); /* acknowledged before it broke */
-    rdma_queue_destroy(r);
+    rdma_qp_destroy(r);
     back_off(r);
     log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu completed=%llu",
               port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
@@ -231,7 +232,7 @@ static const char *refusal(struct rdma_rail *r, const struct rdma_rail_info *m,
     struct err err = { 0 };
     *final = false;
     if (rdma_rail_local_port(r)->device->dead) return "the device is gone";
-    if (rdma_queue_port_addr(r->t, r->conn->control, r->my_port, mine, NULL, &err) != OK) {
+    if (rdma_qp_port_addr(r->t, r->conn->control, r->my_port, mine, NULL, &err) != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
         return r->why;
     }
@@ -254,7 +255,7 @@ static void accept_offer(struct rdma_rail *r)
         .n_qps = r->n_qps,
     };
     struct err err = { 0 };
-    if (rdma_queue_port_addr(r->t, r->conn->control, r->my_port, &m.addr, NULL, &err) != OK) {
+    if (rdma_qp_port_addr(r->t, r->conn->control, r->my_port, &m.addr, NULL, &err) != OK) {
         rdma_rail_break(r, err.text);
         return;
     }
@@ -273,7 +274,7 @@ static void accept_offer(struct rdma_rail *r)
 static void accept_when_ready(struct rdma_rail *r)
 {
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (!r->qps[i].ready) return;
+        if (!r->qps[i].usable) return;
     if (r->state == RDMA_RAIL_BINDING) accept_offer(r);
 }
 
@@ -281,7 +282,7 @@ static enum status grant(struct rdma_qp *q)
 {
     struct rdma_rail *r = q->rail;
     enum status st = rdma_memory_grant(q, r->reads);
-    q->ready = st == OK;
+    q->usable = st == OK;
     if (st == OK || st == ERR_BUSY) return OK;
     snprintf(r->why, sizeof r->why, "%s binds no memory window: %s", port_name(r), strerror(errno));
     return st;
@@ -310,7 +311,7 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_rail_info *m)
         return;
     }
     if (r->cq) (void)rdma_rail_poll(r);
-    rdma_queue_destroy(r);
+    rdma_qp_destroy(r);
     if (c->n_rails <= m->rail) c->n_rails = m->rail + 1;
     r->state = RDMA_RAIL_BINDING;
     r->epoch = m->epoch;
@@ -330,9 +331,9 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_rail_info *m)
     uint32_t limit = c->t->env->tuning.rdma.mtu ? c->t->env->tuning.rdma.mtu : mine.mtu;
     r->mtu = m->mtu < limit ? m->mtu : limit;
     r->reads = m->reads;
-    enum status st = rdma_queue_create(r, m->n_qps, m->reads);
+    enum status st = rdma_qp_create(r, m->n_qps, m->reads);
     if (st == OK && c->t->cm) st = invite(r, m);
-    else if (st == OK) st = rdma_queue_connect(r, m);
+    else if (st == OK) st = rdma_qp_connect(r, m);
     for (uint32_t i = 0; i < r->n_qps && st == OK && !c->t->cm; i++) st = grant(&r->qps[i]);
     if (st != OK) rdma_rail_break(r, r->why);
     else accept_when_ready(r);
@@ -345,7 +346,7 @@ static void end_draining(struct rdma_rail *r, bool now)
         if (r->qps[i].n_recvs) return;
     uint32_t left = 0;
     for (uint32_t i = 0; i < r->n_qps; i++) left += r->qps[i].n_recvs;
-    rdma_queue_destroy(r);
+    rdma_qp_destroy(r);
     r->state = RDMA_RAIL_DOWN;
     if (rdma_conn_unfenced(r->conn)) {
         rdma_conn_fail(r->conn, ERR_IO, "a queue pair cannot be ended");
@@ -362,7 +363,7 @@ enum status rdma_rail_update_addr(struct rdma_rail *r, struct rdma_port_addr *ou
                                   uint8_t *gid_index)
 {
     struct err err = { 0 };
-    enum status st = rdma_queue_port_addr(r->t, r->conn->control, r->my_port, out, gid_index, &err);
+    enum status st = rdma_qp_port_addr(r->t, r->conn->control, r->my_port, out, gid_index, &err);
     if (st != OK) {
         snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
         return st;
@@ -375,8 +376,8 @@ enum status rdma_rail_update_addr(struct rdma_rail *r, struct rdma_port_addr *ou
 void rdma_rail_connected(struct rdma_qp *q)
 {
     struct rdma_rail *r = q->rail;
-    if (q->connected) return;
-    q->connected = true;
+    if (q->rts) return;
+    q->rts = true;
     if (r->state == RDMA_RAIL_OFFERED) probe_when_connected(r);
     if (r->state != RDMA_RAIL_BINDING) return;
     if (grant(q) != OK) rdma_rail_break(r, r->why);
@@ -390,7 +391,7 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
     case RDMA_RAIL_OFFERED:
     case RDMA_RAIL_PROBING: fail_attempt(r); return;
     case RDMA_RAIL_BINDING:
-        rdma_queue_error(r);
+        rdma_qp_error(r);
         r->state = RDMA_RAIL_DOWN;
         send_rail_status(r, RDMA_FRAME_REFUSE, r->why, false);
         return;
@@ -401,7 +402,7 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
     }
     log_warn("rdma rail broken", "device=%s rail=%u side=%s why=\"%s\"", port_name(r), r->index,
              r->conn->base.incoming ? "receiver" : "sender", r->why);
-    rdma_queue_error(r);
+    rdma_qp_error(r);
     if (r->conn->base.incoming) {
         r->state = RDMA_RAIL_DRAINING;
         r->deadline_ms = clock_ms() + RDMA_DRAIN_MS;
@@ -434,7 +435,7 @@ void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame,
 static void rail_up(struct rdma_rail *r)
 {
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (!r->qps[i].ready) return;
+        if (!r->qps[i].usable) return;
     if (r->state != RDMA_RAIL_PROBING) return;
     r->state = RDMA_RAIL_UP;
     r->why[0] = 0;
@@ -473,11 +474,11 @@ static void on_completion(struct rdma_rail *r, const struct ibv_wc *wc)
     case RDMA_WR_PUT: rdma_puts_completed(q, wc->wr_id); break;
     case RDMA_WR_PROBE:
         q->n_wrs--;
-        q->ready = true;
+        q->usable = true;
         rail_up(r);
         break;
     case RDMA_WR_BIND:
-        q->ready = true;
+        q->usable = true;
         accept_when_ready(r);
         break;
     }
@@ -489,7 +490,7 @@ static void post_receives(struct rdma_rail *r)
 {
     if (r->state != RDMA_RAIL_UP) return;
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (rdma_queue_receives(&r->qps[i], RDMA_WINDOW - r->qps[i].n_recvs) != OK)
+        if (rdma_qp_post_recvs(&r->qps[i], RDMA_WINDOW - r->qps[i].n_recvs) != OK)
             rdma_rail_break(r, "no receive can be posted");
 }
 
@@ -542,7 +543,7 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
     bool late = now_ms > r->deadline_ms;
     switch (r->state) {
     case RDMA_RAIL_DOWN:
-        if (r->cq) rdma_queue_destroy(r);
+        if (r->cq) rdma_qp_destroy(r);
         if (!r->conn->base.incoming && late && rdma_rail_local_port(r)->active &&
             !rdma_rail_local_port(r)->device->dead)
             rdma_rail_offer(r);
@@ -572,6 +573,6 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
         if (late) (void)rdma_rail_poll(r); /* the last poll; may find it drained */
         if (r->state == RDMA_RAIL_DRAINING) end_draining(r, late);
         break;
-    case RDMA_RAIL_FENCING: break; /* the control connection ends before this can last */
+    case RDMA_RAIL_FENCING: break; /* a receiver answers within RDMA_DRAIN_MS, or is lost */
     }
 }

@@ -1,20 +1,20 @@
-/* rail.h - a rail: a pair of a local and a remote port with some queue pairs, and its states.
+/* rail.h - a rail: a local and a remote RDMA port with some queue pairs between them, and its states.
  * Thread: transfer.
  *
  *   sender    DOWN ─ the pause is over: OFFER ─▶ OFFERED ─ ACCEPT: probe posted ─▶ PROBING
  *             PROBING ─ probe acknowledged ─▶ UP ─ error, port lost, no progress: BROKEN ─▶ FENCING
- *             FENCING ─ FENCED: puts that did not complete go elsewhere ─▶ DOWN
+ *             FENCING ─ FENCED: puts that did not complete are posted again ─▶ DOWN
  *             OFFERED, PROBING ─ REFUSE, error, too long ─▶ DOWN
- *   receiver  DOWN ─ OFFER: queue pairs ready, windows requested ─▶ BINDING ─ all bound: ACCEPT ─▶ UP
+ *   receiver  DOWN ─ OFFER: queue pairs ready, MWs requested ─▶ BINDING ─ all bound: ACCEPT ─▶ UP
  *             UP ─ error, port lost, BROKEN ─▶ DRAINING ─ flushed: FENCED ─▶ DOWN
  *             BINDING ─ error: REFUSE ─▶ DOWN
  * With BATON_RDMA_CM (cm.h) a receiver in BINDING first answers INVITE. The sender, still OFFERED,
- * has librdmacm connect each queue pair; the receiver requests its window when it has accepted
- * it. */
+ * has librdmacm connect each queue pair; the receiver requests its memory window (MW) when it has
+ * accepted it. */
 #ifndef BATON_KVTRANSFER_RDMA_RAIL_H
 #define BATON_KVTRANSFER_RDMA_RAIL_H
 
-#include "kvtransfer/rdma/queue.h"
+#include "kvtransfer/rdma/qp.h"
 
 struct rdma_conn;
 
@@ -74,15 +74,17 @@ void rdma_rail_connected(struct rdma_qp *q);
 void rdma_rail_disconnected(struct rdma_rail *r);
 void rdma_rail_on_status(struct rdma_rail *r, enum rdma_frame frame,
                          const struct rdma_rail_status *m);
-/* Looks up the current address of r's port (rdma_queue_port_addr); r uses it from now on. On
+/* Looks up the current address of r's port (rdma_qp_port_addr); r uses it from now on. On
  * failure r->why has the reason. */
 enum status rdma_rail_update_addr(struct rdma_rail *r, struct rdma_port_addr *out,
                                   uint8_t *gid_index) MUST_CHECK;
-/* Moves a broken rail to the state that follows. */
+/* Moves all queue pairs of r to the error state. If r was UP, a sender sends BROKEN and a receiver
+ * begins to drain. */
 void rdma_rail_break(struct rdma_rail *r, const char *why);
 /* Polls and handles completions; true if there were any. */
 bool rdma_rail_poll(struct rdma_rail *r);
 void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms);
-bool rdma_rail_is_up(const struct rdma_conn *c); /* any rail of c */
+/* Whether at least one rail of c is up. */
+bool rdma_any_rail_is_up(const struct rdma_conn *c);
 
 #endif

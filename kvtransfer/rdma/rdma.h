@@ -3,7 +3,7 @@
  *
  *     conn.h      one connection: control connection, rails, puts, messages that wait for puts
  *     rail.h      a pair of ports with some queue pairs, and its states
- *     queue.h     queue pairs           memory.h    devices, the registered pool, keys
+ *     qp.h        queue pairs           memory.h    devices, the registered pool, keys
  *     puts.h      work requests         cm.h        the connection manager (BATON_RDMA_CM)
  *
  * A put goes to one queue pair; its last work request is an RDMA WRITE WITH IMMEDIATE that carries
@@ -15,7 +15,7 @@
 
 #include "kvtransfer/rdma/memory.h"
 #include "kvtransfer/rdma/puts.h"
-#include "kvtransfer/rdma/queue.h"
+#include "kvtransfer/rdma/qp.h"
 #include "kvtransfer/transport.h"
 
 struct rdma_cm;

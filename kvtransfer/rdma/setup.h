@@ -2,17 +2,18 @@
  * little-endian structs, strictly decoded.
  *
  *   HELLO      both, first: ports, pool, limits
- *   OFFER      sender: queue pairs of one rail         ACCEPT  receiver: its queue pairs and keys
- *   REFUSE     receiver: the reason                    INVITE  receiver, BATON_RDMA_CM: where to
- *   BROKEN     sender: this rail is broken, end it             connect its queue pairs, token
- *   FENCED     receiver: it is ended, complete puts    RETRY   either: a port is back, retry rails
- *   COMPLETED  receiver: number of complete puts MESSAGE a message of wire.h after `after` puts
+ *   OFFER      sender: queue pairs of one rail
+ *   ACCEPT     receiver: its queue pairs and keys, or REFUSE: the reason
+ *   INVITE     receiver, BATON_RDMA_CM: where to connect its queue pairs, and a token
+ *   BROKEN     sender: this rail is broken, destroy its queue pairs
+ *   FENCED     receiver: they are destroyed; which puts are complete
+ *   RETRY      either: a port is back, offer rails again
+ *   COMPLETED  receiver: number of complete puts
+ *   MESSAGE    either: a message of wire.h after `after` puts
  *
- * A CALL is private data of a connection manager's request, one per queue pair. A rail has a number
- * and an epoch that grows with every OFFER, so that late frames about earlier queue pairs are
- * known. Invariant: decoding reads no byte outside its input and accepts exactly what encoding
- * produces.
- * Thread: any (values). */
+ * A rail's epoch grows with every OFFER, so late frames about earlier queue pairs are recognised. A
+ * CALL is private data of a connection manager's request. Decoding accepts exactly what encoding
+ * produces. Thread: any (values). */
 #ifndef BATON_KVTRANSFER_RDMA_SETUP_H
 #define BATON_KVTRANSFER_RDMA_SETUP_H
 

@@ -252,7 +252,7 @@ static struct rdma_port roce_port(void)
         .pci = "0000:18:00.0",
         .gids = ROCE,
         .n_gids = 2,
-        .windows = true,
+        .has_mw = true,
     };
 }
 

@@ -168,7 +168,7 @@ static struct world *world(bool incoming, uint32_t n_rails, bool verify)
             .rail = r,
             .qp = &k->qp,
             .base = (uintptr_t)w->remote,
-            .ready = true,
+            .usable = true,
             .n_recvs = incoming ? RDMA_WINDOW : 0,
         };
         list_init(&r->qps[0].puts);
