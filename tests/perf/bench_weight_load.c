@@ -1,6 +1,6 @@
-/* bench_load.c - how fast a model's weights are loaded, next to the disk's rate for the same bytes.
+/* bench_weight_load.c - how fast a model's weights are loaded, next to the disk's rate for the same bytes.
  *
- *     bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy]
+ *     bench_weight_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] [ROUNDS] [dummy]
  *     defaults: auto, 2, none, 1; isa "cuda" loads onto the GPU
  *
  * Each round drops the files from memory and reads them (several parts at once, which disks are
@@ -134,7 +134,7 @@ static double read_disk(const struct files *f)
     for (size_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
     const uint64_t ns = clock_ns() - t0;
     if (atomic_load(&s.read) != f->all) {
-        fprintf(stderr, "bench_load: only %zu of %zu bytes could be read\n", atomic_load(&s.read),
+        fprintf(stderr, "bench_weight_load: only %zu of %zu bytes could be read\n", atomic_load(&s.read),
                 f->all);
         exit(1);
     }
@@ -149,7 +149,7 @@ static double load(const char *what, const struct model_options *o, size_t bytes
     struct err err;
     const uint64_t t0 = clock_ns();
     if (model_load(o, &m, &err) != OK) {
-        fprintf(stderr, "bench_load: %s\n", err.text);
+        fprintf(stderr, "bench_weight_load: %s\n", err.text);
         exit(1);
     }
     const double rate = speed(what, bytes ? bytes : m->weight_bytes, clock_ns() - t0);
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
                                                  argc > 3 ? atoi(argv[3]) : 2),
                           &o.kernels, &err) != OK) {
         fprintf(stderr,
-                "%s%susage: bench_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] "
+                "%s%susage: bench_weight_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] "
                 "[ROUNDS] [dummy]\n",
                 err.text, err.text[0] ? "\n" : "");
         return 2;

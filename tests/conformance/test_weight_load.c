@@ -1,4 +1,4 @@
-/* test_load.c - loading weights from files: prefetched, packed in parts, copied to the device while
+/* test_weight_load.c - loading weights from files: prefetched, packed in parts, copied to the device while
  * the next part is packed.
  *
  * test_models checks that models are loaded correctly, but its matrices are small; here they are
