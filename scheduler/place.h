@@ -4,7 +4,8 @@
  * Candidates of a stage are the nodes of its role and mixed nodes that have the model, are not
  * draining and not to be avoided. At most PLACE_SAMPLE of them are scored: all when there are few,
  * else a random sample plus the one preferred by a hash of the prompt's first block. The load of a
- * node is the larger of what is placed on it (counted by all entry nodes) and what it reports.
+ * node is the larger of what is placed on it (the directory's sum over all entry nodes, view.h) and
+ * what it reports.
  * Among candidates whose load is close to the least, the preferred one wins (its prefix cache may
  * have the prompt); without a preference a random one, so that entry nodes with the same view do
  * not all choose the same. Without a prefill node a decode node does both; without a decode node

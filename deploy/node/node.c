@@ -192,7 +192,7 @@ static void report_progress(void *arg, uint64_t *counter, bool *has_work)
     struct engine_stats st = { 0 };
     /* No engine during the stop, while links are still up. */
     if (n->engine) engine_get_stats(n->engine, &st);
-    *counter = st.n_steps;
+    *counter = st.progress;
     *has_work = st.has_work;
 }
 
@@ -217,7 +217,7 @@ static void describe(void *arg, struct node_record *me)
         .n_waiting = st.n_waiting,
         .n_blocks_free = st.n_blocks_free,
         .waiting_tokens = st.waiting_tokens,
-        .progress = st.n_steps,
+        .progress = st.progress,
         .has_work = st.has_work,
     };
     snprintf(me->name, sizeof me->name, "%s", n->name);

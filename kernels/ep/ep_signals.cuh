@@ -40,8 +40,8 @@ static __device__ __forceinline__ bool has_fault(const ep_call &c)
     return word != 0;
 }
 
-/* Returns whether a fault was reported, with one result for the whole block. The read is relaxed: it
- * orders nothing. */
+/* Returns whether a fault was reported, with one result for the whole block. The read is relaxed
+ * and orders nothing. */
 static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
 {
     return __syncthreads_or(threadIdx.x == 0 &&

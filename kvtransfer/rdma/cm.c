@@ -230,7 +230,7 @@ static enum status transit(struct rdma_qp *q, enum ibv_qp_state state)
     if (rdma_init_qp_attr(q->id, &a, &mask) != 0)
         return fail(q->rail, "no attributes for a queue pair");
     if (state == IBV_QPS_INIT) {
-        /* queue.c has already set it */
+        /* qp.c has already set it */
         if (!(mask & IBV_QP_PKEY_INDEX) || a.pkey_index == 0) return OK;
         mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX;
     }

@@ -1,4 +1,4 @@
-/* rail.h - a rail: a local and a remote RDMA port with some queue pairs between them, and its states.
+/* rail.h - a rail: a local and a remote RDMA port with queue pairs between them, and its states.
  * Thread: transfer.
  *
  *   sender    DOWN ─ the pause is over: OFFER ─▶ OFFERED ─ ACCEPT: probe posted ─▶ PROBING

@@ -11,9 +11,8 @@
  *   COMPLETED  receiver: number of complete puts
  *   MESSAGE    either: a message of wire.h after `after` puts
  *
- * A rail's epoch grows with every OFFER, so late frames about earlier queue pairs are recognised. A
- * CALL is private data of a connection manager's request. Decoding accepts exactly what encoding
- * produces. Thread: any (values). */
+ * A rail's epoch grows with every OFFER, so late frames are recognised. Decoding accepts exactly
+ * what encoding produces. Thread: any (values). */
 #ifndef BATON_KVTRANSFER_RDMA_SETUP_H
 #define BATON_KVTRANSFER_RDMA_SETUP_H
 

@@ -4,8 +4,9 @@
  * another process; `redis` asks a Redis server. The state is soft and can be rebuilt:
  *  - a record per node. A node that stops renewing it is gone lease_ms later, by the clock of the
  *    process that keeps the state.
- *  - reservations: the load of a request is counted on both nodes in one atomic step when the
- *    request is placed. One that is not released ends after its ttl_ms.
+ *  - reservations: when a request is placed, one atomic step counts its tokens on the prefill node
+ *    and one sequence with its blocks on the decode node, until the attempt ends. One that is not
+ *    released ends after its ttl_ms.
  * Losing the directory server loses no request: nodes publish again, entry nodes keep their last
  * snapshot.
  *

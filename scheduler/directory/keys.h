@@ -2,10 +2,10 @@
  * braces put them into one hash slot. Ids are 16 hex digits. docs/protocol.md lists the keys with
  * their types, contents and expiry.
  *
- * Scores that are times are compared with Redis's own TIME only. The load of an entry node that
- * died ends with its owner lease, that of a request whose release was lost with its ttl. Everything
- * but the fence may be lost at any moment and comes back by renewals; the fence is raised above
- * what callers have seen.
+ * Scores that are times are compared with Redis's own TIME only. When an entry node dies, its
+ * reservations are dropped once its owner lease expires; if a release was lost, the reservation is
+ * dropped when its ttl has passed. Everything but the fencing number may be lost at any moment and
+ * comes back by renewals; the fencing number is raised above what callers have seen.
  * LIMIT: Redis Cluster is not supported, since baton:topics is in another slot; one server or a
  * failover pair is. Needs Redis 5 (scripts that ask for TIME and write).
  * Thread: any (constants). */

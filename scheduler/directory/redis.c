@@ -113,8 +113,8 @@ static struct str text_at(const redisReply *list, size_t i)
     return (struct str){ e->str, (size_t)e->len };
 }
 
-/* Returns a count; 0 when it is missing or negative (reservations were lost, their load was
- * not). */
+/* Returns a count, or 0 if it is missing or negative: a count becomes negative if Redis lost the
+ * load but kept reservations that were in it. */
 static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
 {
     int64_t v = 0;

@@ -276,8 +276,8 @@ void engine_get_stats(const struct engine *e, struct engine_stats *out)
         .n_reserved = atomic_load_explicit(&l->n_reserved, memory_order_relaxed),
         .n_blocks = e->layout.n_blocks,
         .n_blocks_free = atomic_load_explicit(&l->n_blocks_free, memory_order_relaxed),
-        .n_steps = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
-                   compute_pool_progress(e->opt.model->kernels->pool),
+        .progress = atomic_load_explicit(&l->n_progress, memory_order_relaxed) +
+                    compute_pool_progress(e->opt.model->kernels->pool),
         .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),
         /* A waiting command counts as work, so that a thread that hangs in a callback is
          * noticed. */

@@ -146,9 +146,9 @@ enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 struct engine_stats {
     uint32_t n_running, n_waiting, n_reserved;
     uint32_t n_blocks, n_blocks_free; /* free: free or evictable */
-    uint64_t n_steps;                 /* what leases carry as progress: changes with every slice of
-                                       * every kernel, so that a long prefill chunk on a slow
-                                       * machine does not look like a hang */
+    uint64_t progress;                /* published with the lease; advances with every slice of a
+                                       * kernel, so that a long prefill chunk on a slow machine does
+                                       * not look like a hang */
     uint64_t waiting_tokens;          /* prompt tokens not yet computed */
     bool has_work;
 };

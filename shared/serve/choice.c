@@ -13,8 +13,8 @@ void choice_init(struct choice *ch, struct completion_request *c, uint32_t index
     ch->index = index;
     ch->sample = index % c->p.n;
     ch->prompt = &c->prompts[index / c->p.n];
-    ch->held = -1;
-    ch->stop = -1;
+    ch->maybe_end_token = -1;
+    ch->stop_index = -1;
     ch->n_chars = c->p.echo ? ch->prompt->n_chars : 0;
     if (c->endpoint->parses_output) ch->parser = output_parser_create(c);
 }
@@ -35,7 +35,10 @@ void choice_cancel(struct choice *ch)
     b->cancel(b->self, ch->backend_id);
 }
 
-bool choice_ended_locally(const struct choice *ch) { return ch->stop >= 0 || ch->tool_calls_done; }
+bool choice_ended_locally(const struct choice *ch)
+{
+    return ch->stop_index >= 0 || ch->tool_calls_done;
+}
 
 const char *choice_finish_reason(const struct choice *ch)
 {
@@ -56,14 +59,14 @@ static void push_text(struct choice *ch, int32_t id)
     struct buf *out = ch->parser ? output_parser_input(ch->parser) : &ch->text;
     ch->detok.skip_special = ch->request->p.skip_special &&
                              !(ch->parser && output_parser_needs_token(ch->parser, id));
-    if (detokenizer_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
+    if (detokenizer_push(&ch->detok, id, out)) ch->stop_index = ch->detok.stop_index;
     if (ch->parser && !output_parser_push(ch->parser, &ch->text)) ch->tool_calls_done = true;
 }
 
 static void push_held(struct choice *ch)
 {
-    if (ch->held >= 0) push_text(ch, ch->held);
-    ch->held = -1;
+    if (ch->maybe_end_token >= 0) push_text(ch, ch->maybe_end_token);
+    ch->maybe_end_token = -1;
 }
 
 /* Returns whether `id` may be the token that ends the sequence, and has text to show. */
@@ -89,19 +92,19 @@ static void take_token(struct choice *ch, const struct token_logprobs *t)
     enable_stops(ch);
     push_held(ch);
     if (choice_ended_locally(ch)) return;
-    if (may_end(ch, t->id)) ch->held = t->id;
+    if (may_end(ch, t->id)) ch->maybe_end_token = t->id;
     else push_text(ch, t->id);
 }
 
 static void finish_detokenizer(struct choice *ch)
 {
     if (choice_ended_locally(ch)) return;
-    bool is_end = ch->end.finish == FINISH_STOP && ch->held == ch->end.stop_token;
-    if (is_end && !ch->request->p.include_stop) ch->held = -1;
+    bool is_end = ch->end.finish == FINISH_STOP && ch->maybe_end_token == ch->end.stop_token;
+    if (is_end && !ch->request->p.include_stop) ch->maybe_end_token = -1;
     push_held(ch);
     if (choice_ended_locally(ch)) return;
     detokenizer_finish(&ch->detok, ch->parser ? output_parser_input(ch->parser) : &ch->text);
-    ch->stop = ch->detok.stopped; /* the text held back may complete a stop string */
+    ch->stop_index = ch->detok.stop_index; /* the text held back may complete a stop string */
 }
 
 static void finish_text(struct choice *ch)

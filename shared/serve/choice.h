@@ -1,10 +1,10 @@
 /* choice.h - one sequence of a completion request: turns the backend's tokens into the answer.
  *
- * The detokeniser emits text (whole UTF-8 characters, stop strings held back). A token that may be
- * the end token (a stop id, or a special token that would be shown) is held until the next event
- * tells whether it was, since an end token's text is not part of the answer. A matched stop string,
- * or one tool call too many, ends the choice here: the backend is cancelled, and its end awaited
- * for the trace. Thread: loop. */
+ * The detokenizer emits whole UTF-8 characters and holds back text that may begin a stop string. A
+ * token that may be the end token (a stop id, or a special token that would be shown) is held until
+ * the next event tells whether it was, since an end token's text is not part of the answer. A
+ * matched stop string, or one tool call too many, ends the choice here: the backend is cancelled,
+ * and its end awaited for the trace. Thread: loop. */
 #ifndef BATON_SERVE_CHOICE_H
 #define BATON_SERVE_CHOICE_H
 
@@ -24,9 +24,9 @@ struct choice {
     bool live; /* the backend has it */
     bool detokenizer_ready;
     struct detokenizer detok;
-    size_t n_stops;               /* stop strings that count once min_tokens are there */
-    int32_t held;                 /* token whose text waits, -1: none */
-    int32_t stop;                 /* matched stop string, -1: none */
+    size_t n_stops;               /* stop strings, matched only after more than min_tokens tokens */
+    int32_t maybe_end_token;      /* its text waits until it is known not to end; -1: none */
+    int32_t stop_index;           /* of the matched stop string, -1: none */
     uint32_t n_tokens;            /* received and counted */
     uint32_t n_chars;             /* of all tokens so far: the next token's text_offset */
     bool sent;                    /* a chunk of it was sent */

@@ -21,7 +21,7 @@ struct output_parser;
 struct output_parser *output_parser_create(const struct completion_request *c);
 void output_parser_free(struct output_parser *p);
 
-/* The buffer that takes the detokeniser's text before output_parser_push. */
+/* The buffer that takes the detokenizer's text before output_parser_push. */
 struct buf *output_parser_input(struct output_parser *p);
 /* Returns whether special token `id` is a tag that the parsers must see. */
 bool output_parser_needs_token(const struct output_parser *p, int32_t id);

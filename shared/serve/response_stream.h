@@ -1,7 +1,8 @@
 /* response_stream.h - a streamed answer: one chunk per token, each written at once.
  *
- * Only a token of a chat answer whose text is held back (it may begin a tag) and that has nothing
- * else to report gets no chunk of its own. Nothing is sent before the first token exists, so that
+ * With an output parser, a token whose text is held back (it may begin a tag or a stop string) and
+ * that has nothing else to report gets no chunk; without one it gets a chunk with empty text.
+ * Nothing is sent before the first token exists, so that
  * the time to the first event is the time to the first token, and so that an error until then still
  * has its HTTP status. The first chunk of a choice carries role and content together. After an
  * error the stream ends with the error and [DONE]. Thread: loop. */

@@ -83,6 +83,8 @@ static void get_ready(struct api_exchange *e)
                      stats.why[0] ? stats.why : "the node is not ready");
 }
 
+/* Counts the requests that came to this node, as vLLM's /load does. The load of all nodes, which
+ * placement compares, is in /cluster. */
 static void get_load(struct api_exchange *e)
 {
     const struct serve_backend *b = &e->serve->o.backend;

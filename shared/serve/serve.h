@@ -2,7 +2,7 @@
  *
  * One code path serves both: a request is a path and a JSON body; its answer goes to a `struct
  * serve_reply`, which HTTP (routes.c) and the offline batch runner (deploy/generate) implement.
- * This layer validates, renders the chat template, tokenises, detokenises, and handles stop
+ * This layer validates, renders the chat template, tokenises, detokenizes, and handles stop
  * strings, logprobs, usage and SSE chunks; the backend computes tokens. Life cycle: create when the
  * tokenizer is loaded, serve_http per exchange, free after the HTTP server has stopped and the
  * backend has ended every request. Thread: loop (rendering and tokenising run on the loop's worker

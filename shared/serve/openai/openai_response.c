@@ -28,8 +28,8 @@ void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
         return;
     }
     buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", choice_finish_reason(ch));
-    if (ch->stop >= 0) {
-        json_add_string(out, p->stops[ch->stop]);
+    if (ch->stop_index >= 0) {
+        json_add_string(out, p->stops[ch->stop_index]);
         return;
     }
     for (uint32_t i = 0; i < p->sampling.n_stop_ids && ch->end.finish == FINISH_STOP; i++) {

@@ -1,7 +1,7 @@
 /* detokenizer.c - see detokenizer.h.
  *
- * `held` is valid text that may be the beginning of a stop string, followed by at most 3 bytes of
- * an incomplete character. Stop strings are searched in the text only; which one wins does not
+ * `pending` is valid text that may be the beginning of a stop string, followed by at most 3 bytes
+ * of an incomplete character. Stop strings are searched in the text only; which one wins does not
  * depend on how the text is cut into tokens. A leading space that the model's decoder would strip
  * from a whole text stays, because an answer continues its prompt.
  * Thread: its owner's. */
@@ -19,7 +19,7 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool s
     *d = (struct detokenizer){
         .tok = tok,
         .n_stops = n_stops,
-        .stopped = -1,
+        .stop_index = -1,
         .skip_special = skip_special,
         .include_stop = include_stop,
     };
@@ -29,37 +29,37 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool s
     }
 }
 
-/* Make everything from `from` on valid UTF-8, except for an incomplete character at the end.
+/* Makes everything from `from` on valid UTF-8, except for an incomplete character at the end.
  * Returns the length of the valid text. */
-static size_t replace_invalid(struct buf *held, size_t from)
+static size_t replace_invalid(struct buf *pending, size_t from)
 {
-    struct str raw = str_sub(buf_str(held), from, SIZE_MAX);
+    struct str raw = str_sub(buf_str(pending), from, SIZE_MAX);
     size_t n_unfinished = utf8_unfinished(raw);
     struct str whole = str_sub(raw, 0, raw.n - n_unfinished);
     if (!utf8_is_valid(whole)) {
         struct buf valid = { 0 };
         utf8_add_valid(&valid, whole);
         buf_add(&valid, raw.p + whole.n, n_unfinished);
-        held->len = from;
-        buf_add_str(held, buf_str(&valid));
+        pending->len = from;
+        buf_add_str(pending, buf_str(&valid));
         buf_release(&valid);
     }
-    return held->len - n_unfinished;
+    return pending->len - n_unfinished;
 }
 
-/* Index of the stop string that is complete first, at *start .. *stop; -1: none. */
-static int find_stop(const struct detokenizer *d, struct str text, size_t *start, size_t *stop)
+/* Returns the index of the stop string that ends first, which is text *start .. *end; -1: none. */
+static int find_stop(const struct detokenizer *d, struct str text, size_t *start, size_t *end)
 {
     int found = -1;
     for (size_t i = 0; i < d->n_stops; i++) {
         if (d->stops[i].n == 0) continue;
         size_t at = str_find(text, d->stops[i]);
         if (at == SIZE_MAX) continue;
-        size_t end = at + d->stops[i].n;
-        if (found >= 0 && (end > *stop || (end == *stop && at >= *start))) continue;
+        size_t after = at + d->stops[i].n;
+        if (found >= 0 && (after > *end || (after == *end && at >= *start))) continue;
         found = (int)i;
         *start = at;
-        *stop = end;
+        *end = after;
     }
     return found;
 }
@@ -75,40 +75,41 @@ static size_t stop_prefix(const struct detokenizer *d, struct str text)
     return 0;
 }
 
-/* Emit what is certain of the first n_text bytes held. True when they contain a stop string. */
+/* Emits what is certain of the first n_text pending bytes. Returns whether they contain a stop
+ * string. */
 static bool emit_text(struct detokenizer *d, size_t n_text, bool is_last, struct buf *out)
 {
-    struct str text = str_sub(buf_str(&d->held), 0, n_text);
-    size_t start = 0, stop = 0;
-    d->stopped = find_stop(d, text, &start, &stop);
-    if (d->stopped >= 0) {
-        buf_add_str(out, str_sub(text, 0, d->include_stop ? stop : start));
-        buf_clear(&d->held);
+    struct str text = str_sub(buf_str(&d->pending), 0, n_text);
+    size_t start = 0, end = 0;
+    d->stop_index = find_stop(d, text, &start, &end);
+    if (d->stop_index >= 0) {
+        buf_add_str(out, str_sub(text, 0, d->include_stop ? end : start));
+        buf_clear(&d->pending);
         return true;
     }
     size_t n = is_last ? n_text : n_text - stop_prefix(d, text);
     buf_add_str(out, str_sub(text, 0, n));
-    buf_consume(&d->held, n);
+    buf_consume(&d->pending, n);
     return false;
 }
 
 bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out)
 {
-    if (d->stopped >= 0) return false;
-    size_t n_text = d->held.len - utf8_unfinished(buf_str(&d->held));
-    tokenizer_token_bytes(d->tok, id, d->skip_special, &d->held);
-    return emit_text(d, replace_invalid(&d->held, n_text), false, out);
+    if (d->stop_index >= 0) return false;
+    size_t n_text = d->pending.len - utf8_unfinished(buf_str(&d->pending));
+    tokenizer_token_bytes(d->tok, id, d->skip_special, &d->pending);
+    return emit_text(d, replace_invalid(&d->pending, n_text), false, out);
 }
 
 void detokenizer_finish(struct detokenizer *d, struct buf *out)
 {
-    if (d->stopped >= 0) return;
-    size_t n_unfinished = utf8_unfinished(buf_str(&d->held));
+    if (d->stop_index >= 0) return;
+    size_t n_unfinished = utf8_unfinished(buf_str(&d->pending));
     if (n_unfinished > 0) {
-        d->held.len -= n_unfinished;
-        buf_add_c(&d->held, "\xEF\xBF\xBD");
+        d->pending.len -= n_unfinished;
+        buf_add_c(&d->pending, "\xEF\xBF\xBD");
     }
-    (void)emit_text(d, d->held.len, true, out);
+    (void)emit_text(d, d->pending.len, true, out);
 }
 
-void detokenizer_release(struct detokenizer *d) { buf_release(&d->held); }
+void detokenizer_release(struct detokenizer *d) { buf_release(&d->pending); }

@@ -1,9 +1,9 @@
 /* detokenizer.h - turns token ids into text as they arrive, and matches stop strings.
  *
  * Bytes are held back while they may be the beginning of a UTF-8 character (at most 3 bytes) or of
- * a stop string; an invalid sequence becomes U+FFFD at once. The result is that of decoding all
- * tokens and cutting before the stop string that is complete first (the longest, if several end
- * together), except that the space which tokenizer_decode drops from the front stays.
+ * a stop string; an invalid sequence becomes U+FFFD at once. The text equals that of decoding all
+ * tokens at once and cutting it at the stop string that ends first; if several end at the same
+ * byte, the longest wins. Unlike in tokenizer_decode, a leading space is kept.
  * Life cycle: init, push per token, finish once, release.
  * Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_DETOKENIZER_H
@@ -15,11 +15,11 @@ enum { DETOKENIZER_STOPS_MAX = 16 };
 
 struct detokenizer {
     const struct tokenizer *tok; /* borrowed until release */
-    struct buf held;             /* bytes not yet emitted */
+    struct buf pending;          /* bytes not yet emitted */
     struct str stops[DETOKENIZER_STOPS_MAX];
     size_t n_stops;
     size_t stop_max; /* longest stop string, bytes */
-    int stopped;     /* index of the matched stop string, -1: none */
+    int stop_index;  /* of the matched stop string, -1: none */
     bool skip_special;
     bool include_stop;
 };
@@ -31,7 +31,7 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool s
  * completes a stop string: the text before it (include_stop: and it) has been emitted, and further
  * pushes add nothing. */
 bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
-/* Emit the bytes still held (an incomplete character as U+FFFD). */
+/* Emits the pending bytes (an incomplete character as U+FFFD). */
 void detokenizer_finish(struct detokenizer *d, struct buf *out);
 void detokenizer_release(struct detokenizer *d);
 

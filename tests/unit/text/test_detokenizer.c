@@ -63,7 +63,7 @@ static void check_stream(const struct str *stops, size_t n_stops, bool include, 
     detokenizer_init(&d, t, true, stops, n_stops, include);
     stream(&d, text, &out);
     CHECK_EQ_STR(out.data, want);
-    CHECK_EQ_INT(d.stopped, stopped);
+    CHECK_EQ_INT(d.stop_index, stopped);
     detokenizer_release(&d);
     buf_release(&out);
     tokenizer_free(t);
@@ -159,7 +159,7 @@ TEST(detok_push_says_when_it_stopped)
     detokenizer_init(&d, t, true, stops, 2, false);
     CHECK(!detokenizer_push(&d, 'a', &out));
     CHECK(detokenizer_push(&d, USER, &out));
-    CHECK_EQ_INT(d.stopped, 1);
+    CHECK_EQ_INT(d.stop_index, 1);
     CHECK_EQ_STR(out.data, "a<thin");
     CHECK(!detokenizer_push(&d, 'b', &out));
     detokenizer_finish(&d, &out);
