@@ -16,6 +16,22 @@ const struct kvt_transport_ops *const kvt_transports[] = {
     &kvt_tcp_ops,  &kvt_mem_ops, NULL,
 };
 
+const char *const kvt_transport_names[] = { "ipc", "rdma", "ucx", "tcp", NULL };
+
+bool kvt_transport_is_known(struct str name)
+{
+    for (size_t i = 0; kvt_transport_names[i]; i++)
+        if (str_eq_c(name, kvt_transport_names[i])) return true;
+    return false;
+}
+
+unsigned kvt_transport_caps(struct str name)
+{
+    for (size_t i = 0; kvt_transports[i]; i++)
+        if (str_eq_c(name, kvt_transports[i]->name)) return kvt_transports[i]->caps;
+    return 0;
+}
+
 enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out,
                                struct err *err)
 {

@@ -178,6 +178,14 @@ static inline char *kvt_source(const struct kvt_env *env, uint64_t local)
 
 /* The transports of this build, best first, NULL-terminated. */
 extern const struct kvt_transport_ops *const kvt_transports[];
+/* The names of all transports between processes, best first, also of those that this build lacks;
+ * NULL-terminated. KVT_TRANSPORT_NAMES is the same list for messages. */
+#define KVT_TRANSPORT_NAMES "ipc, rdma, ucx, tcp"
+extern const char *const kvt_transport_names[];
+/* Whether kvt_transport_names has this name. */
+bool kvt_transport_is_known(struct str name);
+/* The KVT_CAP_* of a transport; 0 if this build lacks it. */
+unsigned kvt_transport_caps(struct str name);
 /* ERR_UNSUPPORTED names the protocol and the transports of this build. */
 enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out,
                                struct err *err) MUST_CHECK;

@@ -45,13 +45,10 @@ struct bench {
 static enum status add_transport(struct bench *b, struct str name, struct err *err)
 {
     const struct kvt_transport_ops *ops;
-    static const char *const known[] = { "ipc", "tcp", "rdma", "ucx", "mem" };
-    bool is_known = false;
-    for (size_t i = 0; i < COUNT_OF(known); i++) is_known |= str_eq_c(name, known[i]);
-    /* A transport that exists but is not in this build becomes a row that says so. */
-    if (!is_known && kvt_transport_find(name, &ops, NULL) != OK)
+    /* A transport that exists but is not in this build becomes a line that says so. */
+    if (!kvt_transport_is_known(name) && kvt_transport_find(name, &ops, NULL) != OK)
         return err_field(err, ERR_CONFIG, "transport",
-                         "--transport: '%.*s' is not one of ipc, tcp, rdma, ucx, mem",
+                         "--transport: '%.*s' is not one of " KVT_TRANSPORT_NAMES ", mem",
                          STR_ARG(str_sub(name, 0, 40)));
     if (b->kv.n_transports == BENCH_TRANSPORTS_MAX)
         return err_field(err, ERR_CONFIG, "transport", "--transport names more than %d",
@@ -182,14 +179,14 @@ static void print(const struct buf *out)
 }
 
 /* Measure every cell from `sender` to one receiver. `same`: a second link to the sender's own
- * process, for the mem transport; NULL: the receiver is on another host. */
+ * process, for transports that reach no other; NULL: the receiver is on another host. */
 static void measure(struct bench *b, const char *to, struct probe_client *sender,
                     struct probe_client *receiver, struct probe_client *same)
 {
     for (size_t t = 0; t < b->kv.n_transports; t++)
         for (size_t s = 0; s < b->kv.sizes.n; s++) {
             const char *transport = b->kv.transports[t];
-            bool in_process = str_eq_c(str_of(transport), "mem");
+            bool in_process = kvt_transport_caps(str_of(transport)) & KVT_CAP_SAME_PROCESS;
             struct bench_cell *cell = &b->cells[b->n_cells++];
             struct buf row = { 0 };
             snprintf(cell->to, sizeof cell->to, "%s", to);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtransfer/transport.h"
 #include "shared/base/mem.h"
 
 /* Large enough for a rate, small enough that a mesh of ten hosts on a 1 Gbit/s network takes a
@@ -58,7 +59,8 @@ static enum mesh_state predict_state(const struct mesh *m, const char *transport
     if (!has_transport(a, transport) || !has_transport(b, transport)) return MESH_NOT_BUILT;
     bool one_host = probe_peer(a->client)->boot_id[0] &&
                     strcmp(probe_peer(a->client)->boot_id, probe_peer(b->client)->boot_id) == 0;
-    if (str_eq_c(str_of(transport), "mem") || (str_eq_c(str_of(transport), "ipc") && !one_host))
+    unsigned caps = kvt_transport_caps(str_of(transport));
+    if ((caps & KVT_CAP_SAME_PROCESS) || ((caps & KVT_CAP_SAME_HOST) && !one_host))
         return MESH_OUT_OF_REACH;
     return MESH_NOT_TRIED;
 }

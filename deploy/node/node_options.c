@@ -302,28 +302,20 @@ static enum status read_role(const struct config *c, struct node_options *o, str
     return st == OK ? OK : ERR_CONFIG;
 }
 
-static bool is_listed(const struct str *known, size_t n, struct str name)
-{
-    for (size_t i = 0; i < n; i++)
-        if (str_eq(known[i], name)) return true;
-    return false;
-}
-
 /* Keep the allowed protocols that this binary has. An unknown name is an error; a known one that is
  * not built is left out, with a note when the user listed it. */
 static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
 {
-    const struct str known[] = { STR("ipc"), STR("rdma"), STR("ucx"), STR("tcp") };
     const struct kvt_transport_ops *ops;
     struct buf kept = { 0 };
     size_t n = 0;
     config_list(c, "cache-transfer-protocol", 0, &n);
     for (size_t i = 0; i < n; i++) {
         struct str p = str_trim(str_of(config_list(c, "cache-transfer-protocol", i, NULL)));
-        if (!is_listed(known, COUNT_OF(known), p)) {
+        if (!kvt_transport_is_known(p)) {
             buf_release(&kept);
             return err_field(err, ERR_CONFIG, "cache-transfer-protocol",
-                             "--cache-transfer-protocol: '%.*s' is not one of ipc, rdma, ucx, tcp",
+                             "--cache-transfer-protocol: '%.*s' is not one of " KVT_TRANSPORT_NAMES,
                              STR_ARG(p));
         }
         if (kvt_transport_find(p, &ops, NULL) == OK) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "deploy/probe/hardware_limits.h"
+#include "kvtransfer/transport.h"
 #include "shared/base/mem.h"
 
 /* ---- the transfer ---- */
@@ -185,7 +186,7 @@ static enum status limit_of(struct measurement *p, uint64_t n_bytes, double *rat
                             const char **what, struct probe_reply *reply, struct err *err)
 {
     struct str transport = str_of(p->transport);
-    if (str_eq_c(transport, "mem") || str_eq_c(transport, "ipc")) {
+    if (kvt_transport_caps(transport) & KVT_CAP_SAME_HOST) {
         *what = "memcpy";
         return limit_copy(p, n_bytes, rate, reply, err);
     }

@@ -8,7 +8,7 @@
  *
  * All families are one pre-norm decoder (decoder.h), whose layers have an attention (attention.h)
  * and an FFN (ffn.h). A family says what its configuration means and how its files name tensors.
- * To add one: families/<name>.c with a `struct model_ops`, listed in model_registry.c.
+ * CONTRIBUTING.md says how to add one.
  * Thread: any for loading, the engine thread for steps. */
 #ifndef BATON_MODEL_MODEL_H
 #define BATON_MODEL_MODEL_H

@@ -134,8 +134,8 @@ static double read_disk(const struct files *f)
     for (size_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
     const uint64_t ns = clock_ns() - t0;
     if (atomic_load(&s.read) != f->all) {
-        fprintf(stderr, "bench_weight_load: only %zu of %zu bytes could be read\n", atomic_load(&s.read),
-                f->all);
+        fprintf(stderr, "bench_weight_load: only %zu of %zu bytes could be read\n",
+                atomic_load(&s.read), f->all);
         exit(1);
     }
     return speed("disk", f->all, ns);
@@ -168,10 +168,11 @@ int main(int argc, char **argv)
         kernel_ctx_create(kernel_options_default(argc > 2 ? argv[2] : "auto", ACTIVATIONS_FAST,
                                                  argc > 3 ? atoi(argv[3]) : 2),
                           &o.kernels, &err) != OK) {
-        fprintf(stderr,
-                "%s%susage: bench_weight_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] "
-                "[ROUNDS] [dummy]\n",
-                err.text, err.text[0] ? "\n" : "");
+        fprintf(
+            stderr,
+            "%s%susage: bench_weight_load MODEL [isa] [threads] [none|wint8|wint4|block_wise_fp8] "
+            "[ROUNDS] [dummy]\n",
+            err.text, err.text[0] ? "\n" : "");
         return 2;
     }
     o.path = path.data;

@@ -45,8 +45,9 @@ TEST(prefill_credits_are_bounded_and_come_back)
         g[i] = entry_add(&t.e, i + 1, i == 4 ? 500 : 40, i, 5);
         entry_ask(&t.e, g[i], t.p);
     }
+    RIG_WAIT(&t.rig, n_credits(g, 8) >= 3);
     rig_turn_ms(&t.rig, 60);
-    CHECK_EQ_INT(n_credits(g, 8), 3);
+    CHECK_EQ_INT(n_credits(g, 8), 3); /* and no more */
     CHECK(g[0]->credit && g[1]->credit && g[2]->credit);
     entry_cancel(&t.e, g[1], t.p); /* a returned credit goes to the next prompt */
     RIG_WAIT(&t.rig, g[3]->credit);
