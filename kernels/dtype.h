@@ -45,13 +45,13 @@ size_t dtype_block(enum dtype t);
 size_t dtype_block_bytes(enum dtype t);
 /* Bytes of a row of n elements; n must be a multiple of the block. */
 size_t dtype_row_bytes(enum dtype t, size_t n);
-/* Convert n elements (whole blocks) to f32; src needs no alignment. Every value is rounded once: it
- * is the f32 nearest to the real number that the format's formula gives for the stored integers and
- * scales, where products of scales are formed in f32. */
+/* Converts n elements (whole blocks) to f32; src needs no alignment. Every value is rounded once:
+ * it is the f32 nearest to the real number that the format's formula gives for the stored integers
+ * and scales, where products of scales are formed in f32. */
 void dtype_to_f32(enum dtype t, const void *src, float *dst, size_t n);
 float dtype_bf16_to_f32(uint16_t h);
 float dtype_f8_e4m3_to_f32(uint8_t b);
-/* Round to nearest even. */
+/* Rounds to nearest even. */
 uint16_t dtype_f32_to_bf16(float f);
 uint16_t dtype_f32_to_f16(float f);
 

@@ -21,7 +21,7 @@ static void unpack_nibbles(uint8_t *q, const uint8_t *qs)
     }
 }
 
-/* Add bit i of `bits`, times 16, to element i: eight at a time, a bit in each byte of a word. */
+/* Adds bit i of `bits`, times 16, to element i: eight at a time, a bit in each byte of a word. */
 static void add_fifth_bits(uint8_t *q, const uint8_t *bits)
 {
     for (int i = 0; i < DTYPE_BLOCK / 8; i++) {

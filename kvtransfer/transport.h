@@ -102,7 +102,7 @@ struct kvt_env {
     uint32_t max_copies;
     uint32_t max_peers; /* connections, both directions */
     void *arg;
-    /* Take a one-time ticket: OK, or ERR_UNAUTHORIZED (unknown, used, expired). */
+    /* Takes a one-time ticket: OK, or ERR_UNAUTHORIZED (unknown, used, expired). */
     enum status (*admit)(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
     /* Says where the bytes of DATA frame `head` go, from its byte `offset` on: fills at most `cap`
      * entries and returns how many. 0: nowhere (no live grant of that generation on this

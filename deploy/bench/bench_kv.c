@@ -70,7 +70,7 @@ static void measure_limit(struct measurement *p, struct bench_cell *cell, uint32
     if (rate > cell->best_limit) cell->best_limit = rate;
 }
 
-/* Measure rounds, each the limit and then the transfer. Caches hold the data of whatever ran
+/* Measures rounds, each the limit and then the transfer. Caches hold the data of whatever ran
  * before, so a warm-up of one eighth precedes each transfer and is not counted. memcpy and
  * ucx_perftest warm up the same way; the other tools run so long that their start does not
  * count. */

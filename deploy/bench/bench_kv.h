@@ -41,16 +41,16 @@ struct bench_cell {
     uint64_t link_speed;
 };
 
-/* Measure one cell between two probe servers. A failure goes to cell->error. */
+/* Measures one cell between two probe servers. A failure goes to cell->error. */
 void bench_kv_cell(const struct bench_kv *b, struct probe_client *sender,
                    struct probe_client *receiver, const char *transport, uint32_t piece_bytes,
                    struct bench_cell *cell);
-/* Sort `values` and return their q-quantile by nearest rank; n is at least 1. */
+/* Sorts `values` and returns their q-quantile by nearest rank; n is at least 1. */
 double bench_percentile(double *values, size_t n, double q);
 
-/* Append the lines above the rows of the table. */
+/* Appends the lines above the rows of the table. */
 void bench_kv_head(const struct bench_kv *b, struct buf *out);
-/* Append one row of the table. */
+/* Appends one row of the table. */
 void bench_kv_row(const struct bench_cell *cell, struct buf *out);
 void bench_kv_json(const struct bench_kv *b, const struct bench_cell *cells, size_t n,
                    struct buf *out);

@@ -12,13 +12,13 @@ struct bench_sizes {
     size_t n;
 };
 
-/* Parse "4096", "4k", "1.5m", "4KiB": bytes, units of 1024. ERR_CONFIG. */
+/* Parses "4096", "4k", "1.5m", "4KiB": bytes, units of 1024. ERR_CONFIG. */
 enum status bench_size_parse(struct str s, uint32_t *out, struct err *err) MUST_CHECK;
-/* Add one item of a list: a size, or a range "4k..4m" (".." may be the character U+2026). A range
+/* Adds one item of a list: a size, or a range "4k..4m" (".." may be the character U+2026). A range
  * goes up by factors of four and includes its end; "4k..4m*2" goes up by factors of two. Every size
  * is within PROBE_PIECE_MIN..PROBE_PIECE_MAX and has a KV layout. */
 enum status bench_sizes_add(struct bench_sizes *sizes, struct str item, struct err *err) MUST_CHECK;
-/* Append the shortest exact form: "4k", "1m", "1536". */
+/* Appends the shortest exact form: "4k", "1m", "1536". */
 void bench_size_format(uint64_t bytes, struct buf *out);
 
 #endif

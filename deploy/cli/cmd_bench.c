@@ -107,7 +107,7 @@ static enum status read_options(struct bench *b, struct err *err)
 
 /* ---- the probe server ---- */
 
-/* Parse "host:port"; the host is numeric or a name of this host, empty: every address. */
+/* Parses "host:port"; the host is numeric or a name of this host, empty: every address. */
 static enum status read_listen(const char *text, char *host, size_t cap, uint16_t *port,
                                struct err *err)
 {
@@ -178,7 +178,7 @@ static void print(const struct buf *out)
     fflush(stdout);
 }
 
-/* Measure every cell from `sender` to one receiver. `same`: a second link to the sender's own
+/* Measures every cell from `sender` to one receiver. `same`: a second link to the sender's own
  * process, for transports that reach no other; NULL: the receiver is on another host. */
 static void measure(struct bench *b, const char *to, struct probe_client *sender,
                     struct probe_client *receiver, struct probe_client *same)
@@ -250,7 +250,7 @@ static enum status run_with(struct bench *b, const char *sender_at, const char *
     return st;
 }
 
-/* Fork the probe servers before this process starts any thread. */
+/* Forks the probe servers before this process starts any thread. */
 static enum status run(struct bench *b, struct err *err)
 {
     uint8_t own[OWN_SECRET];

@@ -188,7 +188,7 @@ static int generate_with(struct config *c)
     return exit_status;
 }
 
-/* Report it before the model is loaded, which can take minutes. */
+/* Reports it before the model is loaded, which can take minutes. */
 static bool input_can_be_read(const char *input)
 {
     if (str_eq_c(str_of(input), "-") || access(input, R_OK) == 0) return true;

@@ -178,8 +178,8 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
     stop_all(l, exit_status ? (int)exit_status : 1);
 }
 
-/* Assign GPUs to ranks round robin, from CUDA_VISIBLE_DEVICES or from all. With fewer than two GPUs
- * nothing is set. */
+/* Assigns GPUs to ranks round robin, from CUDA_VISIBLE_DEVICES or from all. With fewer than two
+ * GPUs nothing is set. */
 static void choose_gpu(const struct launcher *l, size_t i)
 {
     char one[64];

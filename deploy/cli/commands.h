@@ -25,9 +25,9 @@ int cmd_bench(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 
-/* Read the environment and the arguments of `command` with the option table. --help prints the help
- * and sets *done. NULL on failure, after printing the sentence to stderr; the caller returns 2.
- * `words` receives at most *n_words words that are not options (NULL: none allowed). */
+/* Reads the environment and the arguments of `command` with the option table. --help prints the
+ * help and sets *done. NULL on failure, after printing the sentence to stderr; the caller returns
+ * 2. `words` receives at most *n_words words that are not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv,
                               const char **words, int *n_words, bool *done);
 
@@ -35,7 +35,7 @@ struct config *command_config(const char *command, const char *intro, int argc, 
  * names, until a signal. Returns the exit status. */
 int command_listen(const struct config *c, const char *command);
 
-/* Print a sentence about an option without effect to stderr; for config_notes. */
+/* Prints a sentence about an option without effect to stderr; for config_notes. */
 void command_print_note(void *arg, const char *sentence);
 
 #endif

@@ -51,7 +51,7 @@ static void check_secret(struct doctor *d)
     }
 }
 
-/* Connect within CONNECT_MS; 0 or the errno. */
+/* Connects within CONNECT_MS; 0 or the errno. */
 static int try_connect(const char *host, const char *port)
 {
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *ai = NULL;

@@ -35,7 +35,7 @@ struct doctor {
     struct buf members; /* further members of the JSON object, each after a comma */
 };
 
-/* Add a line and return it, so that doctor_fix can follow. `what` is kept. */
+/* Adds a line and returns it, so that doctor_fix can follow. `what` is kept. */
 struct doctor_line *doctor_add(struct doctor *d, const char *what, enum doctor_result result,
                                const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 void doctor_fix(struct doctor_line *line, const char *fmt, ...)
@@ -54,7 +54,7 @@ enum doctor_asked {
 enum doctor_asked doctor_asked_for(const struct config *c, const char *protocol);
 /* The result to report when the hardware of such a protocol is missing. */
 enum doctor_result doctor_missing(enum doctor_asked asked);
-/* Add the line for a protocol whose library was missing when this binary was built. */
+/* Adds the line for a protocol whose library was missing when this binary was built. */
 void doctor_add_not_built(struct doctor *d, const char *what, const char *protocol);
 
 void doctor_check_host(struct doctor *d);   /* all of the following, in the report's order */
@@ -82,7 +82,7 @@ uint64_t doctor_free_memory(uint64_t *limit);
 bool doctor_on_gpu(const struct doctor *d);
 /* Bytes that the KV cache of a node with these options takes, computed without the model. */
 uint64_t doctor_kv_bytes(const struct config *c);
-/* Read the first line of a file, without the line break; false (and "") when the file cannot be
+/* Reads the first line of a file, without the line break; false (and "") when the file cannot be
  * read or is empty. */
 bool doctor_read_line(const char *path, char *out, size_t cap);
 
@@ -99,10 +99,10 @@ int doctor_only_node(void);
 /* ---- checks of one RDMA port; separate, so that tests can pass their own port ---- */
 
 struct rdma_port;
-/* Add the lines "RDMA port", "RDMA MTU", "RDMA GID", "flow control" and "NUMA" for a port that a
+/* Adds the lines "RDMA port", "RDMA MTU", "RDMA GID", "flow control" and "NUMA" for a port that a
  * node would use. */
 void doctor_check_port(struct doctor *d, const struct rdma_port *p);
-/* List the enabled priorities as "3" or "3,5". `folder` is a sysfs folder with one file per
+/* Lists the enabled priorities as "3" or "3,5". `folder` is a sysfs folder with one file per
  * priority, "0".."7", each holding 0 or 1. False when the folder does not exist. */
 bool doctor_priorities_on(const char *folder, char out[24]);
 

@@ -12,7 +12,7 @@
 
 static const double GIB = 1 << 30;
 
-/* Read a file that holds one number; false when it is absent or says "max". */
+/* Reads a file that holds one number; false when it is absent or says "max". */
 static bool read_number(const char *path, uint64_t *out)
 {
     char text[64];

@@ -47,14 +47,14 @@ struct mesh {
     struct mesh_cell *cells; /* [transport][from][to] */
 };
 
-/* Add a host and dial it; a failure goes to its `error`. False: MESH_HOSTS_MAX hosts exist. */
+/* Adds a host and dials it; a failure goes to its `error`. False: MESH_HOSTS_MAX hosts exist. */
 bool mesh_dial(struct mesh *m, const char *where, const char *address);
 void mesh_measure(struct mesh *m, bool checksum);
 struct mesh_cell *mesh_cell(const struct mesh *m, uint32_t transport, uint32_t from, uint32_t to);
 void mesh_release(struct mesh *m);
 
 void mesh_print_text(const struct mesh *m, struct buf *out); /* a matrix per transport */
-/* Append members of an object: ,"peers":[...],"mesh":[...] */
+/* Appends members of an object: ,"peers":[...],"mesh":[...] */
 void mesh_print_json(const struct mesh *m, struct buf *out);
 
 #endif

@@ -51,7 +51,7 @@ static void report_peer(struct doctor *d, const struct mesh_host *h)
                    h->where);
 }
 
-/* Report a transport that a host lacks or cannot open, once per host. */
+/* Reports a transport that a host lacks or cannot open, once per host. */
 static void report_missing(struct doctor *d, const struct mesh *m, uint32_t t)
 {
     for (uint32_t host = 0; host < m->n_hosts; host++)
@@ -94,7 +94,7 @@ static void report_failed(struct doctor *d, const struct mesh *m, uint32_t t, ui
                          "in one fabric or routed network");
 }
 
-/* Report rates far below the link's speed. */
+/* Reports rates far below the link's speed. */
 static void report_slow(struct doctor *d, const struct mesh *m, uint32_t t, uint32_t from,
                         uint32_t to)
 {
@@ -112,7 +112,7 @@ static bool is_slow(const struct mesh_cell *c)
     return c->state == MESH_MEASURED && c->link_speed && c->rate * 4 < (double)c->link_speed;
 }
 
-/* Add one line for all good pairs and one for each failed pair, as far as there is room. */
+/* Adds one line for all good pairs and one for each failed pair, as far as there is room. */
 static void report_transport(struct doctor *d, const struct mesh *m, uint32_t t)
 {
     uint32_t n_good = 0, n_bad = 0, n_slow = 0;
@@ -137,7 +137,7 @@ static void report_transport(struct doctor *d, const struct mesh *m, uint32_t t)
     report_missing(d, m, t);
 }
 
-/* Report pairs without any usable transport: they cannot exchange KV at all. */
+/* Reports pairs without any usable transport: they cannot exchange KV at all. */
 static void report_unconnected(struct doctor *d, const struct mesh *m)
 {
     uint32_t n = 0;

@@ -21,7 +21,7 @@ struct port_uses {
     size_t n;
 };
 
-/* Bind to the port; 0 or the errno. A port in TIME_WAIT counts as free: nodes bind with
+/* Binds to the port; 0 or the errno. A port in TIME_WAIT counts as free: nodes bind with
  * SO_REUSEADDR. */
 static int try_bind(const char *host, uint16_t port)
 {

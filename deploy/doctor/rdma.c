@@ -18,7 +18,7 @@ static bool is_used(const struct rdma_devices *used, const struct rdma_port *p)
     return false;
 }
 
-/* Add one line for all ports that would not be used; state, rate and place show why. */
+/* Adds one line for all ports that would not be used; state, rate and place show why. */
 static void add_unused(struct doctor *d, const struct rdma_devices *all,
                        const struct rdma_devices *used)
 {

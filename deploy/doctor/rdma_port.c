@@ -118,7 +118,7 @@ bool doctor_priorities_on(const char *folder, char out[24])
     return there;
 }
 
-/* Read the link-level pause settings, as `ethtool -a` does; false when the driver does not say. */
+/* Reads the link-level pause settings, as `ethtool -a` does; false when the driver does not say. */
 static bool read_pause(const char *netdev, struct ethtool_pauseparam *out)
 {
     struct ifreq request = { 0 };

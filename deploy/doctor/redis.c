@@ -59,7 +59,7 @@ static bool log_in(struct redis_check *p)
     return ok;
 }
 
-/* Find the value of "name:value" in the text of INFO. */
+/* Finds the value of "name:value" in the text of INFO. */
 static bool info_field(const char *info, const char *name, char *out, size_t cap)
 {
     char key[64];

@@ -11,7 +11,7 @@
 
 enum { NAMES_MAX = 64, NAME_MAX_UCX = 64 };
 
-/* Add `name` unless the list has it or is full. */
+/* Adds `name` unless the list has it or is full. */
 static void add_name(char names[NAMES_MAX][NAME_MAX_UCX], size_t *n, struct str name)
 {
     for (size_t i = 0; i < *n; i++)
@@ -19,7 +19,7 @@ static void add_name(char names[NAMES_MAX][NAME_MAX_UCX], size_t *n, struct str 
     if (*n < NAMES_MAX && name.n) snprintf(names[(*n)++], NAME_MAX_UCX, "%.*s", STR_ARG(name));
 }
 
-/* Parse a line of ucp_context_print_info, "# resource 3 : md 1 dev 1 flags -- rc_verbs/mlx5_0:1":
+/* Parses a line of ucp_context_print_info, "# resource 3 : md 1 dev 1 flags -- rc_verbs/mlx5_0:1":
  * the words after "--". */
 static void add_resources(struct str info, struct buf *out)
 {

@@ -76,7 +76,7 @@ static enum status fill(struct batch_file *f, struct err *err)
     return OK;
 }
 
-/* Move pending[0, n) to `line` and drop it with its line break. */
+/* Moves pending[0, n) to `line` and drops it with its line break. */
 static enum status take_line(struct batch_file *f, size_t n, size_t n_break, struct buf *line,
                              struct err *err)
 {

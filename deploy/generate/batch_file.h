@@ -21,16 +21,16 @@ struct batch_file {
     bool skipping; /* inside a line that is too long */
 };
 
-/* Open both files; ERR_IO and ERR_NOT_FOUND name the file. The output gets a temporary name only
+/* Opens both files; ERR_IO and ERR_NOT_FOUND name the file. The output gets a temporary name only
  * when it is a regular file or does not exist: a device, pipe or link must not be replaced. */
 enum status batch_file_open(struct batch_file *f, const char *input, const char *output,
                             struct err *err) MUST_CHECK;
-/* Read the next line, without its line break, into `line` (cleared first). ERR_TOO_LONG: the line
+/* Reads the next line, without its line break, into `line` (cleared first). ERR_TOO_LONG: the line
  * exceeds BATCH_LINE_MAX and was skipped. ERR_CANCELED: end of input. ERR_TIMEOUT: no complete line
  * yet, call again. */
 enum status batch_file_read(struct batch_file *f, struct buf *line, struct err *err) MUST_CHECK;
 enum status batch_file_write(struct batch_file *f, struct str text, struct err *err) MUST_CHECK;
-/* Close both; with `complete` give the output its final name. The partial file of a failed run
+/* Closes both; with `complete` gives the output its final name. The partial file of a failed run
  * stays for inspection. */
 enum status batch_file_close(struct batch_file *f, bool complete, struct err *err) MUST_CHECK;
 

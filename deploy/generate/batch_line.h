@@ -16,10 +16,10 @@ struct batch_line {
 enum status batch_line_parse(struct str text, struct batch_line *out, struct err *err) MUST_CHECK;
 void batch_line_release(struct batch_line *l);
 
-/* Append an output line, with its line break. `body` is JSON text without line breaks. */
+/* Appends an output line, with its line break. `body` is JSON text without line breaks. */
 void batch_line_answer(struct buf *out, const char *id, const char *custom_id, int status,
                        struct str body);
-/* Append the output line of an input line that never became a request. */
+/* Appends the output line of an input line that never became a request. */
 void batch_line_error(struct buf *out, const char *id, const char *custom_id, const char *message);
 
 #endif

@@ -32,7 +32,7 @@ struct batch_runner;
 /* *out is valid until `done`. */
 enum status batch_runner_start(const struct batch_runner_options *o, struct batch_runner **out,
                                struct err *err) MUST_CHECK;
-/* Start no more requests, write the finished answers in order, then call `done` with
+/* Starts no more requests, writes the finished answers in order, then calls `done` with
  * ERR_CANCELED. */
 void batch_runner_stop(struct batch_runner *f);
 

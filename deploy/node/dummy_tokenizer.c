@@ -23,7 +23,7 @@ static unsigned character_of(unsigned byte)
     return c;
 }
 
-/* Write one character: at most 3 bytes of UTF-8, then a 0 byte. */
+/* Writes one character: at most 3 bytes of UTF-8, then a 0 byte. */
 static void spell_byte(unsigned byte, char *to)
 {
     const unsigned c = character_of(byte);

@@ -93,7 +93,7 @@ static bool is_planned(const struct launch_plan *p, uint16_t port)
     return false;
 }
 
-/* Find the next free port from 8000 on. These ports lie below the ephemeral range, so no "any free
+/* Finds the next free port from 8000 on. These ports lie below the ephemeral range, so no "any free
  * port" of a node takes one first. Another program still may; the node then reports it. */
 static uint16_t free_port(const struct launch_plan *p)
 {

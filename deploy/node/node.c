@@ -85,7 +85,7 @@ static void wake_loop(void *arg)
         log_error("loop does not take events", "node=%s", n->name);
 }
 
-/* Post an event; waits while the mailbox is full. The loop waits for the posting threads only when
+/* Posts an event; waits while the mailbox is full. The loop waits for the posting threads only when
  * it stops, after closing the mailbox, so this cannot deadlock. Thread: engine or transfer. */
 static void post_event(struct node *n, const struct node_event *ev)
 {
@@ -599,7 +599,7 @@ void node_stop(struct node *n, int exit_status)
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 
-/* Stop when no request is left or the time is up. */
+/* Stops when no request is left or the time is up. */
 static void on_drain_poll(void *arg)
 {
     struct node *n = arg;

@@ -20,7 +20,7 @@ struct node;
 
 enum status node_create(const struct node_options *o, struct node **out,
                         struct err *err) MUST_CHECK;
-/* Run until a signal or node_stop; returns the process's exit status. */
+/* Runs until a signal or node_stop; returns the process's exit status. */
 int node_run(struct node *n);
 void node_free(struct node *n);
 
@@ -32,7 +32,7 @@ void node_on_ready(struct node *n, void (*fn)(void *arg), void *arg);
 void node_on_signal(struct node *n, void (*fn)(void *arg), void *arg);
 struct serve *node_serve(struct node *n);
 struct loop *node_loop(struct node *n);
-/* End node_run with this exit status. Thread: loop. */
+/* Ends node_run with this exit status. Thread: loop. */
 void node_stop(struct node *n, int exit_status);
 
 #endif

@@ -141,7 +141,7 @@ static void show_progress(void *arg, double done)
             done * 100, !bar->tty || done >= 1 ? "\n" : "");
 }
 
-/* Open the GPU first: a missing one must be reported before anything is loaded. */
+/* Opens the GPU first: a missing one must be reported before anything is loaded. */
 static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out,
                                 struct err *err)
 {

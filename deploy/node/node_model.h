@@ -24,16 +24,16 @@ struct node_model {
 };
 
 struct model_text;
-/* Build the tokenizer from the vocabulary that was found. Sets t->bos_text and t->eos_text, which
+/* Builds the tokenizer from the vocabulary that was found. Sets t->bos_text and t->eos_text, which
  * templates see, when the model's files name no such tokens but the tokenizer knows them. */
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out,
                                  struct err *err) MUST_CHECK;
 enum status node_model_load(struct node_model *m, const struct node_options *o,
                             struct err *err) MUST_CHECK;
-/* Check that the weights are complete and would fit in memory; reads only their headers. */
+/* Checks that the weights are complete and would fit in memory; reads only their headers. */
 enum status node_model_check(const struct node_options *o, struct err *err) MUST_CHECK;
 void node_model_release(struct node_model *m);
-/* Allocate all that steps need except the KV pool and the CUDA graphs (these need the pool), so
+/* Allocates all that steps need except the KV pool and the CUDA graphs (these need the pool), so
  * that the memory left over can go to the pool. ERR_NOMEM. */
 enum status node_model_prepare(struct model *m, const struct node_options *o,
                                struct err *err) MUST_CHECK;

@@ -149,7 +149,7 @@ static int n_cpus(void)
     return n > 0 ? n : 1;
 }
 
-/* Print a note for GPU options on a node that computes on the CPU, and the other way round. */
+/* Prints a note for GPU options on a node that computes on the CPU, and the other way round. */
 static void note_gpu_options(const struct config *c, bool cuda)
 {
     static const char *const OF_GPUS[] = { "gpu-memory-utilization", "enforce-eager" },
@@ -302,8 +302,8 @@ static enum status read_role(const struct config *c, struct node_options *o, str
     return st == OK ? OK : ERR_CONFIG;
 }
 
-/* Keep the allowed protocols that this binary has. An unknown name is an error; a known one that is
- * not built is left out, with a note when the user listed it. */
+/* Keeps the allowed protocols that this binary has. An unknown name is an error; a known one that
+ * is not built is left out, with a note when the user listed it. */
 static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
 {
     const struct kvt_transport_ops *ops;

@@ -78,7 +78,7 @@ struct node_options {
     uint32_t grace_ms;
 };
 
-/* Read and check all options. Contradictions and unusable values are ERR_CONFIG with the option's
+/* Reads and checks all options. Contradictions and unusable values are ERR_CONFIG with the option's
  * name. The caller releases `out` in any case. */
 enum status node_options_read(const struct config *c, struct node_options *out,
                               struct err *err) MUST_CHECK;
@@ -91,13 +91,13 @@ enum status node_options_check_read(const struct config *c, struct node_options 
  * is set. The text lives in `arena` or in the environment. */
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out,
                                 struct err *err) MUST_CHECK;
-/* Read --activations and --kv-cache-dtype. kernel_kv_check decides what a given model allows. */
+/* Reads --activations and --kv-cache-dtype. kernel_kv_check decides what a given model allows. */
 enum status node_options_arithmetic(const struct config *c, enum activations *activations,
                                     enum dtype *kv, struct err *err) MUST_CHECK;
-/* Read the transport settings from the environment variables of kvt_tuning_names. Strings are
+/* Reads the transport settings from the environment variables of kvt_tuning_names. Strings are
  * borrowed from the environment. */
 enum status node_options_tuning(struct kvt_tuning *t, struct err *err) MUST_CHECK;
-/* Append the start page: role, topic, ports, peers and limits, each with its source. */
+/* Appends the start page: role, topic, ports, peers and limits, each with its source. */
 void node_options_print(const struct node_options *o, const struct config *c, struct buf *out);
 
 #endif

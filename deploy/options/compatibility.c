@@ -56,7 +56,7 @@ static const char *effect_word(enum option_effect effect)
                                        : "refused";
 }
 
-/* Add text to a table cell: '|' would end the cell, '<' could begin a tag. */
+/* Adds text to a table cell: '|' would end the cell, '<' could begin a tag. */
 static void add_cell(struct buf *out, const char *text)
 {
     for (const char *c = text; *c; c++) {

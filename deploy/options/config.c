@@ -206,7 +206,7 @@ static enum status add_items(struct option_value *v, const struct option *option
     return OK;
 }
 
-/* Check and store. `grow`: append to a list that the same source has begun. */
+/* Checks and stores. `grow`: append to a list that the same source has begun. */
 static enum status store(struct config *c, size_t i_option, struct value_origin from,
                          const char *value, bool grow, struct err *err)
 {
@@ -360,7 +360,7 @@ static enum status take_list(struct config *c, size_t i_option, struct value_ori
     return err_field(err, ERR_CONFIG, c->table[i_option].name, "%s needs a value", from.given_as);
 }
 
-/* Store the value of the flag just read. `value` is NULL unless it was written with '='. */
+/* Stores the value of the flag just read. `value` is NULL unless it was written with '='. */
 static enum status take_value(struct config *c, size_t i_option, const char *flag,
                               const char *value, struct arg_cursor *a, struct err *err)
 {

@@ -62,7 +62,7 @@ void config_free(struct config *c);
 enum status config_load_env(struct config *c, struct err *err) MUST_CHECK;
 enum status config_load_args(struct config *c, int argc, char **argv, const char **positional,
                              int *n, struct err *err) MUST_CHECK;
-/* Set a value from code (the launcher) as if it were given on the command line. */
+/* Sets a value from code (the launcher) as if it were given on the command line. */
 enum status config_set(struct config *c, const char *name, const char *value,
                        struct err *err) MUST_CHECK;
 
@@ -83,7 +83,7 @@ const char *config_list(const struct config *c, const char *name, size_t i, size
 
 /* Notes at start: emit one sentence per ACCEPTED option that was given. */
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg);
-/* Append the --help of a command (config_help) or the table of docs/configuration.md. */
+/* Appends the --help of a command (config_help) or the table of docs/configuration.md. */
 void config_help(const struct option *table, const char *command, const char *intro, bool all,
                  struct buf *out);
 void config_markdown(const struct option *table, struct buf *out);

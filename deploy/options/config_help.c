@@ -76,7 +76,7 @@ static void add_placeholder(const struct option *option, struct buf *out)
     }
 }
 
-/* Append the words of `text`, indented, with line breaks before HELP_WIDTH. */
+/* Appends the words of `text`, indented, with line breaks before HELP_WIDTH. */
 static void add_wrapped(struct buf *out, struct str text)
 {
     struct str word;
@@ -139,7 +139,8 @@ void config_help(const struct option *table, const char *command, const char *in
     }
 }
 
-/* Add text to a table cell: '|' would end the cell, a line break the row, '<' could begin a tag. */
+/* Adds text to a table cell: '|' would end the cell, a line break the row, '<' could begin a tag.
+ * */
 static void add_cell(struct buf *out, const char *text)
 {
     for (const char *c = text; c && *c; c++) {

@@ -8,7 +8,7 @@
 #include "deploy/options/config.h"
 #include "shared/base/str.h"
 
-/* Take the next word of a space-separated list; false at the end. *rest starts as str_of(list),
+/* Takes the next word of a space-separated list; false at the end. *rest starts as str_of(list),
  * where a NULL list is empty. */
 bool option_next_word(struct str *rest, struct str *word);
 /* Does `command` take this option? A NULL command stands for all. */

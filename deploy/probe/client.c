@@ -108,7 +108,7 @@ static void on_expired(void *arg)
     c->expired = true;
 }
 
-/* Run the loop until *flag is set, the link dies or the time is up. */
+/* Runs the loop until *flag is set, the link dies or the time is up. */
 static void wait_for(struct probe_client *c, const bool *flag, uint64_t limit_ms)
 {
     c->expired = false;

@@ -19,15 +19,15 @@ enum status probe_dialer_create(struct str secret, struct probe_dialer **out,
                                 struct err *err) MUST_CHECK;
 void probe_dialer_free(struct probe_dialer *h);
 
-/* Connect to `where`, "host:port" (names are looked up), and ask WHO, which completes the peer's
+/* Connects to `where`, "host:port" (names are looked up), and asks WHO, which completes the peer's
  * description. ERR_CONFIG: malformed; ERR_PEER_LOST: nothing, or no probe server, listens there;
  * ERR_UNAUTHORIZED: another secret; ERR_TIMEOUT: no answer. Each with a sentence. */
 enum status probe_dial(struct probe_dialer *h, const char *where, struct probe_client **out,
                        struct err *err) MUST_CHECK;
 void probe_hang_up(struct probe_client *c); /* NULL is fine */
 
-/* Send a step and wait for its reply. A reply whose status is an error becomes that error with its
- * sentence. *reply is valid in any case; the caller releases it. */
+/* Sends a step and waits for its reply. A reply whose status is an error becomes that error with
+ * its sentence. *reply is valid in any case; the caller releases it. */
 enum status probe_ask(struct probe_client *c, const struct probe_request *r,
                       struct probe_reply *reply, struct err *err) MUST_CHECK;
 enum status probe_ask_begin(struct probe_client *c, const struct probe_request *r,

@@ -143,7 +143,7 @@ uint64_t probe_endpoint_bytes(const struct probe_endpoint *e, uint32_t n_blocks)
     return (uint64_t)kv_layout_block_bytes(&e->layout) * n_blocks;
 }
 
-/* Wait for the next relevant event until `deadline_ms`. */
+/* Waits for the next relevant event until `deadline_ms`. */
 static enum status next_event(struct probe_endpoint *e, uint64_t deadline_ms, struct timed_event *s,
                               const char *what, struct err *err)
 {
@@ -222,7 +222,7 @@ enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t
     return OK;
 }
 
-/* Check both edges of every piece, in memory that was zero before. */
+/* Checks both edges of every piece, in memory that was zero before. */
 static enum status check_pieces(const struct probe_endpoint *e, struct err *err)
 {
     const unsigned char *pool = e->mem.ptr;

@@ -18,12 +18,12 @@ enum { PROBE_WAIT_MS = 20000, PROBE_CONNECT_MS = 5000 };
 
 struct probe_endpoint;
 
-/* Make a layout in which one (layer, block) has exactly `piece_bytes`. ERR_INVALID: no number of
+/* Makes a layout in which one (layer, block) has exactly `piece_bytes`. ERR_INVALID: no number of
  * tokens, heads and head size gives that. */
 enum status probe_layout(uint32_t piece_bytes, uint32_t n_layers, uint32_t n_blocks,
                          struct kv_layout *out, struct err *err) MUST_CHECK;
 
-/* Open for `r`, an OPEN. Transports listen on `host`, and peers are told that address.
+/* Opens for `r`, an OPEN. Transports listen on `host`, and peers are told that address.
  * ERR_UNSUPPORTED, ERR_CONFIG as kvt_create; ERR_NOMEM. */
 enum status probe_endpoint_open(const struct probe_request *r, const char *host,
                                 const struct kvt_tuning *tuning, struct probe_endpoint **out,
@@ -32,17 +32,17 @@ void probe_endpoint_close(struct probe_endpoint *e); /* NULL is fine */
 void probe_endpoint_hello(const struct probe_endpoint *e, struct buf *out);
 enum status probe_endpoint_answer(struct probe_endpoint *e, struct str hello, struct buf *out,
                                   struct err *err) MUST_CHECK;
-/* Wait for CONNECTED. *transport is static, *link_speed in bytes per second, 0: unknown. */
+/* Waits for CONNECTED. *transport is static, *link_speed in bytes per second, 0: unknown. */
 enum status probe_endpoint_connect(struct probe_endpoint *e, struct str answer,
                                    const char **transport, uint64_t *link_speed,
                                    struct err *err) MUST_CHECK;
-/* Append `n` grants of `n_blocks` blocks each, every one after its length. */
+/* Appends `n` grants of `n_blocks` blocks each, every one after its length. */
 enum status probe_endpoint_expect(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks,
                                   struct buf *grants, struct err *err) MUST_CHECK;
-/* Send one transfer per grant, one after the other; ns[i]: from kvt_send_open to SENT. */
+/* Sends one transfer per grant, one after the other; ns[i]: from kvt_send_open to SENT. */
 enum status probe_endpoint_send(struct probe_endpoint *e, uint32_t n, uint32_t n_blocks,
                                 struct str grants, uint64_t *ns, struct err *err) MUST_CHECK;
-/* Wait until the n expected transfers have arrived and check their bytes. */
+/* Waits until the n expected transfers have arrived and checks their bytes. */
 enum status probe_endpoint_take(struct probe_endpoint *e, uint32_t n, struct err *err) MUST_CHECK;
 /* KV bytes of one transfer of n_blocks blocks. */
 uint64_t probe_endpoint_bytes(const struct probe_endpoint *e, uint32_t n_blocks);

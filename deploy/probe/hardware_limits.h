@@ -36,7 +36,8 @@ struct probe_sink {
 
 enum status probe_sink_open(struct probe_sink *s, const char *host, uint16_t *port,
                             struct err *err) MUST_CHECK;
-/* Accept n connections and read n_bytes in all; *ns is the time from the first byte to the last. */
+/* Accepts n connections and reads n_bytes in all; *ns is the time from the first byte to the last.
+ * */
 enum status probe_sink_drain(struct probe_sink *s, uint32_t n, uint64_t n_bytes, uint64_t *ns,
                              struct err *err) MUST_CHECK;
 void probe_sink_close(struct probe_sink *s);
@@ -49,17 +50,17 @@ struct probe_tool_server {
 };
 
 const char *probe_tool_name(enum probe_tool tool);
-/* Start the tool's server side on a port that was free when it was chosen. ERR_UNSUPPORTED: not
+/* Starts the tool's server side on a port that was free when it was chosen. ERR_UNSUPPORTED: not
  * installed; ERR_NODEV: no device for it. */
 enum status probe_tool_server_start(struct probe_tool_server *s, const struct probe_request *r,
                                     const char *host, const struct kvt_tuning *tuning,
                                     uint16_t *port, struct err *err) MUST_CHECK;
 void probe_tool_server_stop(struct probe_tool_server *s);
-/* Run the client side. A rate goes to reply->n_bytes (bytes per second), latencies go to reply->ns
+/* Runs the client side. A rate goes to reply->n_bytes (bytes per second), latencies go to reply->ns
  * (p50, p99, p99.9; 0: the tool does not report it). */
 enum status probe_tool_run(const struct probe_request *r, const struct kvt_tuning *tuning,
                            struct probe_reply *reply, struct err *err) MUST_CHECK;
-/* Parse the output of the client side; public for tests. ERR_FORMAT. */
+/* Parses the output of the client side; public for tests. ERR_FORMAT. */
 enum status probe_tool_parse(enum probe_tool tool, uint32_t piece_bytes, const char *output,
                              struct probe_reply *reply, struct err *err) MUST_CHECK;
 

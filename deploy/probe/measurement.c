@@ -26,7 +26,7 @@ static struct probe_request base_request(const struct measurement *p, enum probe
     return r;
 }
 
-/* Ask one side. `data` goes out with the step; the data of the reply comes back in *data. */
+/* Asks one side. `data` goes out with the step; the data of the reply comes back in *data. */
 static enum status exchange(struct measurement *p, bool sender, struct probe_request *r,
                             struct buf *data, struct probe_reply *reply, struct err *err)
 {

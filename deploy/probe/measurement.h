@@ -34,7 +34,7 @@ struct measurement_round {
     uint32_t n;
     uint64_t total_ns, n_bytes, cpu_ns; /* cpu_ns: of both processes; if one, once */
 };
-/* Run n transfers of n_blocks blocks, one after the other. */
+/* Runs n transfers of n_blocks blocks, one after the other. */
 enum status measurement_run(struct measurement *p, uint32_t n, uint32_t n_blocks,
                             struct measurement_round *out, struct err *err) MUST_CHECK;
 

@@ -261,7 +261,7 @@ static _Noreturn void exec_tool(const char *path, char *const *argv, char **env,
     _exit(127);
 }
 
-/* Start the program with stdout and stderr in a pipe; *fd is its read end. */
+/* Starts the program with stdout and stderr in a pipe; *fd is its read end. */
 static enum status start(const struct tool_command *c, const struct kvt_tuning *tuning, pid_t *pid,
                          int *fd, struct err *err)
 {
@@ -285,7 +285,7 @@ static enum status start(const struct tool_command *c, const struct kvt_tuning *
     return err_set(err, ERR_IO, "%s cannot be started: %s", c->argv[0], strerror(error));
 }
 
-/* Collect output until its end or the deadline; true at the end. */
+/* Collects output until its end or the deadline; true at the end. */
 static bool read_output(int fd, uint64_t deadline_ms, struct buf *out)
 {
     for (;;) {
@@ -414,7 +414,7 @@ static enum status parse_iperf3(const char *output, struct probe_reply *reply, s
     return st;
 }
 
-/* Read the numbers of the last line that begins with `first`; returns how many. */
+/* Reads the numbers of the last line that begins with `first`; returns how many. */
 static int numbers_after(const char *output, const char *first, double *v, int cap)
 {
     struct str rest = str_of(output), line;

@@ -187,7 +187,7 @@ void probe_reply_encode(const struct probe_reply *r, struct buf *out)
     out->len += n;
 }
 
-/* Keep only printable ASCII: texts of a peer are shown on a terminal. */
+/* Keeps only printable ASCII: texts of a peer are shown on a terminal. */
 static void take_text(char *out, size_t cap, const char *s)
 {
     size_t n = 0;

@@ -111,8 +111,8 @@ void probe_request_release(struct probe_request *r);
 void probe_reply_encode(const struct probe_reply *r, struct buf *out);
 enum status probe_reply_decode(struct str in, struct probe_reply *out, struct err *err) MUST_CHECK;
 void probe_reply_release(struct probe_reply *r);
-/* Encode the reply of a running node, which does not measure: ERR_PEER_REFUSED with a sentence that
- * names the node. */
+/* Encodes the reply of a running node, which does not measure: ERR_PEER_REFUSED with a sentence
+ * that names the node. */
 void probe_refusal_encode(const char *node, const char *role, struct buf *out);
 
 #endif

@@ -51,7 +51,7 @@ static void free_client(void *arg)
 
 static void on_client_freed(void *arg) { (void)arg; }
 
-/* Release on a worker: closing an endpoint waits for its transfer thread. */
+/* Releases on a worker: closing an endpoint waits for its transfer thread. */
 static void release_client(struct server_client *c)
 {
     struct probe_server *s = c->server;

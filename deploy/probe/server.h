@@ -30,11 +30,11 @@ struct probe_server_options {
 enum status probe_server_create(const struct probe_server_options *o, struct probe_server **out,
                                 struct err *err) MUST_CHECK;
 uint16_t probe_server_port(const struct probe_server *s);
-/* Serve until SIGINT or SIGTERM. */
+/* Serves until SIGINT or SIGTERM. */
 void probe_server_run(struct probe_server *s);
 void probe_server_free(struct probe_server *s);
 
-/* Fork a probe server on a loopback port: this host's side of a measurement. It ends with its
+/* Forks a probe server on a loopback port: this host's side of a measurement. It ends with its
  * parent. Call before any thread is started. probe_server_child_stop stops and reaps *pid. */
 enum status probe_server_fork(const struct probe_server_options *o, int *pid, uint16_t *port,
                               struct err *err) MUST_CHECK;

@@ -50,7 +50,7 @@ static void do_who(struct probe_reply *reply)
         buf_printf(&reply->data, "%s%s", i ? "," : "", kvt_transports[i]->name);
 }
 
-/* Choose the address to listen on: the client's, as far as it is allowed. */
+/* Chooses the address to listen on: the client's, as far as it is allowed. */
 static enum status choose_host(const struct probe_session *s, const struct probe_request *r,
                                const char **host, struct err *err)
 {

@@ -23,7 +23,8 @@ struct probe_session {
 void probe_session_init(struct probe_session *s, const struct kvt_tuning *tuning,
                         bool loopback_only, const char *host);
 void probe_session_release(struct probe_session *s);
-/* Do one step. *reply is filled in any case (on failure: status and text); the caller frees it. */
+/* Does one step. *reply is filled in any case (on failure: status and text); the caller frees it.
+ * */
 void probe_session_do(struct probe_session *s, const struct probe_request *r,
                       struct probe_reply *reply);
 

@@ -93,7 +93,7 @@ static void *conn_read(void *arg)
     return NULL;
 }
 
-/* Accept one connection that presents the ticket; close others and wait on. */
+/* Accepts one connection that presents the ticket; closes others and waits on. */
 static int accept_conn(const struct probe_sink *s, uint64_t deadline_ms)
 {
     uint8_t ticket[PROBE_STREAM_TICKET];
@@ -111,7 +111,7 @@ static int accept_conn(const struct probe_sink *s, uint64_t deadline_ms)
     }
 }
 
-/* Run `work` on every connection, the first on this thread, and return the first error. */
+/* Runs `work` on every connection, the first on this thread, and returns the first error. */
 static int run_conns(struct stream_conn *conns, uint32_t n, void *(*work)(void *))
 {
     int error = 0;

@@ -75,7 +75,7 @@ static __device__ __forceinline__ float silu(float x)
     return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
 }
 
-/* Sum over a warp, in a fixed order, in every lane. */
+/* Sums over a warp, in a fixed order, in every lane. */
 static __device__ __forceinline__ float warp_sum(float x)
 {
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -88,7 +88,7 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* Sum over a block of whole warps (blockDim.x threads), in a fixed order, in every thread. `room`:
+/* Sums over a block of whole warps (blockDim.x threads), in a fixed order, in every thread. `room`:
  * a float per warp in shared memory; the next call may reuse it. */
 static __device__ __forceinline__ float block_sum(float x, float *room)
 {

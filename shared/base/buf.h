@@ -19,7 +19,7 @@ struct buf {
 
 void buf_release(struct buf *b);
 void buf_clear(struct buf *b);
-/* Make room for `extra` more bytes and return where they go; len is unchanged. */
+/* Makes room for `extra` more bytes and returns where they go; len is unchanged. */
 char *buf_reserve(struct buf *b, size_t extra);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_add_c(struct buf *b, const char *s);
@@ -28,10 +28,10 @@ void buf_add_char(struct buf *b, char c);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_add_u32le(struct buf *b, uint32_t v);
 void buf_add_u64le(struct buf *b, uint64_t v);
-/* Drop the first n bytes (memmove). */
+/* Drops the first n bytes (memmove). */
 void buf_consume(struct buf *b, size_t n);
 struct str buf_str(const struct buf *b); /* valid until the next change */
-/* Move the data out to the caller (mem_free); the buffer is empty afterwards. */
+/* Moves the data out to the caller (mem_free); the buffer is empty afterwards. */
 char *buf_take(struct buf *b);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Copy `s` into out[cap]; cut text that does not fit before the UTF-8 character that would be
+/* Copies `s` into out[cap]; cuts text that does not fit before the UTF-8 character that would be
  * split. */
 static void copy_cut(char *out, size_t cap, const char *s)
 {

@@ -17,8 +17,8 @@ struct err {
     char text[ERR_TEXT_MAX];   /* one sentence, no newline: what, which value, what is right */
 };
 
-/* Fill `e` (may be NULL) and return `code`; usual form: return err_set(e, ERR_INVALID, "..."). Text
- * that does not fit is cut at a character boundary. */
+/* Fills `e` (may be NULL) and returns `code`; usual form: return err_set(e, ERR_INVALID, "...").
+ * Text that does not fit is cut at a character boundary. */
 enum status err_set(struct err *e, enum status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -26,7 +26,7 @@ enum status err_set(struct err *e, enum status code, const char *fmt, ...)
 enum status err_field(struct err *e, enum status code, const char *field, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Put a prefix ("model.safetensors: ") before the sentence already in `e`; returns e->code. */
+/* Puts a prefix ("model.safetensors: ") before the sentence already in `e`; returns e->code. */
 enum status err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -19,7 +19,7 @@ static inline void list_insert_after(struct list *at, struct list *n)
     at->next->prev = n;
     at->next = n;
 }
-/* Append at the end. */
+/* Appends at the end. */
 static inline void list_push(struct list *head, struct list *n)
 {
     list_insert_after(head->prev, n);
@@ -28,7 +28,7 @@ static inline void list_push_front(struct list *head, struct list *n)
 {
     list_insert_after(head, n);
 }
-/* Unlink; n becomes a list of its own, so removing twice is harmless. */
+/* Unlinks; n becomes a list of its own, so removing twice is harmless. */
 static inline void list_remove(struct list *n)
 {
     n->prev->next = n->next;

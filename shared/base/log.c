@@ -126,7 +126,7 @@ static void write_whole(int fd, const char *p, size_t n)
     }
 }
 
-/* Write "time level name event " into line[cap] and return the length. Lock held. */
+/* Writes "time level name event " into line[cap] and returns the length. Lock held. */
 static size_t line_head(char *line, size_t cap, enum log_level level, const char *event)
 {
     struct timespec now;
@@ -139,7 +139,7 @@ static size_t line_head(char *line, size_t cap, enum log_level level, const char
     return m > 0 ? n + (size_t)m : n;
 }
 
-/* Replace control characters by blanks, end the line, write it. `line` has room for n + 1 bytes.
+/* Replaces control characters by blanks, ends the line, writes it. `line` has room for n + 1 bytes.
  * Lock held. */
 static void line_write(char *line, size_t n)
 {
@@ -162,14 +162,14 @@ static void report_dropped(struct log_rate *r)
     r->n_dropped = 0;
 }
 
-/* Report what was suppressed in past seconds. Lock held. */
+/* Reports what was suppressed in past seconds. Lock held. */
 static void report_past(uint64_t second)
 {
     for (size_t i = 0; n_dropped_all > 0 && i < RATE_SLOTS; i++)
         if (rates[i].n_dropped && rates[i].second != second) report_dropped(&rates[i]);
 }
 
-/* Find the slot of an event: its own, else one of a past second, else a shared one. Lock held. */
+/* Finds the slot of an event: its own, else one of a past second, else a shared one. Lock held. */
 static struct log_rate *rate_slot(const char *event, uint64_t second)
 {
     struct log_rate *idle = NULL;

@@ -16,7 +16,7 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
 void log_set_level(enum log_level level);
 enum log_level log_level(void);
-/* Set the name that starts each line, e.g. "prefill-0"; copied. */
+/* Sets the name that starts each line, e.g. "prefill-0"; copied. */
 void log_set_name(const char *name);
 /* Also append to DIR/baton.log; creates DIR and its parents. ERR_IO. */
 enum status log_set_dir(const char *dir) MUST_CHECK;

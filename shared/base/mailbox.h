@@ -21,11 +21,11 @@ struct mailbox;
 struct mailbox *mailbox_create(size_t item_size, size_t capacity, void (*wake)(void *arg),
                                void *arg);
 void mailbox_free(struct mailbox *m);
-/* Copy one message in. ERR_FULL or ERR_CANCELED (closed); any thread. */
+/* Copies one message in. ERR_FULL or ERR_CANCELED (closed); any thread. */
 enum status mailbox_post(struct mailbox *m, const void *item) MUST_CHECK;
-/* Copy the oldest message out; false when empty. Owner only. */
+/* Copies the oldest message out; false when empty. Owner only. */
 bool mailbox_take(struct mailbox *m, void *item);
-/* Sleep until the mailbox has a message, is closed, or timeout_ms have passed (-1: no limit). True
+/* Sleeps until the mailbox has a message, is closed, or timeout_ms have passed (-1: no limit). True
  * when it has a message. Owner only. */
 bool mailbox_wait(struct mailbox *m, int timeout_ms);
 void mailbox_close(struct mailbox *m);

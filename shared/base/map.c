@@ -60,7 +60,7 @@ static struct map_slot *map_find(const struct map *m, struct str key, uint64_t h
     }
 }
 
-/* Move to a table with room for one more entry; of the same size when deleted slots filled the old
+/* Moves to a table with room for one more entry; of the same size when deleted slots filled the old
  * one. */
 static void map_rebuild(struct map *m)
 {

@@ -15,12 +15,12 @@ struct map {
 
 void map_release(struct map *m); /* frees the keys and the table, not the values */
 void *map_get(const struct map *m, struct str key);
-/* Insert or replace; return the previous value or NULL. `value` must not be NULL. */
+/* Inserts or replaces; returns the previous value or NULL. `value` must not be NULL. */
 void *map_put(struct map *m, struct str key, void *value);
-/* Remove; return the value or NULL. */
+/* Removes; returns the value or NULL. */
 void *map_del(struct map *m, struct str key);
-/* Iterate in no particular order: start with *pos = 0; false at the end. Meanwhile the map must not
- * change, except that the entry just returned may be deleted. */
+/* Iterates in no particular order: start with *pos = 0; false at the end. Meanwhile the map must
+ * not change, except that the entry just returned may be deleted. */
 bool map_next(const struct map *m, size_t *pos, struct str *key, void **value);
 
 static inline struct str map_key_u64(const uint64_t *v)

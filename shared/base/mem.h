@@ -20,7 +20,7 @@ void *mem_try_calloc(size_t n, size_t size);
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 void *mem_dup(const void *p, size_t n);
-/* Free; NULL is accepted. */
+/* Frees; NULL is accepted. */
 void mem_free(void *p);
 /* Memory aligned to `align` (a power of two), zeroed; freed with mem_free. */
 void *mem_aligned(size_t align, size_t size);
@@ -38,7 +38,7 @@ void arena_init(struct arena *a);
 /* Zeroed, aligned to 16. Never NULL. */
 void *arena_alloc(struct arena *a, size_t size);
 char *arena_strndup(struct arena *a, const char *s, size_t n);
-/* Free everything; the arena may be used again. */
+/* Frees everything; the arena may be used again. */
 void arena_release(struct arena *a);
 
 #define MEM_NEW(type)           ((type *)mem_calloc(1, sizeof(type)))

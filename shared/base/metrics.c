@@ -211,7 +211,7 @@ static void write_number(struct buf *out, double v)
     else buf_add_c(out, isnan(v) ? "NaN" : v > 0 ? "+Inf" : "-Inf");
 }
 
-/* Append name{labels}, with an optional suffix to the name. */
+/* Appends name{labels}, with an optional suffix to the name. */
 static void write_name(const struct metric_family *f, const struct metric_series *s,
                        const char *suffix, struct buf *out)
 {

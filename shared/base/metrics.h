@@ -36,7 +36,7 @@ void gauge_set(struct gauge *g, double v);
 double gauge_value(const struct gauge *g);
 void histogram_observe(struct histogram *h, double v);
 
-/* Append all metrics in order of registration, grouped by name with one HELP and TYPE each. */
+/* Appends all metrics in order of registration, grouped by name with one HELP and TYPE each. */
 void metrics_write(struct metrics *m, struct buf *out);
 
 #endif

@@ -28,13 +28,13 @@ size_t str_find_char(struct str s, char c);
 size_t str_find(struct str s, struct str needle);
 struct str str_sub(struct str s, size_t from, size_t n); /* clamped to s */
 struct str str_trim(struct str s);                       /* ASCII white space */
-/* Take the part before `sep` off the front of *rest (all of it when there is no `sep`); false when
+/* Takes the part before `sep` off the front of *rest (all of it when there is no `sep`); false when
  * *rest was already used up (p == NULL). Loop: while (str_split(&rest, ',', &item)). */
 bool str_split(struct str *rest, char sep, struct str *item);
-/* Take n bytes off the front of *in and copy them to `out`; false, and nothing done, when *in has
- * fewer. */
+/* Takes n bytes off the front of *in and copies them to `out`; false, and nothing done, when *in
+ * has fewer. */
 bool str_take(struct str *in, void *out, size_t n);
-/* Parse a number that fills the whole string. ERR_FORMAT for anything else and for values out of
+/* Parses a number that fills the whole string. ERR_FORMAT for anything else and for values out of
  * range; *out is written only on success. */
 enum status str_to_i64(struct str s, int64_t *out) MUST_CHECK;
 enum status str_to_f64(struct str s, double *out) MUST_CHECK;

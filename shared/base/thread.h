@@ -14,13 +14,13 @@
 
 enum thread_kind { THREAD_ANY, THREAD_LOOP, THREAD_ENGINE, THREAD_TRANSFER, THREAD_COMPUTE };
 
-/* Set the kind of the calling thread, and its name as ps shows it (15 characters). The main thread
+/* Sets the kind of the calling thread, and its name as ps shows it (15 characters). The main thread
  * keeps the program's name. */
 void thread_become(enum thread_kind kind, const char *name);
 bool thread_is(enum thread_kind kind);
 #define ASSERT_THREAD(kind) ASSERT(thread_is(kind))
 
-/* Start `fn(arg)` on a new joinable thread with all signals blocked. */
+/* Starts `fn(arg)` on a new joinable thread with all signals blocked. */
 enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg) MUST_CHECK;
 
 #endif

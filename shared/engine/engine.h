@@ -110,20 +110,20 @@ static inline uint32_t engine_max_logits(uint32_t max_seqs)
     return max_seqs > ENGINE_LOGITS_MIN ? max_seqs : ENGINE_LOGITS_MIN;
 }
 
-/* Create an engine and start its thread. On failure the caller still owns the model. */
+/* Creates an engine and starts its thread. On failure the caller still owns the model. */
 enum status engine_create(const struct engine_options *o, struct engine **out,
                           struct err *err) MUST_CHECK;
-/* Stop after the step in flight and join the thread: callbacks end, commands fail with
+/* Stops after the step in flight and joins the thread: callbacks end, commands fail with
  * ERR_CANCELED, the KV pool's memory stays. Stop other users of that memory (kvtransfer) after this
  * and before engine_free. */
 void engine_stop(struct engine *e);
-/* Call engine_stop if need be, end every sequence without events and free everything. */
+/* Calls engine_stop if need be, ends every sequence without events and frees everything. */
 void engine_free(struct engine *e);
 
 /* Commands: any thread, never block. ERR_FULL: too many waiting. ERR_TOO_LONG: more tokens than the
  * context or the pool holds. */
 enum status engine_submit(struct engine *e, const struct engine_request *r) MUST_CHECK;
-/* Hold blocks for the prompt (prefix cache first). ENGINE_RESERVED answers without waiting: its
+/* Holds blocks for the prompt (prefix cache first). ENGINE_RESERVED answers without waiting: its
  * status is ERR_BUSY when there are no blocks. */
 enum status engine_reserve(struct engine *e, const struct engine_request *r) MUST_CHECK;
 /* The KV of every prompt token is in the reserved blocks; `first` is output token number n_tokens -
@@ -131,13 +131,13 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r) MUS
  * logprobs given). Decoding goes on after it. */
 enum status engine_activate(struct engine *e, uint64_t id,
                             const struct token_logprobs *first) MUST_CHECK;
-/* End a sequence. fenced: no peer can write to its blocks any more (always true for FULL and
+/* Ends a sequence. fenced: no peer can write to its blocks any more (always true for FULL and
  * PREFILL, and after engine_activate). Otherwise its blocks go to quarantine until
  * engine_fence(id); the id stays in use until then. Unknown ids are ignored (no event). */
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced) MUST_CHECK;
-/* Free the quarantined blocks of canceled sequence `id`: no peer can write to them any more. */
+/* Frees the quarantined blocks of canceled sequence `id`: no peer can write to them any more. */
 enum status engine_fence(struct engine *e, uint64_t id) MUST_CHECK;
-/* Release the blocks of a finished prefill_only sequence once its KV is sent (the prefix cache
+/* Releases the blocks of a finished prefill_only sequence once its KV is sent (the prefix cache
  * may keep them). Every finished prefill_only sequence needs this or engine_cancel, also with
  * max_tokens 0. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;

@@ -120,30 +120,30 @@ void engine_command_run(struct engine *e, const struct engine_command *c);
 void engine_command_drop(struct engine_command *c); /* free an undelivered command's data */
 
 /* engine_step.c */
-/* Compute one step. False: nothing can be computed until a command changes something. */
+/* Computes one step. False: nothing can be computed until a command changes something. */
 bool engine_step(struct engine *e);
-/* Append output token lp->id, emit it, and end the sequence after its last token (`s` is invalid
+/* Appends output token lp->id, emits it, and ends the sequence after its last token (`s` is invalid
  * then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
 
 /* engine_end.c */
-/* Give back the blocks, emit FINISHED and forget the sequence. A prefill_only sequence keeps its
+/* Gives back the blocks, emits FINISHED and forgets the sequence. A prefill_only sequence keeps its
  * blocks and its entry until it is released. */
 void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why,
                    int32_t stop_token);
-/* Remove the sequence, in any state, from its list and count. It keeps its blocks. */
+/* Removes the sequence, in any state, from its list and count. It keeps its blocks. */
 void engine_unlist(struct engine *e, struct seq *s);
-/* Unlist, drop the blocks, forget and free. */
+/* Unlists it, drops its blocks, forgets and frees it. */
 void engine_forget(struct engine *e, struct seq *s);
-/* Free the blocks deferred to the step that has just completed. */
+/* Frees the blocks deferred to the step that has just completed. */
 void engine_free_deferred(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
 /* engine_metrics.c */
 void engine_metrics_init(struct engine_metrics *m, struct metrics *registry);
-/* Copy the counts of the lists and the pool to `load` and the gauges. */
+/* Copies the counts of the lists and the pool to `load` and the gauges. */
 void engine_update_metrics(struct engine *e);
-/* Set the number of prompt tokens of this sequence that are still to be computed. */
+/* Sets the number of prompt tokens of this sequence that are still to be computed. */
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n);
 
 #endif

@@ -31,7 +31,7 @@ struct sampler_input {
     uint32_t n_eos;
 };
 
-/* Choose the next token; out->id is always set, the rest when params ask for logprobs (else 0). */
+/* Chooses the next token; out->id is always set, the rest when params ask for logprobs (else 0). */
 int32_t sampler_sample(struct sampler *s, const struct sampler_input *in,
                        struct token_logprobs *out);
 /* Logprob entry of a given token (prompt logprobs). */

@@ -20,7 +20,7 @@ struct sampler_batch;
 enum status sampler_batch_create(uint32_t n_vocab, struct kernel_ctx *kernels,
                                  struct sampler_batch **out, struct err *err) MUST_CHECK;
 void sampler_batch_free(struct sampler_batch *b);
-/* Fill `out` of every row. */
+/* Fills `out` of every row. */
 void sampler_batch_run(struct sampler_batch *b, struct sampler_row *rows, size_t n);
 
 #endif

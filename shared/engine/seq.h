@@ -60,8 +60,8 @@ struct seq_limits {
     bool two_attention_paths; /* struct model */
 };
 
-/* Check and copy a request. ERR_TOO_LONG: the prompt leaves no room for a token (with max_tokens 0:
- * does not fit). ERR_INVALID: it is empty or an id is outside the vocabulary. ERR_NOMEM. */
+/* Checks and copies a request. ERR_TOO_LONG: the prompt leaves no room for a token (with max_tokens
+ * 0: does not fit). ERR_INVALID: it is empty or an id is outside the vocabulary. ERR_NOMEM. */
 enum status seq_create(const struct engine_request *r, const struct seq_limits *l,
                        struct seq **out) MUST_CHECK;
 void seq_free(struct seq *s); /* must hold no blocks */
@@ -75,19 +75,19 @@ uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens);
 
 /* Would seq_take_blocks find enough blocks? */
 bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks);
-/* Take blocks from the prefix cache (at most n_tokens - 1 tokens, as one must be computed), then
+/* Takes blocks from the prefix cache (at most n_tokens - 1 tokens, as one must be computed), then
  * free ones up to `n_blocks`; all or ERR_BUSY. The sequence must hold none. */
 enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens,
                             uint32_t n_blocks) MUST_CHECK;
-/* Take one more block. */
+/* Takes one more block. */
 enum status seq_grow(struct seq *s, struct kv_pool *pool) MUST_CHECK;
-/* Give all blocks back, last first, so that the cache evicts a prefix from its end. */
+/* Gives all blocks back, last first, so that the cache evicts a prefix from its end. */
 void seq_drop_blocks(struct seq *s, struct kv_pool *pool);
 /* The same for a reservation that a peer may still write to: the blocks it could write go to
  * quarantine and stay in `blocks` for seq_fence_blocks. */
 void seq_quarantine_blocks(struct seq *s, struct kv_pool *pool);
 void seq_fence_blocks(struct seq *s, struct kv_pool *pool);
-/* Offer the full blocks whose tokens are computed and known to the prefix cache. */
+/* Offers the full blocks whose tokens are computed and known to the prefix cache. */
 void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
 
 #endif

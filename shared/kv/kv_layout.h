@@ -64,9 +64,9 @@ size_t kv_layout_element_bytes(const struct kv_layout *l);
 size_t kv_layout_scale_bytes(const struct kv_layout *l);
 /* Offset of the scales in a piece: behind all its values. */
 size_t kv_layout_scale_offset(const struct kv_layout *l);
-/* Check that sizes are in range, dtype is known and no product overflows. */
+/* Checks that sizes are in range, dtype is known and no product overflows. */
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
-/* Check that both layouts are of the same model: kind, layers, head_dim, KV heads over all ranks,
+/* Checks that both layouts are of the same model: kind, layers, head_dim, KV heads over all ranks,
  * fingerprint. ERR_PEER_MISMATCH names the first difference and both values. Block size, element
  * type and ranks may differ. */
 enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs,

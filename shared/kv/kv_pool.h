@@ -26,17 +26,17 @@ void kv_pool_free(struct kv_pool *p);
 
 /* Number of blocks that kv_pool_alloc could hand out now: free and cached ones. */
 uint32_t kv_pool_available(const struct kv_pool *p);
-/* Take n blocks (ref 1 each), evicting cached ones as needed; all or ERR_BUSY. */
+/* Takes n blocks (ref 1 each), evicting cached ones as needed; all or ERR_BUSY. */
 enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out) MUST_CHECK;
 /* Drops one reference. Without references the block is CACHED if it was published, else FREE. */
 void kv_pool_unref(struct kv_pool *p, int32_t block);
-/* Move a block with one reference to QUARANTINE (a block that a peer may write to is never shared).
- * The caller calls kv_pool_fence once no write can arrive any more. */
+/* Moves a block with one reference to QUARANTINE (a block that a peer may write to is never
+ * shared). The caller calls kv_pool_fence once no write can arrive any more. */
 void kv_pool_quarantine(struct kv_pool *p, int32_t block);
 void kv_pool_fence(struct kv_pool *p, int32_t block);
 
-/* Find the longest run of cached full blocks for these chained hashes and take a reference on each.
- * Returns the number found. */
+/* Finds the longest run of cached full blocks for these chained hashes and takes a reference on
+ * each. Returns the number found. */
 uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t n, int32_t *out);
 /* Number of blocks that kv_pool_match would find, without references or statistics. *n_idle (may be
  * NULL): how many of them no sequence holds; kv_pool_available counts those too. */

@@ -19,7 +19,7 @@
 /* The seed that the first block's hash is chained to. Blocks of another model or salt never
  * match. */
 struct hash128 kv_prefix_seed(uint64_t model_fingerprint, uint64_t cache_salt);
-/* Hash the full blocks [first, end) of `tokens` into out[first..end). Needs out[first - 1] when
+/* Hashes the full blocks [first, end) of `tokens` into out[first..end). Needs out[first - 1] when
  * first > 0. */
 void kv_prefix_hashes(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens,
                       uint32_t first, uint32_t end, struct hash128 *out);

@@ -17,7 +17,7 @@ struct loop;
 struct loop_timer;
 
 enum status loop_create(struct loop **out, struct err *err) MUST_CHECK;
-/* Call it after loop_run has returned. The owners must have closed their handles. */
+/* Calls it after loop_run has returned. The owners must have closed their handles. */
 void loop_free(struct loop *l);
 void loop_run(struct loop *l);
 void loop_stop(struct loop *l);

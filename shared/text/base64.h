@@ -5,7 +5,7 @@
 
 #include "shared/base/buf.h"
 
-/* Append the decoded bytes. False, with some of them appended, unless `s` is whole groups of four
+/* Appends the decoded bytes. False, with some of them appended, unless `s` is whole groups of four
  * with padding at the end only. */
 bool base64_decode(struct str s, struct buf *out);
 

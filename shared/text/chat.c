@@ -89,7 +89,7 @@ struct member_swap {
     cJSON *value; /* NULL: the member stays */
 };
 
-/* Make an object with the members of `from` in their order (templates may print it whole): the
+/* Makes an object with the members of `from` in their order (templates may print it whole): the
  * swapped ones replaced, the others borrowed. Takes the values of the swaps, even when it fails and
  * returns NULL. */
 static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
@@ -116,7 +116,7 @@ static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
 
 static cJSON *text_node(const struct buf *b) { return cJSON_CreateString(b->data ? b->data : ""); }
 
-/* Join the texts of all parts; ERR_UNSUPPORTED for a part that is not text. */
+/* Joins the texts of all parts; ERR_UNSUPPORTED for a part that is not text. */
 static enum status join_parts(const cJSON *parts, int i_message, struct buf *out, struct err *err)
 {
     for (const cJSON *p = parts->child; p; p = p->next) {
@@ -136,7 +136,7 @@ static enum status join_parts(const cJSON *parts, int i_message, struct buf *out
     return OK;
 }
 
-/* Make [{"type": "text", "text": TEXT}]; NULL: out of memory. */
+/* Makes [{"type": "text", "text": TEXT}]; NULL: out of memory. */
 static cJSON *one_part(const char *text)
 {
     cJSON *list = cJSON_CreateArray(), *part = cJSON_CreateObject();
@@ -148,7 +148,7 @@ static cJSON *one_part(const char *text)
     return NULL;
 }
 
-/* Make the content that this template expects, with the sentinel at its end if asked for. *out is
+/* Makes the content that this template expects, with the sentinel at its end if asked for. *out is
  * NULL when the content needs no change. */
 static enum status make_content(const struct jinja *t, const cJSON *content, int i_message,
                                 bool sentinel, cJSON **out, struct err *err)
@@ -180,7 +180,7 @@ static enum status make_content(const struct jinja *t, const cJSON *content, int
 
 /* ---- tool calls ---- */
 
-/* Parse the arguments of `call`; false unless they are text and valid JSON. Empty text is {}. */
+/* Parses the arguments of `call`; false unless they are text and valid JSON. Empty text is {}. */
 static bool arguments_of(const cJSON *call, cJSON **args)
 {
     const cJSON *function = json_member(call, "function"),
@@ -327,7 +327,7 @@ static enum status render_as(const struct chat *c, const struct chat_input *in,
     return st;
 }
 
-/* Cut the text rendered from `start` on at its last sentinel. */
+/* Cuts the text rendered from `start` on at its last sentinel. */
 static enum status cut_open_end(struct buf *out, size_t start, struct err *err)
 {
     struct str text = { out->data, out->len }, sentinel = STR(OPEN_END_SENTINEL);

@@ -16,7 +16,7 @@ struct chat_source {
     const char *bos, *eos, *pad, *unk; /* may be NULL */
 };
 
-/* Parse the templates; *s is copied. */
+/* Parses the templates; *s is copied. */
 enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err) MUST_CHECK;
 void chat_free(struct chat *c);
 
@@ -28,7 +28,7 @@ struct chat_input {
     bool continue_final_message; /* leave the last message open: the text after it is cut */
 };
 
-/* Adapt the messages to the template (see chat.c), render them and append the prompt to `out`.
+/* Adapts the messages to the template (see chat.c), renders them and appends the prompt to `out`.
  * `now` is Unix time. */
 enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now,
                         struct buf *out, struct err *err) MUST_CHECK;

@@ -16,9 +16,9 @@ size_t utf8_next(struct str s, size_t at, int32_t *cp);
 bool utf8_is_valid(struct str s);
 /* Number of bytes at the end of `s` (0 to 3) that are an incomplete character. */
 size_t utf8_unfinished(struct str s);
-/* Write a code point (0 .. 0x10FFFF, no surrogate) to `out`; returns its length. */
+/* Writes a code point (0 .. 0x10FFFF, no surrogate) to `out`; returns its length. */
 size_t utf8_put(int32_t cp, char out[UTF8_CHAR_MAX]);
-/* Append `s` with U+FFFD for every invalid part. */
+/* Appends `s` with U+FFFD for every invalid part. */
 void utf8_add_valid(struct buf *out, struct str s);
 
 #endif

@@ -279,7 +279,7 @@ static const struct node_record *find(const struct answer *a, uint64_t node)
     return NULL;
 }
 
-/* Look until the view has n nodes: renewals over several connections may arrive after a snapshot
+/* Looks until the view has n nodes: renewals over several connections may arrive after a snapshot
  * asked later. */
 static void look_for(struct rig *r, struct directory *d, struct answer *a, size_t n)
 {

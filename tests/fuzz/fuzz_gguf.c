@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static volatile uint64_t sink;
 
-/* Read every byte, so that AddressSanitizer detects a range outside the input. */
+/* Reads every byte, so that AddressSanitizer detects a range outside the input. */
 static void hash_sink(const void *p, size_t n) { sink = sink + hash_64(p, n, 0); }
 
 static void read_value(const struct gguf *g, const char *key)

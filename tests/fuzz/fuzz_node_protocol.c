@@ -261,7 +261,7 @@ static void feed(struct loop *loop, int fd, struct str in, const struct watcher 
     turn(loop);
 }
 
-/* Close without TIME_WAIT: thousands of connections follow each other. */
+/* Closes without TIME_WAIT: thousands of connections follow each other. */
 static void close_hard(int fd)
 {
     struct linger now = { .l_onoff = 1 };
@@ -269,7 +269,7 @@ static void close_hard(int fd)
     close(fd);
 }
 
-/* Make the fuzzed node dial; returns our end of the connection. */
+/* Makes the fuzzed node dial; returns our end of the connection. */
 static int be_dialed(struct loop *loop, const struct link_options *options, struct watcher *w)
 {
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

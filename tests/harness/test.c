@@ -113,7 +113,7 @@ static _Noreturn void run_child(const struct running *r, const sigset_t *mask, p
     exit(0);
 }
 
-/* Start a case; false, after printing why, when it could not be started. */
+/* Starts a case; false, after printing why, when it could not be started. */
 static bool start_case(struct running *r, const struct test_case *c, bool alone,
                        const sigset_t *mask)
 {
@@ -146,7 +146,7 @@ static void print_output(FILE *f)
     fclose(f);
 }
 
-/* Report a case that has ended with `status`, or was killed at its time limit. */
+/* Reports a case that has ended with `status`, or was killed at its time limit. */
 static void end_case(struct running *r, int status, bool in_time, struct totals *t)
 {
     const char *name = r->c->name;
@@ -169,7 +169,7 @@ static void end_case(struct running *r, int status, bool in_time, struct totals 
     r->c = NULL;
 }
 
-/* End the cases that have exited or exceeded their time; true when there was one. */
+/* Ends the cases that have exited or exceeded their time; true when there was one. */
 static bool reap(struct running *running, size_t n, struct totals *t)
 {
     bool any = false;
@@ -212,7 +212,7 @@ static bool names_known(const struct test_case *cases, size_t n, int argc, char 
     return true;
 }
 
-/* Run the selected cases, at most n_jobs at a time. SIGCHLD is blocked and taken here. */
+/* Runs the selected cases, at most n_jobs at a time. SIGCHLD is blocked and taken here. */
 static struct totals run_cases(const struct test_case *cases, size_t n, size_t n_jobs, int argc,
                                char **argv)
 {

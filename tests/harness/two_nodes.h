@@ -4,7 +4,7 @@
 
 #include "kernels/host/numa.h"
 
-/* Split the CPUs into a lower and an upper half; a single CPU is in both. */
+/* Splits the CPUs into a lower and an upper half; a single CPU is in both. */
 static inline struct numa_nodes two_nodes(void)
 {
     struct numa_nodes nodes = { .n = 2 };

@@ -160,7 +160,7 @@ void avx512_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
 
 /* ---- few rows ---- */
 
-/* Carry on n_r rows' sums over one step of elements of one panel. n_r and t are constants. */
+/* Carries on n_r rows' sums over one step of elements of one panel. n_r and t are constants. */
 INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char *const rows[16],
                         const char *const prefetch[16], size_t d, size_t dim, enum dtype t,
                         const int n_r)

@@ -101,7 +101,7 @@ void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_row
 
 /* ---- few rows ---- */
 
-/* Carry on n_r rows' sums over one step of elements of one panel. */
+/* Carries on n_r rows' sums over one step of elements of one panel. */
 INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16],
                         const char *const prefetch[16], size_t d, size_t dim, const int n_r)
 {

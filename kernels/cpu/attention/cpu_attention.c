@@ -326,7 +326,7 @@ static int32_t count_segments(const struct attn_job *job)
     return most;
 }
 
-/* Fill the work table; `per_run` items for every run of some heads. */
+/* Fills the work table; `per_run` items for every run of some heads. */
 static void list_items(struct attn_job *job, int32_t per_run)
 {
     struct attn_workspace *t = job->workspace;

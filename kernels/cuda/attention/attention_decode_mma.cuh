@@ -157,7 +157,7 @@ static __device__ __forceinline__ void attn_mma_load_queries(const struct attn_d
     }
 }
 
-/* Order the warp's tile number i_tile, if it has one. Always a group of copies, so that turns can
+/* Orders the warp's tile number i_tile, if it has one. Always a group of copies, so that turns can
  * be counted by groups. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_decode_call &c,

@@ -229,7 +229,7 @@ static __device__ __forceinline__ void attn_prefill_key_offsets(const struct att
     }
 }
 
-/* Order keys and values of a tile; zeros behind the last. */
+/* Orders keys and values of a tile; zeros behind the last. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_prefill_load_tile(const struct attn_prefill_call &c,
                                                               const struct attn_prefill_tile &t,
@@ -503,7 +503,7 @@ static __device__ __forceinline__ void attn_prefill_end_segment(
                                  s.before + pair_number<SETS>(set, half));
 }
 
-/* Order a tile's keys and values: a group of copies, also where there is none. */
+/* Orders a tile's keys and values: a group of copies, also where there is none. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_prefill_prefetch(const struct attn_prefill_call &c,
                                                              const struct attn_prefill_tile &t,

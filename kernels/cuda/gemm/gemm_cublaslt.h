@@ -27,7 +27,7 @@ enum { GEMM_CUBLASLT_ROWS = 128 };
 /* bytes of device memory, aligned to 256, that the caller gives: struct gemm's `workspace` */
 enum { GEMM_CUBLASLT_WORKSPACE = 32 << 20 };
 
-/* Load it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not
+/* Loads it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not
  * built in, or a file that is another library; ERR_NODEV: it finds no GPU. The sentence says
  * which, for the caller's line in the log: without it the own kernels do all products. */
 enum status gemm_cublaslt_create(struct gemm_cublaslt **out, struct err *err) MUST_CHECK;
@@ -37,7 +37,7 @@ const char *gemm_cublaslt_path(const struct gemm_cublaslt *l);
 
 /* Whether a call is one that the library may do. */
 bool gemm_cublaslt_fits(const struct gemm *g);
-/* Put it on the stream. False: the library has no way for this shape, nothing was done. */
+/* Puts it on the stream. False: the library has no way for this shape, nothing was done. */
 bool gemm_cublaslt_run(cudaStream_t stream, const struct gemm *g) MUST_CHECK;
 
 #ifdef __cplusplus

@@ -27,7 +27,7 @@ struct hash128 hash_block(struct hash128 parent, const int32_t *tokens, size_t n
 void hmac_sha256(const void *key, size_t key_len, const void *msg, size_t msg_len, uint8_t out[32]);
 void sha256(const void *msg, size_t msg_len, uint8_t out[32]);
 bool equal_constant_time(const void *a, const void *b, size_t n);
-/* Fill `out` with n bytes from the kernel's random generator. */
+/* Fills `out` with n bytes from the kernel's random generator. */
 void random_bytes(void *out, size_t n);
 
 #endif

@@ -14,13 +14,13 @@
 
 enum { JSON_DEPTH_MAX = 64 };
 
-/* Parse all of `text`. ERR_FORMAT with the byte offset for malformed JSON, trailing bytes other
+/* Parses all of `text`. ERR_FORMAT with the byte offset for malformed JSON, trailing bytes other
  * than white space, depth over JSON_DEPTH_MAX, invalid UTF-8, and, with `unique_keys`, duplicate
  * keys in one object. */
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err) MUST_CHECK;
 
-/* Get a typed member of object `o`. Absent or null: OK, *out unchanged. ERR_INVALID with err->field
- * set for another type or a value outside [min, max]. Integers must be whole numbers. */
+/* Gets a typed member of object `o`. Absent or null: OK, *out unchanged. ERR_INVALID with
+ * err->field set for another type or a value outside [min, max]. Integers must be whole numbers. */
 enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out,
                          struct err *err) MUST_CHECK;
 enum status json_get_f64(const cJSON *o, const char *name, double min, double max, double *out,
@@ -32,11 +32,11 @@ enum status json_get_str(const cJSON *o, const char *name, const char **out,
 /* The member; NULL when it is absent or null. */
 const cJSON *json_member(const cJSON *o, const char *name);
 
-/* Append JSON text to a buffer. Strings are escaped; invalid UTF-8 becomes U+FFFD. Doubles print
+/* Appends JSON text to a buffer. Strings are escaped; invalid UTF-8 becomes U+FFFD. Doubles print
  * with the fewest digits that read back equal; NaN and infinities become null. */
 void json_add_string(struct buf *b, struct str s);
 void json_add_f64(struct buf *b, double v);
-/* Append a float logprob: as json_add_f64, but -inf becomes -9999.0. Equal floats give equal
+/* Appends a float logprob: as json_add_f64, but -inf becomes -9999.0. Equal floats give equal
  * text. */
 void json_add_f32(struct buf *b, float v);
 

@@ -92,7 +92,7 @@ static void add_utf8(struct buf *b, uint32_t c)
     }
 }
 
-/* Read an escape, starting at its 'u'; surrogates must come in pairs. */
+/* Reads an escape, starting at its 'u'; surrogates must come in pairs. */
 static enum status scan_unicode(struct json_check_scan *s, struct buf *out)
 {
     size_t start = s->at - 1;
@@ -125,7 +125,7 @@ static enum status scan_escape(struct json_check_scan *s, struct buf *out)
     return OK;
 }
 
-/* Read a string, starting at its opening quote; `out` (may be NULL) gets its characters. */
+/* Reads a string, starting at its opening quote; `out` (may be NULL) gets its characters. */
 static enum status scan_string(struct json_check_scan *s, struct buf *out)
 {
     size_t start = s->at++;
@@ -188,7 +188,7 @@ static enum status scan_word(struct json_check_scan *s)
         s, s->at, peek(s) < 0 ? "the text ends where a value is expected" : "a value is expected");
 }
 
-/* Read a member's name and the colon. */
+/* Reads a member's name and the colon. */
 static enum status scan_key(struct json_check_scan *s)
 {
     size_t start = s->at;
@@ -210,7 +210,7 @@ static void scan_close(struct json_check_scan *s)
     map_release(&s->keys[s->depth]);
 }
 
-/* Enter the array or object at the current position; *closed: it is empty and already closed. */
+/* Enters the array or object at the current position; *closed: it is empty and already closed. */
 static enum status scan_open(struct json_check_scan *s, bool *closed)
 {
     if (s->depth == JSON_DEPTH_MAX) return scan_fail(s, s->at, "nested deeper than 64 levels");

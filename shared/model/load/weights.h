@@ -62,7 +62,7 @@ enum status weights_open(const char *path, struct weights **out, struct err *err
 void weights_create_dummy(struct weights **out);
 void weights_close(struct weights *w);
 
-/* Return the tensor or NULL. weights_take also marks it used. */
+/* Returns the tensor or NULL. weights_take also marks it used. */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name);
 const struct weights_tensor *weights_take(struct weights *w, const char *name);
 /* Is the matrix in the file, at any of its places? */

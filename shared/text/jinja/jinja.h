@@ -23,11 +23,11 @@ enum {
     JINJA_DEPTH_MAX = 128
 };
 
-/* Parse `source` (copied). ERR_FORMAT names the line and what was expected, ERR_UNSUPPORTED the
+/* Parses `source` (copied). ERR_FORMAT names the line and what was expected, ERR_UNSUPPORTED the
  * construct. */
 enum status jinja_parse(struct str source, struct jinja **out, struct err *err) MUST_CHECK;
 void jinja_free(struct jinja *t);
-/* Append the rendered text. The members of the JSON object `vars` (borrowed) are the global
+/* Appends the rendered text. The members of the JSON object `vars` (borrowed) are the global
  * variables; `now` is the Unix time for strftime_now (UTC). raise_exception(msg) gives ERR_INVALID
  * with msg, other errors of the template give ERR_FORMAT with the line. The output is undefined
  * after an error. */

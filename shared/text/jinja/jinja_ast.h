@@ -56,7 +56,7 @@ struct jinja_token {
     struct jv value; /* numbers */
 };
 
-/* Cut normalised source into tokens, ending with TOK_EOF; white space control is applied. The
+/* Cuts normalised source into tokens, ending with TOK_EOF; white space control is applied. The
  * caller frees *tokens (mem_free). */
 enum status jinja_lex(struct str source, struct arena *arena, struct jinja_token **tokens,
                       struct err *err) MUST_CHECK;
@@ -182,7 +182,7 @@ struct jinja_parser {
 void *jinja_new(struct jinja_parser *p, size_t size);
 /* ERR_FORMAT "line N: expected WHAT, found TOKEN". */
 enum status jinja_expected(struct jinja_parser *p, const char *what) MUST_CHECK;
-/* Count one more level of nesting; ERR_TOO_LONG beyond JINJA_DEPTH_MAX. */
+/* Counts one more level of nesting; ERR_TOO_LONG beyond JINJA_DEPTH_MAX. */
 enum status jinja_deeper(struct jinja_parser *p) MUST_CHECK;
 /* Is the current token this name? jinja_skip*: if it is the one named, step over it. */
 bool jinja_at_name(const struct jinja_parser *p, const char *name);
@@ -191,10 +191,10 @@ bool jinja_skip_name(struct jinja_parser *p, const char *name);
 enum status jinja_expect(struct jinja_parser *p, enum jinja_tok kind) MUST_CHECK;
 enum status jinja_parse_expr(struct jinja_parser *p, bool ternary,
                              struct jinja_expr **out) MUST_CHECK;
-/* Parse expressions separated by commas; more than one, or a trailing comma, make a tuple. */
+/* Parses expressions separated by commas; more than one, or a trailing comma, make a tuple. */
 enum status jinja_parse_tuple(struct jinja_parser *p, bool ternary,
                               struct jinja_expr **out) MUST_CHECK;
-/* Parse one or more "| name(args)"; the first '|' may have been read already. */
+/* Parses one or more "| name(args)"; the first '|' may have been read already. */
 enum status jinja_parse_filters(struct jinja_parser *p, struct jinja_link **out) MUST_CHECK;
 /* Is this a message's content: x.content, x['content'] or a variable named content? */
 bool jinja_is_content(const struct jinja_expr *e);

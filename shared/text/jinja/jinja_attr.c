@@ -22,7 +22,7 @@ enum {
 
 /* ---- dict methods ---- */
 
-/* List the keys, values or pairs of a dict, as `form` says. */
+/* Lists the keys, values or pairs of a dict, as `form` says. */
 static enum status dict_view(struct jinja_run *run, const struct jv_dict *d, enum jv_form form,
                              struct jv *out)
 {
@@ -91,7 +91,7 @@ static enum status dict_put_named(const struct jinja_call *c, struct jv_dict *to
     return OK;
 }
 
-/* Fill `to` from the arguments of dict(), namespace() or update(): a dict or a list of pairs, then
+/* Fills `to` from the arguments of dict(), namespace() or update(): a dict or a list of pairs, then
  * named values. */
 static enum status dict_fill(const struct jinja_call *c, struct jv_dict *to)
 {
@@ -162,7 +162,7 @@ static enum status list_extend(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* Read a position; a negative one counts from the end. */
+/* Reads a position; a negative one counts from the end. */
 static enum status list_position(const struct jinja_call *c, const struct jv *v, int64_t absent,
                                  int64_t *out)
 {
@@ -307,7 +307,7 @@ static const struct jinja_fn *method_of(const struct jv *v, struct str name)
                          name);
 }
 
-/* Find a method, bound to its object, or an attribute; *found false: there is none. */
+/* Finds a method, bound to its object, or an attribute; *found false: there is none. */
 static enum status attribute(struct jinja_run *run, const struct jv *v, struct str name,
                              bool *found, struct jv *out)
 {

@@ -32,10 +32,10 @@ enum status jinja_scope_new(struct jinja_run *run, struct jinja_scope *parent,
 enum status jinja_scope_set(struct jinja_run *run, struct jinja_scope *s, struct str name,
                             struct jv value) MUST_CHECK;
 
-/* Evaluate an expression; jinja_eval.c. */
+/* Evaluates an expression; jinja_eval.c. */
 enum status jinja_eval(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e,
                        struct jv *out) MUST_CHECK;
-/* Apply filters to *v, in place. */
+/* Applies filters to *v, in place. */
 enum status jinja_eval_filters(struct jinja_run *run, struct jinja_scope *s,
                                const struct jinja_link *l, struct jv *v) MUST_CHECK;
 /* Arithmetic, comparison and `in`, and unary operators; jinja_ops.c. */
@@ -45,7 +45,7 @@ enum status jinja_relate(struct jinja_run *run, enum jinja_tok op, const struct 
                          const struct jv *b, bool *out) MUST_CHECK;
 enum status jinja_negate(struct jinja_run *run, enum jinja_expr_kind kind, const struct jv *v,
                          struct jv *out) MUST_CHECK;
-/* Run a macro and return its text; jinja_render.c. */
+/* Runs a macro and returns its text; jinja_render.c. */
 enum status jinja_call_macro(const struct jinja_call *c, struct jinja_macro *m,
                              struct jv *out) MUST_CHECK;
 

@@ -222,7 +222,7 @@ static struct jinja_link *link_new(struct jinja_parser *p, enum jinja_link_kind 
     return l;
 }
 
-/* Parse a dotted name, as filters and tests may have. */
+/* Parses a dotted name, as filters and tests may have. */
 static enum status parse_dotted(struct jinja_parser *p, struct str *name)
 {
     *name = p->at->text;
@@ -319,7 +319,7 @@ static bool is_content_link(const struct jinja_link *l)
            l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
 }
 
-/* Wrap *e with the links that follow it. No attribute or index may follow a filter or test. */
+/* Wraps *e with the links that follow it. No attribute or index may follow a filter or test. */
 static enum status parse_links(struct jinja_parser *p, bool filters, struct jinja_expr **e)
 {
     struct jinja_link *first = NULL, **tail = &first, *last = NULL;

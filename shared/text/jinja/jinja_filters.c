@@ -129,8 +129,8 @@ static enum status f_indent(const struct jinja_call *c, struct jv *out)
     return st;
 }
 
-/* Parse the number in a string, with blanks around it, in `base` (0: a float); false when it is not
- * a number. */
+/* Parses the number in a string, with blanks around it, in `base` (0: a float); false when it is
+ * not a number. */
 static bool read_number(struct str s, int base, struct jv *out)
 {
     char text[128], *end;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Follow a dotted path, or use a number as an index. */
+/* Follows a dotted path, or uses a number as an index. */
 static enum status path_of(struct jinja_run *run, const struct jv *v, const struct jv *path,
                            struct jv *out)
 {
@@ -27,7 +27,7 @@ static enum status path_of(struct jinja_run *run, const struct jv *v, const stru
     return OK;
 }
 
-/* Get the key that sort, unique, min and max compare: the value at `path`, in lower case when
+/* Gets the key that sort, unique, min and max compare: the value at `path`, in lower case when
  * `fold`. */
 static enum status key_of(struct jinja_run *run, const struct jv *v, const struct jv *path,
                           bool fold, struct jv *out)
@@ -130,7 +130,7 @@ struct keyed {
     struct jv key, value;
 };
 
-/* Merge two sorted halves. Equal keys keep their order, even with `reverse`. */
+/* Merges two sorted halves. Equal keys keep their order, even with `reverse`. */
 static enum status merge(struct jinja_run *run, struct keyed *a, size_t n, size_t half,
                          bool reverse, struct keyed *tmp)
 {
@@ -146,7 +146,7 @@ static enum status merge(struct jinja_run *run, struct keyed *a, size_t n, size_
     return OK;
 }
 
-/* Sort by bottom-up merging: stable, and a comparison may fail. */
+/* Sorts by bottom-up merging: stable, and a comparison may fail. */
 static enum status sort_keyed(struct jinja_run *run, struct keyed *a, size_t n, bool reverse)
 {
     struct keyed *tmp;
@@ -302,7 +302,7 @@ static const struct jv *named_arg(const struct jinja_call *c, const char *name)
     return NULL;
 }
 
-/* List the elements of `self`; for these filters every false value is an empty sequence. */
+/* Lists the elements of `self`; for these filters every false value is an empty sequence. */
 static enum status any_elements(const struct jinja_call *c, const struct jv **items, size_t *n)
 {
     *items = NULL;
@@ -327,7 +327,7 @@ static enum status f_map(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* Apply the test named by pos[skip], with the arguments after it, to v; without a name, v's
+/* Applies the test named by pos[skip], with the arguments after it, to v; without a name, v's
  * truth. */
 static enum status passes(const struct jinja_call *c, size_t skip, const struct jv *v, bool *yes)
 {

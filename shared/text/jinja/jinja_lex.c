@@ -87,7 +87,7 @@ static void lex_add(struct lexer *x, enum jinja_tok kind, struct str text)
     x->tokens[x->n++] = (struct jinja_token){ .kind = kind, .line = x->line, .text = text };
 }
 
-/* Step over n bytes, counting lines. */
+/* Steps over n bytes, counting lines. */
 static void lex_skip(struct lexer *x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -107,7 +107,7 @@ static void lex_skip_space(struct lexer *x)
 
 /* ---- text between tags ---- */
 
-/* Strip the end of `text`, after which a tag opens whose delimiter is followed by `sign`. */
+/* Strips the end of `text`, after which a tag opens whose delimiter is followed by `sign`. */
 static struct str lex_strip_before(struct str text, bool line_start, bool is_var, char sign)
 {
     if (sign == '-') return jinja_strip(text, NULL, false, true);
@@ -184,7 +184,7 @@ static size_t lex_find_tag(const struct lexer *x)
     return x->src.n;
 }
 
-/* Read text up to the next tag, and the tag's opening. *opened is TOK_EOF when it was a comment or
+/* Reads text up to the next tag, and the tag's opening. *opened is TOK_EOF when it was a comment or
  * raw text instead. */
 static enum status lex_text(struct lexer *x, enum jinja_tok *opened)
 {
@@ -238,7 +238,7 @@ static void lex_add_cp(struct buf *b, uint32_t cp)
     buf_add(b, u, utf8_put((int32_t)cp, u));
 }
 
-/* Decode one escape of a string literal; s[*i] is the character after the backslash. Unknown
+/* Decodes one escape of a string literal; s[*i] is the character after the backslash. Unknown
  * escapes stay as they are. */
 static enum status lex_escape(const struct lexer *x, struct str s, size_t *i, struct buf *b)
 {
@@ -306,7 +306,7 @@ static size_t lex_digits(const struct lexer *x, size_t at)
     return at;
 }
 
-/* Read a decimal integer or float, or 0x, 0o or 0b; '_' between digits is skipped. */
+/* Reads a decimal integer or float, or 0x, 0o or 0b; '_' between digits is skipped. */
 static enum status lex_number(struct lexer *x)
 {
     size_t start = x->at, end = start, after;
@@ -346,7 +346,7 @@ static enum status lex_number(struct lexer *x)
     return OK;
 }
 
-/* Track brackets; false when a closing one does not match. */
+/* Tracks brackets; false when a closing one does not match. */
 static bool lex_balance(struct lexer *x, char c)
 {
     const char *pair = strchr("()[]{}", c);

@@ -24,7 +24,7 @@ static struct jinja_stmt *stmt_new(struct jinja_parser *p, enum jinja_stmt_kind 
 
 static enum status end_tag(struct jinja_parser *p) { return jinja_expect(p, TOK_BLOCK_END); }
 
-/* Parse the rest of an opening tag, the body, and "{%" of the end; stops at the end's name. */
+/* Parses the rest of an opening tag, the body, and "{%" of the end; stops at the end's name. */
 static enum status parse_until(struct jinja_parser *p, const char *const *ends,
                                struct jinja_stmt **body)
 {
@@ -33,7 +33,7 @@ static enum status parse_until(struct jinja_parser *p, const char *const *ends,
     return parse_body(p, ends, body);
 }
 
-/* Parse a body and its end tag. */
+/* Parses a body and its end tag. */
 static enum status parse_block(struct jinja_parser *p, const char *end, struct jinja_stmt **body)
 {
     const char *const ends[] = { end, NULL };
@@ -61,7 +61,7 @@ static enum status parse_if(struct jinja_parser *p, struct jinja_stmt *s)
     }
 }
 
-/* Parse a name, or with `members` also name.attr. */
+/* Parses a name, or with `members` also name.attr. */
 static enum status parse_target_one(struct jinja_parser *p, bool members, struct jinja_target **out)
 {
     static const char *const reserved[] = {
@@ -78,7 +78,7 @@ static enum status parse_target_one(struct jinja_parser *p, bool members, struct
     return jinja_expect(p, TOK_NAME);
 }
 
-/* Parse a target: a | a, b | (a, b) | ns.a; parentheses nest. */
+/* Parses a target: a | a, b | (a, b) | ns.a; parentheses nest. */
 static enum status parse_target(struct jinja_parser *p, bool members, struct jinja_target **out)
 {
     struct jinja_target *first = NULL, **tail = &first;
@@ -125,7 +125,7 @@ static enum status parse_for(struct jinja_parser *p, struct jinja_stmt *s)
     return end_tag(p);
 }
 
-/* Parse a body that is captured or called: break and continue cannot leave it. */
+/* Parses a body that is captured or called: break and continue cannot leave it. */
 static enum status parse_sealed(struct jinja_parser *p, const char *end, struct jinja_stmt **body)
 {
     int loops = p->loops;
@@ -230,7 +230,7 @@ static bool at_end_of_body(const struct jinja_parser *p, const char *const *ends
     return false;
 }
 
-/* Parse statements up to the name of one of `ends`; ends NULL: up to the end of the template. */
+/* Parses statements up to the name of one of `ends`; ends NULL: up to the end of the template. */
 static enum status parse_body(struct jinja_parser *p, const char *const *ends,
                               struct jinja_stmt **out)
 {
@@ -258,7 +258,7 @@ static enum status parse_body(struct jinja_parser *p, const char *const *ends,
     return ends ? jinja_expected(p, ends[0]) : OK;
 }
 
-/* Copy the source into the template's arena and make its newlines uniform. */
+/* Copies the source into the template's arena and makes its newlines uniform. */
 static struct str normalise(struct jinja *t, struct str source)
 {
     char *to = arena_alloc(&t->arena, source.n + 1);

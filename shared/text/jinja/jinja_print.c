@@ -61,7 +61,7 @@ static bool printable(int32_t cp)
     }
 }
 
-/* Append a Python string literal: in single quotes, unless the text has those and no double
+/* Appends a Python string literal: in single quotes, unless the text has those and no double
  * quotes. */
 static void repr_string(struct str s, struct buf *b)
 {
@@ -138,7 +138,7 @@ static enum status repr_at(struct jinja_run *run, const struct jv *v, struct buf
     }
 }
 
-/* Bound the length of `b`, and count the work for what came after `before`. */
+/* Bounds the length of `b`, and counts the work for what came after `before`. */
 static enum status check_size(struct jinja_run *run, const struct buf *b, size_t before)
 {
     jinja_run_spend(run, (b->len - before) / 64);
@@ -254,7 +254,7 @@ static enum status json_key(struct jinja_run *run, const struct json_style *styl
     return OK;
 }
 
-/* List the pairs in the order of their keys. Insertion sort is quadratic; the work is counted. */
+/* Lists the pairs in the order of their keys. Insertion sort is quadratic; the work is counted. */
 static enum status sorted_pairs(struct jinja_run *run, const struct jv_dict *d,
                                 const struct jv_pair ***out)
 {
@@ -325,7 +325,7 @@ static enum status json_value(struct jinja_run *run, const struct json_style *st
     return st == OK ? check_size(run, b, before) : st;
 }
 
-/* Read the arguments: indent is a number of blanks or a string, separators a pair of strings. */
+/* Reads the arguments: indent is a number of blanks or a string, separators a pair of strings. */
 static enum status json_style_of(const struct jinja_call *c, struct json_style *style)
 {
     static const char blanks[] = "                                ";

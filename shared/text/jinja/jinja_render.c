@@ -10,7 +10,7 @@
 static enum status exec_body(struct jinja_run *run, struct jinja_scope *s,
                              const struct jinja_stmt *body);
 
-/* Assign to a name, ns.attr, or the parts of a tuple. Recursion follows the nesting of the target,
+/* Assigns to a name, ns.attr, or the parts of a tuple. Recursion follows the nesting of the target,
  * which the parser bounds. */
 static enum status assign(struct jinja_run *run, struct jinja_scope *s,
                           const struct jinja_target *t, const struct jv *v)
@@ -37,7 +37,7 @@ static enum status assign(struct jinja_run *run, struct jinja_scope *s,
     return OK;
 }
 
-/* Run `body` in scope s and return its output. */
+/* Runs `body` in scope s and returns its output. */
 static enum status capture(struct jinja_run *run, struct jinja_scope *s,
                            const struct jinja_stmt *body, struct jv *out)
 {
@@ -68,7 +68,7 @@ static const struct jv *macro_arg(const struct jinja_call *c, struct str name, s
     return v;
 }
 
-/* Bind the parameters in order; a default may use those before it. */
+/* Binds the parameters in order; a default may use those before it. */
 static enum status bind_params(const struct jinja_call *c, const struct jinja_stmt *def,
                                struct jinja_scope *s)
 {
@@ -134,7 +134,7 @@ static enum status filter_items(struct jinja_run *run, struct jinja_scope *s,
     return OK;
 }
 
-/* Run all iterations. *finished: at least one ran to its end, so `else` does not run (as in
+/* Runs all iterations. *finished: at least one ran to its end, so `else` does not run (as in
  * Jinja). */
 static enum status run_passes(struct jinja_run *run, struct jinja_scope *s,
                               const struct jinja_stmt *st, struct jinja_loop *loop, bool *finished)

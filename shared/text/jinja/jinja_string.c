@@ -157,7 +157,7 @@ struct slice {
     int64_t start, stop, step;
 };
 
-/* Read a bound: a negative one counts from the end; clamped to [low, high]. */
+/* Reads a bound: a negative one counts from the end; clamped to [low, high]. */
 static enum status slice_bound(struct jinja_run *run, const struct jv *v, int64_t absent,
                                int64_t len, int64_t low, int64_t high, int64_t *out)
 {

@@ -46,7 +46,7 @@ static size_t run_of(struct str s, size_t at, bool blank)
     return at;
 }
 
-/* Split at runs of white space, ignoring those at the ends; after max splits the remainder is kept
+/* Splits at runs of white space, ignoring those at the ends; after max splits the remainder is kept
  * whole, with the white space at its end. */
 static enum status split_space(const struct jinja_call *c, int64_t max, struct jv *out)
 {
@@ -164,7 +164,7 @@ static enum status str_splitlines(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* Make (before, sep, after); without the separator (s, '', '') or, from the right, ('', '', s). */
+/* Makes (before, sep, after); without the separator (s, '', '') or, from the right, ('', '', s). */
 static enum status partition_at(const struct jinja_call *c, size_t at, size_t n_sep, bool right,
                                 struct jv *out)
 {

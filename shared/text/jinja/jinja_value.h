@@ -149,22 +149,23 @@ static inline double jv_number(const struct jv *v)
 
 /* ---- jinja_value.c: limits, containers, comparison ---- */
 
-/* Set run->err to "chat template line N: ..."; returns `code`. */
+/* Sets run->err to "chat template line N: ..."; returns `code`. */
 enum status jinja_fail(struct jinja_run *run, enum status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* Count n units of work beyond the template's own steps (64 bytes copied or compared are one). */
+/* Counts n units of work beyond the template's own steps (64 bytes copied or compared are one). */
 static inline void jinja_run_spend(struct jinja_run *run, size_t n) { run->steps += n; }
-/* Count one step; ERR_TOO_LONG beyond JINJA_STEPS_MAX. */
+/* Counts one step; ERR_TOO_LONG beyond JINJA_STEPS_MAX. */
 enum status jinja_run_step(struct jinja_run *run) MUST_CHECK;
-/* Go one level deeper and count a step; pair with jinja_run_leave. */
+/* Goes one level deeper and counts a step; pair with jinja_run_leave. */
 enum status jinja_run_enter(struct jinja_run *run) MUST_CHECK;
 void jinja_run_leave(struct jinja_run *run);
-/* Allocate n * size bytes in the arena and store the pointer in *out (any pointer type).
+/* Allocates n * size bytes in the arena and stores the pointer in *out (any pointer type).
  * ERR_TOO_LONG beyond JINJA_MEMORY_MAX. */
 enum status jinja_run_alloc(struct jinja_run *run, size_t n, size_t size, void *out) MUST_CHECK;
-/* Append to the current output; ERR_TOO_LONG beyond JINJA_OUTPUT_MAX. */
+/* Appends to the current output; ERR_TOO_LONG beyond JINJA_OUTPUT_MAX. */
 enum status jinja_run_write(struct jinja_run *run, struct str s) MUST_CHECK;
-/* Make a string value from a copy in the arena. jv_take also releases the buffer, even on error. */
+/* Makes a string value from a copy in the arena. jv_take also releases the buffer, even on error.
+ * */
 enum status jv_copy(struct jinja_run *run, struct str s, struct jv *out) MUST_CHECK;
 enum status jv_take(struct jinja_run *run, struct buf *b, struct jv *out) MUST_CHECK;
 enum status jv_concat(struct jinja_run *run, struct str a, struct str b, struct jv *out) MUST_CHECK;
@@ -172,18 +173,18 @@ enum status jv_concat(struct jinja_run *run, struct str a, struct str b, struct 
 enum status jv_list_new(struct jinja_run *run, enum jv_form form, size_t cap,
                         struct jv *out) MUST_CHECK;
 enum status jv_list_push(struct jinja_run *run, struct jv_list *l, struct jv v) MUST_CHECK;
-/* Make the tuple (a, b). */
+/* Makes the tuple (a, b). */
 enum status jv_pair_new(struct jinja_run *run, struct jv a, struct jv b, struct jv *out) MUST_CHECK;
 enum status jv_dict_new(struct jinja_run *run, enum jv_kind kind, size_t cap,
                         struct jv *out) MUST_CHECK;
-/* Insert or replace; ERR_FORMAT for a key that Python cannot hash. */
+/* Inserts or replaces; ERR_FORMAT for a key that Python cannot hash. */
 enum status jv_dict_put(struct jinja_run *run, struct jv_dict *d, struct jv key,
                         struct jv value) MUST_CHECK;
-/* Find the value of `key`; *out is NULL when there is none. jv_dict_get: for a string key. */
+/* Finds the value of `key`; *out is NULL when there is none. jv_dict_get: for a string key. */
 enum status jv_dict_find(struct jinja_run *run, const struct jv_dict *d, const struct jv *key,
                          struct jv **out) MUST_CHECK;
 struct jv *jv_dict_get(struct jinja_run *run, const struct jv_dict *d, struct str key);
-/* Convert JSON; copy false: the strings are borrowed from `j`. */
+/* Converts JSON; copy false: the strings are borrowed from `j`. */
 enum status jv_of_json(struct jinja_run *run, const cJSON *j, bool copy, struct jv *out) MUST_CHECK;
 bool jv_truth(const struct jv *v);
 const char *jv_type_name(const struct jv *v);
@@ -198,13 +199,13 @@ enum status jv_check_hashable(struct jinja_run *run, const struct jv *v) MUST_CH
 bool jv_is_iterator(const struct jv *v);
 enum status jv_contains(struct jinja_run *run, const struct jv *container, const struct jv *item,
                         bool *out) MUST_CHECK;
-/* List the elements that a for loop over `v` sees; an iterator is empty afterwards. */
+/* Lists the elements that a for loop over `v` sees; an iterator is empty afterwards. */
 enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct jv **items,
                         size_t *n) MUST_CHECK;
 
 /* ---- jinja_print.c: values as text ---- */
 
-/* Append Python's str(v); nothing when undefined. */
+/* Appends Python's str(v); nothing when undefined. */
 enum status jv_print(struct jinja_run *run, const struct jv *v, struct buf *b) MUST_CHECK;
 /* Python's str(v) in the arena; a string's own text is not copied. */
 enum status jv_text(struct jinja_run *run, const struct jv *v, struct str *out) MUST_CHECK;
@@ -226,18 +227,18 @@ bool jinja_is_space(int32_t cp);
 
 /* ---- jinja_string.c: strings as sequences of code points ---- */
 
-/* Take a line off *rest; false when *rest is empty. *n_end is the length of the line end, of any
+/* Takes a line off *rest; false when *rest is empty. *n_end is the length of the line end, of any
  * kind that Python knows (\n, \r\n, U+2028, ...). */
 bool jinja_next_line(struct str *rest, struct str *line, size_t *n_end);
-/* Strip the code points of `chars` (NULL: white space) from the given sides. */
+/* Strips the code points of `chars` (NULL: white space) from the given sides. */
 struct str jinja_strip(struct str s, const struct str *chars, bool left, bool right);
-/* Replace the first `count` occurrences; negative: all. */
+/* Replaces the first `count` occurrences; negative: all. */
 enum status jv_replace(struct jinja_run *run, struct str s, struct str from, struct str to,
                        int64_t count, struct jv *out) MUST_CHECK;
 enum jinja_case { JINJA_LOWER, JINJA_UPPER, JINJA_CAPITALIZE, JINJA_TITLE, JINJA_TITLE_FILTER };
 enum status jv_recase(struct jinja_run *run, struct str s, enum jinja_case to,
                       struct jv *out) MUST_CHECK;
-/* Join the texts of the items; strings_only: ERR_FORMAT for an item of another type. */
+/* Joins the texts of the items; strings_only: ERR_FORMAT for an item of another type. */
 enum status jv_join(struct jinja_run *run, struct str glue, const struct jv *items, size_t n,
                     bool strings_only, struct jv *out) MUST_CHECK;
 /* Python's v[start:stop:step] for strings and lists; absent bounds are NULL. */
@@ -254,7 +255,7 @@ enum status jv_item(struct jinja_run *run, const struct jv *v, const struct jv *
 
 /* ---- jinja_call.c: calls ---- */
 
-/* Bind the arguments to the parameters of `fn`, then call it. */
+/* Binds the arguments to the parameters of `fn`, then calls it. */
 enum status jinja_invoke(struct jinja_call *c, const struct jinja_fn *fn,
                          struct jv *out) MUST_CHECK;
 const struct jinja_fn *jinja_fn_find(const struct jinja_fn *table, size_t n, struct str name);

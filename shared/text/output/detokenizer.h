@@ -27,7 +27,7 @@ struct detokenizer {
 /* `stops` are borrowed until release; at most DETOKENIZER_STOPS_MAX. Empty ones match nothing. */
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special,
                       const struct str *stops, size_t n_stops, bool include_stop);
-/* Append the text that can no longer become part of a stop string to `out`. True when this token
+/* Appends the text that can no longer become part of a stop string to `out`. True when this token
  * completes a stop string: the text before it (include_stop: and it) has been emitted, and further
  * pushes add nothing. */
 bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);

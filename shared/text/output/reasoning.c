@@ -97,7 +97,7 @@ static enum tag_match peek(const struct reasoning *r, struct str tag)
     return tag_match_at(str_sub(text, tag_leading_blanks(text), SIZE_MAX), tag);
 }
 
-/* Go to `then` after blanks and `tag`, to `otherwise` at anything else; drop_blanks: those before
+/* Goes to `then` after blanks and `tag`, to `otherwise` at anything else; drop_blanks: those before
  * it belong to an earlier tag. False: not known yet. */
 static bool expect(struct reasoning *r, struct str tag, enum reasoning_state then,
                    enum reasoning_state otherwise, bool drop_blanks)
@@ -111,7 +111,7 @@ static bool expect(struct reasoning *r, struct str tag, enum reasoning_state the
     return set_state(r, m == TAG_MATCH_WHOLE ? then : otherwise);
 }
 
-/* Emit text up to `tag`, without the blanks before it, then go to `then`. False: no tag yet. */
+/* Emits text up to `tag`, without the blanks before it, then goes to `then`. False: no tag yet. */
 static bool until(struct reasoning *r, struct str tag, enum reasoning_state then, struct buf *out)
 {
     struct str text = buf_str(&r->held);
@@ -130,7 +130,7 @@ static bool lead(struct reasoning *r, enum reasoning_state then)
     return r->held.len > 0 && set_state(r, then);
 }
 
-/* Handle the held text in the current state; true when the state has changed. */
+/* Handles the held text in the current state; true when the state has changed. */
 static bool step(struct reasoning *r, struct buf *reasoning_text, struct buf *answer)
 {
     const struct reasoning_format *f = r->f;

@@ -22,9 +22,9 @@ struct reasoning_format {
     struct str answer_open, answer_close; /* around the answer; n 0: none */
 };
 
-/* Find a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
+/* Finds a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
 const struct reasoning_format *reasoning_format_find(struct str name);
-/* Find the format whose tags the source of a chat template contains; NULL: no reasoning. */
+/* Finds the format whose tags the source of a chat template contains; NULL: no reasoning. */
 const struct reasoning_format *reasoning_format_of_template(struct str source);
 
 enum reasoning_state {
@@ -51,7 +51,7 @@ struct reasoning {
 
 void reasoning_init(struct reasoning *r, const struct reasoning_format *f,
                     enum reasoning_state state);
-/* Append what is certain of the held text and `text` to `reasoning_text` and `answer`. */
+/* Appends what is certain of the held text and `text` to `reasoning_text` and `answer`. */
 void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text,
                     struct buf *answer);
 /* The output has ended: append the text still held. */

@@ -61,7 +61,7 @@ static bool may_be_string(const cJSON *schema)
     return false;
 }
 
-/* Append `s` escaped for a JSON string. Non-ASCII bytes are not checked: a piece may end within a
+/* Appends `s` escaped for a JSON string. Non-ASCII bytes are not checked: a piece may end within a
  * character. */
 static void add_escaped(struct buf *out, struct str s)
 {

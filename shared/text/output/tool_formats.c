@@ -35,7 +35,7 @@ static bool has(struct str text, const char *what)
     return str_find(text, str_of(what)) != SIZE_MAX;
 }
 
-/* Begin a call, unless max_calls is reached. */
+/* Begins a call, unless max_calls is reached. */
 static enum tool_step begin_call(struct tool_parser *p, int then)
 {
     if (!tool_call_begin(p)) return TOOL_MORE;
@@ -57,7 +57,7 @@ static enum tool_step hermes_step(struct tool_parser *p, bool last)
     }
 }
 
-/* Append {"name": "N", "arguments": up to the colon: the blank after it is part of the next
+/* Appends {"name": "N", "arguments": up to the colon: the blank after it is part of the next
  * token. */
 static void begin_object(struct str name, const char *arguments, struct buf *out)
 {
@@ -227,7 +227,7 @@ static enum tool_step mistral_first(struct tool_parser *p)
     return TOOL_CONTINUE;
 }
 
-/* Read a word up to the next tag or object. */
+/* Reads a word up to the next tag or object. */
 static enum tool_step mistral_word(struct tool_parser *p, struct str *out)
 {
     struct str rest = tool_rest(p);

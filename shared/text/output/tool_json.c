@@ -56,7 +56,7 @@ static enum tool_step begin_value(struct tool_parser *p, char c)
     return TOOL_CONTINUE;
 }
 
-/* Take arguments given as a string that holds JSON. */
+/* Takes arguments given as a string that holds JSON. */
 static enum tool_step take_arguments_text(struct tool_parser *p, struct str text)
 {
     cJSON *o = NULL;
@@ -89,7 +89,7 @@ static bool in_string(enum json_scan_mode m)
     return m == SCAN_STRING || m == SCAN_ESCAPE || m == SCAN_HEX;
 }
 
-/* Handle byte c, which led the scanner from mode `was` at `depth` to its present state. */
+/* Handles byte c, which led the scanner from mode `was` at `depth` to its present state. */
 static enum tool_step take_byte(struct tool_parser *p, char c, enum json_scan_mode was, int depth,
                                 bool strict)
 {

@@ -133,7 +133,7 @@ void tool_call_end(struct tool_parser *p)
     buf_clear(&p->raw);
 }
 
-/* Remove the current call, or mark it broken if its name may have been streamed. */
+/* Removes the current call, or marks it broken if its name may have been streamed. */
 static void drop_call(struct tool_parser *p)
 {
     struct tool_call *c = tool_call_current(p);
@@ -144,7 +144,7 @@ static void drop_call(struct tool_parser *p)
     p->n_calls--;
 }
 
-/* Emit everything read since the last complete call as text. */
+/* Emits everything read since the last complete call as text. */
 static void revert_to_text(struct tool_parser *p, struct buf *text)
 {
     if (p->open) drop_call(p);
@@ -160,7 +160,7 @@ static void revert_to_text(struct tool_parser *p, struct buf *text)
 
 /* ---- text ---- */
 
-/* Skip n blanks and the opening tag, and start a call. */
+/* Skips n blanks and the opening tag, and starts a call. */
 static enum tool_step enter_call(struct tool_parser *p, int opened, size_t n)
 {
     p->state = TOOL_STATE_BEGIN;
@@ -189,7 +189,7 @@ static struct open_tag find_open_tag(const struct tool_format *f, struct str tex
     return o;
 }
 
-/* Emit text up to the next call. Blanks are held until it is clear that no call follows them;
+/* Emits text up to the next call. Blanks are held until it is clear that no call follows them;
  * blanks after a call are kept only if text follows. */
 static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *text)
 {

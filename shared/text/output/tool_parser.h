@@ -38,18 +38,18 @@ struct tool_format {
     bool short_ids; /* call ids are nine letters and digits: the template refuses others */
     /* Does the source of a chat template describe this format? */
     bool (*matches_template)(struct str template);
-    /* Parse more of a call with the tool_* functions below. The state is TOOL_STATE_BEGIN after the
-     * opening tag; TOOL_STATE_TEXT ends the call. `last`: no more text will come. */
+    /* Parses more of a call with the tool_* functions below. The state is TOOL_STATE_BEGIN after
+     * the opening tag; TOOL_STATE_TEXT ends the call. `last`: no more text will come. */
     enum tool_step (*step)(struct tool_parser *p, bool last);
-    /* Append the beginning of a call, up to its name (name NULL) or up to its arguments. */
+    /* Appends the beginning of a call, up to its name (name NULL) or up to its arguments. */
     void (*begin)(struct str name, struct buf *out);
 };
 
 /* Entry i of the table; NULL after the last. */
 const struct tool_format *tool_format_at(size_t i);
-/* Find a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
+/* Finds a format by name or alias ('-', '_' and '.' do not count); NULL: unknown. */
 const struct tool_format *tool_format_find(struct str name);
-/* Find the format that a chat template describes; NULL: no tools, or another format. */
+/* Finds the format that a chat template describes; NULL: no tools, or another format. */
 const struct tool_format *tool_format_of_template(struct str source);
 
 struct tool_call {
@@ -83,7 +83,7 @@ struct tool_parser {
 
 void tool_parser_init(struct tool_parser *p, const struct tool_format *f, const cJSON *tools,
                       uint32_t max_calls);
-/* Parse a piece: append text outside calls to `text`; calls grow in p->calls. */
+/* Parses a piece: appends text outside calls to `text`; calls grow in p->calls. */
 void tool_parser_push(struct tool_parser *p, struct str piece, struct buf *text);
 /* The answer has ended. cut: by its length or a stop string, so an incomplete call stays a call;
  * otherwise it is malformed. */
@@ -96,22 +96,22 @@ uint32_t tool_parser_n_good(const struct tool_parser *p);
 
 struct str tool_rest(const struct tool_parser *p); /* the unread text */
 void tool_consume(struct tool_parser *p, size_t n);
-/* Begin the next call; false when max_calls is reached. */
+/* Begins the next call; false when max_calls is reached. */
 bool tool_call_begin(struct tool_parser *p);
 struct tool_call *tool_call_current(struct tool_parser *p);
-/* Set the call's name. TOOL_BAD when it is empty, too long or has control characters. */
+/* Sets the call's name. TOOL_BAD when it is empty, too long or has control characters. */
 enum tool_step tool_call_name(struct tool_parser *p, struct str name);
-/* Mark the current call complete. */
+/* Marks the current call complete. */
 void tool_call_end(struct tool_parser *p);
-/* Skip blanks. If `tag` follows, skip it and go to `then`, else go to `otherwise`; TOOL_STATE_BAD
- * gives TOOL_BAD. */
+/* Skips blanks. If `tag` follows, skips it and goes to `then`, else goes to `otherwise`;
+ * TOOL_STATE_BAD gives TOOL_BAD. */
 enum tool_step tool_expect(struct tool_parser *p, struct str tag, int then, int otherwise);
-/* Consume text up to `tag`, and the tag; *out is the text, valid until the next push. TOOL_BAD when
- * it has more than TOOL_NAME_MAX bytes. */
+/* Consumes text up to `tag`, and the tag; *out is the text, valid until the next push. TOOL_BAD
+ * when it has more than TOOL_NAME_MAX bytes. */
 enum tool_step tool_read_until(struct tool_parser *p, struct str tag, struct str *out, int then);
-/* Read the JSON object of the arguments into the call; then set the state to `then`. */
+/* Reads the JSON object of the arguments into the call; then sets the state to `then`. */
 enum tool_step tool_read_arguments(struct tool_parser *p, int then);
-/* Read an object with the members name and arguments (or parameters); then set the state. strict:
+/* Reads an object with the members name and arguments (or parameters); then sets the state. strict:
  * other members give TOOL_BAD. */
 enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then);
 /* Does the request have a tool of this name? */

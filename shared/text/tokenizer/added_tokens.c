@@ -66,7 +66,7 @@ void added_tokens_put(struct added_tokens *a, struct str content, int32_t id, in
     a->nodes[at].flags = (unsigned char)flags;
 }
 
-/* Find the longest token at `at`; returns its node (0: none), with the length in *len. */
+/* Finds the longest token at `at`; returns its node (0: none), with the length in *len. */
 static int32_t longest_at(const struct added_tokens *a, struct str text, size_t at, size_t *len)
 {
     const unsigned char *p = (const unsigned char *)text.p;
@@ -149,7 +149,7 @@ static bool is_single_word(struct str text, size_t start, size_t stop)
     return true;
 }
 
-/* Extend the hit by the white space that its flags take. The previous token keeps what it took, up
+/* Extends the hit by the white space that its flags take. The previous token keeps what it took, up
  * to `taken`, so a token of white space may become empty. */
 static void apply_strip_flags(struct str text, size_t taken, int flags,
                               struct added_tokens_hit *hit)

@@ -25,12 +25,12 @@ struct added_tokens_hit {
 
 void added_tokens_init(struct added_tokens *a);
 void added_tokens_release(struct added_tokens *a);
-/* Add a token. `content` is not empty, flags are ADDED_TOKEN_*; content put twice gets the later
+/* Adds a token. `content` is not empty, flags are ADDED_TOKEN_*; content put twice gets the later
  * id. */
 void added_tokens_put(struct added_tokens *a, struct str content, int32_t id, int flags);
 /* Length of the longest token at text.p[at], ignoring flags, with its id in *id; 0: none. */
 size_t added_tokens_match(const struct added_tokens *a, struct str text, size_t at, int32_t *id);
-/* Find the next token of `text` after *hit, which is { 0 } at first; false when there is none. */
+/* Finds the next token of `text` after *hit, which is { 0 } at first; false when there is none. */
 bool added_tokens_find(const struct added_tokens *a, struct str text, struct added_tokens_hit *hit);
 
 #endif

@@ -184,7 +184,7 @@ static uint32_t recent_rank(const struct bpe *b, struct bpe_work *w, int32_t lef
     return pair_rank(b, w, left, right, merged);
 }
 
-/* Look up the pair that begins at `at`; returns its queue entry, PAIR_NONE when it does not
+/* Looks up the pair that begins at `at`; returns its queue entry, PAIR_NONE when it does not
  * merge. */
 static uint64_t renew_pair(const struct bpe *b, struct bpe_work *w, int32_t at)
 {
@@ -244,7 +244,7 @@ static void radix_pass(const uint64_t *from, uint64_t *to, size_t n, unsigned sh
     for (size_t i = 0; i < n; i++) to[starts[from[i] >> shift & (DIGITS - 1)]++] = from[i];
 }
 
-/* Sort the initial pairs by rank; they are in order of position already. Ranks have 32 bits, of
+/* Sorts the initial pairs by rank; they are in order of position already. Ranks have 32 bits, of
  * which files use about 20. */
 static size_t queue_first(const struct bpe *b, struct bpe_work *w, size_t n)
 {

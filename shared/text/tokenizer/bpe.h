@@ -33,14 +33,14 @@ struct bpe_work {
 /* Added to `merged` of bpe_put. */
 enum { BPE_WATCHED = 1 << 30 };
 
-/* Make an empty table for at most n_pairs pairs. */
+/* Makes an empty table for at most n_pairs pairs. */
 void bpe_init(struct bpe *b, size_t n_pairs);
 void bpe_release(struct bpe *b);
-/* Add a pair. Ids are in 0 .. BPE_WATCHED - 1; a pair put twice gets the later rank. */
+/* Adds a pair. Ids are in 0 .. BPE_WATCHED - 1; a pair put twice gets the later rank. */
 void bpe_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t merged);
-/* Merge ids[n] (n < 2^31) in place; returns how many are left. Ids below -1 never merge. */
+/* Merges ids[n] (n < 2^31) in place; returns how many are left. Ids below -1 never merge. */
 size_t bpe_merge(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w);
-/* Get the pair that a watched token of the last result was made of. */
+/* Gets the pair that a watched token of the last result was made of. */
 void bpe_origin(const struct bpe_work *w, int32_t id, int32_t *left, int32_t *right);
 void bpe_work_release(struct bpe_work *w);
 

@@ -21,17 +21,17 @@ struct encoder {
     struct err *err;
 };
 
-/* Append ids to the result; ERR_TOO_LONG beyond n_max. */
+/* Appends ids to the result; ERR_TOO_LONG beyond n_max. */
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n) MUST_CHECK;
-/* Fail like encoder_push if a piece of n bytes, at least n / piece_max tokens, exceeds the limit.
+/* Fails like encoder_push if a piece of n bytes, at least n / piece_max tokens, exceeds the limit.
  * Called before merging allocates memory for it. */
 enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
-/* Grow `symbols` to n entries. */
+/* Grows `symbols` to n entries. */
 void encoder_reserve(struct encoder *e, size_t n);
 /* Can this character fall back on byte tokens? */
 bool encoder_has_bytes(const struct tokenizer *t, struct str c);
 
-/* Encode text between two added tokens as SentencePiece does. */
+/* Encodes text between two added tokens as SentencePiece does. */
 enum status spm_encode(struct encoder *e, struct str text, bool is_start) MUST_CHECK;
 
 #endif

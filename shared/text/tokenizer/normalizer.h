@@ -29,16 +29,16 @@ struct normalizer {
     size_t n;
 };
 
-/* Add a step; the arguments are copied. ERR_FULL after NORMALIZER_STEPS_MAX steps, ERR_TOO_LONG
+/* Adds a step; the arguments are copied. ERR_FULL after NORMALIZER_STEPS_MAX steps, ERR_TOO_LONG
  * when `to` has more than NORMALIZER_INSERT_MAX bytes. */
 enum status normalizer_add(struct normalizer *z, enum normalizer_kind kind, struct str from,
                            struct str to) MUST_CHECK;
 void normalizer_release(struct normalizer *z);
-/* Normalise `text` (valid UTF-8) in place; `scratch` is overwritten. ERR_TOO_LONG when it grows
+/* Normalises `text` (valid UTF-8) in place; `scratch` is overwritten. ERR_TOO_LONG when it grows
  * beyond the limit above. */
 enum status normalizer_run(const struct normalizer *z, struct buf *text,
                            struct buf *scratch) MUST_CHECK;
-/* Append `s` with every `from` (not empty) replaced. */
+/* Appends `s` with every `from` (not empty) replaced. */
 void normalizer_replace(struct buf *out, struct str s, struct str from, struct str to);
 
 #endif

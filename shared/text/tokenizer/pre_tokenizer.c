@@ -181,7 +181,7 @@ static void add_part(struct cut *c, size_t at, size_t n, bool matched)
     else if (c->stage->behavior != PRE_TOKENIZER_REMOVED || !is_match) add_span(c->pieces, at, n);
 }
 
-/* Find the next non-empty match from *start on; 0 or a PCRE2 error (PCRE2_ERROR_NOMATCH: none). */
+/* Finds the next non-empty match from *start on; 0 or a PCRE2 error (PCRE2_ERROR_NOMATCH: none). */
 static int next_match(const pcre2_code *code, struct str s, size_t *start, size_t *stop,
                       pcre2_match_data *data, pcre2_match_context *context)
 {
@@ -262,7 +262,7 @@ static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct
     }
 }
 
-/* Run a stage that inserts characters: write a new text. */
+/* Runs a stage that inserts characters: writes a new text. */
 static void rewrite_all(const struct pre_tokenizer_stage *s, bool is_start,
                         struct pre_tokenizer_pieces *w)
 {

@@ -50,7 +50,7 @@ struct pre_tokenizer_pieces {
 #define PRE_TOKENIZER_GPT2                                                                         \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-/* Add a stage that splits at the matches of `regex`, or with `invert` at the text between them.
+/* Adds a stage that splits at the matches of `regex`, or with `invert` at the text between them.
  * ERR_UNSUPPORTED with PCRE2's message when the pattern cannot be compiled. */
 enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex,
                                     enum pre_tokenizer_behavior behavior, bool invert,
@@ -59,15 +59,15 @@ enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex,
 enum status pre_tokenizer_add_split_literal(struct pre_tokenizer *p, struct str text,
                                             enum pre_tokenizer_behavior behavior, bool invert,
                                             struct err *err) MUST_CHECK;
-/* Add a stage that puts a space before every piece that does not begin with one. */
+/* Adds a stage that puts a space before every piece that does not begin with one. */
 enum status pre_tokenizer_add_prefix_space(struct pre_tokenizer *p, struct err *err) MUST_CHECK;
-/* Add a stage that replaces spaces by `replacement`; with `split`, each one begins a new piece. */
+/* Adds a stage that replaces spaces by `replacement`; with `split`, each one begins a new piece. */
 enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str replacement,
                                         enum pre_tokenizer_prepend prepend, bool split,
                                         struct err *err) MUST_CHECK;
 void pre_tokenizer_release(struct pre_tokenizer *p);
 
-/* Cut pieces->text (valid UTF-8) into pieces->spans; stages may change the text. `is_start`: it is
+/* Cuts pieces->text (valid UTF-8) into pieces->spans; stages may change the text. `is_start`: it is
  * the beginning of the whole text. */
 enum status pre_tokenizer_run(const struct pre_tokenizer *p, bool is_start,
                               struct pre_tokenizer_pieces *pieces, struct err *err) MUST_CHECK;

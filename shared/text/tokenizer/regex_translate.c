@@ -76,7 +76,7 @@ static bool is_of(const struct unicode_range *f, struct str name)
     return name.n >= 1 && name.n <= 2 && memcmp(f->category, name.p, name.n) == 0;
 }
 
-/* Append the newer ranges of category `name` as members of a class; false when there are none. */
+/* Appends the newer ranges of category `name` as members of a class; false when there are none. */
 static bool add_newer_ranges(struct str name, struct buf *out)
 {
     bool any = false;
@@ -89,7 +89,7 @@ static bool add_newer_ranges(struct str name, struct buf *out)
     return any;
 }
 
-/* Read the name in "\pL", "\p{L}" or "\p{^L}"; t->at is behind the p. */
+/* Reads the name in "\pL", "\p{L}" or "\p{^L}"; t->at is behind the p. */
 static enum status property_name(struct translation *t, struct str *name, bool *negated)
 {
     struct str rest = str_sub(t->in, t->at, SIZE_MAX);
@@ -108,7 +108,7 @@ static enum status property_name(struct translation *t, struct str *name, bool *
     return OK;
 }
 
-/* Append a property, with the newer characters of a category. */
+/* Appends a property, with the newer characters of a category. */
 static enum status put_property(struct translation *t, struct str name, bool negated)
 {
     bool grows = add_newer_ranges(name, NULL);
@@ -124,7 +124,7 @@ static enum status put_property(struct translation *t, struct str name, bool neg
     return OK;
 }
 
-/* Append Oniguruma's \w; PCRE2's differs from version to version. */
+/* Appends Oniguruma's \w; PCRE2's differs from version to version. */
 static enum status put_word(struct translation *t, bool negated)
 {
     static const char *const parts[] = { "L", "M", "Nd", "Pc", "Alphabetic" };
@@ -166,7 +166,7 @@ static enum status put_escape(struct translation *t, char c)
     return OK;
 }
 
-/* Translate one character inside brackets that is not an escape. */
+/* Translates one character inside brackets that is not an escape. */
 static enum status put_class_char(struct translation *t, size_t opened)
 {
     char c = t->in.p[t->at], next = t->at + 1 < t->in.n ? t->in.p[t->at + 1] : 0;

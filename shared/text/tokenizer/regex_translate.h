@@ -11,7 +11,7 @@
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 
-/* Append the PCRE2 form of `regex` to `out`. ERR_UNSUPPORTED names the construct. */
+/* Appends the PCRE2 form of `regex` to `out`. ERR_UNSUPPORTED names the construct. */
 enum status regex_translate(struct str regex, struct buf *out, struct err *err) MUST_CHECK;
 
 #endif

@@ -144,7 +144,7 @@ static size_t find_replacement(const struct spm *s, struct str text, struct str 
 
 /* ---- the normal form ---- */
 
-/* Normalise the front of `text` into *to; returns the number of bytes used. */
+/* Normalises the front of `text` into *to; returns the number of bytes used. */
 static size_t next_part(const struct spm *s, struct str text, struct str *to)
 {
     int32_t id, cp;

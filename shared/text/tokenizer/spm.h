@@ -37,15 +37,15 @@ struct spm {
 
 void spm_init(struct spm *s);
 void spm_release(struct spm *s);
-/* Set the table of replacements (copied). ERR_FORMAT when it is damaged. */
+/* Sets the table of replacements (copied). ERR_FORMAT when it is damaged. */
 enum status spm_set_charsmap(struct spm *s, struct str table, struct err *err) MUST_CHECK;
-/* Get the symbol of a character; one without a piece gets a new number. */
+/* Gets the symbol of a character; one without a piece gets a new number. */
 int32_t spm_symbol(struct spm *s, int32_t cp);
 void spm_put_pair(struct spm *s, int32_t left, int32_t right);
 /* Are these two characters adjacent in some piece? */
 bool spm_has_pair(const struct spm *s, int32_t left, int32_t right);
 
-/* Append the normal form of `text` (valid UTF-8). ERR_TOO_LONG beyond normalizer.h's limit. */
+/* Appends the normal form of `text` (valid UTF-8). ERR_TOO_LONG beyond normalizer.h's limit. */
 enum status spm_normalize(const struct spm *s, struct str text, bool is_start,
                           struct buf *out) MUST_CHECK;
 

@@ -11,7 +11,7 @@
 
 #include "shared/text/utf8.h"
 
-/* Emit a character without a piece. Several unknown ones in a row give one <unk>. */
+/* Emits a character without a piece. Several unknown ones in a row give one <unk>. */
 static enum status put_unknown_char(struct encoder *e, int32_t cp)
 {
     const struct tokenizer *t = e->t;
@@ -38,7 +38,7 @@ static int32_t code_point(const struct spm *s, int32_t symbol)
     return symbol < 0 ? -2 - symbol : s->extra_chars[(size_t)symbol - s->n_pieces];
 }
 
-/* Emit a symbol, splitting unused pieces: a merge made them, so their pair is known. Ends because
+/* Emits a symbol, splitting unused pieces: a merge made them, so their pair is known. Ends because
  * each part is shorter than the whole. */
 static enum status put_symbol(struct encoder *e, int32_t id)
 {
@@ -70,7 +70,7 @@ static enum status put_run(struct encoder *e, size_t n_symbols)
     return OK;
 }
 
-/* Encode normalised text. A run ends before a user-defined piece, and between two characters that
+/* Encodes normalised text. A run ends before a user-defined piece, and between two characters that
  * are adjacent in no piece. */
 static enum status encode_normal(struct encoder *e, struct str text)
 {

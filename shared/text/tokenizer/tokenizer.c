@@ -23,7 +23,7 @@ static size_t byte_symbols(const struct tokenizer *t, struct str piece, int32_t 
     return n;
 }
 
-/* Make one symbol per character; a character without a token becomes its bytes or <unk>. Never
+/* Makes one symbol per character; a character without a token becomes its bytes or <unk>. Never
  * makes more symbols than the piece has bytes. */
 static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t *out)
 {
@@ -73,7 +73,7 @@ static enum status encode_piece(struct encoder *e, struct str piece)
     return encoder_push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));
 }
 
-/* Encode normalised text without added tokens. */
+/* Encodes normalised text without added tokens. */
 static enum status encode_plain(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;
@@ -92,7 +92,7 @@ static struct str between(struct str text, size_t stop, size_t start)
     return str_sub(text, stop, start > stop ? start - stop : 0);
 }
 
-/* Encode text between two raw added tokens: normalise it, then cut out the normalised ones. */
+/* Encodes text between two raw added tokens: normalises it, then cuts out the normalised ones. */
 static enum status encode_section(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;

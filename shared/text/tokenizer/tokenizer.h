@@ -52,29 +52,29 @@ struct tokenizer_files {
     struct str added, specials; /* added_tokens.json, special_tokens_map.json: used with `model` */
 };
 
-/* Build a tokenizer from the contents of tokenizer.json and tokenizer_config.json (may be empty).
+/* Builds a tokenizer from the contents of tokenizer.json and tokenizer_config.json (may be empty).
  * Unknown components are refused by type (ERR_UNSUPPORTED). */
 enum status tokenizer_from_json(struct str tokenizer_json, struct str config_json,
                                 struct tokenizer **out, struct err *err) MUST_CHECK;
-/* Build a tokenizer from whichever vocabulary is there; ERR_NOT_FOUND when there is none. */
+/* Builds a tokenizer from whichever vocabulary is there; ERR_NOT_FOUND when there is none. */
 enum status tokenizer_from_files(const struct tokenizer_files *files, struct tokenizer **out,
                                  struct err *err) MUST_CHECK;
 enum status tokenizer_from_vocab(const struct tokenizer_vocab *vocab, struct tokenizer **out,
                                  struct err *err) MUST_CHECK;
 void tokenizer_free(struct tokenizer *t);
 
-/* Append the ids of `text` to the caller's array: *ids is grown with mem_realloc, *n is its length.
- * Added tokens in the text are always recognised; `add_special` adds BOS and EOS as the model's
- * files say. Invalid UTF-8 is read as U+FFFD. ERR_TOO_LONG for more than `limit` ids (SIZE_MAX: no
- * limit), with *n unchanged. */
+/* Appends the ids of `text` to the caller's array: *ids is grown with mem_realloc, *n is its
+ * length. Added tokens in the text are always recognised; `add_special` adds BOS and EOS as the
+ * model's files say. Invalid UTF-8 is read as U+FFFD. ERR_TOO_LONG for more than `limit` ids
+ * (SIZE_MAX: no limit), with *n unchanged. */
 enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special,
                              size_t limit, int32_t **ids, size_t *n, struct err *err) MUST_CHECK;
 
-/* Append the bytes of one token, perhaps part of a UTF-8 character. Nothing for ids outside the
+/* Appends the bytes of one token, perhaps part of a UTF-8 character. Nothing for ids outside the
  * vocabulary and, with skip_special, for control tokens. */
 void tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_special,
                            struct buf *out);
-/* Append the text of all ids: bytes joined, invalid UTF-8 replaced by U+FFFD, without the leading
+/* Appends the text of all ids: bytes joined, invalid UTF-8 replaced by U+FFFD, without the leading
  * space that the model's decoder strips. */
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                       struct buf *out);

@@ -146,7 +146,7 @@ static int byte_of_piece(struct str piece)
     return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
 }
 
-/* Append the bytes of a byte-level piece; false when a character is not in the alphabet. */
+/* Appends the bytes of a byte-level piece; false when a character is not in the alphabet. */
 static bool spell_bytes(struct str piece, struct buf *out)
 {
     int32_t cp;

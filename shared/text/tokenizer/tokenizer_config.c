@@ -45,7 +45,7 @@ enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *conf
     return OK;
 }
 
-/* Put an added token with the next free id. */
+/* Puts an added token with the next free id. */
 static enum status put_new(struct tokenizer *t, struct str content, bool special, struct err *err)
 {
     if (tokenizer_n_vocab(t) >= TOKENIZER_IDS_MAX)
@@ -54,7 +54,7 @@ static enum status put_new(struct tokenizer *t, struct str content, bool special
     return tokenizer_put_added(t, (int32_t)tokenizer_n_vocab(t), content, special, false, 0, err);
 }
 
-/* Put a token that is named as special: searched in texts, left out of answers. Keeps the flags
+/* Puts a token that is named as special: searched in texts, left out of answers. Keeps the flags
  * that other files gave it. */
 static enum status put_special(struct tokenizer *t, const cJSON *j, struct err *err)
 {
@@ -67,7 +67,7 @@ static enum status put_special(struct tokenizer *t, const cJSON *j, struct err *
                   : tokenizer_put_added(t, id, str_of(content), true, false, 0, err);
 }
 
-/* Put all special tokens, in the order in which new ids are assigned. */
+/* Puts all special tokens, in the order in which new ids are assigned. */
 static enum status put_specials(struct tokenizer *t, const cJSON *names, struct err *err)
 {
     static const char *const members[] = { "bos_token", "eos_token", "unk_token", "sep_token",
@@ -110,7 +110,7 @@ enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct er
     return OK;
 }
 
-/* Read a token that is given as its text or as an object with "content". */
+/* Reads a token that is given as its text or as an object with "content". */
 static enum status read_token_id(const struct tokenizer *t, const cJSON *config, const char *name,
                                  int32_t *id, struct err *err)
 {
@@ -123,7 +123,7 @@ static enum status read_token_id(const struct tokenizer *t, const cJSON *config,
     return OK;
 }
 
-/* Apply add_bos_token or add_eos_token, which overrule the post-processor when present. */
+/* Applies add_bos_token or add_eos_token, which overrule the post-processor when present. */
 static enum status apply_add_flag(const cJSON *config, const char *name, int32_t id, bool in_front,
                                   struct tokenizer_affix *a, struct err *err)
 {

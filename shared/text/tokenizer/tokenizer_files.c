@@ -17,7 +17,7 @@ static enum status parse(struct str text, const char *name, cJSON **out, struct 
     return json_parse(text, false, out, err) == OK ? OK : err_prefix(err, "%s: ", name);
 }
 
-/* Apply the defaults of the tokenizer class, which no file holds. */
+/* Applies the defaults of the tokenizer class, which no file holds. */
 static enum status spm_defaults(struct tokenizer *t, const cJSON *config, struct err *err)
 {
     const char *class = "";

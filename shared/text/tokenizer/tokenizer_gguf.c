@@ -68,7 +68,7 @@ static enum status fill_gpt2(struct tokenizer *t, const struct tokenizer_vocab *
     return OK;
 }
 
-/* Fill from pieces with scores. The model has byte fallback if it has byte pieces. */
+/* Fills from pieces with scores. The model has byte fallback if it has byte pieces. */
 static enum status fill_llama(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
 {
     if (!v->scores || !v->kinds)

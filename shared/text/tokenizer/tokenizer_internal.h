@@ -69,23 +69,23 @@ struct tokenizer {
 };
 
 struct tokenizer *tokenizer_new(void);
-/* Put a token; `id` is in 0 .. TOKENIZER_IDS_MAX - 1. */
+/* Puts a token; `id` is in 0 .. TOKENIZER_IDS_MAX - 1. */
 void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum token_kind kind);
-/* Put an added token; ERR_FORMAT when its text is empty or not UTF-8. */
+/* Puts an added token; ERR_FORMAT when its text is empty or not UTF-8. */
 enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str content, bool special,
                                 bool normalized, int flags, struct err *err) MUST_CHECK;
-/* Put a merge, after bpe_init. ERR_FORMAT when a part or the whole is not a token. */
+/* Puts a merge, after bpe_init. ERR_FORMAT when a part or the whole is not a token. */
 enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str right,
                                 uint32_t rank, struct buf *scratch, struct err *err) MUST_CHECK;
-/* Split "left right". */
+/* Splits "left right". */
 enum status tokenizer_split_merge(struct str line, struct str *left, struct str *right,
                                   struct err *err) MUST_CHECK;
-/* Compute the bytes of every token and build the search for added tokens. */
+/* Computes the bytes of every token and builds the search for added tokens. */
 enum status tokenizer_finish(struct tokenizer *t, struct err *err) MUST_CHECK;
 
 /* ---- kinds of files: each function fills a new tokenizer; the caller finishes it ---- */
 
-/* Fill from byte-level tokens by rank, as tiktoken does: merging takes the pair whose joined bytes
+/* Fills from byte-level tokens by rank, as tiktoken does: merging takes the pair whose joined bytes
  * have the lowest rank. bytes[rank] (all ranks, from 0) becomes token first_id + rank. */
 enum status tokenizer_fill_ranks(struct tokenizer *t, const struct str *bytes, size_t n,
                                  int32_t first_id, struct err *err) MUST_CHECK;
@@ -108,29 +108,29 @@ struct spm_piece {
     float score;
     int32_t kind;
 };
-/* Fill from the pieces of a SentencePiece model, once the fields of t->spm are set. byte_fallback
+/* Fills from the pieces of a SentencePiece model, once the fields of t->spm are set. byte_fallback
  * needs all 256 byte pieces. */
 enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *pieces, size_t n,
                                bool byte_fallback, struct err *err) MUST_CHECK;
-/* Fill from a protobuf file. */
+/* Fills from a protobuf file. */
 enum status tokenizer_fill_sentencepiece(struct tokenizer *t, struct str file,
                                          struct err *err) MUST_CHECK;
 
 /* ---- tokenizer_config.json and related files; NULL documents are empty ---- */
 
-/* Put the added_tokens_decoder of the configuration; without `overrule`, existing added tokens
+/* Puts the added_tokens_decoder of the configuration; without `overrule`, existing added tokens
  * stay as they are. */
 enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule,
                                           struct err *err) MUST_CHECK;
-/* Put the tokens of added_tokens.json (text: id) and the special tokens named in the two other
+/* Puts the tokens of added_tokens.json (text: id) and the special tokens named in the two other
  * files; those without an id get the next free ids. */
 enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *config,
                                             const cJSON *added, const cJSON *specials,
                                             struct err *err) MUST_CHECK;
-/* Read bos_token, eos_token, add_bos_token and add_eos_token. */
+/* Reads bos_token, eos_token, add_bos_token and add_eos_token. */
 enum status tokenizer_config_bos_eos(struct tokenizer *t, const cJSON *config,
                                      struct err *err) MUST_CHECK;
-/* Put one added token, given as an object with content and flags. */
+/* Puts one added token, given as an object with content and flags. */
 enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int64_t id,
                                        struct err *err) MUST_CHECK;
 enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct err *err) MUST_CHECK;

@@ -24,7 +24,7 @@ static enum status malformed(struct err *err, const char *part, const char *what
     return err_field(err, ERR_FORMAT, part, "tokenizer.json: %s: %s", part, what);
 }
 
-/* Get the type of a component; "" when it has none. */
+/* Gets the type of a component; "" when it has none. */
 static enum status type_of(const cJSON *j, const char *part, const char **type, struct err *err)
 {
     *type = "";
@@ -32,7 +32,7 @@ static enum status type_of(const cJSON *j, const char *part, const char **type, 
     return json_get_str(j, "type", type, err);
 }
 
-/* Get a pattern: {"String": s} or {"Regex": s}. */
+/* Gets a pattern: {"String": s} or {"Regex": s}. */
 static enum status pattern_of(const cJSON *j, const char *part, struct str *out, bool *is_regex,
                               struct err *err)
 {
@@ -54,7 +54,7 @@ static enum status add_step(struct normalizer *z, const char *part, enum normali
                : malformed(err, part, "too many steps, or too long a replacement");
 }
 
-/* Read a Replace of a normalizer or decoder. */
+/* Reads a Replace of a normalizer or decoder. */
 static enum status read_replace(const cJSON *j, const char *part, struct normalizer *z,
                                 struct err *err)
 {
@@ -256,7 +256,7 @@ static enum status read_vocab(struct tokenizer *t, const cJSON *vocab, struct er
     return OK;
 }
 
-/* Get the halves of a merge: "left right" or ["left", "right"]. */
+/* Gets the halves of a merge: "left right" or ["left", "right"]. */
 static enum status merge_parts(const cJSON *j, struct str *left, struct str *right, struct err *err)
 {
     if (cJSON_IsString(j)) return tokenizer_split_merge(str_of(j->valuestring), left, right, err);
@@ -333,7 +333,7 @@ static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, str
 
 /* ---- post_processor ---- */
 
-/* Add the ids listed under the name of a template's SpecialToken. */
+/* Adds the ids listed under the name of a template's SpecialToken. */
 static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name,
                                        struct tokenizer_affix *to, struct err *err)
 {

@@ -56,7 +56,7 @@ static bool take_fixed(struct str *in, size_t n, uint64_t *out)
     return true;
 }
 
-/* Take the next field off *in; ERR_FORMAT when it is damaged. Loop while in->n > 0. */
+/* Takes the next field off *in; ERR_FORMAT when it is damaged. Loop while in->n > 0. */
 static enum status take_field(struct str *in, struct proto_field *f, struct err *err)
 {
     uint64_t tag, len;

@@ -129,7 +129,7 @@ static void add_pair(struct spm_build *b, struct spm_pair pair)
     b->pairs[b->n_pairs++] = pair;
 }
 
-/* Note the characters of a piece and which are adjacent. */
+/* Notes the characters of a piece and which are adjacent. */
 static void note_chars(struct spm_build *b, struct str piece)
 {
     struct spm *s = &b->t->spm;

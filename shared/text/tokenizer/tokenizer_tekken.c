@@ -159,8 +159,8 @@ static enum status fill(struct tekken *k, const cJSON *file, struct err *err)
                                    false, err);
 }
 
-/* Copy the file with '?' for \u0000, which the JSON parser refuses. It occurs where the file shows
- * its tokens as text, which is not read. */
+/* Copies the file with '?' for \u0000, which the JSON parser refuses. It occurs where the file
+ * shows its tokens as text, which is not read. */
 static void without_nul(struct str file, struct buf *out)
 {
     static const char nul[] = "\\u0000";

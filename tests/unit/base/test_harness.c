@@ -43,7 +43,7 @@ static const struct test_case inner[] = {
     CASE(inner_crashes), CASE_T(inner_hangs, 1), CASE(inner_leaves_a_directory_and_a_child)
 };
 
-/* Run the inner cases as a program; returns the exit status, its output goes to `out`. */
+/* Runs the inner cases as a program; returns the exit status, its output goes to `out`. */
 static int run_inner(char *out, size_t cap, int argc, char **argv)
 {
     int fds[2], status = 0;
@@ -67,7 +67,7 @@ static int run_inner(char *out, size_t cap, int argc, char **argv)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Expect the output of the five inner cases, in any order. */
+/* Expects the output of the five inner cases, in any order. */
 static void check_outcomes(const char *out)
 {
     CHECK(strstr(out, "ok inner_passes ("));

@@ -13,7 +13,7 @@
 static char path[600];
 static char text[1 << 20];
 
-/* Send the log to a file in a fresh directory. stderr is closed, as the lines would mix with those
+/* Sends the log to a file in a fresh directory. stderr is closed, as the lines would mix with those
  * of the harness. */
 static void open_log(void)
 {

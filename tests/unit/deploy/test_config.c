@@ -105,7 +105,7 @@ static struct err err;
 static const char *words[4];
 static int n_words;
 
-/* Parse a command line of words separated by '~'. */
+/* Parses a command line of words separated by '~'. */
 static enum status load(struct config *c, const char *line)
 {
     static char copy[2048];

@@ -41,7 +41,7 @@ static struct tokenizer *make_bytes(void)
     return t;
 }
 
-/* Push every byte of `text`; add a '|' after each push that emitted something. */
+/* Pushes every byte of `text`; adds a '|' after each push that emitted something. */
 static void stream(struct detokenizer *d, struct str text, struct buf *out)
 {
     buf_clear(out);

@@ -263,7 +263,7 @@ TEST(jinja_passes_on_what_the_template_raises)
     buf_release(&out);
 }
 
-/* Repeat `unit` n times between `before` and `after`. */
+/* Repeats `unit` n times between `before` and `after`. */
 static char *repeated(const char *before, const char *unit, size_t n, const char *after)
 {
     struct buf b = { 0 };

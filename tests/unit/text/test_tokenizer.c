@@ -610,7 +610,7 @@ static void ids_of_json(const cJSON *list, struct buf *out)
     cJSON_ArrayForEach (each, list) buf_printf(out, "%s%d", out->len ? "," : "", each->valueint);
 }
 
-/* Check one line of expected.jsonl against its request; without a rendered template, the text is
+/* Checks one line of expected.jsonl against its request; without a rendered template, the text is
  * the request's prompt. */
 static void check_reference(const struct tokenizer *t, const cJSON *answer, const cJSON *request)
 {

@@ -120,7 +120,7 @@ TEST(sentencepiece_takes_away_extra_spaces)
     tokenizer_free(t);
 }
 
-/* Make a table of replacements that turns "x" into "ab": a tree of one edge. Unit 0 is the root,
+/* Makes a table of replacements that turns "x" into "ab": a tree of one edge. Unit 0 is the root,
  * whose child for a byte is at offset ^ byte; the leaf is at that node's own offset. */
 static void make_table(struct buf *out)
 {

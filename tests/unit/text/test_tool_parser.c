@@ -200,7 +200,7 @@ static void show(const struct tool_parser *p, struct buf *text)
     }
 }
 
-/* Parse `text` in pieces that end at the offsets `ends`. */
+/* Parses `text` in pieces that end at the offsets `ends`. */
 static void parse(const struct tool_format *f, const cJSON *t, struct str text, const size_t *ends,
                   size_t n, bool cut, struct buf *out)
 {

@@ -6,7 +6,7 @@
 #include "shared/text/tokenizer/tokenizer.h"
 #include "tests/harness/test.h"
 
-/* Write the ids of `text` to `out`, separated by commas. */
+/* Writes the ids of `text` to `out`, separated by commas. */
 static inline void show_ids(const struct tokenizer *t, struct str text, bool add_special,
                             struct buf *out)
 {
