@@ -237,7 +237,7 @@ static void on_prepared(void *arg)
         choose_name(c);
         c->trace = c->trace || c->p.trace;
         if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, 0);
-        else if (!c->endpoint->write_choice) reply(c, 200, 0, buf_str(&c->out));
+        else if (!c->endpoint->generates) reply(c, 200, 0, buf_str(&c->out));
         else start_sequences(c);
     }
     maybe_free(c);

@@ -47,7 +47,7 @@ static void send_choice(struct choice *ch, bool finish)
     begin_chunk(c);
     c->endpoint->write_chunk(ch, finish, &c->out);
     buf_add_char(&c->out, ']');
-    if (!ch->sent && c->endpoint->write_top) c->endpoint->write_top(ch, true, &c->out);
+    if (!ch->sent) c->endpoint->write_top(ch, true, &c->out);
     ch->sent = true;
     if (ch->parser) output_parser_delta_sent(ch->parser);
     buf_clear(&ch->text);

@@ -2,7 +2,7 @@
  * only.
  *
  * Answers are written directly into a buffer, not as cJSON trees, since a chunk per token is the
- * API server's main work. Thread: prepare and write_body a worker (or the loop); the chunk writers
+ * API server's main work. Thread: prepare and openai_write_body a worker (or the loop); the chunk writers
  * the loop. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_H
 #define BATON_SERVE_OPENAI_OPENAI_H
@@ -17,14 +17,15 @@ struct choice;
 
 struct openai_endpoint {
     const char *id_prefix, *object, *chunk_object;
+    bool generates; /* sequences; else prepare writes the whole answer, and no op below is called */
     /* Fills in c->p and c->prompts, or c->out for a path without sequences. May change `doc`. */
     enum status (*prepare)(struct completion_request *c, cJSON *doc, struct err *err);
     /* Writes the element of "choices" in a whole answer, or in a chunk (finish: the last chunk of
-     * this choice). NULL: no sequences. */
+     * this choice). */
     void (*write_choice)(const struct choice *ch, struct buf *out);
     void (*write_chunk)(const struct choice *ch, bool finish, struct buf *out);
     /* Writes members of the top level of a whole answer, or of the first chunk of a choice; each
-     * begins with a comma. May be NULL. */
+     * begins with a comma. */
     void (*write_top)(const struct choice *ch, bool chunk, struct buf *out);
     bool parses_output; /* answers go through output_parser.h */
 };
@@ -75,8 +76,6 @@ void openai_write_chat_logprobs(const struct choice *ch, struct buf *out);
 /* with_prompt: echo, in the whole answer or the first chunk of the choice. */
 void openai_write_completion_logprobs(const struct choice *ch, bool with_prompt, struct buf *out);
 void openai_write_prompt_logprobs(const struct choice *ch, struct buf *out);
-/* Returns the choice that received the logprobs of this choice's prompt. */
-const struct choice *openai_prompt_source(const struct choice *ch);
 /* Returns how many characters begin in token `id`; the sum over tokens is the length of the
  * text. */
 uint32_t openai_token_chars(const struct choice *ch, int32_t id);

@@ -312,6 +312,7 @@ const struct openai_endpoint OPENAI_CHAT = {
     .id_prefix = "chatcmpl-",
     .object = "chat.completion",
     .chunk_object = "chat.completion.chunk",
+    .generates = true,
     .prepare = chat_prepare,
     .write_choice = chat_write_choice,
     .write_chunk = chat_write_chunk,

@@ -104,11 +104,19 @@ static void completions_write_chunk(const struct choice *ch, bool finish, struct
     write_element(ch, true, finish, out);
 }
 
+/* Everything is in the choices. */
+static void completions_write_top(const struct choice *ch, bool chunk, struct buf *out)
+{
+    (void)ch, (void)chunk, (void)out;
+}
+
 const struct openai_endpoint OPENAI_COMPLETIONS = {
     .id_prefix = "cmpl-",
     .object = "text_completion",
     .chunk_object = "text_completion",
+    .generates = true,
     .prepare = completions_prepare,
     .write_choice = completions_write_choice,
     .write_chunk = completions_write_chunk,
+    .write_top = completions_write_top,
 };

@@ -120,7 +120,7 @@ void openai_write_body(struct completion_request *c)
     }
     buf_add_c(out, "],\"usage\":");
     openai_write_usage(c, out);
-    if (c->endpoint->write_top) c->endpoint->write_top(&c->choices[0], false, out);
+    c->endpoint->write_top(&c->choices[0], false, out);
     if (c->trace) {
         buf_add_c(out, ",\"baton\":");
         openai_write_trace(c, out);
