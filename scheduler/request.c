@@ -42,7 +42,8 @@ struct request *request_create(struct entry *e, uint64_t id, const struct gen_re
     r->prompt_logprobs = g->prompt_logprobs;
     r->deadline_ms = g->deadline_ms;
     if (g->n_tokens >= block_tokens && block_tokens)
-        r->first_block = hash_block((struct hash128){ g->cache_salt, 0 }, g->tokens, block_tokens);
+        r->first_block = hash_block(hash_block_seed(e->view.model, g->cache_salt), g->tokens,
+                                    block_tokens);
     r->t_accept = clock_ns();
     r->unplaced_since_ms = clock_ms();
     list_init(&r->link);

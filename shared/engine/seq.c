@@ -98,7 +98,7 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     s->n_prompt = r->n_prompt;
     s->prefill_only = r->prefill_only;
     s->lp_next = r->want_prompt_logprobs ? 1 : r->n_prompt;
-    s->seed = kv_prefix_seed(l->model_fingerprint, r->cache_salt);
+    s->seed = hash_block_seed(l->model_fingerprint, r->cache_salt);
     s->two_attention_paths = l->two_attention_paths;
     s->t_submit_ns = clock_ns();
     *out = s;

@@ -1,18 +1,9 @@
-/* kv_prefix.c - see kv_prefix.h. The seed is hashed as 16 little-endian bytes, so all hosts agree.
- * Thread: any. */
+/* kv_prefix.c - see kv_prefix.h. Thread: any. */
 #include "shared/kv/kv_prefix.h"
 
 static void put_u64le(uint8_t *p, uint64_t v)
 {
     for (int i = 0; i < 8; i++) p[i] = (uint8_t)(v >> (8 * i));
-}
-
-struct hash128 kv_prefix_seed(uint64_t model_fingerprint, uint64_t cache_salt)
-{
-    uint8_t bytes[16];
-    put_u64le(bytes, model_fingerprint);
-    put_u64le(bytes + 8, cache_salt);
-    return hash_128(bytes, sizeof bytes);
 }
 
 void kv_prefix_hashes(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens,

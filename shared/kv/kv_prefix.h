@@ -7,8 +7,8 @@
  * sequence that continues or repeats the same output finds such a block, not a prompt with the same
  * text.
  *
- * Only the engine uses these keys. The scheduler hashes a prompt's first block with another seed,
- * to choose a node (rendezvous hashing); that hash is never the key of a block.
+ * The seed is hash_block_seed. The scheduler computes the key of a prompt's first block alike, and
+ * chooses a node by it (rendezvous hashing), so that equal prefixes meet their cached blocks.
  *
  * Thread: any. */
 #ifndef BATON_KV_KV_PREFIX_H
@@ -16,9 +16,6 @@
 
 #include "shared/base/hash/hash.h"
 
-/* The seed that the first block's hash is chained to. Blocks of another model or salt never
- * match. */
-struct hash128 kv_prefix_seed(uint64_t model_fingerprint, uint64_t cache_salt);
 /* Hashes the full blocks [first, end) of `tokens` into out[first..end). Needs out[first - 1] when
  * first > 0. */
 void kv_prefix_hashes(struct hash128 seed, const int32_t *tokens, uint32_t block_tokens,

@@ -38,6 +38,12 @@ struct hash128 hash_128(const void *p, size_t n)
 
 bool hash128_eq(struct hash128 a, struct hash128 b) { return a.lo == b.lo && a.hi == b.hi; }
 
+struct hash128 hash_block_seed(uint64_t model_fingerprint, uint64_t cache_salt)
+{
+    const uint64_t words[2] = { model_fingerprint, cache_salt };
+    return hash_128(words, sizeof words);
+}
+
 struct hash128 hash_block(struct hash128 parent, const int32_t *tokens, size_t n_tokens)
 {
     XXH3_state_t state;

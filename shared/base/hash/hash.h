@@ -1,9 +1,8 @@
 /* hash.h - the hashes that peers must agree on: XXH3 (libxxhash), fixed by its specification.
  *
  * The chained block hash names a KV block by everything before it: hash(i) = XXH3_128(hash(i-1) ||
- * tokens of block i), with hash(-1) the seed: kv_prefix_seed(fingerprint, salt) in the engine.
- * The scheduler seeds a prompt's first block with {cache_salt, 0}; its hash is only a rendezvous
- * key, never the name of a block.
+ * tokens of block i), with hash(-1) the seed. The engine finds blocks in the prefix cache by it, the
+ * scheduler chooses the node that probably has them by that of a prompt's first block.
  * Thread: any. */
 #ifndef BATON_BASE_HASH_HASH_H
 #define BATON_BASE_HASH_HASH_H
@@ -20,6 +19,8 @@ struct hash128 {
 uint64_t hash_64(const void *p, size_t n, uint64_t seed);
 struct hash128 hash_128(const void *p, size_t n);
 bool hash128_eq(struct hash128 a, struct hash128 b);
+/* The parent of a first block. Blocks of another model or salt never match. */
+struct hash128 hash_block_seed(uint64_t model_fingerprint, uint64_t cache_salt);
 /* The hash of the block after `parent`; tokens[n_tokens] is a full block, int32 little endian. */
 struct hash128 hash_block(struct hash128 parent, const int32_t *tokens, size_t n_tokens);
 

@@ -173,15 +173,15 @@ TEST(chain_depends_on_model_salt_and_all_tokens_before)
 {
     int32_t tokens[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
     struct hash128 a[2], b[2], c[2];
-    kv_prefix_hashes(kv_prefix_seed(1, 0), tokens, BT, 0, 2, a);
-    kv_prefix_hashes(kv_prefix_seed(1, 0), tokens, BT, 0, 1, b);
-    kv_prefix_hashes(kv_prefix_seed(1, 0), tokens, BT, 1, 2, b);
+    kv_prefix_hashes(hash_block_seed(1, 0), tokens, BT, 0, 2, a);
+    kv_prefix_hashes(hash_block_seed(1, 0), tokens, BT, 0, 1, b);
+    kv_prefix_hashes(hash_block_seed(1, 0), tokens, BT, 1, 2, b);
     CHECK(hash128_eq(a[0], b[0]) && hash128_eq(a[1], b[1]));
-    kv_prefix_hashes(kv_prefix_seed(2, 0), tokens, BT, 0, 2, b);
-    kv_prefix_hashes(kv_prefix_seed(1, 9), tokens, BT, 0, 2, c);
+    kv_prefix_hashes(hash_block_seed(2, 0), tokens, BT, 0, 2, b);
+    kv_prefix_hashes(hash_block_seed(1, 9), tokens, BT, 0, 2, c);
     CHECK(!hash128_eq(a[0], b[0]) && !hash128_eq(a[0], c[0]) && !hash128_eq(b[0], c[0]));
     tokens[0] = 9;
-    kv_prefix_hashes(kv_prefix_seed(1, 0), tokens, BT, 0, 2, b);
+    kv_prefix_hashes(hash_block_seed(1, 0), tokens, BT, 0, 2, b);
     CHECK(!hash128_eq(a[1], b[1]));
 }
 

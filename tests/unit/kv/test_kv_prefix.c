@@ -10,7 +10,7 @@ static const int32_t TOKENS[N * BLOCK] = { 1,  2,  3,  4,  5,  6,  7,  8,  9,  1
 
 static void hashes_of(uint64_t salt, uint32_t n_prompt, struct hash128 out[N])
 {
-    kv_prefix_hashes_generated(kv_prefix_seed(7, salt), TOKENS, BLOCK, n_prompt, 0, N, out);
+    kv_prefix_hashes_generated(hash_block_seed(7, salt), TOKENS, BLOCK, n_prompt, 0, N, out);
 }
 
 /* The number of leading keys that are equal. */
@@ -26,7 +26,7 @@ static uint32_t common(const struct hash128 *a, const struct hash128 *b)
 TEST(prefix_hashes_of_prompts_know_no_attention_path)
 {
     struct hash128 plain[N], prompt[N], other[N];
-    kv_prefix_hashes(kv_prefix_seed(7, 0), TOKENS, BLOCK, 0, N, plain);
+    kv_prefix_hashes(hash_block_seed(7, 0), TOKENS, BLOCK, 0, N, plain);
     hashes_of(0, N * BLOCK, prompt); /* no generated tokens */
     CHECK_EQ_INT(common(plain, prompt), N);
     hashes_of(0, UINT32_MAX, prompt);
@@ -51,7 +51,7 @@ TEST(prefix_hashes_tell_where_generated_tokens_begin)
 
 TEST(prefix_hashes_are_the_same_in_pieces)
 {
-    struct hash128 whole[N], pieces[N], seed = kv_prefix_seed(7, 0);
+    struct hash128 whole[N], pieces[N], seed = hash_block_seed(7, 0);
     for (uint32_t n = 0; n <= N * BLOCK; n += 3) {
         hashes_of(0, n, whole);
         kv_prefix_hashes_generated(seed, TOKENS, BLOCK, n, 0, 2, pieces);
