@@ -66,4 +66,14 @@ static inline __m256 exp8(__m256 x)
     return _mm256_and_ps(_mm256_mul_ps(e, _mm256_castsi256_ps(scale)), keep);
 }
 
+/* The lower and the upper bf16 of each pair. */
+static inline __m256 even8_bf16(__m256i pair)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+}
+static inline __m256 odd8_bf16(__m256i pair)
+{
+    return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
+}
+
 #endif

@@ -35,4 +35,14 @@ static inline __m512 exp16(__m512 x)
     return _mm512_maskz_mul_ps(keep, e, _mm512_castsi512_ps(scale));
 }
 
+/* The lower and the upper bf16 of each pair. */
+static inline __m512 even16_bf16(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+}
+static inline __m512 odd16_bf16(__m512i pair)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536)));
+}
+
 #endif

@@ -62,12 +62,6 @@ INLINE __m256i load_bf16(const char *p, size_t n)
     return _mm256_loadu_si256((const __m256i *)(const void *)some);
 }
 
-INLINE __m256 low_bf16(__m256i pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
-INLINE __m256 high_bf16(__m256i pair)
-{
-    return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
-}
-
 static void keys_bf16(float *dst, const char *const *rows, size_t offset, size_t n, size_t dim)
 {
     for (size_t d = 0; d < dim; d += 16) {
@@ -76,9 +70,9 @@ static void keys_bf16(float *dst, const char *const *rows, size_t offset, size_t
             r[j] = j < n ? load_bf16(rows[j] + offset + d * 2, dim - d) : _mm256_setzero_si256();
         transpose8x8(r);
         for (size_t i = 0; i < 8 && d + 2 * i < dim; i++) {
-            _mm256_storeu_ps(dst + (d + 2 * i) * PANEL, low_bf16(r[i]));
+            _mm256_storeu_ps(dst + (d + 2 * i) * PANEL, even8_bf16(r[i]));
             if (d + 2 * i + 1 < dim)
-                _mm256_storeu_ps(dst + (d + 2 * i + 1) * PANEL, high_bf16(r[i]));
+                _mm256_storeu_ps(dst + (d + 2 * i + 1) * PANEL, odd8_bf16(r[i]));
         }
     }
 }
@@ -105,8 +99,8 @@ INLINE void value16(__m256 v[2], const char *row, enum dtype t, size_t d, size_t
                                   mask8_from(left, 8));
     } else {
         __m256i h = load_bf16(row + d * 2, left);
-        v[0] = low_bf16(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(h)));
-        v[1] = low_bf16(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(h, 1)));
+        v[0] = even8_bf16(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(h)));
+        v[1] = even8_bf16(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(h, 1)));
     }
 }
 

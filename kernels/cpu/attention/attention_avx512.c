@@ -29,9 +29,9 @@ static void keys_bf16(float *dst, const char *const rows[16], size_t dim)
         load_bf16(r, rows, d * 2, dim - d);
 #pragma GCC unroll 16
         for (size_t i = 0; i < 16; i++, dst += 2 * PANEL) {
-            if (d + 32 <= dim || d + 2 * i < dim) _mm512_storeu_ps(dst, low_bf16(r[i]));
+            if (d + 32 <= dim || d + 2 * i < dim) _mm512_storeu_ps(dst, even16_bf16(r[i]));
             if (d + 32 <= dim || d + 2 * i + 1 < dim)
-                _mm512_storeu_ps(dst + PANEL, high_bf16(r[i]));
+                _mm512_storeu_ps(dst + PANEL, odd16_bf16(r[i]));
         }
     }
 }
@@ -58,7 +58,7 @@ INLINE __m512 value16(const char *row, enum dtype t, size_t d, size_t left)
     const char *p = row + d * 2;
     __m256i h = left >= 16 ? _mm256_loadu_si256((const __m256i *)(const void *)p)
                            : _mm256_maskz_loadu_epi16(mask16(left), p);
-    return low_bf16(_mm512_cvtepu16_epi32(h));
+    return even16_bf16(_mm512_cvtepu16_epi32(h));
 }
 
 INLINE void values(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
@@ -172,8 +172,8 @@ INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char
 #pragma GCC unroll 16
     for (size_t k = 0; k < 16; k++) {
         size_t at = t == DTYPE_F32 ? d + k : d + 2 * k;
-        __m512 k0 = t == DTYPE_F32 ? _mm512_castsi512_ps(r[k]) : low_bf16(r[k]),
-               k1 = high_bf16(r[k]);
+        __m512 k0 = t == DTYPE_F32 ? _mm512_castsi512_ps(r[k]) : even16_bf16(r[k]),
+               k1 = odd16_bf16(r[k]);
         prefetch_lines(prefetch[k] + d * (t == DTYPE_F32 ? 4 : 2), CACHE_LINE);
         if (d + step > dim && at >= dim) break;
 #pragma GCC unroll 8

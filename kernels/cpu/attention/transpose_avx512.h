@@ -43,12 +43,6 @@ INLINE void transpose16x16(__m512i r[16])
     for (int i = 0; i < 16; i++) r[i] = t[i];
 }
 
-INLINE __m512 low_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
-INLINE __m512 high_bf16(__m512i pair)
-{
-    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536)));
-}
-
 /* Elements d .. d + 15 (bf16: d + 31) of 16 rows, transposed; `left` of them exist. Whole
  * loads are not masked: masked ones are slow to come. */
 INLINE void load_f32(__m512i r[16], const char *const rows[16], size_t at, size_t left)

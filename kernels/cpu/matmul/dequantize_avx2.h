@@ -5,16 +5,9 @@
 #define BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX2_H
 
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
+#include "kernels/cpu/simd_avx2.h"
 
 BLOCK_INLINE __m256i load8(const void *p) { return _mm256_loadu_si256(p); }
-BLOCK_INLINE __m256 even_bf16(__m256i pair)
-{
-    return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-}
-BLOCK_INLINE __m256 odd_bf16(__m256i pair)
-{
-    return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
-}
 
 /* Sorts the f16 of each pair: the lower halves of all lanes come first, then the upper ones, within
  * each half of the register. */
@@ -28,13 +21,13 @@ BLOCK_INLINE __m256i split_f16(__m256i pair)
 BLOCK_INLINE __m256 even_of(const int layout, __m256i pair)
 {
     return layout == LAYOUT_F16 ? _mm256_cvtph_ps(_mm256_castsi256_si128(split_f16(pair)))
-                                : even_bf16(pair);
+                                : even8_bf16(pair);
 }
 
 BLOCK_INLINE __m256 odd_of(const int layout, __m256i pair)
 {
     return layout == LAYOUT_F16 ? _mm256_cvtph_ps(_mm256_extracti128_si256(split_f16(pair), 1))
-                                : odd_bf16(pair);
+                                : odd8_bf16(pair);
 }
 
 /* A byte of e4m3 in each lane. Subnormals (below 2^-6) get the exponent of 2^-6, whose implicit

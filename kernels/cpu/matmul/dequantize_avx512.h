@@ -6,15 +6,8 @@
 
 #include "kernels/cpu/matmul/f8_to_bf16_avx512.h"
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
+#include "kernels/cpu/simd_avx512.h"
 
-BLOCK_INLINE __m512 even_bf16(__m512i pair)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-}
-BLOCK_INLINE __m512 odd_bf16(__m512i pair)
-{
-    return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536)));
-}
 BLOCK_INLINE __m512 even_f16(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pair)); }
 BLOCK_INLINE __m512 odd_f16(__m512i pair)
 {
@@ -22,11 +15,11 @@ BLOCK_INLINE __m512 odd_f16(__m512i pair)
 }
 BLOCK_INLINE __m512 even_of(const int layout, __m512i pair)
 {
-    return layout == LAYOUT_F16 ? even_f16(pair) : even_bf16(pair);
+    return layout == LAYOUT_F16 ? even_f16(pair) : even16_bf16(pair);
 }
 BLOCK_INLINE __m512 odd_of(const int layout, __m512i pair)
 {
-    return layout == LAYOUT_F16 ? odd_f16(pair) : odd_bf16(pair);
+    return layout == LAYOUT_F16 ? odd_f16(pair) : odd16_bf16(pair);
 }
 
 /* Converts F16 and BF16 in whole pairs, so an odd n_k writes one row more. */
@@ -51,8 +44,8 @@ BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size
         pairs_of_f8(pairs, _mm512_loadu_si512(words + i * PANEL * 4));
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++, dst += 2 * PANEL) {
-            _mm512_storeu_ps(dst, _mm512_mul_ps(even_bf16(pairs[j]), scale));
-            _mm512_storeu_ps(dst + PANEL, _mm512_mul_ps(odd_bf16(pairs[j]), scale));
+            _mm512_storeu_ps(dst, _mm512_mul_ps(even16_bf16(pairs[j]), scale));
+            _mm512_storeu_ps(dst + PANEL, _mm512_mul_ps(odd16_bf16(pairs[j]), scale));
         }
     }
 }
