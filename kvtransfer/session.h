@@ -233,8 +233,6 @@ void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);
 /* Collects completed receive jobs: verifies their NOTEs, releases their stages. */
 void kvt_recv_collect(struct kvt_core *c);
-/* Releases the stage of the frame that a connection was reading, which is complete or given up. */
-void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p);
 
 /* Tokens [begin, end) of a layer, complete after `event` of the pool's device. */
 struct kvt_token_range {

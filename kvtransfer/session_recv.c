@@ -453,7 +453,8 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
 
 /* ---- frames for a pool in GPU memory ---- */
 
-void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
+/* Releases the stage of the frame that a connection was reading, which is complete or given up. */
+static void drop_frame(struct kvt_core *c, struct kvt_peer *p)
 {
     if (p && p->frame.n) kvt_staging_release(c->recv_staging, &p->recv_chunks, &p->frame);
 }
@@ -486,7 +487,7 @@ static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv 
     struct kvt_gpu_job *k = acquire_job(c);
     if (bound(c, p, head) != r || state_of(r) != KVT_RECV_BOUND) {
         kvt_gpu_job_release(k);
-        kvt_recv_drop_frame(c, p);
+        drop_frame(c, p);
         return;
     }
     if (k) { /* the job owns the stage now */
@@ -528,7 +529,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r && offset == 0) dropped(c, head);
     if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->arrived)) {
-        kvt_recv_drop_frame(c, p);
+        drop_frame(c, p);
         return 0;
     }
     struct kvt_block_range range = { head->layer, head->first, head->n };
@@ -536,7 +537,7 @@ int kvt_recv_scatter(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
     if (head->bytes != bytes || offset >= head->bytes) {
         fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT,
                 false, "the sender pushed a frame of another size than its pieces");
-        kvt_recv_drop_frame(c, p);
+        drop_frame(c, p);
         return 0;
     }
     if (c->recv_jobs) return scatter_to_staging(c, p, head, offset, iov);
@@ -548,7 +549,7 @@ void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r || state_of(r) != KVT_RECV_BOUND) {
-        kvt_recv_drop_frame(c, p);
+        drop_frame(c, p);
         return;
     }
     note_movement(r);
@@ -562,7 +563,7 @@ void kvt_recv_scattered(struct kvt_core *c, struct kvt_peer *p, const struct kvt
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
     bool scatters = p->ops->caps & KVT_CAP_RECEIVER_SCATTERS;
-    kvt_recv_drop_frame(c, p);
+    drop_frame(c, p);
     LIST_FOREACH (r, &p->recvs, struct kvt_recv, link)
         if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, scatters, text);
 }

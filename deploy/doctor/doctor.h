@@ -80,8 +80,6 @@ void doctor_check_peers(struct doctor *d); /* only with --peers: measures every 
 uint64_t doctor_free_memory(uint64_t *limit);
 /* Does the node compute on a GPU? */
 bool doctor_on_gpu(const struct doctor *d);
-/* Bytes that the KV cache of a node with these options takes, computed without the model. */
-uint64_t doctor_kv_bytes(const struct config *c);
 /* Reads the first line of a file, without the line break; false (and "") when the file cannot be
  * read or is empty. */
 bool doctor_read_line(const char *path, char *out, size_t cap);

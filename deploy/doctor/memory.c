@@ -88,7 +88,8 @@ static void check_free(struct doctor *d)
     doctor_add(d, "memory", DOCTOR_OK, "%.1f GiB may be used, %s", (double)left / GIB, cgroup);
 }
 
-uint64_t doctor_kv_bytes(const struct config *c)
+/* Bytes that the KV cache of a node with these options takes, computed without the model. */
+static uint64_t kv_bytes_of(const struct config *c)
 {
     if (config_is_set(c, "kv-cache-memory"))
         return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
@@ -128,7 +129,7 @@ static void check_locked(struct doctor *d)
     /* A GPU's pool has no host pages to lock, but the staging memory of puts has. */
     const bool gpu = doctor_on_gpu(d);
     const char *what = gpu ? "staging memory" : "the KV cache";
-    const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)doctor_kv_bytes(d->c);
+    const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)kv_bytes_of(d->c);
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
     /* with a device rdma will be used */

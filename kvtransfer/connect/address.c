@@ -42,8 +42,9 @@ static uint16_t port_of(const struct sockaddr_storage *a)
     return ntohs(((const struct sockaddr_in *)a)->sin_port);
 }
 
-enum status kvt_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound,
-                               struct err *err)
+/* Opens a listening, non-blocking socket; *bound gets its port. host NULL: 127.0.0.1. */
+static enum status open_listener(const char *host, uint16_t port, int *fd, uint16_t *bound,
+                                 struct err *err)
 {
     if (!host) host = "127.0.0.1";
     char service[8];
@@ -95,7 +96,9 @@ static void first_interface(char out[TEXT_MAX])
     freeifaddrs(list);
 }
 
-enum status kvt_address_advertise(const char *advertise, const char *host, uint16_t port,
+/* Appends "address port", numeric: of `advertise`, or of `host` if that is NULL. For a wildcard it
+ * is the address of the first interface that is up. */
+static enum status advertise_port(const char *advertise, const char *host, uint16_t port,
                                   struct buf *out, struct err *err)
 {
     const char *name = advertise ? advertise : host ? host : "127.0.0.1";
@@ -135,10 +138,10 @@ enum status kvt_address_parse(struct str text, struct sockaddr_storage *out, soc
 
 /* ---- interfaces ---- */
 
-bool kvt_address_is_wildcard(const char *host)
+static bool is_wildcard_host(const char *host)
 {
     struct addrinfo *list;
-    if (!host) return false; /* loopback, see kvt_address_listen */
+    if (!host) return false; /* loopback, see open_listener */
     if (resolve(host, "0", AI_NUMERICHOST, &list) != OK) return false;
     bool yes = is_wildcard(list->ai_addr);
     freeaddrinfo(list);
@@ -213,14 +216,14 @@ enum status kvt_address_serve(struct kvt_listener *l, struct err *err)
     const char *host = l->host, *advertise = l->advertise;
     bool named = l->ifname && *l->ifname;
     enum status st = named ? kvt_address_of_interface(l->ifname, &of_interface, err) : OK;
-    if (st == OK && named && kvt_address_is_wildcard(host)) {
+    if (st == OK && named && is_wildcard_host(host)) {
         host = of_interface.data;
         if (is_here(advertise)) advertise = NULL;
     }
-    if (st == OK && (st = kvt_address_listen(host, l->port, &l->fd, &l->port, err)) != OK &&
-        l->port && l->port_option)
+    if (st == OK && (st = open_listener(host, l->port, &l->fd, &l->port, err)) != OK && l->port &&
+        l->port_option)
         err_prefix(err, "%s: ", l->port_option);
-    if (st == OK) st = kvt_address_advertise(advertise, host, l->port, l->address, err);
+    if (st == OK) st = advertise_port(advertise, host, l->port, l->address, err);
     buf_release(&of_interface);
     return st;
 }

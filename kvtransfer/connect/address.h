@@ -10,19 +10,12 @@
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 
-/* Opens a listening, non-blocking socket; *bound gets its port. host NULL: 127.0.0.1. */
-enum status kvt_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound,
-                               struct err *err) MUST_CHECK;
-/* Appends "address port", numeric: of `advertise`, or of `host` if that is NULL. For a wildcard it
- * is the address of the first interface that is up. */
-enum status kvt_address_advertise(const char *advertise, const char *host, uint16_t port,
-                                  struct buf *out, struct err *err) MUST_CHECK;
 /* What a transport listens on and tells its peers. An interface must have an address. If `host` is
  * a wildcard, that address is listened on, and replaces an `advertise` that is another address of
  * this host, where nobody would listen. An `advertise` of another host (translated on the way) is
  * told as it is. A single address in `host` is used whatever the interface. */
 struct kvt_listener {
-    const char *host, *advertise; /* as for kvt_address_listen and kvt_address_advertise */
+    const char *host, *advertise; /* advertise NULL: of `host`; host NULL: 127.0.0.1 */
     const char *ifname;           /* NULL or "": none */
     uint16_t port;                /* in: 0 any; out: the one it got */
     const char *port_option; /* the option that set the port, for error sentences; NULL: none */
@@ -34,7 +27,6 @@ enum status kvt_address_serve(struct kvt_listener *l, struct err *err) MUST_CHEC
  * the existing interfaces. */
 enum status kvt_address_of_interface(const char *ifname, struct buf *out,
                                      struct err *err) MUST_CHECK;
-bool kvt_address_is_wildcard(const char *host); /* a wildcard address */
 
 /* ---- */
 

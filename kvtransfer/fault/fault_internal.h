@@ -89,8 +89,6 @@ enum kvt_fault_step fault_step_of(enum kvt_message_kind kind);
 void fault_damage_message(struct fault_transport *r, struct kvt_message *m,
                           enum kvt_fault_kind kind);
 
-/* A free slot for a put of c, or NULL. */
-struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported);
 /* Ends a slot: PUT_DONE is reported at due_ms. */
 void fault_end_slot(struct fault_slot *s, uint64_t due_ms);
 void fault_free_slots(struct fault_conn *c);

@@ -11,7 +11,8 @@ enum { FLIP_BYTES = 64 };
 
 /* ---- slots and their windows ---- */
 
-struct fault_slot *fault_acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported)
+/* A free slot for a put of c, or NULL. */
+static struct fault_slot *acquire_slot(struct fault_conn *c, uint64_t tag, bool unreported)
 {
     for (uint32_t i = 0; i < FAULT_SLOTS; i++) {
         if (c->transport->slots[i].c) continue;
@@ -203,7 +204,7 @@ static uint32_t flip_bit(struct fault_transport *r, const struct fault_slot *s,
 static void prepare_late(struct fault_conn *c, const struct kvt_put *p, uint32_t ms)
 {
     struct fault_transport *r = c->transport;
-    struct fault_slot *s = fault_acquire_slot(c, p->tag, true);
+    struct fault_slot *s = acquire_slot(c, p->tag, true);
     if (!s) return;
     struct fault_held h = { .what = HELD_PUT, .put = *p };
     uint64_t window = window_of(r, s);
@@ -240,7 +241,7 @@ static enum status put_truncated(struct fault_conn *c, struct fault_held *h)
 /* Puts the same bytes twice, if a slot is free for the repetition. */
 static enum status put_twice(struct fault_conn *c, const struct fault_slot *s, struct fault_held *h)
 {
-    struct fault_slot *again = fault_acquire_slot(c, s->tag, true);
+    struct fault_slot *again = acquire_slot(c, s->tag, true);
     TRY(pass_on(c, h, true));
     if (!again) return OK;
     h->put.tag = number_of(c->transport, again);
@@ -293,7 +294,7 @@ enum status fault_put(struct kvt_conn *base, const struct kvt_put *p)
     struct fault_transport *r = c->transport;
     if (c->inner_down || c->force_down || c->detached) return ERR_PEER_LOST;
     if (c->n_out >= FAULT_HELD_MAX) return ERR_BUSY;
-    struct fault_slot *s = fault_acquire_slot(c, p->tag, false);
+    struct fault_slot *s = acquire_slot(c, p->tag, false);
     if (!s) return ERR_BUSY;
     uint64_t random = r->random;
     uint32_t passed = r->passed[FAULT_AT_PUT];

@@ -90,7 +90,7 @@ static uint32_t n_qps_wanted(const struct kvt_rdma_tuning *t)
     return t->qps_per_rail < RDMA_QPS_MAX ? t->qps_per_rail : RDMA_QPS_MAX;
 }
 
-void rdma_rail_offer(struct rdma_rail *r)
+static void offer_rail(struct rdma_rail *r)
 {
     struct rdma_conn *c = r->conn;
     const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
@@ -546,7 +546,7 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
         if (r->cq) rdma_qp_destroy(r);
         if (!r->conn->base.incoming && late && rdma_rail_local_port(r)->active &&
             !rdma_rail_local_port(r)->device->dead)
-            rdma_rail_offer(r);
+            offer_rail(r);
         break;
     case RDMA_RAIL_OFFERED:
         if (late)

@@ -64,7 +64,6 @@ struct rdma_rail {
     char why[RDMA_REASON_MAX + 1]; /* the reason that it is not up */
 };
 
-void rdma_rail_offer(struct rdma_rail *r);
 void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_rail_info *m);
 void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_rail_info *m);
 void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m);

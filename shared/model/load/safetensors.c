@@ -211,7 +211,7 @@ enum status safetensors_parse(struct str bytes, struct safetensors **out, struct
     return OK;
 }
 
-enum status safetensors_open(const char *path, struct safetensors **out, struct err *err)
+static enum status safetensors_open(const char *path, struct safetensors **out, struct err *err)
 {
     struct file_map file;
     TRY(file_map_open(path, &file, err));

@@ -36,8 +36,6 @@ struct safetensors {
     struct file_map file;
 };
 
-enum status safetensors_open(const char *path, struct safetensors **out,
-                             struct err *err) MUST_CHECK;
 /* Parses `bytes`, which are borrowed until safetensors_close. */
 enum status safetensors_parse(struct str bytes, struct safetensors **out,
                               struct err *err) MUST_CHECK;

@@ -132,6 +132,12 @@ void openai_write_chat_logprobs(const struct choice *ch, struct buf *out)
 
 /* ---- completions ---- */
 
+/* Returns the choice that received the logprobs of this choice's prompt. */
+static const struct choice *prompt_source(const struct choice *ch)
+{
+    return ch->request->p.stream ? ch : ch - ch->sample;
+}
+
 /* Iterates over the prompt's tokens (with echo) and the answer's; each of the four arrays needs one
  * pass. */
 struct logprob_cursor {
@@ -145,7 +151,7 @@ static struct logprob_cursor cursor_start(const struct choice *ch, bool with_pro
 {
     return (struct logprob_cursor){
         .ch = ch,
-        .prompt = buf_str(&openai_prompt_source(ch)->prompt_logprobs),
+        .prompt = buf_str(&prompt_source(ch)->prompt_logprobs),
         .answer = buf_str(&ch->logprobs),
         .n_prompt = with_prompt ? ch->prompt->n_tokens : 0,
     };
@@ -230,11 +236,6 @@ void openai_write_completion_logprobs(const struct choice *ch, bool with_prompt,
 
 /* ---- prompt_logprobs ---- */
 
-const struct choice *openai_prompt_source(const struct choice *ch)
-{
-    return ch->request->p.stream ? ch : ch - ch->sample;
-}
-
 static void add_ranked(const struct choice *ch, struct logprob_pair p, int32_t rank,
                        struct buf *out)
 {
@@ -250,7 +251,7 @@ static void add_ranked(const struct choice *ch, struct logprob_pair p, int32_t r
 
 void openai_write_prompt_logprobs(const struct choice *ch, struct buf *out)
 {
-    struct str rest = buf_str(&openai_prompt_source(ch)->prompt_logprobs);
+    struct str rest = buf_str(&prompt_source(ch)->prompt_logprobs);
     struct logprob_entry e;
     buf_add_c(out, "[null");
     while (next_entry(&rest, &e)) {

@@ -14,7 +14,7 @@
 static enum status repr(struct jinja_run *run, const struct jv *v, struct buf *b);
 
 /* As Python: the fewest digits that read back equal; an exponent below 1e-4 and from 1e16. */
-void jv_print_float(double f, struct buf *b)
+static void print_float(double f, struct buf *b)
 {
     char text[40], digits[24];
     int n_digits = 0, exponent = 0, precision = 0;
@@ -125,7 +125,7 @@ static enum status repr_at(struct jinja_run *run, const struct jv *v, struct buf
     case JV_NONE: buf_add_c(b, "None"); return OK;
     case JV_BOOL: buf_add_c(b, v->b ? "True" : "False"); return OK;
     case JV_INT: buf_printf(b, "%lld", (long long)v->i); return OK;
-    case JV_FLOAT: jv_print_float(v->f, b); return OK;
+    case JV_FLOAT: print_float(v->f, b); return OK;
     case JV_STRING: repr_string(v->s, b); return OK;
     case JV_LIST: return repr_list(run, v->list, b);
     case JV_DICT: return repr_dict(run, v->dict, b);
@@ -219,7 +219,7 @@ static void json_float(double f, struct buf *b)
 {
     if (isnan(f)) buf_add_c(b, "NaN");
     else if (isinf(f)) buf_add_c(b, f < 0 ? "-Infinity" : "Infinity");
-    else jv_print_float(f, b);
+    else print_float(f, b);
 }
 
 static enum status json_value(struct jinja_run *run, const struct json_style *style,

@@ -209,7 +209,6 @@ enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct 
 enum status jv_print(struct jinja_run *run, const struct jv *v, struct buf *b) MUST_CHECK;
 /* Python's str(v) in the arena; a string's own text is not copied. */
 enum status jv_text(struct jinja_run *run, const struct jv *v, struct str *out) MUST_CHECK;
-void jv_print_float(double f, struct buf *b);
 /* The tojson filter. */
 enum status jinja_tojson(const struct jinja_call *c, struct jv *out) MUST_CHECK;
 

@@ -98,7 +98,8 @@ bool tool_call_begin(struct tool_parser *p)
 
 struct tool_call *tool_call_current(struct tool_parser *p) { return &p->calls[p->n_calls - 1]; }
 
-bool tool_is_known(const struct tool_parser *p, struct str name)
+/* Does the request have a tool of this name? */
+static bool is_known_tool(const struct tool_parser *p, struct str name)
 {
     const cJSON *t;
     if (!p->tools) return true;
@@ -117,7 +118,7 @@ enum tool_step tool_call_name(struct tool_parser *p, struct str name)
     for (size_t i = 0; i < name.n; i++)
         if ((unsigned char)name.p[i] <= ' ') return TOOL_BAD;
     /* Without a tag, JSON is a call only if it names a tool of the request. */
-    if (p->i_open_tag < 0 && !tool_is_known(p, name)) return TOOL_BAD;
+    if (p->i_open_tag < 0 && !is_known_tool(p, name)) return TOOL_BAD;
     buf_add_str(&c->name, name);
     c->named = true;
     return TOOL_CONTINUE;

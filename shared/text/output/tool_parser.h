@@ -114,8 +114,6 @@ enum tool_step tool_read_arguments(struct tool_parser *p, int then);
 /* Reads an object with the members name and arguments (or parameters); then sets the state. strict:
  * other members give TOOL_BAD. */
 enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then);
-/* Does the request have a tool of this name? */
-bool tool_is_known(const struct tool_parser *p, struct str name);
 /* The JSON schema of parameter `key` of tool `name`, or NULL. */
 const cJSON *tool_schema(const struct tool_parser *p, struct str name, struct str key);
 

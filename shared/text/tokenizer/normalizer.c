@@ -78,7 +78,8 @@ static void unicode_form(struct buf *out, struct str s, enum normalizer_kind kin
     }
 }
 
-void normalizer_replace(struct buf *out, struct str s, struct str from, struct str to)
+/* Appends `s` with every `from` (not empty) replaced. */
+static void replace_all(struct buf *out, struct str s, struct str from, struct str to)
 {
     ASSERT(from.n > 0);
     for (size_t at; (at = str_find(s, from)) != SIZE_MAX; s = str_sub(s, at + from.n, s.n)) {
@@ -102,7 +103,7 @@ enum status normalizer_run(const struct normalizer *z, struct buf *text, struct 
             buf_add_str(scratch, buf_str(&s->to));
             buf_add_str(scratch, buf_str(text));
         } else {
-            normalizer_replace(scratch, buf_str(text), buf_str(&s->from), buf_str(&s->to));
+            replace_all(scratch, buf_str(text), buf_str(&s->from), buf_str(&s->to));
         }
         struct buf swap = *text;
         *text = *scratch;

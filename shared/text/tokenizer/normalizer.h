@@ -38,7 +38,5 @@ void normalizer_release(struct normalizer *z);
  * beyond the limit above. */
 enum status normalizer_run(const struct normalizer *z, struct buf *text,
                            struct buf *scratch) MUST_CHECK;
-/* Appends `s` with every `from` (not empty) replaced. */
-void normalizer_replace(struct buf *out, struct str s, struct str from, struct str to);
 
 #endif

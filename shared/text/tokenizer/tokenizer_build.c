@@ -22,7 +22,8 @@ int32_t byte_level_encode(unsigned char byte)
     return byte <= 160 ? 0x100 + 33 + byte - 127 : 0x100 + 67; /* 127 .. 160, and 173 */
 }
 
-int byte_level_decode(int32_t cp)
+/* Returns the byte of a character of the byte-level alphabet, -1 for another. */
+static int byte_level_decode(int32_t cp)
 {
     if (cp >= 0x100 && cp <= 0x120) return cp - 0x100;
     if (cp > 0x120 && cp <= 0x142) return cp - 0x121 + 127;

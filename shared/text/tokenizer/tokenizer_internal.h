@@ -137,6 +137,5 @@ enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct er
 
 /* GPT-2's byte-to-character alphabet of byte-level vocabularies. */
 int32_t byte_level_encode(unsigned char byte);
-int byte_level_decode(int32_t cp); /* -1: not in the alphabet */
 
 #endif
