@@ -1,5 +1,5 @@
-/* attention_decode.cu - which kernel of attention_decode.cuh a model's shape takes. Thread: engine.
- */
+/* attention_decode_select.cu - which kernel of attention_decode.cuh a model's shape takes.
+ * Thread: engine. */
 #include "kernels/cuda/attention/attention_launch.cuh"
 
 template <enum dtype T, int LANES, int HEADS, bool WHOLE>
