@@ -30,17 +30,7 @@
  *     sender   SENT: the receiver has acknowledged; source blocks may be reused
  * Cancelling: kvt_expect_cancel → FENCED once no write of the peer can reach those blocks any more
  * (the writer acknowledged, its connection is torn down and drained, or its process has ended).
- * Blocks must not be reused before FENCED.
- *
- * Invariants
- *  1 Bytes are written only into the blocks of a live grant of the right generation; late or
- *    foreign bytes are written nowhere.
- *  2 RECEIVED comes only after every valid byte of every block not skipped is in place and its
- *    checksum agrees.
- *  3 Every accepted id ends in exactly one of RECEIVED / RECEIVE_FAILED and, after
- *    kvt_expect_cancel or RECEIVE_FAILED, one FENCED; every sent id in exactly one of SENT /
- *    SEND_FAILED.
- *  4 A protocol that options.protocols does not name is never used. */
+ * Blocks must not be reused before FENCED. */
 struct kvt;
 
 enum kvt_event_kind {

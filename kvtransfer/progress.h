@@ -9,7 +9,7 @@
  * offers, in our order. If one fails before UP the next is tried, then comes PEER_LOST. An incoming
  * connection becomes a peer at UP. A lost incoming peer stays until its transport's fence() is OK
  * or none of its sessions needs a fence.
- * Thread: transfer (progress_run is that thread); start and stop: the creator's. */
+ * Thread: transfer; start and stop: the creator's. */
 #ifndef BATON_KVTRANSFER_PROGRESS_H
 #define BATON_KVTRANSFER_PROGRESS_H
 

@@ -1,5 +1,5 @@
 /* session.c - what both sides of a transfer share: create and release the core, post events, send
- * messages. States and invariants: session.h. */
+ * messages. States and invariants: session.h. Thread: transfer. */
 #include "kvtransfer/session.h"
 
 #include <string.h>

@@ -2,8 +2,8 @@
  * transport shares this code.
  *
  * The sender pushes: it opens a granted session (OPEN), puts pieces, announces them with their
- * checksums (NOTE), and ends with FINISH. The receiver verifies every piece and answers DONE. The
- * diagram and the invariants are below the includes.
+ * checksums (NOTE), and ends with FINISH. The receiver verifies every piece and answers DONE.
+ * docs/kv-transfer.md, "States of a transfer", has the diagram and the invariants.
  *
  * Life cycle: kvt_core_init, sessions, kvt_core_release; one kvt_core per kvt.
  * Thread: transfer, except kvt_recv_claim and kvt_send_create (any). */
@@ -21,43 +21,6 @@
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 
-/* sender                                        receiver
- * (kvt_send_open)                               (kvt_expect)
- *   │ OPEN ──────────────────────────────────▶    OPEN
- * OPENING                                           │ kvt_recv_open: generation agrees, not bound
- *   │ kvt_send_opened ◀───────────── OPENED ──      │
- * ACTIVE                                          BOUND to that connection
- *   │ kvt_send_pump: put, NOTE(checksums) ... ─▶    │ kvt_recv_note: in order, verified by piece
- *   │ after kvt_send_finish and all PUT_DONE:       │
- *   │ FINISH ───────────────────────────────▶       │ kvt_recv_finish: complete → RECEIVED, FREE
- * FINISHING ◀─────────────────────── DONE ──
- *   │ kvt_send_done → SENT, freed
- *
- * Failure of the sender:    abandon puts; STOPPING until all have PUT_DONE; STOPPED ──▶; SEND_FAILED
- * Failure of the receiver:  RECEIVE_FAILED; STOP ──▶; FENCING until one of these, then FENCED, FREE:
- *     no connection was bound | the receiver scatters | STOPPED or BYE came | fence() is OK
- * A sender answers every STOP with STOPPED, also for unknown sessions; a receiver repeats a STOP
- * until it is answered.
- *
- * Invariants
- *  1 A put is made only after OPENED: the receiver knows every connection that may write into a
- *    grant. So a grant cancelled before OPEN needs no fence, and a late OPEN is refused by its
- *    generation.
- *  2 Pieces of a layer are announced and verified in order of position, each once; verified <=
- *    arrived.
- *  3 A slot is FREE again only when no write of its writer can reach its blocks.
- *  4 SENT and SEND_FAILED come only after PUT_DONE of every put of the session.
- *  5 A kvt never repeats a generation and begins at a random one, unlike an earlier process's.
- *  6 FINISH is sent only after PUT_DONE of every put, so that none of its bytes can be abandoned.
- *  7 A sender that gives up skips the bytes that its puts had not copied yet, and its NOTE may be
- *    read before its STOPPED. So a wrong checksum is at first a doubt. FINISH or KVT_DOUBT_MS turn
- *    it into a failure; until then nothing is verified and RECEIVED cannot come.
- *  8 A session has at most KVT_SEND_PUTS puts in flight and a peer its share of the staging memory,
- *    so a peer that does not read delays only itself.
- *  9 For a pool in GPU memory the GPU computes checksums, copies and conversions (gpu_jobs.h). A
- *    NOTE waits for its checksums, RECEIVED for the receiver's. Transports that read host memory
- *    put from a stage that was copied from the GPU, and receive into one; the slot is FREE only
- *    after its copy into the pool. The order of puts, NOTEs and FINISH stays the same. */
 enum {
     /* Bytes of one put: enough to amortise its cost, and they stay in cache for the checksum. */
     KVT_PUT_BYTES = 1 << 20,
@@ -103,11 +66,11 @@ struct kvt_recv {
     struct kvt_peer *peer;              /* BOUND, FENCING: the writer */
     struct list link;                   /* in peer->recvs */
     uint64_t bytes, t_begin_ns, t_moved_ms, t_fence_ms, deadline_ms;
-    uint32_t n_stops;                  /* FENCING: STOPs sent */
-    uint64_t t_doubt_ms;               /* BOUND: time of the first wrong checksum; 0: none */
-    uint32_t doubt_layer, doubt_block; /* its piece */
-    bool moved;                        /* t_begin_ns is the time of the first byte, not the grant */
-    bool sums;                         /* every NOTE carries checksums, which are verified */
+    uint32_t n_stops;        /* FENCING: STOPs sent */
+    uint64_t t_wrong_sum_ms; /* BOUND: time of the first wrong checksum; 0: none */
+    uint32_t wrong_sum_layer, wrong_sum_block; /* its piece */
+    bool moved; /* t_begin_ns is the time of the first byte, not the grant */
+    bool sums;  /* every NOTE carries checksums, which are verified */
     /* GPU jobs in flight: frames being copied into the pool, NOTEs being verified */
     uint32_t n_stores, n_checks;
     bool finishes;         /* FINISH came before they were done ... */

@@ -103,7 +103,7 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->t_moved_ms = clock_ms();
     r->deadline_ms = r->t_moved_ms + c->deadline_ms;
     r->moved = r->sums = false;
-    r->t_doubt_ms = 0;
+    r->t_wrong_sum_ms = 0;
     r->n_stores = r->n_checks = 0;
     r->finishes = false;
     write_grant(c, r, e, grant);
@@ -149,10 +149,10 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     };
     snprintf(ev.text, sizeof ev.text, "%s", text);
     kvt_stats_failed(c->stats, KVT_DIRECTION_RECEIVE, why);
-    if (r->t_doubt_ms && st != ERR_CHECKSUM)
+    if (r->t_wrong_sum_ms && st != ERR_CHECKSUM)
         log_info("kv transfer ended with an unconfirmed checksum error",
                  "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id,
-                 ev.transport, r->doubt_layer, r->doubt_block, text);
+                 ev.transport, r->wrong_sum_layer, r->wrong_sum_block, text);
     if (st == ERR_CHECKSUM)
         log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"",
                   (unsigned long long)r->id, ev.transport, text);
@@ -265,20 +265,20 @@ static void note_movement(struct kvt_recv *r)
     r->t_moved_ms = clock_ms();
 }
 
-/* Turns a doubtful checksum into a failure: the sender did not give up, which would explain it. */
-static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
+/* Fails the transfer for a wrong checksum: the sender did not give up, which would explain it. */
+static void fail_wrong_checksum(struct kvt_core *c, struct kvt_recv *r)
 {
     char text[128];
     snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s",
-             r->doubt_layer, r->doubt_block, transport_of(r));
+             r->wrong_sum_layer, r->wrong_sum_block, transport_of(r));
     kvt_stats_checksum_failed(c->stats);
     fail(c, r, ERR_CHECKSUM, false, text);
 }
 
-/* Compares the checksums of a NOTE's pieces. False: one is wrong, which is a doubt from now on.
+/* Compares the checksums of a NOTE's pieces. False: one is wrong; its place and the time are kept.
  * `sums` are the GPU's; NULL: the pool is in host memory. */
-static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
-                         const uint64_t *sums)
+static bool checksums_agree(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m,
+                            const uint64_t *sums)
 {
     for (uint32_t i = 0; r->sums && i < m->n; i++) {
         uint32_t i_block = m->first + i;
@@ -288,9 +288,9 @@ static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kv
                                                 n_valid, c->scratch);
         kvt_stats_hashed(c->stats, KVT_DIRECTION_RECEIVE, kvt_head_slice_bytes(&r->slice, n_valid));
         if (sum == m->sums[i]) continue;
-        r->t_doubt_ms = clock_ms();
-        r->doubt_layer = m->layer;
-        r->doubt_block = i_block;
+        r->t_wrong_sum_ms = clock_ms();
+        r->wrong_sum_layer = m->layer;
+        r->wrong_sum_block = i_block;
         return false;
     }
     return true;
@@ -362,7 +362,7 @@ static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt
     struct kvt_peer *p = r->peer;
     struct kvt_gpu_job *k = acquire_job(c);
     /* jobs that completed meanwhile ended it or cast doubt */
-    if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_doubt_ms) {
+    if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_wrong_sum_ms) {
         kvt_gpu_job_release(k);
         return;
     }
@@ -374,7 +374,7 @@ static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt
 static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     const struct kvt_transport_ops *ops = r->peer->ops;
-    if (r->t_doubt_ms) return;
+    if (r->t_wrong_sum_ms) return;
     if (!follows(c, r, m, r->verified)) return;
     if ((ops->caps & KVT_CAP_RECEIVER_SCATTERS) && m->first + m->n > r->arrived[m->layer]) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false,
@@ -396,15 +396,15 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         begin_check(c, r, m);
         return;
     }
-    if (!compare_sums(c, r, m, NULL)) return;
+    if (!checksums_agree(c, r, m, NULL)) return;
     r->verified[m->layer] += m->n;
     accept_pieces(c, r, m);
 }
 
 static void conclude(struct kvt_core *c, struct kvt_recv *r, uint64_t bytes)
 {
-    if (r->t_doubt_ms) {
-        fail_in_doubt(c, r);
+    if (r->t_wrong_sum_ms) {
+        fail_wrong_checksum(c, r);
         return;
     }
     if (r->n_left == 0 && bytes == r->bytes) {
@@ -506,7 +506,7 @@ static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_
     const struct kvt_message *m = &k->note;
     r->n_checks--;
     if (state_of(r) != KVT_RECV_BOUND) return;
-    bool right = !r->t_doubt_ms && compare_sums(c, r, m, k->sums);
+    bool right = !r->t_wrong_sum_ms && checksums_agree(c, r, m, k->sums);
     if (right) accept_pieces(c, r, m);
     if (r->finishes && r->n_checks == 0) conclude(c, r, r->finish_bytes);
 }
@@ -600,10 +600,10 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
             if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) &&
                 now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
                 r->peer->must_close = true;
-        } else if (s == KVT_RECV_BOUND && r->t_doubt_ms &&
-                   now_ms >
-                       r->t_doubt_ms + (KVT_DOUBT_MS < c->stall_ms ? KVT_DOUBT_MS : c->stall_ms)) {
-            fail_in_doubt(c, r);
+        } else if (s == KVT_RECV_BOUND && r->t_wrong_sum_ms &&
+                   now_ms > r->t_wrong_sum_ms +
+                                (KVT_DOUBT_MS < c->stall_ms ? KVT_DOUBT_MS : c->stall_ms)) {
+            fail_wrong_checksum(c, r);
         } else if (s >= KVT_RECV_OPEN &&
                    (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];

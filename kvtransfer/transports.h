@@ -1,4 +1,5 @@
-/* transports.h - the ops tables of all transports. Only transport.c includes it, for its array. */
+/* transports.h - the ops tables of all transports. Only transport.c includes it, for its array.
+ * Thread: any (a constant table). */
 #ifndef BATON_KVTRANSFER_TRANSPORTS_H
 #define BATON_KVTRANSFER_TRANSPORTS_H
 

@@ -203,7 +203,7 @@ static void send_hello(struct rdma_conn *c)
 /* Complete puts, as messages count them. */
 static uint64_t completed_puts(const struct rdma_conn *c)
 {
-    return c->base.incoming ? c->recv_window.completed : c->acked;
+    return c->base.incoming ? c->recv_window.completed : c->finished;
 }
 
 static void hand_on(struct rdma_conn *c, struct str bytes)

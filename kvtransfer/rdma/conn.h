@@ -1,5 +1,6 @@
 /* conn.h - one connection: its control connection, its rails, its puts, and the messages that wait
- * for puts. Thread: transfer. */
+ * for puts. A message is passed on only when all earlier puts are complete; docs/kv-transfer.md
+ * says why their bytes are visible then. Thread: transfer. */
 #ifndef BATON_KVTRANSFER_RDMA_CONN_H
 #define BATON_KVTRANSFER_RDMA_CONN_H
 
@@ -17,23 +18,6 @@ enum {
     RDMA_HELD_BYTES = 4 << 20 /* messages that wait for puts; a peer that sends more is dropped */
 };
 
-/* Why a message is seen only after all earlier puts are complete:
- *  1 The receiver passes a message on when it has polled the immediates of all earlier puts
- *    (recv_window.h). So the bytes of a put must be visible to this CPU when the completion of its
- *    immediate is.
- *  2 On one queue pair the responder executes requests in the order they were posted, and the
- *    receive that an RDMA WRITE with immediate consumes completes after the bytes of that write and
- *    of every earlier one (IBA vol. 1, 9.5 "Transaction ordering"; ibv_post_send(3)).
- *  3 The device writes that completion to host memory too. PCIe keeps posted writes in order unless
- *    they carry the relaxed-ordering bit (PCI Express base specification, "Transaction ordering").
- *    With IBV_ACCESS_RELAXED_ORDERING a device may set it on data, not on completions, so a
- *    completion still comes after its data: Linux relies on it, its own users "read data only after
- *    observing the CQE" (include/rdma/ib_verbs.h). Two writes before their completions may change
- *    order, which nothing here observes.
- *  4 Polling reads the completion before anything that the device wrote earlier: every provider has
- *    a barrier for it (rdma-core, util/udma_barrier.h, udma_from_device_barrier).
- *  5 Different queue pairs are not ordered, hence (1) counts every put separately. */
-
 enum rdma_conn_state { RDMA_CONN_OPENING, RDMA_CONN_UP, RDMA_CONN_DOWN };
 
 struct rdma_conn {
@@ -46,14 +30,14 @@ struct rdma_conn {
     bool failed;               /* the next poll ends it, because of: */
     enum status status;
     char text[120];
-    uint64_t opened_ms, last_up_ms; /* last_up: a rail was up */
+    uint64_t opened_ms, last_up_ms; /* of the connection, and when a rail was up last */
     uint64_t need_bytes;            /* outgoing: least size of the receiver's pool */
     struct rdma_hello theirs;
     struct rdma_rail rails[RDMA_RAILS_MAX];
     uint32_t n_rails;
     /* sender */
-    struct rdma_put puts[RDMA_WINDOW]; /* by number modulo */
-    uint64_t issued, acked, reported;  /* numbers: next; all below are acknowledged; the receiver
+    struct rdma_put puts[RDMA_WINDOW];   /* by number modulo */
+    uint64_t issued, finished, reported; /* numbers: next; all below are finished; the receiver
                                         * has reported complete */
     struct list unassigned;
     /* receiver */

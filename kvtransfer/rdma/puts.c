@@ -22,9 +22,9 @@ enum { MESSAGE_BYTES_MAX = RDMA_CHAIN_BYTES };
 /* ---- posting ---- */
 
 /* Makes the next work request of p: one contiguous range of remote memory, gathered from up to
- * max_sge places. Returns its bytes. `back`: reads into the scratch memory instead. */
+ * max_sge places. Returns its bytes. `read_back`: reads into the scratch memory instead. */
 static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr,
-                             struct ibv_sge *sge, bool back)
+                             struct ibv_sge *sge, bool read_back)
 {
     const struct rdma_rail *r = q->rail;
     struct rdma_transport *t = r->conn->t;
@@ -36,13 +36,13 @@ static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_s
         uint64_t left = c->bytes - p->copy_at;
         uint32_t now = left < MESSAGE_BYTES_MAX - total ? (uint32_t)left
                                                         : MESSAGE_BYTES_MAX - total;
-        if (back)
+        if (read_back)
             sge[n++] = (struct ibv_sge){ (uintptr_t)t->scratch + p->read_at, now,
                                          d->scratch->lkey };
         else
             sge[n++] = (struct ibv_sge){ (uintptr_t)kvt_source(t->env, c->local) + p->copy_at, now,
                                          rdma_memory_key(d, c->local) };
-        if (back) p->read_at += now;
+        if (read_back) p->read_at += now;
         total += now;
         p->copy_at += now;
         if (p->copy_at == c->bytes) {
@@ -54,8 +54,8 @@ static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_s
     *wr = (struct ibv_send_wr){
         .sg_list = sge,
         .num_sge = (int)n,
-        .opcode = back ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-        .send_flags = !back && total <= r->max_inline ? IBV_SEND_INLINE : 0,
+        .opcode = read_back ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+        .send_flags = !read_back && total <= r->max_inline ? IBV_SEND_INLINE : 0,
         .wr.rdma = { q->base + remote, q->key },
     };
     return total;
@@ -69,8 +69,8 @@ static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
     struct rdma_transport *t = q->rail->conn->t;
     const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
     if (tuning->flush_read && n && !p->abandoned) {
-        /* A read flushes earlier writes out of the bridges on the receiver's side; the fence delays
-         * the immediate until the read is answered. */
+        /* A read flushes earlier writes out of the bridges on the receiver's side; IBV_SEND_FENCE
+         * delays the immediate until the read is answered. */
         const struct ibv_send_wr *last = &t->wrs[n - 1];
         struct ibv_sge *sge = &t->sges[n * RDMA_SGE_MAX];
         uint64_t end = last->wr.rdma.remote_addr;
@@ -168,7 +168,7 @@ static void assign(struct rdma_put *p, struct rdma_qp *q)
     p->copy_at = p->read_at = 0;
     p->posted = p->waits = false;
     p->phase = RDMA_PHASE_WRITE;
-    if (list_empty(&q->puts)) q->moved_ms = clock_ms();
+    if (list_empty(&q->puts)) q->last_progress_ms = clock_ms();
     list_push(&q->puts, &p->link);
     q->in_flight += p->bytes;
     if (!q->next) q->next = p;
@@ -179,13 +179,13 @@ static void assign(struct rdma_put *p, struct rdma_qp *q)
 static bool scratch_is_free(const struct rdma_transport *t)
 {
     LIST_FOREACH (c, &t->conns, struct rdma_conn, link)
-        if (!c->base.incoming && c->issued != c->acked) return false;
+        if (!c->base.incoming && c->issued != c->finished) return false;
     return true;
 }
 
 enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
 {
-    uint64_t oldest = c->acked < c->reported ? c->acked : c->reported;
+    uint64_t oldest = c->finished < c->reported ? c->finished : c->reported;
     if (c->state != RDMA_CONN_UP) return ERR_PEER_LOST;
     if (c->issued - oldest >= RDMA_WINDOW || !list_empty(&c->unassigned)) return ERR_BUSY;
     if (c->t->env->tuning.rdma.verify_read &&
@@ -224,7 +224,7 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 {
     /* Bytes that are not posted yet are skipped; the immediate is still sent, because later
      * messages count it. */
-    for (uint64_t n = c->acked; n < c->issued; n++) {
+    for (uint64_t n = c->finished; n < c->issued; n++) {
         struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
         if (p->session == session && p->generation == generation) p->abandoned = true;
     }
@@ -232,14 +232,15 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 
 /* ---- completing ---- */
 
-/* Ends a put whose source is not read any more and which the receiver counts as complete. */
-static void done(struct rdma_conn *c, struct rdma_put *p)
+/* Ends a put whose source is not read any more: it is acknowledged, or the receiver's window has
+ * it. */
+static void finish_put(struct rdma_conn *c, struct rdma_put *p)
 {
     list_remove(&p->link);
-    p->state = RDMA_PUT_ACKED;
+    p->state = RDMA_PUT_FINISHED;
     rdma_conn_add_event(c, KVT_PUT_DONE)->tag = p->tag;
-    while (c->acked < c->issued && c->puts[c->acked % RDMA_WINDOW].state == RDMA_PUT_ACKED)
-        c->acked++;
+    while (c->finished < c->issued && c->puts[c->finished % RDMA_WINDOW].state == RDMA_PUT_FINISHED)
+        c->finished++;
     rdma_conn_release_held(c);
 }
 
@@ -273,10 +274,10 @@ void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id)
     struct rdma_conn *c = q->rail->conn;
     struct rdma_put *p = &c->puts[wr_id & 0xffff];
     q->n_wrs -= (uint32_t)(wr_id >> 16) & 0xffff;
-    q->moved_ms = clock_ms();
+    q->last_progress_ms = clock_ms();
     if (wr_id >> 48 & 1) {
         q->in_flight -= p->bytes;
-        done(c, p);
+        finish_put(c, p);
         if (!list_empty(&c->unassigned)) rdma_puts_pump(c);
     } else {
         chain_completed(q, p);
@@ -289,9 +290,9 @@ enum status rdma_puts_requeue(struct rdma_rail *r, const struct rdma_recv_window
     struct rdma_conn *c = r->conn;
     for (uint64_t n = c->reported; n < c->issued; n++) {
         const struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
-        if (p->state == RDMA_PUT_ACKED && p->rail == r->index && p->epoch == r->epoch &&
+        if (p->state == RDMA_PUT_FINISHED && p->rail == r->index && p->epoch == r->epoch &&
             !rdma_recv_window_has(window, n))
-            return ERR_FORMAT;
+            return ERR_IO;
     }
     for (uint32_t i = 0; i < r->n_qps; i++) {
         struct rdma_qp *q = &r->qps[i];
@@ -299,7 +300,7 @@ enum status rdma_puts_requeue(struct rdma_rail *r, const struct rdma_recv_window
         q->next = NULL;
         LIST_FOREACH (p, &q->puts, struct rdma_put, link) {
             if (rdma_recv_window_has(window, p->number)) {
-                done(c, p);
+                finish_put(c, p);
                 continue;
             }
             list_remove(&p->link);

@@ -25,7 +25,7 @@ enum {
                                 * requests shows progress, even on a slow link */
 };
 
-enum rdma_put_state { RDMA_PUT_FREE, RDMA_PUT_UNASSIGNED, RDMA_PUT_ON_QP, RDMA_PUT_ACKED };
+enum rdma_put_state { RDMA_PUT_FREE, RDMA_PUT_UNASSIGNED, RDMA_PUT_ON_QP, RDMA_PUT_FINISHED };
 
 /* verify_read uses all three; otherwise the immediate is posted in WRITE. */
 enum rdma_phase { RDMA_PHASE_WRITE, RDMA_PHASE_READ, RDMA_PHASE_NOTIFY };
@@ -59,7 +59,7 @@ void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generatio
 /* Handles a signalled completion of q's puts. */
 void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id);
 /* After the rail was fenced and its queue pairs destroyed: ends puts that are complete; the others
- * wait for another rail. ERR_FORMAT: an acknowledged put never arrived there. */
+ * wait for another rail. ERR_IO: an acknowledged put never arrived there. */
 enum status rdma_puts_requeue(struct rdma_rail *r,
                               const struct rdma_recv_window *window) MUST_CHECK;
 /* Assigns waiting puts to the rails that are up, and posts what fits. */

@@ -55,11 +55,11 @@ struct rdma_qp {
     struct list puts;      /* assigned and not acknowledged, oldest first */
     struct rdma_put *next; /* the first of them not posted completely; NULL: none */
     uint64_t in_flight;
-    uint32_t n_wrs;    /* of the send queue, not known to be complete */
-    uint32_t n_recvs;  /* receives posted */
-    uint64_t moved_ms; /* last progress while there was work */
-    bool rts;          /* in the state ready-to-send */
-    bool usable;       /* sender: the probe is acknowledged; receiver: the memory window is bound */
+    uint32_t n_wrs;            /* of the send queue, not known to be complete */
+    uint32_t n_recvs;          /* receives posted */
+    uint64_t last_progress_ms; /* last progress while there was work */
+    bool rts;                  /* in the state ready-to-send */
+    bool usable; /* sender: the probe is acknowledged; receiver: the memory window is bound */
 };
 
 /* Creates the completion queue and n queue pairs in INIT; posts a receiver's receives. On failure

@@ -212,12 +212,12 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_recv_window *window
     rdma_qp_destroy(r);
     back_off(r);
     log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu completed=%llu",
-              port_name(r), r->index, (unsigned long long)c->issued, (unsigned long long)c->acked,
-              (unsigned long long)window->completed);
-    if (rdma_puts_requeue(r, window) != OK)
+              port_name(r), r->index, (unsigned long long)c->issued,
+              (unsigned long long)c->finished, (unsigned long long)window->completed);
+    enum status st = rdma_puts_requeue(r, window);
+    if (st != OK)
         rdma_conn_fail(
-            c, ERR_IO,
-            "a put was acknowledged by a queue pair that never showed it to the receiver");
+            c, st, "a put was acknowledged by a queue pair that never showed it to the receiver");
     rdma_puts_pump(c);
 }
 
@@ -529,10 +529,10 @@ static void check_progress(struct rdma_rail *r, uint64_t now_ms)
     if (limit < RDMA_STALL_MS) limit = RDMA_STALL_MS;
     for (uint32_t i = 0; i < r->n_qps; i++) {
         const struct rdma_qp *q = &r->qps[i];
-        if (list_empty(&q->puts) || now_ms <= q->moved_ms + limit) continue;
+        if (list_empty(&q->puts) || now_ms <= q->last_progress_ms + limit) continue;
         char why[RDMA_REASON_MAX];
         snprintf(why, sizeof why, "%s: nothing was acknowledged for %llu ms", port_name(r),
-                 (unsigned long long)(now_ms - q->moved_ms));
+                 (unsigned long long)(now_ms - q->last_progress_ms));
         rdma_rail_break(r, why);
         return;
     }
@@ -573,6 +573,7 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
         if (late) (void)rdma_rail_poll(r); /* the last poll; may find it drained */
         if (r->state == RDMA_RAIL_DRAINING) end_draining(r, late);
         break;
-    case RDMA_RAIL_FENCING: break; /* a receiver answers within RDMA_DRAIN_MS, or is lost */
+    case RDMA_RAIL_FENCING:
+        break; /* ends with FENCED, within RDMA_DRAIN_MS, or with the connection */
     }
 }

@@ -1,5 +1,5 @@
 /* setup.c - encoding and strict decoding of the frames of setup.h. Values in, values out, no
- * state. */
+ * state. Thread: any. */
 #include "kvtransfer/rdma/setup.h"
 
 #include <assert.h>

@@ -9,6 +9,7 @@
  * may take KVT_CONNECT_MS. A connection ends if none of its puts progresses for UCX_STALL_MS, or if
  * a marker that messages wait for does not come for twice as long; its transfers fail and are made
  * again over the next one. It ends earlier if this side's port is down or UCX gives up (setup.c).
+ * docs/kv-transfer.md says how markers order messages after puts, and what fences a peer.
  * Thread: transfer. */
 #ifndef BATON_KVTRANSFER_UCX_CONN_H
 #define BATON_KVTRANSFER_UCX_CONN_H
@@ -86,32 +87,14 @@ struct ucx_conn {
     uint32_t held_head, n_held;
 };
 
-/* Creates a worker of c->rail with its descriptor and marker handler. ERR_IO. */
+/* Creates a worker of c->rail with its descriptor and marker handler. ERR_IO.
+ * LIMIT: UCX parses keys, addresses and packets of an admitted peer without checks of ours, and its
+ * key also allows reading the pool: peers with a ticket are trusted not to attack.
+ * LIMIT: on Soft-RoCE, whose queue pairs fail when a packet cannot be routed, a port that goes down
+ * in the tenths of a second in which UCX wires up over its UD queue pair ends the process: UCX 1.13
+ * takes that pair's flushed receives as fatal (uct_ud_verbs). No connection is begun over a port
+ * that is down, and queue pairs of real NICs survive it. */
 enum status ucx_conn_worker(struct ucx_conn *c, struct err *err) MUST_CHECK;
-/* Ordering (transport.h, guarantee 2). A put is a ucp_put_nbx per copy and one ucp_ep_flush_nbx
- * after them. When the flush is complete, the copies "are completed both at the origin and at the
- * target" (ucp.h, ucp_ep_flush_nbx) and their sources are not read any more (PUT_DONE). Then a
- * marker, the number of that put, is sent as an active message on the same endpoint. The receiver
- * passes a message on when the marker that it names (`after` of its frame) has come. Its CPU then
- * sees the bytes because:
- *   rc, dc   the marker is a SEND after the RDMA WRITEs on one queue pair; InfiniBand Architecture
- *            Specification Vol. 1, 9.5 (o9-20): the contents of an RDMA WRITE may be relied on once
- *            a subsequent SEND has completed at the responder. If UCX sends active messages over
- *            another device than puts, the acknowledged writes and UCX's promise above remain.
- *   ud, tcp  the receiving worker writes puts itself, in ucp_worker_progress, on the thread that
- *            then passes the message on.
- * PCIe relaxed ordering is off (setup.c), so that nothing passes between NIC and memory either. GPU
- * memory lies behind another path than the marker, so ucx_flush asks the GPU to make it visible.
- *
- * Fence. A worker belongs to one connection. Destroying it destroys its queue pairs and sockets; a
- * NIC drops packets for a queue pair that does not exist (ibid. 10.2.4.4, 9.6), and puts in
- * software need a worker that makes progress. All connections share the key of the pool; without a
- * queue pair it is of no use. LIMIT: UCX parses keys, addresses and packets of an admitted peer
- * without checks of ours, and its key also allows reading the pool: peers with a ticket are trusted
- * not to attack. LIMIT: on Soft-RoCE, whose queue pairs fail when a packet cannot be routed, a port
- * that goes down in the tenths of a second in which UCX wires up over its UD queue pair ends the
- * process: UCX 1.13 takes that pair's flushed receives as fatal (uct_ud_verbs). No connection is
- * begun over a port that is down, and queue pairs of real NICs survive it. */
 
 /* Sends this side's worker address and region. ERR_IO, ERR_PEER_LOST. */
 enum status ucx_conn_send_address(struct ucx_conn *c, const struct dev_mem *pool,

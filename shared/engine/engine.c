@@ -125,7 +125,7 @@ static void release(struct engine *e)
     mailbox_free(e->commands);
     for (uint32_t i = 0; i < e->n_deferred_free; i++) mem_free(e->deferred_free[i].blocks);
     mem_free(e->deferred_free);
-    kv_pool_free(e->pool);
+    kv_pool_destroy(e->pool);
     sampler_batch_free(e->sampler);
     mem_free(e->rows);
     mem_free(e->sample_requests);

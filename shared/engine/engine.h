@@ -135,7 +135,8 @@ enum status engine_activate(struct engine *e, uint64_t id,
  * PREFILL, and after engine_activate). Otherwise its blocks go to quarantine until
  * engine_fence(id); the id stays in use until then. Unknown ids are ignored (no event). */
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced) MUST_CHECK;
-/* Frees the quarantined blocks of canceled sequence `id`: no peer can write to them any more. */
+/* Asks the engine to free the quarantined blocks of canceled sequence `id`: no peer can write to
+ * them any more. */
 enum status engine_fence(struct engine *e, uint64_t id) MUST_CHECK;
 /* Releases the blocks of a finished prefill_only sequence once its KV is sent (the prefix cache
  * may keep them). Every finished prefill_only sequence needs this or engine_cancel, also with

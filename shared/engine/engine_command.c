@@ -127,7 +127,7 @@ static void do_fence(struct engine *e, uint64_t id)
 {
     struct seq *s = find(e, id);
     if (!s || s->state != SEQ_QUARANTINED) return;
-    seq_fence_blocks(s, e->pool);
+    seq_free_quarantined_blocks(s, e->pool);
     engine_forget(e, s);
 }
 

@@ -14,9 +14,9 @@ uint32_t seq_n_out(const struct seq *s) { return s->n_tokens - s->n_prompt; }
 
 uint32_t seq_n_pending(const struct seq *s) { return s->n_tokens + s->n_future - s->n_computed; }
 
-bool seq_wants_token(const struct seq *s) { return s->n_tokens + s->n_future < s->n_limit; }
+bool seq_wants_token(const struct seq *s) { return s->n_tokens + s->n_future < s->n_tokens_max; }
 
-bool seq_is_full(const struct seq *s) { return s->n_tokens >= s->n_limit; }
+bool seq_is_full(const struct seq *s) { return s->n_tokens >= s->n_tokens_max; }
 
 bool seq_has_work(const struct seq *s)
 {
@@ -68,8 +68,8 @@ static enum status copy_sampling(struct seq *s, const struct sampling_params *p,
 /* Allocates for the longest that the sequence can become, so that steps do not allocate. */
 static enum status size_tables(struct seq *s, uint32_t block_tokens)
 {
-    s->cap_blocks = seq_blocks_for(s->n_limit, block_tokens);
-    s->tokens = mem_try_calloc(s->n_limit, sizeof *s->tokens);
+    s->cap_blocks = seq_blocks_for(s->n_tokens_max, block_tokens);
+    s->tokens = mem_try_calloc(s->n_tokens_max, sizeof *s->tokens);
     s->blocks = mem_try_calloc(s->cap_blocks, sizeof *s->blocks);
     s->hashes = mem_try_calloc(s->cap_blocks, sizeof *s->hashes);
     return s->tokens && s->blocks && s->hashes ? OK : ERR_NOMEM;
@@ -82,9 +82,9 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     if (!s) return ERR_NOMEM;
     list_init(&s->node);
     uint64_t end = (uint64_t)r->n_prompt + r->sampling.max_tokens;
-    s->n_limit = end < l->max_len ? (uint32_t)end : l->max_len;
-    if (s->n_limit < r->n_tokens)
-        s->n_limit = r->n_tokens; /* a moved request that already has all
+    s->n_tokens_max = end < l->max_len ? (uint32_t)end : l->max_len;
+    if (s->n_tokens_max < r->n_tokens)
+        s->n_tokens_max = r->n_tokens; /* a moved request that already has all
                                    * its tokens */
     enum status st = copy_sampling(s, &r->sampling, l->n_vocab);
     if (st == OK) st = size_tables(s, l->block_tokens);
@@ -182,9 +182,10 @@ void seq_quarantine_blocks(struct seq *s, struct kv_pool *pool)
     for (uint32_t i = s->n_shared; i < s->n_blocks; i++) kv_pool_quarantine(pool, s->blocks[i]);
 }
 
-void seq_fence_blocks(struct seq *s, struct kv_pool *pool)
+void seq_free_quarantined_blocks(struct seq *s, struct kv_pool *pool)
 {
-    for (uint32_t i = s->n_shared; i < s->n_blocks; i++) kv_pool_fence(pool, s->blocks[i]);
+    for (uint32_t i = s->n_shared; i < s->n_blocks; i++)
+        kv_pool_free_quarantined(pool, s->blocks[i]);
     s->n_blocks = s->n_shared = 0;
 }
 

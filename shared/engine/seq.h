@@ -28,12 +28,12 @@ struct seq {
     uint64_t *allowed;
     bool prefill_only;
 
-    int32_t *tokens; /* [n_limit] */
+    int32_t *tokens; /* [n_tokens_max] */
     uint32_t n_tokens, n_prompt, n_computed;
-    uint32_t n_future;   /* tokens that steps in flight choose: 0 to 2 */
-    uint32_t future_row; /* logits row of the last such step that chooses the future token */
-    uint32_t n_limit;    /* length that ends the sequence: max_tokens, the context or the pool */
-    uint32_t lp_next;    /* next prompt position whose logprob is to be emitted; n_prompt: none */
+    uint32_t n_future;     /* tokens that steps in flight choose: 0 to 2 */
+    uint32_t future_row;   /* logits row of the last such step that chooses the future token */
+    uint32_t n_tokens_max; /* length that ends the sequence: max_tokens, the context or the pool */
+    uint32_t lp_next;      /* next prompt position whose logprob is to be emitted; n_prompt: none */
 
     int32_t *blocks; /* [cap_blocks] */
     uint32_t n_blocks, cap_blocks;
@@ -84,9 +84,9 @@ enum status seq_grow(struct seq *s, struct kv_pool *pool) MUST_CHECK;
 /* Gives all blocks back, last first, so that the cache evicts a prefix from its end. */
 void seq_drop_blocks(struct seq *s, struct kv_pool *pool);
 /* The same for a reservation that a peer may still write to: the blocks it could write go to
- * quarantine and stay in `blocks` for seq_fence_blocks. */
+ * quarantine and stay in `blocks` for seq_free_quarantined_blocks. */
 void seq_quarantine_blocks(struct seq *s, struct kv_pool *pool);
-void seq_fence_blocks(struct seq *s, struct kv_pool *pool);
+void seq_free_quarantined_blocks(struct seq *s, struct kv_pool *pool);
 /* Offers the full blocks whose tokens are computed and known to the prefix cache. */
 void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
 

@@ -55,7 +55,7 @@ struct kv_pool *kv_pool_create(uint32_t n_blocks, uint32_t block_tokens, bool pr
     return p;
 }
 
-void kv_pool_free(struct kv_pool *p)
+void kv_pool_destroy(struct kv_pool *p)
 {
     if (!p) return;
     map_release(&p->published);
@@ -136,7 +136,7 @@ void kv_pool_quarantine(struct kv_pool *p, int32_t block)
     block_move(p, b, BLOCK_QUARANTINE);
 }
 
-void kv_pool_fence(struct kv_pool *p, int32_t block)
+void kv_pool_free_quarantined(struct kv_pool *p, int32_t block)
 {
     struct kv_pool_block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_QUARANTINE);

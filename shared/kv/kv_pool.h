@@ -4,7 +4,8 @@
  *   FREE        in the free list
  *   HELD        ref > 0 by sequences (a shared prefix block has several)
  *   CACHED      ref == 0, published in the prefix cache; the least recently used is evicted first
- *   QUARANTINE  given up by its owner while a peer may still write to it; only kv_pool_fence frees
+ *   QUARANTINE  given up by its owner while a peer may still write to it, until
+ *               kv_pool_free_quarantined
  * Invariant: a block that a peer may still write to is never FREE, CACHED or handed out.
  * Thread: engine. The device owns the pool's memory; kv_pool only counts blocks. */
 #ifndef BATON_KV_KV_POOL_H
@@ -22,7 +23,7 @@ struct kv_pool_stats {
 };
 
 struct kv_pool *kv_pool_create(uint32_t n_blocks, uint32_t block_tokens, bool prefix_cache);
-void kv_pool_free(struct kv_pool *p);
+void kv_pool_destroy(struct kv_pool *p);
 
 /* Number of blocks that kv_pool_alloc could hand out now: free and cached ones. */
 uint32_t kv_pool_available(const struct kv_pool *p);
@@ -31,9 +32,9 @@ enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out) MUST_CHEC
 /* Drops one reference. Without references the block is CACHED if it was published, else FREE. */
 void kv_pool_unref(struct kv_pool *p, int32_t block);
 /* Moves a block with one reference to QUARANTINE (a block that a peer may write to is never
- * shared). The caller calls kv_pool_fence once no write can arrive any more. */
+ * shared). The caller calls kv_pool_free_quarantined once no write can arrive any more. */
 void kv_pool_quarantine(struct kv_pool *p, int32_t block);
-void kv_pool_fence(struct kv_pool *p, int32_t block);
+void kv_pool_free_quarantined(struct kv_pool *p, int32_t block);
 
 /* Finds the longest run of cached full blocks for these chained hashes and takes a reference on
  * each. Returns the number found. */

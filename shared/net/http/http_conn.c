@@ -14,7 +14,7 @@ enum {
     HTTP_BODY_RATE = 16,         /* bytes per ms that extend a body's deadline */
     HTTP_TURN_REQUESTS = 16,     /* pipelined requests of one connection in one turn of the loop */
     HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
-    HTTP_BODIES_MAX = 16,        /* request bodies of full length in memory, of all connections */
+    HTTP_FULL_BODIES_MAX = 16,   /* request bodies of full length in memory, of all connections */
     HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503; others are closed */
     HTTP_KEEPALIVE_S = 60
 };
@@ -296,7 +296,7 @@ static bool conn_read_request(struct http_conn *c)
                          ? c->t_phase
                          : uv_now(c->tcp.loop);
     if (now == HTTP_PARSE_BODY &&
-        c->server->body_held > HTTP_BODIES_MAX * c->server->o.limits.body_bytes) {
+        c->server->body_held > HTTP_FULL_BODIES_MAX * c->server->o.limits.body_bytes) {
         conn_refuse_request(c, &full);
         return true;
     }

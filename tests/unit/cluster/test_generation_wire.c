@@ -146,7 +146,7 @@ TEST(generation_wire_refuses_values_out_of_range)
         CHECK_EQ_STR(err.field, rows[i].field);
         CHECK(err.text[0] != 0);
         CHECK(back.tokens == NULL);                /* outputs only on success */
-        if (m->tokens.len == 0) m->tokens.len = 1; /* so that free_unpacked frees the bytes */
+        if (m->tokens.len == 0) m->tokens.len = 1; /* so that protobuf-c frees the bytes */
         baton__generation__free_unpacked(m, NULL);
         arena_release(&arena);
     }

@@ -48,7 +48,7 @@ TEST(waiting_for_blocks_changes_nothing)
     seq_free(cached);
     seq_free(other);
     seq_free(waits);
-    kv_pool_free(pool);
+    kv_pool_destroy(pool);
 }
 
 TEST_MAIN(CASE(waiting_for_blocks_changes_nothing))

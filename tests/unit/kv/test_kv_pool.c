@@ -46,7 +46,7 @@ TEST(alloc_is_all_or_nothing)
     CHECK_EQ_INT(kv_pool_available(p), 0);
     kv_pool_unref(p, b[2]);
     CHECK_EQ_INT(stats(p).n_free, 1);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(last_reference_frees_an_unpublished_block)
@@ -57,7 +57,7 @@ TEST(last_reference_frees_an_unpublished_block)
     CHECK_EQ_INT(stats(p).n_held, 1);
     kv_pool_unref(p, b);
     CHECK_EQ_INT(stats(p).n_free, 1);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(published_block_is_found_again)
@@ -83,7 +83,7 @@ TEST(published_block_is_found_again)
     CHECK_EQ_INT(stats(p).n_held, 1);
     CHECK_EQ_INT(kv_pool_peek(p, h, 3, &n_idle), 2);
     CHECK_EQ_INT(n_idle, 1); /* b1 is held */
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(match_stops_at_the_first_gap)
@@ -95,7 +95,7 @@ TEST(match_stops_at_the_first_gap)
     cache_one(p, 2);
     CHECK_EQ_INT(kv_pool_match(p, h, 3, got), 1);
     CHECK_EQ_INT(kv_pool_match(p, h, 0, got), 0);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(least_recently_given_back_is_evicted_first)
@@ -111,7 +111,7 @@ TEST(least_recently_given_back_is_evicted_first)
     CHECK_EQ_INT(kv_pool_peek(p, &h[0], 1, NULL), 1);
     CHECK_EQ_INT(kv_pool_peek(p, &h[1], 1, NULL), 0);
     CHECK_EQ_INT(kv_pool_peek(p, &h[2], 1, NULL), 1);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(free_blocks_go_before_cached_ones)
@@ -122,7 +122,7 @@ TEST(free_blocks_go_before_cached_ones)
     CHECK_OK(kv_pool_alloc(p, 2, b));
     CHECK_EQ_INT(stats(p).evictions, 0);
     CHECK_EQ_INT(stats(p).n_cached, 1);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(second_block_of_a_hash_stays_unpublished)
@@ -137,7 +137,7 @@ TEST(second_block_of_a_hash_stays_unpublished)
     kv_pool_unref(p, b[1]);
     CHECK_EQ_INT(stats(p).n_cached, 1);
     CHECK_EQ_INT(stats(p).n_free, 1);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(quarantined_block_is_out_of_reach_until_fenced)
@@ -152,9 +152,9 @@ TEST(quarantined_block_is_out_of_reach_until_fenced)
     CHECK_EQ_INT(kv_pool_available(p), 0);
     CHECK_STATUS(kv_pool_alloc(p, 1, &other), ERR_BUSY);
     CHECK_EQ_INT(kv_pool_peek(p, &h, 1, NULL), 0); /* its contents cannot be trusted */
-    kv_pool_fence(p, b[0]);
+    kv_pool_free_quarantined(p, b[0]);
     CHECK_EQ_INT(stats(p).n_free, 1);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(without_prefix_cache_nothing_is_kept)
@@ -166,7 +166,7 @@ TEST(without_prefix_cache_nothing_is_kept)
     CHECK_EQ_INT(stats(p).n_free, 1);
     CHECK_EQ_INT(kv_pool_match(p, &h, 1, &got), 0);
     CHECK_EQ_INT(stats(p).prefix_queries, 0);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST(chain_depends_on_model_salt_and_all_tokens_before)
@@ -228,7 +228,7 @@ TEST(random_use_keeps_every_block_in_one_state)
         }
         case 4:
             if (n_quarantined && r[1] % 2) {
-                kv_pool_fence(p, quarantined[--n_quarantined]);
+                kv_pool_free_quarantined(p, quarantined[--n_quarantined]);
             } else if (n_held && refs[held[pick]] == 1 && n_quarantined < 8) {
                 kv_pool_quarantine(p, held[pick]);
                 refs[held[pick]] = 0;
@@ -245,7 +245,7 @@ TEST(random_use_keeps_every_block_in_one_state)
         CHECK_EQ_INT(s.n_quarantine, n_quarantined);
     }
     CHECK(stats(p).evictions > 0);
-    kv_pool_free(p);
+    kv_pool_destroy(p);
 }
 
 TEST_MAIN(CASE(alloc_is_all_or_nothing), CASE(last_reference_frees_an_unpublished_block),
