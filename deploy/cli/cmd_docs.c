@@ -1,5 +1,5 @@
 /* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are generated from tables, so that
- * they cannot go stale. */
+ * they cannot go stale. Thread: main. */
 #include <stdio.h>
 
 #include "deploy/cli/commands.h"
@@ -11,18 +11,25 @@ static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPr
                             "docs/ that is made from the program's own tables.\n";
 
 static const char CONFIGURATION_HEAD[] =
-    "# Configuration\n\n"
+    "# Configuration\n"
+    "\n"
     "Every option of every command. A flag beats its environment variable, which beats the "
-    "default; at start a node prints the\n"
-    "most important values and where they came from. `_` and `-` are equal in names; a flag of one "
-    "or two letters has one dash. Lists take commas\n"
-    "or repetition. Names are FastDeploy's where it has one; vLLM's and others' are aliases.\n\n"
+    "default; at\n"
+    "start a node prints the most important values and where they came from. `_` and `-` are equal "
+    "in\n"
+    "names; a flag of one or two letters has one dash. Lists take commas or repetition. Names are\n"
+    "FastDeploy's where it has one; vLLM's and others' are aliases.\n"
+    "\n"
     "Effect says whether an option does what it says (works), changes no answer and is said once "
-    "at start (accepted), or stops the start\n"
-    "with its reason (refused). This page is printed by `baton docs configuration`; a test holds "
-    "it against the program.\n\n"
-    "Environment variables that have no flag:\n\n"
-    "| Variable | What it is |\n|---|---|\n"
+    "at\n"
+    "start (accepted), or stops the start with its reason (refused). This page is printed by "
+    "`baton\n"
+    "docs configuration`; a test holds it against the program.\n"
+    "\n"
+    "Environment variables that have no flag:\n"
+    "\n"
+    "| Variable | What it is |\n"
+    "|---|---|\n"
     "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). "
     "Without one node-to-node ports stay on loopback; `launch` makes one for its nodes. |\n"
     "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. "
@@ -36,11 +43,12 @@ static const char CONFIGURATION_HEAD[] =
     "| `BATON_CUBLASLT` | cublasLt's file, a folder that has it, or `off`; default: where the "
     "loader and CUDA's folder have it. Of --device cuda without --deterministic. |\n"
     "| `BATON_NCCL_LIBRARY` | NCCL's file; default: libnccl.so.2 where the loader and CUDA's "
-    "folder have it. |\n\n";
+    "folder have it. |\n"
+    "\n";
 
 static void tuning_markdown(struct buf *out)
 {
-    buf_add_c(out, "Variables that tune how KV is moved (docs/kv-transfer.md says when to); "
+    buf_add_c(out, "Variables that tune how KV is moved (docs/kv-transfer.md says when to);\n"
                    "without one the node chooses:\n\n"
                    "| Variable | Values | What it is |\n|---|---|---|\n");
     for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)

@@ -86,18 +86,17 @@ void compatibility_markdown(struct buf *out)
                                                           [COMPAT_ENV] = "Environment variables",
                                                           [COMPAT_VALUE] = "Values and models" };
     buf_add_c(out, "# Compatibility\n\n"
-                   "What becomes of every command, flag, environment variable and value in five "
-                   "documents that our users have in hand:\n"
-                   "000 FastDeploy, data parallel service; 001 the same page, older; 002 "
-                   "vLLM-Ascend, distributed data parallel with large-scale\n"
-                   "expert parallelism; 003 FastDeploy, ERNIE-4.5-21B-A3B; 004 PaddleNLP, "
-                   "static-graph deployment.\n\n"
+                   "What becomes of every command, flag, environment variable and value in five\n"
+                   "documents that our users have in hand: 000 FastDeploy, data parallel service;\n"
+                   "001 the same page, older; 002 vLLM-Ascend, distributed data parallel with\n"
+                   "large-scale expert parallelism; 003 FastDeploy, ERNIE-4.5-21B-A3B; 004\n"
+                   "PaddleNLP, static-graph deployment.\n\n"
                    "* **works**: does what the document says.\n"
-                   "* **accepted without effect**: changes no answer here; a node says so once "
-                   "when it starts.\n"
-                   "* **refused**: cannot be honoured; a flag or value stops the start with its "
-                   "sentence, a command has no counterpart.\n\n"
-                   "This page is printed by `baton docs compatibility`; a test holds it against "
+                   "* **accepted without effect**: changes no answer here; a node says so once\n"
+                   "  when it starts.\n"
+                   "* **refused**: cannot be honoured; a flag or value stops the start with its\n"
+                   "  sentence, a command has no counterpart.\n\n"
+                   "This page is printed by `baton docs compatibility`; a test holds it against\n"
                    "the documents and the program.\n");
     for (int kind = 0; kind < COMPAT_N_KINDS; kind++) {
         buf_printf(
