@@ -2,7 +2,7 @@
 # check_layers.sh - checks every #include against the layer table below. usage: check_layers.sh [ROOT]
 #
 # A folder may include itself and what its line names: other folders ("kernels/") or single headers ("kernels/dtype.h").
-# Includes are written from the root. The second table names the folders that may include a library's headers.
+# Includes are written from the root, in quotes. The second table names the folders that may include a library's headers.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 
@@ -41,15 +41,21 @@ nccl.h           kernels
 cublas           kernels tests
 '
 
+# Headers that only tests have: an include path of the emulator must not bring them into the product. What stands for a
+# header of CUDA, or has a counterpart for nvcc, is under tests/simt/include.
+test_headers=$(find tests/simt -maxdepth 1 -name "*.h" -printf "%f ")
 find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort |
     xargs grep -HnE '^[[:space:]]*#[[:space:]]*include' |
-    awk -v layers="$LAYERS" -v libraries="$LIBRARIES" '
+    awk -v layers="$LAYERS" -v libraries="$LIBRARIES" -v test_headers="$test_headers" '
     function folder_of(path,   n, part) {
         n = split(path, part, "/")
         return part[1] == "shared" ? part[1] "/" part[2] : part[1]
     }
     function bad(text) { print where ": " text; n_bad++ }
     BEGIN {
+        ours = "^(shared|kernels|kvtransfer|prefill|decode|scheduler|deploy|tests)/"
+        n = split(test_headers, word, " ")
+        for (i = 1; i <= n; i++) of_tests[word[i]] = 1
         n = split(layers, line, "\n")
         for (i = 1; i <= n; i++) {
             m = split(line[i], word, " ")
@@ -68,6 +74,8 @@ find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[c
         if (!(folder in known)) { bad("the folder " folder " has no row in the layer table"); next }
         if (match(text, /<[^>]*>/)) {
             name = substr(text, RSTART + 1, RLENGTH - 2)
+            if (name ~ ours) { bad("<" name "> is ours: it is written \"" name "\""); next }
+            if (folder != "tests" && name in of_tests) bad("<" name "> is a header of tests")
             for (i = 1; i <= n_libraries; i++) {
                 m = split(library[i], word, " ")
                 if (!m || index(name, word[1]) != 1) continue

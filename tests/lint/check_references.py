@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""check_references.py - every file of ours that a comment or a document names exists, the head of a product file names that file, and every
-folder of the layer table exists.
+"""check_references.py - every file, folder and identifier of ours that a comment or a document names exists, the head of a product
+file names that file, and every folder of the layer table exists.
 usage: check_references.py [ROOT]
 
-A name is a word that ends in .c, .h, .cu, .cuh, .cc, .py, .sh, .md or .proto. It is found when a tracked file has this path, or a path that
-ends in it. Generated files, and headers of libraries, are listed below."""
+A name of a file is a word that ends in .c, .h, .cu, .cuh, .cc, .py, .sh, .md or .proto. It is found when a tracked file has this
+path, or a path that ends in it. A name of a folder begins with one at the top of the tree ("kernels/cuda/gemm"). An
+identifier is a word like "kv_pool_take" in a comment of C; it is found when code or a string has it. Files and identifiers of
+others are listed below."""
 import os
 import re
 import sys
@@ -12,12 +14,20 @@ import sys
 import source
 
 NAME = re.compile(r"(?<![\w./<~$*{-])((?:[\w.-]+/)*[\w-]+\.(?:c|h|cu|cuh|cc|py|sh|md|proto))(?![\w*/(-]|\.\w)")
+FOLDER = re.compile(r"(?<![\w./<~$*{@-])((?:shared|kernels|kvtransfer|prefill|decode|scheduler|deploy|tests|docs)(?:/[\w-]+)+)"
+                    r"(?![\w*/(<{-]|/?\.[\w\[{*]|/[*<{$])")
+IDENTIFIER = re.compile(r"(?<![\w./-])([a-z][a-z0-9]+(?:_[a-z0-9]{2,})+)\b(?![\w./*-])")
 HEAD = re.compile(r"/\* ([\w./-]+) - ")
 # Headers and programs of others that texts speak of.
 OTHERS = {
     "cublasLt.h", "ucp.h", "ib_verbs.h", "udma_barrier.h", "xxhash_spec.md",
     "load_balance_proxy_server_example.py", "download_model.py", "run_dp_template.sh",
     "scripts/get_rdma_nics.sh", "compare.py", "a.cu",
+}
+# Of the kernel, rdma-core, UCX, CUDA, Jinja and transformers.
+OTHERS_IDENTIFIERS = {
+    "udma_from_device_barrier", "ib_uverbs_event_poll", "verbs_is_destroy_err", "uct_ud_verbs", "ucp_rkey_resolve",
+    "ucp_put_handler", "do_sample", "trim_blocks", "lstrip_blocks", "sm_80", "sm_90a",
 }
 
 
@@ -46,6 +56,15 @@ def main():
     for path in files:
         parts = path.split("/")
         known.update("/".join(parts[i:]) for i in range(len(parts)))
+    folders = {os.path.dirname(f) for f in files}
+    folders |= {"/".join(d.split("/")[:i]) for d in folders for i in range(1, d.count("/") + 2)}
+    words = set()
+    for path in files:
+        if source.is_c(path):
+            whole = source.read(root, path)
+            words.update(re.findall(r"[A-Za-z_]\w*", source.code(whole)))
+            words.add(os.path.basename(path).split(".")[0])
+            words.update(w for _, s in source.strings(whole) for w in re.findall(r"[A-Za-z_]\w*", s))
     n = bad = 0
     for path in files:
         if source.is_product(path) and source.is_c(path):
@@ -63,11 +82,22 @@ def main():
                     continue
                 print("%s:%d: there is no %s" % (path, line + text.count("\n", 0, m.start()), name))
                 bad += 1
+            for m in FOLDER.finditer(text):
+                name = m.group(1)
+                n += 1
+                if not name.startswith("tests/data") and name not in folders and not {name, name + ".c", name + ".h"} & known:
+                    print("%s:%d: there is no folder %s" % (path, line + text.count("\n", 0, m.start()), name))
+                    bad += 1
+            for m in IDENTIFIER.finditer(text) if source.is_c(path) else ():
+                n += 1
+                if m.group(1) not in words and m.group(1) not in OTHERS_IDENTIFIERS:
+                    print("%s:%d: there is no %s" % (path, line + text.count("\n", 0, m.start()), m.group(1)))
+                    bad += 1
     for folder in layer_rows(root):
         if not os.path.isdir(os.path.join(root, folder)):
             print("tests/lint/check_layers.sh: there is no folder %s" % folder)
             bad += 1
-    print("%d names of files, %d that do not exist" % (n, bad))
+    print("%d names, %d of what does not exist" % (n, bad))
     return 1 if bad or not n else 0
 
 

@@ -8,7 +8,7 @@ import sys
 
 import source
 
-DEFINITION = re.compile(r"\b(?:struct|union|enum)\s+([A-Za-z_]\w*)\s*\{")
+DEFINITION = re.compile(r"\b(?:struct|union|enum)\s+(?:(?:__attribute__\s*\(\([^)]*\)\)|_?[Aa]lign(?:as|_)\([^)]*\)|__align__\([^)]*\))\s*)*([A-Za-z_]\w*)\s*\{")
 
 
 def main():

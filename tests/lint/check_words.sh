@@ -78,6 +78,17 @@ retired 'recording: captured CUDA graph' '\b[Rr]ecord(ed|ing) (step|launch|graph
 retired 'late tokens: future tokens' "\blate (tokens?|ids?)\b|\b(n_late|late_row)\b" '^(kernels/|shared/(engine|model)/|docs/gpu|tests/(cuda|gpu|unit/engine))'
 retired 'visitor: client' '\b[Vv]isitors?\b' '^deploy/(probe|bench|doctor|cli)/|^tests/(unit/deploy|fuzz/fuzz_probe)'
 retired 'slot of an ops table: op' '\b[Ss]lots?\b(?! of \(row)' '^(kernels/cpu/cpu_backend|kernels/cuda/cuda_(ops|backend)|kvtransfer/transport\.|docs/gpu|tests/(gpu/bench|conformance/kernel_))'
+retired 'row in a log: backend' '"row=%' '\.c$'
+retired 'row of a backend' '\b(CUDA|CPU|GPU) rows?\b(?! of)|\btable of rows\b' '^(kernels/|scheduler/|shared/|kvtransfer/|docs/)'
+retired 'slot of an ops table: op' '\b[Ss]lots? of (the|a|an|this) (\w+ )?table\b|\b(each|all|any|every) slots?\b(?! of the batch)' '^(kernels/[^/]*\.h|shared/model)'
+retired 'form: layout, path' "\b[Ff]orms? of (a|the) (matri|weight|pack|attention)|\b(every|whatever the|of the) forms?\b" '^(kernels|shared/model)/'
+retired 'given away: freed, sent' '\b([Gg]iven|[Gg]ives?|[Gg]iving|[Gg]ave) (\w+ )?away\b|\b[Kk]ept blocks?\b' '^(shared|decode|prefill|kernels)/'
+retired 'flight: step in flight' '(?<![iI]n )(?<!in-)(?<!in_)\b[Ff]lights?\b' '^(shared|decode|prefill)/|^kernels/[^/]*\.h'
+retired 'agent: probe server' '\b[Aa]gents?\b' '^(deploy/|shared/cluster/|tests/(unit|e2e)/)'
+retired 'angles: RoPE table' '\b[Aa]ngles_|\b[Tt]ables? of angles\b|\bangle tables?\b' .
+retired 'lane: copy stream' "\b[Ll]anes?\b(?! (of|'s|with))" '^kernels/cuda/(weight_upload|cuda_weight_pack|cuda_ctx)'
+retired 'mark: event' '\b[Mm]arks?\b' '^docs/gpu|^shared/model/(decoder|attention|model)|^kernels/cuda/weight_upload'
+retired 'asks, wants: requests' '\b(n_)?(asks|wants)\b(?= \[|;)' '^(shared/engine|kernels)/'
 
 vague=$(files | grep -E '(^|/)(util|utils|common|misc|helper|helpers|types)\.(c|h|py|sh)$')
 [ -z "$vague" ] || { echo "vague file names:"; echo "$vague"; bad=$((bad + $(echo "$vague" | wc -l))); }

@@ -4,6 +4,7 @@ usage: figures.py [ROOT]"""
 import collections
 import os
 import re
+import subprocess
 import sys
 
 import source
@@ -32,11 +33,25 @@ def wide_lines(path, text):
             if len(line) > COLUMNS and not tables[i] and not FIGURES.search(line)]
 
 
+def wide_document_lines(path, text):
+    """Lines of Markdown beside tables and examples."""
+    out, example = [], False
+    for i, line in enumerate(text.split("\n")):
+        if line.startswith("```"):
+            example = not example
+        if len(line) > COLUMNS and not example and not re.match(r"\s*\||    ", line) and " " in line.strip()[:COLUMNS]:
+            out.append("%s:%d (%d)" % (path, i + 1, len(line)))
+    return out
+
+
 def head_lines(text):
-    """Lines of the comment that opens the file."""
+    """Lines of the comment that opens the file, or of one between the includes and the first declaration that declares nothing."""
     if not text.startswith("/*"):
         return 0
-    return text.split("*/", 1)[0].count("\n") + 1
+    most = text.split("*/", 1)[0].count("\n") + 1
+    for m in re.finditer(r"(?m)^/\*(?:[^*]|\*(?!/))*\*/\n(?=\n|struct \w+;\n)", text):
+        most = max(most, m.group().count("\n"))
+    return most
 
 
 def functions(path, code):
@@ -58,11 +73,13 @@ def functions(path, code):
 
 
 def ops_tables(codes):
-    """name -> function members of each struct NAME_ops and NAME_microkernels."""
-    tables = {}
+    """name -> function members of each struct that has two or more of them and instances that are constants."""
+    tables, everything = {}, "\n".join(codes.values())
     for code in codes.values():
-        for m in re.finditer(r"\bstruct\s+(\w+_(?:ops|microkernels))\s*\{(.*?)\n\};", code, re.S):
-            tables[m.group(1)] = re.findall(r"(?m)^    [A-Za-z_][\w ]*[ *]\(\*(\w+)\)\(", m.group(2))
+        for m in re.finditer(r"\bstruct\s+(\w+)\s*\{(.*?)\n\};", code, re.S):
+            ops = re.findall(r"(?m)^    [A-Za-z_][\w ]*[ *]\(\*(\w+)\)\(", m.group(2))
+            if len(ops) > 1 and re.search(r"(?m)^(?:static )?(?:const )?struct %s \w+(?:\[\w*\])?\s*=" % m.group(1), everything):
+                tables[m.group(1)] = ops
     return tables
 
 
@@ -70,7 +87,7 @@ def empty_ops(codes, tables):
     """Ops that a table leaves NULL."""
     everything, out = "\n".join(codes.values()), []
     for path, code in codes.items():
-        for m in re.finditer(r"\bconst struct (\w+_(?:ops|microkernels)) (\w+)\s*=\s*\{(.*?)\n\};", code, re.S):
+        for m in re.finditer(r"(?m)^(?:static )?(?:const )?struct (\w+) (\w+)\s*=\s*\{(.*?)\};", code, re.S):
             if m.group(1) not in tables:
                 continue
             body = m.group(3)
@@ -78,7 +95,7 @@ def empty_ops(codes, tables):
                 body += "".join(re.findall(r"#\s*define\s+%s\b((?:.*\\\n)*.*)" % macro, everything))
             given = dict(re.findall(r"\.(\w+)\s*=\s*([^,\n]+)", body))
             for op in tables[m.group(1)]:
-                if given.get(op, "NULL").strip() == "NULL":
+                if given.get(op, "NULL").split()[0] in ("NULL", "0"):
                     out.append("%s: %s has no %s" % (path, m.group(2), op))
     return out
 
@@ -138,6 +155,9 @@ def main():
     big = ["%d %s" % (n, d) for d, n in folders.most_common() if n > FOLDER_FILES]
     figure("files in the fullest folder", max(folders.values()), FOLDER_FILES, big)
     wide = [x for f, t in texts.items() for x in wide_lines(f, t)]
+    for f in source.tracked(root):
+        if f.endswith(".md"):
+            wide += wide_document_lines(f, source.read(root, f))
     figure("lines over %d columns outside tables" % COLUMNS, len(wide), 0, wide[:20])
     figure("lines of the longest file head", heads[0][0], HEAD_LINES,
            ["%d %s" % h for h in heads if h[0] > HEAD_LINES])
@@ -150,6 +170,9 @@ def main():
     long = sorted((x for x in functions_all if x[0] > FUNCTION_LINES), reverse=True)
     figure("functions over %d lines (of %d)" % (FUNCTION_LINES, len(functions_all)), len(long), 0,
            ["%d %s" % x for x in long])
+    retired = re.findall(r"(?m)^(\d+) found$", subprocess.run(
+        ["bash", os.path.join(root, "tests/lint/check_words.sh"), root], capture_output=True, text=True).stdout)
+    figure("retired words", retired[0] if retired else "?", 0, [] if retired == ["0"] else ["see check_words.sh"])
     without = uncalled(codes, c_texts)
     figure("public functions without a caller", len(without), 0, without)
     return 1 if bad else 0
