@@ -4,7 +4,7 @@
  * coefficients from a Remez fit of the relative error (3.2e-9 before rounding); the result is
  * within 1.5 ulp. Below EXP_MIN (the smallest normal f32) the result is 0, above EXP_MAX that of
  * EXP_MAX; NaN stays NaN. n is found by adding 1.5 * 2^23, which leaves it in the low bits of the
- * sum; those, shifted into the exponent field, are 2^n. */
+ * sum; those, shifted into the exponent field, are 2^n. Thread: any. */
 #ifndef BATON_KERNELS_EXP_H
 #define BATON_KERNELS_EXP_H
 

@@ -97,7 +97,7 @@ struct rope_args {
     struct rope_heads heads[ROPE_HEADS_MAX];
     size_t n_heads; /* of `heads` */
     size_t n_rows, rot_dim;
-    const float *cos_sin; /* [max_pos][rot_dim / 2][2] */
+    const float *cos_sin; /* [positions][rot_dim / 2][2] */
     const int32_t *pos;   /* [n_rows] */
     bool interleaved;
     float norm_eps;

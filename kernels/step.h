@@ -93,8 +93,8 @@ struct step_ops {
     void (*upload)(struct kernel_ctx *c, struct kernel_step *s);
     /* Begins to capture the i-th graph: fills in `s` as upload does. The caller then calls all ops
      * of the step and `submit`. False: there is no i-th graph. */
-    bool (*capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
-    /* All ops of the step, or of the capture, have been called. */
+    bool (*begin_capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+    /* All ops of the step have been called, or of the capture, which ends here. */
     void (*submit)(struct kernel_ctx *c);
     /* Chooses the tokens of the submitted step from its logits [n_logits, n_vocab] on the device.
      * Only after an upload that set `sampled`. */

@@ -59,7 +59,7 @@ enum weight_join {
 struct weight_arena {
     char *at;           /* next free byte; NULL: empty */
     size_t left;        /* free bytes */
-    struct dev_mem mem; /* the allocation, where it stays the arena's */
+    struct dev_mem mem; /* the allocation on a GPU; on the CPU each weight owns its pages */
 };
 
 struct weight_pack_args {

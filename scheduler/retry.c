@@ -1,4 +1,5 @@
-/* retry.c - the recovery table (retry.h). One row per state, one column per loss. */
+/* retry.c - the recovery table (retry.h). One row per state, one column per loss.
+ * Thread: any (a constant table). */
 #include "scheduler/retry.h"
 
 #include "shared/base/assert.h"

@@ -1,5 +1,5 @@
 /* bench_kv_table.c - prints the results of `baton bench kv`: a table for people, or JSON. See
- * bench_kv.h. */
+ * bench_kv.h. Thread: main. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* cmd_bench.c - `baton bench kv`: how fast KV moves compared with what the machine can do, measured
- * in the same run; and the probe server for the other host. */
+ * in the same run; and the probe server for the other host. Thread: main. */
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>

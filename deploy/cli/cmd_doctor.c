@@ -1,5 +1,5 @@
 /* cmd_doctor.c - `baton doctor`: checks this host with the options of a node that is about to
- * start. */
+ * start. Thread: main. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* cmd_generate.c - `baton generate`: a node without HTTP answers a file of batch lines, or streams
- * the answer to one prompt. */
+ * the answer to one prompt. Thread: main. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

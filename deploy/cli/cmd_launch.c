@@ -4,7 +4,7 @@
  * A node that dies is restarted at the same port after a pause: 0.5 s, doubling to 10 s, back to
  * 0.5 s for a node that lived 30 s. Exit status 2 of a node means wrong options: everything stops.
  * Nodes run in sessions of their own, so Ctrl-C reaches only the launcher; they end by themselves
- * when the launcher is gone (see cmd_serve.c). */
+ * when the launcher is gone (see cmd_serve.c). Thread: main. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* cmd_serve.c - `baton serve`: one node until a signal. */
+/* cmd_serve.c - `baton serve`: one node until a signal. Thread: main. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* cmd_status.c - `baton status`: the cluster as one node sees it, as a table or JSON. */
+/* cmd_status.c - `baton status`: the cluster as one node sees it, as a table or JSON.
+ * Thread: main. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

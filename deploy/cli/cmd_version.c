@@ -1,4 +1,5 @@
-/* cmd_version.c - `baton version`: the version, what was built in, what this CPU offers. */
+/* cmd_version.c - `baton version`: the version, what was built in, what this CPU offers.
+ * Thread: main. */
 #include <hiredis/hiredis.h>
 #include <stdio.h>
 #include <uv.h>

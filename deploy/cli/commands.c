@@ -1,4 +1,5 @@
-/* commands.c - the table of subcommands, and reading the configuration that they share. */
+/* commands.c - the table of subcommands, and reading the configuration that they share.
+ * Thread: main. */
 #include "deploy/cli/commands.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* main.c - `baton COMMAND ...`: finds the command and runs it. */
+/* main.c - `baton COMMAND ...`: finds the command and runs it. Thread: main. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* checks.c - runs the checks in the order of the report. The only file that knows which libraries
- * this binary was built with. */
+ * this binary was built with. Thread: main. */
 #include "deploy/doctor/doctor.h"
 
 #ifndef BATON_HAVE_RDMA

@@ -1,4 +1,5 @@
-/* cluster.c - checks what a node needs from others: the shared secret and the directory server. */
+/* cluster.c - checks what a node needs from others: the shared secret and the directory server.
+ * Thread: main. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>

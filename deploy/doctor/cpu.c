@@ -1,5 +1,5 @@
 /* cpu.c - checks what computes here: instruction sets, the kernel backend that they allow, and the
- * number of CPUs that this process may use. */
+ * number of CPUs that this process may use. Thread: main. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* gpu.c - checks the GPU of --device cuda: it exists, this build has kernels for it, its memory is
- * free. */
+ * free. Thread: main. */
 #include <string.h>
 
 #include "deploy/doctor/doctor.h"

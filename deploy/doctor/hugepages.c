@@ -1,5 +1,5 @@
 /* hugepages.c - checks that the KV cache may use huge pages, which save address translations of the
- * CPU and of RDMA devices. */
+ * CPU and of RDMA devices. Thread: main. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* memory.c - checks memory: what is free, what a cgroup allows, what may be locked. */
+/* memory.c - checks memory: what is free, what a cgroup allows, what may be locked.
+ * Thread: main. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* mesh_table.c - prints the matrix of mesh.h, for people and as JSON. */
+/* mesh_table.c - prints the matrix of mesh.h, for people and as JSON. Thread: main. */
 #include <inttypes.h>
 #include <stdio.h>
 

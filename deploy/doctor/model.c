@@ -1,5 +1,5 @@
 /* model.c - checks the model of --model: where it is, what it is, how much its KV cache takes.
- * Reads only the headers of the weights. */
+ * Reads only the headers of the weights. Thread: main. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 /* modules.c - checks the kernel modules that rdma needs by the paths that they create, since a
- * module may be built into the kernel. */
+ * module may be built into the kernel. Thread: main. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

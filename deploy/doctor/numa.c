@@ -1,4 +1,4 @@
-/* numa.c - the NUMA nodes on which this process may run and allocate memory. */
+/* numa.c - the NUMA nodes on which this process may run and allocate memory. Thread: main. */
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>

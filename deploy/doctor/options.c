@@ -2,7 +2,8 @@
  * has a transport for KV that they allow.
  *
  * Earlier checks look at the host with the options that each needs. This one reports what only
- * node_options refuses, so that a report without failures means that a node would start. */
+ * node_options refuses, so that a report without failures means that a node would start.
+ * Thread: main. */
 #include <string.h>
 
 #include "deploy/doctor/doctor.h"

@@ -1,5 +1,5 @@
 /* peers.c - checks the hosts of --peers: each answers, and KV gets from each to each. Makes the
- * lines; mesh.c measures. */
+ * lines; mesh.c measures. Thread: main. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* ports.c - checks the ports in the options: each is free and has only one purpose. */
+/* ports.c - checks the ports in the options: each is free and has only one purpose.
+ * Thread: main. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
 /* protocols.c - how the options treat each transport protocol, the tuning variables, and the
- * protocols that are not built in. */
+ * protocols that are not built in. Thread: main. */
 #include <errno.h>
 #include <net/if.h>
 #include <stdio.h>

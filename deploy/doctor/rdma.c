@@ -1,5 +1,5 @@
 /* rdma.c - checks the RDMA devices of this host, and the ports that a node with these options would
- * use. */
+ * use. Thread: main. */
 #include "kvtransfer/rdma/device.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* rdma_port.c - checks one RDMA port that a node would use: link, MTU, GID, flow control, distance
- * to the CPUs. */
+ * to the CPUs. Thread: main. */
 #include <errno.h>
 #include <linux/ethtool.h>
 #include <linux/sockios.h>

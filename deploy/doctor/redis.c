@@ -1,5 +1,5 @@
 /* redis.c - checks the Redis of --scheduler-name splitwise: reachable, fast enough, a master that
- * runs scripts and evicts nothing. */
+ * runs scripts and evicts nothing. Thread: main. */
 #include <hiredis/hiredis.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* report.c - collects and prints the doctor's lines. */
+/* report.c - collects and prints the doctor's lines. Thread: main. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* system.c - checks what the operating system must provide: open files, memfd, local sockets, the
- * clock. */
+ * clock. Thread: main. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* ucx.c - checks what UCX finds on this host for the UCX transports that the ucx transport may use:
- * UCX's version, and which of them runs on which device. */
+ * UCX's version, and which of them runs on which device. Thread: main. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* compatibility_table.c - the entries of compatibility.h. Documents by number: 000 FastDeploy data
  * parallel service, 001 an older version of it, 002 vLLM-Ascend large-scale expert parallelism, 003
- * ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. */
+ * ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. Thread: any (a constant table). */
 #include "deploy/options/compatibility.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* config_internal.h - helpers on one table entry that config.c and config_help.c share; nobody else
- * includes it. */
+ * includes it. Thread: main. */
 #ifndef BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 #define BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 

@@ -1,6 +1,6 @@
 /* option_table.c - every option of every command, in one table. An option has FastDeploy's name
  * where there is one; vLLM's names are aliases. An option whose effect is not EFFECT_WORKS has the
- * sentence that is printed when it is given. */
+ * sentence that is printed when it is given. Thread: any (a constant table). */
 #include "deploy/options/option_table.h"
 
 #include <stddef.h>

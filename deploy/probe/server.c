@@ -253,7 +253,7 @@ enum status probe_server_create(const struct probe_server_options *o, struct pro
     s->link_options = (struct link_options){
         .loop = s->loop,
         .self = self,
-        .name = "agent",
+        .name = "probe server",
         .secret = o->secret,
         .queue_bytes = QUEUE_BYTES,
         .on_up = on_up,

@@ -86,7 +86,7 @@ struct elementwise_microkernels {
     float (*max)(const float *x, size_t n);
     /* sum16 of exp(x[i] - max). */
     float (*sum_exp)(const float *x, float max, size_t n);
-    /* p[i] by the formula of the op exp_terms */
+    /* p[i] by the formula of host_exp_terms */
     void (*exp_terms)(float *p, const float *x, size_t n, float max, float by);
 };
 

@@ -115,7 +115,7 @@ static enum status prepare(struct kernel_ctx *c, const struct kernel_limits *l, 
 
 static void upload(struct kernel_ctx *c, struct kernel_step *s) { (void)c, (void)s; }
 
-static bool capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s)
+static bool begin_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s)
 {
     (void)c, (void)i, (void)s;
     return false;
@@ -139,7 +139,7 @@ static void fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, 
 const struct step_ops cpu_step_ops = {
     .prepare = prepare,
     .upload = upload,
-    .capture = capture,
+    .begin_capture = begin_capture,
     .submit = submit,
     .sample = sample,
     .fetch = fetch,

@@ -130,7 +130,7 @@ bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes);
 void cuda_step_upload_release(struct cuda_ctx *c);
 
 /* cuda_graph.c */
-bool cuda_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+bool cuda_begin_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
 /* The graph for this uploaded step, whose lists are counted; NULL: none fits. */
 const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c,
                                                  const struct kernel_step *s);

@@ -7,7 +7,7 @@
  * graphs are captured before the first request, so none waits for one and no memory is needed
  * later. Steps that fit none are launched op by op: long prompts, whose kernels take longer than
  * their launches, and contexts so long that attention needs several waves. Source: CUDA Runtime
- * API, stream capture and cudaGraphInstantiate. Life cycle: cuda_capture .. cuda_submit, then
+ * API, stream capture and cudaGraphInstantiate. Life cycle: cuda_begin_capture .. cuda_submit, then
  * cuda_graph_for. Thread: engine. */
 #include "kernels/cuda/cuda_backend.h"
 #include "shared/base/log.h"
@@ -75,7 +75,7 @@ static struct attention attention_shape(const struct cuda_ctx *c)
 
 /* ---- capture ---- */
 
-bool cuda_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
+bool cuda_begin_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     struct cuda_captured_graph r;

@@ -1,6 +1,6 @@
 /* cuda_weight_pack.c - packs checkpoint matrices into the layouts of gemm.h: on the host by the
  * compute pool, in pieces of some rows, which are uploaded while the next are packed
- * (weight_upload.h). weight_pack returns before the last of them has arrived.
+ * (weight_upload.h). The op pack returns before the last of them has arrived.
  *
  * FAST: bf16 stays BF16, f16 F16, f8 F8, f32 F32 (routers), GGUF's block types become BF16, and
  * --quantization selects W8, W4 or F8 by the rules of quantize.h. F32 arithmetic: every element

@@ -1,5 +1,6 @@
 /* device_query.cu - device capability queries. empty_kernel exists so that cudaFuncGetAttributes
- * can tell whether this build has code for the GPU: all kernels are compiled for the same GPUs. */
+ * can tell whether this build has code for the GPU: all kernels are compiled for the same GPUs.
+ * Thread: any. */
 #include "kernels/cuda/device_query.h"
 
 #include <stdlib.h>

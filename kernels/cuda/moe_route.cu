@@ -204,7 +204,7 @@ static __device__ __forceinline__ void begin_slots(const moe_sort_args &a, int *
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
 }
 
-static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(moe_sort_args a)
+static __global__ void __launch_bounds__(SORT_THREADS) expert_begins_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
     begin_slots(a, (int *)(void *)shared_memory());
@@ -279,7 +279,7 @@ static cudaError_t run_sort(cudaStream_t s, const moe_sort_args &a)
     const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
     if (a.n <= ONE_BLOCK_CHOICES)
         return launch(s, sort_kernel, dim3(1), dim3(ONE_BLOCK_WARPS * WARP), counts, a);
-    cudaError_t e = launch(s, begin_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
+    cudaError_t e = launch(s, expert_begins_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
     return e == cudaSuccess
                ? launch(s, slots_kernel, dim3((unsigned)a.n_experts), dim3(SORT_THREADS), 0, a)
                : e;

@@ -1,5 +1,5 @@
 /* ep_cuda.c - what the GPU backends share: the window, scratch memory, the arguments of kernels,
- * and faults. */
+ * and faults. Thread: as ep.h says. */
 #include "kernels/ep/ep_cuda.h"
 
 #include <string.h>

@@ -7,7 +7,8 @@
  * communicator is non-blocking: its progress is polled, here and in ep_wait, and it is aborted if
  * nothing arrives for timeout_ms. NCCL does not say which rank was missing. Source: NCCL's user
  * guide, "Fault Tolerance", "Point-to-point communication". LIMIT: in low latency mode each pair of
- * ranks exchanges max_rows * n_used rows, however few are filled. `peer` does not. */
+ * ranks exchanges max_rows * n_used rows, however few are filled. `peer` does not.
+ * Thread: as ep.h says. */
 #include <assert.h>
 #include <sched.h>
 #include <stdio.h>

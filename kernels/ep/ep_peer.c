@@ -5,7 +5,7 @@
  * Source: CUDA Runtime API, interprocess communication (cudaIpcGetMemHandle, cudaIpcOpenMemHandle).
  * LIMIT: what happens to memory that a dead process had exported depends on the driver. If it stays
  * until the others close it, they run into their deadline; if not, their next write faults. Both
- * are errors of ep_wait; which one occurs has not been observed on a GPU. */
+ * are errors of ep_wait; which one occurs has not been observed on a GPU. Thread: as ep.h says. */
 #include <assert.h>
 #include <string.h>
 

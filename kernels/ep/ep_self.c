@@ -1,5 +1,5 @@
 /* ep_self.c - expert parallelism of one rank on the host, in plain C: the reference that all
- * backends are compared with. */
+ * backends are compared with. Thread: as ep.h says. */
 #include <math.h>
 #include <string.h>
 

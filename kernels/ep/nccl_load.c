@@ -1,5 +1,5 @@
 /* nccl_load.c - loads NCCL: the file that BATON_NCCL_LIBRARY names, or libnccl.so.2 on the loader's
- * path or in CUDA's usual folder. */
+ * path or in CUDA's usual folder. Thread: as ep.h says. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

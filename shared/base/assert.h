@@ -1,5 +1,5 @@
 /* assert.h - ASSERT, for our own bugs, on in every build. Never assert on input, peers or the
- * network: those are errors. */
+ * network: those are errors. Thread: any. */
 #ifndef BATON_BASE_ASSERT_H
 #define BATON_BASE_ASSERT_H
 

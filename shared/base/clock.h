@@ -1,5 +1,5 @@
 /* clock.h - monotonic time. Clocks of different machines are never compared; wall time is only for
- * people to read. */
+ * people to read. Thread: any. */
 #ifndef BATON_BASE_CLOCK_H
 #define BATON_BASE_CLOCK_H
 

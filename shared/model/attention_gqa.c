@@ -8,7 +8,7 @@
  *                                                          i / (n_heads / n_kv_heads)
  *
  * K and V of a layer are complete before its attention begins, so on_layer is called between the
- * two: a peer receives the bytes while the layer still computes. */
+ * two: a peer receives the bytes while the layer still computes. Thread: loading, then engine. */
 #include <math.h>
 #include <stdio.h>
 

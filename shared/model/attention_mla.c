@@ -11,7 +11,7 @@
  * many rows. Decode tokens take the absorbed path, since q k_h = (Wk_h^T q) c: queries of kv_lora
  * elements meet c itself, and Wv_h is applied to the softmax's mean of c. The paths are equal up to
  * rounding, so which one a token takes depends on the token (attn_seq.is_decode), never on the
- * batch. */
+ * batch. Thread: loading, then engine. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

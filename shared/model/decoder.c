@@ -123,7 +123,7 @@ static bool capture_graph(struct model *m, const struct model_batch *b, int32_t 
     };
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
     s.n_lists += work->ops->capture_lists(work, d->lists + 1);
-    if (!k->step_ops->capture(k, i, &s)) return false;
+    if (!k->step_ops->begin_capture(k, i, &s)) return false;
     work->ops->capture_rows(work, (size_t)s.n_rows);
     compute(m, b, &s);
     k->step_ops->submit(k);

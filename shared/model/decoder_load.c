@@ -156,7 +156,7 @@ static double ms(uint64_t ns) { return (double)ns / 1e6; }
 static void log_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns,
                       const struct weight_times *t)
 {
-    /* inside weight_pack */
+    /* inside weight_ops.pack */
     const uint64_t copy_ns = t->copy_wait_ns > end_ns ? t->copy_wait_ns - end_ns : 0;
     const uint64_t convert_ns = b->pack_ns > copy_ns ? b->pack_ns - copy_ns : 0;
     const size_t bytes = b->source_bytes ? b->source_bytes : b->weight_bytes;

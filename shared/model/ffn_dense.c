@@ -2,7 +2,8 @@
  *
  *     h  = norm(x)
  *     x += Wdown (silu(Wgate h) * Wup h)
- */
+ *
+ * Thread: loading, then engine. */
 #include <stdio.h>
 
 #include "shared/base/arith.h"

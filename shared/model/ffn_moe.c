@@ -6,7 +6,7 @@
  *     x                   += sum_j w_j Expert_{e_j}(h) + Shared(h)
  *
  * Every expert is a SwiGLU as in ffn_dense.c. Long steps are routed in chunks of rows, which bounds
- * the buffers; weights are then read once per chunk. */
+ * the buffers; weights are then read once per chunk. Thread: loading, then engine. */
 #include <stdio.h>
 
 #include "shared/base/arith.h"

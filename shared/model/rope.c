@@ -1,4 +1,4 @@
-/* rope.c - RoPE's frequencies and the table of cos and sin. */
+/* rope.c - RoPE's frequencies and the table of cos and sin. Thread: loading. */
 #include "shared/model/rope.h"
 
 #include <math.h>

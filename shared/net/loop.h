@@ -1,5 +1,5 @@
-/* loop.h - the loop thread: one uv_loop with timers, posts from other threads, and slow work on
- * worker threads.
+/* loop.h - the loop thread: one loop of libuv with timers, posts from other threads, and slow work
+ * on worker threads.
  *
  * loop_run blocks its thread (which becomes THREAD_LOOP) until loop_stop, then closes the handles
  * that the loop itself opened. Callbacks on the loop must be short (under a millisecond); long work

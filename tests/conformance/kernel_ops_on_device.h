@@ -137,7 +137,7 @@ static inline void on_rope(struct kernel_ctx *c, const struct rope_args *a, size
     fetch(&m);
 }
 
-/* Like on_append, with append->rope, which has k among its heads. */
+/* As append of kernel_ops, with append->rope, which has k among its heads. */
 static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_append_args *append,
                                      size_t n_pos, void *pool, size_t pool_bytes)
 {

@@ -14,9 +14,9 @@ def baton(*args, env=None, timeout=120):
     return r.returncode, r.stdout, r.stderr
 
 
-def agent(env=SECRET, command=('doctor',)):
+def probe_server(env=SECRET, command=('doctor',)):
     port = free_ports(1)[0]
-    p = Process([BIN, *command, '--listen', f'127.0.0.1:{port}'], env, f'agent-{port}')
+    p = Process([BIN, *command, '--listen', f'127.0.0.1:{port}'], env, f'probe_server-{port}')
     wait_until('the probe server listens', lambda: 'probe server on' in p.output(), 10)
     p.where = f'127.0.0.1:{port}'
     return p
@@ -100,7 +100,7 @@ def test_version_says_what_was_built():
 
 
 def test_bench_kv_between_agents():
-    with closing(agent(command=('bench', 'kv'))) as a:
+    with closing(probe_server(command=('bench', 'kv'))) as a:
         status, out, err = baton('bench', 'kv', '--peers', a.where, '--transport', 'ipc,tcp', '--piece', '4k', '--blocks', '8', '--rounds', '1', '--samples', '20', '--json',
                                  env=SECRET)
         assert status == 0, (out, err)
@@ -111,8 +111,8 @@ def test_bench_kv_between_agents():
 
 
 def test_doctor_measures_every_pair():
-    with closing(agent(), agent(), agent()) as agents:
-        status, report = doctor([a.where for a in agents], '--cache-transfer-protocol', 'ipc,tcp')
+    with closing(probe_server(), probe_server(), probe_server()) as servers:
+        status, report = doctor([a.where for a in servers], '--cache-transfer-protocol', 'ipc,tcp')
         assert status == 0 and report['ok'], report
         pairs = {(i, j) for i in range(4) for j in range(4) if i != j}
         for transport in ('ipc', 'tcp'):
@@ -120,12 +120,12 @@ def test_doctor_measures_every_pair():
             assert set(got) == pairs and set(got.values()) == {'measured'}, got
         assert all(c['bytes_per_second'] > 0 and c['p50_us'] > 0 for c in report['mesh']), report['mesh']
         # Nothing is tried that was not allowed.
-        status, report = doctor([agents[0].where], '--cache-transfer-protocol', 'tcp')
+        status, report = doctor([servers[0].where], '--cache-transfer-protocol', 'tcp')
         assert status == 0 and {c['transport'] for c in report['mesh']} == {'tcp'}, report['mesh']
 
 
 def test_doctor_prints_a_matrix():
-    with closing(agent()) as a:
+    with closing(probe_server()) as a:
         status, out, err = baton('doctor', '--port', '0', '--peers', a.where, '--cache-transfer-protocol', 'tcp', env=SECRET)
         assert status == 0, (out, err)
         assert 'tcp: GB/s / p50 us' in out and f'1    {a.where}' in out and 'tcp: 2 of 2 pairs' in out, out
@@ -134,7 +134,7 @@ def test_doctor_prints_a_matrix():
 def test_doctor_with_dead_deaf_and_foreign_peers():
     """Each gets a line that says what to do, none hangs the measurement, and peers that answer are still measured."""
     dead = f'127.0.0.1:{free_ports(1)[0]}'
-    with closing(agent(), agent(), agent({'BATON_CLUSTER_SECRET': 'another'})) as (good, stopped, foreign), socket.create_server(('127.0.0.1', 0)) as deaf:
+    with closing(probe_server(), probe_server(), probe_server({'BATON_CLUSTER_SECRET': 'another'})) as (good, stopped, foreign), socket.create_server(('127.0.0.1', 0)) as deaf:
         stopped.kill(signal.SIGSTOP)
         deaf_at = '127.0.0.1:%d' % deaf.getsockname()[1]
         t0 = time.monotonic()
@@ -166,7 +166,7 @@ def test_doctor_meets_a_running_node():
 def test_without_a_secret_agents_stay_on_loopback():
     status, out, err = baton('doctor', '--listen', '192.0.2.1:0')
     assert status == 2 and 'loopback only' in err, (status, out, err)
-    with closing(agent({})) as a:
+    with closing(probe_server({})) as a:
         assert 'no cluster secret' in a.output(), a.output()
         status, report = doctor([a.where], '--cache-transfer-protocol', 'ipc', env={})
         assert status == 0 and states(report, 'ipc') == {(0, 1): 'measured', (1, 0): 'measured'}, report
@@ -175,7 +175,7 @@ def test_without_a_secret_agents_stay_on_loopback():
 
 def test_an_agent_survives_its_visitors():
     """A client that disconnects in the middle, one that sends noise, one that sends nothing."""
-    with closing(agent()) as a:
+    with closing(probe_server()) as a:
         host, port = a.where.split(':')
         for data in (b'', b'GET / HTTP/1.1\r\n\r\n', os.urandom(500), b'BTN1' + bytes(28)):
             with socket.create_connection((host, int(port))) as s:
@@ -191,7 +191,7 @@ def test_an_agent_survives_its_visitors():
 
 def test_a_peer_that_stops_in_the_middle_is_a_line():
     """A peer that freezes while it is measured: the waiting side gives up with a sentence and does not ask it again."""
-    with closing(agent(), agent()) as (good, frozen):
+    with closing(probe_server(), probe_server()) as (good, frozen):
         report = Process([BIN, 'doctor', '--port', '0', '--json', '--peers', f'{frozen.where},{good.where}', '--cache-transfer-protocol', 'tcp'], SECRET, 'doctor')
         with closing(report):
             time.sleep(0.15)                                       # somewhere in the mesh, or before it
@@ -207,9 +207,9 @@ def test_a_peer_that_stops_in_the_middle_is_a_line():
 
 
 def test_a_busy_agent_ends_soon():
-    with closing(agent()) as a:
+    with closing(probe_server()) as a:
         with closing(Process([BIN, 'bench', 'kv', '--peers', a.where, '--transport', 'tcp', '--piece', '4k', '--rounds', '100'], SECRET, 'visitor')) as bench:
             wait_until('it measures', lambda: 'to ' in bench.output(), 10)
             time.sleep(0.3)
-            assert a.stop(10) is not None, 'the agent had to be killed'
+            assert a.stop(10) is not None, 'the probe_server had to be killed'
             assert bench.p.wait(60) == 1 and 'not measured' in bench.output(), bench.output()

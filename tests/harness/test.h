@@ -1,7 +1,7 @@
 /* test.h - the test harness: each case runs in its own process with a time limit.
  *
- *     TEST(buf_grows_by_doubling) { ... CHECK_EQ_INT(b.len, 3); }
- *     TEST_MAIN(buf_grows_by_doubling, ...)
+ *     TEST(buf_empty_is_valid) { ... CHECK_EQ_INT(b.len, 3); }
+ *     TEST_MAIN(buf_empty_is_valid, ...)
  *
  * Checks print both values and end the case. SKIP says what is missing; a skipped case does not
  * count as passed. The last line printed is "N passed, N failed, N skipped". Arguments: names of

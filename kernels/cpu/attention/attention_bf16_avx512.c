@@ -42,7 +42,7 @@ void bf16_load_keys(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys
 
 /* ---- many rows ---- */
 
-/* n_p panels by n_r rows, both constants at each call. */
+/* Computes the scores of n_p panels for n_r rows; both are compile-time constants. */
 INLINE void scores_tile(float *scores, const uint16_t *q, size_t q_stride, const uint32_t *keys,
                         size_t n_pairs, const int n_p, const int n_r)
 {

@@ -62,7 +62,7 @@ _Static_assert(
         HEADS_FLOATS,
     "heads with few pairs share a dequantised tile, so they need no more than one with many");
 _Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS,
-               "latents need the most of the forms that do not expand");
+               "latents need the most of the paths that do not expand");
 
 size_t attention_scratch_bytes(void)
 {

@@ -32,7 +32,7 @@ enum {
 };
 _Static_assert((KERNEL_LATENT_MAX + PARTIAL_HEADER_FLOATS) * ATTN_LATENT_PAIRS <=
                    (KERNEL_HEAD_DIM_MAX + PARTIAL_HEADER_FLOATS) * ATTN_NAIVE_ROWS,
-               "one segment of a split call fits whatever the form");
+               "one segment of a split call fits whatever the path");
 
 /* cpu_ctx.attn */
 struct attn_workspace {
@@ -216,7 +216,7 @@ static void init_item(const struct attn_job *job, int index, int thread, struct 
 enum { ITEM_PAIRS = ATTN_NAIVE_ROWS };
 _Static_assert(ATTN_HEADS_PER_ITEM *ATTN_SKINNY_PAIRS <= (int)ITEM_PAIRS &&
                    (int)ATTN_PAIRS <= (int)ITEM_PAIRS,
-               "of every form");
+               "of every path");
 
 static void whole_item(void *arg, int index, int thread)
 {

@@ -1,6 +1,6 @@
 /* transpose_avx512.h - transposes rows of the KV cache: 16 rows become registers
  * whose lanes are those rows, in squares of 16 x 16 words, which are f32 or pairs of bf16. Only for
- * files built with AVX-512. */
+ * files built with AVX-512. Thread: any. */
 #ifndef BATON_KERNELS_CPU_ATTENTION_TRANSPOSE_AVX512_H
 #define BATON_KERNELS_CPU_ATTENTION_TRANSPOSE_AVX512_H
 

@@ -99,7 +99,6 @@ struct block_q4k32 {
 /* W8 and W4: the words of all k (n_in rounded up to 32), then f32 scale[16]. */
 
 struct weight_layout_info {
-    const char *name;
     bool integer;
     int bits; /* of q: 8 or 4; integers only */
     int zero;
@@ -109,30 +108,20 @@ struct weight_layout_info {
 /* Indexed by constants in code that is compiled once per layout; elsewhere use
  * weight_layout_info. */
 static const struct weight_layout_info LAYOUTS[LAYOUT_COUNT] = {
-    [LAYOUT_F32] = { .name = "f32" },
-    [LAYOUT_F16] = { .name = "f16" },
-    [LAYOUT_BF16] = { .name = "bf16" },
-    [LAYOUT_F8] = { .name = "f8" },
-    [LAYOUT_Q8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
-    [LAYOUT_Q8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
-    [LAYOUT_Q4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
-    [LAYOUT_Q4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [LAYOUT_Q8K16] = { .name = "k8",
-                    .integer = true,
-                    .bits = 8,
-                    .zero = 128,
-                    .group = 16,
-                    .has_m = true, },
-    [LAYOUT_Q4K16] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
-    [LAYOUT_Q8K32] = { .name = "s8",
-                    .integer = true,
-                    .bits = 8,
-                    .zero = 128,
-                    .group = 32,
-                    .has_m = true, },
-    [LAYOUT_Q4K32] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [LAYOUT_W8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
-    [LAYOUT_W4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
+    [LAYOUT_F32] = { 0 },
+    [LAYOUT_F16] = { 0 },
+    [LAYOUT_BF16] = { 0 },
+    [LAYOUT_F8] = { 0 },
+    [LAYOUT_Q8] = { .integer = true, .bits = 8, .zero = 128, .group = 32 },
+    [LAYOUT_Q8M] = { .integer = true, .bits = 8, .group = 32, .has_m = true },
+    [LAYOUT_Q4] = { .integer = true, .bits = 4, .zero = 8, .group = 32 },
+    [LAYOUT_Q4M] = { .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [LAYOUT_Q8K16] = { .integer = true, .bits = 8, .zero = 128, .group = 16, .has_m = true },
+    [LAYOUT_Q4K16] = { .integer = true, .bits = 4, .group = 16, .has_m = true },
+    [LAYOUT_Q8K32] = { .integer = true, .bits = 8, .zero = 128, .group = 32, .has_m = true },
+    [LAYOUT_Q4K32] = { .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [LAYOUT_W8] = { .integer = true, .bits = 8, .zero = 128 },
+    [LAYOUT_W4] = { .integer = true, .bits = 4, .zero = 8 },
 };
 const struct weight_layout_info *weight_layout_info(int layout);
 
@@ -167,7 +156,7 @@ static inline const void *panel_at(const struct weight *w, size_t i_panel, size_
 enum { UNPACK_K = 256 };
 
 /* UNPACK_K k of one panel with q in bytes for any layout, and f32 scales. Group i is k [i * group,
- * (i + 1) * group); C layouts have none and do not set d and m (their scale multiplies the finished
+ * (i + 1) * group); W layouts have none and do not set d and m (their scale multiplies the finished
  * sum: weight_layout_channel_scale). */
 struct unpacked_panel {
     _Alignas(64) uint8_t q[UNPACK_K / 4][PANEL][4];
@@ -180,7 +169,7 @@ struct unpacked_panel {
  * definition; the instruction sets have faster ones. */
 void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel,
                               size_t k_begin, size_t n_k);
-/* [16] factors of C layouts; NULL for others. */
+/* [16] factors of W layouts; NULL for others. */
 const float *weight_layout_channel_scale(const struct weight *w, size_t i_panel);
 
 #endif

@@ -43,7 +43,7 @@ static const struct weight_layout_offsets LAYOUT_OFFSETS[LAYOUT_COUNT] = {
 };
 #undef AT
 
-/* Offset of what follows the blocks of a panel: f32 scales of C layouts (one per lane) and F8 (one
+/* Offset of what follows the blocks of a panel: f32 scales of W layouts (one per lane) and F8 (one
  * per F8_BLOCK k). */
 static inline size_t weight_layout_tail_at(int layout, size_t n_in)
 {

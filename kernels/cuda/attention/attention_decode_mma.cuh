@@ -130,8 +130,8 @@ static __device__ __forceinline__ int attn_mma_rows_sharing(const struct attn_de
 }
 
 /* Fragments of A: the heads of b's row, then those of n_rows - 1 after it, zeros behind the last.
- * Elements of 16 bits come in order; of bytes a lane's four stand side by side in a key, and so do
- * the elements of queries that they meet: the lane's both pairs of a step. */
+ * Keys of 16 bits come in order. Keys of one byte come four side by side for each lane, so the
+ * lane loads the matching four elements of a query, both its pairs of a step, together. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_load_queries(const struct attn_decode_call &c,
                                                              const struct attn_decode_block &b,
@@ -157,8 +157,8 @@ static __device__ __forceinline__ void attn_mma_load_queries(const struct attn_d
     }
 }
 
-/* Orders the warp's tile number i_tile, if it has one. Always a group of copies, so that turns can
- * be counted by groups. */
+/* Starts the cp.async of the warp's tile i_tile, if it has one. Always one group, so that
+ * turns can be counted by groups. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_mma_load_tile(const struct attn_decode_call &c,
                                                           const struct attn_decode_block &b,

@@ -58,7 +58,7 @@ static __device__ __forceinline__ void append_plain_row(const float *from, char 
 
 /* ---- with scales ---- */
 
-/* A byte of x / scale, of a row whose scale is above 0; kv_rows.c gives the same. */
+/* Quantises x / scale to one byte, bit for bit as kv_rows.c; scale > 0. */
 template <enum dtype T> static __device__ __forceinline__ unsigned quantised(float x, float scale)
 {
     constexpr float LARGEST = kv_dtype_max<T>();
@@ -119,7 +119,7 @@ static __device__ __forceinline__ void append_scaled_row(const float *from, char
 
 /* ---- all ---- */
 
-/* The i-th key or value of a row: keys and values in turn, one part of latents. */
+/* Appends the key (i even) or the value (i odd) of head i / 2; latents have one part per head. */
 template <enum dtype T, int N>
 static __device__ __forceinline__ void append_head(const struct append_call &c,
                                                    const struct cuda_attn_row &row, int i)

@@ -126,8 +126,9 @@ template <enum dtype T> static __device__ __forceinline__ unsigned pack_query(fl
     else return pack_bf16(low, high);
 }
 
-/* Weights are 2^x for x up to 0. As f16 has nothing below 2^-24 they are all 2^15 times as large
- * there, and so are their sums, which come out of the result: x is to be that much more. */
+/* Returns what is added to the exponent of attention weights, which are 2^x with x <= 0. f16 has
+ * nothing below 2^-24, so there all weights and their sum are 2^15 times as large; the factor
+ * cancels in the result. */
 template <enum dtype T> static constexpr __device__ float weight_lift()
 {
     return T == DTYPE_F16 ? 15.0f : 0.0f;

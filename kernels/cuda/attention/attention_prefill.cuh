@@ -229,7 +229,7 @@ static __device__ __forceinline__ void attn_prefill_key_offsets(const struct att
     }
 }
 
-/* Orders keys and values of a tile; zeros behind the last. */
+/* Starts the cp.async of keys and values of a tile; zeros behind the last. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_prefill_load_tile(const struct attn_prefill_call &c,
                                                               const struct attn_prefill_tile &t,
@@ -503,7 +503,7 @@ static __device__ __forceinline__ void attn_prefill_end_segment(
                                  s.before + pair_number<SETS>(set, half));
 }
 
-/* Orders a tile's keys and values: a group of copies, also where there is none. */
+/* Starts the cp.async of a tile's keys and values, always as one group, which may be empty. */
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void attn_prefill_prefetch(const struct attn_prefill_call &c,
                                                              const struct attn_prefill_tile &t,

@@ -32,7 +32,8 @@ template <enum gemm_weight_layout F, class T> struct multiplier {
         wgmma_fence_operand(sums);
     }
 
-    /* A stage's place is free when the next stage has begun and it is over. */
+    /* The ring slot of a stage is released once the wgmma of that stage have completed, after those
+     * of the next stage were issued. */
     static __device__ __forceinline__ void multiply(float (&sums)[T::SUMS], const gemm_call &,
                                                     const sm90_tile_position &,
                                                     const sm90_ring<T> &ring,

@@ -34,8 +34,8 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(b))
                  : "memory");
 }
-/* Until the phase of this parity has ended: the first is 0, and of a new barrier the one before, 1,
- * has. Acquires. */
+/* Waits until the phase of this parity has ended, and acquires. The first phase is 0; on a new
+ * barrier parity 1 returns at once. */
 static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity)
 {
     const unsigned address = shared_address(b);
@@ -50,15 +50,15 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity
     } while (!over);
 }
 
-/* What the thread wrote to shared memory before, its own cp.async that it waited for too, wgmma
- * sees once others know of it. */
+/* Makes the thread's earlier writes to shared memory visible to wgmma, those of its completed
+ * cp.async too. */
 static __device__ __forceinline__ void fence_async_proxy()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Registers of the threads of a warpgroup, all of which call. The block's threads have what the
- * launch bounds leave each. */
+/* Sets the registers per thread of a warpgroup to N, here to fewer; all its threads must call. They
+ * start with what the launch bounds leave each. */
 template <int N> static __device__ __forceinline__ void warpgroup_reg_dealloc()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -70,7 +70,8 @@ template <int N> static __device__ __forceinline__ void warpgroup_reg_alloc()
 
 /* ---- products of a warpgroup: D [64][N] += A [64][32 bytes] B [N][32 bytes] ---- */
 
-/* Before the first of a series: what the thread did with its accumulators is over. */
+/* Orders earlier accesses to the accumulators before the wgmma that follow; called before the first
+ * of a series. */
 static __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -79,7 +80,7 @@ static __device__ __forceinline__ void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* All of the warp's groups but the N latest are over. */
+/* Waits until at most N of the warp's groups are pending. */
 template <int N> static __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -119,8 +120,8 @@ static __device__ __forceinline__ int not_before(int v)
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
     "%127}, "
 
-/* add: D += A B, otherwise D = A B. What stands behind the predicate: A and B as they are, not
- * negated; k contiguous in both. */
+/* add: D += A B, otherwise D = A B. The constants after the predicate say that A and B are not
+ * negated and are contiguous in k. */
 #define WGMMA_16_BITS(type)                                                                        \
     static __device__ __forceinline__ void wgmma_##type(float(&d)[64], uint64_t a, uint64_t b,     \
                                                         bool add)                                  \

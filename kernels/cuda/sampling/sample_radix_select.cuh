@@ -27,8 +27,8 @@ struct select_for {
 
 struct select_border {
     float p;      /* the head's last value; 0: there are no entries */
-    int n_take;   /* how many of its equals are in the head */
-    int n_equal;  /* of how many */
+    int n_take;   /* entries equal to p that the head has */
+    int n_equal;  /* entries equal to p */
     bool reached; /* all entries together have the weight */
 };
 

@@ -1,8 +1,8 @@
 /* hash.h - the hashes that peers must agree on: XXH3 (libxxhash), fixed by its specification.
  *
  * The chained block hash names a KV block by everything before it: hash(i) = XXH3_128(hash(i-1) ||
- * tokens of block i), with hash(-1) the seed. The engine finds blocks in the prefix cache by it, the
- * scheduler chooses the node that probably has them by that of a prompt's first block.
+ * tokens of block i), with hash(-1) the seed. The engine finds blocks in the prefix cache by it;
+ * the scheduler chooses the node that probably has them by the hash of a prompt's first block.
  * Thread: any. */
 #ifndef BATON_BASE_HASH_HASH_H
 #define BATON_BASE_HASH_HASH_H

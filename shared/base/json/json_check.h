@@ -1,5 +1,5 @@
 /* json_check.h - the strict syntax check that json_parse runs before cJSON builds the tree; for
- * json.c only. */
+ * json.c only. Thread: any. */
 #ifndef BATON_BASE_JSON_JSON_CHECK_H
 #define BATON_BASE_JSON_JSON_CHECK_H
 

@@ -5,7 +5,7 @@
  * counts as its best expert, and does not renormalise. V3 scores by sigmoid, chooses by score plus
  * a correction bias, ranks groups by the sum of their two best, and divides by sum + 1e-20. Both
  * multiply weights by routed_scaling_factor. RoPE pairs neighbours (2i, 2i+1). GGUF files call both
- * "deepseek2". */
+ * "deepseek2". Thread: loading. */
 #include <ctype.h>
 
 #include "shared/model/config/config_check.h"

@@ -4,7 +4,7 @@
  * (it stays f32), and weighted by the scores without it, divided by max(sum, moe_norm_min). Layer i
  * has experts when moe_layer_start_index <= i <= moe_layer_end_index and (i + 1) %
  * moe_layer_interval = 0. Configurations of vision-language models have lists, with the text
- * model's value first. */
+ * model's value first. Thread: loading. */
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 

@@ -1,6 +1,6 @@
 /* llama.c - the Llama family and Mistral's dense models, which differ only in a window that newer
  * ones do not have. GGUF files call Mixtral "llama", too, and order the rows of q and k so that the
- * two elements of a rotation are neighbours. */
+ * two elements of a rotation are neighbours. Thread: loading. */
 #include "shared/model/model_registry.h"
 
 static void gguf_defaults(struct model_config *c)

@@ -1,5 +1,5 @@
 /* mixtral.c - Mixtral: experts in every layer, two per token, with renormalised weights. Its files
- * have other names: w1 is gate, w3 is up, w2 is down. */
+ * have other names: w1 is gate, w3 is up, w2 is down. Thread: loading. */
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
 

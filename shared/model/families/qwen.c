@@ -1,5 +1,5 @@
 /* qwen.c - Qwen2 and 2.5 (biases of q, k and v), Qwen3 (normalised queries and keys), Qwen3-MoE
- * (experts in some layers or all). */
+ * (experts in some layers or all). Thread: loading. */
 #include "shared/base/mem.h"
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"

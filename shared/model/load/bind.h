@@ -42,7 +42,7 @@ struct binder {
     size_t n_sources;                 /* of this pass, so far */
     size_t source_bytes;
     struct read_ahead *ahead;           /* second pass; may be NULL */
-    uint64_t pack_ns;                   /* second pass: time in weight_pack */
+    uint64_t pack_ns;                   /* second pass: time in weight_ops.pack */
     struct weight_cache *cache;         /* second pass; NULL: none */
     struct weight_arena *weight_arena;  /* second pass: memory for the weights; may be empty */
     size_t weight_bytes;                /* packed, of this pass so far */

@@ -2,7 +2,7 @@
  * checked.
  *
  * Layout: "GGUF", u32 version, u64 n_tensors, u64 n_kv, pairs, tensor infos, padding to
- * general.alignment, data. */
+ * general.alignment, data. Thread: loading. */
 #include "shared/model/load/gguf.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /* gguf_split.c - joins the files of a split model. The keys are those of llama.cpp's splitter:
- * split.no, split.count, split.tensors.count. */
+ * split.no, split.count, split.tensors.count. Thread: loading. */
 #include "shared/model/load/gguf_split.h"
 
 #include <ctype.h>

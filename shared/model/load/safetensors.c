@@ -1,4 +1,4 @@
-/* safetensors.c - header parser of one file, and the index of a sharded folder. */
+/* safetensors.c - header parser of one file, and the index of a sharded folder. Thread: loading. */
 #include "shared/model/load/safetensors.h"
 
 #include <inttypes.h>

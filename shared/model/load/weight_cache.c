@@ -1,4 +1,4 @@
-/* weight_cache.c - the file of the cache: lock, mapping and writing. */
+/* weight_cache.c - the file of the cache: lock, mapping and writing. Thread: loading. */
 #include "shared/model/load/weight_cache.h"
 
 #include <ctype.h>

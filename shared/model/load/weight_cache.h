@@ -64,7 +64,7 @@ struct weight_cache_options {
     const char *folder; /* created if needed */
     const char *name;   /* of the model, part of the file's name */
     struct weight_cache_key key;
-    const struct weight *plan; /* [n] of weight_plan; borrowed until weight_cache_close */
+    const struct weight *plan; /* [n] of weight_ops.plan; borrowed until weight_cache_close */
     size_t n;
     struct compute_pool *pool;
     void (*progress)(void *arg, double done); /* while a file is read; may be NULL */

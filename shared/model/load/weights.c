@@ -1,4 +1,4 @@
-/* weights.c - one view over GGUF and safetensors tensors. */
+/* weights.c - one view over GGUF and safetensors tensors. Thread: loading. */
 #include "shared/model/load/weights.h"
 
 #include <inttypes.h>

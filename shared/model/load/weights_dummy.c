@@ -6,7 +6,7 @@
  * send them to the same experts. So a hidden state is mostly its token's embedding, tokens spread
  * over all experts, and the last FFN turns it into another token, with logits near 0 and a
  * deviation near 1. A tensor's seed is the hash of its name, so a weight has the same value
- * whatever is quantised, split or loaded around it. */
+ * whatever is quantised, split or loaded around it. Thread: loading. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

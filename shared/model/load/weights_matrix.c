@@ -1,5 +1,5 @@
 /* weights_matrix.c - one matrix or vector out of the tensor that holds it, with its shape and type
- * checked. */
+ * checked. Thread: loading. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

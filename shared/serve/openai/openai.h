@@ -2,8 +2,8 @@
  * only.
  *
  * Answers are written directly into a buffer, not as cJSON trees, since a chunk per token is the
- * API server's main work. Thread: prepare and openai_write_body a worker (or the loop); the chunk writers
- * the loop. */
+ * API server's main work. Thread: prepare and openai_write_body a worker (or the loop); the chunk
+ * writers the loop. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_H
 #define BATON_SERVE_OPENAI_OPENAI_H
 
