@@ -42,8 +42,8 @@ cublas           kernels tests
 '
 
 # Headers that only tests have: an include path of the emulator must not bring them into the product. What stands for a
-# header of CUDA, or has a counterpart for nvcc, is under tests/simt/include.
-test_headers=$(find tests/simt -maxdepth 1 -name "*.h" -printf "%f ")
+# header of CUDA, or has a counterpart for nvcc (kernels/cuda/nvcc), has that name.
+test_headers=$(find tests/simt -name "simt*.h" -printf "%f ")
 find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort |
     xargs grep -HnE '^[[:space:]]*#[[:space:]]*include' |
     awk -v layers="$LAYERS" -v libraries="$LIBRARIES" -v test_headers="$test_headers" '

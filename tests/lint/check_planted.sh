@@ -53,7 +53,7 @@ planted figures.py shared/base/str.c "int long_function(int x)\n{\n$(printf '   
 planted figures.py kvtransfer/transport.c 'const struct kvt_transport_ops empty = {\n    .name = "empty",\n};\n'
 planted figures.py kvtransfer/transport.c 'const struct kvt_transport_ops empty = {\n    .fence = 0,\n};\n'
 planted figures.py shared/base/new.h "/* new.h - a head.\n$(printf ' * More.\\n%.0s' $(seq 15)) */\n"
-planted figures.py docs/gpu.md 'This line of a document is longer than the hundred columns that a line may have, and it is no table.\n'
+planted figures.py docs/gpu.md 'This line of a document is longer than the hundred columns that a line may have, and it is neither a table nor an example.\n'
 planted figures.py shared/net/sse.c '/* Without a ca''rd it fails. */\n'
 for i in $(seq $((30 - $(ls "$copy/prefill" | wc -l)))); do echo "/* f$i.c - one. Thread: any. */" >"$copy/prefill/f$i.c"; done
 planted figures.py prefill/last.c '/* last.c - one too many. Thread: any. */\n'

@@ -16,7 +16,7 @@ import source
 NAME = re.compile(r"(?<![\w./<~$*{-])((?:[\w.-]+/)*[\w-]+\.(?:c|h|cu|cuh|cc|py|sh|md|proto))(?![\w*/(-]|\.\w)")
 FOLDER = re.compile(r"(?<![\w./<~$*{@-])((?:shared|kernels|kvtransfer|prefill|decode|scheduler|deploy|tests|docs)(?:/[\w-]+)+)"
                     r"(?![\w*/(<{-]|/?\.[\w\[{*]|/[*<{$])")
-IDENTIFIER = re.compile(r"(?<![\w./-])([a-z][a-z0-9]+(?:_[a-z0-9]{2,})+)\b(?![\w./*-])")
+IDENTIFIER = re.compile(r"(?<![\w./-])([a-z][a-z0-9]+(?:_[a-z0-9]{2,})+)\b(?![\w/*-]|\.\w)")
 HEAD = re.compile(r"/\* ([\w./-]+) - ")
 # Headers and programs of others that texts speak of.
 OTHERS = {
