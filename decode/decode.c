@@ -416,7 +416,7 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         break; /* FENCED follows */
     case KVT_FENCED: {
         seq->in_transfer = false;
-        enum status st = engine_fence(w->o.engine, seq->id);
+        enum status st = engine_free_quarantined(w->o.engine, seq->id);
         if (st != OK)
             log_error("fence not taken by the engine", "req=%016llx st=%s",
                       (unsigned long long)seq->request, status_name(st));

@@ -25,7 +25,7 @@ enum {
     KERNEL_HEAD_DIM_MAX = 256,
     KERNEL_LATENT_MAX = 1024 /* kv_lora + rope of MLA */
 };
-enum { ATTN_TILE = 64, ATTN_SEGMENT = 256 };
+enum { ATTN_TILE = 64, CPU_ATTN_SEGMENT = 256 };
 enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 
 /* Raised whenever some backend computes other bits: peers of another revision are refused. */

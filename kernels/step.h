@@ -28,7 +28,7 @@ struct attn_seq {
     int32_t n_q;     /* its rows; row i has position pos_begin + i and sees keys 0..pos_begin + i */
     int32_t pos_begin;
     const int32_t *block_table; /* physical KV blocks, enough for pos_begin + n_q tokens; host */
-    bool is_decode; /* decode tokens: they take the absorbed path of MLA (attention_mla.c) */
+    bool is_decode;             /* chooses the decode kernels of a GPU, and MLA's absorbed path */
 };
 
 /* Sequences that one call of kv_append or attention works on; their rows are contiguous in q and

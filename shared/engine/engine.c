@@ -255,7 +255,7 @@ enum status engine_cancel(struct engine *e, uint64_t id, bool fenced)
         e, &(struct engine_command){ .kind = ENGINE_COMMAND_CANCEL, .id = id, .fenced = fenced });
 }
 
-enum status engine_fence(struct engine *e, uint64_t id)
+enum status engine_free_quarantined(struct engine *e, uint64_t id)
 {
     return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_FENCE, .id = id });
 }

@@ -3,8 +3,9 @@
  * The engine thread owns the model, the KV pool's counters and the step loop. Other threads post
  * commands to its mailbox, which never block, and get events through `on_event`.
  *   reserve:  RESERVED ── activate ──▶ RUNNING ── tokens ──▶ FINISHED
- *                  └──── cancel ──▶ blocks back (or quarantined until engine_fence)
- *   submit:   WAITING ─▶ PREFILLING ─▶ RUNNING ─▶ FINISHED    RUNNING ─ no blocks ─▶ WAITING (recompute)
+ *                  └──── cancel ──▶ blocks back (or quarantined until engine_free_quarantined)
+ *   submit:   WAITING ─▶ RUNNING (prompt, then tokens) ─▶ FINISHED
+ *             RUNNING ─ no blocks ─▶ WAITING (recompute)
  *
  * Batch invariance: a row's arithmetic does not depend on the other rows of the batch, and sampling
  * depends only on (seed, index of the token). When blocks run out, the newest running sequence is
@@ -133,11 +134,12 @@ enum status engine_activate(struct engine *e, uint64_t id,
                             const struct token_logprobs *first) MUST_CHECK;
 /* Ends a sequence. fenced: no peer can write to its blocks any more (always true for FULL and
  * PREFILL, and after engine_activate). Otherwise its blocks go to quarantine until
- * engine_fence(id); the id stays in use until then. Unknown ids are ignored (no event). */
+ * engine_free_quarantined(id); the id stays in use until then. Unknown ids are ignored (no event).
+ * */
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced) MUST_CHECK;
 /* Asks the engine to free the quarantined blocks of canceled sequence `id`: no peer can write to
  * them any more. */
-enum status engine_fence(struct engine *e, uint64_t id) MUST_CHECK;
+enum status engine_free_quarantined(struct engine *e, uint64_t id) MUST_CHECK;
 /* Releases the blocks of a finished prefill_only sequence once its KV is sent (the prefix cache
  * may keep them). Every finished prefill_only sequence needs this or engine_cancel, also with
  * max_tokens 0. */

@@ -134,7 +134,7 @@ static void do_fence(struct engine *e, uint64_t id)
 static void do_release(struct engine *e, uint64_t id)
 {
     struct seq *s = find(e, id);
-    if (s && s->state == SEQ_HELD) engine_forget(e, s);
+    if (s && s->state == SEQ_AWAITING_RELEASE) engine_forget(e, s);
 }
 
 void engine_command_run(struct engine *e, const struct engine_command *c)

@@ -110,7 +110,7 @@ void engine_finish(struct engine *e, struct seq *s, enum status status, enum fin
     if (s->prefill_only) {
         engine_unlist(e, s);
         engine_set_remaining(e, s, 0);
-        s->state = SEQ_HELD;
+        s->state = SEQ_AWAITING_RELEASE;
     } else {
         engine_forget(e, s);
     }

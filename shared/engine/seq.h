@@ -1,7 +1,8 @@
 /* seq.h - a sequence: its tokens, its KV blocks and its state.
  *
  *   WAITING ──admit──▶ RUNNING ──▶ (gone)        RUNNING ── no blocks ──▶ WAITING
- *   RESERVED ──activate──▶ RUNNING               RUNNING, prefill_only ── done ──▶ HELD ── release ──▶ (gone)
+ *   RESERVED ──activate──▶ RUNNING
+ *   RUNNING, prefill_only ── done ──▶ AWAITING_RELEASE ── release ──▶ (gone)
  *   RESERVED ──cancel, unfenced──▶ QUARANTINED ── fence ──▶ (gone)
  *
  * Lengths: tokens[0..n_tokens) are known; positions [0, n_computed) have their KV in the blocks.
@@ -16,7 +17,7 @@
 #include "shared/base/list.h"
 #include "shared/engine/engine.h"
 
-enum seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_RESERVED, SEQ_HELD, SEQ_QUARANTINED };
+enum seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_RESERVED, SEQ_AWAITING_RELEASE, SEQ_QUARANTINED };
 
 struct seq {
     struct list node; /* in the engine's waiting or running list, else alone */

@@ -302,7 +302,7 @@ static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile 
     const struct attn_args *a = w->a;
     float *o = w->o + (size_t)i * w->v_stride;
     /* a segment's sums begin with 0 */
-    const float *rescale = t->begin % ATTN_SEGMENT == 0 ? NULL : w->rescale + i;
+    const float *rescale = t->begin % CPU_ATTN_SEGMENT == 0 ? NULL : w->rescale + i;
     w->kernels->attention->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i,
                                           w->sum + i, w->rescale + i);
     if (skinny)
@@ -382,7 +382,7 @@ static void attend_tile(const struct attn_tile_loop *w, const struct attn_kv_til
 
 int32_t attention_tile_loop_segment(struct attn_tile_loop *w, int32_t n_heads, int32_t segment)
 {
-    int32_t begin = segment * ATTN_SEGMENT, end = min_i32(w->n_keys, begin + ATTN_SEGMENT),
+    int32_t begin = segment * CPU_ATTN_SEGMENT, end = min_i32(w->n_keys, begin + CPU_ATTN_SEGMENT),
             first = first_pair(w, begin);
     for (int32_t h = 0; h < n_heads; h++)
         for (int32_t i = first; i < w->n_pairs; i++) {

@@ -2,7 +2,7 @@
  *
  * A work item is one sequence, one KV head (one query head in naive MLA) and a run of (query row,
  * head) pairs; attention_tile_loop.c takes it through the tiles of a segment. Every segment of
- * ATTN_SEGMENT positions is an online softmax with result (m, l, o); a pair's result merges its
+ * CPU_ATTN_SEGMENT positions is an online softmax with result (m, l, o); a pair's result merges its
  * segments in ascending order (merge, below). So it depends only on the pair's own keys, and
  * segments may be computed by any thread in any order. Whole items (the usual case) merge their
  * segments as they go. If there are too few items for the threads, items are single segments: their
@@ -226,7 +226,7 @@ static void whole_item(void *arg, int index, int thread)
     size_t n = (size_t)job->a->v_dim;
     init_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt first, which
                                                             * attend to most */
-    int32_t n_pairs = it.loops[0].n_pairs, last = (it.loops[0].n_keys - 1) / ATTN_SEGMENT;
+    int32_t n_pairs = it.loops[0].n_pairs, last = (it.loops[0].n_keys - 1) / CPU_ATTN_SEGMENT;
     for (int32_t segment = 0; segment <= last; segment++) {
         int32_t first = attention_tile_loop_segment(it.loops, it.n_heads, segment);
         for (int32_t h = 0; h < it.n_heads; h++)
@@ -238,7 +238,7 @@ static void whole_item(void *arg, int index, int thread)
                                         attention_query_head(w, i));
                 merge(w->kernels, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride,
                       w->max[i], w->sum[i], n);
-                if (attention_pair_pos(w, i) / ATTN_SEGMENT == segment)
+                if (attention_pair_pos(w, i) / CPU_ATTN_SEGMENT == segment)
                     w->kernels->elementwise->scale(out, 1 / l[at], n);
             }
     }
@@ -286,7 +286,7 @@ static void merge_pair(const struct attn_job *job, int32_t pair)
     const struct attn_seq *seq = &job->seqs[s];
     int32_t per_head = seq->n_q * job->group, row = at % per_head / job->group,
             head = at / per_head * job->group + at % job->group;
-    int32_t last = (seq->pos_begin + row) / ATTN_SEGMENT - job->segment;
+    int32_t last = (seq->pos_begin + row) / CPU_ATTN_SEGMENT - job->segment;
     float *out = job->a->out + out_offset(job->a, seq->q_begin + row, head),
           *state = job->state + 2 * (size_t)pair;
     size_t n = (size_t)job->a->v_dim;
@@ -320,7 +320,8 @@ static int32_t count_segments(const struct attn_job *job)
 {
     int32_t most = 0;
     for (int32_t s = 0; s < job->n_seqs; s++) {
-        int32_t n = (job->seqs[s].pos_begin + job->seqs[s].n_q + ATTN_SEGMENT - 1) / ATTN_SEGMENT;
+        int32_t n = (job->seqs[s].pos_begin + job->seqs[s].n_q + CPU_ATTN_SEGMENT - 1) /
+                    CPU_ATTN_SEGMENT;
         if (job->seqs[s].n_q > 0 && n > most) most = n;
     }
     return most;

@@ -32,7 +32,7 @@ cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, di
 
 static size_t segments_of(size_t n_keys)
 {
-    return (n_keys + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT;
+    return (n_keys + CUDA_ATTN_SEGMENT - 1) / CUDA_ATTN_SEGMENT;
 }
 
 static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq,
@@ -43,7 +43,7 @@ static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *s
         const struct cuda_attn_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0 };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
-        counts->n_segments += pos / ATTENTION_SEGMENT + 1;
+        counts->n_segments += pos / CUDA_ATTN_SEGMENT + 1;
     }
     if (seq->n_q > 0) counts->n_keys_max = max_i32(counts->n_keys_max, seq->pos_begin + seq->n_q);
     if (seq->n_q > 0 && !seq->is_decode)
@@ -67,12 +67,12 @@ static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t blo
     for (int32_t i = 1; i < n_rows; i++) {
         const struct cuda_attn_row *before = &rows[i - 1];
         const int32_t n = before->pos < rows[i].pos ? before->pos + 1 : rows[i].pos + 1;
-        if (n < ATTENTION_SEGMENT) continue;
+        if (n < CUDA_ATTN_SEGMENT) continue;
         rows[i].shared = (before->seq == rows[i].seq
                               ? n
                               : n_in_common(&seqs[before->seq], &seqs[rows[i].seq], n,
                                             block_tokens)) /
-                         ATTENTION_SEGMENT;
+                         CUDA_ATTN_SEGMENT;
     }
 }
 
@@ -250,7 +250,7 @@ extern "C" void attention_capture_bounds(const struct attention *shape, int32_t 
     /* If segments are split over blocks, `fit` of them run at a time. */
     bounds->n_keys_prefill = n_prefill > 0
                                  ? (int32_t)(fit >= 2
-                                                 ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT)
+                                                 ? min_size((size_t)n_keys, fit * CUDA_ATTN_SEGMENT)
                                                  : (size_t)n_keys)
                                  : 0;
     /* prompts' segments are not listed per row */

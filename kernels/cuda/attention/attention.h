@@ -3,7 +3,7 @@
  *
  * Upload (cuda_upload_step.c) turns each struct attn_list into a struct cuda_attn_list once per
  * step. kernels.h has the layouts of the pool, of q and of out. Every sum runs over keys in an
- * order that depends only on positions: segments of ATTENTION_SEGMENT keys from position 0, each an
+ * order that depends only on positions: segments of CUDA_ATTN_SEGMENT keys from position 0, each an
  * online softmax over tiles, merged in ascending order (formulas:
  * kernels/cpu/attention/cpu_attention.c). Pools of heads may have any type of kv_rows.h, whose rows
  * appending produces bit for bit (except which NaN a bf16 or f16 is); latents are f32 or bf16.
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-enum { ATTENTION_SEGMENT = 512 };
+enum { CUDA_ATTN_SEGMENT = 512 };
 
 struct cuda_attn_seq {
     int32_t q_begin, n_q, pos_begin; /* as in struct attn_seq */
@@ -27,7 +27,7 @@ struct cuda_attn_seq {
 };
 
 /* Row i of the list is row `row` of q and out, at position `pos` of sequence `seq`. `segment`: the
- * segments of the list's earlier rows, where position p has p / ATTENTION_SEGMENT + 1. Decode rows
+ * segments of the list's earlier rows, where position p has p / CUDA_ATTN_SEGMENT + 1. Decode rows
  * come first, and a sequence's rows are adjacent. `shared`: how many of its first segments lie in
  * the same blocks as those of the decode row before it, complete for both. */
 struct cuda_attn_row {

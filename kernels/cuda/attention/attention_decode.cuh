@@ -44,20 +44,20 @@ struct attn_decode_block {
 /* The block's shared memory. Queries lie as [head][first or second half of a chunk][chunk][4]:
  * lanes read 16 bytes each, side by side. */
 struct attn_decode_shared {
-    size_t *offsets; /* [ATTENTION_SEGMENT] */
+    size_t *offsets; /* [CUDA_ATTN_SEGMENT] */
     float *q;        /* [HEADS][chunks * CHUNK] */
-    float *p;        /* [HEADS][ATTENTION_SEGMENT] scores, then weights */
+    float *p;        /* [HEADS][CUDA_ATTN_SEGMENT] scores, then weights */
     float *sums;     /* [ATTN_DECODE_THREADS][CHUNK] */
     float *m, *l;    /* [HEADS] */
-    float *scales;   /* [k, v][ATTENTION_SEGMENT], of types that have them */
+    float *scales;   /* [k, v][CUDA_ATTN_SEGMENT], of types that have them */
 };
 
 template <enum dtype T>
 static __host__ __device__ __forceinline__ size_t attn_decode_shared_bytes(int heads, int dim)
 {
     const size_t chunks = (size_t)(dim + CHUNK - 1) / CHUNK, h = (size_t)heads,
-                 n_scales = kv_traits<T>::SCALED ? 2 * ATTENTION_SEGMENT : 0;
-    return ATTENTION_SEGMENT * sizeof(size_t) + (h * chunks * CHUNK + h * ATTENTION_SEGMENT +
+                 n_scales = kv_traits<T>::SCALED ? 2 * CUDA_ATTN_SEGMENT : 0;
+    return CUDA_ATTN_SEGMENT * sizeof(size_t) + (h * chunks * CHUNK + h * CUDA_ATTN_SEGMENT +
                                                  ATTN_DECODE_THREADS * CHUNK + 2 * h + n_scales) *
                                                     sizeof(float);
 }
@@ -67,9 +67,9 @@ static __device__ __forceinline__ struct attn_decode_shared attn_decode_shared_o
 {
     struct attn_decode_shared s;
     s.offsets = (size_t *)shared_memory();
-    s.q = (float *)(s.offsets + ATTENTION_SEGMENT);
+    s.q = (float *)(s.offsets + CUDA_ATTN_SEGMENT);
     s.p = s.q + heads * chunks * CHUNK;
-    s.sums = s.p + heads * ATTENTION_SEGMENT;
+    s.sums = s.p + heads * CUDA_ATTN_SEGMENT;
     s.m = s.sums + ATTN_DECODE_THREADS * CHUNK;
     s.l = s.m + heads;
     s.scales = s.l + heads;
@@ -112,7 +112,7 @@ static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(
     b.head = b.kv_head * group + at % c.n_runs * heads;
     b.n_heads = min(heads, (b.kv_head + 1) * group - b.head);
     b.segment = b.item - b.row.segment;
-    b.n_keys = min((int)ATTENTION_SEGMENT, b.row.pos + 1 - b.segment * ATTENTION_SEGMENT);
+    b.n_keys = min((int)CUDA_ATTN_SEGMENT, b.row.pos + 1 - b.segment * CUDA_ATTN_SEGMENT);
     b.chunks = (c.kv.head_dim + CHUNK - 1) / CHUNK;
     b.v_chunks = (c.v_dim + CHUNK - 1) / CHUNK;
     for (b.v_stride = 1; b.v_stride < b.v_chunks;) b.v_stride *= 2;
@@ -128,13 +128,13 @@ static __device__ __forceinline__ void attn_decode_prepare(const struct attn_dec
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * (size_t)dim;
     for (int j = tid; j < b.n_keys; j += ATTN_DECODE_THREADS) {
-        s.offsets[j] = kv_key_offset<T>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
+        s.offsets[j] = kv_key_offset<T>(c.kv, table, b.segment * CUDA_ATTN_SEGMENT + j, b.kv_head);
         if constexpr (kv_traits<T>::SCALED) {
-            const struct kv_paged_row r = kv_key_row(c.kv, table, b.segment * ATTENTION_SEGMENT + j,
+            const struct kv_paged_row r = kv_key_row(c.kv, table, b.segment * CUDA_ATTN_SEGMENT + j,
                                                      b.kv_head);
             const char *scale = (const char *)c.kv.data + kv_scale_offset<T>(c.kv, r);
             s.scales[j] = load_scale(scale);
-            s.scales[ATTENTION_SEGMENT + j] = load_scale(scale +
+            s.scales[CUDA_ATTN_SEGMENT + j] = load_scale(scale +
                                                          (size_t)c.kv.block_tokens * sizeof(float));
         }
     }
@@ -217,7 +217,7 @@ static __device__ __forceinline__ void attn_decode_scores(const struct attn_deco
         {
             const int j = first_key + (first + i) / HEADS * SIDE;
             if (lane % SHARING == 0 && j < b.n_keys)
-                s.p[(first + i) % HEADS * ATTENTION_SEGMENT + j] = kv_traits<T>::SCALED
+                s.p[(first + i) % HEADS * CUDA_ATTN_SEGMENT + j] = kv_traits<T>::SCALED
                                                                        ? acc[i] * s.scales[j]
                                                                        : acc[i];
         }
@@ -234,12 +234,12 @@ static __device__ __forceinline__ void attn_decode_softmax(const struct attn_dec
     const int lane = (int)(threadIdx.x % WARP), h = (int)(threadIdx.x / WARP),
               n_padded = (b.n_keys + KEYS - 1) / KEYS * KEYS;
     if (h >= HEADS) return;
-    float *p = s.p + h * ATTENTION_SEGMENT, top = -INFINITY, sum = 0;
+    float *p = s.p + h * CUDA_ATTN_SEGMENT, top = -INFINITY, sum = 0;
     for (int j = lane; j < b.n_keys; j += WARP) top = fmaxf(top, p[j]);
     const float m = warp_max(top) * c.scale; /* rounding keeps the order */
     for (int j = lane; j < n_padded; j += WARP) {
         const float weight = j < b.n_keys ? expf(fmaf(p[j], c.scale, -m)) : 0.0f;
-        p[j] = kv_traits<T>::SCALED && j < b.n_keys ? weight * s.scales[ATTENTION_SEGMENT + j]
+        p[j] = kv_traits<T>::SCALED && j < b.n_keys ? weight * s.scales[CUDA_ATTN_SEGMENT + j]
                                                     : weight;
         sum += weight;
     }
@@ -269,7 +269,7 @@ static __device__ __forceinline__ void attn_decode_accumulate_v(const struct att
         }
         UNROLL for (int h = 0; h < HEADS; h++)
         {
-            const float4 p = *(const float4 *)(s.p + h * ATTENTION_SEGMENT + j);
+            const float4 p = *(const float4 *)(s.p + h * CUDA_ATTN_SEGMENT + j);
             const float weight[KEYS] = { p.x, p.y, p.z, p.w };
             UNROLL for (int i = 0; i < KEYS; i++) UNROLL for (int d = 0; d < CHUNK; d++)
                 acc[h][d] = fmaf(weight[i], v[i][d], acc[h][d]);
@@ -285,7 +285,7 @@ static __device__ __forceinline__ void attn_decode_finish(const struct attn_deco
                                                           float acc[HEADS][CHUNK])
 {
     const int tid = (int)threadIdx.x, groups = ATTN_DECODE_THREADS / b.v_stride;
-    const bool whole = b.row.pos < ATTENTION_SEGMENT;
+    const bool whole = b.row.pos < CUDA_ATTN_SEGMENT;
     UNROLL for (int h = 0; h < HEADS; h++)
     {
         if (h >= b.n_heads) return;

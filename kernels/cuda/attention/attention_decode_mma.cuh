@@ -29,7 +29,7 @@ enum {
 template <enum dtype T, int DIM> struct attn_mma_shape {
     /* of a tile: 4 KiB of keys and as much of values */
     static constexpr int KEYS = 4096 / DIM / kv_traits<T>::BYTES, BLOCKS = KEYS / 8;
-    static constexpr int TILES = ATTENTION_SEGMENT / KEYS;
+    static constexpr int TILES = CUDA_ATTN_SEGMENT / KEYS;
     static constexpr int STAGE = 2 * KEYS * DIM * kv_traits<T>::BYTES,
                          SCALES = kv_traits<T>::SCALED ? 2 * KEYS : 0;
     /* with scales and their offsets three are more than ATTN_MMA_SHARED */
@@ -39,7 +39,7 @@ template <enum dtype T, int DIM> struct attn_mma_shape {
     static constexpr int SUMS_STRIDE = DIM + (kv_traits<T>::SCALED ? 16 : 8);
     static constexpr size_t PLACE = kv_traits<T>::SCALED ? sizeof(struct kv_paged_row)
                                                          : sizeof(uint32_t);
-    static constexpr size_t BYTES = ATTN_MMA_WARPS * RING + ATTENTION_SEGMENT * PLACE;
+    static constexpr size_t BYTES = ATTN_MMA_WARPS * RING + CUDA_ATTN_SEGMENT * PLACE;
     static_assert(BYTES <= ATTN_MMA_SHARED, "otherwise no launch succeeds on some GPUs");
     static_assert(ATTN_MMA_HEADS * (SUMS_STRIDE + 2) * sizeof(float) <= RING,
                   "a warp's sums take the place of its ring");
@@ -79,7 +79,7 @@ template <enum dtype T, int DIM> static __device__ __forceinline__ float *attn_m
     return attn_mma_sums<T, DIM>(warp) + ATTN_MMA_HEADS * attn_mma_shape<T, DIM>::SUMS_STRIDE;
 }
 
-/* [ATTENTION_SEGMENT]: keys in rows of DIM elements from the pool's begin on; where there are
+/* [CUDA_ATTN_SEGMENT]: keys in rows of DIM elements from the pool's begin on; where there are
  * scales, in blocks. */
 template <enum dtype T, int DIM> static __device__ __forceinline__ uint32_t *attn_mma_key_offsets()
 {
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void attn_mma_locate_keys(const struct attn_de
 {
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += ATTN_MMA_THREADS) {
-        const int pos = b.segment * ATTENTION_SEGMENT + j;
+        const int pos = b.segment * CUDA_ATTN_SEGMENT + j;
         if constexpr (kv_traits<T>::SCALED)
             attn_mma_key_rows<T, DIM>()[j] = kv_key_row(c.kv, table, pos, b.kv_head);
         else
@@ -459,7 +459,7 @@ static __device__ __forceinline__ void attn_mma_finish(const struct attn_decode_
     for (int i = (int)threadIdx.x; i < n_rows * b.n_heads * (DIM / 4); i += ATTN_MMA_THREADS) {
         const int pair = i / (DIM / 4), d = i % (DIM / 4) * 4;
         const struct cuda_attn_row row = c.list.rows[b.list_row + pair / b.n_heads];
-        const bool whole = row.pos < ATTENTION_SEGMENT;
+        const bool whole = row.pos < CUDA_ATTN_SEGMENT;
         const size_t n_heads = (size_t)c.n_heads, head = (size_t)(b.head + pair % b.n_heads);
         float top = -INFINITY, l = 0;
         float4 o = make_float4(0, 0, 0, 0);

@@ -25,13 +25,13 @@ template <int PAIRS, int WARPS> struct attn_mla_shape {
     static constexpr int VALUES = MLA_VALUE / NI / 8; /* blocks of 8 elements of a warp */
     static_assert(SCORES == 1 || SCORES == 2, "what attn_mla_scores reads in one ldmatrix");
     static constexpr size_t BYTES =
-        ATTENTION_SEGMENT * sizeof(size_t) + 2 * NI * PAIRS * sizeof(float) +
+        CUDA_ATTN_SEGMENT * sizeof(size_t) + 2 * NI * PAIRS * sizeof(float) +
         (PAIRS * MLA_LATENT + 2 * MLA_KEYS * MLA_LATENT + PAIRS * MLA_WEIGHTS_STRIDE) *
             sizeof(uint16_t);
 };
 
 struct attn_mla_shared {
-    size_t *offsets; /* [ATTENTION_SEGMENT] */
+    size_t *offsets; /* [CUDA_ATTN_SEGMENT] */
     uint16_t *q;     /* [PAIRS][MLA_LATENT] */
     uint16_t *k;     /* [2][MLA_KEYS][MLA_LATENT] */
     uint16_t *p;     /* [PAIRS][MLA_WEIGHTS_STRIDE] */
@@ -48,7 +48,7 @@ template <class S> static __device__ __forceinline__ struct attn_mla_shared attn
 {
     struct attn_mla_shared s;
     s.offsets = (size_t *)shared_memory();
-    s.q = (uint16_t *)(s.offsets + ATTENTION_SEGMENT);
+    s.q = (uint16_t *)(s.offsets + CUDA_ATTN_SEGMENT);
     s.k = s.q + S::MI * 16 * MLA_LATENT;
     s.p = s.k + 2 * MLA_KEYS * MLA_LATENT;
     s.top = (float *)(s.p + S::MI * 16 * MLA_WEIGHTS_STRIDE);
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void attn_mla_prepare(const struct attn_decode
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * MLA_LATENT;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += S::THREADS)
-        s.offsets[j] = kv_key_offset<DTYPE_BF16>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, 0);
+        s.offsets[j] = kv_key_offset<DTYPE_BF16>(c.kv, table, b.segment * CUDA_ATTN_SEGMENT + j, 0);
     for (int i = (int)threadIdx.x; i < S::MI * 16 * MLA_PIECES; i += S::THREADS) {
         const int pair = i / MLA_PIECES, piece = i % MLA_PIECES;
         float4 x = make_float4(0, 0, 0, 0), y = x;
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void attn_mla_finish(const struct attn_decode_
                                                        const struct attn_mla_shared &s,
                                                        const struct attn_mla_state<S> &t)
 {
-    const bool whole = b.row.pos < ATTENTION_SEGMENT;
+    const bool whole = b.row.pos < CUDA_ATTN_SEGMENT;
     UNROLL for (int half = 0; half < 2; half++)
     {
         const float l = quad_sum(t.l[half]);

@@ -23,7 +23,7 @@ enum {
     PREFILL_BLOCKS_WHOLE = 16 /* per SM: whole rows are unequal, and balance out */
 };
 enum {
-    PREFILL_TILES_PER_SEGMENT = ATTENTION_SEGMENT / PREFILL_KEYS,
+    PREFILL_TILES_PER_SEGMENT = CUDA_ATTN_SEGMENT / PREFILL_KEYS,
     SCORE_BLOCKS = PREFILL_KEYS / 8
 };
 
@@ -58,7 +58,7 @@ struct attn_prefill_shared {
     uint16_t *stages; /* [PREFILL_STAGES][k, v][PREFILL_KEYS][DIM]; of types with scales one, and
                        * behind it as many of bytes as they lie in the pool */
     uint16_t *q;      /* [2 PREFILL_PAIRS][DIM], of two sets */
-    size_t *offsets;  /* [2][ATTENTION_SEGMENT]: of this segment and the next; of types with scales
+    size_t *offsets;  /* [2][CUDA_ATTN_SEGMENT]: of this segment and the next; of types with scales
                        * struct kv_paged_row instead */
     float2 *before;   /* [SETS PREFILL_PAIRS]: (M, L) of a pair's segments so far, where it is
                        * whole */
@@ -85,7 +85,7 @@ static __host__ __device__ __forceinline__ size_t attn_prefill_shared_bytes()
     return ((size_t)PREFILL_STAGES * 2 * PREFILL_KEYS * DIM +
             attn_prefill_queries_shared<DIM, SETS>::N) *
                sizeof(uint16_t) +
-           2 * ATTENTION_SEGMENT * sizeof(size_t) + SETS * PREFILL_PAIRS * sizeof(float2) +
+           2 * CUDA_ATTN_SEGMENT * sizeof(size_t) + SETS * PREFILL_PAIRS * sizeof(float2) +
            (kv_traits<T>::SCALED ? 2 * PREFILL_STAGES * PREFILL_KEYS * sizeof(float) : 0) +
            sizeof(struct attn_prefill_tile);
 }
@@ -97,7 +97,7 @@ static __device__ __forceinline__ struct attn_prefill_shared attn_prefill_shared
     s.stages = (uint16_t *)shared_memory();
     s.q = s.stages + 2 * PREFILL_STAGES * PREFILL_KEYS * DIM;
     s.offsets = (size_t *)(s.q + attn_prefill_queries_shared<DIM, SETS>::N);
-    s.before = (float2 *)(s.offsets + 2 * ATTENTION_SEGMENT);
+    s.before = (float2 *)(s.offsets + 2 * CUDA_ATTN_SEGMENT);
     s.scales = (float *)(s.before + SETS * PREFILL_PAIRS);
     s.tile = (struct attn_prefill_tile *)(s.scales + (kv_traits<T>::SCALED
                                                           ? 2 * PREFILL_STAGES * PREFILL_KEYS
@@ -219,9 +219,9 @@ static __device__ __forceinline__ void attn_prefill_key_offsets(const struct att
                                                                 const struct attn_prefill_tile &t,
                                                                 size_t *offsets, int segment)
 {
-    size_t *to = offsets + segment % 2 * ATTENTION_SEGMENT;
-    const int begin = segment * ATTENTION_SEGMENT,
-              n = min((int)ATTENTION_SEGMENT, t.n_keys - begin);
+    size_t *to = offsets + segment % 2 * CUDA_ATTN_SEGMENT;
+    const int begin = segment * CUDA_ATTN_SEGMENT,
+              n = min((int)CUDA_ATTN_SEGMENT, t.n_keys - begin);
     for (int j = (int)threadIdx.x; j < n; j += PREFILL_THREADS) {
         if constexpr (kv_traits<T>::SCALED)
             ((struct kv_paged_row *)to)[j] = kv_key_row(c.kv, t.table, begin + j, t.kv_head);
@@ -239,7 +239,7 @@ static __device__ __forceinline__ void attn_prefill_load_tile(const struct attn_
     constexpr int PIECES = DIM / CHUNK, ROWS = PREFILL_THREADS / PIECES;
     const int piece = (int)threadIdx.x % PIECES;
     const char *pool = (const char *)c.kv.data + piece * 16;
-    const size_t *offsets = s.offsets + i_tile * PREFILL_KEYS % (2 * ATTENTION_SEGMENT),
+    const size_t *offsets = s.offsets + i_tile * PREFILL_KEYS % (2 * CUDA_ATTN_SEGMENT),
                  part = kv_value_offset<T>(c.kv);
     UNROLL for (int i = 0; i < PREFILL_KEYS / ROWS; i++)
     {
@@ -264,7 +264,7 @@ static __device__ __forceinline__ void attn_prefill_load_tile_bytes(
               lone = (int)threadIdx.x % PREFILL_KEYS;
     const char *pool = (const char *)c.kv.data;
     const struct kv_paged_row *rows = (const struct kv_paged_row *)s.offsets +
-                                      i_tile * PREFILL_KEYS % (2 * ATTENTION_SEGMENT);
+                                      i_tile * PREFILL_KEYS % (2 * CUDA_ATTN_SEGMENT);
     unsigned char *keys = attn_prefill_bytes<DIM>(s, i_tile), *values = keys + PREFILL_KEYS * DIM;
     UNROLL for (int i = 0; i < PREFILL_KEYS / ROWS; i++)
     {
@@ -445,7 +445,7 @@ static __device__ __forceinline__ void attn_prefill_finish(const struct attn_pre
                                                            int half, const float o[DIM / 8][4],
                                                            float m, float l, float2 *before)
 {
-    const int column = 2 * (int)(threadIdx.x % 4), last = p.pos / ATTENTION_SEGMENT;
+    const int column = 2 * (int)(threadIdx.x % 4), last = p.pos / CUDA_ATTN_SEGMENT;
     const bool is_part = c.n_at_once > 0 && last > 0;
     float *to = c.out + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * DIM;
     float M = m, L = l, a = 0, b = 1;
@@ -608,7 +608,7 @@ static __device__ __forceinline__ struct attn_prefill_unit attn_prefill_unit_of(
     const int n_rows = attn_row_set_n(c.list),
               n_windows = (n_rows + c.rows_per_tile - 1) / c.rows_per_tile,
               per_segment = n_windows * c.kv.n_heads;
-    const int n_left = (c.list.counts->n_keys_prefill + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT -
+    const int n_left = (c.list.counts->n_keys_prefill + CUDA_ATTN_SEGMENT - 1) / CUDA_ATTN_SEGMENT -
                        c.segment_begin;
     const int n_units = per_segment * (c.n_at_once > 0 ? min(c.n_at_once, n_left) : 1);
     struct attn_prefill_unit u = { 0, 0, 0, 0 };

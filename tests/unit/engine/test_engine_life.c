@@ -227,9 +227,9 @@ TEST(unfenced_blocks_wait_in_quarantine)
                            true)); /* canceled before: no second event, the quarantine goes on */
     check_nothing_follows(&r);
     rig_await_free_blocks(&r, 9);
-    CHECK_OK(engine_fence(r.engine, 2));
+    CHECK_OK(engine_free_quarantined(r.engine, 2));
     rig_await_free_blocks(&r, 10);
-    CHECK_OK(engine_fence(r.engine, 2));
+    CHECK_OK(engine_free_quarantined(r.engine, 2));
     check_nothing_follows(&r);
     rig_close(&r);
 }
