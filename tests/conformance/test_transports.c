@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "kvtransfer/session.h"
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
 
@@ -578,10 +579,15 @@ static void sender_stopped(const char *transport, bool scatters)
     pause_ms(20);
     kill(c.pid, SIGSTOP);
     pause_ms(50);
+    uint64_t begin = clock_ms();
     kvt_expect_cancel(to->kvt, 9);
     node_wait(to, KVT_RECEIVE_FAILED, 9, 3000);
     pause_ms(500);
-    CHECK_EQ_INT(node_count(to, KVT_FENCED, 9), scatters);
+    bool fenced = node_count(to, KVT_FENCED, 9) > 0;
+    /* A receiver that can end the connection alone does so after KVT_STOP_AGAIN_MS without an
+     * answer, which a busy machine may reach. */
+    if (clock_ms() - begin < KVT_STOP_AGAIN_MS || strcmp(transport, "ipc") == 0)
+        CHECK_EQ_INT(fenced, scatters);
     kill(c.pid, SIGCONT);
     node_wait(to, KVT_FENCED, 9, 3000);
     kill(c.pid, SIGKILL);
