@@ -127,13 +127,13 @@ static void submit(struct kernel_ctx *c) { (void)c; }
 static void sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
 {
     (void)c, (void)logits, (void)n_vocab;
-    ASSERT(!"CPU backends sample on the host");
+    assert_fail("CPU backends sample on the host", __FILE__, __LINE__, __func__);
 }
 
 static void fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n)
 {
     (void)c, (void)parity, (void)out, (void)n;
-    ASSERT(!"CPU backends sample on the host");
+    assert_fail("CPU backends sample on the host", __FILE__, __LINE__, __func__);
 }
 
 const struct step_ops cpu_step_ops = {

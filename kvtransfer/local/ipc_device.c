@@ -101,8 +101,7 @@ static bool begin(struct local_conn *c, struct local_put *p)
 static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
 {
     (void)c, (void)copies, (void)skip, (void)bytes;
-    ASSERT(!"a copier has a job of the GPU");
-    return false;
+    assert_fail("a copier has a job of the GPU", __FILE__, __LINE__, __func__);
 }
 
 static bool synchronize_stream(struct local_conn *c)

@@ -658,7 +658,9 @@ TEST(simt_ends_prefetches_of_what_is_not_there)
 {
     must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 8, 16); }, "not aligned");
     must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 0, 24); }, "not aligned");
-    must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 16, 4096); }, nullptr);
+    /* The thread sanitizer would take its reads for a kernel's, so there it touches nothing. */
+    if (!SIMT_TSAN)
+        must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 16, 4096); }, nullptr);
     if (FAULTS_ARE_TOLD)
         must_die(
             [] {
