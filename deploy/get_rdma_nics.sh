@@ -1,11 +1,12 @@
 #!/bin/bash
 # get_rdma_nics.sh - prints the environment variable that names the RDMA devices near the GPUs, or
-# the network interface of the host's own traffic.
+# the network interface of the host's own traffic. `baton nics` is this script.
 #
 # usage: export $(bash get_rdma_nics.sh gpu)     prints  KVCACHE_RDMA_NICS=mlx5_0,mlx5_1,...
 #        export $(bash get_rdma_nics.sh cpu)     prints  KV_CACHE_SOCKET_IFNAME=bond0
-# Exactly that one line goes to stdout. When there is nothing to name: a sentence on stderr, nothing
-# on stdout, and a status other than 0 (1: this host has no such device; 2: wrong usage).
+# Exactly that one line goes to stdout. When there is nothing to name, the line has no value, which
+# baton reads as not set, a sentence on stderr says why, and the status is not 0 (1: this host has
+# no such device; 2: wrong usage). An `export` without any word would print the environment.
 #
 # gpu  The i-th name suits the i-th GPU in PCI order (users take list[i mod n]). It is the device
 #      with an active port that shares the deepest PCIe bridge with the GPU; without a common bridge
@@ -26,7 +27,11 @@ sys=${SYSFS_ROOT:-/sys}
 software=${BATON_RDMA_SOFTWARE:-0}
 max_devices=8
 
-fail() { echo "get_rdma_nics.sh: $2" >&2; exit "$1"; }
+name=${0##*/}
+variable=KVCACHE_RDMA_NICS
+[[ ${1:-} != *cpu* ]] || variable=KV_CACHE_SOCKET_IFNAME
+
+fail() { echo "$variable="; echo "$name: $2" >&2; exit "$1"; }
 
 # first_line FILE: its first line, or nothing.
 first_line() { local text=; { IFS= read -r text <"$1"; } 2>/dev/null || true; printf '%s' "$text"; }
@@ -176,7 +181,7 @@ no_device() {
 }
 
 print_gpu() {
-    local i pass why name
+    local i pass why interface
     find_gpus
     find_nics
     if [ ${#gpu_paths[@]} = 0 ] && [ "$software" != 1 ]; then
@@ -185,7 +190,8 @@ print_gpu() {
             why+=" (active RDMA devices: ${nic_names[*]};"
             why+=" without KVCACHE_RDMA_NICS baton takes those near its memory)"
         fi
-        name=$(cpu_interface) && why+="; 'cpu' would give KV_CACHE_SOCKET_IFNAME=$name" ||
+        interface=$(cpu_interface) &&
+            why+="; 'cpu' would give KV_CACHE_SOCKET_IFNAME=$interface" ||
             why+="; 'cpu' would find no interface either"
         fail 1 "$why"
     fi
@@ -198,13 +204,13 @@ print_gpu() {
             list[i]=${nic_names[chosen]}
             nic_uses[chosen]=$((nic_uses[chosen] + 1))
             [ "$chosen_near" -gt 0 ] ||
-                echo "get_rdma_nics.sh: ${list[i]}, the choice for GPU $i (${gpu_paths[i]##* })," \
+                echo "$name: ${list[i]}, the choice for GPU $i (${gpu_paths[i]##* })," \
                     "is on another NUMA node" >&2
         done
     done
     if [ ${#gpu_paths[@]} = 0 ]; then list=("${nic_names[@]:0:max_devices}"); else add_rest; fi
     cut_to_period
-    (IFS=,; echo "KVCACHE_RDMA_NICS=${list[*]}")
+    (IFS=,; echo "$variable=${list[*]}")
 }
 
 # Names of interfaces with an IPv4 address that others can reach, one per line.
@@ -260,17 +266,17 @@ cpu_interface() {
 }
 
 print_cpu() {
-    local name status=0
+    local interface status=0
     find_gpus
-    name=$(cpu_interface) || status=$?
+    interface=$(cpu_interface) || status=$?
     [ $status != 2 ] ||
         fail 1 "the IPv4 addresses cannot be read: 'ip -o -4 addr' (package iproute2) fails"
     [ $status = 0 ] ||
         fail 1 "no active network interface with an IPv4 address was found that is not a GPU's"
-    echo "KV_CACHE_SOCKET_IFNAME=$name"
+    echo "$variable=$interface"
 }
 
-[ $# = 1 ] || fail 2 "usage: get_rdma_nics.sh gpu|cpu"
+[ $# = 1 ] || fail 2 "usage: $name gpu|cpu"
 [ -d "$sys/class" ] || fail 1 "$sys is not a sysfs tree"
 case $1 in
 gpu) print_gpu ;;
@@ -278,6 +284,6 @@ cpu) print_cpu ;;
 xpu | vxpu | vcpu | cpu_ib)
     fail 2 "'$1' is for hardware that baton does not drive; gpu and cpu are known"
     ;;
--h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0" ;;
+-h | --help) sed -n '2,23s/^# \{0,1\}//p' "$0" ;;
 *) fail 2 "there is no type '$1'; gpu and cpu are known" ;;
 esac

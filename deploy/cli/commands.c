@@ -13,6 +13,7 @@ const struct command COMMANDS[] = {
     { "status", cmd_status, "the cluster as a node sees it" },
     { "doctor", cmd_doctor, "check this host before the first request" },
     { "bench", cmd_bench, "how fast KV moves, compared with the machine's limits" },
+    { "nics", cmd_nics, "RDMA devices and network interface to use, for export $(...)" },
     { "version", cmd_version, "version and what it was built with" },
     { "docs", cmd_docs, "print the pages of docs/ that are made from tables" },
     { NULL, NULL, NULL },

@@ -22,6 +22,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_nics(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 

@@ -24,8 +24,32 @@ static const struct command *find(const char *name)
     return NULL;
 }
 
+/* Commands of the programs that users come from, and what does that job here. */
+static const struct {
+    const char *name, *instead;
+} OTHERS_COMMANDS[] = {
+    { "router",
+      "it is not built yet; any node takes requests and passes them on, so clients can be "
+      "given any node's address (the --router of serve names a launcher)" },
+    { "proxy", "none is needed: any node takes requests, and prefill and decode nodes find each "
+               "other" },
+    { "pull", "baton downloads nothing; `huggingface-cli download ORG/NAME` puts a model where "
+              "`baton serve --model ORG/NAME` finds it" },
+    { "run", "`baton serve` starts a node, `baton generate --prompt` answers one prompt" },
+    { "chat", "`baton generate --prompt` answers one prompt; a node of `baton serve` has the chat "
+              "API" },
+    { "start_server", "`baton serve` starts a node, `baton launch` those of a host" },
+    { "stop_server", "a node ends at SIGTERM or Ctrl-C, `baton launch` with all its nodes" },
+    { "api_server", "`baton serve` starts a node with the OpenAI API" },
+};
+
 static void say_unknown(const char *name)
 {
+    for (size_t i = 0; i < sizeof OTHERS_COMMANDS / sizeof *OTHERS_COMMANDS; i++) {
+        if (strcmp(OTHERS_COMMANDS[i].name, name) != 0) continue;
+        fprintf(stderr, "baton: there is no command '%s': %s\n", name, OTHERS_COMMANDS[i].instead);
+        return;
+    }
     const struct command *best = NULL;
     size_t distance = 3;
     for (const struct command *c = COMMANDS; c->name; c++) {
