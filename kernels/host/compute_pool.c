@@ -7,7 +7,9 @@
  *
  * Idle threads poll the tickets for SPIN_NS, which bridges the gaps between the kernels of a layer,
  * then sleep on a futex. `n_asleep` and the tickets are accessed sequentially consistent: either
- * the caller sees the sleeper or the sleeper sees the new run.
+ * the caller sees the sleeper or the sleeper sees the new run. Likewise the caller polls n_done and
+ * then sleeps on it (`caller_asleep`). On a busy machine nobody polls, since a thread that does
+ * takes time from the one it waits for; threads notice it by how often they are preempted.
  * Thread: compute_pool_run: engine, one run at a time; create and free: the pool's owner. */
 #include "kernels/host/compute_pool.h"
 
@@ -17,6 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,14 +29,29 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
-enum { SPIN_NS = 40000, SPINS_PER_LOOK = 32, SPINS_BEFORE_YIELD = 2000, THREADS_MAX = 1024 };
+enum {
+    SPIN_NS = 40000,
+    CALLER_SPIN_NS = 400000, /* the caller has nothing else to do than to wait for the others */
+    SPINS_PER_LOOK = 32,
+    THREADS_MAX = 1024,
+    BUSY_WINDOW_NS = 20000000, /* preempted BUSY_TIMES in so long: the machine is busy ... */
+    BUSY_TIMES = 3,
+    BUSY_FOR_NS = 100000000 /* ... for so long */
+};
 
 typedef void pool_fn(void *arg, int index, int thread);
+
+/* How often a thread was preempted, in windows. */
+struct compute_preemptions {
+    uint64_t t_window_ns;
+    long n_before;
+};
 
 struct compute_worker {
     struct compute_pool *pool;
     pthread_t thread;
     int i_thread;
+    struct compute_preemptions preemptions;
 };
 
 /* `ticket` holds the number of the current run (high half) and the indices of the group's share
@@ -53,7 +71,9 @@ struct compute_pool {
     _Alignas(64) _Atomic uint64_t n_inline; /* indices that the caller ran alone */
     _Alignas(64) _Atomic uint32_t wake;     /* futex word: changes with every wake-up */
     _Atomic int n_asleep;
+    _Atomic bool caller_asleep; /* on n_done */
     _Atomic bool stop;
+    _Atomic uint64_t busy_until_ns;   /* clock_ns; until then nobody polls */
     _Alignas(64) pool_fn *_Atomic fn; /* of the current run; see above */
     void *_Atomic arg;
     _Atomic int n;
@@ -61,18 +81,19 @@ struct compute_pool {
     /* of each group; all of them at the end */
     int first_thread[NUMA_NODES_MAX + 1];
     struct numa_nodes nodes;
-    uint32_t run;                   /* the caller's */
-    struct compute_worker *workers; /* [n_threads - 1] */
+    uint32_t run;                           /* the caller's */
+    struct compute_preemptions preemptions; /* the caller's */
+    struct compute_worker *workers;         /* [n_threads - 1] */
 };
 
 static void spin_pause(void) { __builtin_ia32_pause(); }
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
+static void futex_wait(void *word, uint32_t seen)
 {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 }
 
-static void futex_wake(_Atomic uint32_t *word, int n)
+static void futex_wake(void *word, int n)
 {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
@@ -107,8 +128,9 @@ static void work_share(struct compute_pool *p, int group, int i_thread)
         int n = atomic_load_explicit(&p->n, memory_order_relaxed);
         if (!atomic_compare_exchange_weak(from, &ticket, ticket - 1)) continue;
         fn(arg, compute_pool_share(p, n, group + 1) - (int)(uint32_t)ticket, i_thread);
-        /* pairs with the caller's acquire */
-        atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release);
+        /* pairs with the caller's acquire; the last one wakes it */
+        if (atomic_fetch_add(&p->n_done, 1) + 1 == n && atomic_load(&p->caller_asleep))
+            futex_wake(&p->n_done, 1);
         ticket = atomic_load(from);
     }
 }
@@ -134,10 +156,26 @@ static void work(struct compute_pool *p, int i_thread)
     }
 }
 
-/* True if there is work or the pool stops within SPIN_NS. */
-static bool spin_for_work(struct compute_pool *p)
+/* Counts the calling thread's preemptions, and tells all threads when they are many. */
+static bool is_busy(struct compute_pool *p, struct compute_preemptions *own, uint64_t now)
 {
-    uint64_t t_end = clock_ns() + SPIN_NS;
+    if (now - own->t_window_ns >= BUSY_WINDOW_NS) {
+        struct rusage u;
+        getrusage(RUSAGE_THREAD, &u);
+        /* A longer window says nothing: the thread may have slept most of it. */
+        if (now - own->t_window_ns < 2 * (uint64_t)BUSY_WINDOW_NS &&
+            u.ru_nivcsw - own->n_before >= BUSY_TIMES)
+            atomic_store_explicit(&p->busy_until_ns, now + BUSY_FOR_NS, memory_order_relaxed);
+        *own = (struct compute_preemptions){ now, u.ru_nivcsw };
+    }
+    return now < atomic_load_explicit(&p->busy_until_ns, memory_order_relaxed);
+}
+
+/* True if there is work or the pool stops within SPIN_NS. */
+static bool spin_for_work(struct compute_pool *p, struct compute_preemptions *own)
+{
+    uint64_t now = clock_ns(), t_end = now + SPIN_NS;
+    if (is_busy(p, own, now)) return is_work(p);
     do {
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
             if (is_work(p)) return true;
@@ -175,7 +213,7 @@ static void *worker_main(void *arg)
     thread_become(THREAD_COMPUTE, name);
     bind_thread(p, w->i_thread);
     while (!atomic_load(&p->stop)) {
-        if (!spin_for_work(p)) sleep_until_woken(p);
+        if (!spin_for_work(p, &w->preemptions)) sleep_until_woken(p);
         work(p, w->i_thread);
     }
     return NULL;
@@ -244,6 +282,23 @@ uint64_t compute_pool_progress(const struct compute_pool *p)
     return sum;
 }
 
+/* Waits until the other threads have finished what they took. */
+static void wait_for_others(struct compute_pool *p, int n)
+{
+    uint64_t t_end = 0;
+    for (int spins = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) != n; spins++) {
+        spin_pause();
+        if ((spins + 1) % SPINS_PER_LOOK) continue;
+        uint64_t now = clock_ns();
+        if (!t_end) t_end = now + CALLER_SPIN_NS;
+        if (now < t_end && !is_busy(p, &p->preemptions, now)) continue;
+        atomic_store(&p->caller_asleep, true);
+        int seen = atomic_load(&p->n_done);
+        if (seen != n) futex_wait(&p->n_done, (uint32_t)seen);
+        atomic_store_explicit(&p->caller_asleep, false, memory_order_relaxed);
+    }
+}
+
 void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread),
                       void *arg)
 {
@@ -268,10 +323,5 @@ void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int i
         futex_wake(&p->wake, n - 1);
     }
     work(p, 0);
-    for (int spins = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) != n; spins++) {
-        spin_pause();
-        if (spins > SPINS_BEFORE_YIELD)
-            sched_yield(); /* more threads than cores: let the last one
-                            * finish */
-    }
+    wait_for_others(p, n);
 }
