@@ -355,6 +355,11 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
                        "it restarted");
     TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy,
                        kvt_staging_piece_max(k->core.staging), err));
+    if (!kvt_plan_direct(&k->core.layout, &a.layout))
+        log_info("kv is converted for this peer",
+                 "from=%s block_tokens=%u to=%s to_block_tokens=%u",
+                 kv_dtype_name(k->core.layout.dtype), k->core.layout.block_tokens,
+                 kv_dtype_name(a.layout.dtype), a.layout.block_tokens);
     struct kvt_peer *p = MEM_NEW(struct kvt_peer);
     kvt_peer_init(p);
     p->layout = a.layout;

@@ -5,7 +5,8 @@
 
 enum {
     SLACK_PREFILL_MIN = 64, /* load difference in tokens that a cached prefix outweighs */
-    SLACK_PREFILL_MAX = 512
+    SLACK_PREFILL_MAX = 512,
+    TYPES_MAX = 4 /* KV types in a topic that are told apart */
 };
 
 static bool is_avoided(const struct place_request *r, uint64_t node)
@@ -62,25 +63,74 @@ static uint64_t affinity(const struct node_record *n, const struct place_request
     return hash_64(&n->node, sizeof n->node, r->first_block.lo ^ r->first_block.hi);
 }
 
+/* Can the prefill node's KV go into the decode node's pool? The rule of kv_dtype_keeps
+ * (shared/kv/kv_layout.h), which every type fits into f32; a node that says nothing is tried. */
+static bool can_exchange(const struct node_record *prefill, const struct node_record *decode)
+{
+    return !prefill->kv_type[0] || !decode->kv_type[0] || prefill->kv_lossy || decode->kv_lossy ||
+           strcmp(decode->kv_type, "f32") == 0 || strcmp(prefill->kv_type, decode->kv_type) == 0;
+}
+
 struct candidates {
     const struct node_record *node[PLACE_SAMPLE + 1];
     size_t n;
     size_t seen; /* how many qualify, sampled or not */
+    /* One node of each KV type among those that qualify; n_types above TYPES_MAX: too many. */
+    const struct node_record *type[TYPES_MAX];
+    size_t n_types;
 };
+
+static void note_type(struct candidates *c, const struct node_record *n)
+{
+    for (size_t i = 0; i < c->n_types && i < TYPES_MAX; i++)
+        if (strcmp(c->type[i]->kv_type, n->kv_type) == 0 && c->type[i]->kv_lossy == n->kv_lossy)
+            return;
+    if (c->n_types < TYPES_MAX) c->type[c->n_types] = n;
+    c->n_types++;
+}
+
+/* Can some of the decode nodes take the KV of this prefill node? *all: every one can. */
+static bool some_take(const struct candidates *decode, const struct node_record *prefill, bool *all)
+{
+    bool some = decode->n_types > TYPES_MAX;
+    *all = !some;
+    for (size_t i = 0; i < decode->n_types && i < TYPES_MAX; i++) {
+        bool takes = can_exchange(prefill, decode->type[i]);
+        some |= takes;
+        *all &= takes;
+    }
+    return some;
+}
+
+/* What qualifies for a stage. */
+struct stage {
+    enum node_role role;
+    bool need_capacity;                /* decode */
+    const struct node_record *prefill; /* decode: that takes the KV of this one; NULL: any */
+    const struct candidates *decode;   /* prefill: whose KV some of these take */
+};
+
+static bool qualifies(const struct node_record *n, const struct place_request *r,
+                      const struct stage *s)
+{
+    bool all;
+    if (!is_candidate(n, r, s->role)) return false;
+    if (s->role == ROLE_PREFILL) return some_take(s->decode, n, &all);
+    return decode_fits(n, r) && (!s->need_capacity || decode_has_capacity(n, r)) &&
+           (!s->prefill || s->prefill == n || can_exchange(s->prefill, n));
+}
 
 /* Takes a reservoir sample of the nodes that qualify, plus the one that the hash prefers. */
 static void gather(const struct node_record *nodes, size_t n, const struct place_request *r,
-                   enum node_role role, bool need_capacity, struct candidates *c)
+                   const struct stage *s, struct candidates *c)
 {
     const struct node_record *named = NULL;
     uint64_t state = r->random | 1;
     *c = (struct candidates){ 0 };
     for (size_t i = 0; i < n; i++) {
         const struct node_record *node = &nodes[i];
-        if (!is_candidate(node, r, role)) continue;
-        if (role == ROLE_DECODE &&
-            (!decode_fits(node, r) || (need_capacity && !decode_has_capacity(node, r))))
-            continue;
+        if (!qualifies(node, r, s)) continue;
+        note_type(c, node);
         if (!named || affinity(node, r) > affinity(named, r)) named = node;
         size_t at = c->seen++;
         if (at >= PLACE_SAMPLE) {
@@ -128,11 +178,14 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
     struct place_request any_decode = *r;
     /* For the decode stage, balanced load matters more than the prefix cache. */
     any_decode.first_block = (struct hash128){ 0 };
-    gather(nodes, n, r, ROLE_DECODE, false, &decode);
+    struct stage to_decode = { .role = ROLE_DECODE };
+    gather(nodes, n, r, &to_decode, &decode);
     if (decode.seen == 0) return ERR_UNAVAILABLE;
-    gather(nodes, n, r, ROLE_DECODE, true, &decode);
+    to_decode.need_capacity = true;
+    gather(nodes, n, r, &to_decode, &decode);
     if (decode.seen == 0) return ERR_BUSY;
-    gather(nodes, n, r, ROLE_PREFILL, false, &prefill);
+    const struct stage to_prefill = { .role = ROLE_PREFILL, .decode = &decode };
+    gather(nodes, n, r, &to_prefill, &prefill);
     *out = (struct place_result){ 0 };
     if (prefill.seen) out->prefill = pick(&prefill, r, prefill_load, prefill_slack(r));
     if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) &&
@@ -140,6 +193,10 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
         out->decode = out->prefill; /* a mixed node decodes its own prompts */
         out->prefill = NULL;
     } else {
+        bool all = true;
+        to_decode.prefill = out->prefill;
+        if (out->prefill && some_take(&decode, out->prefill, &all) && !all)
+            gather(nodes, n, r, &to_decode, &decode);
         out->decode = pick(&decode, &any_decode, decode_load, 0);
         if (out->prefill == out->decode) out->prefill = NULL;
     }

@@ -6,6 +6,8 @@
  * else a random sample plus the one preferred by a hash of the prompt's first block. The load of a
  * node is the larger of what is placed on it (the directory's sum over all entry nodes, view.h) and
  * what it reports.
+ * A prefill node is a candidate only when some decode node can take its KV, and then one of those
+ * is chosen: two nodes whose KV has types that do not fit never meet.
  * Among candidates whose load is close to the least, the preferred one wins (its prefix cache may
  * have the prompt); without a preference a random one, so that entry nodes with the same view do
  * not all choose the same. Without a prefill node a decode node does both; without a decode node

@@ -21,7 +21,12 @@
 #include "shared/net/loop.h"
 
 enum node_role { ROLE_MIXED, ROLE_PREFILL, ROLE_DECODE };
-enum { DIRECTORY_NODES_MAX = 4096, DIRECTORY_TOPICS_MAX = 16, NODE_NAME_MAX = 64 };
+enum {
+    DIRECTORY_NODES_MAX = 4096,
+    DIRECTORY_TOPICS_MAX = 16,
+    NODE_NAME_MAX = 64,
+    KV_TYPE_MAX = 16
+};
 
 struct node_record {
     uint64_t node; /* incarnation id */
@@ -31,6 +36,10 @@ struct node_record {
     char host[NODE_NAME_MAX]; /* where its cluster port listens, as peers reach it */
     uint16_t cluster_port, http_port;
     uint64_t model; /* fingerprint; only equal ones are paired */
+    /* Element type of its KV, "" when not known; kv_lossy: it exchanges KV with less precise types
+     * too. Only nodes that can exchange KV are paired (place.c). */
+    char kv_type[KV_TYPE_MAX];
+    bool kv_lossy;
     uint32_t max_seqs, n_blocks, block_tokens, max_model_len;
     bool draining;
     /* load as the node itself reports it */

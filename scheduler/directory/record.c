@@ -37,6 +37,8 @@ void node_record_write(const struct node_record *r, struct buf *out)
     add_text(out, "host", r->host);
     buf_printf(out, ",\"cluster_port\":%u,\"http_port\":%u,", r->cluster_port, r->http_port);
     directory_add_id(out, "model", r->model);
+    add_text(out, "kv_type", r->kv_type);
+    buf_printf(out, ",\"kv_lossy\":%s", r->kv_lossy ? "true" : "false");
     buf_printf(
         out,
         ",\"max_seqs\":%u,\"n_blocks\":%u,\"block_tokens\":%u,\"max_model_len\":%u,\"draining\":%s",
@@ -51,16 +53,16 @@ void node_record_write(const struct node_record *r, struct buf *out)
                quantity(r->placed_tokens), r->placed_seqs, r->placed_blocks);
 }
 
-static enum status get_text(const cJSON *o, const char *name, char out[NODE_NAME_MAX],
+static enum status get_text(const cJSON *o, const char *name, char *out, size_t cap,
                             struct err *err)
 {
     const char *text = NULL;
     TRY(json_get_str(o, name, &text, err));
     if (!text) return OK;
     size_t n = strlen(text);
-    if (n >= NODE_NAME_MAX)
-        return err_field(err, ERR_INVALID, name, "%s has %zu bytes; the limit is %d", name, n,
-                         NODE_NAME_MAX - 1);
+    if (n >= cap)
+        return err_field(err, ERR_INVALID, name, "%s has %zu bytes; the limit is %zu", name, n,
+                         cap - 1);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
             return err_field(err, ERR_INVALID, name, "%s contains a control character", name);
@@ -84,9 +86,10 @@ static enum status get_names(const cJSON *o, struct node_record *r, struct err *
 {
     TRY(directory_get_id(o, "node", &r->node, err));
     TRY(directory_get_id(o, "model", &r->model, err));
-    TRY(get_text(o, "name", r->name, err));
-    TRY(get_text(o, "topic", r->topic, err));
-    TRY(get_text(o, "host", r->host, err));
+    TRY(get_text(o, "name", r->name, sizeof r->name, err));
+    TRY(get_text(o, "topic", r->topic, sizeof r->topic, err));
+    TRY(get_text(o, "host", r->host, sizeof r->host, err));
+    TRY(get_text(o, "kv_type", r->kv_type, sizeof r->kv_type, err));
     TRY(get_role(o, &r->role, err));
     if (r->node == 0)
         return err_field(err, ERR_INVALID, "node",
@@ -130,6 +133,7 @@ static enum status get_numbers(const cJSON *o, struct node_record *r, struct err
         if (fields[i].u64) *fields[i].u64 = (uint64_t)v;
     }
     TRY(json_get_bool(o, "draining", &r->draining, err));
+    TRY(json_get_bool(o, "kv_lossy", &r->kv_lossy, err));
     return json_get_bool(o, "has_work", &r->has_work, err);
 }
 

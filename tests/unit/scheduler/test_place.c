@@ -1,5 +1,6 @@
 /* test_place.c - which pair of nodes a request gets: candidates, capacity, load, affinity,
  * spread. */
+#include <stdio.h>
 #include <string.h>
 
 #include "scheduler/place.h"
@@ -54,6 +55,45 @@ TEST(a_pair_is_split)
     CHECK(out.prefill == &n[0]);
     CHECK(out.decode == &n[1]);
     CHECK_EQ_INT(out.blocks, 3); /* the prompt and the first token after it */
+}
+
+static struct node_record kv_node(uint64_t id, enum node_role role, const char *type)
+{
+    struct node_record n = node(id, role);
+    snprintf(n.kv_type, sizeof n.kv_type, "%s", type);
+    return n;
+}
+
+TEST(nodes_that_cannot_exchange_kv_are_not_paired)
+{
+    static const struct {
+        const char *prefill, *decode;
+        bool pair;
+    } rows[] = { { "bf16", "bf16", true }, { "bf16", "f32", true },   { "int8", "f32", true },
+                 { "f32", "bf16", false }, { "bf16", "int8", false }, { "", "int8", true },
+                 { "int8", "", true } };
+    struct place_request r = request(2 * BLOCK);
+    struct place_result out;
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct node_record n[] = { kv_node(1, ROLE_PREFILL, rows[i].prefill),
+                                   kv_node(2, ROLE_DECODE, rows[i].decode) };
+        CHECK_OK(place_choose(n, 2, &r, &out));
+        CHECK(out.prefill == (rows[i].pair ? &n[0] : NULL));
+        CHECK(out.decode == &n[1]);
+        n[i % 2].kv_lossy = true; /* either node may allow it */
+        CHECK_OK(place_choose(n, 2, &r, &out));
+        CHECK(out.prefill == &n[0]);
+    }
+    /* Among several the ones that fit meet, whatever the draw. */
+    struct node_record n[] = { kv_node(1, ROLE_PREFILL, "bf16"), kv_node(2, ROLE_PREFILL, "int8"),
+                               kv_node(3, ROLE_DECODE, "bf16"), kv_node(4, ROLE_DECODE, "int8"),
+                               kv_node(5, ROLE_PREFILL, "f32") };
+    for (uint64_t i = 0; i < 200; i++) {
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, COUNT_OF(n), &r, &out));
+        CHECK(out.prefill && out.prefill != &n[4]);
+        CHECK_EQ_STR(out.prefill->kv_type, out.decode->kv_type);
+    }
 }
 
 TEST(decode_nodes_alone_do_both)
@@ -289,7 +329,8 @@ TEST(equal_views_do_not_herd)
     CHECK_EQ_INT(n_used, D); /* every node is sampled at some time */
 }
 
-TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(decode_nodes_alone_do_both),
+TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split),
+          CASE(nodes_that_cannot_exchange_kv_are_not_paired), CASE(decode_nodes_alone_do_both),
           CASE(a_mixed_node_keeps_its_own_prompts), CASE(a_full_mixed_node_can_still_prefill),
           CASE(unfit_nodes_are_passed_over), CASE(full_is_busy_and_too_small_is_unavailable),
           CASE(the_whole_answer_must_fit), CASE(the_least_loaded_decode_node_wins),
