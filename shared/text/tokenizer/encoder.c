@@ -8,11 +8,16 @@ static enum status too_long(const struct encoder *e)
     return err_set(e->err, ERR_TOO_LONG, "the text is longer than the limit of tokens");
 }
 
-enum status encoder_expect(const struct encoder *e, size_t n)
+enum status encoder_expect(const struct encoder *e, struct str text)
 {
     const struct tokenizer *t = e->t;
-    return t->drops_nothing && t->piece_max > 0 && n / t->piece_max > e->n_max - e->n ? too_long(e)
-                                                                                      : OK;
+    size_t n_left = e->n_max - e->n, n = text.n;
+    if (t->piece_max == 0 || n / t->piece_max <= n_left) return OK;
+    if (!t->drops_nothing && !t->byte_level) return OK;
+    /* Vocabularies may lack a few bytes, which are left out. */
+    for (size_t i = 0; i < text.n && !t->drops_nothing; i++)
+        n -= t->byte_ids[(unsigned char)text.p[i]] < 0;
+    return n / t->piece_max > n_left ? too_long(e) : OK;
 }
 
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n)

@@ -23,9 +23,9 @@ struct encoder {
 
 /* Appends ids to the result; ERR_TOO_LONG beyond n_max. */
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n) MUST_CHECK;
-/* Fails like encoder_push if a piece of n bytes, at least n / piece_max tokens, exceeds the limit.
- * Called before merging allocates memory for it. */
-enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
+/* Fails like encoder_push if a normalised text of n bytes, which has at least n / piece_max tokens,
+ * exceeds the limit. Called before splitting and merging allocate memory for it. */
+enum status encoder_expect(const struct encoder *e, struct str text) MUST_CHECK;
 /* Grows `symbols` to n entries. */
 void encoder_reserve(struct encoder *e, size_t n);
 /* Can this character fall back on byte tokens? */

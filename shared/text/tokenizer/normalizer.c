@@ -64,8 +64,12 @@ static void unicode_form(struct buf *out, struct str s, enum normalizer_kind kin
         [NORMALIZER_NFKC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
         [NORMALIZER_NFKD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT,
     };
+    if (is_ascii(s)) { /* the same in every form */
+        buf_add_str(out, s);
+        return;
+    }
     while (s.n > 0) {
-        struct str part = is_ascii(s) ? s : str_sub(s, 0, part_len(s));
+        struct str part = str_sub(s, 0, part_len(s));
         utf8proc_uint8_t *made = NULL;
         utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)part.p,
                                           (utf8proc_ssize_t)part.n, &made,

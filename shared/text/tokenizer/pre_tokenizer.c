@@ -15,7 +15,11 @@
 #include "shared/text/tokenizer/regex_translate.h"
 
 /* Limit on PCRE2's steps per match, against hostile patterns. */
-enum { MATCH_STEPS_BASE = 1000 * 1000, MATCH_STEPS_PER_BYTE = 16 };
+enum {
+    MATCH_STEPS_BASE = 1000 * 1000,
+    MATCH_STEPS_PER_BYTE = 16,
+    MATCH_HEAP_KIB = 128 * 1024 /* of one match; a long word takes some hundred bytes for each */
+};
 /* Length of a pattern after regex_translate. */
 enum { TRANSLATED_MAX = 64 * PRE_TOKENIZER_PATTERN_MAX };
 
@@ -181,6 +185,16 @@ static void add_part(struct cut *c, size_t at, size_t n, bool matched)
     else if (c->stage->behavior != PRE_TOKENIZER_REMOVED || !is_match) add_span(c->pieces, at, n);
 }
 
+bool pre_tokenizer_keeps_all(const struct pre_tokenizer *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        const struct pre_tokenizer_stage *s = p->stages[i];
+        if (s->kind == STAGE_SPLIT && s->behavior == PRE_TOKENIZER_REMOVED) return false;
+        if (s->kind == STAGE_METASPACE && s->replacement.len == 0) return false;
+    }
+    return true;
+}
+
 /* Finds the next non-empty match from *start on; 0 or a PCRE2 error (PCRE2_ERROR_NOMATCH: none). */
 static int next_match(const pcre2_code *code, struct str s, size_t *start, size_t *stop,
                       pcre2_match_data *data, pcre2_match_context *context)
@@ -233,6 +247,7 @@ static enum status split_all(const struct pre_tokenizer_stage *s, struct pre_tok
     if (data && context) {
         size_t steps = MATCH_STEPS_BASE + w->text.len * MATCH_STEPS_PER_BYTE;
         pcre2_set_match_limit(context, steps > UINT32_MAX ? UINT32_MAX : (uint32_t)steps);
+        pcre2_set_heap_limit(context, MATCH_HEAP_KIB);
         st = OK;
     }
     for (size_t i = 0; i < w->n && st == OK; i++)

@@ -105,7 +105,7 @@ enum status spm_encode(struct encoder *e, struct str text, bool is_start)
     enum status st = spm_normalize(&e->t->spm, text, is_start, &e->section);
     if (st == OK && e->section.len > INT32_MAX) st = ERR_TOO_LONG;
     if (st != OK) return err_set(e->err, st, "the text grows too much when it is normalised");
-    TRY(encoder_expect(e, e->section.len));
+    TRY(encoder_expect(e, buf_str(&e->section)));
     encoder_reserve(e, e->section.len);
     e->after_unk = false;
     return encode_normal(e, buf_str(&e->section));

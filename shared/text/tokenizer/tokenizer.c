@@ -62,11 +62,13 @@ static int32_t whole_piece(struct encoder *e, struct str piece)
 static enum status encode_piece(struct encoder *e, struct str piece)
 {
     const struct tokenizer *t = e->t;
-    if (piece.n > INT32_MAX)
-        return err_set(e->err, ERR_TOO_LONG, "the text is too long to be encoded");
     int32_t whole = t->ignore_merges ? whole_piece(e, piece) : -1;
     if (whole >= 0 && t->tokens[whole].in_model) return encoder_push(e, &whole, 1);
-    TRY(encoder_expect(e, piece.n));
+    TRY(encoder_expect(e, piece));
+    if (piece.n > TOKENIZER_WORD_MAX)
+        return err_set(e->err, ERR_INVALID,
+                       "the text has a word of %zu bytes, but words have at most %d: break it up",
+                       piece.n, TOKENIZER_WORD_MAX);
     encoder_reserve(e, piece.n);
     size_t n = t->byte_level ? byte_symbols(t, piece, e->symbols)
                              : char_symbols(t, piece, e->symbols);
@@ -77,6 +79,8 @@ static enum status encode_piece(struct encoder *e, struct str piece)
 static enum status encode_plain(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;
+    /* Before it is split, which takes memory for each byte of a long word. */
+    if (pre_tokenizer_keeps_all(&e->t->pre_tokenizer)) TRY(encoder_expect(e, text));
     buf_clear(&e->pieces.text);
     buf_add_str(&e->pieces.text, text);
     TRY(pre_tokenizer_run(&e->t->pre_tokenizer, is_start, &e->pieces, e->err));

@@ -200,7 +200,9 @@ static void find_byte_tokens(struct tokenizer *t)
                              '>' },
                    6);
         t->byte_ids[i] = tokenizer_find(t, (struct str){ piece, n });
-        t->drops_nothing = t->drops_nothing && t->byte_ids[i] >= 0;
+        /* Texts are valid UTF-8, in which some bytes never occur. */
+        bool occurs = i < 0xC0 || (i > 0xC1 && i < 0xF5);
+        t->drops_nothing = t->drops_nothing && (!occurs || t->byte_ids[i] >= 0);
     }
 }
 
