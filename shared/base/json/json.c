@@ -16,7 +16,7 @@ static const float LOGPROB_MIN = -9999.0f;
 
 enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err)
 {
-    TRY(json_check(text, unique_keys, err));
+    TRY(json_check(text, unique_keys, NULL, err));
     cJSON *doc = cJSON_ParseWithLength(text.p, text.n);
     /* The text is well formed, so cJSON can only have run out of memory. */
     if (!doc)

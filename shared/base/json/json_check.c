@@ -23,6 +23,7 @@ struct json_check_scan {
     bool is_object[JSON_DEPTH_MAX];
     struct map keys[JSON_DEPTH_MAX]; /* keys of the open objects, when unique_keys */
     struct buf key;
+    const struct json_events *events; /* or NULL */
     struct err *err;
 };
 
@@ -194,7 +195,8 @@ static enum status scan_key(struct json_check_scan *s)
     size_t start = s->at;
     if (peek(s) != '"') return scan_fail(s, s->at, "a member name in quotes is expected");
     buf_clear(&s->key);
-    TRY(scan_string(s, s->unique_keys ? &s->key : NULL));
+    TRY(scan_string(s, s->unique_keys || s->events ? &s->key : NULL));
+    if (s->events) s->events->name(s->events->arg, s->depth, buf_str(&s->key));
     if (s->unique_keys && map_put(&s->keys[s->depth - 1], buf_str(&s->key), s))
         return scan_fail(s, start, "this member name is given twice");
     skip_blanks(s);
@@ -210,18 +212,33 @@ static void scan_close(struct json_check_scan *s)
     map_release(&s->keys[s->depth]);
 }
 
+/* Reports the value that began at `start`. */
+static enum status scan_report(const struct json_check_scan *s, size_t start)
+{
+    struct str text = str_sub(s->text, start, s->at > start ? s->at - start : 1);
+    return s->events ? s->events->value(s->events->arg, s->depth, text) : OK;
+}
+
+/* Leaves the container whose bracket is at the current position. */
+static void scan_leave(struct json_check_scan *s)
+{
+    scan_close(s);
+    if (s->events) s->events->close(s->events->arg, s->depth, s->text.p + s->at);
+    s->at++;
+}
+
 /* Enters the array or object at the current position; *closed: it is empty and already closed. */
 static enum status scan_open(struct json_check_scan *s, bool *closed)
 {
     if (s->depth == JSON_DEPTH_MAX) return scan_fail(s, s->at, "nested deeper than 64 levels");
+    TRY(scan_report(s, s->at));
     bool object = peek(s) == '{';
     s->is_object[s->depth++] = object;
     s->at++;
     skip_blanks(s);
     *closed = peek(s) == (object ? '}' : ']');
     if (*closed) {
-        s->at++;
-        scan_close(s);
+        scan_leave(s);
         return OK;
     }
     return object ? scan_key(s) : OK;
@@ -244,11 +261,20 @@ static enum status scan_after(struct json_check_scan *s, bool *more)
         if (c != (object ? '}' : ']'))
             return scan_fail(s, s->at,
                              object ? "',' or '}' is expected" : "',' or ']' is expected");
-        s->at++;
-        scan_close(s);
+        scan_leave(s);
     }
     *more = false;
     return OK;
+}
+
+static enum status scan_scalar(struct json_check_scan *s)
+{
+    size_t start = s->at;
+    int c = peek(s);
+    if (c == '"') TRY(scan_string(s, NULL));
+    else if (c == '-' || is_digit(c)) TRY(scan_number(s));
+    else TRY(scan_word(s));
+    return scan_report(s, start);
 }
 
 static enum status scan_document(struct json_check_scan *s)
@@ -259,18 +285,19 @@ static enum status scan_document(struct json_check_scan *s)
         int c = peek(s);
         bool complete = true;
         if (c == '{' || c == '[') TRY(scan_open(s, &complete));
-        else if (c == '"') TRY(scan_string(s, NULL));
-        else if (c == '-' || is_digit(c)) TRY(scan_number(s));
-        else TRY(scan_word(s));
+        else TRY(scan_scalar(s));
         if (complete) TRY(scan_after(s, &more));
     }
     skip_blanks(s);
     return s->at < s->text.n ? scan_fail(s, s->at, "something follows the value") : OK;
 }
 
-enum status json_check(struct str text, bool unique_keys, struct err *err)
+enum status json_check(struct str text, bool unique_keys, const struct json_events *events,
+                       struct err *err)
 {
-    struct json_check_scan s = { .text = text, .unique_keys = unique_keys, .err = err };
+    struct json_check_scan s = {
+        .text = text, .unique_keys = unique_keys, .events = events, .err = err
+    };
     enum status st = scan_document(&s);
     while (s.depth > 0) scan_close(&s);
     buf_release(&s.key);

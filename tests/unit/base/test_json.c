@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/json/json.h"
+#include "shared/base/json/json_packed.h"
 #include "shared/base/mem.h"
 #include "shared/base/rng.h"
 #include "tests/harness/test.h"
@@ -121,6 +121,109 @@ TEST(json_parse_limits_depth_and_reads_only_its_bytes)
     cJSON_Delete(doc);
 }
 
+/* ---- packed arrays ---- */
+
+static const struct json_limits LIMITS = { .packed_names = { "ids", "more" },
+                                           .n_values = 12,
+                                           .n_ints = 4 };
+
+/* Parses and compares what was packed, written as "value,value;value;" in the order of the tree's
+ * arrays; then the tree that is left. */
+static void check_packed(const char *text, const struct json_limits *limits, const char *packed,
+                         const char *tree)
+{
+    struct buf in = { 0 }, got = { 0 };
+    struct json_packed p = { 0 };
+    struct err err = { 0 };
+    cJSON *doc = NULL;
+    buf_add_c(&in, text);
+    if (json_parse_packed(&in, limits, &doc, &p, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", text, err.text);
+    for (size_t i = 0; i < p.n_arrays; i++) {
+        const cJSON *array = p.arrays[i].array;
+        int32_t *v = NULL;
+        size_t n = 0;
+        CHECK(json_packed_has(&p, array));
+        CHECK(json_packed_take(&p, array, &v, &n));
+        CHECK(!json_packed_take(&p, array, &v, &n));
+        for (size_t k = 0; k < n; k++) buf_printf(&got, k ? ",%d" : "%d", v[k]);
+        buf_add_char(&got, ';');
+        mem_free(v);
+    }
+    char *left = cJSON_PrintUnformatted(doc);
+    CHECK_EQ_STR(got.data ? got.data : "", packed);
+    CHECK_EQ_STR(left, tree);
+    cJSON_free(left);
+    cJSON_Delete(doc);
+    json_packed_release(&p);
+    buf_release(&in);
+    buf_release(&got);
+}
+
+TEST(json_packed_takes_arrays_of_integers_out)
+{
+    static const struct {
+        const char *text, *packed, *tree;
+    } rows[] = {
+        { "{\"ids\":[1,-2, 2147483647]}", "1,-2,2147483647;", "{\"ids\":[]}" },
+        { "{\"ids\": [ [1] , [ 2,3 ] ,[]]}", "1;2,3;", "{\"ids\":[[],[],[]]}" },
+        { "{\"more\":[[],[7]],\"ids\":[9]}", "7;9;", "{\"more\":[[],[]],\"ids\":[]}" },
+        { "{\"i\\u0064s\":[4]}", "4;", "{\"ids\":[]}" },
+        /* Other values and places stay in the tree. */
+        { "{\"ids\":[1,2.5]}", "", "{\"ids\":[1,2.5]}" },
+        { "{\"ids\":[1,2e0,3]}", "", "{\"ids\":[1,2,3]}" },
+        { "{\"ids\":[2147483648]}", "", "{\"ids\":[2147483648]}" },
+        { "{\"ids\":[1,\"a\",[2]]}", "2;", "{\"ids\":[1,\"a\",[]]}" },
+        { "{\"ids\":[[[1]],[2]]}", "2;", "{\"ids\":[[[1]],[]]}" },
+        { "{\"ids\":{\"ids\":[1]}}", "", "{\"ids\":{\"ids\":[1]}}" },
+        { "{\"x\":[1,2],\"y\":{\"ids\":[3]}}", "", "{\"x\":[1,2],\"y\":{\"ids\":[3]}}" },
+        { "{\"ids\":[1],\"ids\":[2]}", "1;", "{\"ids\":[],\"ids\":[2]}" },
+        { "[1,2]", "", "[1,2]" },
+        { "7", "", "7" },
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        check_packed(rows[i].text, &LIMITS, rows[i].packed, rows[i].tree);
+}
+
+TEST(json_packed_keeps_the_end_of_a_long_array)
+{
+    struct json_limits last = LIMITS;
+    last.keep_last = true;
+    check_packed("{\"ids\":[1,2,3,4]}", &last, "1,2,3,4;", "{\"ids\":[]}");
+    check_packed("{\"ids\":[1,2,3,4,5]}", &last, "2,3,4,5;", "{\"ids\":[]}");
+    check_packed("{\"ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", &last, "14,15,16,17;",
+                 "{\"ids\":[]}");
+}
+
+TEST(json_packed_stops_at_its_limits)
+{
+    static const struct {
+        const char *text, *field, *why;
+        enum status st;
+    } rows[] = {
+        { "{\"ids\":[1,2,3,4,5,6 this is never read", "ids", "more than 4 integers", ERR_TOO_LONG },
+        { "{\"x\":[1,2,3,4,5,6,7,8,9,10,11,12 nor this", "", "more than 12 JSON values",
+          ERR_INVALID },
+        { "[[],[],[],[],[],[],[],[],[],[],[],[] ...", "", "more than 12 JSON values", ERR_INVALID },
+        /* Integers that turn out to belong to the tree count there. */
+        { "{\"a\":[1,2,3,4,5,6],\"ids\":[1,2,3,\"\",", "", "more than 12", ERR_INVALID },
+        { "{\"ids\":[1,2", "", "malformed JSON at byte 11", ERR_FORMAT },
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct buf in = { 0 };
+        struct json_packed p = { 0 };
+        struct err err = { 0 };
+        cJSON *doc = NULL;
+        buf_add_c(&in, rows[i].text);
+        CHECK_EQ_INT(json_parse_packed(&in, &LIMITS, &doc, &p, &err), rows[i].st);
+        CHECK_EQ_STR(err.field, rows[i].field);
+        if (!strstr(err.text, rows[i].why))
+            test_fail(__FILE__, __LINE__, "%s: %s", rows[i].text, err.text);
+        json_packed_release(&p);
+        buf_release(&in);
+    }
+}
+
 TEST(json_get_checks_type_and_range)
 {
     cJSON *doc = parse("{\"i\":5,\"f\":1.5,\"s\":\"x\",\"b\":true,\"n\":null,\"whole\":3.0,"
@@ -231,5 +334,7 @@ TEST(json_numbers_are_short)
 TEST_MAIN(CASE(json_parse_takes_valid_documents),
           CASE(json_parse_refuses_invalid_documents_with_the_offset),
           CASE(json_parse_limits_depth_and_reads_only_its_bytes),
+          CASE(json_packed_takes_arrays_of_integers_out),
+          CASE(json_packed_keeps_the_end_of_a_long_array), CASE(json_packed_stops_at_its_limits),
           CASE(json_get_checks_type_and_range), CASE(json_add_string_escapes_and_repairs),
           CASE(json_numbers_read_back_equal), CASE(json_numbers_are_short))
