@@ -12,9 +12,10 @@
 enum {
     HTTP_LINGER_MS = 2000,
     HTTP_BODY_RATE = 16,         /* bytes per ms that extend a body's deadline */
+    HTTP_CONTENDED_RATE = 1000,  /* the same while other large bodies wait for a place */
+    HTTP_PLACE_TICK_MS = 500,    /* a body with a place looks whether others wait */
     HTTP_TURN_REQUESTS = 16,     /* pipelined requests of one connection in one turn of the loop */
     HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
-    HTTP_FULL_BODIES_MAX = 16,   /* request bodies of full length in memory, of all connections */
     HTTP_TURNED_AWAY_MAX = 64,   /* connections above the limit that get a 503; others are closed */
     HTTP_KEEPALIVE_S = 60
 };
@@ -24,6 +25,7 @@ static void conn_on_closed(uv_handle_t *h)
     struct http_conn *c = h->data;
     if (--c->n_handles > 0) return;
     struct http_server *s = c->server;
+    if (c->client) http_clients_leave(&s->clients, c->client);
     http_parse_release(&c->parse);
     buf_release(&c->in);
     buf_release(&c->next);
@@ -37,19 +39,13 @@ static void conn_stop_hangup(struct http_conn *c)
     if (c->hangup_fd >= 0 && c->state != HTTP_CONN_CLOSING) uv_poll_stop(&c->hangup);
 }
 
-static void conn_count_body(struct http_conn *c, size_t n)
-{
-    c->server->body_held = c->server->body_held - c->body_held + n;
-    c->body_held = n;
-}
-
 static void conn_close(struct http_conn *c)
 {
     if (c->state == HTTP_CONN_CLOSING) return;
     c->state = HTTP_CONN_CLOSING;
     list_remove(&c->link);
     list_remove(&c->ready_link);
-    conn_count_body(c, 0);
+    http_bodies_release(c->server->bodies, &c->place);
     if (c->hangup_fd >= 0) {
         uv_close((uv_handle_t *)&c->hangup, conn_on_closed);
         close(c->hangup_fd);
@@ -62,6 +58,7 @@ static void conn_end_exchange(struct http_conn *c, bool gone)
 {
     if (!c->x.open) return;
     c->x.open = false;
+    if (c->client) c->client->n_requests--;
     if (gone && c->server->m_gone) counter_add(c->server->m_gone, 1);
     if (c->x.on_end) c->x.on_end(c->x.on_end_arg, gone);
 }
@@ -79,6 +76,8 @@ bool http_conn_is_idle(const struct http_conn *c)
            http_conn_queue(c) == 0;
 }
 
+static bool conn_waits_for_place(const struct http_conn *c) { return !list_empty(&c->place.link); }
+
 /* Returns the end of the current wait in uv_now time. */
 static uint64_t conn_deadline(const struct http_conn *c)
 {
@@ -86,6 +85,10 @@ static uint64_t conn_deadline(const struct http_conn *c)
     if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0) return c->t_phase + HTTP_LINGER_MS;
     if (http_conn_queue(c) > 0) return c->t_progress + l->write_stall_ms;
     if (c->state != HTTP_CONN_READING) return UINT64_MAX;
+    if (conn_waits_for_place(c)) return c->t_phase + l->body_wait_ms;
+    if (c->parse.state == HTTP_PARSE_BODY && c->place.n_bytes &&
+        http_bodies_contended(c->server->bodies))
+        return c->t_phase + l->body_contended_ms + c->parse.body.len / HTTP_CONTENDED_RATE;
     if (c->parse.state == HTTP_PARSE_BODY)
         return c->t_phase + l->body_timeout_ms + c->parse.body.len / HTTP_BODY_RATE;
     if (c->parse.state == HTTP_PARSE_IDLE && c->n_requests > 0)
@@ -100,12 +103,15 @@ static void conn_on_deadline(struct http_conn *c)
 {
     static const struct http_fault late = { 408, "request_timeout",
                                             "The request did not arrive in time." };
+    static const struct http_fault full = {
+        429, "server_busy", "The server holds as many large request bodies as it can; try again."
+    };
     if (http_conn_queue(c) > 0) {
         log_debug("http client does not read", "peer=%s queued=%zu", c->peer, http_conn_queue(c));
         if (c->server->m_slow) counter_add(c->server->m_slow, 1);
         http_conn_lost(c);
     } else if (c->state == HTTP_CONN_READING && c->parse.state != HTTP_PARSE_IDLE) {
-        http_conn_refuse(c, &late);
+        http_conn_refuse(c, conn_waits_for_place(c) ? &full : &late);
         conn_linger(c);
     } else if (c->state == HTTP_CONN_READING) {
         conn_linger(c); /* no request, so no answer */
@@ -128,8 +134,8 @@ static void conn_on_timer(uv_timer_t *t)
     conn_arm(c);
 }
 
-/* Sets the timer to the deadline; while bytes are queued to earlier, to see whether the queue
- * moves. */
+/* Sets the timer to the deadline; to earlier while bytes are queued, to see whether the queue
+ * moves, and while the body has a place. */
 static void conn_arm(struct http_conn *c)
 {
     if (c->state == HTTP_CONN_CLOSING) return;
@@ -140,6 +146,7 @@ static void conn_arm(struct http_conn *c)
     }
     uint64_t wait = at > now ? at - now : 0, tick = c->server->o.limits.write_stall_ms / 4 + 1;
     if (http_conn_queue(c) > 0 && wait > tick) wait = tick;
+    if (c->place.n_bytes && wait > HTTP_PLACE_TICK_MS) wait = HTTP_PLACE_TICK_MS;
     uv_timer_start(&c->timer, conn_on_timer, wait, 0);
 }
 
@@ -163,7 +170,8 @@ static void conn_linger(struct http_conn *c)
     if (c->state >= HTTP_CONN_LINGER) return;
     c->state = HTTP_CONN_LINGER;
     c->t_phase = uv_now(c->tcp.loop);
-    conn_count_body(c, 0);
+    http_bodies_release(c->server->bodies, &c->place);
+    buf_release(&c->parse.body);
     buf_release(&c->in);
     if (http_conn_queue(c) == 0 &&
         uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0) {
@@ -258,9 +266,31 @@ static void conn_resume(struct http_conn *c)
     if (uv_read_start((uv_stream_t *)&c->tcp, conn_on_alloc, conn_on_read) != 0) http_conn_lost(c);
 }
 
+static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
+{
+    log_debug("http request refused", "peer=%s status=%d code=%s", c->peer, f->status, f->code);
+    http_conn_refuse(c, f);
+    conn_linger(c);
+}
+
+/* Refuses a request when its client has as many running as one may have. */
+static bool conn_has_too_many(struct http_conn *c)
+{
+    static const struct http_fault many = {
+        429, "too_many_requests",
+        "This address has as many running requests as the server accepts; try again."
+    };
+    uint32_t max = c->server->o.limits.n_client_requests;
+    if (!c->client || max == 0 || c->client->n_requests < max) return false;
+    conn_refuse_request(c, &many);
+    return true;
+}
+
 static void conn_serve(struct http_conn *c)
 {
     struct http_server *s = c->server;
+    if (conn_has_too_many(c)) return;
+    if (c->client) c->client->n_requests++;
     c->state = HTTP_CONN_SERVING;
     c->n_requests++;
     c->keep_alive = c->parse.keep_alive && !s->stopping && c->n_requests < HTTP_CONN_REQUESTS;
@@ -273,33 +303,49 @@ static void conn_serve(struct http_conn *c)
     s->o.handler(s->o.arg, &c->x);
 }
 
-static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
+/* Tells a client that waits for it to send its body, unless it sends already. */
+static void conn_continue(struct http_conn *c)
 {
-    log_debug("http request refused", "peer=%s status=%d code=%s", c->peer, f->status, f->code);
-    http_conn_refuse(c, f);
-    conn_linger(c);
+    struct str go = STR("HTTP/1.1 100 Continue\r\n\r\n");
+    if (!c->parse.wants_continue || c->continued || c->parse.body.len > 0) return;
+    c->continued = true;
+    enum status st = http_conn_write(c, &go, 1, false);
+    if (st != OK) log_debug("http continue not sent", "peer=%s st=%s", c->peer, status_name(st));
+}
+
+static void conn_on_place(struct http_place *p)
+{
+    struct http_conn *c = LIST_ENTRY(p, struct http_conn, place);
+    c->t_phase = uv_now(c->tcp.loop);
+    http_conn_wake(c); /* which reads on; another connection may be closing just now */
+}
+
+/* Returns whether the body may be read: a small one, or one that has a place. */
+static bool conn_may_read_body(struct http_conn *c)
+{
+    const struct http_parse *p = &c->parse;
+    bool chunked = p->llhttp.flags & F_CHUNKED;
+    size_t n = chunked ? p->body.len : p->body.len + p->scan.n_raw;
+    if (n <= HTTP_SMALL_BODY || c->place.n_bytes) return !conn_waits_for_place(c);
+    if (chunked) n = c->server->o.limits.body_bytes;
+    if (http_bodies_reserve(c->server->bodies, &c->place, n)) return true;
+    c->t_phase = uv_now(c->tcp.loop);
+    conn_pause(c);
+    return false;
 }
 
 /* Parses what has arrived; returns whether the state changed. */
 static bool conn_read_request(struct http_conn *c)
 {
-    static const struct http_fault full = {
-        503, "server_busy", "The server holds as many request bodies as it can; try again."
-    };
     enum http_parse_state before = c->parse.state;
     size_t used = http_parse_feed(&c->parse, c->in.data, c->in.len);
     buf_consume(&c->in, used);
-    conn_count_body(c, c->parse.body.len);
     enum http_parse_state now = c->parse.state;
     if (now != before)
         c->t_phase = before == HTTP_PARSE_IDLE && c->n_requests == 0 && now == HTTP_PARSE_HEAD
                          ? c->t_phase
                          : uv_now(c->tcp.loop);
-    if (now == HTTP_PARSE_BODY &&
-        c->server->body_held > HTTP_FULL_BODIES_MAX * c->server->o.limits.body_bytes) {
-        conn_refuse_request(c, &full);
-        return true;
-    }
+    if (now == HTTP_PARSE_BODY && !conn_may_read_body(c)) return false;
     if (now == HTTP_PARSE_FAILED) {
         conn_refuse_request(c, &c->parse.fault);
         return true;
@@ -308,13 +354,7 @@ static bool conn_read_request(struct http_conn *c)
         conn_serve(c);
         return true;
     }
-    /* The client waits for 100 Continue, unless it already sends the body. */
-    if (now == HTTP_PARSE_BODY && c->parse.wants_continue && !c->continued &&
-        c->parse.body.len == 0) {
-        struct str go = STR("HTTP/1.1 100 Continue\r\n\r\n");
-        c->continued = true;
-        if (http_conn_write(c, &go, 1, false) != OK) return true;
-    }
+    if (now == HTTP_PARSE_BODY) conn_continue(c);
     return false;
 }
 
@@ -332,7 +372,7 @@ static bool conn_finish_answer(struct http_conn *c)
     c->state = HTTP_CONN_READING;
     c->t_phase = uv_now(c->tcp.loop);
     http_parse_next(&c->parse);
-    conn_count_body(c, 0);
+    http_bodies_release(c->server->bodies, &c->place);
     if (c->in.len == 0) buf_release(&c->in); /* idle connections keep no buffers */
     buf_release(&c->next);
     buf_release(&c->in_flight);
@@ -344,11 +384,16 @@ void http_conn_advance(struct http_conn *c)
 {
     if (c->advancing || c->state == HTTP_CONN_CLOSING) return;
     c->advancing = true;
+    if (c->state == HTTP_CONN_READING && !c->reading && !conn_waits_for_place(c)) {
+        conn_continue(c);
+        conn_resume(c);
+    }
     bool moved = true;
     int n_served = 0;
     while (moved && c->state != HTTP_CONN_CLOSING && !c->broken) {
         moved = false;
-        if (c->state == HTTP_CONN_READING && c->in.len > 0 && n_served++ < HTTP_TURN_REQUESTS)
+        if (c->state == HTTP_CONN_READING && c->in.len > 0 && !conn_waits_for_place(c) &&
+            n_served++ < HTTP_TURN_REQUESTS)
             moved = conn_read_request(c);
         else if (c->state == HTTP_CONN_SERVING) moved = conn_finish_answer(c);
         if (c->state == HTTP_CONN_SERVING && c->in.len > c->server->o.limits.header_bytes)
@@ -356,7 +401,8 @@ void http_conn_advance(struct http_conn *c)
     }
     c->advancing = false;
     if (c->broken) http_conn_lost(c);
-    if (c->state == HTTP_CONN_READING && c->in.len > 0) http_conn_wake(c);
+    if (c->state == HTTP_CONN_READING && c->in.len > 0 && !conn_waits_for_place(c))
+        http_conn_wake(c);
     if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 && c->eof) http_conn_lost(c);
     else if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 &&
              c->shutdown.handle == NULL) {
@@ -372,6 +418,7 @@ static void conn_name_peer(struct http_conn *c)
     int n = sizeof a;
     char ip[46] = "?";
     if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &n) != 0) return;
+    c->client = http_clients_enter(&c->server->clients, &a);
     if (a.ss_family == AF_INET6) {
         const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&a;
         uv_ip6_name(six, ip, sizeof ip);
@@ -383,19 +430,30 @@ static void conn_name_peer(struct http_conn *c)
     }
 }
 
-static void conn_turn_away(struct http_conn *c)
+/* Answers a connection above the limits; so many at once that even this costs too much are just
+ * closed. */
+static bool conn_turn_away(struct http_conn *c)
 {
     static const struct http_fault full = {
         503, "too_many_connections", "The server has as many connections as it accepts; try again."
     };
-    struct http_server *s = c->server;
-    if (s->m_turned_away) counter_add(s->m_turned_away, 1);
-    if (s->n_conns > s->o.limits.n_connections + HTTP_TURNED_AWAY_MAX) {
+    static const struct http_fault many = {
+        429, "too_many_connections",
+        "This address has as many connections as the server accepts; try again."
+    };
+    const struct http_limits *l = &c->server->o.limits;
+    bool all = c->server->n_conns > l->n_connections,
+         own = c->client && l->n_client_connections && c->client->n_conns > l->n_client_connections;
+    if (!all && !own) return false;
+    if (c->server->m_turned_away) counter_add(c->server->m_turned_away, 1);
+    if ((all && c->server->n_conns > l->n_connections + HTTP_TURNED_AWAY_MAX) ||
+        (own && c->client->n_conns > l->n_client_connections + HTTP_TURNED_AWAY_MAX)) {
         conn_close(c);
-        return;
+        return true;
     }
-    http_conn_refuse(c, &full);
+    http_conn_refuse(c, all ? &full : &many);
     conn_linger(c);
+    return true;
 }
 
 void http_conn_open(struct http_server *s)
@@ -407,6 +465,7 @@ void http_conn_open(struct http_server *s)
     c->n_handles = 2;
     http_parse_init(&c->parse, &s->o.limits);
     list_init(&c->ready_link);
+    http_place_init(&c->place, conn_on_place);
     list_push(&s->conns, &c->link);
     s->n_conns++;
     if (s->m_conns) gauge_set(s->m_conns, s->n_conns);
@@ -421,10 +480,7 @@ void http_conn_open(struct http_server *s)
     uv_tcp_nodelay(&c->tcp, 1);
     uv_tcp_keepalive(&c->tcp, 1, HTTP_KEEPALIVE_S);
     conn_name_peer(c);
-    if (s->n_conns > s->o.limits.n_connections) {
-        conn_turn_away(c);
-        return;
-    }
+    if (conn_turn_away(c)) return;
     conn_resume(c);
     conn_arm(c);
 }

@@ -15,6 +15,7 @@
 
 #include "shared/base/list.h"
 #include "shared/base/metrics.h"
+#include "shared/net/http/http_clients.h"
 #include "shared/net/http/http_parse.h"
 
 enum http_conn_state { HTTP_CONN_READING, HTTP_CONN_SERVING, HTTP_CONN_LINGER, HTTP_CONN_CLOSING };
@@ -46,11 +47,12 @@ struct http_conn {
     uv_shutdown_t shutdown;
     bool writing, reading, broken, keep_alive, continued, eof, advancing;
     uint32_t n_requests;
-    uint64_t t_phase;    /* uv_now when the current wait (idle, head, body, linger) began */
-    uint64_t t_progress; /* uv_now when the write queue last moved */
-    size_t queue_seen;   /* its length then */
-    size_t body_held;    /* bytes counted in server->body_held */
+    uint64_t t_phase;        /* uv_now when the current wait (idle, head, body, linger) began */
+    uint64_t t_progress;     /* uv_now when the write queue last moved */
+    size_t queue_seen;       /* its length then */
+    struct http_place place; /* of a large body; waiting for it, the connection does not read */
     struct http_exchange x;
+    struct http_client_entry *client; /* NULL: the address is not known */
     char peer[64];
 };
 
@@ -62,7 +64,8 @@ struct http_server {
     uv_timer_t grace;
     struct list conns, ready;
     uint32_t n_conns, n_handles;
-    size_t body_held; /* bytes of request bodies in memory, all connections */
+    struct http_bodies *bodies;
+    struct map clients; /* address → struct http_client_entry */
     bool stopping;
     uint64_t grace_until; /* uv_now time */
     void (*done)(void *arg);

@@ -18,6 +18,9 @@ const struct http_limits HTTP_LIMITS_DEFAULT = {
     .body_timeout_ms = 60000,
     .write_stall_ms = 60000,
     .write_queue_bytes = 8u << 20,
+    .large_bodies_bytes = 96u << 20,
+    .body_wait_ms = 30000,
+    .body_contended_ms = 5000,
 };
 
 static void server_maybe_free(struct http_server *s)
@@ -25,6 +28,8 @@ static void server_maybe_free(struct http_server *s)
     if (s->n_conns > 0 || s->n_handles > 0) return;
     void (*done)(void *arg) = s->done;
     void *arg = s->done_arg;
+    http_bodies_close(s->bodies);
+    map_release(&s->clients);
     mem_free(s->host);
     mem_free(s);
     if (done) done(arg);
@@ -101,6 +106,9 @@ static void server_set_limits(struct http_limits *l)
     if (!l->body_timeout_ms) l->body_timeout_ms = d->body_timeout_ms;
     if (!l->write_stall_ms) l->write_stall_ms = d->write_stall_ms;
     if (!l->write_queue_bytes) l->write_queue_bytes = d->write_queue_bytes;
+    if (!l->large_bodies_bytes) l->large_bodies_bytes = d->large_bodies_bytes;
+    if (!l->body_wait_ms) l->body_wait_ms = d->body_wait_ms;
+    if (!l->body_contended_ms) l->body_contended_ms = d->body_contended_ms;
 }
 
 static void server_add_metrics(struct http_server *s, struct metrics *m)
@@ -130,6 +138,7 @@ enum status http_server_start(const struct http_server_options *o, struct http_s
     s->host = mem_strdup(o->host && o->host[0] ? o->host : "0.0.0.0");
     s->o.host = s->host;
     server_set_limits(&s->o.limits);
+    s->bodies = http_bodies_create(s->o.limits.large_bodies_bytes);
     list_init(&s->conns);
     list_init(&s->ready);
     uv_tcp_init(uv, &s->listener);
@@ -192,6 +201,23 @@ struct str http_header(const struct http_exchange *x, const char *name)
 }
 
 struct str http_body(const struct http_exchange *x) { return buf_str(&x->conn->parse.body); }
+
+void http_take_body(struct http_exchange *x, struct http_taken_body *out)
+{
+    struct http_conn *c = x->conn;
+    *out = (struct http_taken_body){ .bytes = c->parse.body,
+                                     .bodies = c->server->bodies,
+                                     .n_place = http_place_take(&c->place) };
+    if (out->n_place == 0) out->bodies = NULL; /* the server may end before the body */
+    c->parse.body = (struct buf){ 0 };
+}
+
+void http_taken_body_release(struct http_taken_body *b)
+{
+    buf_release(&b->bytes);
+    if (b->bodies) http_bodies_return(b->bodies, b->n_place);
+    b->bodies = NULL;
+}
 
 const char *http_peer(const struct http_exchange *x) { return x->conn->peer; }
 

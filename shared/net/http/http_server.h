@@ -11,6 +11,7 @@
 #define BATON_NET_HTTP_HTTP_SERVER_H
 
 #include "shared/base/buf.h"
+#include "shared/net/http/http_bodies.h"
 #include "shared/net/loop.h"
 
 struct http_server;
@@ -19,10 +20,16 @@ struct http_exchange;
 struct http_limits {
     size_t header_bytes, n_headers, url_bytes, body_bytes;
     uint32_t n_connections;
+    /* Of one client address (http_clients.h); 0: no limit. More get 429. */
+    uint32_t n_client_connections, n_client_requests;
     uint32_t header_timeout_ms, idle_timeout_ms, body_timeout_ms, write_stall_ms;
-    size_t write_queue_bytes; /* a client that reads slower than this is cut off */
+    size_t write_queue_bytes;   /* a client that reads slower than this is cut off */
+    size_t large_bodies_bytes;  /* of all large bodies in memory (http_bodies.h) */
+    uint32_t body_wait_ms;      /* for a place among them, then 429 */
+    uint32_t body_contended_ms; /* instead of body_timeout_ms while others wait for a place */
 };
-/* 16 KiB, 100, 8 KiB, 45 MiB, 10,000, 10 s, 120 s, 60 s, 60 s, 8 MiB */
+/* 16 KiB, 100, 8 KiB, 45 MiB, 10,000, no limits of a client, 10 s, 120 s, 60 s, 60 s, 8 MiB, 96
+ * MiB, 30 s, 5 s */
 extern const struct http_limits HTTP_LIMITS_DEFAULT;
 
 struct http_server_options {
@@ -49,6 +56,16 @@ struct str http_path(const struct http_exchange *x); /* percent-decoded, without
 /* Case-insensitive; { NULL, 0 } when absent. */
 struct str http_header(const struct http_exchange *x, const char *name);
 struct str http_body(const struct http_exchange *x);
+/* A body that left its exchange. */
+struct http_taken_body {
+    struct buf bytes;
+    struct http_bodies *bodies; /* to which n_place bytes are returned; NULL: none */
+    size_t n_place;
+};
+/* Moves the body out, so that its memory can go before the answer does; http_body is empty then.
+ * The caller releases it, also after on_end and after the server's end. */
+void http_take_body(struct http_exchange *x, struct http_taken_body *out);
+void http_taken_body_release(struct http_taken_body *b);
 const char *http_peer(const struct http_exchange *x); /* "127.0.0.1:4711" */
 void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg);
 

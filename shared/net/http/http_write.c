@@ -181,10 +181,14 @@ void http_conn_refuse(struct http_conn *c, const struct http_fault *f)
     struct buf body = { 0 }, head = { 0 };
     buf_printf(&body,
                "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":\"%s\"}}",
-               f->message, f->status >= 500 ? "server_error" : "invalid_request_error", f->code);
+               f->message,
+               f->status >= 500   ? "server_error"
+               : f->status == 429 ? "rate_limit_error"
+                                  : "invalid_request_error",
+               f->code);
     c->keep_alive = false;
     if (c->server->m_refused) counter_add(c->server->m_refused, 1);
-    const char *more = f->status == 503 ? "Retry-After: 1\r\n"
+    const char *more = f->status == 503 || f->status == 429 ? "Retry-After: 1\r\n"
                        : f->status == 405
                            ? "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
                            : NULL;

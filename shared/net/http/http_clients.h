@@ -1,0 +1,22 @@
+/* http_clients.h - counts connections and requests by client address, for the limits of
+ * http_limits. An IPv6 client is its /64 network, since one customer usually has a whole one. An
+ * entry lives as long as one of its connections. Owner: the server. Thread: loop. */
+#ifndef BATON_NET_HTTP_HTTP_CLIENTS_H
+#define BATON_NET_HTTP_HTTP_CLIENTS_H
+
+#include <sys/socket.h>
+
+#include "shared/base/map.h"
+
+struct http_client_entry {
+    uint32_t n_conns, n_requests;
+    uint8_t n_key;
+    char key[16]; /* address bytes */
+};
+
+/* Counts a connection of `address` and returns its client's entry. */
+struct http_client_entry *http_clients_enter(struct map *clients,
+                                             const struct sockaddr_storage *address);
+void http_clients_leave(struct map *clients, struct http_client_entry *e);
+
+#endif
