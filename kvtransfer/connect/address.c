@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "shared/base/address/port.h"
+
 enum { BACKLOG = 128, TEXT_MAX = 80 };
 
 static enum status resolve(const char *host, const char *service, int flags, struct addrinfo **out)
@@ -43,8 +45,8 @@ static uint16_t port_of(const struct sockaddr_storage *a)
 }
 
 /* Opens a listening, non-blocking socket; *bound gets its port. host NULL: 127.0.0.1. */
-static enum status open_listener(const char *host, uint16_t port, int *fd, uint16_t *bound,
-                                 struct err *err)
+static enum status open_listener(const char *host, uint16_t port, const char *option, int *fd,
+                                 uint16_t *bound, struct err *err)
 {
     if (!host) host = "127.0.0.1";
     char service[8];
@@ -56,9 +58,7 @@ static enum status open_listener(const char *host, uint16_t port, int *fd, uint1
     *fd = listen_on(list);
     int code = errno;
     freeaddrinfo(list);
-    if (*fd < 0)
-        return err_set(err, ERR_CONFIG, "cannot listen for KV on %s port %u: %s", host, port,
-                       strerror(code));
+    if (*fd < 0) return port_fail(code, host, port, option, err);
     struct sockaddr_storage a = { 0 };
     socklen_t n = sizeof a;
     (void)getsockname(*fd, (struct sockaddr *)&a, &n);
@@ -220,9 +220,7 @@ enum status kvt_address_serve(struct kvt_listener *l, struct err *err)
         host = of_interface.data;
         if (is_here(advertise)) advertise = NULL;
     }
-    if (st == OK && (st = open_listener(host, l->port, &l->fd, &l->port, err)) != OK && l->port &&
-        l->port_option)
-        err_prefix(err, "%s: ", l->port_option);
+    if (st == OK) st = open_listener(host, l->port, l->port_option, &l->fd, &l->port, err);
     if (st == OK) st = advertise_port(advertise, host, l->port, l->address, err);
     buf_release(&of_interface);
     return st;

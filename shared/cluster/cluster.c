@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/address/port.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -362,10 +363,7 @@ static enum status start_listening(struct cluster *c, struct err *err)
     if (st == 0) st = uv_tcp_bind(c->listener, (const struct sockaddr *)&sa, 0);
     if (st == 0) st = uv_listen((uv_stream_t *)c->listener, BACKLOG, on_connection);
     if (st == 0) st = uv_tcp_getsockname(c->listener, (struct sockaddr *)&sa, &len);
-    if (st < 0)
-        return err_set(err, ERR_CONFIG,
-                       "cannot listen for other nodes on %s:%u (--pd-comm-port): %s",
-                       c->o.listen_host, c->o.port, uv_strerror(st));
+    if (st < 0) return port_fail(-st, c->o.listen_host, c->o.port, "--pd-comm-port", err);
     c->port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
                                              : ((struct sockaddr_in *)&sa)->sin_port);
     return OK;
