@@ -5,6 +5,7 @@
 #include "shared/base/mem.h"
 #include "shared/model/config/config_check.h"
 #include "shared/model/config/config_hf.h"
+#include "shared/model/load/foreign_checkpoint.h"
 
 /* A value that switches the feature off is accepted: null, false, an empty list, and the number
  * here. */
@@ -74,11 +75,15 @@ static enum status check_quantization(const cJSON *o, struct err *err)
 {
     static const char NAME[] = "quantization_config";
     const cJSON *q = json_member(o, NAME), *block;
-    const char *method = "?", *format = "e4m3", *scheme = "dynamic";
+    const char *method = "", *format = "e4m3", *scheme = "dynamic";
     if (!q || cJSON_IsFalse(q)) return OK;
     if (!cJSON_IsObject(q))
         return err_field(err, ERR_INVALID, NAME, "\"quantization_config\" is not an object");
+    TRY(foreign_checkpoint_check_config(q, err));
     TRY(json_get_str(q, "quant_method", &method, err));
+    if (!json_member(q, "quant_method"))
+        return err_field(err, ERR_UNSUPPORTED, NAME,
+                         "\"quantization_config\" has no \"quant_method\" (fp8 is supported)");
     TRY(json_get_str(q, "fmt", &format, err));
     TRY(json_get_str(q, "activation_scheme", &scheme, err));
     if (strcmp(method, "fp8") != 0)

@@ -14,7 +14,12 @@
 #include "shared/model/load/gguf_split.h"
 #include "shared/model/load/model_files.h"
 
-enum { NAME_BYTES_MAX = 256, REF_BYTES_MAX = 256 };
+enum {
+    NAME_BYTES_MAX = 256,
+    REF_BYTES_MAX = 256,
+    NAME_SHOWN_MAX = 100, /* of a name and of the places looked at, in an error: one sentence */
+    PLACES_SHOWN_MAX = 300
+};
 
 /* ---- one place ---- */
 
@@ -187,6 +192,17 @@ static bool is_model_name(const char *name)
     return slashes <= 1;
 }
 
+/* Cuts a list of places that does not fit into a sentence, between two places. */
+static void shorten(struct buf *looked)
+{
+    size_t n = looked->len;
+    if (n <= PLACES_SHOWN_MAX) return;
+    for (n = PLACES_SHOWN_MAX; n > 0 && looked->data[n] != ','; n--) {}
+    looked->len = n;
+    looked->data[n] = 0;
+    buf_add_c(looked, " and more places of the same kind");
+}
+
 enum status model_find(const char *name, struct buf *out, struct err *err)
 {
     struct buf path = { 0 }, looked = { 0 };
@@ -198,10 +214,11 @@ enum status model_find(const char *name, struct buf *out, struct err *err)
         if (!found) found = find_in_hugging_face(name, &path, &looked);
         if (!found) found = find_in_modelscope(name, &path, &looked);
     }
+    if (!found) shorten(&looked);
     enum status st = found ? OK
                            : err_field(err, ERR_NOT_FOUND, "model",
-                                       "model \"%s\" is not on this host; looked at: %s", name,
-                                       looked.data ? looked.data : "nothing");
+                                       "model \"%.*s\" is not on this host; looked at: %s",
+                                       NAME_SHOWN_MAX, name, looked.data ? looked.data : "nothing");
     if (st == OK && file_is_folder(path.data)) st = resolve_folder(&path, err);
     if (st == OK) {
         buf_clear(out);

@@ -5,6 +5,7 @@
 
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
+#include "shared/model/load/foreign_checkpoint.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/harness/test.h"
 
@@ -78,6 +79,11 @@ static void refused(const char *extra, enum status want, const char *field)
 TEST(refused_by_name)
 {
     refused("\"hidden_act\":\"gelu\"", ERR_UNSUPPORTED, "hidden_act");
+    refused("\"quantization_config\":{\"dense_quant_type\":\"block_wise_fp8\"}", ERR_UNSUPPORTED,
+            "quantization_config");
+    CHECK(strstr(err.text, FOREIGN_FASTDEPLOY));
+    refused("\"quantization_config\":{\"bits\":8}", ERR_UNSUPPORTED, "quantization_config");
+    CHECK(strstr(err.text, "no \"quant_method\""));
     refused("\"quantization_config\":{\"quant_method\":\"awq\"}", ERR_UNSUPPORTED,
             "quantization_config");
     refused("\"quantization_config\":7", ERR_INVALID, "quantization_config");

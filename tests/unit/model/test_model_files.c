@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shared/model/load/foreign_checkpoint.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/harness/test.h"
 
@@ -207,6 +208,30 @@ TEST(gguf_faults)
     CHECK(strstr(err.text, "bos_token_id") != NULL && strstr(err.text, "m.gguf") != NULL);
 }
 
-TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(vocabulary_of_another_format),
-          CASE(malformed_file_is_named), CASE(gguf), CASE(gguf_says_nothing_of_what_is_usual),
-          CASE(gguf_faults))
+TEST(checkpoints_of_other_engines)
+{
+    static const struct {
+        const char *file, *sentence; /* NULL: read as usual */
+    } rows[] = {
+        { "model.safetensors", NULL },
+        { "quant_model_description.txt", NULL },
+        { "rank_0.pdiparams", FOREIGN_STATIC },
+        { "model.pdmodel", FOREIGN_STATIC },
+        { "quant_model_description_w8a8.json", FOREIGN_ASCEND },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char path[4096];
+        struct err err = { 0 };
+        put(rows[i].file, STR(""));
+        CHECK_STATUS(foreign_checkpoint_check_folder(dir, &err),
+                     rows[i].sentence ? ERR_UNSUPPORTED : OK);
+        CHECK(!rows[i].sentence || strstr(err.text, rows[i].sentence));
+        snprintf(path, sizeof path, "%s/%s", dir, rows[i].file);
+        CHECK(unlink(path) == 0);
+    }
+    CHECK_OK(foreign_checkpoint_check_folder("/nowhere", NULL));
+}
+
+TEST_MAIN(CASE(folder), CASE(checkpoints_of_other_engines), CASE(places_of_the_chat_template),
+          CASE(vocabulary_of_another_format), CASE(malformed_file_is_named), CASE(gguf),
+          CASE(gguf_says_nothing_of_what_is_usual), CASE(gguf_faults))
