@@ -21,7 +21,7 @@
 enum {
     TOKENIZER_IDS_MAX = 1 << 21,   /* far above any model: bounds what a damaged file allocates */
     TOKENIZER_TEXT_MAX = 64 << 20, /* bytes, as JINJA_OUTPUT_MAX */
-    TOKENIZER_WORD_MAX = 2 << 20,  /* bytes that merge together, which takes 40 bytes for each */
+    TOKENIZER_WORD_MAX = 4 << 20,  /* bytes that merge together, which takes 40 bytes for each */
     TOKENIZER_AFFIX_MAX = 16,
     TOKENIZER_PIECE_MAX = 1024
 };
