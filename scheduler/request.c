@@ -183,6 +183,7 @@ void request_end(struct entry *e, struct request *r, enum status st, enum finish
     e->n_live--;
     map_del(&e->by_id, map_key_u64(&r->id));
     scheduler_metrics_observe(&e->metrics, r->name, r->n_prompt, &end);
+    if (st != OK && st != ERR_CANCELED) recent_add_failure(&e->recent, clock_ms(), st, end.text);
     r->sink.on_end(r->sink.arg, &end);
     if (r->placing) list_push(&e->orphans, &r->link);
     else request_free(r);

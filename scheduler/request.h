@@ -17,6 +17,7 @@
 #define BATON_SCHEDULER_REQUEST_H
 
 #include "scheduler/directory/directory.h"
+#include "scheduler/recent.h"
 #include "scheduler/retry.h"
 #include "scheduler/scheduler_metrics.h"
 #include "scheduler/view.h"
@@ -39,6 +40,7 @@ struct entry {
     struct directory *directory;
     struct view view;
     struct scheduler_metrics metrics;
+    struct recent recent;
     uint32_t ttl_s, grace_ms, block_tokens; /* of scheduler_options */
     struct map by_id;                       /* the live requests */
     struct list live;

@@ -213,6 +213,7 @@ void request_on_token(struct entry *e, struct request *r, uint64_t from, uint32_
     r->t_last = clock_ns();
     if (!r->t_first) r->t_first = r->t_last;
     append_token(r, t->id);
+    recent_add_token(&e->recent, r->t_last / 1000000);
     r->ends = t->ends;
     r->sink.on_token(r->sink.arg, index, t);
 }

@@ -164,6 +164,19 @@ static void backend_nodes(void *self, struct buf *out)
     buf_add_c(out, "]");
 }
 
+void scheduler_describe(const struct scheduler *s, struct buf *json_members)
+{
+    const struct entry *e = &s->entry;
+    uint64_t now = clock_ms();
+    buf_printf(json_members,
+               "\"split_requests\":%llu,\"local_requests\":%llu,\"tokens_per_s\":%.1f,"
+               "\"failures\":",
+               (unsigned long long)counter_value(e->metrics.split),
+               (unsigned long long)counter_value(e->metrics.local),
+               recent_tokens_per_s(&e->recent, now));
+    recent_write_failures(&e->recent, now, json_members);
+}
+
 struct serve_backend scheduler_backend(struct scheduler *s)
 {
     return (struct serve_backend){
@@ -237,6 +250,7 @@ struct scheduler *scheduler_create(const struct scheduler_options *o)
     list_init(&s->entry.live);
     list_init(&s->entry.orphans);
     scheduler_metrics_register(&s->entry.metrics, o->metrics);
+    s->entry.metrics.log_requests = o->log_requests;
     s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
     s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
     scheduler_publish(s);

@@ -22,6 +22,7 @@ struct scheduler_options {
     uint32_t max_requests; /* live at once; more is ERR_FULL (429) */
     uint32_t ttl_s;        /* a request older than this is ended */
     uint32_t grace_ms;     /* how long a request that no node can take waits for one, before 503 */
+    bool log_requests;     /* each one's end at level info, else debug */
     uint32_t block_tokens; /* for the hash of the prompt's first block (place.h) */
     /* Fills in this node's own record, published every RENEW_MS. NULL: a router, which has no
      * engine and publishes nothing. */
@@ -30,6 +31,8 @@ struct scheduler_options {
 };
 
 struct scheduler *scheduler_create(const struct scheduler_options *o);
+/* Appends members of GET /cluster: what this entry node's requests did, and the last failures. */
+void scheduler_describe(const struct scheduler *s, struct buf *json_members);
 void scheduler_stop(struct scheduler *s);
 void scheduler_free(struct scheduler *s);
 struct serve_backend scheduler_backend(struct scheduler *s);

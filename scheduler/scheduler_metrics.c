@@ -70,10 +70,11 @@ void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m)
 
 static double seconds(uint64_t ns) { return (double)ns * 1e-9; }
 
-static void log_end(const char *name, uint32_t n_prompt, const struct gen_end *end)
+static void log_end(enum log_level level, const char *name, uint32_t n_prompt,
+                    const struct gen_end *end)
 {
     const struct gen_trace *t = &end->trace;
-    log_info("request end",
+    log_line(level, "request end",
              "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu "
              "kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
              "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_busy_ms=%.1f "
@@ -92,7 +93,7 @@ void scheduler_metrics_observe(struct scheduler_metrics *m, const char *name, ui
                                const struct gen_end *end)
 {
     const struct gen_trace *t = &end->trace;
-    log_end(name, n_prompt, end);
+    log_end(m->log_requests ? LOG_INFO : LOG_DEBUG, name, n_prompt, end);
     counter_add(m->output_tokens, end->n_output);
     if (end->status == ERR_CANCELED) counter_add(m->canceled, 1);
     else if (end->status != OK) counter_add(m->failed, 1);

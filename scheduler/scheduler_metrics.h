@@ -14,6 +14,7 @@ struct scheduler_metrics {
     struct gauge *live, *placing, *nodes;
     struct histogram *place_s, *queue_s, *prefill_s, *ttft_s, *tpot_s, *decode_s, *e2e_s, *kv_s,
         *kv_tail_s;
+    bool log_requests; /* of scheduler_options */
 };
 
 void scheduler_metrics_register(struct scheduler_metrics *sm, struct metrics *m);

@@ -11,6 +11,7 @@
 #include "deploy/node/node_options.h"
 #include "deploy/probe/server.h"
 #include "kvtransfer/transport.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 
@@ -111,13 +112,10 @@ static enum status read_options(struct bench *b, struct err *err)
 static enum status read_listen(const char *text, char *host, size_t cap, uint16_t *port,
                                struct err *err)
 {
-    const char *colon = strrchr(text, ':');
-    int64_t number = 0;
-    char name[128];
+    char name[HOST_TEXT_MAX];
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *ai = NULL;
-    if (!colon || str_to_i64(str_of(colon + 1), &number) != OK || number < 0 || number > 65535)
+    if (!host_port_parse(text, name, port))
         return err_field(err, ERR_CONFIG, "listen", "--listen %.100s is not host:port", text);
-    snprintf(name, sizeof name, "%.*s", (int)(colon - text), text);
     int rc = getaddrinfo(*name ? name : "0.0.0.0", NULL, &hints, &ai);
     if (rc == 0)
         rc = getnameinfo(ai->ai_addr, ai->ai_addrlen, host, (socklen_t)cap, NULL, 0,
@@ -125,7 +123,6 @@ static enum status read_listen(const char *text, char *host, size_t cap, uint16_
     if (ai) freeaddrinfo(ai);
     if (rc != 0)
         return err_field(err, ERR_CONFIG, "listen", "--listen %.100s: %s", text, gai_strerror(rc));
-    *port = (uint16_t)number;
     return OK;
 }
 

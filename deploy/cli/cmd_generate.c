@@ -12,10 +12,11 @@
 #include "shared/base/log.h"
 
 static const char INTRO[] =
-    "usage: baton generate --model MODEL --input requests.jsonl --output answers.jsonl\n"
-    "       baton generate --model MODEL --prompt TEXT\n\n"
-    "Answer OpenAI batch lines (custom_id, method, url, body), or stream the answer to one "
-    "prompt.\n";
+    "usage: baton generate MODEL --input requests.jsonl --output answers.jsonl\n"
+    "       baton generate MODEL --input prompts.txt --output answers.jsonl\n"
+    "       baton generate MODEL --prompt TEXT\n\n"
+    "Answer OpenAI batch lines (custom_id, method, url, body), prompts one per line, or stream the "
+    "answer to one prompt.\n";
 
 enum { EXIT_INTERRUPTED = 130 /* the status that a shell reports for SIGINT */ };
 
@@ -132,6 +133,10 @@ static void on_ready(void *arg)
         .input = config_string(g->c, "input"),
         .output = config_string(g->c, "output"),
         .concurrency = (uint32_t)config_int(g->c, "concurrency"),
+        .raw = g->raw,
+        .max_tokens = (uint32_t)config_int(g->c, "max-tokens"),
+        .temperature = config_float(g->c, "temperature"),
+        .ignore_model = config_bool(g->c, "ignore-model"),
         .progress = true,
         .done = on_batch_done,
         .arg = g,
@@ -157,6 +162,7 @@ static void make_standalone(struct node_options *o)
 {
     o->http = false;
     o->serves_directory = false;
+    o->cluster_port = o->kv_port = o->tuning.rdma.port = 0;
     o->directory = "local";
     o->max_requests = UINT32_MAX;
     o->shutdown_s = 0;
@@ -199,11 +205,19 @@ static bool input_can_be_read(const char *input)
 int cmd_generate(int argc, char **argv)
 {
     bool done;
-    struct config *c = command_config("generate", INTRO, argc, argv, NULL, NULL, &done);
+    const char *words[1];
+    int n_words = 1;
+    struct err err = { 0 };
+    struct config *c = command_config("generate", INTRO, argc, argv, words, &n_words, &done);
     if (!c) return done ? 0 : 2;
     bool input = config_is_set(c, "input"), prompt = config_is_set(c, "prompt");
     int exit_status = 2;
-    if (input == prompt)
+    if (n_words == 1 && config_is_set(c, "model"))
+        fprintf(stderr, "baton generate: the model was given twice, as '%s' and by --model\n",
+                words[0]);
+    else if (n_words == 1 && config_set(c, "model", words[0], &err) != OK)
+        fprintf(stderr, "baton generate: %s\n", err.text);
+    else if (input == prompt)
         fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
     else if (!input || input_can_be_read(config_string(c, "input"))) exit_status = generate_with(c);
     config_free(c);

@@ -5,6 +5,7 @@
  * 0.5 s for a node that lived 30 s. Exit status 2 of a node means wrong options: everything stops.
  * Nodes run in sessions of their own, so Ctrl-C reaches only the launcher; they end by themselves
  * when the launcher is gone (see cmd_serve.c). Thread: main. */
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "deploy/node/node_options.h"
 #include "kernels/device.h"
 #include "scheduler/directory/server.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/json/json.h"
@@ -48,8 +50,9 @@ struct child {
 };
 
 struct launcher {
-    int n_gpus; /* GPUs that the ranks share, with --device cuda */
-    char *gpus; /* CUDA_VISIBLE_DEVICES of the launcher; "": none */
+    const char *loopback; /* this host, in the family of --host */
+    int n_gpus;           /* GPUs that the ranks share, with --device cuda */
+    char *gpus;           /* CUDA_VISIBLE_DEVICES of the launcher; "": none */
     struct loop *loop;
     const struct config *c;
     struct metrics *metrics;
@@ -193,8 +196,18 @@ static void choose_gpu(const struct launcher *l, size_t i)
     setenv("CUDA_VISIBLE_DEVICES", one, 1);
 }
 
+/* The program's own file, so that ps and top show its name for the nodes; when it was replaced
+ * meanwhile, the running one. */
+static const char *own_file(char out[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", out, PATH_MAX - 1);
+    if (n > 0) out[n] = 0;
+    return n > 0 && access(out, X_OK) == 0 ? out : "/proc/self/exe";
+}
+
 static void start_child(struct child *ch)
 {
+    char file[PATH_MAX];
     choose_gpu(ch->l, (size_t)(ch - ch->l->children));
     uv_stdio_container_t stdio[3] = {
         { .flags = UV_IGNORE },
@@ -203,7 +216,7 @@ static void start_child(struct child *ch)
     };
     uv_process_options_t o = {
         .exit_cb = on_exit_of_child,
-        .file = "/proc/self/exe",
+        .file = own_file(file),
         .args = ch->plan->argv,
         .flags = UV_PROCESS_DETACHED,
         .stdio_count = 3,
@@ -222,10 +235,11 @@ static void start_child(struct child *ch)
 
 static void announce(struct launcher *l)
 {
+    char at[HOST_PORT_TEXT_MAX];
     l->announced = true;
     for (size_t i = 0; i < l->plan.n; i++)
-        fprintf(stderr, "ready: %-7s http://127.0.0.1:%u/v1\n",
-                node_role_name(l->plan.nodes[i].role), l->plan.nodes[i].port);
+        fprintf(stderr, "ready: %-7s http://%s/v1\n", node_role_name(l->plan.nodes[i].role),
+                host_port_text(l->loopback, l->plan.nodes[i].port, at));
     fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n", l->plan.n);
 }
 
@@ -259,7 +273,7 @@ static void on_poll(void *arg)
     for (size_t i = 0; i < l->plan.n; i++) {
         struct child *ch = &l->children[i];
         if (!ch->running || ch->ready || ch->polling) continue;
-        ch->polling = http_client_request(l->client, "GET", "127.0.0.1", ch->plan->port, "/cluster",
+        ch->polling = http_client_request(l->client, "GET", l->loopback, ch->plan->port, "/cluster",
                                           headers.data, (struct str){ 0 }, 2000, on_cluster_answer,
                                           ch) == OK;
     }
@@ -270,7 +284,7 @@ static void on_poll(void *arg)
 
 /* Nodes need a common secret. Without one from the user, make one and pass it through the
  * environment. */
-static void make_secret(const struct config *c)
+static void make_secret(const struct config *c, const char *loopback)
 {
     uint8_t bytes[SECRET_BYTES];
     char text[2 * SECRET_BYTES + 1];
@@ -278,10 +292,11 @@ static void make_secret(const struct config *c)
     random_bytes(bytes, sizeof bytes);
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
     setenv("BATON_CLUSTER_SECRET", text, 1);
-    setenv("BATON_ADVERTISE_HOST", "127.0.0.1", 0); /* only for this launch: nobody else can join */
+    setenv("BATON_ADVERTISE_HOST", loopback, 0); /* only for this launch: nobody else can join */
 }
 
-static enum status serve_directory(struct launcher *l, char *address, size_t cap, struct err *err)
+static enum status serve_directory(struct launcher *l, char address[HOST_PORT_TEXT_MAX],
+                                   struct err *err)
 {
     const char *name = config_string(l->c, "scheduler-name");
     struct arena arena;
@@ -292,25 +307,56 @@ static enum status serve_directory(struct launcher *l, char *address, size_t cap
         .metrics = l->metrics,
     };
     address[0] = 0;
-    if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global")) return OK;
+    /* The nodes find each other in Redis, or at the directory server that --router names. */
+    if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global") ||
+        config_string(l->c, "router"))
+        return OK;
     TRY(directory_open("local", &d, &l->directory, err));
     arena_init(&arena);
     /* in the order in which nodes read it: the file before the environment */
     enum status st = node_options_secret(l->c, &arena, &secret, err);
     if (st == OK)
-        st = directory_server_start(l->loop, l->directory, "127.0.0.1", 0, secret,
+        st = directory_server_start(l->loop, l->directory, l->loopback, 0, secret,
                                     &l->directory_server, err);
     arena_release(&arena);
-    if (st != OK) return st;
-    snprintf(address, cap, "127.0.0.1:%u", directory_server_port(l->directory_server));
-    return OK;
+    if (st == OK) host_port_text(l->loopback, directory_server_port(l->directory_server), address);
+    return st;
+}
+
+/* One page for the whole launch: what it starts, and where the nodes find each other. */
+static void print_start(const struct launcher *l, const char *directory_address)
+{
+    size_t n[3] = { 0 };
+    command_print_notes(l->c);
+    if (log_level() < LOG_INFO) return;
+    for (size_t i = 0; i < l->plan.n; i++) n[l->plan.nodes[i].role]++;
+    fprintf(stderr, "baton %s launch\n  model        %s\n  nodes       ", BATON_VERSION,
+            config_string(l->c, "model"));
+    for (int r = ROLE_MIXED; r <= ROLE_DECODE; r++)
+        if (n[r]) fprintf(stderr, " %zu %s", n[r], node_role_name((enum node_role)r));
+    fprintf(stderr, ", %s each on port",
+            strcmp(config_string(l->c, "device"), "cuda") == 0 ? "a GPU or a share of one"
+                                                               : "a share of the CPU");
+    for (size_t i = 0; i < l->plan.n; i++)
+        fprintf(stderr, "%s%u", i ? ", " : " ", l->plan.nodes[i].port);
+    fprintf(stderr, "\n  cluster view %s%s\n",
+            directory_address[0]            ? "held by this launcher, "
+            : config_string(l->c, "router") ? "held by "
+                                            : "in Redis at ",
+            directory_address[0]            ? directory_address
+            : config_string(l->c, "router") ? config_string(l->c, "router")
+                                            : config_string(l->c, "scheduler-host"));
 }
 
 static enum status start(struct launcher *l, struct err *err)
 {
-    char directory_address[64];
+    char directory_address[HOST_PORT_TEXT_MAX];
     struct http_client_options h = { .body_max = 1 << 16, .n_idle = LAUNCH_NODES_MAX };
-    make_secret(l->c);
+    if (!config_string(l->c, "model"))
+        return err_field(err, ERR_CONFIG, "model",
+                         "no model was given; use --model FOLDER, FILE.gguf or org/name");
+    l->loopback = host_loopback(config_string(l->c, "host"));
+    make_secret(l->c, l->loopback);
     if (strcmp(config_string(l->c, "device"), "cuda") == 0) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         l->n_gpus = device_count("cuda");
@@ -318,9 +364,10 @@ static enum status start(struct launcher *l, struct err *err)
     }
     l->metrics = metrics_create();
     TRY(loop_create(&l->loop, err));
-    TRY(serve_directory(l, directory_address, sizeof directory_address, err));
+    TRY(serve_directory(l, directory_address, err));
     TRY(launch_plan_make(l->c, "baton", directory_address[0] ? directory_address : NULL, &l->plan,
                          err));
+    print_start(l, directory_address);
     h.loop = l->loop;
     l->client = http_client_create(&h);
     l->children = MEM_ARRAY(struct child, l->plan.n);
@@ -343,7 +390,9 @@ int cmd_launch(int argc, char **argv)
     if (!c) return done ? 0 : 2;
     struct launcher l = { .c = c, .exit_status = 2 };
     log_set_name("launch");
-    if (start(&l, &err) == OK) {
+    enum status st = node_options_log(c, "baton-launch.log", &err);
+    if (st == OK) st = start(&l, &err);
+    if (st == OK) {
         loop_run(l.loop);
     } else {
         fprintf(stderr, "baton launch: %s\n", err.text);

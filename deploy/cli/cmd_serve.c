@@ -7,26 +7,32 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/node/node.h"
-#include "deploy/options/compatibility.h"
 #include "shared/base/log.h"
 
 static const char INTRO[] =
     "usage: baton serve MODEL [options]   (or --model MODEL)\n\n"
     "Serve one node. MODEL is a Hugging Face folder, a .gguf file, or org/name in a local cache.\n";
 
+/* A launcher prints one page for all of its nodes. */
+static void print_start(const struct node_options *o, const struct config *c)
+{
+    struct buf page = { 0 };
+    command_print_notes(c);
+    if (log_level() < LOG_INFO) return;
+    node_options_print(o, c, &page);
+    fwrite(page.data, 1, page.len, stderr);
+    buf_release(&page);
+}
+
 static int serve_with(struct config *c)
 {
     struct node_options o;
     struct err err = { 0 };
     struct node *node = NULL;
-    struct buf page = { 0 };
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
-        config_notes(c, command_print_note, NULL);
-        compatibility_env_notes(command_print_note, NULL);
-        node_options_print(&o, c, &page);
-        fwrite(page.data, 1, page.len, stderr);
+        if (!getenv("BATON_SUPERVISED")) print_start(&o, c);
         exit_status = 1;
         st = node_create(&o, &node, &err);
     }
@@ -34,7 +40,6 @@ static int serve_with(struct config *c)
     else fprintf(stderr, "baton serve: %s\n", err.text);
     node_free(node);
     node_options_release(&o);
-    buf_release(&page);
     return exit_status;
 }
 

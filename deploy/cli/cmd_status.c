@@ -1,17 +1,22 @@
 /* cmd_status.c - `baton status`: the cluster as one node sees it, as a table or JSON.
  * Thread: main. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/json/json.h"
+#include "shared/base/mem.h"
 #include "shared/net/http/http_client.h"
 
-static const char INTRO[] = "usage: baton status [--url http://host:port] [--json]\n\nAsk a node "
-                            "which nodes it sees and how loaded they are.\n";
+static const char INTRO[] =
+    "usage: baton status [--url http://host:port] [--json] [--watch]\n\nAsk a node "
+    "which nodes it sees and how loaded they are.\n";
 
-enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000 };
+enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000, WATCH_S = 2 };
 
 struct status_query {
     struct loop *loop;
@@ -41,6 +46,44 @@ static const char *text(const cJSON *o, const char *name)
     return cJSON_IsString(v) ? v->valuestring : "";
 }
 
+/* "3 d 4 h", "12 min 7 s" */
+static void print_duration(double s)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } UNITS[] = { { "d", 86400 }, { "h", 3600 }, { "min", 60 }, { "s", 1 } };
+    size_t i = 0;
+    while (i + 2 < COUNT_OF(UNITS) && s < UNITS[i].seconds) i++;
+    double n = floor(s / UNITS[i].seconds);
+    if (n > 0) printf("%.0f %s ", n, UNITS[i].name);
+    s -= n * UNITS[i].seconds;
+    printf("%.0f %s", floor(s / UNITS[i + 1].seconds), UNITS[i + 1].name);
+}
+
+/* What the node that was asked says of itself and of the requests that came to it. */
+static void print_node(const cJSON *doc)
+{
+    double split = number(doc, "split_requests"), all = split + number(doc, "local_requests");
+    printf("baton %s %s (%s), model %s, up ", text(doc, "version"), text(doc, "name"),
+           text(doc, "role"), text(doc, "model"));
+    print_duration(number(doc, "uptime_s"));
+    printf("; KV by %s\n", text(doc, "kv_transports")[0] ? text(doc, "kv_transports") : "nothing");
+    printf("requests that came here: %.0f, %.0f %% of them split over two nodes; %.1f tokens/s\n\n",
+           all, all > 0 ? split * 100 / all : 0, number(doc, "tokens_per_s"));
+}
+
+static void print_failures(const cJSON *doc)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(doc, "failures"), *f;
+    if (cJSON_GetArraySize(list) > 0) printf("\nlast failures:\n");
+    cJSON_ArrayForEach (f, list) {
+        printf("  ");
+        print_duration(number(f, "ago_s"));
+        printf(" ago: %s\n", text(f, "text"));
+    }
+}
+
 static int print_table(struct str json)
 {
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
@@ -50,6 +93,7 @@ static int print_table(struct str json)
         cJSON_Delete(doc);
         return 1;
     }
+    print_node(doc);
     printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting",
            "free blocks", "waiting tokens");
     cJSON_ArrayForEach (n, nodes)
@@ -57,22 +101,23 @@ static int print_table(struct str json)
                text(n, "role"), text(n, "topic"), number(n, "n_running"), number(n, "n_waiting"),
                number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
                cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+    print_failures(doc);
     cJSON_Delete(doc);
     return 0;
 }
 
 /* http://host:port[/...] */
-static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
+static bool parse_url(const char *url, char host[HOST_TEXT_MAX], uint16_t *port)
 {
     const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
     if (strstr(p, "://")) return false; /* a key must not travel in clear text */
-    size_t n = strcspn(p, ":/");
-    long number_ = p[n] == ':' ? strtol(p + n + 1, NULL, 10) : 80;
-    if (n == 0 || n >= cap || number_ < 1 || number_ > 65535) return false;
-    memcpy(host, p, n);
-    host[n] = 0;
-    if (strcmp(host, "localhost") == 0) snprintf(host, cap, "127.0.0.1");
-    *port = (uint16_t)number_;
+    char at[HOST_PORT_TEXT_MAX];
+    size_t n = strcspn(p, "/"), name = p[0] == '[' ? strcspn(p, "]") : 0;
+    bool has_port = memchr(p + name, ':', n > name ? n - name : 0) != NULL;
+    if (n + 4 > sizeof at) return false;
+    snprintf(at, sizeof at, "%.*s%s", (int)n, p, has_port ? "" : ":80");
+    if (!host_port_parse(at, host, port) || !host[0] || *port == 0) return false;
+    if (strcmp(host, "localhost") == 0) snprintf(host, HOST_TEXT_MAX, "127.0.0.1");
     return true;
 }
 
@@ -80,18 +125,20 @@ static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
 static int print_answer(const struct config *c, const char *host, uint16_t port,
                         const struct status_query *q)
 {
+    char at[HOST_PORT_TEXT_MAX];
+    host_port_text(host, port, at);
     if (q->st != OK)
         fprintf(stderr,
-                "baton status: nothing answers at %s:%u; is a node running there? (--url names "
+                "baton status: nothing answers at %s; is a node running there? (--url names "
                 "another)\n",
-                host, port);
+                at);
     else if (q->http_status == 401)
         fprintf(stderr,
-                "baton status: %s:%u wants a key: give one of its own with --api-key or "
+                "baton status: %s wants a key: give one of its own with --api-key or "
                 "BATON_API_KEY\n",
-                host, port);
+                at);
     else if (q->http_status != 200)
-        fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q->http_status,
+        fprintf(stderr, "baton status: %s answered %d: %.*s\n", at, q->http_status,
                 (int)q->answer.len, q->answer.data);
     else if (config_bool(c, "json"))
         return printf("%.*s\n", (int)q->answer.len, q->answer.data) < 0;
@@ -128,21 +175,32 @@ static int query_status(const struct config *c, const char *host, uint16_t port)
     return exit_status;
 }
 
+/* Waits, and begins a new page on a terminal. */
+static bool next_look(void)
+{
+    fflush(stdout);
+    sleep(WATCH_S);
+    printf(isatty(STDOUT_FILENO) ? "\x1b[H\x1b[J" : "\n");
+    return true;
+}
+
 int cmd_status(int argc, char **argv)
 {
     bool done;
     struct config *c = command_config("status", INTRO, argc, argv, NULL, NULL, &done);
     if (!c) return done ? 0 : 2;
-    char host[256] = "127.0.0.1";
+    char host[HOST_TEXT_MAX] = "127.0.0.1";
     uint16_t port = (uint16_t)config_int(c, "port");
     const char *url = config_string(c, "url");
     int exit_status = 2;
-    if (url && !parse_url(url, host, sizeof host, &port))
+    if (url && !parse_url(url, host, &port))
         fprintf(
             stderr,
             "baton status: --url %s is not http://host:port, which is all that is spoken here\n",
             url);
-    else exit_status = query_status(c, host, port);
+    else do
+            exit_status = query_status(c, host, port);
+        while (config_bool(c, "watch") && next_look());
     config_free(c);
     return exit_status;
 }

@@ -4,7 +4,9 @@
 
 #include <stdio.h>
 
+#include "deploy/options/compatibility.h"
 #include "deploy/options/option_table.h"
+#include "shared/base/log.h"
 
 const struct command COMMANDS[] = {
     { "serve", cmd_serve, "one node: API server, scheduler, engine" },
@@ -34,10 +36,16 @@ struct config *command_config(const char *command, const char *intro, int argc, 
     *done = false;
     for (int i = 1; i < argc; i++) {
         bool all = str_eq_c(str_of(argv[i]), "--help-all");
-        if (!all && !str_eq_c(str_of(argv[i]), "--help") && !str_eq_c(str_of(argv[i]), "-h"))
+        const char *word = str_starts(str_of(argv[i]), "--help=") ? argv[i] + 7 : NULL;
+        if (!all && !word && !str_eq_c(str_of(argv[i]), "--help") &&
+            !str_eq_c(str_of(argv[i]), "-h"))
             continue;
         struct buf text = { 0 };
-        config_help(OPTIONS, command, intro, all, &text);
+        const struct config_help_options o = {
+            .command = command, .intro = word ? NULL : intro, .all = all || word, .word = word
+        };
+        config_help(OPTIONS, &o, &text);
+        if (!text.len) buf_printf(&text, "no option of baton %s is about \"%s\"\n", command, word);
         fwrite(text.data, 1, text.len, stdout);
         buf_release(&text);
         *done = true;
@@ -54,4 +62,11 @@ void command_print_note(void *arg, const char *sentence)
 {
     (void)arg;
     fprintf(stderr, "note: %s\n", sentence);
+}
+
+void command_print_notes(const struct config *c)
+{
+    if (log_level() < LOG_INFO) return;
+    config_notes(c, command_print_note, NULL);
+    compatibility_env_notes(command_print_note, NULL);
 }

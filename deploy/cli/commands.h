@@ -38,5 +38,8 @@ int command_listen(const struct config *c, const char *command);
 
 /* Prints a sentence about an option without effect to stderr; for config_notes. */
 void command_print_note(void *arg, const char *sentence);
+/* Prints a note for each option and variable that was given and has no effect; none at --log-level
+ * warn and error. */
+void command_print_notes(const struct config *c);
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "deploy/cli/commands.h"
+#include "shared/base/mem.h"
 #include "shared/base/str.h"
 
 static void usage(FILE *to)
@@ -14,7 +15,8 @@ static void usage(FILE *to)
             BATON_VERSION);
     for (const struct command *c = COMMANDS; c->name; c++)
         fprintf(to, "  %-10s %s\n", c->name, c->summary);
-    fprintf(to, "\n`baton COMMAND --help` lists the options of a command.\n");
+    fprintf(to, "\n`baton COMMAND --help` lists the options of a command, --help=WORD those about "
+                "WORD, --help-all those without effect too.\n");
 }
 
 static const struct command *find(const char *name)
@@ -65,11 +67,14 @@ static void say_unknown(const char *name)
 
 int main(int argc, char **argv)
 {
+    mem_return_large_blocks();
     signal(SIGPIPE, SIG_IGN); /* a lost client or peer is an error of its socket, not a signal */
     if (argc < 2) {
         usage(stderr);
         return 2;
     }
+    const struct command *asked = argc > 2 && strcmp(argv[1], "help") == 0 ? find(argv[2]) : NULL;
+    if (asked) return asked->run(2, (char *[]){ argv[2], "--help", NULL });
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         usage(stdout);

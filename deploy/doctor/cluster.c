@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
+#include "shared/base/address/host_port.h"
 
 enum { CONNECT_MS = 2000 };
 
@@ -92,15 +93,15 @@ void doctor_check_cluster(struct doctor *d)
     check_secret(d);
     if (innode) check_directory_server(d, "innode-prefill-ports", "127.0.0.1", innode);
     if (!router) return;
-    const char *colon = strrchr(router, ':');
-    if (!colon || colon == router) {
+    char host[HOST_TEXT_MAX], number[8];
+    uint16_t port;
+    if (!host_port_parse(router, host, &port) || !host[0]) {
         doctor_fix(
             doctor_add(d, "cluster view", DOCTOR_FAIL, "--router %s is not host:port", router),
-            "give host:port");
+            "give host:port; an IPv6 address stands in brackets");
         return;
     }
-    char host[256];
-    snprintf(host, sizeof host, "%.*s", (int)(colon - router), router);
-    check_directory_server(d, "router", str_eq_c(str_of(host), "0.0.0.0") ? "127.0.0.1" : host,
-                           colon + 1);
+    snprintf(number, sizeof number, "%u", port);
+    check_directory_server(d, "router", host_is_wildcard(host) ? host_loopback(host) : host,
+                           number);
 }

@@ -1,6 +1,8 @@
 /* batch_line.c - see batch_line.h. */
 #include "deploy/generate/batch_line.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "shared/base/json/json.h"
@@ -22,14 +24,16 @@ static enum status take_url(const cJSON *doc, struct batch_line *l, struct err *
                      url ? url : "", URLS[0], URLS[1]);
 }
 
-static enum status take_body(const cJSON *doc, struct batch_line *l, struct err *err)
+static enum status take_body(const cJSON *doc, bool ignore_model, struct batch_line *l,
+                             struct err *err)
 {
-    const cJSON *body = json_member(doc, "body");
+    cJSON *body = cJSON_GetObjectItemCaseSensitive(doc, "body");
     bool stream = false;
     if (!cJSON_IsObject(body)) return err_field(err, ERR_INVALID, "body", "body must be an object");
     TRY(json_get_bool(body, "stream", &stream, err));
     if (stream)
         return err_field(err, ERR_INVALID, "stream", "a request of a batch cannot be streamed");
+    if (ignore_model) cJSON_DeleteItemFromObjectCaseSensitive(body, "model");
     char *text = cJSON_PrintUnformatted(body);
     if (!text) return err_set(err, ERR_NOMEM, "not enough memory for the request");
     buf_add_c(&l->body, text);
@@ -37,7 +41,18 @@ static enum status take_body(const cJSON *doc, struct batch_line *l, struct err 
     return OK;
 }
 
-enum status batch_line_parse(struct str text, struct batch_line *l, struct err *err)
+void batch_line_from_prompt(struct str prompt, uint64_t number, bool raw, struct batch_line *l)
+{
+    char id[24];
+    snprintf(id, sizeof id, "%" PRIu64, number);
+    *l = (struct batch_line){ .custom_id = mem_strdup(id), .url = URLS[raw ? 1 : 0] };
+    buf_add_c(&l->body, raw ? "{\"prompt\":" : "{\"messages\":[{\"role\":\"user\",\"content\":");
+    json_add_string(&l->body, prompt);
+    buf_add_c(&l->body, raw ? "" : "}]");
+}
+
+enum status batch_line_parse(struct str text, bool ignore_model, struct batch_line *l,
+                             struct err *err)
 {
     cJSON *doc = NULL;
     const char *id = NULL;
@@ -50,7 +65,7 @@ enum status batch_line_parse(struct str text, struct batch_line *l, struct err *
     if (id) l->custom_id = mem_strdup(id);
     if (st == OK && !id) st = err_field(err, ERR_INVALID, "custom_id", "custom_id is missing");
     if (st == OK) st = take_url(doc, l, err);
-    if (st == OK) st = take_body(doc, l, err);
+    if (st == OK) st = take_body(doc, ignore_model, l, err);
     cJSON_Delete(doc);
     return st;
 }

@@ -12,8 +12,13 @@ struct batch_line {
     struct buf body; /* JSON text */
 };
 
-/* ERR_FORMAT and ERR_INVALID say what is wrong; custom_id may be set even then. */
-enum status batch_line_parse(struct str text, struct batch_line *out, struct err *err) MUST_CHECK;
+/* ERR_FORMAT and ERR_INVALID say what is wrong; custom_id may be set even then. ignore_model: the
+ * body's own model name is dropped, so that the one model there is answers. */
+enum status batch_line_parse(struct str text, bool ignore_model, struct batch_line *out,
+                             struct err *err) MUST_CHECK;
+/* Makes the request of a line of plain text, which is a prompt: as a message of a chat, or with
+ * `raw` as it is. custom_id becomes the line's number. */
+void batch_line_from_prompt(struct str prompt, uint64_t number, bool raw, struct batch_line *out);
 void batch_line_release(struct batch_line *l);
 
 /* Appends an output line, with its line break. `body` is JSON text without line breaks. */

@@ -17,6 +17,7 @@
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
+#include "shared/base/json/json.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
@@ -29,7 +30,10 @@ enum {
     RETRIES_MAX = 600,
     PROGRESS_TTY_MS = 500,
     PROGRESS_MS = 5000,
-    ENTRY_ID_MAX = 64
+    ENTRY_ID_MAX = 64,
+    REASON_MAX = 160,
+    REASONS_MAX = 8,
+    REASONS_SHOWN = 3
 };
 
 enum entry_state { ENTRY_READ, ENTRY_WORKING, ENTRY_DONE };
@@ -43,11 +47,19 @@ struct batch_entry {
     uint64_t completion;
     uint32_t n_tries;
     struct buf answer;
+    char reason[REASON_MAX]; /* why it failed; "": it did not */
+};
+
+/* Why lines failed, for the summary: the first REASONS_MAX different reasons. */
+struct batch_reason {
+    char text[REASON_MAX];
+    uint64_t n;
 };
 
 /* Input and result of a file job. */
 struct file_job {
     uint32_t n_wanted, n_read, n_bad;
+    bool decided, plain; /* the first line was read; the lines are prompts */
     struct list lines;
     uint64_t n_lines; /* lines of the input so far */
     bool eof;
@@ -67,6 +79,8 @@ struct batch_runner {
     enum status st; /* of the run */
     struct err err;
     uint64_t n_ok, n_failed, t_start_ms;
+    struct batch_reason reasons[REASONS_MAX];
+    size_t n_reasons;
     char batch[17];
     struct loop_timer *progress, *retry;
 };
@@ -82,17 +96,29 @@ static void batch_runner_advance(struct batch_runner *f);
 
 /* ---- files, on a worker ---- */
 
+static void take_prompt(const struct batch_runner *f, struct str text, struct batch_line *l)
+{
+    batch_line_from_prompt(text, f->job.n_lines, f->o.raw, l);
+    buf_printf(&l->body, ",\"max_tokens\":%u,\"temperature\":%g}", f->o.max_tokens,
+               f->o.temperature);
+}
+
 static void read_line(struct batch_runner *f, enum status read, struct str text)
 {
     struct file_job *job = &f->job;
     struct batch_entry *l = MEM_NEW(struct batch_entry);
     struct err err = job->err;
-    enum status st = read == OK ? batch_line_parse(text, &l->line, &err) : read;
+    enum status st = read;
+    if (!job->decided) job->plain = read == OK && str_trim(text).p[0] != '{';
+    job->decided = true;
+    if (st == OK && job->plain) take_prompt(f, str_trim(text), &l->line);
+    else if (st == OK) st = batch_line_parse(text, f->o.ignore_model, &l->line, &err);
     l->owner = f;
     snprintf(l->id, sizeof l->id, "batch_%s_%" PRIu64, f->batch, job->n_lines);
     if (st != OK) {
         err_prefix(&err, "line %" PRIu64 ": ", job->n_lines);
         batch_line_error(&l->answer, l->id, l->line.custom_id, err.text);
+        snprintf(l->reason, sizeof l->reason, "%.*s", REASON_MAX - 1, err.text);
         l->state = ENTRY_DONE;
         job->n_bad++;
     }
@@ -125,11 +151,33 @@ static void file_work(void *arg)
     if (f->job.st == OK) f->job.st = read_lines(f);
 }
 
+static void count_reason(struct batch_runner *f, const char *text)
+{
+    size_t i = 0;
+    while (i < f->n_reasons && strcmp(f->reasons[i].text, text) != 0) i++;
+    if (i == REASONS_MAX) return;
+    if (i == f->n_reasons) snprintf(f->reasons[f->n_reasons++].text, REASON_MAX, "%s", text);
+    f->reasons[i].n++;
+}
+
+/* Takes the message out of an answer that is an error. */
+static void count_answer(struct batch_runner *f, int status, struct str body)
+{
+    char text[REASON_MAX];
+    cJSON *doc = cJSON_ParseWithLength(body.p, body.n);
+    const cJSON *message = json_member(json_member(doc, "error"), "message");
+    snprintf(text, sizeof text, "%d: %s", status,
+             cJSON_IsString(message) ? message->valuestring : "no message");
+    count_reason(f, text);
+    cJSON_Delete(doc);
+}
+
 static void on_file_done(void *arg)
 {
     struct batch_runner *f = arg;
     f->file_busy = false;
     LIST_FOREACH (l, &f->job.lines, struct batch_entry, node) {
+        if (l->reason[0]) count_reason(f, l->reason);
         list_remove(&l->node);
         list_push(&f->lines, &l->node);
     }
@@ -182,7 +230,10 @@ static void on_reply(void *arg, int status, const char *headers, struct str body
         batch_line_answer(&l->answer, l->id, l->line.custom_id, status, body);
         l->state = ENTRY_DONE;
         if (status == 200) f->n_ok++;
-        else f->n_failed++;
+        else {
+            f->n_failed++;
+            count_answer(f, status, body);
+        }
     }
     batch_runner_advance(f);
 }
@@ -250,6 +301,20 @@ static void show_progress(void *arg)
     fflush(stderr);
 }
 
+/* The most frequent reasons of failures, one line each. */
+static void show_reasons(const struct batch_runner *f)
+{
+    bool shown[REASONS_MAX] = { false };
+    for (int line = 0; line < REASONS_SHOWN; line++) {
+        const struct batch_reason *most = NULL;
+        for (size_t i = 0; i < f->n_reasons; i++)
+            if (!shown[i] && (!most || f->reasons[i].n > most->n)) most = &f->reasons[i];
+        if (!most) return;
+        shown[most - f->reasons] = true;
+        fprintf(stderr, "failed %" PRIu64 " x: %s\n", most->n, most->text);
+    }
+}
+
 static enum status stopped(const struct batch_runner *f, struct err *err)
 {
     const struct batch_file *b = &f->file;
@@ -271,6 +336,7 @@ static void finish(struct batch_runner *f)
         show_progress(f);
         if (isatty(STDERR_FILENO)) fputc('\n', stderr);
     }
+    if (f->o.progress) show_reasons(f);
     loop_timer_free(f->progress);
     loop_timer_free(f->retry);
     LIST_FOREACH (l, &f->lines, struct batch_entry, node) {

@@ -5,10 +5,11 @@
  *   out: {"id": "...", "custom_id": "...", "response":
  *         {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
  *
- * Output lines keep the order of the input. A malformed line gives a line with "error" set and does
- * not stop the run. Lines are read on demand and at most `concurrency` requests run at a time;
- * answers that finish early wait for their turn, at most 4 x concurrency lines. So a file of any
- * length needs bounded memory.
+ * A file whose first line does not begin with { is plain text: each line is a prompt, and its
+ * number the custom_id. Output lines keep the order of the input. A malformed line gives a line
+ * with "error" set and does not stop the run. Lines are read on demand and at most `concurrency`
+ * requests run at a time; answers that finish early wait for their turn, at most 4 x concurrency
+ * lines. So a file of any length needs bounded memory.
  * Life cycle: start, then `done` exactly once. Thread: loop. */
 #ifndef BATON_DEPLOY_GENERATE_BATCH_RUNNER_H
 #define BATON_DEPLOY_GENERATE_BATCH_RUNNER_H
@@ -22,6 +23,10 @@ struct batch_runner_options {
     const char *input;    /* path, "-" is standard input */
     const char *output;   /* path, written to PATH.partial and renamed; "-" is standard output */
     uint32_t concurrency; /* 32 when 0 */
+    bool raw;             /* plain prompts are completions, not chats */
+    uint32_t max_tokens;  /* of plain prompts */
+    double temperature;   /* of plain prompts */
+    bool ignore_model;    /* answer lines whatever model they name */
     bool progress;        /* stderr: one line, redrawn on a terminal, else every few seconds */
     void (*done)(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed, const char *text);
     void *arg;

@@ -205,9 +205,13 @@ enum status launch_plan_make(const struct config *c, const char *program,
     if (out->n > LAUNCH_NODES_MAX)
         return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", out->n,
                          LAUNCH_NODES_MAX);
-    if (n_prefill && !n_decode && !n_mixed)
+    /* In Redis, or at a directory server elsewhere, decode nodes of other hosts can be found. */
+    if (n_prefill && !n_decode && !n_mixed && directory_address)
         return err_field(err, ERR_CONFIG, "decode",
-                         "--prefill %zu without a node that decodes; add --decode N", n_prefill);
+                         "--prefill %zu without a node that decodes; add --decode N, or name where "
+                         "those of other hosts are found (--scheduler-name splitwise with "
+                         "--scheduler-host, or --router)",
+                         n_prefill);
     TRY(check_counts(c, out->n, err));
     out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
     for (size_t i = 0; i < out->n; i++) {

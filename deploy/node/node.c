@@ -1,6 +1,7 @@
 /* node.c - see node.h. */
 #include "deploy/node/node.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,11 +9,14 @@
 #include <unistd.h>
 
 #include "decode/decode.h"
+#include "deploy/node/end_by_force.h"
 #include "deploy/node/node_model.h"
 #include "deploy/probe/probe_wire.h"
 #include "prefill/prefill.h"
 #include "scheduler/directory/server.h"
 #include "scheduler/scheduler.h"
+#include "shared/base/address/host_port.h"
+#include "shared/base/address/port.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
@@ -25,6 +29,7 @@ enum {
     EVENTS_PER_ITERATION = 1024, /* keeps one turn of the loop short */
     MAX_TRANSFERS = 1024,
     DRAIN_POLL_MS = 50,
+    END_MS = 900, /* for an orderly end after a signal */
     /* a transfer may wait for a long chunk on a slow CPU; links detect dead and frozen peers */
     STALL_MS = 60000
 };
@@ -54,6 +59,8 @@ struct node {
     struct node_model model; /* its weights move into the engine */
     struct err load_err;
     enum status load_st;
+    atomic_bool stop_loading;
+    int kv_port_fd, rdma_port_fd; /* ports held until the transports listen; -1: none */
     struct engine *engine;
     struct mailbox *events;
     struct kvt *kvt;
@@ -171,6 +178,7 @@ static void on_message(void *arg, const struct cluster_message *m)
         refuse_probe(n, m);
         return;
     }
+    if (n->state == NODE_LOADING) return; /* nobody has been told that this node takes work */
     if (scheduler_on_message(n->scheduler, m)) return;
     /* CANCEL concerns both workers, so each returns false for it. */
     if (prefill_on_message(n->prefill, m)) return;
@@ -180,7 +188,7 @@ static void on_message(void *arg, const struct cluster_message *m)
 static void on_lost(void *arg, uint64_t node, const char *why)
 {
     struct node *n = arg;
-    if (n->state == NODE_STOPPING) return;
+    if (n->state == NODE_STOPPING || n->state == NODE_LOADING) return;
     scheduler_on_lost(n->scheduler, node, why);
     prefill_on_lost(n->prefill, node);
     decode_on_lost(n->decode, node);
@@ -208,6 +216,7 @@ static void describe(void *arg, struct node_record *me)
         .cluster_port = cluster_port(n->cluster),
         .http_port = n->http ? http_server_port(n->http) : 0,
         .model = l->model_fingerprint,
+        .kv_lossy = n->o.tuning.lossy,
         .max_seqs = n->o.max_seqs,
         .n_blocks = l->n_blocks,
         .block_tokens = l->block_tokens,
@@ -222,6 +231,7 @@ static void describe(void *arg, struct node_record *me)
     };
     snprintf(me->name, sizeof me->name, "%s", n->name);
     snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
+    snprintf(me->kv_type, sizeof me->kv_type, "%s", kv_dtype_name(l->dtype));
     snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
     gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);
 }
@@ -262,7 +272,7 @@ static enum status start_http(struct node *n, struct err *err)
         .loop = n->loop,
         .host = n->o.host,
         .port = n->o.port,
-        .limits = HTTP_LIMITS_DEFAULT,
+        .limits = n->o.http_limits,
         .handler = on_http,
         .arg = n,
         .metrics = n->metrics,
@@ -313,8 +323,16 @@ static enum status start_engine(struct node *n, struct err *err)
     return OK;
 }
 
+static void release_port(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
 static enum status start_kvt(struct node *n, struct err *err)
 {
+    release_port(&n->kv_port_fd);
+    release_port(&n->rdma_port_fd);
     struct kvt_options k = {
         .layout = *engine_kv_layout(n->engine),
         .mem = engine_kv_memory(n->engine),
@@ -418,6 +436,7 @@ static void start_workers(struct node *n)
         .ttl_s = n->o.ttl_s,
         .grace_ms = n->o.grace_ms,
         .block_tokens = n->o.block_tokens,
+        .log_requests = n->o.log_requests,
         .describe = describe,
         .arg = n,
     };
@@ -426,7 +445,7 @@ static void start_workers(struct node *n)
     n->scheduler = scheduler_create(&s);
 }
 
-static void describe_json(void *arg, struct buf *out)
+static void describe_json(void *arg, bool cluster, struct buf *out)
 {
     struct node *n = arg;
     char id[32];
@@ -442,6 +461,12 @@ static void describe_json(void *arg, struct buf *out)
                decode_n_live(n->decode));
     if (n->kvt) kvt_available(n->kvt, out);
     buf_add_char(out, '"');
+    if (!cluster) return;
+    buf_printf(out, ",\"version\":\"%s\",\"uptime_s\":%llu,\"model\":", BATON_VERSION,
+               (unsigned long long)(clock_ms() - n->t_start_ms) / 1000);
+    json_add_string(out, str_of(n->o.names[0]));
+    buf_add_char(out, ',');
+    scheduler_describe(n->scheduler, out);
 }
 
 static enum status start_serve(struct node *n, struct err *err)
@@ -457,6 +482,7 @@ static enum status start_serve(struct node *n, struct err *err)
         .n_names = n->o.n_names,
         .max_model_len = n->o.max_model_len,
         .n_vocab = n->model.n_vocab,
+        .any_temperature = n->o.any_temperature,
         .n_api_keys = n->o.n_api_keys,
         .version = BATON_VERSION,
         .describe = describe_json,
@@ -497,8 +523,6 @@ static enum status make_ready(struct node *n, struct err *err)
 {
     TRY(start_engine(n, err));
     TRY(start_kvt(n, err));
-    TRY(start_cluster(n, err));
-    TRY(start_directory(n, err));
     n->state = NODE_READY;
     start_workers(n);
     return start_serve(n, err);
@@ -507,7 +531,7 @@ static enum status make_ready(struct node *n, struct err *err)
 static void load_model(void *arg)
 {
     struct node *n = arg;
-    n->load_st = node_model_load(&n->model, &n->o, &n->load_err);
+    n->load_st = node_model_load(&n->model, &n->o, &n->stop_loading, &n->load_err);
 }
 
 static void on_loaded(void *arg)
@@ -596,7 +620,14 @@ void node_stop(struct node *n, int exit_status)
     if (n->state == NODE_STOPPING) return;
     n->state = NODE_STOPPING;
     n->exit_status = exit_status;
+    atomic_store(&n->stop_loading, true);
     n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
+}
+
+static void stop_after_signal(struct node *n, int exit_status)
+{
+    end_by_force_after(END_MS, exit_status);
+    node_stop(n, exit_status);
 }
 
 /* Stops when no request is left or the time is up. */
@@ -607,7 +638,7 @@ static void on_drain_poll(void *arg)
                     prefill_n_live(n->prefill);
     if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
     if (live) log_warn("stopping with work left", "live=%u", live);
-    node_stop(n, 0);
+    stop_after_signal(n, 0);
 }
 
 static void on_signal(void *arg, int signum)
@@ -616,7 +647,8 @@ static void on_signal(void *arg, int signum)
     n->n_signals++;
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
     if (n->state != NODE_READY || n->n_signals > 1) {
-        node_stop(n, n->http && (n->state == NODE_READY || n->state == NODE_DRAINING) ? 0 : 130);
+        bool was_ready = n->state == NODE_READY || n->state == NODE_DRAINING;
+        stop_after_signal(n, n->http && was_ready ? 0 : 130);
         return;
     }
     if (n->on_signal) {
@@ -632,11 +664,40 @@ static void on_signal(void *arg, int signum)
 
 /* ---- life ---- */
 
+static bool has_rdma_device(void)
+{
+    DIR *d = opendir("/sys/class/infiniband");
+    bool found = false;
+    for (struct dirent *e; d && !found && (e = readdir(d)) != NULL;) found = e->d_name[0] != '.';
+    if (d) closedir(d);
+    return found;
+}
+
+/* Every port is bound before the model is loaded, so that a conflict shows at once. */
+static enum status open_ports(struct node *n, struct err *err)
+{
+    const struct node_options *o = &n->o;
+    TRY(start_http(n, err));
+    uint16_t port = n->http ? http_server_port(n->http) : 0;
+    char at[HOST_PORT_TEXT_MAX];
+    snprintf(n->name, sizeof n->name, "%.*s", (int)sizeof n->name - 1,
+             host_port_text(o->advertise_host, port, at));
+    log_set_name(n->name);
+    TRY(start_cluster(n, err));
+    TRY(start_directory(n, err));
+    TRY(port_hold(o->cluster_host, o->kv_port, "--cache-queue-port", &n->kv_port_fd, err));
+    /* Without a device nobody listens there, so that nodes of such a host may share the port. */
+    if (!strstr(o->protocols, "rdma") || !has_rdma_device()) return OK;
+    return port_hold(o->cluster_host, o->tuning.rdma.port, "--rdma-comm-ports", &n->rdma_port_fd,
+                     err);
+}
+
 enum status node_create(const struct node_options *o, struct node **out, struct err *err)
 {
     struct node *n = MEM_NEW(struct node);
     n->o = *o;
     n->t_start_ms = clock_ms();
+    n->kv_port_fd = n->rdma_port_fd = -1;
     while (n->id == 0) random_bytes(&n->id, sizeof n->id);
     n->metrics = metrics_create();
     n->events = mailbox_create(sizeof(struct node_event), EVENTS, wake_loop, n);
@@ -645,14 +706,11 @@ enum status node_create(const struct node_options *o, struct node **out, struct 
     n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "",
                                   "Longest turn of the loop thread since the last renewal.");
     enum status st = loop_create(&n->loop, err);
-    if (st == OK) st = start_http(n, err);
+    if (st == OK) st = open_ports(n, err);
     if (st != OK) {
         node_free(n);
         return st;
     }
-    uint16_t port = n->http ? http_server_port(n->http) : 0;
-    snprintf(n->name, sizeof n->name, "%s:%u", n->o.advertise_host, port);
-    log_set_name(n->name);
     *out = n;
     return OK;
 }
@@ -676,10 +734,12 @@ void node_free(struct node *n)
 {
     struct node_event ev;
     if (!n) return;
-    if (n->http || n->admin) { /* the loop never ran: run it until the ports are closed */
+    if (n->http || n->admin || n->cluster) { /* the loop never ran: run it to close the ports */
         node_stop(n, 1);
         loop_run(n->loop);
     }
+    release_port(&n->kv_port_fd);
+    release_port(&n->rdma_port_fd);
     mailbox_close(n->events);
     while (mailbox_take(n->events, &ev)) mem_free(ev.blocks);
     mailbox_free(n->events);

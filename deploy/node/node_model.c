@@ -2,6 +2,7 @@
 #include "deploy/node/node_model.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -127,18 +128,21 @@ static enum status load_text(struct node_model *m, const struct node_options *o,
 
 struct progress_bar {
     uint64_t t_last_ms;
-    bool tty;
+    bool tty; /* a line that is redrawn; else log lines */
+    const atomic_bool *stop;
 };
 
-static void show_progress(void *arg, double done)
+static bool show_progress(void *arg, double done)
 {
     struct progress_bar *bar = arg;
     uint64_t now = clock_ms();
-    if (now - bar->t_last_ms < (bar->tty ? 100u : 5000u) && done < 1) return;
-    if (!bar->tty && done >= 1) return; /* the log line at the end reports it */
+    if (atomic_load(bar->stop)) return false;
+    if (now - bar->t_last_ms < (bar->tty ? 100u : 5000u) && done < 1) return true;
     bar->t_last_ms = now;
-    fprintf(stderr, bar->tty ? "\rloading weights %3.0f%%%s" : "loading weights %3.0f%%%s",
-            done * 100, !bar->tty || done >= 1 ? "\n" : "");
+    if (bar->tty) fprintf(stderr, "\rloading weights %3.0f%%%s", done * 100, done >= 1 ? "\n" : "");
+    else if (done < 1) /* the log line at the end reports it */
+        log_info("loading weights", "percent=%.0f", done * 100);
+    return true;
 }
 
 /* Opens the GPU first: a missing one must be reported before anything is loaded. */
@@ -186,10 +190,15 @@ enum status node_model_check(const struct node_options *o, struct err *err)
     return st;
 }
 
-enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err)
+enum status node_model_load(struct node_model *m, const struct node_options *o,
+                            const atomic_bool *stop, struct err *err)
 {
     uint64_t t0 = clock_ms();
-    struct progress_bar bar = { .t_last_ms = t0, .tty = isatty(STDERR_FILENO) != 0 };
+    struct progress_bar bar = {
+        .t_last_ms = t0,
+        .tty = isatty(STDERR_FILENO) && !getenv("BATON_SUPERVISED") && log_level() >= LOG_INFO,
+        .stop = stop,
+    };
     TRY(load_text(m, o, err));
     TRY(make_kernels(o, &m->kernels, err));
     struct model_options mo = model_options_of(o, m->kernels);

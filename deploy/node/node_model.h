@@ -5,6 +5,8 @@
 #ifndef BATON_DEPLOY_NODE_NODE_MODEL_H
 #define BATON_DEPLOY_NODE_NODE_MODEL_H
 
+#include <stdatomic.h>
+
 #include "deploy/node/node_options.h"
 #include "shared/model/model.h"
 #include "shared/text/chat.h"
@@ -28,8 +30,9 @@ struct model_text;
  * templates see, when the model's files name no such tokens but the tokenizer knows them. */
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out,
                                  struct err *err) MUST_CHECK;
+/* ERR_CANCELED: *stop became true. */
 enum status node_model_load(struct node_model *m, const struct node_options *o,
-                            struct err *err) MUST_CHECK;
+                            const atomic_bool *stop, struct err *err) MUST_CHECK;
 /* Checks that the weights are complete and would fit in memory; reads only their headers. */
 enum status node_model_check(const struct node_options *o, struct err *err) MUST_CHECK;
 void node_model_release(struct node_model *m);

@@ -9,9 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/options/compatibility.h"
 #include "kernels/kv_rows.h"
 #include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
+#include "shared/base/address/host_port.h"
 #include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/model/load/model_files.h"
@@ -96,6 +98,7 @@ static bool is_auto_or_none(const char *name)
 static enum status read_parsers(const struct config *c, struct node_options *o, struct err *err)
 {
     o->reasoning_parser = config_string(c, "reasoning-parser");
+    o->any_temperature = config_bool(c, "allow-temperature-above-2");
     o->tool_parser = config_string(c, "tool-call-parser");
     if (!is_auto_or_none(o->reasoning_parser) &&
         !reasoning_format_find(str_of(o->reasoning_parser)))
@@ -124,6 +127,9 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     enum status st = model_find(o->model, &path, err);
     if (st == OK) o->model_path = dup_in(o, path.data);
     buf_release(&path);
+    const struct compat_entry *known = st == OK ? NULL : compatibility_value(o->model);
+    if (known && known->effect == EFFECT_REFUSED)
+        return err_field(err, ERR_CONFIG, "model", "--model %s: %s", o->model, known->sentence);
     if (st != OK) return st;
     TRY(read_format(c, o, err));
     o->chat_template = config_string(c, "chat-template");
@@ -235,43 +241,67 @@ enum status node_options_secret(const struct config *c, struct arena *arena, str
 /* The local address that routes to `host`; no packet is sent. */
 static bool address_facing(const char *host, char *out, size_t cap)
 {
-    struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_DGRAM }, *ai = NULL;
-    struct sockaddr_in me;
+    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_DGRAM }, *ai = NULL;
+    struct sockaddr_storage me;
     socklen_t len = sizeof me;
     bool ok = false;
     if (getaddrinfo(host, "9", &hints, &ai) != 0) return false;
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = socket(ai->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, ai->ai_addr, ai->ai_addrlen) == 0 &&
         getsockname(fd, (struct sockaddr *)&me, &len) == 0)
-        ok = inet_ntop(AF_INET, &me.sin_addr, out, (socklen_t)cap) != NULL;
+        ok = getnameinfo((struct sockaddr *)&me, len, out, (socklen_t)cap, NULL, 0,
+                         NI_NUMERICHOST) == 0;
     if (fd >= 0) close(fd);
     freeaddrinfo(ai);
     return ok;
 }
 
+/* Nodes talk to each other over IPv6 when the API server does, or the address that they are told
+ * to use is one. */
 static enum status read_addresses(const struct config *c, struct node_options *o, struct err *err)
 {
-    const char *given = config_string(c, "advertise-host");
-    char address[INET6_ADDRSTRLEN] = "127.0.0.1";
-    o->cluster_host = o->secret.n ? "0.0.0.0" : "127.0.0.1";
-    if (given) snprintf(address, sizeof address, "%s", given);
-    else if (o->secret.n) {
+    const char *given = config_string(c, "advertise-host"),
+               *like = given && host_is_ipv6(given) ? given : o->host;
+    char address[HOST_TEXT_MAX] = "";
+    o->cluster_host = o->secret.n ? host_wildcard(like) : host_loopback(like);
+    if (given && !host_copy(given, address)) address[0] = 0;
+    if (!given && o->secret.n) {
         const char *towards = o->directory_host ? o->directory_host : o->redis_host;
-        if (!address_facing(towards, address, sizeof address))
-            snprintf(address, sizeof address, "127.0.0.1");
+        if (!address_facing(towards, address, sizeof address)) address[0] = 0;
     }
+    if (!given && !address[0]) snprintf(address, sizeof address, "%s", host_loopback(like));
     struct in_addr v4;
     struct in6_addr v6;
     if (inet_pton(AF_INET, address, &v4) != 1 && inet_pton(AF_INET6, address, &v6) != 1)
         return err_field(err, ERR_CONFIG, "advertise-host",
-                         "--advertise-host %s is not an IP address", address);
+                         "--advertise-host %s is not an IP address", given ? given : address);
     o->advertise_host = dup_in(o, address);
     return OK;
 }
 
 /* ---- the cluster ---- */
 
-/* The role in vLLM's JSON; its other members describe the connector that vLLM would load. */
+/* Refuses unknown members of vLLM's JSON; print: notes which of the others have no effect here. */
+static enum status check_kv_members(const cJSON *doc, bool print, struct err *err)
+{
+    const cJSON *v;
+    if (!cJSON_IsObject(doc)) return err_set(err, ERR_CONFIG, "it is not a JSON object");
+    cJSON_ArrayForEach (v, doc) {
+        char name[128];
+        snprintf(name, sizeof name, "--kv-transfer-config %.80s", v->string);
+        const struct compat_entry *known = compatibility_value(name);
+        if (!known)
+            return err_field(err, ERR_CONFIG, "kv-transfer-config",
+                             "there is no member '%.80s'; kv_role is the one that has an effect, "
+                             "and docs/compatibility.md lists the others",
+                             v->string);
+        if (print && known->effect == EFFECT_ACCEPTED)
+            fprintf(stderr, "note: %s: %s\n", name, known->sentence);
+    }
+    return OK;
+}
+
+/* The role in vLLM's JSON. */
 static enum status read_role(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *name = config_string(c, "splitwise-role"),
@@ -282,6 +312,7 @@ static enum status read_role(const struct config *c, struct node_options *o, str
     cJSON *doc = NULL;
     enum node_role given = o->role;
     enum status st = json_parse(str_of(json), false, &doc, err);
+    if (st == OK) st = check_kv_members(doc, false, err);
     if (st == OK) st = json_get_str(doc, "kv_role", &role, err);
     if (st != OK) err_prefix(err, "--kv-transfer-config: ");
     else if (!role)
@@ -298,6 +329,7 @@ static enum status read_role(const struct config *c, struct node_options *o, str
             err, ERR_CONFIG, "splitwise-role",
             "--splitwise-role %s and --kv-transfer-config's kv_role %s contradict each other", name,
             role);
+    if (st == OK && log_level() >= LOG_INFO) st = check_kv_members(doc, true, err);
     cJSON_Delete(doc);
     return st == OK ? OK : ERR_CONFIG;
 }
@@ -347,17 +379,29 @@ enum status node_options_tuning(struct kvt_tuning *t, struct err *err)
     return OK;
 }
 
+/* A host may stand in brackets, as in a URL. */
+static enum status read_host(const struct config *c, struct node_options *o, const char *name,
+                             const char **out, struct err *err)
+{
+    char host[HOST_TEXT_MAX];
+    if (!host_copy(config_string(c, name), host))
+        return err_field(err, ERR_CONFIG, name, "--%s is longer than %d characters", name,
+                         HOST_TEXT_MAX - 1);
+    *out = dup_in(o, host);
+    return OK;
+}
+
 static enum status read_host_port(struct node_options *o, const char *name, const char *text,
                                   struct err *err)
 {
-    const char *colon = strrchr(text, ':');
-    int64_t port = 0;
-    if (!colon || str_to_i64(str_of(colon + 1), &port) != OK || port < 1 || port > 65535)
-        return err_field(err, ERR_CONFIG, name, "--%s %s is not host:port", name, text);
-    o->directory_host = arena_strndup(&o->arena, text, (size_t)(colon - text));
-    /* as the documents spell it */
-    if (str_eq_c(str_of(o->directory_host), "0.0.0.0")) o->directory_host = "127.0.0.1";
-    o->directory_port = (uint16_t)port;
+    char host[HOST_TEXT_MAX];
+    if (!host_port_parse(text, host, &o->directory_port) || !host[0] || o->directory_port == 0)
+        return err_field(
+            err, ERR_CONFIG, name,
+            "--%s %s is not host:port (an IPv6 address stands in brackets, [::1]:9400)", name,
+            text);
+    /* the documents spell this host as its wildcard */
+    o->directory_host = host_is_wildcard(host) ? host_loopback(host) : dup_in(o, host);
     o->directory = "http";
     return OK;
 }
@@ -370,7 +414,7 @@ static enum status read_directory(const struct config *c, struct node_options *o
     bool redis = str_eq_c(str_of(scheduler), "splitwise") || str_eq_c(str_of(scheduler), "global");
     o->directory = redis ? "redis" : "local";
     o->topic = config_string(c, "scheduler-topic");
-    o->redis_host = config_string(c, "scheduler-host");
+    TRY(read_host(c, o, "scheduler-host", &o->redis_host, err));
     o->redis_port = (uint16_t)config_int(c, "scheduler-port");
     o->redis_db = (int)config_int(c, "scheduler-db");
     o->redis_password = config_string(c, "scheduler-password");
@@ -387,7 +431,8 @@ static enum status read_directory(const struct config *c, struct node_options *o
     if (router) return read_host_port(o, "router", router, err);
     if (innode) {
         char text[64];
-        snprintf(text, sizeof text, "127.0.0.1:%.32s", innode);
+        snprintf(text, sizeof text, host_is_ipv6(o->host) ? "[::1]:%.32s" : "127.0.0.1:%.32s",
+                 innode);
         return read_host_port(o, "innode-prefill-ports", text, err);
     }
     o->serves_directory = !redis &&
@@ -418,11 +463,17 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     size_t n = 0;
     int64_t max_size = config_int(c, "scheduler-max-size");
     o->http = true;
-    o->host = config_string(c, "host");
+    TRY(read_host(c, o, "host", &o->host, err));
     o->port = (uint16_t)config_int(c, "port");
     o->metrics_port = (uint16_t)config_int(c, "metrics-port");
+    o->http_limits = HTTP_LIMITS_DEFAULT;
+    o->http_limits.n_connections = (uint32_t)config_int(c, "max-connections");
+    o->http_limits.n_client_connections = (uint32_t)config_int(c, "max-connections-per-client");
+    o->http_limits.n_client_requests = (uint32_t)config_int(c, "max-requests-per-client");
+    o->http_limits.large_bodies_bytes = (size_t)config_int(c, "large-body-memory") << 20;
     o->max_requests = (uint32_t)(max_size > 0 ? max_size : config_int(c, "max-concurrency"));
     o->shutdown_s = (uint32_t)config_int(c, "shutdown-timeout");
+    o->log_requests = config_bool(c, "log-requests");
     config_list(c, "api-key", 0, &n);
     if (n > NODE_KEYS_MAX)
         return err_field(err, ERR_CONFIG, "api-key", "%zu API keys were given, at most %d", n,
@@ -432,7 +483,7 @@ static enum status read_http(const struct config *c, struct node_options *o, str
     return OK;
 }
 
-static enum status set_log(const struct config *c, struct err *err)
+enum status node_options_log(const struct config *c, const char *file_name, struct err *err)
 {
     static const struct {
         const char *name;
@@ -440,12 +491,19 @@ static enum status set_log(const struct config *c, struct err *err)
     } levels[] = {
         { "error", LOG_ERROR }, { "warn", LOG_WARN }, { "info", LOG_INFO }, { "debug", LOG_DEBUG }
     };
-    const char *dir = config_string(c, "log-dir");
+    const struct log_file_options file = {
+        .dir = config_string(c, "log-dir"),
+        .name = file_name,
+        .max_bytes = (uint64_t)config_int(c, "log-max-mib") << 20,
+        .n_old = (unsigned)config_int(c, "log-files"),
+    };
     for (size_t i = 0; i < COUNT_OF(levels); i++)
         if (str_eq_c(str_of(config_string(c, "log-level")), levels[i].name))
             log_set_level(levels[i].level);
-    if (dir && log_set_dir(dir) != OK)
-        return err_field(err, ERR_CONFIG, "log-dir", "--log-dir %s cannot be written", dir);
+    if (!file.dir) return OK;
+    if (log_set_file(&file) != OK)
+        return err_field(err, ERR_CONFIG, "log-dir", "--log-dir %s cannot be written", file.dir);
+    log_reopen_on_hangup();
     return OK;
 }
 
@@ -461,7 +519,9 @@ enum status node_options_read(const struct config *c, struct node_options *out, 
 {
     *out = (struct node_options){ 0 };
     arena_init(&out->arena);
-    TRY(set_log(c, err));
+    char log_name[32];
+    snprintf(log_name, sizeof log_name, "baton-%lld.log", (long long)config_int(c, "port"));
+    TRY(node_options_log(c, log_name, err));
     TRY(read_but_model(c, out, err));
     return read_model(c, out, err);
 }
@@ -488,20 +548,21 @@ static void line(struct buf *out, const char *what, const char *value, const cha
 static void print_port(struct buf *out, const struct config *c, const char *what, const char *host,
                        uint16_t port, const char *option)
 {
-    char text[96];
-    if (port) snprintf(text, sizeof text, "%s:%u", host, port);
+    char text[HOST_PORT_TEXT_MAX];
+    if (port) host_port_text(host, port, text);
     else snprintf(text, sizeof text, "%s, any free port", host);
     line(out, what, text, config_source_text(c, option));
 }
 
 static void print_directory(const struct node_options *o, const struct config *c, struct buf *out)
 {
-    char text[160];
+    char at[HOST_PORT_TEXT_MAX], text[sizeof at + 32];
     if (str_eq_c(str_of(o->directory), "redis"))
-        snprintf(text, sizeof text, "in Redis at %s:%u db %d", o->redis_host, o->redis_port,
-                 o->redis_db);
+        snprintf(text, sizeof text, "in Redis at %s db %d",
+                 host_port_text(o->redis_host, o->redis_port, at), o->redis_db);
     else if (str_eq_c(str_of(o->directory), "http"))
-        snprintf(text, sizeof text, "held by %s:%u", o->directory_host, o->directory_port);
+        snprintf(text, sizeof text, "held by %s",
+                 host_port_text(o->directory_host, o->directory_port, at));
     else
         snprintf(text, sizeof text, "in this process%s",
                  o->serves_directory ? "; others may register on the control port" : "");
@@ -536,7 +597,7 @@ static void print_security(const struct node_options *o, const struct config *c,
          config_source_text(c, "api-key"));
     if (!o->secret.n)
         buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on "
-                       "127.0.0.1, so other hosts cannot join\n");
+                       "loopback, so other hosts cannot join\n");
     else if (o->secret.n < SECRET_LEN_RECOMMENDED)
         buf_printf(out,
                    "  the cluster secret has %zu characters: whoever guesses it can join and read "

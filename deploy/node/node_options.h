@@ -12,6 +12,7 @@
 #include "kvtransfer/tuning.h"
 #include "scheduler/directory/directory.h"
 #include "shared/base/mem.h"
+#include "shared/net/http/http_server.h"
 
 enum {
     NODE_NAMES_MAX = 16,
@@ -28,6 +29,7 @@ struct node_options {
     size_t n_names;
     const char *chat_template;                  /* file or NULL */
     const char *reasoning_parser, *tool_parser; /* "auto", "none" or a format's name */
+    bool any_temperature;                       /* --allow-temperature-above-2 */
     /* engine */
     const char *device; /* "cpu" or "cuda" */
     const char *cpu_isa;
@@ -51,8 +53,10 @@ struct node_options {
     bool http;
     const char *api_keys[NODE_KEYS_MAX];
     size_t n_api_keys;
+    struct http_limits http_limits;
     uint32_t max_requests;
     uint32_t shutdown_s;
+    bool log_requests;
     /* cluster */
     enum node_role role;
     const char *topic;
@@ -82,6 +86,9 @@ struct node_options {
  * name. The caller releases `out` in any case. */
 enum status node_options_read(const struct config *c, struct node_options *out,
                               struct err *err) MUST_CHECK;
+/* Sets the log's level and, with --log-dir, its file there. */
+enum status node_options_log(const struct config *c, const char *file_name,
+                             struct err *err) MUST_CHECK;
 void node_options_release(struct node_options *o);
 /* As node_options_read, without opening a log file; a missing --model is no error. The caller
  * releases `out` in any case. */

@@ -107,6 +107,13 @@ void compatibility_markdown(struct buf *out)
     }
 }
 
+const struct compat_entry *compatibility_value(const char *name)
+{
+    for (const struct compat_entry *entry = COMPATIBILITY; entry->name; entry++)
+        if (entry->kind == COMPAT_VALUE && strcmp(entry->name, name) == 0) return entry;
+    return NULL;
+}
+
 /* ---- at start ---- */
 
 /* The entry of a variable: its own, or its family's. */

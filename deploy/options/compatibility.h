@@ -27,6 +27,8 @@ extern const struct compat_entry COMPATIBILITY[];
 /* Effect and sentence of an entry; false when it refers to an option that does not exist. */
 bool compatibility_resolve(const struct compat_entry *entry, enum option_effect *effect,
                            const char **sentence);
+/* Returns the entry of a value or model by its name in the table; NULL: there is none. */
+const struct compat_entry *compatibility_value(const char *name);
 void compatibility_markdown(struct buf *out);
 /* Notes at start: emit one sentence per environment variable that is set and has no effect, or
  * looks misspelt. */

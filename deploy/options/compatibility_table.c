@@ -5,6 +5,8 @@
 
 #include <stddef.h>
 
+#include "shared/model/load/foreign_checkpoint.h"
+
 #define COMMAND(n, s, e, why)                                                                      \
     {                                                                                              \
         .kind = COMPAT_COMMAND, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why       \
@@ -52,14 +54,6 @@
     "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local "     \
     "cache by --model"
 #define NO_DOCKER "there is no image: Baton is one program, built by CMake and started as a process"
-#define NO_STATIC                                                                                  \
-    "static-graph exports (.pdmodel, .pdiparams) are not read: give the model's Hugging Face "     \
-    "checkpoint or a GGUF file"
-#define NO_FD_FP8                                                                                  \
-    "FastDeploy's own FP8 files are not read: give the bf16 checkpoint and --quantization "        \
-    "block_wise_fp8"
-#define NO_W8A8                                                                                    \
-    "a format of Ascend NPUs: give DeepSeek's own FP8 checkpoint, one in bf16 or a GGUF file"
 #define PADDLE    "the `-Paddle` layout is read as it is, from a folder or a local cache"
 #define NO_ASCEND "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
 #define NO_HCCL   "it configures Huawei's collective library, which Baton does not use"
@@ -319,21 +313,35 @@ const struct compat_entry COMPATIBILITY[] = {
     VALUE("--kv-transfer-config kv_port", "002", ACCEPTED,
           "not read: --cache-queue-port fixes the port for KV, any free one otherwise"),
     VALUE("--kv-transfer-config engine_id", "002", ACCEPTED, "nodes name themselves"),
+    VALUE("--kv-transfer-config kv_rank", "", ACCEPTED, "nodes name themselves"),
+    VALUE("--kv-transfer-config kv_ip", "", ACCEPTED,
+          "not read: --advertise-host is the address that peers are told"),
+    VALUE("--kv-transfer-config kv_buffer_size", "", ACCEPTED,
+          "KV goes from pool to pool, without a buffer of its own"),
+    VALUE("--kv-transfer-config kv_connector_module_path", "", ACCEPTED,
+          "no Python module is loaded"),
+    VALUE("--kv-transfer-config kv_connector_extra_config", "", ACCEPTED,
+          "its members tune vLLM's connector"),
+    VALUE("--kv-transfer-config kv_load_failure_policy", "", ACCEPTED,
+          "what was lost is computed again"),
+    VALUE("--kv-transfer-config enable_permute_local_kv", "", ACCEPTED,
+          "peers with other layouts are told apart when they connect"),
     VALUE("--speculative-config deepseek_mtp", "002", ACCEPTED,
           "tokens are decoded one by one, with the same answers"),
     VALUE("--speculative-config mtp", "003", ACCEPTED,
           "tokens are decoded one by one, with the same answers"),
-    VALUE("ERNIE-4_5-300B-A47B-FP8-Paddle", "000 001", REFUSED, NO_FD_FP8),
+    VALUE("ERNIE-4_5-300B-A47B-FP8-Paddle", "000 001", REFUSED, FOREIGN_FASTDEPLOY),
     VALUE("baidu/ERNIE-4.5-21B-A3B-Paddle", "003", WORKS, PADDLE),
-    VALUE("vllm-ascend/DeepSeek-R1-W8A8", "002", REFUSED, NO_W8A8),
-    VALUE("deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1/weight_only_int4", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1/a8w8_fp8_wint4", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-2nodes/weight_only_int8", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-2nodes/a8w8_fp8", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP/a8w8_fp8_wint4", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP/weight_only_int4", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/a8w8_fp8", "004", REFUSED, NO_STATIC),
-    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/weight_only_int8", "004", REFUSED, NO_STATIC),
+    VALUE("vllm-ascend/DeepSeek-R1-W8A8", "002", REFUSED, FOREIGN_ASCEND),
+    VALUE("deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8", "004", REFUSED,
+          FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1/weight_only_int4", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1/a8w8_fp8_wint4", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-2nodes/weight_only_int8", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-2nodes/a8w8_fp8", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP/a8w8_fp8_wint4", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP/weight_only_int4", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/a8w8_fp8", "004", REFUSED, FOREIGN_STATIC),
+    VALUE("deepseek-ai/DeepSeek-R1-MTP-2nodes/weight_only_int8", "004", REFUSED, FOREIGN_STATIC),
     { .name = NULL },
 };

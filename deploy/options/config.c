@@ -8,11 +8,13 @@
 #include "deploy/options/config.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "deploy/options/config_internal.h"
+#include "deploy/options/config_spelling.h"
 #include "shared/base/assert.h"
 #include "shared/base/json/json.h"
 #include "shared/base/mem.h"
@@ -190,18 +192,39 @@ static void value_clear(struct option_value *v)
     *v = (struct option_value){ 0 };
 }
 
+static enum status add_item(struct option_value *v, const struct option *option, struct str item,
+                            struct err *err)
+{
+    if (v->n_items == ITEMS_MAX)
+        return err_field(err, ERR_CONFIG, option->name, "--%s has more than %d items", option->name,
+                         ITEMS_MAX);
+    v->items = mem_realloc(v->items, v->n_items + 1, sizeof *v->items);
+    v->items[v->n_items++] = mem_strndup(item.p, item.n);
+    return OK;
+}
+
+static bool is_list_of_ports(const struct option *option)
+{
+    return str_ends(str_of(option->name), "ports") || str_ends(str_of(option->name), "port");
+}
+
 static enum status add_items(struct option_value *v, const struct option *option, struct str text,
                              struct err *err)
 {
     struct str item;
+    int64_t port, last;
+    char number[8];
     while (str_split(&text, ',', &item)) {
         item = str_trim(item);
         if (!item.n) continue;
-        if (v->n_items == ITEMS_MAX)
-            return err_field(err, ERR_CONFIG, option->name, "--%s has more than %d items",
-                             option->name, ITEMS_MAX);
-        v->items = mem_realloc(v->items, v->n_items + 1, sizeof *v->items);
-        v->items[v->n_items++] = mem_strndup(item.p, item.n);
+        if (!is_list_of_ports(option) || !spelling_port_range(item, &port, &last)) {
+            TRY(add_item(v, option, item, err));
+            continue;
+        }
+        for (; port <= last; port++) {
+            snprintf(number, sizeof number, "%d", (int)port);
+            TRY(add_item(v, option, str_of(number), err));
+        }
     }
     return OK;
 }
@@ -212,6 +235,8 @@ static enum status store(struct config *c, size_t i_option, struct value_origin 
 {
     const struct option *option = &c->table[i_option];
     struct option_value *v = &c->values[i_option];
+    char number[SPELLING_NUMBER_MAX];
+    if (option->type == OPT_INT && spelling_number(value, number)) value = number;
     TRY(check_value(option, from.given_as, value, err));
     if (option->effect == EFFECT_REFUSED && from.source != SOURCE_DEFAULT &&
         !is_neutral(option, value))
@@ -328,9 +353,15 @@ static enum status unknown_flag(const struct config *c, struct str word, struct 
                                 struct err *err)
 {
     size_t other = find_flag(c, name, false, true);
-    if (other != SIZE_MAX && !option_applies_to(&c->table[other], c->command))
-        return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; these take it: %s",
-                       c->table[other].name, c->command, c->table[other].commands);
+    if (other != SIZE_MAX && !option_applies_to(&c->table[other], c->command)) {
+        char plural[64]; /* one node's --port, the --ports of several */
+        snprintf(plural, sizeof plural, "%.60ss", c->table[other].name);
+        bool hint = find_flag(c, str_of(plural), false, false) != SIZE_MAX;
+        return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; %s%s%s%s",
+                       c->table[other].name, c->command, hint ? "did you mean --" : "",
+                       hint ? plural : "these take it: ", hint ? "?" : "",
+                       hint ? "" : c->table[other].commands);
+    }
     const char *nearest = nearest_name(c, name);
     if (nearest)
         return err_set(err, ERR_CONFIG, "there is no option %.*s; did you mean --%s?",
@@ -409,6 +440,7 @@ enum status config_load_args(struct config *c, int argc, char **argv, const char
     bool flags_end = false;
     while (a.i < argc) {
         const char *word = argv[a.i++];
+        TRY(spelling_check_word(word, err));
         if (!flags_end && strcmp(word, "--") == 0) {
             flags_end = true;
         } else if (!flags_end && looks_like_flag(word)) {

@@ -83,9 +83,14 @@ const char *config_list(const struct config *c, const char *name, size_t i, size
 
 /* Notes at start: emit one sentence per ACCEPTED option that was given. */
 void config_notes(const struct config *c, void (*emit)(void *arg, const char *sentence), void *arg);
+struct config_help_options {
+    const char *command;
+    const char *intro; /* the lines before the options; may be NULL */
+    bool all;          /* also options without effect */
+    const char *word;  /* only options with this in their names or help; NULL: any */
+};
 /* Appends the --help of a command (config_help) or the table of docs/configuration.md. */
-void config_help(const struct option *table, const char *command, const char *intro, bool all,
-                 struct buf *out);
+void config_help(const struct option *table, const struct config_help_options *o, struct buf *out);
 void config_markdown(const struct option *table, struct buf *out);
 
 #endif

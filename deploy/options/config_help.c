@@ -44,16 +44,18 @@ static bool begins_group(const struct option *table, const struct option *option
     return true;
 }
 
-struct help_scope {
-    const char *command;
-    bool all;
-};
+static bool has_word(const char *text, const char *word) { return text && strcasestr(text, word); }
 
+/* Ranks are what people look for first, so --help also says which of their options have no effect.
+ * */
 static bool shown_in_help(const struct option *option, const void *arg)
 {
-    const struct help_scope *scope = arg;
-    return option_applies_to(option, scope->command) &&
-           (scope->all || option->effect == EFFECT_WORKS);
+    const struct config_help_options *o = arg;
+    if (o->word && !has_word(option->name, o->word) && !has_word(option->aliases, o->word) &&
+        !has_word(option->env, o->word) && !has_word(option->help, o->word))
+        return false;
+    return option_applies_to(option, o->command) &&
+           (o->all || option->effect == EFFECT_WORKS || strcmp(option->group, "Parallelism") == 0);
 }
 
 static bool shown_in_docs(const struct option *option, const void *arg)
@@ -124,17 +126,14 @@ static void add_help_option(const struct option *option, struct buf *out)
     buf_release(&text);
 }
 
-void config_help(const struct option *table, const char *command, const char *intro, bool all,
-                 struct buf *out)
+void config_help(const struct option *table, const struct config_help_options *o, struct buf *out)
 {
-    struct help_scope scope = { command, all };
-    if (intro) buf_add_c(out, intro);
+    if (o->intro) buf_add_c(out, o->intro);
     for (const struct option *first = table; first->name; first++) {
-        if (!shown_in_help(first, &scope) || !begins_group(table, first, shown_in_help, &scope))
-            continue;
+        if (!shown_in_help(first, o) || !begins_group(table, first, shown_in_help, o)) continue;
         buf_printf(out, "\n%s\n", first->group);
         for (const struct option *option = first; option->name; option++)
-            if (shown_in_help(option, &scope) && strcmp(option->group, first->group) == 0)
+            if (shown_in_help(option, o) && strcmp(option->group, first->group) == 0)
                 add_help_option(option, out);
     }
 }

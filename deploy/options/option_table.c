@@ -8,10 +8,22 @@
 #define NODE "serve launch generate doctor"
 #define NET  "serve launch doctor"
 
+/* The heading under which --help lists an option, and the commands that take it. */
+#define IN(group_, commands_) .group = group_, .commands = commands_
+
+#define RANGE(min_, max_) .min = min_, .max = max_
+
 #define ACCEPT(n, a, e, t, g, h, why)                                                              \
     {                                                                                              \
         .name = n, .aliases = a, .env = e, .type = t, .group = g, .commands = NODE, .help = h,     \
         .effect = EFFECT_ACCEPTED, .note = why                                                     \
+    }
+/* An option of `serve` that FastDeploy's offline scripts give too. */
+#define ALONE(n, t, d)                                                                             \
+    {                                                                                              \
+        .name = n, .type = t, .def = d, IN("Compatibility", "generate"),                           \
+        .help = "An option of baton serve.", .effect = EFFECT_ACCEPTED,                            \
+        .note = "generate computes alone, in this process"                                         \
     }
 #define REFUSE(n, a, e, t, neutral_, g, h, why)                                                    \
     {                                                                                              \
@@ -26,8 +38,7 @@ const struct option OPTIONS[] = {
         .aliases = "model-path model_name_or_path m",
         .env = "BATON_MODEL",
         .type = OPT_STRING,
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help = "A Hugging Face folder, a .gguf file, or org/name in a local cache.",
     },
     {
@@ -35,8 +46,7 @@ const struct option OPTIONS[] = {
         .aliases = "alias a",
         .env = "BATON_SERVED_MODEL_NAME",
         .type = OPT_LIST,
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help = "Names under which clients may ask for the model; the first is the one in answers. "
                 "Default: the model as given.",
     },
@@ -44,8 +54,7 @@ const struct option OPTIONS[] = {
         .name = "chat-template",
         .env = "BATON_CHAT_TEMPLATE",
         .type = OPT_STRING,
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help = "File with a Jinja chat template to use in place of the model's own.",
     },
     {
@@ -53,8 +62,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_REASONING_PARSER",
         .type = OPT_STRING,
         .def = "auto",
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help =
             "How a chat answer's reasoning is told from the answer: auto (by the chat template), "
             "none, think or ernie; names of FastDeploy, vLLM and "
@@ -65,8 +73,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_TOOL_CALL_PARSER",
         .type = OPT_STRING,
         .def = "auto",
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help = "How the model writes tool calls: auto (by the chat template), none, hermes, "
                 "qwen3_coder, deepseek_v3, deepseek_v31, llama3_json, ernie, "
                 "mistral or mistral_v11; names of FastDeploy, vLLM and SGLang for these are known.",
@@ -74,8 +81,7 @@ const struct option OPTIONS[] = {
     {
         .name = "quantization",
         .type = OPT_STRING,
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help = "Quantise a checkpoint while loading: wint8, wint4 (attention, feed-forward blocks "
                 "and experts, one scale per output) or block_wise_fp8 "
                 "(128 x 128 blocks). In ERNIE with experts wint4 is for the routed experts and the "
@@ -89,8 +95,7 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "auto|f32",
         .def = "auto",
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help =
             "Arithmetic: auto rounds the inputs of quantised matrices to int8, those of bf16 "
             "ones and attention's queries to bf16 where the CPU "
@@ -102,8 +107,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_WEIGHTS_CACHE",
         .type = OPT_STRING,
         .def = "off",
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help =
             "Folder for copies of weights as they are packed (and quantised) for this CPU: a "
             "later start maps the copy, and the nodes of a host "
@@ -115,8 +119,7 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "auto|default|default_v1|safetensors|gguf|dummy",
         .def = "auto",
-        .group = "Model",
-        .commands = NODE,
+        IN("Model", NODE),
         .help =
             "Format of the weights; auto (and default, default_v1, as FastDeploy calls it) "
             "recognises it, another one is refused where the files are "
@@ -131,11 +134,9 @@ const struct option OPTIONS[] = {
         .aliases = "context-length ctx-size c max_model_len",
         .env = "BATON_MAX_MODEL_LEN",
         .type = OPT_INT,
-        .min = 1,
-        .max = 16777216,
+        RANGE(1, 16777216),
         .def = "2048",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Longest prompt plus answer, in tokens.",
     },
     {
@@ -143,11 +144,9 @@ const struct option OPTIONS[] = {
         .aliases = "max-running-requests",
         .env = "BATON_MAX_NUM_SEQS",
         .type = OPT_INT,
-        .min = 1,
-        .max = 4096,
+        RANGE(1, 4096),
         .def = "8",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Most sequences in one step.",
     },
     {
@@ -155,22 +154,18 @@ const struct option OPTIONS[] = {
         .aliases = "chunked-prefill-size",
         .env = "BATON_MAX_NUM_BATCHED_TOKENS",
         .type = OPT_INT,
-        .min = 1,
-        .max = 1048576,
+        RANGE(1, 1048576),
         .def = "512",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Most tokens in one step; longer prompts are computed in chunks.",
     },
     {
         .name = "max-waiting",
         .env = "BATON_MAX_WAITING",
         .type = OPT_INT,
-        .min = 1,
-        .max = 1048576,
+        RANGE(1, 1048576),
         .def = "1024",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Most sequences waiting in a node's engine; more are placed elsewhere or refused "
                 "with 429.",
     },
@@ -179,11 +174,9 @@ const struct option OPTIONS[] = {
         .aliases = "page-size",
         .env = "BATON_BLOCK_SIZE",
         .type = OPT_INT,
-        .min = 1,
-        .max = 256,
+        RANGE(1, 256),
         .def = "64",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Tokens per KV block. Nodes that exchange KV may differ; equal sizes save a copy.",
     },
     {
@@ -191,10 +184,8 @@ const struct option OPTIONS[] = {
         .aliases = "num-kv-blocks",
         .env = "BATON_KV_BLOCKS",
         .type = OPT_INT,
-        .min = 1,
-        .max = 1073741824,
-        .group = "Engine",
-        .commands = NODE,
+        RANGE(1, 1073741824),
+        IN("Engine", NODE),
         .help = "Number of KV blocks; default: what fits in --kv-cache-memory, on a GPU in "
                 "--gpu-memory-utilization.",
     },
@@ -202,10 +193,8 @@ const struct option OPTIONS[] = {
         .name = "kv-cache-memory",
         .env = "BATON_KV_CACHE_MEMORY",
         .type = OPT_FLOAT,
-        .min = 0.001,
-        .max = 1048576,
-        .group = "Engine",
-        .commands = NODE,
+        RANGE(0.001, 1048576),
+        IN("Engine", NODE),
         .help = "GiB for the KV cache; default: a fifth of the memory that is available once the "
                 "weights are loaded, but no more than --max-num-seqs contexts "
                 "take; on a GPU what --gpu-memory-utilization leaves.",
@@ -215,8 +204,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_KV_CACHE_DTYPE",
         .type = OPT_STRING,
         .def = "auto",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help =
             "What keys and values are held as: auto (bfloat16, float32 with --activations f32), "
             "bfloat16, float16, int8 or fp8 (fp8_e4m3). int8 and fp8 have "
@@ -230,8 +218,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_PREFIX_CACHING",
         .type = OPT_BOOL,
         .def = "true",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Keep KV blocks of finished requests for prompts that begin alike.",
     },
     {
@@ -240,8 +227,7 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "cpu|cuda",
         .def = "cpu",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Where the model computes: the CPU, or the first GPU of CUDA_VISIBLE_DEVICES. "
                 "cuda is new: docs/gpu.md says what has run on a GPU.",
     },
@@ -250,11 +236,9 @@ const struct option OPTIONS[] = {
         .aliases = "mem-fraction-static",
         .env = "BATON_GPU_MEMORY_UTILIZATION",
         .type = OPT_FLOAT,
-        .min = 0.01,
-        .max = 1,
+        RANGE(0.01, 1),
         .def = "0.9",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help =
             "With --device cuda: share of the GPU's memory that this node may take. What weights "
             "and steps leave of it, and other processes on the same GPU, "
@@ -267,8 +251,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_ENFORCE_EAGER",
         .type = OPT_BOOL,
         .def = "false",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "With --device cuda: launch the kernels of every step one by one instead of "
                 "recording the usual steps as CUDA graphs at start.",
     },
@@ -277,8 +260,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_DETERMINISTIC",
         .type = OPT_BOOL,
         .def = "false",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help =
             "With --device cuda: a request gives the same tokens whatever else is computed with "
             "it, at some cost in speed. On the CPU it always does.",
@@ -289,8 +271,7 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "auto|ref|avx2|avx512|avx512-vnni|avx512-bf16|amx",
         .def = "auto",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Kernel backend to use; auto takes the best this CPU has.",
     },
     {
@@ -298,11 +279,9 @@ const struct option OPTIONS[] = {
         .aliases = "threads t",
         .env = "BATON_COMPUTE_THREADS OMP_NUM_THREADS",
         .type = OPT_INT,
-        .min = 0,
-        .max = 1024,
+        RANGE(0, 1024),
         .def = "0",
-        .group = "Engine",
-        .commands = NODE,
+        IN("Engine", NODE),
         .help = "Threads that compute; 0: one per CPU this process may use.",
     },
 
@@ -312,30 +291,25 @@ const struct option OPTIONS[] = {
         .env = "BATON_HOST",
         .type = OPT_STRING,
         .def = "0.0.0.0",
-        .group = "HTTP",
-        .commands = NET,
+        IN("HTTP", NET),
         .help = "Address the API listens on.",
     },
     {
         .name = "port",
         .env = "BATON_PORT",
         .type = OPT_INT,
-        .min = 0,
-        .max = 65535,
+        RANGE(0, 65535),
         .def = "8000",
-        .group = "HTTP",
-        .commands = "serve status doctor",
+        IN("HTTP", "serve status doctor"),
         .help = "Port of the API; 0 takes any free one.",
     },
     {
         .name = "metrics-port",
         .env = "BATON_METRICS_PORT",
         .type = OPT_INT,
-        .min = 0,
-        .max = 65535,
+        RANGE(0, 65535),
         .def = "0",
-        .group = "HTTP",
-        .commands = "serve doctor",
+        IN("HTTP", "serve doctor"),
         .help = "Extra port for /metrics and health; 0: only the API's own port has them.",
     },
     {
@@ -348,14 +322,58 @@ const struct option OPTIONS[] = {
                 "lines are visible to others.",
     },
     {
+        .name = "allow-temperature-above-2",
+        .env = "BATON_ALLOW_TEMPERATURE_ABOVE_2",
+        .type = OPT_BOOL,
+        IN("HTTP", NODE),
+        .help = "Take temperatures up to 100; without it those above 2 are refused, as in OpenAI's "
+                "API.",
+    },
+    {
+        .name = "max-connections",
+        .env = "BATON_MAX_CONNECTIONS",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "10000",
+        IN("HTTP", NET),
+        .help = "Connections that a port for clients has open at once; more get 503.",
+    },
+    {
+        .name = "max-connections-per-client",
+        .env = "BATON_MAX_CONNECTIONS_PER_CLIENT",
+        .type = OPT_INT,
+        RANGE(0, 1048576),
+        .def = "0",
+        IN("HTTP", NET),
+        .help = "Connections of one client address (of IPv6, one /64 network); more get 429. 0: no "
+                "limit. Behind a proxy all clients have its address.",
+    },
+    {
+        .name = "max-requests-per-client",
+        .env = "BATON_MAX_REQUESTS_PER_CLIENT",
+        .type = OPT_INT,
+        RANGE(0, 1048576),
+        .def = "0",
+        IN("HTTP", NET),
+        .help = "Running requests of one client address; more get 429. 0: no limit.",
+    },
+    {
+        .name = "large-body-memory",
+        .env = "BATON_LARGE_BODY_MEMORY",
+        .type = OPT_INT,
+        RANGE(1, 1048576),
+        .def = "96",
+        IN("HTTP", NET),
+        .help = "MiB that request bodies of more than 64 KiB may take together until they are "
+                "parsed; more wait, up to 30 s, then get 429. One body alone is always read.",
+    },
+    {
         .name = "max-concurrency",
         .env = "BATON_MAX_CONCURRENCY",
         .type = OPT_INT,
-        .min = 1,
-        .max = 1048576,
+        RANGE(1, 1048576),
         .def = "2048",
-        .group = "HTTP",
-        .commands = NET,
+        IN("HTTP", NET),
         .help = "Requests this node follows at once as their entry; more get 429 with Retry-After.",
     },
     {
@@ -363,11 +381,9 @@ const struct option OPTIONS[] = {
         .aliases = "timeout-graceful-shutdown",
         .env = "BATON_SHUTDOWN_TIMEOUT",
         .type = OPT_INT,
-        .min = 0,
-        .max = 86400,
+        RANGE(0, 86400),
         .def = "30",
-        .group = "HTTP",
-        .commands = NET,
+        IN("HTTP", NET),
         .help = "Seconds that running requests get after the first signal.",
     },
 
@@ -379,16 +395,14 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "mixed|prefill|decode",
         .def = "mixed",
-        .group = "Cluster",
-        .commands = "serve doctor",
+        IN("Cluster", "serve doctor"),
         .help = "Which work the scheduler places on this node. A decode node that sees no prefill "
                 "node of its model computes prompts itself.",
     },
     {
         .name = "kv-transfer-config",
         .type = OPT_JSON,
-        .group = "Cluster",
-        .commands = "serve doctor",
+        IN("Cluster", "serve doctor"),
         .help =
             "vLLM's way to give the role: kv_role kv_producer is prefill, kv_consumer is decode, "
             "kv_both is mixed.",
@@ -398,8 +412,7 @@ const struct option OPTIONS[] = {
         .aliases = "inner-prefill-ports",
         .env = "BATON_INNODE_PREFILL_PORTS",
         .type = OPT_LIST,
-        .group = "Cluster",
-        .commands = "serve doctor",
+        IN("Cluster", "serve doctor"),
         .help =
             "Control port (--engine-worker-queue-port) of a prefill node on this host that holds "
             "the cluster view.",
@@ -409,8 +422,7 @@ const struct option OPTIONS[] = {
         .aliases = "control-port",
         .env = "BATON_CONTROL_PORT",
         .type = OPT_LIST,
-        .group = "Cluster",
-        .commands = NET,
+        IN("Cluster", NET),
         .help =
             "Control port: other nodes register here when this node is the directory server. Of a "
             "list, the entry of this rank.",
@@ -420,8 +432,7 @@ const struct option OPTIONS[] = {
         .aliases = "cluster-port",
         .env = "BATON_CLUSTER_PORT",
         .type = OPT_LIST,
-        .group = "Cluster",
-        .commands = NET,
+        IN("Cluster", NET),
         .help = "Port for messages between nodes; default: any free one.",
     },
     {
@@ -429,8 +440,7 @@ const struct option OPTIONS[] = {
         .aliases = "kv-port",
         .env = "BATON_KV_PORT",
         .type = OPT_LIST,
-        .group = "Cluster",
-        .commands = NET,
+        IN("Cluster", NET),
         .help = "Port for KV over TCP; default: any free one.",
     },
     {
@@ -439,8 +449,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_CACHE_TRANSFER_PROTOCOL",
         .type = OPT_LIST,
         .def = "ipc,rdma,tcp",
-        .group = "Cluster",
-        .commands = NET,
+        IN("Cluster", NET),
         .help = "Ways KV may take: ipc (shared memory, same host), rdma, ucx, tcp; the best that "
                 "reaches a peer is used. What is not named never is.",
     },
@@ -448,8 +457,7 @@ const struct option OPTIONS[] = {
         .name = "rdma-comm-ports",
         .env = "BATON_RDMA_PORTS",
         .type = OPT_LIST,
-        .group = "Cluster",
-        .commands = NET,
+        IN("Cluster", NET),
         .help = "Port on which rdma connections are set up; default: any free one. Of a list, the "
                 "entry of this rank.",
     },
@@ -458,8 +466,7 @@ const struct option OPTIONS[] = {
         .env = "BATON_KV_CHECKSUM",
         .type = OPT_BOOL,
         .def = "true",
-        .group = "Cluster",
-        .commands = NET,
+        IN("Cluster", NET),
         .help = "Verify a checksum of every KV block before decode uses it.",
     },
     {
@@ -467,8 +474,7 @@ const struct option OPTIONS[] = {
         .aliases = "ips",
         .env = "BATON_ADVERTISE_HOST",
         .type = OPT_STRING,
-        .group = "Cluster",
-        .commands = "serve doctor",
+        IN("Cluster", "serve doctor"),
         .help = "Address at which other nodes reach this one; default: the one that faces the "
                 "scheduler.",
     },
@@ -485,8 +491,7 @@ const struct option OPTIONS[] = {
         .name = "router",
         .env = "BATON_DIRECTORY",
         .type = OPT_STRING,
-        .group = "Cluster",
-        .commands = "serve doctor",
+        IN("Cluster", NET),
         .help = "host:port of the directory server (a launcher or a node's "
                 "control port).",
     },
@@ -495,11 +500,9 @@ const struct option OPTIONS[] = {
         .aliases = "data-parallel-rank",
         .env = "BATON_RANK",
         .type = OPT_INT,
-        .min = 0,
-        .max = 65535,
+        RANGE(0, 65535),
         .def = "0",
-        .group = "Cluster",
-        .commands = "serve doctor",
+        IN("Cluster", "serve doctor"),
         .help = "Rank of this process: which entry of the port lists is its own.",
     },
 
@@ -510,8 +513,7 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "local|splitwise|global|dp",
         .def = "local",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help =
             "Where the cluster view lives: local in this process (dp is the same), splitwise (or "
             "global) in Redis.",
@@ -521,38 +523,32 @@ const struct option OPTIONS[] = {
         .env = "BATON_SCHEDULER_HOST",
         .type = OPT_STRING,
         .def = "127.0.0.1",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Redis host.",
     },
     {
         .name = "scheduler-port",
         .env = "BATON_SCHEDULER_PORT",
         .type = OPT_INT,
-        .min = 1,
-        .max = 65535,
+        RANGE(1, 65535),
         .def = "6379",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Redis port.",
     },
     {
         .name = "scheduler-db",
         .env = "BATON_SCHEDULER_DB",
         .type = OPT_INT,
-        .min = 0,
-        .max = 65535,
+        RANGE(0, 65535),
         .def = "0",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Redis database number.",
     },
     {
         .name = "scheduler-password",
         .env = "BATON_REDIS_PASSWORD REDIS_PASSWORD",
         .type = OPT_STRING,
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Redis password; prefer the environment.",
     },
     {
@@ -560,41 +556,34 @@ const struct option OPTIONS[] = {
         .env = "BATON_TOPIC",
         .type = OPT_STRING,
         .def = "default",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Nodes of one topic serve each other's requests.",
     },
     {
         .name = "scheduler-ttl",
         .env = "BATON_TTL",
         .type = OPT_INT,
-        .min = 1,
-        .max = 604800,
+        RANGE(1, 604800),
         .def = "900",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Seconds after which a request is given up.",
     },
     {
         .name = "scheduler-max-size",
         .env = "BATON_SCHEDULER_MAX_SIZE",
         .type = OPT_INT,
-        .min = -1,
-        .max = 1048576,
+        RANGE(-1, 1048576),
         .def = "-1",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help = "Like --max-concurrency, FastDeploy's name; -1: not set.",
     },
     {
         .name = "placement-timeout",
         .env = "BATON_PLACEMENT_TIMEOUT",
         .type = OPT_FLOAT,
-        .min = 0,
-        .max = 3600,
+        RANGE(0, 3600),
         .def = "5",
-        .group = "Scheduler",
-        .commands = NET,
+        IN("Scheduler", NET),
         .help =
             "Seconds a request waits for a node that could serve it to appear before it gets 503.",
     },
@@ -604,22 +593,18 @@ const struct option OPTIONS[] = {
         .name = "prefill",
         .env = "BATON_PREFILL",
         .type = OPT_INT,
-        .min = 0,
-        .max = 256,
+        RANGE(0, 256),
         .def = "0",
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help = "Prefill nodes to start.",
     },
     {
         .name = "decode",
         .env = "BATON_DECODE",
         .type = OPT_INT,
-        .min = 0,
-        .max = 256,
+        RANGE(0, 256),
         .def = "0",
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help = "Decode nodes to start.",
     },
     {
@@ -627,19 +612,16 @@ const struct option OPTIONS[] = {
         .aliases = "mixed",
         .env = "BATON_NUM_SERVERS",
         .type = OPT_INT,
-        .min = 0,
-        .max = 256,
+        RANGE(0, 256),
         .def = "0",
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help = "Mixed nodes to start.",
     },
     {
         .name = "ports",
         .env = "BATON_PORTS",
         .type = OPT_LIST,
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help =
             "API ports: prefill nodes first, then decode, then mixed. Missing ones are the next "
             "free ports from 8000 on.",
@@ -648,8 +630,7 @@ const struct option OPTIONS[] = {
         .name = "metrics-ports",
         .env = "BATON_METRICS_PORTS",
         .type = OPT_LIST,
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help = "Metrics ports in the same order.",
     },
     {
@@ -657,15 +638,13 @@ const struct option OPTIONS[] = {
         .env = "BATON_RESTART",
         .type = OPT_BOOL,
         .def = "true",
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help = "Start a node again when its process dies.",
     },
     {
         .name = "args",
         .type = OPT_BOOL,
-        .group = "Launch",
-        .commands = "launch doctor",
+        IN("Launch", "launch doctor"),
         .help = "FastDeploy's separator before the options of the servers; options may come before "
                 "or after it.",
     },
@@ -675,8 +654,7 @@ const struct option OPTIONS[] = {
         .name = "input",
         .aliases = "i",
         .type = OPT_STRING,
-        .group = "Generate",
-        .commands = "generate",
+        IN("Generate", "generate"),
         .help = "File of OpenAI batch lines; - is standard input.",
     },
     {
@@ -684,53 +662,50 @@ const struct option OPTIONS[] = {
         .aliases = "o",
         .type = OPT_STRING,
         .def = "-",
-        .group = "Generate",
-        .commands = "generate",
+        IN("Generate", "generate"),
         .help = "File for the answers; - is standard output.",
     },
     {
         .name = "prompt",
         .aliases = "p",
         .type = OPT_STRING,
-        .group = "Generate",
-        .commands = "generate",
+        IN("Generate", "generate"),
         .help = "Stream the answer to one prompt.",
     },
     {
         .name = "raw",
         .type = OPT_BOOL,
-        .group = "Generate",
-        .commands = "generate",
+        IN("Generate", "generate"),
         .help = "Give the prompt to the model as it is, without the chat template.",
     },
     {
         .name = "max-tokens",
         .type = OPT_INT,
-        .min = 1,
-        .max = 16777216,
+        RANGE(1, 16777216),
         .def = "256",
-        .group = "Generate",
-        .commands = "generate",
-        .help = "Longest answer to --prompt.",
+        IN("Generate", "generate"),
+        .help = "Longest answer to --prompt and to prompts one per line.",
     },
     {
         .name = "temperature",
         .type = OPT_FLOAT,
-        .min = 0,
-        .max = 2,
+        RANGE(0, 2),
         .def = "0",
-        .group = "Generate",
-        .commands = "generate",
-        .help = "Temperature for --prompt.",
+        IN("Generate", "generate"),
+        .help = "Temperature for --prompt and for prompts one per line.",
+    },
+    {
+        .name = "ignore-model",
+        .type = OPT_BOOL,
+        IN("Generate", "generate"),
+        .help = "Answer batch lines that name another model too.",
     },
     {
         .name = "concurrency",
         .type = OPT_INT,
-        .min = 1,
-        .max = 4096,
+        RANGE(1, 4096),
         .def = "32",
-        .group = "Generate",
-        .commands = "generate",
+        IN("Generate", "generate"),
         .help = "Batch lines in work at once.",
     },
 
@@ -739,15 +714,19 @@ const struct option OPTIONS[] = {
         .name = "url",
         .env = "BATON_URL",
         .type = OPT_STRING,
-        .group = "Status",
-        .commands = "status",
+        IN("Status", "status"),
         .help = "A node to ask, http://host:port; default: 127.0.0.1 and --port.",
+    },
+    {
+        .name = "watch",
+        .type = OPT_BOOL,
+        IN("Status", "status"),
+        .help = "Ask again every two seconds, until Ctrl-C.",
     },
     {
         .name = "json",
         .type = OPT_BOOL,
-        .group = "Status",
-        .commands = "status doctor version bench",
+        IN("Status", "status doctor version bench"),
         .help = "Print JSON.",
     },
 
@@ -755,8 +734,7 @@ const struct option OPTIONS[] = {
     {
         .name = "peers",
         .type = OPT_LIST,
-        .group = "Bench",
-        .commands = "bench doctor",
+        IN("Bench", "bench doctor"),
         .help = "host:port of probe servers on other hosts (`baton doctor --listen`): bench "
                 "measures from "
                 "here to each, doctor every pair of hosts, this one included.",
@@ -764,8 +742,7 @@ const struct option OPTIONS[] = {
     {
         .name = "listen",
         .type = OPT_STRING,
-        .group = "Bench",
-        .commands = "bench doctor",
+        IN("Bench", "bench doctor"),
         .help = "Run the probe server that --peers on another host names: host:port. Without the "
                 "cluster "
                 "secret it listens on loopback only.",
@@ -773,8 +750,7 @@ const struct option OPTIONS[] = {
     {
         .name = "transport",
         .type = OPT_LIST,
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Transports to measure: ipc, tcp, rdma, ucx, mem. Default: all of this binary that "
                 "work here.",
     },
@@ -782,59 +758,48 @@ const struct option OPTIONS[] = {
         .name = "piece",
         .type = OPT_LIST,
         .def = "4k,64k,1m",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Bytes of one (layer, block): sizes and ranges. 4k..4m goes by factors of four, "
                 "4k..4m*2 by factors of two.",
     },
     {
         .name = "blocks",
         .type = OPT_INT,
-        .min = 0,
-        .max = 262144,
+        RANGE(0, 262144),
         .def = "0",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "KV blocks of one transfer; 0: as many as make 128 MiB over 8 layers.",
     },
     {
         .name = "rounds",
         .type = OPT_INT,
-        .min = 1,
-        .max = 100,
+        RANGE(1, 100),
         .def = "5",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Rounds of limit and transfer in turn; the best of each is compared.",
     },
     {
         .name = "samples",
         .type = OPT_INT,
-        .min = 0,
-        .max = 100000,
+        RANGE(0, 100000),
         .def = "1000",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Transfers of one piece for the latency percentiles; 0: none.",
     },
     {
         .name = "copiers",
         .type = OPT_INT,
-        .min = 1,
-        .max = 16,
+        RANGE(1, 16),
         .def = "1",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Threads that copy for ipc, and for the memcpy it is compared with.",
     },
     {
         .name = "connections",
         .type = OPT_INT,
-        .min = 1,
-        .max = 16,
+        RANGE(1, 16),
         .def = "1",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "TCP connections for tcp, and for the iperf3 or plain stream it is compared with.",
     },
     {
@@ -842,15 +807,13 @@ const struct option OPTIONS[] = {
         .type = OPT_ENUM,
         .choices = "on|off|true|false",
         .def = "on",
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Make and verify block checksums, as nodes do.",
     },
     {
         .name = "contiguous",
         .type = OPT_BOOL,
-        .group = "Bench",
-        .commands = "bench",
+        IN("Bench", "bench"),
         .help = "Blocks in order on both sides, so that pieces join; default: scattered, as after "
                 "hours of serving.",
     },
@@ -869,9 +832,36 @@ const struct option OPTIONS[] = {
         .name = "log-dir",
         .env = "BATON_LOG_DIR FD_LOG_DIR",
         .type = OPT_STRING,
-        .group = "Logging",
-        .commands = NODE,
-        .help = "Also write the log to this folder.",
+        IN("Logging", NODE),
+        .help = "Also write the log to this folder: baton-PORT.log of a node, baton-launch.log of "
+                "the launcher. SIGHUP opens it again.",
+    },
+    {
+        .name = "log-max-mib",
+        .env = "BATON_LOG_MAX_MIB",
+        .type = OPT_INT,
+        RANGE(0, 1048576),
+        .def = "100",
+        IN("Logging", NODE),
+        .help = "Size at which the file in --log-dir is renamed (.1, .2, ...) and a new one begun; "
+                "0: never.",
+    },
+    {
+        .name = "log-files",
+        .env = "BATON_LOG_FILES",
+        .type = OPT_INT,
+        RANGE(0, 1000),
+        .def = "5",
+        IN("Logging", NODE),
+        .help = "How many renamed files are kept.",
+    },
+    {
+        .name = "log-requests",
+        .env = "BATON_LOG_REQUESTS",
+        .type = OPT_BOOL,
+        IN("Logging", NET),
+        .help = "Log each request's end, with the time of each of its stages, at level info; else "
+                "at level debug.",
     },
 
     /* ---- Parallelism: accepted, one process computes ---- */
@@ -932,6 +922,18 @@ const struct option OPTIONS[] = {
            "these settings tune Ascend kernels"),
     ACCEPT("seed", NULL, NULL, OPT_INT, "Compatibility", "Seed of the engine.",
            "a request's own \"seed\" makes it repeatable; requests without one draw one"),
+    ALONE("scheduler-name", OPT_STRING, "local"),
+    ALONE("scheduler-host", OPT_STRING, "127.0.0.1"),
+    ALONE("scheduler-port", OPT_INT, "6379"),
+    ALONE("scheduler-db", OPT_INT, "0"),
+    ALONE("scheduler-password", OPT_STRING, NULL),
+    ALONE("scheduler-topic", OPT_STRING, "default"),
+    ALONE("scheduler-ttl", OPT_INT, "900"),
+    ALONE("scheduler-max-size", OPT_INT, "-1"),
+    ALONE("engine-worker-queue-port", OPT_LIST, NULL),
+    ALONE("cache-queue-port", OPT_LIST, NULL),
+    ALONE("pd-comm-port", OPT_LIST, NULL),
+    ALONE("rdma-comm-ports", OPT_LIST, NULL),
     ACCEPT("scheduler-min-load-score", NULL, NULL, OPT_INT, "Compatibility",
            "From which load work is stolen.",
            "requests are placed on the least loaded nodes, nothing is stolen"),

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/address/host_port.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
@@ -122,16 +123,10 @@ static void wait_for(struct probe_client *c, const bool *flag, uint64_t limit_ms
 static enum status look_up(const char *where, char *address, size_t cap, uint16_t *port,
                            struct err *err)
 {
-    const char *colon = strrchr(where, ':');
-    int64_t number = 0;
-    char host[128];
+    char host[HOST_TEXT_MAX];
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *ai = NULL;
-    if (!colon || colon == where || str_to_i64(str_of(colon + 1), &number) != OK || number < 1 ||
-        number > 65535)
+    if (!host_port_parse(where, host, port) || !host[0] || *port == 0)
         return err_set(err, ERR_CONFIG, "'%.100s' is not host:port", where);
-    size_t n = (size_t)(colon - where);
-    bool brackets = where[0] == '[' && n > 2 && where[n - 1] == ']';
-    snprintf(host, sizeof host, "%.*s", (int)(brackets ? n - 2 : n), where + brackets);
     int rc = getaddrinfo(host, NULL, &hints, &ai);
     if (rc != 0)
         return err_set(err, ERR_PEER_LOST, "the host '%s' is not known: %s", host,
@@ -141,7 +136,6 @@ static enum status look_up(const char *where, char *address, size_t cap, uint16_
     if (rc != 0)
         return err_set(err, ERR_PEER_LOST, "the host '%s' has no address that can be used: %s",
                        host, gai_strerror(rc));
-    *port = (uint16_t)number;
     return OK;
 }
 

@@ -8,7 +8,7 @@
  * The receiver chooses. The fence is local.h's: BYE after detaching from the pool, or the end of
  * the writer's process. LIMIT: the mapping covers the whole pool, so a bug in the writer could
  * write outside its grants; the checksums of those pages would tell. Only processes with a ticket
- * get there.
+ * get there; docs/security.md says who is trusted.
  * Thread: transfer. */
 #include "kvtransfer/local/ipc.h"
 

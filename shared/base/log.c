@@ -4,8 +4,8 @@
  *
  * Rate limit: at most RATE_PER_S warnings or errors of one event per second; the next line written
  * later reports how many were suppressed.
- * This file holds the log's global state behind one lock, except the level and the file descriptor:
- * these are atomics because they are read before the lock.
+ * This file holds the log's global state behind one lock, except the level, which is read before
+ * the lock, and what SIGHUP sets.
  * Thread: any. */
 #include "shared/base/log.h"
 
@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -31,7 +32,8 @@ enum {
     NAME_MAX_BYTES = 64,
     EVENT_MAX_BYTES = 64,
     RATE_PER_S = 20,
-    RATE_SLOTS = 64
+    RATE_SLOTS = 64,
+    ROTATED_SUFFIX_MAX = 12 /* ".1" to ".4294967295" */
 };
 
 /* Lines of one event in the current second. When more than RATE_SLOTS events repeat within a
@@ -47,7 +49,11 @@ static char node_name[NAME_MAX_BYTES] = "-";
 static struct log_rate rates[RATE_SLOTS];
 static uint32_t n_dropped_all;    /* suppressed in all slots, not yet reported */
 static atomic_int level_now = -1; /* -1: BATON_LOG_LEVEL not read yet */
-static atomic_int file_fd = -1;
+static char file_path[PATH_MAX - ROTATED_SUFFIX_MAX]; /* of the file; "": none */
+static int file_fd = -1;
+static uint64_t file_bytes, file_bytes_max; /* written, and when it is rotated; 0: never */
+static unsigned n_old_files;
+static atomic_bool reopen; /* SIGHUP came */
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
 
@@ -100,20 +106,6 @@ static enum status make_dirs(const char *dir)
     return OK;
 }
 
-enum status log_set_dir(const char *dir)
-{
-    char path[PATH_MAX];
-    if ((size_t)snprintf(path, sizeof path, "%s/baton.log", dir) >= sizeof path) return ERR_IO;
-    TRY(make_dirs(dir));
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0) return ERR_IO;
-    pthread_mutex_lock(&lock);
-    int old = atomic_exchange(&file_fd, fd);
-    if (old >= 0) close(old); /* no writer uses it: writers hold the lock */
-    pthread_mutex_unlock(&lock);
-    return OK;
-}
-
 static void write_whole(int fd, const char *p, size_t n)
 {
     /* Short writes happen only on full pipes; a log that cannot be written cannot be reported. */
@@ -124,6 +116,70 @@ static void write_whole(int fd, const char *p, size_t n)
         p += w;
         n -= (size_t)w;
     }
+}
+
+/* ---- the file ---- */
+
+/* Opens the file, or keeps the one that is open. Lock held. */
+static enum status open_file(void)
+{
+    struct stat st;
+    int fd = open(file_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) return ERR_IO;
+    file_bytes = fstat(fd, &st) == 0 ? (uint64_t)st.st_size : 0;
+    if (file_fd >= 0) close(file_fd);
+    file_fd = fd;
+    return OK;
+}
+
+enum status log_set_file(const struct log_file_options *o)
+{
+    TRY(make_dirs(o->dir));
+    pthread_mutex_lock(&lock);
+    bool fits = (size_t)snprintf(file_path, sizeof file_path, "%s/%s", o->dir, o->name) <
+                sizeof file_path;
+    file_bytes_max = o->max_bytes;
+    n_old_files = o->n_old;
+    enum status st = fits ? open_file() : ERR_IO;
+    pthread_mutex_unlock(&lock);
+    return st;
+}
+
+static void on_hangup(int signum)
+{
+    (void)signum;
+    atomic_store_explicit(&reopen, true, memory_order_relaxed);
+}
+
+void log_reopen_on_hangup(void)
+{
+    struct sigaction a = { .sa_handler = on_hangup, .sa_flags = SA_RESTART };
+    sigaction(SIGHUP, &a, NULL);
+}
+
+/* NAME.1 becomes NAME.2 and so on, NAME becomes NAME.1. Lock held. */
+static void rotate(void)
+{
+    char from[PATH_MAX], to[PATH_MAX];
+    for (unsigned i = n_old_files; i > 0; i--) {
+        snprintf(to, sizeof to, "%s.%u", file_path, i);
+        if (i > 1) snprintf(from, sizeof from, "%s.%u", file_path, i - 1);
+        else snprintf(from, sizeof from, "%s", file_path);
+        (void)rename(from, to); /* one that does not exist yet */
+    }
+    if (n_old_files == 0) (void)unlink(file_path);
+    if (open_file() != OK) file_bytes = 0; /* goes on in the old one */
+}
+
+/* Lock held. */
+static void write_file(const char *line, size_t n)
+{
+    if (file_fd < 0) return;
+    /* When it cannot be opened again, lines go on into the old one. */
+    if (atomic_exchange_explicit(&reopen, false, memory_order_relaxed)) (void)open_file();
+    if (file_bytes_max && file_bytes + n > file_bytes_max && file_bytes > 0) rotate();
+    write_whole(file_fd, line, n);
+    file_bytes += n;
 }
 
 /* Writes "time level name event " into line[cap] and returns the length. Lock held. */
@@ -148,8 +204,7 @@ static void line_write(char *line, size_t n)
     while (n > 0 && line[n - 1] == ' ') n--;
     line[n++] = '\n';
     write_whole(STDERR_FILENO, line, n);
-    int fd = atomic_load_explicit(&file_fd, memory_order_relaxed);
-    if (fd >= 0) write_whole(fd, line, n);
+    write_file(line, n);
 }
 
 static void report_dropped(struct log_rate *r)

@@ -4,11 +4,13 @@
  *
  * Levels: error, an operator must act; warn, degraded; info, per node event; debug, per request.
  * The code that detects an error logs it, once. Lines go to stderr, one write each, and start with
- * the time (RFC 3339). BATON_LOG_LEVEL or log_set_level sets the level. With FD_LOG_DIR
- * (log_set_dir) lines also go to DIR/baton.log.
+ * the time (RFC 3339). BATON_LOG_LEVEL or log_set_level sets the level. With --log-dir
+ * (log_set_file) lines also go to a file, which is rotated when it is full.
  * Thread: any. */
 #ifndef BATON_BASE_LOG_H
 #define BATON_BASE_LOG_H
+
+#include <stdint.h>
 
 #include "shared/base/status.h"
 
@@ -18,8 +20,15 @@ void log_set_level(enum log_level level);
 enum log_level log_level(void);
 /* Sets the name that starts each line, e.g. "prefill-0"; copied. */
 void log_set_name(const char *name);
-/* Also append to DIR/baton.log; creates DIR and its parents. ERR_IO. */
-enum status log_set_dir(const char *dir) MUST_CHECK;
+struct log_file_options {
+    const char *dir, *name; /* DIR/NAME; the folder and its parents are made */
+    uint64_t max_bytes;     /* a fuller file becomes NAME.1, that one NAME.2, ...; 0: never */
+    unsigned n_old;         /* how many of these are kept */
+};
+/* Also append to a file. ERR_IO. */
+enum status log_set_file(const struct log_file_options *o) MUST_CHECK;
+/* From now on SIGHUP lets the file be opened again, for a logrotate that has renamed it. */
+void log_reopen_on_hangup(void);
 void log_line(enum log_level level, const char *event, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -5,6 +5,7 @@
  * Thread: mem_* any; an arena its owner's. */
 #include "shared/base/mem.h"
 
+#include <malloc.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -16,6 +17,7 @@
 #include "shared/base/assert.h"
 
 enum { ARENA_CHUNK_MIN = 4096, ARENA_CHUNK_MAX = 65536, ARENA_ALIGN = 16 };
+enum { MEM_LARGE_BLOCK = 1 << 20 };
 
 struct arena_chunk {
     struct arena_chunk *next;
@@ -41,6 +43,13 @@ static bool fails_now(void)
                                                   memory_order_relaxed, memory_order_relaxed))
             return left == 1;
     return false;
+}
+
+void mem_return_large_blocks(void)
+{
+    /* A size that is set is not adapted any more. */
+    (void)mallopt(M_MMAP_THRESHOLD, MEM_LARGE_BLOCK);
+    (void)mallopt(M_TRIM_THRESHOLD, 2 * MEM_LARGE_BLOCK);
 }
 
 void mem_fail_nth(long n) { atomic_store_explicit(&fail_countdown, n, memory_order_relaxed); }

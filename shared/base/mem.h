@@ -25,6 +25,10 @@ void mem_free(void *p);
 /* Memory aligned to `align` (a power of two), zeroed; freed with mem_free. */
 void *mem_aligned(size_t align, size_t size);
 
+/* At the start of a program: large blocks go back to the system as soon as they are freed. (glibc
+ * otherwise learns to keep blocks of up to 32 MiB, for each thread that had a large request.) */
+void mem_return_large_blocks(void);
+
 /* For tests: make the n-th following mem_try_calloc of this process fail (1: the next); 0 switches
  * it off. */
 void mem_fail_nth(long n);

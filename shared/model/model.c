@@ -14,7 +14,9 @@
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
+#include "shared/model/load/bind.h"
 #include "shared/model/load/file_map.h"
+#include "shared/model/load/foreign_checkpoint.h"
 #include "shared/model/load/model_files.h"
 #include "shared/model/load/weight_cache.h"
 #include "shared/model/load/weights.h"
@@ -145,6 +147,7 @@ static struct weight_cache_key weight_cache_key_of(const struct model *m)
 static enum status open_weights(struct model *m, const struct model_options *o, const char *path,
                                 struct err *err)
 {
+    if (file_is_folder(path)) TRY(foreign_checkpoint_check_folder(path, err));
     if (!o->dummy) return weights_open(path, &m->weights, err);
     if (!file_is_folder(path))
         return err_set(err, ERR_CONFIG,
@@ -186,8 +189,7 @@ static enum status pack(struct model *m, const struct model_options *o, const ch
     m->fingerprint = fingerprint(m);
     weights_close(m->weights);
     m->weights = NULL;
-    if (o->progress) o->progress(o->progress_arg, 1.0);
-    return OK;
+    return !o->progress || o->progress(o->progress_arg, 1.0) ? OK : bind_stopped(err);
 }
 
 /* *out has been planned, or is NULL. */

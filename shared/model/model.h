@@ -116,8 +116,8 @@ struct model_options {
     enum quantize quantize;          /* for unquantised matrices of attention and FFN */
     const char *weight_cache_folder; /* weight_cache.h; NULL: no cache */
     struct kernel_ctx *kernels;      /* borrowed until model_free */
-    /* Progress in 0..1 while weights are packed; may be NULL. */
-    void (*progress)(void *arg, double done);
+    /* Progress in 0..1 while weights are packed; false stops the load. May be NULL. */
+    bool (*progress)(void *arg, double done);
     void *progress_arg;
 };
 

@@ -11,7 +11,8 @@
 #include "shared/serve/response_stream.h"
 
 enum {
-    WRITE_INLINE_MAX = 4096 /* bytes of logprobs and ids that the loop formats without a worker */
+    WRITE_INLINE_MAX = 4096,  /* bytes of logprobs and ids that the loop formats without a worker */
+    BODY_VALUES_MAX = 1 << 18 /* JSON values of a body, beside token ids */
 };
 
 static void completion_free(struct completion_request *c)
@@ -26,7 +27,8 @@ static void completion_free(struct completion_request *c)
     }
     cJSON_Delete(c->tools);
     buf_release(&c->tool_call_prefix);
-    buf_release(&c->body);
+    http_taken_body_release(&c->body);
+    json_packed_release(&c->packed);
     buf_release(&c->head);
     buf_release(&c->out);
     arena_release(&c->arena);
@@ -150,6 +152,17 @@ static bool wait_for_capacity(struct completion_request *c)
     return true;
 }
 
+/* The backend has copied the prompts; only some answers show their tokens. */
+static void drop_tokens(struct completion_request *c)
+{
+    const struct openai_params *p = &c->p;
+    if (p->return_token_ids || p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0)) return;
+    for (uint32_t i = 0; i < c->n_prompts; i++) {
+        mem_free(c->prompts[i].tokens);
+        c->prompts[i].tokens = NULL;
+    }
+}
+
 static void submit_more(struct completion_request *c)
 {
     while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices &&
@@ -166,6 +179,7 @@ static void submit_more(struct completion_request *c)
         c->n_live++;
         c->n_submitted++;
         c->t_progress_ms = clock_ms();
+        if (c->n_submitted == c->n_choices) drop_tokens(c);
     }
 }
 
@@ -202,16 +216,35 @@ static void start_sequences(struct completion_request *c)
 
 /* ---- preparing ---- */
 
+/* A stranger's body is parsed in bounded memory, and no further than the context reaches, unless
+ * the request asks for the end of its prompt. */
+static enum status parse_body(struct completion_request *c, cJSON **doc)
+{
+    struct str text = buf_str(&c->body.bytes), truncate = STR("\"truncate_prompt_tokens\"");
+    struct json_limits limits = {
+        .packed_names = { "prompt", "prompt_token_ids", "tokens" },
+        .n_values = BODY_VALUES_MAX,
+        .n_ints = openai_tokens_max(c),
+        .keep_last = text.n && memmem(text.p, text.n, truncate.p, truncate.n),
+    };
+    enum status st = json_parse_packed(&c->body.bytes, &limits, doc, &c->packed, &c->err);
+    buf_release(&c->body.bytes);
+    if (st != ERR_TOO_LONG || !c->endpoint->generates) return st;
+    char param[sizeof c->err.field];
+    snprintf(param, sizeof param, "%s", c->err.field);
+    return openai_ids_too_long(c, param, &c->err);
+}
+
 static enum status prepare(struct completion_request *c)
 {
     cJSON *doc = NULL;
-    enum status st = json_parse(buf_str(&c->body), false, &doc, &c->err);
+    enum status st = parse_body(c, &doc);
     if (st == OK && !cJSON_IsObject(doc))
         st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
     if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
     cJSON_Delete(doc);
-    buf_release(&c->body);
+    json_packed_release(&c->packed);
     return st;
 }
 
@@ -233,6 +266,7 @@ static void on_prepared(void *arg)
 {
     struct completion_request *c = arg;
     c->on_worker = false;
+    http_taken_body_release(&c->body);
     if (c->stage == COMPLETION_PREPARING) {
         choose_name(c);
         c->trace = c->trace || c->p.trace;
@@ -260,6 +294,7 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     c->id = ++s->last_id;
     c->endpoint = o->endpoint;
     c->reply = o->reply;
+    c->body = o->body;
     c->trace = o->trace;
     c->created = clock_unix_s();
     if (o->name && serve_name_is_good(str_of(o->name)))
@@ -270,7 +305,6 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->endpoint) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
-    buf_add_str(&c->body, o->body);
     if (loop_work(s->o.loop, prepare_work, on_prepared, c) != OK)
         return refuse(c, ERR_BUSY, "too many requests are waiting to be read; try again shortly");
     c->on_worker = true;

@@ -12,6 +12,7 @@
 #ifndef BATON_SERVE_COMPLETION_REQUEST_H
 #define BATON_SERVE_COMPLETION_REQUEST_H
 
+#include "shared/base/json/json_packed.h"
 #include "shared/serve/choice.h"
 #include "shared/serve/openai/openai.h"
 #include "shared/serve/openai/openai_params.h"
@@ -26,7 +27,7 @@ enum completion_stage {
 };
 
 struct completion_prompt {
-    int32_t *tokens; /* mem_free */
+    int32_t *tokens; /* mem_free; NULL once the backend has them and no answer shows them */
     size_t n_tokens;
     struct buf text;  /* with echo: the client's text, or the decoded ids */
     uint32_t n_chars; /* of text */
@@ -43,7 +44,8 @@ struct completion_request {
     bool trace;
     char name[REQUEST_NAME_MAX + 1], fallback_name[REQUEST_NAME_MAX + 1];
     int64_t created;
-    struct buf body; /* copy of the request until it is prepared */
+    struct http_taken_body body; /* until it is parsed */
+    struct json_packed packed;   /* token ids of the body, until it is prepared */
     struct arena arena;
     struct openai_params p;
     cJSON *tools;                      /* of the request, when the model may call them */
@@ -63,7 +65,7 @@ struct completion_request {
 
 struct completion_options {
     const struct openai_endpoint *endpoint; /* NULL: unknown path */
-    struct str body;                        /* copied */
+    struct http_taken_body body;            /* moved into the request */
     const char *name;                       /* x-request-id, or NULL */
     const char *fallback_name;              /* used without x-request-id and request_id; or NULL */
     bool trace;                             /* as member return_trace */

@@ -97,12 +97,12 @@ static void get_load(struct api_exchange *e)
     buf_release(&body);
 }
 
-static void add_description(const struct serve *s, struct buf *out)
+static void add_description(const struct serve *s, bool cluster, struct buf *out)
 {
     size_t before = out->len;
     if (!s->o.describe) return;
     buf_add_char(out, ',');
-    s->o.describe(s->o.describe_arg, out);
+    s->o.describe(s->o.describe_arg, cluster, out);
     if (out->len == before + 1) out->data[--out->len] = 0; /* no members: remove the comma */
 }
 
@@ -111,7 +111,7 @@ static void get_version(struct api_exchange *e)
     struct buf body = { 0 };
     buf_add_c(&body, "{\"version\":");
     json_add_string(&body, str_of(e->serve->o.version));
-    add_description(e->serve, &body);
+    add_description(e->serve, false, &body);
     buf_add_char(&body, '}');
     answer_json(e, &body);
     buf_release(&body);
@@ -123,7 +123,7 @@ static void get_cluster(struct api_exchange *e)
     struct buf body = { 0 };
     buf_add_c(&body, "{\"nodes\":");
     b->nodes(b->self, &body);
-    add_description(e->serve, &body);
+    add_description(e->serve, true, &body);
     buf_add_char(&body, '}');
     answer_json(e, &body);
     buf_release(&body);
@@ -160,6 +160,21 @@ static void get_model(struct api_exchange *e)
     buf_release(&name);
 }
 
+/* For a person who opens the port in a browser. */
+static void get_home(struct api_exchange *e)
+{
+    static const char page[] =
+        "<!DOCTYPE html><title>Baton</title><h1>Baton</h1><p>This is the API of a node that serves "
+        "a language model.<ul>"
+        "<li>POST /v1/chat/completions, /v1/completions: OpenAI's API"
+        "<li><a href=/v1/models>/v1/models</a>: the model"
+        "<li><a href=/ready>/ready</a>: whether requests are taken, else why not"
+        "<li><a href=/cluster>/cluster</a>: the nodes and their load"
+        "<li><a href=/metrics>/metrics</a>: for Prometheus"
+        "<li><a href=/version>/version</a></ul>\n";
+    answer(e, 200, "text/html; charset=utf-8", NULL, str_of(page));
+}
+
 /* ---- the table ---- */
 
 /* A path that ends in a slash matches all paths below it. OpenAI's clients use the doubled ones
@@ -178,6 +193,7 @@ static const struct api_route ROUTES[] = {
     { "/v1/models", GET, get_models, .endpoint = NULL },
     { "/v1/models/", GET, get_model, .label = "/v1/models" },
     { "/v1/chat/completions/models", GET, get_models, .label = "/v1/models" },
+    { "/", GET | OPEN, get_home, .endpoint = NULL },
     { "/health", GET | OPEN | ADMIN, get_ready, .endpoint = NULL },
     { "/ready", GET | OPEN | ADMIN, get_ready, .label = "/health" },
     { "/readyz", GET | OPEN | ADMIN, get_ready, .label = "/health" },
@@ -200,7 +216,8 @@ static const struct api_route *find_route(struct str path)
         if (str_eq_c(path, ROUTES[i].path))
             return ROUTES[i].handle == get_model ? find_route(STR("/v1/models")) : &ROUTES[i];
     for (size_t i = 0; i < N_ROUTES; i++)
-        if (str_ends(str_of(ROUTES[i].path), "/") && str_starts(path, ROUTES[i].path))
+        if (ROUTES[i].path[1] && str_ends(str_of(ROUTES[i].path), "/") &&
+            str_starts(path, ROUTES[i].path))
             return &ROUTES[i];
     if (path.n > 1 && path.p[path.n - 1] == '/') return find_route(str_sub(path, 0, path.n - 1));
     return NULL;
@@ -293,7 +310,6 @@ static void start_completion(struct api_exchange *e)
     }
     struct completion_options o = {
         .endpoint = e->route->endpoint,
-        .body = http_body(e->x),
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
         .fallback_name = e->name,
         .trace = str_eq_c(trace, "1"),
@@ -303,6 +319,7 @@ static void start_completion(struct api_exchange *e)
                    .end = on_stream_end,
                    .arg = e, },
     };
+    http_take_body(e->x, &o.body);
     e->completion_id = completion_start(e->serve, &o);
 }
 

@@ -42,14 +42,16 @@ struct serve_options {
     uint32_t max_model_len;
     uint32_t n_vocab; /* ids are 0 to n_vocab - 1 */
     struct serve_defaults defaults;
+    bool any_temperature;                 /* up to 100; else up to 2, as in OpenAI's API */
     const char *api_keys[SERVE_KEYS_MAX]; /* none: open */
     size_t n_api_keys;
     uint32_t max_n;        /* most answers per prompt; 128 when 0 */
     uint32_t max_prompts;  /* most prompts in one completions request; 2,048 when 0 */
     uint32_t max_logprobs; /* 20 when 0; not above SAMPLER_LOGPROBS_MAX */
     const char *version;
-    /* Appends members to GET /version and /cluster; may be NULL. */
-    void (*describe)(void *arg, struct buf *json_members);
+    /* Appends members to GET /version, and with `cluster` to GET /cluster, which needs a key when
+     * keys are set; may be NULL. */
+    void (*describe)(void *arg, bool cluster, struct buf *json_members);
     void *describe_arg;
 };
 
@@ -73,9 +75,9 @@ struct serve_reply {
     void *arg;
 };
 
-/* Runs one API request that did not come over HTTP. `path` is "/v1/chat/completions" or
- * "/v1/completions". Returns a handle for serve_cancel, valid until reply or end was called; 0: it
- * was answered at once. */
+/* Runs one API request that did not come over HTTP; copies `body`. `path` is "/v1/chat/completions"
+ * or "/v1/completions". Returns a handle for serve_cancel, valid until reply or end was called; 0:
+ * it was answered at once. */
 uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,
                       const struct serve_reply *reply);
 /* The receiver is gone: stops the work; no reply function is called afterwards. */

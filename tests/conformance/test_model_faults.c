@@ -33,13 +33,15 @@ struct fault {
     struct buf config;
     struct kernel_ctx *k;
     bool progressed; /* weights began to be packed */
+    bool stop;       /* on_progress ends the load */
 };
 
-static void on_progress(void *arg, double done)
+static bool on_progress(void *arg, double done)
 {
     struct fault *f = arg;
     (void)done;
     f->progressed = true;
+    return !f->stop;
 }
 
 static enum status load(struct fault *f, const struct checkpoint *s, struct err *err)
@@ -144,6 +146,23 @@ TEST(f8_scales)
     kernel_ctx_free(f.k);
 }
 
+TEST(load_that_is_stopped)
+{
+    struct fault f = { .stop = true };
+    struct err err;
+    struct checkpoint *s = checkpoint_read(golden("qwen2", "model").text);
+    CHECK_OK(kernel_ctx_create(kernel_options_default("auto", ACTIVATIONS_F32, 1), &f.k, &err));
+    checkpoint_print(f.folder.text, sizeof f.folder.text, "%s", test_tmpdir());
+    CHECK_OK(file_read(golden("qwen2", "model/config.json").text, 1 << 20, &f.config, &err));
+    CHECK_STATUS(load(&f, s, &err), ERR_CANCELED);
+    CHECK(strstr(err.text, "loading the model was stopped"));
+    f.stop = false;
+    CHECK_OK(load(&f, s, &err));
+    checkpoint_release(s);
+    buf_release(&f.config);
+    kernel_ctx_free(f.k);
+}
+
 /* A window is an attention of its own, unless every context fits in it. */
 TEST(windows)
 {
@@ -201,5 +220,5 @@ TEST(memory_that_packing_lacks)
     kernel_ctx_free(k);
 }
 
-TEST_MAIN(CASE_T(every_fault_names_the_tensor, 240), CASE(f8_scales), CASE(windows),
-          CASE(memory_that_packing_lacks))
+TEST_MAIN(CASE_T(every_fault_names_the_tensor, 240), CASE(f8_scales), CASE(load_that_is_stopped),
+          CASE(windows), CASE(memory_that_packing_lacks))

@@ -174,6 +174,9 @@ def test_mistakes_are_one_sentence_before_the_model_is_loaded():
                        (['--quantization', 'wint3'], 'there is no quantization "wint3"'),
                        (['--load-format', 'gguf'], 'is safetensors; auto recognises it'),
                        (['--load-format', 'bitsandbytes'], '--load-format is "bitsandbytes", but must be auto, default, default_v1, safetensors, gguf or dummy'),
+                       (['--kv-transfer-config', '{"kv_role":"kv_both","kv_prot":"1"}'], "there is no member 'kv_prot'"),
+                       (['--kv-transfer-config', '{"kv_connector":"MooncakeConnectorV1"}'], 'has no kv_role'),
+                       (['--router', '::1:9400'], 'an IPv6 address stands in brackets'),
                        (['--splitwise-role', 'prefill', '--kv-transfer-config', '{"kv_role":"kv_consumer"}'], 'contradict')):
         p = run('serve', '--model', TINY, '--port', '0', *args)
         assert p.returncode == 2 and said in p.stderr and len(p.stderr.strip().splitlines()) == 1, (args, p.stderr)

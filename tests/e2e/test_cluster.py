@@ -1,4 +1,6 @@
 """Clusters as users start them: with Redis (as in seed 001), without (seed 003), in any order, with restarts, loss, clean ends."""
+import re
+
 from harness import *
 
 SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '256']
@@ -225,6 +227,51 @@ def test_launch():
         for pid in pids:
             assert not os.path.exists(f'/proc/{pid}'), f'{pid} is left'
     assert shm_names() <= before, shm_names() - before
+
+
+def test_launches_of_two_hosts_meet():
+    """One launch has the prefill nodes, another the decode nodes: they meet in Redis, or at the directory server that --router names."""
+    control = free_ports(1)[0]
+    with closing(Redis()) as redis:
+        in_redis = ['--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port)]
+        env = dict(BATON_CLUSTER_SECRET='both', BATON_ADVERTISE_HOST='127.0.0.1')
+        for first, second in ((in_redis, in_redis), (['--router', f'127.0.0.1:{control}'],) * 2):
+            ports = free_ports(3)
+            launches = [Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', f'--{role}', '1', '--ports', str(port), *where, *SIZE], env, name=role)
+                        for role, port, where in (('prefill', ports[0], first), ('decode', ports[1], second))]
+            if first is not in_redis:
+                launches.append(Node(TINY, 'decode', ['--engine-worker-queue-port', str(control), *SIZE], env))
+            with closing(*launches):
+                for l in launches[:2]:
+                    wait_until('launch ready', lambda: 'ready: all 1 nodes' in l.output(), 30)
+                wait_until('all nodes', lambda: len(request(ports[0], 'GET', '/cluster')[2]['nodes']) == len(launches))
+                s, _, b = request(ports[0], 'POST', '/v1/completions', dict(prompt=[7] * 40, max_tokens=4, temperature=0, return_trace=True))
+                assert s == 200 and b['baton']['prefill_node'] == f'127.0.0.1:{ports[0]}' != b['baton']['decode_node'], b
+
+
+def test_launch_prints_one_page_and_its_nodes_are_called_baton():
+    ports = free_ports(2)
+    with tempfile.TemporaryDirectory() as logs:
+        l = Process([BIN, 'launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', '--tensor-parallel-size', '2', '--log-dir', logs, *SIZE],
+                    name='launch')
+        with closing(l):
+            wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
+            lines = l.output().splitlines()
+            assert len([x for x in lines if x.startswith('note: ')]) == 1 and len([x for x in lines if ' launch' in x and x.startswith('baton ')]) == 1, l.output()
+            loose = [x for x in lines if not x.startswith(('baton ', '  ', 'note: ', 'ready: ')) and not re.match(r'\S+Z (info|warn) (launch|127\.0\.0\.1:\d+) ', x)]
+            assert not loose, loose
+            with open(f'/proc/{l.p.pid}/task/{l.p.pid}/children') as f:
+                names = [open(f'/proc/{pid}/comm').read().strip() for pid in f.read().split()]
+            assert names == ['baton', 'baton'], names
+            assert sorted(os.listdir(logs)) == sorted(['baton-launch.log', *(f'baton-{p}.log' for p in ports)]), os.listdir(logs)
+            for p in ports:
+                s, _, b = request(p, 'POST', '/v1/completions', dict(prompt=[7] * 40, max_tokens=4))
+                assert s == 200, b
+            assert 'request end' not in l.output()
+    l = Process([BIN, 'launch', '--model', TINY, '--num-servers', '1', '--ports', str(ports[0]), '--log-level', 'warn', '--tensor-parallel-size', '2'], name='launch')
+    with closing(l):
+        wait_until('ready', lambda: 'ready: all 1 nodes' in l.output(), 30)
+        assert all(x.startswith('ready: ') for x in l.output().splitlines()), l.output()
 
 
 def test_launcher_killed():

@@ -53,6 +53,25 @@ def test_signal_while_loading():
         node.close()
 
 
+def test_signal_while_a_large_model_loads():
+    """Weights that take a minute to make: a signal ends the node within a second or so, whenever it comes."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(os.path.join(DATA, 'configs', 'llama-3-8b', 'config.json'), folder)
+        for pause in 0.5, 3:
+            for sig in signal.SIGTERM, signal.SIGINT:
+                node = Node(folder, args=['--load-format', 'dummy', '--quantization', 'wint4', '--num-gpu-blocks-override', '64', '--max-model-len', '512'])
+                wait_until('live', lambda: request(node.port, 'GET', '/live', timeout=2)[0] == 200 or not node.alive())
+                time.sleep(pause)
+                assert node.alive(), node.output()
+                t = time.time()
+                node.kill(sig)
+                status = node.p.wait(60)
+                took = time.time() - t
+                print(f'  {sig.name} after {pause} s of loading: ended after {took:.2f} s')
+                assert status == 130 and took < 3, (status, took, node.output()) # 1 s, and what a busy machine adds
+                node.close()
+
+
 def test_idle_pair_stops_cleanly():
     for _ in range(3):
         with pair(TINY) as (prefill, decode):

@@ -98,6 +98,11 @@ static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum d
     return wide ? QUANTIZE_WINT8 : b->m->quantize;
 }
 
+enum status bind_stopped(struct err *err)
+{
+    return err_set(err, ERR_CANCELED, "loading the model was stopped");
+}
+
 static void add_to_plan(struct binder *b, const struct weight *w)
 {
     if (is_full(b->n_plan))
@@ -132,9 +137,10 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
     if (!b->packing) add_to_plan(b, &plan);
-    else if (b->progress)
-        b->progress(b->progress_arg,
-                    (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
+    else if (b->progress &&
+             !b->progress(b->progress_arg, (double)b->weight_bytes /
+                                               (double)(b->weight_total ? b->weight_total : 1)))
+        return bind_stopped(b->err);
     return OK;
 }
 

@@ -51,10 +51,12 @@ struct binder {
     struct bind_arena host;             /* host memory */
     size_t rounded_rows, rounded_in;    /* rows and width of the largest matmul input
                                          * (kernel_ctx_reserve) */
-    void (*progress)(void *arg, double done); /* may be NULL */
+    bool (*progress)(void *arg, double done); /* of model_options; may be NULL */
     void *progress_arg;
 };
 
+/* Sets the error of a load that its caller stopped; returns ERR_CANCELED. */
+enum status bind_stopped(struct err *err);
 /* Finds a matrix in the files (weights_matrix). In the second pass it waits until the matrix has
  * been read. */
 enum status bind_lookup(struct binder *b, const struct matrix_spec *spec,

@@ -39,6 +39,7 @@ struct weight_cache {
     struct weight **put;              /* [n] MAKING: the weights that were put */
     size_t n_done;                    /* weights taken or put so far */
     bool refused;                     /* a copy exists but was refused */
+    bool stopped;                     /* o.progress said so */
     ino_t seen_inode;                 /* inode of the copy that was checked last; 0: none */
     uint64_t t_open_ms;
 };
@@ -67,8 +68,14 @@ static void hash_one(void *arg, int index, int thread)
     else if (e->hash != hash_64(j->file + e->at, e->bytes, 0)) atomic_fetch_add(&j->n_wrong, 1);
 }
 
+static bool go_on(struct weight_cache *p, double done)
+{
+    if (p->o.progress && !p->o.progress(p->o.progress_arg, done)) p->stopped = true;
+    return !p->stopped;
+}
+
 /* Compares hashes. Reading every byte also brings the file into memory before the node is ready. */
-static size_t count_wrong(const struct weight_cache *p, const struct file_map *map)
+static size_t count_wrong(struct weight_cache *p, const struct file_map *map)
 {
     struct hash_job j = { .file = (const char *)map->data };
     for (size_t i = 0; i < p->o.n && atomic_load(&j.n_wrong) == 0; i += READ_AT_ONCE) {
@@ -78,9 +85,8 @@ static size_t count_wrong(const struct weight_cache *p, const struct file_map *m
                                                            sizeof(struct weight_cache_header)) +
                   i;
         compute_pool_run(p->o.pool, (int)n, hash_one, &j);
-        if (p->o.progress)
-            p->o.progress(p->o.progress_arg,
-                          (double)(j.table[n - 1].at + j.table[n - 1].bytes) / (double)map->bytes);
+        if (!go_on(p, (double)(j.table[n - 1].at + j.table[n - 1].bytes) / (double)map->bytes))
+            return 0;
     }
     return atomic_load(&j.n_wrong);
 }
@@ -94,7 +100,8 @@ static enum status map_copy(struct weight_cache *p, struct err *err)
     TRY(file_map_open(p->path.data, &map, err));
     enum status st = weight_cache_check(map.data, map.bytes, &p->o.key, p->o.plan, p->o.n, err);
     size_t n_wrong = st == OK ? count_wrong(p, &map) : 0;
-    if (n_wrong)
+    if (p->stopped) st = ERR_CANCELED;
+    else if (n_wrong)
         st = err_set(err, ERR_FORMAT, "%zu weights or more do not agree with their hashes",
                      n_wrong);
     if (st != OK) {
@@ -117,7 +124,7 @@ static bool try_copy(struct weight_cache *p)
     struct err err = { 0 };
     p->seen_inode = current_inode(p);
     enum status st = map_copy(p, &err);
-    p->refused = st != OK && st != ERR_NOT_FOUND;
+    p->refused = st != OK && st != ERR_NOT_FOUND && st != ERR_CANCELED;
     if (p->refused) log_warn("weight cache refused", "file=%s %s", p->path.data, err.text);
     if (st == OK)
         log_info("weight cache mapped", "file=%s mib=%zu after_ms=%" PRIu64, p->path.data,
@@ -206,7 +213,7 @@ static bool lock_or_wait(struct weight_cache *p)
                      p->path.data);
         logged = true;
         nanosleep(&(struct timespec){ .tv_nsec = POLL_MS * 1000000L }, NULL);
-        if (current_inode(p) != p->seen_inode && try_copy(p)) return false;
+        if (!go_on(p, 0) || (current_inode(p) != p->seen_inode && try_copy(p))) return false;
         if (last_write(p) != written) t_written_ms = clock_ms(), written = last_write(p);
         if (clock_ms() - t_written_ms < STALL_MS) continue;
         warn(p, "waiting", "the process that is writing it makes no progress");
@@ -241,7 +248,7 @@ struct weight_cache *weight_cache_open(const struct weight_cache_options *o)
     p->put = MEM_ARRAY(struct weight *, o->n);
     name_files(p, &lock);
     bool usable = try_copy(p);
-    if (!usable) {
+    if (!usable && !p->stopped) {
         (void)mkdir(o->folder, 0755); /* an error shows when the lock file is opened */
         p->lock = open(lock.data, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
         if (p->lock < 0) warn(p, lock.data, strerror(errno));

@@ -67,7 +67,9 @@ struct weight_cache_options {
     const struct weight *plan; /* [n] of weight_ops.plan; borrowed until weight_cache_close */
     size_t n;
     struct compute_pool *pool;
-    void (*progress)(void *arg, double done); /* while a file is read; may be NULL */
+    /* While a file is read, or waited for; false: give up (weight_cache_open then returns NULL).
+     * May be NULL. */
+    bool (*progress)(void *arg, double done);
     void *progress_arg;
 };
 

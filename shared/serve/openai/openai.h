@@ -43,6 +43,11 @@ struct openai_prompt_input {
 /* Tokenises, truncates and checks a prompt, and stores it in c->prompts[i]. */
 enum status openai_add_prompt(struct completion_request *c, uint32_t i,
                               const struct openai_prompt_input *input, struct err *err) MUST_CHECK;
+/* Returns the most tokens of one text or array of ids that are read before it is refused. */
+size_t openai_tokens_max(const struct completion_request *c);
+/* Sets the error of an array of ids that has more. */
+enum status openai_ids_too_long(const struct completion_request *c, const char *param,
+                                struct err *err);
 /* Allocates c->prompts. */
 void openai_alloc_prompts(struct completion_request *c, uint32_t n);
 

@@ -95,9 +95,16 @@ static enum status check_message(cJSON *m, int i, struct err *err)
         "messages[%d] has a content that is neither a string nor an array of parts nor null", i);
 }
 
-static enum status check_messages(cJSON *messages, struct err *err)
+static enum status check_messages(const cJSON *doc, struct err *err)
 {
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(doc, "messages");
     int i = 0;
+    if (!messages && json_member(doc, "text"))
+        return err_field(err, ERR_INVALID, "messages",
+                         "the request has no messages; member text is of FastDeploy's native "
+                         "protocol, which this path does not speak: send it as messages, "
+                         "[{\"role\":\"user\",\"content\":TEXT}], or as prompt of "
+                         "/v1/completions");
     if (!messages) return err_field(err, ERR_INVALID, "messages", "the request has no messages");
     if (!cJSON_IsArray(messages) || !messages->child)
         return err_field(err, ERR_INVALID, "messages",
@@ -173,7 +180,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     struct chat_input in = { .add_generation_prompt = true };
     cJSON *kwargs = NULL;
     in.messages = cJSON_GetObjectItemCaseSensitive(doc, "messages");
-    TRY(check_messages(cJSON_GetObjectItemCaseSensitive(doc, "messages"), err));
+    TRY(check_messages(doc, err));
     TRY(make_kwargs(doc, &kwargs, err));
     TRY(json_get_bool(doc, "add_generation_prompt", &in.add_generation_prompt, err));
     /* Read here too what the template sees. */

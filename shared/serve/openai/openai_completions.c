@@ -42,7 +42,8 @@ static enum status completions_prepare(struct completion_request *c, cJSON *doc,
         return err_field(err, ERR_INVALID, "prompt",
                          "prompt must be a string, an array of strings, an array of token ids or "
                          "an array of such arrays");
-    bool one = cJSON_IsString(prompt) || cJSON_IsNumber(prompt->child);
+    bool one = cJSON_IsString(prompt) || cJSON_IsNumber(prompt->child) ||
+               json_packed_has(&c->packed, prompt);
     size_t n = one ? 1 : (size_t)cJSON_GetArraySize(prompt);
     TRY(count_prompts(c, n, err));
     openai_alloc_prompts(c, (uint32_t)n);

@@ -93,12 +93,14 @@ static enum status check_modalities(const cJSON *o, struct err *err)
 
 /* ---- numbers ---- */
 
+enum { TEMPERATURE_MAX = 100 }; /* with any_temperature */
+
 static const struct {
     const char *name;
     double min, max;
     size_t offset;
 } FLOATS[] = {
-    { "temperature", 0, 100, offsetof(struct sampling_params, temperature) },
+    { "temperature", 0, 2, offsetof(struct sampling_params, temperature) },
     { "top_p", 0, 1, offsetof(struct sampling_params, top_p) },
     { "min_p", 0, 1, offsetof(struct sampling_params, min_p) },
     { "presence_penalty", -2, 2, offsetof(struct sampling_params, presence_penalty) },
@@ -126,11 +128,15 @@ static void set_defaults(const struct serve *s, bool chat, struct openai_params 
     p->include_reasoning = true;
 }
 
-static enum status parse_floats(const cJSON *o, struct sampling_params *q, struct err *err)
+static enum status parse_floats(const struct serve *s, const cJSON *o, struct sampling_params *q,
+                                struct err *err)
 {
     for (size_t i = 0; i < COUNT_OF(FLOATS); i++) {
-        double v = NAN;
-        TRY(json_get_f64(o, FLOATS[i].name, FLOATS[i].min, FLOATS[i].max, &v, err));
+        double v = NAN, max = FLOATS[i].max;
+        if (FLOATS[i].offset == offsetof(struct sampling_params, temperature) &&
+            s->o.any_temperature)
+            max = TEMPERATURE_MAX;
+        TRY(json_get_f64(o, FLOATS[i].name, FLOATS[i].min, max, &v, err));
         if (isnan(v)) continue;
         float f = (float)v;
         memcpy((char *)q + FLOATS[i].offset, &f, sizeof f);
@@ -154,13 +160,15 @@ static enum status parse_seed(const cJSON *o, struct openai_params *p, struct er
 static enum status parse_lengths(const struct serve *s, const cJSON *o, bool chat,
                                  struct openai_params *p, struct err *err)
 {
+    /* max_dec_len is FastDeploy's older name. */
     static const char *const names[] = { "max_tokens", "max_completion_tokens",
-                                         "response_max_tokens" };
+                                         "response_max_tokens", "max_dec_len" };
     struct sampling_params *q = &p->sampling;
     /* max_tokens 0 is valid only when there is something else to return. */
     bool zero = (!chat && p->echo) || p->n_prompt_logprobs >= 0;
     int64_t max = -1, min = 0, response = -1;
     const char *name = names[0];
+    TRY(json_get_i64(o, names[3], zero ? 0 : 1, UINT32_MAX - 1, &max, err));
     TRY(json_get_i64(o, names[0], zero ? 0 : 1, UINT32_MAX - 1, &max, err));
     if (json_member(o, names[1])) name = names[1];
     TRY(json_get_i64(o, names[1], zero ? 0 : 1, UINT32_MAX - 1, &max, err));
@@ -252,7 +260,7 @@ static enum status parse_stops(const struct serve *s, const cJSON *o, struct are
     if (ids) {
         int32_t *list = NULL;
         size_t n = 0;
-        TRY(openai_parse_ids(s, ids, "stop_token_ids", &list, &n, err));
+        TRY(openai_parse_ids(s, ids, "stop_token_ids", NULL, &list, &n, err));
         bool fits = n <= SAMPLER_STOP_IDS_MAX;
         for (size_t i = 0; fits && i < n; i++) q->stop_ids[q->n_stop_ids++] = list[i];
         mem_free(list);
@@ -297,7 +305,7 @@ static enum status parse_bias(const struct serve *s, const cJSON *o, struct aren
                          SAMPLER_BIAS_MAX);
     struct logit_bias *bias = ARENA_ARRAY(arena, struct logit_bias, SAMPLER_BIAS_MAX);
     cJSON_ArrayForEach (v, map) TRY(parse_bias_entry(s, v, &bias[n++], err));
-    if (bad) TRY(openai_parse_ids(s, bad, "bad_words_token_ids", &ids, &n_ids, err));
+    if (bad) TRY(openai_parse_ids(s, bad, "bad_words_token_ids", NULL, &ids, &n_ids, err));
     bool fits = n + n_ids <= SAMPLER_BIAS_MAX;
     for (size_t i = 0; fits && i < n_ids; i++)
         bias[n++] = (struct logit_bias){ ids[i], BIAS_FORBID };
@@ -375,7 +383,7 @@ enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat
     TRY(openai_tools_parse(s, o, chat, arena, &p->tools, err));
     TRY(parse_stream(o, p, err));
     TRY(parse_switches(s, o, chat, p, err));
-    TRY(parse_floats(o, &p->sampling, err));
+    TRY(parse_floats(s, o, &p->sampling, err));
     TRY(parse_seed(o, p, err));
     TRY(parse_n(s, o, p, err));
     TRY(parse_logprobs(s, o, chat, p, err));
@@ -395,12 +403,36 @@ enum status openai_check_model(const struct serve *s, const cJSON *o, struct err
                      s->names[0]);
 }
 
+static enum status not_an_id(const struct serve *s, const char *name, size_t i, double v,
+                             struct err *err)
+{
+    return err_field(err, ERR_INVALID, name,
+                     "%s[%zu] is %.17g, but token ids are whole numbers from 0 to %u", name, i, v,
+                     s->o.n_vocab - 1);
+}
+
+static enum status check_ids(const struct serve *s, const int32_t *ids, size_t n, const char *name,
+                             struct err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= s->o.n_vocab)
+            return not_an_id(s, name, i, ids[i], err);
+    return OK;
+}
+
 enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name,
-                             int32_t **ids, size_t *n, struct err *err)
+                             struct json_packed *packed, int32_t **ids, size_t *n, struct err *err)
 {
     const cJSON *v;
     if (!cJSON_IsArray(list))
         return err_field(err, ERR_INVALID, name, "%s must be an array of token ids", name);
+    if (packed && json_packed_take(packed, list, ids, n)) {
+        enum status st = check_ids(s, *ids, *n, name, err);
+        if (st == OK) return OK;
+        mem_free(*ids);
+        *ids = NULL;
+        return st;
+    }
     size_t count = (size_t)cJSON_GetArraySize(list), i = 0;
     int32_t *out = mem_try_calloc(count ? count : 1, sizeof *out);
     if (!out) return err_field(err, ERR_NOMEM, name, "not enough memory for %zu token ids", count);
@@ -410,9 +442,7 @@ enum status openai_parse_ids(const struct serve *s, const cJSON *list, const cha
             mem_free(out);
             if (!cJSON_IsNumber(v))
                 return err_field(err, ERR_INVALID, name, "%s[%zu] is not a token id", name, i);
-            return err_field(err, ERR_INVALID, name,
-                             "%s[%zu] is %.17g, but token ids are whole numbers from 0 to %u", name,
-                             i, d, s->o.n_vocab - 1);
+            return not_an_id(s, name, i, v->valuedouble, err);
         }
         out[i++] = (int32_t)d;
     }

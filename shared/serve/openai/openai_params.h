@@ -7,7 +7,7 @@
 #ifndef BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 #define BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 
-#include "shared/base/json/json.h"
+#include "shared/base/json/json_packed.h"
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
 #include "shared/serve/openai/openai_tools.h"
@@ -42,9 +42,10 @@ enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat
                                 struct err *err) MUST_CHECK;
 /* Checks member `model`. ERR_NOT_FOUND: this node does not serve it. */
 enum status openai_check_model(const struct serve *s, const cJSON *o, struct err *err) MUST_CHECK;
-/* Parses an array of token ids of the vocabulary into a new array (mem_free). `name` is for
- * errors. */
+/* Parses an array of token ids of the vocabulary into a new array (mem_free). `name` is for errors;
+ * `packed` (or NULL) may hold the ids of `list`. */
 enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name,
-                             int32_t **ids, size_t *n, struct err *err) MUST_CHECK;
+                             struct json_packed *packed, int32_t **ids, size_t *n,
+                             struct err *err) MUST_CHECK;
 
 #endif

@@ -7,7 +7,9 @@
 enum {
     /* A text is tokenised up to so many context lengths, so that the error can say how long it
      * is. */
-    ENCODE_LIMIT_CONTEXTS = 4
+    ENCODE_LIMIT_CONTEXTS = 4,
+    /* Tokens in one answer of /tokenize and /detokenize, and of a text of which the end is kept. */
+    TOKENIZE_MAX = 4 << 20
 };
 
 void openai_alloc_prompts(struct completion_request *c, uint32_t n)
@@ -16,15 +18,26 @@ void openai_alloc_prompts(struct completion_request *c, uint32_t n)
     c->n_prompts = n;
 }
 
-static enum status too_long(const struct completion_request *c,
-                            const struct openai_prompt_input *input, const char *more, size_t n,
-                            struct err *err)
+size_t openai_tokens_max(const struct completion_request *c)
 {
-    return err_field(err, ERR_TOO_LONG, input->param,
+    return c->endpoint->generates ? (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS
+                                  : TOKENIZE_MAX;
+}
+
+static enum status too_long(const struct completion_request *c, const char *param,
+                            const char *place, const char *more, size_t n, struct err *err)
+{
+    return err_field(err, ERR_TOO_LONG, param,
                      "This model's maximum context length is %u tokens. However, you requested "
                      "%s%zu tokens in the %s. "
                      "Please reduce the length of the %s.",
-                     c->serve->o.max_model_len, more, n, input->place, input->place);
+                     c->serve->o.max_model_len, more, n, place, place);
+}
+
+enum status openai_ids_too_long(const struct completion_request *c, const char *param,
+                                struct err *err)
+{
+    return too_long(c, param, "prompt", "more than ", openai_tokens_max(c), err);
 }
 
 static enum status check_length(const struct completion_request *c,
@@ -41,7 +54,8 @@ static enum status check_length(const struct completion_request *c,
                          "requested %zu tokens (%zu in the %s, %u in the "
                          "completion). Please reduce the length of the %s or completion.",
                          max, n + s->max_tokens, n, input->place, s->max_tokens, input->place);
-    if (n > max || (n == max && s->max_tokens > 0)) return too_long(c, input, "", n, err);
+    if (n > max || (n == max && s->max_tokens > 0))
+        return too_long(c, input->param, input->place, "", n, err);
     if (s->min_tokens > max - n)
         return err_field(err, ERR_INVALID, "min_tokens",
                          "min_tokens is %u, but after the %s only %zu tokens fit into the context",
@@ -52,11 +66,12 @@ static enum status check_length(const struct completion_request *c,
 static enum status encode(const struct completion_request *c, struct completion_prompt *q,
                           const struct openai_prompt_input *input, struct err *err)
 {
-    size_t limit = (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS;
-    if (c->p.truncate >= 0) limit = SIZE_MAX; /* truncation keeps the end of the text */
+    size_t limit = openai_tokens_max(c);
+    if (c->p.truncate >= 0) limit = TOKENIZE_MAX; /* truncation keeps the end of the text */
     enum status st = tokenizer_encode(c->serve->o.tokenizer, input->text, c->p.add_special, limit,
                                       &q->tokens, &q->n_tokens, err);
-    return st == ERR_TOO_LONG ? too_long(c, input, "more than ", limit, err) : st;
+    return st == ERR_TOO_LONG ? too_long(c, input->param, input->place, "more than ", limit, err)
+                              : st;
 }
 
 /* A tokenizer may have tokens (added ones, mostly) that the model's embedding lacks. */
@@ -89,7 +104,8 @@ enum status openai_add_prompt(struct completion_request *c, uint32_t i,
 {
     struct completion_prompt *q = &c->prompts[i];
     if (input->ids)
-        TRY(openai_parse_ids(c->serve, input->ids, input->param, &q->tokens, &q->n_tokens, err));
+        TRY(openai_parse_ids(c->serve, input->ids, input->param, &c->packed, &q->tokens,
+                             &q->n_tokens, err));
     else TRY(encode(c, q, input, err));
     TRY(check_known(c, q, input, err));
     size_t n_all = q->n_tokens;

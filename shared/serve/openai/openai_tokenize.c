@@ -37,8 +37,11 @@ static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf
         TRY(openai_render_chat(c->serve, doc, &tools, &opening, text, err));
     }
     struct str s = chat ? buf_str(text) : str_of(prompt);
-    enum status st = tokenizer_encode(c->serve->o.tokenizer, s, add_special, SIZE_MAX, &ids, &n,
-                                      err);
+    size_t max = openai_tokens_max(c);
+    enum status st = tokenizer_encode(c->serve->o.tokenizer, s, add_special, max, &ids, &n, err);
+    if (st == ERR_TOO_LONG)
+        st = err_field(err, ERR_TOO_LONG, chat ? "messages" : "prompt",
+                       "the text has more than %zu tokens; send it in parts", max);
     if (st == OK) write_tokens(c, ids, n, strings, &c->out);
     mem_free(ids);
     return st;
@@ -61,7 +64,7 @@ static enum status detokenize_prepare(struct completion_request *c, cJSON *doc, 
     const cJSON *tokens = json_member(doc, "tokens");
     TRY(json_get_bool(doc, "skip_special_tokens", &skip_special, err));
     if (!tokens) return err_field(err, ERR_INVALID, "tokens", "the request has no tokens");
-    TRY(openai_parse_ids(c->serve, tokens, "tokens", &ids, &n, err));
+    TRY(openai_parse_ids(c->serve, tokens, "tokens", &c->packed, &ids, &n, err));
     tokenizer_decode(c->serve->o.tokenizer, ids, n, skip_special, &text);
     mem_free(ids);
     buf_add_c(&c->out, "{\"prompt\":");

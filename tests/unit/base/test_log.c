@@ -2,9 +2,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <regex.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "shared/base/log.h"
@@ -15,15 +17,20 @@ static char text[1 << 20];
 
 /* Sends the log to a file in a fresh directory. stderr is closed, as the lines would mix with those
  * of the harness. */
-static void open_log(void)
+static void open_rotated(uint64_t max_bytes, unsigned n_old)
 {
     char dir[560];
     snprintf(dir, sizeof dir, "%s/a/b", test_tmpdir());
     int null = open("/dev/null", O_WRONLY);
     dup2(null, 2);
-    CHECK_OK(log_set_dir(dir));
-    snprintf(path, sizeof path, "%s/baton.log", dir);
+    const struct log_file_options o = {
+        .dir = dir, .name = "baton-8000.log", .max_bytes = max_bytes, .n_old = n_old
+    };
+    CHECK_OK(log_set_file(&o));
+    snprintf(path, sizeof path, "%s/baton-8000.log", dir);
 }
+
+static void open_log(void) { open_rotated(0, 0); }
 
 static const char *read_log(void)
 {
@@ -125,13 +132,55 @@ TEST(log_many_events_stay_bounded)
     CHECK(n >= 64 * 20 && n <= 3 * 64 * 20); /* lines of one to three seconds */
 }
 
+static long size_of(const char *name)
+{
+    struct stat st;
+    return stat(name, &st) == 0 ? (long)st.st_size : -1;
+}
+
+TEST(log_file_is_rotated_when_it_is_full)
+{
+    char old[3][640];
+    open_rotated(1000, 2);
+    for (int i = 0; i < 3; i++) snprintf(old[i], sizeof old[i], "%s.%d", path, i + 1);
+    for (int i = 0; i < 100; i++) log_info("line", "i=%03d", i);
+    CHECK(size_of(path) > 0 && size_of(path) <= 1000);
+    for (int i = 0; i < 2; i++) CHECK(size_of(old[i]) > 900 && size_of(old[i]) <= 1000);
+    CHECK_EQ_INT(size_of(old[2]), -1);
+    CHECK_EQ_INT(count("i=099"), 1);
+    /* Another process that continues the file knows how full it is. */
+    long before = size_of(path);
+    open_rotated(1000, 2);
+    log_info("line", "i=100");
+    CHECK(size_of(path) > before || size_of(path) < 100);
+}
+
+TEST(log_file_is_opened_again_after_sighup)
+{
+    char moved[640];
+    open_log();
+    log_reopen_on_hangup();
+    snprintf(moved, sizeof moved, "%s.moved", path);
+    log_info("first", "n=1");
+    CHECK(rename(path, moved) == 0);
+    log_info("second", "n=2"); /* still into the file that was moved */
+    CHECK_EQ_INT(size_of(path), -1);
+    CHECK(raise(SIGHUP) == 0);
+    log_info("third", "n=3");
+    CHECK_EQ_INT(count("third"), 1);
+    CHECK_EQ_INT(count("second"), 0);
+}
+
 TEST(log_dir_that_cannot_be_made)
 {
-    CHECK_STATUS(log_set_dir("/dev/null/x"), ERR_IO);
-    CHECK_STATUS(log_set_dir(""), ERR_IO);
+    struct log_file_options o = { .dir = "/dev/null/x", .name = "a.log" };
+    CHECK_STATUS(log_set_file(&o), ERR_IO);
+    o.dir = "";
+    CHECK_STATUS(log_set_file(&o), ERR_IO);
 }
 
 TEST_MAIN(CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut),
           CASE(log_level_filters), CASE(log_level_from_environment),
           CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded),
+          CASE(log_file_is_rotated_when_it_is_full), CASE(log_file_is_opened_again_after_sighup),
           CASE(log_dir_that_cannot_be_made))

@@ -33,6 +33,8 @@ static void write_file(const char *path, struct str text)
     fclose(f);
 }
 
+static struct batch_runner_options options; /* of run_batch, beside its arguments */
+
 static struct run run_batch(struct rig *r, struct str input, uint32_t concurrency)
 {
     struct run u = { 0 };
@@ -49,6 +51,10 @@ static struct run run_batch(struct rig *r, struct str input, uint32_t concurrenc
         .input = in,
         .output = out,
         .concurrency = concurrency,
+        .raw = options.raw,
+        .max_tokens = options.max_tokens,
+        .temperature = options.temperature,
+        .ignore_model = options.ignore_model,
         .done = on_done,
         .arg = &u,
     };
@@ -99,6 +105,50 @@ TEST(answers_come_in_the_order_of_the_input)
     }
     buf_release(&in);
     buf_release(&u.out);
+    rig_close(&r);
+}
+
+TEST(prompts_one_per_line)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (int raw = 0; raw < 2; raw++) {
+        options = (struct batch_runner_options){ .raw = raw, .max_tokens = 7, .temperature = 0.5 };
+        struct run u = run_batch(&r, STR("What is \"x\"?\n\n  {\"custom_id\":\"a\"}  \r\nlast"), 1);
+        CHECK_OK(u.st);
+        CHECK_EQ_INT(u.n_ok, 3);
+        for (int i = 0; i < 3; i++) {
+            static const char *const ids[] = { "1", "3", "4" };
+            cJSON *e = line_at(&u, i);
+            CHECK_EQ_STR(string_at(e, "custom_id"), ids[i]);
+            CHECK_EQ_STR(string_at(e, "response.body.object"),
+                         raw ? "text_completion" : "chat.completion");
+            cJSON_Delete(e);
+        }
+        CHECK_EQ_INT(r.fake.last.sampling.max_tokens, 7);
+        CHECK_NEAR(r.fake.last.sampling.temperature, 0.5, 0);
+        buf_release(&u.out);
+    }
+    options = (struct batch_runner_options){ 0 };
+    rig_close(&r);
+}
+
+TEST(lines_that_name_another_model)
+{
+    static const char in[] = "{\"custom_id\":\"a\",\"url\":\"/v1/completions\",\"body\":{\"model\":"
+                             "\"gpt-9\",\"prompt\":\"x\"}}\n";
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (int ignore = 0; ignore < 2; ignore++) {
+        options.ignore_model = ignore;
+        struct run u = run_batch(&r, STR(in), 1);
+        CHECK_EQ_INT(u.n_ok, ignore);
+        CHECK_EQ_INT(u.n_failed, !ignore);
+        buf_release(&u.out);
+    }
+    options = (struct batch_runner_options){ 0 };
     rig_close(&r);
 }
 
@@ -285,5 +335,6 @@ TEST(stop_keeps_what_was_answered)
 }
 
 TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_stop_the_rest),
+          CASE(prompts_one_per_line), CASE(lines_that_name_another_model),
           CASE(full_server_is_asked_again), CASE(empty_input), CASE(files_that_cannot_be_used),
           CASE(pipes_and_links_are_written_in_place), CASE(stop_keeps_what_was_answered))

@@ -98,6 +98,21 @@ static const struct option table[] = {
         .commands = "bench other",
         .help = "For bench.",
     },
+    { .name = "ticket", .type = OPT_INT, .group = "Bench", .commands = "bench", .help = "One." },
+    {
+        .name = "tickets",
+        .type = OPT_LIST,
+        .group = "Bench",
+        .commands = "launch",
+        .help = "Several.",
+    },
+    {
+        .name = "node-ports",
+        .type = OPT_LIST,
+        .group = "Bench",
+        .commands = "launch",
+        .help = "One per node.",
+    },
     { .name = NULL },
 };
 
@@ -233,6 +248,56 @@ TEST(config_errors_say_what_would_be_right)
                 "--bench-only is not an option of \"serve\"; these take it: bench other");
 }
 
+TEST(config_words_that_an_editor_or_a_shell_has_spoilt)
+{
+    check_error("\xE2\x80\x93port~1",
+                "\"\xE2\x80\x93port\" begins with a long dash, which editors put for two hyphens; "
+                "write --port");
+    check_error(
+        "\xE2\x80\x94\xE2\x80\x94model=x",
+        "\"\xE2\x80\x94\xE2\x80\x94model=x\" begins with a long dash, which editors put for "
+        "two hyphens; write --model=x");
+    check_error("--port~1~ ",
+                "a word of blanks alone: most likely a blank stands behind a backslash at the end "
+                "of a line, so that the shell ended the command there");
+}
+
+TEST(config_numbers_with_a_suffix)
+{
+    static const struct {
+        const char *text;
+        int64_t value;
+    } rows[] = { { "32k", 32000 },  { "32K", 32768 },     { "1.5k", 1500 }, { "2m", 2000000 },
+                 { "1M", 1048576 }, { "3g", 3000000000 }, { "1G", 1 << 30 } };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct config *c = config_create(table, "serve");
+        CHECK_OK(config_set(c, "offset", rows[i].text, &err));
+        CHECK_EQ_INT(config_int(c, "offset"), rows[i].value);
+        config_free(c);
+    }
+    check_error("--offset=1.0001k", "--offset is \"1.0001k\", but must be a whole number");
+    check_error("--offset=k", "--offset is \"k\", but must be a whole number");
+    check_error("--offset=3t", "--offset is \"3t\", but must be a whole number");
+    check_error("--port=70k", "--port is \"70000\", but must be a whole number from 0 to 65535");
+}
+
+TEST(config_port_ranges_and_the_plural_of_an_option)
+{
+    struct config *c = config_create(table, "launch");
+    size_t n;
+    CHECK_OK(load(c, "--node-ports~9500-9503,9600"));
+    config_list(c, "node-ports", 0, &n);
+    CHECK_EQ_INT(n, 5);
+    CHECK_EQ_STR(config_list(c, "node-ports", 3, NULL), "9503");
+    CHECK_EQ_STR(config_list(c, "node-ports", 4, NULL), "9600");
+    CHECK_OK(load(c, "--node-ports~9-1,-1"));
+    CHECK_EQ_STR(config_list(c, "node-ports", 5, NULL),
+                 "9-1"); /* no range: its reader refuses it */
+    CHECK_STATUS(load(c, "--ticket~1"), ERR_CONFIG);
+    CHECK_EQ_STR(err.text, "--ticket is not an option of \"launch\"; did you mean --tickets?");
+    config_free(c);
+}
+
 TEST(config_refused_unless_neutral)
 {
     check_error("--lora", "--lora: adapters are not supported.");
@@ -313,7 +378,8 @@ TEST(config_set_checks_too)
 TEST(config_help_groups_options)
 {
     struct buf b = { 0 };
-    config_help(table, "serve", "usage: baton serve", false, &b);
+    struct config_help_options o = { .command = "serve", .intro = "usage: baton serve" };
+    config_help(table, &o, &b);
     const char *model = strstr(b.data, "\nModel\n"), *network = strstr(b.data, "\nNetwork\n");
     CHECK(model && network && model < network);
     CHECK(strstr(b.data, "  --model, -m, --model-path TEXT\n        The model to serve. "
@@ -323,9 +389,14 @@ TEST(config_help_groups_options)
     CHECK(strstr(b.data, "--splitwise-role mixed|prefill|decode\n"));
     CHECK(!strstr(b.data, "--lora") && !strstr(b.data, "--bench-only"));
     buf_clear(&b);
-    config_help(table, "bench", NULL, true, &b);
+    o = (struct config_help_options){ .command = "bench", .all = true };
+    config_help(table, &o, &b);
     CHECK(strstr(b.data, "--bench-only N\n"));
     CHECK(strstr(b.data, "Adapters. Refused: adapters are not supported.\n"));
+    buf_clear(&b);
+    o = (struct config_help_options){ .command = "serve", .all = true, .word = "ADAPTER" };
+    config_help(table, &o, &b);
+    CHECK(strstr(b.data, "--lora") && !strstr(b.data, "--port") && strstr(b.data, "\nModel\n"));
     buf_release(&b);
 }
 
@@ -346,7 +417,9 @@ TEST(config_markdown_has_one_table_per_group)
 
 TEST_MAIN(CASE(config_defaults), CASE(config_args_in_every_form),
           CASE(config_lists_by_comma_repetition_and_words), CASE(config_positional_words),
-          CASE(config_errors_say_what_would_be_right), CASE(config_refused_unless_neutral),
-          CASE(config_environment_and_precedence), CASE(config_notes_say_what_was_accepted),
-          CASE(config_set_checks_too), CASE(config_help_groups_options),
-          CASE(config_markdown_has_one_table_per_group))
+          CASE(config_errors_say_what_would_be_right),
+          CASE(config_words_that_an_editor_or_a_shell_has_spoilt),
+          CASE(config_numbers_with_a_suffix), CASE(config_port_ranges_and_the_plural_of_an_option),
+          CASE(config_refused_unless_neutral), CASE(config_environment_and_precedence),
+          CASE(config_notes_say_what_was_accepted), CASE(config_set_checks_too),
+          CASE(config_help_groups_options), CASE(config_markdown_has_one_table_per_group))

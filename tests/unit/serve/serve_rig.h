@@ -72,8 +72,9 @@ static inline void rig_admin(void *arg, struct http_exchange *x)
     serve_http_admin(((struct rig *)arg)->serve, x);
 }
 
-static inline void rig_describe(void *arg, struct buf *out)
+static inline void rig_describe(void *arg, bool cluster, struct buf *out)
 {
+    (void)cluster;
     (void)arg;
     buf_add_c(out, "\"role\":\"mixed\"");
 }

@@ -36,7 +36,9 @@ static void check_refusals(const struct refusal *rows, size_t n)
 TEST(numbers_out_of_range_are_refused_with_their_range)
 {
     static const struct refusal rows[] = {
-        { CHAT, "\"temperature\":-0.1", "temperature", "from 0 to 100" },
+        { CHAT, "\"temperature\":-0.1", "temperature", "from 0 to 2" },
+        { CHAT, "\"temperature\":2.1", "temperature", "from 0 to 2" },
+        { COMPLETIONS, "\"temperature\":1e9", "temperature", "from 0 to 2" },
         { CHAT, "\"temperature\":1e400", "temperature", NULL },
         { CHAT, "\"temperature\":\"1\"", "temperature", "number" },
         { CHAT, "\"top_p\":1.1", "top_p", "from 0 to 1" },
@@ -235,6 +237,23 @@ TEST(context_overflow_says_the_numbers)
     CHECK_EQ_STR(string_at(a.json, "error.code"), "context_length_exceeded");
     answer_free(&a);
     buf_release(&body);
+    /* Ids are not read to their end either. */
+    buf_clear(&body);
+    buf_add_c(&body, "{\"prompt\":[5");
+    for (int i = 1; i < 1025; i++) buf_add_c(&body, ",5");
+    buf_add_c(&body, " this is never read");
+    a = rig_submit(&r, COMPLETIONS, body.data);
+    CHECK_EQ_INT(a.status, 400);
+    CHECK_EQ_STR(string_at(a.json, "error.param"), "prompt");
+    CHECK(strstr(string_at(a.json, "error.message"), "you requested more than 1024 tokens"));
+    answer_free(&a);
+    /* Unless only their end is wanted. */
+    body.len -= strlen(" this is never read");
+    buf_add_c(&body, ",6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":1}");
+    a = rig_submit(&r, COMPLETIONS, body.data);
+    CHECK_EQ_INT(a.status, 200);
+    CHECK_EQ_INT(r.fake.last.n_tokens, 2);
+    answer_free(&a);
     /* A default of max_tokens is cut to what fits. */
     a = rig_submit(&r, COMPLETIONS,
                    "{\"prompt\":[5,6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":3}");
@@ -282,6 +301,60 @@ TEST(values_reach_the_backend)
     CHECK(r.fake.last.cache_salt != 0);
     CHECK_EQ_INT(p->n_logprobs, -1);
     CHECK_EQ_STR(r.fake.last_name, "t-1");
+    answer_free(&a);
+    rig_close(&r);
+}
+
+TEST(members_of_fastdeploys_older_protocol)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    struct answer a = rig_submit(&r, CHAT, "{" MESSAGES ",\"max_dec_len\":3}");
+    CHECK_EQ_INT(a.status, 200);
+    CHECK_EQ_INT(r.fake.last.sampling.max_tokens, 3);
+    answer_free(&a);
+    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"max_dec_len\":0}");
+    CHECK_EQ_INT(a.status, 400);
+    CHECK_EQ_STR(string_at(a.json, "error.param"), "max_dec_len");
+    answer_free(&a);
+    a = rig_submit(&r, CHAT, "{\"text\":\"Hi\",\"max_dec_len\":3}");
+    CHECK_EQ_INT(a.status, 400);
+    CHECK(strstr(string_at(a.json, "error.message"), "send it as messages"));
+    answer_free(&a);
+    rig_close(&r);
+}
+
+TEST(bodies_with_very_many_values_are_refused)
+{
+    struct rig r;
+    struct buf body = { 0 };
+    rig_open(&r);
+    rig_start(&r);
+    buf_add_c(&body, "{" MESSAGES ",\"x\":[1");
+    for (int i = 1; i < 300000; i++) buf_add_c(&body, ",1");
+    buf_add_c(&body, "]}");
+    struct answer a = rig_submit(&r, CHAT, body.data);
+    CHECK_EQ_INT(a.status, 400);
+    CHECK(strstr(string_at(a.json, "error.message"), "more than 262144 JSON values"));
+    answer_free(&a);
+    buf_release(&body);
+    rig_close(&r);
+}
+
+TEST(temperature_above_2_is_taken_when_the_node_allows_it)
+{
+    struct rig r;
+    rig_open(&r);
+    r.o.any_temperature = true;
+    rig_start(&r);
+    struct answer a = rig_submit(&r, CHAT, "{" MESSAGES ",\"temperature\":99}");
+    CHECK_EQ_INT(a.status, 200);
+    CHECK_NEAR(r.fake.last.sampling.temperature, 99, 0);
+    answer_free(&a);
+    a = rig_submit(&r, CHAT, "{" MESSAGES ",\"temperature\":101}");
+    CHECK_EQ_INT(a.status, 400);
+    CHECK(strstr(string_at(a.json, "error.message"), "from 0 to 100"));
     answer_free(&a);
     rig_close(&r);
 }
@@ -354,5 +427,8 @@ TEST_MAIN(CASE(numbers_out_of_range_are_refused_with_their_range),
           CASE(members_of_the_wrong_kind_are_refused),
           CASE(what_would_change_the_answer_and_is_not_there_is_refused_by_name),
           CASE(bodies_that_are_no_requests), CASE(context_overflow_says_the_numbers),
-          CASE(values_reach_the_backend), CASE(defaults_come_from_the_model_or_openai),
-          CASE(seeds_of_several_answers), CASE(options_are_checked))
+          CASE(values_reach_the_backend), CASE(members_of_fastdeploys_older_protocol),
+          CASE(bodies_with_very_many_values_are_refused),
+          CASE(temperature_above_2_is_taken_when_the_node_allows_it),
+          CASE(defaults_come_from_the_model_or_openai), CASE(seeds_of_several_answers),
+          CASE(options_are_checked))

@@ -55,15 +55,17 @@ TEST(paths_and_aliases)
     expect(&r, "POST", "/v1/chat/completions/chat/completions", NULL, "{" MESSAGES "}", 200);
     expect(&r, "POST", "/v1/completions/", NULL, "{\"prompt\":\"x\"}", 200);
     expect(&r, "GET", "/nothing", NULL, NULL, 404);
+    expect(&r, "POST", "/", NULL, "{}", 405);
     expect(&r, "GET", "/v1/completions", NULL, NULL, 405);
     expect(&r, "DELETE", "/v1/models", NULL, NULL, 405);
     expect(&r, "POST", "/v1/models", NULL, "{}", 405);
     struct answer a = rig_request(&r, "PUT", "/ping", NULL, NULL);
     CHECK(answer_has_header(&a, "allow: GET, HEAD, POST\r\n"));
     answer_free(&a);
-    static const char *const fine[] = { "/health", "/ready",  "/readyz",         "/ping",
-                                        "/live",   "/livez",  "/v2/health/live", "/v2/health/ready",
-                                        "/load",   "/version" };
+    static const char *const fine[] = {
+        "/health",         "/ready",           "/readyz", "/ping",    "/live", "/livez",
+        "/v2/health/live", "/v2/health/ready", "/load",   "/version", "/"
+    };
     for (size_t i = 0; i < COUNT_OF(fine); i++) expect(&r, "GET", fine[i], NULL, NULL, 200);
     r.fake.not_ready = true;
     a = rig_request(&r, "GET", "/health", NULL, NULL);

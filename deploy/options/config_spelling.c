@@ -1,0 +1,59 @@
+/* config_spelling.c - see config_spelling.h. Thread: main. */
+#include "deploy/options/config_spelling.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/mem.h"
+
+bool spelling_number(const char *text, char out[SPELLING_NUMBER_MAX])
+{
+    static const struct {
+        char suffix;
+        double factor;
+    } SUFFIXES[] = { { 'k', 1e3 },    { 'm', 1e6 },    { 'g', 1e9 },
+                     { 'K', 0x1p10 }, { 'M', 0x1p20 }, { 'G', 0x1p30 } };
+    size_t n = strlen(text);
+    double v;
+    if (n < 2 || text[0] < '0' || text[0] > '9' ||
+        str_to_f64((struct str){ text, n - 1 }, &v) != OK)
+        return false;
+    for (size_t i = 0; i < COUNT_OF(SUFFIXES); i++) {
+        if (text[n - 1] != SUFFIXES[i].suffix) continue;
+        v *= SUFFIXES[i].factor;
+        if (v != floor(v) || v > 0x1p53) return false;
+        snprintf(out, SPELLING_NUMBER_MAX, "%.0f", v);
+        return true;
+    }
+    return false;
+}
+
+bool spelling_port_range(struct str text, int64_t *first, int64_t *last)
+{
+    size_t dash = str_find_char(text, '-');
+    return dash != SIZE_MAX && dash > 0 && str_to_i64(str_sub(text, 0, dash), first) == OK &&
+           str_to_i64(str_sub(text, dash + 1, SIZE_MAX), last) == OK && *first >= 1 &&
+           *last <= UINT16_MAX && *first <= *last;
+}
+
+enum status spelling_check_word(const char *word, struct err *err)
+{
+    static const char *const DASHES[] = { "\xE2\x80\x93", "\xE2\x80\x94", "\xE2\x88\x92" };
+    if (word[0] && word[strspn(word, " \t")] == 0)
+        return err_set(err, ERR_CONFIG,
+                       "a word of blanks alone: most likely a blank stands behind a backslash at "
+                       "the end of a line, so that the shell ended the command there");
+    for (size_t i = 0; i < COUNT_OF(DASHES); i++) {
+        const char *rest = word;
+        while (str_starts(str_of(rest), DASHES[i])) rest += strlen(DASHES[i]);
+        if (rest == word) continue;
+        rest += strspn(rest, "-");
+        return err_set(err, ERR_CONFIG,
+                       "\"%.80s\" begins with a long dash, which editors put for two hyphens; "
+                       "write --%.80s",
+                       word, rest);
+    }
+    return OK;
+}

@@ -1,0 +1,20 @@
+/* config_spelling.h - how people write values and mistype flags, for config.c only. Thread: main.
+ * */
+#ifndef BATON_DEPLOY_OPTIONS_CONFIG_SPELLING_H
+#define BATON_DEPLOY_OPTIONS_CONFIG_SPELLING_H
+
+#include "deploy/options/config.h"
+#include "shared/base/str.h"
+
+enum { SPELLING_NUMBER_MAX = 24 };
+
+/* "32k" is 32000 and "32K" 32768, as vLLM reads them; m, M, g, G alike, also "1.5k". False: the
+ * text is no such number. */
+bool spelling_number(const char *text, char out[SPELLING_NUMBER_MAX]);
+/* "9500-9507"; false: the text is no range of ports. */
+bool spelling_port_range(struct str text, int64_t *first, int64_t *last);
+/* ERR_CONFIG for a word that a text editor or a shell has spoilt: a long dash instead of two
+ * hyphens, blanks alone. */
+enum status spelling_check_word(const char *word, struct err *err) MUST_CHECK;
+
+#endif
