@@ -63,9 +63,9 @@ static uint64_t affinity(const struct node_record *n, const struct place_request
     return hash_64(&n->node, sizeof n->node, r->first_block.lo ^ r->first_block.hi);
 }
 
-/* Can the prefill node's KV go into the decode node's pool? The rule of kv_dtype_keeps
- * (shared/kv/kv_layout.h), which every type fits into f32; a node that says nothing is tried. */
-static bool can_exchange(const struct node_record *prefill, const struct node_record *decode)
+/* The rule is that of kv_dtype_keeps (shared/kv/kv_layout.h): every type fits into f32. A node that
+ * says nothing is tried. */
+bool place_can_exchange(const struct node_record *prefill, const struct node_record *decode)
 {
     return !prefill->kv_type[0] || !decode->kv_type[0] || prefill->kv_lossy || decode->kv_lossy ||
            strcmp(decode->kv_type, "f32") == 0 || strcmp(prefill->kv_type, decode->kv_type) == 0;
@@ -95,7 +95,7 @@ static bool some_take(const struct candidates *decode, const struct node_record 
     bool some = decode->n_types > TYPES_MAX;
     *all = !some;
     for (size_t i = 0; i < decode->n_types && i < TYPES_MAX; i++) {
-        bool takes = can_exchange(prefill, decode->type[i]);
+        bool takes = place_can_exchange(prefill, decode->type[i]);
         some |= takes;
         *all &= takes;
     }
@@ -117,7 +117,7 @@ static bool qualifies(const struct node_record *n, const struct place_request *r
     if (!is_candidate(n, r, s->role)) return false;
     if (s->role == ROLE_PREFILL) return some_take(s->decode, n, &all);
     return decode_fits(n, r) && (!s->need_capacity || decode_has_capacity(n, r)) &&
-           (!s->prefill || s->prefill == n || can_exchange(s->prefill, n));
+           (!s->prefill || s->prefill == n || place_can_exchange(s->prefill, n));
 }
 
 /* Takes a reservoir sample of the nodes that qualify, plus the one that the hash prefers. */

@@ -36,6 +36,8 @@ struct place_result {
     uint32_t blocks; /* KV blocks of the prompt on the decode node */
 };
 
+/* Can the prefill node's KV go into the decode node's pool? */
+bool place_can_exchange(const struct node_record *prefill, const struct node_record *decode);
 /* ERR_UNAVAILABLE: no node could ever serve the request; ERR_BUSY: all that could are full. */
 enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r,
                          struct place_result *out) MUST_CHECK;

@@ -3,13 +3,40 @@
 
 #include <stdio.h>
 
+#include "scheduler/place.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 enum {
     SNAPSHOT_MS = 1000,    /* between snapshots while nothing asks for one sooner */
     SNAPSHOT_SOON_MS = 100 /* shortest time between snapshots */
 };
+
+/* Logs once when there are prefill and decode nodes that are never paired. Compares all with the
+ * first of the other role, which shows any difference. */
+static void note_kv_types(struct view *v)
+{
+    const struct node_record *first[2] = { NULL, NULL }, *p = NULL, *d = NULL;
+    for (size_t i = 0; i < v->n_nodes; i++) {
+        const struct node_record *n = &v->nodes[i];
+        if (n->role == ROLE_MIXED || (v->model && n->model != v->model)) continue;
+        bool decodes = n->role == ROLE_DECODE;
+        if (!first[decodes]) first[decodes] = n;
+        if (!first[!decodes]) continue;
+        const struct node_record *prefill = decodes ? first[0] : n,
+                                 *decode = decodes ? n : first[1];
+        if (!place_can_exchange(prefill, decode)) p = prefill, d = decode;
+    }
+    if (p && !v->kv_differs)
+        log_warn(
+            "nodes are not paired",
+            "prefill=%s decode=%s why=\"KV element types differ: %s at the sender does not fit "
+            "into %s at the receiver without loss; give both the same --kv-cache-dtype, or "
+            "allow answers to differ with BATON_KV_LOSSY=1 on either node\"",
+            p->name, d->name, p->kv_type, d->kv_type);
+    v->kv_differs = p != NULL;
+}
 
 static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
 {
@@ -24,6 +51,7 @@ static void on_snapshot(void *arg, enum status st, const struct directory_snapsh
     for (size_t i = 0; i < v->n_nodes; i++)
         if (v->nodes[i].cluster_port)
             cluster_learn(v->cluster, v->nodes[i].node, v->nodes[i].host, v->nodes[i].cluster_port);
+    note_kv_types(v);
     v->events.on_snapshot(v->events.arg);
 }
 

@@ -34,6 +34,7 @@ struct view {
         uint64_t node, until_ms;
     } suspects[SUSPECTS_MAX]; /* not chosen until the directory had time to notice */
     size_t n_suspects;
+    bool kv_differs; /* some nodes cannot exchange KV, which was logged */
 };
 
 /* Asks for the first snapshot. */
