@@ -36,7 +36,7 @@ def test_port_in_use():
         s.bind(('127.0.0.1', 0))
         s.listen()
         port = s.getsockname()[1]
-        refused([*RDMA, '--rdma-comm-ports', str(port)], {}, f'port {port}', 'in use')
+        refused([*RDMA, '--rdma-comm-ports', str(port)], {}, f':{port}', 'in use by process')
 
 
 def test_locked_memory():
