@@ -254,6 +254,7 @@ TEST(context_overflow_says_the_numbers)
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_INT(r.fake.last.n_tokens, 2);
     answer_free(&a);
+    buf_release(&body);
     /* A default of max_tokens is cut to what fits. */
     a = rig_submit(&r, COMPLETIONS,
                    "{\"prompt\":[5,6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":3}");
